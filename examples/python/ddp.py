@@ -1,4 +1,5 @@
-"""DistributedDataParallel with Muon in two processes, and the check that both replicas stay the same.
+"""DistributedDataParallel with Muon in two processes, the check that both replicas stay the same, and a checkpoint that
+the first process writes.
 
     python ddp.py                                               # starts two processes itself; some seconds
     torchrun --nproc-per-node 2 ddp.py                          # the same under torchrun
@@ -11,6 +12,7 @@ gathered: bitwise-identical on every process, and to what one process would have
 import gc
 import os
 import socket
+import tempfile
 
 import torch
 from torch import distributed, nn
@@ -41,7 +43,7 @@ def difference(model: nn.Module) -> float:
     return most.item()
 
 
-def train(rank: int, device: torch.device) -> float:
+def make(rank: int, device: torch.device) -> tuple[DistributedDataParallel, Muon]:
     torch.manual_seed(rank)  # DDP sends the first process's weights to all
     net = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1))
     model = DistributedDataParallel(net.to(device))
@@ -52,7 +54,11 @@ def train(rank: int, device: torch.device) -> float:
         weight_decay=0.0,
         process_group=model.process_group,
     )
-    for step in range(STEPS):
+    return model, optimizer
+
+
+def train(model: DistributedDataParallel, optimizer: Muon, steps: range, rank: int, device: torch.device) -> None:
+    for step in steps:
         x, y = part_of_batch(step, rank, device)
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)
@@ -60,7 +66,24 @@ def train(rank: int, device: torch.device) -> float:
         optimizer.step()
         if rank == 0 and step % 10 == 9:
             print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
-    return difference(model)
+
+
+def resumes(model: DistributedDataParallel, optimizer: Muon, rank: int, device: torch.device) -> bool:
+    """The state that the processes have divided comes together on the first one, which saves it for any number of
+    them; whether a model that goes on from there is the same."""
+    file = [tempfile.mkstemp(suffix=".pt")[1] if rank == 0 else None]
+    distributed.broadcast_object_list(file)
+    optimizer.consolidate_state_dict(to=0)
+    if rank == 0:
+        torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}, file[0])
+    distributed.barrier()
+    saved = torch.load(file[0], map_location=device)
+    other, resumed = make(rank, device)
+    other.module.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["optimizer"])
+    for pair in ((model, optimizer), (other, resumed)):
+        train(*pair, range(STEPS, STEPS + 2), rank, device)
+    return all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 def main() -> None:
@@ -69,12 +92,17 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    apart = train(rank, device)
+    model, optimizer = make(rank, device)
+    train(model, optimizer, range(STEPS), rank, device)
+    apart = difference(model)
+    same = resumes(model, optimizer, rank, device)
+    del model, optimizer
     gc.collect()  # gloo's threads must not be left with anything of Python's when the interpreter ends
     distributed.destroy_process_group()
     if rank == 0:
         print(f"largest difference between replicas after {STEPS} steps: {apart}")
-    if apart != 0:
+        print(f"resumed {'bitwise identical' if same else 'with a difference'}")
+    if apart != 0 or not same:
         raise SystemExit("the replicas are not the same")
 
 

@@ -15,6 +15,11 @@ int py_kfac_enter(py_kfac *self)
     return py_runner_enter(&self->on, "Kfac", self->kfac != NULL);
 }
 
+int py_kfac_fail(py_kfac *self, tch_status status)
+{
+    return py_comm_raise(&self->group) ? -1 : py_chunks_fail(&self->memory, status);
+}
+
 /* --- what a step calls ------------------------------------------------------------------------------------------- */
 
 static int observe_arrays(py_kfac *self, int32_t layer, double scale, const py_operand *operands, PyObject *given)
@@ -68,6 +73,11 @@ static PyObject *refresh(PY_ARGUMENTS)
     Py_BEGIN_ALLOW_THREADS;
     status = tch_kfac_refresh(self->kfac);
     Py_END_ALLOW_THREADS;
+    if (status != TCH_OK && self->group.comm != NULL) {
+        py_kfac_fail(self, status);
+        py_runner_leave(&self->on);
+        return NULL;
+    }
     return py_runner_done(&self->on, status);
 }
 
@@ -87,7 +97,7 @@ static int precondition_arrays(py_kfac *self, double lr, PyObject *given)
         Py_END_ALLOW_THREADS;
     }
     if (status != TCH_OK) {
-        failed = py_chunks_fail(&self->memory, status) < 0;
+        failed = py_kfac_fail(self, status) < 0;
     }
     py_arrays_release(self->arrays, self->tensors, total);
     return failed ? -1 : 0;
@@ -166,8 +176,8 @@ static int make_library(py_kfac *self, const tch_kfac_config *config, const py_k
     tch_status status = tch_context_create(py_device_text(self->on.device, text, sizeof text), &self->on.context);
     if (status == TCH_OK) {
         Py_BEGIN_ALLOW_THREADS;
-        status = tch_kfac_create_with(self->on.context, config, layers->count, layers->entries, own ? &memory : NULL,
-                                      &self->kfac);
+        status = tch_kfac_create_shared(self->on.context, config, self->group.comm, layers->count, layers->entries,
+                                        own ? &memory : NULL, &self->kfac);
         Py_END_ALLOW_THREADS;
     }
     return status == TCH_OK ? 0 : py_chunks_fail(&self->memory, status);
@@ -175,13 +185,14 @@ static int make_library(py_kfac *self, const tch_kfac_config *config, const py_k
 
 static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"device", "config", "layers", "allocate", NULL};
+    static char *names[] = {"device", "config", "layers", "allocate", "group", NULL};
     py_kfac *self = (py_kfac *)object;
     PyObject *device, *options, *list;
     PyObject *memory = Py_None;
+    PyObject *group = Py_None;
     tch_kfac_config config;
     py_kfac_layers layers;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO|O:Kfac", names, &device, &options, &list, &memory)) {
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO|OO:Kfac", names, &device, &options, &list, &memory, &group)) {
         return -1;
     }
     if (self->memory.allocate != NULL || (memory != Py_None && !PyCallable_Check(memory))) {
@@ -195,15 +206,18 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
     }
     self->memory.allocate = Py_NewRef(memory);
     self->on.process = (long)getpid();
-    int failed = make_room(self, &layers) < 0 || make_library(self, &config, &layers) < 0;
+    int failed = (group != Py_None && py_comm_open(group, &self->group) < 0) || make_room(self, &layers) < 0 ||
+                 make_library(self, &config, &layers) < 0;
     py_kfac_layers_release(&layers);
     return failed ? -1 : 0;
 }
 
 static int traverse(PyObject *object, visitproc visit, void *arg)
 {
+    py_kfac *self = (py_kfac *)object;
     Py_VISIT(Py_TYPE(object));
-    return py_chunks_traverse(&((py_kfac *)object)->memory, visit, arg);
+    int stop = py_comm_traverse(&self->group, visit, arg);
+    return stop != 0 ? stop : py_chunks_traverse(&self->memory, visit, arg);
 }
 
 /* The library first: it waits for the device and then gives the state's memory back. */
@@ -219,6 +233,7 @@ static int clear(PyObject *object)
     }
     self->kfac = NULL;
     self->on.context = NULL;
+    py_comm_clear(&self->group);
     py_chunks_clear(&self->memory);
     return 0;
 }

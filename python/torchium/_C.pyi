@@ -335,8 +335,8 @@ def kfac_forecast(config: dict[str, Any], layers: list[tuple[Layer, int, int, bo
 
 class Kfac:
     """One tch_kfac: the layers of a model on one device, as (layer, inputs, outputs, bias, name). A `config` has the
-    fields of tch_kfac_config by name, enumerations as their words; missing ones have the defaults. `allocate` as for
-    Optimizer."""
+    fields of tch_kfac_config by name, enumerations as their words; missing ones have the defaults. `allocate` and
+    `group` as for Optimizer."""
 
     def __init__(
         self,
@@ -344,6 +344,7 @@ class Kfac:
         config: dict[str, Any],
         layers: list[tuple[Layer, int, int, bool, str]],
         allocate: Callable[[int], tuple[Any, int]] | None = None,
+        group: tuple[str, int, int, Callable[[str, int, int, Any, int], None]] | None = None,
     ) -> None: ...
     def observe(
         self,

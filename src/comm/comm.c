@@ -120,7 +120,7 @@ static tch_status begin(tch_comm *comm, const char *operation, int64_t bytes)
     return TCH_OK;
 }
 
-static void *stream_of(tch_context *context)
+void *tchi_comm_stream(tch_context *context)
 {
     return context->backend->host_memory ? NULL : context->backend->device->get_stream(context->state);
 }
@@ -155,7 +155,7 @@ tch_status tchi_comm_all_to_all(tch_comm *comm, const void *send, void *receive,
 tch_status tchi_comm_reduce_max(tch_comm *comm, tch_context *context, int32_t *values, int32_t count)
 {
     TCHI_TRY(begin(comm, "reduce_max", (int64_t)sizeof *values * count));
-    return report(comm, "reduce_max", comm->ops.reduce_max(comm->user, values, count, stream_of(context)));
+    return report(comm, "reduce_max", comm->ops.reduce_max(comm->user, values, count, tchi_comm_stream(context)));
 }
 
 /* By way of the device, where collectives work on its memory. */

@@ -7,7 +7,8 @@
 
 #include "core/context.h"
 
-/* `stream` is NULL on the CPU; reductions are queued on the context's own. */
+/* The context's own stream, NULL on the CPU. Reductions are queued there, the others on the one that is given. */
+void *tchi_comm_stream(tch_context *context);
 tch_status tchi_comm_all_gather(tch_comm *comm, const void *send, void *receive, int64_t bytes, void *stream);
 tch_status tchi_comm_all_to_all(tch_comm *comm, const void *send, void *receive, const tch_comm_counts *counts,
                                 void *stream);

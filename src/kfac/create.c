@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/list.h"
 #include "core/status.h"
+#include "linalg/batch.h"
 
 #include "kfac.h"
 
@@ -107,10 +108,12 @@ static tch_status fill_state(tch_kfac *k)
     for (int32_t i = 0; i < k->factor_batch_count; i++) {
         const tchi_kfac_factor_batch *f = &k->factor_batches[i];
         tch_matrices factors = tchi_kfac_factors(k, f, 0, f->count);
-        tch_matrices results = tchi_kfac_results(k, f, 0, f->count);
         TCHI_TRY(t->matrix->combine(k->context->state, start, 0.0, NULL, 0.0, NULL, &factors));
-        TCHI_TRY(t->matrix->combine(k->context->state, 1.0, 0.0, NULL, 0.0, NULL, &results));
-        TCHI_TRY(fill_with(k, f->values, f->count * f->n, 1.0));
+        if (f->held > 0) {
+            tch_matrices results = tchi_matrices_new(f->results, k->type, f->held, f->n, f->n);
+            TCHI_TRY(t->matrix->combine(k->context->state, 1.0, 0.0, NULL, 0.0, NULL, &results));
+            TCHI_TRY(fill_with(k, f->values, f->held * f->n, 1.0));
+        }
     }
     for (int32_t i = 0; i < k->class_count; i++) {
         const tchi_kfac_class *c = &k->block_batches[i];
@@ -135,8 +138,8 @@ static tch_kfac empty_kfac(tch_context *context, const tch_kfac_config *config, 
         .context = context, .config = *config, .type = tchi_scalar_of(config->factor_dtype), .count = count};
 }
 
-tch_status tch_kfac_create_with(tch_context *context, const tch_kfac_config *config, int32_t count,
-                                const tch_kfac_layer *layers, const tch_state_allocator *allocator, tch_kfac **kfac)
+tch_status tch_kfac_create_shared(tch_context *context, const tch_kfac_config *config, tch_comm *comm, int32_t count,
+                                  const tch_kfac_layer *layers, const tch_state_allocator *allocator, tch_kfac **kfac)
 {
     TCHI_ENTER_FOR(context, "tch_kfac_create", sample);
     TCHI_TRY(tchi_check_chapter(context, "tch_kfac_create", context->backend->update, "update"));
@@ -149,6 +152,7 @@ tch_status tch_kfac_create_with(tch_context *context, const tch_kfac_config *con
     tch_kfac *k;
     TCHI_TRY(tchi_host_take(sizeof *k, "KFAC", &k));
     *k = empty_kfac(context, config, count);
+    k->comm = tch_comm_size(comm) > 1 ? comm : NULL;
     if (allocator != NULL) {
         k->allocator = *allocator;
     }
@@ -159,6 +163,12 @@ tch_status tch_kfac_create_with(tch_context *context, const tch_kfac_config *con
     }
     *kfac = k;
     return TCH_OK;
+}
+
+tch_status tch_kfac_create_with(tch_context *context, const tch_kfac_config *config, int32_t count,
+                                const tch_kfac_layer *layers, const tch_state_allocator *allocator, tch_kfac **kfac)
+{
+    return tch_kfac_create_shared(context, config, NULL, count, layers, allocator, kfac);
 }
 
 tch_status tch_kfac_create(tch_context *context, const tch_kfac_config *config, int32_t count,

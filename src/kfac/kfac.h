@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 
+#include <torchium/comm.h>
 #include <torchium/kfac.h>
 
 #include "core/context.h"
@@ -35,7 +36,8 @@ typedef struct tchi_kfac_layer {
     int64_t groups;
     int32_t bias;
     int32_t block_batch;
-    int64_t unit; /* the first of its units in the block batch */
+    int64_t unit;  /* the first of its units in the block batch */
+    int32_t owner; /* in the group: the rank that refreshes it */
 } tchi_kfac_layer;
 
 typedef struct tchi_kfac_class {
@@ -50,9 +52,12 @@ typedef struct tchi_kfac_class {
 
 typedef struct tchi_kfac_factor_batch {
     int64_t n, count;
-    char *factors, *results; /* count matrices each; results are inverses or bases */
-    char *values;            /* count by n; NULL for inverses */
+    char *factors, *results; /* results are inverses or bases: of layers that this process holds them of */
+    int64_t held;            /* results; all of them without a group */
+    char *values;            /* held by n; NULL for inverses */
     int32_t *owner;          /* on the host: the layer of each factor */
+    int64_t *slot;           /* on the host: where its result is; factors that follow each other and are held have
+                                results that do */
     int32_t *flags;          /* on the device: what became of the latest refresh of each */
     double *residuals;       /* its certificate; stays 0 for bases */
     double *traces, *shifts; /* inverses: what factored damping is made from, and what it adds */
@@ -83,6 +88,7 @@ typedef struct tchi_kfac_chunk {
 
 struct tch_kfac {
     tch_context *context;
+    tch_comm *comm; /* the group that shares it, or NULL */
     tch_kfac_config config;
     tch_state_allocator allocator; /* allocate is NULL for the pool */
     tch_scalar type;               /* of the factors and all that is made of them */
@@ -95,6 +101,7 @@ struct tch_kfac {
     tchi_kfac_factor_batch *factor_batches;
     int32_t factor_batch_count;
     int32_t *owners; /* of all factor batches */
+    int64_t *slots;
     int64_t owner_count;
     tchi_kfac_state *states;
     int32_t state_count;
@@ -126,6 +133,20 @@ void tchi_kfac_place(tch_kfac *kfac, tchi_arena *state, tchi_arena *beside);
 /* Fills the list of named tensors. */
 void tchi_kfac_name_states(tch_kfac *kfac);
 
+/* --- shared.c */
+/* The owner of every layer, by what its refresh costs: the same on every rank. */
+tch_status tchi_kfac_choose_owners(tch_kfac *kfac);
+/* Whether this process refreshes a layer, and whether it has what a refresh makes; always, without a group. */
+bool tchi_kfac_is_mine(const tch_kfac *kfac, int32_t layer);
+bool tchi_kfac_is_held(const tch_kfac *kfac, int32_t layer);
+
+/* What owners give to the others: preconditioned gradients that are kept in scratch, or bases and their eigenvalues. */
+typedef enum tchi_kfac_traffic { TCHI_GRADIENTS, TCHI_BASES } tchi_kfac_traffic;
+/* The most that a rank sends. */
+int64_t tchi_kfac_traffic_bytes(const tch_kfac *kfac, tchi_kfac_traffic what);
+/* With scratch of that size, and as much from every rank. */
+tch_status tchi_kfac_exchange(const tch_kfac *kfac, tchi_kfac_traffic what, char *send, char *receive);
+
 /* --- access.c */
 /* Not NULL, and not failed. */
 tch_status tchi_kfac_usable(const tch_kfac *kfac, const char *function);
@@ -140,7 +161,8 @@ static inline int64_t *tchi_kfac_counts(const tch_kfac *kfac, int32_t layer)
     return kfac->counts + (int64_t)layer * TCH_KFAC_COUNTS;
 }
 
-/* Matrices of a factor batch, `count` from `first` on: factors, or what the refresh made of them. */
+/* Matrices of a factor batch, `count` from `first` on: factors, or what the refresh made of those, which must be
+ * held. */
 tch_matrices tchi_kfac_factors(const tch_kfac *kfac, const tchi_kfac_factor_batch *factor_batch, int64_t first,
                                int64_t count);
 tch_matrices tchi_kfac_results(const tch_kfac *kfac, const tchi_kfac_factor_batch *factor_batch, int64_t first,

@@ -147,9 +147,10 @@ static void make_factor_batches(tch_kfac *k)
 
 static void note_owners(tch_kfac *k)
 {
-    int32_t *at = k->owners;
+    int64_t at = 0;
     for (int32_t f = 0; f < k->factor_batch_count; f++) {
-        k->factor_batches[f].owner = at;
+        k->factor_batches[f].owner = k->owners + at;
+        k->factor_batches[f].slot = k->slots + at;
         at += k->factor_batches[f].count;
     }
     for (int32_t i = 0; i < k->count; i++) {
@@ -162,6 +163,14 @@ static void note_owners(tch_kfac *k)
                 owner[g] = i;
             }
         }
+    }
+}
+
+static void note_slots(tchi_kfac_factor_batch *f, const tch_kfac *k)
+{
+    for (int64_t i = 0; i < f->count; i++) {
+        f->slot[i] = f->held;
+        f->held += tchi_kfac_is_held(k, f->owner[i]);
     }
 }
 
@@ -178,13 +187,20 @@ tch_status tchi_kfac_plan(tch_kfac *k, const tch_kfac_layer *layers)
     for (int32_t i = 0; i < k->count; i++) {
         TCHI_TRY(add_layer(k, i, &layers[i]));
     }
+    if (k->comm != NULL) {
+        TCHI_TRY(tchi_kfac_choose_owners(k));
+    }
     make_classes(k);
     make_factor_batches(k);
     for (int32_t f = 0; f < k->factor_batch_count; f++) {
         k->owner_count += k->factor_batches[f].count;
     }
     TCHI_TRY(tchi_host_take((size_t)k->owner_count * sizeof *k->owners, "KFAC's factor batches", &k->owners));
+    TCHI_TRY(tchi_host_take((size_t)k->owner_count * sizeof *k->slots, "KFAC's factor batches", &k->slots));
     note_owners(k);
+    for (int32_t f = 0; f < k->factor_batch_count; f++) {
+        note_slots(&k->factor_batches[f], k);
+    }
     return TCH_OK;
 }
 
@@ -198,6 +214,7 @@ void tchi_kfac_release_plan(tch_kfac *k)
     tchi_host_release(k->factor_batches, TCHI_SIDES * count * sizeof *k->factor_batches);
     tchi_host_release(k->states, TCHI_KFAC_STATES * count * sizeof *k->states);
     tchi_host_release(k->owners, (size_t)k->owner_count * sizeof *k->owners);
+    tchi_host_release(k->slots, (size_t)k->owner_count * sizeof *k->slots);
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
@@ -206,9 +223,9 @@ static void place_factor_batch(const tch_kfac *k, tchi_kfac_factor_batch *f, tch
 {
     tch_matrices squares = tchi_scratch_matrices(state, k->type, f->count, f->n, f->n);
     f->factors = squares.data;
-    f->results = tchi_scratch_matrices(state, k->type, f->count, f->n, f->n).data;
+    f->results = tchi_scratch_matrices(state, k->type, f->held, f->n, f->n).data;
     if (k->config.method != TCH_KFAC_INVERSE) {
-        f->values = tchi_scratch_matrices(state, k->type, f->count, 1, f->n).data;
+        f->values = tchi_scratch_matrices(state, k->type, f->held, 1, f->n).data;
     }
     f->flags = tchi_arena_take(beside, f->count * (int64_t)sizeof *f->flags);
     f->residuals = tchi_arena_take(beside, f->count * (int64_t)sizeof *f->residuals);
@@ -262,7 +279,7 @@ static void name_side(tch_kfac *k, int32_t index, int side)
     const tchi_kfac_layer *layer = &k->layers[index];
     const tchi_kfac_class *block_batch = &k->block_batches[layer->block_batch];
     const tchi_kfac_factor_batch *f = &k->factor_batches[block_batch->factor_batch[side]];
-    int64_t first = block_batch->position[side] + layer->unit;
+    int64_t first = f->slot[block_batch->position[side] + layer->unit];
     name_state(k, index, results[side][f->values != NULL], f->results, first, f->n, f->n);
     if (f->values != NULL) {
         name_state(k, index, values[side], f->values, first, 0, f->n);
@@ -279,8 +296,9 @@ void tchi_kfac_name_states(tch_kfac *k)
             const tchi_kfac_factor_batch *f = &k->factor_batches[block_batch->factor_batch[side]];
             name_state(k, i, factors[side], f->factors, block_batch->position[side] + layer->unit, f->n, f->n);
         }
-        name_side(k, i, TCHI_INPUT);
-        name_side(k, i, TCHI_OUTPUT);
+        for (int side = 0; side < TCHI_SIDES && tchi_kfac_is_held(k, i); side++) {
+            name_side(k, i, side);
+        }
         if (block_batch->scales != NULL) {
             name_state(k, i, "scales", block_batch->scales, layer->unit, block_batch->size[TCHI_OUTPUT],
                        block_batch->size[TCHI_INPUT]);
@@ -290,28 +308,25 @@ void tchi_kfac_name_states(tch_kfac *k)
 
 /* --- matrices of a factor batch ---------------------------------------------------------------------------------- */
 
-static tch_matrices squares(const tch_kfac *k, const tchi_kfac_factor_batch *f, char *data, int64_t first,
-                            int64_t count)
-{
-    tch_matrices all = tchi_matrices_new(data, k->type, f->count, f->n, f->n);
-    return tchi_matrices_part(&all, first, count);
-}
-
 tch_matrices tchi_kfac_factors(const tch_kfac *k, const tchi_kfac_factor_batch *factor_batch, int64_t first,
                                int64_t count)
 {
-    return squares(k, factor_batch, factor_batch->factors, first, count);
+    tch_matrices all =
+        tchi_matrices_new(factor_batch->factors, k->type, factor_batch->count, factor_batch->n, factor_batch->n);
+    return tchi_matrices_part(&all, first, count);
 }
 
 tch_matrices tchi_kfac_results(const tch_kfac *k, const tchi_kfac_factor_batch *factor_batch, int64_t first,
                                int64_t count)
 {
-    return squares(k, factor_batch, factor_batch->results, first, count);
+    tch_matrices all =
+        tchi_matrices_new(factor_batch->results, k->type, factor_batch->held, factor_batch->n, factor_batch->n);
+    return tchi_matrices_part(&all, factor_batch->slot[first], count);
 }
 
 tch_matrices tchi_kfac_values(const tch_kfac *k, const tchi_kfac_factor_batch *factor_batch, int64_t first,
                               int64_t count)
 {
-    tch_matrices all = tchi_matrices_new(factor_batch->values, k->type, factor_batch->count, 1, factor_batch->n);
-    return tchi_matrices_part(&all, first, count);
+    tch_matrices all = tchi_matrices_new(factor_batch->values, k->type, factor_batch->held, 1, factor_batch->n);
+    return tchi_matrices_part(&all, factor_batch->slot[first], count);
 }

@@ -50,7 +50,8 @@ static void views_of(const tch_kfac *k, const tchi_kfac_layer *layer, layer_view
         v->square[side][0] = layer->groups;
         v->square[side][1] = v->square[side][2] = f->n;
         v->factor[side] = view(k, f->factors + at, layer->groups, v->square[side]);
-        v->result[side] = view(k, f->results + at, layer->groups, v->square[side]);
+        v->result[side] =
+            view(k, k->config.method == TCH_KFAC_EKFAC ? f->results + at : NULL, layer->groups, v->square[side]);
     }
     v->rectangle[0] = layer->groups;
     v->rectangle[1] = block_batch->size[TCHI_OUTPUT];

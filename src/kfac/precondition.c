@@ -72,7 +72,8 @@ typedef struct work {
     bool clips; /* kl_clip is on */
     bool keeps; /* results of all layers wait in scratch */
     int64_t elements;
-    char *x, *t, *y; /* a chunk's gradients, products on the way, and results where they do not wait elsewhere */
+    char *x, *t, *y;      /* a chunk's gradients, products on the way, and results where they do not wait elsewhere */
+    char *send, *receive; /* of a group that shares the work */
     void *scratch;
 } work;
 
@@ -117,6 +118,11 @@ static void layout(tch_kfac *k, work *w, tchi_arena *arena)
         c->kept = tchi_arena_take(arena, c->count * elements_of(c) * tchi_scalar_size(k->type));
     }
     w->scratch = tchi_arena_take(arena, w->clips ? dots_scratch(k, w->elements) : 0);
+    if (k->comm != NULL) {
+        int64_t sent = tchi_kfac_traffic_bytes(k, TCHI_GRADIENTS);
+        w->send = tchi_arena_take(arena, sent);
+        w->receive = tchi_arena_take(arena, sent * tch_comm_size(k->comm));
+    }
 }
 
 static int64_t measure(tch_kfac *k, work *w)
@@ -132,11 +138,11 @@ static void choose_sizes(tch_kfac *k, work *w)
     int64_t limit = tch_context_get_workspace_limit(k->context);
     int64_t usable = limit == 0 ? INT64_MAX : limit / 9 * 8; /* the pool rounds up by at most an eighth */
     w->elements = most_elements(k, false);
-    w->keeps = w->clips;
+    w->keeps = w->clips || k->comm != NULL;
     if (measure(k, w) <= usable) {
         return;
     }
-    w->keeps = false;
+    w->keeps = k->comm != NULL; /* what other ranks have made cannot be made a second time */
     int64_t least = most_elements(k, true);
     while (w->elements > least && measure(k, w) > usable) {
         w->elements = w->elements / 2 > least ? w->elements / 2 : least;
@@ -269,8 +275,19 @@ static tch_status make(const tch_kfac *k, const work *w, const chunk *c, const t
 
 /* --- all chunks -------------------------------------------------------------------------------------------------- */
 
-/* A pass over everything: without kl_clip one DELIVER, with it first MEASURE. */
-typedef enum pass { MEASURE, DELIVER } pass;
+/* A pass over everything: without kl_clip one DELIVER, with it first MEASURE. In a group a MAKE of the layers that are
+ * this rank's comes before. */
+typedef enum pass { MAKE, MEASURE, DELIVER } pass;
+
+/* Brings a chunk's gradients to x, and what is to become of them to y where it is not there yet. */
+static tch_status prepare(tch_kfac *k, const work *w, const chunk *c, pass now, const tch_matrices *x,
+                          const tch_matrices *y)
+{
+    if (now == MAKE || (now == MEASURE && k->comm == NULL) || !w->keeps) {
+        return make(k, w, c, x, y);
+    }
+    return now == MEASURE ? transfer_chunk(k, w, c, x, READ) : TCH_OK;
+}
 
 static tch_status do_chunk(tch_kfac *k, const work *w, const chunk *c, pass now)
 {
@@ -280,8 +297,9 @@ static tch_status do_chunk(tch_kfac *k, const work *w, const chunk *c, pass now)
     tch_matrices y = rectangles(k, c, w->keeps ? c->block_batch->kept + at : w->y);
     tch_matrices x_one = as_one(&x);
     tch_matrices y_one = as_one(&y);
-    if (now == MEASURE || !w->keeps) {
-        TCHI_TRY(make(k, w, c, &x, &y));
+    TCHI_TRY(prepare(k, w, c, now, &x, &y));
+    if (now == MAKE) {
+        return TCH_OK;
     }
     if (now == MEASURE) {
         return b->sample->pair_dots(k->context->state, &x_one, &y_one, 1, 1.0, &k->control->dot, w->scratch);
@@ -292,17 +310,18 @@ static tch_status do_chunk(tch_kfac *k, const work *w, const chunk *c, pass now)
     return transfer_chunk(k, w, c, &y, WRITE);
 }
 
-static bool takes_part(const tch_kfac *k, const work *w, int32_t layer)
+static bool takes_part(const tch_kfac *k, const work *w, int32_t layer, pass now)
 {
-    return w->gradients[2 * (int64_t)layer] != NULL && tchi_kfac_counts(k, layer)[TCHI_REFRESHES] > 0;
+    return w->gradients[2 * (int64_t)layer] != NULL && tchi_kfac_counts(k, layer)[TCHI_REFRESHES] > 0 &&
+           (now != MAKE || tchi_kfac_is_mine(k, layer));
 }
 
 /* Layers from `first` on that take part, follow each other and fit. */
-static chunk next_chunk(const tch_kfac *k, const work *w, const tchi_kfac_class *block_batch, int32_t first)
+static chunk next_chunk(const tch_kfac *k, const work *w, const tchi_kfac_class *block_batch, int32_t first, pass now)
 {
     const int32_t *layers = k->order + block_batch->first;
     chunk c = {.block_batch = block_batch, .layers = layers + first, .unit = k->layers[layers[first]].unit};
-    for (int32_t i = first; i < block_batch->layers && takes_part(k, w, layers[i]); i++) {
+    for (int32_t i = first; i < block_batch->layers && takes_part(k, w, layers[i], now); i++) {
         int64_t units = c.units + k->layers[layers[i]].groups;
         if (units * elements_of(block_batch) > w->elements) {
             break;
@@ -317,7 +336,7 @@ static tch_status do_all(tch_kfac *k, const work *w, pass now)
 {
     for (int32_t i = 0; i < k->class_count; i++) {
         for (int32_t first = 0; first < k->block_batches[i].layers;) {
-            chunk c = next_chunk(k, w, &k->block_batches[i], first);
+            chunk c = next_chunk(k, w, &k->block_batches[i], first, now);
             if (c.count > 0) {
                 TCHI_TRY(do_chunk(k, w, &c, now));
             }
@@ -325,6 +344,13 @@ static tch_status do_all(tch_kfac *k, const work *w, pass now)
         }
     }
     return TCH_OK;
+}
+
+/* Owners make what is theirs, and then all have all of it. */
+static tch_status share(tch_kfac *k, const work *w)
+{
+    TCHI_TRY(do_all(k, w, MAKE));
+    return tchi_kfac_note(k, tchi_kfac_exchange(k, TCHI_GRADIENTS, w->send, w->receive));
 }
 
 static tch_status find_scale(tch_kfac *k, const work *w, double lr)
@@ -342,6 +368,9 @@ tch_status tch_kfac_precondition(tch_kfac *kfac, double lr, int32_t count, tch_t
     TCHI_TRY(check_call(kfac, lr, count, gradients));
     work w = {.gradients = gradients, .clips = kfac->config.kl_clip > 0.0};
     TCHI_TRY(reserve(kfac, &w));
+    if (kfac->comm != NULL) {
+        TCHI_TRY(share(kfac, &w));
+    }
     if (w.clips) {
         TCHI_TRY(find_scale(kfac, &w, lr));
     }

@@ -9,9 +9,10 @@
 
 #include "kfac.h"
 
-static bool is_observed(const tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t factor)
+/* Whether this process has something to do for it. */
+static bool is_due(const tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t factor)
 {
-    return tchi_kfac_counts(k, f->owner[factor])[TCHI_UPDATES] > 0;
+    return tchi_kfac_counts(k, f->owner[factor])[TCHI_UPDATES] > 0 && tchi_kfac_is_mine(k, f->owner[factor]);
 }
 
 /* Flags of matrices that can be refreshed. One that is all zero is not among them: nothing was seen yet, its
@@ -220,7 +221,7 @@ static tch_status refresh_factor_batch(tch_kfac *k, const tchi_kfac_factor_batch
 {
     for (int64_t first = 0; first < f->count;) {
         int64_t end = first;
-        while (end < f->count && is_observed(k, f, end)) {
+        while (end < f->count && is_due(k, f, end)) {
             end++;
         }
         if (end > first) {
@@ -241,6 +242,19 @@ static tch_status refresh_factor_batches(tch_kfac *k)
         TCHI_TRY(refresh_factor_batch(k, &k->factor_batches[i]));
     }
     return TCH_OK;
+}
+
+/* EKFAC in a group: every rank sees the scales of all layers, and has the bases for it. */
+static tch_status share_bases(const tch_kfac *k)
+{
+    int64_t bytes = tchi_kfac_traffic_bytes(k, TCHI_BASES);
+    tchi_arena arena = {0};
+    tchi_arena_take(&arena, bytes);
+    tchi_arena_take(&arena, bytes * tch_comm_size(k->comm));
+    TCHI_TRY(tchi_arena_reserve(k->context, &arena));
+    char *send = tchi_arena_take(&arena, bytes);
+    char *receive = tchi_arena_take(&arena, bytes * tch_comm_size(k->comm));
+    return tchi_kfac_exchange(k, TCHI_BASES, send, receive);
 }
 
 /* EKFAC: in a new basis scales begin at the products of the eigenvalues, KFAC's own. */
@@ -267,6 +281,9 @@ tch_status tch_kfac_refresh(tch_kfac *kfac)
     TCHI_TRY(tchi_kfac_usable(kfac, "tch_kfac_refresh"));
     TCHI_ENTER(kfac->context, "tch_kfac_refresh");
     tch_status status = refresh_factor_batches(kfac);
+    if (kfac->comm != NULL && kfac->config.method == TCH_KFAC_EKFAC && status == TCH_OK) {
+        status = share_bases(kfac);
+    }
     if (kfac->config.method == TCH_KFAC_EKFAC) { /* also where memory ended halfway: some bases are new */
         tch_status scales = start_scales(kfac);
         status = status == TCH_OK ? scales : status;

@@ -107,58 +107,10 @@ static void find_saved(const tch_optimizer *o, const tchi_state *s, int64_t numb
 
 /* --- saving ------------------------------------------------------------------------------------------------------ */
 
-/* A moving average that stays with its parameter follows gradients where they are sent from: of several ranks that
- * hold a rectangle one has the average, for each tile. */
-static bool is_with_sources(const tch_optimizer *o, const tchi_state *s)
-{
-    const tchi_param *p = tchi_param_at(o, s->param);
-    return is_like_a_shard(o, s) && p->filters && tchi_shared_param_at(o, s->param)->replicas &&
-           s->tensor.data == p->moment[0];
-}
-
-static tch_status add_source(const tch_optimizer *o, const tchi_state *s, const tchi_part *part,
-                             tch_checkpoint_writer *writer, const char *prefix)
-{
-    const tchi_tile *tile = tchi_shared_tile(o, part->tile);
-    const tchi_dims *dims = &tchi_param_at(o, s->param)->dims;
-    char name[TCHI_SAVED_NAME];
-    int64_t start[TCHI_MOST_ORDER] = {0};
-    int64_t rest = part->in_tile;
-    tch_tensor tensor = s->tensor;
-    tensor.ndim = dims->order;
-    tensor.shape = (int64_t *)part->size;
-    tensor.strides = (int64_t *)part->stride;
-    tensor.byte_offset = (uint64_t)part->at * tch_dtype_size(tensor.dtype);
-    for (int32_t k = dims->order - 1; k >= 0; k--) {
-        start[k] = tile->start[k] + rest % tile->size[k];
-        rest /= tile->size[k];
-    }
-    return tch_checkpoint_writer_add_shard(writer, tchi_saved_name(name, prefix, s->name), &tensor, dims->size, start);
-}
-
-static tch_status add_sources(const tch_optimizer *o, const tchi_state *s, tch_checkpoint_writer *writer,
-                              const char *prefix)
-{
-    const tchi_exchange *x = tchi_group_at(o, tchi_param_at(o, s->param)->group)->exchange;
-    for (int64_t b = 0; b < x->buckets.count; b++) {
-        const tchi_list *sent = &tchi_bucket_at(x, b)->in.send;
-        const tchi_part *parts = sent->items;
-        for (int64_t i = 0; i < sent->count; i++) {
-            if (tchi_shared_tile(o, parts[i].tile)->param == s->param) {
-                TCHI_TRY(add_source(o, s, &parts[i], writer, prefix));
-            }
-        }
-    }
-    return TCH_OK;
-}
-
 tch_status tchi_saved_state_add(const tch_optimizer *optimizer, int64_t index, tch_checkpoint_writer *writer,
                                 const char *prefix)
 {
     const tchi_state *s = tchi_state_at(optimizer, index);
-    if (is_with_sources(optimizer, s)) {
-        return add_sources(optimizer, s, writer, prefix);
-    }
     for (int64_t i = 0; i < count_saved(optimizer, s); i++) {
         saved f;
         find_saved(optimizer, s, i, prefix, &f);

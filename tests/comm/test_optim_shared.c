@@ -204,9 +204,10 @@ typedef struct training {
     tch_status statuses[PRETEND_MOST];
     char messages[PRETEND_MOST][256];
     int64_t state_bytes[PRETEND_MOST];
-    int32_t bad_rank, bad_step; /* a NaN in the gradients of this rank at this step; -1 for none */
-    int32_t wrong_rank;         /* has a gradient of another shape at step 1; -1 for none */
-    int32_t lacking_rank;       /* has no gradient where others have one, at step 1; -1 for none */
+    double (*momentum)[PARAMETERS]; /* of each rank: the sums of squares of what lies beside its shards, or NULL */
+    int32_t bad_rank, bad_step;     /* a NaN in the gradients of this rank at this step; -1 for none */
+    int32_t wrong_rank;             /* has a gradient of another shape at step 1; -1 for none */
+    int32_t lacking_rank;           /* has no gradient where others have one, at step 1; -1 for none */
 } training;
 
 static void copy_rectangle(const tch_shard *s, const shape *whole, double *values, double *part, bool out)
@@ -308,6 +309,24 @@ static tch_status take_step(const training *t, rank_model *m, tch_context *conte
     return tch_optimizer_step(optimizer, PARAMETERS, gradients);
 }
 
+static void sum_momentum(tch_context *context, tch_optimizer *optimizer, double *sums)
+{
+    for (int32_t i = 0; i < tch_optimizer_state_count(optimizer); i++) {
+        tch_optim_state s = TCH_OPTIM_STATE_INIT;
+        assert_int_equal(tch_optimizer_get_state(optimizer, i, &s), TCH_OK);
+        size_t length = strlen(s.name);
+        if (length > 15 && strcmp(s.name + length - 15, "momentum_buffer") == 0) {
+            int64_t count = tch_tensor_numel(s.tensor);
+            double *values = test_alloc((size_t)(count + 1) * sizeof *values);
+            move_values(context, s.tensor, values, false);
+            for (int64_t k = 0; k < count; k++) {
+                sums[s.parameter] += values[k] * values[k];
+            }
+            test_drop(values);
+        }
+    }
+}
+
 static void train(tch_comm *comm, int32_t rank, void *user)
 {
     training *t = user;
@@ -329,6 +348,9 @@ static void train(tch_comm *comm, int32_t rank, void *user)
     for (int32_t i = 0; i < PARAMETERS && t->end != NULL; i++) {
         move_values(context, m->parameter[i], m->values, false);
         copy_rectangle(&m->own[i], &model[i], t->end[i], m->values, true);
+    }
+    if (t->momentum != NULL) {
+        sum_momentum(context, optimizer, t->momentum[rank]);
     }
     tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
     if (optimizer != NULL && tch_optimizer_get_memory(optimizer, &memory) == TCH_OK) {
@@ -507,6 +529,44 @@ static void normuon(void **state)
 {
     tch_optim_config c = config_of(TCH_OPTIM_NORMUON);
     try_all(*state, "normuon", &c, TCH_FLOAT32, 0x1p-7);
+}
+
+/* --- replicas ---------------------------------------------------------------------------------------------------- */
+
+static bool same_shard(const tch_shard *a, const tch_shard *b)
+{
+    return memcmp(a->start, b->start, sizeof a->start) == 0 && memcmp(a->size, b->size, sizeof a->size) == 0;
+}
+
+/* Of several ranks that hold a shard one sends it, and all of them keep its moving average: a checkpoint may take it
+ * from any. */
+static void replicas_keep_the_same_momentum(void **state)
+{
+    enum { RANKS = 4 };
+    static const tch_optim_kind kinds[] = {TCH_OPTIM_MUON, TCH_OPTIM_NORMUON};
+    for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
+        tch_optim_config c = config_of(kinds[k]);
+        double momentum[RANKS][PARAMETERS] = {{0}};
+        test_case("%s", tch_optim_kind_name(kinds[k]));
+        training t = training_of(*state, &c, TCH_FLOAT32);
+        t.momentum = momentum;
+        run_group(&t, RANKS, in_replicas, false);
+        int compared = 0;
+        for (int32_t i = 0; i < PARAMETERS; i++) {
+            tch_shard shards[MOST_SHARDS];
+            int32_t count = in_replicas(&model[i], RANKS, shards);
+            for (int32_t a = 0; a < count; a++) {
+                for (int32_t b = 0; b < a; b++) {
+                    double *x = &momentum[shards[a].rank][i];
+                    double *y = &momentum[shards[b].rank][i];
+                    bool same = !same_shard(&shards[a], &shards[b]) || *x == *y;
+                    CHECK(same, "parameter %d: %g on one replica, %g on the other", i, *x, *y);
+                    compared += same_shard(&shards[a], &shards[b]) && *x > 0.0;
+                }
+            }
+        }
+        CHECK(compared >= 8, "only %d shards were compared", compared);
+    }
 }
 
 /* --- elementwise parameters that are large ----------------------------------------------------------------------- */
@@ -862,6 +922,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(soap),
         cmocka_unit_test(muon),
         cmocka_unit_test(normuon),
+        cmocka_unit_test(replicas_keep_the_same_momentum),
         cmocka_unit_test(state_of_large_vectors_is_divided),
         cmocka_unit_test(sixty_four_ranks),
         cmocka_unit_test(nan_on_one_rank),

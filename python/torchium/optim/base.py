@@ -28,6 +28,7 @@ from ._engine.engine import Engine, Members, profiler_enabled
 from ._engine.matrices import Role, roles_of
 from ._engine.placement import Arrival, Engines, Group, Home, arrivals, labels_of, place, placed, put_back
 from ._engine.report import MemoryReport
+from ._shared.consolidate import consolidate, is_divided, wanted_by_checkpoint
 from ._shared.group import Group as SharedGroup
 from ._shared.group import make_group, ranks_of
 from .kernel import Kernel, as_kernel, report_of
@@ -227,6 +228,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     def _forget_engines(self) -> None:
         self._engines: Engines = {}
+        self._consolidated: dict[Any, Any] | None = None  # the whole state, until the next step
         self._shared_groups: dict[Home, SharedGroup] = {}
         self._option_values = operator.itemgetter(*self._options.names)  # of a group, which every step compares
         self._outside: list[torch.Tensor] = []  # parameters that have no place in an engine
@@ -389,6 +391,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     def _take_step(self) -> None:
         """The step itself, with the gradients that there are now."""
+        self._consolidated = None
         if self._engines and not self.state:  # somebody has cleared it, to begin anew
             self._forget_engines()
         if self._groups_changed():
@@ -508,9 +511,35 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 for name, numbers in engine.failures(i).items():
                     self.state[p][name].copy_(torch.tensor(numbers))
 
-    def state_dict(self) -> dict[str, Any]:
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Brings the state that ranks have divided together on rank `to` of the world, where `state_dict()` then has
+        all of it, in host memory and in the form of one process: any number of ranks can load it. All ranks call this,
+        before each save."""
         self._collect_counts()
+        self._consolidated = consolidate(self._engines.values(), self.state, to)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As every optimizer's. Where ranks of `process_group` have divided the state, only after
+        `consolidate_state_dict()`, on the rank that was named there, or for torch.distributed.checkpoint."""
+        self._collect_counts()
+        if self._consolidated is not None:
+            return self._packed(self._consolidated)
+        if is_divided(self._engines.values()) and not wanted_by_checkpoint():
+            raise RuntimeError(
+                f"{type(self).__name__}: the ranks of process_group have divided the state, and this one has a part of "
+                "it: call consolidate_state_dict(to=RANK) on all ranks after the latest step and state_dict() on that "
+                "one alone, or save with torch.distributed.checkpoint (get_state_dict and dcp.save)"
+            )
         return super().state_dict()
+
+    def _packed(self, state: dict[Any, Any]) -> dict[str, Any]:
+        """A state_dict with other state than there is here."""
+        own = self.state
+        self.state = defaultdict(dict, state)
+        try:
+            return super().state_dict()
+        finally:
+            self.state = own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes groups and state from a `state_dict()`: of this class, or of its namesake in torch.optim. State keeps
@@ -545,6 +574,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         engines, current = self._engines_for(groups, loaded)
         super().__setstate__({"state": defaultdict(dict, loaded | current), "param_groups": groups})
         self._engines = engines
+        self._consolidated = None
         self._look_at_groups()
 
     def _complete_groups(self, groups: list[Group]) -> None:

@@ -32,7 +32,7 @@ class KFAC(OfModel):
         lr: :math:`\eta`; momentum: :math:`\mu`; weight_decay: :math:`\lambda`; damping: :math:`\gamma`.
         TCov, TInv: steps from one update of the factors, and of what is made from them, to the next.
         fisher, method, sharing, kl_clip, factor_decay, skip_layers, loss_reduction, accumulation_steps, factor_dtype,
-            precision, process_group: see `KFACPreconditioner`, where method is compute_method.
+            precision, process_group, average_factors: see `KFACPreconditioner`, where method is compute_method.
         grad_scaler: the GradScaler that steps this optimizer, if one does.
         nesterov: look ahead with the momentum. nonfinite: what a step does with an infinity or a NaN in a gradient:
             'skip' it (counted in `stats()`), 'raise', or 'ignore'.
@@ -80,6 +80,7 @@ class KFAC(OfModel):
         factor_dtype: torch.dtype | None = None,
         precision: str = "high",
         process_group: Any = None,
+        average_factors: bool = True,
     ) -> None:
         super().__init__(model, locals())
         self._lr_read: tuple[torch.Tensor, int, float] | None = None
@@ -97,6 +98,7 @@ class KFAC(OfModel):
             loss_reduction=loss_reduction,
             precision=precision,
             process_group=process_group,
+            average_factors=average_factors,
         )
 
     def _reader(self, name: str) -> Callable[[int], Any]:
@@ -129,6 +131,11 @@ class KFAC(OfModel):
     def state_dict(self) -> dict[str, Any]:
         """As every optimizer's, with the factors in 'kfac'."""
         return super().state_dict() | {"kfac": self.preconditioner.state_dict()}
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Before `state_dict()` where processes have divided the layers: see `KFACPreconditioner`."""
+        super().consolidate_state_dict(to)
+        self.preconditioner.consolidate_state_dict(to)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a `state_dict()` to the bit."""

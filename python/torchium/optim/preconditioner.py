@@ -77,7 +77,11 @@ class KFACPreconditioner:
             their own, or are averaged first.
         loss_reduction: 'mean' or 'sum': what the loss is over the samples.
         precision: 'high': on a GPU with TF32, float32 factors are made of products in it; 'highest': in float32.
-        process_group: the processes whose factors are averaged, where torch.distributed is initialized.
+        process_group: processes with replicas of the model, as DistributedDataParallel's, which divide the layers among
+            them: one refreshes a layer and keeps what comes of it, and the preconditioned gradients are gathered (of
+            'ekfac' the bases). Without it every process does all of it, where torch.distributed is initialized.
+        average_factors: over the processes before a refresh. With False a layer goes by the samples of the process that
+            has it, which saves the traffic; it wants a process_group.
 
     damping, factor_decay, kl_clip, lr and the two numbers of steps may be functions of the number of steps taken.
 
@@ -110,6 +114,7 @@ class KFACPreconditioner:
         loss_reduction: str = "mean",
         precision: str = "high",
         process_group: Any = None,
+        average_factors: bool = True,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got an object of type {type(model).__name__}")
@@ -120,6 +125,10 @@ class KFACPreconditioner:
         self._fisher = word("fisher", fisher, ("empirical", "sampled"))
         self._mean = word("loss_reduction", loss_reduction, ("mean", "sum")) == "mean"
         self._scaler, self._group = grad_scaler, process_group
+        self._averages = average_factors
+        if not average_factors and process_group is None:
+            raise ValueError("average_factors=False wants a process_group: without one processes would drift apart")
+        self._consolidated: dict[str, Any] | None = None  # the layers' whole state, until the next step
         self._steps = 0
         self._observed = 0  # layers, since the last step
         self._sampling = False
@@ -128,7 +137,7 @@ class KFACPreconditioner:
         if not layers:
             raise ValueError(f"the model has no layer that KFAC can take; left out: {self.left_out}")
         self._layers = layers
-        self._factors = Factors(layers, _dtype(factor_dtype, inv_dtype))
+        self._factors = Factors(layers, _dtype(factor_dtype, inv_dtype), process_group)
         self._prepare()
         self._watch = PassWatch(model, layers, self._wanted, self._listening, self._complete)
 
@@ -212,6 +221,7 @@ class KFACPreconditioner:
     @untraced
     def step(self) -> None:
         """Updates what is due, and preconditions the gradients in place."""
+        self._consolidated = None
         self._watch.flush()
         self._check_seen()
         self._prepare()
@@ -220,7 +230,7 @@ class KFACPreconditioner:
             self._average(("scales",) if self._fixed["compute_method"] == "ekfac" else ())
         if self._is_due("inv_update_steps"):
             with profiled_range("torchium::kfac/refresh"):
-                self._average(("input_factor", "output_factor"))
+                self._average(("input_factor", "output_factor") if self._averages else ())
                 self._factors.refresh()
         with profiled_range("torchium::kfac/precondition"):
             self._factors.precondition(float(self._number("lr")))
@@ -254,8 +264,22 @@ class KFACPreconditioner:
     # --- state and reports
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive a restart: tensors, numbers and names."""
+        """Everything that must survive a restart: tensors, numbers and names. Where processes have divided the layers,
+        only after `consolidate_state_dict()` and on the process that was named there."""
+        if self._consolidated is not None:
+            return {"steps": self._steps, "layers": self._consolidated}
+        if self._factors.groups():
+            raise RuntimeError(
+                f"{type(self).__name__}: the processes of process_group have divided the layers, and this one has a "
+                "part of the state: call consolidate_state_dict(to=RANK) on all of them after the latest step, and "
+                "state_dict() on that one alone"
+            )
         return {"steps": self._steps, "layers": self._factors.state() if self._factors.made() else {}}
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Brings the layers that processes have divided together on rank `to` of the world, where `state_dict()` then
+        has all of them; any number of processes can load that. All processes call this, before each save."""
+        self._consolidated = self._factors.consolidate(to, self._averages)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict()` to the bit. After an error nothing has changed."""
@@ -269,6 +293,7 @@ class KFACPreconditioner:
             self._factors.settle()
             self._factors.load(layers)
         self._steps = steps
+        self._consolidated = None
         self._observed = 0
         self._watch.forget()
 

@@ -333,7 +333,7 @@ static bool has_side(const tch_optimizer *o)
 static tch_status begin_side(tch_optimizer *o, void **stream)
 {
     const tch_device_ops *d = o->context->backend->device;
-    *stream = o->context->backend->host_memory ? NULL : d->get_stream(o->context->state);
+    *stream = tchi_comm_stream(o->context);
     if (!has_side(o)) {
         return TCH_OK;
     }
@@ -374,6 +374,7 @@ static tch_status call_in(tch_optimizer *o, const tchi_step *now, int32_t group)
     }
     void *stream;
     TCHI_TRY(pack_all(o, now, group, &b->in.send, wire->sent));
+    TCHI_TRY(pack_all(o, now, group, &b->unsent, wire->sent + b->in.send_bytes));
     TCHI_TRY(begin_side(o, &stream));
     TCHI_TRY(send_route(o, &b->in, wire, stream));
     return end_side(o, wire);

@@ -34,16 +34,6 @@ static int64_t count_of(const int64_t *size, int32_t ndim)
     return count;
 }
 
-/* The same on every rank, which all have the placement. */
-static bool has_replicas(const tch_placement *p)
-{
-    int64_t all = 0;
-    for (int32_t i = 0; i < p->count; i++) {
-        all += count_of(p->shards[i].size, p->ndim);
-    }
-    return all > count_of(p->shape, p->ndim);
-}
-
 static bool lies_inside(const tch_placement *p, const tch_shard *s, const tchi_param *param)
 {
     bool good = param->ndim == p->ndim;
@@ -73,7 +63,6 @@ static tch_status note_param(tch_optimizer *o, const tchi_param *param, const tc
 {
     tchi_shared_param noted = {.ndim = param->ndim, .first_held = o->shared->held.count};
     noted.sharded = p != NULL && p->count > 0;
-    noted.replicas = noted.sharded && has_replicas(p);
     noted.ndim = noted.sharded ? p->ndim : param->ndim;
     memcpy(noted.shape, noted.sharded ? p->shape : param->shape, (size_t)noted.ndim * sizeof *noted.shape);
     for (int32_t i = 0; noted.sharded && i < p->count; i++) {

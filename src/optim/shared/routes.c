@@ -159,6 +159,13 @@ static tchi_part part_of(const tchi_tile *tile, int64_t number, int32_t order, c
     return part;
 }
 
+static tch_status add_unsent(const route_planner *r, tchi_bucket *bucket, tchi_part part, int64_t bytes)
+{
+    part.wire = bucket->unsent_bytes;
+    bucket->unsent_bytes += bytes;
+    return r->fill ? tchi_list_add(&bucket->unsent, &part) : TCH_OK;
+}
+
 static tch_status plan_sharded(const route_planner *r, int64_t number, const tchi_regions *regions,
                                const tchi_region *region, tchi_part part)
 {
@@ -179,6 +186,11 @@ static tch_status plan_sharded(const route_planner *r, int64_t number, const tch
     if (mine) {
         part.peer = source;
         TCHI_TRY(add_part(r, &bucket->in, false, part, in));
+    }
+    for (int32_t h = 0; h < region->holders && p->filters; h++) {
+        if (holders[h] == r->rank && source != r->rank) {
+            TCHI_TRY(add_unsent(r, bucket, part, in));
+        }
     }
     for (int32_t h = 0; h < region->holders; h++) {
         if (mine) {
@@ -255,8 +267,8 @@ static void lay_out_route(tchi_route *route, int32_t ranks)
 
 static tch_status open_bucket(tchi_bucket *b, int32_t ranks)
 {
-    tchi_list *const lists[] = {&b->in.send, &b->in.receive, &b->out.send, &b->out.receive,
-                                &b->local,   &b->spread_in,  &b->spread};
+    tchi_list *const lists[] = {&b->in.send, &b->in.receive, &b->out.send,  &b->out.receive,
+                                &b->local,   &b->unsent,     &b->spread_in, &b->spread};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         lists[i]->item_size = sizeof(tchi_part);
     }
@@ -269,8 +281,8 @@ static tch_status open_bucket(tchi_bucket *b, int32_t ranks)
 
 static void close_bucket(tchi_bucket *b)
 {
-    tchi_list *const lists[] = {&b->in.send, &b->in.receive, &b->out.send, &b->out.receive,
-                                &b->local,   &b->spread_in,  &b->spread};
+    tchi_list *const lists[] = {&b->in.send, &b->in.receive, &b->out.send,  &b->out.receive,
+                                &b->local,   &b->unsent,     &b->spread_in, &b->spread};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         tchi_list_release(lists[i]);
     }
@@ -282,6 +294,7 @@ static void lay_out_bucket(tchi_bucket *b, int32_t ranks)
 {
     lay_out_route(&b->in, ranks);
     lay_out_route(&b->out, ranks);
+    b->unsent_bytes = 0;
     for (int32_t i = 0; i < ranks; i++) {
         b->segment = b->gathered[i] > b->segment ? b->gathered[i] : b->segment;
         b->gathered[i] = 0;
@@ -349,7 +362,7 @@ static void lay_out_wires(tchi_exchange *x, int64_t ranks, tchi_arena *beside)
         int64_t out_received = 0;
         for (int64_t i = side; i < x->buckets.count; i += 2) {
             const tchi_bucket *b = tchi_bucket_at(x, i);
-            in_sent = larger(in_sent, b->in.send_bytes);
+            in_sent = larger(in_sent, b->in.send_bytes + b->unsent_bytes);
             in_received = larger(in_received, b->in.receive_bytes);
             out_sent = larger(out_sent, b->out.send_bytes + b->segment);
             out_received = larger(out_received, b->out.receive_bytes + ranks * b->segment);

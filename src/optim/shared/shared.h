@@ -70,7 +70,9 @@ typedef struct tchi_bucket {
     int32_t last_turn; /* the block batch after which its tiles are done; spans are done at the last turn */
     bool sharded;      /* some parameter is */
     tchi_route in, out;
-    tchi_list local;             /* parts that owners read from their own whole gradients */
+    tchi_list local;  /* parts that owners read from their own whole gradients */
+    tchi_list unsent; /* parts that another replica sends: filtered here too, so that replicas stay equal */
+    int64_t unsent_bytes;
     tchi_list spread_in, spread; /* all_gather: parts of this rank's segment, and of all segments */
     int64_t segment;             /* bytes of each rank's */
     int64_t *gathered;           /* while it is planned: bytes in the segment of each rank */
@@ -111,7 +113,6 @@ typedef struct tchi_shared_param {
     int32_t ndim;
     int64_t shape[TCH_MAX_RANK]; /* of the whole */
     bool sharded;
-    bool replicas;            /* some elements are on several ranks */
     int64_t first_held, held; /* what of it is here, where it is sharded */
 } tchi_shared_param;
 

@@ -6,15 +6,18 @@ Those that train are run inside this process, as a script would be, because impo
 import dataclasses
 import gzip
 import math
+import multiprocessing
 import os
 import re
 import runpy
+import socket
 import struct
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import launch_cases
 import numpy
 import pytest
 
@@ -309,7 +312,7 @@ def test_matrix_functions_without_torch():
 def test_ddp():
     done = run_apart(str(FOLDER / "ddp.py"))
     assert done.returncode == 0, done.stderr
-    assert "replicas after 40 steps: 0.0" in done.stdout
+    assert "replicas after 40 steps: 0.0" in done.stdout and "resumed bitwise identical" in done.stdout
 
 
 def test_fsdp():
@@ -317,3 +320,26 @@ def test_fsdp():
     done = run_apart(*run)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("resumed bitwise identical") == 2, done.stdout
+
+
+# What torchrun does for its processes, but that all are forked from one that has loaded PyTorch.
+@pytest.mark.parametrize(
+    ("name", "size"), [("hsdp.py", 4), ("tensor_parallel.py", 2), ("tensor_parallel.py", 4), ("experts.py", 2)]
+)
+def test_over_processes(name, size, tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["launch_cases"])
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    run = [str(FOLDER / name), "--steps", "12"]
+    ranks = [context.Process(target=launch_cases.run, args=(run, rank, size, port, tmp_path)) for rank in range(size)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+    for rank, process in enumerate(ranks):
+        said = (tmp_path / f"rank{rank}").read_text()
+        assert process.exitcode == 0, said
+        first, last = map(float, re.search(r"loss ([\d.]+) to ([\d.]+)", said).groups())
+        assert last < 0.9 * first and "resumed bitwise identical" in said, said

@@ -113,6 +113,16 @@ static tch_status begin(pretend_rank *r)
     return meet(r->group) == 0 ? TCH_OK : TCH_ERR_COMM;
 }
 
+static bool fits(pretend_group *group, int64_t sent, int64_t expected)
+{
+    if (sent != expected) {
+        pthread_mutex_lock(&group->lock);
+        group->mismatches++;
+        pthread_mutex_unlock(&group->lock);
+    }
+    return sent == expected;
+}
+
 static tch_status all_gather(void *user, const void *send, void *receive, int64_t bytes, void *stream)
 {
     pretend_rank *r = user;
@@ -123,7 +133,7 @@ static tch_status all_gather(void *user, const void *send, void *receive, int64_
         return TCH_ERR_COMM;
     }
     for (int32_t k = 0; k < r->group->size; k++) {
-        r->group->mismatches += r->group->ranks[k].bytes != bytes;
+        fits(r->group, r->group->ranks[k].bytes, bytes);
         copy(r, (char *)receive + k * bytes, false, r->group->ranks[k].send, bytes);
     }
     finish(r);
@@ -141,12 +151,10 @@ static tch_status all_to_all(void *user, const void *send, void *receive, const 
     }
     for (int32_t k = 0; k < r->group->size; k++) {
         const pretend_rank *from = &r->group->ranks[k];
-        if (from->counts->send_bytes[r->rank] != counts->receive_bytes[k]) {
-            r->group->mismatches++;
-            continue;
+        if (fits(r->group, from->counts->send_bytes[r->rank], counts->receive_bytes[k])) {
+            copy(r, (char *)receive + counts->receive_offsets[k], false,
+                 (const char *)from->send + from->counts->send_offsets[r->rank], counts->receive_bytes[k]);
         }
-        copy(r, (char *)receive + counts->receive_offsets[k], false,
-             (const char *)from->send + from->counts->send_offsets[r->rank], counts->receive_bytes[k]);
     }
     finish(r);
     return meet(r->group) == 0 ? TCH_OK : TCH_ERR_COMM;

@@ -167,11 +167,15 @@ class Engine:
             counts = counts[:2] + [int(left[name].pop(0)) if left.get(name) else 0 for name in names]
         self._handle.set_counts(parameter, counts)
 
+    def all_tiles(self) -> list[tuple[Any, ...]]:
+        """(parameter, number, owner, dims, start, size) of every tile on any rank."""
+        return self._handle.tiles()
+
     def tiles(self) -> dict[tuple[int, int], tuple[tuple[int, ...], tuple[slice, ...]]]:
         """The dims of the parameter that a tile is of, and where it is in them, by parameter and number."""
         return {
             (parameter, number): (dims, tuple(slice(a, a + n) for a, n in zip(start, size, strict=True)))
-            for parameter, number, _, dims, start, size in self._handle.tiles()
+            for parameter, number, _, dims, start, size in self.all_tiles()
         }
 
     def set_lr(self, members: Members, lr: float) -> None:

@@ -20,6 +20,7 @@ from torchium._watch.layers import Part, kind_of, layer_of
 
 from .._engine.engine import allocate_state, stream_on
 from .._engine.state import MOST_STEPS, check_counts
+from .._shared.group import Group, make_group, ranks_of
 
 __all__ = ["COUNTS", "Factors", "find_layers"]
 
@@ -90,8 +91,10 @@ def _bias_of(module: nn.Module) -> nn.Parameter | None:
 class Factors:
     """The factors of all layers. A configuration has the fields of tch_kfac_config by name."""
 
-    def __init__(self, layers: list[Part], dtype: torch.dtype | None) -> None:
+    def __init__(self, layers: list[Part], dtype: torch.dtype | None, process_group: Any = None) -> None:
         self._layers = layers
+        self._process_group = process_group  # whose ranks divide the refreshes
+        self._groups: dict[torch.device, Group] = {}
         self._dtype = dtype
         self._config: dict[str, Any] = {}
         self._signature: list[Any] | None = None
@@ -135,10 +138,23 @@ class Factors:
                 self._config | {"factor_dtype": self._dtype_on(device)},
                 [self._entry(k) for k in numbers],
                 functools.partial(allocate_state, device),
+                self._group_on(device, numbers),
             )
             for device, numbers in members.items()
         }
         self._signature = signature
+
+    def _group_on(self, device: torch.device, numbers: list[int]) -> tuple[Any, ...] | None:
+        weight = self._layers[numbers[0]].module.weight
+        if not ranks_of(weight, self._process_group):
+            return None
+        if device not in self._groups:
+            self._groups[device] = make_group(weight, self._process_group, device)
+        return self._groups[device].arguments()
+
+    def groups(self) -> list[Group]:
+        """Those whose ranks have divided the layers of a device among them."""
+        return list(self._groups.values()) if self._engines else []
 
     def _dtype_on(self, device: torch.device) -> str:
         """float32, or float64 for a device with a float64 layer."""
@@ -160,7 +176,9 @@ class Factors:
         )
 
     def forecast(self) -> int:
-        """Bytes of state."""
+        """Bytes of state; before it is there, of one process that has all of it."""
+        if self._groups:
+            return sum(view.nbytes for views in self.views().values() for view in views.values())
         devices = {layer.module.weight.device for layer in self._layers}
         total = 0
         for device in devices:
@@ -207,6 +225,19 @@ class Factors:
             saved[layer.name][COUNTS] = self._engines[device].get_counts(number)
         return saved
 
+    def consolidate(self, to: int, averaged: bool) -> dict[str, dict[str, Any]] | None:
+        """The state of all layers in host memory on rank `to`, None on the others. Factors are the mean over the ranks
+        that average them, else those of the layer's owner, as inverses and bases are."""
+        mine = {
+            name: {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in saved.items()}
+            for name, saved in (self.state() if self._engines else {}).items()
+        }
+        for group in self.groups():
+            every = group.gather(mine, to)
+            if every is not None:
+                mine = {name: _merged([part[name] for part in every], averaged) for name in mine}
+        return None if self.groups() and not self.groups()[0].is_at(to) else mine
+
     def load(self, saved: Mapping[str, Any]) -> None:
         """Everything is compared before anything is written."""
         names = {layer.name for layer in self._layers}
@@ -219,7 +250,8 @@ class Factors:
         self._restore(saved)
 
     def _check(self, name: str, views: Mapping[str, torch.Tensor], saved: Any) -> None:
-        if not isinstance(saved, Mapping) or saved.keys() != {*views, COUNTS}:
+        known = isinstance(saved, Mapping) and saved.keys() >= {*views, COUNTS}
+        if not known or (saved.keys() != {*views, COUNTS} and not self._groups):  # a whole state has more than a part
             raise ValueError(f"the state of layer {name!r} must have {sorted(views)} and {COUNTS!r}")
         for key, view in views.items():
             value = saved[key]
@@ -248,6 +280,17 @@ class Factors:
         total["worst_residual"] = max((part["worst_residual"] for part in parts), default=0.0)
         total["scale"] = min((part["scale"] for part in parts), default=1.0)
         return total
+
+
+def _merged(parts: list[dict[str, Any]], averaged: bool) -> dict[str, Any]:
+    """One layer's state from that of every rank."""
+    owner = max(parts, key=len)  # whose state has more than factors; under EKFAC all have the same
+    merged = dict(owner)
+    for key in ("input_factor", "output_factor"):
+        values = [part[key] for part in parts]
+        if averaged and not all(torch.equal(value, values[0]) for value in values):
+            merged[key] = torch.stack(values).mean(0)
+    return merged
 
 
 def _check_counts(name: str, counts: Any) -> None:

@@ -54,9 +54,13 @@ class Group:
     def placement_of(self, parameter: torch.Tensor) -> Placement | None:
         return placement_of(parameter, self._rank_of)
 
+    @property
+    def name(self) -> str:
+        return f"ranks {self.ranks[0]} to {self.ranks[-1]}"
+
     def arguments(self) -> tuple[Any, ...]:
         """What _C.Optimizer takes."""
-        return f"ranks {self.ranks[0]} to {self.ranks[-1]}", self.rank, self.size, self.collective
+        return self.name, self.rank, self.size, self.collective
 
     def _at(self, address: int, size: int) -> torch.Tensor:
         key = address, size
@@ -67,13 +71,19 @@ class Group:
     def collective(self, operation: str, send: int, receive: int, numbers: Any, stream: int) -> None:
         """Queued on `stream`, which may be another than PyTorch's current one: what travels does so beside other
         work."""
-        if self.device.type != "cuda" or stream == torch.cuda.current_stream(self.device).cuda_stream:
-            self._run(operation, send, receive, numbers)
-            return
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self.device)):
-            self._run(operation, send, receive, numbers)
+        try:
+            if self.device.type != "cuda" or stream == torch.cuda.current_stream(self.device).cuda_stream:
+                self._call(operation, send, receive, numbers)
+                return
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self.device)):
+                self._call(operation, send, receive, numbers)
+        except (RuntimeError, ValueError) as error:  # a rank that is gone, or a timeout
+            raise RuntimeError(
+                f"{operation} of {self.name}, rank {self.rank} of {self.size}, failed: {error}\nThe step is not "
+                "whole: resume from a checkpoint"
+            ) from error
 
-    def _run(self, operation: str, send: int, receive: int, numbers: Any) -> None:
+    def _call(self, operation: str, send: int, receive: int, numbers: Any) -> None:
         dist, group = self._dist, self._process_group
         if operation == "reduce_max":
             dist.all_reduce(self._at(send, 4 * numbers).view(torch.int32), op=dist.ReduceOp.MAX, group=group)
@@ -85,6 +95,18 @@ class Group:
             dist.all_to_all_single(
                 self._at(receive, sum(received)), self._at(send, sum(sent)), received, sent, group=group
             )
+
+    def is_at(self, rank: int) -> bool:
+        """Whether this process is that rank of the world."""
+        return self.ranks[self.rank] == rank
+
+    def gather(self, value: Any, to: int) -> list[Any] | None:
+        """What every rank gives, on rank `to` of the world; None on the others."""
+        if to not in self.ranks:
+            raise ValueError(f"to is {to}, expected one of the ranks that share the state: {list(self.ranks)}")
+        every = [None] * self.size if self.is_at(to) else None
+        self._dist.gather_object(value, every, dst=to, group=self._process_group)
+        return every
 
 
 def ranks_of(parameter: Any, process_group: Any) -> tuple[int, ...]:
@@ -112,6 +134,28 @@ def make_group(parameter: Any, process_group: Any, device: torch.device) -> Grou
     else:
         known.append(process_group)
     for group in known:
-        if tuple(sorted(dist.get_process_group_ranks(group))) == ranks:
+        if tuple(sorted(dist.get_process_group_ranks(group))) == ranks and _serves(group, device):
             return Group(group, tuple(dist.get_process_group_ranks(group)), device)
-    return Group(dist.new_group(list(ranks), use_local_synchronization=True), ranks, device)
+    return Group(_new_group(list(ranks), device), ranks, device)
+
+
+def _serves(group: Any, device: torch.device) -> bool:
+    """Whether it has a backend for this device: NCCL has none for host memory, where CPUOffloadPolicy keeps
+    parameters."""
+    import torch.distributed as dist
+
+    return device.type in dist.get_backend_config(group)
+
+
+def _new_group(ranks: list[int], device: torch.device) -> Any:
+    import torch.distributed as dist
+
+    if _serves(dist.group.WORLD, device):
+        return dist.new_group(ranks, use_local_synchronization=True)
+    if device.type != "cpu" or not dist.is_gloo_available():
+        raise RuntimeError(
+            f"the parameters of ranks {ranks[0]} to {ranks[-1]} are on {device}, and the process groups "
+            f"({dist.get_backend_config(dist.group.WORLD)}) have no backend for it: "
+            f"init_process_group('cpu:gloo,cuda:nccl') makes one for each kind of device"
+        )
+    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)

@@ -61,28 +61,29 @@ def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def wrap_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A DTensor of this rank's part, laid out as the parameter is."""
+    """A DTensor of this rank's part, laid out as the parameter is and in the memory of `local`. `DTensor.from_local`
+    would move it to the mesh's device, where parameters that CPUOffloadPolicy keeps in host memory are not."""
     from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
     stride = list(itertools.accumulate(parameter.shape[:0:-1], lambda a, b: a * b, initial=1))[::-1]
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=tuple(stride) if parameter.ndim else (),
-    )
+    meta = TensorMeta(parameter.shape, tuple(stride) if parameter.ndim else (), local.dtype)
+    spec = DTensorSpec(parameter.device_mesh, tuple(parameter.placements), tensor_meta=meta)
+    return DTensor(local, spec, requires_grad=False)
 
 
 def whole_tensor(value: torch.Tensor) -> torch.Tensor:
-    return value.full_tensor() if is_sharded(value) else value
+    """The mesh's own collectives put it together, and so on its device."""
+    if not is_sharded(value):
+        return value
+    there = value.device_mesh.device_type
+    return (value if value.device.type == there else value.to(there)).full_tensor()
 
 
 def local_part(value: Any, like: Any) -> torch.Tensor:
     """This rank's part of a saved tensor, whole or laid out in any way, where `like` is laid out as wanted."""
     if not is_sharded(like):
-        return value.full_tensor() if is_sharded(value) else value
+        return whole_tensor(value)
     if is_sharded(value):
         if not same_layout(value, like):
             value = value.redistribute(like.device_mesh, like.placements)

@@ -1,5 +1,7 @@
 """What processes of a group do for test_optim_shared.py, and what one process does with the same gradients."""
 
+import functools
+import inspect
 import os
 import traceback
 
@@ -41,6 +43,7 @@ def run(optimizer, parameters, place, steps, dtype=torch.float32):
         optimizer.step()
 
 
+@functools.cache
 def alone(name, steps=STEPS, dtype=torch.float32, **more):
     """What one process comes to."""
     parameters = [torch.nn.Parameter(value.to(dtype)) for value in numbers(-1)]
@@ -255,6 +258,199 @@ def load(size, folder):
         assert not differing(expected, restored), f"{name}: parameters {differing(expected, restored)}"
 
 
+def consolidates(size, folder):
+    """The last rank has the state of all; one process, replicas and shards go on from it to the bit. The others, and
+    all of them after another step, are told what to do."""
+    to = size - 1
+    for name in OPTIONS:
+        optimizer, parameters = train(name, lambda value: value, process_group=dist.group.WORLD)
+        refuses_to_save(name, optimizer)
+        optimizer.consolidate_state_dict(to=to)
+        if dist.get_rank() == to:
+            saved = {"parameters": [p.detach() for p in parameters], "optimizer": optimizer.state_dict()}
+            torch.save(saved, f"{folder}/{name}.{size}.pt")
+        else:
+            refuses_to_save(name, optimizer)
+        run(optimizer, parameters, lambda gradient: gradient, [STEPS + 1])
+        refuses_to_save(name, optimizer)
+        dist.barrier()
+        goes_on_from(f"{folder}/{name}.{size}.pt", name, size)
+
+
+def refuses_to_save(name, optimizer):
+    """Elementwise state is whole on every rank."""
+    try:
+        optimizer.state_dict()
+        assert name in ("SGD", "AdamW", "Lion"), f"{name} gave a part of the state"
+    except RuntimeError as error:
+        assert "consolidate_state_dict" in str(error) and "torch.distributed.checkpoint" in str(error), error
+
+
+def goes_on_from(file, name, size):
+    saved = torch.load(file)
+    expected = alone(name, 2 * STEPS)
+    for way, place, more in [
+        ("in one process", lambda value: value, {}),
+        ("as replicas", lambda value: value, {"process_group": dist.group.WORLD}),
+        ("by rows", dict(ways(size))["by rows"], {}),
+    ]:
+        others = [torch.nn.Parameter(place(p.clone())) for p in saved["parameters"]]
+        second = make(name, others, **more)
+        second.load_state_dict(saved["optimizer"])
+        run(second, others, place, range(STEPS + 1, 2 * STEPS + 1))
+        assert not differing(expected, others), f"{name} {way}: parameters {differing(expected, others)}"
+
+
+def goes_on_with_more(size, folder):
+    """What two ranks have saved."""
+    for name in OPTIONS:
+        goes_on_from(f"{folder}/{name}.2.pt", name, size)
+
+
+def replicas_by_checkpoint(size, folder):
+    """get_state_dict calls state_dict() on every rank, and gets each rank's part of replicas."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    def model():
+        torch.manual_seed(5)
+        return torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.Tanh(), torch.nn.Linear(24, 16))
+
+    def steps(net, optimizer, numbers):
+        for step in numbers:
+            x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            (net(x) - x).square().mean().backward()
+            optimizer.step()
+
+    for name in ("Shampoo", "Muon"):
+        nets, optimizers = [model(), model()], []
+        for net in nets:
+            optimizers.append(make(name, net.parameters(), process_group=dist.group.WORLD))
+        steps(nets[0], optimizers[0], range(3))
+        net_state, state = get_state_dict(nets[0], optimizers[0])
+        dcp.save({"net": net_state, "optimizer": state}, checkpoint_id=f"{folder}/replicas/{name}")
+        net_state, state = get_state_dict(nets[1], optimizers[1])
+        dcp.load({"net": net_state, "optimizer": state}, checkpoint_id=f"{folder}/replicas/{name}")
+        set_state_dict(nets[1], optimizers[1], model_state_dict=net_state, optim_state_dict=state)
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            steps(net, optimizer, range(3, 6))
+        assert not differing([p.detach() for p in nets[0].parameters()], nets[1].parameters()), name
+
+
+# --- state of each rank
+
+MATRICES = [(48, 64)] * 24 + [(96, 32)] * 12  # whose rows every world below divides evenly
+LARGE = 4 * 2**20  # bytes: elementwise state below that is not divided among replicas
+
+
+def bytes_of(optimizer, parameters):
+    """Bytes of state here, those of matrices and all others, clocks among them."""
+    counts = [0, 0]
+    for p in parameters:
+        for name, value in optimizer.state[p].items():
+            if name != "counts" and not name.startswith("failures"):
+                local = value.to_local() if isinstance(value, DTensor) else value
+                counts[p.ndim < 2 or name == "step"] += local.numel() * local.element_size()
+    return counts
+
+
+def state_bytes(size):
+    """A rank has 1/W of the state of one process and 2 % more, and elementwise state below 4 MiB."""
+    blank = {"Shampoo": {"max_preconditioner_dim": 32}, "SOAP": {}, "Muon": {}}
+
+    def train_blank(name, place, **more):
+        parameters = [torch.nn.Parameter(place(torch.zeros(shape))) for shape in [*MATRICES, (96,)]]
+        optimizer = getattr(optim, name)(parameters, lr=0.1, **blank[name], **more)
+        for p in parameters:
+            p.grad = place(torch.ones(p.shape))
+        optimizer.step()
+        return bytes_of(optimizer, parameters)
+
+    for name in blank:
+        matrices, others = train_blank(name, lambda value: value)
+        assert others < LARGE
+        for way, place, more in [
+            ("as replicas", lambda value: value, {"process_group": dist.group.WORLD}),
+            ("by rows", dict(ways(size))["by rows"], {}),
+        ]:
+            every = [None] * size
+            dist.all_gather_object(every, sum(train_blank(name, place, **more)))
+            most = 1.02 * matrices / size + others
+            assert max(every) <= most, f"{name} {way}: {every} bytes on the ranks, expected {most} at most"
+
+
+# --- parameters in host memory
+
+
+def offloads(size, device="cpu"):
+    """fully_shard with CPUOffloadPolicy, beside the same without: equal bits on a CPU, on a GPU up to rounding."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+    from torchium.optim._shared.sharding import whole_tensor
+
+    def trained(name, policy):
+        torch.manual_seed(7)
+        net = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.Tanh(), torch.nn.Linear(24, 16)).to(device)
+        mesh = init_device_mesh(device, (size,))
+        for layer in net:
+            fully_shard(layer, mesh=mesh, offload_policy=policy)
+        fully_shard(net, mesh=mesh, offload_policy=policy)
+        optimizer = make(name, net.parameters())
+        for step in range(3):
+            x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step)).to(device)
+            optimizer.zero_grad()
+            (net(x) - x).square().mean().backward()
+            optimizer.step()
+        optimizer.consolidate_state_dict()
+        return [whole_tensor(p.detach()).cpu() for p in net.parameters()]
+
+    for name in ("Muon", "Shampoo", "AdamW"):
+        expected = trained(name, OffloadPolicy())
+        got = trained(name, CPUOffloadPolicy(pin_memory=False))
+        if device == "cpu":
+            assert not differing(expected, got), name
+        for a, b in zip(expected, got, strict=True):
+            assert torch.allclose(a, b, rtol=2e-2, atol=2e-3), name  # Muon's directions are bfloat16 on a GPU
+
+
+def offloads_from_a_gpu(size):
+    torch.cuda.set_device(0)
+    offloads(size, "cuda")
+
+
+def on_a_mesh_of_gpus(size):
+    """Shards in host memory on a mesh of GPUs whose group has no backend for it, as under NCCL with CPUOffloadPolicy:
+    equal bits, and state in the same memory that the steps write to. No GPU is used."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torchium.optim._shared.sharding import wrap_like
+
+    assert "cpu" not in dist.get_backend_config()
+    mesh, rank = DeviceMesh("cuda", torch.arange(size)), dist.get_rank()
+
+    class Like:
+        device_mesh, placements = mesh, (Shard(0),)
+
+        def __init__(self, value):
+            self.shape, self.ndim = value.shape, value.ndim
+
+    def part(value):
+        parts = value.chunk(size)
+        return parts[rank].clone() if rank < len(parts) else value[:0].clone()
+
+    def place(value):
+        return wrap_like(part(value), Like(value))
+
+    for name in ("Muon", "Shampoo", "AdamW"):
+        optimizer, parameters = train(name, place)
+        for a, p in zip(alone(name), parameters, strict=True):
+            assert p.to_local().device.type == "cpu" and torch.equal(part(a), p.to_local()), name
+        views = next(iter(optimizer._engines.values())).states()
+        for p, state in zip(parameters, views, strict=True):
+            for key, value in state.items():
+                if isinstance(value, DTensor):
+                    assert optimizer.state[p][key].to_local().data_ptr() == value.to_local().data_ptr(), key
+
+
 def named(parameters):
     return {str(i): p.detach() for i, p in enumerate(parameters)}
 
@@ -285,25 +481,31 @@ CASES = {
         other_options,
         really_trains,
         save,
+        consolidates,
+        replicas_by_checkpoint,
+        state_bytes,
+        offloads,
     ],
-    3: [equal_bits, states_divided, load],
-    4: [equal_bits, half_precision, really_trains],
+    3: [equal_bits, states_divided, load, goes_on_with_more, consolidates, state_bytes],
+    4: [equal_bits, half_precision, really_trains, state_bytes],
 }
 
 
-def worker(rank, size, folder, cases):
+def worker(rank, size, folder, cases, backend="gloo"):
     """Runs the cases; what went wrong goes into a file of this rank."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = dist.FileStore(f"{folder}/store", size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     failures = []
     for case in cases:
         try:
-            globals()[case](size, *([folder] if case in ("save", "load") else []))
+            function = globals()[case]
+            function(size, *([folder] if "folder" in inspect.signature(function).parameters else []))
         except Exception:
             failures.append(f"{case}, rank {rank}: {traceback.format_exc()}")
-        dist.barrier()
+        if backend == "gloo":
+            dist.barrier()
     with open(f"{folder}/failures.{rank}", "a") as file:
         file.write("\n".join(failures))
     dist.destroy_process_group()

@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""Times steps of Muon and Shampoo that two processes share over gloo, one thread each, beside Dion's Muon and Meta's
+Distributed Shampoo, in one run: the same parameters and gradients, replicated (as under DDP) and sharded by rows (as
+under fully_shard).
+
+    PYTHONPATH=build/release/python:DION:SHAMPOO bench/gloo_compare.py [--width N] [--layers N] [--bfloat16]
+
+DION and SHAMPOO are checkouts of github.com/microsoft/dion and github.com/facebookresearch/optimizers; who is not found
+is left out. Rounds go through all of them in turn, so that what else the machine does falls on all alike. Beside the
+milliseconds of a step there is the processor's time that both processes took for it, which a busy machine changes less.
+
+Dion orthogonalizes in bfloat16, which many CPUs have no arithmetic for: it is given a function in float32 with as many
+products, and --bfloat16 adds its own. Of Meta's ways to take shards, the default one preconditions each shard by
+itself, which is other mathematics than that of one process; REPLICATE is the same as one process. ROUND_ROBIN, which is
+too, sends what gloo does not take.
+"""
+
+import argparse
+import importlib.util
+import os
+import statistics
+import tempfile
+import time
+
+import figures
+import torch
+import torch._dynamo
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from timing import machine
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+RANKS, PERIOD = 2, 5
+WARM_UP = 3  # rounds: Dion's functions are compiled, and then once more for other sizes
+
+
+def shapes(width, layers):
+    """The matrices of a GPT's blocks."""
+    return layers * [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
+
+
+def numbers(width, layers):
+    """Parameters, and gradients of rank 16 plus noise."""
+    generator = torch.Generator().manual_seed(0)
+    for m, n in shapes(width, layers):
+        low = torch.randn(m, 16, generator=generator) @ torch.randn(16, n, generator=generator)
+        noise = torch.randn(m, n, generator=generator)
+        yield 0.02 * torch.randn(m, n, generator=generator), 1e-2 * low + 1e-3 * noise
+
+
+def newton_schulz(g, epsilon=1e-6):
+    """Five steps of Muon's polynomial in float32."""
+    x = g.float()
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + epsilon)
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    for _ in range(5):
+        a = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * (a @ a)) @ x
+    return x.mT if tall else x
+
+
+# --- who is compared --------------------------------------------------------------------------------------------------
+
+
+def our_muon(parameters, mesh):
+    from torchium.optim import Muon
+
+    return Muon(parameters, lr=0.01, weight_decay=0.0, **({} if mesh else {"process_group": dist.group.WORLD}))
+
+
+def our_shampoo(parameters, mesh):
+    from torchium.optim import Shampoo
+
+    return Shampoo(
+        parameters,
+        lr=0.01,
+        betas=(0.9, 0.99),
+        grafting="adam",
+        precondition_frequency=PERIOD,
+        max_preconditioner_dim=256,
+        **({} if mesh else {"process_group": dist.group.WORLD}),
+    )
+
+
+def dion_muon(parameters, mesh, **options):
+    from dion import Muon
+
+    return Muon(parameters, mesh or dist.group.WORLD, lr=0.01, weight_decay=0.0, nesterov=True, **options)
+
+
+def dion_muon_float32(parameters, mesh):
+    return dion_muon(parameters, mesh, newton_schulz_func=newton_schulz)
+
+
+def meta_shampoo(parameters, mesh, strategy="DEFAULT"):
+    import distributed_shampoo as meta
+
+    if mesh:
+        placed = meta.FullyShardDistributedConfig(
+            param_assignment_strategy=getattr(meta.FSDPParamAssignmentStrategy, strategy)
+        )
+    else:
+        placed = meta.DDPDistributedConfig()
+    return meta.DistributedShampoo(
+        parameters,
+        lr=0.01,
+        betas=(0.9, 0.99),
+        epsilon=1e-8,
+        grafting_config=meta.AdamPreconditionerConfig(beta2=0.99, epsilon=1e-8),
+        precondition_frequency=PERIOD,
+        max_preconditioner_dim=256,
+        distributed_config=placed,
+    )
+
+
+def meta_shampoo_whole(parameters, mesh):
+    return meta_shampoo(parameters, mesh, "REPLICATE")
+
+
+OURS = "torchium"
+WORK = {
+    "Muon step": {OURS: our_muon, "Dion, float32": dion_muon_float32, "Dion, bfloat16": dion_muon},
+    f"Shampoo step, roots every {PERIOD}": {OURS: our_shampoo, "Meta": meta_shampoo},
+}
+ONLY_SHARDED = {f"Shampoo step, roots every {PERIOD}": {"Meta, REPLICATE": meta_shampoo_whole}}
+NEEDS = {"Dion": "dion", "Meta": "distributed_shampoo"}
+
+
+def found(name):
+    module = NEEDS.get(name.split(",")[0])
+    return module is None or importlib.util.find_spec(module) is not None
+
+
+# --- timing -----------------------------------------------------------------------------------------------------------
+
+
+class Trial:
+    """One optimizer on parameters of its own."""
+
+    def __init__(self, make, mesh, args):
+        def place(value):
+            return distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None) if mesh else value.clone()
+
+        self.parameters = []
+        for value, gradient in numbers(args.width, args.layers):
+            self.parameters.append(torch.nn.Parameter(place(value)))
+            self.parameters[-1].grad = place(gradient)
+        self.optimizer = make(self.parameters, mesh)
+        self.wall, self.busy = [], []
+
+    def period(self, timed):
+        """As many steps as roots are apart. Milliseconds a step: of the slowest rank, and the processor's of both."""
+        dist.barrier()
+        wall, busy = time.perf_counter(), time.process_time()
+        for _ in range(PERIOD):
+            self.optimizer.step()
+        spent = torch.tensor([time.perf_counter() - wall, time.process_time() - busy], dtype=torch.float64)
+        every = [torch.empty_like(spent) for _ in range(RANKS)]
+        dist.all_gather(every, spent)
+        if timed:
+            self.wall.append(1e3 * max(float(one[0]) for one in every) / PERIOD)
+            self.busy.append(1e3 * sum(float(one[1]) for one in every) / PERIOD)
+
+
+def measure(work, placement, mesh, args):
+    """A row: all trials in turn, round after round."""
+    makers = WORK[work] | (ONLY_SHARDED.get(work, {}) if mesh else {})
+    if not args.bfloat16:
+        makers.pop("Dion, bfloat16", None)
+    trials = {name: Trial(make, mesh, args) for name, make in makers.items() if found(name)}
+    for round_ in range(WARM_UP + args.rounds):
+        for trial in trials.values():
+            trial.period(round_ >= WARM_UP)
+    wall = {name: statistics.median(trial.wall) for name, trial in trials.items()}
+    busy = {name: statistics.median(trial.busy) for name, trial in trials.items()}
+    return {
+        "work": work,
+        "size": f"GPT, {args.layers} x {args.width}",
+        "placement": placement,
+        "ranks": RANKS,
+        "ours_ms": wall.pop(OURS),
+        "anchors_ms": wall,
+        "ours_processor_ms": busy.pop(OURS),
+        "anchors_processor_ms": busy,
+    }
+
+
+def worker(rank, folder, args):
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = dist.FileStore(f"{folder}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    torch._dynamo.config.recompile_limit = 1000  # Dion compiles its functions for every shape and placement
+    rows = []
+    for placement, mesh in (("replicated", None), ("sharded by rows", init_device_mesh("cpu", (RANKS,)))):
+        for work in WORK:
+            rows.append(measure(work, placement, mesh, args))
+            if rank == 0:
+                print(rows[-1], flush=True)
+    if rank == 0:
+        import torchium
+
+        described = machine("cpu", torchium.__version__)
+        described |= {"device": f"cpu, {os.cpu_count()} cores", "processes": RANKS, "threads": 1}
+        figures.write(args.out, {"machine": described, "rows": rows})
+    dist.barrier()
+    os._exit(0)  # gloo's threads may outlive the group
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", default=os.path.join(figures.RESULTS, "gloo-2-processes.json"))
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--bfloat16", action="store_true", help="Dion's own orthogonalization too")
+    parser.add_argument("--rounds", type=int, default=5, help=f"of {PERIOD} steps each")
+    mp.spawn(worker, args=(tempfile.mkdtemp(), parser.parse_args()), nprocs=RANKS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Expert parallelism with Muon: a mixture of experts, some of them on each process, and tokens that travel to them.
+
+    torchrun --nproc-per-node 2 experts.py                       # four experts on two processes; some seconds on CPUs
+
+An expert's matrices belong to its process alone: as plain tensors they are nobody else's, so Muon works on them without
+any traffic. The router is the same on every process; its gradient is averaged, and AdamW keeps it the same.
+"""
+
+import argparse
+import os
+import tempfile
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import distributed, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.optim import Optimizer
+from torchium.optim import AdamW, Muon
+
+EXPERTS, WIDTH = 4, 16
+
+
+class Exchange(torch.autograd.Function):
+    """Rows in order of the process they go to; back come those of every process. Gradients take the way back."""
+
+    @staticmethod
+    def forward(ctx, rows: torch.Tensor, received: list[int], sent: list[int]) -> torch.Tensor:
+        ctx.way_back = sent, received
+        result = rows.new_empty(sum(received), rows.shape[1])
+        distributed.all_to_all_single(result, rows.contiguous(), received, sent)
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return Exchange.apply(gradient, *ctx.way_back), None, None
+
+
+class Mixture(nn.Module):
+    """Every token goes to its best expert: on this process are those from `first` on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each = EXPERTS // distributed.get_world_size()
+        self.first = distributed.get_rank() * self.each
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
+        experts = [nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, WIDTH)) for _ in range(EXPERTS)]
+        here = range(self.first, self.first + self.each)
+        self.experts = nn.ModuleDict({str(k): experts[k] for k in here})  # by their number among all
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, expert = self.router(x).softmax(-1).max(-1)
+        order = expert.argsort(stable=True)
+        sent = torch.bincount(expert // self.each, minlength=distributed.get_world_size())
+        received = torch.empty_like(sent)
+        distributed.all_to_all_single(received, sent)
+        there, back = received.tolist(), sent.tolist()
+        tokens = Exchange.apply(x[order], there, back)
+        numbers = Exchange.apply(expert[order].to(x.dtype).unsqueeze(-1), there, back).squeeze(-1)
+        done = torch.zeros_like(tokens)
+        for name, module in self.experts.items():
+            mine = (numbers == int(name)).unsqueeze(-1)
+            done = done + mine * module(tokens)  # a large model would gather the rows instead
+        result = Exchange.apply(done, back, there)[order.argsort()]
+        return x + weight.unsqueeze(-1) * result
+
+
+def make(device: str) -> tuple[Mixture, list[Optimizer]]:
+    torch.manual_seed(0)
+    net = Mixture().to(device)
+    matrices = Muon(net.experts.parameters(), lr=0.02, weight_decay=0.0)  # biases get AdamW
+    return net, [matrices, AdamW(net.router.parameters(), lr=0.01)]
+
+
+def average_gradients(net: Mixture) -> None:
+    """The loss is the mean over processes: an expert has the sum of its tokens from all of them already."""
+    size = distributed.get_world_size()
+    for p in net.router.parameters():
+        distributed.all_reduce(p.grad)
+    for p in net.parameters():
+        p.grad.div_(size)
+
+
+def train(net: Mixture, optimizers: list[Optimizer], steps: range, device: str) -> list[float]:
+    losses = []
+    for step in steps:
+        x = torch.randn(128, WIDTH, generator=torch.Generator().manual_seed(1000 * step + distributed.get_rank()))
+        x = x.to(device)
+        target = torch.where(x[:, :1] > 0, x.flip(1), -x.roll(1, 1))  # what an expert can learn for its part
+        net.zero_grad()
+        loss = nn.functional.mse_loss(net(x), target)
+        loss.backward()
+        average_gradients(net)
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def save(net: Mixture, optimizers: list[Optimizer], folder: str) -> None:
+    """Of experts each process writes its own; names tell them apart."""
+    net_state, state = get_state_dict(net, optimizers)
+    dcp.save({"net": net_state, "optimizers": state}, checkpoint_id=folder)
+
+
+def load(net: Mixture, optimizers: list[Optimizer], folder: str) -> None:
+    net_state, state = get_state_dict(net, optimizers)
+    dcp.load({"net": net_state, "optimizers": state}, checkpoint_id=folder)
+    set_state_dict(net, optimizers, model_state_dict=net_state, optim_state_dict=state)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=60)
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    rank = distributed.get_rank()
+
+    net, optimizers = make(device)
+    losses = train(net, optimizers, range(args.steps), device)
+    print(f"rank {rank}: experts {list(net.experts)}, loss {losses[0]:.3f} to {losses[-1]:.3f}", flush=True)
+
+    folder = [tempfile.mkdtemp() if rank == 0 else None]
+    distributed.broadcast_object_list(folder)
+    save(net, optimizers, folder[0])
+    other, resumed = make(device)
+    load(other, resumed, folder[0])
+    then = range(args.steps, args.steps + 2)
+    same = train(net, optimizers, then, device) == train(other, resumed, then, device)
+    print(f"rank {rank}: resumed {'bitwise identical' if same else 'with a difference'}", flush=True)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""What processes do for test_kfac_shared.py, and what one process does with the same samples."""
+
+import functools
+import os
+import traceback
+
+import torch
+import torch.distributed as dist
+from kfac_cases import METHODS, Convolutions, batch, mlp, mse, train
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torchium.optim import KFAC
+
+STEPS = 7
+SAMPLES = 12  # of a batch: with fewer than a factor has rows, rounding would decide about eigenvectors for 0
+OPTIONS = {"lr": 0.05, "damping": 0.01, "TCov": 1, "TInv": 3, "kl_clip": 1e-4}
+RESULTS = ("input_inverse", "output_inverse", "input_basis", "output_basis", "input_values", "output_values")
+
+
+def fresh(method, dtype=torch.float64, **more):
+    torch.manual_seed(3)
+    model = mlp(dtype=dtype, sizes=(5, 7, 7, 4, 3))
+    return model, KFAC(model, method=method, **OPTIONS, **more)
+
+
+@functools.cache
+def itself():
+    """One process as it would be alone: without a group, KFAC would average over the world, and the mean of three equal
+    numbers need not be that number."""
+    return {"process_group": dist.new_group([dist.get_rank()], use_local_synchronization=True)}
+
+
+def shared():
+    """All ranks have the same samples, and so the same factors: they need not be averaged."""
+    return {"process_group": dist.group.WORLD, "average_factors": False}
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def fits(method, size, got, expected):
+    """Equal bits, but for the scales of EKFAC in a world of three: they are averaged all the same."""
+    if method != "ekfac" or size == 2:
+        return same(got, expected)
+    bound = 1e-3 if got[0].dtype == torch.float32 else 1e-9
+    return all(torch.allclose(a, b, rtol=bound, atol=bound) for a, b in zip(got, expected, strict=True))
+
+
+def equal_bits(size, folder):
+    """Samples that are the same on every rank: what one process comes to."""
+    for method in METHODS:
+        for dtype in (torch.float32, torch.float64):
+            expected = train(*fresh(method, dtype, **itself()), STEPS)
+            model, optimizer = fresh(method, dtype, **shared())
+            assert fits(method, size, train(model, optimizer, STEPS), expected), f"{method} {dtype}"
+            assert optimizer.stats()["scale"] < 1, "kl_clip had nothing to do"
+
+
+def convolutions(size, folder):
+    """Grouped convolutions, whose factors are several matrices."""
+
+    def steps(**more):
+        torch.manual_seed(4)
+        model = Convolutions()
+        optimizer = KFAC(model, method="inverse", **OPTIONS, **more)
+        for step in range(4):
+            x = torch.randn(6, 4, 8, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            functional.mse_loss(model(x), torch.ones(6, 3)).backward()
+            optimizer.step()
+        return [p.detach() for p in model.parameters()]
+
+    assert same(steps(**shared()), steps(**itself()))
+
+
+def states_divided(size, folder):
+    """What a refresh makes is on one rank, and no rank has more than its share and one layer."""
+    for method in METHODS:
+        model, optimizer = fresh(method, process_group=dist.group.WORLD)
+        train(model, optimizer, 1)
+        views = optimizer.preconditioner._factors.views()
+        every = [None] * size
+        dist.all_gather_object(every, [(name, key) for name in views for key in views[name] if key in RESULTS])
+        owned = [item for rank in every for item in rank]
+        if method == "ekfac":
+            assert len(owned) == size * len(set(owned)), "a rank lacks bases"
+        else:
+            assert len(owned) == len(set(owned)) == (2 if method == "inverse" else 4) * len(views), method
+            most = -(-len(views) // size) + 1
+            assert max(len({name for name, _ in rank}) for rank in every) <= most, every
+
+
+def replicas(size, folder):
+    """Under DistributedDataParallel, each rank with its part of the batch: the same on all, and what one process comes
+    to up to rounding."""
+    for method in METHODS:
+        model, optimizer = fresh(method, process_group=dist.group.WORLD)
+        parallel = DistributedDataParallel(model)
+        for step in range(STEPS):
+            x, y = (t.chunk(size)[dist.get_rank()] for t in batch(model, SAMPLES, step))
+            optimizer.zero_grad()
+            mse(parallel(x), y).backward()
+            optimizer.step()
+        own = [p.detach() for p in model.parameters()]
+        every = [None] * size
+        dist.all_gather_object(every, own)
+        assert all(same(other, own) for other in every), method
+        expected = train(*fresh(method, **itself()), STEPS, size=SAMPLES)
+        for a, b in zip(own, expected, strict=True):
+            assert torch.allclose(a, b, rtol=1e-8, atol=1e-10), method
+
+
+def consolidates(size, folder):
+    """The last rank saves; one process and the same number of them go on to the bit, the others are told what to do."""
+    for method in METHODS:
+        expected = train(*fresh(method, **itself()), 2 * STEPS)
+        model, optimizer = fresh(method, **shared())
+        train(model, optimizer, STEPS)
+        optimizer.consolidate_state_dict(to=size - 1)
+        if dist.get_rank() == size - 1:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f"{folder}/{method}.pt")
+        else:
+            try:
+                optimizer.state_dict()
+                raise AssertionError(f"{method} gave a part of the state")
+            except RuntimeError as error:
+                assert "consolidate_state_dict" in str(error), error
+        dist.barrier()
+        saved = torch.load(f"{folder}/{method}.pt")
+        for more in (itself(), shared()):
+            model, optimizer = fresh(method, **more)
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            assert fits(method, size, train(model, optimizer, STEPS, first=STEPS), expected), f"{method} {list(more)}"
+
+
+CASES = [equal_bits, convolutions, states_divided, replicas, consolidates]
+
+
+def worker(rank, size, folder):
+    """Runs the cases; what went wrong goes into a file of this rank."""
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)
+    failures = []
+    for case in CASES:
+        try:
+            case(size, folder)
+        except Exception:
+            failures.append(f"{case.__name__}, rank {rank}: {traceback.format_exc()}")
+        dist.barrier()
+    with open(f"{folder}/failures.{rank}", "w") as file:
+        file.write("\n".join(failures))
+    dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may outlive the group
