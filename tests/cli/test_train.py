@@ -213,7 +213,7 @@ class Curvature(Case):
     """KFAC, the natural gradient, and what happens to single samples."""
 
     def test_kfac_needs_half_of_adamws_steps(self):
-        kfac, adamw = self.train("--optimizer", "kfac,adamw", "--device", DEVICE)[-1]["runs"]
+        kfac, adamw = self.train("--optimizer", "kfac,adamw", "--log-every", "10", "--device", DEVICE)[-1]["runs"]
         self.assertIsNotNone(kfac["baseline_steps"])
         self.assertLessEqual(kfac["baseline_steps"], 0.5 * adamw["steps"])
 
@@ -226,7 +226,7 @@ class Curvature(Case):
         self.assertGreaterEqual(kfac["state_bytes"] - sgd["state_bytes"], 2 * 4 * factors)
 
     def last_loss(self, *arguments):
-        return self.train(*SMALL, "--steps", "20", *arguments)[-1]["runs"][0]["train_loss"]
+        return self.train(*SMALL, "--steps", "6", *arguments)[-1]["runs"][0]["train_loss"]
 
     def test_options_count(self):
         for method, options in (

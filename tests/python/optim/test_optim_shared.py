@@ -3,12 +3,12 @@ sharded in every way, with checkpoints that go from one world to another. What t
 world is started once, since loading PyTorch takes longer than the tests."""
 
 import shared_cases
-import torch.multiprocessing as mp
+from processes import run_ranks
 
 
 def test_worlds(tmp_path):
     for size, cases in shared_cases.CASES.items():
-        mp.spawn(shared_cases.worker, args=(size, str(tmp_path), [case.__name__ for case in cases]), nprocs=size)
+        run_ranks(shared_cases.worker, (size, str(tmp_path), [case.__name__ for case in cases]), size)
         said = "\n".join((tmp_path / f"failures.{rank}").read_text() for rank in range(size))
         assert not said.strip(), said
         (tmp_path / "store").unlink()
