@@ -226,7 +226,7 @@ class Curvature(Case):
         self.assertGreaterEqual(kfac["state_bytes"] - sgd["state_bytes"], 2 * 4 * factors)
 
     def last_loss(self, *arguments):
-        return self.train(*SMALL, "--steps", "6", *arguments)[-1]["runs"][0]["train_loss"]
+        return self.train(*SMALL, "--steps", "3", *arguments)[-1]["runs"][0]["train_loss"]
 
     def test_options_count(self):
         for method, options in (
