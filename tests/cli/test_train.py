@@ -213,7 +213,7 @@ class Curvature(Case):
     """KFAC, the natural gradient, and what happens to single samples."""
 
     def test_kfac_needs_half_of_adamws_steps(self):
-        kfac, adamw = self.train("--optimizer", "kfac,adamw", "--device", DEVICE)[-1]["runs"]
+        kfac, adamw = self.train("--optimizer", "kfac,adamw", "--log-every", "10", "--device", DEVICE)[-1]["runs"]
         self.assertIsNotNone(kfac["baseline_steps"])
         self.assertLessEqual(kfac["baseline_steps"], 0.5 * adamw["steps"])
 
@@ -226,7 +226,7 @@ class Curvature(Case):
         self.assertGreaterEqual(kfac["state_bytes"] - sgd["state_bytes"], 2 * 4 * factors)
 
     def last_loss(self, *arguments):
-        return self.train(*SMALL, "--steps", "20", *arguments)[-1]["runs"][0]["train_loss"]
+        return self.train(*SMALL, "--steps", "3", *arguments)[-1]["runs"][0]["train_loss"]
 
     def test_options_count(self):
         for method, options in (
@@ -429,9 +429,9 @@ class Checkpoints(Case):
 
     def test_resume_is_exact(self):
         whole, part, rest = self.path("whole"), self.path("part"), self.path("rest")
-        self.train(*self.ARGUMENTS, "--steps", "40", "--checkpoint", whole)
-        self.train(*self.ARGUMENTS, "--steps", "17", "--checkpoint", part)
-        self.train("--resume", part, "--steps", "40", "--checkpoint", rest, "--device", DEVICE)
+        self.train(*self.ARGUMENTS, "--steps", "24", "--checkpoint", whole)
+        self.train(*self.ARGUMENTS, "--steps", "11", "--checkpoint", part)
+        self.train("--resume", part, "--steps", "24", "--checkpoint", rest, "--device", DEVICE)
         (settings, tensors), (wanted_settings, wanted) = self.interesting(rest), self.interesting(whole)
         self.assertEqual(settings, wanted_settings)
         self.assertEqual(set(tensors), set(wanted))
@@ -440,7 +440,7 @@ class Checkpoints(Case):
                 self.assertEqual(tensors[name], wanted[name], name)
                 continue
             # The shorter training also measured at its own end.
-            self.assertEqual([row for row in tensors[name] if row[0] != 17], wanted[name], name)
+            self.assertEqual([row for row in tensors[name] if row[0] != 11], wanted[name], name)
 
     def test_a_finished_training_changes_nothing(self):
         first, second = self.path("first"), self.path("second")

@@ -55,12 +55,12 @@ static void compare(const char *what, double expected, double f64, float f32)
           (double)f32, expected);
 }
 
-static double element(const double *x, int64_t ld, int trans, int64_t i, int64_t j)
+TEST_REFERENCE static double element(const double *x, int64_t ld, int trans, int64_t i, int64_t j)
 {
     return trans == TCHI_TRANS ? x[j * ld + i] : x[i * ld + j];
 }
 
-static double sum_of(const double *a, int trans_a, const double *b, int trans_b, int64_t i, int64_t j)
+TEST_REFERENCE static double sum_of(const double *a, int trans_a, const double *b, int trans_b, int64_t i, int64_t j)
 {
     double sum = 0;
     for (int64_t k = 0; k < DEPTH; k++) {
@@ -103,6 +103,16 @@ static void check_syrk(int trans)
     drop(a), drop(c), drop(before);
 }
 
+/* Of `count` products, of elements of a that follow each other and of b that are `step` apart. */
+TEST_REFERENCE static double dot(int64_t count, const double *a, const double *b, int64_t step)
+{
+    double sum = 0;
+    for (int64_t k = 0; k < count; k++) {
+        sum += a[k] * b[k * step];
+    }
+    return sum;
+}
+
 /* With B = A for a symmetric A the product is symmetric. */
 static void check_symm(void)
 {
@@ -117,10 +127,7 @@ static void check_symm(void)
     tchi_cpu_symm_f32(&state, ORDER, a.f32, SIDE, a.f32, SIDE, c.f32, SIDE);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j <= i; j++) {
-            double expected = 0;
-            for (int64_t k = 0; k < ORDER; k++) {
-                expected += a.f64[i * SIDE + k] * a.f64[k * SIDE + j];
-            }
+            double expected = dot(ORDER, a.f64 + i * SIDE, a.f64 + j, SIDE);
             compare("symm", expected, c.f64[i * SIDE + j], c.f32[i * SIDE + j]);
         }
     }
@@ -147,10 +154,7 @@ static void check_potrf(void)
     numbers l = make_lower(7), a = make(0, SIDE * SIDE);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j <= i; j++) {
-            double sum = 0;
-            for (int64_t k = 0; k <= j; k++) {
-                sum += l.f64[i * SIDE + k] * l.f64[j * SIDE + k];
-            }
+            double sum = dot(j + 1, l.f64 + i * SIDE, l.f64 + j * SIDE, 1);
             a.f64[i * SIDE + j] = sum;
             a.f32[i * SIDE + j] = (float)sum;
         }
@@ -178,6 +182,18 @@ static void check_not_positive(int64_t where)
     drop(a);
 }
 
+/* Row i of L or L', up to element `count`, times column j of the solution in both types. */
+TEST_REFERENCE static void multiply_back(const double *l, int trans, numbers x, int64_t count, int64_t i, int64_t j,
+                                         double *f64, double *f32)
+{
+    *f64 = 0;
+    *f32 = 0;
+    for (int64_t k = 0; k < count; k++) {
+        *f64 += element(l, SIDE, trans, i, k) * x.f64[k * SIDE + j];
+        *f32 += element(l, SIDE, trans, i, k) * (double)x.f32[k * SIDE + j];
+    }
+}
+
 /* Multiplying the solution by L, or L', must give the right-hand side. */
 static void check_trsm(int trans)
 {
@@ -186,11 +202,8 @@ static void check_trsm(int trans)
     tchi_cpu_trsm_f32(&state, trans, ORDER, DEPTH, l.f32, SIDE, x.f32, SIDE);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j < DEPTH; j++) {
-            double f64 = 0, f32 = 0;
-            for (int64_t k = 0; k < ORDER; k++) {
-                f64 += element(l.f64, SIDE, trans, i, k) * x.f64[k * SIDE + j];
-                f32 += element(l.f64, SIDE, trans, i, k) * (double)x.f32[k * SIDE + j];
-            }
+            double f64, f32;
+            multiply_back(l.f64, trans, x, ORDER, i, j, &f64, &f32);
             compare("trsm", b.f64[i * SIDE + j], f64, (float)f32);
         }
     }
@@ -204,11 +217,8 @@ static void check_trtri(void)
     assert_int_equal(tchi_cpu_trtri_f32(&state, ORDER, l.f32, SIDE, x.f32, SIDE), 0);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j < ORDER; j++) {
-            double f64 = 0, f32 = 0;
-            for (int64_t k = 0; k <= i; k++) {
-                f64 += l.f64[i * SIDE + k] * x.f64[k * SIDE + j];
-                f32 += l.f64[i * SIDE + k] * (double)x.f32[k * SIDE + j];
-            }
+            double f64, f32;
+            multiply_back(l.f64, TCHI_NO_TRANS, x, i + 1, i, j, &f64, &f32);
             compare("trtri", i == j ? 1.0 : 0.0, f64, (float)f32);
         }
     }

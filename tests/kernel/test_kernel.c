@@ -436,7 +436,7 @@ static int close_real(void **state)
 {
     int closed = test_close_context(state);
     fake_remove_tree(test_path("."));
-    return closed;
+    return test_folder_remove(state) == 0 ? closed : -1;
 }
 
 #define WITH_COMPILER(test) cmocka_unit_test_setup_teardown(test, fake_compiler_open, fake_compiler_close)

@@ -110,7 +110,7 @@ static int32_t *read_integers(tch_context *context, const int32_t *device, int64
 /* --- references -------------------------------------------------------------------------------------------------- */
 
 /* Largest |q q' - I|. */
-static double defect(int64_t n, const double *q)
+TEST_REFERENCE static double defect(int64_t n, const double *q)
 {
     double worst = 0.0;
     for (int64_t i = 0; i < n; i++) {
@@ -145,7 +145,7 @@ static double off_diagonal(int64_t n, const double *q, const double *a)
 
 /* Rows in place, by Gram and Schmidt with every projection done twice. S was L times them, of which l becomes the lower
  * triangle, for rows of S of length 1. */
-static void gram_schmidt(int64_t n, double *s, double *l)
+TEST_REFERENCE static void gram_schmidt(int64_t n, double *s, double *l)
 {
     memset(l, 0, (size_t)(n * n) * sizeof *l);
     for (int64_t i = 0; i < n; i++) {
@@ -170,7 +170,7 @@ static void gram_schmidt(int64_t n, double *s, double *l)
 }
 
 /* |L^-1|^2 in the Frobenius norm. */
-static double inverse_square(int64_t n, const double *l)
+TEST_REFERENCE static double inverse_square(int64_t n, const double *l)
 {
     double *x = test_alloc((size_t)(n * n) * sizeof *x);
     for (int64_t i = 0; i < n; i++) {

@@ -415,9 +415,11 @@ static tch_status modeled_normalize(void *state, double eps, const tch_matrices 
 
 static double modeled_sum(const tch_matrices *a, const tch_matrices *b, int64_t z, int64_t i, int64_t j)
 {
+    const float *left = at(a, z, i, 0);
+    const float *right = at(b, z, j, 0);
     double sum = 0.0;
     for (int64_t k = 0; k < a->cols; k++) {
-        sum += (double)*at(a, z, i, k) * (double)*at(b, z, j, k);
+        sum += (double)left[k] * (double)right[k];
     }
     return sum;
 }

@@ -42,6 +42,10 @@ _Noreturn void test_fail(const char *file, int line, const char *format, ...) __
         CHECK(status_ == TCH_OK, "%s gave %s: %s", #call, tch_status_name(status_), tch_last_error());                 \
     } while (0)
 
+/* Marks a function that computes what is expected, by loops over the test's own arrays that take most of a sanitized
+ * run: what support/CMakeLists.txt says of the references. Calls of the library stay outside. */
+#define TEST_REFERENCE __attribute__((no_sanitize("address", "undefined")))
+
 #define TEST_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* Fixtures for cmocka groups: *state is a tch_context on the device under test. */

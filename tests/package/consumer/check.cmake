@@ -1,6 +1,7 @@
 # Installs the library into a folder of its own, builds the program of project/ against it in the two ways people do,
 # runs it, moves the folder, and does all of that again. `kind` is shared (the library of the build at hand) or static
-# (an archive built here for the purpose, without optimization since only its linking is tried).
+# (an archive built here for the purpose, without optimization since only its linking is tried). That archive's build is
+# kept, so that a second run compiles what has changed.
 cmake_policy(VERSION 3.25)
 set(project "${CMAKE_CURRENT_LIST_DIR}/project")
 
@@ -36,7 +37,7 @@ function(use_everything prefix folder)
     endif()
 endfunction()
 
-file(REMOVE_RECURSE "${work}")
+file(REMOVE_RECURSE "${work}/installed" "${work}/moved" "${work}/before" "${work}/after")
 file(MAKE_DIRECTORY "${work}/before" "${work}/after")
 if(kind STREQUAL "static")
     set(build "${work}/build")

@@ -1,16 +1,18 @@
 """Children of a fork, as docs/troubleshooting.md promises them: they compute, on one thread, with objects of their own.
 
-Each test is a program of its own: what a fork does to the threads of PyTorch and pytest is not looked at here. What a
-child reads is made before the fork, since PyTorch's own functions may hang in a child.
+Each test is a process of its own, in which nothing has happened but loading PyTorch: what a fork does to the threads of
+PyTorch and pytest is not looked at here. What a child reads is made before the fork, since PyTorch's own
+functions may hang in a child.
 """
 
 import os
-import subprocess
-import sys
+import warnings
 
 import pytest
 
 pytest.importorskip("torch")
+from processes import server
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 BEGIN = """
@@ -43,19 +45,29 @@ assert is_right(linalg.matrix_power(a, -1.0))  # on all threads, which a child d
 """
 
 
-def run(program):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", BEGIN + program],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def execute(program, messages):
+    os.dup2(os.open(messages, os.O_WRONLY | os.O_CREAT), 2)
+    warnings.simplefilter("ignore", DeprecationWarning)
+    exec(program, {"__name__": "__main__"})
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(program):
+        messages = tmp_path / "messages"
+        process = server().Process(target=execute, args=(BEGIN + program, str(messages)))
+        process.start()
+        process.join(300)
+        hangs = process.is_alive()
+        process.kill()
+        process.join()
+        assert not hangs and process.exitcode == 0, messages.read_text()
+
+    return run
 
 
 @pytest.mark.parametrize("using", [False, True])
-def test_workers_of_a_loader(using):
+def test_workers_of_a_loader(run, using):
     """Workers that load, and workers that also compute; the parent goes on between them."""
     run(f"""
 class Rows(torch.utils.data.Dataset):
@@ -76,7 +88,7 @@ assert optimizer.stats()["steps"] == 8
 """)
 
 
-def test_functions_and_new_optimizers():
+def test_functions_and_new_optimizers(run):
     run("""
 for kind in (torchium.optim.Shampoo, torchium.optim.SOAP, torchium.optim.Muon, torchium.optim.AdamW):
     kind(parameters).step()
@@ -94,7 +106,7 @@ for kind in (torchium.optim.Shampoo, torchium.optim.SOAP, torchium.optim.Muon, t
 """)
 
 
-def test_what_the_parent_made_raises():
+def test_what_the_parent_made_raises(run):
     """An optimizer's state belongs to the parent, and a child that would step it is told so in a sentence."""
     run("""
 optimizer = torchium.optim.AdamW(parameters)
@@ -112,7 +124,7 @@ assert optimizer.stats()["steps"] == 2
 """)
 
 
-def test_a_fork_while_other_threads_compute():
+def test_a_fork_while_other_threads_compute(run):
     run("""
 done = threading.Event()
 def work():

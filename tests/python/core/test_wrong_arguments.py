@@ -16,7 +16,7 @@ CALLS = 4000
 def test_wrong_arguments(seed, tmp_path):
     program = Path(__file__).with_name("wrong_arguments.py")
     log = tmp_path / "call.txt"
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, program, "--seed", str(seed), "--calls", str(CALLS), "--log", log],
         env=environment,

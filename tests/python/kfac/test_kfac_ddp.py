@@ -10,8 +10,8 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from kfac_cases import METHODS, assert_close, assert_same, batch, mlp, mse, train
+from processes import run_ranks
 from torch.nn.parallel import DistributedDataParallel
 from torchium.optim import KFAC
 
@@ -51,7 +51,7 @@ def worker(rank, folder):
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ddp")
-    mp.spawn(worker, args=(str(folder),), nprocs=RANKS)
+    run_ranks(worker, (str(folder),), RANKS)
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)]
 
 

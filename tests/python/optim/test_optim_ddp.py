@@ -11,7 +11,6 @@ import pickle
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from optim_cases import (
     CLASSES,
     KINDS,
@@ -26,6 +25,7 @@ from optim_cases import (
     train,
     train_square,
 )
+from processes import run_ranks
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -82,7 +82,7 @@ def trained(kind):
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ddp")
     pickled = {kind: pickle.dumps(trained(kind)) for kind in KINDS}
-    mp.spawn(worker, args=(str(folder), pickled), nprocs=RANKS)
+    run_ranks(worker, (str(folder), pickled), RANKS)
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)]
 
 

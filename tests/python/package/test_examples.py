@@ -34,6 +34,19 @@ def folder(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Networks are small: threads would only wait for each other."""
+    from torchium import _C
+
+    before = torch.get_num_threads(), _C.get_num_threads()
+    torch.set_num_threads(1)
+    _C.set_num_threads(1)
+    yield
+    torch.set_num_threads(before[0])
+    _C.set_num_threads(before[1])
+
+
 @pytest.fixture
 def script(monkeypatch, capsys):
     """Runs an example as `python NAME ARGUMENTS` would, and returns what it printed."""
@@ -165,9 +178,9 @@ def test_a_text_shorter_than_the_context_is_refused(script, tmp_path):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_vision_in_every_precision(script, device, precision):
-    output = script(
-        "vision.py", *TINY_VISION, "--device", device, "--precision", precision, "--steps", "12", "--channels-last"
-    )
+    # Most of the time would go into measurements on what is held out.
+    course = ["--steps", "12", "--log-every", "6", "--channels-last"]
+    output = script("vision.py", *TINY_VISION, "--device", device, "--precision", precision, *course)
     rows = table(output)
     assert list(rows) == ["shampoo", "soap", "muon", "adamw"]
     assert all(math.isfinite(float(row[2])) for row in rows.values())
@@ -246,8 +259,14 @@ def test_the_grammar_keeps_its_promises():
 # --- the others ------------------------------------------------------------------------------------------------------
 
 
-def test_custom_kernel(script, device, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHIUM_CACHE", str(tmp_path / "kernels"))
+@pytest.fixture
+def kernels(tmp_path, monkeypatch):
+    """Kernels are kept in the folder of the build, where ctest names one, and stay out of the user's."""
+    if "TORCHIUM_CACHE" not in os.environ:
+        monkeypatch.setenv("TORCHIUM_CACHE", str(tmp_path / "kernels"))
+
+
+def test_custom_kernel(script, device, kernels):
     output = script("custom_kernel.py", "--steps", "40", "--device", device)
     losses = [float(word) for word in re.findall(r"loss (\S+)", output)]
     assert len(losses) == 2 and math.isclose(*losses, rel_tol=1e-3)
@@ -255,8 +274,7 @@ def test_custom_kernel(script, device, tmp_path, monkeypatch):
     assert float(re.search(r"difference of a weight: (\S+)", output)[1]) < 1e-4
 
 
-def test_optimizer_kernel(script, device, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHIUM_CACHE", str(tmp_path / "kernels"))
+def test_optimizer_kernel(script, device, kernels):
     output = script("optimizer_kernel.py", "--steps", "40", "--device", device)
     losses = [float(word) for word in re.findall(r"loss (\d\S*[^,\s])", output)]
     # The same up to rounding, which now and then turns the sign of a number near 0.
