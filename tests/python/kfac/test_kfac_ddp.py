@@ -37,11 +37,11 @@ def replica(method, rank):
     return [p.detach().clone() for p in model.parameters()]
 
 
-def worker(rank, folder):
+def worker(rank, size, folder):
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.FileStore(f"{folder}/store", RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=datetime.timedelta(seconds=60))
+    store = dist.FileStore(f"{folder}/store", size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
     torch.save({method: replica(method, rank) for method in METHODS}, f"{folder}/rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
@@ -51,7 +51,7 @@ def worker(rank, folder):
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ddp")
-    run_ranks(worker, (str(folder),), RANKS)
+    assert run_ranks(worker, RANKS, str(folder)) == [0] * RANKS
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)]
 
 

@@ -55,11 +55,11 @@ def resume(pickled):
     return copies(model.parameters())
 
 
-def worker(rank, folder, pickled):
+def worker(rank, size, folder, pickled):
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.FileStore(f"{folder}/store", RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=datetime.timedelta(seconds=60))
+    store = dist.FileStore(f"{folder}/store", size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
     results = {}
     for kind in KINDS:
         results["ddp", kind] = replica(kind, rank, lambda m, options, k=kind: CLASSES[k](m.parameters(), **options))
@@ -82,7 +82,7 @@ def trained(kind):
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ddp")
     pickled = {kind: pickle.dumps(trained(kind)) for kind in KINDS}
-    run_ranks(worker, (str(folder), pickled), RANKS)
+    assert run_ranks(worker, RANKS, str(folder), pickled) == [0] * RANKS
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)]
 
 

@@ -1,5 +1,4 @@
-"""Runs an example as torchrun would, in a process of its own: see test_examples.py. What is loaded here is loaded
-once."""
+"""Runs an example as torchrun would, in a process of its own: see test_examples.py."""
 
 import os
 import runpy
@@ -8,16 +7,8 @@ import traceback
 
 import torch
 
-try:
-    import torch.distributed.checkpoint.state_dict
-    import torch.distributed.fsdp
-    import torch.distributed.tensor.parallel
-    import torchium.optim  # noqa: F401
-except ImportError:  # PyTorch without them: the examples will say so
-    pass
 
-
-def run(arguments, rank, size, port, folder):
+def run(rank, size, arguments, port, folder):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), CUDA_VISIBLE_DEVICES="")
     torch.set_num_threads(1)

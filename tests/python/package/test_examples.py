@@ -6,7 +6,6 @@ Those that train are run inside this process, as a script would be, because impo
 import dataclasses
 import gzip
 import math
-import multiprocessing
 import os
 import re
 import runpy
@@ -20,6 +19,7 @@ from pathlib import Path
 import launch_cases
 import numpy
 import pytest
+from processes import run_ranks
 
 torch = pytest.importorskip("torch")
 
@@ -340,24 +340,17 @@ def test_fsdp():
     assert done.stdout.count("resumed bitwise identical") == 2, done.stdout
 
 
-# What torchrun does for its processes, but that all are forked from one that has loaded PyTorch.
+# As torchrun starts them: see launch_cases.py.
 @pytest.mark.parametrize(
     ("name", "size"), [("hsdp.py", 4), ("tensor_parallel.py", 2), ("tensor_parallel.py", 4), ("experts.py", 2)]
 )
 def test_over_processes(name, size, tmp_path):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["launch_cases"])
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    run = [str(FOLDER / name), "--steps", "12"]
-    ranks = [context.Process(target=launch_cases.run, args=(run, rank, size, port, tmp_path)) for rank in range(size)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(120)
-    for rank, process in enumerate(ranks):
+    codes = run_ranks(launch_cases.run, size, [str(FOLDER / name), "--steps", "12"], port, tmp_path)
+    for rank, code in enumerate(codes):
         said = (tmp_path / f"rank{rank}").read_text()
-        assert process.exitcode == 0, said
+        assert code == 0, said
         first, last = map(float, re.search(r"loss ([\d.]+) to ([\d.]+)", said).groups())
         assert last < 0.9 * first and "resumed bitwise identical" in said, said

@@ -25,13 +25,13 @@ def die_in(operation):
     Group._call = deadly
 
 
-def worker(rank, folder):
+def worker(rank, size, folder):
     """Writes what a survivor was told, after how many seconds, and whether it may go on."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.FileStore(f"{folder}/store", SIZE)
+    store = dist.FileStore(f"{folder}/store", size)
     wait = datetime.timedelta(seconds=TIMEOUT)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE, timeout=wait)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=wait)
     optimizer, parameters = shared_cases.train("Shampoo", lambda v: v, STEPS, process_group=dist.group.WORLD)
     dist.barrier()
     if rank == LAST:

@@ -301,6 +301,22 @@ def goes_on_from(file, name, size):
         assert not differing(expected, others), f"{name} {way}: parameters {differing(expected, others)}"
 
 
+def failures_travel(size):
+    """Failed refreshes of factors, which one process counts in a row, go to the owners of their tiles and come back."""
+    parameters = [torch.nn.Parameter(value) for value in numbers(-1)]
+    optimizer = make("Shampoo", parameters)
+    run(optimizer, parameters, lambda gradient: gradient, [1])
+    saved = optimizer.state_dict()
+    for state in saved["state"].values():
+        state["counts"][3:] = torch.arange(len(state["counts"]) - 3) % 3
+    second = make("Shampoo", [torch.nn.Parameter(p.detach()) for p in parameters], process_group=dist.group.WORLD)
+    second.load_state_dict(saved)
+    second.consolidate_state_dict(to=0)
+    if dist.get_rank() == 0:
+        for key, state in second.state_dict()["state"].items():
+            assert torch.equal(state["counts"], saved["state"][key]["counts"]), f"parameter {key}"
+
+
 def goes_on_with_more(size, folder):
     """What two ranks have saved."""
     for name in OPTIONS:
@@ -482,6 +498,7 @@ CASES = {
         really_trains,
         save,
         consolidates,
+        failures_travel,
         replicas_by_checkpoint,
         state_bytes,
         offloads,

@@ -1,27 +1,14 @@
 """kill -9 of one of three processes in the middle of a step over gloo: the others hear of it within the group's
 timeout, by the names of the group and the operation, and their optimizer says from then on that it has failed."""
 
-import multiprocessing
-
 import lost_rank_cases
 import torch
 from lost_rank_cases import LAST, SIZE, TIMEOUT
-
-
-def run_ranks(folder):
-    """Their exit codes. All are forked from one process that has loaded PyTorch, which takes longer than the test."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lost_rank_cases"])
-    ranks = [context.Process(target=lost_rank_cases.worker, args=(rank, str(folder))) for rank in range(SIZE)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-    return [process.exitcode for process in ranks]
+from processes import run_ranks
 
 
 def test_survivors_are_told(tmp_path):
-    assert run_ranks(tmp_path) == [0, 0, -9]
+    assert run_ranks(lost_rank_cases.worker, SIZE, str(tmp_path), seconds=60) == [0, 0, -9]
     survivors = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(SIZE) if rank != LAST]
     for told in survivors:
         assert "all_gather of ranks 0 to 2" in told["said"][0] and "resume from a checkpoint" in told["said"][0], told

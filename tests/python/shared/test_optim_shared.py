@@ -1,15 +1,15 @@
 """Optimizers that processes share, over gloo: bit for bit what one process comes to, in worlds of two to four ranks,
-sharded in every way, with checkpoints that go from one world to another. What the ranks do is in shared_cases.py: each
-world is started once, since loading PyTorch takes longer than the tests."""
+sharded in every way, with checkpoints that go from one world to another. What the ranks do is in shared_cases.py."""
 
 import pytest
 import shared_cases
 import torch
-import torch.multiprocessing as mp
+from processes import run_ranks
 
 
 def start(folder, size, cases, *backend):
-    mp.spawn(shared_cases.worker, args=(size, str(folder), [case.__name__ for case in cases], *backend), nprocs=size)
+    names = [case.__name__ for case in cases]
+    assert run_ranks(shared_cases.worker, size, str(folder), names, *backend) == [0] * size
     said = "\n".join((folder / f"failures.{rank}").read_text() for rank in range(size))
     assert not said.strip(), said
     (folder / "store").unlink(missing_ok=True)

@@ -127,18 +127,28 @@ def put_back(
 
 def _saved(engine: Engine, i: int, views: dict[str, torch.Tensor], state: Mapping[Any, Any]) -> dict[str, Any]:
     """The saved state of a parameter; of one that is shared, with tiles cut out of moments that were saved whole, and
-    without the counts of one process."""
+    failures out of the counts of one process."""
     saved = dict(state.get(engine.parameters[i]) or {})
     if engine.group and saved_state.has_state(saved):
-        if saved.get(saved_state.COUNTS) is not None:
-            saved[saved_state.COUNTS] = saved[saved_state.COUNTS][:3]
         tiles = engine.tiles()
+        counts = saved.get(saved_state.COUNTS)
+        if counts is not None:
+            saved = _failures(counts[3:], [number for parameter, number in tiles if parameter == i]) | saved
+            saved[saved_state.COUNTS] = counts[:3]
         for name in views:
             what, _, number = name.partition(".")
             if name not in saved and number.isdecimal() and isinstance(saved.get(what), torch.Tensor):
                 dims, at = tiles[i, int(number)]
                 saved[name] = whole_tensor(saved[what]).reshape(dims)[at]
     return saved
+
+
+def _failures(counts: Any, tiles: list[int]) -> dict[str, Any]:
+    """Failed refreshes by tile, where one process has them in a row: every tile has as many factors."""
+    each = len(counts) // max(1, len(tiles))
+    return (
+        {f"failures.{tile}": counts[k * each : (k + 1) * each] for k, tile in enumerate(sorted(tiles))} if each else {}
+    )
 
 
 def _adopt(engine: Engine, i: int, views: dict[str, torch.Tensor], state: Mapping[Any, Any]) -> dict[str, Any]:
