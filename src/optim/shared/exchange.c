@@ -268,6 +268,11 @@ static tch_status apply_parts(tch_optimizer *o, const tchi_step *now, int32_t gr
                                                     !adds_decay(o, group));
 }
 
+static tch_scalar wire_of(const copy *c, const tchi_param *p)
+{
+    return c->to == STAGED ? p->wire_in : p->wire_out;
+}
+
 static bool is_copied(const copy *c, const tchi_param *p, tch_scalar type)
 {
     if (c->from == IN_PARAM) {
@@ -279,24 +284,24 @@ static bool is_copied(const copy *c, const tchi_param *p, tch_scalar type)
     return c->now->gradients[p->index].data != NULL && p->type == type;
 }
 
-static tch_status copy_type(const copy *c, tch_scalar type)
+/* Parts of parameters of one type that travel as another. */
+static tch_status copy_types(const copy *c, tch_scalar type, tch_scalar wire)
 {
     tch_optimizer *o = c->optimizer;
     move m = begin_move(o, c->now, c->group, type);
     for (int64_t i = 0; i < c->list->count; i++) {
         const tchi_part *part = &parts_of(c->list)[i];
         const tchi_param *p = param_of(o, part);
-        if (!is_copied(c, p, type)) {
+        if (wire_of(c, p) != wire || !is_copied(c, p, type)) {
             continue;
         }
-        tch_scalar wire = c->to == STAGED ? p->wire_in : p->wire_out;
         int64_t bytes = tchi_scalar_size(wire);
         source from = {NULL, data_of(c, c->from, part), bytes};
         view a = view_of(c, c->from, part);
         view b = view_of(c, c->to, part);
-        m.update.grad_type = m.update.block_type = wire;
         TCHI_TRY(add_rects(&m, part, p->dims.order, &from, &a, data_of(c, c->to, part), bytes, &b, 1.0));
     }
+    m.update.grad_type = m.update.block_type = wire;
     keep_raw(&m);
     return o->shared->rects.count == 0
                ? TCH_OK
@@ -306,7 +311,9 @@ static tch_status copy_type(const copy *c, tch_scalar type)
 static tch_status copy_parts(const copy *c)
 {
     for (int type = 0; type <= TCH_SCALAR_BF16 && c->list->count > 0; type++) {
-        TCHI_TRY(copy_type(c, (tch_scalar)type));
+        for (int wire = 0; wire <= TCH_SCALAR_BF16; wire++) {
+            TCHI_TRY(copy_types(c, (tch_scalar)type, (tch_scalar)wire));
+        }
     }
     return TCH_OK;
 }
