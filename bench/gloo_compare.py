@@ -9,10 +9,10 @@ DION and SHAMPOO are checkouts of github.com/microsoft/dion and github.com/faceb
 is left out. Rounds go through all of them in turn, so that what else the machine does falls on all alike. Beside the
 milliseconds of a step there is the processor's time that both processes took for it, which a busy machine changes less.
 
-Dion orthogonalizes in bfloat16, which many CPUs have no arithmetic for: it is given a function in float32 with as many
-products, and --bfloat16 adds its own. Of Meta's ways to take shards, the default one preconditions each shard by
-itself, which is other mathematics than that of one process; REPLICATE is the same as one process. ROUND_ROBIN, which is
-too, sends what gloo does not take.
+Dion orthogonalizes in bfloat16, which many CPUs have no arithmetic for: it is given five steps of Muon's polynomial in
+float32, which Torchium does beside its default, and --bfloat16 adds Dion's own. Of Meta's ways to take shards, the
+default one preconditions each shard by itself, which is other mathematics than that of one process; REPLICATE is the
+same as one process. ROUND_ROBIN, which is too, sends what gloo does not take.
 """
 
 import argparse
@@ -64,10 +64,15 @@ def newton_schulz(g, epsilon=1e-6):
 # --- who is compared --------------------------------------------------------------------------------------------------
 
 
-def our_muon(parameters, mesh):
+def our_muon(parameters, mesh, **options):
     from torchium.optim import Muon
 
-    return Muon(parameters, lr=0.01, weight_decay=0.0, **({} if mesh else {"process_group": dist.group.WORLD}))
+    shared = {} if mesh else {"process_group": dist.group.WORLD}
+    return Muon(parameters, lr=0.01, weight_decay=0.0, **shared, **options)
+
+
+def our_muon_as_dion(parameters, mesh):
+    return our_muon(parameters, mesh, ns_coefficients=(3.4445, -4.7750, 2.0315), ns_steps=5)
 
 
 def our_shampoo(parameters, mesh):
@@ -121,7 +126,12 @@ def meta_shampoo_whole(parameters, mesh):
 
 OURS = "torchium"
 WORK = {
-    "Muon step": {OURS: our_muon, "Dion, float32": dion_muon_float32, "Dion, bfloat16": dion_muon},
+    "Muon step": {
+        OURS: our_muon,
+        "torchium, Muon's polynomial": our_muon_as_dion,
+        "Dion, float32": dion_muon_float32,
+        "Dion, bfloat16": dion_muon,
+    },
     f"Shampoo step, roots every {PERIOD}": {OURS: our_shampoo, "Meta": meta_shampoo},
 }
 ONLY_SHARDED = {f"Shampoo step, roots every {PERIOD}": {"Meta, REPLICATE": meta_shampoo_whole}}
