@@ -26,6 +26,7 @@ class Config(ctypes.Structure):
         "real scalar_lr scalar_beta1 scalar_beta2 scalar_eps scalar_weight_decay",
         "long max_preconditioner_dim",
         "int block merge_dims precondition_1d precondition_frequency start_preconditioning_step stagger precision",
+        "int world_invariant",
         "real relative_eps root_tolerance",
         "int root_method exponent_override grafting",
         "real grafting_beta2 grafting_eps shampoo_beta",

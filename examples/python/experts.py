@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 2 experts.py                       # four experts on two processes; some seconds on CPUs
 
-An expert's matrices belong to its process alone: as plain tensors they are nobody else's, so Muon works on them without
-any traffic. The router is the same on every process; its gradient is averaged, and AdamW keeps it the same.
+All experts are one parameter [experts, m, n], a DTensor that is sharded by experts; `batch_dims=1` says that each is a
+matrix of its own to Muon. Whole matrices lie with their owners, so the optimizer sends nothing for them. The router is
+the same on every process; its gradient is averaged, and AdamW keeps it the same.
 """
 
 import argparse
@@ -14,6 +15,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import distributed, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.optim import Optimizer
 from torchium.optim import AdamW, Muon
 
@@ -38,14 +41,15 @@ class Exchange(torch.autograd.Function):
 class Mixture(nn.Module):
     """Every token goes to its best expert: on this process are those from `first` on."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         super().__init__()
         self.each = EXPERTS // distributed.get_world_size()
         self.first = distributed.get_rank() * self.each
-        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
-        experts = [nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, WIDTH)) for _ in range(EXPERTS)]
-        here = range(self.first, self.first + self.each)
-        self.experts = nn.ModuleDict({str(k): experts[k] for k in here})  # by their number among all
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=False, device=device)
+        mesh = init_device_mesh(device, (distributed.get_world_size(),))
+        for name, rows, cols in (("up", 64, WIDTH), ("down", WIDTH, 64)):
+            experts = torch.randn(EXPERTS, rows, cols) / cols**0.5
+            self.register_parameter(name, nn.Parameter(distribute_tensor(experts.to(device), mesh, [Shard(0)])))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, expert = self.router(x).softmax(-1).max(-1)
@@ -57,17 +61,18 @@ class Mixture(nn.Module):
         tokens = Exchange.apply(x[order], there, back)
         numbers = Exchange.apply(expert[order].to(x.dtype).unsqueeze(-1), there, back).squeeze(-1)
         done = torch.zeros_like(tokens)
-        for name, module in self.experts.items():
-            mine = (numbers == int(name)).unsqueeze(-1)
-            done = done + mine * module(tokens)  # a large model would gather the rows instead
+        up, down = self.up.to_local(), self.down.to_local()
+        for k in range(self.each):
+            mine = (numbers == self.first + k).unsqueeze(-1)
+            done = done + mine * ((tokens @ up[k].T).relu() @ down[k].T)  # a large model would gather the rows instead
         result = Exchange.apply(done, back, there)[order.argsort()]
         return x + weight.unsqueeze(-1) * result
 
 
 def make(device: str) -> tuple[Mixture, list[Optimizer]]:
     torch.manual_seed(0)
-    net = Mixture().to(device)
-    matrices = Muon(net.experts.parameters(), lr=0.02, weight_decay=0.0)  # biases get AdamW
+    net = Mixture(device)
+    matrices = Muon([{"params": [net.up, net.down], "batch_dims": 1}], lr=0.02, weight_decay=0.0)
     return net, [matrices, AdamW(net.router.parameters(), lr=0.01)]
 
 
@@ -97,7 +102,7 @@ def train(net: Mixture, optimizers: list[Optimizer], steps: range, device: str) 
 
 
 def save(net: Mixture, optimizers: list[Optimizer], folder: str) -> None:
-    """Of experts each process writes its own; names tell them apart."""
+    """Of experts each process writes its own; any number of processes may go on with them."""
     net_state, state = get_state_dict(net, optimizers)
     dcp.save({"net": net_state, "optimizers": state}, checkpoint_id=folder)
 
@@ -120,7 +125,10 @@ def main() -> None:
 
     net, optimizers = make(device)
     losses = train(net, optimizers, range(args.steps), device)
-    print(f"rank {rank}: experts {list(net.experts)}, loss {losses[0]:.3f} to {losses[-1]:.3f}", flush=True)
+    print(
+        f"rank {rank}: experts {net.first} to {net.first + net.each - 1}, loss {losses[0]:.3f} to {losses[-1]:.3f}",
+        flush=True,
+    )
 
     folder = [tempfile.mkdtemp() if rank == 0 else None]
     distributed.broadcast_object_list(folder)

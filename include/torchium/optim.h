@@ -126,6 +126,9 @@ typedef struct tch_optim_config {
                                            from 1; -1 begins at once */
     int32_t stagger; /* (step) Shampoo: spread the refreshes over the steps of a period by their cost */
     tch_precision precision;
+    int32_t world_invariant; /* every block is worked on by itself. A GPU's libraries choose by the size of a batch, and
+                                so by how many ranks share an optimizer; with this results have the same bits for any
+                                number of them, and take longer. On the CPU they have anyway */
 
     /* --- Shampoo */
     double relative_eps;   /* (step) damping is max(eps, relative_eps largest eigenvalue); see tch_root_config. Taken

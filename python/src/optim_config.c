@@ -46,6 +46,7 @@ static const py_field fields[] = {
     {AT(start_preconditioning_step), PY_INT32, NULL},
     {AT(stagger), PY_BOOL, NULL},
     {AT(precision), PY_WORD, precisions},
+    {AT(world_invariant), PY_BOOL, NULL},
     {AT(relative_eps), PY_REAL, NULL},
     {AT(root_tolerance), PY_REAL, NULL},
     {AT(root_method), PY_WORD, roots},

@@ -51,6 +51,7 @@ static const option options[] = {
     {"start_preconditioning_step", AT(start_preconditioning_step), INT32, 0, -1, 1 << 30, 0, "-1, or 0 to 1073741824"},
     {"stagger", AT(stagger), INT32, 1, 0, 1, 0, "0 or 1"},
     {"precision", AT(precision), ENUM, 0, 0, TCH_PRECISION_HIGHEST, 0, "one of tch_precision"},
+    {"world_invariant", AT(world_invariant), INT32, 0, 0, 1, 0, "0 or 1"},
     {"relative_eps", AT(relative_eps), REAL, 1, 0, 1, 0, "0 to 1"},
     {"root_tolerance", AT(root_tolerance), REAL, 0, 0, 1, 1, "0 or more, and below 1"},
     {"root_method", AT(root_method), ENUM, 0, 0, TCH_ROOT_RATIONAL, 0, "one of tch_root_method"},

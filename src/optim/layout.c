@@ -527,7 +527,7 @@ void tchi_layout_chunks(tch_optimizer *optimizer, tchi_arena *scratch)
         tchi_block_batch *block_batch = tchi_block_batch_at(optimizer, i);
         const tch_optim_config *config = &tchi_group_at(optimizer, block_batch->group)->config;
         int64_t each = optimizer->method->blocks->work(optimizer->context, config, block_batch);
-        int64_t fit = each > 0 ? budget / each : block_batch->count;
+        int64_t fit = config->world_invariant ? 1 : each > 0 ? budget / each : block_batch->count;
         block_batch->rects = rects_of(optimizer, block_batch);
         block_batch->chunk = chunk_of(block_batch->count, fit);
         most_work = block_batch->chunk * each > most_work ? block_batch->chunk * each : most_work;

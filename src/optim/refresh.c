@@ -266,7 +266,8 @@ static tch_status refresh_factor_batch(tch_optimizer *o, tchi_factor_batch *f)
     for (int64_t first = 0; first < f->count;) {
         int64_t end = first;
         bool own = tchi_user_kernel_roots(f, first);
-        while (end < f->count && f->due[end] && f->failures[end] == f->failures[first] &&
+        int64_t most = tchi_group_at(o, f->group)->config.world_invariant ? first + 1 : f->count;
+        while (end < most && f->due[end] && f->failures[end] == f->failures[first] &&
                tchi_user_kernel_roots(f, end) == own) {
             end++;
         }

@@ -136,6 +136,9 @@ static tch_status read_settings(const tch_optimizer *o, const tch_checkpoint *fi
     *config = tchi_group_at(o, group)->config;
     for (int32_t i = 0; tchi_config_option(i, &name, &changes); i++) {
         double value;
+        if (strcmp(name, "world_invariant") == 0) { /* how, not what: and files of earlier versions have none */
+            continue;
+        }
         TCHI_TRY(tch_checkpoint_number(file, option_key(key, prefix, group, name), &value));
         snprintf(what, sizeof what, "the checkpoint's '%s'", key);
         TCHI_TRY(tchi_config_check_value(what, i, value));

@@ -452,7 +452,8 @@ static void try_all(const numbers *n, const char *name, const tch_optim_config *
             training t = training_of(n, config, dtype);
             t.end = many;
             run_group(&t, group_sizes[s], placements[p].place, s == 1);
-            compare(n, one, many, test_on_cpu() ? 0.0 : gpu_tolerance, config->kind == TCH_OPTIM_SOAP);
+            compare(n, one, many, test_on_cpu() ? 0.0 : gpu_tolerance,
+                    config->kind == TCH_OPTIM_SOAP && !config->world_invariant);
         }
     }
 }
@@ -529,6 +530,17 @@ static void normuon(void **state)
 {
     tch_optim_config c = config_of(TCH_OPTIM_NORMUON);
     try_all(*state, "normuon", &c, TCH_FLOAT32, 0x1p-7);
+}
+
+/* Block by block a GPU too comes to the same bits for any number of ranks. */
+static void world_invariant(void **state)
+{
+    static const tch_optim_kind kinds[] = {TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP, TCH_OPTIM_MUON, TCH_OPTIM_NORMUON};
+    for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
+        tch_optim_config c = config_of(kinds[k]);
+        c.world_invariant = 1;
+        try_all(*state, "block by block", &c, TCH_FLOAT32, 0.0);
+    }
 }
 
 /* --- replicas ---------------------------------------------------------------------------------------------------- */
@@ -922,6 +934,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(soap),
         cmocka_unit_test(muon),
         cmocka_unit_test(normuon),
+        cmocka_unit_test(world_invariant),
         cmocka_unit_test(replicas_keep_the_same_momentum),
         cmocka_unit_test(state_of_large_vectors_is_divided),
         cmocka_unit_test(sixty_four_ranks),

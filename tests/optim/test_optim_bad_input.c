@@ -65,6 +65,7 @@ static const test_range ranges[] = {
     {FIELD(start_preconditioning_step), 0, 3, {-2, INT_MIN, INT_MAX}},
     {FIELD(stagger), 1, 2, {-1, 2}},
     {FIELD(precision), 0, 2, {-1, 2}},
+    {FIELD(world_invariant), 0, 2, {-1, 2}},
     {FIELD(relative_eps), 1, 3, {-1e-3, NAN, INFINITY}},
     {FIELD(root_tolerance), 0, 3, {-1e-3, NAN, INFINITY}},
     {FIELD(root_method), 0, 2, {-1, 4}},

@@ -129,6 +129,7 @@ ADAMW = (
     Option("adamw_eps", "scalar_eps", number),
     Option("adamw_weight_decay", "scalar_weight_decay", _adamw_weight_decay),
     Option("precision", "precision"),
+    Option("world_invariant", "world_invariant"),
     Option("elementwise", None),
 )
 

@@ -49,6 +49,8 @@ class Shampoo(TorchiumOptimizer):
             A group may also have `batch_dims` and `cuts`: its parameters are several matrices each, experts [E, m, n]
             with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with `cuts=head_dim`.
         precision: of products with float32 gradients on a GPU: 'high' rounds to TF32, 'highest' does not.
+        world_invariant: every matrix by itself, so that on a GPU too the number of processes that share the optimizer
+            changes no bit; slower.
         maximize: maximize the objective.
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
             or 'ignore'.
@@ -127,6 +129,7 @@ class Shampoo(TorchiumOptimizer):
         adamw_weight_decay: float | None = None,
         elementwise: bool | Sequence[str] = False,
         precision: str = "high",
+        world_invariant: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,

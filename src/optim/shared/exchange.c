@@ -359,6 +359,13 @@ static tch_status wait_for(tch_optimizer *o, const tchi_wire *wire)
     return has_side(o) ? o->context->backend->device->event_wait(o->context->state, wire->done, 0) : TCH_OK;
 }
 
+/* What stays on its rank is copied there. */
+static tch_status keep_route(tch_optimizer *o, const tchi_route *route, const tchi_wire *wire)
+{
+    return o->context->backend->device->copy_bytes(o->context->state, wire->received, wire->sent, route->send_bytes,
+                                                   TCH_COPY_DEVICE);
+}
+
 static tch_status send_route(tch_optimizer *o, const tchi_route *route, const tchi_wire *wire, void *stream)
 {
     int32_t ranks = tch_comm_size(o->shared->comm);
@@ -382,6 +389,9 @@ static tch_status call_in(tch_optimizer *o, const tchi_step *now, int32_t group)
     void *stream;
     TCHI_TRY(pack_all(o, now, group, &b->in.send, wire->sent));
     TCHI_TRY(pack_all(o, now, group, &b->unsent, wire->sent + b->in.send_bytes));
+    if (!b->crosses) {
+        return keep_route(o, &b->in, wire);
+    }
     TCHI_TRY(begin_side(o, &stream));
     TCHI_TRY(send_route(o, &b->in, wire, stream));
     return end_side(o, wire);
@@ -395,7 +405,7 @@ static tch_status take_in(tch_optimizer *o, const tchi_step *now, int32_t group)
     copy c = {o, now, group, &b->in.receive, ON_WIRE, STAGED, wire->received};
     TCHI_TRY(pack_all(o, now, group, &b->local, NULL));
     if (b->sharded) {
-        TCHI_TRY(wait_for(o, wire));
+        TCHI_TRY(b->crosses ? wait_for(o, wire) : TCH_OK);
         TCHI_TRY(copy_parts(&c));
     }
     return x->called_in < x->buckets.count ? call_in(o, now, group) : TCH_OK;
@@ -435,8 +445,9 @@ static tch_status send_out(tch_optimizer *o, const tchi_step *now, int32_t group
     copy whole = {o, now, group, &b->spread_in, IN_TILE, ON_WIRE, segment};
     TCHI_TRY(copy_parts(&results));
     TCHI_TRY(copy_parts(&whole));
+    TCHI_TRY(b->sharded && !b->crosses ? keep_route(o, &b->out, wire) : TCH_OK);
     TCHI_TRY(begin_side(o, &stream));
-    if (b->sharded) {
+    if (b->crosses) {
         TCHI_TRY(send_route(o, &b->out, wire, stream));
     }
     if (b->segment > 0) {

@@ -192,6 +192,8 @@ static tch_status plan_sharded(const route_planner *r, int64_t number, const tch
             TCHI_TRY(add_unsent(r, bucket, part, in));
         }
     }
+    /* a group of one is for trying: it goes the way of many */
+    bucket->crosses = bucket->crosses || source != tile->owner || region->holders > 1 || r->ranks == 1;
     for (int32_t h = 0; h < region->holders; h++) {
         if (mine) {
             part.peer = holders[h];

@@ -69,6 +69,7 @@ static inline int64_t *tchi_route_counts(const tchi_route *route, int32_t ranks,
 typedef struct tchi_bucket {
     int32_t last_turn; /* the block batch after which its tiles are done; spans are done at the last turn */
     bool sharded;      /* some parameter is */
+    bool crosses; /* and something of it goes from one rank to another, on whichever; experts may lie with owners */
     tchi_route in, out;
     tchi_list local;  /* parts that owners read from their own whole gradients */
     tchi_list unsent; /* parts that another replica sends: filtered here too, so that replicas stay equal */

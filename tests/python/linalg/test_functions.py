@@ -632,7 +632,9 @@ def test_devices():
     }
     assert 0 < info["free_memory"] <= info["total_memory"]
     assert info["allocated_memory"] <= info["cached_memory"]
-    assert cuda_kernels.cuda_memory_info(0) == {**info, **cuda_kernels.cuda_memory_info("cuda:0")}
+    same = {**info, **cuda_kernels.cuda_memory_info("cuda:0")}
+    again = cuda_kernels.cuda_memory_info(0)
+    assert again | {"free_memory": 0} == same | {"free_memory": 0}  # which others of the machine change
     with pytest.raises(ValueError, match="cuda:99"):
         cuda_kernels.cuda_memory_info(99)
     with pytest.raises(ValueError, match="cpu"):
