@@ -404,7 +404,7 @@ def offloads(size, device="cpu"):
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
     from torchium.optim._shared.sharding import local_tensor
 
-    def trained(name, policy):
+    def trained(name, policy, steps=3):
         torch.manual_seed(7)
         net = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.Tanh(), torch.nn.Linear(24, 16)).to(device)
         mesh = init_device_mesh(device, (size,))
@@ -412,22 +412,26 @@ def offloads(size, device="cpu"):
             fully_shard(layer, mesh=mesh, offload_policy=policy)
         fully_shard(net, mesh=mesh, offload_policy=policy)
         optimizer = make(name, net.parameters())
-        for step in range(3):
+        for step in range(steps):
             x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step)).to(device)
             optimizer.zero_grad()
             (net(x) - x).square().mean().backward()
             optimizer.step()
-        if device == "cpu":  # PyTorch's own all_gather of DTensors on a GPU over gloo ends the process
+        if device == "cpu" and steps:  # PyTorch's own all_gather of DTensors on a GPU over gloo ends the process
             optimizer.consolidate_state_dict()
         return [local_tensor(p).detach().cpu() for p in net.parameters()]
 
     for name in ("Muon", "Shampoo", "AdamW"):
+        start = trained(name, OffloadPolicy(), steps=0)
         expected = trained(name, OffloadPolicy())
         got = trained(name, CPUOffloadPolicy(pin_memory=False))
         if device == "cpu":
             assert not differing(expected, got), name
-        for a, b in zip(expected, got, strict=True):
-            assert torch.allclose(a, b, rtol=2e-2, atol=2e-3), name  # Muon's directions are bfloat16 on a GPU
+        # On a GPU Muon takes other polynomials, which leave singular values between 0.85 and 1.12 too.
+        most = 0.3 if name == "Muon" else 0.02
+        for a, b, before in zip(expected, got, start, strict=True):
+            way, off = (a - before).norm(), (a - b).norm()
+            assert off <= most * way, f"{name}: off by {off} of a way of {way}"
 
 
 def offloads_from_a_gpu(size):

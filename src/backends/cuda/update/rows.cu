@@ -232,8 +232,9 @@ tch_status tchi_cuda_row_moments(void *state, const tch_update *update, double *
 /* --- the step ---------------------------------------------------------------------------------------------------- */
 
 template <typename real> struct row_numbers {
-    real decay; /* p = decay p - step d / (sqrt(v) + eps) */
-    real step;  /* with 1 / norm */
+    real decay; /* p = decay p - step (unit d / (sqrt(v) + eps)) */
+    real step;
+    real unit; /* 1 / norm: a direction is rounded before it is scaled, as one that travels between ranks is */
     real eps;
     int skip;
 };
@@ -246,7 +247,8 @@ static __device__ row_numbers<real> numbers_of(const tchi_cuda_rects &list, cons
     double norm = norms[rect.block_index];
     row_numbers<real> n;
     n.decay = (real)(1.0 - h->lr * h->weight_decay);
-    n.step = norm > 0.0 ? (real)(h->lr * rect.factor / norm) : (real)0;
+    n.step = (real)(h->lr * rect.factor);
+    n.unit = norm > 0.0 ? (real)(1.0 / norm) : (real)0;
     n.eps = (real)h->eps;
     n.skip = tchi_cuda_skips(list);
     return n;
@@ -305,8 +307,8 @@ static __device__ inline void apply_chunk(const tchi_cuda_chunk_ctx<real, path> 
         tchi_cuda_vec4<real> scale = four_scales(ctx.rect, numbers, four_corner(ctx.rect, ctx.corner, s));
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            real step = numbers.step * (scale.v[k] * d.at[s].v[k]);
-            p.at[s].v[k] = fma(numbers.decay, p.at[s].v[k], -step);
+            real direction = numbers.unit * (scale.v[k] * d.at[s].v[k]);
+            p.at[s].v[k] = fma(numbers.decay, p.at[s].v[k], -(numbers.step * direction));
         }
     }
     tchi_cuda_put_param(ctx, p);
