@@ -264,7 +264,7 @@ static void print_row(const world *w, const char *name, const char *optimizer, c
            (double)t.all_bytes / ranks);
     printf("\"state_bytes_most\": %lld, \"work_imbalance\": %.4g, \"refresh_imbalance\": %.4g, \"plan_ms\": %.4g, ",
            (long long)t.most_state, imbalance(w, ranks, -1), t.refresh_imbalance, 1e3 * t.most_seconds);
-    printf("\"modelled_links_ms\": %.4g, \"modelled_step_ms\": %.4g, \"modelled_refresh_ms\": %.4g}", 1e3 * links,
+    printf("\"modeled_links_ms\": %.4g, \"modeled_step_ms\": %.4g, \"modeled_refresh_ms\": %.4g}", 1e3 * links,
            1e3 * step, 1e3 * t.refresh);
     fflush(stdout);
     any = true;

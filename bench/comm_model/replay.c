@@ -93,13 +93,13 @@ static void count_bucket(const tchi_bucket *b, const replay_group *group, int32_
 
 /* --- work -------------------------------------------------------------------------------------------------------- */
 
-/* Five steps of Newton and Schulz: X X', its square, and a product with X. */
+/* Five steps of Newton and Schulz: X X' and its square, which are symmetric and count half, and a product with X. */
 static double orthogonalization(const int64_t *size, int32_t order)
 {
     double n = (double)tchi_elements(size, order) / (double)size[0];
     double least = n < (double)size[0] ? n : (double)size[0];
     double most = n < (double)size[0] ? (double)size[0] : n;
-    return 5.0 * (4.0 * least * least * most + 2.0 * least * least * least);
+    return 5.0 * (3.0 * least * least * most + least * least * least);
 }
 
 /* A factor takes a product of the block with itself, and its root one with the block. */
