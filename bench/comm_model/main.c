@@ -228,7 +228,7 @@ static double refresh_seconds(const world *w, int32_t ranks, int32_t phase)
 }
 
 typedef struct totals {
-    int64_t most_bytes, all_bytes, most_collectives, most_state;
+    int64_t most_bytes, all_bytes, most_collectives, most_state, most_beside;
     double most_seconds, refresh, refresh_imbalance;
 } totals;
 
@@ -241,6 +241,7 @@ static totals add_up(const world *w, int32_t ranks)
         t.all_bytes += x->bytes;
         t.most_collectives = x->collectives > t.most_collectives ? x->collectives : t.most_collectives;
         t.most_state = x->state_bytes > t.most_state ? x->state_bytes : t.most_state;
+        t.most_beside = x->beside_bytes > t.most_beside ? x->beside_bytes : t.most_beside;
         t.most_seconds = larger(t.most_seconds, x->plan_seconds);
     }
     for (int32_t k = 0; k < PERIOD; k++) {
@@ -262,8 +263,10 @@ static void print_row(const world *w, const char *name, const char *optimizer, c
     printf("\"tiles\": %lld, \"buckets\": %d, \"collectives\": %lld, \"bytes_most\": %lld, \"bytes_mean\": %.0f, ",
            (long long)w->ranks[0].tiles, w->ranks[0].buckets, (long long)t.most_collectives, (long long)t.most_bytes,
            (double)t.all_bytes / ranks);
-    printf("\"state_bytes_most\": %lld, \"work_imbalance\": %.4g, \"refresh_imbalance\": %.4g, \"plan_ms\": %.4g, ",
-           (long long)t.most_state, imbalance(w, ranks, -1), t.refresh_imbalance, 1e3 * t.most_seconds);
+    printf("\"state_bytes_most\": %lld, \"beside_bytes_most\": %lld, ", (long long)t.most_state,
+           (long long)t.most_beside);
+    printf("\"work_imbalance\": %.4g, \"refresh_imbalance\": %.4g, \"plan_ms\": %.4g, ", imbalance(w, ranks, -1),
+           t.refresh_imbalance, 1e3 * t.most_seconds);
     printf("\"modeled_links_ms\": %.4g, \"modeled_step_ms\": %.4g, \"modeled_refresh_ms\": %.4g}", 1e3 * links,
            1e3 * step, 1e3 * t.refresh);
     fflush(stdout);

@@ -167,6 +167,7 @@ static tch_status read_plan(tch_optimizer *o, const replay_group *group, int32_t
     }
     TCHI_TRY(tchi_layout_state(o, 0, &state, &beside, false));
     result->state_bytes = state.used;
+    result->beside_bytes = beside.used;
     result->tiles = o->shared->tiles.count;
     result->own_tiles = o->tiles.count;
     result->collectives = 1; /* what ranks agree on: see tchi_shared_agree */

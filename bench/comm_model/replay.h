@@ -26,8 +26,8 @@ typedef struct replay_bucket {
 } replay_bucket;
 
 typedef struct replay_rank {
-    int64_t collectives, bytes; /* of a step, as tch_comm_get_traffic counts them */
-    int64_t state_bytes;
+    int64_t collectives, bytes;        /* of a step, as tch_comm_get_traffic counts them */
+    int64_t state_bytes, beside_bytes; /* beside it: tiles, their gradients, and the buffers of collectives */
     int64_t tiles, own_tiles;
     int32_t buckets;
     replay_bucket bucket[REPLAY_MOST_BUCKETS];
