@@ -5,6 +5,8 @@
 
 #include "replay.h"
 
+#include "core/context.h"
+#include "support/backend/table_copy.h"
 #include "support/comm/pretend_group.h"
 #include "support/random.h"
 #include "support/testing.h"
@@ -69,6 +71,24 @@ static void describe(rank_model *m, placing how, int32_t rank, int32_t ranks, tc
     }
 }
 
+/* --- a CPU that has products in bfloat16, as a GPU does: then Muon's directions travel in it ---------------------- */
+
+static void narrow_rates(void *state, tch_product_rates *rates)
+{
+    (void)state;
+    *rates = (tch_product_rates){60.0, 50.0, 200.0, 700.0};
+}
+
+static tch_context *open_context(table_copy *table, bool narrow)
+{
+    tch_context *context = NULL;
+    CHECK_OK(tch_context_create("cpu", &context));
+    table_copy_make(table, context->backend);
+    table->matrix.product_rates = narrow ? narrow_rates : table->matrix.product_rates;
+    context->backend = &table->backend;
+    return context;
+}
+
 /* --- real steps -------------------------------------------------------------------------------------------------- */
 
 typedef struct counted {
@@ -80,6 +100,7 @@ typedef struct trial {
     tch_optim_config config;
     placing how;
     tch_dtype dtype;
+    bool narrow;
     counted ranks[MOST_RANKS];
 } trial;
 
@@ -117,10 +138,10 @@ static void run_rank(tch_comm *comm, int32_t rank, void *user)
     trial *t = user;
     counted *c = &t->ranks[rank];
     rank_model *m = test_alloc(sizeof *m);
-    tch_context *context = NULL;
+    table_copy table;
+    tch_context *context = open_context(&table, t->narrow);
     tch_optimizer *optimizer = NULL;
     tch_tensor *tensors[2][PARAMETERS];
-    CHECK_OK(tch_context_create("cpu", &context));
     describe(m, t->how, rank, tch_comm_size(comm), t->dtype);
     for (int32_t i = 0; i < PARAMETERS; i++) {
         for (int32_t k = 0; k < 2; k++) { /* the same on ranks that have the same */
@@ -182,18 +203,18 @@ static void try_group(tch_context *context, trial *t, int32_t ranks, int64_t buc
     pretend_close(&pretended);
 }
 
-static void try_all(tch_optim_kind kind, tch_dtype dtype)
+static void try_all(tch_optim_kind kind, tch_dtype dtype, bool narrow)
 {
     static const int32_t sizes[] = {2, 3, 8};
     static const int64_t bucket_bytes[] = {300, 0};
-    tch_context *context = NULL;
-    CHECK_OK(tch_context_create("cpu", &context));
+    table_copy table;
+    tch_context *context = open_context(&table, narrow);
     for (int how = 0; how < PLACINGS; how++) {
         for (size_t s = 0; s < TEST_COUNT(sizes); s++) {
             for (size_t b = 0; b < TEST_COUNT(bucket_bytes); b++) {
                 test_case("%s, %s, %s on %d ranks, buckets of %lld", tch_optim_kind_name(kind), tch_dtype_name(dtype),
                           placing_names[how], sizes[s], (long long)bucket_bytes[b]);
-                trial t = {.config = tch_optim_defaults(kind), .how = (placing)how, .dtype = dtype};
+                trial t = {.config = tch_optim_defaults(kind), .how = (placing)how, .dtype = dtype, .narrow = narrow};
                 t.config.precondition_frequency = 2;
                 t.config.max_preconditioner_dim = 16;
                 try_group(context, &t, sizes[s], bucket_bytes[b]);
@@ -206,15 +227,16 @@ static void try_all(tch_optim_kind kind, tch_dtype dtype)
 static void muon(void **state)
 {
     (void)state;
-    try_all(TCH_OPTIM_MUON, TCH_FLOAT32);
-    try_all(TCH_OPTIM_MUON, TCH_BFLOAT16);
+    try_all(TCH_OPTIM_MUON, TCH_FLOAT32, false);
+    try_all(TCH_OPTIM_MUON, TCH_FLOAT32, true);
+    try_all(TCH_OPTIM_MUON, TCH_BFLOAT16, false);
 }
 
 static void shampoo(void **state)
 {
     (void)state;
-    try_all(TCH_OPTIM_SHAMPOO, TCH_FLOAT32);
-    try_all(TCH_OPTIM_SHAMPOO, TCH_BFLOAT16);
+    try_all(TCH_OPTIM_SHAMPOO, TCH_FLOAT32, false);
+    try_all(TCH_OPTIM_SHAMPOO, TCH_BFLOAT16, false);
 }
 
 int main(void)
