@@ -76,42 +76,110 @@ static int by_cost(const void *a, const void *b)
 typedef struct planner {
     tch_optimizer *optimizer;
     const tchi_regions *regions; /* of the group's parameters */
-    int32_t first_param, ranks;
-    int64_t *load, *held;  /* one for each rank */
-    int32_t *used, *taken; /* tiles that a rank has of the window, and of all of this cost */
+    int32_t first_param, ranks, leaves;
+    int64_t *load, *held;       /* one for each rank */
+    int32_t *used, *taken;      /* tiles that a rank has of the window, and of all of this cost */
+    int32_t of_window, of_cost; /* as many as it may have */
+    int32_t *holding, holders;  /* the ranks that hold something of the tile */
+    int32_t *least; /* a tree over ranks: in [1] the one with the least work of those that may have another, or -1 */
 } planner;
+
+static void hold(planner *p, int32_t rank, int64_t count)
+{
+    if (p->held[rank] == 0) {
+        p->holding[p->holders++] = rank;
+    }
+    p->held[rank] += count;
+}
 
 static void count_held(planner *p, const tchi_tile *tile)
 {
     const tchi_regions *r = &p->regions[tile->param - p->first_param];
-    memset(p->held, 0, (size_t)p->ranks * sizeof *p->held);
-    for (int64_t i = 0; i < r->list.count; i++) {
+    while (p->holders > 0) {
+        p->held[p->holding[--p->holders]] = 0;
+    }
+    int64_t first;
+    int64_t end;
+    tchi_regions_near(r, tile->start, tile->size, &first, &end);
+    for (int64_t i = first; i < end; i++) {
         const tchi_region *region = tchi_region_at(r, i);
         int64_t from[TCHI_MOST_ORDER];
         int64_t extent[TCHI_MOST_ORDER];
         if (region->holders < 0 || !tchi_region_meets(region, r->order, tile->start, tile->size, from, extent)) {
             continue;
         }
-        int64_t count = 1;
-        for (int32_t k = 0; k < r->order; k++) {
-            count *= extent[k];
-        }
+        int64_t count = tchi_elements(extent, r->order);
         for (int32_t h = 0; h < region->holders; h++) {
-            p->held[((const int32_t *)r->holders.items)[region->first_holder + h]] += count;
+            hold(p, ((const int32_t *)r->holders.items)[region->first_holder + h], count);
         }
     }
 }
 
-/* The rank that holds most of it, then the one with the least work, among those that may have another of the window
- * and another of this cost; -1 for none. */
-static int32_t choose_owner(const planner *p, int32_t of_window, int32_t of_cost)
+static bool may_have(const planner *p, int32_t rank, int32_t of_cost)
+{
+    return p->used[rank] < p->of_window && p->taken[rank] < of_cost;
+}
+
+/* The one with less work, then the first. */
+static int32_t lighter(const planner *p, int32_t a, int32_t b)
+{
+    if (a < 0 || b < 0) {
+        return a < 0 ? b : a;
+    }
+    return p->load[a] < p->load[b] || (p->load[a] == p->load[b] && a < b) ? a : b;
+}
+
+static void seat(planner *p, int32_t rank)
+{
+    p->least[p->leaves + rank] = may_have(p, rank, p->of_cost) ? rank : -1;
+}
+
+static void open_window(planner *p)
+{
+    memset(p->used, 0, (size_t)p->ranks * sizeof *p->used);
+    memset(p->least, 0xFF, 2 * (size_t)p->leaves * sizeof *p->least);
+    for (int32_t r = 0; r < p->ranks; r++) {
+        seat(p, r);
+    }
+    for (int32_t i = p->leaves - 1; i > 0; i--) {
+        p->least[i] = lighter(p, p->least[2 * i], p->least[2 * i + 1]);
+    }
+}
+
+static void give(planner *p, tchi_tile *tile, int32_t rank, int64_t cost)
+{
+    tile->owner = rank;
+    p->used[rank]++;
+    p->taken[rank]++;
+    p->load[rank] += cost;
+    seat(p, rank);
+    for (int32_t i = (p->leaves + rank) / 2; i > 0; i /= 2) {
+        p->least[i] = lighter(p, p->least[2 * i], p->least[2 * i + 1]);
+    }
+}
+
+/* Of those that hold something of the tile: the one that holds most, then the lighter. */
+static int32_t choose_holder(const planner *p, int32_t of_cost)
 {
     int32_t best = -1;
-    for (int32_t r = 0; r < p->ranks; r++) {
-        if (p->used[r] < of_window && p->taken[r] < of_cost &&
-            (best < 0 || p->held[r] > p->held[best] || (p->held[r] == p->held[best] && p->load[r] < p->load[best]))) {
-            best = r;
+    for (int32_t i = 0; i < p->holders; i++) {
+        int32_t r = p->holding[i];
+        if (may_have(p, r, of_cost) && (best < 0 || p->held[r] >= p->held[best])) {
+            best = best < 0 || p->held[r] > p->held[best] ? r : lighter(p, best, r);
         }
+    }
+    return best;
+}
+
+/* The rank that holds most of it, then the one with the least work, among those that may have another of the window
+ * and another of this cost; where there is none, of the window alone. */
+static int32_t choose_owner(const planner *p)
+{
+    int32_t best = choose_holder(p, p->of_cost);
+    best = best < 0 ? p->least[1] : best;
+    best = best < 0 ? choose_holder(p, INT32_MAX) : best;
+    for (int32_t r = 0, none = best < 0; none && r < p->ranks; r++) {
+        best = may_have(p, r, INT32_MAX) ? lighter(p, best, r) : best;
     }
     return best;
 }
@@ -131,22 +199,16 @@ static void assign(planner *p, const candidate *list, int64_t count)
             end++;
         }
         int64_t window = (end - first + period - 1) / period;
-        int32_t of_cost = (int32_t)((end - first + p->ranks - 1) / p->ranks);
+        p->of_cost = (int32_t)((end - first + p->ranks - 1) / p->ranks);
         memset(p->taken, 0, (size_t)p->ranks * sizeof *p->taken);
         for (; first < end; first += window) {
             int64_t n = end - first < window ? end - first : window;
-            memset(p->used, 0, (size_t)p->ranks * sizeof *p->used);
+            p->of_window = (int32_t)((n + p->ranks - 1) / p->ranks);
+            open_window(p);
             for (int64_t i = first; i < first + n; i++) {
                 tchi_tile *tile = tchi_shared_tile(o, list[i].tile);
                 count_held(p, tile);
-                int32_t of_window = (int32_t)((n + p->ranks - 1) / p->ranks);
-                tile->owner = choose_owner(p, of_window, of_cost);
-                if (tile->owner < 0) {
-                    tile->owner = choose_owner(p, of_window, INT32_MAX);
-                }
-                p->used[tile->owner]++;
-                p->taken[tile->owner]++;
-                p->load[tile->owner] += list[i].cost;
+                give(p, tile, choose_owner(p), list[i].cost);
             }
         }
         first = end;
@@ -160,8 +222,12 @@ static tch_status choose_owners(tch_optimizer *o, int32_t group, const tchi_regi
                  .regions = regions,
                  .first_param = tchi_group_at(o, group)->first_param,
                  .ranks = tch_comm_size(o->shared->comm)};
+    for (p.leaves = 1; p.leaves < p.ranks;) {
+        p.leaves *= 2;
+    }
     size_t list_bytes = (size_t)count * sizeof(candidate);
-    size_t rank_bytes = (size_t)p.ranks * (2 * sizeof(int64_t) + 2 * sizeof(int32_t));
+    size_t rank_bytes =
+        (size_t)p.ranks * (2 * sizeof(int64_t) + 3 * sizeof(int32_t)) + 2 * (size_t)p.leaves * sizeof(int32_t);
     candidate *list;
     TCHI_TRY(tchi_host_take(list_bytes, "a plan of tiles", &list));
     tch_status status = tchi_host_take(rank_bytes, "a plan of tiles", &p.load);
@@ -169,6 +235,8 @@ static tch_status choose_owners(tch_optimizer *o, int32_t group, const tchi_regi
         p.held = p.load + p.ranks;
         p.used = (int32_t *)(p.held + p.ranks);
         p.taken = p.used + p.ranks;
+        p.holding = p.taken + p.ranks;
+        p.least = p.holding + p.ranks;
         for (int64_t i = 0; i < count; i++) {
             list[i] = (candidate){cost_of(o, tchi_shared_tile(o, first + i)), first + i};
         }

@@ -255,16 +255,30 @@ static tch_status add_shards(const tch_placement *p, const tchi_dims *dims, cons
     return check_whole(r, dims, name);
 }
 
+static void note_longest(tchi_regions *r)
+{
+    for (int64_t i = 0; i < r->list.count; i++) {
+        const tchi_region *region = tchi_region_at(r, i);
+        for (int32_t k = 0; k < TCHI_MOST_ORDER; k++) {
+            r->longest[k] = region->size[k] > r->longest[k] ? region->size[k] : r->longest[k];
+        }
+    }
+}
+
 tch_status tchi_regions_of(const tch_placement *placement, const tchi_dims *dims, const tch_tensor *tensor,
                            int32_t rank, int32_t ranks, const char *name, tchi_regions *regions)
 {
     *regions = (tchi_regions){
         .order = dims->order, .list = {.item_size = sizeof(tchi_region)}, .holders = {.item_size = sizeof(int32_t)}};
     if (placement == NULL || placement->count == 0) {
-        return add_whole(dims, &regions->list);
+        TCHI_TRY(add_whole(dims, &regions->list));
+        note_longest(regions);
+        return TCH_OK;
     }
     TCHI_TRY(check_placement(placement, ranks, name));
-    return add_shards(placement, dims, tensor, rank, name, regions);
+    TCHI_TRY(add_shards(placement, dims, tensor, rank, name, regions));
+    note_longest(regions);
+    return TCH_OK;
 }
 
 void tchi_regions_release(tchi_regions *regions)
@@ -287,4 +301,33 @@ bool tchi_region_meets(const tchi_region *region, int32_t order, const int64_t *
         }
     }
     return true;
+}
+
+/* The first of [first, end) that begins after `start` along dimension k, by which these are ordered. */
+static int64_t first_after(const tchi_regions *r, int32_t k, int64_t start, int64_t first, int64_t end)
+{
+    while (first < end) {
+        int64_t middle = first + (end - first) / 2;
+        if (tchi_region_at(r, middle)->start[k] > start) {
+            end = middle;
+        } else {
+            first = middle + 1;
+        }
+    }
+    return first;
+}
+
+void tchi_regions_near(const tchi_regions *regions, const int64_t *start, const int64_t *size, int64_t *first,
+                       int64_t *end)
+{
+    *first = 0;
+    *end = regions->list.count;
+    for (int32_t k = 0; k < regions->order; k++) {
+        *end = first_after(regions, k, start[k] + size[k] - 1, *first, *end);
+        *first = first_after(regions, k, start[k] - regions->longest[k], *first, *end);
+        if (*first == *end ||
+            tchi_region_at(regions, *first)->start[k] != tchi_region_at(regions, *end - 1)->start[k]) {
+            return; /* those that begin together are ordered along the next dimension */
+        }
+    }
 }

@@ -15,8 +15,9 @@ typedef struct tchi_region {
 
 typedef struct tchi_regions {
     int32_t order;
-    tchi_list list;    /* tchi_region, ordered by start, outermost dimension first */
-    tchi_list holders; /* int32_t */
+    tchi_list list;                   /* tchi_region, ordered by start, outermost dimension first */
+    tchi_list holders;                /* int32_t */
+    int64_t longest[TCHI_MOST_ORDER]; /* the largest size along each dimension */
 } tchi_regions;
 
 /* The regions of a parameter whose whole tensor has `dims`; NULL or a placement without shards: every rank has all of
@@ -43,5 +44,9 @@ static inline const tchi_region *tchi_region_at(const tchi_regions *r, int64_t i
 /* The part of a block that a region has: where it begins and its sizes, in the parameter's dims; false for none. */
 bool tchi_region_meets(const tchi_region *region, int32_t order, const int64_t *start, const int64_t *size,
                        int64_t *from, int64_t *extent);
+
+/* All regions that meet a block are among [first, end): of rows or columns no others are, of a mesh few. */
+void tchi_regions_near(const tchi_regions *regions, const int64_t *start, const int64_t *size, int64_t *first,
+                       int64_t *end);
 
 #endif

@@ -44,29 +44,39 @@ static tch_status fill_bucket(tchi_exchange *x, int32_t turn, int64_t bytes, int
     return TCH_OK;
 }
 
-/* Bytes of all tiles of a turn. */
-static int64_t measure_turn(const tch_optimizer *o, const tchi_exchange *x, int32_t turn)
+/* One for each block batch: its bytes, and then its bucket in their place. */
+static tch_status fill_with_batches(const tch_optimizer *o, const tchi_group *g, int64_t full, int64_t *filled,
+                                    int64_t *of_batch)
 {
-    int64_t bytes = 0;
+    tchi_exchange *x = g->exchange;
     for (int64_t i = x->first_tile; i < x->first_tile + x->tiles; i++) {
         const tchi_tile *tile = tchi_shared_tile(o, i);
-        bytes += turn_of(o, tile) == turn ? bytes_of(o, tile) : 0;
+        if (turn_of(o, tile) != TCHI_LAST_TURN) {
+            of_batch[tile->block_batch - g->first_block_batch] += bytes_of(o, tile);
+        }
     }
-    return bytes;
+    for (int32_t b = 0; b < g->block_batches; b++) {
+        TCHI_TRY(fill_bucket(x, g->first_block_batch + b, of_batch[b], full, filled));
+        of_batch[b] = x->buckets.count - 1;
+    }
+    for (int64_t i = x->first_tile; i < x->first_tile + x->tiles; i++) {
+        tchi_tile *tile = tchi_shared_tile(o, i);
+        if (turn_of(o, tile) != TCHI_LAST_TURN) {
+            tile->bucket = (int32_t)of_batch[tile->block_batch - g->first_block_batch];
+        }
+    }
+    return TCH_OK;
 }
 
 /* Tiles of a block batch are done together, and go together. */
 static tch_status fill_with_blocks(const tch_optimizer *o, const tchi_group *g, int64_t full, int64_t *filled)
 {
-    tchi_exchange *x = g->exchange;
-    for (int32_t b = g->first_block_batch; b < g->first_block_batch + g->block_batches; b++) {
-        TCHI_TRY(fill_bucket(x, b, measure_turn(o, x, b), full, filled));
-        for (int64_t i = x->first_tile; i < x->first_tile + x->tiles; i++) {
-            tchi_tile *tile = tchi_shared_tile(o, i);
-            tile->bucket = turn_of(o, tile) == b ? (int32_t)x->buckets.count - 1 : tile->bucket;
-        }
-    }
-    return TCH_OK;
+    int64_t *of_batch;
+    size_t bytes = (size_t)g->block_batches * sizeof *of_batch;
+    TCHI_TRY(tchi_host_take(bytes, "the buckets of an exchange", &of_batch));
+    tch_status status = fill_with_batches(o, g, full, filled, of_batch);
+    tchi_host_release(of_batch, bytes);
+    return status;
 }
 
 static tch_status fill_with_spans(const tch_optimizer *o, const tchi_group *g, int64_t full, int64_t *filled)
@@ -103,7 +113,34 @@ typedef struct route_planner {
     tchi_exchange *exchange;
     int32_t rank, ranks;
     bool fill; /* false: bytes are counted, parts are not listed */
+    /* of the parameter whose tiles are walked */
+    const tchi_regions *regions;
+    int64_t first_here, end_here; /* regions that this rank has are among these */
+    int32_t *replica;             /* of each rank: which of the holders of its first region it is, or -1 */
 } route_planner;
+
+static bool is_whole(const tchi_regions *regions)
+{
+    return regions->list.count > 0 && tchi_region_at(regions, 0)->holders < 0;
+}
+
+static void look_at(route_planner *r, const tchi_regions *regions)
+{
+    r->regions = regions;
+    r->first_here = r->end_here = 0;
+    memset(r->replica, 0xFF, (size_t)r->ranks * sizeof *r->replica);
+    for (int64_t i = 0; i < regions->list.count; i++) {
+        const tchi_region *region = tchi_region_at(regions, i);
+        const int32_t *holders = (const int32_t *)regions->holders.items + region->first_holder;
+        for (int32_t h = 0; h < region->holders; h++) {
+            r->replica[holders[h]] = r->replica[holders[h]] < 0 ? h : r->replica[holders[h]];
+        }
+        if (region->here) {
+            r->first_here = r->end_here == 0 ? i : r->first_here;
+            r->end_here = i + 1;
+        }
+    }
+}
 
 static tchi_bucket *bucket_of(const route_planner *r, int64_t tile)
 {
@@ -124,24 +161,16 @@ static tch_status add_part(const route_planner *r, tchi_route *route, bool sends
 }
 
 /* The rank that sends a region of a tile: its owner, if it has it; otherwise the holder of the same replica. */
-static int32_t source_of(const tchi_regions *regions, const tchi_region *region, int32_t owner)
+static int32_t source_of(const route_planner *r, const tchi_region *region, int32_t owner)
 {
-    const int32_t *holders = (const int32_t *)regions->holders.items + region->first_holder;
+    const int32_t *holders = (const int32_t *)r->regions->holders.items + region->first_holder;
     for (int32_t h = 0; h < region->holders; h++) {
         if (holders[h] == owner) {
             return owner;
         }
     }
-    for (int64_t i = 0; i < regions->list.count; i++) {
-        const tchi_region *other = tchi_region_at(regions, i);
-        const int32_t *its = (const int32_t *)regions->holders.items + other->first_holder;
-        for (int32_t h = 0; h < other->holders; h++) {
-            if (its[h] == owner) {
-                return holders[region->holders > 0 ? h % region->holders : 0];
-            }
-        }
-    }
-    return holders[region->holders > 0 ? owner % region->holders : 0];
+    int32_t replica = r->replica[owner] < 0 ? owner : r->replica[owner];
+    return holders[region->holders > 0 ? replica % region->holders : 0];
 }
 
 static tchi_part part_of(const tchi_tile *tile, int64_t number, int32_t order, const tchi_region *region,
@@ -166,19 +195,18 @@ static tch_status add_unsent(const route_planner *r, tchi_bucket *bucket, tchi_p
     return r->fill ? tchi_list_add(&bucket->unsent, &part) : TCH_OK;
 }
 
-static tch_status plan_sharded(const route_planner *r, int64_t number, const tchi_regions *regions,
-                               const tchi_region *region, tchi_part part)
+static tch_status plan_sharded(const route_planner *r, int64_t number, const tchi_region *region, tchi_part part)
 {
+    const tchi_regions *regions = r->regions;
     const tchi_tile *tile = tchi_shared_tile(r->optimizer, number);
     const tchi_param *p = tchi_param_at(r->optimizer, tile->param);
     const int32_t *holders = (const int32_t *)regions->holders.items + region->first_holder;
     int64_t count = tchi_elements(part.size, regions->order);
     int64_t in = padded(count * tchi_scalar_size(p->wire_in));
     int64_t out = padded(count * tchi_scalar_size(p->wire_out));
-    int32_t source = source_of(regions, region, tile->owner);
+    int32_t source = source_of(r, region, tile->owner);
     bool mine = tile->owner == r->rank;
     tchi_bucket *bucket = bucket_of(r, number);
-    bucket->sharded = true;
     if (source == r->rank) {
         part.peer = tile->owner;
         TCHI_TRY(add_part(r, &bucket->in, true, part, in));
@@ -227,22 +255,41 @@ static tch_status plan_whole(const route_planner *r, int64_t number, int32_t ord
     return tchi_list_add(&bucket->spread, &part);
 }
 
-static tch_status walk_tiles(const route_planner *r, int32_t first_param, const tchi_regions *regions)
+/* A tile of another rank sends to this one, and gets from it, only what lies here. */
+static tch_status walk_regions(const route_planner *r, int64_t number)
+{
+    const tchi_tile *tile = tchi_shared_tile(r->optimizer, number);
+    const tchi_regions *of = r->regions;
+    bool all = is_whole(of) || tile->owner == r->rank;
+    int64_t first;
+    int64_t end;
+    tchi_regions_near(of, tile->start, tile->size, &first, &end);
+    first = all || first > r->first_here ? first : r->first_here;
+    end = all || end < r->end_here ? end : r->end_here;
+    for (int64_t k = first; k < end; k++) {
+        const tchi_region *region = tchi_region_at(of, k);
+        int64_t from[TCHI_MOST_ORDER];
+        int64_t extent[TCHI_MOST_ORDER];
+        if ((all || region->here) && tchi_region_meets(region, of->order, tile->start, tile->size, from, extent)) {
+            tchi_part part = part_of(tile, number, of->order, region, from, extent);
+            TCHI_TRY(region->holders < 0 ? plan_whole(r, number, of->order, part)
+                                         : plan_sharded(r, number, region, part));
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status walk_tiles(route_planner *r, int32_t first_param, const tchi_regions *regions)
 {
     const tchi_exchange *x = r->exchange;
     for (int64_t i = x->first_tile; i < x->first_tile + x->tiles; i++) {
-        const tchi_tile *tile = tchi_shared_tile(r->optimizer, i);
-        const tchi_regions *of = &regions[tile->param - first_param];
-        for (int64_t k = 0; k < of->list.count; k++) {
-            const tchi_region *region = tchi_region_at(of, k);
-            int64_t from[TCHI_MOST_ORDER];
-            int64_t extent[TCHI_MOST_ORDER];
-            if (!tchi_region_meets(region, of->order, tile->start, tile->size, from, extent)) {
-                continue;
-            }
-            tchi_part part = part_of(tile, i, of->order, region, from, extent);
-            TCHI_TRY(region->holders < 0 ? plan_whole(r, i, of->order, part) : plan_sharded(r, i, of, region, part));
+        const tchi_regions *of = &regions[tchi_shared_tile(r->optimizer, i)->param - first_param];
+        if (of != r->regions) {
+            look_at(r, of);
         }
+        tchi_bucket *bucket = bucket_of(r, i);
+        bucket->sharded = bucket->sharded || !is_whole(of);
+        TCHI_TRY(walk_regions(r, i));
     }
     return TCH_OK;
 }
@@ -303,6 +350,20 @@ static void lay_out_bucket(tchi_bucket *b, int32_t ranks)
     }
 }
 
+static tch_status plan_buckets(route_planner *r, int32_t first_param, const tchi_regions *regions)
+{
+    tchi_exchange *x = r->exchange;
+    for (int64_t i = 0; i < x->buckets.count; i++) {
+        TCHI_TRY(open_bucket(tchi_bucket_at(x, i), r->ranks));
+    }
+    TCHI_TRY(walk_tiles(r, first_param, regions));
+    for (int64_t i = 0; i < x->buckets.count; i++) {
+        lay_out_bucket(tchi_bucket_at(x, i), r->ranks);
+    }
+    r->fill = true;
+    return walk_tiles(r, first_param, regions);
+}
+
 tch_status tchi_exchange_plan(tch_optimizer *optimizer, int32_t group, const tchi_regions *regions)
 {
     const tchi_group *g = tchi_group_at(optimizer, group);
@@ -311,17 +372,13 @@ tch_status tchi_exchange_plan(tch_optimizer *optimizer, int32_t group, const tch
                        .exchange = x,
                        .rank = tch_comm_rank(optimizer->shared->comm),
                        .ranks = tch_comm_size(optimizer->shared->comm)};
+    size_t bytes = (size_t)r.ranks * sizeof *r.replica;
     x->buckets.item_size = sizeof(tchi_bucket);
     TCHI_TRY(make_buckets(optimizer, g));
-    for (int64_t i = 0; i < x->buckets.count; i++) {
-        TCHI_TRY(open_bucket(tchi_bucket_at(x, i), r.ranks));
-    }
-    TCHI_TRY(walk_tiles(&r, g->first_param, regions));
-    for (int64_t i = 0; i < x->buckets.count; i++) {
-        lay_out_bucket(tchi_bucket_at(x, i), r.ranks);
-    }
-    r.fill = true;
-    return walk_tiles(&r, g->first_param, regions);
+    TCHI_TRY(tchi_host_take(bytes, "the routes of an exchange", &r.replica));
+    tch_status status = plan_buckets(&r, g->first_param, regions);
+    tchi_host_release(r.replica, bytes);
+    return status;
 }
 
 void tchi_exchange_release(tchi_exchange *exchange)
