@@ -133,7 +133,8 @@ static tch_status take_cuts(tchi_param *p, const tch_parameter *parameter, int64
     p->batch_dims = parameter->batch_dims;
     p->cut_count = parameter->cut_count > 0 ? parameter->cut_count : 1;
     TCHI_TRY(tchi_host_take((size_t)p->cut_count * sizeof *p->cuts, "the cuts of a parameter", &p->cuts));
-    memcpy(p->cuts, parameter->cut_count > 0 ? parameter->cuts : &rows, (size_t)p->cut_count * sizeof *p->cuts);
+    bool given = parameter->cut_count > 0 && parameter->cuts != NULL;
+    memcpy(p->cuts, given ? parameter->cuts : &rows, (size_t)p->cut_count * sizeof *p->cuts);
     return TCH_OK;
 }
 

@@ -113,7 +113,7 @@ static int64_t rows_of(const tchi_cut *cut, int32_t matrix)
     return cut->cuts == NULL ? cut->dims[0] : cut->cuts[matrix];
 }
 
-/* Rows of one round of the list of matrices, and their parts. */
+/* Rows of one round of the list of matrices, and their parts: of both there is one at least. */
 static void measure_round(const tchi_cut *cut, int64_t *rows, int64_t *parts)
 {
     *rows = *parts = 0;
@@ -121,6 +121,8 @@ static void measure_round(const tchi_cut *cut, int64_t *rows, int64_t *parts)
         *rows += rows_of(cut, i);
         *parts += parts_of(rows_of(cut, i), cut->most);
     }
+    *rows = *rows > 0 ? *rows : 1;
+    *parts = *parts > 0 ? *parts : 1;
 }
 
 tchi_cut tchi_cut_of(const tchi_param *param, int64_t most)
