@@ -78,9 +78,9 @@ static replay_bytes bytes_of(const tchi_route *route, const replay_group *group,
 static void count_bucket(const tchi_bucket *b, const replay_group *group, int32_t rank, replay_rank *result)
 {
     replay_bucket *to = &result->bucket[result->buckets++];
-    to->sharded = b->sharded;
+    to->sharded = b->crosses;
     to->segment = b->segment;
-    if (b->sharded) {
+    if (b->crosses) {
         to->in = bytes_of(&b->in, group, rank, &result->bytes);
         to->out = bytes_of(&b->out, group, rank, &result->bytes);
         result->collectives += 2;

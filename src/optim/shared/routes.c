@@ -220,8 +220,6 @@ static tch_status plan_sharded(const route_planner *r, int64_t number, const tch
             TCHI_TRY(add_unsent(r, bucket, part, in));
         }
     }
-    /* a group of one is for trying: it goes the way of many */
-    bucket->crosses = bucket->crosses || source != tile->owner || region->holders > 1 || r->ranks == 1;
     for (int32_t h = 0; h < region->holders; h++) {
         if (mine) {
             part.peer = holders[h];
@@ -279,6 +277,25 @@ static tch_status walk_regions(const route_planner *r, int64_t number)
     return TCH_OK;
 }
 
+/* Whether another rank than its owner has something of a tile: known to all. A group of one is for trying, and goes the
+ * way of many. */
+static bool tile_crosses(const route_planner *r, const tchi_tile *tile)
+{
+    const tchi_regions *of = r->regions;
+    bool crosses = r->ranks == 1;
+    int64_t first;
+    int64_t end;
+    tchi_regions_near(of, tile->start, tile->size, &first, &end);
+    for (int64_t k = first; k < end && !crosses; k++) {
+        const tchi_region *region = tchi_region_at(of, k);
+        int64_t from[TCHI_MOST_ORDER];
+        int64_t extent[TCHI_MOST_ORDER];
+        bool alone = region->holders == 1 && ((const int32_t *)of->holders.items)[region->first_holder] == tile->owner;
+        crosses = !alone && tchi_region_meets(region, of->order, tile->start, tile->size, from, extent);
+    }
+    return crosses;
+}
+
 static tch_status walk_tiles(route_planner *r, int32_t first_param, const tchi_regions *regions)
 {
     const tchi_exchange *x = r->exchange;
@@ -289,6 +306,7 @@ static tch_status walk_tiles(route_planner *r, int32_t first_param, const tchi_r
         }
         tchi_bucket *bucket = bucket_of(r, i);
         bucket->sharded = bucket->sharded || !is_whole(of);
+        bucket->crosses = bucket->crosses || (!is_whole(of) && tile_crosses(r, tchi_shared_tile(r->optimizer, i)));
         TCHI_TRY(walk_regions(r, i));
     }
     return TCH_OK;
