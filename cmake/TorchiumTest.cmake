@@ -34,7 +34,7 @@ endif()
 set(slow_leak_search OFF)
 set(leak_searched "^(checkpoint|checkpoint_faults|datasets|example_07_train_network|kernel|kernel_cache|leaks|oom|\
 optim_memory|recording|registry)$")
-set(leaks_shared core/bad_input core/context core/memory core/tensor kfac/kfac_state network/network optim/amp
+set(leaks_shared amp/amp core/bad_input core/context core/memory core/tensor kfac/kfac_state network/network
     optim/optim_bad_input)
 if(TORCHIUM_SANITIZE MATCHES "address" AND CMAKE_C_COMPILER_ID STREQUAL "GNU"
         AND CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64|ARM64)$")
