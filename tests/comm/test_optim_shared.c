@@ -655,6 +655,67 @@ static void state_of_large_vectors_is_divided(void **state)
     }
 }
 
+/* --- experts ----------------------------------------------------------------------------------------------------- */
+
+enum { EXPERT_RANKS = 3, EXPERT_STEPS = 2 };
+
+static void train_experts(tch_comm *comm, int32_t rank, void *user)
+{
+    tch_comm_traffic *traffic = (tch_comm_traffic *)user + 2 * rank; /* before the steps, and after */
+    const int64_t whole[] = {6, 5, 8};
+    const int64_t shape[] = {2, 5, 8};
+    tch_context *context = NULL;
+    tch_optimizer *optimizer = NULL;
+    tch_tensor *p = NULL;
+    tch_tensor *g = NULL;
+    tch_shard shards[EXPERT_RANKS];
+    for (int32_t r = 0; r < EXPERT_RANKS; r++) {
+        shards[r] = (tch_shard){.rank = r, .start = {2 * r}, .size = {2, 5, 8}};
+    }
+    tch_placement placement = TCH_PLACEMENT_INIT;
+    placement.ndim = 3;
+    placement.shape = whole;
+    placement.count = EXPERT_RANKS;
+    placement.shards = shards;
+    tch_optim_config c = config_of(TCH_OPTIM_MUON);
+    assert_int_equal(tch_context_create("cpu", &context), TCH_OK);
+    assert_int_equal(tch_tensor_create(context, TCH_FLOAT32, 3, shape, TCH_CONTIGUOUS, &p), TCH_OK);
+    assert_int_equal(tch_tensor_create(context, TCH_FLOAT32, 3, shape, TCH_CONTIGUOUS, &g), TCH_OK);
+    assert_int_equal(tch_tensor_fill(context, p, 1.0), TCH_OK);
+    assert_int_equal(tch_tensor_fill(context, g, 0.5), TCH_OK);
+    tch_parameter entry = {.tensor = p, .batch_dims = 1};
+    assert_int_equal(tch_optimizer_create_shared(context, &c, comm, 1, &entry, &placement, NULL, &optimizer), TCH_OK);
+    assert_int_equal(tch_comm_get_traffic(comm, &traffic[0]), TCH_OK);
+    for (int step = 0; step < EXPERT_STEPS; step++) {
+        assert_int_equal(tch_optimizer_step(optimizer, 1, (const tch_tensor *const[]){g}), TCH_OK);
+    }
+    assert_int_equal(tch_comm_get_traffic(comm, &traffic[1]), TCH_OK);
+    tch_optimizer_destroy(optimizer);
+    tch_tensor_destroy(p);
+    tch_tensor_destroy(g);
+    tch_context_destroy(context);
+}
+
+/* Matrices that lie whole with their owners: of a step only the agreement goes through the group. */
+static void experts_send_nothing(void **state)
+{
+    pretend_group group;
+    tch_comm_traffic traffic[2 * EXPERT_RANKS];
+    (void)state;
+    test_case("experts on %d ranks", EXPERT_RANKS);
+    for (int i = 0; i < 2 * EXPERT_RANKS; i++) {
+        traffic[i] = (tch_comm_traffic)TCH_COMM_TRAFFIC_INIT;
+    }
+    pretend_open(&group, EXPERT_RANKS);
+    pretend_run(&group, train_experts, traffic);
+    pretend_close(&group);
+    for (int r = 0; r < EXPERT_RANKS; r++) {
+        int64_t collectives = traffic[2 * r + 1].collectives - traffic[2 * r].collectives;
+        CHECK(collectives == EXPERT_STEPS, "rank %d: %lld collectives in %d steps", r, (long long)collectives,
+              EXPERT_STEPS);
+    }
+}
+
 /* --- many ranks -------------------------------------------------------------------------------------------------- */
 
 /* More ranks than tiles, and than rows. */
@@ -937,6 +998,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(world_invariant),
         cmocka_unit_test(replicas_keep_the_same_momentum),
         cmocka_unit_test(state_of_large_vectors_is_divided),
+        cmocka_unit_test(experts_send_nothing),
         cmocka_unit_test(sixty_four_ranks),
         cmocka_unit_test(nan_on_one_rank),
         cmocka_unit_test(wrong_gradient_on_one_rank),
