@@ -175,13 +175,13 @@ static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, con
 tch_status tchi_muon_step(tch_optimizer *o, const tchi_step *now, int32_t group, tchi_muon_apply apply)
 {
     const tchi_group *g = tchi_group_at(o, group);
-    for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches; i++) {
+    for (tchi_turn turn = {0}; tchi_next_turn(o, group, &turn);) {
         tchi_run run;
-        TCHI_TRY(tchi_exchange_arrive(o, now, group, i));
-        for (int64_t at = 0; tchi_next_run(o, now, i, &at, &run);) {
+        TCHI_TRY(tchi_exchange_arrive(o, now, group, turn.bucket));
+        while (tchi_next_run(o, now, &turn, &run)) {
             TCHI_TRY(step_run(o, &g->config, &run, apply));
         }
-        TCHI_TRY(tchi_exchange_leave(o, now, group, i));
+        TCHI_TRY(tchi_exchange_leave(o, now, group, turn.done));
     }
     return TCH_OK;
 }

@@ -1,7 +1,9 @@
-/* See rectangles.h. */
+/* See rects.h. */
 #include "rects.h"
 
 #include "core/status.h"
+
+#include "shared/shared.h"
 
 /* --- blocks in a work buffer ------------------------------------------------------------------------------------- */
 
@@ -58,21 +60,63 @@ static bool goes_with(const tch_optimizer *o, const tchi_step *now, const tchi_p
     return next->data != NULL && first->type == next->type && a->clock_id == b->clock_id;
 }
 
-bool tchi_next_run(const tch_optimizer *optimizer, const tchi_step *now, int32_t block_batch, int64_t *at,
-                   tchi_run *run)
+bool tchi_next_run(const tch_optimizer *optimizer, const tchi_step *now, tchi_turn *turn, tchi_run *run)
 {
-    tchi_block_batch *c = tchi_block_batch_at(optimizer, block_batch);
-    while (*at < c->count && tchi_gradient_of(optimizer, now, param_of(optimizer, c, *at))->data == NULL) {
-        ++*at;
+    tchi_block_batch *c = tchi_block_batch_at(optimizer, turn->block_batch);
+    while (turn->at < turn->end && tchi_gradient_of(optimizer, now, param_of(optimizer, c, turn->at))->data == NULL) {
+        turn->at++;
     }
-    if (*at >= c->count) {
+    if (turn->at >= turn->end) {
         return false;
     }
-    const tchi_param *first = param_of(optimizer, c, *at);
-    *run = (tchi_run){.block_batch = c, .first = *at, .now = now};
-    while (*at < c->count && run->count < c->chunk && goes_with(optimizer, now, first, param_of(optimizer, c, *at))) {
+    const tchi_param *first = param_of(optimizer, c, turn->at);
+    *run = (tchi_run){.block_batch = c, .first = turn->at, .now = now};
+    while (turn->at < turn->end && run->count < c->chunk &&
+           goes_with(optimizer, now, first, param_of(optimizer, c, turn->at))) {
         run->count++;
-        ++*at;
+        turn->at++;
+    }
+    return true;
+}
+
+/* --- turns ------------------------------------------------------------------------------------------------------- */
+
+tchi_turn tchi_whole_turn(const tch_optimizer *optimizer, int32_t block_batch)
+{
+    return (tchi_turn){.block_batch = block_batch, .end = tchi_block_batch_at(optimizer, block_batch)->count};
+}
+
+/* Blocks of a block batch that come before number `among` of all ranks'. */
+static int64_t blocks_before(const tch_optimizer *o, const tchi_block_batch *c, int64_t among)
+{
+    int64_t first = 0;
+    for (int64_t end = c->count; first < end;) {
+        int64_t middle = (first + end) / 2;
+        bool before = tchi_block_at(o, c->first + middle)->among < among;
+        first = before ? middle + 1 : first;
+        end = before ? end : middle;
+    }
+    return first;
+}
+
+bool tchi_next_turn(const tch_optimizer *optimizer, int32_t group, tchi_turn *turn)
+{
+    const tchi_group *g = tchi_group_at(optimizer, group);
+    const tchi_exchange *x = g->exchange;
+    int32_t batch = turn->started ? turn->block_batch : g->first_block_batch;
+    int64_t from = turn->started ? turn->end : 0;
+    if (turn->started && (turn->bucket == turn->done || tchi_bucket_at(x, turn->bucket)->end_among == INT64_MAX)) {
+        batch++;
+        from = 0;
+    }
+    if (batch >= g->first_block_batch + g->block_batches) {
+        return false;
+    }
+    *turn = (tchi_turn){batch, 1, from, tchi_block_batch_at(optimizer, batch)->count, turn->done, turn->done};
+    const tchi_bucket *b = x == NULL ? NULL : tchi_bucket_at(x, turn->bucket);
+    if (b != NULL && b->end_batch == batch) {
+        turn->end = blocks_before(optimizer, tchi_block_batch_at(optimizer, batch), b->end_among);
+        turn->done++;
     }
     return true;
 }

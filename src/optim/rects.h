@@ -26,9 +26,23 @@ typedef struct tchi_run {
     const tchi_step *now;
 } tchi_run;
 
-/* The next run from block *at on, no longer than the block batch's chunk; false at the end. */
-bool tchi_next_run(const tch_optimizer *optimizer, const tchi_step *now, int32_t block_batch, int64_t *at,
-                   tchi_run *run);
+/* Blocks [at, end) of one block batch that are worked on before others are waited for: all of it, or those whose
+ * gradients travel together. `bucket` is the one they come in, `done` how many are over after them. */
+typedef struct tchi_turn {
+    int32_t block_batch, started;
+    int64_t at, end;
+    int64_t bucket, done;
+} tchi_turn;
+
+/* The turns of a group, in the same order on every rank, also those in which this one has nothing to do. The first is
+ * had from zeros; false at the end. */
+bool tchi_next_turn(const tch_optimizer *optimizer, int32_t group, tchi_turn *turn);
+
+/* All blocks of a block batch. */
+tchi_turn tchi_whole_turn(const tch_optimizer *optimizer, int32_t block_batch);
+
+/* The next run of a turn, no longer than the block batch's chunk; false at the end. */
+bool tchi_next_run(const tch_optimizer *optimizer, const tchi_step *now, tchi_turn *turn, tchi_run *run);
 const tchi_param *tchi_run_param(const tch_optimizer *optimizer, const tchi_run *run);
 const tchi_param *tchi_run_block_param(const tch_optimizer *optimizer, const tchi_run *run, int64_t block);
 

@@ -148,8 +148,8 @@ static tch_status refresh(tch_optimizer *o, const tchi_step *now, int32_t group)
     const tchi_group *g = tchi_group_at(o, group);
     for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches; i++) {
         tchi_run run;
-        for (int64_t at = 0;
-             tchi_block_batch_is_due(o, tchi_block_batch_at(o, i)) && tchi_next_run(o, now, i, &at, &run);) {
+        tchi_turn turn = tchi_whole_turn(o, i);
+        while (tchi_block_batch_is_due(o, tchi_block_batch_at(o, i)) && tchi_next_run(o, now, &turn, &run)) {
             shampoo_run r = begin_run(o, &g->config, &run);
             TCHI_TRY(gather(&r, false));
             TCHI_TRY(update_factors(&r));
@@ -224,17 +224,17 @@ static tch_status step(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     const tchi_group *g = tchi_group_at(o, group);
     bool any_due = tchi_refresh_mark(o, now, group);
-    TCHI_TRY(tchi_exchange_arrive(o, now, group, TCHI_LAST_TURN)); /* ranks refresh other factors at the same step */
+    TCHI_TRY(tchi_exchange_arrive(o, now, group, TCHI_ALL_BUCKETS)); /* ranks refresh other factors at the same step */
     if (any_due) {
         TCHI_TRY(refresh(o, now, group));
     }
-    for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches; i++) {
-        bool factors_done = any_due && tchi_block_batch_is_due(o, tchi_block_batch_at(o, i));
+    for (tchi_turn turn = {0}; tchi_next_turn(o, group, &turn);) {
+        bool factors_done = any_due && tchi_block_batch_is_due(o, tchi_block_batch_at(o, turn.block_batch));
         tchi_run run;
-        for (int64_t at = 0; tchi_next_run(o, now, i, &at, &run);) {
+        while (tchi_next_run(o, now, &turn, &run)) {
             TCHI_TRY(step_run(o, &g->config, &run, factors_done));
         }
-        TCHI_TRY(tchi_exchange_leave(o, now, group, i));
+        TCHI_TRY(tchi_exchange_leave(o, now, group, turn.done));
     }
     return TCH_OK;
 }

@@ -373,13 +373,13 @@ static tch_status step(tch_optimizer *o, const tchi_step *now, int32_t group)
     const tchi_group *g = tchi_group_at(o, group);
     tch_status status = TCH_OK;
     int64_t before = tchi_workspace_hold(o);
-    for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches && status == TCH_OK; i++) {
+    for (tchi_turn turn = {0}; status == TCH_OK && tchi_next_turn(o, group, &turn);) {
         tchi_run run;
-        status = tchi_exchange_arrive(o, now, group, i);
-        for (int64_t at = 0; status == TCH_OK && tchi_next_run(o, now, i, &at, &run);) {
+        status = tchi_exchange_arrive(o, now, group, turn.bucket);
+        while (status == TCH_OK && tchi_next_run(o, now, &turn, &run)) {
             status = step_run(o, g, &run);
         }
-        status = status == TCH_OK ? tchi_exchange_leave(o, now, group, i) : status;
+        status = status == TCH_OK ? tchi_exchange_leave(o, now, group, turn.done) : status;
     }
     tchi_workspace_restore(o, before);
     return status;

@@ -473,20 +473,19 @@ tch_status tchi_exchange_begin(tch_optimizer *optimizer, const tchi_step *now, i
     return tchi_exchange_values(optimizer, group);
 }
 
-tch_status tchi_exchange_arrive(tch_optimizer *optimizer, const tchi_step *now, int32_t group, int32_t block_batch)
+tch_status tchi_exchange_arrive(tch_optimizer *optimizer, const tchi_step *now, int32_t group, int64_t bucket)
 {
     const tchi_exchange *x = tchi_group_at(optimizer, group)->exchange;
-    while (x != NULL && x->arrived < x->buckets.count &&
-           (x->arrived == 0 || tchi_bucket_at(x, x->arrived - 1)->last_turn < block_batch)) {
+    while (x != NULL && x->arrived < x->buckets.count && x->arrived <= bucket) {
         TCHI_TRY(take_in(optimizer, now, group));
     }
     return TCH_OK;
 }
 
-tch_status tchi_exchange_leave(tch_optimizer *optimizer, const tchi_step *now, int32_t group, int32_t block_batch)
+tch_status tchi_exchange_leave(tch_optimizer *optimizer, const tchi_step *now, int32_t group, int64_t done)
 {
     const tchi_exchange *x = tchi_group_at(optimizer, group)->exchange;
-    while (x != NULL && x->sent_out < x->buckets.count && tchi_bucket_at(x, x->sent_out)->last_turn <= block_batch) {
+    while (x != NULL && x->sent_out < x->buckets.count && x->sent_out < done) {
         TCHI_TRY(send_out(optimizer, now, group));
     }
     return TCH_OK;
@@ -499,8 +498,8 @@ tch_status tchi_exchange_finish(tch_optimizer *optimizer, const tchi_step *now, 
         return TCH_OK;
     }
     TCHI_RANGE(optimizer->context, "exchange results");
-    TCHI_TRY(tchi_exchange_arrive(optimizer, now, group, TCHI_LAST_TURN));
-    TCHI_TRY(tchi_exchange_leave(optimizer, now, group, TCHI_LAST_TURN));
+    TCHI_TRY(tchi_exchange_arrive(optimizer, now, group, TCHI_ALL_BUCKETS));
+    TCHI_TRY(tchi_exchange_leave(optimizer, now, group, TCHI_ALL_BUCKETS));
     while (x->applied < x->buckets.count) {
         TCHI_TRY(apply_next(optimizer, now, group));
     }

@@ -24,51 +24,80 @@ static int64_t bytes_of(const tch_optimizer *o, const tchi_tile *tile)
     return tchi_elements(tile->size, p->dims.order) * tchi_scalar_size(p->wire_out);
 }
 
-/* Tiles in the order in which they are done: by block batch, then those of elementwise parameters. */
-static int32_t turn_of(const tch_optimizer *o, const tchi_tile *tile)
-{
-    return tchi_param_at(o, tile->param)->blocked ? tile->block_batch : TCHI_LAST_TURN;
-}
-
 /* Begins a bucket where the one before is full: as few as may be of those that are worth a collective, so that one
  * travels while the next is worked on, and no more than two are in memory. */
-static tch_status fill_bucket(tchi_exchange *x, int32_t turn, int64_t bytes, int64_t full, int64_t *filled)
+static tch_status fill_bucket(tchi_exchange *x, int32_t end_batch, int64_t end_among, int64_t bytes, int64_t full,
+                              int64_t *filled)
 {
     if (x->buckets.count == 0 || *filled >= full) {
         TCHI_TRY(tchi_list_reserve(&x->buckets, x->buckets.count + 1));
         memset(tchi_list_extend(&x->buckets), 0, sizeof(tchi_bucket));
         *filled = 0;
     }
-    tchi_bucket_at(x, x->buckets.count - 1)->last_turn = turn;
+    tchi_bucket *last = tchi_bucket_at(x, x->buckets.count - 1);
+    last->end_batch = end_batch;
+    last->end_among = end_among;
     *filled += bytes;
     return TCH_OK;
 }
 
-/* One for each block batch: its bytes, and then its bucket in their place. */
+static bool is_block(const tch_optimizer *o, const tchi_tile *tile)
+{
+    return tchi_param_at(o, tile->param)->blocked;
+}
+
+/* The tiles of a block batch, in as many parts as are worth a bucket, but with a tile for every rank in each. */
+static tch_status cut_batch(const tch_optimizer *o, tchi_exchange *x, int32_t block_batch, int64_t bytes, int64_t full,
+                            int64_t *filled)
+{
+    int64_t all = tchi_block_batch_at(o, block_batch)->all;
+    int64_t fit = all / tch_comm_size(o->shared->comm);
+    int64_t parts = full > 0 && bytes / full < fit ? bytes / full : fit;
+    parts = parts > 1 ? parts : 1;
+    for (int64_t i = 0; i < parts; i++) { /* the longer ones first: these are not smaller than a bucket */
+        int64_t end = (all * (i + 1) + parts - 1) / parts;
+        int64_t begin = (all * i + parts - 1) / parts;
+        TCHI_TRY(
+            fill_bucket(x, block_batch, i + 1 < parts ? end : INT64_MAX, bytes / all * (end - begin), full, filled));
+    }
+    return TCH_OK;
+}
+
+/* The bucket of a tile that is number `among` in its block batch. */
+static int32_t find_bucket(const tchi_exchange *x, int32_t block_batch, int64_t among)
+{
+    int32_t i = 0;
+    for (const tchi_bucket *b = tchi_bucket_at(x, 0);
+         b->end_batch < block_batch || (b->end_batch == block_batch && b->end_among <= among); b++) {
+        i++;
+    }
+    return i;
+}
+
+/* One number for each block batch: its bytes, and then how many of its tiles were seen. */
 static tch_status fill_with_batches(const tch_optimizer *o, const tchi_group *g, int64_t full, int64_t *filled,
                                     int64_t *of_batch)
 {
     tchi_exchange *x = g->exchange;
     for (int64_t i = x->first_tile; i < x->first_tile + x->tiles; i++) {
         const tchi_tile *tile = tchi_shared_tile(o, i);
-        if (turn_of(o, tile) != TCHI_LAST_TURN) {
+        if (is_block(o, tile)) {
             of_batch[tile->block_batch - g->first_block_batch] += bytes_of(o, tile);
         }
     }
     for (int32_t b = 0; b < g->block_batches; b++) {
-        TCHI_TRY(fill_bucket(x, g->first_block_batch + b, of_batch[b], full, filled));
-        of_batch[b] = x->buckets.count - 1;
+        TCHI_TRY(cut_batch(o, x, g->first_block_batch + b, of_batch[b], full, filled));
+        of_batch[b] = 0;
     }
     for (int64_t i = x->first_tile; i < x->first_tile + x->tiles; i++) {
         tchi_tile *tile = tchi_shared_tile(o, i);
-        if (turn_of(o, tile) != TCHI_LAST_TURN) {
-            tile->bucket = (int32_t)of_batch[tile->block_batch - g->first_block_batch];
+        if (is_block(o, tile)) {
+            tile->bucket = find_bucket(x, tile->block_batch, of_batch[tile->block_batch - g->first_block_batch]++);
         }
     }
     return TCH_OK;
 }
 
-/* Tiles of a block batch are done together, and go together. */
 static tch_status fill_with_blocks(const tch_optimizer *o, const tchi_group *g, int64_t full, int64_t *filled)
 {
     int64_t *of_batch;
@@ -84,8 +113,8 @@ static tch_status fill_with_spans(const tch_optimizer *o, const tchi_group *g, i
     tchi_exchange *x = g->exchange;
     for (int64_t i = x->first_tile; i < x->first_tile + x->tiles; i++) {
         tchi_tile *tile = tchi_shared_tile(o, i);
-        if (turn_of(o, tile) == TCHI_LAST_TURN) {
-            TCHI_TRY(fill_bucket(x, TCHI_LAST_TURN, bytes_of(o, tile), full, filled));
+        if (!is_block(o, tile)) {
+            TCHI_TRY(fill_bucket(x, INT32_MAX, INT64_MAX, bytes_of(o, tile), full, filled));
             tile->bucket = (int32_t)x->buckets.count - 1;
         }
     }

@@ -62,12 +62,13 @@ static inline int64_t *tchi_route_counts(const tchi_route *route, int32_t ranks,
     return route->counts + (int64_t)which * ranks;
 }
 
-#define TCHI_LAST_TURN INT32_MAX
+#define TCHI_ALL_BUCKETS INT64_MAX
 
 /* Tiles that travel together. Sharded parameters go by all_to_all; what every rank has whole needs no way in and comes
  * back by all_gather. */
 typedef struct tchi_bucket {
-    int32_t last_turn; /* the block batch after which its tiles are done; spans are done at the last turn */
+    int32_t end_batch; /* it ends in this block batch, or INT32_MAX: after all of them, with spans */
+    int64_t end_among; /* before the tile of this number in it; INT64_MAX: with its last */
     bool sharded;      /* some parameter is */
     bool crosses; /* and something of it goes from one rank to another, on whichever; experts may lie with owners */
     tchi_route in, out;
@@ -210,12 +211,12 @@ tch_status tchi_shared_look_back(tch_optimizer *optimizer);
 /* Tiles follow their parameters: which have gradients, and their counts of steps. */
 void tchi_shared_follow(tch_optimizer *optimizer, const tchi_step *now);
 
-/* The exchange of a step: gradients begin to travel; those for the tiles of a block batch, and of all before it, have
- * arrived; these tiles have their results, which may go; everything is back. All ranks call the two in the middle for
- * the same block batches in the same order. They do nothing where the optimizer is alone. */
+/* The exchange of a step: gradients begin to travel; those of a bucket, and of all before it, have arrived; the tiles
+ * of the first `done` buckets have their results, which may go; everything is back. All ranks call the two in the
+ * middle for the same turns (see rects.h) in the same order. They do nothing where the optimizer is alone. */
 tch_status tchi_exchange_begin(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
-tch_status tchi_exchange_arrive(tch_optimizer *optimizer, const tchi_step *now, int32_t group, int32_t block_batch);
-tch_status tchi_exchange_leave(tch_optimizer *optimizer, const tchi_step *now, int32_t group, int32_t block_batch);
+tch_status tchi_exchange_arrive(tch_optimizer *optimizer, const tchi_step *now, int32_t group, int64_t bucket);
+tch_status tchi_exchange_leave(tch_optimizer *optimizer, const tchi_step *now, int32_t group, int64_t done);
 tch_status tchi_exchange_finish(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
 
 /* Events of the exchanges of a new group, where the device has a second stream. */
