@@ -169,7 +169,8 @@ static bucket_times times_of(const world *w, int32_t ranks, int32_t bucket, doub
         bool travels = b->sharded && ranks > 1;
         t.in = larger(t.in, travels ? route_seconds(b->in) : 0.0);
         t.work = larger(t.work, b->work / rate);
-        t.out = larger(t.out, (travels ? route_seconds(b->out) : 0.0) + gather_seconds(b->segment, ranks));
+        t.out = larger(t.out, (travels ? route_seconds(b->out) : 0.0) + (b->levels ? route_seconds(b->level) : 0.0) +
+                                  gather_seconds(b->segment, ranks));
     }
     return t;
 }

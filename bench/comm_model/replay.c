@@ -79,11 +79,16 @@ static void count_bucket(const tchi_bucket *b, const replay_group *group, int32_
 {
     replay_bucket *to = &result->bucket[result->buckets++];
     to->sharded = b->crosses;
+    to->levels = b->levels;
     to->segment = b->segment;
     if (b->crosses) {
         to->in = bytes_of(&b->in, group, rank, &result->bytes);
         to->out = bytes_of(&b->out, group, rank, &result->bytes);
         result->collectives += 2;
+    }
+    if (b->levels) {
+        to->level = bytes_of(&b->level, group, rank, &result->bytes);
+        result->collectives++;
     }
     if (b->segment > 0) {
         result->bytes += b->segment * (group->size - 1);

@@ -19,8 +19,9 @@ typedef struct replay_bytes {
 } replay_bytes;
 
 typedef struct replay_bucket {
-    bool sharded;
+    bool sharded, levels;
     replay_bytes in, out; /* of the two all_to_all */
+    replay_bytes level;   /* of the one before the all_gather */
     int64_t segment;      /* of each rank in the all_gather; 0 for none */
     double work;          /* floating-point operations on this rank's tiles, refreshes apart */
 } replay_bucket;

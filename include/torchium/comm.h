@@ -19,7 +19,7 @@
 typedef struct tch_comm tch_comm;
 
 /* What one rank sends to and receives from each rank, itself included, in one all_to_all: bytes, and where they begin.
- * What is sent may overlap; what is received does not. */
+ * One rank's follow those of the rank before without a gap. */
 typedef struct tch_comm_counts {
     const int64_t *send_offsets, *send_bytes, *receive_offsets, *receive_bytes; /* one for each rank */
 } tch_comm_counts;

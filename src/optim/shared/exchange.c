@@ -366,13 +366,13 @@ static tch_status keep_route(tch_optimizer *o, const tchi_route *route, const tc
                                                    TCH_COPY_DEVICE);
 }
 
-static tch_status send_route(tch_optimizer *o, const tchi_route *route, const tchi_wire *wire, void *stream)
+static tch_status send_route(tch_optimizer *o, const tchi_route *route, const char *sent, char *received, void *stream)
 {
     int32_t ranks = tch_comm_size(o->shared->comm);
     tch_comm_counts counts = {
         tchi_route_counts(route, ranks, TCHI_SEND_OFFSETS), tchi_route_counts(route, ranks, TCHI_SEND_BYTES),
         tchi_route_counts(route, ranks, TCHI_RECEIVE_OFFSETS), tchi_route_counts(route, ranks, TCHI_RECEIVE_BYTES)};
-    return tchi_comm_all_to_all(o->shared->comm, wire->sent, wire->received, &counts, stream);
+    return tchi_comm_all_to_all(o->shared->comm, sent, received, &counts, stream);
 }
 
 /* --- a step ------------------------------------------------------------------------------------------------------ */
@@ -393,7 +393,7 @@ static tch_status call_in(tch_optimizer *o, const tchi_step *now, int32_t group)
         return keep_route(o, &b->in, wire);
     }
     TCHI_TRY(begin_side(o, &stream));
-    TCHI_TRY(send_route(o, &b->in, wire, stream));
+    TCHI_TRY(send_route(o, &b->in, wire->sent, wire->received, stream));
     return end_side(o, wire);
 }
 
@@ -441,14 +441,20 @@ static tch_status send_out(tch_optimizer *o, const tchi_step *now, int32_t group
     x->sent_out++;
     void *stream;
     char *segment = wire->sent + b->out.send_bytes;
+    char *more = segment + b->segment;
     copy results = {o, now, group, &b->out.send, IN_TILE, ON_WIRE, wire->sent};
     copy whole = {o, now, group, &b->spread_in, IN_TILE, ON_WIRE, segment};
+    copy for_others = {o, now, group, &b->level.send, IN_TILE, ON_WIRE, more};
     TCHI_TRY(copy_parts(&results));
     TCHI_TRY(copy_parts(&whole));
+    TCHI_TRY(copy_parts(&for_others));
     TCHI_TRY(b->sharded && !b->crosses ? keep_route(o, &b->out, wire) : TCH_OK);
     TCHI_TRY(begin_side(o, &stream));
     if (b->crosses) {
-        TCHI_TRY(send_route(o, &b->out, wire, stream));
+        TCHI_TRY(send_route(o, &b->out, wire->sent, wire->received, stream));
+    }
+    if (b->levels) {
+        TCHI_TRY(send_route(o, &b->level, more, segment + b->own_bytes, stream));
     }
     if (b->segment > 0) {
         TCHI_TRY(

@@ -46,19 +46,21 @@ static bool is_block(const tch_optimizer *o, const tchi_tile *tile)
     return tchi_param_at(o, tile->param)->blocked;
 }
 
-/* The tiles of a block batch, in as many parts as are worth a bucket, but with a tile for every rank in each. */
+/* The tiles of a block batch, in as many parts as are worth a bucket. Owners take turns, so that whole rounds of them
+ * give every rank as much to do in each part; the last has what is left. */
 static tch_status cut_batch(const tch_optimizer *o, tchi_exchange *x, int32_t block_batch, int64_t bytes, int64_t full,
                             int64_t *filled)
 {
     int64_t all = tchi_block_batch_at(o, block_batch)->all;
-    int64_t fit = all / tch_comm_size(o->shared->comm);
-    int64_t parts = full > 0 && bytes / full < fit ? bytes / full : fit;
+    int64_t ranks = tch_comm_size(o->shared->comm);
+    int64_t rounds = all / ranks;
+    int64_t parts = bytes / full < rounds ? bytes / full : rounds;
     parts = parts > 1 ? parts : 1;
-    for (int64_t i = 0; i < parts; i++) { /* the longer ones first: these are not smaller than a bucket */
-        int64_t end = (all * (i + 1) + parts - 1) / parts;
-        int64_t begin = (all * i + parts - 1) / parts;
+    for (int64_t i = 0, begin = 0; i < parts; i++) { /* the longer ones first: these fill a bucket */
+        int64_t end = i + 1 < parts ? (rounds * (i + 1) + parts - 1) / parts * ranks : all;
         TCHI_TRY(
             fill_bucket(x, block_batch, i + 1 < parts ? end : INT64_MAX, bytes / all * (end - begin), full, filled));
+        begin = end;
     }
     return TCH_OK;
 }
@@ -262,24 +264,98 @@ static tch_status plan_sharded(const route_planner *r, int64_t number, const tch
     return TCH_OK;
 }
 
+/* Elements of a tile that lie in one segment. They are listed for all ranks as parts of `spread`, and in `own` for the
+ * rank that packs them, which lie `apart` bytes from there. */
+typedef struct scrap {
+    tchi_list *spread, *own;
+    int64_t apart;
+    int32_t order;
+    int64_t element; /* bytes */
+} scrap;
+
+static tch_status add_scrap(const scrap *s, tchi_part part)
+{
+    TCHI_TRY(tchi_list_add(s->spread, &part));
+    part.wire += s->apart;
+    return s->own == NULL ? TCH_OK : tchi_list_add(s->own, &part);
+}
+
+/* `count` from number `first` on along dimension k, behind which a part has all of its tile. */
+static tchi_part slice_of(const scrap *s, tchi_part part, int32_t k, int64_t first, int64_t count)
+{
+    int64_t row = tchi_elements(part.size + k + 1, s->order - k - 1);
+    part.at += first * part.stride[k];
+    part.in_tile += first * row;
+    part.wire += first * row * s->element;
+    part.size[k] = count;
+    return part;
+}
+
+/* Elements [first, end) of a part, row by row, as rectangles: what is left of a row, whole rows, and what of a row is
+ * left then; of more dimensions the same along each. */
+static tch_status cut_scrap(const scrap *s, tchi_part part, int64_t first, int64_t end)
+{
+    int32_t k = 0;
+    while (k + 1 < s->order && part.size[k] == 1) {
+        k++;
+    }
+    int64_t row = tchi_elements(part.size + k + 1, s->order - k - 1);
+    int64_t whole = (first + row - 1) / row;
+    if (whole > end / row) { /* all in one row */
+        return cut_scrap(s, slice_of(s, part, k, first / row, 1), first % row, end - first / row * row);
+    }
+    if (first % row > 0) {
+        TCHI_TRY(cut_scrap(s, slice_of(s, part, k, first / row, 1), first % row, row));
+    }
+    if (whole < end / row) {
+        TCHI_TRY(add_scrap(s, slice_of(s, part, k, whole, end / row - whole)));
+    }
+    return end % row == 0 ? TCH_OK : cut_scrap(s, slice_of(s, part, k, end / row, 1), 0, end % row);
+}
+
+/* The results of a tile, which are [begin, end) among the bytes of its owner's, go where those have their shares. */
+static tch_status add_scraps(const route_planner *r, tchi_bucket *b, const tchi_param *p, tchi_part part, int64_t begin,
+                             int64_t end)
+{
+    const tchi_share *shares = b->shares.items;
+    bool mine = part.peer == r->rank;
+    int64_t last = part.peer + 1 < r->ranks ? b->first_share[part.peer + 1] : b->shares.count;
+    scrap s = {.spread = &b->spread, .order = p->dims.order, .element = tchi_scalar_size(p->wire_out)};
+    int64_t elements = tchi_elements(part.size, s.order);
+    for (int64_t i = b->first_share[part.peer]; i < last; i++) {
+        int64_t from = begin > shares[i].from ? begin : shares[i].from;
+        int64_t until = end < shares[i].from + shares[i].bytes ? end : shares[i].from + shares[i].bytes;
+        int64_t stop = (until - begin) / s.element;
+        stop = stop < elements ? stop : elements;
+        if (from >= until || (from - begin) / s.element >= stop) {
+            continue;
+        }
+        int64_t in_segment = shares[i].at + begin - shares[i].from; /* where the tile would begin */
+        bool kept = shares[i].segment == part.peer;
+        part.wire = shares[i].segment * b->segment + in_segment;
+        s.own = !mine ? NULL : kept ? &b->spread_in : &b->level.send;
+        s.apart = (kept ? in_segment : begin - b->segment) - part.wire;
+        TCHI_TRY(cut_scrap(&s, part, (from - begin) / s.element, stop));
+    }
+    return TCH_OK;
+}
+
 static tch_status plan_whole(const route_planner *r, int64_t number, int32_t order, tchi_part part)
 {
     const tchi_tile *tile = tchi_shared_tile(r->optimizer, number);
     const tchi_param *p = tchi_param_at(r->optimizer, tile->param);
     tchi_bucket *bucket = bucket_of(r, number);
     int64_t *used = &bucket->gathered[tile->owner];
+    int64_t begin = *used;
     part.peer = tile->owner;
-    part.wire = *used;
     *used += padded(tchi_elements(part.size, order) * tchi_scalar_size(p->wire_out));
     if (!r->fill) {
         return TCH_OK;
     }
-    if (tile->owner == r->rank) {
-        TCHI_TRY(p->blocked ? tchi_list_add(&bucket->local, &part) : TCH_OK); /* spans lie where they are */
-        TCHI_TRY(tchi_list_add(&bucket->spread_in, &part));
+    if (tile->owner == r->rank && p->blocked) { /* spans lie where they are */
+        TCHI_TRY(tchi_list_add(&bucket->local, &part));
     }
-    part.wire += tile->owner * bucket->segment;
-    return tchi_list_add(&bucket->spread, &part);
+    return add_scraps(r, bucket, p, part, begin, *used);
 }
 
 /* A tile of another rank sends to this one, and gets from it, only what lies here. */
@@ -363,38 +439,105 @@ static void lay_out_route(tchi_route *route, int32_t ranks)
 
 static tch_status open_bucket(tchi_bucket *b, int32_t ranks)
 {
-    tchi_list *const lists[] = {&b->in.send, &b->in.receive, &b->out.send,  &b->out.receive,
-                                &b->local,   &b->unsent,     &b->spread_in, &b->spread};
+    tchi_list *const lists[] = {&b->in.send, &b->in.receive, &b->out.send, &b->out.receive, &b->local,
+                                &b->unsent,  &b->spread_in,  &b->spread,   &b->level.send};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         lists[i]->item_size = sizeof(tchi_part);
     }
-    b->host_bytes = 9 * (int64_t)ranks * (int64_t)sizeof(int64_t);
+    b->shares.item_size = sizeof(tchi_share);
+    b->host_bytes = 14 * (int64_t)ranks * (int64_t)sizeof(int64_t);
     TCHI_TRY(tchi_host_take((size_t)b->host_bytes, "the counts of an exchange", &b->in.counts));
     b->out.counts = b->in.counts + 4 * (int64_t)ranks;
-    b->gathered = b->out.counts + 4 * (int64_t)ranks;
+    b->level.counts = b->out.counts + 4 * (int64_t)ranks;
+    b->gathered = b->level.counts + 4 * (int64_t)ranks;
+    b->first_share = b->gathered + ranks;
     return TCH_OK;
 }
 
 static void close_bucket(tchi_bucket *b)
 {
-    tchi_list *const lists[] = {&b->in.send, &b->in.receive, &b->out.send,  &b->out.receive,
-                                &b->local,   &b->unsent,     &b->spread_in, &b->spread};
+    tchi_list *const lists[] = {&b->in.send, &b->in.receive, &b->out.send, &b->out.receive, &b->local,
+                                &b->unsent,  &b->spread_in,  &b->spread,   &b->level.send,  &b->shares};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         tchi_list_release(lists[i]);
     }
     tchi_host_release(b->in.counts, (size_t)b->host_bytes);
 }
 
+/* --- segments ---------------------------------------------------------------------------------------------------- */
+
+/* What an owner's segment does not hold goes into those of the first ranks with room. `to` and `filled` walk over
+ * these, and how much more than their own results is in the one they have come to. */
+static tch_status share_results(tchi_bucket *b, int32_t owner, int32_t *to, int64_t *filled)
+{
+    int64_t own = b->gathered[owner] < b->segment ? b->gathered[owner] : b->segment;
+    tchi_share share = {.segment = owner, .bytes = own};
+    b->first_share[owner] = b->shares.count;
+    TCHI_TRY(tchi_list_add(&b->shares, &share));
+    for (share.from = own; share.from < b->gathered[owner]; share.from += share.bytes) {
+        while (b->gathered[*to] + *filled >= b->segment) {
+            ++*to;
+            *filled = 0;
+        }
+        int64_t left = b->gathered[owner] - share.from;
+        share.segment = *to;
+        share.at = b->gathered[*to] + *filled;
+        share.bytes = left < b->segment - share.at ? left : b->segment - share.at;
+        *filled += share.bytes;
+        TCHI_TRY(tchi_list_add(&b->shares, &share));
+    }
+    return TCH_OK;
+}
+
+/* The way into segments of others. */
+static void route_share(tchi_bucket *b, const tchi_share *share, int32_t owner, int32_t rank, int32_t ranks)
+{
+    if (share->segment != owner && owner == rank) {
+        tchi_route_counts(&b->level, ranks, TCHI_SEND_OFFSETS)[share->segment] = share->from - b->segment;
+        tchi_route_counts(&b->level, ranks, TCHI_SEND_BYTES)[share->segment] = share->bytes;
+        b->level.send_bytes += share->bytes;
+    }
+    if (share->segment != owner && share->segment == rank) {
+        tchi_route_counts(&b->level, ranks, TCHI_RECEIVE_OFFSETS)[owner] = share->at - b->own_bytes;
+        tchi_route_counts(&b->level, ranks, TCHI_RECEIVE_BYTES)[owner] = share->bytes;
+    }
+}
+
+enum { UNEVEN = 32 }; /* a segment may be longer than the mean by one part in so many */
+
+/* An all_gather is of equal segments. Where the longest is much longer than the mean, what it has more goes to others
+ * first: little beside what is then gathered. */
+static tch_status lay_out_segments(tchi_bucket *b, int32_t rank, int32_t ranks)
+{
+    int64_t total = 0;
+    int64_t longest = 0;
+    int32_t to = 0;
+    int64_t filled = 0;
+    for (int32_t i = 0; i < ranks; i++) {
+        total += b->gathered[i];
+        longest = b->gathered[i] > longest ? b->gathered[i] : longest;
+    }
+    int64_t mean = padded((total + ranks - 1) / ranks);
+    b->levels = longest - mean > mean / UNEVEN;
+    b->segment = b->levels ? mean : longest;
+    b->own_bytes = b->gathered[rank] < b->segment ? b->gathered[rank] : b->segment;
+    for (int32_t i = 0; i < ranks; i++) {
+        TCHI_TRY(share_results(b, i, &to, &filled));
+        for (int64_t k = b->first_share[i]; k < b->shares.count; k++) {
+            route_share(b, (const tchi_share *)b->shares.items + k, i, rank, ranks);
+        }
+    }
+    memset(b->gathered, 0, (size_t)ranks * sizeof *b->gathered);
+    return TCH_OK;
+}
+
 /* From what was counted to where it lies. */
-static void lay_out_bucket(tchi_bucket *b, int32_t ranks)
+static tch_status lay_out_bucket(tchi_bucket *b, int32_t rank, int32_t ranks)
 {
     lay_out_route(&b->in, ranks);
     lay_out_route(&b->out, ranks);
     b->unsent_bytes = 0;
-    for (int32_t i = 0; i < ranks; i++) {
-        b->segment = b->gathered[i] > b->segment ? b->gathered[i] : b->segment;
-        b->gathered[i] = 0;
-    }
+    return lay_out_segments(b, rank, ranks);
 }
 
 static tch_status plan_buckets(route_planner *r, int32_t first_param, const tchi_regions *regions)
@@ -405,7 +548,7 @@ static tch_status plan_buckets(route_planner *r, int32_t first_param, const tchi
     }
     TCHI_TRY(walk_tiles(r, first_param, regions));
     for (int64_t i = 0; i < x->buckets.count; i++) {
-        lay_out_bucket(tchi_bucket_at(x, i), r->ranks);
+        TCHI_TRY(lay_out_bucket(tchi_bucket_at(x, i), r->rank, r->ranks));
     }
     r->fill = true;
     return walk_tiles(r, first_param, regions);
@@ -470,7 +613,7 @@ static void lay_out_wires(tchi_exchange *x, int64_t ranks, tchi_arena *beside)
             const tchi_bucket *b = tchi_bucket_at(x, i);
             in_sent = larger(in_sent, b->in.send_bytes + b->unsent_bytes);
             in_received = larger(in_received, b->in.receive_bytes);
-            out_sent = larger(out_sent, b->out.send_bytes + b->segment);
+            out_sent = larger(out_sent, b->out.send_bytes + b->segment + b->level.send_bytes);
             out_received = larger(out_received, b->out.receive_bytes + ranks * b->segment);
         }
         x->in[side].sent = tchi_arena_take(beside, in_sent);

@@ -64,6 +64,12 @@ static inline int64_t *tchi_route_counts(const tchi_route *route, int32_t ranks,
 
 #define TCHI_ALL_BUCKETS INT64_MAX
 
+/* Of the results of an owner, one after the other: those in [from, from + bytes) lie in a segment at byte `at`. */
+typedef struct tchi_share {
+    int32_t segment;
+    int64_t from, bytes, at;
+} tchi_share;
+
 /* Tiles that travel together. Sharded parameters go by all_to_all; what every rank has whole needs no way in and comes
  * back by all_gather. */
 typedef struct tchi_bucket {
@@ -75,9 +81,15 @@ typedef struct tchi_bucket {
     tchi_list local;  /* parts that owners read from their own whole gradients */
     tchi_list unsent; /* parts that another replica sends: filtered here too, so that replicas stay equal */
     int64_t unsent_bytes;
-    tchi_list spread_in, spread; /* all_gather: parts of this rank's segment, and of all segments */
+    tchi_list spread_in, spread; /* all_gather: parts that go into this rank's segment, and those of all segments */
     int64_t segment;             /* bytes of each rank's */
-    int64_t *gathered;           /* while it is planned: bytes in the segment of each rank */
+    bool levels;                 /* some have more results than a segment holds, which go into those of others first */
+    int64_t own_bytes;           /* this rank's in its own segment, behind which it has those of others */
+    tchi_route level;            /* these: nothing is listed for what is received */
+    /* while it is planned */
+    int64_t *gathered;    /* bytes of the results of each rank */
+    tchi_list shares;     /* tchi_share, by owner */
+    int64_t *first_share; /* of each rank */
     int64_t host_bytes;
 } tchi_bucket;
 

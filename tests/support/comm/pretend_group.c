@@ -140,12 +140,24 @@ static tch_status all_gather(void *user, const void *send, void *receive, int64_
     return meet(r->group) == 0 ? TCH_OK : TCH_ERR_COMM;
 }
 
+/* Engines that take byte counts alone expect one rank's right behind those of the rank before. */
+static void follow_each_other(pretend_group *group, const int64_t *offsets, const int64_t *bytes)
+{
+    int64_t end = 0;
+    for (int32_t k = 0; k < group->size; k++) {
+        fits(group, bytes[k] == 0 ? end : offsets[k], end);
+        end += bytes[k];
+    }
+}
+
 static tch_status all_to_all(void *user, const void *send, void *receive, const tch_comm_counts *counts, void *stream)
 {
     pretend_rank *r = user;
     (void)stream;
     r->send = send;
     r->counts = counts;
+    follow_each_other(r->group, counts->send_offsets, counts->send_bytes);
+    follow_each_other(r->group, counts->receive_offsets, counts->receive_bytes);
     if (begin(r) != TCH_OK) {
         return TCH_ERR_COMM;
     }
