@@ -2,7 +2,7 @@
  *
  * The library has no transport of its own. A group is a small table of collectives, and there are three ways to get
  * one: from functions of the caller's (tch_comm_create), over NCCL, which is opened at run time (tch_comm_create_nccl),
- * and over MPI, by a module beside the library (comm_mpi.h).
+ * and over MPI, by a header that is compiled with the program's own mpi.h (comm_mpi.h).
  *
  * Every rank of a group makes the same calls in the same order. A group serves one optimizer at a time, from one
  * thread. */

@@ -148,7 +148,9 @@ TCH_API tch_status tch_kfac_get_stats(tch_kfac *kfac, tch_kfac_stats *stats);
 TCH_API tch_status tch_kfac_forecast(const tch_kfac_config *config, int32_t count, const tch_kfac_layer *layers,
                                      int64_t *state_bytes);
 
-/* As tch_optimizer_save and tch_optimizer_load. */
+/* As tch_optimizer_save and tch_optimizer_load. Where ranks share it each adds the layers that it owns, and
+ * tch_checkpoint_writer_save_sharded saves them together; tch_kfac_load is then a collective, and a rank that could not
+ * open the checkpoint comes with NULL. Any number of ranks, and one process, loads what any other has saved. */
 TCH_API tch_status tch_kfac_save(tch_kfac *kfac, tch_checkpoint_writer *writer, const char *prefix);
 TCH_API tch_status tch_kfac_load(tch_kfac *kfac, tch_checkpoint *checkpoint, const char *prefix);
 

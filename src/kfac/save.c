@@ -1,8 +1,13 @@
 /* KFAC in checkpoints: the named state as tensors, the counts as one more, options as settings. Loading compares
- * everything with the file before it writes anything. */
+ * everything with the file before it writes anything.
+ *
+ * Of a layer that ranks share its owner saves everything, its row of the counts too: by its factors the layer is
+ * refreshed. So a tensor is in the checkpoint once, under a name that does not depend on the number of ranks, and one
+ * process and any number of them read each other's. */
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/agree.h"
 #include "core/allocator.h"
 #include "core/check.h"
 #include "core/list.h"
@@ -13,12 +18,12 @@
 #define FULL_NAME (TCHI_KFAC_STATE_NAME + TCHI_KFAC_NAME)
 
 static const char *const kind_value = "kfac";
+static const char counts_name[] = "counts";
 
-static tch_status check_call(const char *function, const tch_kfac *kfac, const void *file, const char *what,
-                             const char *prefix)
+static tch_status check_call(const char *function, const void *file, const char *what, const char *prefix)
 {
-    if (kfac == NULL || file == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is NULL", function, kfac == NULL ? "kfac" : what);
+    if (file == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is NULL", function, what);
     }
     if (prefix == NULL || prefix[0] == '\0' || strlen(prefix) >= TCHI_KFAC_NAME) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: prefix must have 1 to %d bytes", function, TCHI_KFAC_NAME - 1);
@@ -40,19 +45,35 @@ static tch_tensor counts_view(const tch_kfac *k, int64_t shape[2])
     return tch_tensor_view(k->counts, TCH_INT64, 2, shape);
 }
 
+static tch_status add_counts(const tch_kfac *k, tch_checkpoint_writer *writer, const char *name)
+{
+    int64_t shape[2];
+    tch_tensor counts = counts_view(k, shape);
+    if (k->comm == NULL || k->count == 0) {
+        return tch_checkpoint_writer_add(writer, name, &counts);
+    }
+    for (int32_t i = 0; i < k->count; i++) {
+        int64_t row[] = {1, TCH_KFAC_COUNTS};
+        const int64_t start[] = {i, 0};
+        tch_tensor own = tch_tensor_view(tchi_kfac_counts(k, i), TCH_INT64, 2, row);
+        TCHI_TRY(tchi_kfac_is_mine(k, i) ? tch_checkpoint_writer_add_shard(writer, name, &own, shape, start) : TCH_OK);
+    }
+    return TCH_OK;
+}
+
 tch_status tch_kfac_save(tch_kfac *kfac, tch_checkpoint_writer *writer, const char *prefix)
 {
     char name[FULL_NAME];
-    int64_t shape[2];
     const char *option;
-    TCHI_TRY(check_call("tch_kfac_save", kfac, writer, "writer", prefix));
     TCHI_TRY(tchi_kfac_usable(kfac, "tch_kfac_save"));
+    TCHI_TRY(check_call("tch_kfac_save", writer, "writer", prefix));
     TCHI_ENTER(kfac->context, "tch_kfac_save");
-    tch_tensor counts = counts_view(kfac, shape);
-    TCHI_TRY(tch_checkpoint_writer_add(writer, join(name, prefix, "counts"), &counts));
+    TCHI_TRY(add_counts(kfac, writer, join(name, prefix, counts_name)));
     for (int32_t i = 0; i < kfac->state_count; i++) {
         tchi_kfac_state *s = &kfac->states[i];
-        TCHI_TRY(tch_checkpoint_writer_add(writer, join(name, prefix, s->name), &s->tensor));
+        if (tchi_kfac_is_mine(kfac, s->layer)) {
+            TCHI_TRY(tch_checkpoint_writer_add(writer, join(name, prefix, s->name), &s->tensor));
+        }
     }
     TCHI_TRY(tch_checkpoint_writer_set_text(writer, join(name, prefix, "kind"), kind_value));
     for (int32_t i = 0; tchi_kfac_option(i, &option); i++) {
@@ -64,48 +85,89 @@ tch_status tch_kfac_save(tch_kfac *kfac, tch_checkpoint_writer *writer, const ch
 
 /* --- loading ----------------------------------------------------------------------------------------------------- */
 
+static tch_status is_missing(const char *name)
+{
+    return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "the checkpoint has no '%s': it is of another model or of other options",
+                     name);
+}
+
+static tch_status is_another(const char *name, const tch_tensor *tensor)
+{
+    char text[TCHI_DESCRIBE_SIZE];
+    return tchi_fail(TCH_ERR_SHAPE, "the checkpoint's '%s' has another shape or type, expected %s %s", name,
+                     tch_dtype_name(tensor->dtype), tchi_describe_shape(tensor, text, sizeof text));
+}
+
 static tch_status check_entry(const tch_checkpoint *file, const char *name, const tch_tensor *tensor)
 {
     tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
     int64_t index = tch_checkpoint_find(file, name);
     if (index < 0) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
-                         "the checkpoint has no '%s': it is of another model or of other options", name);
+        return is_missing(name);
     }
     TCHI_TRY(tch_checkpoint_get_info(file, index, &info));
     bool same = info.ndim == tensor->ndim && tch_dtype_equal(info.dtype, tensor->dtype);
     for (int32_t k = 0; same && k < tensor->ndim; k++) {
         same = info.shape[k] == tensor->shape[k];
     }
-    if (same) {
-        return TCH_OK;
+    return same ? TCH_OK : is_another(name, tensor);
+}
+
+/* One process has saved them whole, ranks in rows. */
+static tch_status check_counts(const tch_kfac *k, const tch_checkpoint *file, const char *name)
+{
+    const int64_t start[] = {0, 0};
+    int64_t shape[2];
+    tch_tensor counts = counts_view(k, shape);
+    if (tch_checkpoint_find(file, name) >= 0) {
+        return check_entry(file, name, &counts);
     }
-    char text[TCHI_DESCRIBE_SIZE];
-    return tchi_fail(TCH_ERR_SHAPE, "the checkpoint's '%s' has another shape or type, expected %s %s", name,
-                     tch_dtype_name(tensor->dtype), tchi_describe_shape(tensor, text, sizeof text));
+    tch_status status = tch_checkpoint_check_shard(file, name, shape, start, &counts);
+    return status == TCH_ERR_INVALID_ARGUMENT ? is_missing(name) : status;
+}
+
+/* How many tensors a layer's state has, on its owner. */
+static int64_t states_of_layer(const tch_kfac *k)
+{
+    return k->config.method == TCH_KFAC_INVERSE ? 4 : k->config.method == TCH_KFAC_EIGEN ? 6 : TCHI_KFAC_STATES;
+}
+
+/* Whether a name behind the prefix is that of the counts, or of a row of them: those of layers have a slash. */
+static bool is_of_counts(const char *name)
+{
+    size_t length = sizeof counts_name - 1;
+    return strncmp(name, counts_name, length) == 0 && strchr(name, '/') == NULL &&
+           (name[length] == '\0' || name[length] == '[');
+}
+
+/* A layer more than there is here would be found in no other way. */
+static tch_status check_nothing_else(const tch_kfac *k, const tch_checkpoint *file, const char *prefix)
+{
+    char start[FULL_NAME];
+    int64_t count = 0;
+    int64_t expected = k->count * states_of_layer(k);
+    size_t length = strlen(join(start, prefix, ""));
+    for (int64_t i = 0; i < tch_checkpoint_count(file); i++) {
+        const char *name = tch_checkpoint_name(file, i);
+        count += strncmp(name, start, length) == 0 && !is_of_counts(name + length);
+    }
+    if (count != expected) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "the checkpoint has %lld tensors of layers under '%s', expected %lld: it is of another model "
+                         "or of other options",
+                         (long long)count, start, (long long)expected);
+    }
+    return TCH_OK;
 }
 
 static tch_status check_tensors(const tch_kfac *k, const tch_checkpoint *file, const char *prefix)
 {
     char name[FULL_NAME];
-    int64_t shape[2];
-    tch_tensor counts = counts_view(k, shape);
-    TCHI_TRY(check_entry(file, join(name, prefix, "counts"), &counts));
     for (int32_t i = 0; i < k->state_count; i++) {
         TCHI_TRY(check_entry(file, join(name, prefix, k->states[i].name), &k->states[i].tensor));
     }
-    int64_t count = 0;
-    join(name, prefix, "");
-    for (int64_t i = 0; i < tch_checkpoint_count(file); i++) {
-        count += strncmp(tch_checkpoint_name(file, i), name, strlen(name)) == 0;
-    }
-    if (count != k->state_count + 1) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
-                         "the checkpoint has %lld tensors under '%s', expected %d: it is of another model or of other "
-                         "options",
-                         (long long)count, name, k->state_count + 1);
-    }
-    return TCH_OK;
+    TCHI_TRY(check_counts(k, file, join(name, prefix, counts_name))); /* behind the states, which name a layer */
+    return check_nothing_else(k, file, prefix);
 }
 
 /* The options as the file has them; what cannot change must be the same. */
@@ -138,9 +200,10 @@ static tch_status read_counts(const tch_kfac *k, const tch_checkpoint *file, con
     char name[FULL_NAME];
     char what[FULL_NAME + 32];
     int64_t shape[2];
+    const int64_t start[] = {0, 0};
     tch_tensor counts = counts_view(k, shape);
     counts.data = read;
-    TCHI_TRY(tch_checkpoint_read(file, NULL, join(name, prefix, "counts"), &counts));
+    TCHI_TRY(tch_checkpoint_read_shard(file, NULL, join(name, prefix, counts_name), shape, start, &counts));
     snprintf(what, sizeof what, "the checkpoint's '%s'", name);
     for (int32_t i = 0; i < k->count; i++) {
         TCHI_TRY(tchi_kfac_check_counts(what, k->layers[i].name, read + (int64_t)i * TCH_KFAC_COUNTS));
@@ -158,15 +221,27 @@ static tch_status read_states(const tch_kfac *k, const tch_checkpoint *file, con
     return TCH_OK;
 }
 
-/* Everything but the tensors is read and checked before the first of them is written. */
-static tch_status load(tch_kfac *k, const tch_checkpoint *file, const char *prefix, int64_t *counts)
+/* Everything but the tensors' bytes, before the first of them is written. */
+static tch_status check_all(const tch_kfac *k, const tch_checkpoint *file, const char *prefix, tch_kfac_config *config,
+                            int64_t *counts)
 {
-    tch_kfac_config config;
-    TCHI_TRY(read_options(k, file, prefix, &config));
+    TCHI_TRY(check_call("tch_kfac_load", file, "checkpoint", prefix));
+    TCHI_TRY(read_options(k, file, prefix, config));
     TCHI_TRY(check_tensors(k, file, prefix));
-    TCHI_TRY(read_counts(k, file, prefix, counts));
-    k->failed = read_states(k, file, prefix);
-    for (int64_t i = 0; k->failed == TCH_OK && i < (int64_t)k->count * TCH_KFAC_COUNTS; i++) {
+    return read_counts(k, file, prefix, counts);
+}
+
+static tch_status load(tch_kfac *k, const tch_checkpoint *file, const char *prefix, int64_t *counts, tch_status status)
+{
+    tch_kfac_config config = k->config;
+    tchi_loading loading = {k->comm, k->context, "tch_kfac_load", counts, 0};
+    if (status == TCH_OK) {
+        status = check_all(k, file, prefix, &config, counts);
+        loading.count = (int64_t)k->count * TCH_KFAC_COUNTS;
+    }
+    TCHI_TRY(tchi_loading_agree(&loading, status, "nothing was changed"));
+    k->failed = tchi_loading_agree(&loading, read_states(k, file, prefix), "the state is not whole");
+    for (int64_t i = 0; k->failed == TCH_OK && i < loading.count; i++) {
         k->counts[i] = counts[i];
     }
     k->config = k->failed == TCH_OK ? config : k->config;
@@ -175,12 +250,14 @@ static tch_status load(tch_kfac *k, const tch_checkpoint *file, const char *pref
 
 tch_status tch_kfac_load(tch_kfac *kfac, tch_checkpoint *checkpoint, const char *prefix)
 {
-    TCHI_TRY(check_call("tch_kfac_load", kfac, checkpoint, "checkpoint", prefix));
+    if (kfac == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_kfac_load: kfac is NULL");
+    }
     TCHI_ENTER(kfac->context, "tch_kfac_load");
     size_t bytes = (size_t)kfac->count * TCH_KFAC_COUNTS * sizeof *kfac->counts;
     int64_t *counts = NULL;
-    TCHI_TRY(tchi_host_take(bytes, "KFAC's counts", &counts));
-    tch_status status = load(kfac, checkpoint, prefix, counts);
+    tch_status status = tchi_host_take(bytes, "KFAC's counts", &counts);
+    status = load(kfac, checkpoint, prefix, counts, status); /* also without memory: the other ranks wait */
     tchi_host_release(counts, bytes);
     return status;
 }

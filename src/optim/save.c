@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/agree.h"
 #include "core/check.h"
 #include "core/status.h"
 
@@ -242,31 +243,15 @@ static tch_status check_all(tch_optimizer *o, const tch_checkpoint *file, const 
     return read_host_side(o, file, prefix, read);
 }
 
-/* Ranks go on together or not at all: each comes with what became of its own part, and with the counts it has read. */
 static tch_status agree(const tch_optimizer *o, tch_status status, const host_side *read, const char *otherwise)
 {
-    char message[1024];
-    uint32_t hash = 0x811C9DC5u;
-    if (o->shared == NULL) {
-        return status;
-    }
-    snprintf(message, sizeof message, "%s", status == TCH_OK ? "" : tch_last_error());
-    const int64_t *counts = read->counts.items; /* the ranks have the same, but for factors */
-    for (int64_t i = 0; i <= o->params.count && i < read->counts.count; i++) {
-        hash = (hash ^ (uint32_t)counts[i]) * 0x01000193u;
-    }
-    int32_t number = (int32_t)(hash & 0x7FFFFFFF);
-    int32_t seen[4] = {status != TCH_OK, number, ~number, 0};
-    TCHI_TRY(tchi_comm_largest(o->shared->comm, o->context, seen));
-    if (status != TCH_OK) {
-        return tchi_fail(status, "%s", message);
-    }
-    if (seen[0] != 0) {
-        return tchi_fail(TCH_ERR_COMM, "tch_optimizer_load: another rank could not load its part; %s", otherwise);
-    }
-    return seen[1] == ~seen[2] ? TCH_OK
-                               : tchi_fail(TCH_ERR_COMM, "tch_optimizer_load: the ranks have opened different "
-                                                         "checkpoints: their numbers of steps differ");
+    int64_t alike = o->params.count + 1; /* the ranks have the same, but for factors */
+    tchi_loading loading = {.comm = o->shared == NULL ? NULL : o->shared->comm,
+                            .context = o->context,
+                            .function = "tch_optimizer_load",
+                            .counts = read->counts.items,
+                            .count = read->counts.count < alike ? read->counts.count : alike};
+    return tchi_loading_agree(&loading, status, otherwise);
 }
 
 static tch_status load(tch_optimizer *o, const tch_checkpoint *file, const char *prefix, host_side *read)

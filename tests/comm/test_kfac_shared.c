@@ -5,66 +5,18 @@
 #include <string.h>
 
 #include "support/comm/pretend_group.h"
-#include "support/random.h"
+#include "support/comm/shared_kfac.h"
 #include "support/testing.h"
 
 #define STEPS 4
-#define SAMPLES 24
-#define LAYERS 7
-#define MOST_ELEMENTS 512 /* of a layer's samples on one side, or of its gradient */
-
-/* Layers of equal sizes and of others, so that ranks share block batches. */
-static const struct {
-    int64_t inputs, outputs;
-    int32_t bias;
-} model[LAYERS] = {{9, 6, 1}, {10, 6, 0}, {9, 6, 1}, {4, 12, 1}, {12, 4, 0}, {20, 20, 1}, {9, 6, 1}};
-
 typedef struct trial {
     tch_kfac_config config;
-    double *gradients[PRETEND_MOST];     /* LAYERS times two of MOST_ELEMENTS, after the last step */
-    int32_t owned[PRETEND_MOST][LAYERS]; /* tensors that are neither factors nor scales */
-    char messages[PRETEND_MOST][512];    /* empty where all went well */
+    double *gradients[PRETEND_MOST];          /* KFAC_ELEMENTS, after the last step */
+    int32_t owned[PRETEND_MOST][KFAC_LAYERS]; /* tensors that are neither factors nor scales */
+    char messages[PRETEND_MOST][512];         /* empty where all went well */
 } trial;
 
-static tch_tensor view(double *data, int64_t *shape, int32_t ndim)
-{
-    return tch_tensor_view(data, TCH_FLOAT64, ndim, shape);
-}
-
-static tch_status observe_all(tch_kfac *kfac, test_random *random, double *input, double *output)
-{
-    for (int32_t i = 0; i < LAYERS; i++) {
-        int64_t in[2] = {SAMPLES, model[i].inputs};
-        int64_t out[2] = {SAMPLES, model[i].outputs};
-        test_random_fill_normal(random, input, in[0] * in[1]);
-        test_random_fill_normal(random, output, out[0] * out[1]);
-        const tch_tensor a = view(input, in, 2);
-        const tch_tensor g = view(output, out, 2);
-        tch_status status = tch_kfac_observe(kfac, i, &a, &g, 1.0, NULL);
-        if (status != TCH_OK) {
-            return status;
-        }
-    }
-    return TCH_OK;
-}
-
-static tch_status precondition_all(tch_kfac *kfac, test_random *random, double *values)
-{
-    tch_tensor tensors[2 * LAYERS];
-    tch_tensor *gradients[2 * LAYERS];
-    int64_t shapes[2 * LAYERS][2];
-    for (int32_t i = 0; i < 2 * LAYERS; i++) {
-        bool bias = i % 2 == 1;
-        shapes[i][0] = model[i / 2].outputs;
-        shapes[i][1] = bias ? 1 : model[i / 2].inputs;
-        test_random_fill_normal(random, values + i * MOST_ELEMENTS, shapes[i][0] * shapes[i][1]);
-        tensors[i] = view(values + i * MOST_ELEMENTS, shapes[i], bias ? 1 : 2);
-        gradients[i] = bias && !model[i / 2].bias ? NULL : &tensors[i];
-    }
-    return tch_kfac_precondition(kfac, 0.5, 2 * LAYERS, gradients);
-}
-
-static void count_owned(tch_kfac *kfac, int32_t owned[LAYERS])
+static void count_owned(tch_kfac *kfac, int32_t owned[KFAC_LAYERS])
 {
     for (int32_t i = 0; i < tch_kfac_state_count(kfac); i++) {
         tch_optim_state state = TCH_OPTIM_STATE_INIT;
@@ -78,21 +30,12 @@ static void train(tch_comm *comm, int32_t rank, void *user)
     trial *t = user;
     tch_context *context = NULL;
     tch_kfac *kfac = NULL;
-    tch_kfac_layer layers[LAYERS];
-    test_random random = test_random_stream(23); /* the same numbers on every rank */
-    double *input = test_alloc(2 * MOST_ELEMENTS * sizeof(double));
-    for (int32_t i = 0; i < LAYERS; i++) {
-        const tch_layer linear = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
-        layers[i] = (tch_kfac_layer){linear, model[i].inputs, model[i].outputs, model[i].bias, NULL};
-    }
+    tch_kfac_layer layers[KFAC_LAYERS];
+    shared_kfac_describe(layers);
     assert_int_equal(tch_context_create("cpu", &context), TCH_OK);
-    tch_status status = tch_kfac_create_shared(context, &t->config, comm, LAYERS, layers, NULL, &kfac);
+    tch_status status = tch_kfac_create_shared(context, &t->config, comm, KFAC_LAYERS, layers, NULL, &kfac);
     for (int32_t s = 0; s < STEPS && status == TCH_OK; s++) {
-        status = observe_all(kfac, &random, input, input + MOST_ELEMENTS);
-        if (status == TCH_OK && s % 2 == 0) {
-            status = tch_kfac_refresh(kfac);
-        }
-        status = status == TCH_OK ? precondition_all(kfac, &random, t->gradients[rank]) : status;
+        status = shared_kfac_step(kfac, s, t->gradients[rank]); /* the same numbers on every rank */
     }
     snprintf(t->messages[rank], sizeof t->messages[rank], "%s", status == TCH_OK ? "" : tch_last_error());
     if (kfac != NULL) {
@@ -100,15 +43,14 @@ static void train(tch_comm *comm, int32_t rank, void *user)
     }
     tch_kfac_destroy(kfac);
     tch_context_destroy(context);
-    test_drop(input);
 }
 
-static const size_t all_bytes = (size_t)2 * LAYERS * MOST_ELEMENTS * sizeof(double);
+static const size_t all_bytes = KFAC_ELEMENTS * sizeof(double);
 
 static void check_owners(const trial *t, int32_t ranks)
 {
     int32_t results = t->config.method == TCH_KFAC_INVERSE ? 2 : 4;
-    for (int32_t i = 0; i < LAYERS; i++) {
+    for (int32_t i = 0; i < KFAC_LAYERS; i++) {
         int32_t owned = 0;
         for (int32_t rank = 0; rank < ranks; rank++) {
             owned += t->owned[rank][i];

@@ -4,10 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "support/comm/pretend_group.h"
+#include "support/comm/placed_model.h"
 #include "support/fakes/counting_allocator.h"
 #include "support/files.h"
-#include "support/random.h"
 #include "support/testing.h"
 
 #define EACH 2 /* steps between interruptions */
@@ -17,14 +16,7 @@
 
 /* --- a small model ----------------------------------------------------------------------------------------------- */
 
-typedef struct shape {
-    int32_t ndim;
-    int64_t size[4];
-    int32_t elementwise, batch_dims, cut_count;
-    int64_t cuts[3];
-} shape;
-
-static const shape model[] = {
+static const placed_shape model[] = {
     {.ndim = 2, .size = {24, 17}},
     {.ndim = 2, .size = {24, 17}},
     {.ndim = 2, .size = {40, 9}},
@@ -35,58 +27,16 @@ static const shape model[] = {
     {.ndim = 2, .size = {28, 11}, .cut_count = 3, .cuts = {14, 7, 7}},
 };
 #define PARAMETERS ((int32_t)TEST_COUNT(model))
-enum { MOST_ELEMENTS = 512 };
-
-static int64_t count_of(const shape *s)
-{
-    int64_t count = 1;
-    for (int32_t k = 0; k < s->ndim; k++) {
-        count *= s->size[k];
-    }
-    return count;
-}
-
-typedef struct numbers {
-    double start[PARAMETERS][MOST_ELEMENTS], gradient[MOST_STEPS][PARAMETERS][MOST_ELEMENTS];
-} numbers;
-
-static void fill_numbers(numbers *n)
-{
-    test_random random = test_random_stream(23);
-    for (int32_t i = 0; i < PARAMETERS; i++) {
-        test_random_fill_normal(&random, n->start[i], MOST_ELEMENTS);
-        for (int32_t s = 0; s < MOST_STEPS; s++) {
-            test_random_fill_normal(&random, n->gradient[s][i], MOST_ELEMENTS);
-        }
-    }
-}
-
 /* --- placements -------------------------------------------------------------------------------------------------- */
 
-typedef enum placing { REPLICATED, ROWS, COLUMNS, TWICE } placing;
-
-/* Dimension k in equal parts, the last ones shorter or empty. */
-static void cut(tch_shard *shard, int32_t k, int32_t parts, int32_t part)
-{
-    int64_t each = (shard->size[k] + parts - 1) / parts;
-    int64_t first = part * each < shard->size[k] ? part * each : shard->size[k];
-    int64_t end = first + each < shard->size[k] ? first + each : shard->size[k];
-    shard->start[k] = first;
-    shard->size[k] = end - first;
-}
-
-static int32_t place(placing how, const shape *s, int32_t ranks, tch_shard *shards)
+/* Two halves, each on every other rank. */
+static int32_t in_halves(const placed_shape *s, int32_t ranks, tch_shard *shards)
 {
     for (int32_t r = 0; r < ranks; r++) {
-        shards[r] = (tch_shard){.rank = r};
-        memcpy(shards[r].size, s->size, sizeof s->size);
-        if (how == TWICE) { /* two halves, each on every other rank */
-            cut(&shards[r], 0, 2, ranks > 1 ? r % 2 : 0);
-        } else if (how != REPLICATED) {
-            cut(&shards[r], how == COLUMNS && s->ndim > 1 ? 1 : 0, ranks, r);
-        }
+        shards[r] = placed_whole(s, r);
+        placed_cut(&shards[r], 0, 2, r % 2);
     }
-    return how == REPLICATED || (how == TWICE && ranks < 2) ? 0 : ranks;
+    return ranks < 2 ? 0 : ranks;
 }
 
 /* --- one rank ---------------------------------------------------------------------------------------------------- */
@@ -94,11 +44,11 @@ static int32_t place(placing how, const shape *s, int32_t ranks, tch_shard *shar
 /* Steps by a number of ranks, from a checkpoint on and into the next one. */
 typedef struct segment {
     int32_t ranks; /* 0: one process without a group */
-    placing how;
+    placed_how how;
 } segment;
 
 typedef struct run {
-    const numbers *numbers;
+    const placed_numbers *numbers;
     tch_optim_config config;
     tch_dtype dtype;
     segment now;
@@ -107,87 +57,24 @@ typedef struct run {
     int32_t failures;      /* of a factor, set at the start */
     int32_t other_rank;    /* has another model; -1 for none */
     int32_t blind_rank;    /* could not open the checkpoint; -1 for none */
-    double (*end)[MOST_ELEMENTS];
+    double **end;
     tch_status status[PRETEND_MOST];
     char message[PRETEND_MOST][256];
 } run;
 
-typedef struct rank_model {
-    tch_tensor *parameter[PARAMETERS], *gradient[PARAMETERS];
-    tch_shard own[PARAMETERS], shards[PARAMETERS][8];
-    tch_placement placement[PARAMETERS];
-    tch_parameter entries[PARAMETERS];
-    char names[PARAMETERS][16];
-} rank_model;
-
-static void move(const tch_shard *s, const shape *whole, double *values, double *part, bool out)
+static void open_model(placed_model *m, const run *r, tch_context *context, int32_t rank)
 {
-    int64_t count = 1;
-    for (int32_t k = 0; k < whole->ndim; k++) {
-        count *= s->size[k];
-    }
-    for (int64_t i = 0; i < count; i++) {
-        int64_t rest = i;
-        int64_t at = 0;
-        int64_t stride = 1;
-        for (int32_t k = whole->ndim - 1; k >= 0; k--) {
-            at += (s->start[k] + rest % s->size[k]) * stride;
-            rest /= s->size[k];
-            stride *= whole->size[k];
-        }
-        *(out ? &values[at] : &part[i]) = *(out ? &part[i] : &values[at]);
-    }
-}
-
-static void to_device(tch_context *context, tch_tensor *tensor, const tch_shard *own, const shape *whole,
-                      const double *values)
-{
-    double part[MOST_ELEMENTS];
-    tch_tensor host = tch_tensor_view(part, TCH_FLOAT64, tensor->ndim, tensor->shape);
-    move(own, whole, (double *)values, part, false);
-    if (tch_tensor_numel(tensor) > 0) {
-        assert_int_equal(tch_tensor_copy(context, tensor, &host), TCH_OK);
-    }
-}
-
-static void open_model(rank_model *m, const run *r, tch_context *context, int32_t rank)
-{
-    int32_t ranks = r->now.ranks > 0 ? r->now.ranks : 1;
-    for (int32_t i = 0; i < PARAMETERS; i++) {
-        const shape *s = &model[i];
-        m->placement[i] =
-            (tch_placement){sizeof(tch_placement), s->ndim, s->size,
-                            r->now.ranks > 0 ? place(r->now.how, s, ranks, m->shards[i]) : 0, m->shards[i]};
-        m->own[i] = (tch_shard){.rank = rank};
-        memcpy(m->own[i].size, s->size, sizeof s->size);
-        if (m->placement[i].count > 0) {
-            m->own[i] = m->shards[i][rank];
-        }
-        assert_int_equal(
-            tch_tensor_create(context, r->dtype, s->ndim, m->own[i].size, TCH_CONTIGUOUS, &m->parameter[i]), TCH_OK);
-        assert_int_equal(tch_tensor_create(context, r->dtype, s->ndim, m->own[i].size, TCH_CONTIGUOUS, &m->gradient[i]),
-                         TCH_OK);
-        to_device(context, m->parameter[i], &m->own[i], s, r->numbers->start[i]);
-        snprintf(m->names[i], sizeof m->names[i], "%s%d", rank == r->other_rank ? "q" : "p", i);
-        m->entries[i] = (tch_parameter){.tensor = m->parameter[i],
-                                        .name = m->names[i],
-                                        .elementwise = s->elementwise,
-                                        .batch_dims = s->batch_dims,
-                                        .cut_count = s->cut_count,
-                                        .cuts = s->cuts};
-    }
-}
-
-static void close_model(rank_model *m)
-{
-    for (int32_t i = 0; i < PARAMETERS; i++) {
-        tch_tensor_destroy(m->parameter[i]);
-        tch_tensor_destroy(m->gradient[i]);
-    }
+    placed_config config = {.shapes = model,
+                            .count = PARAMETERS,
+                            .place = r->now.ranks > 0 ? r->now.how : placed_replicated,
+                            .dtype = r->dtype,
+                            .prefix = rank == r->other_rank ? "q" : "p",
+                            .start = r->numbers->start};
+    placed_open(m, &config, context, rank, r->now.ranks > 0 ? r->now.ranks : 1);
 }
 
 /* The parameters that this rank has: a shard that several have is saved by all of them, under the same name. */
-static tch_status save_model(const rank_model *m, tch_checkpoint_writer *writer)
+static tch_status save_model(const placed_model *m, tch_checkpoint_writer *writer)
 {
     tch_status status = TCH_OK;
     for (int32_t i = 0; i < PARAMETERS && status == TCH_OK; i++) {
@@ -200,7 +87,7 @@ static tch_status save_model(const rank_model *m, tch_checkpoint_writer *writer)
     return status;
 }
 
-static tch_status save(const run *r, const rank_model *m, tch_context *context, tch_comm *comm, tch_optimizer *o)
+static tch_status save(const run *r, const placed_model *m, tch_context *context, tch_comm *comm, tch_optimizer *o)
 {
     tch_checkpoint_writer *writer = NULL;
     tch_status status = tch_checkpoint_writer_create(&writer);
@@ -216,7 +103,7 @@ static tch_status save(const run *r, const rank_model *m, tch_context *context, 
 }
 
 /* The optimizer comes first: it is the call that all ranks make together. */
-static tch_status load(const run *r, rank_model *m, tch_context *context, tch_optimizer *o, int32_t rank)
+static tch_status load(const run *r, placed_model *m, tch_context *context, tch_optimizer *o, int32_t rank)
 {
     tch_checkpoint *c = NULL;
     tch_status status = rank == r->blind_rank ? TCH_ERR_IO : tch_checkpoint_open(r->from, &c);
@@ -247,17 +134,19 @@ static tch_status spoil(tch_optimizer *o, int32_t failures)
     return status;
 }
 
-static tch_status step(const run *r, rank_model *m, tch_context *context, tch_optimizer *o, int32_t number)
+static tch_status step(const run *r, placed_model *m, tch_context *context, tch_optimizer *o, int32_t number)
 {
     const tch_tensor *gradients[PARAMETERS];
     for (int32_t i = 0; i < PARAMETERS; i++) {
-        to_device(context, m->gradient[i], &m->own[i], &model[i], r->numbers->gradient[number][i]);
+        double values[PLACED_ELEMENTS];
+        placed_take(m, i, r->numbers->gradient[number][i], values);
+        placed_move(context, m->gradient[i], values, true);
         gradients[i] = i == 1 && number == 2 ? NULL : m->gradient[i];
     }
     return tch_optimizer_step(o, PARAMETERS, gradients);
 }
 
-static tch_status train(run *r, rank_model *m, tch_context *context, tch_comm *comm, int32_t rank, tch_optimizer *o)
+static tch_status train(run *r, placed_model *m, tch_context *context, tch_comm *comm, int32_t rank, tch_optimizer *o)
 {
     tch_status status = r->from == NULL ? TCH_OK : load(r, m, context, o, rank);
     if (status == TCH_OK && r->from == NULL && r->failures > 0) {
@@ -272,7 +161,7 @@ static tch_status train(run *r, rank_model *m, tch_context *context, tch_comm *c
 static void task(tch_comm *comm, int32_t rank, void *user)
 {
     run *r = user;
-    rank_model *m = test_alloc(sizeof *m);
+    placed_model *m = test_alloc(sizeof *m);
     tch_context *context = NULL;
     tch_optimizer *o = NULL;
     assert_int_equal(tch_context_create("cpu", &context), TCH_OK);
@@ -281,16 +170,11 @@ static void task(tch_comm *comm, int32_t rank, void *user)
         tch_optimizer_create_shared(context, &r->config, comm, PARAMETERS, m->entries, m->placement, NULL, &o);
     r->status[rank] = status != TCH_OK ? status : train(r, m, context, comm, rank, o);
     snprintf(r->message[rank], sizeof r->message[rank], "%s", r->status[rank] == TCH_OK ? "" : tch_last_error());
-    for (int32_t i = 0; i < PARAMETERS && r->end != NULL; i++) {
-        double part[MOST_ELEMENTS];
-        tch_tensor host = tch_tensor_view(part, TCH_FLOAT64, m->parameter[i]->ndim, m->parameter[i]->shape);
-        if (tch_tensor_numel(m->parameter[i]) > 0) {
-            assert_int_equal(tch_tensor_copy(context, &host, m->parameter[i]), TCH_OK);
-            move(&m->own[i], &model[i], r->end[i], part, true);
-        }
+    if (r->end != NULL) {
+        placed_read(m, context, r->end);
     }
     tch_optimizer_destroy(o);
-    close_model(m);
+    placed_close(m);
     test_drop(m);
     tch_context_destroy(context);
 }
@@ -325,34 +209,41 @@ static const struct {
     int32_t count;
     segment segments[MOST_SEGMENTS];
 } sequences[] = {
-    {"replicated", 4, {{2, REPLICATED}, {3, REPLICATED}, {1, REPLICATED}, {4, REPLICATED}}},
-    {"by rows", 4, {{2, ROWS}, {3, ROWS}, {1, ROWS}, {4, ROWS}}},
-    {"by columns", 4, {{2, COLUMNS}, {3, COLUMNS}, {1, COLUMNS}, {4, COLUMNS}}},
-    {"from one process and back", 5, {{0, ROWS}, {2, ROWS}, {3, COLUMNS}, {0, ROWS}, {4, ROWS}}},
-    {"now sharded, now not", 5, {{0, ROWS}, {2, REPLICATED}, {3, ROWS}, {2, TWICE}, {3, REPLICATED}}},
-    {"twice", 4, {{4, TWICE}, {3, TWICE}, {2, COLUMNS}, {0, ROWS}}},
+    {"replicated", 4, {{2, placed_replicated}, {3, placed_replicated}, {1, placed_replicated}, {4, placed_replicated}}},
+    {"by rows", 4, {{2, placed_by_rows}, {3, placed_by_rows}, {1, placed_by_rows}, {4, placed_by_rows}}},
+    {"by columns", 4, {{2, placed_by_columns}, {3, placed_by_columns}, {1, placed_by_columns}, {4, placed_by_columns}}},
+    {"from one process and back",
+     5,
+     {{0, placed_by_rows}, {2, placed_by_rows}, {3, placed_by_columns}, {0, placed_by_rows}, {4, placed_by_rows}}},
+    {"now sharded, now not",
+     5,
+     {{0, placed_by_rows}, {2, placed_replicated}, {3, placed_by_rows}, {2, in_halves}, {3, placed_replicated}}},
+    {"twice", 4, {{4, in_halves}, {3, in_halves}, {2, placed_by_columns}, {0, placed_by_rows}}},
 };
 
-static run run_of(const numbers *n, const tch_optim_config *config, tch_dtype dtype)
+static run run_of(const placed_numbers *n, const tch_optim_config *config, tch_dtype dtype)
 {
     return (run){.numbers = n, .config = *config, .dtype = dtype, .other_rank = -1, .blind_rank = -1};
 }
 
-static void try_sequence(const numbers *n, const tch_optim_config *config, tch_dtype dtype, int32_t failures, size_t q)
+static void try_sequence(const placed_numbers *n, const tch_optim_config *config, tch_dtype dtype, int32_t failures,
+                         size_t q)
 {
-    static double one[PARAMETERS][MOST_ELEMENTS];
-    static double many[PARAMETERS][MOST_ELEMENTS];
+    size_t mark = test_mark();
+    double *one[PARAMETERS];
+    double *many[PARAMETERS];
     char index[TEST_PATH_SIZE];
     char file[TEST_PATH_SIZE];
     snprintf(index, sizeof index, "%s", test_path(INDEX));
     snprintf(file, sizeof file, "%s", test_path("model.safetensors"));
+    placed_room(one, PARAMETERS, model, 0);
+    placed_room(many, PARAMETERS, model, 0xFF);
     run alone = run_of(n, config, dtype);
     alone.steps = EACH * sequences[q].count;
     alone.failures = failures;
     alone.end = one;
     run_well(&alone);
     const char *from = NULL;
-    memset(many, 0xFF, sizeof many);
     for (int32_t k = 0; k < sequences[q].count; k++) {
         run r = run_of(n, config, dtype);
         r.now = sequences[q].segments[k];
@@ -366,11 +257,13 @@ static void try_sequence(const numbers *n, const tch_optim_config *config, tch_d
         from = r.to;
     }
     for (int32_t i = 0; i < PARAMETERS; i++) {
-        CHECK(memcmp(one[i], many[i], (size_t)count_of(&model[i]) * sizeof(double)) == 0, "parameter %d differs", i);
+        CHECK(memcmp(one[i], many[i], (size_t)placed_count(&model[i]) * sizeof(double)) == 0, "parameter %d differs",
+              i);
     }
+    test_release_since(mark);
 }
 
-static void try_all(const numbers *n, const char *name, const tch_optim_config *config, tch_dtype dtype)
+static void try_all(const placed_numbers *n, const char *name, const tch_optim_config *config, tch_dtype dtype)
 {
     for (size_t q = 0; q < TEST_COUNT(sequences); q++) {
         test_case("%s, %s, %s", name, tch_dtype_name(dtype), sequences[q].name);
@@ -436,8 +329,9 @@ static void muon_and_normuon(void **state)
 static void failures(void **state)
 {
     tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
-    double ends[2][PARAMETERS][MOST_ELEMENTS];
+    double *ends[2][PARAMETERS];
     for (int k = 0; k < 2; k++) {
+        placed_room(ends[k], PARAMETERS, model, 0);
         run alone = run_of(*state, &c, TCH_FLOAT64);
         alone.steps = MOST_STEPS;
         alone.failures = k;
@@ -453,10 +347,10 @@ static void failures(void **state)
 
 /* --- what must not go on ----------------------------------------------------------------------------------------- */
 
-static const char *saved_by_two(const numbers *n, tch_optim_config *c, const char *path)
+static const char *saved_by_two(const placed_numbers *n, tch_optim_config *c, const char *path)
 {
     run r = run_of(n, c, TCH_FLOAT32);
-    r.now = (segment){2, ROWS};
+    r.now = (segment){2, placed_by_rows};
     r.steps = EACH;
     r.to = path;
     run_well(&r);
@@ -477,7 +371,7 @@ static void one_rank_cannot_open(void **state)
     snprintf(path, sizeof path, "%s", test_path(INDEX));
     run r = run_of(*state, &c, TCH_FLOAT32);
     r.from = saved_by_two(*state, &c, path);
-    r.now = (segment){3, COLUMNS};
+    r.now = (segment){3, placed_by_columns};
     r.blind_rank = 1;
     run_ranks(&r);
     expect(&r, 0, TCH_ERR_COMM, "another rank could not load its part; nothing was changed");
@@ -499,14 +393,14 @@ static void another_model(void **state)
         expect(&r, 0, TCH_ERR_INVALID_ARGUMENT, "the checkpoint has no 'optimizer/q0/step'");
         r = run_of(*state, &c, TCH_FLOAT64); /* of other types */
         r.from = path;
-        r.now = (segment){2, ROWS};
+        r.now = (segment){2, placed_by_rows};
         run_ranks(&r);
         expect(&r, 0, TCH_ERR_SHAPE, "expected float64");
         expect(&r, 1, TCH_ERR_SHAPE, "expected float64");
         c = config_of(TCH_OPTIM_LION);
         r = run_of(*state, &c, TCH_FLOAT32);
         r.from = path;
-        r.now = (segment){2, ROWS};
+        r.now = (segment){2, placed_by_rows};
         run_ranks(&r);
         expect(&r, 1, TCH_ERR_INVALID_ARGUMENT, "expected one of lion");
     }
@@ -516,7 +410,7 @@ static void another_model(void **state)
 static void more_than_this_model(void **state)
 {
     tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
-    const numbers *n = *state;
+    const placed_numbers *n = *state;
     tch_context *context;
     tch_checkpoint *checkpoint;
     tch_tensor *tensor;
@@ -549,13 +443,13 @@ static void no_memory(void **state)
     for (size_t kind = 0; kind < TEST_COUNT(kinds); kind++) {
         tch_optim_config c = config_of(kinds[kind]);
         run r = run_of(*state, &c, TCH_FLOAT32);
-        rank_model *m = test_alloc(sizeof *m);
+        placed_model *m = test_alloc(sizeof *m);
         tch_context *context;
         tch_optimizer *o;
         pretend_group group;
         pretend_open(&group, 1);
         tch_comm *comm = pretend_comm(&group, 0);
-        r.now = (segment){1, ROWS};
+        r.now = (segment){1, placed_by_rows};
         r.from = r.to = path;
         CHECK_OK(tch_context_create("cpu", &context));
         open_model(m, &r, context, 0);
@@ -577,7 +471,7 @@ static void no_memory(void **state)
             }
         }
         tch_optimizer_destroy(o);
-        close_model(m);
+        placed_close(m);
         tch_context_destroy(context);
         tch_comm_destroy(comm);
         pretend_close(&group);
@@ -586,7 +480,7 @@ static void no_memory(void **state)
 
 /* --- all --------------------------------------------------------------------------------------------------------- */
 
-static numbers all_numbers;
+static placed_numbers all_numbers;
 
 static int open_folder(void **state)
 {
@@ -596,8 +490,14 @@ static int open_folder(void **state)
 
 static int open_all(void **state)
 {
-    fill_numbers(&all_numbers);
+    placed_numbers_open(&all_numbers, 23, PARAMETERS, model, MOST_STEPS);
     return test_counting_install(state);
+}
+
+static int close_all(void **state)
+{
+    placed_numbers_close(&all_numbers);
+    return test_counting_remove(state);
 }
 
 #define IN_A_FOLDER(test) cmocka_unit_test_setup_teardown(test, open_folder, test_folder_remove)
@@ -612,5 +512,5 @@ int main(int argc, char **argv)
         IN_A_FOLDER(another_model), IN_A_FOLDER(more_than_this_model),
         IN_A_FOLDER(no_memory),
     };
-    return cmocka_run_group_tests(tests, open_all, test_counting_remove);
+    return cmocka_run_group_tests(tests, open_all, close_all);
 }

@@ -25,15 +25,6 @@ static bool is_first(const tch_placement *p, const tch_shard *shard)
     return true;
 }
 
-static int64_t count_of(const int64_t *size, int32_t ndim)
-{
-    int64_t count = 1;
-    for (int32_t k = 0; k < ndim; k++) {
-        count *= size[k];
-    }
-    return count;
-}
-
 static bool lies_inside(const tch_placement *p, const tch_shard *s, const tchi_param *param)
 {
     bool good = param->ndim == p->ndim;
@@ -66,7 +57,7 @@ static tch_status note_param(tch_optimizer *o, const tchi_param *param, const tc
     noted.ndim = noted.sharded ? p->ndim : param->ndim;
     memcpy(noted.shape, noted.sharded ? p->shape : param->shape, (size_t)noted.ndim * sizeof *noted.shape);
     for (int32_t i = 0; noted.sharded && i < p->count; i++) {
-        if (p->shards[i].rank == tch_comm_rank(o->shared->comm) && count_of(p->shards[i].size, p->ndim) > 0) {
+        if (p->shards[i].rank == tch_comm_rank(o->shared->comm) && tchi_elements(p->shards[i].size, p->ndim) > 0) {
             TCHI_TRY(note_shard(o, param, p, &p->shards[i]));
         }
     }

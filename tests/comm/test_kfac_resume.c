@@ -1,0 +1,573 @@
+/* KFAC that is interrupted and goes on with other ranks: with the same samples on all of them, gradients are bitwise
+ * those of one process that was never interrupted. Ranks are threads. And what must not go on: the checkpoint of
+ * another model, one that a rank cannot read, or not all of it. */
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "support/comm/pretend_group.h"
+#include "support/comm/shared_kfac.h"
+#include "support/fakes/counting_allocator.h"
+#include "support/files.h"
+#include "support/testing.h"
+
+#define EACH 3 /* steps between interruptions: an odd number, so that they fall into a step of two observations */
+#define MOST_RANKS 8
+#define INDEX "kfac.safetensors.index.json"
+
+/* Steps by a number of ranks, from a checkpoint on and into the next one. */
+typedef struct run {
+    tch_kfac_config config;
+    int32_t ranks; /* 0: one process without a group */
+    int32_t first, steps;
+    const char *from, *to;             /* paths; NULL: from the start, or nowhere */
+    const char *other_path;            /* what the last rank opens instead of `from`, or NULL */
+    int32_t blind_rank;                /* could not open the checkpoint; -1 for none */
+    int32_t layers;                    /* fewer than there are, or 0 */
+    void (*change)(tch_kfac_layer *l); /* what is different in this model, or NULL */
+    int32_t apart;                     /* 1: rank r sees r more batches than the first, and others */
+    double *gradients[MOST_RANKS];
+    tch_status status[MOST_RANKS];
+    char message[MOST_RANKS][512];
+    double (*factors)[KFAC_LAYERS];         /* of each rank: the sum of a layer's input factor; or NULL */
+    int32_t (*owned)[KFAC_LAYERS];          /* of each rank: whether it has a layer's inverse; or NULL */
+    int64_t (*updates)[KFAC_LAYERS];        /* of each rank; or NULL */
+    tch_status after[MOST_RANKS];           /* of a step that follows a load which failed */
+    const char *repaired[MOST_RANKS];       /* what is loaded then */
+    tch_status repaired_status[MOST_RANKS]; /* and what became of it */
+} run;
+
+static run run_of(const tch_kfac_config *config, int32_t ranks)
+{
+    return (run){.config = *config, .ranks = ranks, .blind_rank = -1};
+}
+
+static tch_kfac_config config_of(tch_kfac_method method, tch_dtype dtype)
+{
+    tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
+    config.method = method;
+    config.accumulation = 2;
+    config.factor_dtype = dtype;
+    return config;
+}
+
+/* --- one rank ---------------------------------------------------------------------------------------------------- */
+
+static tch_status save(tch_kfac *kfac, tch_context *context, tch_comm *comm, const char *path)
+{
+    tch_checkpoint_writer *writer = NULL;
+    tch_status status = tch_checkpoint_writer_create(&writer);
+    status = status != TCH_OK ? status : tch_kfac_save(kfac, writer, "kfac");
+    if (strstr(path, ".index.json") == NULL) {
+        status = status != TCH_OK ? status : tch_checkpoint_writer_save(writer, context, path);
+    } else if (status == TCH_OK || comm != NULL) {
+        status = tch_checkpoint_writer_save_sharded(status == TCH_OK ? writer : NULL, context, comm, path);
+    }
+    tch_checkpoint_writer_destroy(writer);
+    return status;
+}
+
+/* NULL: this rank cannot open it, and tells the others. */
+static tch_status load(tch_kfac *kfac, const char *path)
+{
+    tch_checkpoint *checkpoint = NULL;
+    tch_status opened = path == NULL ? TCH_ERR_IO : tch_checkpoint_open(path, &checkpoint);
+    tch_status loaded = tch_kfac_load(kfac, checkpoint, "kfac");
+    tch_checkpoint_close(checkpoint);
+    return opened != TCH_OK && path != NULL ? opened : loaded;
+}
+
+static tch_kfac *make(const run *r, tch_context *context, tch_comm *comm)
+{
+    tch_kfac *kfac = NULL;
+    tch_kfac_layer layers[KFAC_LAYERS];
+    shared_kfac_describe(layers);
+    if (r->change != NULL) {
+        r->change(layers);
+    }
+    assert_int_equal(
+        tch_kfac_create_shared(context, &r->config, comm, r->layers > 0 ? r->layers : KFAC_LAYERS, layers, NULL, &kfac),
+        TCH_OK);
+    return kfac;
+}
+
+static double sum_of(const tch_tensor *tensor)
+{
+    const double *values = (const double *)((const char *)tensor->data + tensor->byte_offset);
+    double sum = 0.0;
+    for (int64_t i = 0; i < tch_tensor_numel(tensor); i++) {
+        sum += values[i];
+    }
+    return sum;
+}
+
+/* What is here of each layer; the factors are float64, on the CPU. */
+static void look_at(run *r, tch_kfac *kfac, int32_t rank)
+{
+    for (int32_t i = 0; i < tch_kfac_state_count(kfac) && r->factors != NULL; i++) {
+        tch_optim_state s = TCH_OPTIM_STATE_INIT;
+        assert_int_equal(tch_kfac_get_state(kfac, i, &s), TCH_OK);
+        if (strstr(s.name, "/input_factor") != NULL) {
+            int64_t counts[TCH_KFAC_COUNTS];
+            assert_int_equal(tch_kfac_get_counts(kfac, s.parameter, counts), TCH_OK);
+            r->factors[rank][s.parameter] = sum_of(s.tensor);
+            r->updates[rank][s.parameter] = counts[0];
+        } else if (strstr(s.name, "/input_inverse") != NULL) {
+            r->owned[rank][s.parameter] = 1;
+        }
+    }
+}
+
+static tch_status go_on(run *r, tch_kfac *kfac, int32_t rank)
+{
+    const char *from = r->other_path != NULL && rank == r->ranks - 1 ? r->other_path : r->from;
+    tch_status status = from == NULL ? TCH_OK : load(kfac, rank == r->blind_rank ? NULL : from);
+    if (r->apart) {
+        test_random random = test_random_stream(77 + (uint64_t)rank);
+        for (int32_t i = 0; i <= rank && status == TCH_OK; i++) {
+            status = shared_kfac_observe(kfac, &random);
+        }
+    }
+    for (int32_t s = r->first; s < r->first + r->steps && status == TCH_OK; s++) {
+        status = shared_kfac_step(kfac, s, r->gradients[rank]);
+    }
+    return status;
+}
+
+static void task(tch_comm *comm, int32_t rank, void *user)
+{
+    run *r = user;
+    tch_context *context = NULL;
+    assert_int_equal(tch_context_create("cpu", &context), TCH_OK);
+    tch_kfac *kfac = make(r, context, comm);
+    tch_status status = go_on(r, kfac, rank);
+    if (status == TCH_OK && r->to != NULL) {
+        status = save(kfac, context, comm, r->to);
+    }
+    r->status[rank] = status;
+    snprintf(r->message[rank], sizeof r->message[rank], "%s", status == TCH_OK ? "" : tch_last_error());
+    look_at(r, kfac, rank);
+    if (r->repaired[rank] != NULL) {
+        r->after[rank] = tch_kfac_refresh(kfac);
+        r->repaired_status[rank] = load(kfac, r->repaired[rank]);
+    }
+    tch_kfac_destroy(kfac);
+    tch_context_destroy(context);
+}
+
+static void run_ranks(run *r)
+{
+    if (r->ranks == 0) {
+        task(NULL, 0, r);
+        return;
+    }
+    pretend_group group;
+    pretend_open(&group, r->ranks);
+    pretend_run(&group, task, r);
+    CHECK(group.mismatches == 0, "ranks disagree on counts");
+    pretend_close(&group);
+}
+
+static void run_well(run *r)
+{
+    run_ranks(r);
+    for (int32_t k = 0; k < (r->ranks > 0 ? r->ranks : 1); k++) {
+        CHECK(r->status[k] == TCH_OK, "rank %d: %s", k, r->message[k]);
+    }
+}
+
+/* --- interrupted and not ----------------------------------------------------------------------------------------- */
+
+static const size_t gradient_bytes = KFAC_ELEMENTS * sizeof(double);
+
+static const int32_t sequences[][5] = {{2, 3, 1, 5, 2}, {0, 2, 0, 3, 8}, {1, 0, 7, 4, 0}};
+
+/* `one` is what one process comes to without a break. */
+static void try_sequence(const tch_kfac_config *config, const int32_t *ranks, const double *one)
+{
+    size_t mark = test_mark();
+    const char *from = NULL;
+    char paths[2][TEST_PATH_SIZE];
+    snprintf(paths[0], sizeof paths[0], "%s", test_path(INDEX));
+    snprintf(paths[1], sizeof paths[1], "%s", test_path("kfac.safetensors"));
+    for (int32_t k = 0; k < 5; k++) {
+        run r = run_of(config, ranks[k]);
+        r.first = EACH * k;
+        r.steps = EACH;
+        r.from = from;
+        r.to = paths[k == 0 && ranks[k] == 0]; /* of one process a file alone, and one with an index */
+        for (int32_t rank = 0; rank < MOST_RANKS; rank++) {
+            r.gradients[rank] = test_alloc(gradient_bytes);
+            memset(r.gradients[rank], 0, gradient_bytes);
+        }
+        run_well(&r);
+        from = r.to;
+        for (int32_t rank = 0; k == 4 && rank < (ranks[k] > 0 ? ranks[k] : 1); rank++) {
+            CHECK(memcmp(one, r.gradients[rank], gradient_bytes) == 0, "rank %d has other gradients", rank);
+        }
+    }
+    test_release_since(mark);
+}
+
+static void goes_on(void **state)
+{
+    (void)state;
+    for (int method = 0; method < TCH_KFAC_METHOD_COUNT; method++) {
+        for (int wide = 0; wide < 2; wide++) {
+            tch_kfac_config config = config_of((tch_kfac_method)method, wide ? TCH_FLOAT64 : TCH_FLOAT32);
+            run alone = run_of(&config, 0);
+            alone.steps = 5 * EACH;
+            alone.gradients[0] = test_alloc(gradient_bytes);
+            memset(alone.gradients[0], 0, gradient_bytes);
+            run_well(&alone);
+            for (size_t q = 0; q < TEST_COUNT(sequences); q++) {
+                test_case("method %d, %s, sequence %d", method, wide ? "float64" : "float32", (int)q);
+                try_sequence(&config, sequences[q], alone.gradients[0]);
+            }
+        }
+    }
+}
+
+/* Ranks that have seen other samples, and another number of them: of every layer the checkpoint has what its owner
+ * saw. */
+static void factors_are_the_owners(void **state)
+{
+    enum { RANKS = 3 };
+    double factors[RANKS][KFAC_LAYERS] = {{0}};
+    double loaded[1][KFAC_LAYERS] = {{0}};
+    int64_t updates[RANKS][KFAC_LAYERS] = {{0}};
+    int64_t loaded_updates[1][KFAC_LAYERS] = {{0}};
+    int32_t owned[RANKS][KFAC_LAYERS] = {{0}};
+    int32_t loaded_owned[1][KFAC_LAYERS] = {{0}};
+    int32_t owners = 0;
+    char path[TEST_PATH_SIZE];
+    (void)state;
+    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    tch_kfac_config config = config_of(TCH_KFAC_INVERSE, TCH_FLOAT64);
+    config.accumulation = 1;
+    run r = run_of(&config, RANKS);
+    r.apart = 1;
+    r.to = path;
+    r.factors = factors;
+    r.owned = owned;
+    r.updates = updates;
+    run_well(&r);
+    run one = run_of(&config, 0);
+    one.from = path;
+    one.factors = loaded;
+    one.owned = loaded_owned;
+    one.updates = loaded_updates;
+    run_well(&one);
+    for (int32_t i = 0; i < KFAC_LAYERS; i++) {
+        int32_t owner = owned[0][i] ? 0 : owned[1][i] ? 1 : 2;
+        owners |= 1 << owner;
+        CHECK(factors[0][i] != factors[1][i] && factors[1][i] != factors[2][i], "layer %d saw the same twice", i);
+        CHECK(loaded[0][i] == factors[owner][i], "layer %d has %.17g, expected %.17g", i, loaded[0][i],
+              factors[owner][i]);
+        CHECK(loaded_updates[0][i] == updates[owner][i] && updates[owner][i] == owner + 1, "layer %d has %lld updates",
+              i, (long long)loaded_updates[0][i]);
+    }
+    CHECK(owners == 7, "not every rank owns a layer");
+}
+
+/* --- what must not go on ----------------------------------------------------------------------------------------- */
+
+static void save_by(int32_t ranks, const tch_kfac_config *config, const char *path, int32_t steps)
+{
+    run r = run_of(config, ranks);
+    r.steps = steps;
+    r.to = path;
+    for (int32_t rank = 0; rank < MOST_RANKS; rank++) {
+        r.gradients[rank] = test_alloc(gradient_bytes);
+    }
+    run_well(&r);
+}
+
+static void expect(const run *r, int32_t rank, tch_status status, const char *words)
+{
+    CHECK(r->status[rank] == status && strstr(r->message[rank], words) != NULL, "rank %d gave %s: %s", rank,
+          tch_status_name(r->status[rank]), r->message[rank]);
+}
+
+static void expect_all(const run *r, tch_status status, const char *words)
+{
+    for (int32_t rank = 0; rank < r->ranks; rank++) {
+        expect(r, rank, status, words);
+    }
+}
+
+static void rename_one(tch_kfac_layer *layers)
+{
+    layers[3].name = "another";
+}
+
+static void widen_one(tch_kfac_layer *layers)
+{
+    layers[4].inputs++;
+}
+
+static void another_model(void **state)
+{
+    static const struct {
+        void (*change)(tch_kfac_layer *layers);
+        int32_t layers;
+        tch_status status;
+        const char *words;
+    } cases[] = {
+        {rename_one, 0, TCH_ERR_INVALID_ARGUMENT, "the checkpoint has no 'kfac/another/input_factor'"},
+        {widen_one, 0, TCH_ERR_SHAPE, "'kfac/layer4/input_factor' has another shape or type"},
+        {NULL, KFAC_LAYERS - 1, TCH_ERR_SHAPE, "kfac/counts"},
+    };
+    char path[TEST_PATH_SIZE];
+    (void)state;
+    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT64);
+    save_by(2, &config, path, 1);
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        test_case("case %d", (int)i);
+        run r = run_of(&config, 3);
+        r.from = path;
+        r.change = cases[i].change;
+        r.layers = cases[i].layers;
+        run_ranks(&r);
+        expect_all(&r, cases[i].status, cases[i].words);
+    }
+    config = config_of(TCH_KFAC_INVERSE, TCH_FLOAT64);
+    run r = run_of(&config, 3);
+    r.from = path;
+    run_ranks(&r);
+    expect_all(&r, TCH_ERR_INVALID_ARGUMENT, "method");
+}
+
+/* A tensor under the prefix that is not this model's, also where its name is nearly that of a row of counts. */
+static void more_than_this_model(void **state)
+{
+    static const char *const names[] = {"kfac/stray", "kfac/counts[0:1/input_factor", "kfac/countless"};
+    char path[TEST_PATH_SIZE];
+    tch_context *context = NULL;
+    int32_t number = 1;
+    tch_tensor stray = tch_tensor_view(&number, TCH_INT32, 0, NULL);
+    (void)state;
+    snprintf(path, sizeof path, "%s", test_path("kfac.safetensors"));
+    tch_kfac_config config = config_of(TCH_KFAC_INVERSE, TCH_FLOAT32);
+    run r = run_of(&config, 0);
+    CHECK_OK(tch_context_create("cpu", &context));
+    tch_kfac *kfac = make(&r, context, NULL);
+    for (size_t i = 0; i < TEST_COUNT(names); i++) {
+        tch_checkpoint_writer *writer = NULL;
+        test_case("%s", names[i]);
+        CHECK_OK(tch_checkpoint_writer_create(&writer));
+        CHECK_OK(tch_kfac_save(kfac, writer, "kfac"));
+        CHECK_OK(tch_checkpoint_writer_add(writer, names[i], &stray));
+        CHECK_OK(tch_checkpoint_writer_save(writer, context, path));
+        tch_checkpoint_writer_destroy(writer);
+        r = run_of(&config, 2);
+        r.from = path;
+        run_ranks(&r);
+        expect_all(&r, TCH_ERR_INVALID_ARGUMENT, "has 29 tensors of layers under 'kfac/', expected 28");
+    }
+    tch_kfac_destroy(kfac);
+    tch_context_destroy(context);
+}
+
+/* What one rank alone has saved, in a file of its own, lacks the layers of the others. */
+static void a_part_alone(tch_comm *comm, int32_t rank, void *user)
+{
+    run *r = user;
+    tch_context *context = NULL;
+    assert_int_equal(tch_context_create("cpu", &context), TCH_OK);
+    tch_kfac *kfac = make(r, context, comm);
+    r->status[rank] = rank == 0 ? save(kfac, context, NULL, r->to) : TCH_OK;
+    tch_kfac_destroy(kfac);
+    tch_context_destroy(context);
+}
+
+static void layers_missing(void **state)
+{
+    char path[TEST_PATH_SIZE];
+    pretend_group group;
+    (void)state;
+    snprintf(path, sizeof path, "%s", test_path("part.safetensors"));
+    tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT64);
+    run r = run_of(&config, 2);
+    r.to = path;
+    pretend_open(&group, 2);
+    pretend_run(&group, a_part_alone, &r);
+    pretend_close(&group);
+    CHECK(r.status[0] == TCH_OK, "rank 0 could not save");
+    for (int32_t ranks = 0; ranks < 3; ranks += 2) {
+        r = run_of(&config, ranks);
+        r.from = path;
+        run_ranks(&r);
+        expect(&r, 0, TCH_ERR_INVALID_ARGUMENT, "the checkpoint has no 'kfac/layer0/input_factor'");
+    }
+}
+
+/* A rank that could not open the checkpoint: no other waits for it, and none goes on alone. */
+static void one_rank_cannot_open(void **state)
+{
+    char path[TEST_PATH_SIZE];
+    (void)state;
+    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    tch_kfac_config config = config_of(TCH_KFAC_EKFAC, TCH_FLOAT32);
+    save_by(2, &config, path, 2);
+    run r = run_of(&config, 3);
+    r.from = path;
+    r.blind_rank = 1;
+    run_ranks(&r);
+    expect(&r, 0, TCH_ERR_COMM, "tch_kfac_load: another rank could not load its part; nothing was changed");
+    expect(&r, 1, TCH_ERR_INVALID_ARGUMENT, "checkpoint is NULL");
+    expect(&r, 2, TCH_ERR_COMM, "another rank could not load its part; nothing was changed");
+}
+
+static void different_checkpoints(void **state)
+{
+    char paths[2][TEST_PATH_SIZE];
+    (void)state;
+    snprintf(paths[0], sizeof paths[0], "%s", test_path("early.safetensors"));
+    snprintf(paths[1], sizeof paths[1], "%s", test_path("late.safetensors"));
+    tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT32);
+    save_by(0, &config, paths[0], 2);
+    save_by(0, &config, paths[1], 4);
+    run r = run_of(&config, 2);
+    r.from = paths[0];
+    r.other_path = paths[1];
+    run_ranks(&r);
+    expect_all(&r, TCH_ERR_COMM, "the ranks have opened different checkpoints");
+}
+
+/* A file that is cut short does not open; one whose bytes have changed is noticed by the rank that reads them, when
+ * something was written already: then KFAC has failed on all ranks until a checkpoint is loaded. */
+static void damaged_files(void **state)
+{
+    char good[TEST_PATH_SIZE];
+    char bad[TEST_PATH_SIZE];
+    char cut[TEST_PATH_SIZE];
+    int64_t bytes;
+    (void)state;
+    snprintf(good, sizeof good, "%s", test_path("good.safetensors"));
+    snprintf(bad, sizeof bad, "%s", test_path("bad.safetensors"));
+    snprintf(cut, sizeof cut, "%s", test_path("cut.safetensors"));
+    tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT64);
+    save_by(0, &config, good, 2);
+    char *text = test_file_read(good, &bytes);
+    test_file_write(cut, text, bytes - 100);
+    for (int64_t i = bytes / 2; i < bytes; i += 64) {
+        text[i] ^= 1;
+    }
+    test_file_write(bad, text, bytes);
+
+    run r = run_of(&config, 3);
+    r.from = good;
+    r.other_path = cut;
+    run_ranks(&r);
+    expect(&r, 0, TCH_ERR_COMM, "nothing was changed");
+    expect(&r, 1, TCH_ERR_COMM, "nothing was changed");
+    CHECK(r.status[2] == TCH_ERR_IO, "rank 2 gave %s", tch_status_name(r.status[2]));
+
+    r = run_of(&config, 3);
+    r.from = good;
+    r.other_path = bad;
+    for (int32_t rank = 0; rank < 3; rank++) {
+        r.repaired[rank] = good;
+    }
+    run_ranks(&r);
+    expect(&r, 0, TCH_ERR_COMM, "the state is not whole");
+    expect(&r, 1, TCH_ERR_COMM, "the state is not whole");
+    expect(&r, 2, TCH_ERR_IO, "the file is damaged");
+    for (int32_t rank = 0; rank < 3; rank++) {
+        CHECK(r.after[rank] != TCH_OK, "rank %d went on with half a state", rank);
+        CHECK(r.repaired_status[rank] == TCH_OK, "rank %d gave %s", rank, tch_status_name(r.repaired_status[rank]));
+    }
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------ */
+
+typedef struct half {
+    tch_context *context;
+    tch_comm *comm;
+    tch_kfac *kfac;
+    const char *path;
+    int loads;
+    tch_status status;
+} half;
+
+static void *work(void *argument)
+{
+    half *h = argument;
+    h->status = h->loads ? load(h->kfac, h->path) : save(h->kfac, h->context, h->comm, h->path);
+    return NULL;
+}
+
+/* Both ranks at once; whichever comes to the allocation that fails, both have an error. */
+static void fail_at(half *halves, int loads, long long k, bool *through)
+{
+    pthread_t threads[2];
+    counting_allocator_arm(&test_counting, k);
+    for (int i = 0; i < 2; i++) {
+        halves[i].loads = loads;
+        assert_int_equal(pthread_create(&threads[i], NULL, work, &halves[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    *through = atomic_load(&test_counting.calls) < k;
+    counting_allocator_arm(&test_counting, 0);
+    for (int i = 0; i < 2; i++) {
+        CHECK((halves[i].status == TCH_OK) == *through, "rank %d gave %s", i, tch_status_name(halves[i].status));
+    }
+}
+
+static void no_memory(void **state)
+{
+    char path[TEST_PATH_SIZE];
+    half halves[2];
+    pretend_group group;
+    (void)state;
+    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    tch_kfac_config config = config_of(TCH_KFAC_EKFAC, TCH_FLOAT32);
+    save_by(2, &config, path, 1);
+    run r = run_of(&config, 2);
+    pretend_open(&group, 2);
+    for (int32_t i = 0; i < 2; i++) {
+        halves[i] = (half){.comm = pretend_comm(&group, i), .path = path};
+        CHECK_OK(tch_context_create("cpu", &halves[i].context));
+        halves[i].kfac = make(&r, halves[i].context, halves[i].comm);
+    }
+    long long blocks = atomic_load(&test_counting.blocks);
+    for (int loads = 0; loads < 2; loads++) {
+        bool through = false;
+        for (long long k = 1; !through; k++) {
+            test_case("%s, allocation %lld", loads ? "load" : "save", k);
+            CHECK(k < 20000, "it never gets by");
+            fail_at(halves, loads, k, &through);
+            CHECK(atomic_load(&test_counting.blocks) == blocks, "%lld blocks leaked",
+                  atomic_load(&test_counting.blocks) - blocks);
+        }
+    }
+    for (int32_t i = 0; i < 2; i++) {
+        tch_kfac_destroy(halves[i].kfac);
+        tch_context_destroy(halves[i].context);
+        tch_comm_destroy(halves[i].comm);
+    }
+    pretend_close(&group);
+}
+
+#define IN_A_FOLDER(test) cmocka_unit_test_setup_teardown(test, test_folder_make, test_folder_remove)
+
+int main(int argc, char **argv)
+{
+    test_begin(argc, argv);
+    const struct CMUnitTest tests[] = {
+        IN_A_FOLDER(goes_on),
+        IN_A_FOLDER(factors_are_the_owners),
+        IN_A_FOLDER(another_model),
+        IN_A_FOLDER(more_than_this_model),
+        IN_A_FOLDER(layers_missing),
+        IN_A_FOLDER(one_rank_cannot_open),
+        IN_A_FOLDER(different_checkpoints),
+        IN_A_FOLDER(damaged_files),
+        IN_A_FOLDER(no_memory),
+    };
+    return cmocka_run_group_tests(tests, test_counting_install, test_counting_remove);
+}

@@ -1,0 +1,191 @@
+/* What each rank of a shared optimizer keeps and sends: momentum that is the same on all replicas of a shard, the state
+ * of large vectors divided, and nothing sent where matrices lie whole with their owners. */
+#include <string.h>
+
+#include "support/comm/shared_trial.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+/* --- replicas ---------------------------------------------------------------------------------------------------- */
+
+static bool same_shard(const tch_shard *a, const tch_shard *b)
+{
+    return memcmp(a->start, b->start, sizeof a->start) == 0 && memcmp(a->size, b->size, sizeof a->size) == 0;
+}
+
+/* Of several ranks that hold a shard one sends it, and all of them keep its moving average: a checkpoint may take it
+ * from any. */
+static void replicas_keep_the_same_momentum(void **state)
+{
+    enum { RANKS = 4 };
+    static const tch_optim_kind kinds[] = {TCH_OPTIM_MUON, TCH_OPTIM_NORMUON};
+    for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
+        tch_optim_config c = shared_config(kinds[k]);
+        double momentum[RANKS][SHARED_PARAMETERS] = {{0}};
+        test_case("%s", tch_optim_kind_name(kinds[k]));
+        shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
+        t.momentum = momentum;
+        shared_run(&t, RANKS, placed_in_replicas, false);
+        int compared = 0;
+        for (int32_t i = 0; i < SHARED_PARAMETERS; i++) {
+            tch_shard shards[PRETEND_MOST];
+            int32_t count = placed_in_replicas(&shared_model[i], RANKS, shards);
+            for (int32_t a = 0; a < count; a++) {
+                for (int32_t b = 0; b < a; b++) {
+                    double *x = &momentum[shards[a].rank][i];
+                    double *y = &momentum[shards[b].rank][i];
+                    bool same = !same_shard(&shards[a], &shards[b]) || *x == *y;
+                    CHECK(same, "parameter %d: %g on one replica, %g on the other", i, *x, *y);
+                    compared += same_shard(&shards[a], &shards[b]) && *x > 0.0;
+                }
+            }
+        }
+        CHECK(compared >= 8, "only %d shards were compared", compared);
+    }
+}
+
+/* --- elementwise parameters that are large ----------------------------------------------------------------------- */
+
+#define LARGE 2500000 /* ten spans */
+
+typedef struct large_training {
+    pretend_group *group;
+    double *drawn[3], *end[3]; /* the parameter and two gradients; the parameter of each rank */
+    int64_t state_bytes[3];
+} large_training;
+
+static tch_tensor *make_large(tch_context *context, double *values)
+{
+    const int64_t shape[] = {LARGE};
+    tch_tensor *tensor = NULL;
+    assert_int_equal(tch_tensor_create(context, TCH_FLOAT32, 1, shape, TCH_CONTIGUOUS, &tensor), TCH_OK);
+    placed_move(context, tensor, values, true);
+    return tensor;
+}
+
+static void train_large(tch_comm *comm, int32_t rank, void *user)
+{
+    large_training *l = user;
+    tch_context *context = NULL;
+    tch_optimizer *optimizer = NULL;
+    tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
+    tch_optim_config c = tch_optim_defaults(TCH_OPTIM_ADAMW);
+    assert_int_equal(tch_context_create(test_device(), &context), TCH_OK);
+    if (comm != NULL && !test_on_cpu()) {
+        pretend_use(l->group, rank, context);
+    }
+    tch_tensor *p = make_large(context, l->drawn[0]);
+    tch_parameter entry = {.tensor = p};
+    assert_int_equal(tch_optimizer_create_shared(context, &c, comm, 1, &entry, NULL, NULL, &optimizer), TCH_OK);
+    for (int step = 1; step < 3; step++) {
+        tch_tensor *g = make_large(context, l->drawn[step]);
+        assert_int_equal(tch_optimizer_step(optimizer, 1, (const tch_tensor *const[]){g}), TCH_OK);
+        tch_tensor_destroy(g);
+    }
+    placed_move(context, p, l->end[rank], false);
+    assert_int_equal(tch_optimizer_get_memory(optimizer, &memory), TCH_OK);
+    l->state_bytes[rank] = memory.state;
+    tch_optimizer_destroy(optimizer);
+    tch_tensor_destroy(p);
+    tch_context_destroy(context);
+}
+
+/* Each rank keeps the moments of four spans at most, and the parameter is what it is alone. */
+static void state_of_large_vectors_is_divided(void **state)
+{
+    large_training l = {0};
+    pretend_group group;
+    double *alone = test_alloc(LARGE * sizeof(double));
+    test_random random = test_random_stream(5);
+    (void)state;
+    test_case("a vector of %d elements on 3 ranks", LARGE);
+    for (int32_t i = 0; i < 3; i++) {
+        l.drawn[i] = test_alloc(LARGE * sizeof(double));
+        l.end[i] = test_alloc(LARGE * sizeof(double));
+        test_random_fill_normal(&random, l.drawn[i], LARGE);
+    }
+    train_large(NULL, 0, &l);
+    memcpy(alone, l.end[0], LARGE * sizeof(double));
+    int64_t whole = l.state_bytes[0];
+    pretend_open(&group, 3);
+    l.group = &group;
+    pretend_run(&group, train_large, &l);
+    pretend_close(&group);
+    for (int32_t r = 0; r < 3; r++) {
+        CHECK(memcmp(alone, l.end[r], LARGE * sizeof(double)) == 0, "rank %d has other values", r);
+        CHECK(l.state_bytes[r] <= 2 * (INT64_C(4) << 20) + 4096 && whole >= INT64_C(8) * LARGE,
+              "rank %d keeps %lld bytes, alone %lld", r, (long long)l.state_bytes[r], (long long)whole);
+    }
+}
+
+/* --- experts ----------------------------------------------------------------------------------------------------- */
+
+enum { EXPERT_RANKS = 3, EXPERT_STEPS = 2 };
+
+static void train_experts(tch_comm *comm, int32_t rank, void *user)
+{
+    tch_comm_traffic *traffic = (tch_comm_traffic *)user + 2 * rank; /* before the steps, and after */
+    const int64_t whole[] = {6, 5, 8};
+    const int64_t shape[] = {2, 5, 8};
+    tch_context *context = NULL;
+    tch_optimizer *optimizer = NULL;
+    tch_tensor *p = NULL;
+    tch_tensor *g = NULL;
+    tch_shard shards[EXPERT_RANKS];
+    for (int32_t r = 0; r < EXPERT_RANKS; r++) {
+        shards[r] = (tch_shard){.rank = r, .start = {2 * r}, .size = {2, 5, 8}};
+    }
+    tch_placement placement = TCH_PLACEMENT_INIT;
+    placement.ndim = 3;
+    placement.shape = whole;
+    placement.count = EXPERT_RANKS;
+    placement.shards = shards;
+    tch_optim_config c = shared_config(TCH_OPTIM_MUON);
+    assert_int_equal(tch_context_create("cpu", &context), TCH_OK);
+    assert_int_equal(tch_tensor_create(context, TCH_FLOAT32, 3, shape, TCH_CONTIGUOUS, &p), TCH_OK);
+    assert_int_equal(tch_tensor_create(context, TCH_FLOAT32, 3, shape, TCH_CONTIGUOUS, &g), TCH_OK);
+    assert_int_equal(tch_tensor_fill(context, p, 1.0), TCH_OK);
+    assert_int_equal(tch_tensor_fill(context, g, 0.5), TCH_OK);
+    tch_parameter entry = {.tensor = p, .batch_dims = 1};
+    assert_int_equal(tch_optimizer_create_shared(context, &c, comm, 1, &entry, &placement, NULL, &optimizer), TCH_OK);
+    assert_int_equal(tch_comm_get_traffic(comm, &traffic[0]), TCH_OK);
+    for (int step = 0; step < EXPERT_STEPS; step++) {
+        assert_int_equal(tch_optimizer_step(optimizer, 1, (const tch_tensor *const[]){g}), TCH_OK);
+    }
+    assert_int_equal(tch_comm_get_traffic(comm, &traffic[1]), TCH_OK);
+    tch_optimizer_destroy(optimizer);
+    tch_tensor_destroy(p);
+    tch_tensor_destroy(g);
+    tch_context_destroy(context);
+}
+
+/* Matrices that lie whole with their owners: of a step only the agreement goes through the group. */
+static void experts_send_nothing(void **state)
+{
+    pretend_group group;
+    tch_comm_traffic traffic[2 * EXPERT_RANKS];
+    (void)state;
+    test_case("experts on %d ranks", EXPERT_RANKS);
+    for (int i = 0; i < 2 * EXPERT_RANKS; i++) {
+        traffic[i] = (tch_comm_traffic)TCH_COMM_TRAFFIC_INIT;
+    }
+    pretend_open(&group, EXPERT_RANKS);
+    pretend_run(&group, train_experts, traffic);
+    pretend_close(&group);
+    for (int r = 0; r < EXPERT_RANKS; r++) {
+        int64_t collectives = traffic[2 * r + 1].collectives - traffic[2 * r].collectives;
+        CHECK(collectives == EXPERT_STEPS, "rank %d: %lld collectives in %d steps", r, (long long)collectives,
+              EXPERT_STEPS);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    test_begin(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(replicas_keep_the_same_momentum),
+        cmocka_unit_test(state_of_large_vectors_is_divided),
+        cmocka_unit_test(experts_send_nothing),
+    };
+    return cmocka_run_group_tests(tests, shared_open, shared_close);
+}

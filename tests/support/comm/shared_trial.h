@@ -1,0 +1,47 @@
+/* Training of a small model by an optimizer that ranks of a pretended group share, with what may go wrong on one of
+ * them; and the same by one process. */
+#ifndef TORCHIUM_TESTS_SHARED_TRIAL_H
+#define TORCHIUM_TESTS_SHARED_TRIAL_H
+
+#include "support/comm/placed_model.h"
+
+enum { SHARED_STEPS = 7, SHARED_PARAMETERS = 11 };
+
+/* Matrices of one shape and of others, one with a side of 1, a convolution, a vector, an embedding, a tensor; a square
+ * one, whose factors have full rank from the first gradient on; experts, and Q, K and V in one. */
+extern const placed_shape shared_model[SHARED_PARAMETERS];
+
+typedef struct shared_training {
+    const placed_numbers *numbers;
+    tch_optim_config config;
+    tch_dtype dtype;
+    placed_how place;
+    pretend_group *group; /* NULL: one process */
+    int32_t missing;      /* the parameter without a gradient at step 2, or -1 */
+    double **end;         /* room for the parameters, or NULL */
+    tch_status statuses[PRETEND_MOST];
+    char messages[PRETEND_MOST][256];
+    int64_t state_bytes[PRETEND_MOST];
+    double (*momentum)[SHARED_PARAMETERS]; /* of each rank: sums of squares of what lies beside its shards, or NULL */
+    int32_t bad_rank, bad_step;            /* a NaN in the gradients of this rank at this step; -1 for none */
+    int32_t wrong_rank;                    /* has a gradient of another shape at step 1; -1 for none */
+    int32_t lacking_rank;                  /* has no gradient where others have one, at step 1; -1 for none */
+} shared_training;
+
+/* Replicated, with a gradient missing and nothing wrong. */
+shared_training shared_training_of(const placed_numbers *numbers, const tch_optim_config *config, tch_dtype dtype);
+
+/* Small blocks, and refreshes at every other step. */
+tch_optim_config shared_config(tch_optim_kind kind);
+
+/* One rank's part, as pretend_run wants it: `training` is a shared_training. Alone where comm is NULL. */
+void shared_train(tch_comm *comm, int32_t rank, void *training);
+
+/* All ranks of a group of that size, which must come to the end. */
+void shared_run(shared_training *training, int32_t ranks, placed_how place, bool late);
+
+/* Fixtures: *state is the placed_numbers of all tests. */
+int shared_open(void **state);
+int shared_close(void **state);
+
+#endif
