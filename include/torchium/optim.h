@@ -227,7 +227,8 @@ TCH_API tch_status tch_optimizer_create_with(tch_context *context, const tch_opt
 
 /* An optimizer whose work and state the ranks of a group divide; each of them makes this call with its own part of the
  * same parameters. `comm` outlives it; NULL: alone. `placements` has one entry for each parameter; NULL: every rank has
- * every parameter whole, as in data parallel training. `allocator` may be NULL.
+ * every parameter whole, as in data parallel training. `allocator` may be NULL. A group of one rank that has every
+ * parameter as one shard is not used at all.
  *
  * The number of ranks does not change the mathematics: equal gradients give equal updates, whoever computes them. Every
  * rank then calls tch_optimizer_step with its gradients, for the shards it has; a rank without elements of a parameter

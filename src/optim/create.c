@@ -438,9 +438,38 @@ tch_status tchi_optim_plan(tch_optimizer *o, const tch_optim_config *config, int
     return o->shared != NULL ? tchi_shared_plan_group(o, group, parameters, placements) : tchi_layout_group(o, group);
 }
 
+static bool is_whole(const tch_placement *p, const tch_tensor *tensor)
+{
+    bool whole = p->struct_size == sizeof *p && p->count == 1 && p->shape != NULL && p->shards != NULL &&
+                 p->shards->rank == 0 && p->ndim == tensor->ndim;
+    for (int32_t k = 0; whole && k < p->ndim; k++) {
+        const tch_shard *s = p->shards;
+        whole = s->start[k] == 0 && s->offset[k] == 0 && s->size[k] == p->shape[k] && s->size[k] == tensor->shape[k];
+    }
+    return whole;
+}
+
+/* The number of the first parameter that is not all here, or `count`. */
+static int32_t first_parted(int32_t count, const tch_parameter *parameters, const tch_placement *placements)
+{
+    int32_t i = 0;
+    while (
+        placements != NULL && parameters != NULL && i < count &&
+        (placements[i].count == 0 || parameters[i].tensor == NULL || is_whole(&placements[i], parameters[i].tensor))) {
+        i++;
+    }
+    return placements == NULL || parameters == NULL ? count : i;
+}
+
 static tch_status add_group(tch_optimizer *o, const tch_optim_config *config, int32_t count,
                             const tch_parameter *parameters, const tch_placement *placements)
 {
+    int32_t parted = o->shared == NULL ? first_parted(count, parameters, placements) : count;
+    if (parted < count) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "the placement of parameter %d is of more than one rank or shard; the optimizer has one",
+                         parted);
+    }
     mark before = mark_of(o);
     int64_t state_bytes = o->state_bytes;
     tch_status status = tchi_optim_plan(o, config, count, parameters, placements, true);
@@ -558,6 +587,9 @@ tch_status tch_optimizer_create_shared(tch_context *context, const tch_optim_con
     }
     *optimizer = NULL;
     tch_optimizer *o = NULL;
+    if (tch_comm_size(comm) == 1 && first_parted(count, parameters, placements) == count) {
+        comm = NULL; /* nobody to meet */
+    }
     tch_status begun = begin_optimizer(context, config, comm, count, parameters, allocator, &o);
     if (begun != TCH_OK) {
         return comm == NULL ? begun : tchi_shared_compare(comm, context, 0, begun);

@@ -1,12 +1,13 @@
-/* A group of one GPU over NCCL: an optimizer in it takes bit for bit the steps of one without, sharded and whole, with
- * a time set and without. Where NCCL is not installed the test is skipped. More GPUs than one are not to be had where
- * this runs; a second rank that never comes is. */
+/* A group of one GPU over NCCL: an optimizer in it takes bit for bit the steps of one without, with a time set and
+ * without. One that has all it works on here meets nobody; parameters in two shards travel. Where NCCL is not installed
+ * the test is skipped. More GPUs than one are not to be had where this runs; a second rank that never comes is. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <torchium/comm.h>
 
+#include "comm/comm.h"
 #include "support/random.h"
 #include "support/testing.h"
 
@@ -25,12 +26,13 @@ static void train(tch_context *context, tch_comm *comm, bool sharded, tch_optim_
     CHECK_OK(tch_tensor_copy(context, parameter, &host));
 
     tch_parameter entry = {.tensor = parameter, .name = "w"};
-    tch_shard shard = {.rank = 0, .size = {ROWS, COLS}};
+    tch_shard halves[] = {{.rank = 0, .size = {ROWS / 2, COLS}},
+                          {.rank = 0, .start = {ROWS / 2}, .offset = {ROWS / 2}, .size = {ROWS / 2, COLS}}};
     tch_placement placement = TCH_PLACEMENT_INIT;
     placement.ndim = 2;
     placement.shape = shape;
-    placement.count = sharded;
-    placement.shards = &shard;
+    placement.count = sharded ? 2 : 0;
+    placement.shards = halves;
     tch_optim_config config = tch_optim_defaults(kind);
     config.precondition_frequency = 2;
     tch_optimizer *optimizer;
@@ -56,21 +58,49 @@ static void make_id(char id[TCH_NCCL_ID_BYTES])
     }
 }
 
+static int64_t collectives_of(tch_comm *comm)
+{
+    tch_comm_traffic traffic = TCH_COMM_TRAFFIC_INIT;
+    CHECK_OK(tch_comm_get_traffic(comm, &traffic));
+    return traffic.collectives;
+}
+
 static void compare_all(tch_context *context, tch_comm *comm)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP, TCH_OPTIM_MUON};
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
         double alone[ROWS * COLS], whole[ROWS * COLS], sharded[ROWS * COLS];
         test_case("kind %d", (int)kinds[k]);
+        int64_t before = collectives_of(comm);
         train(context, NULL, false, kinds[k], alone);
         train(context, comm, false, kinds[k], whole);
+        CHECK(collectives_of(comm) == before, "%lld collectives of one rank", (long long)collectives_of(comm) - before);
         train(context, comm, true, kinds[k], sharded);
+        CHECK(collectives_of(comm) >= before + STEPS, "nothing went through NCCL");
         assert_memory_equal(alone, whole, sizeof alone);
         assert_memory_equal(alone, sharded, sizeof alone);
     }
-    tch_comm_traffic traffic = TCH_COMM_TRAFFIC_INIT;
-    CHECK_OK(tch_comm_get_traffic(comm, &traffic));
-    CHECK(traffic.collectives > 0, "nothing went through NCCL");
+}
+
+/* What optimizers of one rank do not call. */
+static void gather(tch_context *context, tch_comm *comm)
+{
+    enum { COUNT = 1000 };
+    int64_t shape[] = {COUNT};
+    double values[COUNT], back[COUNT];
+    test_random random = test_random_stream(6);
+    test_random_fill_normal(&random, values, COUNT);
+    tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, 1, shape);
+    tch_tensor *send, *receive;
+    CHECK_OK(tch_tensor_create(context, TCH_FLOAT64, 1, shape, TCH_CONTIGUOUS, &send));
+    CHECK_OK(tch_tensor_create(context, TCH_FLOAT64, 1, shape, TCH_CONTIGUOUS, &receive));
+    CHECK_OK(tch_tensor_copy(context, send, &host));
+    CHECK_OK(tchi_comm_all_gather(comm, send->data, receive->data, sizeof values, tchi_comm_stream(context)));
+    host.data = back;
+    CHECK_OK(tch_tensor_copy(context, &host, receive));
+    assert_memory_equal(values, back, sizeof values);
+    tch_tensor_destroy(send);
+    tch_tensor_destroy(receive);
 }
 
 static void one_gpu(void **state)
@@ -81,6 +111,7 @@ static void one_gpu(void **state)
     make_id(id);
     CHECK_OK(tch_comm_create_nccl(context, id, 0, 1, &comm));
     compare_all(context, comm);
+    gather(context, comm);
     tch_comm_destroy(comm);
 }
 
@@ -95,6 +126,7 @@ static void one_gpu_with_a_timeout(void **state)
     make_id(id);
     CHECK_OK(tch_comm_create_nccl_with(context, id, 0, 1, &config, &comm));
     compare_all(context, comm);
+    gather(context, comm);
     tch_comm_destroy(comm);
 }
 

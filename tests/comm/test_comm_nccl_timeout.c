@@ -53,8 +53,9 @@ static tch_status train(tch_context *context, tch_comm *comm, int bad, int how, 
     CHECK_OK(tch_tensor_create(context, TCH_FLOAT64, 2, shape, TCH_CONTIGUOUS, &parameter));
     CHECK_OK(tch_tensor_create(context, TCH_FLOAT64, 2, shape, TCH_CONTIGUOUS, &gradient));
     tch_parameter entry = {.tensor = parameter, .name = "w"};
-    tch_shard shard = {.rank = 0, .size = {ROWS, COLS}};
-    tch_placement placement = {sizeof placement, 2, shape, 1, &shard};
+    tch_shard halves[] = {{.rank = 0, .size = {ROWS / 2, COLS}}, /* a rank with all in one has nothing to exchange */
+                          {.rank = 0, .start = {ROWS / 2}, .offset = {ROWS / 2}, .size = {ROWS - ROWS / 2, COLS}}};
+    tch_placement placement = {sizeof placement, 2, shape, 2, halves};
     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
     CHECK_OK(tch_optimizer_create_shared(context, &config, comm, 1, &entry, comm == NULL ? NULL : &placement, NULL,
                                          &optimizer));
@@ -134,9 +135,11 @@ static void words(void **state)
     CHECK_OK(make_group(*state, 0.1, &comm));
     CHECK_OK(tch_tensor_create(*state, TCH_FLOAT32, 1, shape, TCH_CONTIGUOUS, &tensor));
     tch_parameter entry = {.tensor = tensor, .name = "w"};
+    tch_shard halves[] = {{.rank = 0, .size = {2}}, {.rank = 0, .start = {2}, .offset = {2}, .size = {2}}};
+    tch_placement placement = {sizeof placement, 1, shape, 2, halves};
     behave(NEVER_BEGINS);
-    CHECK(tch_optimizer_create_shared(*state, &config, comm, 1, &entry, NULL, NULL, &optimizer) == TCH_ERR_COMM, "%s",
-          tch_last_error());
+    CHECK(tch_optimizer_create_shared(*state, &config, comm, 1, &entry, &placement, NULL, &optimizer) == TCH_ERR_COMM,
+          "%s", tch_last_error());
     CHECK(strstr(tch_last_error(), "reduce_max of 'watched', rank 0 of 1, failed: NCCL: reduce_max is not done within "
                                    "0.1 s; the communicator was aborted") != NULL,
           "%s", tch_last_error());

@@ -118,6 +118,116 @@ static void state_of_large_vectors_is_divided(void **state)
     }
 }
 
+/* --- buckets ----------------------------------------------------------------------------------------------------- */
+
+enum { EQUAL = 11, EQUAL_ROWS = 12, EQUAL_COLS = 8, EQUAL_STEPS = 3 };
+
+typedef struct equal_training {
+    placed_shape shapes[EQUAL];
+    placed_numbers numbers;
+    tch_optim_config config;
+    pretend_group *group;
+    double *end[PRETEND_MOST][EQUAL];
+    tch_comm_traffic made[PRETEND_MOST], ended[PRETEND_MOST];
+} equal_training;
+
+static void train_equal(tch_comm *comm, int32_t rank, void *user)
+{
+    equal_training *t = user;
+    tch_context *context = NULL;
+    tch_optimizer *optimizer = NULL;
+    placed_model m;
+    placed_config c = {t->shapes, EQUAL, placed_replicated, TCH_FLOAT32, "w", t->numbers.start};
+    assert_int_equal(tch_context_create(test_device(), &context), TCH_OK);
+    if (comm != NULL && !test_on_cpu()) {
+        pretend_use(t->group, rank, context);
+    }
+    placed_open(&m, &c, context, rank, comm == NULL ? 1 : t->group->size);
+    assert_int_equal(
+        tch_optimizer_create_shared(context, &t->config, comm, EQUAL, m.entries, m.placement, NULL, &optimizer),
+        TCH_OK);
+    t->made[rank] = t->ended[rank] = (tch_comm_traffic)TCH_COMM_TRAFFIC_INIT;
+    assert_int_equal(comm == NULL ? TCH_OK : tch_comm_get_traffic(comm, &t->made[rank]), TCH_OK);
+    for (int32_t step = 0; step < EQUAL_STEPS; step++) {
+        for (int32_t i = 0; i < EQUAL; i++) {
+            placed_move(context, m.gradient[i], t->numbers.gradient[step][i], true);
+        }
+        assert_int_equal(tch_optimizer_step(optimizer, EQUAL, (const tch_tensor *const *)m.gradient), TCH_OK);
+    }
+    assert_int_equal(comm == NULL ? TCH_OK : tch_comm_get_traffic(comm, &t->ended[rank]), TCH_OK);
+    placed_read(&m, context, t->end[rank]);
+    tch_optimizer_destroy(optimizer);
+    placed_close(&m);
+    tch_context_destroy(context);
+}
+
+/* 11 matrices of one shape on 3 ranks, in buckets of 3, 3 and 5. In the last two ranks have two and one has one: a
+ * third of a matrix goes to that one before all of them gather segments of equal length. */
+static void one_shape_in_buckets(void **state)
+{
+    static const tch_optim_kind kinds[] = {TCH_OPTIM_MUON, TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP};
+    double *alone[EQUAL];
+    (void)state;
+    for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
+        equal_training *t = test_alloc(sizeof *t);
+        pretend_group group;
+        test_case("%s", tch_optim_kind_name(kinds[k]));
+        *t = (equal_training){.config = shared_config(kinds[k]), .group = &group};
+        t->config.max_preconditioner_dim = EQUAL_ROWS; /* one block each */
+        for (int32_t i = 0; i < EQUAL; i++) {
+            t->shapes[i] = (placed_shape){.ndim = 2, .size = {EQUAL_ROWS, EQUAL_COLS}};
+        }
+        placed_numbers_open(&t->numbers, 17 + k, EQUAL, t->shapes, EQUAL_STEPS);
+        for (int32_t r = 0; r < 3; r++) {
+            placed_room(t->end[r], EQUAL, t->shapes, 0xFF);
+        }
+        placed_room(alone, EQUAL, t->shapes, 0);
+        train_equal(NULL, 0, t);
+        for (int32_t i = 0; i < EQUAL; i++) {
+            memcpy(alone[i], t->end[0][i], EQUAL_ROWS * EQUAL_COLS * sizeof(double));
+        }
+        pretend_open(&group, 3);
+        group.bucket_bytes = 100;
+        pretend_run(&group, train_equal, t);
+        pretend_close(&group);
+        int64_t bytes = 0;
+        for (int32_t r = 0; r < 3; r++) {
+            int64_t collectives = t->ended[r].collectives - t->made[r].collectives;
+            CHECK(collectives == 5 * EQUAL_STEPS, "%lld collectives on rank %d", (long long)collectives, r);
+            bytes += t->ended[r].bytes - t->made[r].bytes;
+            for (int32_t i = 0; i < EQUAL && test_on_cpu(); i++) {
+                CHECK(memcmp(alone[i], t->end[r][i], EQUAL_ROWS * EQUAL_COLS * sizeof(double)) == 0,
+                      "parameter %d of rank %d is not what it is alone", i, r);
+            }
+        }
+        /* All results to two ranks, a third of a matrix twice, and what ranks agree on. */
+        int64_t element = kinds[k] == TCH_OPTIM_MUON && !test_on_cpu() ? 2 : 4;
+        int64_t matrix = EQUAL_ROWS * EQUAL_COLS * element;
+        int64_t expected = EQUAL_STEPS * (2 * EQUAL * matrix + 2 * matrix / 3 + 3 * 12);
+        CHECK(bytes == expected, "%lld bytes, expected %lld", (long long)bytes, (long long)expected);
+        placed_numbers_close(&t->numbers);
+    }
+}
+
+/* A rank that has every parameter whole exchanges nothing. */
+static void group_of_one_meets_nobody(void **state)
+{
+    equal_training *t = test_alloc(sizeof *t);
+    pretend_group group;
+    (void)state;
+    *t = (equal_training){.config = shared_config(TCH_OPTIM_SHAMPOO), .group = &group};
+    for (int32_t i = 0; i < EQUAL; i++) {
+        t->shapes[i] = (placed_shape){.ndim = 2, .size = {EQUAL_ROWS, EQUAL_COLS}};
+    }
+    placed_numbers_open(&t->numbers, 23, EQUAL, t->shapes, EQUAL_STEPS);
+    placed_room(t->end[0], EQUAL, t->shapes, 0xFF);
+    pretend_open(&group, 1);
+    pretend_run(&group, train_equal, t);
+    pretend_close(&group);
+    CHECK(t->ended[0].collectives == 0, "%lld collectives", (long long)t->ended[0].collectives);
+    placed_numbers_close(&t->numbers);
+}
+
 /* --- experts ----------------------------------------------------------------------------------------------------- */
 
 enum { EXPERT_RANKS = 3, EXPERT_STEPS = 2 };
@@ -184,6 +294,8 @@ int main(int argc, char **argv)
     test_begin(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(replicas_keep_the_same_momentum),
+        cmocka_unit_test(one_shape_in_buckets),
+        cmocka_unit_test(group_of_one_meets_nobody),
         cmocka_unit_test(state_of_large_vectors_is_divided),
         cmocka_unit_test(experts_send_nothing),
     };
