@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from ._engine.report import MemoryReport
+from ._model.factors import COUNTS
 from ._model.of_model import OfModel
+from ._shared.consolidate import wanted_by_checkpoint
 from .options import Option, Options, plain
 from .preconditioner import KFACPreconditioner
 
@@ -129,8 +131,36 @@ class KFAC(OfModel):
         self.preconditioner.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """As every optimizer's, with the factors in 'kfac'."""
-        return super().state_dict() | {"kfac": self.preconditioner.state_dict()}
+        """As every optimizer's, with the factors in 'kfac'. torch.distributed.checkpoint keeps the state of parameters
+        alone: for it each layer's factors are in the state of its weight, under 'kfac' there."""
+        state, kfac = super().state_dict(), self.preconditioner.state_dict()
+        return self._spread(state, kfac) if wanted_by_checkpoint() else state | {"kfac": kfac}
+
+    def _spread(self, state: dict[str, Any], kfac: dict[str, Any]) -> dict[str, Any]:
+        numbers = {id(p): k for k, p in enumerate(p for group in self.param_groups for p in group["params"])}
+        steps = torch.tensor(kfac["steps"])
+        for name, weight in self.preconditioner._weights().items():
+            part = kfac["layers"][name]
+            part = part | {"steps": steps.clone(), COUNTS: torch.tensor(part[COUNTS])}
+            number = numbers[id(weight)]
+            state["state"][number] = state["state"].get(number, {}) | {"kfac": part}
+        return state
+
+    def _gathered(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The factors of such a state_dict under 'kfac'; as it is where it has none."""
+        try:
+            pairs = zip(state_dict["param_groups"], self.param_groups, strict=True)
+            keys = [pair for saved, own in pairs for pair in zip(saved["params"], own["params"], strict=True)]
+            state = {key: dict(values) for key, values in state_dict["state"].items()}
+        except (KeyError, TypeError, ValueError):  # no state_dict of this model, which is said where it is loaded
+            return state_dict
+        names = {id(weight): name for name, weight in self.preconditioner._weights().items()}
+        layers = {names[id(p)]: state[key].pop("kfac") for key, p in keys if "kfac" in state.get(key, {})}
+        steps = [int(part["steps"]) for part in layers.values()]
+        if not steps:
+            return state_dict
+        layers = {name: {key: value for key, value in part.items() if key != "steps"} for name, part in layers.items()}
+        return {**state_dict, "state": state, "kfac": {"steps": steps[0], "layers": layers}}
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Before `state_dict()` where processes have divided the layers: see `KFACPreconditioner`."""
@@ -139,6 +169,8 @@ class KFAC(OfModel):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a `state_dict()` to the bit."""
+        if isinstance(state_dict, dict) and "kfac" not in state_dict:
+            state_dict = self._gathered(state_dict)
         if not isinstance(state_dict, dict) or "kfac" not in state_dict:
             raise ValueError("a state_dict of KFAC must have 'state', 'param_groups' and 'kfac'")
         self.preconditioner.load_state_dict(state_dict["kfac"])

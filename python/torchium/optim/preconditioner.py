@@ -24,8 +24,9 @@ from torchium._watch.uses import Pair
 from ._engine.engine import profiled_range
 from ._engine.report import MemoryReport
 from ._engine.state import MOST_STEPS, check_counts
-from ._model.factors import Factors, find_layers
+from ._model.factors import FACTORS, Factors, find_layers
 from ._model.watch import PassWatch, of_one_pass
+from ._shared.consolidate import wanted_by_checkpoint
 from .options import Option, Options, or_else, plain, shown
 
 __all__ = ["KFACPreconditioner", "loss_scale_of", "whole", "word"]
@@ -230,7 +231,7 @@ class KFACPreconditioner:
             self._average(("scales",) if self._fixed["compute_method"] == "ekfac" else ())
         if self._is_due("inv_update_steps"):
             with profiled_range("torchium::kfac/refresh"):
-                self._average(("input_factor", "output_factor") if self._averages else ())
+                self._average(FACTORS if self._averages else ())
                 self._factors.refresh()
         with profiled_range("torchium::kfac/precondition"):
             self._factors.precondition(float(self._number("lr")))
@@ -238,18 +239,21 @@ class KFACPreconditioner:
         self._steps += 1
 
     def _check_seen(self) -> None:
-        if self._fisher == "sampled" and self._observed == 0 and self._is_due("factor_update_steps"):
+        missing = self._fisher == "sampled" and self._observed == 0 and self._is_due("factor_update_steps")
+        if missing and not wanted_by_checkpoint():  # which takes a step of nothing, to see what state there is
             raise RuntimeError(
                 "fisher='sampled' and this step updates the factors: observe_sampled(outputs) must be called after the "
                 "forward pass, with the model in training mode"
             )
 
+    def _world(self) -> int:
+        """How many processes keep factors of the same layers."""
+        return dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
+
     def _average(self, names: tuple[str, ...]) -> None:
         """Over all processes, so that replicas that average their gradients stay the same."""
-        if not names or not dist.is_available() or not dist.is_initialized():
-            return
-        size = dist.get_world_size(self._group)
-        if size == 1:
+        size = self._world()
+        if not names or size == 1:
             return
         tensors = [view for views in self._factors.views().values() for key, view in views.items() if key in names]
         for work in [dist.all_reduce(t, group=self._group, async_op=True) for t in tensors]:
@@ -265,16 +269,30 @@ class KFACPreconditioner:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that must survive a restart: tensors, numbers and names. Where processes have divided the layers,
-        only after `consolidate_state_dict()` and on the process that was named there."""
+        only after `consolidate_state_dict()`, on the process that was named there, or for torch.distributed.checkpoint,
+        which asks every process and keeps what each has."""
+        if wanted_by_checkpoint():
+            return {"steps": self._steps, "layers": self._part()}
         if self._consolidated is not None:
             return {"steps": self._steps, "layers": self._consolidated}
         if self._factors.groups():
             raise RuntimeError(
                 f"{type(self).__name__}: the processes of process_group have divided the layers, and this one has a "
                 "part of the state: call consolidate_state_dict(to=RANK) on all of them after the latest step, and "
-                "state_dict() on that one alone"
+                "state_dict() on that one alone, or save with torch.distributed.checkpoint"
             )
         return {"steps": self._steps, "layers": self._factors.state() if self._factors.made() else {}}
+
+    def _part(self) -> dict[str, Any]:
+        """What this process has of every layer. Its tensors are there before the first step too: that is where
+        torch.distributed.checkpoint loads what it finds."""
+        self._factors.settle()
+        size = self._world()
+        return self._factors.state() if size == 1 else self._factors.agreed(size, self._averages)
+
+    def _weights(self) -> dict[str, nn.Parameter]:
+        """Of the layers, by their names."""
+        return {layer.name: layer.module.weight for layer in self._layers}
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Brings the layers that processes have divided together on rank `to` of the world, where `state_dict()` then

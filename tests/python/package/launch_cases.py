@@ -1,4 +1,5 @@
-"""Runs an example as torchrun would, in a process of its own: see test_examples.py."""
+"""Examples over processes, for test_examples.py: started by torchrun, or as it would start them, in processes that have
+loaded PyTorch."""
 
 import os
 import runpy
@@ -22,3 +23,14 @@ def run(rank, size, arguments, port, folder):
             status = 1
         sys.stdout.flush()
     os._exit(status)  # gloo's threads may outlive the group
+
+
+def torchrun(_, __, size, arguments, folder):
+    """torchrun itself, which starts every rank as a Python of its own; only what starts them need not load PyTorch
+    again. What rank R says is in FOLDER/RUN/attempt_0/R."""
+    from torch.distributed.run import main
+
+    os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    main(["--standalone", "--nproc-per-node", str(size), "--redirects", "3", "--log-dir", str(folder), *arguments])
+    os._exit(0)

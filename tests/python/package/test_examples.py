@@ -340,17 +340,37 @@ def test_fsdp():
     assert done.stdout.count("resumed bitwise identical") == 2, done.stdout
 
 
-# As torchrun starts them: see launch_cases.py.
-@pytest.mark.parametrize(
-    ("name", "size"), [("hsdp.py", 4), ("tensor_parallel.py", 2), ("tensor_parallel.py", 4), ("experts.py", 2)]
-)
-def test_over_processes(name, size, tmp_path):
+def check_learnt(said: str) -> None:
+    first, last = map(float, re.search(r"loss ([\d.]+) to ([\d.]+)", said).groups())
+    assert last < 0.9 * first and "resumed bitwise identical" in said, said
+
+
+def run_by_torchrun(size: int, folder: Path, *arguments: str) -> list[str]:
+    """What every rank has printed."""
+    code = run_ranks(launch_cases.torchrun, 1, size, [str(FOLDER / arguments[0]), *arguments[1:]], folder)
+    assert code == [0], "".join(path.read_text() for path in folder.glob("*/attempt_0/*/stderr.log"))
+    return [next(folder.glob(f"*/attempt_0/{rank}/stdout.log")).read_text() for rank in range(size)]
+
+
+def test_ddp_by_torchrun(tmp_path):
+    said = run_by_torchrun(2, tmp_path, "ddp.py")[0]
+    assert "replicas after 40 steps: 0.0" in said and "resumed bitwise identical" in said, said
+
+
+@pytest.mark.parametrize(("name", "size"), [("hsdp.py", 4), ("tensor_parallel.py", 2), ("experts.py", 2)])
+def test_by_torchrun(name, size, tmp_path):
+    for said in run_by_torchrun(size, tmp_path, name, "--steps", "12"):
+        check_learnt(said)
+
+
+def test_tensor_parallel_on_four(tmp_path):
+    """As torchrun starts them, without the seconds that loading PyTorch takes: see launch_cases.py."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    codes = run_ranks(launch_cases.run, size, [str(FOLDER / name), "--steps", "12"], port, tmp_path)
+    arguments = [str(FOLDER / "tensor_parallel.py"), "--steps", "12"]
+    codes = run_ranks(launch_cases.run, 4, arguments, port, tmp_path)
     for rank, code in enumerate(codes):
         said = (tmp_path / f"rank{rank}").read_text()
         assert code == 0, said
-        first, last = map(float, re.search(r"loss ([\d.]+) to ([\d.]+)", said).groups())
-        assert last < 0.9 * first and "resumed bitwise identical" in said, said
+        check_learnt(said)

@@ -6,7 +6,14 @@ import traceback
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from kfac_cases import METHODS, Convolutions, batch, mlp, mse, train
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torchium.optim import KFAC
@@ -135,16 +142,81 @@ def consolidates(size, folder):
             assert fits(method, size, train(model, optimizer, STEPS, first=STEPS), expected), f"{method} {list(more)}"
 
 
-CASES = [equal_bits, convolutions, states_divided, replicas, consolidates]
+def by_checkpoint(model, optimizer):
+    model_state, state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": state}
+
+
+def saves_by_checkpoint(size, folder):
+    """Each rank saves its part, between two refreshes."""
+    for method in METHODS:
+        model, optimizer = fresh(method, **shared())
+        train(model, optimizer, STEPS)
+        dcp.save(by_checkpoint(model, optimizer), checkpoint_id=f"{folder}/{method}")
+
+
+def resumes_by_checkpoint(size, folder):
+    """What two ranks have saved goes on in any world as one process would have that was never interrupted."""
+    for method in METHODS:
+        expected = train(*fresh(method, **itself()), 2 * STEPS)
+        model, optimizer = fresh(method, **shared())
+        state = by_checkpoint(model, optimizer)
+        dcp.load(state, checkpoint_id=f"{folder}/{method}")
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        assert optimizer.preconditioner.steps == STEPS, method
+        assert fits(method, size, train(model, optimizer, STEPS, first=STEPS), expected), method
+
+
+def averages_in_a_checkpoint(size, folder):
+    """Ranks that have seen other samples since the last refresh: the mean is saved, and nothing changes here. Also
+    where the preconditioner, or the optimizer, is saved by itself."""
+    model, optimizer = fresh("inverse", process_group=dist.group.WORLD)
+    for step in range(5):
+        x, y = (t.chunk(size)[dist.get_rank()] for t in batch(model, SAMPLES, step))
+        optimizer.zero_grad()
+        mse(model(x), y).backward()
+        optimizer.step()
+    before = {name: dict(values) for name, values in optimizer.preconditioner._factors.state().items()}
+    dcp.save({"kfac": optimizer.preconditioner}, checkpoint_id=f"{folder}/preconditioner")
+    dcp.save(get_optimizer_state_dict(model, optimizer), checkpoint_id=f"{folder}/optimizer")
+    others = [fresh("inverse", process_group=dist.group.WORLD) for _ in range(2)]
+    dcp.load({"kfac": others[0][1].preconditioner}, checkpoint_id=f"{folder}/preconditioner")
+    state = get_optimizer_state_dict(*others[1])
+    dcp.load(state, checkpoint_id=f"{folder}/optimizer")
+    set_optimizer_state_dict(*others[1], state)
+    for name, values in before.items():
+        every = [torch.empty_like(values["input_factor"]) for _ in range(size)]
+        dist.all_gather(every, values["input_factor"])
+        assert not torch.equal(every[0], every[1]), "the ranks have seen the same"
+        for _, other in others:
+            loaded = other.preconditioner._factors.state()[name]
+            assert torch.equal(loaded["input_factor"], torch.stack(every).mean(0)), name
+            assert loaded["counts"] == values["counts"] and other.preconditioner.steps == 5, name
+            same_results = [torch.equal(loaded[key], values[key]) for key in values if key in RESULTS]
+            assert all(same_results), name
+
+
+def samples_labels_in_a_checkpoint(size, folder):
+    """PyTorch takes a step of nothing where there is no state yet, in which no labels can have been drawn."""
+    model, optimizer = fresh("eigen", fisher="sampled", process_group=dist.group.WORLD)
+    assert "kfac" in by_checkpoint(model, optimizer)["optimizer"]["state"]["0.weight"]
+
+
+ALL = [equal_bits, convolutions, states_divided, replicas, consolidates]
+CASES = {
+    2: [*ALL, saves_by_checkpoint, averages_in_a_checkpoint, samples_labels_in_a_checkpoint],
+    3: [*ALL, resumes_by_checkpoint],
+    1: [resumes_by_checkpoint],
+}
 
 
 def worker(rank, size, folder):
     """Runs the cases; what went wrong goes into a file of this rank."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store{size}", size), rank=rank, world_size=size)
     failures = []
-    for case in CASES:
+    for case in CASES[size]:
         try:
             case(size, folder)
         except Exception:

@@ -22,9 +22,10 @@ from .._engine.engine import allocate_state, stream_on
 from .._engine.state import MOST_STEPS, check_counts
 from .._shared.group import Group, make_group, ranks_of
 
-__all__ = ["COUNTS", "Factors", "find_layers"]
+__all__ = ["COUNTS", "FACTORS", "Factors", "find_layers"]
 
 COUNTS = "counts"
+FACTORS = ("input_factor", "output_factor")
 _COUNTED = 4
 
 
@@ -238,6 +239,25 @@ class Factors:
                 mine = {name: _merged([part[name] for part in every], averaged) for name in mine}
         return None if self.groups() and not self.groups()[0].is_at(to) else mine
 
+    def agreed(self, size: int, averaged: bool) -> dict[str, dict[str, Any]]:
+        """This process' part of the state, with factors and counts that are the same on all `size` processes, as
+        `consolidate` would have them. A collective."""
+        import torch.distributed as dist
+
+        saved = self.state()
+        every: list[Any] = [None] * size
+        mine = {name: (len(values), values[COUNTS]) for name, values in saved.items()}
+        dist.all_gather_object(every, mine, group=self._process_group)
+        for name, values in saved.items():
+            owner = max(range(size), key=lambda rank, name=name: every[rank][name][0])
+            values[COUNTS] = every[owner][name][1]
+            for key in FACTORS:
+                parts = [torch.empty_like(values[key]) for _ in range(size)]
+                dist.all_gather(parts, values[key], group=self._process_group)
+                if not all(torch.equal(part, values[key]) for part in parts):
+                    values[key] = _one_factor(parts, owner, averaged)
+        return saved
+
     def load(self, saved: Mapping[str, Any]) -> None:
         """Everything is compared before anything is written."""
         names = {layer.name for layer in self._layers}
@@ -284,13 +304,18 @@ class Factors:
 
 def _merged(parts: list[dict[str, Any]], averaged: bool) -> dict[str, Any]:
     """One layer's state from that of every rank."""
-    owner = max(parts, key=len)  # whose state has more than factors; under EKFAC all have the same
-    merged = dict(owner)
-    for key in ("input_factor", "output_factor"):
-        values = [part[key] for part in parts]
-        if averaged and not all(torch.equal(value, values[0]) for value in values):
-            merged[key] = torch.stack(values).mean(0)
+    owner = max(range(len(parts)), key=lambda rank: len(parts[rank]))  # under EKFAC all have as much as it
+    merged = dict(parts[owner])
+    for key in FACTORS:
+        merged[key] = _one_factor([part[key] for part in parts], owner, averaged)
     return merged
+
+
+def _one_factor(values: list[torch.Tensor], owner: int, averaged: bool) -> torch.Tensor:
+    """That of the layer's owner, or the mean; of equal ones the mean need not be any of them."""
+    if averaged and not all(torch.equal(value, values[0]) for value in values):
+        return torch.stack(values).mean(0)
+    return values[owner]
 
 
 def _check_counts(name: str, counts: Any) -> None:
