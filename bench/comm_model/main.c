@@ -2,7 +2,7 @@
  * collectives are counted in the plans of all ranks; times are a model, a clock that adds what a link and a GPU of the
  * rates below would take, in the order of exchange.c.
  *
- *     comm_model [--quick] [--commit HASH] >bench/results/comm-model.json
+ *     comm_model [--quick] [--most RANKS] [--commit HASH] >bench/results/comm-model.json
  *     comm_model --plan TILES RANKS      the processor's time of one plan alone
  *
  * Parameters are float32, and directions of Muon bfloat16, as on a GPU. Embeddings are updated element by element:
@@ -18,7 +18,7 @@
 #include "replay.h"
 #include "support/backend/table_copy.h"
 
-enum { NODE = 8, PERIOD = 10, MOST_PARAMETERS = 512, NAME = 24 };
+enum { NODE = 8, PERIOD = 10, MOST_RANKS = 1024, MOST_PARAMETERS = 512, NAME = 24 };
 
 /* Bytes a second of one GPU to those of its node and to others, seconds until a collective has begun, floating-point
  * operations a second in bfloat16 and, for Shampoo, in float32. */
@@ -298,10 +298,10 @@ static tch_status replay_all(tch_context *context, world *w, bool muon, int32_t 
 
 /* --- all of them ------------------------------------------------------------------------------------------------- */
 
-static tch_status print_rows(tch_context *context, world *w, const model *m, bool quick)
+static tch_status print_rows(tch_context *context, world *w, const model *m, int32_t most)
 {
     static const int32_t sizes[] = {1, 8, 64, 256, 1024};
-    for (int32_t i = 0; i < (quick ? 2 : 5); i++) {
+    for (int32_t i = 0; i < 5 && sizes[i] <= most; i++) {
         for (int32_t kind = 0; kind < 6; kind++) {
             bool muon = kind < 3;
             bool by_rows = kind % 3 == 2;
@@ -318,7 +318,7 @@ static tch_status print_rows(tch_context *context, world *w, const model *m, boo
     return TCH_OK;
 }
 
-static tch_status print_all(tch_context *context, world *w, bool quick, const char *commit)
+static tch_status print_all(tch_context *context, world *w, bool quick, int32_t most, const char *commit)
 {
     printf("{\n \"machine\": {\n  \"device\": \"none: plans are made on a CPU, times are a model\",\n");
     printf("  \"torchium\": \"%s\",\n  \"commit\": \"%s\"\n },\n", TCH_VERSION_STRING, commit);
@@ -329,7 +329,7 @@ static tch_status print_all(tch_context *context, world *w, bool quick, const ch
     printf(" \"rows\": [\n");
     tch_status status = TCH_OK;
     for (int32_t i = 0; i < (quick ? 1 : 2) && status == TCH_OK; i++) {
-        status = print_rows(context, w, &models[i], quick);
+        status = print_rows(context, w, &models[i], most);
     }
     printf("\n ]\n}\n");
     return status;
@@ -361,20 +361,21 @@ static void gpu_rates(void *state, tch_product_rates *rates)
 static tch_status run(int argc, char **argv, tch_context *context, world *w)
 {
     bool quick = false;
+    int32_t most = MOST_RANKS;
     const char *commit = "";
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--plan") == 0 && i + 2 < argc) {
             return time_plans(context, w, atoll(argv[i + 1]), atoi(argv[i + 2]));
         }
         quick = quick || strcmp(argv[i], "--quick") == 0;
+        most = strcmp(argv[i], "--most") == 0 && i + 1 < argc ? atoi(argv[++i]) : most;
         commit = strcmp(argv[i], "--commit") == 0 && i + 1 < argc ? argv[++i] : commit;
     }
-    return print_all(context, w, quick, commit);
+    return print_all(context, w, quick, quick ? NODE : most, commit);
 }
 
 int main(int argc, char **argv)
 {
-    enum { MOST_RANKS = 1024 };
     tch_context *context = NULL;
     tch_status status = tch_context_create("cpu", &context);
     world *w = calloc(1, sizeof *w);

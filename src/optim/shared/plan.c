@@ -81,6 +81,7 @@ typedef struct planner {
     int32_t *used, *taken;      /* tiles that a rank has of the window, and of all of this cost */
     int32_t of_window, of_cost; /* as many as it may have */
     int32_t *holding, holders;  /* the ranks that hold something of the tile */
+    int64_t elements;           /* of the tile */
     int32_t *least; /* a tree over ranks: in [1] the one with the least work of those that may have another, or -1 */
 } planner;
 
@@ -98,6 +99,7 @@ static void count_held(planner *p, const tchi_tile *tile)
     while (p->holders > 0) {
         p->held[p->holding[--p->holders]] = 0;
     }
+    p->elements = tchi_elements(tile->size, r->order);
     int64_t first;
     int64_t end;
     tchi_regions_near(r, tile->start, tile->size, &first, &end);
@@ -158,21 +160,22 @@ static void give(planner *p, tchi_tile *tile, int32_t rank, int64_t cost)
     }
 }
 
-/* Of those that hold something of the tile: the one that holds most, then the lighter. */
+/* Of those that hold a quarter of the tile or more: the one that holds most, then the lighter. Where all hold less, little
+ * traffic is saved by staying, and more is lost by ranks that refresh unequal numbers of factors at a step. */
 static int32_t choose_holder(const planner *p, int32_t of_cost)
 {
     int32_t best = -1;
     for (int32_t i = 0; i < p->holders; i++) {
         int32_t r = p->holding[i];
-        if (may_have(p, r, of_cost) && (best < 0 || p->held[r] >= p->held[best])) {
+        if (may_have(p, r, of_cost) && 4 * p->held[r] >= p->elements && (best < 0 || p->held[r] >= p->held[best])) {
             best = best < 0 || p->held[r] > p->held[best] ? r : lighter(p, best, r);
         }
     }
     return best;
 }
 
-/* The rank that holds most of it, then the one with the least work, among those that may have another of the window
- * and another of this cost; where there is none, of the window alone. */
+/* A rank that holds most of it, then the one with the least work, among those that may have another of the window and
+ * another of this cost; where there is none, of the window alone. */
 static int32_t choose_owner(const planner *p)
 {
     int32_t best = choose_holder(p, p->of_cost);
@@ -314,7 +317,7 @@ tch_status tchi_shared_plan(tch_optimizer *optimizer, int32_t group, const tchi_
 
 /* --- comparing plans --------------------------------------------------------------------------------------------- */
 
-#define PLAN_VERSION 1
+#define PLAN_VERSION 2
 
 static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
 {
