@@ -121,10 +121,12 @@ typedef struct tch_optim_config {
     int32_t merge_dims;      /* tensors of rank above 2: neighboring dimensions, innermost first, are merged while
                                        their product stays within max_preconditioner_dim; 0 keeps a factor for each */
     int32_t precondition_1d; /* SOAP, Shampoo: vectors too */
-    int32_t precondition_frequency;     /* (step) refresh every so many steps, at least 1 */
+    int32_t precondition_frequency; /* (step) refresh every so many steps, at least 1 */
+    double refresh_growth;          /* (step) Shampoo, SOAP: refresh sooner where a factor has seen this share of all
+                                           its gradients since the last time, so at every step at first; 0: do not */
     int32_t start_preconditioning_step; /* Shampoo: the grafted method alone (SGD without one) before this step, counted
                                            from 1; -1 begins at once */
-    int32_t stagger; /* (step) Shampoo: spread the refreshes over the steps of a period by their cost */
+    int32_t stagger; /* (step) Shampoo, SOAP: spread the refreshes over the steps of a period by their cost */
     tch_precision precision;
     int32_t world_invariant; /* every block is worked on by itself. A GPU's libraries choose by the size of a batch, and
                                 so by how many ranks share an optimizer; with this results have the same bits for any

@@ -43,6 +43,7 @@ static const py_field fields[] = {
     {AT(merge_dims), PY_BOOL, NULL},
     {AT(precondition_1d), PY_BOOL, NULL},
     {AT(precondition_frequency), PY_INT32, NULL},
+    {AT(refresh_growth), PY_REAL, NULL},
     {AT(start_preconditioning_step), PY_INT32, NULL},
     {AT(stagger), PY_BOOL, NULL},
     {AT(precision), PY_WORD, precisions},

@@ -48,6 +48,7 @@ static const option options[] = {
     {"merge_dims", AT(merge_dims), INT32, 0, 0, 1, 0, "0 or 1"},
     {"precondition_1d", AT(precondition_1d), INT32, 0, 0, 1, 0, "0 or 1"},
     {"precondition_frequency", AT(precondition_frequency), INT32, 1, 1, 1 << 30, 0, "1 to 1073741824"},
+    {"refresh_growth", AT(refresh_growth), REAL, 1, 0, 1, 0, "0 to 1"},
     {"start_preconditioning_step", AT(start_preconditioning_step), INT32, 0, -1, 1 << 30, 0, "-1, or 0 to 1073741824"},
     {"stagger", AT(stagger), INT32, 1, 0, 1, 0, "0 or 1"},
     {"precision", AT(precision), ENUM, 0, 0, TCH_PRECISION_HIGHEST, 0, "one of tch_precision"},

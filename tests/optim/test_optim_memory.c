@@ -29,12 +29,12 @@ static tch_optim_config config_of(tch_optim_kind kind)
     c.lr = 0.01;
     c.max_preconditioner_dim = kind == TCH_OPTIM_SOAP ? 10 : 8; /* SOAP: a tall matrix has one factor, known at once */
     c.precondition_frequency = 2;
+    c.stagger = 0; /* as the references do */
     if (kind == TCH_OPTIM_SHAMPOO) {
         c.relative_eps = 1e-3;
         c.grafting = TCH_GRAFTING_ADAM;
         c.momentum = 0.5;
         c.root_method = TCH_ROOT_EIGEN;
-        c.stagger = 0;
     }
     return c;
 }

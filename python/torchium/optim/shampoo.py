@@ -41,6 +41,9 @@ class Shampoo(TorchiumOptimizer):
         momentum, nesterov: of the preconditioned direction.
         exponent_override: the root, where it is not twice the number of dimensions: 1, 2, 3, 4, 6 or 8.
         root_method: 'auto', 'eigen', 'newton' or 'rational'; `root_tolerance` is the error to reach, 0 for the default.
+        refresh_growth: refresh sooner where a factor has seen this share of all its gradients since the last time:
+            with 1/16 at every step up to the 31st, every second up to the 63rd, and so on to precondition_frequency;
+            0 for a fixed period.
         stagger: spread the refreshes over the steps of a period; False takes all at once.
         adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
             parameters get; None means lr and weight_decay. Schedulers change lr alone.
@@ -91,6 +94,7 @@ class Shampoo(TorchiumOptimizer):
         Option("exponent_override", "exponent_override"),
         Option("root_method", "root_method"),
         Option("root_tolerance", "root_tolerance"),
+        Option("refresh_growth", "refresh_growth", number),
         Option("stagger", "stagger"),
         *ADAMW,
         *COMMON,
@@ -122,6 +126,7 @@ class Shampoo(TorchiumOptimizer):
         exponent_override: int = 0,
         root_method: str = "auto",
         root_tolerance: float = 0.0,
+        refresh_growth: float = 0.0,
         stagger: bool = True,
         adamw_lr: float | None = None,
         adamw_betas: tuple[float, float] = (0.9, 0.999),

@@ -29,7 +29,11 @@ class SOAP(TorchiumOptimizer):
         lr: :math:`\gamma`, a number or a tensor of one element.
         betas: of Adam. shampoo_beta: of the factors; below 0 for betas[1].
         eps: of Adam. weight_decay: :math:`\lambda`, 'decoupled' or 'l2' by `weight_decay_type`.
-        precondition_frequency: steps between two refreshes of the bases.
+        precondition_frequency: steps between two refreshes of a basis.
+        refresh_growth: refresh sooner where a factor has seen this share of all its gradients since the last time:
+            with 1/16 at every step up to the 31st, every second up to the 63rd, and so on to precondition_frequency;
+            0 for a fixed period.
+        stagger: spread the refreshes over the steps of a period; False takes all at once, as the reference does.
         max_precond_dim: larger dimensions have no factor; with `block` they are cut into blocks of at most this size.
         merge_dims: neighboring small dimensions, as those of a convolution, are taken as one.
         precondition_1d: vectors too.
@@ -70,6 +74,8 @@ class SOAP(TorchiumOptimizer):
         Option("eps", "eps", number),
         Option("weight_decay_type", "decay"),
         Option("precondition_frequency", "precondition_frequency", number),
+        Option("refresh_growth", "refresh_growth", number),
+        Option("stagger", "stagger"),
         Option("max_precond_dim", "max_preconditioner_dim"),
         Option("block", "block"),
         Option("merge_dims", "merge_dims"),
@@ -95,6 +101,8 @@ class SOAP(TorchiumOptimizer):
         normalize_grads: bool = False,
         correct_bias: bool = True,
         *,
+        refresh_growth: float = 0.0,
+        stagger: bool = True,
         block: bool = False,
         weight_decay_type: str = "decoupled",
         adamw_lr: float | None = None,
