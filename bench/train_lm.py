@@ -7,10 +7,11 @@ over steps and over seconds.
 
 All start from the same weights and see the same batches: cosine schedule with a warm-up, gradients clipped to a norm of
 1, on a GPU bfloat16 autocast and one compiled model. --sweep first finds the learning rates of every method, in short
-trainings that are written down: the rates of the matrices at the larger rate of the rest, then the other rates of the
-rest at the best. Others are compared where they can be imported, or lie in folders named by --peer-path or by
-TORCHIUM_PEERS: github.com/nikhilvyas/SOAP, microsoft/dion, facebookresearch/optimizers, HomebrewML/HeavyBall. Who fails
-is reported, and the rest goes on; figures are written after every run.
+trainings that are written down: three rates of the matrices at the larger rate of the rest, more of them while the best
+is the least or the largest, then the other rates of the rest at the best. Others are compared where they can be
+imported, or lie in folders named by --peer-path or by TORCHIUM_PEERS: github.com/nikhilvyas/SOAP, microsoft/dion,
+facebookresearch/optimizers, HomebrewML/HeavyBall. Who fails is reported, and the rest goes on; figures are written
+after every run.
 """
 
 import argparse
@@ -26,10 +27,12 @@ import torch
 from lm import text
 from lm.model import SIZES
 from lm.optimizers import BASELINE, ENTRIES, METHODS, chosen
-from lm.training import EVERY, LAST, Course, Options, reached
+from lm.training import EVERY, LAST, Course, last_loss, reached
 from plots import training as picture
 from timing import machine
 
+FURTHER = 3  # rates that a sweep may try beyond its first
+SWEEP_LAST = 2  # points that the last loss of a sweep's short training is the mean of
 IMAGES = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "docs", "images")
 
 
@@ -72,6 +75,8 @@ class Report:
         goal = next((one["loss"] for one in self.figures["runs"] if one["name"] == BASELINE), None)
         for one in self.figures["runs"]:
             there = reached(one, goal) if goal is not None and math.isfinite(goal) else None
+            if one["name"] == BASELINE:  # which may have been as low on its way
+                there = one["curve"]["steps"][-1], one["curve"]["seconds"][-1]
             one["steps_to_adamw"], one["seconds_to_adamw"] = there or (None, None)
 
     def write(self):
@@ -80,28 +85,42 @@ class Report:
             picture.write(self.svg, figures.plain(self.figures))
 
 
+def best(tried):
+    """The row with the least last loss; a loss that is not a number is worse than any."""
+    return min(tried, key=lambda row: row["loss"] if math.isfinite(row["loss"]) else math.inf)
+
+
+def beyond(tried):
+    """A rate of the matrices past the best where that is the least or the largest tried, or None."""
+    rates = [row["matrices"] for row in tried]
+    found = best(tried)["matrices"]
+    if found == min(rates):
+        return found / 2
+    return 2 * found if found == max(rates) else None
+
+
 def sweep(course, report, method, steps):
-    """Short trainings at several rates. The best is that with the least last loss."""
+    """Short trainings at several rates."""
     tried, plan = [], METHODS[method]
     entry = ENTRIES[plan.by]
 
     def attempt(matrices, rest):
         ended = report.attempt(f"sweep of {method}", course.run, entry, (matrices, rest), steps)
-        loss = ended["loss"] if ended else math.nan
+        loss = last_loss(ended["curve"]["losses"], SWEEP_LAST) if ended else math.nan
         tried.append(
             {"method": method, "by": plan.by, "steps": steps, "matrices": matrices, "rest": rest, "loss": loss}
         )
         print(f"sweep {method}: {matrices:g} and {rest:g} gives {loss:.3f}", flush=True)
 
-    def best():
-        return min(tried, key=lambda row: row["loss"] if math.isfinite(row["loss"]) else math.inf)
-
     course.warm_up(entry, (plan.matrices[0], plan.rest[-1]))
     for matrices in plan.matrices:
         attempt(matrices, plan.rest[-1])
+    for _ in range(FURTHER):
+        if beyond(tried) is not None:
+            attempt(beyond(tried), plan.rest[-1])
     for rest in plan.rest[:-1]:
-        attempt(best()["matrices"], rest)
-    winner = best()
+        attempt(best(tried)["matrices"], rest)
+    winner = best(tried)
     kept = [row for row in report.figures["sweep"] if row["method"] != method]
     report.figures["sweep"] = kept + [row | {"chosen": row is winner} for row in tried]
     report.write()
@@ -156,7 +175,7 @@ def arguments():
     parser.add_argument("--optimizers", default="all", help=f"all, ours, peers, or some of {', '.join(ENTRIES)}")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--sweep", action="store_true", help="find learning rates first")
-    parser.add_argument("--sweep-steps", type=int, default=60)
+    parser.add_argument("--sweep-steps", type=int, default=100)
     parser.add_argument("--rates-of", metavar="FILE", help="learning rates of the sweep in these figures")
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and the batches")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -205,7 +224,7 @@ def describe(args, course, corpus):
             "seed": args.seed,
             "arithmetic": "bfloat16 autocast" if course.device.type == "cuda" else "float32",
             "compiled": course.compiled is not model,
-            "curve": f"means of {EVERY} steps; last losses are means of {EVERY * LAST}",
+            "curve": f"means of {EVERY} steps; last losses of {EVERY * LAST}, in sweeps of {EVERY * SWEEP_LAST}",
             "text": corpus.summary,
         },
     }
@@ -229,10 +248,9 @@ def main():
     names, size = present(args.names), SIZES[args.size]
     corpus = text.load(size.packages, size.text, size.vocabulary, args.cache)
     device = torch.device(args.device)
-    compiled = device.type == "cuda" and not args.eager
     if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-    course = Course(size, corpus, Options(device, args.steps, args.seed, compiled))
+        torch.set_float32_matmul_precision("high")  # as our products are by default: others' are not to be slower by it
+    course = Course(size, corpus, device, args.seed, device.type == "cuda" and not args.eager)
     report = Report(args, describe(args, course, corpus))
     if args.rates_of:
         borrow(report, args.rates_of)

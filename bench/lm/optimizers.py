@@ -184,7 +184,8 @@ ENTRIES = {
 
 @dataclass(frozen=True)
 class Method:
-    """Learning rates to try, of the matrices and of the rest, and who tries them; and those taken without a sweep."""
+    """Learning rates to try first, of the matrices and of the rest, and who tries them; and those taken without a
+    sweep."""
 
     matrices: tuple
     rest: tuple
@@ -193,11 +194,11 @@ class Method:
 
 
 METHODS = {
-    "adamw": Method((1e-3, 2e-3, 4e-3), (2e-3, 6e-3), BASELINE, (2e-3, 6e-3)),
-    "muon": Method((3e-3, 6e-3, 12e-3), (2e-3, 6e-3), "muon", (6e-3, 6e-3)),
-    "normuon": Method((3e-3, 6e-3, 12e-3), (2e-3, 6e-3), "normuon", (6e-3, 6e-3)),
+    "adamw": Method((3e-4, 6e-4, 12e-4), (2e-3, 6e-3), BASELINE, (6e-4, 6e-3)),
+    "muon": Method((6e-3, 12e-3, 24e-3), (2e-3, 6e-3), "muon", (12e-3, 6e-3)),
+    "normuon": Method((6e-3, 12e-3, 24e-3), (2e-3, 6e-3), "normuon", (12e-3, 6e-3)),
     "shampoo": Method((2e-3, 4e-3, 8e-3), (2e-3, 6e-3), "shampoo-early", (4e-3, 6e-3)),
-    "soap": Method((2e-3, 4e-3, 8e-3), (2e-3, 6e-3), "soap-early", (4e-3, 6e-3)),
+    "soap": Method((1e-3, 2e-3, 4e-3), (2e-3, 6e-3), "soap-early", (2e-3, 2e-3)),
 }
 
 

@@ -8,14 +8,13 @@ import gc
 import math
 import statistics
 import time
-from dataclasses import dataclass
 
 import torch
 
 from lm.model import GPT
 
 EVERY = 5  # steps that a point of a curve is the mean of
-LAST = 2  # points that a run's last loss is the mean of
+LAST = 4  # points that a run's last loss is the mean of: batches differ by a twentieth from point to point
 WARM_UP = 0.1  # of the steps
 CLIP = 1.0
 HELD_OUT = 8  # batches
@@ -70,25 +69,17 @@ class Stamps:
         return [self.marks[0].elapsed_time(mark) / 1e3 for mark in self.marks]
 
 
-@dataclass
-class Options:
-    device: torch.device
-    steps: int
-    seed: int
-    compile: bool
-
-
 class Course:
     """What all runs share."""
 
-    def __init__(self, size, corpus, options):
-        self.size, self.options, self.device = size, options, options.device
-        self.train = Batches(corpus.train, size, options.seed, self.device)
-        self.held_out = Batches(corpus.held_out, size, options.seed, self.device)
-        torch.manual_seed(options.seed)
+    def __init__(self, size, corpus, device, seed, compiled):
+        self.size, self.device = size, device
+        self.train = Batches(corpus.train, size, seed, device)
+        self.held_out = Batches(corpus.held_out, size, seed, device)
+        torch.manual_seed(seed)
         self.model = GPT(size, corpus.vocabulary).to(self.device)
         self.first = {name: value.clone() for name, value in self.model.state_dict().items()}
-        self.compiled = torch.compile(self.model) if options.compile else self.model
+        self.compiled = torch.compile(self.model) if compiled else self.model
 
     def loss(self, batch):
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
@@ -112,7 +103,7 @@ class Course:
         return loss.detach()
 
     def warm_up(self, entry, rates):
-        """Steps that are not counted. What the baseline's compile is the model's share."""
+        """Steps that are not counted: the model is compiled in the first of all, and what others compile in theirs."""
         optimizer = self.begin(entry, rates)
         for index in range(FIRST_STEPS):
             self.step(entry, optimizer, index, Stamps(self.device))
@@ -168,7 +159,7 @@ def curve(losses, seconds):
     steps_ms = [1e3 * (after - before) for before, after in zip(seconds[1::2], seconds[2::2], strict=True)]
     points = [statistics.fmean(losses[max(0, end - EVERY) : end]) for end in ends]
     return {
-        "loss": statistics.fmean(points[-LAST:]),
+        "loss": last_loss(points),
         "seconds": seconds[-1],
         "step_ms": statistics.median(steps_ms),
         "slowest_step_ms": max(steps_ms[SETTLED:] or steps_ms),
@@ -176,11 +167,15 @@ def curve(losses, seconds):
     }
 
 
+def last_loss(points, count=LAST):
+    return statistics.fmean(points[-count:])
+
+
 def reached(run, loss):
     """Step and second at which the mean of the last points first was at most `loss`, or None."""
     line = run["curve"]
-    for k, (step, second) in enumerate(zip(line["steps"], line["seconds"], strict=True)):
-        points = line["losses"][max(0, k + 1 - LAST) : k + 1]
-        if None not in points and statistics.fmean(points) <= loss:
+    for k, (step, second) in enumerate(zip(line["steps"], line["seconds"], strict=True), 1):
+        points = line["losses"][max(0, k - LAST) : k]
+        if None not in points and last_loss(points) <= loss:
             return step, second
     return None
