@@ -160,10 +160,12 @@ def cells(row):
 
 
 def table(rows):
+    """As the pages have it, so that it can be taken over."""
     lines = [HEAD, *map(cells, rows)]
     widths = [max(len(line[k]) for line in lines) for k in range(len(HEAD))]
+    lines.insert(1, ["-" * width for width in widths])
     for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |")
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

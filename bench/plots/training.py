@@ -14,7 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from plots.lines import STYLE, _text
 
 WIDTH, PANEL, LEFT, GAP, TOP, HEIGHT = 960, 412, 56, 60, 66, 330
-LEGEND, ROW, COLUMNS = 54, 19, 3  # below the panels
+LEGEND, ROW, COLUMNS = 54, 19, 2  # below the panels
 COLORS = {"adamw": "#ff725c", "muon": "#4269d0", "normuon": "#97bbf5", "shampoo": "#3ca951", "soap": "#a463f2"}
 OTHER = "#9c6b4e"
 DASHES = ("", "6 4", "2 3", "9 3 2 3")
@@ -84,7 +84,7 @@ def legend(runs, chosen):
     parts = []
     for k, run in enumerate(runs):
         color, dash = chosen[run["name"]]
-        x, y = LEFT - 30 + (k % COLUMNS) * 315, TOP + HEIGHT + LEGEND + ROW * (k // COLUMNS)
+        x, y = LEFT - 30 + (k % COLUMNS) * (PANEL + GAP), TOP + HEIGHT + LEGEND + ROW * (k // COLUMNS)
         parts.append(
             f'<line x1="{x}" y1="{y}" x2="{x + 26}" y2="{y}" stroke="{color}" stroke-width="2.4"{dashed(dash)}/>'
         )
