@@ -565,7 +565,7 @@ static void factor_case(tch_scalar type, int64_t n, int64_t k, int transpose, do
     unsigned long long *worst;
     double values[2];
     bool taken = way > 0 || (transpose && (way == -1 ? tchi_cuda_factor_gram_wgmma_takes(&state, &a, &c)
-                                                      : tchi_cuda_factor_gram_narrow_takes(&state, &a, &c)));
+                                                     : tchi_cuda_factor_gram_narrow_takes(&state, &a, &c)));
     if (!taken) {
         drop(&a, shift);
         drop(&c, shift);
