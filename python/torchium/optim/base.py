@@ -32,7 +32,7 @@ from ._shared.consolidate import consolidate, is_divided, wanted_by_checkpoint
 from ._shared.group import Group as SharedGroup
 from ._shared.group import make_group, ranks_of
 from .kernel import Kernel, as_kernel, report_of
-from .options import Options, lr_for, plain, shown, stop_adamw
+from .options import Options, has_ratio, keep_ratio, keep_saved_ratio, lr_for, plain, shown
 
 __all__ = ["TorchiumOptimizer"]
 
@@ -128,7 +128,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def _config(self, group: Group, lr: float) -> dict[str, Any]:
         """The library's configuration for a group, with this learning rate."""
         config = {"kind": self.kind, "lr": lr, **self._options.config(group)}
-        stop_adamw(config, group["lr"])
+        keep_ratio(config, group)
         return config
 
     def _check_config(self, config: dict[str, Any]) -> None:
@@ -484,7 +484,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         if self._option_values(group) != members.options:
             return self._reconfigure(engine, members, group, lr)
         if lr != members.lr:
-            if group.get("adamw_lr") is not None:  # which stops where lr is 0
+            if not has_ratio(group):
                 return self._reconfigure(engine, members, group, lr)
             engine.set_lr(members, lr)
         return True
@@ -583,6 +583,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             self._options.rename(group)
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
+            keep_saved_ratio(group)
 
     def _engines_for(self, groups: list[Group], loaded: Any) -> tuple[Engines, dict[torch.Tensor, dict[str, Any]]]:
         """Engines with this state: those there are, where they fit, or else new ones beside them."""

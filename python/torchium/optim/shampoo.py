@@ -43,7 +43,8 @@ class Shampoo(TorchiumOptimizer):
         root_method: 'auto', 'eigen', 'newton' or 'rational'; `root_tolerance` is the error to reach, 0 for the default.
         stagger: spread the refreshes over the steps of a period; False takes all at once.
         adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
-            parameters get; None means lr and weight_decay. Schedulers change lr alone.
+            parameters get; None means lr and weight_decay. `adamw_lr` keeps its ratio to lr: where
+            a scheduler halves lr, AdamW's rate is halved too.
         elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
             parameter gets its first gradient.
             A group may also have `batch_dims` and `cuts`: its parameters are several matrices each, experts [E, m, n]
