@@ -108,8 +108,6 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     _options: ClassVar[Options] = Options()
     # The parts of a step that a kernel of the user's can do: what the argument PART_kernel is for.
     _parts: ClassVar[tuple[str, ...]] = ("update",)
-    # GradScaler leaves the scaling and the skipping to the step.
-    _step_supports_amp_scaling = True
 
     def __init__(self, params: Any, arguments: dict[str, Any]) -> None:
         """`arguments` are those of a class's own constructor, by name; what is no option among them is left alone."""
@@ -124,6 +122,13 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._told: set[tuple[str, str]] = set()  # what was said of kernels that are not in use
         self._process_group = arguments.get("process_group")
         super().__init__(params, self._options.defaults(arguments))
+        self._take_fused()
+
+    def _take_fused(self) -> None:
+        """With fused=True GradScaler leaves the scaling and the skipping to the step, as for PyTorch's own. Frameworks
+        do not clip the gradients of an optimizer that says so, since they are still scaled: others are unscaled by
+        GradScaler, and their steps skipped by it."""
+        self._step_supports_amp_scaling = bool(self.defaults.get("fused"))
 
     def _config(self, group: Group, lr: float) -> dict[str, Any]:
         """The library's configuration for a group, with this learning rate."""
@@ -561,6 +566,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             self._forget_engines()
             self._kernels, self._told, self._process_group = {}, set(), None
             super().__setstate__(state)
+            self._take_fused()
             self._complete_groups(self.param_groups)
             return
         groups = state["param_groups"]
