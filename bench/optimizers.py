@@ -23,7 +23,7 @@ class Config(ctypes.Structure):
         "int nesterov",
         "real beta1 beta2 eps",
         "int bias_correction amsgrad",
-        "real scalar_lr scalar_beta1 scalar_beta2 scalar_eps scalar_weight_decay",
+        "real scalar_lr scalar_base_lr scalar_beta1 scalar_beta2 scalar_eps scalar_weight_decay",
         "long max_preconditioner_dim",
         "int block merge_dims precondition_1d precondition_frequency",
         "real refresh_growth",

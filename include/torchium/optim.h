@@ -109,7 +109,10 @@ typedef struct tch_optim_config {
     int32_t amsgrad;         /* AdamW */
 
     /* --- AdamW for what Shampoo, SOAP, Muon and NorMuon do not take */
-    double scalar_lr;                  /* (step) 0 for lr itself */
+    double scalar_lr;      /* (step) 0 for lr itself. It follows lr: AdamW gets scalar_lr lr / scalar_base_lr */
+    double scalar_base_lr; /* (step) the lr that scalar_lr goes with. 0: the lr of the configuration that brings
+                              scalar_lr; where that is 0 too there is no ratio, and scalar_lr stays as it is while lr is
+                              not 0 */
     double scalar_beta1, scalar_beta2; /* (step) */
     double scalar_eps;                 /* (step) */
     double scalar_weight_decay;        /* (step) -1 for weight_decay itself */
@@ -280,11 +283,11 @@ TCH_API tch_status tch_optimizer_get_config(const tch_optimizer *optimizer, int3
 /* Changes a group's numbers, those marked (step); a change of anything else is an error that names it. */
 TCH_API tch_status tch_optimizer_set_config(tch_optimizer *optimizer, int32_t group, const tch_optim_config *config);
 
-/* The change people make most. */
+/* The change people make most; what AdamW gets of the group follows it, see scalar_lr. */
 TCH_API tch_status tch_optimizer_set_lr(tch_optimizer *optimizer, int32_t group, double lr);
 
 /* A learning rate that lives on the device, float32 or float64 with one element, read at every step from now on; NULL
- * returns to the number in the configuration. */
+ * returns to the number in the configuration. scalar_lr follows it too. */
 TCH_API tch_status tch_optimizer_set_lr_tensor(tch_optimizer *optimizer, int32_t group, const tch_tensor *lr);
 
 /* Moves a parameter to other memory: same shape, dtype and layout. Its state stays. */

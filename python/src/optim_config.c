@@ -34,6 +34,7 @@ static const py_field fields[] = {
     {AT(bias_correction), PY_BOOL, NULL},
     {AT(amsgrad), PY_BOOL, NULL},
     {AT(scalar_lr), PY_REAL, NULL},
+    {AT(scalar_base_lr), PY_REAL, NULL},
     {AT(scalar_beta1), PY_REAL, NULL},
     {AT(scalar_beta2), PY_REAL, NULL},
     {AT(scalar_eps), PY_REAL, NULL},

@@ -26,9 +26,9 @@ class GradScaler(torch.amp.GradScaler):
     The loss is multiplied by a scale S, gradients are divided by it. At an infinity or a NaN the step is skipped and
     S becomes backoff_factor S; after growth_interval good steps in a row it becomes growth_factor S.
 
-    `unscale_` divides all gradients of one type in one launch, in any layout. `step` with an optimizer of
-    torchium.optim reads the gradients once to look for infinities and leaves them as they are: the optimizer divides
-    inside its step.
+    `unscale_` divides all gradients of one type in one launch, in any layout. `step` with an optimizer that was made
+    with fused=True reads the gradients once to look for infinities and leaves them as they are: the optimizer divides
+    inside its step, and skips it on the device.
 
         scaler = torchium.amp.GradScaler("cuda")
         scaler.scale(loss).backward()

@@ -55,7 +55,9 @@ tch_status tch_optimizer_set_config(tch_optimizer *optimizer, int32_t group, con
     tchi_group *g = tchi_group_at(optimizer, group);
     TCHI_TRY(tchi_config_check_change(&g->config, config));
     TCHI_TRY(check_kept(optimizer->method, &g->config, config));
-    g->config = *config;
+    tch_optim_config next = *config;
+    tchi_config_fix_ratio(&next, &g->config);
+    g->config = next;
     g->stale = true;
     return TCH_OK;
 }
@@ -88,6 +90,7 @@ tch_status tch_optimizer_set_lr_tensor(tch_optimizer *optimizer, int32_t group, 
                          tchi_describe(lr, text, sizeof text));
     }
     g->lr_tensor = (tch_tensor){.data = tchi_tensor_data(lr), .device = lr->device, .dtype = lr->dtype};
+    g->stale = g->stale || g->lr == NULL; /* the configuration's lr no longer stops AdamW's part */
     g->lr = &g->lr_tensor;
     return TCH_OK;
 }

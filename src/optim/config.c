@@ -39,6 +39,7 @@ static const option options[] = {
     {"bias_correction", AT(bias_correction), INT32, 0, 0, 1, 0, "0 or 1"},
     {"amsgrad", AT(amsgrad), INT32, 0, 0, 1, 0, "0 or 1"},
     {"scalar_lr", AT(scalar_lr), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
+    {"scalar_base_lr", AT(scalar_base_lr), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
     {"scalar_beta1", AT(scalar_beta1), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
     {"scalar_beta2", AT(scalar_beta2), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
     {"scalar_eps", AT(scalar_eps), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
@@ -137,6 +138,32 @@ tch_optim_config tchi_config_defaults(void)
         .grafting_eps = 1e-8,
         .shampoo_beta = -1.0,
     };
+}
+
+/* --- the learning rate of AdamW's part ---------------------------------------------------------------------------- */
+
+void tchi_config_fix_ratio(tch_optim_config *next, const tch_optim_config *now)
+{
+    if (next->scalar_base_lr == 0.0) {
+        bool brought = now == NULL || (next->scalar_lr != now->scalar_lr && next->lr > 0.0);
+        next->scalar_base_lr = brought ? next->lr : now->scalar_base_lr;
+    }
+}
+
+double tchi_config_scalar_ratio(const tch_optim_config *config)
+{
+    bool kept = config->scalar_lr > 0.0 && config->scalar_base_lr > 0.0;
+    return kept ? config->scalar_lr / config->scalar_base_lr : 0.0;
+}
+
+double tchi_config_scalar_lr(const tch_optim_config *config)
+{
+    if (config->scalar_lr == 0.0 || config->lr == 0.0) {
+        return config->lr;
+    }
+    double ratio = tchi_config_scalar_ratio(config);
+    bool as_given = ratio == 0.0 || config->lr == config->scalar_base_lr; /* to the last bit */
+    return as_given ? config->scalar_lr : ratio * config->lr;
 }
 
 /* --- ranges ------------------------------------------------------------------------------------------------------ */

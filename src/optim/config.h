@@ -8,6 +8,14 @@
 /* What every configuration begins with, before an optimizer sets its own. */
 tch_optim_config tchi_config_defaults(void);
 
+/* The lr that scalar_lr goes with, where `next` leaves it open: that of the configuration which brings scalar_lr. `now`
+ * is what the group has; NULL where it is being made. */
+void tchi_config_fix_ratio(tch_optim_config *next, const tch_optim_config *now);
+
+/* Of AdamW's part: its learning rate over lr, 0 where no ratio is kept; and the learning rate itself. */
+double tchi_config_scalar_ratio(const tch_optim_config *config);
+double tchi_config_scalar_lr(const tch_optim_config *config);
+
 /* Every option within its range; the message names the one that is not, with its value. */
 tch_status tchi_config_check(const char *function, const tch_optim_config *config);
 

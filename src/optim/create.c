@@ -428,6 +428,7 @@ tch_status tchi_optim_plan(tch_optimizer *o, const tch_optim_config *config, int
                       .params = count,
                       .first_block_batch = (int32_t)o->block_batches.count,
                       .first_factor_batch = (int32_t)o->factor_batches.count};
+    tchi_config_fix_ratio(&g->config, NULL);
     int32_t group = (int32_t)o->groups.count - 1;
     for (int32_t i = 0; i < count; i++) {
         TCHI_TRY(add_param(o, group, &parameters[i], placements == NULL ? NULL : &placements[i]));

@@ -129,7 +129,7 @@ typedef struct tchi_factor_batch {
 /* The numbers of a group on the device. */
 typedef struct tchi_group_numbers {
     tch_hyper main;    /* of the optimizer's own method */
-    tch_hyper scalar;  /* of AdamW for the rest */
+    tch_hyper scalar;  /* of AdamW for the rest; spare[0] is the ratio of its learning rate to that of `main` */
     tch_hyper factors; /* SOAP: beta2 is shampoo_beta */
     tch_hyper tile;    /* `main` with a learning rate of -1 and no decay: a parameter at 0 becomes the direction */
     tch_clock clock;   /* SOAP: weights of the factors' moving average */

@@ -140,7 +140,11 @@ static tch_status read_settings(const tch_optimizer *o, const tch_checkpoint *fi
         if (strcmp(name, "world_invariant") == 0) { /* how, not what: and files of earlier versions have none */
             continue;
         }
-        TCHI_TRY(tch_checkpoint_number(file, option_key(key, prefix, group, name), &value));
+        option_key(key, prefix, group, name);
+        if (strcmp(name, "scalar_base_lr") == 0 && tch_checkpoint_text(file, key) == NULL) {
+            continue; /* nor this one: the ratio is that which the optimizer was made with */
+        }
+        TCHI_TRY(tch_checkpoint_number(file, key, &value));
         snprintf(what, sizeof what, "the checkpoint's '%s'", key);
         TCHI_TRY(tchi_config_check_value(what, i, value));
         if (strcmp(name, "memory_budget") != 0 && strcmp(name, "nonfinite") != 0 && strcmp(name, "precision") != 0) {

@@ -251,8 +251,11 @@ static tch_status look_at_gradients(tch_optimizer *o, const tch_tensor *const *g
 
 /* --- numbers and clocks ------------------------------------------------------------------------------------------ */
 
-static tchi_group_numbers numbers_of(const tchi_optim_method *method, const tch_optim_config *c)
+static tchi_group_numbers numbers_of(const tchi_optim_method *method, const tchi_group *g)
 {
+    const tch_optim_config *c = &g->config;
+    double ratio = tchi_config_scalar_ratio(c);
+    bool stays = g->lr != NULL && c->scalar_lr > 0.0 && ratio == 0.0; /* what the device has is not known here */
     tchi_group_numbers n = {0};
     n.main = (tch_hyper){.lr = c->lr,
                          .beta1 = c->beta1,
@@ -263,11 +266,12 @@ static tchi_group_numbers numbers_of(const tchi_optim_method *method, const tch_
                          .dampening = c->dampening,
                          .graft_beta2 = c->grafting_beta2,
                          .graft_eps = c->grafting_eps};
-    n.scalar = (tch_hyper){.lr = c->scalar_lr > 0.0 ? c->scalar_lr : c->lr,
+    n.scalar = (tch_hyper){.lr = stays ? c->scalar_lr : tchi_config_scalar_lr(c),
                            .beta1 = c->scalar_beta1,
                            .beta2 = c->scalar_beta2,
                            .eps = c->scalar_eps,
-                           .weight_decay = c->scalar_weight_decay >= 0.0 ? c->scalar_weight_decay : c->weight_decay};
+                           .weight_decay = c->scalar_weight_decay >= 0.0 ? c->scalar_weight_decay : c->weight_decay,
+                           .spare = {ratio}};
     if (method->set_numbers != NULL) {
         method->set_numbers(c, &n);
     }
@@ -279,7 +283,7 @@ static tchi_group_numbers numbers_of(const tchi_optim_method *method, const tch_
 
 static tch_status store_numbers(tch_optimizer *o, tchi_group *g)
 {
-    tchi_group_numbers n = numbers_of(o->method, &g->config);
+    tchi_group_numbers n = numbers_of(o->method, g);
     enum { COUNT = 4 * sizeof(tch_hyper) / sizeof(double) }; /* the four follow each other */
     double values[COUNT];
     memcpy(values, &n, sizeof values);
@@ -291,11 +295,17 @@ static tch_status read_lr(tch_optimizer *o, tchi_group *g)
     const tch_array from = {tchi_tensor_data(g->lr), tchi_scalar_of(g->lr->dtype), 0, NULL, NULL};
     const tch_array to = {&g->numbers->main.lr, TCH_SCALAR_F64, 0, NULL, NULL};
     TCHI_TRY(o->context->backend->matrix->copy(o->context->state, &to, &from));
-    if (g->config.scalar_lr > 0.0) {
+    if (g->config.scalar_lr == 0.0) {
+        const tch_array scalar = {&g->numbers->scalar.lr, TCH_SCALAR_F64, 0, NULL, NULL};
+        return o->context->backend->matrix->copy(o->context->state, &scalar, &from);
+    }
+    if (tchi_config_scalar_ratio(&g->config) == 0.0) {
         return TCH_OK;
     }
-    const tch_array scalar = {&g->numbers->scalar.lr, TCH_SCALAR_F64, 0, NULL, NULL};
-    return o->context->backend->matrix->copy(o->context->state, &scalar, &from);
+    const double *ratio = g->numbers->scalar.spare;
+    const tch_matrices lr = {from.data, from.type, 1, 1, 1, 1, 1};
+    const tch_matrices scalar = {&g->numbers->scalar.lr, TCH_SCALAR_F64, 1, 1, 1, 1, 1};
+    return o->context->backend->matrix->shift_scale(o->context->state, &lr, NULL, ratio, 1.0, &scalar);
 }
 
 static bool waits(const tchi_block_method *blocks, const tchi_param *p)

@@ -54,6 +54,7 @@ static const test_range ranges[] = {
     {FIELD(bias_correction), 0, 2, {-1, 2}},
     {FIELD(amsgrad), 0, 2, {-1, 2}},
     {FIELD(scalar_lr), 1, 3, {-1.0, NAN, INFINITY}},
+    {FIELD(scalar_base_lr), 1, 3, {-1.0, NAN, INFINITY}},
     {FIELD(scalar_beta1), 1, 3, {-0.5, 1.0, NAN}},
     {FIELD(scalar_beta2), 1, 3, {-0.5, 1.0, NAN}},
     {FIELD(scalar_eps), 1, 2, {-1.0, NAN}},

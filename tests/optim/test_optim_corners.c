@@ -266,7 +266,7 @@ static void blocks_are_rounded_apart(void **state)
 
 /* --- learning rates ---------------------------------------------------------------------------------------------- */
 
-/* The number on the device is lr: what AdamW is left with follows it too, unless it has a rate of its own. */
+/* The number on the device is lr: what AdamW is left with follows it too, by the ratio of its rate where it has one. */
 static void rates_for_the_rest(tch_context *context, tch_optim_kind kind)
 {
     const double scalar_rates[] = {0.0, 0.007};
@@ -290,6 +290,61 @@ static void rates_for_the_rest(tch_context *context, tch_optim_kind kind)
 static void learning_rates_on_the_device(void **state)
 {
     trial_for_every_kind(*state, "a learning rate on the device", rates_for_the_rest);
+}
+
+/* A schedule through 0, by the two calls that change lr, and then by a configuration that brings another rate. */
+static void rates_follow(tch_context *context, tch_optim_kind kind)
+{
+    static const double rates[] = {0.01, 0.04, 0.0, 0.005};
+    trial t;
+    tch_optim_config c = config_of(kind);
+    c.scalar_lr = 0.007;
+    trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, DETERMINED, shapes);
+    trial_step(&t);
+    for (int i = 0; i < 4; i++) {
+        t.configs[0].lr = rates[i];
+        CHECK_OK(tch_optimizer_set_lr(t.optimizer, 0, rates[i]));
+        trial_step(&t);
+    }
+    for (int i = 0; i < 4; i++) {
+        c.lr = rates[i];
+        trial_set_config(&t, 0, &c);
+        trial_step(&t);
+    }
+    c.lr = 0.03;
+    c.scalar_lr = 0.002;
+    trial_set_config(&t, 0, &c);
+    trial_step(&t);
+    c.lr = 0.01;
+    trial_set_config(&t, 0, &c);
+    trial_step(&t);
+    trial_check(&t, tolerance_of(kind));
+    trial_close(&t);
+}
+
+/* A group whose lr was 0 from the start has no ratio: nothing moves, then the rate stays. */
+static void rates_without_ratio(tch_context *context, tch_optim_kind kind)
+{
+    static const double rates[] = {0.0, 0.01, 0.04, 0.0, 0.005};
+    trial t;
+    tch_optim_config c = config_of(kind);
+    c.lr = 0.0;
+    c.scalar_lr = 0.007;
+    trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, DETERMINED, shapes);
+    for (int i = 0; i < 5; i++) {
+        t.configs[0].lr = rates[i];
+        t.configs[0].scalar_base_lr = rates[i] > 0.0 ? rates[i] : 1.0; /* the reference's: 0.007, or 0 */
+        CHECK_OK(tch_optimizer_set_lr(t.optimizer, 0, rates[i]));
+        trial_step(&t);
+    }
+    trial_check(&t, tolerance_of(kind));
+    trial_close(&t);
+}
+
+static void learning_rates_in_proportion(void **state)
+{
+    trial_for_every_kind(*state, "a rate of AdamW's part in proportion", rates_follow);
+    trial_for_every_kind(*state, "a rate of AdamW's part without a ratio", rates_without_ratio);
 }
 
 /* --- steps that are not taken ------------------------------------------------------------------------------------ */
@@ -708,6 +763,35 @@ static void checkpoints_leave_the_machines_options(void **state)
     trial_close(&t);
 }
 
+/* Saved where a schedule has lr at 0, the ratio goes on. A file of a version that kept none leaves that which the
+ * optimizer was made with. */
+static void checkpoints_keep_the_ratio(void **state)
+{
+    for (int old = 0; old < 2; old++) {
+        trial t;
+        const char *path = test_path("ratio.safetensors");
+        const char *older = test_path("older.safetensors");
+        tch_optim_config c = config_of(TCH_OPTIM_MUON);
+        c.scalar_lr = 0.007;
+        test_case("a ratio, %s", old ? "of an earlier version" : "saved");
+        trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, DETERMINED, shapes);
+        trial_step(&t);
+        t.configs[0].lr = 0.0;
+        CHECK_OK(tch_optimizer_set_lr(t.optimizer, 0, 0.0));
+        trial_step(&t);
+        trial_save(&t, path);
+        test_checkpoint_set_text(path, older, "optimizer/group0.scalar_base_lr", NULL);
+        c.lr = old ? c.lr : 0.5; /* what the file has is taken */
+        replace_optimizer(&t, &c);
+        CHECK_OK(try_load(&t, old ? older : path));
+        t.configs[0].lr = 0.01;
+        CHECK_OK(tch_optimizer_set_lr(t.optimizer, 0, 0.01));
+        trial_step(&t);
+        trial_check(&t, tolerance_of(TCH_OPTIM_MUON));
+        trial_close(&t);
+    }
+}
+
 static void with_momentum(tch_optim_config *c)
 {
     c->momentum = 0.9;
@@ -1069,6 +1153,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(options_of_other_kinds),
         cmocka_unit_test(blocks_are_rounded_apart),
         cmocka_unit_test(learning_rates_on_the_device),
+        cmocka_unit_test(learning_rates_in_proportion),
         cmocka_unit_test(bad_gradients_of_a_second_group),
         cmocka_unit_test(found_inf_under_every_policy),
         cmocka_unit_test(failed_roots_go_another_way),
@@ -1080,6 +1165,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(training_is_resumed_with_all_it_had),
         cmocka_unit_test(training_is_rewound),
         cmocka_unit_test(checkpoints_leave_the_machines_options),
+        cmocka_unit_test(checkpoints_keep_the_ratio),
         cmocka_unit_test(checkpoints_of_other_options),
         cmocka_unit_test(memory_of_the_caller),
         cmocka_unit_test(what_is_borrowed_is_given_back),

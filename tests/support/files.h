@@ -32,7 +32,8 @@ char *test_file_read(const char *path, int64_t *count);
 void test_safetensors_write(const char *path, const char *header, int64_t length, int64_t data_bytes);
 
 /* A copy of a checkpoint with one thing changed, and checksums to match: a setting, or an element of 8 bytes of a
- * tensor, counted from the first on or, where `index` is below 0, from the end. */
+ * tensor, counted from the first on or, where `index` is below 0, from the end. A setting whose text is NULL is left
+ * out. */
 void test_checkpoint_set_text(const char *from, const char *to, const char *key, const char *text);
 void test_checkpoint_set_element(const char *from, const char *to, const char *tensor, int64_t index,
                                  const void *element);

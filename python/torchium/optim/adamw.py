@@ -33,7 +33,9 @@ class AdamW(TorchiumOptimizer):
             :class:`torchium.optim.Kernel` or its source; the built-in does it where that fails.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
-        foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
+        fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
+            not clip gradients then. foreach, capturable: accepted; a step is fused and can be captured anyway.
+            differentiable: only False.
 
     Example::
 

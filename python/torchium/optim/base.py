@@ -32,7 +32,7 @@ from ._shared.consolidate import consolidate, is_divided, wanted_by_checkpoint
 from ._shared.group import Group as SharedGroup
 from ._shared.group import make_group, ranks_of
 from .kernel import Kernel, as_kernel, report_of
-from .options import Options, lr_for, plain, shown, stop_adamw
+from .options import Options, has_ratio, keep_ratio, keep_saved_ratio, lr_for, plain, shown
 
 __all__ = ["TorchiumOptimizer"]
 
@@ -108,8 +108,6 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     _options: ClassVar[Options] = Options()
     # The parts of a step that a kernel of the user's can do: what the argument PART_kernel is for.
     _parts: ClassVar[tuple[str, ...]] = ("update",)
-    # GradScaler leaves the scaling and the skipping to the step.
-    _step_supports_amp_scaling = True
 
     def __init__(self, params: Any, arguments: dict[str, Any]) -> None:
         """`arguments` are those of a class's own constructor, by name; what is no option among them is left alone."""
@@ -124,11 +122,18 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._told: set[tuple[str, str]] = set()  # what was said of kernels that are not in use
         self._process_group = arguments.get("process_group")
         super().__init__(params, self._options.defaults(arguments))
+        self._take_fused()
+
+    def _take_fused(self) -> None:
+        """With fused=True GradScaler leaves the scaling and the skipping to the step, as for PyTorch's own. Frameworks
+        do not clip the gradients of an optimizer that says so, since they are still scaled: others are unscaled by
+        GradScaler, and their steps skipped by it."""
+        self._step_supports_amp_scaling = bool(self.defaults.get("fused"))
 
     def _config(self, group: Group, lr: float) -> dict[str, Any]:
         """The library's configuration for a group, with this learning rate."""
         config = {"kind": self.kind, "lr": lr, **self._options.config(group)}
-        stop_adamw(config, group["lr"])
+        keep_ratio(config, group)
         return config
 
     def _check_config(self, config: dict[str, Any]) -> None:
@@ -484,7 +489,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         if self._option_values(group) != members.options:
             return self._reconfigure(engine, members, group, lr)
         if lr != members.lr:
-            if group.get("adamw_lr") is not None:  # which stops where lr is 0
+            if not has_ratio(group):
                 return self._reconfigure(engine, members, group, lr)
             engine.set_lr(members, lr)
         return True
@@ -561,6 +566,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             self._forget_engines()
             self._kernels, self._told, self._process_group = {}, set(), None
             super().__setstate__(state)
+            self._take_fused()
             self._complete_groups(self.param_groups)
             return
         groups = state["param_groups"]
@@ -583,6 +589,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             self._options.rename(group)
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
+            keep_saved_ratio(group)
 
     def _engines_for(self, groups: list[Group], loaded: Any) -> tuple[Engines, dict[torch.Tensor, dict[str, Any]]]:
         """Engines with this state: those there are, where they fit, or else new ones beside them."""

@@ -51,7 +51,8 @@ class Muon(TorchiumOptimizer):
             or 'muon', with (3.4445, -4.7750, 2.0315) at each. None means 'minimax', or 'polar_express' if `ns_steps` is
             given.
         adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
-            parameters get; None means lr and weight_decay. Schedulers change lr alone.
+            parameters get; None means lr and weight_decay. `adamw_lr` keeps its ratio to lr: where
+            a scheduler halves lr, AdamW's rate is halved too.
         elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
             parameter gets its first gradient.
             A group may also have `batch_dims` and `cuts`: its parameters are several matrices each, experts [E, m, n]
@@ -69,7 +70,9 @@ class Muon(TorchiumOptimizer):
             :class:`torchium.optim.Kernel` or its source; the built-in does it where that fails.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
-        foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
+        fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
+            not clip gradients then. foreach, capturable: accepted; a step is fused and can be captured anyway.
+            differentiable: only False.
 
     Example::
 

@@ -18,13 +18,15 @@ __all__ = [
     "COMMON",
     "Option",
     "Options",
+    "has_ratio",
+    "keep_ratio",
+    "keep_saved_ratio",
     "lr_for",
     "number",
     "or_else",
     "pair",
     "plain",
     "shown",
-    "stop_adamw",
 ]
 
 # The library takes a learning rate of 0 for "as the others"; this one moves nothing.
@@ -192,9 +194,51 @@ class Options:
         return titles
 
 
-def stop_adamw(config: dict[str, Any], lr: Any) -> None:
-    """A learning rate of 0 stops AdamW too, whatever its own is; `lr` is the group's, of which a tensor on a device is
-    not looked at."""
-    stopped = config.get("scalar_lr", 0.0) != 0.0 and config["lr"] == 0.0
-    if stopped and (not isinstance(lr, torch.Tensor) or lr.device.type == "cpu"):
-        config["scalar_lr"] = _STILL
+# --- the learning rate of AdamW's part --------------------------------------------------------------------------------
+
+# In a group with an adamw_lr: the adamw_lr that was last set there, and the lr it goes with. AdamW's learning rate is
+# their ratio times lr, so that it follows what a scheduler does to lr.
+_BASE = "adamw_lr_base"
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value >= 0.0
+
+
+def _base_lr(*candidates: Any) -> float:
+    """The first of them that a ratio can be kept to; 0 where there is none."""
+    return next((float(lr) for lr in map(plain, candidates) if _is_rate(lr) and lr > 0.0), 0.0)
+
+
+def _fix_ratio(group: dict[str, Any], *candidates: Any) -> float | None:
+    """The lr that the group's adamw_lr goes with: the first candidate that is not 0, where adamw_lr is new; None where
+    it has none."""
+    rate, (known, base) = plain(group.get("adamw_lr")), group.get(_BASE, (None, 0.0))
+    if rate is None:
+        group.pop(_BASE, None)
+        return None
+    if rate != known and _is_rate(rate):
+        base = _base_lr(*candidates, base)
+        group[_BASE] = (rate, base)
+    return base
+
+
+def keep_ratio(config: dict[str, Any], group: dict[str, Any]) -> None:
+    """Adds to a configuration which lr the adamw_lr goes with. One that is set now goes with the lr there is, or where
+    that is 0, as at the beginning of a warm-up, with the one that the schedule starts from. Without either adamw_lr
+    goes with any lr: it stays."""
+    base = _fix_ratio(group, group["lr"], group.get("initial_lr"))
+    if base is not None:
+        config["scalar_base_lr"] = base or config["lr"]
+
+
+def keep_saved_ratio(group: dict[str, Any]) -> None:
+    """For a group of an earlier version, which may have been saved anywhere in its schedule: adamw_lr goes with the lr
+    that the schedule started from."""
+    if _BASE not in group:
+        _fix_ratio(group, group.get("initial_lr"), group["lr"])
+
+
+def has_ratio(group: dict[str, Any]) -> bool:
+    """Whether the library can follow a change of lr by itself."""
+    return _BASE not in group or group[_BASE][1] > 0.0

@@ -46,7 +46,8 @@ class Shampoo(TorchiumOptimizer):
             0 for a fixed period.
         stagger: spread the refreshes over the steps of a period; False takes all at once.
         adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
-            parameters get; None means lr and weight_decay. Schedulers change lr alone.
+            parameters get; None means lr and weight_decay. `adamw_lr` keeps its ratio to lr: where
+            a scheduler halves lr, AdamW's rate is halved too.
         elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
             parameter gets its first gradient.
             A group may also have `batch_dims` and `cuts`: its parameters are several matrices each, experts [E, m, n]
@@ -64,7 +65,9 @@ class Shampoo(TorchiumOptimizer):
             element: a :class:`torchium.optim.Kernel` or its source; the built-in does it where they fail.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
-        foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
+        fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
+            not clip gradients then. foreach, capturable: accepted; a step is fused and can be captured anyway.
+            differentiable: only False.
 
     Example::
 

@@ -40,7 +40,8 @@ class SOAP(TorchiumOptimizer):
         normalize_grads: every step of a matrix is scaled to a mean square of 1.
         correct_bias: of Adam's averages.
         adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
-            parameters get; None means lr and weight_decay. Schedulers change lr alone.
+            parameters get; None means lr and weight_decay. `adamw_lr` keeps its ratio to lr: where
+            a scheduler halves lr, AdamW's rate is halved too.
         elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
             parameter gets its first gradient.
             A group may also have `batch_dims` and `cuts`: its parameters are several matrices each, experts [E, m, n]
@@ -58,7 +59,9 @@ class SOAP(TorchiumOptimizer):
             :class:`torchium.optim.Kernel` or its source; the built-in does it where that fails.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
-        foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
+        fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
+            not clip gradients then. foreach, capturable: accepted; a step is fused and can be captured anyway.
+            differentiable: only False.
 
     Example::
 

@@ -63,6 +63,9 @@ OPTIMIZERS = {
     "torchium SGD": lambda p: torchium.optim.SGD(p, lr=0.1, momentum=0.9),
     "torchium AdamW": lambda p: torchium.optim.AdamW(p, lr=0.1),
     "torchium Shampoo": lambda p: torchium.optim.Shampoo(p, lr=0.1, update_freq=3),
+    "torchium SGD, fused": lambda p: torchium.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "torchium AdamW, fused": lambda p: torchium.optim.AdamW(p, lr=0.1, fused=True),
+    "torchium Shampoo, fused": lambda p: torchium.optim.Shampoo(p, lr=0.1, update_freq=3, fused=True),
 }
 
 
@@ -113,7 +116,7 @@ def test_unscale_divides_every_layout(dtype, device):
 
 def test_a_direct_step_leaves_gradients_alone(device):
     parameters = parameters_for(device)
-    optimizer = torchium.optim.AdamW(parameters, lr=0.1)
+    optimizer = torchium.optim.AdamW(parameters, lr=0.1, fused=True)
     scaler = amp.GradScaler(device, init_scale=64.0)
     scaler.scale(torch.ones((), device=device))
     gradients_of(parameters, 0, 64.0)
@@ -124,10 +127,11 @@ def test_a_direct_step_leaves_gradients_alone(device):
     assert [p.grad._version for p in parameters] == versions
 
 
-def test_two_optimizers_have_flags_of_their_own(device):
+@pytest.mark.parametrize("fused", [None, True])
+def test_two_optimizers_have_flags_of_their_own(fused, device):
     """An infinity in one of them skips that one alone, and the scale falls once."""
     first, second = parameters_for(device), parameters_for(device)
-    optimizers = [torchium.optim.SGD(first, lr=0.1), torchium.optim.SGD(second, lr=0.1)]
+    optimizers = [torchium.optim.SGD(p, lr=0.1, fused=fused) for p in (first, second)]
     scaler = amp.GradScaler(device, init_scale=64.0)
     scaler.scale(torch.ones((), device=device))
     gradients_of(first, 3, 64.0)

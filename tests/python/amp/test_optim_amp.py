@@ -5,6 +5,8 @@ A scale that is a power of two changes no bit of a gradient, so scaled training 
 training.
 """
 
+import copy
+
 import pytest
 import references
 import torch
@@ -64,31 +66,44 @@ def train_clipped(model, optimizer, steps, first=0):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_step_directly(kind, device):
-    """scaler.step without unscale_: the optimizer divides by the scale, and leaves the gradients as they are."""
+def test_only_fused_optimizers_scale_by_themselves(kind):
+    """As in PyTorch, so that frameworks unscale and clip for the others."""
+    for fused in (None, False, True):
+        optimizer = make(kind, small("cpu").parameters(), fused=fused)
+        for made in (optimizer, copy.deepcopy(optimizer)):
+            assert made._step_supports_amp_scaling is bool(fused)
+
+
+@pytest.mark.parametrize("fused", [None, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_directly(kind, fused, device):
+    """scaler.step without unscale_: a fused optimizer divides by the scale itself, and leaves the gradients as they
+    are; for the others the scaler does it."""
     model, twin = small(device), small(device)
-    optimizer, beside = make(kind, model.parameters()), make(kind, twin.parameters())
+    optimizer, beside = make(kind, model.parameters(), fused=fused), make(kind, twin.parameters())
     train_scaled(model, optimizer, scaler_for(device), 6)
     train(twin, beside, 6)
     assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
     assert not hasattr(optimizer, "grad_scale") and not hasattr(optimizer, "found_inf")
-    torch.testing.assert_close(model.conv.weight.grad, twin.conv.weight.grad * SCALE)
+    torch.testing.assert_close(model.conv.weight.grad, twin.conv.weight.grad * (SCALE if fused else 1.0))
 
 
+@pytest.mark.parametrize("fused", [None, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_unscale_clip_step_update(kind, device):
+def test_unscale_clip_step_update(kind, fused, device):
     model, twin = small(device), small(device)
-    train_scaled(model, make(kind, model.parameters()), scaler_for(device), 6, unscale=True)
+    train_scaled(model, make(kind, model.parameters(), fused=fused), scaler_for(device), 6, unscale=True)
     train_clipped(twin, make(kind, twin.parameters()), 6)
     assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
 
 
 @pytest.mark.parametrize("unscale", [False, True], ids=["direct", "unscale_"])
+@pytest.mark.parametrize("fused", [None, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_infinite_gradient_skips_the_step(kind, unscale, device):
+def test_an_infinite_gradient_skips_the_step(kind, fused, unscale, device):
     """Nothing of the bad step remains but a smaller scale, from the very first step on."""
     model, twin = small(device), small(device)
-    optimizer, beside = (make(kind, m.parameters(), **steady(kind, device)) for m in (model, twin))
+    optimizer, beside = (make(kind, m.parameters(), fused=fused, **steady(kind, device)) for m in (model, twin))
     scaler = scaler_for(device)
     go = train_clipped if unscale else train
     before = copies(model.parameters())
@@ -99,14 +114,16 @@ def test_an_infinite_gradient_skips_the_step(kind, unscale, device):
     train_scaled(model, optimizer, scaler, 3, first=3, unscale=unscale)
     go(twin, beside, 6)
     assert scaler.get_scale() == SCALE / 8
+    assert optimizer.stats()["skipped"] == (3 if fused else 0)  # the scaler skips the others before they see it
     assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
 
 
+@pytest.mark.parametrize("fused", [None, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_scale_grows_and_is_followed(kind, device):
+def test_scale_grows_and_is_followed(kind, fused, device):
     model, twin = small(device), small(device)
     scaler = scaler_for(device, growth_interval=2)
-    train_scaled(model, make(kind, model.parameters()), scaler, 6)
+    train_scaled(model, make(kind, model.parameters(), fused=fused), scaler, 6)
     train(twin, make(kind, twin.parameters()), 6)
     assert scaler.get_scale() == SCALE * 8
     assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
@@ -120,13 +137,15 @@ def test_a_disabled_scaler(kind, device):
     assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
 
 
-def test_two_optimizers_and_one_scaler(device):
+@pytest.mark.parametrize("fused", [None, True])
+def test_two_optimizers_and_one_scaler(fused, device):
     model, twin = small(device), small(device)
     scaler = scaler_for(device)
 
     def pair(m):
         matrices = [p for p in m.parameters() if p.ndim >= 2]
-        return make("muon", matrices), make("adamw", [p for p in m.parameters() if p.ndim < 2])
+        rest = [p for p in m.parameters() if p.ndim < 2]
+        return make("muon", matrices, fused=fused), make("adamw", rest, fused=fused)
 
     optimizers, beside = pair(model), pair(twin)
     for step in range(4):

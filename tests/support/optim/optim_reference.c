@@ -237,7 +237,7 @@ static adam_numbers adam_numbers_of(const ref_optim *r, const tch_optim_config *
     if (!r->scalar) {
         return (adam_numbers){c->lr, c->weight_decay, c->beta1, c->beta2, c->eps, l2};
     }
-    double lr = c->scalar_lr != 0.0 ? c->scalar_lr : c->lr;
+    double lr = c->scalar_lr != 0.0 ? c->scalar_lr * c->lr / c->scalar_base_lr : c->lr;
     double decay = c->scalar_weight_decay >= 0.0 ? c->scalar_weight_decay : c->weight_decay;
     return (adam_numbers){lr, decay, c->scalar_beta1, c->scalar_beta2, c->scalar_eps, l2};
 }

@@ -113,6 +113,7 @@ static void make_group(trial *t, const tch_optim_config *config, int32_t count, 
 {
     CHECK(t->groups < TRIAL_MOST_GROUPS && t->count + count <= TRIAL_MOST_PARAMETERS, "the trial is too large");
     t->configs[t->groups] = *config;
+    t->configs[t->groups].scalar_base_lr = config->scalar_base_lr > 0.0 ? config->scalar_base_lr : config->lr;
     for (int32_t i = 0; i < count; i++) {
         trial_parameter *p = &t->parameters[t->count + i];
         make_parameter(t, p, &shapes[i], t->groups);
@@ -303,7 +304,12 @@ void trial_for_every_kind(tch_context *context, const char *what, void (*check)(
 
 void trial_set_config(trial *t, int32_t group, const tch_optim_config *config)
 {
+    double base = t->configs[group].scalar_base_lr;
+    bool brings = config->scalar_lr != t->configs[group].scalar_lr;
     t->configs[group] = *config;
+    if (config->scalar_base_lr == 0.0) {
+        t->configs[group].scalar_base_lr = brings ? config->lr : base;
+    }
     CHECK_OK(tch_optimizer_set_config(t->optimizer, group, config));
 }
 
