@@ -126,6 +126,29 @@ static tch_status check_tensors(tch_optimizer *o, const tch_checkpoint *file, co
     return check_model(o, file, prefix);
 }
 
+static bool is_among(const char *name, const char *const *names, size_t count)
+{
+    bool found = false;
+    for (size_t i = 0; !found && i < count; i++) {
+        found = strcmp(name, names[i]) == 0;
+    }
+    return found;
+}
+
+/* Options that files of earlier versions do not have: there the optimizer keeps its own. */
+static bool came_later(const char *name)
+{
+    static const char *const names[] = {"scalar_base_lr", "refresh_growth", "world_invariant"};
+    return is_among(name, names, sizeof names / sizeof names[0]);
+}
+
+/* Options that say how a step is computed on this machine, not what: these stay the optimizer's own. */
+static bool is_local(const char *name)
+{
+    static const char *const names[] = {"world_invariant", "memory_budget", "nonfinite", "precision"};
+    return is_among(name, names, sizeof names / sizeof names[0]);
+}
+
 /* The settings of one group as the file has them, checked; options that cannot change must be the same. */
 static tch_status read_settings(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix, int32_t group,
                                 tch_optim_config *config)
@@ -137,17 +160,14 @@ static tch_status read_settings(const tch_optimizer *o, const tch_checkpoint *fi
     *config = tchi_group_at(o, group)->config;
     for (int32_t i = 0; tchi_config_option(i, &name, &changes); i++) {
         double value;
-        if (strcmp(name, "world_invariant") == 0) { /* how, not what: and files of earlier versions have none */
-            continue;
-        }
         option_key(key, prefix, group, name);
-        if (strcmp(name, "scalar_base_lr") == 0 && tch_checkpoint_text(file, key) == NULL) {
-            continue; /* nor this one: the ratio is that which the optimizer was made with */
+        if (came_later(name) && tch_checkpoint_text(file, key) == NULL) {
+            continue;
         }
         TCHI_TRY(tch_checkpoint_number(file, key, &value));
         snprintf(what, sizeof what, "the checkpoint's '%s'", key);
         TCHI_TRY(tchi_config_check_value(what, i, value));
-        if (strcmp(name, "memory_budget") != 0 && strcmp(name, "nonfinite") != 0 && strcmp(name, "precision") != 0) {
+        if (!is_local(name)) {
             tchi_config_set(config, i, value);
         }
     }
