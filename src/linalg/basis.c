@@ -224,7 +224,7 @@ static tch_status multiply_split(tch_context *context, const tch_matrices *a, co
     TCHI_TRY(condition(context, a, shift, &common->inspection, &buffers->s));
     TCHI_TRY(tchi_split_rows(context, &buffers->s, SPLIT_FACTOR, false, &buffers->a));
     TCHI_TRY(tchi_split_rows(context, q, TCHI_SPLIT_UNIT, false, &buffers->q));
-    TCHI_TRY(tchi_split_product(context, 1.0, &buffers->q, &buffers->a, 0, false, 0.0, &buffers->s));
+    TCHI_TRY(tchi_split_product(context, 1.0, &buffers->q, &buffers->a, 0, TCHI_LOW_BOTH, 0.0, &buffers->s));
     TCHI_TRY(t->matrix->row_dots(state, &buffers->s, q, 1.0, &common->w));
     TCHI_TRY(t->matrix->descending(state, &common->w, common->order));
     return t->matrix->permute(state, &buffers->s, common->order, NULL, &buffers->sorted);

@@ -1,14 +1,16 @@
 /* See gram_schmidt.h. By panels: rows are projected against those that are done, and within a panel made orthonormal by
- * Cholesky in float64, whose squared condition number float64 can bear. Before changing the order of things read
- * docs/numerics/soap-basis.md: a projection leaves about 1e-7 of a row's length in the span it projects from, and what
- * is left of a row may be 1e-4 of it, so one projection is not enough; nor are two, where a panel that comes out of
- * them badly conditioned magnifies what they left.
+ * Cholesky in float64, whose squared condition number float64 can bear.
  *
  *     for each panel S_k, Q the rows before it:
- *         twice: S_k <- S_k - (S_k Q') Q                    the first time with all rows of a half at once
- *         L L' = S_k S_k',  S_k <- L^-1 S_k                 in float64
- *         S_k <- S_k - (S_k Q') Q                           of something small: the last product in 11 bits
- */
+ *         S_k <- S_k - (S_k Q') Q                 rough; by halves, with all rows below at once
+ *         S_k <- S_k - (S_k Q') Q                 full
+ *         L L' = S_k S_k',  S_k <- L^-1 S_k       in float64; for the first panel twice
+ *         S_k <- S_k - (S_k Q') Q                 of something small
+ *
+ * Before changing any of it read docs/numerics/soap-basis.md. A projection leaves about 1e-7 of a row's length in the
+ * span it projects from, and what is left of a row may be 1e-6 of it, so one is not enough; nor are two, where the
+ * panel that comes out of them is badly conditioned and Cholesky magnifies what they left. Coefficients may be rough,
+ * since what they miss is in the span, and the next projection takes it; Q may not, where it is subtracted. */
 #include "gram_schmidt.h"
 
 #include "core/status.h"
@@ -38,17 +40,20 @@ tch_status tchi_split_rows(tch_context *context, const tch_matrices *x, double s
 
 /* The small parts first, so that they are not lost beside the large one. */
 tch_status tchi_split_product(tch_context *context, double alpha, const tchi_split *a, const tchi_split *b,
-                              int32_t transpose_b, bool high_only, double beta, const tch_matrices *c)
+                              int32_t transpose_b, tchi_low low, double beta, const tch_matrices *c)
 {
     tch_gemm_op *gemm = context->backend->matrix->gemm;
     void *state = context->state;
     double factor = alpha / (a->scale * b->scale);
-    if (high_only) {
-        return gemm(state, factor, &a->high, 0, &b->high, transpose_b, beta, c);
+    if (low & TCHI_LOW_A) {
+        TCHI_TRY(gemm(state, factor, &a->low, 0, &b->high, transpose_b, beta, c));
+        beta = 1.0;
     }
-    TCHI_TRY(gemm(state, factor, &a->low, 0, &b->high, transpose_b, beta, c));
-    TCHI_TRY(gemm(state, factor, &a->high, 0, &b->low, transpose_b, 1.0, c));
-    return gemm(state, factor, &a->high, 0, &b->high, transpose_b, 1.0, c);
+    if (low & TCHI_LOW_B) {
+        TCHI_TRY(gemm(state, factor, &a->high, 0, &b->low, transpose_b, beta, c));
+        beta = 1.0;
+    }
+    return gemm(state, factor, &a->high, 0, &b->high, transpose_b, beta, c);
 }
 
 /* Rows [first, first + rows) of every matrix. */
@@ -151,8 +156,17 @@ typedef struct work {
     void *scratch;
 } work;
 
+/* The low parts that count in coefficients, and in what is subtracted. */
+typedef struct precision {
+    tchi_low coefficients, difference;
+} precision;
+
+static const precision rough = {TCHI_LOW_NONE, TCHI_LOW_B};
+static const precision full = {TCHI_LOW_BOTH, TCHI_LOW_BOTH};
+static const precision of_little = {TCHI_LOW_BOTH, TCHI_LOW_NONE};
+
 /* Rows of S, brought to length 1, less their parts along `count` rows that are done, from row `from` on. */
-static tch_status project(const work *w, const tch_matrices *rows, int64_t from, int64_t count, bool small)
+static tch_status project(const work *w, const tch_matrices *rows, int64_t from, int64_t count, precision how)
 {
     tchi_arena arena = {.base = w->scratch};
     projection p = layout_projection(&arena, rows->batch, rows->rows, rows->cols, count);
@@ -162,9 +176,9 @@ static tch_status project(const work *w, const tch_matrices *rows, int64_t from,
     }
     done.scale = TCHI_SPLIT_UNIT;
     TCHI_TRY(tchi_split_rows(w->context, rows, TCHI_SPLIT_UNIT, true, &p.rows));
-    TCHI_TRY(tchi_split_product(w->context, 1.0, &p.rows, &done, 1, false, 0.0, &p.c));
+    TCHI_TRY(tchi_split_product(w->context, 1.0, &p.rows, &done, 1, how.coefficients, 0.0, &p.c));
     TCHI_TRY(tchi_split_rows(w->context, &p.c, TCHI_SPLIT_UNIT, false, &p.coefficients));
-    return tchi_split_product(w->context, -1.0, &p.coefficients, &done, 0, small, 1.0, rows);
+    return tchi_split_product(w->context, -1.0, &p.coefficients, &done, 0, how.difference, 1.0, rows);
 }
 
 static tch_status convert(tch_context *context, const tch_matrices *from, const tch_matrices *to)
@@ -185,13 +199,15 @@ static tch_status orthonormalize_panel(const work *w, const tch_matrices *rows)
     return convert(w->context, &p.after, rows);
 }
 
+/* All others are projected against the first panel again and again, and it has nothing to be projected against: where
+ * its rows are nearly one, as after gradients of rank 1, a second time makes it as orthonormal as they will be. */
 static tch_status finish_panel(const work *w, int64_t first, int64_t count)
 {
     tch_matrices rows = rows_of(w->s, first, count);
     tchi_split planes = split_rows_of(w->planes, first, count);
-    TCHI_TRY(project(w, &rows, 0, first, false));
+    TCHI_TRY(project(w, &rows, 0, first, full));
     TCHI_TRY(orthonormalize_panel(w, &rows));
-    TCHI_TRY(first == 0 ? orthonormalize_panel(w, &rows) : project(w, &rows, 0, first, true));
+    TCHI_TRY(first == 0 ? orthonormalize_panel(w, &rows) : project(w, &rows, 0, first, of_little));
     return tchi_split_rows(w->context, &rows, TCHI_SPLIT_UNIT, true, &planes);
 }
 
@@ -204,7 +220,7 @@ static tch_status orthonormalize(const work *w, int64_t first, int64_t count)
     int64_t upper = first_half(count);
     tch_matrices rest = rows_of(w->s, first + upper, count - upper);
     TCHI_TRY(orthonormalize(w, first, upper));
-    TCHI_TRY(project(w, &rest, first, upper, false));
+    TCHI_TRY(project(w, &rest, first, upper, rough));
     return orthonormalize(w, first + upper, count - upper);
 }
 

@@ -19,9 +19,13 @@ tchi_split tchi_split_layout(tchi_arena *arena, int64_t batch, int64_t rows, int
 tch_status tchi_split_rows(tch_context *context, const tch_matrices *x, double scale, bool normalize,
                            tchi_split *split);
 
-/* C = alpha A B + beta C, or A B', C of float32: all three products, or of the high parts alone. */
+/* Whose low parts count in a product. */
+typedef enum tchi_low { TCHI_LOW_NONE = 0, TCHI_LOW_A = 1, TCHI_LOW_B = 2, TCHI_LOW_BOTH = 3 } tchi_low;
+
+/* C = alpha A B + beta C, or A B', C of float32: the product of the high parts, and one more for each operand whose low
+ * parts count. */
 tch_status tchi_split_product(tch_context *context, double alpha, const tchi_split *a, const tchi_split *b,
-                              int32_t transpose_b, bool high_only, double beta, const tch_matrices *c);
+                              int32_t transpose_b, tchi_low low, double beta, const tch_matrices *c);
 
 /* Numbers of size 1, such as those of orthonormal rows, times this have low parts in the range of float16. */
 #define TCHI_SPLIT_UNIT 256.0
