@@ -2,7 +2,7 @@
 
     import torchium
     optimizer = torchium.optim.Shampoo(model.parameters(), lr=0.03)
-    optimizer = torchium.create_optimizer("muon", model, elementwise=("embedding",))
+    optimizer = torchium.create_optimizer("muon", model, lr=0.02, adamw_lr=3e-4)
 
 `torchium.linalg` has the matrix functions for PyTorch, NumPy, CuPy and JAX arrays. `torchium.optim`, `torchium.amp` and
 `torchium.utils` are for PyTorch, and it is they that import it; so is `torchium.grad_sample`, for gradients of single

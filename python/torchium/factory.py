@@ -51,16 +51,15 @@ def create_optimizer(
 
     Arguments:
         params_or_model: parameters or groups as every optimizer takes them, passed on as they are; or a model, which
-            "kfac" and "natural" want.
-        elementwise: for a model, the matrices that get AdamW all the same, as people do with embeddings and the output
-            layer. A class of modules, or a pattern compared, in any case, with the name of a parameter, the name of its
-            module ("transformer.wte"), the last part of that ("wte") and the name of the module's class ("Embedding").
+            "kfac" and "natural" want. Of a model embeddings and output layers get AdamW, as where the class itself is
+            given the model: `optimizer.summary()` tells.
+        elementwise: for a model, further matrices that get AdamW. A class of modules, or a pattern compared, in any
+            case, with the name of a parameter, the name of its module ("transformer.wte"), the last part of that
+            ("wte") and the name of the module's class ("Embedding").
         no_decay_1d: for a model, whether parameters with fewer than two dimensions go without weight decay.
         options: the optimizer's own, such as lr and weight_decay.
 
-        optimizer = torchium.create_optimizer(
-            "muon", model, lr=0.02, elementwise=("embedding", "lm_head"), no_decay_1d=True
-        )
+        optimizer = torchium.create_optimizer("muon", model, lr=0.02, adamw_lr=3e-4, no_decay_1d=True)
     """
     key = _known_name(name)
     patterns = _as_patterns(elementwise)
@@ -76,8 +75,14 @@ def create_optimizer(
                 "elementwise and no_decay_1d need a model to look into; groups of your own say it themselves"
             )
         return make(params_or_model, **options)
-    groups = _groups_of(params_or_model, patterns, bool(no_decay_1d))
-    return make([_group(*kind, parameters, key) for kind, parameters in groups.items()], **options)
+    if key in _FIRST_ORDER:
+        groups = _groups_of(params_or_model, patterns, bool(no_decay_1d))
+        return make([_group(*kind, parameters, key) for kind, parameters in groups.items()], **options)
+    reasons = _reasons(params_or_model, patterns)
+    groups = _grouped(params_or_model, set(reasons), bool(no_decay_1d))
+    optimizer = make([_group(*kind, parameters, key) for kind, parameters in groups.items()], **options)
+    optimizer._reasons = reasons
+    return optimizer
 
 
 def _known_name(name: Any) -> str:
@@ -116,10 +121,22 @@ def _groups_of(
 ) -> dict[tuple[bool, bool], list[tuple[str, torch.nn.Parameter]]]:
     """Named parameters by (elementwise, without decay), in the model's order. A shared parameter counts once, and
     matches when any of its owners does."""
+    return _grouped(model, _matching(model, patterns), no_decay_1d)
+
+
+def _reasons(model: torch.nn.Module, patterns: list[str | type]) -> dict[torch.Tensor, str]:
+    """The parameters that get AdamW by the rules for models or by a pattern, with the reason."""
+    from torchium.optim._model.choose import reasons_of
+
+    return {**dict.fromkeys(_matching(model, patterns), "elementwise"), **reasons_of(model)}
+
+
+def _grouped(
+    model: torch.nn.Module, chosen: set[torch.nn.Parameter], no_decay_1d: bool
+) -> dict[tuple[bool, bool], list[tuple[str, torch.nn.Parameter]]]:
     names = {parameter: name for name, parameter in model.named_parameters()}
     if not names:
         raise ValueError(f"params_or_model is a {type(model).__name__!r} without parameters")
-    chosen = _matching(model, patterns)
     groups: dict[tuple[bool, bool], list[tuple[str, torch.nn.Parameter]]] = {}
     for parameter, name in names.items():
         kind = (parameter in chosen, no_decay_1d and parameter.ndim < 2)

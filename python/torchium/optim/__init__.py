@@ -1,12 +1,15 @@
 """Optimizers for PyTorch: Shampoo, SOAP, Muon, NorMuon, AdamW, Lion and SGD, drop-in for those of torch.optim.
 
-    optimizer = torchium.optim.Shampoo(model.parameters(), lr=0.03)
+    optimizer = torchium.optim.Shampoo(model, lr=0.03)
 
-Matrices get the second-order method, everything else AdamW in the same optimizer. KFAC and NaturalGradient look at a
-model's layers and are made from the model; KFACPreconditioner turns the gradients for any optimizer.
+Matrices get the second-order method; embeddings, the output layer and everything else get AdamW in the same optimizer.
+KFAC and NaturalGradient look at a model's layers and are made from the model; KFACPreconditioner turns the gradients
+for any optimizer.
 
     optimizer = torchium.optim.KFAC(model, lr=0.01)
 """
+
+from torchium.factory import create_optimizer
 
 from .adamw import AdamW
 from .base import TorchiumOptimizer
@@ -35,4 +38,5 @@ __all__ = [
     "NorMuon",
     "Shampoo",
     "TorchiumOptimizer",
+    "create_optimizer",
 ]

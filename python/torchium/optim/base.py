@@ -34,7 +34,7 @@ from ._shared.group import make_group, ranks_of
 from .kernel import Kernel, as_kernel, report_of
 from .options import Options, has_ratio, keep_ratio, keep_saved_ratio, lr_for, plain, shown
 
-__all__ = ["TorchiumOptimizer"]
+__all__ = ["TorchiumOptimizer", "outside"]
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -66,7 +66,7 @@ except ImportError:
     _HOOKS_OF_ALL = (True,)
 
 
-def _outside() -> int:
+def outside() -> int:
     """The stacklevel of the user's line: of the first caller that is neither ours nor PyTorch's."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("torchium", "torch"):
@@ -356,7 +356,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 f"{type(self).__name__}: the built-in is used {extent} instead of {kernel.name!r} for {part!r}: "
                 f"{info['reason']}",
                 RuntimeWarning,
-                stacklevel=_outside(),
+                stacklevel=outside(),
             )
 
     # --- a step

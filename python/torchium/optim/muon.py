@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from .base import TorchiumOptimizer
 from .kernel import Kernel
 from .options import ADAMW, COMMON, Option, Options, number, or_else, plain, shown
+from .second_order import SecondOrder
 
 __all__ = ["Muon"]
 
@@ -28,7 +28,7 @@ def usual_steps(method: str | None, steps: int | None, coefficients: Any) -> tup
     return method, steps or USUAL_STEPS.get(method, 5)
 
 
-class Muon(TorchiumOptimizer):
+class Muon(SecondOrder):
     r"""Muon: the momentum of a matrix, made orthogonal, is its step.
 
     .. math::
@@ -39,7 +39,8 @@ class Muon(TorchiumOptimizer):
     first are merged. Vectors and scalars get AdamW, for which `adamw_lr` is usually much smaller than lr.
 
     Args:
-        params: parameters, groups of them, or `model.named_parameters()`.
+        params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
+            of them, or `model.named_parameters()`.
         lr: :math:`\gamma`, a number or a tensor of one element.
         weight_decay: :math:`\lambda`. momentum: :math:`\mu`. nesterov: see above.
         ns_coefficients: three numbers (a, b, c) of the polynomial a X + b X X' X + c X X' X X' X, repeated `ns_steps`

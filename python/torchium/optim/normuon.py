@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from .base import TorchiumOptimizer
 from .kernel import Kernel
 from .muon import Muon, usual_steps
 from .options import Option, Options, number
+from .second_order import SecondOrder
 
 __all__ = ["NorMuon"]
 
@@ -27,7 +27,8 @@ class NorMuon(Muon):
     AdamW carry over. The state is Muon's and one number for each row.
 
     Args:
-        params: parameters, groups of them, or `model.named_parameters()`.
+        params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
+            of them, or `model.named_parameters()`.
         lr: :math:`\gamma`, a number or a tensor of one element.
         weight_decay: :math:`\lambda`. momentum, nesterov: of U, see Muon; the paper's algorithm has nesterov=False, its
             authors' code True.
@@ -104,4 +105,4 @@ class NorMuon(Muon):
         process_group: Any = None,
     ) -> None:
         method, ns_steps = usual_steps(method, ns_steps, ns_coefficients)
-        TorchiumOptimizer.__init__(self, params, locals())
+        SecondOrder.__init__(self, params, locals())

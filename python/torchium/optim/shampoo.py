@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from .base import TorchiumOptimizer
 from .kernel import Kernel
 from .options import ADAMW, COMMON, Option, Options, number, or_else, pair
+from .second_order import SecondOrder
 
 __all__ = ["CUDAShampoo", "Shampoo"]
 
 
-class Shampoo(TorchiumOptimizer):
+class Shampoo(SecondOrder):
     r"""Shampoo: each dimension of a gradient is multiplied by an inverse root of its second moment.
 
     For a matrix, with :math:`F` the filtered gradient and :math:`L, R` summed (:math:`\beta_2 = 1`) or averaged:
@@ -24,7 +24,8 @@ class Shampoo(TorchiumOptimizer):
     Factors are updated at every step, roots every `update_freq` steps, spread over them. Vectors and scalars get AdamW.
 
     Args:
-        params: parameters, groups of them, or `model.named_parameters()`.
+        params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
+            of them, or `model.named_parameters()`.
         lr: :math:`\gamma`, a number or a tensor of one element.
         eps: :math:`\epsilon`, added to the factors; `epsilon` is another name for it.
         update_freq: steps between refreshes of a root; `precondition_frequency` is another name for it.

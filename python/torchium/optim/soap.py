@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from .base import TorchiumOptimizer
 from .kernel import Kernel
 from .options import ADAMW, COMMON, Option, Options, number, pair
+from .second_order import SecondOrder
 
 __all__ = ["SOAP"]
 
 
-class SOAP(TorchiumOptimizer):
+class SOAP(SecondOrder):
     r"""SOAP: Adam in the eigenbasis of Shampoo's factors.
 
     For a matrix with factors :math:`L, R` (averages of :math:`G G^T` and :math:`G^T G`) and their bases :math:`Q_L,
@@ -25,7 +25,8 @@ class SOAP(TorchiumOptimizer):
     bases. Vectors and scalars get AdamW.
 
     Args:
-        params: parameters, groups of them, or `model.named_parameters()`.
+        params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
+            of them, or `model.named_parameters()`.
         lr: :math:`\gamma`, a number or a tensor of one element.
         betas: of Adam. shampoo_beta: of the factors; below 0 for betas[1].
         eps: of Adam. weight_decay: :math:`\lambda`, 'decoupled' or 'l2' by `weight_decay_type`.

@@ -1,10 +1,11 @@
-"""What an optimizer takes, in bytes."""
+"""What an optimizer takes, in bytes, and which parameters get what."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-__all__ = ["MemoryReport"]
+__all__ = ["MemoryReport", "Summary", "SummaryRow"]
 
 
 class MemoryReport(dict[str, int]):
@@ -33,3 +34,41 @@ class MemoryReport(dict[str, int]):
         rows = [f"{name:<8} {self[name] / size:12.1f} {unit}" for name in ("state", "scratch", "refresh", "peak")]
         matrices = f"{self['blocks']} blocks with {self['factors']} factors"
         return "\n".join(["forecast" if self.forecast else "in use", *rows, matrices])
+
+
+class SummaryRow(NamedTuple):
+    """Parameters that get the same method for the same reason."""
+
+    method: str
+    reason: str
+    names: tuple[str, ...]
+    elements: int
+
+
+class Summary(tuple[SummaryRow, ...]):
+    """Which parameters get which method, and why: one row for each reason, in the order in which they come up."""
+
+    def __new__(cls, found: Mapping[tuple[str, str], list[tuple[str, int]]]) -> Summary:
+        return super().__new__(
+            cls,
+            (
+                SummaryRow(method, reason, tuple(name for name, _ in members), sum(count for _, count in members))
+                for (method, reason), members in found.items()
+            ),
+        )
+
+    def __str__(self) -> str:
+        cells = [
+            (row.method, row.reason, f"{len(row.names)}", f"{row.elements:,}", _shortened(row.names)) for row in self
+        ]
+        head = ("method", "reason", "tensors", "elements", "")
+        wide = [max(len(row[k]) for row in (head, *cells)) for k in range(4)]
+        return "\n".join(
+            f"{row[0]:<{wide[0]}}  {row[1]:<{wide[1]}}  {row[2]:>{wide[2]}}  {row[3]:>{wide[3]}}  {row[4]}".rstrip()
+            for row in (head, *cells)
+        )
+
+
+def _shortened(names: tuple[str, ...]) -> str:
+    """The first and the last of many."""
+    return ", ".join(names) if len(names) < 3 else f"{names[0]}, ..., {names[-1]}"

@@ -1,0 +1,71 @@
+"""Which matrices of a model get AdamW although a second-order method could take them: those whose rows belong to single
+words, classes or positions, so that the rows of a gradient have little to do with each other. The rules go by the types
+and names of modules, and look at no shapes but that of the head: simple enough to be said on the page for users, which
+lists them in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+__all__ = ["reasons_of"]
+
+_NORMS: tuple[type[nn.Module], ...] = (
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.modules.batchnorm._NormBase,
+    *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else []),
+)
+# What people call the layer that gives a model's answer; a Linear of such a name is a head where it is the last one.
+_HEADS = {"classifier", "embed_out", "fc", "head", "heads", "lm_head", "logits", "output", "score"}
+
+
+def _is_embedding(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or "embedding" in type(module).__name__.lower()
+
+
+def _own_name(path: str) -> str:
+    """The last part of a module's name that is no number: that of a Sequential where the module lies in one."""
+    return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
+
+
+def _owned(model: nn.Module) -> Iterator[tuple[nn.Parameter, str, str, nn.Module]]:
+    """Every parameter with its name in the module that has it, that module's name, and the module; shared ones for each
+    of their owners."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            yield parameter, name, path, module
+
+
+def _heads(model: nn.Module) -> set[nn.Parameter]:
+    """The weights of output layers: any Linear called lm_head; and the last Linear, where it has the name of a head or
+    as many outputs as an embedding has rows."""
+    layers = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    rows = {module.num_embeddings for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
+    heads = {module.weight for path, module in layers if _own_name(path) == "lm_head"}
+    if layers:
+        path, last = layers[-1]
+        if _own_name(path) in _HEADS or last.out_features in rows:
+            heads.add(last.weight)
+    return heads
+
+
+def reasons_of(model: nn.Module) -> dict[torch.Tensor, str]:
+    """The parameters that get AdamW, with the reason. Vectors and scalars are not among them: they get it anyway."""
+    heads, reasons = _heads(model), {}
+    for parameter, name, _, module in _owned(model):
+        if sum(size > 1 for size in parameter.shape) < 2:
+            continue
+        if _is_embedding(module):
+            reasons[parameter] = "embedding"
+        elif "embed" in name or "token" in name:
+            reasons.setdefault(parameter, "token or position")
+        elif isinstance(module, _NORMS):
+            reasons.setdefault(parameter, "norm")
+        elif parameter in heads:
+            reasons.setdefault(parameter, "output layer")
+    tied = {parameter for parameter, _, _, module in _owned(model) if not _is_embedding(module)}
+    return {p: "embedding and output layer" if why == "embedding" and p in tied else why for p, why in reasons.items()}

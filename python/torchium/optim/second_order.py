@@ -1,0 +1,142 @@
+"""What Shampoo, SOAP, Muon and NorMuon have in common: they take matrices, and leave the rest to AdamW. Here is who
+gets what: from a model, from groups as other implementations write them, and told in a summary.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchium import _C
+
+from ._engine.matrices import Role
+from ._engine.placement import Group, labels_of
+from ._engine.report import Summary
+from ._model.choose import reasons_of
+from .base import TorchiumOptimizer, outside
+from .options import lr_for, shown
+
+__all__ = ["SecondOrder"]
+
+# A matrix with so many rows or columns, and so many times as many as the other way, is taken for an embedding.
+_VOCABULARY, _TIMES = 10_000, 8
+
+
+class SecondOrder(TorchiumOptimizer):
+    """What the optimizers of matrices have in common; not for direct use. Beside the others' methods there is
+    `summary()`."""
+
+    # Why parameters of a model get AdamW; empty for an optimizer that was made from parameters.
+    _reasons: Mapping[torch.Tensor, str] = MappingProxyType({})
+    _warned = False  # of a matrix as large as a vocabulary
+
+    def __init__(self, params: Any, arguments: dict[str, Any]) -> None:
+        if isinstance(params, nn.Module):
+            params = self._groups_of(params)
+        super().__init__(params, arguments)
+
+    def _groups_of(self, model: nn.Module) -> list[Group]:
+        """The parameters of a model by name, those that get AdamW by the rules of `choose` in a group of their own."""
+        self._reasons = reasons_of(model)
+        named = list(model.named_parameters())
+        if not named:
+            raise ValueError(f"{type(self).__name__}: params is a {type(model).__name__!r} without parameters")
+        groups: list[Group] = [
+            {"params": [(name, p) for name, p in named if p not in self._reasons]},
+            {"params": [(name, p) for name, p in named if p in self._reasons], "elementwise": True},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Adds a group, also in the middle of training. Options it does not name have the defaults. `use_muon` and
+        `algorithm`, as other implementations have them in groups, are understood."""
+        if isinstance(param_group, dict):
+            self._understand(param_group)
+        super().add_param_group(param_group)
+        self._warn_of_vocabulary(len(self.param_groups) - 1)
+
+    # --- groups as others write them
+
+    def _understand(self, group: Group) -> None:
+        """`use_muon=False` and `algorithm="adamw"` are `elementwise=True`, and the group's numbers are then AdamW's."""
+        asked = [*self._use_muon(group), *self._algorithm(group)]
+        if not asked:
+            return
+        if len({*asked, *([not group["elementwise"]] if isinstance(group.get("elementwise"), bool) else [])}) > 1:
+            given = {name: group[name] for name in ("use_muon", "algorithm", "elementwise") if name in group}
+            raise ValueError(f"{type(self).__name__}: a group has {given}, which contradict each other")
+        group["elementwise"] = not asked[0]
+        if group["elementwise"]:
+            for name, own in (("betas", "adamw_betas"), ("eps", "adamw_eps"), ("epsilon", "adamw_eps")):
+                if name in group:
+                    group.setdefault(own, group.pop(name))
+            for name, own in (("lr", "adamw_lr"), ("weight_decay", "adamw_weight_decay")):
+                if name in group:
+                    group.setdefault(own, None)  # the group's own, whatever the optimizer's default for AdamW is
+
+    def _use_muon(self, group: Group) -> list[bool]:
+        if "use_muon" not in group or self.kind not in ("muon", "normuon"):
+            return []
+        if not isinstance(group["use_muon"], bool):
+            raise TypeError(f"{type(self).__name__}: use_muon must be True or False, got {shown(group['use_muon'])}")
+        return [group["use_muon"]]
+
+    def _algorithm(self, group: Group) -> list[bool]:
+        if "algorithm" not in group:
+            return []
+        name = group["algorithm"]
+        if name not in (self.kind, "adamw"):
+            raise ValueError(
+                f"{type(self).__name__}: algorithm is {shown(name)} in a group, expected {self.kind!r} or 'adamw'"
+            )
+        return [name == self.kind]
+
+    # --- who gets what
+
+    def _warn_of_vocabulary(self, index: int) -> None:
+        """Once, where what is probably an embedding gets the second-order method."""
+        group = self.param_groups[index]
+        for position, (parameter, alone) in enumerate(
+            zip(group["params"], self._elementwise(group, index), strict=True)
+        ):
+            short, *_, long = sorted(parameter.shape) if parameter.ndim == 2 else (0, 0)
+            if self._warned or alone or not parameter.requires_grad or long <= max(_VOCABULARY, _TIMES * short):
+                continue
+            self._warned = True
+            label, who = labels_of(self.param_groups)[index][position], type(self).__name__
+            warnings.warn(
+                f"{who}: {label!r} is {parameter.shape[0]} by {parameter.shape[1]}, the size of a vocabulary, and gets "
+                f"{who} like every matrix. Embeddings and output layers usually train better with AdamW: give the "
+                f"model itself, {who}(model, ...), or put them into a group with elementwise=True",
+                UserWarning,
+                stacklevel=outside(),
+            )
+
+    def _method_of(self, parameter: torch.Tensor, config: dict[str, Any], role: Role) -> tuple[str, str]:
+        """What a parameter gets, as the library decides it, and why."""
+        if not (parameter.requires_grad or parameter.grad is not None):
+            return "nothing", "frozen"
+        described = (tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."), role)
+        if _C.optim_forecast("cpu", config, [described])["blocks"] > 0:
+            return type(self).__name__, "matrix"
+        if role[0]:
+            return "AdamW", self._reasons.get(parameter, "elementwise")
+        is_matrix = sum(size > 1 for size in parameter.shape) > 1
+        return "AdamW", "matrix that is too large or too narrow" if is_matrix else "vector or scalar"
+
+    def summary(self) -> Summary:
+        """Which parameters get this method and which AdamW, with the reason; printed, a few lines."""
+        found: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        labels = labels_of(self.param_groups)
+        for index, group in enumerate(self.param_groups):
+            config = self._config(group, lr_for(None, group["lr"])[0])
+            roles = self._roles(self.param_groups, index)
+            for parameter, label, role in zip(group["params"], labels[index], roles, strict=True):
+                method = self._method_of(parameter, config, role)
+                found.setdefault(method, []).append((label, parameter.numel()))
+        return Summary(found)
