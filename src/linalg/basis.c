@@ -1,6 +1,7 @@
 /* See basis.h. Rows are made orthonormal by Cholesky: with W = S S' = L L', the rows of L^-1 S are what Gram and
  * Schmidt would make of those of S. That squares the condition number of S, which is large even beside an eigenbasis,
- * so before changing the arithmetic of a product read docs/numerics/soap-basis.md. */
+ * so before changing the arithmetic of a product read docs/numerics/soap-basis.md. For large n gram_schmidt.c does
+ * without the square. */
 #include "basis.h"
 
 #include <float.h>
@@ -43,7 +44,7 @@ typedef struct method {
 #define SPLIT_GAIN 2.5
 
 /* And the rest, where n times that ratio is at least this: the larger n, the less of it is left in float64, in small
- * products. On an H200, where split products are put at 3.6 times float64's, panels lose at n = 1024 and win at
+ * products. On an H200, where split products are put at 3.2 times float64's, panels lose at n = 1024 and win at
  * 2304 (bench/ladder/cuda_basis.md). */
 #define PANELS_FROM 5000.0
 
@@ -75,7 +76,8 @@ static method method_for(const tch_context *context, tch_scalar type, int64_t n)
         return (method){TCH_SCALAR_F64, 2, SHIFT_F64, GRAM_ROUNDOFFS * size * DBL_EPSILON / 2, false};
     }
     if (2.0 * rates.f64 >= rates.f32) {
-        bool split = n >= SPLIT_FROM && rates.f16x2 >= SPLIT_GAIN * rates.f64;
+        bool offered = context->backend->matrix->split_rows != NULL;
+        bool split = offered && n >= SPLIT_FROM && rates.f16x2 >= SPLIT_GAIN * rates.f64;
         bool panels = split && (double)n * rates.f16x2 >= PANELS_FROM * rates.f64;
         return (method){panels ? TCH_SCALAR_F32 : TCH_SCALAR_F64, panels ? 0 : 1, SHIFT_F64, 0.0, split};
     }
