@@ -249,15 +249,16 @@ static tch_status refresh_part(const basis_run *r, int64_t first, int64_t count)
                     : tchi_basis_track(context, &c, &q, f->orders + first * f->n, f->flags + first, scratch);
 }
 
-/* As many factors at once as the workspace allows; at least one. */
+/* As many factors at once as the workspace allows, at least one, in passes of about equal length. */
 static int64_t fit(const basis_run *r)
 {
-    const tch_context *context = r->optimizer->context;
+    tch_context *context = r->optimizer->context;
     const tchi_factor_batch *f = r->factor_batch;
     int64_t limit = context->workspace_limit;
     int64_t count = r->count;
-    while (count > 1 && limit > 0 && tchi_basis_bytes(r->optimizer->context, f->real, f->n, count) > limit / 9 * 8) {
-        count = (count + 1) / 2;
+    for (int64_t passes = 2; count > 1 && limit > 0 && tchi_basis_bytes(context, f->real, f->n, count) > limit / 9 * 8;
+         passes++) {
+        count = (r->count + passes - 1) / passes;
     }
     return count;
 }
