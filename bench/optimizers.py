@@ -32,7 +32,7 @@ class Config(ctypes.Structure):
         "real grafting_beta2 grafting_eps shampoo_beta",
         "int normalize_grads muon_method",
         "real muon_coefficients[3]",
-        "int muon_steps muon_lr master_weights stochastic_rounding nonfinite",
+        "int muon_steps muon_lr master_weights stochastic_rounding state_dtype nonfinite",
         "unsigned seed",
         "long memory_budget",
     )

@@ -136,7 +136,7 @@ static variant variant_of(const tch_optimizer *o, tch_scalar real)
     variant v = {.real = real};
     for (int32_t i = 0; i < o->params.count; i++) {
         const tchi_param *p = tchi_param_at(o, i);
-        if (!p->blocked && p->real == real) {
+        if (!p->blocked && p->real == real && p->moments == TCH_MOMENTS_REAL) {
             v.stochastic = v.stochastic || tchi_group_at(o, p->group)->config.stochastic_rounding;
             v.params++;
         }
