@@ -11,7 +11,7 @@
 
 #include "saved_state.h"
 
-/* A moment in host memory: as a file or a device has it, and as float32, both in the order of the parameter's memory. */
+/* A moment in host memory, as a file or a device has it and as float32, in the order of the parameter's memory. */
 typedef struct host_moment {
     tch_moments kept;
     int64_t count;

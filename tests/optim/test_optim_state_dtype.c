@@ -1,6 +1,6 @@
 /* Moments in bfloat16 and in eight bits. Every step of AdamW, Lion and SGD is worked out here in float64 from the
  * moments that the library kept before it: parameters must agree to float32's rounding, and the moments that it keeps
- * must be the ones that the random bits of torchium/backend/update.h decide for. Beside that: means that stay right over
+ * must be the ones that the random bits of torchium/backend/update.h decide for. Beside that: means that stay right in
  * many steps, second moments that never become 0, sizes around a block, what a skipped step leaves, and checkpoints.
  *
  * Codes are decoded by ldexp from their definition, and random bits come from the tests' own generator. */
@@ -382,8 +382,8 @@ static void trajectories_stay_near(void **state)
     }
 }
 
-/* Rounding to nearest would lose what a step adds to a second moment, a thousandth, altogether. At random it is right on
- * average: over 8191 elements with an error of about 15 % each, within 1 %. */
+/* Rounding to nearest would lose what a step adds to a second moment, a thousandth, altogether. At random it is right
+ * on average: over 8191 elements with an error of about 15 % each, within 1 %. */
 static void second_moments_are_right_on_average(void **state)
 {
     for (int dtype = TCH_STATE_BFLOAT16; dtype <= TCH_STATE_INT8; dtype++) {

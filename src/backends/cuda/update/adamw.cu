@@ -98,7 +98,7 @@ static __device__ inline void adamw_chunk(const tchi_cuda_chunk_ctx<real, path> 
 /* In float32: 16 bytes read and 12 written for an element, and 8 more with amsgrad; some 15 operations. With moments in
  * bfloat16 12 and 8, in codes 10 and 6, and some 40 operations more, half of them for the random bits. */
 template <typename real, bool amsgrad, tch_moments kept>
-static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>() - amsgrad)
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_moment_resident<real, kept>() - amsgrad)
     adamw_kernel(const __grid_constant__ tchi_cuda_rects list, int l2)
 {
     __shared__ adamw_numbers<real> numbers;

@@ -72,7 +72,7 @@ static __device__ inline void lion_chunk(const tchi_cuda_chunk_ctx<real, path> &
 
 /* In float32: 12 bytes read and 8 written for an element; 8 operations. */
 template <typename real, tch_moments kept>
-static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_moment_resident<real, kept>())
     lion_kernel(const __grid_constant__ tchi_cuda_rects list)
 {
     __shared__ lion_numbers<real> numbers;

@@ -1,5 +1,5 @@
-/* Moments that are kept in less than float32: as bfloat16, or as codes of eight bits with a scale for each 128 elements,
- * which are what a warp has at one step. See core/codes.h for the codes, and torchium/backend/update.h for the random
+/* Moments that are kept in less than float32: as bfloat16, or as codes of eight bits with a scale for each 128
+ * elements, which are what a warp has at one step. See core/codes.h for the codes, and torchium/backend/update.h for the random
  * bits: one number of the generator serves four elements of both moments. Templates over tch_moments, so that float32
  * and float64 moments compile to what they were. */
 #ifndef TCHI_CUDA_MOMENTS_CUH
@@ -7,6 +7,14 @@
 
 #include "core/codes.h"
 #include "updates.cuh"
+
+/* Blocks that a processor should hold: they have fewer bytes under way each than those with float32 moments. */
+#define TCHI_CUDA_NARROW_RESIDENT 4
+
+template <typename real, tch_moments kept> constexpr int tchi_cuda_moment_resident()
+{
+    return kept == TCH_MOMENTS_REAL ? tchi_cuda_resident<real>() : TCHI_CUDA_NARROW_RESIDENT;
+}
 
 #define TCHI_CUDA_MOMENT_FN                                                                                            \
     template <tch_moments kept, typename real, tchi_cuda_access_path path> static __device__ inline

@@ -83,7 +83,7 @@ static __device__ inline void sgd_chunk(const tchi_cuda_chunk_ctx<real, path> &c
 
 /* In float32: 8 bytes read and 4 written for an element, and as many as 12 and 8 with momentum; up to 8 operations. */
 template <typename real, tch_moments kept>
-static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_moment_resident<real, kept>())
     sgd_kernel(const __grid_constant__ tchi_cuda_rects list, int nesterov)
 {
     __shared__ sgd_numbers<real> numbers;
