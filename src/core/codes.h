@@ -54,45 +54,73 @@ TCHI_CODE_FN uint32_t tchi_code_scale(uint32_t largest)
     return exponent << 23;
 }
 
-/* How far above the scale's a magnitude is, in codes, after 16 random bits were added at the top of what is cut off,
- * and half a bit below them: what is a code already stays as it is. */
-TCHI_CODE_FN int32_t tchi_code_above(uint32_t magnitude, uint32_t scale, uint32_t random)
+/* 16 random bits, at the top of what is cut off, and half a bit below them: what is a code already stays as it is. */
+TCHI_CODE_FN uint32_t tchi_code_dither(uint32_t random)
 {
-    return (int32_t)((magnitude + (random << 4 | 8u)) >> TCHI_CODE_SHIFT) - (int32_t)(scale >> TCHI_CODE_SHIFT);
+    return random << 4 | 8u;
+}
+
+/* The code of a magnitude, `top` being that of the scale; below 1 where it is smaller than the least. Scales are
+ * multiples of a code's unit, so that one sum and one shift do it. */
+TCHI_CODE_FN int32_t tchi_code_below(uint32_t magnitude, uint32_t scale, uint32_t top, uint32_t random)
+{
+    return (int32_t)(magnitude + tchi_code_dither(random) + ((top << TCHI_CODE_SHIFT) - scale)) >> TCHI_CODE_SHIFT;
 }
 
 TCHI_CODE_FN uint32_t tchi_code_square(float value, uint32_t scale, uint32_t random)
 {
     uint32_t magnitude = tchi_code_bits(value) & 0x7FFFFFFFu;
-    int32_t code = tchi_code_above(magnitude, scale, random) + (int32_t)TCHI_CODE_TOP_SQUARE;
-    return code < 1 ? (uint32_t)(magnitude != 0) : code > 255 ? 255u : (uint32_t)code;
+    int32_t code = tchi_code_below(magnitude, scale, TCHI_CODE_TOP_SQUARE, random);
+    int32_t least = magnitude != 0;
+    code = code < least ? least : code;
+    return code > 255 ? 255u : (uint32_t)code;
+}
+
+TCHI_CODE_FN uint32_t tchi_code_least_signed(uint32_t scale)
+{
+    return scale - ((TCHI_CODE_TOP_SIGNED - 1) << TCHI_CODE_SHIFT);
+}
+
+/* A first moment that is 0, or at least the least code. */
+TCHI_CODE_FN uint32_t tchi_code_signed_large(float value, uint32_t scale, uint32_t random)
+{
+    uint32_t bits = tchi_code_bits(value);
+    int32_t code = tchi_code_below(bits & 0x7FFFFFFFu, scale, TCHI_CODE_TOP_SIGNED, random);
+    code = code < 0 ? 0 : code > 127 ? 127 : code;
+    return code == 0 ? 0u : (bits >> 24 & 0x80u) | (uint32_t)code;
 }
 
 /* Below the least code a number becomes that or 0, in proportion; both products are exact. */
-TCHI_CODE_FN uint32_t tchi_code_signed(float value, uint32_t scale, uint32_t random)
+TCHI_CODE_FN uint32_t tchi_code_signed_small(float value, uint32_t scale, uint32_t random)
 {
     uint32_t bits = tchi_code_bits(value);
-    uint32_t magnitude = bits & 0x7FFFFFFFu;
-    uint32_t least = scale - ((TCHI_CODE_TOP_SIGNED - 1) << TCHI_CODE_SHIFT);
-    int32_t code = tchi_code_above(magnitude, scale, random) + (int32_t)TCHI_CODE_TOP_SIGNED;
-    if (magnitude < least) {
-        code = tchi_code_float(magnitude) * 131072.0f > (float)(131071u - 2u * random) * tchi_code_float(least);
-    }
-    code = code > 127 ? 127 : code;
-    return code == 0 ? 0u : bits >> 31 << 7 | (uint32_t)code;
+    float least = tchi_code_float(tchi_code_least_signed(scale));
+    float magnitude = tchi_code_float(bits & 0x7FFFFFFFu);
+    return magnitude * 131072.0f > (float)(131071u - 2u * random) * least ? (bits >> 24 & 0x80u) | 1u : 0u;
+}
+
+TCHI_CODE_FN int tchi_code_is_small(float value, uint32_t scale)
+{
+    return (tchi_code_bits(value) & 0x7FFFFFFFu) < tchi_code_least_signed(scale);
+}
+
+TCHI_CODE_FN uint32_t tchi_code_signed(float value, uint32_t scale, uint32_t random)
+{
+    return tchi_code_is_small(value, scale) ? tchi_code_signed_small(value, scale, random)
+                                            : tchi_code_signed_large(value, scale, random);
 }
 
 TCHI_CODE_FN float tchi_decode_square(uint32_t code, uint32_t scale)
 {
-    uint32_t bits = (code << TCHI_CODE_SHIFT) + scale - (TCHI_CODE_TOP_SQUARE << TCHI_CODE_SHIFT);
+    uint32_t bits = (code << TCHI_CODE_SHIFT) + (scale - (TCHI_CODE_TOP_SQUARE << TCHI_CODE_SHIFT));
     return tchi_code_float(code == 0 ? 0u : bits);
 }
 
 TCHI_CODE_FN float tchi_decode_signed(uint32_t code, uint32_t scale)
 {
     uint32_t magnitude = code & 127u;
-    uint32_t bits = (magnitude << TCHI_CODE_SHIFT) + scale - (TCHI_CODE_TOP_SIGNED << TCHI_CODE_SHIFT);
-    return tchi_code_float(magnitude == 0 ? 0u : code >> 7 << 31 | bits);
+    uint32_t bits = (magnitude << TCHI_CODE_SHIFT) + (scale - (TCHI_CODE_TOP_SIGNED << TCHI_CODE_SHIFT));
+    return tchi_code_float(magnitude == 0 ? 0u : (code & 0x80u) << 24 | bits);
 }
 
 /* --- bfloat16 ---------------------------------------------------------------------------------------------------- */
