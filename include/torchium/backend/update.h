@@ -39,8 +39,8 @@ typedef struct tch_hyper {
  *
  * BF16: rounded at random. CODES: one byte for an element, and in `scale` a float32 for each TCH_CODE_BLOCK elements, a
  * power of two. Of state[1], code c > 0 is (1 + c % 8 / 8) 2^(c / 8 - 31) of the scale; of state[0], the seven low bits
- * c > 0 are (1 + c % 8 / 8) 2^(c / 8 - 15) of it, and the highest bit is the sign; code 0 is 0. Codes lie in whole words
- * of 4 bytes, of which those beyond the last element become 0. src/core/codes.h has the rules of rounding.
+ * c > 0 are (1 + c % 8 / 8) 2^(c / 8 - 15) of it, and the highest bit is the sign; code 0 is 0. Codes lie in whole
+ * words of 4 bytes, of which those beyond the last element become 0. src/core/codes.h has the rules of rounding.
  *
  * With either, rectangles have no gaps between rows, and `first` is a multiple of TCH_CODE_BLOCK. The arithmetic is the
  * same float32, and what it results in reaches the parameter before it is rounded to be kept. */

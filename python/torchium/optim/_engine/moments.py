@@ -83,7 +83,7 @@ def adapt(parameter: torch.Tensor, views: Mapping[str, torch.Tensor], saved: dic
         if not isinstance(value, torch.Tensor):
             continue
         coded = isinstance(saved.get(scale), torch.Tensor)
-        fits = value.numel() == parameter.numel() and value.is_floating_point()  # otherwise it is refused by name
+        fits = value.numel() == parameter.numel() and value.is_floating_point()  # or an error names it
         if coded and scale not in views:
             adapted[name] = decode(name, value, adapted.pop(scale).to(value.device))
         elif not coded and scale in views and fits:

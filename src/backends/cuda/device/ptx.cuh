@@ -21,14 +21,6 @@ static __device__ __forceinline__ int tchi_thread_index()
     return index;
 }
 
-/* A square root that is off by less than two units of the last bit, in one instruction but for subnormal numbers. */
-static __device__ __forceinline__ float tchi_sqrt_approx(float x)
-{
-    float root;
-    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
-    return root;
-}
-
 /* --- asynchronous copies: sm_80 ---------------------------------------------------------------------------------- */
 
 /* 16 bytes from global to shared memory, both aligned to 16: the first bytes_valid of them, zeros for the rest. With

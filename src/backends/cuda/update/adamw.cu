@@ -44,20 +44,8 @@ static __device__ adamw_numbers<real> numbers_of(const tchi_cuda_rects &list, co
     return n;
 }
 
-/* Where moments are rounded to eight bits or to those of bfloat16, a step that is off by 2^-21 of itself is as good as
- * any, and arithmetic decides as much as memory does. */
-template <tch_moments kept, typename real>
-static __device__ inline real step_of(const adamw_numbers<real> &n, real mean, real square)
-{
-    if constexpr (kept != TCH_MOMENTS_REAL) {
-        return __fdividef(n.step * mean, fma(n.root, tchi_sqrt_approx(square), n.eps));
-    } else {
-        return n.step * mean / fma(n.root, sqrt(square), n.eps);
-    }
-}
-
 /* `largest` is the largest v so far, or NULL. */
-template <tch_moments kept, typename real>
+template <typename real>
 static __device__ inline void update_four(const adamw_numbers<real> &n, tchi_cuda_vec4<real> &p,
                                           const tchi_cuda_vec4<real> &grad, tchi_cuda_vec4<real> &m,
                                           tchi_cuda_vec4<real> &v, tchi_cuda_vec4<real> *largest)
@@ -72,7 +60,7 @@ static __device__ inline void update_four(const adamw_numbers<real> &n, tchi_cud
             square = largest->v[k] >= square ? largest->v[k] : square; /* a NaN is the largest */
             largest->v[k] = square;
         }
-        p.v[k] = fma(n.decay, p.v[k], -step_of<kept>(n, m.v[k], square));
+        p.v[k] = fma(n.decay, p.v[k], -(n.step * m.v[k] / fma(n.root, sqrt(square), n.eps)));
     }
 }
 
@@ -94,19 +82,13 @@ static __device__ inline void adamw_chunk(const tchi_cuda_chunk_ctx<real, path> 
     }
     tchi_cuda_unpack_grad(ctx, numbers.divisor, g);
     tchi_cuda_unpack_param(ctx, p);
+    tchi_cuda_unpack_moment<kept>(0, m);
+    tchi_cuda_unpack_moment<kept>(1, v);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        tchi_cuda_unpack_moment<kept>(0, m.at[s]);
-        tchi_cuda_unpack_moment<kept>(1, v.at[s]);
-        update_four<kept>(numbers, p.at[s], g.at[s], m.at[s], v.at[s], amsgrad ? &largest.at[s] : NULL);
-        if constexpr (kept != TCH_MOMENTS_REAL) {
-            tchi_cuda_put_moments<kept>(ctx, s, 2, m.at[s], v.at[s]);
-        }
+        update_four(numbers, p.at[s], g.at[s], m.at[s], v.at[s], amsgrad ? &largest.at[s] : NULL);
     }
-    if (kept == TCH_MOMENTS_REAL) {
-        tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, m);
-        tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_1, v);
-    }
+    tchi_cuda_put_moments<kept>(ctx, 2, m, v);
     if (amsgrad) {
         tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_2, largest);
     }

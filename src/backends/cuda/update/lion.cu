@@ -61,17 +61,12 @@ static __device__ inline void lion_chunk(const tchi_cuda_chunk_ctx<real, path> &
     }
     tchi_cuda_unpack_grad(ctx, numbers.divisor, g);
     tchi_cuda_unpack_param(ctx, p);
+    tchi_cuda_unpack_moment<kept>(0, m);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        tchi_cuda_unpack_moment<kept>(0, m.at[s]);
         update_four(numbers, p.at[s], g.at[s], m.at[s]);
-        if constexpr (kept != TCH_MOMENTS_REAL) {
-            tchi_cuda_put_moments<kept>(ctx, s, 1, m.at[s], m.at[s]);
-        }
     }
-    if (kept == TCH_MOMENTS_REAL) {
-        tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, m);
-    }
+    tchi_cuda_put_moments<kept>(ctx, 1, m, m);
     tchi_cuda_put_param(ctx, p);
 }
 

@@ -70,18 +70,13 @@ static __device__ inline void sgd_chunk(const tchi_cuda_chunk_ctx<real, path> &c
     }
     tchi_cuda_unpack_grad(ctx, numbers.divisor, g);
     tchi_cuda_unpack_param(ctx, p);
+    tchi_cuda_unpack_moment<kept>(0, buffer);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        tchi_cuda_unpack_moment<kept>(0, buffer.at[s]);
         update_four(numbers, nesterov, p.at[s], g.at[s], buffer.at[s]);
-        if constexpr (kept != TCH_MOMENTS_REAL) {
-            if (numbers.momentum) {
-                tchi_cuda_put_moments<kept>(ctx, s, 1, buffer.at[s], buffer.at[s]);
-            }
-        }
     }
-    if (kept == TCH_MOMENTS_REAL && numbers.momentum) {
-        tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, buffer);
+    if (numbers.momentum) {
+        tchi_cuda_put_moments<kept>(ctx, 1, buffer, buffer);
     }
     tchi_cuda_put_param(ctx, p);
 }
