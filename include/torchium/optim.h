@@ -82,6 +82,14 @@ typedef enum tch_precision {
     TCH_PRECISION_HIGHEST = 1 /* float32 */
 } tch_precision;
 
+/* How moments of single elements are kept: AdamW's two, also of what other kinds leave to AdamW, Lion's and SGD's. They
+ * are rounded at random, right on average, by bits that depend on `seed`, the step and the element alone. */
+typedef enum tch_state_dtype {
+    TCH_STATE_FLOAT32 = 0,
+    TCH_STATE_BFLOAT16 = 1,
+    TCH_STATE_INT8 = 2 /* eight bits by blocks of 128 elements: 2.06 bytes for AdamW's two moments instead of 8 */
+} tch_state_dtype;
+
 /* All options of all kinds; each kind reads the ones named after it. Take one from tch_optim_defaults and change what
  * you need. Those marked (step) may be changed between steps. */
 typedef struct tch_optim_config {
@@ -160,9 +168,13 @@ typedef struct tch_optim_config {
     int32_t master_weights;      /* keep a float32 copy, of which the parameter is the rounding */
     int32_t stochastic_rounding; /* bfloat16 parameters without a copy: round at random, right on average */
 
+    /* --- elementwise updates */
+    tch_state_dtype state_dtype; /* of their moments; parameters below 4096 elements keep float32, and float64 ones
+                                    float64. Not with amsgrad, and not where ranks share the optimizer */
+
     /* --- of the whole optimizer: the first group's count */
     tch_nonfinite nonfinite;
-    uint64_t seed;         /* of stochastic rounding */
+    uint64_t seed;         /* of stochastic rounding, of parameters and of moments */
     int64_t memory_budget; /* extra memory a step may take beyond the state, in bytes; 0: an eighth of the state, and at
                               least 1 GiB. Work is cut into chunks to stay within it */
 } tch_optim_config;

@@ -71,6 +71,7 @@ static const option options[] = {
     {"muon_lr", AT(muon_lr), ENUM, 0, 0, TCH_MUON_LR_PLAIN, 0, "one of tch_muon_lr"},
     {"master_weights", AT(master_weights), INT32, 0, 0, 1, 0, "0 or 1"},
     {"stochastic_rounding", AT(stochastic_rounding), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"state_dtype", AT(state_dtype), ENUM, 0, 0, TCH_STATE_INT8, 0, "one of tch_state_dtype"},
     {"nonfinite", AT(nonfinite), ENUM, 0, 0, TCH_NONFINITE_IGNORE, 0, "one of tch_nonfinite"},
     {"memory_budget", AT(memory_budget), INT64, 0, 0, 9e18, 0, "0 to 9e18"},
 };
