@@ -487,3 +487,26 @@ def test_groups_on_several_devices(device):
     report = optimizer.stats()["kernels"]["update"]
     assert report["in_use"] and report["served"] == 2 and report["left"] == 0
     assert torch.allclose(params[0][:3], params[1][:3].cpu(), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:AdamW. the built-in is used")
+def test_moments_in_less_memory_stay_with_the_built_in(device):
+    """The kernel gets what keeps float32; the rest goes the built-in's way, to the bit, and the reason is given."""
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(80, 64).to(device) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ours = AdamW(models[0].parameters(), state_dtype="int8", update_kernel=ADAMW)
+    plain = AdamW(models[1].parameters(), state_dtype="int8")
+    for _ in range(3):
+        x = torch.randn(7, 80, device=device)
+        for model, optimizer in zip(models, (ours, plain), strict=True):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            model.bias.grad = torch.full_like(model.bias, 0.1)
+            model.weight.grad = torch.ones_like(model.weight)
+            optimizer.step()
+    told = ours.stats()["kernels"]["update"]
+    assert (told["served"], told["left"]) == (1, 1)
+    assert "state_dtype" in told["reason"]
+    assert_same_bits([models[0].weight], [models[1].weight])
+    torch.testing.assert_close(models[0].bias, models[1].bias)
