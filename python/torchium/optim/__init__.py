@@ -1,6 +1,6 @@
 """Optimizers for PyTorch: Shampoo, SOAP, Muon, NorMuon, AdamW, Lion and SGD, drop-in for those of torch.optim.
 
-    optimizer = torchium.optim.Shampoo(model, lr=0.03)
+    optimizer = torchium.optim.Shampoo(model, lr=1e-3)
 
 Matrices get the second-order method; embeddings, the output layer and everything else get AdamW in the same optimizer.
 KFAC and NaturalGradient look at a model's layers and are made from the model; KFACPreconditioner turns the gradients
