@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from .base import TorchiumOptimizer
-from .kernel import Kernel
+from .kernel import StepKernel
 from .options import COMMON, Option, Options, number, pair
 
 __all__ = ["AdamW"]
@@ -30,7 +30,7 @@ class AdamW(TorchiumOptimizer):
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
         stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
         update_kernel: a custom kernel for what is done to one element: a
-            :class:`torchium.optim.Kernel` or its source; the built-in does it where that fails.
+            :class:`torchium.optim.StepKernel` or its source; the built-in does it where that fails.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
         fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
@@ -71,7 +71,7 @@ class AdamW(TorchiumOptimizer):
         stochastic_rounding: bool = False,
         seed: int = 0,
         memory_budget: int | None = None,
-        update_kernel: Kernel | str | None = None,
+        update_kernel: StepKernel | str | None = None,
         process_group: Any = None,
     ) -> None:
         super().__init__(params, locals())

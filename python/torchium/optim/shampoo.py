@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from .kernel import Kernel
+from .kernel import StepKernel
 from .options import ADAMW, COMMON, Option, Options, number, or_else, pair
 from .second_order import SecondOrder
 
@@ -61,7 +61,7 @@ class Shampoo(SecondOrder):
         stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
         root_kernel, update_kernel: custom kernels for the roots of factors and for what AdamW does to one
-            element: a :class:`torchium.optim.Kernel` or its source; the built-in does it where they fail.
+            element: a :class:`torchium.optim.StepKernel` or its source; the built-in does it where they fail.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
         fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
@@ -145,8 +145,8 @@ class Shampoo(SecondOrder):
         stochastic_rounding: bool = False,
         seed: int = 0,
         memory_budget: int | None = None,
-        root_kernel: Kernel | str | None = None,
-        update_kernel: Kernel | str | None = None,
+        root_kernel: StepKernel | str | None = None,
+        update_kernel: StepKernel | str | None = None,
         process_group: Any = None,
     ) -> None:
         super().__init__(params, locals())

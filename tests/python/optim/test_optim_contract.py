@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import warnings
 
 import numpy as np
 import pytest
@@ -56,6 +57,18 @@ def test_cuda_shampoo_keeps_its_defaults():
     by_position = torchium.optim.CUDAShampoo([matrix()], 0.1, 1e-3, 7, 0.2, grafting="sgd").param_groups[0]
     assert [by_position[name] for name in ("lr", "eps", "update_freq", "grafting")] == [0.1, 1e-3, 7, "sgd"]
     assert torchium.optim.CUDAShampoo([matrix()], epsilon=1e-3).param_groups[0]["eps"] == 1e-3
+
+
+@pytest.mark.parametrize("make_muon", [torchium.optim.Muon, torchium.optim.NorMuon])
+def test_a_number_of_steps_alone_is_not_silent(make_muon):
+    """It chooses other polynomials than the default has."""
+    with pytest.warns(UserWarning, match="ns_steps is 5 and method is not given: 'polar_express' is used"):
+        assert make_muon([matrix()], ns_steps=5).param_groups[0]["method"] == "polar_express"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_muon([matrix()])
+        make_muon([matrix()], ns_steps=5, method="muon")
+        make_muon([matrix()], ns_steps=5, ns_coefficients=(3.4445, -4.7750, 2.0315))
 
 
 @pytest.mark.parametrize("make_shampoo", [torchium.optim.Shampoo, torchium.optim.CUDAShampoo])
