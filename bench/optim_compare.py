@@ -18,7 +18,7 @@ import sys
 import figures
 import torch
 from library import Library
-from optimizers import GRAFTING, NONFINITE, Optimizer, defaults
+from optimizers import GRAFTING, NONFINITE, STATE_DTYPE, Optimizer, defaults
 from timing import Clock, host_ms, machine, waiter
 
 GPT2 = 12 * [(2304, 768), (768, 768), (3072, 768), (768, 3072)]
@@ -192,6 +192,12 @@ class Comparison:
             optimizer = self.ours("adamw", parameters, gradients, nonfinite=NONFINITE["skip"])
             more["with_check_ms"] = self.clock.median(optimizer.step, self.seconds)
             optimizer.close()
+        for dtype in ("float32", "bfloat16", "int8"):
+            optimizer = self.ours("adamw", parameters, gradients, state_dtype=STATE_DTYPE[dtype])
+            more[f"{dtype}_state_ms"] = self.clock.median(optimizer.step, self.seconds)
+            more[f"{dtype}_state_bytes"] = optimizer.memory()["state"]
+            optimizer.close()
+            self.library.trim()
         fused = torch_optimizer(torch.optim.AdamW, parameters, gradients, lr=1e-3, fused=True)
         anchors = {"torch fused": self.clock.median(fused, self.seconds)}
         each = torch_optimizer(torch.optim.AdamW, parameters, gradients, lr=1e-3, foreach=True)

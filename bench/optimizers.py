@@ -7,6 +7,7 @@ from library import _Tensor, fields, tensor
 KINDS = {"sgd": 0, "adamw": 1, "shampoo": 2, "soap": 3, "muon": 4, "lion": 5, "normuon": 6}
 GRAFTING = {None: 0, "sgd": 1, "adagrad": 2, "rmsprop": 3, "adam": 4}
 NONFINITE = {"skip": 0, "raise": 1, "ignore": 2}
+STATE_DTYPE = {"float32": 0, "bfloat16": 1, "int8": 2}
 
 _real, _int = ctypes.c_double, ctypes.c_int32
 
@@ -25,14 +26,16 @@ class Config(ctypes.Structure):
         "int bias_correction amsgrad",
         "real scalar_lr scalar_base_lr scalar_beta1 scalar_beta2 scalar_eps scalar_weight_decay",
         "long max_preconditioner_dim",
-        "int block merge_dims precondition_1d precondition_frequency start_preconditioning_step stagger precision",
+        "int block merge_dims precondition_1d precondition_frequency",
+        "real refresh_growth",
+        "int start_preconditioning_step stagger precision",
         "int world_invariant",
         "real relative_eps root_tolerance",
         "int root_method exponent_override grafting",
         "real grafting_beta2 grafting_eps shampoo_beta",
         "int normalize_grads muon_method",
         "real muon_coefficients[3]",
-        "int muon_steps muon_lr master_weights stochastic_rounding nonfinite",
+        "int muon_steps muon_lr master_weights stochastic_rounding state_dtype nonfinite",
         "unsigned seed",
         "long memory_budget",
     )

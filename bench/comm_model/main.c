@@ -356,7 +356,7 @@ static tch_status time_plans(tch_context *context, world *w, int64_t tiles, int3
 static void gpu_rates(void *state, tch_product_rates *rates)
 {
     (void)state;
-    *rates = (tch_product_rates){60.0, 50.0, 200.0, 700.0};
+    *rates = (tch_product_rates){.f64 = 60.0, .f32 = 50.0, .bf16x2 = 200.0, .bf16 = 700.0};
 }
 
 static tch_status run(int argc, char **argv, tch_context *context, world *w)

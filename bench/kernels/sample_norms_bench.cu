@@ -540,15 +540,13 @@ static __global__ void factor_check(tch_matrices a, int transpose, tch_matrices 
     }
 }
 
-/* `way` 0 is our kernel by mma.sync, -1 that by wgmma, -2 the same through copies; others are so many panels by
- * cuBLAS. */
-static const char *const factor_names[] = {"copies, wgmma", "wgmma", "mma", "panels"};
+/* `way` -1 is our kernel by wgmma, -2 the same through copies; others are so many panels by cuBLAS. */
+static const char *const factor_names[] = {"copies, wgmma", "wgmma", "panels"};
 
 static void factor_run(int64_t way, double alpha, const tch_matrices *a, int transpose, double beta,
                        const tch_matrices *c)
 {
-    must(way == 0    ? tchi_cuda_factor_gram_mma(&state, alpha, a, transpose, beta, c)
-         : way == -1 ? tchi_cuda_factor_gram_wgmma(&state, alpha, a, NULL, beta, c)
+    must(way == -1   ? tchi_cuda_factor_gram_wgmma(&state, alpha, a, NULL, beta, c)
          : way == -2 ? tchi_cuda_factor_gram_narrow(&state, alpha, a, beta, c)
                      : tchi_cuda_factor_gram_panels(&state, way, alpha, a, transpose, beta, c),
          "factor_gram");
@@ -566,8 +564,8 @@ static void factor_case(tch_scalar type, int64_t n, int64_t k, int transpose, do
     double alpha = 1.0 / (double)k;
     unsigned long long *worst;
     double values[2];
-    bool taken = way >= 0 || (transpose && (way == -1 ? tchi_cuda_factor_gram_wgmma_takes(&state, &a, &c)
-                                                      : tchi_cuda_factor_gram_narrow_takes(&state, &a, &c)));
+    bool taken = way > 0 || (transpose && (way == -1 ? tchi_cuda_factor_gram_wgmma_takes(&state, &a, &c)
+                                                     : tchi_cuda_factor_gram_narrow_takes(&state, &a, &c)));
     if (!taken) {
         drop(&a, shift);
         drop(&c, shift);
@@ -593,7 +591,7 @@ static void factor_case(tch_scalar type, int64_t n, int64_t k, int transpose, do
     if (timed) {
         double ms = median_ms(state.stream, [&] { factor_run(way, alpha, &a, transpose, beta, &c); });
         printf("factor %s n %lld k %lld: %s %lld %.4f ms %.1f TFLOP/s of exact halves, error %.1e\n", type_name(type),
-               (long long)n, (long long)k, factor_names[way < 1 ? way + 2 : 3], (long long)way, ms,
+               (long long)n, (long long)k, factor_names[way < 0 ? way + 2 : 2], (long long)way, ms,
                (double)n * (double)n * (double)k / ms * 1e-9, values[0]);
     }
     fflush(stdout);
@@ -606,7 +604,7 @@ static void factor_case(tch_scalar type, int64_t n, int64_t k, int transpose, do
 static void check_factors()
 {
     for (tch_scalar type : {TCH_SCALAR_F32, TCH_SCALAR_F16, TCH_SCALAR_BF16}) {
-        for (int64_t way : {-2, -1, 0, 1, 3}) {
+        for (int64_t way : {-2, -1, 1, 3}) {
             for (int transpose = 0; transpose < 2; transpose++) {
                 factor_case(type, 300, 200, transpose, 0.0, 0, 0, way, false);
                 factor_case(type, 300, 1000, transpose, 0.5, 4, 0, way, false);
@@ -621,7 +619,7 @@ static void time_factors()
 {
     for (tch_scalar type : {TCH_SCALAR_F32, TCH_SCALAR_BF16}) {
         for (int64_t n : {768, 3072}) {
-            for (int64_t way : {-2, -1, 0, 1, 2, 3, 4}) {
+            for (int64_t way : {-2, -1, 1, 2, 3, 4}) {
                 factor_case(type, n, 8192, 1, 0.95, 0, 0, way, true);
             }
         }

@@ -82,6 +82,14 @@ typedef enum tch_precision {
     TCH_PRECISION_HIGHEST = 1 /* float32 */
 } tch_precision;
 
+/* How moments of single elements are kept: AdamW's two, also of what other kinds leave to AdamW, Lion's and SGD's. They
+ * are rounded at random, right on average, by bits that depend on `seed`, the step and the element alone. */
+typedef enum tch_state_dtype {
+    TCH_STATE_FLOAT32 = 0,
+    TCH_STATE_BFLOAT16 = 1,
+    TCH_STATE_INT8 = 2 /* eight bits by blocks of 128 elements: 2.06 bytes for AdamW's two moments instead of 8 */
+} tch_state_dtype;
+
 /* All options of all kinds; each kind reads the ones named after it. Take one from tch_optim_defaults and change what
  * you need. Those marked (step) may be changed between steps. */
 typedef struct tch_optim_config {
@@ -124,10 +132,12 @@ typedef struct tch_optim_config {
     int32_t merge_dims;      /* tensors of rank above 2: neighboring dimensions, innermost first, are merged while
                                        their product stays within max_preconditioner_dim; 0 keeps a factor for each */
     int32_t precondition_1d; /* SOAP, Shampoo: vectors too */
-    int32_t precondition_frequency;     /* (step) refresh every so many steps, at least 1 */
+    int32_t precondition_frequency; /* (step) refresh every so many steps, at least 1 */
+    double refresh_growth;          /* (step) Shampoo, SOAP: refresh sooner where a factor has seen this share of all
+                                           its gradients since the last time, so at every step at first; 0: do not */
     int32_t start_preconditioning_step; /* Shampoo: the grafted method alone (SGD without one) before this step, counted
                                            from 1; -1 begins at once */
-    int32_t stagger; /* (step) Shampoo: spread the refreshes over the steps of a period by their cost */
+    int32_t stagger; /* (step) Shampoo, SOAP: spread the refreshes over the steps of a period by their cost */
     tch_precision precision;
     int32_t world_invariant; /* every block is worked on by itself. A GPU's libraries choose by the size of a batch, and
                                 so by how many ranks share an optimizer; with this results have the same bits for any
@@ -158,9 +168,13 @@ typedef struct tch_optim_config {
     int32_t master_weights;      /* keep a float32 copy, of which the parameter is the rounding */
     int32_t stochastic_rounding; /* bfloat16 parameters without a copy: round at random, right on average */
 
+    /* --- elementwise updates */
+    tch_state_dtype state_dtype; /* of their moments; parameters below 4096 elements keep float32, and float64 ones
+                                    float64. Not with amsgrad, and not where ranks share the optimizer */
+
     /* --- of the whole optimizer: the first group's count */
     tch_nonfinite nonfinite;
-    uint64_t seed;         /* of stochastic rounding */
+    uint64_t seed;         /* of stochastic rounding, of parameters and of moments */
     int64_t memory_budget; /* extra memory a step may take beyond the state, in bytes; 0: an eighth of the state, and at
                               least 1 GiB. Work is cut into chunks to stay within it */
 } tch_optim_config;

@@ -16,6 +16,7 @@ static const char *const graftings[] = {"none", "sgd", "adagrad", "rmsprop", "ad
 static const char *const policies[] = {"skip", "raise", "ignore", NULL};
 static const char *const muon_lrs[] = {"original", "match_rms_adamw", "plain", NULL};
 static const char *const precisions[] = {"high", "highest", NULL};
+static const char *const state_dtypes[] = {"float32", "bfloat16", "int8", NULL};
 static const char *const roots[] = {"auto", "eigen", "newton", "rational", NULL};
 static const char *const orthos[] = {"polar_express", "muon", "minimax", NULL};
 
@@ -44,6 +45,7 @@ static const py_field fields[] = {
     {AT(merge_dims), PY_BOOL, NULL},
     {AT(precondition_1d), PY_BOOL, NULL},
     {AT(precondition_frequency), PY_INT32, NULL},
+    {AT(refresh_growth), PY_REAL, NULL},
     {AT(start_preconditioning_step), PY_INT32, NULL},
     {AT(stagger), PY_BOOL, NULL},
     {AT(precision), PY_WORD, precisions},
@@ -63,6 +65,7 @@ static const py_field fields[] = {
     {AT(muon_lr), PY_WORD, muon_lrs},
     {AT(master_weights), PY_BOOL, NULL},
     {AT(stochastic_rounding), PY_BOOL, NULL},
+    {AT(state_dtype), PY_WORD, state_dtypes},
     {AT(nonfinite), PY_WORD, policies},
     {AT(seed), PY_UINT64, NULL},
     {AT(memory_budget), PY_INT64, NULL},

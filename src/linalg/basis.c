@@ -1,6 +1,7 @@
 /* See basis.h. Rows are made orthonormal by Cholesky: with W = S S' = L L', the rows of L^-1 S are what Gram and
  * Schmidt would make of those of S. That squares the condition number of S, which is large even beside an eigenbasis,
- * so before changing the arithmetic of a product read docs/numerics/soap-basis.md. */
+ * so before changing the arithmetic of a product read docs/numerics/soap-basis.md. For large n gram_schmidt.c does
+ * without the square. */
 #include "basis.h"
 
 #include <float.h>
@@ -10,6 +11,7 @@
 
 #include "algebra.h"
 #include "batch.h"
+#include "gram_schmidt.h"
 
 /* A becomes A + shift trace(A) I, which has the same eigenvectors: without it rows in the null space of A would be
  * nothing but rounding. It bounds the condition number of S by 1 / shift, at the cost of rows whose eigenvalues are
@@ -31,10 +33,30 @@
  * back, and not the span of leading rows, which is what the iteration is about. */
 typedef struct method {
     tch_scalar type;
-    int passes;
+    int passes; /* 0: Gram-Schmidt by panels, which is in split products, see gram_schmidt.h */
     double shift;
     double gram_shift;
+    bool split; /* S in split products, which are as good as float32's */
 } method;
+
+/* S is computed in split products from this n on, where those are so many times as fast as float64's. */
+#define SPLIT_FROM 512
+#define SPLIT_GAIN 2.5
+
+/* And the rest, where n times that ratio is at least this: the larger n, the less of it is left in float64, in small
+ * products. On an H200, where split products are put at 3.2 times float64's, panels lose at n = 1024 and win at
+ * 2304 (bench/ladder/cuda_basis.md). */
+#define PANELS_FROM 5000.0
+
+/* A, whose trace is 1, times this has numbers that float16 holds: its low parts are good to 2^-39. */
+#define SPLIT_FACTOR 16384.0
+
+/* For a product in split types; memory is used again as soon as it can be. */
+typedef struct split_buffers {
+    tch_matrices s; /* A, scaled, then q A */
+    tchi_split a, q;
+    tch_matrices sorted; /* the rows of s, sorted */
+} split_buffers;
 
 typedef struct basis_buffers {
     tch_matrices m[3]; /* n by n of the method's type */
@@ -51,15 +73,25 @@ static method method_for(const tch_context *context, tch_scalar type, int64_t n)
     tch_product_rates rates = tchi_product_rates(context);
     double size = (double)n > GRAM_SIZE ? (double)n / GRAM_SIZE : 1.0;
     if (type == TCH_SCALAR_F64) {
-        return (method){TCH_SCALAR_F64, 2, SHIFT_F64, GRAM_ROUNDOFFS * size * DBL_EPSILON / 2};
+        return (method){TCH_SCALAR_F64, 2, SHIFT_F64, GRAM_ROUNDOFFS * size * DBL_EPSILON / 2, false};
     }
     if (2.0 * rates.f64 >= rates.f32) {
-        return (method){TCH_SCALAR_F64, 1, SHIFT_F64, 0.0};
+        bool offered = context->backend->matrix->split_rows != NULL;
+        bool split = offered && n >= SPLIT_FROM && rates.f16x2 >= SPLIT_GAIN * rates.f64;
+        bool panels = split && (double)n * rates.f16x2 >= PANELS_FROM * rates.f64;
+        return (method){panels ? TCH_SCALAR_F32 : TCH_SCALAR_F64, panels ? 0 : 1, SHIFT_F64, 0.0, split};
     }
-    return (method){TCH_SCALAR_F32, 3, SHIFT_F32, GRAM_ROUNDOFFS * size * FLT_EPSILON / 2};
+    return (method){TCH_SCALAR_F32, 3, SHIFT_F32, GRAM_ROUNDOFFS * size * FLT_EPSILON / 2, false};
 }
 
 /* --- scratch ---------------------------------------------------------------------------------------------------- */
+
+static void layout_numbers(basis_buffers *buffers, tchi_arena *arena, tch_scalar type, int64_t n, int64_t batch)
+{
+    buffers->w = tchi_scratch_matrices(arena, type, batch, 1, n);
+    buffers->order = tchi_arena_take(arena, batch * n * (int64_t)sizeof *buffers->order);
+    tchi_inspection_layout(&buffers->inspection, arena, batch);
+}
 
 static void layout(basis_buffers *buffers, tchi_arena *arena, tch_context *context, tch_scalar type, int count,
                    tch_scratch_for operation, int64_t n, int64_t batch)
@@ -67,9 +99,7 @@ static void layout(basis_buffers *buffers, tchi_arena *arena, tch_context *conte
     for (int i = 0; i < count; i++) {
         buffers->m[i] = tchi_scratch_aligned(arena, type, batch, n, n);
     }
-    buffers->w = tchi_scratch_matrices(arena, type, batch, 1, n);
-    buffers->order = tchi_arena_take(arena, batch * n * (int64_t)sizeof *buffers->order);
-    tchi_inspection_layout(&buffers->inspection, arena, batch);
+    layout_numbers(buffers, arena, type, n, batch);
     buffers->scratch = tchi_arena_take(
         arena, context->backend->device->scratch_bytes(context->state, operation, type, n, n, batch, 0));
 }
@@ -78,6 +108,35 @@ static void layout_track(basis_buffers *buffers, tchi_arena *arena, tch_context 
                          int64_t batch)
 {
     layout(buffers, arena, context, type, 3, TCH_SCRATCH_CHOLESKY_INVERSE, n, batch);
+}
+
+/* For panels: `scratch` is for making rows orthonormal, and where q A is before; the halves of A are those of the new q
+ * after; and S, sorted, is where those of q were. */
+static void layout_panels(split_buffers *buffers, basis_buffers *common, tchi_arena *arena, tch_context *context,
+                          int64_t n, int64_t batch)
+{
+    int64_t scratch = tchi_gram_schmidt_bytes(context, n, batch);
+    tchi_arena work = {.base = arena->base == NULL ? NULL : arena->base + arena->used};
+    buffers->s = tchi_scratch_aligned(&work, TCH_SCALAR_F32, batch, n, n);
+    common->scratch = tchi_arena_take(arena, work.used > scratch ? work.used : scratch);
+    buffers->a = tchi_split_layout(arena, batch, n, n);
+    tchi_arena rows = {.base = arena->base == NULL ? NULL : arena->base + arena->used};
+    buffers->sorted = tchi_scratch_aligned(&rows, TCH_SCALAR_F32, batch, n, n);
+    buffers->q = tchi_split_layout(arena, batch, n, n);
+    layout_numbers(common, arena, TCH_SCALAR_F32, n, batch);
+}
+
+/* The same within the three matrices of float64: each has room for two of float32. */
+static split_buffers layout_inside(const basis_buffers *common)
+{
+    const tch_matrices *m = common->m;
+    tchi_arena arenas[4] = {{.base = m[0].data}, {.base = m[1].data}, {.base = m[1].data}, {.base = m[2].data}};
+    split_buffers buffers;
+    buffers.q = tchi_split_layout(&arenas[0], m->batch, m->rows, m->cols);
+    buffers.a = tchi_split_layout(&arenas[1], m->batch, m->rows, m->cols);
+    buffers.sorted = tchi_scratch_aligned(&arenas[2], TCH_SCALAR_F32, m->batch, m->rows, m->cols);
+    buffers.s = tchi_scratch_aligned(&arenas[3], TCH_SCALAR_F32, m->batch, m->rows, m->cols);
+    return buffers;
 }
 
 static void layout_init(basis_buffers *buffers, tchi_arena *arena, tch_context *context, tch_scalar type, int64_t n,
@@ -89,9 +148,15 @@ static void layout_init(basis_buffers *buffers, tchi_arena *arena, tch_context *
 int64_t tchi_basis_bytes(tch_context *context, tch_scalar type, int64_t n, int64_t batch)
 {
     basis_buffers buffers;
+    split_buffers split;
     tchi_arena track = {0};
     tchi_arena init = {0};
-    layout_track(&buffers, &track, context, method_for(context, type, n).type, n, batch);
+    method chosen = method_for(context, type, n);
+    if (chosen.passes == 0) {
+        layout_panels(&split, &buffers, &track, context, n, batch);
+    } else {
+        layout_track(&buffers, &track, context, chosen.type, n, batch);
+    }
     layout_init(&buffers, &init, context, type, n, batch);
     return track.used > init.used ? track.used : init.used;
 }
@@ -149,6 +214,31 @@ static tch_status multiply_and_sort(tch_context *context, const tch_matrices *a,
     TCHI_TRY(t->matrix->row_dots(state, &m[2], &m[1], 1.0, &buffers->w));
     TCHI_TRY(t->matrix->descending(state, &buffers->w, buffers->order));
     return t->matrix->permute(state, &m[2], buffers->order, NULL, &m[0]);
+}
+
+/* buffers->sorted = the same in split products; w is taken for float32's. */
+static tch_status multiply_split(tch_context *context, const tch_matrices *a, const tch_matrices *q, double shift,
+                                 split_buffers *buffers, basis_buffers *common)
+{
+    const tch_backend *t = context->backend;
+    void *state = context->state;
+    common->w.type = TCH_SCALAR_F32;
+    TCHI_TRY(condition(context, a, shift, &common->inspection, &buffers->s));
+    TCHI_TRY(tchi_split_rows(context, &buffers->s, SPLIT_FACTOR, false, &buffers->a));
+    TCHI_TRY(tchi_split_rows(context, q, TCHI_SPLIT_UNIT, false, &buffers->q));
+    TCHI_TRY(tchi_split_product(context, 1.0, &buffers->q, &buffers->a, 0, TCHI_LOW_BOTH, 0.0, &buffers->s));
+    TCHI_TRY(t->matrix->row_dots(state, &buffers->s, q, 1.0, &common->w));
+    TCHI_TRY(t->matrix->descending(state, &common->w, common->order));
+    return t->matrix->permute(state, &buffers->s, common->order, NULL, &buffers->sorted);
+}
+
+/* m[0] = that, in float64. */
+static tch_status multiply_inside(tch_context *context, const tch_matrices *a, const tch_matrices *q, double shift,
+                                  basis_buffers *buffers)
+{
+    split_buffers inside = layout_inside(buffers);
+    TCHI_TRY(multiply_split(context, a, q, shift, &inside, buffers));
+    return context->backend->matrix->shift_scale(context->state, &inside.sorted, NULL, NULL, 1.0, &buffers->m[0]);
 }
 
 /* Rows [first, first + rows) of every matrix, and of those the first `cols` columns. */
@@ -212,15 +302,33 @@ static tch_status give_order(tch_context *context, basis_buffers *buffers, const
     return t->matrix->select(context->state, flags, &found, &out);
 }
 
+static tch_status track_by_panels(tch_context *context, const tch_matrices *a, const tch_matrices *q, double shift,
+                                  int32_t *order, int32_t *flags, void *scratch)
+{
+    split_buffers buffers;
+    basis_buffers common;
+    tchi_arena arena = {.base = scratch};
+    layout_panels(&buffers, &common, &arena, context, a->rows, a->batch);
+    common.inspection.flags = flags;
+    TCHI_TRY(multiply_split(context, a, q, shift, &buffers, &common));
+    TCHI_TRY(tchi_gram_schmidt(context, &buffers.sorted, &buffers.a, flags, common.scratch));
+    TCHI_TRY(context->backend->matrix->select(context->state, flags, &buffers.sorted, q));
+    return order != NULL ? give_order(context, &common, flags, order) : TCH_OK;
+}
+
 tch_status tchi_basis_track(tch_context *context, const tch_matrices *a, const tch_matrices *q, int32_t *order,
                             int32_t *flags, void *scratch)
 {
     basis_buffers buffers;
     tchi_arena arena = {.base = scratch};
     method chosen = method_for(context, a->type, a->rows);
+    if (chosen.passes == 0) {
+        return track_by_panels(context, a, q, chosen.shift, order, flags, scratch);
+    }
     layout_track(&buffers, &arena, context, chosen.type, a->rows, a->batch);
     buffers.inspection.flags = flags;
-    TCHI_TRY(multiply_and_sort(context, a, q, chosen.shift, &buffers));
+    TCHI_TRY(chosen.split ? multiply_inside(context, a, q, chosen.shift, &buffers)
+                          : multiply_and_sort(context, a, q, chosen.shift, &buffers));
     for (int pass = 0; pass < chosen.passes; pass++) {
         TCHI_TRY(orthonormalize(context, pass + 1 < chosen.passes ? chosen.gram_shift : 0.0, flags, &buffers));
     }

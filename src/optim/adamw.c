@@ -18,6 +18,14 @@ static void set_defaults(tch_optim_config *c)
     c->weight_decay = 1e-2;
 }
 
+static tch_status check(const char *function, const tch_optim_config *c)
+{
+    if (c->amsgrad && c->state_dtype != TCH_STATE_FLOAT32) {
+        return tchi_config_refuse(function, "state_dtype", c->state_dtype, "float32 (0) with amsgrad");
+    }
+    return tchi_config_check_beta2(function, c);
+}
+
 static void moments_of_rest(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
 {
     (void)config;
@@ -52,4 +60,4 @@ const tchi_elementwise tchi_adamw_of_rest = {
     .moments = moments_of_rest, .flags = flags_of_rest, .update = update, .of_rest = true};
 
 const tchi_optim_method tchi_method_adamw = {
-    .name = "adamw", .set_defaults = set_defaults, .check = tchi_config_check_beta2, .elementwise = &elementwise};
+    .name = "adamw", .set_defaults = set_defaults, .check = check, .elementwise = &elementwise};

@@ -49,6 +49,7 @@ static const option options[] = {
     {"merge_dims", AT(merge_dims), INT32, 0, 0, 1, 0, "0 or 1"},
     {"precondition_1d", AT(precondition_1d), INT32, 0, 0, 1, 0, "0 or 1"},
     {"precondition_frequency", AT(precondition_frequency), INT32, 1, 1, 1 << 30, 0, "1 to 1073741824"},
+    {"refresh_growth", AT(refresh_growth), REAL, 1, 0, 1, 0, "0 to 1"},
     {"start_preconditioning_step", AT(start_preconditioning_step), INT32, 0, -1, 1 << 30, 0, "-1, or 0 to 1073741824"},
     {"stagger", AT(stagger), INT32, 1, 0, 1, 0, "0 or 1"},
     {"precision", AT(precision), ENUM, 0, 0, TCH_PRECISION_HIGHEST, 0, "one of tch_precision"},
@@ -70,6 +71,7 @@ static const option options[] = {
     {"muon_lr", AT(muon_lr), ENUM, 0, 0, TCH_MUON_LR_PLAIN, 0, "one of tch_muon_lr"},
     {"master_weights", AT(master_weights), INT32, 0, 0, 1, 0, "0 or 1"},
     {"stochastic_rounding", AT(stochastic_rounding), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"state_dtype", AT(state_dtype), ENUM, 0, 0, TCH_STATE_INT8, 0, "one of tch_state_dtype"},
     {"nonfinite", AT(nonfinite), ENUM, 0, 0, TCH_NONFINITE_IGNORE, 0, "one of tch_nonfinite"},
     {"memory_budget", AT(memory_budget), INT64, 0, 0, 9e18, 0, "0 to 9e18"},
 };

@@ -416,9 +416,22 @@ tch_status tchi_optim_check(const tch_context *context, const char *function, co
     return TCH_OK;
 }
 
+/* A block of codes would lie on two ranks where a shard ends within it. */
+static tch_status check_shared_state(const tch_optimizer *o, const tch_optim_config *config)
+{
+    return o->shared == NULL || config->state_dtype == TCH_STATE_FLOAT32
+               ? TCH_OK
+               : tchi_fail(TCH_ERR_UNSUPPORTED,
+                           "state_dtype is %s, expected float32 where ranks share an optimizer, since blocks of "
+                           "moments do not end where shards do; without a group every rank keeps its own in %s",
+                           config->state_dtype == TCH_STATE_INT8 ? "int8" : "bfloat16",
+                           config->state_dtype == TCH_STATE_INT8 ? "int8" : "bfloat16");
+}
+
 tch_status tchi_optim_plan(tch_optimizer *o, const tch_optim_config *config, int32_t count,
                            const tch_parameter *parameters, const tch_placement *placements, bool with_data)
 {
+    TCHI_TRY(check_shared_state(o, config));
     TCHI_TRY(tchi_list_reserve(&o->groups, o->groups.count + 1));
     TCHI_TRY(tchi_list_reserve(&o->params, o->params.count + count));
     tchi_group *g = tchi_list_extend(&o->groups);

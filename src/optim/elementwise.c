@@ -18,8 +18,9 @@ tch_status tchi_elementwise_built_in(tch_optimizer *optimizer, int32_t group, co
 static tch_status apply(tch_optimizer *o, int32_t group, const tch_update *update)
 {
     tchi_user_kernel *own = &o->own[TCH_OPTIM_PART_UPDATE];
-    return tchi_user_kernel_updates(own, group, update->real) ? tchi_user_kernel_update(o, own, group, update)
-                                                              : tchi_elementwise_built_in(o, group, update);
+    bool may = update->moments == TCH_MOMENTS_REAL; /* a custom kernel knows no other */
+    return may && tchi_user_kernel_updates(own, group, update->real) ? tchi_user_kernel_update(o, own, group, update)
+                                                                     : tchi_elementwise_built_in(o, group, update);
 }
 
 const tch_hyper *tchi_elementwise_hyper(const tch_optimizer *optimizer, const tchi_group *group)

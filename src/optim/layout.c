@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/allocator.h"
+#include "core/arith.h"
 #include "core/status.h"
 
 #include "core/list.h"
@@ -281,7 +282,10 @@ typedef struct naming {
 
 static tch_dtype dtype_of(tch_scalar type)
 {
-    return type == TCH_SCALAR_F64 ? TCH_FLOAT64 : TCH_FLOAT32;
+    return type == TCH_SCALAR_F64    ? TCH_FLOAT64
+           : type == TCH_SCALAR_BF16 ? TCH_BFLOAT16
+           : type == TCH_SCALAR_I32  ? TCH_INT32
+                                     : TCH_FLOAT32;
 }
 
 static tch_status name_state(const naming *n, int32_t param, tchi_state_kind kind, void *data, tch_scalar type,
@@ -337,13 +341,14 @@ static bool keeps_master(const tch_optim_config *config, const tchi_param *p)
 }
 
 /* Something laid out like the parameter, or like one of its tiles, which is then numbered. */
-static tch_status place_like(const naming *n, const tchi_param *p, const char *name, tchi_arena *arena, void **data)
+static tch_status place_like(const naming *n, const tchi_param *p, tch_scalar type, const char *name, tchi_arena *arena,
+                             void **data)
 {
     char what[64];
-    *data = tchi_arena_take(arena, p->count * tchi_scalar_size(p->real));
+    *data = tchi_arena_take(arena, p->count * tchi_scalar_size(type));
     snprintf(what, sizeof what, p->tile < 0 ? "%s" : "%s.%d", name, p->tile);
-    TCHI_TRY(name_state(n, p->index, p->tile < 0 ? TCHI_STATE_LIKE_PARAM : TCHI_STATE_LIKE_TILE, *data, p->real,
-                        p->ndim, p->shape, p->strides, what));
+    TCHI_TRY(name_state(n, p->index, p->tile < 0 ? TCHI_STATE_LIKE_PARAM : TCHI_STATE_LIKE_TILE, *data, type, p->ndim,
+                        p->shape, p->strides, what));
     if (n->on && p->tile >= 0) {
         tchi_state_at(n->optimizer, n->optimizer->states.count - 1)->tile =
             (int32_t)(p - tchi_tile_at(n->optimizer, 0));
@@ -351,16 +356,65 @@ static tch_status place_like(const naming *n, const tchi_param *p, const char *n
     return TCH_OK;
 }
 
+/* Small parameters are a small part of the memory, and often the ones that matter: biases, norms. */
+#define LEAST_NARROW 4096
+
+static bool may_be_narrow(const tchi_param *p)
+{
+    return !p->blocked && p->tile < 0 && p->real == TCH_SCALAR_F32 && p->count >= LEAST_NARROW;
+}
+
+static tch_moments moments_of(const tch_optim_config *config, const tchi_param *p)
+{
+    static const tch_moments kept[] = {TCH_MOMENTS_REAL, TCH_MOMENTS_BF16, TCH_MOMENTS_CODES};
+    return may_be_narrow(p) ? kept[config->state_dtype] : TCH_MOMENTS_REAL;
+}
+
+/* Marks the latest name: what a file may have in another form. */
+static void mark_moment(const naming *n, const tchi_param *p, int32_t moment)
+{
+    if (n->on && may_be_narrow(p) && n->optimizer->shared == NULL) {
+        tchi_state_at(n->optimizer, n->optimizer->states.count - 1)->moment = moment;
+    }
+}
+
+static tch_status place_list(const naming *n, const tchi_param *p, tch_scalar type, int64_t count, const char *name,
+                             tchi_arena *arena, void **data)
+{
+    int64_t stride = 1;
+    *data = tchi_arena_take(arena, count * tchi_scalar_size(type));
+    return name_state(n, p->index, TCHI_STATE_OF_PARAM, *data, type, 1, &count, &stride, name);
+}
+
+/* Codes lie in the order of the parameter's memory, four in a word: tensors have no type of eight bits. */
+static tch_status place_codes(const naming *n, tchi_param *p, const char *name, int32_t k, tchi_arena *arena)
+{
+    char what[64];
+    void *scale;
+    snprintf(what, sizeof what, "%s_scale", name);
+    TCHI_TRY(place_list(n, p, TCH_SCALAR_I32, tchi_ceil_div(p->count, 4), name, arena, &p->moment[k]));
+    mark_moment(n, p, k + 1);
+    TCHI_TRY(place_list(n, p, TCH_SCALAR_F32, tchi_ceil_div(p->count, TCH_CODE_BLOCK), what, arena, &scale));
+    mark_moment(n, p, -(k + 1));
+    p->scale[k] = scale;
+    return TCH_OK;
+}
+
 static tch_status place_param(const naming *n, tchi_param *p, const tch_optim_config *config, tchi_arena *arena)
 {
     const char *names[TCHI_MOMENTS];
     if (keeps_master(config, p)) {
-        TCHI_TRY(place_like(n, p, "master", arena, &p->master));
+        TCHI_TRY(place_like(n, p, p->real, "master", arena, &p->master));
     }
     moment_names(n->optimizer, config, p, names);
+    p->moments = moments_of(config, p);
     for (int32_t k = 0; k < TCHI_MOMENTS; k++) {
-        if (names[k] != NULL) {
-            TCHI_TRY(place_like(n, p, names[k], arena, &p->moment[k]));
+        if (names[k] != NULL && p->moments == TCH_MOMENTS_CODES) {
+            TCHI_TRY(place_codes(n, p, names[k], k, arena));
+        } else if (names[k] != NULL) {
+            tch_scalar type = p->moments == TCH_MOMENTS_BF16 ? TCH_SCALAR_BF16 : p->real;
+            TCHI_TRY(place_like(n, p, type, names[k], arena, &p->moment[k]));
+            mark_moment(n, p, k < 2 ? k + 1 : 0);
         }
     }
     return TCH_OK;

@@ -56,6 +56,8 @@ typedef struct tchi_param {
     tch_clock *clock;
     void *master;
     void *moment[TCHI_MOMENTS]; /* meaning by method; NULL where not kept */
+    tch_moments moments;        /* how they are kept */
+    float *scale[2];            /* of moments that are codes */
     int64_t steps_seen;         /* steps with a gradient, the one under way included */
     uint64_t clock_id;          /* equal for parameters whose clocks are equal */
     int64_t base;               /* the number of its first element in the whole parameter */
@@ -162,7 +164,8 @@ typedef struct tchi_state {
     size_t bytes; /* of this struct, the name included */
     int32_t param;
     tchi_state_kind kind;
-    int32_t tile; /* LIKE_TILE: which of this rank's */
+    int32_t tile;   /* LIKE_TILE: which of this rank's */
+    int32_t moment; /* 1 and 2: the first and second moment of one that state_dtype is for; with a minus their scales */
     tch_tensor tensor;
     int64_t shape[TCH_MAX_RANK], strides[TCH_MAX_RANK];
     char name[];

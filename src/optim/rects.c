@@ -1,6 +1,8 @@
 /* See rects.h. */
 #include "rects.h"
 
+#include <string.h>
+
 #include "core/status.h"
 
 #include "shared/shared.h"
@@ -167,6 +169,10 @@ tch_rect tchi_rect_at(const tchi_param *p, const tchi_gradient *gradient, int64_
     for (int k = 0; k < TCHI_MOMENTS; k++) {
         rect.state[k] = advance_by(p->moment[k], first, p->real);
     }
+    if (p->moments != TCH_MOMENTS_REAL) { /* of whole parameters alone */
+        memcpy(rect.state, p->moment, sizeof rect.state);
+        memcpy(rect.scale, p->scale, sizeof rect.scale);
+    }
     return rect;
 }
 
@@ -266,47 +272,65 @@ tch_update tchi_update_run(tch_optimizer *optimizer, const tchi_run *run, const 
 
 /* --- whole parameters -------------------------------------------------------------------------------------------- */
 
-static int64_t add_whole(tch_optimizer *o, const tchi_step *now, const tchi_param *p, tch_scalar type, tch_scalar grad,
+static int64_t add_whole(tch_optimizer *o, const tchi_step *now, const tchi_param *p, const tch_update *wanted,
                          int64_t used)
 {
     const tchi_gradient *gradient = tchi_gradient_of(o, now, p);
-    if (gradient->data != NULL && p->type == type && gradient->type == grad) {
+    if (gradient->data != NULL && p->type == wanted->param_type && gradient->type == wanted->grad_type) {
         o->rects[used++] = tchi_rect_at(p, gradient, 0, 1, p->count, p->count);
     }
     return used;
 }
 
+static bool is_elementwise(const tchi_param *p, const tch_update *wanted)
+{
+    return !p->blocked && !p->carried && p->moments == wanted->moments;
+}
+
 /* Of an elementwise parameter whose state ranks divide, this rank's spans. */
-static int64_t collect(tch_optimizer *o, const tchi_step *now, int32_t group, bool with_blocks, tch_scalar type,
-                       tch_scalar grad)
+static int64_t collect(tch_optimizer *o, const tchi_step *now, int32_t group, bool with_blocks,
+                       const tch_update *wanted)
 {
     const tchi_group *g = tchi_group_at(o, group);
     int64_t used = 0;
     for (int32_t i = g->first_param; i < g->first_param + g->params; i++) {
         const tchi_param *p = tchi_param_at(o, i);
-        used = with_blocks || (!p->blocked && !p->carried) ? add_whole(o, now, p, type, grad, used) : used;
+        used = with_blocks || is_elementwise(p, wanted) ? add_whole(o, now, p, wanted, used) : used;
     }
     for (int32_t i = 0; i < o->tiles.count && !with_blocks; i++) {
         const tchi_param *t = tchi_tile_at(o, i);
-        used = !t->blocked && t->group == group ? add_whole(o, now, t, type, grad, used) : used;
+        used = is_elementwise(t, wanted) && t->group == group ? add_whole(o, now, t, wanted, used) : used;
     }
     return used;
 }
 
-tch_status tchi_for_each_type(tch_optimizer *optimizer, const tchi_step *now, int32_t group, bool with_blocks,
-                              const tch_hyper *hyper, tchi_update_visit visit)
+static tch_status visit_types(tch_optimizer *o, const tchi_step *now, int32_t group, bool with_blocks,
+                              tch_update *update, tchi_update_visit visit)
 {
-    tch_update update = tchi_update_of(optimizer, now, group, hyper);
     for (int type = 0; type <= TCH_SCALAR_BF16; type++) {
         for (int grad = 0; grad <= TCH_SCALAR_BF16; grad++) {
-            update.count = collect(optimizer, now, group, with_blocks, (tch_scalar)type, (tch_scalar)grad);
-            update.param_type = (tch_scalar)type;
-            update.grad_type = (tch_scalar)grad;
-            update.block_type = update.real = type == TCH_SCALAR_F64 ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
-            if (update.count > 0) {
-                TCHI_TRY(visit(optimizer, group, &update));
+            update->param_type = (tch_scalar)type;
+            update->grad_type = (tch_scalar)grad;
+            update->block_type = update->real = type == TCH_SCALAR_F64 ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
+            update->count = collect(o, now, group, with_blocks, update);
+            if (update->count > 0) {
+                TCHI_TRY(visit(o, group, update));
             }
         }
     }
     return TCH_OK;
+}
+
+/* Moments are kept as the group's option says, or, of small parameters and float64 ones, in the arithmetic's type. */
+tch_status tchi_for_each_type(tch_optimizer *optimizer, const tchi_step *now, int32_t group, bool with_blocks,
+                              const tch_hyper *hyper, tchi_update_visit visit)
+{
+    tch_state_dtype asked = tchi_group_at(optimizer, group)->config.state_dtype;
+    tch_update update = tchi_update_of(optimizer, now, group, hyper);
+    if (!with_blocks && asked != TCH_STATE_FLOAT32) {
+        update.moments = asked == TCH_STATE_INT8 ? TCH_MOMENTS_CODES : TCH_MOMENTS_BF16;
+        TCHI_TRY(visit_types(optimizer, now, group, with_blocks, &update, visit));
+        update.moments = TCH_MOMENTS_REAL;
+    }
+    return visit_types(optimizer, now, group, with_blocks, &update, visit);
 }

@@ -9,6 +9,7 @@
 
 #include "failures.h"
 #include "layout.h"
+#include "method.h"
 #include "user_kernel.h"
 
 /* --- the plan of a period ---------------------------------------------------------------------------------------- */
@@ -87,13 +88,28 @@ int64_t tchi_refresh_first(const tch_optim_config *config)
     return config->start_preconditioning_step > 1 ? config->start_preconditioning_step : 1;
 }
 
+/* Steps between two refreshes of a factor that has seen so many gradients: a power of two, or the period, so that few
+ * different batches of factors come up. */
+static int32_t gap_of(const tch_optim_config *config, int64_t steps_seen)
+{
+    double wanted = config->refresh_growth * (double)steps_seen;
+    int32_t gap = 1;
+    if (config->refresh_growth == 0.0 || wanted >= config->precondition_frequency) {
+        return config->precondition_frequency;
+    }
+    while (2.0 * gap <= wanted) {
+        gap *= 2;
+    }
+    return gap;
+}
+
 static bool is_due(const tch_optimizer *o, const tchi_step *now, const tch_optim_config *config,
                    const tchi_factor_batch *f, int64_t factor)
 {
     const tchi_block_batch *block_batch = tchi_block_batch_at(o, f->block_batch[factor]);
     const tchi_param *p = tchi_block_param(o, tchi_block_at(o, block_batch->first + f->block[factor]));
-    int64_t first = tchi_refresh_first(config);
-    int32_t period = config->precondition_frequency;
+    int64_t first = o->method->blocks->begins(config);
+    int32_t gap = gap_of(config, p->steps_seen);
     if (tchi_gradient_of(o, now, p)->data == NULL || p->steps_seen < first) {
         return false;
     }
@@ -101,10 +117,9 @@ static bool is_due(const tch_optimizer *o, const tchi_step *now, const tch_optim
         return true;
     }
     if (!config->stagger) {
-        return (p->steps_seen - first) % period == 0;
+        return (p->steps_seen - first) % gap == 0;
     }
-    int64_t phase = o->steps % period;
-    return phase == (int64_t)f->phase[factor] * period / parts_of(period);
+    return o->steps % gap == (int64_t)f->phase[factor] * gap / parts_of(config->precondition_frequency);
 }
 
 bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t group)

@@ -85,16 +85,20 @@ static tch_status check_nothing_else(const tch_optimizer *o, const tch_checkpoin
 {
     char start[TCHI_SAVED_NAME];
     int64_t count = 0;
+    int64_t expected = 1;
+    for (int64_t i = 0; i < o->states.count; i++) {
+        expected += tchi_saved_state_count(o, i, file, prefix);
+    }
     tchi_saved_name(start, prefix, "");
     for (int64_t i = 0; i < tch_checkpoint_count(file); i++) {
         count += strncmp(tch_checkpoint_name(file, i), start, strlen(start)) == 0;
     }
-    if (count != o->states.count + 1) {
+    if (count != expected) {
         return tchi_fail(
             TCH_ERR_INVALID_ARGUMENT,
             "the checkpoint has %lld tensors under '%s', this optimizer %lld: it is of another model or of "
             "other options",
-            (long long)count, start, (long long)o->states.count + 1);
+            (long long)count, start, (long long)expected);
     }
     return TCH_OK;
 }
@@ -126,6 +130,29 @@ static tch_status check_tensors(tch_optimizer *o, const tch_checkpoint *file, co
     return check_model(o, file, prefix);
 }
 
+static bool is_among(const char *name, const char *const *names, size_t count)
+{
+    bool found = false;
+    for (size_t i = 0; !found && i < count; i++) {
+        found = strcmp(name, names[i]) == 0;
+    }
+    return found;
+}
+
+/* Options that files of earlier versions do not have: there the optimizer keeps its own. */
+static bool came_later(const char *name)
+{
+    static const char *const names[] = {"scalar_base_lr", "refresh_growth", "world_invariant", "state_dtype"};
+    return is_among(name, names, sizeof names / sizeof names[0]);
+}
+
+/* Options that say how a step is computed on this machine, not what: these stay the optimizer's own. */
+static bool is_local(const char *name)
+{
+    static const char *const names[] = {"world_invariant", "state_dtype", "memory_budget", "nonfinite", "precision"};
+    return is_among(name, names, sizeof names / sizeof names[0]);
+}
+
 /* The settings of one group as the file has them, checked; options that cannot change must be the same. */
 static tch_status read_settings(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix, int32_t group,
                                 tch_optim_config *config)
@@ -137,22 +164,39 @@ static tch_status read_settings(const tch_optimizer *o, const tch_checkpoint *fi
     *config = tchi_group_at(o, group)->config;
     for (int32_t i = 0; tchi_config_option(i, &name, &changes); i++) {
         double value;
-        if (strcmp(name, "world_invariant") == 0) { /* how, not what: and files of earlier versions have none */
-            continue;
-        }
         option_key(key, prefix, group, name);
-        if (strcmp(name, "scalar_base_lr") == 0 && tch_checkpoint_text(file, key) == NULL) {
-            continue; /* nor this one: the ratio is that which the optimizer was made with */
+        if (came_later(name) && tch_checkpoint_text(file, key) == NULL) {
+            continue;
         }
         TCHI_TRY(tch_checkpoint_number(file, key, &value));
         snprintf(what, sizeof what, "the checkpoint's '%s'", key);
         TCHI_TRY(tchi_config_check_value(what, i, value));
-        if (strcmp(name, "memory_budget") != 0 && strcmp(name, "nonfinite") != 0 && strcmp(name, "precision") != 0) {
+        if (!is_local(name)) {
             tchi_config_set(config, i, value);
         }
     }
     TCHI_TRY(tchi_config_check("tch_optimizer_load", config));
     return tchi_config_check_change(&tchi_group_at(o, group)->config, config);
+}
+
+/* Ranks that share an optimizer have float32 moments, and blocks of others' do not end where their shards do. */
+static tch_status check_state_dtype(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix,
+                                    int32_t group)
+{
+    char key[TCHI_SAVED_NAME];
+    double value = 0.0;
+    option_key(key, prefix, group, "state_dtype");
+    if (tch_checkpoint_text(file, key) != NULL) {
+        TCHI_TRY(tch_checkpoint_number(file, key, &value));
+    }
+    if (o->shared != NULL && value != 0.0) {
+        return tchi_fail(TCH_ERR_UNSUPPORTED,
+                         "the checkpoint's '%s' is %.10g: ranks that share an optimizer read moments in float32 alone. "
+                         "One process that loads it into an optimizer with state_dtype float32, and saves it again, "
+                         "makes a checkpoint for them",
+                         key, value);
+    }
+    return TCH_OK;
 }
 
 static tch_status check_settings(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix)
@@ -168,6 +212,7 @@ static tch_status check_settings(const tch_optimizer *o, const tch_checkpoint *f
     TCHI_TRY(tch_checkpoint_integer(file, tchi_saved_name(key, prefix, "seed"), &seed));
     for (int32_t g = 0; g < o->groups.count; g++) {
         tch_optim_config config;
+        TCHI_TRY(check_state_dtype(o, file, prefix, g));
         TCHI_TRY(read_settings(o, file, prefix, g, &config));
     }
     return TCH_OK;

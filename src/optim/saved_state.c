@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/status.h"
 
+#include "saved_moments.h"
 #include "shape.h"
 #include "shared/shared.h"
 
@@ -155,6 +156,34 @@ tch_status tchi_saved_check(const tch_checkpoint *file, const char *name, const 
     return TCH_OK;
 }
 
+/* What is to be done about a tensor that the file may have in another form. */
+typedef enum form { AS_IT_IS, CONVERTED, MADE_WITH_ITS_MOMENT } form;
+
+static form form_in(const tch_optimizer *o, const tchi_state *s, const tch_checkpoint *file, const char *prefix)
+{
+    char name[TCHI_SAVED_NAME];
+    if (s->moment == 0) {
+        return AS_IT_IS;
+    }
+    tchi_saved_name(name, prefix, s->name);
+    if (s->moment < 0) {
+        name[strlen(name) - strlen("_scale")] = '\0';
+    }
+    bool same = tchi_saved_moments_of(file, name) == tchi_param_at(o, s->param)->moments;
+    return same ? AS_IT_IS : s->moment > 0 ? CONVERTED : MADE_WITH_ITS_MOMENT;
+}
+
+int64_t tchi_saved_state_count(const tch_optimizer *optimizer, int64_t index, const tch_checkpoint *file,
+                               const char *prefix)
+{
+    const tchi_state *s = tchi_state_at(optimizer, index);
+    char name[TCHI_SAVED_NAME];
+    form form = form_in(optimizer, s, file, prefix);
+    bool coded =
+        form == CONVERTED && tchi_saved_moments_of(file, tchi_saved_name(name, prefix, s->name)) == TCH_MOMENTS_CODES;
+    return form == MADE_WITH_ITS_MOMENT ? 0 : coded ? 2 : 1;
+}
+
 static bool is_like(const tchi_state *s)
 {
     return s->kind == TCHI_STATE_LIKE_PARAM || s->kind == TCHI_STATE_LIKE_TILE;
@@ -173,10 +202,12 @@ tch_status tchi_saved_state_check(const tch_optimizer *optimizer, int64_t index,
                                   const char *prefix)
 {
     const tchi_state *s = tchi_state_at(optimizer, index);
-    for (int64_t i = 0; i < count_saved(optimizer, s); i++) {
+    form form = form_in(optimizer, s, file, prefix);
+    for (int64_t i = 0; i < count_saved(optimizer, s) && form != MADE_WITH_ITS_MOMENT; i++) {
         saved f;
         find_saved(optimizer, s, i, prefix, &f);
-        TCHI_TRY(check_one(file, s, &f));
+        TCHI_TRY(form == CONVERTED ? tchi_saved_moment_check(tchi_param_at(optimizer, s->param), file, f.name)
+                                   : check_one(file, s, &f));
     }
     return TCH_OK;
 }
@@ -185,6 +216,14 @@ tch_status tchi_saved_state_read(const tch_optimizer *optimizer, int64_t index, 
                                  const char *prefix)
 {
     const tchi_state *s = tchi_state_at(optimizer, index);
+    form form = form_in(optimizer, s, file, prefix);
+    if (form != AS_IT_IS) {
+        char name[TCHI_SAVED_NAME];
+        return form == MADE_WITH_ITS_MOMENT
+                   ? TCH_OK
+                   : tchi_saved_moment_read(optimizer, tchi_param_at(optimizer, s->param), s->moment - 1, file,
+                                            tchi_saved_name(name, prefix, s->name));
+    }
     for (int64_t i = 0; i < count_saved(optimizer, s); i++) {
         saved f;
         find_saved(optimizer, s, i, prefix, &f);

@@ -32,6 +32,10 @@ tch_status tchi_saved_state_check(const tch_optimizer *optimizer, int64_t index,
 tch_status tchi_saved_state_read(const tch_optimizer *optimizer, int64_t index, const tch_checkpoint *file,
                                  const char *prefix);
 
+/* How many tensors of the file it is: one, unless the file keeps moments in another form. */
+int64_t tchi_saved_state_count(const tch_optimizer *optimizer, int64_t index, const tch_checkpoint *file,
+                               const char *prefix);
+
 /* --- saved_counts.c ---------------------------------------------------------------------------------------------- */
 
 /* What the host counts, as a list of int64_t: for each parameter the steps with a gradient, then the number of steps

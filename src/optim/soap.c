@@ -126,21 +126,17 @@ typedef struct soap_run {
     tchi_work work;
     void *gradient, *moment, *spare;
     bool first; /* no bases yet */
-    bool due;   /* they follow the factors, or are found */
 } soap_run;
 
-/* Bases are due by updates of the moments. */
 static soap_run begin_run(tch_optimizer *o, const tchi_group *group, const tchi_run *run)
 {
-    int64_t updates = tchi_run_param(o, run)->steps_seen - 1;
     soap_run r = {
         .optimizer = o, .group = group, .run = *run, .work = tchi_work_of(run->block_batch, run->block_batch->real)};
     int64_t bytes = tchi_work_bytes(&r.work, run->count);
     r.gradient = o->scratch;
     r.moment = o->scratch + bytes;
     r.spare = o->scratch + 2 * bytes;
-    r.first = updates == 0;
-    r.due = updates % group->config.precondition_frequency == 0;
+    r.first = only_finds_bases(tchi_run_param(o, run));
     return r;
 }
 
@@ -222,8 +218,199 @@ static tch_status precondition(const soap_run *r, void **direction)
     return tchi_run_multiply(o, &r->run, &r->work, true, direction, &spare);
 }
 
-static tch_status step_blocks(const soap_run *r)
+/* --- bases ------------------------------------------------------------------------------------------------------- */
+
+/* Factors [first, first + count) of a factor batch, all due: their first bases, or those they have follow them. */
+typedef struct basis_run {
+    tch_optimizer *optimizer;
+    tchi_factor_batch *factor_batch;
+    int64_t first, count;
+    bool begin;
+} basis_run;
+
+static tch_matrices matrices_of(const tchi_factor_batch *f, char *data, int64_t first, int64_t count)
 {
+    int64_t elements = f->n * f->n;
+    return tchi_matrices_new(data + first * elements * tchi_scalar_size(f->real), f->real, count, f->n, f->n);
+}
+
+static tch_status refresh_part(const basis_run *r, int64_t first, int64_t count)
+{
+    tch_context *context = r->optimizer->context;
+    const tchi_factor_batch *f = r->factor_batch;
+    tch_matrices c = matrices_of(f, f->factors, first, count);
+    tch_matrices q = matrices_of(f, f->roots, first, count);
+    tchi_arena arena = {0};
+    int64_t bytes = tchi_basis_bytes(context, f->real, f->n, count);
+    tchi_arena_take(&arena, bytes);
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    void *scratch = tchi_arena_take(&arena, bytes);
+    return r->begin ? tchi_basis_init(context, &c, &q, f->flags + first, scratch)
+                    : tchi_basis_track(context, &c, &q, f->orders + first * f->n, f->flags + first, scratch);
+}
+
+/* As many factors at once as the workspace allows, at least one, in passes of about equal length. */
+static int64_t fit(const basis_run *r)
+{
+    tch_context *context = r->optimizer->context;
+    const tchi_factor_batch *f = r->factor_batch;
+    int64_t limit = context->workspace_limit;
+    int64_t count = r->count;
+    for (int64_t passes = 2; count > 1 && limit > 0 && tchi_basis_bytes(context, f->real, f->n, count) > limit / 9 * 8;
+         passes++) {
+        count = (r->count + passes - 1) / passes;
+    }
+    return count;
+}
+
+static tch_status refresh_bases(void *argument)
+{
+    const basis_run *r = argument;
+    TCHI_RANGE(r->optimizer->context, "basis");
+    int64_t together = fit(r);
+    for (int64_t done = 0; done < r->count; done += together) {
+        int64_t left = r->count - done;
+        TCHI_TRY(refresh_part(r, r->first + done, left < together ? left : together));
+    }
+    return TCH_OK;
+}
+
+static bool is_first(const tch_optimizer *o, const tchi_factor_batch *f, int64_t factor)
+{
+    const tchi_block_batch *c = tchi_block_batch_at(o, f->block_batch[factor]);
+    return only_finds_bases(tchi_block_param(o, tchi_block_at(o, c->first + f->block[factor])));
+}
+
+/* First bases are found by an eigensolver, which waits: that cannot be recorded. The key is told from those of runs by
+ * its first part, which is below 0. */
+static tch_status refresh_factors(tch_optimizer *o, tchi_factor_batch *f)
+{
+    int64_t most = tchi_group_at(o, f->group)->config.world_invariant ? 1 : f->count;
+    for (int64_t first = 0, end; first<f->count; first = end> first ? end : first + 1) {
+        basis_run r = {.optimizer = o, .factor_batch = f, .first = first, .begin = is_first(o, f, first)};
+        for (end = first; end < f->count && end - first < most && f->due[end] && is_first(o, f, end) == r.begin;) {
+            end++;
+        }
+        r.count = end - first;
+        o->refreshes += r.count;
+        if (r.count > 0) {
+            tchi_recording_key key = {{-1 - (f - tchi_factor_batch_at(o, 0)), first, r.count}};
+            TCHI_TRY(r.begin ? refresh_bases(&r) : tchi_recorded(o->context, &o->recordings, &key, refresh_bases, &r));
+        }
+    }
+    return TCH_OK;
+}
+
+/* --- second moments follow their bases --------------------------------------------------------------------------- */
+
+/* Blocks [first, first + count) of a block batch, of which the same dimensions, as bits, have new bases. */
+typedef struct permute_run {
+    tch_optimizer *optimizer;
+    const tchi_block_batch *block_batch;
+    int64_t first, count;
+    uint32_t dims;
+} permute_run;
+
+/* The orders of a run's bases along dimension k, or NULL where they are as before. */
+static const int32_t *orders_of(const permute_run *r, int32_t k)
+{
+    if ((r->dims >> k & 1) == 0) {
+        return NULL;
+    }
+    const tchi_factor_batch *f = tchi_factor_batch_at(r->optimizer, r->block_batch->factor_batch[k]);
+    return f->orders + (r->block_batch->position[k] + r->first) * f->n;
+}
+
+static tch_status permute_matrices(const permute_run *r, void *moment, void *spare)
+{
+    const tchi_block_batch *c = r->block_batch;
+    const tch_context *context = r->optimizer->context;
+    const tch_backend *t = context->backend;
+    bool matrix = c->order == 2;
+    int64_t rows = matrix ? c->size[0] : 1;
+    int64_t cols = matrix ? c->size[1] : c->size[0];
+    tch_matrices v = tchi_matrices_new(moment, c->real, r->count, rows, cols);
+    tch_matrices out = tchi_matrices_new(spare, c->real, r->count, rows, cols);
+    TCHI_TRY(t->matrix->permute(context->state, &v, matrix ? orders_of(r, 0) : NULL, orders_of(r, c->order - 1), &out));
+    return t->device->copy_bytes(context->state, moment, spare, r->count * c->elements * tchi_scalar_size(c->real),
+                                 TCH_COPY_DEVICE);
+}
+
+/* Higher orders go one dimension at a time, with that dimension in front. */
+static tch_status permute_along(const permute_run *r, int32_t k, void *moment, char *spare)
+{
+    tch_optimizer *o = r->optimizer;
+    const tchi_block_batch *c = r->block_batch;
+    const int32_t *order = orders_of(r, k);
+    if (order == NULL) {
+        return TCH_OK;
+    }
+    int64_t bytes = (r->count * c->elements * tchi_scalar_size(c->real) + 255) / 256 * 256;
+    tch_matrices turned = tchi_matrices_new(spare, c->real, r->count, c->size[k], c->elements / c->size[k]);
+    tch_matrices sorted = turned;
+    sorted.data = spare + bytes;
+    TCHI_TRY(tchi_turn_blocks(o, c, k, c->elements, r->count, moment, turned.data, false));
+    TCHI_TRY(o->context->backend->matrix->permute(o->context->state, &turned, order, NULL, &sorted));
+    return tchi_turn_blocks(o, c, k, c->elements, r->count, moment, sorted.data, true);
+}
+
+static tch_status permute_moments(const permute_run *r)
+{
+    const tchi_block_batch *c = r->block_batch;
+    void *moment = c->moment + r->first * c->elements * tchi_scalar_size(c->real);
+    if (c->order <= 2) {
+        return permute_matrices(r, moment, r->optimizer->scratch);
+    }
+    for (int32_t k = 0; k < c->order; k++) {
+        TCHI_TRY(permute_along(r, k, moment, r->optimizer->scratch));
+    }
+    return TCH_OK;
+}
+
+/* The dimensions along which a block has a new basis that followed the one before. */
+static uint32_t moved_dims(const tch_optimizer *o, const tchi_block_batch *c, int64_t block)
+{
+    uint32_t dims = 0;
+    for (int32_t k = 0; k < c->order; k++) {
+        const tchi_factor_batch *f = c->factor_batch[k] < 0 ? NULL : tchi_factor_batch_at(o, c->factor_batch[k]);
+        int64_t factor = c->position[k] + block;
+        dims |= (uint32_t)(f != NULL && f->due[factor] && !is_first(o, f, factor)) << k;
+    }
+    return dims;
+}
+
+static tch_status permute_batch(tch_optimizer *o, const tchi_block_batch *c)
+{
+    for (int64_t first = 0, end; first<c->count; first = end> first ? end : first + 1) {
+        permute_run r = {.optimizer = o, .block_batch = c, .first = first, .dims = moved_dims(o, c, first)};
+        for (end = first; end < c->count && end - first < c->chunk && r.dims != 0 && moved_dims(o, c, end) == r.dims;) {
+            end++;
+        }
+        r.count = end - first;
+        TCHI_TRY(r.count > 0 ? permute_moments(&r) : TCH_OK);
+    }
+    return TCH_OK;
+}
+
+/* All bases that are due, and what lies in them. */
+static tch_status refresh(tch_optimizer *o, int32_t group)
+{
+    const tchi_group *g = tchi_group_at(o, group);
+    for (int32_t i = 0; i < g->factor_batches; i++) {
+        TCHI_TRY(refresh_factors(o, tchi_factor_batch_at(o, g->first_factor_batch + i)));
+    }
+    for (int32_t i = 0; i < g->block_batches; i++) {
+        TCHI_TRY(permute_batch(o, tchi_block_batch_at(o, g->first_block_batch + i)));
+    }
+    return TCH_OK;
+}
+
+/* --- the step ---------------------------------------------------------------------------------------------------- */
+
+/* All that does not look at gradients where they lie, with arguments that stay the same. */
+static tch_status after_gather(void *argument)
+{
+    const soap_run *r = argument;
     void *direction;
     TCHI_TRY(update_factors(r));
     if (r->first) {
@@ -233,153 +420,34 @@ static tch_status step_blocks(const soap_run *r)
     return apply(r, direction);
 }
 
-/* --- bases ------------------------------------------------------------------------------------------------------- */
-
-/* As many factors at once as the workspace allows; at least one. */
-static int64_t fit(tch_optimizer *o, const tchi_factor_batch *f, int64_t count)
-{
-    int64_t limit = o->context->workspace_limit;
-    while (count > 1 && limit > 0 && tchi_basis_bytes(o->context, f->real, f->n, count) > limit / 9 * 8) {
-        count = (count + 1) / 2;
-    }
-    return count;
-}
-
-static tch_status refresh_part(tch_optimizer *o, tchi_factor_batch *f, const tch_matrices *c, const tch_matrices *q,
-                               int64_t first, bool begin)
-{
-    tchi_arena arena = {0};
-    int64_t bytes = tchi_basis_bytes(o->context, f->real, f->n, c->batch);
-    tchi_arena_take(&arena, bytes);
-    TCHI_TRY(tchi_arena_reserve(o->context, &arena));
-    void *scratch = tchi_arena_take(&arena, bytes);
-    return begin ? tchi_basis_init(o->context, c, q, f->flags + first, scratch)
-                 : tchi_basis_track(o->context, c, q, f->orders + first * f->n, f->flags + first, scratch);
-}
-
-static tch_status refresh_bases(tch_optimizer *o, const tchi_run *run, int32_t k, bool begin)
-{
-    tchi_factor_batch *f = tchi_factor_batch_at(o, run->block_batch->factor_batch[k]);
-    tch_matrices factors = tchi_run_factors(o, run, k);
-    tch_matrices bases = tchi_run_roots(o, run, k);
-    int64_t first = run->block_batch->position[k] + run->first;
-    int64_t together = fit(o, f, run->count);
-    for (int64_t done = 0; done < run->count; done += together) {
-        int64_t count = run->count - done < together ? run->count - done : together;
-        tch_matrices c = tchi_matrices_part(&factors, done, count);
-        tch_matrices q = tchi_matrices_part(&bases, done, count);
-        TCHI_TRY(refresh_part(o, f, &c, &q, first + done, begin));
-    }
-    return TCH_OK;
-}
-
-/* The orders of a run's bases along dimension k, or NULL where it has none. */
-static const int32_t *orders_of(const tch_optimizer *o, const tchi_run *run, int32_t k)
-{
-    if (run->block_batch->factor_batch[k] < 0) {
-        return NULL;
-    }
-    const tchi_factor_batch *f = tchi_factor_batch_at(o, run->block_batch->factor_batch[k]);
-    return f->orders + (run->block_batch->position[k] + run->first) * f->n;
-}
-
-static tch_status permute_matrices(tch_optimizer *o, const tchi_run *run, void *moment, void *spare)
-{
-    const tchi_block_batch *c = run->block_batch;
-    const tch_backend *t = o->context->backend;
-    bool matrix = c->order == 2;
-    int64_t rows = matrix ? c->size[0] : 1;
-    int64_t cols = matrix ? c->size[1] : c->size[0];
-    tch_matrices v = tchi_matrices_new(moment, c->real, run->count, rows, cols);
-    tch_matrices out = tchi_matrices_new(spare, c->real, run->count, rows, cols);
-    TCHI_TRY(t->matrix->permute(o->context->state, &v, matrix ? orders_of(o, run, 0) : NULL,
-                                orders_of(o, run, c->order - 1), &out));
-    return t->device->copy_bytes(o->context->state, moment, spare, run->count * c->elements * tchi_scalar_size(c->real),
-                                 TCH_COPY_DEVICE);
-}
-
-/* Higher orders go one dimension at a time, with that dimension in front. */
-static tch_status permute_along(tch_optimizer *o, const tchi_run *run, int32_t k, void *moment, char *spare)
-{
-    const tchi_block_batch *c = run->block_batch;
-    const int32_t *order = orders_of(o, run, k);
-    if (order == NULL) {
-        return TCH_OK;
-    }
-    int64_t bytes = (run->count * c->elements * tchi_scalar_size(c->real) + 255) / 256 * 256;
-    tch_matrices turned = tchi_matrices_new(spare, c->real, run->count, c->size[k], c->elements / c->size[k]);
-    tch_matrices sorted = turned;
-    sorted.data = spare + bytes;
-    TCHI_TRY(tchi_turn_blocks(o, c, k, c->elements, run->count, moment, turned.data, false));
-    TCHI_TRY(o->context->backend->matrix->permute(o->context->state, &turned, order, NULL, &sorted));
-    return tchi_turn_blocks(o, c, k, c->elements, run->count, moment, sorted.data, true);
-}
-
-static tch_status permute_moments(tch_optimizer *o, const tchi_run *run)
-{
-    const tchi_block_batch *c = run->block_batch;
-    void *moment = c->moment + run->first * c->elements * tchi_scalar_size(c->real);
-    if (c->order <= 2) {
-        return permute_matrices(o, run, moment, o->scratch);
-    }
-    for (int32_t k = 0; k < c->order; k++) {
-        TCHI_TRY(permute_along(o, run, k, moment, o->scratch));
-    }
-    return TCH_OK;
-}
-
-static tch_status refresh_run(const soap_run *r)
-{
-    TCHI_RANGE(r->optimizer->context, "basis");
-    for (int32_t k = 0; k < r->run.block_batch->order; k++) {
-        if (r->run.block_batch->factor_batch[k] >= 0) {
-            TCHI_TRY(refresh_bases(r->optimizer, &r->run, k, r->first));
-        }
-    }
-    return r->first ? TCH_OK : permute_moments(r->optimizer, &r->run);
-}
-
-/* --- the step ---------------------------------------------------------------------------------------------------- */
-
-/* All that does not look at gradients where they lie, with arguments that stay the same. */
-static tch_status after_gather(void *argument)
-{
-    const soap_run *r = argument;
-    TCHI_TRY(step_blocks(r));
-    return r->due ? refresh_run(r) : TCH_OK;
-}
-
-static void count_refreshes(tch_optimizer *o, const tchi_run *run)
-{
-    for (int32_t k = 0; k < run->block_batch->order; k++) {
-        o->refreshes += run->block_batch->factor_batch[k] >= 0 ? run->count : 0;
-    }
-}
-
-/* Bases are found by an eigensolver, which waits: that cannot be recorded. */
 static tch_status step_run(tch_optimizer *o, const tchi_group *group, const tchi_run *run)
 {
     soap_run r = begin_run(o, group, run);
-    tchi_recording_key key = tchi_run_key(o, run, r.due);
+    tchi_recording_key key = tchi_run_key(o, run, r.first);
     TCHI_TRY(gather(&r));
-    if (r.due) {
-        count_refreshes(o, run);
+    return tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
+}
+
+static tch_status step_blocks(tch_optimizer *o, const tchi_step *now, int32_t group)
+{
+    for (tchi_turn turn = {0}; tchi_next_turn(o, group, &turn);) {
+        tchi_run run;
+        TCHI_TRY(tchi_exchange_arrive(o, now, group, turn.bucket));
+        while (tchi_next_run(o, now, &turn, &run)) {
+            TCHI_TRY(step_run(o, tchi_group_at(o, group), &run));
+        }
+        TCHI_TRY(tchi_exchange_leave(o, now, group, turn.done));
     }
-    return r.first ? after_gather(&r) : tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
+    return TCH_OK;
 }
 
 static tch_status step(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
-    const tchi_group *g = tchi_group_at(o, group);
-    tch_status status = TCH_OK;
+    bool any_due = tchi_refresh_mark(o, now, group);
     int64_t before = tchi_workspace_hold(o);
-    for (tchi_turn turn = {0}; status == TCH_OK && tchi_next_turn(o, group, &turn);) {
-        tchi_run run;
-        status = tchi_exchange_arrive(o, now, group, turn.bucket);
-        while (status == TCH_OK && tchi_next_run(o, now, &turn, &run)) {
-            status = step_run(o, g, &run);
-        }
-        status = status == TCH_OK ? tchi_exchange_leave(o, now, group, turn.done) : status;
+    tch_status status = step_blocks(o, now, group);
+    if (status == TCH_OK && any_due) {
+        status = refresh(o, group);
     }
     tchi_workspace_restore(o, before);
     return status;

@@ -136,7 +136,7 @@ static variant variant_of(const tch_optimizer *o, tch_scalar real)
     variant v = {.real = real};
     for (int32_t i = 0; i < o->params.count; i++) {
         const tchi_param *p = tchi_param_at(o, i);
-        if (!p->blocked && p->real == real) {
+        if (!p->blocked && p->real == real && p->moments == TCH_MOMENTS_REAL) {
             v.stochastic = v.stochastic || tchi_group_at(o, p->group)->config.stochastic_rounding;
             v.params++;
         }
@@ -174,10 +174,25 @@ static tch_status make_for(const tchi_user_kernel_request *request, tchi_user_ke
     return found ? TCH_OK : status;
 }
 
+/* Parameters whose moments are in less than float32, which the kernel around the user's function does not read. */
+static int64_t count_narrow(const tch_optimizer *o)
+{
+    int64_t count = 0;
+    for (int32_t i = 0; i < o->params.count; i++) {
+        count += tchi_param_at(o, i)->moments != TCH_MOMENTS_REAL;
+    }
+    return count;
+}
+
 tch_status tchi_user_kernel_update_make(const tchi_user_kernel_request *request, tchi_user_kernel *own)
 {
+    int64_t narrow = count_narrow(request->optimizer);
     TCHI_TRY(make_for(request, own, TCH_SCALAR_F32));
     TCHI_TRY(make_for(request, own, TCH_SCALAR_F64));
+    own->left += narrow;
+    if (narrow > 0) {
+        tchi_user_kernel_explain(own, "state_dtype keeps moments in less than float32, and the built-in updates those");
+    }
     if (own->served == 0) {
         tchi_user_kernel_explain(own, "the optimizer has no parameters that are updated element by element");
     }

@@ -77,7 +77,7 @@ static void describe(rank_model *m, placing how, int32_t rank, int32_t ranks, tc
 static void narrow_rates(void *state, tch_product_rates *rates)
 {
     (void)state;
-    *rates = (tch_product_rates){60.0, 50.0, 200.0, 700.0};
+    *rates = (tch_product_rates){.f64 = 60.0, .f32 = 50.0, .bf16x2 = 200.0, .bf16 = 700.0};
 }
 
 static tch_context *open_context(table_copy *table, bool narrow)

@@ -235,19 +235,19 @@ static void rates_by_compute_capability(void **state)
     (void)state;
     static const struct {
         int32_t major, minor;
-        double f64, f32, bf16x2, bf16;
+        double f64, f32, bf16x2, bf16, f16x2;
     } cases[] = {
-        {7, 5, 0.5, 16, 0, 0},           {8, 0, 19, 19, 90, 280},         {8, 6, 30.0 / 64, 30, 40, 130},
-        {8, 7, 30.0 / 64, 30, 40, 130},  {8, 9, 30.0 / 64, 30, 40, 130},  {9, 0, 56, 50, 200, 700},
-        {10, 0, 37, 75, 400, 1500},      {10, 3, 1.3, 75, 400, 1500},     {11, 0, 60.0 / 64, 60, 60, 190},
-        {12, 0, 60.0 / 64, 60, 60, 190}, {12, 1, 60.0 / 64, 60, 60, 190}, {99, 0, 60.0 / 64, 60, 60, 190},
+        {7, 5, 0.5, 16, 0, 0, 0},           {8, 0, 19, 19, 90, 280, 80},        {8, 6, 30.0 / 64, 30, 40, 130, 0},
+        {8, 7, 30.0 / 64, 30, 40, 130, 0},  {8, 9, 30.0 / 64, 30, 40, 130, 0},  {9, 0, 56, 50, 200, 700, 180},
+        {10, 0, 37, 75, 400, 1500, 0},      {10, 3, 1.3, 75, 400, 1500, 0},     {11, 0, 60.0 / 64, 60, 60, 190, 0},
+        {12, 0, 60.0 / 64, 60, 60, 190, 0}, {12, 1, 60.0 / 64, 60, 60, 190, 0}, {99, 0, 60.0 / 64, 60, 60, 190, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         test_case("compute capability %d.%d", cases[i].major, cases[i].minor);
         tch_product_rates rates = tchi_cuda_rates_of(cases[i].major, cases[i].minor);
         CHECK(rates.f64 == cases[i].f64 && rates.f32 == cases[i].f32 && rates.bf16x2 == cases[i].bf16x2 &&
-                  rates.bf16 == cases[i].bf16,
-              "rates %g %g %g %g", rates.f64, rates.f32, rates.bf16x2, rates.bf16);
+                  rates.bf16 == cases[i].bf16 && rates.f16x2 == cases[i].f16x2,
+              "rates %g %g %g %g %g", rates.f64, rates.f32, rates.bf16x2, rates.bf16, rates.f16x2);
     }
 }
 

@@ -173,8 +173,14 @@ static void steps_are_captured_and_replayed(void **state)
         config.momentum = kind == TCH_OPTIM_SGD ? 0.9 : config.momentum;
         config.precondition_frequency = 1;
         config.max_preconditioner_dim = kind == TCH_OPTIM_SHAMPOO ? 40 : config.max_preconditioner_dim;
-        check_kind(*state, &config, tch_optim_kind_name(config.kind), false);
         char name[64];
+        check_kind(*state, &config, tch_optim_kind_name(config.kind), false);
+        for (int dtype = TCH_STATE_BFLOAT16; dtype <= TCH_STATE_INT8; dtype++) {
+            tch_optim_config narrow = config;
+            narrow.state_dtype = (tch_state_dtype)dtype;
+            snprintf(name, sizeof name, "%s, state_dtype %d", tch_optim_kind_name(config.kind), dtype);
+            check_kind(*state, &narrow, name, false);
+        }
         snprintf(name, sizeof name, "%s with custom kernels", tch_optim_kind_name(config.kind));
         check_kind(*state, &config, name, true);
     }

@@ -335,6 +335,89 @@ static void rows_are_multiplied(void **state)
     }
 }
 
+/* --- rows as sums of two float16 --------------------------------------------------------------------------------- */
+
+/* Values of a batch of float16, which the device converts. */
+static double *read_halves(tch_context *context, const tch_matrices *m)
+{
+    tch_matrices wide = make(context, TCH_SCALAR_F32, m->batch, m->rows, m->cols, 0, NULL);
+    CHECK_OK(context->backend->matrix->shift_scale(context->state, m, NULL, NULL, 1.0, &wide));
+    double *values = read_back(context, &wide);
+    drop(context, &wide);
+    return values;
+}
+
+static tch_matrices make_halves(tch_context *context, int64_t rows, int64_t cols)
+{
+    tch_matrices m = {NULL, TCH_SCALAR_F16, rows, cols, cols + 3, BATCH, rows * (cols + 3)};
+    char *poison = test_alloc((size_t)bytes_of(&m) + 1);
+    memset(poison, 0xff, (size_t)bytes_of(&m));
+    m.data = to_device(context, poison, bytes_of(&m));
+    return m;
+}
+
+/* Rows of many magnitudes, every fifth of zeros. */
+static void fill_rows(test_random *random, int64_t rows, int64_t cols, bool same, double *x)
+{
+    for (int64_t r = 0; r < BATCH * rows; r++) {
+        double size = same ? 1.0 : ldexp(1.0, (int)(r * 7 % 120) - 60);
+        for (int64_t j = 0; j < cols; j++) {
+            x[r * cols + j] = r % 5 == 4 ? 0.0 : size * test_random_normal(random);
+        }
+    }
+}
+
+/* What x should be before it is split: itself, or its rows of length 1. */
+static void expect_rows(int64_t rows, int64_t cols, bool normalize, double *x)
+{
+    for (int64_t r = 0; normalize && r < BATCH * rows; r++) {
+        double length = ref_norm(cols, x + r * cols);
+        for (int64_t j = 0; length > 0.0 && j < cols; j++) {
+            x[r * cols + j] /= length;
+        }
+    }
+}
+
+/* Two roundings to 11 bits leave 2^-22 of a number, or half of float16's smallest, 2^-24; X itself was rounded to
+ * float32. */
+static void split_case(tch_context *context, int64_t rows, int64_t cols, bool normalize)
+{
+    static const double scale = 256.0;
+    test_random random = test_random_stream((uint64_t)(90000 + rows * 1000 + cols));
+    int64_t count = BATCH * rows * cols;
+    double *x = test_alloc((size_t)count * sizeof *x + 1);
+    fill_rows(&random, rows, cols, !normalize, x);
+    round_values(TCH_SCALAR_F32, count, x);
+    tch_matrices m = make(context, TCH_SCALAR_F32, BATCH, rows, cols, 1, x);
+    tch_matrices high = make_halves(context, rows, cols);
+    tch_matrices low = make_halves(context, rows, cols);
+    CHECK_OK(context->backend->matrix->split_rows(context->state, &m, scale, normalize, &high, &low));
+    expect_rows(rows, cols, normalize, x);
+    double *after = read_back(context, &m);
+    double *h = read_halves(context, &high);
+    double *l = read_halves(context, &low);
+    for (int64_t k = 0; k < count; k++) {
+        double kept = fabs(after[k] - x[k]);
+        double lost = fabs(h[k] + l[k] - scale * after[k]);
+        CHECK(kept <= (normalize ? FLT_EPSILON * fabs(x[k]) : 0.0), "element %lld is %g", (long long)k, after[k]);
+        CHECK(lost <= 0x1p-22 * scale * fabs(after[k]) + 0x1p-25, "element %lld lost %g", (long long)k, lost);
+        CHECK(fabs(l[k]) <= 0x1p-11 * scale * fabs(after[k]) + 0x1p-25, "low part %lld is %g", (long long)k, l[k]);
+    }
+    drop(context, &m);
+    drop(context, &high);
+    drop(context, &low);
+}
+
+static void rows_are_split(void **state)
+{
+    static const int64_t sizes[] = {0, 1, 3, 32, 129, 300};
+    tch_context *context = *state;
+    for (int k = 0; context->backend->matrix->split_rows != NULL && k < 6 * 6 * 2; k++) {
+        test_case("%lld by %lld%s", (long long)sizes[k % 6], (long long)sizes[k / 6 % 6], k < 36 ? "" : ", normalized");
+        split_case(context, sizes[k % 6], sizes[k / 6 % 6], k >= 36);
+    }
+}
+
 /* --- orders ------------------------------------------------------------------------------------------------------ */
 
 static int stands_before(const double *w, int32_t i, int32_t j)
@@ -671,6 +754,151 @@ static void ranks_are_followed_in_float32(void **state)
     context->backend = own;
 }
 
+/* --- large bases, mostly in products of float16 ------------------------------------------------------------------ */
+
+/* By the rates a backend gives, the library takes split products for S alone, or for everything. */
+static void fast_halves(void *state, tch_product_rates *rates)
+{
+    (void)state;
+    *rates = (tch_product_rates){.f64 = 1.0, .f32 = 2.0, .f16x2 = 4.0};
+}
+
+static void faster_halves(void *state, tch_product_rates *rates)
+{
+    (void)state;
+    *rates = (tch_product_rates){.f64 = 1.0, .f32 = 2.0, .f16x2 = 16.0};
+}
+
+/* The sorted rows of q (A + s I). */
+static void multiply_and_sort(int64_t n, const double *a, const double *q, const int32_t *order, double *s)
+{
+    double *product = test_alloc((size_t)(n * n) * sizeof *product);
+    double trace = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        trace += a[i * n + i];
+    }
+    ref_matmul(n, n, n, q, a, product);
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            s[i * n + j] = product[order[i] * n + j] + SHIFT * trace * q[order[i] * n + j];
+        }
+    }
+}
+
+/* What Householder's QR in float32 satisfies whatever the condition: S = L q with a lower triangular L up to errors of
+ * a few u in S, which are u |A| where it was multiplied and u |S_i| where its rows were reflected; sums over n numbers
+ * may cost a few sqrt(n). And L has a positive diagonal. */
+static void check_triangular(const tracked *t, int64_t b, const double *before, const int32_t *order)
+{
+    int64_t n = t->n;
+    const double *a = t->a + b * n * n;
+    double *s = test_alloc((size_t)(n * n) * sizeof *s);
+    double *turned = test_alloc((size_t)(n * n) * sizeof *turned);
+    double *l = test_alloc((size_t)(n * n) * sizeof *l);
+    multiply_and_sort(n, a, before + b * n * n, order + b * n, s);
+    ref_transpose(n, n, t->q + b * n * n, turned);
+    ref_matmul(n, n, n, s, turned, l);
+    double size = ref_norm(n * n, a);
+    for (int64_t i = 0; i < n; i++) {
+        double bound = 8.0 * roundoff(TCH_SCALAR_F32) * (size + sqrt((double)n) * ref_norm(n, s + i * n));
+        double above = ref_norm(n - i - 1, l + i * n + i + 1);
+        CHECK(above <= bound, "row %lld of S is %.3g outside of the rows up to it, allowed %.3g", (long long)i, above,
+              bound);
+        CHECK(l[i * n + i] >= -bound, "row %lld turned around: %.3g", (long long)i, l[i * n + i]);
+    }
+}
+
+/* What one pass of Cholesky in float64 may cost of orthogonality: a few u |L^-1|^2. */
+static double lost_by_one_pass(const tracked *t, const double *before, const int32_t *order)
+{
+    double *expected = test_alloc((size_t)(t->n * t->n) * sizeof *expected);
+    double lost = 0.0;
+    for (int64_t b = 0; b < t->batch; b++) {
+        int64_t at = b * t->n * t->n;
+        double magnified = reference_step(t->n, t->a + at, before + at, order + b * t->n, expected);
+        lost = fmax(lost, 4.0 * DBL_EPSILON * magnified);
+    }
+    return lost;
+}
+
+/* By panels, rows are orthonormal up to rounding whatever the condition. */
+static void check_large_step(const tracked *t, const double *before, bool by_panels)
+{
+    int32_t *order = read_integers(t->context, t->order, t->batch * t->n);
+    check_order(t, before, order);
+    for (int64_t b = 0; b < t->batch; b++) {
+        check_flag(t, b, TCH_REPORT_OK);
+        check_triangular(t, b, before, order);
+    }
+    check_orthonormal(t, rounding_bound(t) + (by_panels ? 0.0 : lost_by_one_pass(t, before, order)));
+}
+
+static void large_steps(tracked *t, test_random *random, int steps, double share, int64_t m, bool by_panels)
+{
+    for (int step = 0; step < steps; step++) {
+        add_gradient(t, random, share, m);
+        double *before = t->q;
+        t->q = NULL;
+        step_basis(t);
+        check_large_step(t, before, by_panels);
+    }
+}
+
+static void large_case(tch_context *context, int64_t n, int64_t m, bool by_panels)
+{
+    test_random random = test_random_stream((uint64_t)(n * 1000 + m));
+    tracked t = begin_tracking(context, TCH_SCALAR_F32, n, 1);
+    add_gradient(&t, &random, 1.0, m);
+    start_basis(&t);
+    large_steps(&t, &random, 1, 0.05, m, by_panels);
+    large_steps(&t, &random, 1, 0.9, m, by_panels);
+    end_tracking(&t);
+}
+
+/* Runs with a table of other rates, where the backend can split at all. */
+static void with_halves(tch_context *context, tch_product_rates_op *rates, void (*run)(tch_context *))
+{
+    const tch_backend *own = context->backend;
+    table_copy changed;
+    if (own->matrix->split_rows == NULL) {
+        skip();
+    }
+    table_copy_make(&changed, own);
+    changed.matrix.product_rates = rates;
+    context->backend = &changed.backend;
+    run(context);
+    context->backend = own;
+}
+
+/* Whole panels and ragged ones, of full and of low rank. */
+static void follow_by_panels(tch_context *context)
+{
+    static const struct {
+        int64_t n, m;
+    } shapes[] = {{512, 100}, {513, 1}, {777, 16}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        test_case("n %lld rank %lld", (long long)shapes[i].n, (long long)shapes[i].m);
+        large_case(context, shapes[i].n, shapes[i].m, true);
+    }
+}
+
+static void large_bases_are_followed(void **state)
+{
+    with_halves(*state, faster_halves, follow_by_panels);
+}
+
+static void follow_in_one_pass(tch_context *context)
+{
+    large_case(context, 515, 30, false);
+}
+
+static void halves_serve_the_product_alone(void **state)
+{
+    with_halves(*state, fast_halves, follow_in_one_pass);
+}
+
+/* --- convergence ------------------------------------------------------------------------------------------------- */
+
 /* With gaps of a factor of ten, every step on one factor takes what is off the diagonal down by ten, to rounding. */
 static void a_basis_converges(void **state)
 {
@@ -774,33 +1002,49 @@ static void spoil(tracked *t)
     give_factors(t);
 }
 
-static void failures_keep_the_basis(void **state)
+static void failures_case(tch_context *context, tch_scalar type, int64_t n, int64_t m)
 {
     static const int32_t expected[FAILING] = {TCH_REPORT_OK, TCH_REPORT_NOT_POSITIVE, TCH_REPORT_NOT_FINITE,
                                               TCH_REPORT_NOT_SYMMETRIC};
+    test_random random = test_random_stream(80);
+    tracked t = begin_tracking(context, type, n, FAILING);
+    int64_t size = t.n * t.n;
+    add_gradient(&t, &random, 1.0, m);
+    start_basis(&t);
+    double *before = t.q;
+    t.q = NULL;
+    add_gradient(&t, &random, 0.5, m);
+    spoil(&t);
+    step_basis(&t);
+    int32_t *order = read_integers(t.context, t.order, t.batch * t.n);
+    for (int64_t b = 0; b < FAILING; b++) {
+        check_flag(&t, b, expected[b]);
+        double moved = ref_distance(size, t.q + b * size, before + b * size);
+        CHECK(b == GOOD ? moved > 0.01 : moved == 0.0, "basis %lld moved by %.3g", (long long)b, moved);
+        for (int64_t i = 0; b != GOOD && i < t.n; i++) {
+            assert_int_equal(order[b * t.n + i], i);
+        }
+    }
+    end_tracking(&t);
+}
+
+static void failures_keep_the_basis(void **state)
+{
     for (int k = 0; k < 2; k++) {
         test_case("%s", type_name(types[k]));
-        test_random random = test_random_stream(80);
-        tracked t = begin_tracking(*state, types[k], FAIL_N, FAILING);
-        int64_t size = t.n * t.n;
-        add_gradient(&t, &random, 1.0, FAIL_N);
-        start_basis(&t);
-        double *before = t.q;
-        t.q = NULL;
-        add_gradient(&t, &random, 0.5, FAIL_N);
-        spoil(&t);
-        step_basis(&t);
-        int32_t *order = read_integers(t.context, t.order, t.batch * t.n);
-        for (int64_t b = 0; b < FAILING; b++) {
-            check_flag(&t, b, expected[b]);
-            double moved = ref_distance(size, t.q + b * size, before + b * size);
-            CHECK(b == GOOD ? moved > 0.01 : moved == 0.0, "basis %lld moved by %.3g", (long long)b, moved);
-            for (int64_t i = 0; b != GOOD && i < t.n; i++) {
-                assert_int_equal(order[b * t.n + i], i);
-            }
-        }
-        end_tracking(&t);
+        failures_case(*state, types[k], FAIL_N, FAIL_N);
     }
+}
+
+static void failures_of_large_bases(tch_context *context)
+{
+    failures_case(context, TCH_SCALAR_F32, 530, 20);
+}
+
+static void failures_keep_large_bases(void **state)
+{
+    with_halves(*state, fast_halves, failures_of_large_bases);
+    with_halves(*state, faster_halves, failures_of_large_bases);
 }
 
 static void failures_start_from_the_identity(void **state)
@@ -878,14 +1122,18 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(factors_are_inverted),
         cmocka_unit_test(rows_are_multiplied),
+        cmocka_unit_test(rows_are_split),
         cmocka_unit_test(numbers_are_put_in_order),
         cmocka_unit_test(matrices_are_put_in_order),
         cmocka_unit_test(ranks_are_followed),
         cmocka_unit_test(ranks_are_followed_in_float32),
+        cmocka_unit_test(large_bases_are_followed),
+        cmocka_unit_test(halves_serve_the_product_alone),
         cmocka_unit_test(a_basis_converges),
         cmocka_unit_test(equal_eigenvalues_do_no_harm),
         cmocka_unit_test(a_first_basis_is_sorted),
         cmocka_unit_test(failures_keep_the_basis),
+        cmocka_unit_test(failures_keep_large_bases),
         cmocka_unit_test(failures_start_from_the_identity),
         cmocka_unit_test(a_basis_that_is_none_is_kept),
         cmocka_unit_test(magnitude_does_not_matter),

@@ -20,6 +20,7 @@ static const trial_shape shapes[] = {
 static tch_optim_config config_of(tch_optim_kind kind)
 {
     tch_optim_config c = test_optim_defaults(kind);
+    c.stagger = 0; /* as the references do */
     c.lr = 0.01;
     c.precondition_frequency = 1;
     c.relative_eps = 1e-3;
@@ -64,6 +65,7 @@ static const test_range ranges[] = {
     {FIELD(merge_dims), 0, 2, {-1, 2}},
     {FIELD(precondition_1d), 0, 2, {-1, 2}},
     {FIELD(precondition_frequency), 1, 4, {0, -1, INT_MIN, INT_MAX}},
+    {FIELD(refresh_growth), 1, 4, {-1e-3, 1.5, NAN, INFINITY}},
     {FIELD(start_preconditioning_step), 0, 3, {-2, INT_MIN, INT_MAX}},
     {FIELD(stagger), 1, 2, {-1, 2}},
     {FIELD(precision), 0, 2, {-1, 2}},

@@ -793,6 +793,31 @@ static void checkpoints_keep_the_ratio(void **state)
     }
 }
 
+/* A file without the options that came later loads, and leaves those of the optimizer. */
+static void checkpoints_of_earlier_versions(void **state)
+{
+    static const char *const later[] = {"refresh_growth", "world_invariant", "scalar_base_lr"};
+    const char *paths[] = {test_path("new.safetensors"), test_path("old.safetensors")};
+    tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
+    tch_optim_config now;
+    trial t;
+    test_case("options that a file does not have");
+    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
+    trial_step(&t);
+    trial_save(&t, paths[0]);
+    for (size_t i = 0; i < TEST_COUNT(later); i++) {
+        char key[64];
+        snprintf(key, sizeof key, "optimizer/group0.%s", later[i]);
+        test_checkpoint_set_text(paths[i % 2], paths[(i + 1) % 2], key, NULL);
+    }
+    c.refresh_growth = 0.25;
+    replace_optimizer(&t, &c);
+    CHECK_OK(try_load(&t, paths[TEST_COUNT(later) % 2]));
+    CHECK_OK(tch_optimizer_get_config(t.optimizer, 0, &now));
+    CHECK(now.refresh_growth == 0.25, "refresh_growth became %g", now.refresh_growth);
+    trial_close(&t);
+}
+
 static void with_momentum(tch_optim_config *c)
 {
     c->momentum = 0.9;
@@ -1166,6 +1191,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(training_is_resumed_with_all_it_had),
         cmocka_unit_test(training_is_rewound),
         cmocka_unit_test(checkpoints_leave_the_machines_options),
+        cmocka_unit_test(checkpoints_of_earlier_versions),
         cmocka_unit_test(checkpoints_keep_the_ratio),
         cmocka_unit_test(checkpoints_of_other_options),
         cmocka_unit_test(memory_of_the_caller),

@@ -21,6 +21,7 @@ static const trial_shape shapes[] = {
     {.ndim = 3, .shape = {3, 4, 5}, .order = {2, 0, 1}},
     {.ndim = 2, .shape = {12, 10}, .gradient = LAYOUT_ROW_GAPS},
     {.ndim = 0},
+    {.ndim = 1, .shape = {4999}}, /* large enough for moments in less than float32 */
 };
 #define SHAPES ((int32_t)(sizeof shapes / sizeof shapes[0]))
 
@@ -30,12 +31,12 @@ static tch_optim_config config_of(tch_optim_kind kind)
     c.lr = 0.01;
     c.max_preconditioner_dim = kind == TCH_OPTIM_SOAP ? 10 : 8; /* SOAP: a tall matrix has one factor, known at once */
     c.precondition_frequency = 2;
+    c.stagger = 0; /* as the references do */
     if (kind == TCH_OPTIM_SHAMPOO) {
         c.relative_eps = 1e-3;
         c.grafting = TCH_GRAFTING_ADAM;
         c.momentum = 0.5;
         c.root_method = TCH_ROOT_EIGEN;
-        c.stagger = 0;
     }
     return c;
 }
@@ -88,7 +89,7 @@ static void check_state_bytes(const trial *t, int64_t bytes)
           (long long)bytes, (long long)least);
 }
 
-static void forecast(tch_optim_kind kind, tch_dtype dtype)
+static void forecast(tch_optim_kind kind, tch_dtype dtype, tch_state_dtype kept)
 {
     trial t;
     tch_parameter entries[SHAPES];
@@ -99,7 +100,8 @@ static void forecast(tch_optim_kind kind, tch_dtype dtype)
     tch_optim_memory after = TCH_OPTIM_MEMORY_INIT;
     tch_context *context = open_context();
     c.master_weights = dtype.bits == 16;
-    test_case("%s, %s", tch_optim_kind_name(kind), tch_dtype_name(dtype));
+    c.state_dtype = kept;
+    test_case("%s, %s, state_dtype %d", tch_optim_kind_name(kind), tch_dtype_name(dtype), (int)kept);
     trial_prepare(&t, context, dtype, dtype, &c, SHAPES, shapes, entries);
     for (int32_t i = 0; i < SHAPES; i++) {
         empty[i] = *entries[i].tensor;
@@ -134,7 +136,9 @@ static void forecasts(void **state)
     (void)state;
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         for (int i = 0; i < 3; i++) {
-            forecast((tch_optim_kind)kind, types[i]);
+            forecast((tch_optim_kind)kind, types[i], TCH_STATE_FLOAT32);
+            forecast((tch_optim_kind)kind, types[i], TCH_STATE_BFLOAT16);
+            forecast((tch_optim_kind)kind, types[i], TCH_STATE_INT8);
         }
     }
 }
@@ -324,12 +328,13 @@ static void check_out_of_memory(tch_status status)
 }
 
 /* One optimizer whose creation lacks its k-th allocation. Returns whether it makes fewer. */
-static bool create_without(tch_optim_kind kind, long long k)
+static bool create_kept(tch_optim_kind kind, tch_state_dtype kept, long long k)
 {
     trial t;
     tch_parameter entries[SHAPES];
     tch_optim_config c = config_of(kind);
     tch_context *context = open_context();
+    c.state_dtype = kept;
     trial_prepare(&t, context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes, entries);
     counting_allocator_arm(&test_counting, k);
     tch_status status = tch_optimizer_create(context, &c, SHAPES, entries, &t.optimizer);
@@ -349,6 +354,16 @@ static bool create_without(tch_optim_kind kind, long long k)
     return !reached;
 }
 
+static bool create_without(tch_optim_kind kind, long long k)
+{
+    return create_kept(kind, TCH_STATE_FLOAT32, k);
+}
+
+static bool create_codes_without(tch_optim_kind kind, long long k)
+{
+    return create_kept(kind, TCH_STATE_INT8, k);
+}
+
 /* The same for a group added between steps: what was there goes on as if nothing had been tried. */
 static bool add_without(tch_optim_kind kind, long long k)
 {
@@ -361,7 +376,7 @@ static bool add_without(tch_optim_kind kind, long long k)
     trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, 2, shapes);
     trial_prepare(&more, context, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes, entries);
     for (int32_t i = 0; i < SHAPES; i++) {
-        static const char *const names[SHAPES] = {"a", "b", "c", "d", "e"};
+        static const char *const names[SHAPES] = {"a", "b", "c", "d", "e", "f"};
         entries[i].name = names[i];
     }
     trial_step(&t);
@@ -433,6 +448,7 @@ static void creating(void **state)
 {
     (void)state;
     every_allocation("creating", create_without);
+    every_allocation("creating with state in int8", create_codes_without);
 }
 
 static void adding_a_group(void **state)

@@ -32,6 +32,7 @@ static tch_optim_config config_of(tch_optim_kind kind)
     c.lr = 0.02;
     c.weight_decay = 0.05;
     c.precision = TCH_PRECISION_HIGHEST;
+    c.stagger = kind == TCH_OPTIM_SHAMPOO; /* its refreshes come at every step; the reference's bases all at once */
     if (kind == TCH_OPTIM_SGD) {
         c.momentum = 0.9;
     }

@@ -8,6 +8,7 @@
  * direction is second order in neighboring second moments. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -40,6 +41,7 @@ static tch_optim_config base(void)
     tch_optim_config c = tch_optim_defaults(TCH_OPTIM_SOAP);
     c.lr = 0.02;
     c.precondition_frequency = 3;
+    c.stagger = 0; /* as the reference does */
     c.precision = TCH_PRECISION_HIGHEST;
     return c;
 }
@@ -210,6 +212,116 @@ static void tall_and_wide_matrices(void **state)
     }
 }
 
+/* --- when bases are refreshed ------------------------------------------------------------------------------------ */
+
+enum { MOST_BASES = 64, PERIOD = 4 };
+
+typedef struct watched_basis {
+    tch_tensor *tensor;
+    double *values;
+    bool *due; /* of the reference */
+    int32_t refreshed;
+} watched_basis;
+
+static int32_t find_bases(const trial *t, watched_basis *bases)
+{
+    int32_t found = 0;
+    for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer); i++) {
+        tch_optim_state state = TCH_OPTIM_STATE_INIT;
+        int parameter, block, k;
+        CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &state));
+        if (sscanf(state.name, "parameter%d/basis.%d.%d", &parameter, &block, &k) == 3) {
+            CHECK(found < MOST_BASES, "too many bases for the test");
+            bases[found++] = (watched_basis){state.tensor, trial_read(t, state.tensor),
+                                             &t->parameters[parameter].reference->blocks[block].due[k], 0};
+        }
+    }
+    return found;
+}
+
+/* The library's step, after which the references learn which bases have followed. Returns how many. */
+static int32_t step_and_tell(trial *t, watched_basis *bases, int32_t count)
+{
+    const tch_tensor *gradients[TRIAL_MOST_PARAMETERS];
+    int32_t moved = 0;
+    trial_draw(t);
+    trial_list_gradients(t, gradients);
+    CHECK_OK(tch_optimizer_step(t->optimizer, t->count, gradients));
+    for (int32_t i = 0; i < count; i++) {
+        double *now = trial_read(t, bases[i].tensor);
+        size_t bytes = (size_t)tch_tensor_numel(bases[i].tensor) * sizeof *now;
+        *bases[i].due = memcmp(now, bases[i].values, bytes) != 0;
+        bases[i].refreshed += *bases[i].due;
+        moved += *bases[i].due;
+        bases[i].values = now;
+    }
+    trial_step_references(t);
+    return moved;
+}
+
+/* Each basis once in a period, not all at one step, and second moments with the bases that moved alone. */
+static void staggered_bases(void **state)
+{
+    static watched_basis bases[MOST_BASES];
+    trial t;
+    tch_optim_config c = base();
+    c.stagger = 1;
+    c.precondition_frequency = PERIOD;
+    c.max_preconditioner_dim = 8;
+    c.block = 1;
+    test_case("staggered over %d steps", PERIOD);
+    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
+    int32_t count = find_bases(&t, bases);
+    CHECK(count > 2 * PERIOD, "only %d bases were found", count);
+    CHECK(step_and_tell(&t, bases, count) == count, "not all bases were found at the first step");
+    for (int32_t period = 1; period <= 4; period++) {
+        for (int32_t s = 0; s < PERIOD; s++) {
+            int32_t moved = step_and_tell(&t, bases, count);
+            CHECK(moved > 0 && moved < count, "%d of %d bases moved at step %d of period %d", moved, count, s, period);
+        }
+        for (int32_t i = 0; i < count; i++) {
+            CHECK(bases[i].refreshed == period + 1, "basis %d moved %d times", i, bases[i].refreshed);
+        }
+    }
+    trial_check(&t, EXACT);
+    tch_optim_stats stats = trial_stats(&t);
+    CHECK(stats.refreshes == 5 * (int64_t)count, "%lld refreshes of %d bases", (long long)stats.refreshes, count);
+    trial_close(&t);
+}
+
+/* Gaps of 1, 2, 4, ... of a period of 10, each from when it is the eighth of the gradients so far. */
+static void gaps_that_grow(void **state)
+{
+    static const struct {
+        int32_t until, gap;
+    } stages[] = {{15, 1}, {31, 2}, {63, 4}, {79, 8}, {100, 10}};
+    static watched_basis bases[MOST_BASES];
+    for (int32_t stagger = 0; stagger < 2; stagger++) {
+        trial t;
+        tch_optim_config c = base();
+        c.stagger = stagger;
+        c.precondition_frequency = 10;
+        c.refresh_growth = 0.125;
+        test_case("gaps that grow, stagger %d", stagger);
+        trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+        int32_t count = find_bases(&t, bases);
+        int32_t seen = 0;
+        for (size_t i = 0; i < TEST_COUNT(stages); i++) {
+            int64_t moved = 0;
+            int32_t steps = stages[i].until - seen;
+            for (; seen < stages[i].until; seen++) {
+                moved += step_and_tell(&t, bases, count);
+            }
+            /* once every gap, and once more or less where a stage begins and ends */
+            int64_t expected = (int64_t)count * steps / stages[i].gap;
+            CHECK(llabs((long long)(moved - expected)) <= (stages[i].gap == 1 ? 0 : count),
+                  "%lld refreshes until gradient %d, expected %lld", (long long)moved, stages[i].until,
+                  (long long)expected);
+        }
+        trial_close(&t);
+    }
+}
+
 /* With bases followed at every step from rank 1 on nothing is determined but this: they stay orthonormal, and every
  * number stays finite. */
 static void bases_stay_orthonormal(void **state)
@@ -250,6 +362,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_first_gradient_prepares),
         cmocka_unit_test(tall_and_wide_matrices),
         cmocka_unit_test(bases_stay_orthonormal),
+        cmocka_unit_test(staggered_bases),
+        cmocka_unit_test(gaps_that_grow),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);

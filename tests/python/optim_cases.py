@@ -33,12 +33,12 @@ LIVELY = {
     "lion": {"lr": 0.005, "weight_decay": 0.1},
     "normuon": {"lr": 0.05, "weight_decay": 0.1},
 }
-# Shampoo as the references have it: roots to rounding, all refreshed at once. Products in float32 on a GPU too.
+# As the references have it: roots to rounding, all refreshed at once. Products in float32 on a GPU too.
 EXACT = {
     "sgd": {},
     "adamw": {},
     "shampoo": {"root_method": "eigen", "stagger": False, "relative_eps": 1e-3, "precision": "highest"},
-    "soap": {"precision": "highest"},
+    "soap": {"stagger": False, "precision": "highest"},
     "muon": {},
     "lion": {},
     "normuon": {},

@@ -49,6 +49,7 @@ typedef struct tch_product_rates {
     double f64, f32;
     double bf16x2; /* split operands: hi hi + hi lo + lo hi, accumulated in float32 */
     double bf16;   /* accumulated in float32 */
+    double f16x2;  /* operands split by `split_rows`, as three products of float16 by gemm */
 } tch_product_rates;
 
 /* Numbers of float64 for each matrix that `normalize` is given. */
@@ -231,6 +232,12 @@ typedef tch_status tch_descending_op(void *state, const tch_matrices *w, int32_t
 typedef tch_status tch_permute_op(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
                                   const tch_matrices *out);
 
+/* X, float32, as a sum of two float16: high is X scale rounded, low is what that leaves of X scale, rounded. Good to 22
+ * bits of a number of which low is not below the smallest normal number, 2^-14, and to 2^-25 of smaller ones. With
+ * `normalize` the rows of X are brought to length 1 first, in place, with sums in float64; rows of zeros stay. */
+typedef tch_status tch_split_rows_op(void *state, const tch_matrices *x, double scale, int32_t normalize,
+                                     const tch_matrices *high, const tch_matrices *low);
+
 typedef struct tch_matrix_ops {
     /* REQUIRED */
     tch_copy_op *copy;
@@ -274,6 +281,7 @@ typedef struct tch_matrix_ops {
     tch_shifted_inverse_op *shifted_inverse;
     tch_newton_limit_op *newton_limit;
     tch_newton_op *newton;
+    tch_split_rows_op *split_rows;
 } tch_matrix_ops;
 
 #endif

@@ -35,15 +35,32 @@ typedef struct tch_hyper {
     double spare[7];
 } tch_hyper;
 
+/* How the moments of adamw, sgd and lion are kept: state[0] and state[1].
+ *
+ * BF16: rounded at random. CODES: one byte for an element, and in `scale` a float32 for each TCH_CODE_BLOCK elements, a
+ * power of two. Of state[1], code c > 0 is (1 + c % 8 / 8) 2^(c / 8 - 31) of the scale; of state[0], the seven low bits
+ * c > 0 are (1 + c % 8 / 8) 2^(c / 8 - 15) of it, and the highest bit is the sign; code 0 is 0. Codes lie in whole
+ * words of 4 bytes, of which those beyond the last element become 0. src/core/codes.h has the rules of rounding.
+ *
+ * With either, rectangles have no gaps between rows, and `first` is a multiple of TCH_CODE_BLOCK. The arithmetic is the
+ * same float32, and what it results in reaches the parameter before it is rounded to be kept. */
+typedef enum tch_moments {
+    TCH_MOMENTS_REAL = 0, /* of the type of the arithmetic */
+    TCH_MOMENTS_BF16 = 1,
+    TCH_MOMENTS_CODES = 2
+} tch_moments;
+#define TCH_CODE_BLOCK 128 /* what a warp of a GPU holds, four elements a thread */
+
 /* One rectangle of one parameter. Element (i, j) lies at i * stride + j of the parameter, its master copy, its gradient
  * and its state, and at i * block_ld + j of the blocks, or at j * block_ld + i where they are transposed. Parameters
  * are dense, so a whole one is a rectangle of one row. What an operation does not use may be NULL. */
 typedef struct tch_rect {
-    void *param;    /* of param_type */
-    void *master;   /* the parameter in float32, or NULL: then it is the truth, and param its rounding */
-    void *grad;     /* of grad_type; read only, except by `unscale` */
-    void *state[3]; /* of the type of the arithmetic */
-    void *block[2]; /* of block_type */
+    void *param;     /* of param_type */
+    void *master;    /* the parameter in float32, or NULL: then it is the truth, and param its rounding */
+    void *grad;      /* of grad_type; read only, except by `unscale` */
+    void *state[3];  /* of the type of the arithmetic; moments as tch_moments says */
+    float *scale[2]; /* of the codes of state[0] and state[1] */
+    void *block[2];  /* of block_type */
     const tch_clock *clock;
     int64_t rows, cols, stride, block_ld;
     int64_t first;       /* the number, in its parameter, of element (0, 0): what random numbers count by */
@@ -68,12 +85,13 @@ typedef struct tch_update {
     int32_t maximize;        /* gradients change their sign */
     int32_t stochastic; /* a bfloat16 param without master is rounded up or down at random, so that its mean is right */
     uint64_t seed;      /* of that: bits depend on seed, clock->step, parameter and element alone */
+    tch_moments moments; /* of adamw, sgd and lion; not REAL only where `real` is F32 and there is no amsgrad */
 } tch_update;
 
 /* The generator of stochastic rounding, the same on every device: 16 random bits for element `e` of parameter `p` at
  * step `t` are the low half of word e % 4 of Philox-4x32-10 with the counter (e / 4 low, e / 4 high, p, t) and the key
  * (seed low, seed high). They are added below the kept bits of the float32, and the sum is cut off; what is not finite
- * is rounded to nearest. */
+ * is rounded to nearest. Moments have the word of p + 2^31: state[0] its low half, state[1] its high half. */
 
 typedef enum tch_filter {
     TCH_FILTER_NONE = 0,    /* block[1] is not written */

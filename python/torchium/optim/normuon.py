@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
+
 from .kernel import StepKernel
 from .muon import Muon, usual_steps
 from .options import Option, Options, number
@@ -51,6 +53,8 @@ class NorMuon(Muon):
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
         stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
+            rounded at random; small parameters keep float32.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
         update_kernel: a custom kernel for what AdamW does to one element: a
             :class:`torchium.optim.StepKernel` or its source; the built-in does it where that fails.
@@ -99,6 +103,7 @@ class NorMuon(Muon):
         nonfinite: str = "skip",
         master_weights: bool = False,
         stochastic_rounding: bool = False,
+        state_dtype: str | torch.dtype = "float32",
         seed: int = 0,
         memory_budget: int | None = None,
         update_kernel: StepKernel | str | None = None,

@@ -84,6 +84,10 @@ def or_else(default: Any) -> Callable[[str, Any], Any]:
     return lambda name, value: default if value is None else value
 
 
+def _state_dtype(name: str, value: Any) -> Any:
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+
+
 def _adamw_lr(name: str, value: Any) -> Any:
     lr = plain(value)
     return 0.0 if lr is None else _STILL if lr == 0.0 else lr
@@ -118,6 +122,7 @@ COMMON = (
     Option("nonfinite", "nonfinite", whole=True),
     Option("master_weights", "master_weights"),
     Option("stochastic_rounding", "stochastic_rounding"),
+    Option("state_dtype", "state_dtype", _state_dtype),
     Option("seed", "seed", whole=True),
     Option("memory_budget", "memory_budget", or_else(0), whole=True),
     Option("foreach", None),

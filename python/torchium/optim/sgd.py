@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
+
 from .base import TorchiumOptimizer
 from .kernel import StepKernel
 from .options import COMMON, Option, Options, number
@@ -29,6 +31,8 @@ class SGD(TorchiumOptimizer):
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
         stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
+            rounded at random; small parameters keep float32.
         update_kernel: a custom kernel for what is done to one element: a
             :class:`torchium.optim.StepKernel` or its source; the built-in does it where that fails.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
@@ -69,6 +73,7 @@ class SGD(TorchiumOptimizer):
         nonfinite: str = "skip",
         master_weights: bool = False,
         stochastic_rounding: bool = False,
+        state_dtype: str | torch.dtype = "float32",
         seed: int = 0,
         memory_budget: int | None = None,
         update_kernel: StepKernel | str | None = None,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
+
 from .kernel import StepKernel
 from .options import ADAMW, COMMON, Option, Options, number, or_else, pair
 from .second_order import SecondOrder
@@ -43,6 +45,9 @@ class Shampoo(SecondOrder):
         momentum, nesterov: of the preconditioned direction.
         exponent_override: the root, where it is not twice the number of dimensions: 1, 2, 3, 4, 6 or 8.
         root_method: 'auto', 'eigen', 'newton' or 'rational'; `root_tolerance` is the error to reach, 0 for the default.
+        refresh_growth: refresh sooner where a factor has seen this share of all its gradients since the last time:
+            with 1/16 at every step up to the 31st, every second up to the 63rd, and so on to precondition_frequency;
+            0 for a fixed period.
         stagger: spread the refreshes over the steps of a period; False takes all at once.
         adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
             parameters get; None means lr and weight_decay. `adamw_lr` keeps its ratio to lr: where
@@ -59,6 +64,8 @@ class Shampoo(SecondOrder):
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
         stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
+            rounded at random; small parameters keep float32.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
         root_kernel, update_kernel: custom kernels for the roots of factors and for what AdamW does to one
             element: a :class:`torchium.optim.StepKernel` or its source; the built-in does it where they fail.
@@ -96,6 +103,7 @@ class Shampoo(SecondOrder):
         Option("exponent_override", "exponent_override"),
         Option("root_method", "root_method"),
         Option("root_tolerance", "root_tolerance"),
+        Option("refresh_growth", "refresh_growth", number),
         Option("stagger", "stagger"),
         *ADAMW,
         *COMMON,
@@ -127,6 +135,7 @@ class Shampoo(SecondOrder):
         exponent_override: int = 0,
         root_method: str = "auto",
         root_tolerance: float = 0.0,
+        refresh_growth: float = 0.0,
         stagger: bool = True,
         adamw_lr: float | None = None,
         adamw_betas: tuple[float, float] = (0.9, 0.999),
@@ -143,6 +152,7 @@ class Shampoo(SecondOrder):
         nonfinite: str = "skip",
         master_weights: bool = False,
         stochastic_rounding: bool = False,
+        state_dtype: str | torch.dtype = "float32",
         seed: int = 0,
         memory_budget: int | None = None,
         root_kernel: StepKernel | str | None = None,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
+
 from .kernel import StepKernel
 from .options import ADAMW, COMMON, Option, Options, number, pair
 from .second_order import SecondOrder
@@ -30,7 +32,11 @@ class SOAP(SecondOrder):
         lr: :math:`\gamma`, a number or a tensor of one element.
         betas: of Adam. shampoo_beta: of the factors; below 0 for betas[1].
         eps: of Adam. weight_decay: :math:`\lambda`, 'decoupled' or 'l2' by `weight_decay_type`.
-        precondition_frequency: steps between two refreshes of the bases.
+        precondition_frequency: steps between two refreshes of a basis.
+        refresh_growth: refresh sooner where a factor has seen this share of all its gradients since the last time:
+            with 1/16 at every step up to the 31st, every second up to the 63rd, and so on to precondition_frequency;
+            0 for a fixed period.
+        stagger: spread the refreshes over the steps of a period; False takes all at once, as the reference does.
         max_precond_dim: larger dimensions have no factor; with `block` they are cut into blocks of at most this size.
         merge_dims: neighboring small dimensions, as those of a convolution, are taken as one.
         precondition_1d: vectors too.
@@ -51,6 +57,8 @@ class SOAP(SecondOrder):
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
         stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
+            rounded at random; small parameters keep float32.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
         update_kernel: a custom kernel for what AdamW does to one element: a
             :class:`torchium.optim.StepKernel` or its source; the built-in does it where that fails.
@@ -74,6 +82,8 @@ class SOAP(SecondOrder):
         Option("eps", "eps", number),
         Option("weight_decay_type", "decay"),
         Option("precondition_frequency", "precondition_frequency", number),
+        Option("refresh_growth", "refresh_growth", number),
+        Option("stagger", "stagger"),
         Option("max_precond_dim", "max_preconditioner_dim"),
         Option("block", "block"),
         Option("merge_dims", "merge_dims"),
@@ -99,6 +109,8 @@ class SOAP(SecondOrder):
         normalize_grads: bool = False,
         correct_bias: bool = True,
         *,
+        refresh_growth: float = 0.0,
+        stagger: bool = True,
         block: bool = False,
         weight_decay_type: str = "decoupled",
         adamw_lr: float | None = None,
@@ -116,6 +128,7 @@ class SOAP(SecondOrder):
         nonfinite: str = "skip",
         master_weights: bool = False,
         stochastic_rounding: bool = False,
+        state_dtype: str | torch.dtype = "float32",
         seed: int = 0,
         memory_budget: int | None = None,
         update_kernel: StepKernel | str | None = None,

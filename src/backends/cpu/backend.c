@@ -283,6 +283,7 @@ static const tch_matrix_ops matrix_ops = {
     .shifted_inverse = tchi_cpu_shifted_inverse,
     .cholesky_inverse = tchi_cpu_cholesky_inverse,
     .row_dots = tchi_cpu_row_dots,
+    .split_rows = tchi_cpu_split_rows,
     .descending = tchi_cpu_descending,
     .permute = tchi_cpu_permute,
 };

@@ -88,6 +88,7 @@ tch_shifted_inverse_op tchi_cpu_shifted_inverse;
 
 tch_cholesky_inverse_op tchi_cpu_cholesky_inverse;
 tch_row_dots_op tchi_cpu_row_dots;
+tch_split_rows_op tchi_cpu_split_rows;
 tch_descending_op tchi_cpu_descending;
 tch_permute_op tchi_cpu_permute;
 

@@ -116,6 +116,7 @@ static const tch_matrix_ops matrix_ops = {
     .gram_rounded = tchi_cuda_gram_rounded,
     .cholesky_inverse = tchi_cuda_cholesky_inverse,
     .row_dots = tchi_cuda_row_dots,
+    .split_rows = tchi_cuda_split_rows,
     .descending = tchi_cuda_descending,
     .permute = tchi_cuda_permute,
 };

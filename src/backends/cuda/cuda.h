@@ -211,10 +211,11 @@ tch_gram_rounded_op tchi_cuda_gram_rounded;
 tch_cholesky_inverse_op tchi_cuda_cholesky_inverse;
 int64_t tchi_cuda_cholesky_inverse_scratch(tch_scalar type, int64_t n, int64_t batch);
 /* The same for matrices of up to TCHI_CUDA_CHOLESKY_LEAF, without scratch. Flagged ones get the identity. */
-#define TCHI_CUDA_CHOLESKY_LEAF 64
+#define TCHI_CUDA_CHOLESKY_LEAF 128
 tch_status tchi_cuda_cholesky_leaf(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *x,
                                    int32_t *flags);
 tch_row_dots_op tchi_cuda_row_dots;
+tch_split_rows_op tchi_cuda_split_rows;
 tch_descending_op tchi_cuda_descending;
 tch_permute_op tchi_cuda_permute;
 

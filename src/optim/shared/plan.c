@@ -160,8 +160,8 @@ static void give(planner *p, tchi_tile *tile, int32_t rank, int64_t cost)
     }
 }
 
-/* Of those that hold a quarter of the tile or more: the one that holds most, then the lighter. Where all hold less, little
- * traffic is saved by staying, and more is lost by ranks that refresh unequal numbers of factors at a step. */
+/* Of those that hold a quarter of the tile or more: the one that holds most, then the lighter. Where all hold less,
+ * little traffic is saved by staying, and more is lost by ranks that refresh unequal numbers of factors at a step. */
 static int32_t choose_holder(const planner *p, int32_t of_cost)
 {
     int32_t best = -1;

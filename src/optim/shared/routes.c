@@ -46,15 +46,16 @@ static bool is_block(const tch_optimizer *o, const tchi_tile *tile)
     return tchi_param_at(o, tile->param)->blocked;
 }
 
-/* The tiles of a block batch, in as many parts as are worth a bucket. Owners take turns, mostly, so that whole rounds of
- * them, two or more, give every rank about as much to do in each part; the last has what is left. */
+/* The tiles of a block batch, in as many parts as are worth a bucket. Owners take turns, mostly, so that whole rounds
+ * of them, two or more, give every rank about as much to do in each part; the last has what is left. */
 static tch_status cut_batch(const tch_optimizer *o, tchi_exchange *x, int32_t block_batch, int64_t bytes, int64_t full,
                             int64_t *filled)
 {
     int64_t all = tchi_block_batch_at(o, block_batch)->all;
     int64_t ranks = tch_comm_size(o->shared->comm);
     int64_t rounds = all / ranks;
-    int64_t parts = bytes / full < rounds / 2 ? bytes / full : rounds / 2;
+    int64_t filled_by_it = full > 0 ? bytes / full : 1;
+    int64_t parts = filled_by_it < rounds / 2 ? filled_by_it : rounds / 2;
     parts = parts > 1 ? parts : 1;
     for (int64_t i = 0, begin = 0; i < parts; i++) { /* the longer ones first: these fill a bucket */
         int64_t end = i + 1 < parts ? (rounds * (i + 1) + parts - 1) / parts * ranks : all;

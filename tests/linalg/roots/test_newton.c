@@ -129,10 +129,10 @@ static tch_status model_shift_scale(void *state, const tch_matrices *x, const do
 
 /* --- the iteration ----------------------------------------------------------------------------------------------- */
 
-static const tch_product_rates with_f64_cores = {56.0, 50.0, 200.0, 700.0};
-static const tch_product_rates without_f64_cores = {0.5, 30.0, 40.0, 130.0};
-static const tch_product_rates without_bf16 = {0.5, 16.0, 0.0, 0.0};
-static const tch_product_rates only_f64 = {1.0, 0.0, 0.0, 0.0};
+static const tch_product_rates with_f64_cores = {.f64 = 56.0, .f32 = 50.0, .bf16x2 = 200.0, .bf16 = 700.0};
+static const tch_product_rates without_f64_cores = {.f64 = 0.5, .f32 = 30.0, .bf16x2 = 40.0, .bf16 = 130.0};
+static const tch_product_rates without_bf16 = {.f64 = 0.5, .f32 = 16.0, .bf16x2 = 0.0, .bf16 = 0.0};
+static const tch_product_rates only_f64 = {.f64 = 1.0, .f32 = 0.0, .bf16x2 = 0.0, .bf16 = 0.0};
 
 static tchi_newton_plan make_plan(int32_t root, int degree, double low, double tolerance,
                                   const tch_product_rates *rates)

@@ -16,7 +16,7 @@
 static void gpu_rates(void *state, tch_product_rates *rates)
 {
     (void)state;
-    *rates = (tch_product_rates){60.0, 50.0, 200.0, 700.0};
+    *rates = (tch_product_rates){.f64 = 60.0, .f32 = 50.0, .bf16x2 = 200.0, .bf16 = 700.0};
 }
 
 static double error_at(tch_context *context, double relative_eps)

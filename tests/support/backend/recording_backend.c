@@ -466,6 +466,18 @@ static tch_status row_dots(void *state, const tch_matrices *x, const tch_matrice
     return take(state, &e);
 }
 
+static tch_status do_split_rows(void *state, const entry *e)
+{
+    return real->matrix->split_rows(state, &e->m[0], e->d[0], e->d[1] != 0.0, &e->m[1], &e->m[2]);
+}
+
+static tch_status split_rows(void *state, const tch_matrices *x, double scale, int32_t normalize,
+                             const tch_matrices *high, const tch_matrices *low)
+{
+    entry e = {.run = do_split_rows, .m = {*x, *high, *low}, .d = {scale, normalize}};
+    return take(state, &e);
+}
+
 static tch_status do_descending(void *state, const entry *e)
 {
     return real->matrix->descending(state, &e->m[0], e->out[0]);
@@ -585,6 +597,7 @@ static void set_operations(table_copy *t)
     t->update.apply_rows = apply_rows;
     t->matrix.cholesky_inverse = cholesky_inverse;
     t->matrix.row_dots = row_dots;
+    t->matrix.split_rows = split_rows;
     t->matrix.descending = descending;
     t->matrix.permute = permute;
 }

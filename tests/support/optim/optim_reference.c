@@ -521,7 +521,7 @@ static void update_bases(ref_optim *r, const tch_optim_config *c, ref_block *b, 
         update_factor(r, b, k, g, 1.0 - beta, beta);
         if (r->step == 1) {
             first_basis(b->size[k], b->factor[k], b->root[k]);
-        } else if ((r->step - 1) % c->precondition_frequency == 0) {
+        } else if (c->stagger ? b->due[k] : (r->step - 1) % c->precondition_frequency == 0) {
             track(r, b, k);
         }
     }

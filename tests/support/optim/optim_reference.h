@@ -18,6 +18,7 @@ typedef struct ref_block {
     double *average, *square, *largest, *buffer; /* count numbers each */
     double *factor[REF_MAX_ORDER];               /* size by size; NULL where the dimension has none */
     double *root[REF_MAX_ORDER];                 /* Shampoo: the inverse root. SOAP: the basis, in its columns */
+    bool due[REF_MAX_ORDER];                     /* SOAP with staggered refreshes: set by the caller before a step */
 } ref_block;
 
 /* Whether a kind has blocks, and leaves the rest to AdamW; and whether it orthogonalizes them, on a GPU in bfloat16. */

@@ -21,6 +21,7 @@ from torchium import _C
 from .._shared.sharding import is_sharded, local_gradient, local_tensor, wrap_like
 from ..kernel import StepKernel, arguments_of
 from .matrices import Role
+from .moments import SCALED, codes_of
 
 __all__ = ["Engine", "Members", "allocate_state", "profiled_range", "profiler_enabled", "stream_on"]
 
@@ -121,8 +122,9 @@ class Engine:
         """The state of each parameter, by name: views of the engine's memory."""
         views: list[dict[str, torch.Tensor]] = [{} for _ in self.parameters]
         for name, parameter, memory in self._handle.states():
-            view = torch.from_dlpack(memory)
-            views[parameter][name] = self._as_parameter(self.parameters[parameter], name, view)
+            view, whose = torch.from_dlpack(memory), self.parameters[parameter]
+            coded = name in SCALED and view.dtype == torch.int32
+            views[parameter][name] = codes_of(whose, view) if coded else self._as_parameter(whose, name, view)
         return views
 
     @staticmethod

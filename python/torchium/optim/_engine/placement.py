@@ -17,6 +17,7 @@ import torch
 from .._shared.sharding import whole_tensor
 from . import state as saved_state
 from .engine import Engine, Members
+from .moments import adapt
 
 __all__ = ["Arrival", "Engines", "Group", "Home", "arrivals", "labels_of", "place", "placed", "put_back"]
 
@@ -129,6 +130,8 @@ def _saved(engine: Engine, i: int, views: dict[str, torch.Tensor], state: Mappin
     """The saved state of a parameter; of one that is shared, with tiles cut out of moments that were saved whole, and
     failures out of the counts of one process."""
     saved = dict(state.get(engine.parameters[i]) or {})
+    if saved_state.has_state(saved):
+        saved = adapt(engine.parameters[i], views, saved)
     if engine.group and saved_state.has_state(saved):
         tiles = engine.tiles()
         counts = saved.get(saved_state.COUNTS)

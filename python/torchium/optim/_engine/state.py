@@ -15,6 +15,7 @@ import torch
 from torchium._messages import shown
 
 from .._shared.sharding import is_sharded, local_part, local_tensor
+from .moments import SCALED
 
 __all__ = [
     "COUNTS",
@@ -32,6 +33,7 @@ COUNTS = "counts"
 MOST_STEPS = 2**53  # clocks are float64: above it a step and the next are the same
 _MOST_TROUBLE = 2  # failed refreshes of a factor that make a difference
 _NAMES = {COUNTS, "step", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "grafting_sq"}
+_NAMES |= {f"{name}_scale" for name in SCALED}
 # Of blocks, with their numbers; and the moments and master copies of tiles, which one rank of a group owns.
 _NUMBERED = (
     "factor.",
@@ -45,7 +47,7 @@ _NUMBERED = (
     "failures.",
 )
 # What may be missing: a clock follows from the rest, a master copy from the parameter, and SGD begins without momentum.
-_MAY_BE_MISSING = ("step", "master", "momentum_buffer")
+_MAY_BE_MISSING = ("step", "master", "momentum_buffer", "momentum_buffer_scale")
 
 
 def is_ours(name: Any) -> bool:
@@ -77,6 +79,8 @@ def check(label: str, views: Mapping[str, torch.Tensor], saved: Mapping[str, Any
         shape = list(_tensor(label, name, value).shape)
         if shape != list(view.shape) and not (view.ndim == 0 and shape == [1]):
             raise ValueError(f"the state {name!r} of {label!r} has shape {shape}, expected {list(view.shape)}")
+        if name in SCALED and torch.as_tensor(value).is_floating_point() != view.is_floating_point():
+            raise ValueError(f"the state {name!r} of {label!r} is {value.dtype}, expected {view.dtype}")
         if name == "step":
             check_counts(f"the state 'step' of {label!r}", torch.as_tensor(value).reshape(1), [MOST_STEPS])
     given = saved.get(COUNTS)

@@ -1,5 +1,6 @@
-/* Tracking an eigenbasis: inverse Cholesky factors, dot products of rows, orders, and matrices put into an order. A
- * result never depends on the number of threads: each row, or each matrix, is the work of one. */
+/* Tracking an eigenbasis: inverse Cholesky factors, dot products of rows, rows split into two float16, orders, and
+ * matrices put into an order. A result never depends on the number of threads: each row, or each matrix, is the work of
+ * one. */
 #include "backends/cpu/cpu.h"
 
 #include <math.h>
@@ -138,6 +139,61 @@ tch_status tchi_cpu_row_dots(void *state, const tch_matrices *x, const tch_matri
     dots_ctx ctx = {x, y, w, exponent};
     double elements = (double)x->batch * (double)x->rows * (double)x->cols;
     tchi_cpu_split(state, x->batch * x->rows, 2.0 * elements, dots_rows, &ctx);
+    return TCH_OK;
+}
+
+/* --- rows as sums of two float16 -------------------------------------------------------------------------------- */
+
+typedef struct split_ctx {
+    const tch_matrices *x, *high, *low;
+    double scale;
+    int32_t normalize;
+} split_ctx;
+
+/* Brings a row to length 1, or leaves it zero. */
+static void normalize_row(int64_t n, float *x)
+{
+    double square = dot_f32(n, x, x);
+    double inverse = square == 0.0 ? 0.0 : 1.0 / sqrt(square);
+    for (int64_t j = 0; j < n; j++) {
+        x[j] = (float)((double)x[j] * inverse);
+    }
+}
+
+/* The scale is a power of two as a rule, and what the high part leaves is exact. */
+static void split_row(int64_t n, const float *x, float scale, void *high, void *low)
+{
+    enum { SIZE = 2 }; /* bytes of float16 */
+    for (int64_t j = 0; j < n; j++) {
+        float value = x[j] * scale;
+        float top;
+        tchi_convert(1, TCH_SCALAR_F16, (char *)high + SIZE * j, TCH_SCALAR_F32, &value);
+        tchi_convert(1, TCH_SCALAR_F32, &top, TCH_SCALAR_F16, (const char *)high + SIZE * j);
+        float rest = isinf(top) ? 0.0F : value - top;
+        tchi_convert(1, TCH_SCALAR_F16, (char *)low + SIZE * j, TCH_SCALAR_F32, &rest);
+    }
+}
+
+static void split_some(void *argument, int64_t from, int64_t to)
+{
+    const split_ctx *j = argument;
+    for (int64_t r = from; r < to; r++) {
+        int64_t b = r / j->x->rows;
+        int64_t i = r % j->x->rows;
+        float *x = tchi_cpu_row(j->x, b, i);
+        if (j->normalize) {
+            normalize_row(j->x->cols, x);
+        }
+        split_row(j->x->cols, x, (float)j->scale, tchi_cpu_row(j->high, b, i), tchi_cpu_row(j->low, b, i));
+    }
+}
+
+tch_status tchi_cpu_split_rows(void *state, const tch_matrices *x, double scale, int32_t normalize,
+                               const tch_matrices *high, const tch_matrices *low)
+{
+    split_ctx ctx = {x, high, low, scale, normalize};
+    double elements = (double)x->batch * (double)x->rows * (double)x->cols;
+    tchi_cpu_split(state, x->batch * x->rows, 8.0 * elements, split_some, &ctx);
     return TCH_OK;
 }
 

@@ -51,6 +51,7 @@ typedef struct tchi_cpu_run {
     _Alignas(64) char param[TCHI_CPU_RUN * sizeof(double)];
     _Alignas(64) char gradient[TCHI_CPU_RUN * sizeof(double)];
     _Alignas(64) char other[TCHI_CPU_RUN * sizeof(double)];
+    _Alignas(64) float moment[2][TCHI_CPU_RUN]; /* those that are kept in less than the arithmetic's type */
 } tchi_cpu_run;
 
 /* tchi_cpu_run_begin(&run, update, chunk); while (tchi_cpu_run_next(&run)) { ... } */
@@ -65,6 +66,10 @@ void tchi_cpu_run_store_param(tchi_cpu_run *run, const void *p);
 const void *tchi_cpu_run_gradient(tchi_cpu_run *run, const void *p, double decay);
 
 void *tchi_cpu_run_state(const tchi_cpu_run *run, int index);
+
+/* State 0 or 1 as update->moments says, to be changed; and what makes the changes of the first `count` last. */
+void *tchi_cpu_run_moment(tchi_cpu_run *run, int index);
+void tchi_cpu_run_store_moments(const tchi_cpu_run *run, int count);
 
 /* --- blocks ----------------------------------------------------------------------------------------------------- */
 

@@ -102,6 +102,67 @@ void *tchi_cpu_run_state(const tchi_cpu_run *run, int index)
     return at_element(run->rect->state[index], run->update->real, run->at);
 }
 
+/* --- moments ---------------------------------------------------------------------------------------------------- */
+
+/* Runs begin where blocks of codes do. */
+_Static_assert(TCHI_CPU_RUN % TCH_CODE_BLOCK == 0 && TCHI_CPU_CHUNK % TCHI_CPU_RUN == 0, "runs cut blocks of codes");
+
+static float *scales_of(const tchi_cpu_run *run, int index)
+{
+    return run->rect->scale[index] + run->at / TCH_CODE_BLOCK;
+}
+
+void *tchi_cpu_run_moment(tchi_cpu_run *run, int index)
+{
+    switch (run->update->moments) {
+    case TCH_MOMENTS_BF16:
+        tchi_convert(run->n, TCH_SCALAR_F32, run->moment[index], TCH_SCALAR_BF16,
+                     (uint16_t *)run->rect->state[index] + run->at);
+        return run->moment[index];
+    case TCH_MOMENTS_CODES:
+        run->steps->decode(run->n, index, (uint8_t *)run->rect->state[index] + run->at, scales_of(run, index),
+                           run->moment[index]);
+        return run->moment[index];
+    default:
+        return tchi_cpu_run_state(run, index);
+    }
+}
+
+/* Codes come in whole words. */
+static void clear_rest(const tchi_cpu_run *run, uint8_t *codes)
+{
+    bool last = run->at + run->n == run->rect->rows * run->rect->cols;
+    for (int64_t i = run->n; last && i % 4 != 0; i++) {
+        codes[i] = 0;
+    }
+}
+
+static void store_moment(const tchi_cpu_run *run, int index, const uint32_t *words)
+{
+    if (run->update->moments == TCH_MOMENTS_BF16) {
+        run->steps->cut(run->n, index, run->moment[index], words, (uint16_t *)run->rect->state[index] + run->at);
+        return;
+    }
+    uint8_t *codes = (uint8_t *)run->rect->state[index] + run->at;
+    run->steps->encode(run->n, index, run->moment[index], words, codes, scales_of(run, index));
+    clear_rest(run, codes);
+}
+
+void tchi_cpu_run_store_moments(const tchi_cpu_run *run, int count)
+{
+    if (run->update->moments == TCH_MOMENTS_REAL) {
+        return;
+    }
+    const tch_rect *rect = run->rect;
+    uint32_t words[TCHI_CPU_RUN];
+    tchi_cpu_random_run random = {run->update->seed, (uint32_t)rect->parameter + 0x80000000u,
+                                  (uint32_t)rect->clock->step, rect->first + run->at};
+    run->steps->random_words(run->n, &random, words);
+    for (int k = 0; k < count; k++) {
+        store_moment(run, k, words);
+    }
+}
+
 /* --- blocks ----------------------------------------------------------------------------------------------------- */
 
 /* A chunk's part of a block, which has as many rows as the chunk has columns where the block is transposed. */

@@ -35,8 +35,9 @@ static void adamw_chunk(void *argument, const tchi_cpu_chunk *chunk)
     while (tchi_cpu_run_next(&run)) {
         void *p = tchi_cpu_run_param(&run);
         const void *g = tchi_cpu_run_gradient(&run, ctx->l2 ? p : NULL, hyper->weight_decay);
-        run.steps->adamw(run.n, &numbers, p, g, tchi_cpu_run_state(&run, 0), tchi_cpu_run_state(&run, 1),
+        run.steps->adamw(run.n, &numbers, p, g, tchi_cpu_run_moment(&run, 0), tchi_cpu_run_moment(&run, 1),
                          ctx->amsgrad ? tchi_cpu_run_state(&run, 2) : NULL);
+        tchi_cpu_run_store_moments(&run, 2);
         tchi_cpu_run_store_param(&run, p);
     }
 }
@@ -56,7 +57,7 @@ tch_status tchi_cpu_adamw(void *state, const tch_update *update, int32_t amsgrad
 static const void *with_momentum(tchi_cpu_run *run, const void *g, int32_t nesterov)
 {
     const tch_hyper *h = run->update->hyper;
-    void *buffer = tchi_cpu_run_state(run, 0);
+    void *buffer = tchi_cpu_run_moment(run, 0);
     if (run->rect->clock->step <= 1.0) {
         memcpy(buffer, g, (size_t)(run->n * tchi_cpu_size(run->update->real)));
     } else {
@@ -80,6 +81,7 @@ static void sgd_chunk(void *argument, const tchi_cpu_chunk *chunk)
         void *p = tchi_cpu_run_param(&run);
         const void *g = tchi_cpu_run_gradient(&run, p, hyper->weight_decay);
         const void *d = momentum ? with_momentum(&run, g, ctx->nesterov) : g;
+        tchi_cpu_run_store_moments(&run, momentum);
         run.loops->combine(run.n, 1.0, p, -hyper->lr * (double)chunk->rect->factor, d, p);
         tchi_cpu_run_store_param(&run, p);
     }
@@ -117,7 +119,8 @@ static void lion_chunk(void *argument, const tchi_cpu_chunk *chunk)
     while (tchi_cpu_run_next(&run)) {
         void *p = tchi_cpu_run_param(&run);
         const void *g = tchi_cpu_run_gradient(&run, NULL, 0.0);
-        run.steps->lion(run.n, &numbers, p, g, tchi_cpu_run_state(&run, 0));
+        run.steps->lion(run.n, &numbers, p, g, tchi_cpu_run_moment(&run, 0));
+        tchi_cpu_run_store_moments(&run, 1);
         tchi_cpu_run_store_param(&run, p);
     }
 }

@@ -1,7 +1,9 @@
-/* Dot products of rows, orders, and matrices put into an order, for tracking an eigenbasis. Sums are taken in float64
- * and in an order that depends on the shape alone.
+/* Dot products of rows, rows split into two float16, orders, and matrices put into an order, for tracking an
+ * eigenbasis. Sums are taken in float64 and in an order that depends on the shape alone.
  *
  *     w[i] = pow(sum over j of x[i][j] * y[i][j], exponent);              // row_dots
+ *     x[i] /= |x[i]|;                                                     // split_rows, if rows are to be normalized
+ *     high[i][j] = half(x[i][j] * scale);  low[i][j] = half(x[i][j] * scale - high[i][j]);
  *     order[number of k with w[k] > w[i], or w[k] == w[i] and k < i] = i; // descending
  *     out[i][j] = x[rows[i]][cols[j]];                                    // permute
  */
@@ -69,9 +71,165 @@ tch_status tchi_cuda_row_dots(void *state, const tch_matrices *x, const tch_matr
     return tchi_cuda_launched(s, "row_dots_kernel");
 }
 
+/* --- rows as sums of two float16 --------------------------------------------------------------------------------- */
+
+#define SPLIT_THREADS 256 /* of a block, which takes a row */
+#define HELD 4            /* vectors of a row that a thread keeps in registers */
+#define SPLIT_BLOCKS 5    /* on a multiprocessor: enough of them are at their loads while others meet for a sum */
+
+/* A row of X and of what it is split into; `wide` where all of them are read and written four at a time. */
+struct split_row {
+    float *x;
+    __half *high, *low;
+    int cols;
+    bool wide;
+};
+
+static __device__ __forceinline__ split_row row_of(const tchi_cuda_extent &e, const tchi_cuda_operand &x,
+                                                   const tchi_cuda_operand &high, const tchi_cuda_operand &low,
+                                                   int64_t r)
+{
+    int64_t b = r / e.rows;
+    int64_t i = r % e.rows;
+    return {(float *)tchi_cuda_at(x, b, i, 0), (__half *)tchi_cuda_at(high, b, i, 0),
+            (__half *)tchi_cuda_at(low, b, i, 0), (int)e.cols, x.wide && high.wide && low.wide};
+}
+
+/* Up to four numbers from column j on, and zeros beyond the end. */
+static __device__ __forceinline__ float4 load_four(const split_row &row, int j)
+{
+    if (row.wide && j + 4 <= row.cols) {
+        return *(const float4 *)(row.x + j);
+    }
+    return make_float4(j < row.cols ? row.x[j] : 0.0f, j + 1 < row.cols ? row.x[j + 1] : 0.0f,
+                       j + 2 < row.cols ? row.x[j + 2] : 0.0f, j + 3 < row.cols ? row.x[j + 3] : 0.0f);
+}
+
+/* What the high part leaves of a number is exact; beside an infinite high part it is nothing. */
+static __device__ __forceinline__ void split_f16(float value, __half *high, __half *low)
+{
+    *high = __float2half_rn(value);
+    float top = __half2float(*high);
+    *low = __float2half_rn(isinf(top) ? 0.0f : value - top);
+}
+
+struct __align__(8) halves
+{
+    __half v[4];
+};
+
+/* Four numbers, written back where rows are normalized, and split. */
+static __device__ __forceinline__ void write_four(const split_row &row, int j, float4 four, float scale, bool back)
+{
+    const float v[4] = {four.x, four.y, four.z, four.w};
+    halves high;
+    halves low;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        split_f16(v[k] * scale, &high.v[k], &low.v[k]);
+    }
+    if (row.wide && j + 4 <= row.cols) {
+        if (back) {
+            *(float4 *)(row.x + j) = four;
+        }
+        *(halves *)(row.high + j) = high;
+        *(halves *)(row.low + j) = low;
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        if (j + k < row.cols) {
+            if (back) {
+                row.x[j + k] = v[k];
+            }
+            row.high[j + k] = high.v[k];
+            row.low[j + k] = low.v[k];
+        }
+    }
+}
+
+static __device__ __forceinline__ double square_of(float4 f)
+{
+    return (double)f.x * (double)f.x + (double)f.y * (double)f.y + (double)f.z * (double)f.z +
+           (double)f.w * (double)f.w;
+}
+
+/* A number times `inverse`, which is given as a sum of two, rounded once or nearly so: float64 would cost two changes
+ * of type for each. */
+static __device__ __forceinline__ float4 scale_four(float4 f, float2 inverse)
+{
+    return make_float4(fmaf(f.x, inverse.x, f.x * inverse.y), fmaf(f.y, inverse.x, f.y * inverse.y),
+                       fmaf(f.z, inverse.x, f.z * inverse.y), fmaf(f.w, inverse.x, f.w * inverse.y));
+}
+
+static __device__ __forceinline__ float2 inverse_length(double square)
+{
+    double inverse = square == 0.0 ? 0.0 : 1.0 / sqrt(square);
+    float high = (float)inverse;
+    return make_float2(high, (float)(inverse - (double)high));
+}
+
+/* X, high and low (batch, rows, cols); a block to a row, whose beginning it keeps and of which it reads the rest, if
+ * there is any, once more. Bytes that must move: those of X once, or twice where it changes, and those of the halves,
+ * which are as many. */
+template <bool normalize>
+static __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
+    split_rows_kernel(tchi_cuda_extent e, tchi_cuda_operand x, float scale, tchi_cuda_operand high,
+                      tchi_cuda_operand low)
+{
+    __shared__ double shared[WARP];
+    constexpr int step = 4 * SPLIT_THREADS;
+    for (int64_t r = blockIdx.x; r < e.batch * e.rows; r += gridDim.x) {
+        split_row row = row_of(e, x, high, low, r);
+        int first = 4 * (int)threadIdx.x;
+        float4 held[HELD];
+        float2 inverse = make_float2(1.0f, 0.0f);
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            held[k] = load_four(row, first + k * step);
+        }
+        if (normalize) {
+            double square = 0.0;
+#pragma unroll
+            for (int k = 0; k < HELD; k++) {
+                square += square_of(held[k]);
+            }
+            for (int j = first + HELD * step; j < row.cols; j += step) {
+                square += square_of(load_four(row, j));
+            }
+            inverse = inverse_length(tchi_cuda_block_sum(square, (int)threadIdx.x, SPLIT_THREADS, shared));
+        }
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            write_four(row, first + k * step, normalize ? scale_four(held[k], inverse) : held[k], scale, normalize);
+        }
+        for (int j = first + HELD * step; j < row.cols; j += step) {
+            float4 four = load_four(row, j);
+            write_four(row, j, normalize ? scale_four(four, inverse) : four, scale, normalize);
+        }
+    }
+}
+
+tch_status tchi_cuda_split_rows(void *state, const tch_matrices *x, double scale, int32_t normalize,
+                                const tch_matrices *high, const tch_matrices *low)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    tchi_cuda_extent e = tchi_cuda_extent_of(x);
+    if (tchi_cuda_is_empty(e)) {
+        return TCH_OK;
+    }
+    unsigned grid = tchi_cuda_grid(e.rows * e.batch);
+    auto kernel = normalize ? split_rows_kernel<true> : split_rows_kernel<false>;
+    kernel<<<grid, SPLIT_THREADS, 0, s->stream>>>(e, tchi_cuda_operand_of(x), (float)scale, tchi_cuda_operand_of(high),
+                                                  tchi_cuda_operand_of(low));
+    return tchi_cuda_launched(s, "split_rows_kernel");
+}
+
 /* --- order ------------------------------------------------------------------------------------------------------- */
 
 #define ORDER_THREADS 256
+#define ORDER_LANES 8 /* that share an element: with one, 6 matrices of 3072 kept 72 blocks at it for 47 us */
+#define ORDER_ELEMENTS (ORDER_THREADS / ORDER_LANES)
 
 /* Integers in the order of the numbers, NaN below all; -0 counts as 0. Integers, since float64 is slow on GPUs for
  * graphics. */
@@ -81,8 +239,8 @@ static __device__ inline int64_t key_of(double value)
     return isnan(value) ? INT64_MIN : bits < 0 ? bits ^ INT64_MAX : bits;
 }
 
-/* How many of w_b stand before element i with key `mine`; keys pass through shared memory. Every thread of the block
- * takes part, whether it has an element or not. */
+/* How many of w_b stand before element i with key `mine`; keys pass through shared memory, and ORDER_LANES neighbors
+ * share the work of an element. Every thread of the block takes part, whether it has an element or not. */
 static __device__ int32_t rank_of(const tchi_cuda_operand &w, int64_t b, int64_t n, int64_t i, int64_t mine,
                                   int64_t *keys)
 {
@@ -94,9 +252,13 @@ static __device__ int32_t rank_of(const tchi_cuda_operand &w, int64_t b, int64_t
             at < n ? key_of(tchi_cuda_load<double>(w.type, tchi_cuda_at(w, b, 0, at), 0, w.stride)) : INT64_MIN;
         __syncthreads();
         int count = n - first < ORDER_THREADS ? (int)(n - first) : ORDER_THREADS;
-        for (int k = 0; k < count; k++) {
+        for (int k = (int)threadIdx.x % ORDER_LANES; k < count; k += ORDER_LANES) {
             rank += keys[k] > mine || (keys[k] == mine && first + k < i) ? 1 : 0;
         }
+    }
+#pragma unroll
+    for (int apart = 1; apart < ORDER_LANES; apart *= 2) {
+        rank += __shfl_xor_sync(0xFFFFFFFFu, rank, apart);
     }
     return rank;
 }
@@ -108,14 +270,14 @@ static __global__ void __launch_bounds__(ORDER_THREADS)
     descending_kernel(int64_t n, int64_t batch, tchi_cuda_operand w, int32_t *order)
 {
     __shared__ int64_t keys[ORDER_THREADS];
-    int64_t parts = tchi_cuda_ceil_div(n, ORDER_THREADS);
+    int64_t parts = tchi_cuda_ceil_div(n, ORDER_ELEMENTS);
     for (int64_t part = blockIdx.x; part < parts * batch; part += gridDim.x) {
         int64_t b = part / parts;
-        int64_t i = part % parts * ORDER_THREADS + threadIdx.x;
+        int64_t i = part % parts * ORDER_ELEMENTS + threadIdx.x / ORDER_LANES;
         int64_t mine =
             i < n ? key_of(tchi_cuda_load<double>(w.type, tchi_cuda_at(w, b, 0, i), 0, w.stride)) : INT64_MIN;
         int32_t rank = rank_of(w, b, n, i, mine, keys);
-        if (i < n) {
+        if (i < n && threadIdx.x % ORDER_LANES == 0) {
             order[b * n + rank] = (int32_t)i;
         }
     }
@@ -127,7 +289,7 @@ tch_status tchi_cuda_descending(void *state, const tch_matrices *w, int32_t *ord
     if (w->cols == 0 || w->batch == 0) {
         return TCH_OK;
     }
-    unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(w->cols, ORDER_THREADS) * w->batch);
+    unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(w->cols, ORDER_ELEMENTS) * w->batch);
     descending_kernel<<<grid, ORDER_THREADS, 0, s->stream>>>(w->cols, w->batch, tchi_cuda_operand_of(w), order);
     return tchi_cuda_launched(s, "descending_kernel");
 }

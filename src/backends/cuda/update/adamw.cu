@@ -9,7 +9,7 @@
  *     p = (l2 ? 1 : 1 - lr * weight_decay) * p;
  *     p -= lr * factor * (m / correction1) / (sqrt(v / correction2) + eps);
  */
-#include "updates.cuh"
+#include "moments.cuh"
 
 /* vec4s of a thread. With two, the four arrays that are read have 32 KB under way for a block, about what a processor
  * of an H200 needs (700 ns at 4.8 TB/s over 132 of them), and several blocks fit. */
@@ -64,14 +64,14 @@ static __device__ inline void update_four(const adamw_numbers<real> &n, tchi_cud
     }
 }
 
-template <bool amsgrad, typename real, tchi_cuda_access_path path>
+template <bool amsgrad, tch_moments kept, typename real, tchi_cuda_access_path path>
 static __device__ inline void adamw_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, int l2,
                                           adamw_numbers<real> &numbers)
 {
     tchi_cuda_vec4s<real> g = tchi_cuda_fetch(ctx, TCHI_CUDA_GRAD);
     tchi_cuda_vec4s<real> p = tchi_cuda_fetch_param(ctx);
-    tchi_cuda_vec4s<real> m = tchi_cuda_fetch(ctx, TCHI_CUDA_STATE_0);
-    tchi_cuda_vec4s<real> v = tchi_cuda_fetch(ctx, TCHI_CUDA_STATE_1);
+    tchi_cuda_vec4s<real> m = tchi_cuda_fetch_moment<kept>(ctx, 0);
+    tchi_cuda_vec4s<real> v = tchi_cuda_fetch_moment<kept>(ctx, 1);
     tchi_cuda_vec4s<real> largest = tchi_cuda_fetch_if(amsgrad, ctx, TCHI_CUDA_STATE_2);
     if (threadIdx.x == 0) {
         numbers = numbers_of<real>(ctx.list, ctx.rect, l2);
@@ -82,32 +82,37 @@ static __device__ inline void adamw_chunk(const tchi_cuda_chunk_ctx<real, path> 
     }
     tchi_cuda_unpack_grad(ctx, numbers.divisor, g);
     tchi_cuda_unpack_param(ctx, p);
+    tchi_cuda_unpack_moment<kept>(0, m);
+    tchi_cuda_unpack_moment<kept>(1, v);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
         update_four(numbers, p.at[s], g.at[s], m.at[s], v.at[s], amsgrad ? &largest.at[s] : NULL);
     }
-    tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, m);
-    tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_1, v);
+    tchi_cuda_put_moments<kept>(ctx, 2, m, v);
     if (amsgrad) {
         tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_2, largest);
     }
     tchi_cuda_put_param(ctx, p);
 }
 
-/* In float32: 16 bytes read and 12 written for an element, and 8 more with amsgrad; some 15 operations. */
-template <typename real, bool amsgrad>
-static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>() - amsgrad)
+/* In float32: 16 bytes read and 12 written for an element, and 8 more with amsgrad; some 15 operations. With moments in
+ * bfloat16 12 and 8, in codes 10 and 6, and some 40 operations more, half of them for the random bits. */
+template <typename real, bool amsgrad, tch_moments kept>
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_moment_resident<real, kept>() - amsgrad)
     adamw_kernel(const __grid_constant__ tchi_cuda_rects list, int l2)
 {
     __shared__ adamw_numbers<real> numbers;
-    tchi_cuda_with_chunk<real, false>(list, [&](const auto &ctx) { adamw_chunk<amsgrad>(ctx, l2, numbers); });
+    tchi_cuda_with_chunk<real, false>(list, [&](const auto &ctx) { adamw_chunk<amsgrad, kept>(ctx, l2, numbers); });
 }
 
 tch_status tchi_cuda_adamw(void *state, const tch_update *update, int32_t amsgrad, int32_t l2)
 {
-    tchi_cuda_update_kernels<int> kernels = {adamw_kernel<double, false>, adamw_kernel<float, false>, NULL};
+    const tch_moments real = TCH_MOMENTS_REAL;
+    tchi_cuda_update_kernels<int> kernels = {adamw_kernel<double, false, real>, adamw_kernel<float, false, real>, NULL};
     if (amsgrad) {
-        kernels = {adamw_kernel<double, true>, adamw_kernel<float, true>, NULL};
+        kernels = {adamw_kernel<double, true, real>, adamw_kernel<float, true, real>, NULL};
     }
+    kernels = tchi_cuda_choose_moments(update, kernels, adamw_kernel<float, false, TCH_MOMENTS_BF16>,
+                                       adamw_kernel<float, false, TCH_MOMENTS_CODES>);
     return tchi_cuda_launch_update(state, update, TCHI_CUDA_PARAMS, "adamw", kernels, l2);
 }

@@ -5,7 +5,7 @@
  *     p = (1 - lr weight_decay) p - lr sign(c)
  *     m = beta2 m + (1 - beta2) g
  */
-#include "updates.cuh"
+#include "moments.cuh"
 
 template <typename real> struct lion_numbers {
     real divisor;      /* of gradients */
@@ -46,12 +46,12 @@ static __device__ inline void update_four(const lion_numbers<real> &n, tchi_cuda
     }
 }
 
-template <typename real, tchi_cuda_access_path path>
+template <tch_moments kept, typename real, tchi_cuda_access_path path>
 static __device__ inline void lion_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, lion_numbers<real> &numbers)
 {
     tchi_cuda_vec4s<real> g = tchi_cuda_fetch(ctx, TCHI_CUDA_GRAD);
     tchi_cuda_vec4s<real> p = tchi_cuda_fetch_param(ctx);
-    tchi_cuda_vec4s<real> m = tchi_cuda_fetch(ctx, TCHI_CUDA_STATE_0);
+    tchi_cuda_vec4s<real> m = tchi_cuda_fetch_moment<kept>(ctx, 0);
     if (threadIdx.x == 0) {
         numbers = numbers_of<real>(ctx.list, ctx.rect);
     }
@@ -61,25 +61,29 @@ static __device__ inline void lion_chunk(const tchi_cuda_chunk_ctx<real, path> &
     }
     tchi_cuda_unpack_grad(ctx, numbers.divisor, g);
     tchi_cuda_unpack_param(ctx, p);
+    tchi_cuda_unpack_moment<kept>(0, m);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
         update_four(numbers, p.at[s], g.at[s], m.at[s]);
     }
-    tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, m);
+    tchi_cuda_put_moments<kept>(ctx, 1, m, m);
     tchi_cuda_put_param(ctx, p);
 }
 
 /* In float32: 12 bytes read and 8 written for an element; 8 operations. */
-template <typename real>
-static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
+template <typename real, tch_moments kept>
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_moment_resident<real, kept>())
     lion_kernel(const __grid_constant__ tchi_cuda_rects list)
 {
     __shared__ lion_numbers<real> numbers;
-    tchi_cuda_with_chunk<real, false>(list, [&](const auto &ctx) { lion_chunk(ctx, numbers); });
+    tchi_cuda_with_chunk<real, false>(list, [&](const auto &ctx) { lion_chunk<kept>(ctx, numbers); });
 }
 
 tch_status tchi_cuda_lion(void *state, const tch_update *update)
 {
-    return tchi_cuda_launch_update<>(state, update, TCHI_CUDA_PARAMS, "lion",
-                                     {lion_kernel<double>, lion_kernel<float>, NULL});
+    tchi_cuda_update_kernels<> kernels = {lion_kernel<double, TCH_MOMENTS_REAL>, lion_kernel<float, TCH_MOMENTS_REAL>,
+                                          NULL};
+    kernels = tchi_cuda_choose_moments(update, kernels, lion_kernel<float, TCH_MOMENTS_BF16>,
+                                       lion_kernel<float, TCH_MOMENTS_CODES>);
+    return tchi_cuda_launch_update<>(state, update, TCHI_CUDA_PARAMS, "lion", kernels);
 }

@@ -95,6 +95,9 @@ static tch_scalar type_of(const tch_update *update, int slot)
     case TCHI_CUDA_BLOCK_0:
     case TCHI_CUDA_BLOCK_1:
         return update->block_type;
+    case TCHI_CUDA_STATE_0:
+    case TCHI_CUDA_STATE_1:
+        return update->moments == TCH_MOMENTS_BF16 ? TCH_SCALAR_BF16 : update->real;
     default:
         return update->real;
     }
@@ -139,6 +142,10 @@ static void pack_rect(const tch_update *update, const tch_rect *from, extent e, 
         .transposed = e.transposed != 0,
         .by_column = from->by_column != 0,
     };
+    if (update->moments == TCH_MOMENTS_CODES) { /* no operation has both */
+        to->data[TCHI_CUDA_BLOCK_0] = from->scale[0];
+        to->data[TCHI_CUDA_BLOCK_1] = from->scale[1];
+    }
     to->wide = wide_slots(update, to);
 }
 

@@ -17,8 +17,8 @@ typedef enum tchi_cuda_slot {
     TCHI_CUDA_STATE_0 = 3,
     TCHI_CUDA_STATE_1 = 4,
     TCHI_CUDA_STATE_2 = 5,
-    TCHI_CUDA_BLOCK_0 = 6,
-    TCHI_CUDA_BLOCK_1 = 7,
+    TCHI_CUDA_BLOCK_0 = 6, /* with moments that are codes: the scales of state 0, */
+    TCHI_CUDA_BLOCK_1 = 7, /* and of state 1 */
     TCHI_CUDA_SLOTS = 8
 } tchi_cuda_slot;
 

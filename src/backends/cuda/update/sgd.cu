@@ -8,7 +8,7 @@
  *     }
  *     p -= lr * factor * g;
  */
-#include "updates.cuh"
+#include "moments.cuh"
 
 template <typename real> struct sgd_numbers {
     real divisor;    /* of gradients */
@@ -50,14 +50,17 @@ static __device__ inline void update_four(const sgd_numbers<real> &n, int nester
     }
 }
 
-template <typename real, tchi_cuda_access_path path>
+template <tch_moments kept, typename real, tchi_cuda_access_path path>
 static __device__ inline void sgd_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, int nesterov,
                                         sgd_numbers<real> &numbers)
 {
     bool buffered = tchi_cuda_chunk_has(ctx, TCHI_CUDA_STATE_0);
     tchi_cuda_vec4s<real> g = tchi_cuda_fetch(ctx, TCHI_CUDA_GRAD);
     tchi_cuda_vec4s<real> p = tchi_cuda_fetch_param(ctx);
-    tchi_cuda_vec4s<real> buffer = tchi_cuda_fetch_if(buffered, ctx, TCHI_CUDA_STATE_0);
+    tchi_cuda_vec4s<real> buffer = {};
+    if (buffered) {
+        buffer = tchi_cuda_fetch_moment<kept>(ctx, 0);
+    }
     if (threadIdx.x == 0) {
         numbers = numbers_of<real>(ctx.list, ctx.rect);
     }
@@ -67,27 +70,31 @@ static __device__ inline void sgd_chunk(const tchi_cuda_chunk_ctx<real, path> &c
     }
     tchi_cuda_unpack_grad(ctx, numbers.divisor, g);
     tchi_cuda_unpack_param(ctx, p);
+    tchi_cuda_unpack_moment<kept>(0, buffer);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
         update_four(numbers, nesterov, p.at[s], g.at[s], buffer.at[s]);
     }
     if (numbers.momentum) {
-        tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, buffer);
+        tchi_cuda_put_moments<kept>(ctx, 1, buffer, buffer);
     }
     tchi_cuda_put_param(ctx, p);
 }
 
 /* In float32: 8 bytes read and 4 written for an element, and as many as 12 and 8 with momentum; up to 8 operations. */
-template <typename real>
-static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
+template <typename real, tch_moments kept>
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_moment_resident<real, kept>())
     sgd_kernel(const __grid_constant__ tchi_cuda_rects list, int nesterov)
 {
     __shared__ sgd_numbers<real> numbers;
-    tchi_cuda_with_chunk<real, false>(list, [&](const auto &ctx) { sgd_chunk(ctx, nesterov, numbers); });
+    tchi_cuda_with_chunk<real, false>(list, [&](const auto &ctx) { sgd_chunk<kept>(ctx, nesterov, numbers); });
 }
 
 tch_status tchi_cuda_sgd(void *state, const tch_update *update, int32_t nesterov)
 {
-    return tchi_cuda_launch_update<int>(state, update, TCHI_CUDA_PARAMS, "sgd",
-                                        {sgd_kernel<double>, sgd_kernel<float>, NULL}, nesterov);
+    tchi_cuda_update_kernels<int> kernels = {sgd_kernel<double, TCH_MOMENTS_REAL>, sgd_kernel<float, TCH_MOMENTS_REAL>,
+                                             NULL};
+    kernels = tchi_cuda_choose_moments(update, kernels, sgd_kernel<float, TCH_MOMENTS_BF16>,
+                                       sgd_kernel<float, TCH_MOMENTS_CODES>);
+    return tchi_cuda_launch_update<int>(state, update, TCHI_CUDA_PARAMS, "sgd", kernels, nesterov);
 }

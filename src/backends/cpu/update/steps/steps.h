@@ -52,6 +52,14 @@ typedef struct tchi_cpu_steps {
     void (*transpose)(int64_t rows, int64_t cols, const void *x, int64_t ld, void *out, int64_t out_ld);
     /* float32 to bfloat16, up or down at random, whatever the table's precision */
     void (*round_at_random)(int64_t n, const tchi_cpu_random_run *random, const float *x, uint16_t *out);
+    /* The words themselves, one for each element. */
+    void (*random_words)(int64_t n, const tchi_cpu_random_run *random, uint32_t *words);
+    /* To codes of TCH_MOMENTS_CODES with their scales, by the upper or the lower half of the words, and back. The run
+     * begins with a block; the last one may be short. */
+    void (*encode)(int64_t n, int second, const float *x, const uint32_t *words, uint8_t *codes, float *scales);
+    void (*decode)(int64_t n, int second, const uint8_t *codes, const float *scales, float *x);
+    /* To bfloat16 by the upper or the lower half of the words. */
+    void (*cut)(int64_t n, int second, const float *x, const uint32_t *words, uint16_t *out);
 } tchi_cpu_steps;
 
 /* Those of the instruction set that tchi_loops_for has chosen. */

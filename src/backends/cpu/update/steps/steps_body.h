@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "backends/cpu/update/philox.h"
+#include "core/codes.h"
 
 static void divide(int64_t n, double divisor, const void *x_data, void *out_data)
 {
@@ -134,18 +135,8 @@ static void transpose(int64_t rows, int64_t cols, const void *x_data, int64_t ld
 
 /* --- stochastic rounding ---------------------------------------------------------------------------------------- */
 
-/* Finite numbers move up by less than a unit of the last kept bit, in proportion to what is then cut off. */
-static inline uint16_t cut_bfloat(float value, uint32_t random)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    uint32_t moved = bits + (random & 0xFFFFu);
-    uint32_t quiet = bits | ((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x400000u : 0u);
-    return (uint16_t)(((bits & 0x7F800000u) == 0x7F800000u ? quiet : moved) >> 16);
-}
-
 /* The words of PHILOX_LANES counters, in the order of the elements they belong to. */
-static void random_words(const tchi_cpu_random_run *random, uint64_t group, uint32_t words[4 * PHILOX_LANES])
+static void words_of_lanes(const tchi_cpu_random_run *random, uint64_t group, uint32_t words[4 * PHILOX_LANES])
 {
     philox_counters c;
     for (int i = 0; i < PHILOX_LANES; i++) {
@@ -162,7 +153,7 @@ static void random_words(const tchi_cpu_random_run *random, uint64_t group, uint
     }
 }
 
-static void round_at_random(int64_t n, const tchi_cpu_random_run *random, const float *x, uint16_t *out)
+static void random_words(int64_t n, const tchi_cpu_random_run *random, uint32_t *out)
 {
     uint32_t words[4 * PHILOX_LANES];
     int64_t done = 0;
@@ -170,11 +161,82 @@ static void round_at_random(int64_t n, const tchi_cpu_random_run *random, const 
         uint64_t element = (uint64_t)(random->element + done);
         int64_t within = (int64_t)(element % 4);
         int64_t count = n - done < 4 * PHILOX_LANES - within ? n - done : 4 * PHILOX_LANES - within;
-        random_words(random, element / 4, words);
-        for (int64_t i = 0; i < count; i++) {
-            out[done + i] = cut_bfloat(x[done + i], words[within + i]);
-        }
+        words_of_lanes(random, element / 4, words);
+        memcpy(out + done, words + within, (size_t)count * sizeof *out);
         done += count;
+    }
+}
+
+/* Finite numbers move up by less than a unit of the last kept bit, in proportion to what is then cut off. */
+static void cut(int64_t n, int second, const float *x, const uint32_t *words, uint16_t *out)
+{
+    int shift = second ? 16 : 0;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = tchi_code_bfloat(x[i], words[i] >> shift & 0xFFFFu);
+    }
+}
+
+static void round_at_random(int64_t n, const tchi_cpu_random_run *random, const float *x, uint16_t *out)
+{
+    enum { AT_ONCE = 8 * PHILOX_LANES };
+    uint32_t words[AT_ONCE];
+    for (int64_t done = 0; done < n; done += AT_ONCE) {
+        tchi_cpu_random_run here = *random;
+        int64_t count = n - done < AT_ONCE ? n - done : AT_ONCE;
+        here.element += done;
+        random_words(count, &here, words);
+        cut(count, 0, x + done, words, out + done);
+    }
+}
+
+/* --- moments in eight bits --------------------------------------------------------------------------------------- */
+
+static uint32_t largest_magnitude(int64_t n, const float *x)
+{
+    uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t magnitude = tchi_code_bits(x[i]) & 0x7FFFFFFFu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+
+static void encode_block(int64_t n, int second, const float *x, const uint32_t *words, uint8_t *codes, uint32_t scale)
+{
+    if (second) {
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) {
+            codes[i] = (uint8_t)tchi_code_square(x[i], scale, words[i] >> 16);
+        }
+    } else {
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) {
+            codes[i] = (uint8_t)tchi_code_signed(x[i], scale, words[i] & 0xFFFFu);
+        }
+    }
+}
+
+static void encode(int64_t n, int second, const float *x, const uint32_t *words, uint8_t *codes, float *scales)
+{
+    for (int64_t first = 0; first < n; first += TCH_CODE_BLOCK) {
+        int64_t count = n - first < TCH_CODE_BLOCK ? n - first : TCH_CODE_BLOCK;
+        uint32_t scale = tchi_code_scale(largest_magnitude(count, x + first));
+        encode_block(count, second, x + first, words + first, codes + first, scale);
+        scales[first / TCH_CODE_BLOCK] = tchi_code_float(scale);
+    }
+}
+
+static void decode(int64_t n, int second, const uint8_t *codes, const float *scales, float *x)
+{
+    for (int64_t first = 0; first < n; first += TCH_CODE_BLOCK) {
+        int64_t end = n - first < TCH_CODE_BLOCK ? n : first + TCH_CODE_BLOCK;
+        uint32_t scale = tchi_code_bits(scales[first / TCH_CODE_BLOCK]);
+#pragma omp simd
+        for (int64_t i = first; i < end; i++) {
+            x[i] = second ? tchi_decode_square(codes[i], scale) : tchi_decode_signed(codes[i], scale);
+        }
     }
 }
 
@@ -182,5 +244,6 @@ static void round_at_random(int64_t n, const tchi_cpu_random_run *random, const 
     {                                                                                                                  \
         .divide = divide, .adamw = adamw, .lion = lion, .divide_by_roots = divide_by_roots,                            \
         .add_squares = add_squares, .square = square, .whiten = whiten, .transpose = transpose,                        \
-        .round_at_random = round_at_random,                                                                            \
+        .round_at_random = round_at_random, .random_words = random_words, .encode = encode, .decode = decode,          \
+        .cut = cut,                                                                                                    \
     }

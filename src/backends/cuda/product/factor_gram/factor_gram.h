@@ -7,10 +7,6 @@
 
 TCH_BEGIN_DECLS
 
-/* The lower tiles by mma.sync, one for each block: sm_80 and newer. */
-tch_status tchi_cuda_factor_gram_mma(const tchi_cuda_state *state, double alpha, const tch_matrices *a,
-                                     int32_t transpose, double beta, const tch_matrices *c);
-
 /* The lower trapezoids of `panels` panels of columns by cuBLAS, mirrored. */
 tch_status tchi_cuda_factor_gram_panels(tchi_cuda_state *state, int64_t panels, double alpha, const tch_matrices *a,
                                         int32_t transpose, double beta, const tch_matrices *c);

@@ -1,0 +1,88 @@
+"""The GPT that bench/train_lm.py trains: blocks of attention and of a feed-forward part, each behind an RMS norm,
+rotary positions, no biases, and the embedding as the head."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Size:
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    context: int
+    batch: int
+    text: int  # bytes at most
+    packages: bool = True  # beside the standard library
+
+
+SIZES = {
+    "cpu": Size(2, 64, 2, 256, 64, 8, 2_000_000, packages=False),
+    "33m": Size(8, 512, 8, 16384, 1024, 64, 96_000_000),
+    "98m": Size(12, 768, 12, 16384, 1024, 64, 96_000_000),
+}
+
+
+def rotate(x, angles):
+    """Pairs of the first and second half of each head's dimensions, turned by their position."""
+    cos, sin = angles
+    first, second = x.float().chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        # Three matrices rather than one of three times the height: each is preconditioned as what it is.
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.project = nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def attend(self, x, angles):
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
+        y = functional.scaled_dot_product_attention(rotate(q, angles), rotate(k, angles), v, is_causal=True)
+        return self.project(y.transpose(1, 2).flatten(-2))
+
+    def forward(self, x, angles):
+        x = x + self.attend(self.norm1(x), angles)
+        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """From tokens and the tokens that follow them to the mean loss."""
+
+    def __init__(self, size, vocabulary):
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, size.width)
+        self.blocks = nn.ModuleList(Block(size.width, size.heads) for _ in range(size.layers))
+        self.norm = nn.RMSNorm(size.width)
+        half = size.width // size.heads // 2
+        turns = torch.arange(size.context)[:, None] * 10000.0 ** -(torch.arange(half) / half)
+        self.register_buffer("cos", turns.cos(), persistent=False)
+        self.register_buffer("sin", turns.sin(), persistent=False)
+        for name, p in self.named_parameters():
+            if p.ndim == 2:
+                out_of_block = name.endswith(("project.weight", "down.weight"))
+                nn.init.normal_(p, std=0.02 / (2 * size.layers) ** 0.5 if out_of_block else 0.02)
+
+    def forward(self, tokens, following):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, (self.cos, self.sin))
+        logits = functional.linear(self.norm(x), self.embed.weight)
+        return functional.cross_entropy(logits.flatten(0, 1).float(), following.flatten())
+
+    def matrices(self):
+        """What second-order methods are for: the matrices of the blocks."""
+        return [p for p in self.blocks.parameters() if p.ndim == 2]
+
+    def rest(self):
+        """The embedding, which is the head too, and the vectors: AdamW's in every run."""
+        chosen = {id(p) for p in self.matrices()}
+        return [p for p in self.parameters() if id(p) not in chosen]

@@ -1,0 +1,215 @@
+"""Who is compared by bench/train_lm.py: PyTorch's AdamW, our optimizers as a user would set them up, and those of
+others where they can be imported.
+
+Every maker gets the matrices of the blocks and the rest (the embedding, which is the head, and vectors), and a learning
+rate for each. The rest goes to AdamW in every run. Learning rates of a method hold for all that implement it: Muon here
+has the scale with which AdamW's rates carry over, Shampoo the length of Adam's steps, so that one number means the same
+to all.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+BETAS, DECAY = (0.9, 0.95), 0.1
+WHOLE = 10000  # dimensions up to this size are not cut
+EARLY, LATER = 60, 10  # roots and bases at each of so many steps, then at every tenth
+
+
+def adamw_groups(matrices, rest, rates):
+    """Vectors and the embedding do not decay."""
+    return [
+        {"params": matrices, "lr": rates[0], "weight_decay": DECAY},
+        {"params": rest, "lr": rates[1], "weight_decay": 0.0},
+    ]
+
+
+def our_groups(matrices, rest, rates):
+    """The same for our optimizers, which do AdamW for the second group themselves."""
+    first, second = adamw_groups(matrices, rest, rates)
+    return [first, second | {"elementwise": True}]
+
+
+def torch_adamw(matrices, rest, rates):
+    return torch.optim.AdamW(adamw_groups(matrices, rest, rates), betas=BETAS, fused=True)
+
+
+def our_adamw(matrices, rest, rates):
+    from torchium.optim import AdamW
+
+    return AdamW(adamw_groups(matrices, rest, rates), betas=BETAS)
+
+
+def our_muon(matrices, rest, rates):
+    from torchium.optim import Muon
+
+    return Muon(our_groups(matrices, rest, rates), adjust_lr_fn="match_rms_adamw", adamw_betas=BETAS)
+
+
+def our_normuon(matrices, rest, rates):
+    from torchium.optim import NorMuon
+
+    return NorMuon(our_groups(matrices, rest, rates), adamw_betas=BETAS)
+
+
+def our_shampoo(matrices, rest, rates):
+    from torchium.optim import Shampoo
+
+    return Shampoo(
+        our_groups(matrices, rest, rates),
+        betas=BETAS,
+        eps=0.0,
+        update_freq=LATER,
+        max_preconditioner_dim=WHOLE,
+        grafting="adam",
+        grafting_beta2=BETAS[1],
+        adamw_betas=BETAS,
+    )
+
+
+def our_soap(matrices, rest, rates):
+    from torchium.optim import SOAP
+
+    groups = our_groups(matrices, rest, rates)
+    return SOAP(groups, betas=(0.95, 0.95), precondition_frequency=LATER, max_precond_dim=WHOLE, adamw_betas=BETAS)
+
+
+class Together:
+    """An optimizer of matrices alone, and AdamW for the rest."""
+
+    def __init__(self, first, rest, rate):
+        adamw = torch.optim.AdamW(rest, lr=rate, betas=BETAS, weight_decay=0.0, fused=True)
+        self.parts = (first, adamw)
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+    def step(self):
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self):
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
+
+
+def torch_muon(matrices, rest, rates):
+    first = torch.optim.Muon(matrices, lr=rates[0], weight_decay=DECAY, adjust_lr_fn="match_rms_adamw")
+    return Together(first, rest, rates[1])
+
+
+def dion_muon(matrices, rest, rates):
+    from dion import Muon
+
+    first = Muon(matrices, lr=rates[0], mu=0.95, nesterov=True, weight_decay=DECAY, adjust_lr="rms_norm")
+    return Together(first, rest, rates[1])
+
+
+def vyas_soap(matrices, rest, rates):
+    from soap import SOAP
+
+    return Together(SOAP(matrices, lr=rates[0], weight_decay=DECAY, precondition_frequency=LATER), rest, rates[1])
+
+
+def heavyball_soap(matrices, rest, rates):
+    import heavyball
+
+    options = {"max_precond_dim": WHOLE, "merge_dims": False, "use_precond_schedule": False}
+    first = heavyball.SOAP(
+        matrices, lr=rates[0], betas=(0.95, 0.95), weight_decay=DECAY, precondition_frequency=LATER, **options
+    )
+    return Together(first, rest, rates[1])
+
+
+def meta_shampoo(matrices, rest, rates):
+    import distributed_shampoo as meta
+
+    first = meta.DistributedShampoo(
+        matrices,
+        lr=rates[0],
+        betas=BETAS,
+        epsilon=1e-12,
+        weight_decay=DECAY,
+        precondition_frequency=LATER,
+        grafting_config=meta.AdamPreconditionerConfig(beta2=BETAS[1], epsilon=1e-8),
+    )
+    return Together(first, rest, rates[1])
+
+
+@dataclass(frozen=True)
+class Entry:
+    label: str
+    make: Callable
+    method: str  # whose learning rates it takes
+    needs: str = "torchium"
+    early: int = 0  # steps with a refresh at each; then the period that it was made with
+
+    @property
+    def ours(self):
+        return self.needs == "torchium"
+
+    def found(self):
+        if self.needs == "torch.optim.Muon":
+            return hasattr(torch.optim, "Muon")
+        return importlib.util.find_spec(self.needs) is not None
+
+    def refresh(self, optimizer, step):
+        """Sets the period that holds from this step on, where it changes with it."""
+        if self.early and step in (0, self.early):
+            for group in optimizer.param_groups:
+                name = "update_freq" if "update_freq" in group else "precondition_frequency"
+                group[name] = 1 if step == 0 else LATER
+
+
+BASELINE = "torch-adamw"
+_EARLY = f"every step for {EARLY} steps, then every {LATER}"
+ENTRIES = {
+    BASELINE: Entry("torch AdamW, fused", torch_adamw, "adamw", "torch"),
+    "adamw": Entry("AdamW", our_adamw, "adamw"),
+    "muon": Entry("Muon", our_muon, "muon"),
+    "normuon": Entry("NorMuon", our_normuon, "normuon"),
+    "shampoo": Entry(f"Shampoo, roots every {LATER} steps", our_shampoo, "shampoo"),
+    "shampoo-early": Entry(f"Shampoo, roots {_EARLY}", our_shampoo, "shampoo", early=EARLY),
+    "soap": Entry(f"SOAP, bases every {LATER} steps", our_soap, "soap"),
+    "soap-early": Entry(f"SOAP, bases {_EARLY}", our_soap, "soap", early=EARLY),
+    "torch-muon": Entry("torch.optim.Muon", torch_muon, "muon", "torch.optim.Muon"),
+    "dion-muon": Entry("Dion's Muon", dion_muon, "muon", "dion"),
+    "vyas-soap": Entry(f"nikhilvyas/SOAP, every {LATER} steps", vyas_soap, "soap", "soap"),
+    "heavyball-soap": Entry(f"HeavyBall's SOAP, every {LATER} steps", heavyball_soap, "soap", "heavyball"),
+    "meta-shampoo": Entry(
+        f"Meta's Shampoo, blocks of 1024, every {LATER} steps", meta_shampoo, "shampoo", "distributed_shampoo"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """Learning rates to try first, of the matrices and of the rest, and who tries them; and those taken without a
+    sweep."""
+
+    matrices: tuple
+    rest: tuple
+    by: str
+    rates: tuple
+
+
+METHODS = {
+    "adamw": Method((3e-4, 6e-4, 12e-4), (2e-3, 6e-3), BASELINE, (6e-4, 6e-3)),
+    "muon": Method((6e-3, 12e-3, 24e-3), (2e-3, 6e-3), "muon", (12e-3, 6e-3)),
+    "normuon": Method((6e-3, 12e-3, 24e-3), (2e-3, 6e-3), "normuon", (12e-3, 6e-3)),
+    "shampoo": Method((2e-3, 4e-3, 8e-3), (2e-3, 6e-3), "shampoo-early", (4e-3, 6e-3)),
+    "soap": Method((1e-3, 2e-3, 4e-3), (2e-3, 6e-3), "soap-early", (2e-3, 2e-3)),
+}
+
+
+def chosen(words):
+    """The names that `words` stands for: names, `ours`, `peers` and `all`, separated by commas; and what is unknown."""
+    sets = {
+        "all": list(ENTRIES),
+        "ours": [name for name, entry in ENTRIES.items() if entry.ours],
+        "peers": [name for name, entry in ENTRIES.items() if not entry.ours],
+    }
+    names, unknown = [], []
+    for word in words.split(","):
+        (names if word in sets or word in ENTRIES else unknown).extend(sets.get(word, [word]))
+    return list(dict.fromkeys(names)), unknown

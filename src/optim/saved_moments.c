@@ -1,0 +1,197 @@
+/* See saved_moments.h. */
+#include "saved_moments.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/allocator.h"
+#include "core/arith.h"
+#include "core/codes.h"
+#include "core/status.h"
+
+#include "saved_state.h"
+
+/* A moment in host memory, as a file or a device has it and as float32, in the order of the parameter's memory. */
+typedef struct host_moment {
+    tch_moments kept;
+    int64_t count;
+    float *values;
+    void *raw; /* codes or bfloat16 */
+    float *scales;
+    size_t value_bytes, raw_bytes, scale_bytes;
+} host_moment;
+
+/* Room for either form: bfloat16 is the larger one. */
+static tch_status take(host_moment *h, int64_t count)
+{
+    *h = (host_moment){.count = count, .value_bytes = (size_t)count * sizeof(float)};
+    h->raw_bytes = (size_t)tchi_round_up(count * 2, 4);
+    h->scale_bytes = (size_t)tchi_ceil_div(count, TCH_CODE_BLOCK) * sizeof(float);
+    TCHI_TRY(tchi_host_take(h->value_bytes, "a moment to be converted", &h->values));
+    TCHI_TRY(tchi_host_take(h->raw_bytes, "a moment to be converted", &h->raw));
+    return tchi_host_take(h->scale_bytes, "a moment to be converted", &h->scales);
+}
+
+static void release(const host_moment *h)
+{
+    tchi_host_release(h->values, h->value_bytes);
+    tchi_host_release(h->raw, h->raw_bytes);
+    tchi_host_release(h->scales, h->scale_bytes);
+}
+
+/* --- to float32 and back ----------------------------------------------------------------------------------------- */
+
+static void widen(const host_moment *h, int32_t k)
+{
+    const uint8_t *codes = h->raw;
+    const uint16_t *halves = h->raw;
+    for (int64_t i = 0; i < h->count && h->kept != TCH_MOMENTS_REAL; i++) {
+        uint32_t scale = tchi_code_bits(h->scales[i / TCH_CODE_BLOCK]);
+        h->values[i] = h->kept == TCH_MOMENTS_BF16 ? tchi_code_float((uint32_t)halves[i] << 16)
+                       : k == 0                    ? tchi_decode_signed(codes[i], scale)
+                                                   : tchi_decode_square(codes[i], scale);
+    }
+}
+
+static void encode_block(const host_moment *h, int32_t k, int64_t first)
+{
+    uint8_t *codes = h->raw;
+    int64_t end = tchi_min(h->count, first + TCH_CODE_BLOCK);
+    uint32_t largest = 0;
+    for (int64_t i = first; i < end; i++) {
+        uint32_t magnitude = tchi_code_bits(h->values[i]) & 0x7FFFFFFFu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    uint32_t scale = tchi_code_scale(largest);
+    h->scales[first / TCH_CODE_BLOCK] = tchi_code_float(scale);
+    for (int64_t i = first; i < end; i++) {
+        codes[i] = (uint8_t)(k == 0 ? tchi_code_signed(h->values[i], scale, TCHI_CODE_NEAREST)
+                                    : tchi_code_square(h->values[i], scale, TCHI_CODE_NEAREST));
+    }
+}
+
+static void narrow(const host_moment *h, int32_t k)
+{
+    uint16_t *halves = h->raw;
+    for (int64_t i = 0; i < h->count && h->kept == TCH_MOMENTS_BF16; i++) {
+        halves[i] = tchi_code_bfloat(h->values[i], TCHI_CODE_NEAREST);
+    }
+    for (int64_t first = 0; first < h->count && h->kept == TCH_MOMENTS_CODES; first += TCH_CODE_BLOCK) {
+        encode_block(h, k, first);
+    }
+}
+
+/* --- files ------------------------------------------------------------------------------------------------------- */
+
+static const char *scale_name(char text[TCHI_SAVED_NAME], const char *name)
+{
+    snprintf(text, TCHI_SAVED_NAME, "%s_scale", name);
+    return text;
+}
+
+tch_moments tchi_saved_moments_of(const tch_checkpoint *file, const char *name)
+{
+    char text[TCHI_SAVED_NAME];
+    tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
+    if (tch_checkpoint_find(file, scale_name(text, name)) >= 0) {
+        return TCH_MOMENTS_CODES;
+    }
+    int64_t index = tch_checkpoint_find(file, name);
+    bool half = index >= 0 && tch_checkpoint_get_info(file, index, &info) == TCH_OK &&
+                tch_dtype_equal(info.dtype, TCH_BFLOAT16);
+    return half ? TCH_MOMENTS_BF16 : TCH_MOMENTS_REAL;
+}
+
+/* The tensors of a moment, over this memory or none; `like` is laid out as the parameter. */
+typedef struct forms {
+    int64_t words, blocks;
+    tch_tensor codes, scales, like;
+} forms;
+
+static void describe(const tchi_param *p, const host_moment *h, forms *f)
+{
+    f->words = tchi_ceil_div(p->count, 4);
+    f->blocks = tchi_ceil_div(p->count, TCH_CODE_BLOCK);
+    f->codes = tch_tensor_view(h->raw, TCH_INT32, 1, &f->words);
+    f->scales = tch_tensor_view(h->scales, TCH_FLOAT32, 1, &f->blocks);
+    bool half = h->kept == TCH_MOMENTS_BF16;
+    f->like =
+        tch_tensor_view(half ? h->raw : h->values, half ? TCH_BFLOAT16 : TCH_FLOAT32, p->ndim, (int64_t *)p->shape);
+    f->like.strides = (int64_t *)p->strides;
+}
+
+static const int64_t beginning[TCH_MAX_RANK];
+
+tch_status tchi_saved_moment_check(const tchi_param *param, const tch_checkpoint *file, const char *name)
+{
+    char text[TCHI_SAVED_NAME];
+    forms f;
+    host_moment nowhere = {.kept = tchi_saved_moments_of(file, name)};
+    describe(param, &nowhere, &f);
+    if (nowhere.kept == TCH_MOMENTS_CODES) {
+        TCHI_TRY(tchi_saved_check(file, name, &f.codes));
+        return tchi_saved_check(file, scale_name(text, name), &f.scales);
+    }
+    return tch_checkpoint_find(file, name) >= 0
+               ? tchi_saved_check(file, name, &f.like)
+               : tch_checkpoint_check_shard(file, name, param->shape, beginning, &f.like);
+}
+
+static tch_status read_form(const tchi_param *p, const tch_checkpoint *file, const char *name, host_moment *h)
+{
+    char text[TCHI_SAVED_NAME];
+    forms f;
+    describe(p, h, &f);
+    if (h->kept == TCH_MOMENTS_CODES) {
+        TCHI_TRY(tch_checkpoint_read(file, NULL, name, &f.codes));
+        return tch_checkpoint_read(file, NULL, scale_name(text, name), &f.scales);
+    }
+    return tch_checkpoint_read_shard(file, NULL, name, p->shape, beginning, &f.like);
+}
+
+/* --- the device -------------------------------------------------------------------------------------------------- */
+
+static tch_status upload(const tch_optimizer *o, const tch_tensor *host, void *to)
+{
+    tch_tensor device = *host;
+    device.data = to;
+    device.device = tch_context_device(o->context);
+    return tch_tensor_copy(o->context, &device, host);
+}
+
+static tch_status write_form(const tch_optimizer *o, const tchi_param *p, int32_t k, const host_moment *h)
+{
+    forms f;
+    describe(p, h, &f);
+    if (h->kept == TCH_MOMENTS_CODES) {
+        TCHI_TRY(upload(o, &f.codes, p->moment[k]));
+        TCHI_TRY(upload(o, &f.scales, p->scale[k]));
+    } else {
+        int64_t count = p->count;
+        tch_tensor flat = tch_tensor_view(f.like.data, f.like.dtype, 1, &count);
+        TCHI_TRY(upload(o, &flat, p->moment[k]));
+    }
+    return tch_context_synchronize(o->context); /* the memory goes */
+}
+
+static tch_status convert(const tch_optimizer *o, const tchi_param *p, int32_t k, const tch_checkpoint *file,
+                          const char *name, host_moment *h)
+{
+    TCHI_TRY(take(h, p->count));
+    h->kept = tchi_saved_moments_of(file, name);
+    TCHI_TRY(read_form(p, file, name, h));
+    widen(h, k);
+    memset(h->raw, 0, h->raw_bytes);
+    h->kept = p->moments;
+    narrow(h, k);
+    return write_form(o, p, k, h);
+}
+
+tch_status tchi_saved_moment_read(const tch_optimizer *optimizer, const tchi_param *param, int32_t k,
+                                  const tch_checkpoint *file, const char *name)
+{
+    host_moment h = {0};
+    tch_status status = convert(optimizer, param, k, file, name, &h);
+    release(&h);
+    return status;
+}

@@ -1,0 +1,733 @@
+/* Moments in bfloat16 and in eight bits. Every step of AdamW, Lion and SGD is worked out here in float64 from the
+ * moments that the library kept before it: parameters must agree to float32's rounding, and the moments that it keeps
+ * must be the ones that the random bits of torchium/backend/update.h decide for. Beside that: means that stay right in
+ * many steps, second moments that never become 0, sizes around a block, what a skipped step leaves, and checkpoints.
+ *
+ * Codes are decoded by ldexp from their definition, and random bits come from the tests' own generator. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "support/elements.h"
+#include "support/files.h"
+#include "support/messages.h"
+#include "support/optim/optim_defaults.h"
+#include "support/optim/optim_trial.h"
+#include "support/optim/update_reference.h"
+#include "support/testing.h"
+
+#define BLOCK 128
+
+/* Around a block and around the least size, a matrix that lies by columns, one that stays float32. */
+static const trial_shape shapes[] = {
+    {.ndim = 1, .shape = {4096}},
+    {.ndim = 1, .shape = {4097}, .gradient = LAYOUT_OFFSET},
+    {.ndim = 2, .shape = {67, 97}, .order = {1, 0}, .elementwise = 1, .gradient = LAYOUT_ROW_GAPS},
+    {.ndim = 1, .shape = {4095}},
+    {.ndim = 1, .shape = {8191}},
+};
+#define SHAPES ((int32_t)(sizeof shapes / sizeof shapes[0]))
+
+static const char *const dtype_names[] = {"float32", "bfloat16", "int8"};
+
+static tch_optim_config config_of(tch_optim_kind kind, tch_state_dtype dtype)
+{
+    tch_optim_config c = test_optim_defaults(kind);
+    c.lr = kind == TCH_OPTIM_LION ? 1e-3 : 1e-2;
+    c.scalar_lr = 1e-2;
+    c.momentum = kind == TCH_OPTIM_SGD ? 0.9 : c.momentum;
+    c.weight_decay = 0.1;
+    c.state_dtype = dtype;
+    c.seed = 0x123456789ABCDEFu;
+    return c;
+}
+
+/* --- reading what is kept ---------------------------------------------------------------------------------------- */
+
+static void *raw(const trial *t, const tch_tensor *tensor)
+{
+    void *bytes = test_alloc((size_t)tch_tensor_numel(tensor) * tch_dtype_size(tensor->dtype) + 1);
+    tch_tensor host = tch_tensor_view(bytes, tensor->dtype, tensor->ndim, tensor->shape);
+    CHECK_OK(tch_tensor_copy(t->context, &host, tensor));
+    CHECK_OK(tch_context_synchronize(t->context));
+    return bytes;
+}
+
+static tch_tensor *state_of(const trial *t, int32_t parameter, const char *what)
+{
+    char name[64];
+    snprintf(name, sizeof name, "parameter%d/%s", parameter, what);
+    return trial_state(t, name);
+}
+
+static double decode(int second, unsigned code, double scale)
+{
+    int c = (int)(second ? code : code & 127);
+    double magnitude = c == 0 ? 0.0 : ldexp((1.0 + c % 8 / 8.0) * scale, c / 8 - (second ? 31 : 15));
+    return !second && code > 127 ? -magnitude : magnitude;
+}
+
+/* A moment in the order of memory, however it is kept. */
+static double *moment_of(const trial *t, int32_t parameter, const char *what, int second)
+{
+    int64_t count = t->parameters[parameter].memory->count;
+    const tch_tensor *tensor = state_of(t, parameter, what);
+    double *values = test_alloc((size_t)count * sizeof *values);
+    char name[64];
+    if (!tch_dtype_equal(tensor->dtype, TCH_INT32)) {
+        tch_tensor flat = {.data = tensor->data,
+                           .byte_offset = tensor->byte_offset,
+                           .device = tensor->device,
+                           .dtype = tensor->dtype,
+                           .ndim = 1,
+                           .shape = &count};
+        char *elements = raw(t, &flat);
+        for (int64_t i = 0; i < count; i++) {
+            values[i] = test_decode(tensor->dtype, elements + i * (int64_t)tch_dtype_size(tensor->dtype));
+        }
+        test_drop(elements);
+        return values;
+    }
+    snprintf(name, sizeof name, "%s_scale", what);
+    CHECK(tch_tensor_numel(tensor) == (count + 3) / 4, "%lld words", (long long)tch_tensor_numel(tensor));
+    CHECK(tch_tensor_numel(state_of(t, parameter, name)) == (count + BLOCK - 1) / BLOCK, "not a scale for each block");
+    unsigned char *codes = raw(t, tensor);
+    float *scales = raw(t, state_of(t, parameter, name));
+    for (int64_t i = 0; i < count; i++) {
+        values[i] = decode(second, codes[i], scales[i / BLOCK]);
+    }
+    for (int64_t i = count; i % 4 != 0; i++) {
+        CHECK(codes[i] == 0, "the code behind the last is %d", codes[i]);
+    }
+    test_drop(codes);
+    test_drop(scales);
+    return values;
+}
+
+/* --- what must come of a number ---------------------------------------------------------------------------------- */
+
+static uint32_t random_half(const tch_optim_config *c, int32_t parameter, int64_t step, int64_t element, int second)
+{
+    const uint32_t key[2] = {(uint32_t)c->seed, (uint32_t)(c->seed >> 32)};
+    const uint32_t counter[4] = {(uint32_t)(element / 4), 0, (uint32_t)parameter + 0x80000000u, (uint32_t)step};
+    uint32_t words[4];
+    ref_philox(counter, key, words);
+    return second ? words[element % 4] >> 16 : words[element % 4] & 0xFFFF;
+}
+
+/* The two neighbors of a magnitude among the numbers that can be kept; both are it where it can be kept itself. */
+typedef struct neighbors {
+    double below, above;
+} neighbors;
+
+static neighbors neighbors_of(tch_state_dtype dtype, int second, double scale, double magnitude)
+{
+    if (dtype == TCH_STATE_FLOAT32) {
+        return (neighbors){magnitude, magnitude};
+    }
+    double least = dtype == TCH_STATE_INT8 ? decode(second, 1, scale) : 0x1p-126;
+    if (magnitude < least) {
+        return (neighbors){second && magnitude > 0.0 ? least : 0.0, magnitude > 0.0 ? least : 0.0};
+    }
+    int exponent;
+    double bits = dtype == TCH_STATE_INT8 ? 16.0 : 256.0; /* a fraction of three bits, or of seven */
+    double fraction = frexp(magnitude, &exponent) * bits;
+    return (neighbors){ldexp(floor(fraction) / bits, exponent), ldexp(ceil(fraction) / bits, exponent)};
+}
+
+/* A number, and the sum of the magnitudes it was made of: float32 is off by some units of that. */
+typedef struct sum {
+    double value, size;
+} sum;
+
+/* The random bits choose: up where they exceed what is missing. Where the value lies within float32's rounding of the
+ * decision, either is right; `open` counts those. */
+static void check_kept(tch_state_dtype dtype, int second, double scale, sum exact, double kept, uint32_t random,
+                       int64_t *open)
+{
+    double value = exact.value;
+    neighbors n = neighbors_of(dtype, second, scale, fabs(value));
+    double step = n.above - n.below;
+    double slack = 0x1p-21 * exact.size + 1e-30;
+    double magnitude = kept * value < 0.0 ? -fabs(kept) : fabs(kept);
+    if (step <= 4.0 * slack) {
+        CHECK(magnitude >= n.below - 2.0 * slack && magnitude <= n.above + 2.0 * slack, "%.9g is kept as %.9g", value,
+              kept);
+        return;
+    }
+    CHECK(magnitude >= n.below - step && magnitude <= n.above + step, "%.9g is kept as %.9g, far from %.9g and %.9g",
+          value, kept, n.below, n.above);
+    double decision = n.above - step * (random + 0.5) / 65536.0;
+    double doubt = slack + step / 65536.0;
+    if (fabs(fabs(value) - decision) <= doubt) {
+        ++*open;
+        return;
+    }
+    double expected = fabs(value) > decision ? n.above : n.below;
+    CHECK(fabs(magnitude - expected) <= slack, "%.9g is kept as %.9g, expected %.9g by the random bits", value, kept,
+          expected);
+}
+
+/* --- one step ---------------------------------------------------------------------------------------------------- */
+
+typedef struct element {
+    double p, g;
+    sum m, v;
+} element;
+
+static void average(sum *s, double keep, double take, double x)
+{
+    s->size = fabs(keep * s->value) + fabs(take * x);
+    s->value = keep * s->value + take * x;
+}
+
+/* True where the sign that Lion takes is open. */
+static bool reference_step(const tch_optim_config *c, int64_t step, element *e)
+{
+    bool rest = c->kind != TCH_OPTIM_ADAMW;
+    double lr = rest ? c->scalar_lr : c->lr;
+    double beta1 = rest ? c->scalar_beta1 : c->beta1;
+    double beta2 = rest ? c->scalar_beta2 : c->beta2;
+    if (c->kind == TCH_OPTIM_LION) {
+        sum direction = e->m;
+        average(&direction, c->beta1, 1.0 - c->beta1, e->g);
+        average(&e->m, c->beta2, 1.0 - c->beta2, e->g);
+        e->p = (1.0 - c->lr * c->weight_decay) * e->p - c->lr * ((direction.value > 0) - (direction.value < 0));
+        return fabs(direction.value) <= 0x1p-21 * direction.size;
+    }
+    if (c->kind == TCH_OPTIM_SGD) {
+        double g = e->g + c->weight_decay * e->p;
+        average(&e->m, step == 1 ? 0.0 : c->momentum, 1.0, g);
+        e->m.size += fabs(c->weight_decay * e->p);
+        e->p -= c->lr * e->m.value;
+        return false;
+    }
+    average(&e->m, beta1, 1.0 - beta1, e->g);
+    average(&e->v, beta2, 1.0 - beta2, e->g * e->g);
+    double root = sqrt(e->v.value / (1.0 - pow(beta2, (double)step))) + (rest ? c->scalar_eps : c->eps);
+    e->p = (1.0 - lr * c->weight_decay) * e->p - lr * e->m.value / (1.0 - pow(beta1, (double)step)) / root;
+    return false;
+}
+
+static const char *first_name(const tch_optim_config *c)
+{
+    return c->kind == TCH_OPTIM_SGD ? "momentum_buffer" : "exp_avg";
+}
+
+static bool has_second(const tch_optim_config *c)
+{
+    return c->kind != TCH_OPTIM_SGD && c->kind != TCH_OPTIM_LION;
+}
+
+static tch_state_dtype kept_as(const trial *t, int32_t i, const tch_optim_config *c)
+{
+    return t->parameters[i].memory->count < 4096 ? TCH_STATE_FLOAT32 : c->state_dtype;
+}
+
+static double scale_of(const trial *t, int32_t i, const char *what, int64_t at)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s_scale", what);
+    float *scales = raw(t, state_of(t, i, name));
+    double scale = scales[at / BLOCK];
+    test_drop(scales);
+    return scale;
+}
+
+/* A scale is the power of two of the block's largest magnitude, or the next where rounding might carry. */
+static void check_scales(const trial *t, int32_t i, const char *what, const sum *exact)
+{
+    int64_t count = t->parameters[i].memory->count;
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        double largest = 0.0;
+        int exponent;
+        for (int64_t k = first; k < count && k < first + BLOCK; k++) {
+            largest = fmax(largest, fabs(exact[k].value));
+        }
+        double scale = scale_of(t, i, what, first);
+        CHECK(frexp(scale, &exponent) == 0.5, "the scale of block %lld is %.9g", (long long)(first / BLOCK), scale);
+        CHECK(largest <= 1.875 * scale * (1.0 + 1e-6) && largest * (1.0 + 1e-6) > 0.9375 * scale,
+              "the scale of block %lld is %.9g, its largest %.9g", (long long)(first / BLOCK), scale, largest);
+    }
+}
+
+static void check_moment(const trial *t, int32_t i, const tch_optim_config *c, const char *what, int second,
+                         const sum *exact)
+{
+    int64_t count = t->parameters[i].memory->count;
+    tch_state_dtype dtype = kept_as(t, i, c);
+    double *kept = moment_of(t, i, what, second);
+    float *scales = NULL;
+    int64_t open = 0;
+    if (dtype == TCH_STATE_INT8) {
+        char name[64];
+        snprintf(name, sizeof name, "%s_scale", what);
+        scales = raw(t, state_of(t, i, name));
+        check_scales(t, i, what, exact);
+    }
+    for (int64_t k = 0; k < count; k++) {
+        uint32_t random = random_half(c, i, t->steps, k, second);
+        check_kept(dtype, second, scales == NULL ? 1.0 : scales[k / BLOCK], exact[k], kept[k], random, &open);
+    }
+    CHECK(open <= 4 + count / 500, "%lld of %lld are open: the test decides too little", (long long)open,
+          (long long)count);
+    test_drop(kept);
+    test_drop(scales);
+}
+
+static sum *sums_of(int64_t count, const double *values)
+{
+    sum *sums = test_alloc((size_t)count * sizeof *sums);
+    for (int64_t k = 0; k < count; k++) {
+        sums[k] = (sum){.value = values[k]};
+    }
+    return sums;
+}
+
+/* A parameter before a step. */
+typedef struct before {
+    double *p;
+    sum *m, *v;
+} before;
+
+static before before_of(const trial *t, int32_t i, const tch_optim_config *c)
+{
+    int64_t count = t->parameters[i].memory->count;
+    double *m = moment_of(t, i, first_name(c), 0);
+    double *v = has_second(c) ? moment_of(t, i, "exp_avg_sq", 1) : test_zeros(count);
+    return (before){test_tensor_read(t->parameters[i].memory), sums_of(count, m), sums_of(count, v)};
+}
+
+/* In float32 a step makes a dozen roundings of numbers no larger than p and the step, which has those of m's summands
+ * in it. */
+static void check_parameter(const trial *t, int32_t i, const tch_optim_config *c, before *was)
+{
+    double *after = test_tensor_read(t->parameters[i].memory);
+    for (int64_t k = 0; k < t->parameters[i].memory->count; k++) {
+        element e = {was->p[k], t->parameters[i].drawn[k], was->m[k], was->v[k]};
+        bool open = reference_step(c, t->steps, &e);
+        double step = fabs(e.p - was->p[k]) * fmax(1.0, e.m.size / (fabs(e.m.value) + 1e-30));
+        CHECK(open || fabs(after[k] - e.p) <= 0x1p-20 * (fabs(was->p[k]) + step),
+              "parameter %d, element %lld: %.9g, expected %.9g", i, (long long)k, after[k], e.p);
+        was->m[k] = e.m;
+        was->v[k] = e.v;
+    }
+    check_moment(t, i, c, first_name(c), 0, was->m);
+    if (has_second(c)) {
+        check_moment(t, i, c, "exp_avg_sq", 1, was->v);
+    }
+}
+
+static void check_step(trial *t, const tch_optim_config *c)
+{
+    before was[SHAPES];
+    const tch_tensor *gradients[SHAPES];
+    size_t mark = test_mark();
+    for (int32_t i = 0; i < t->count; i++) {
+        was[i] = before_of(t, i, c);
+    }
+    trial_draw(t);
+    trial_list_gradients(t, gradients);
+    CHECK_OK(tch_optimizer_step(t->optimizer, t->count, gradients));
+    t->steps++;
+    for (int32_t i = 0; i < t->count; i++) {
+        check_parameter(t, i, c, &was[i]);
+    }
+    test_release_since(mark);
+}
+
+/* Shampoo leaves vectors and what is elementwise to AdamW. */
+static void every_step_is_the_formula(void **state)
+{
+    const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_LION, TCH_OPTIM_SGD, TCH_OPTIM_SHAMPOO};
+    for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
+        for (int dtype = 0; dtype <= TCH_STATE_INT8; dtype++) {
+            trial t;
+            tch_optim_config c = config_of(kinds[k], (tch_state_dtype)dtype);
+            test_case("%s, moments in %s", tch_optim_kind_name(kinds[k]), dtype_names[dtype]);
+            trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+            for (int i = 0; i < 4; i++) {
+                check_step(&t, &c);
+            }
+            for (int32_t i = 0; i < SHAPES; i++) {
+                test_tensor_check_written(t.parameters[i].memory, "the parameter");
+                test_tensor_check_unchanged(t.parameters[i].gradient_memory, "the gradient");
+            }
+            trial_close(&t);
+        }
+    }
+}
+
+/* --- many steps -------------------------------------------------------------------------------------------------- */
+
+/* A moment of eight bits is off by a sixteenth at most as a standard deviation, at each step, and by what is left of
+ * the steps before: 1 / sqrt(1 - beta1^2) = 2.3 times that for the first. Of the second a step changes a thousandth, so
+ * that in 120 steps a code moves by chance in few of them: less than an eighth in all. So a step is off by less than
+ * 0.2 of itself, and of the way no more than that; bfloat16 has 32 times finer steps. Float32 is there to show that the
+ * rest of the test has an error far below. */
+static void trajectories_stay_near(void **state)
+{
+    const double allowed[] = {1e-5, 0.2 / 32, 0.2};
+    const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_SGD, TCH_OPTIM_MUON};
+    for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
+        for (int dtype = 0; dtype <= TCH_STATE_INT8; dtype++) {
+            trial t;
+            tch_optim_config c = config_of(kinds[k], (tch_state_dtype)dtype);
+            test_case("%s, moments in %s", tch_optim_kind_name(kinds[k]), dtype_names[dtype]);
+            trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+            trial_steps(&t, 120);
+            trial_check(&t, allowed[dtype]);
+            CHECK(dtype == 0 || trial_error(&t, 4, 120.0) > 1e-4, "nothing was rounded");
+            trial_close(&t);
+        }
+    }
+}
+
+/* Rounding to nearest would lose what a step adds to a second moment, a thousandth, altogether. At random it is right
+ * on average: over 8191 elements with an error of about 15 % each, within 1 %. */
+static void second_moments_are_right_on_average(void **state)
+{
+    for (int dtype = TCH_STATE_BFLOAT16; dtype <= TCH_STATE_INT8; dtype++) {
+        trial t;
+        tch_optim_config c = config_of(TCH_OPTIM_ADAMW, (tch_state_dtype)dtype);
+        test_case("moments in %s", dtype_names[dtype]);
+        trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, 1, &shapes[4]);
+        trial_steps(&t, 400);
+        double *kept = moment_of(&t, 0, "exp_avg_sq", 1);
+        double ratio = 0.0;
+        for (int64_t k = 0; k < 8191; k++) {
+            ratio += kept[k] / t.parameters[0].reference->blocks[0].square[k] / 8191.0;
+        }
+        CHECK(fabs(ratio - 1.0) < 0.01, "second moments are %.4f times what they should be", ratio);
+        trial_close(&t);
+    }
+}
+
+/* --- no step without a bound ------------------------------------------------------------------------------------- */
+
+/* One element of each block with gradients 1e12 times larger than its neighbors': their second moments, 1e-24 of the
+ * largest, have no code. They keep the least one, and their steps stay below AdamW's own bound, |m| <= 7.3 sqrt(v),
+ * times what the least codes of both moments allow: 1.125 2^-15 over sqrt(1.125 2^-31), 1.5. eps is 0: nothing else
+ * bounds them. */
+static void steps_have_a_bound(void **state)
+{
+    enum { COUNT = 4160, STEPS = 60 };
+    const int64_t shape[] = {COUNT};
+    tch_context *context = *state;
+    tch_optimizer *optimizer = NULL;
+    tch_optim_config c = config_of(TCH_OPTIM_ADAMW, TCH_STATE_INT8);
+    test_random random = test_random_stream(77);
+    test_tensor *p = test_tensor_make(context, TCH_FLOAT32, 1, shape, LAYOUT_CONTIGUOUS);
+    test_tensor *g = test_tensor_make(context, TCH_FLOAT32, 1, shape, LAYOUT_CONTIGUOUS);
+    const tch_parameter entry = {.tensor = &p->tensor, .name = "parameter0"};
+    const tch_tensor *gradient = &g->tensor;
+    test_case("gradients of 1 and of 1e-12");
+    c.eps = 0.0;
+    c.weight_decay = 0.0;
+    test_tensor_write(p, test_zeros(COUNT));
+    CHECK_OK(tch_optimizer_create(context, &c, 1, &entry, &optimizer));
+    trial t = {.context = context, .optimizer = optimizer, .parameters = {{.memory = p}}};
+    double *before = test_zeros(COUNT);
+    for (int step = 0; step < STEPS; step++) {
+        double *values = test_zeros(COUNT);
+        for (int i = 0; i < COUNT; i++) {
+            double size = i % BLOCK == 5 ? 1.0 : i % BLOCK == 6 ? 0.0 : 1e-12;
+            values[i] = test_round(TCH_FLOAT32, size * test_random_normal(&random));
+        }
+        test_tensor_write(g, values);
+        CHECK_OK(tch_optimizer_step(optimizer, 1, &gradient));
+        double *after = test_tensor_read(p);
+        double *v = moment_of(&t, 0, "exp_avg_sq", 1);
+        double *m = moment_of(&t, 0, "exp_avg", 0);
+        for (int i = 0; i < COUNT; i++) {
+            bool still = i % BLOCK == 6; /* never had a gradient: nothing over nothing is not asked for, eps being 0 */
+            CHECK(still ? v[i] == 0.0 && m[i] == 0.0 : v[i] > 0.0, "step %d: second moment %d is %g", step, i, v[i]);
+            CHECK(still || fabs(after[i] - before[i]) <= c.lr * 7.3 * 1.5, "step %d moves element %d by %g", step, i,
+                  after[i] - before[i]);
+        }
+        test_drop(before);
+        test_drop(values);
+        test_drop(v);
+        test_drop(m);
+        before = after;
+    }
+    tch_optimizer_destroy(optimizer);
+}
+
+/* --- what is left as it was -------------------------------------------------------------------------------------- */
+
+static unsigned char *all_of(const trial *t, size_t *bytes)
+{
+    int32_t count = tch_optimizer_state_count(t->optimizer);
+    unsigned char *all = NULL;
+    *bytes = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        *bytes = 0;
+        for (int32_t i = 0; i < count; i++) {
+            tch_optim_state s = TCH_OPTIM_STATE_INIT;
+            CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
+            size_t size = (size_t)tch_tensor_numel(s.tensor) * tch_dtype_size(s.tensor->dtype);
+            if (all != NULL) {
+                void *one = raw(t, s.tensor);
+                memcpy(all + *bytes, one, size);
+                test_drop(one);
+            }
+            *bytes += size;
+        }
+        all = all == NULL ? test_alloc(*bytes) : all;
+    }
+    return all;
+}
+
+static void skipped_steps_leave_codes(void **state)
+{
+    for (int dtype = TCH_STATE_BFLOAT16; dtype <= TCH_STATE_INT8; dtype++) {
+        trial t;
+        size_t bytes;
+        int64_t one = 1;
+        double yes = 1.0;
+        const tch_tensor *gradients[SHAPES];
+        tch_optim_config c = config_of(TCH_OPTIM_ADAMW, (tch_state_dtype)dtype);
+        test_case("moments in %s", dtype_names[dtype]);
+        trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+        trial_steps(&t, 3);
+        test_tensor *found = test_tensor_make(t.context, TCH_FLOAT32, 1, &one, LAYOUT_CONTIGUOUS);
+        test_tensor_write(found, &yes);
+        unsigned char *before = all_of(&t, &bytes);
+        trial_draw(&t);
+        trial_list_gradients(&t, gradients);
+        CHECK_OK(tch_optimizer_step_scaled(t.optimizer, SHAPES, gradients, NULL, &found->tensor));
+        CHECK(memcmp(before, all_of(&t, &bytes), bytes) == 0, "a skipped step has written to the state");
+        trial_spoil(&t, 4, (double)NAN);
+        CHECK_OK(tch_optimizer_step(t.optimizer, SHAPES, gradients));
+        CHECK(memcmp(before, all_of(&t, &bytes), bytes) == 0, "a NaN has reached the state");
+        CHECK(trial_stats(&t).skipped == 2, "%lld steps were skipped", (long long)trial_stats(&t).skipped);
+        trial_close(&t);
+    }
+}
+
+/* Memory of the state that was full of something else. */
+static tch_status poisoned(void *user, int64_t bytes, void **pointer)
+{
+    static const unsigned char noise[4096] = {0xA5, 0xFF, 0x7F};
+    tch_status status = tch_memory_alloc(user, bytes, pointer);
+    for (int64_t at = 0; status == TCH_OK && at < bytes; at += (int64_t)sizeof noise) {
+        int64_t size = bytes - at < (int64_t)sizeof noise ? bytes - at : (int64_t)sizeof noise;
+        tch_tensor from = tch_tensor_view((void *)noise, TCH_INT32, 1, (int64_t[]){size / 4});
+        tch_tensor to = from;
+        to.data = (char *)*pointer + at;
+        to.device = tch_context_device(user);
+        status = tch_tensor_copy(user, &to, &from);
+    }
+    return status;
+}
+
+static void release(void *user, void *pointer, int64_t bytes)
+{
+    (void)bytes;
+    (void)tch_memory_free(user, pointer);
+}
+
+static void the_state_begins_at_zero(void **state)
+{
+    for (int dtype = 0; dtype <= TCH_STATE_INT8; dtype++) {
+        trial t;
+        tch_parameter entries[SHAPES];
+        tch_optim_config c = config_of(TCH_OPTIM_ADAMW, (tch_state_dtype)dtype);
+        const tch_state_allocator allocator = {sizeof allocator, poisoned, release, *state};
+        test_case("moments in %s", dtype_names[dtype]);
+        trial_prepare(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes, entries);
+        CHECK_OK(tch_optimizer_create_with(*state, &c, SHAPES, entries, &allocator, &t.optimizer));
+        check_step(&t, &c);
+        trial_close(&t);
+    }
+}
+
+/* --- checkpoints ------------------------------------------------------------------------------------------------- */
+
+static void load(const trial *t, const char *path)
+{
+    tch_checkpoint *file = NULL;
+    CHECK_OK(tch_checkpoint_open(path, &file));
+    CHECK_OK(tch_optimizer_load(t->optimizer, file, "optimizer"));
+    tch_checkpoint_close(file);
+}
+
+/* Parameters of the one trial into the other. */
+static void take_parameters(const trial *to, const trial *from)
+{
+    for (int32_t i = 0; i < from->count; i++) {
+        test_tensor_write(to->parameters[i].memory, test_tensor_read(from->parameters[i].memory));
+    }
+}
+
+/* Both trials draw the same gradients. */
+static void same_steps(trial *a, trial *b)
+{
+    b->random = a->random;
+    trial_steps(a, 5);
+    trial_steps(b, 5);
+    for (int32_t i = 0; i < a->count; i++) {
+        double *x = test_tensor_read(a->parameters[i].memory);
+        double *y = test_tensor_read(b->parameters[i].memory);
+        CHECK(memcmp(x, y, (size_t)a->parameters[i].memory->count * sizeof *x) == 0, "parameter %d goes another way",
+              i);
+    }
+}
+
+static void training_goes_on_to_the_bit(void **state)
+{
+    const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_LION, TCH_OPTIM_SGD, TCH_OPTIM_SHAMPOO};
+    const char *path = test_path("state_dtype.safetensors");
+    for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
+        for (int dtype = 0; dtype <= TCH_STATE_INT8; dtype++) {
+            trial first;
+            trial second;
+            tch_optim_config c = config_of(kinds[k], (tch_state_dtype)dtype);
+            test_case("%s, moments in %s", tch_optim_kind_name(kinds[k]), dtype_names[dtype]);
+            trial_open(&first, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+            trial_open(&second, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+            trial_steps(&first, 4);
+            trial_save(&first, path);
+            take_parameters(&second, &first);
+            load(&second, path);
+            same_steps(&first, &second);
+            trial_close(&first);
+            trial_close(&second);
+        }
+    }
+}
+
+/* What is kept as the nearest of another form: within half the distance of its neighbors. */
+static void check_converted(tch_state_dtype to, int second, double scale, double from, double got)
+{
+    neighbors n = neighbors_of(to, second, scale, fabs(from));
+    double allowed = 0.5 * (n.above - n.below) * (1.0 + 1e-4) + 1e-30;
+    bool clamped = second && n.above == n.below;
+    CHECK(clamped ? got == (from == 0.0 ? 0.0 : n.below) || got == from : fabs(got - from) <= allowed,
+          "%.9g became %.9g", from, got);
+}
+
+static void check_conversion(const trial *a, const trial *b, int32_t i, const char *what, int second)
+{
+    char name[64];
+    tch_state_dtype to = kept_as(b, i, &b->configs[0]);
+    double *from = moment_of(a, i, what, second);
+    double *got = moment_of(b, i, what, second);
+    snprintf(name, sizeof name, "%s_scale", what);
+    float *scales = to == TCH_STATE_INT8 ? raw(b, state_of(b, i, name)) : NULL;
+    for (int64_t k = 0; k < a->parameters[i].memory->count; k++) {
+        double scale = scales == NULL ? 1.0 : scales[k / BLOCK];
+        check_converted(to, second, scale, from[k], got[k]);
+        CHECK(to >= a->configs[0].state_dtype || from[k] == got[k], "%.9g became %.9g in a wider form", from[k],
+              got[k]);
+    }
+}
+
+static void other_forms_are_converted(void **state)
+{
+    const char *path = test_path("state_dtype.safetensors");
+    for (int k = 0; k < 9; k++) {
+        trial a;
+        trial b;
+        tch_optim_config from = config_of(TCH_OPTIM_ADAMW, (tch_state_dtype)(k / 3));
+        tch_optim_config to = config_of(TCH_OPTIM_ADAMW, (tch_state_dtype)(k % 3));
+        test_case("%s to %s", dtype_names[k / 3], dtype_names[k % 3]);
+        trial_open(&a, *state, TCH_FLOAT32, TCH_FLOAT32, &from, SHAPES, shapes);
+        trial_open(&b, *state, TCH_FLOAT32, TCH_FLOAT32, &to, SHAPES, shapes);
+        trial_steps(&a, 6);
+        trial_steps(&b, 1);
+        trial_save(&a, path);
+        load(&b, path);
+        for (int32_t i = 0; i < SHAPES; i++) {
+            check_conversion(&a, &b, i, "exp_avg", 0);
+            check_conversion(&a, &b, i, "exp_avg_sq", 1);
+        }
+        trial_steps(&b, 1);
+        trial_close(&a);
+        trial_close(&b);
+    }
+}
+
+/* --- options and sizes ------------------------------------------------------------------------------------------- */
+
+static void bad_options_are_refused(void **state)
+{
+    const int64_t shape[] = {5000};
+    tch_optimizer *optimizer = NULL;
+    test_tensor *p = test_tensor_make(*state, TCH_FLOAT32, 1, shape, LAYOUT_CONTIGUOUS);
+    const tch_parameter entry = {.tensor = &p->tensor, .name = "p"};
+    const int bad[] = {-1, 3, 1000};
+    tch_optim_config c = config_of(TCH_OPTIM_ADAMW, TCH_STATE_FLOAT32);
+    test_case("values that are none");
+    test_tensor_write(p, test_zeros(5000));
+    for (size_t i = 0; i < TEST_COUNT(bad); i++) {
+        c.state_dtype = (tch_state_dtype)bad[i];
+        test_check_refused(tch_optimizer_create(*state, &c, 1, &entry, &optimizer), TCH_ERR_INVALID_ARGUMENT,
+                           "state_dtype");
+    }
+    test_case("amsgrad");
+    c.state_dtype = TCH_STATE_INT8;
+    c.amsgrad = 1;
+    test_check_refused(tch_optimizer_create(*state, &c, 1, &entry, &optimizer), TCH_ERR_INVALID_ARGUMENT, "amsgrad");
+    test_case("a change");
+    c.amsgrad = 0;
+    CHECK_OK(tch_optimizer_create(*state, &c, 1, &entry, &optimizer));
+    c.state_dtype = TCH_STATE_BFLOAT16;
+    test_check_refused(tch_optimizer_set_config(optimizer, 0, &c), TCH_ERR_INVALID_ARGUMENT, "state_dtype");
+    tch_optimizer_destroy(optimizer);
+}
+
+/* Of 20 million elements: 8 bytes each in float32, 4 in bfloat16, 2 and a scale of 4 for each 128 in eight bits. */
+static void forecasts_know_it(void **state)
+{
+    const double each[] = {8.0, 4.0, 2.0 + 2.0 * 4.0 / BLOCK};
+    int64_t shape[] = {5000, 4000};
+    tch_tensor nothing = tch_tensor_view(NULL, TCH_FLOAT32, 2, shape);
+    const tch_parameter entry = {.tensor = &nothing};
+    for (int dtype = 0; dtype <= TCH_STATE_INT8; dtype++) {
+        tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
+        tch_optim_config c = config_of(TCH_OPTIM_ADAMW, (tch_state_dtype)dtype);
+        test_case("moments in %s", dtype_names[dtype]);
+        CHECK_OK(tch_optim_forecast(*state, &c, 1, &entry, &memory));
+        double expected = 2e7 * each[dtype];
+        CHECK(fabs((double)memory.state - expected) < 2048.0, "%lld bytes, expected %.0f", (long long)memory.state,
+              expected);
+    }
+}
+
+/* float64 parameters keep float64, whatever was asked for, and so to the bit what they did. */
+static void float64_stays(void **state)
+{
+    double *got[2];
+    for (int k = 0; k < 2; k++) {
+        trial t;
+        tch_optim_config c = config_of(TCH_OPTIM_ADAMW, k ? TCH_STATE_INT8 : TCH_STATE_FLOAT32);
+        test_case("float64 parameters, moments in %s", dtype_names[c.state_dtype]);
+        trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 1, shapes);
+        trial_steps(&t, 5);
+        got[k] = test_tensor_read(t.parameters[0].memory);
+        CHECK(tch_dtype_equal(state_of(&t, 0, "exp_avg")->dtype, TCH_FLOAT64), "the moments are not float64");
+        trial_close(&t);
+    }
+    CHECK(memcmp(got[0], got[1], 4096 * sizeof(double)) == 0, "the option has changed float64 parameters");
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_step_is_the_formula),
+        cmocka_unit_test(trajectories_stay_near),
+        cmocka_unit_test(second_moments_are_right_on_average),
+        cmocka_unit_test(steps_have_a_bound),
+        cmocka_unit_test(skipped_steps_leave_codes),
+        cmocka_unit_test(the_state_begins_at_zero),
+        cmocka_unit_test(training_goes_on_to_the_bit),
+        cmocka_unit_test(other_forms_are_converted),
+        cmocka_unit_test(bad_options_are_refused),
+        cmocka_unit_test(forecasts_know_it),
+        cmocka_unit_test(float64_stays),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);
+}

@@ -1,0 +1,227 @@
+"""Moments in bfloat16 and in eight bits: their types and names, checkpoints of one form in an optimizer of another, and
+a training that ends where float32 does.
+"""
+
+import copy
+
+import pytest
+import torch
+import torchium
+from optim_cases import CLASSES, LIVELY, OTHER, assert_same_bits, through_file
+from torchium.optim._engine.moments import decode, encode
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.uint8}
+MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "lion": ("exp_avg",), "sgd": ("momentum_buffer",)}
+
+
+def network(device, seed=0):
+    """Two matrices that are large enough and vectors that are not; nothing lies in whole blocks."""
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(61, 97), torch.nn.Tanh(), torch.nn.Linear(97, 53)).to(device)
+
+
+def steps(model, optimizer, count, first=0):
+    device = next(model.parameters()).device
+    for i in range(first, first + count):
+        generator = torch.Generator().manual_seed(1000 + i)
+        x = torch.randn(16, 61, generator=generator).to(device)
+        optimizer.zero_grad()
+        (model(x) - x[:, :53]).square().mean().backward()
+        optimizer.step()
+
+
+def moment(optimizer, parameter, name):
+    """A moment in float32, however it is kept."""
+    state = optimizer.state[parameter]
+    return decode(name, state[name], state[f"{name}_scale"]) if f"{name}_scale" in state else state[name].float()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", MOMENTS)
+def test_types_and_names(kind, dtype, device):
+    """Codes have the parameter's shape, small parameters float32, and what is kept is near what float32 keeps."""
+    models = [network(device) for _ in range(2)]
+    ours = CLASSES[kind](models[0].parameters(), **LIVELY[kind], state_dtype=dtype)
+    plain = CLASSES[kind](models[1].parameters(), **LIVELY[kind])
+    steps(models[0], ours, 3)
+    steps(models[1], plain, 3)
+    for name in MOMENTS[kind]:
+        weight, bias = ours.state[models[0][0].weight], ours.state[models[0][0].bias]
+        assert weight[name].dtype == DTYPES[dtype]
+        assert weight[name].shape == (97, 61)
+        assert bias[name].dtype == torch.float32
+        assert (f"{name}_scale" in weight) == (dtype == "int8")
+        a, b = moment(ours, models[0][0].weight, name), moment(plain, models[1][0].weight, name)
+        assert torch.linalg.vector_norm(a - b) <= 0.2 * torch.linalg.vector_norm(b)
+
+
+@pytest.mark.parametrize("kind", ["shampoo", "soap", "muon", "normuon"])
+def test_the_rest_of_other_kinds(kind, device):
+    model = network(device)
+    options = LIVELY[kind] | {"elementwise": ("0.*",)}
+    ours = CLASSES[kind](model.named_parameters(), **options, state_dtype="int8")
+    steps(model, ours, 2)
+    assert ours.state[model[0].weight]["exp_avg_sq"].dtype == torch.uint8
+    assert all(v.dtype != torch.uint8 for v in ours.state[model[2].weight].values())
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_values_of_the_option(device):
+    model = network(device)
+    optimizer = torchium.optim.AdamW(model.parameters(), state_dtype=torch.bfloat16)
+    steps(model, optimizer, 1)
+    assert optimizer.state[model[0].weight]["exp_avg"].dtype == torch.bfloat16
+    for bad in ("float16", "int4", torch.float64, 8):
+        with pytest.raises((ValueError, TypeError), match="state_dtype"):
+            torchium.optim.AdamW(model.parameters(), state_dtype=bad)
+    with pytest.raises(ValueError, match=r"state_dtype.*amsgrad"):
+        torchium.optim.AdamW(model.parameters(), state_dtype="int8", amsgrad=True)
+
+
+def test_memory_is_forecast(device):
+    """8 bytes an element in float32, 4 in bfloat16, 2 and two scales of 4 bytes for each 128 in eight bits."""
+    expected = {"float32": 8.0, "bfloat16": 4.0, "int8": 2.0625}
+    for dtype, each in expected.items():
+        weight = torch.nn.Parameter(torch.zeros(512, 512, device=device))
+        optimizer = torchium.optim.AdamW([weight], state_dtype=dtype)
+        forecast = optimizer.memory_report()["state"]
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        assert optimizer.memory_report()["state"] == forecast
+        assert abs(forecast - each * weight.numel()) < 2048
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", MOMENTS)
+def test_goes_on_to_the_bit(kind, dtype, device):
+    model = network(device)
+    first = CLASSES[kind](model.parameters(), **LIVELY[kind], state_dtype=dtype)
+    steps(model, first, 4)
+    twin = copy.deepcopy(model)
+    second = CLASSES[kind](twin.parameters(), **OTHER)
+    second.load_state_dict(through_file(first.state_dict()))
+    assert second.param_groups[0]["state_dtype"] == dtype
+    steps(model, first, 4, first=4)
+    steps(twin, second, 4, first=4)
+    assert_same_bits(list(model.parameters()), list(twin.parameters()))
+
+
+@pytest.mark.parametrize("to", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_forms_are_converted(dtype, to, device):
+    """To a wider form without loss; to a narrower one by half a unit of its fraction: of three bits, or of seven."""
+    model = network(device)
+    first = torchium.optim.AdamW(model.parameters(), state_dtype=dtype)
+    steps(model, first, 5)
+    saved = through_file(first.state_dict())
+    for group in saved["param_groups"]:
+        group["state_dtype"] = to
+    second = torchium.optim.AdamW(model.parameters())
+    second.load_state_dict(saved)
+    half = {"float32": 0.0, "bfloat16": 2.0**-8, "int8": 2.0**-4}
+    allowed = half[to] if half[to] > half[dtype] else 0.0
+    for name in MOMENTS["adamw"]:
+        for p in model.parameters():
+            a, b = moment(first, p, name), moment(second, p, name)
+            least = 2.0**-15 * a.abs().max()  # of codes, first moments having the coarser ones
+            assert ((a - b).abs() <= allowed * (a.abs() + least) * 1.001).all()
+    steps(model, second, 1)
+
+
+def test_state_of_torch_optim(device):
+    model = network(device)
+    theirs = torch.optim.AdamW(model.parameters())
+    steps(model, theirs, 3)
+    ours = torchium.optim.AdamW(model.parameters(), state_dtype="int8")
+    ours.load_state_dict(theirs.state_dict())
+    weight = model[0].weight
+    assert ours.state[weight]["exp_avg_sq"].dtype == torch.uint8
+    torch.testing.assert_close(
+        moment(ours, weight, "exp_avg_sq"), theirs.state[weight]["exp_avg_sq"], rtol=2.0**-4, atol=1e-12
+    )
+    broken = ours.state_dict()
+    del broken["state"][0]["exp_avg_scale"]
+    with pytest.raises(ValueError, match="exp_avg"):
+        ours.load_state_dict(broken)
+
+
+def test_other_layouts(device):
+    """Codes of a parameter that is not contiguous are a row in the order of its memory."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(16, 32, 3, 5, device=device).to(memory_format=torch.channels_last))
+    optimizer = torchium.optim.AdamW([weight], state_dtype="int8")
+    weight.grad = torch.randn(16, 32, 3, 5, device=device)
+    optimizer.step()
+    state = optimizer.state[weight]
+    assert state["exp_avg"].shape == (weight.numel(),)
+    kept = decode("exp_avg", state["exp_avg"], state["exp_avg_scale"]).as_strided(weight.shape, weight.stride())
+    assert torch.linalg.vector_norm(kept - 0.1 * weight.grad) <= 0.1 * torch.linalg.vector_norm(kept)
+    twin = torch.nn.Parameter(weight.detach().clone())
+    other = torchium.optim.AdamW([twin])
+    other.load_state_dict(through_file(optimizer.state_dict()))
+    for p, o in ((weight, optimizer), (twin, other)):
+        p.grad = torch.ones_like(p)
+        o.step()
+    assert_same_bits([weight], [twin])
+
+
+def test_encode_is_the_inverse_of_decode():
+    """Every code with every sign comes back, and a second moment above 0 never becomes 0."""
+    scale = torch.tensor([2.0**-20, 2.0**7])
+    for name, count in (("exp_avg", 256), ("exp_avg_sq", 256)):
+        codes = torch.arange(count, dtype=torch.uint8)
+        codes[127] = codes[255]  # the largest of each block decides about its scale
+        codes[0] = 0
+        values = decode(name, codes, scale)
+        again, scales = encode(name, values)
+        assert torch.equal(decode(name, again, scales), values)
+    tiny, _ = encode("exp_avg_sq", torch.tensor([1.0, 1e-30, 0.0]))
+    assert tiny.tolist()[1:] == [1, 0]
+
+
+def test_a_skipped_step_leaves_codes(device):
+    model = network(device)
+    optimizer = torchium.optim.AdamW(model.parameters(), state_dtype="int8")
+    steps(model, optimizer, 2)
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    scaler = torch.amp.GradScaler(device if isinstance(device, str) else device.type, init_scale=8.0)
+    loss = sum((p * float("inf")).sum() for p in model.parameters())
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    after = optimizer.state_dict()["state"]
+    for i, state in before.items():
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(state[name], after[i][name])
+
+
+def final_loss(dtype, seed):
+    """A teacher's function learned by AdamW; the loss over the last 20 of 160 steps."""
+    torch.manual_seed(seed)
+    teacher = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, 160), torch.nn.ReLU(), torch.nn.Linear(160, 96), torch.nn.ReLU(), torch.nn.Linear(96, 8)
+    )
+    optimizer = torchium.optim.AdamW(model.parameters(), lr=3e-3, state_dtype=dtype)
+    losses = []
+    for _ in range(160):
+        x = torch.randn(64, 32)
+        with torch.no_grad():
+            y = teacher(x)
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return sum(losses[-20:]) / 20
+
+
+def test_training_ends_where_float32_does():
+    """Six seeds, the same data for all forms: on average within two standard errors of float32's spread."""
+    seeds = range(6)
+    reference = torch.tensor([final_loss("float32", seed) for seed in seeds])
+    noise = reference.std() / len(reference) ** 0.5
+    for dtype in ("bfloat16", "int8"):
+        losses = torch.tensor([final_loss(dtype, seed) for seed in seeds])
+        assert (losses.mean() - reference.mean()).abs() <= 2 * noise, (dtype, losses.mean(), reference.mean(), noise)

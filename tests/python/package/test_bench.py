@@ -1,0 +1,298 @@
+"""The training benchmark, bench/train_lm.py, at its smallest size: that it trains, sweeps, writes and draws what it
+says, and what it does with wrong arguments and with optimizers that fail."""
+
+import json
+import math
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("numpy")
+
+FOLDER = Path(__file__).resolve().parents[3] / "bench"
+OURS = ["adamw", "muon", "normuon", "shampoo", "shampoo-early", "soap", "soap-early"]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.delenv("TORCHIUM_PEERS", raising=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """The model is small: threads would only wait for each other."""
+    from torchium import _C
+
+    before = torch.get_num_threads(), _C.get_num_threads()
+    torch.set_num_threads(1)
+    _C.set_num_threads(1)
+    yield
+    torch.set_num_threads(before[0])
+    _C.set_num_threads(before[1])
+
+
+@pytest.fixture
+def train(monkeypatch, tmp_path):
+    """Runs bench/train_lm.py on the CPU; gives its exit status and its figures."""
+
+    def run(*arguments, path=None):
+        import train_lm
+
+        out = path or tmp_path / "figures.json"
+        always = ["--device", "cpu", "--out", str(out), "--cache", str(tmp_path / "cache")]
+        monkeypatch.setattr(sys, "argv", ["train_lm.py", *always, *arguments])
+        return train_lm.main(), json.loads(out.read_text())
+
+    return run
+
+
+def test_every_optimizer_of_ours_learns(train, tmp_path, capsys):
+    status, figures = train("--steps", "20", "--optimizers", "torch-adamw,ours")
+    assert status == 0 and figures["failed"] == []
+    assert [run["name"] for run in figures["runs"]] == ["torch-adamw", *OURS]
+    for run in figures["runs"]:
+        losses = run["curve"]["losses"]
+        assert run["curve"]["steps"] == [5, 10, 15, 20] and len(losses) == 4
+        assert losses[0] > 4.5, "it begins near the logarithm of 256"
+        assert max(losses[-1], run["held_out_loss"]) < losses[0] - 0.8, f"{run['name']} has not learnt"
+        assert run["loss"] == pytest.approx(sum(losses) / 4, rel=1e-4)
+        assert run["step_ms"] > 0 and run["slowest_step_ms"] > 0
+        assert 0 < run["curve"]["seconds"][0] < run["seconds"] == run["curve"]["seconds"][-1]
+        assert run["ours"] is (run["name"] != "torch-adamw")
+        assert run.get("failed_factors", 0) == 0
+    theirs, ours = figures["runs"][:2]
+    assert ours["curve"]["losses"] == pytest.approx(theirs["curve"]["losses"], rel=2e-3)
+    output = capsys.readouterr().out
+    assert all(run["label"] in output for run in figures["runs"])
+    check_picture(tmp_path / "figures.svg", figures)
+
+
+def check_picture(path, figures):
+    """Two panels, in each a line for every run, and all of it within the page."""
+    root = ElementTree.parse(path).getroot()
+    words = [element.text for element in root.iter(f"{SVG}text")]
+    assert {"steps", "seconds", *(run["label"] for run in figures["runs"])} <= set(words)
+    lines = list(root.iter(f"{SVG}polyline"))
+    assert len(lines) == 2 * len(figures["runs"])
+    for line in lines:
+        for point in line.get("points").split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= float(root.get("width")) and 0 <= y <= float(root.get("height"))
+
+
+def test_early_refreshes_are_more_of_them(train):
+    """Another period in mid-training changes the training, so both ways do not end alike."""
+    figures = train("--steps", "5", "--optimizers", "soap,soap-early,shampoo,shampoo-early")[1]
+    ends = {run["name"]: run["held_out_loss"] for run in figures["runs"]}
+    assert ends["soap"] != ends["soap-early"] and ends["shampoo"] != ends["shampoo-early"]
+
+
+def test_the_period_is_set_at_first_and_after_the_early_steps():
+    from lm.optimizers import EARLY, ENTRIES, LATER
+
+    model = torch.nn.Linear(4, 4)
+    for name, key in (("soap-early", "precondition_frequency"), ("shampoo-early", "update_freq")):
+        entry = ENTRIES[name]
+        optimizer = entry.make([model.weight], [model.bias], (1e-3, 1e-3))
+        seen = []
+        for step in range(EARLY + 2):
+            entry.refresh(optimizer, step)
+            seen.append(optimizer.param_groups[0][key])
+        assert seen == EARLY * [1] + [LATER, LATER]
+
+
+def test_a_sweep_is_written_down_and_its_best_is_taken(train):
+    figures = train("--steps", "5", "--sweep", "--sweep-steps", "5", "--optimizers", "muon")[1]
+    rows = figures["sweep"]
+    assert 4 <= len(rows) <= 7 and {row["method"] for row in rows} == {"muon"}
+    best = min(rows, key=lambda row: row["loss"])
+    assert [row for row in rows if row["chosen"]] == [best]
+    run = figures["runs"][0]
+    assert (run["matrices"], run["rest"]) == (best["matrices"], best["rest"])
+
+
+def test_a_sweep_goes_on_past_its_ends():
+    import train_lm
+
+    def rows(*losses):
+        return [{"matrices": 2.0**k, "loss": loss} for k, loss in enumerate(losses)]
+
+    assert train_lm.beyond(rows(1, 2, 3)) == 0.5
+    assert train_lm.beyond(rows(3, 2, 1)) == 8
+    assert train_lm.beyond(rows(3, 1, 2)) is None
+    assert train_lm.best(rows(math.nan, 2, math.inf))["matrices"] == 2
+
+
+def test_more_runs_join_those_of_the_same_course_alone(train):
+    train("--steps", "5", "--optimizers", "muon")
+    figures = train("--steps", "5", "--optimizers", "torch-adamw", "--append")[1]
+    assert [run["name"] for run in figures["runs"]] == ["torch-adamw", "muon"]
+    assert figures["runs"][0]["steps_to_adamw"] == 5
+    with pytest.raises(SystemExit, match="another course"):
+        train("--steps", "6", "--optimizers", "adamw", "--append")
+    figures = train("--steps", "5", "--optimizers", "adamw")[1]
+    assert [run["name"] for run in figures["runs"]] == ["adamw"]
+
+
+def test_rates_of_another_sweep(train, tmp_path):
+    row = {"method": "muon", "matrices": 0.005, "rest": 0.003, "chosen": True}
+    (tmp_path / "other.json").write_text(json.dumps({"sweep": [row]}))
+    run = train("--steps", "5", "--optimizers", "muon", "--rates-of", str(tmp_path / "other.json"))[1]["runs"][0]
+    assert (run["matrices"], run["rest"]) == (0.005, 0.003)
+
+
+def test_the_same_seed_gives_the_same_losses(train):
+    def losses(seed):
+        return train("--steps", "5", "--optimizers", "muon", "--seed", seed)[1]["runs"][0]["curve"]["losses"]
+
+    assert losses("3") == losses("3") != losses("4")
+
+
+def test_one_that_fails_is_reported_and_the_others_go_on(train, tmp_path, monkeypatch, capsys):
+    peers = tmp_path / "peers"
+    peers.mkdir()
+    (peers / "soap.py").write_text("def SOAP(*parameters, **options):\n    raise ValueError('not today')\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    arguments = ["--steps", "5", "--optimizers", "vyas-soap,adamw", "--peer-path", str(peers)]
+    status, figures = train(*arguments)
+    sys.modules.pop("soap", None)
+    assert status == 1
+    assert figures["failed"] == [{"what": "vyas-soap", "why": "ValueError: not today"}]
+    assert [run["name"] for run in figures["runs"]] == ["adamw"]
+    assert "FAILED vyas-soap" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--optimizers", "muon,adan"], "there is no adan"),
+        (["--steps", "0"], "--steps must be at least 1, got 0"),
+        (["--sweep-steps", "-1"], "--sweep-steps must be at least 1, got -1"),
+        (["--size", "huge"], "invalid choice: 'huge'"),
+        (["--peer-path", "/nowhere"], "there is no folder /nowhere"),
+        (["--steps", "many"], "invalid int value: 'many'"),
+    ],
+)
+def test_wrong_arguments_are_errors(train, capsys, tmp_path, arguments, message):
+    with pytest.raises(SystemExit) as refused:
+        train(*arguments)
+    assert refused.value.code == 2 and message in capsys.readouterr().err
+    assert not (tmp_path / "figures.json").exists()
+
+
+# --- the text ---------------------------------------------------------------------------------------------------------
+
+
+def write_sources(root, count, first=0):
+    for k in range(first, first + count):
+        path = root / f"part{k % 3}" / f"file{k}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"x = {k}\n" * 20)
+
+
+def test_text_has_an_order_and_no_text_twice(tmp_path):
+    from lm import text
+
+    write_sources(tmp_path / "a", 200)
+    (tmp_path / "a" / "again.py").write_text("x = 7\n" * 20)
+    (tmp_path / "a" / "latin.py").write_bytes(b"# \xe9\n" * 20)
+    (tmp_path / "a" / "empty.py").write_text("")
+    (tmp_path / "a" / "table.py").write_text("0," * (1 << 20))
+    (tmp_path / "a" / "notes.txt").write_text("no source")
+    whole = text.gather([str(tmp_path / "a")], 1 << 30)
+    assert len(whole.train) + len(whole.held_out) == 200
+    assert len(whole.held_out) >= 1 and not set(whole.train) & set(whole.held_out)
+    write_sources(tmp_path / "elsewhere" / "a", 200)
+    assert text.gather([str(tmp_path / "elsewhere" / "a")], 1 << 30).train == whole.train
+    part = text.gather([str(tmp_path / "a")], 4000)
+    assert part.train == whole.train[: len(part.train)] and 4000 <= sum(map(len, part.train + part.held_out)) < 4200
+    assert part.digest != whole.digest
+
+
+def test_more_files_do_not_move_what_is_held_out(tmp_path):
+    from lm import text
+
+    write_sources(tmp_path, 200)
+    before = set(text.gather([str(tmp_path)], 1 << 30).held_out)
+    write_sources(tmp_path, 200, first=200)
+    assert before < set(text.gather([str(tmp_path)], 1 << 30).held_out)
+
+
+def test_a_trained_vocabulary_gives_the_text_back(tmp_path):
+    pytest.importorskip("tokenizers")
+    from lm import text
+
+    texts = ["def f(x):\n    return x + 1\n" * 5, "class A:\n    pass  # déjà vu\n"]
+    words = text.Trained(300, str(tmp_path / "words.json"), texts)
+    numbers = words.encode(texts)
+    assert (numbers == words.end).sum() == 2 and numbers.max() < 300
+    again = text.Trained(300, str(tmp_path / "words.json"), ["never looked at"])
+    assert (again.encode(texts) == numbers).all()
+    words.tokenizer.decoder = __import__("tokenizers").decoders.ByteLevel()
+    assert words.tokenizer.decode(numbers.tolist(), skip_special_tokens=True) == "".join(texts)
+
+
+def test_a_text_that_is_too_short_is_an_error():
+    import numpy
+    from lm.model import SIZES
+    from lm.training import Batches
+
+    with pytest.raises(SystemExit, match="3 windows of 64 tokens, a step needs 8"):
+        Batches(numpy.zeros(200, numpy.uint8), SIZES["cpu"], 0, torch.device("cpu"))
+
+
+def test_batches_take_every_window_before_one_comes_again():
+    import numpy
+    from lm.model import SIZES
+    from lm.training import Batches
+
+    size = SIZES["cpu"]
+    windows = 2 * size.batch
+    batches = Batches(
+        numpy.repeat(numpy.arange(windows + 1, dtype="uint8"), size.context), size, 5, torch.device("cpu")
+    )
+    batches.windows = windows
+    batches.order = batches.order[batches.order < windows]
+    seen = [tokens[:, 0] for tokens, _ in (batches[0], batches[1])]
+    assert sorted(torch.cat(seen).tolist()) == list(range(windows))
+    assert torch.equal(batches[2][0], batches[0][0])
+    tokens, following = batches[0]
+    assert torch.equal(tokens[:, 1:], following[:, :-1])
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_when_a_loss_was_reached():
+    from lm.training import curve, reached
+
+    run = curve([10.0] * 10 + [4.0] * 20, [0.5 * k for k in range(61)])
+    assert run["curve"]["losses"] == [10, 10, 4, 4, 4, 4] and run["loss"] == 4
+    assert run["curve"]["seconds"] == [5, 10, 15, 20, 25, 30]
+    assert reached(run, 7.0) == (20, 20.0)
+    assert reached(run, 4.0) == (30, 30.0)
+    assert reached(run, 3.9) is None
+    run["curve"]["losses"][-1] = None
+    assert reached(run, 4.0) is None
+
+
+def test_the_picture_of_a_run_that_diverged(tmp_path, monkeypatch):
+    from plots import training
+
+    def run(name, losses):
+        line = {"steps": [5, 10, 15], "seconds": [0.1, 0.2, 0.3], "losses": losses}
+        return {"name": name, "label": name, "ours": True, "curve": line}
+
+    course = {"model": "GPT", "batch": "8", "arithmetic": "float32", "parameters": 1000}
+    runs = [run("muon", [5.0, 4.0, 3.0]), run("adamw", [5.0, None, None])]
+    figures = {"machine": {"device": "cpu"}, "course": course, "runs": runs}
+    (tmp_path / "a.json").write_text(json.dumps(figures))
+    monkeypatch.setattr(sys, "argv", ["training.py", str(tmp_path / "a.json"), str(tmp_path / "a.svg")])
+    assert training.main() == 0
+    root = ElementTree.parse(tmp_path / "a.svg").getroot()
+    assert len(list(root.iter(f"{SVG}polyline"))) >= 2
