@@ -74,6 +74,8 @@ def defaults(library, kind, **options):
     """The library's defaults of a kind with some options changed; a wrong name is an error."""
     library.lib.tch_optim_defaults.restype = Config
     config = library.lib.tch_optim_defaults(_int(KINDS[kind]))
+    if kind == "shampoo":  # the paper's, which figures have been taken with from the first
+        options = {"lr": 0.03, "beta2": 1.0, "eps": 1e-4, "grafting": 0} | options
     for name, value in options.items():
         if name == "muon_coefficients":
             value = (_real * 3)(*value)

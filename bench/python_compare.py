@@ -172,7 +172,14 @@ def line(entry):
 
 # --- what is measured -------------------------------------------------------------------------------------------------
 
-SHAMPOO = {"lr": 1e-4, "eps": 0.0, "relative_eps": 1e-6, "max_preconditioner_dim": 1024}
+SHAMPOO = {
+    "lr": 1e-4,
+    "betas": (0.9, 1.0),
+    "eps": 0.0,
+    "relative_eps": 1e-6,
+    "grafting": None,
+    "max_preconditioner_dim": 1024,
+}
 SOAP = {"lr": 1e-4, "max_precond_dim": 1024, "block": True}
 
 

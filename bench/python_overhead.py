@@ -230,7 +230,14 @@ class Pair:
 STEPS = {
     "sgd": {"lr": 1e-4, "momentum": 0.9},
     "adamw": {"lr": 1e-4},
-    "shampoo": {"lr": 1e-4, "eps": 0.0, "relative_eps": 1e-6, "update_freq": NEVER},
+    "shampoo": {
+        "lr": 1e-4,
+        "betas": (0.9, 1.0),
+        "eps": 0.0,
+        "relative_eps": 1e-6,
+        "grafting": None,
+        "update_freq": NEVER,
+    },
     "soap": {"lr": 1e-4, "precondition_frequency": NEVER},
     "muon": {"lr": 1e-4},
 }

@@ -277,6 +277,7 @@ static void print_row(const world *w, const char *name, const char *optimizer, c
 static tch_optim_config config_of(bool muon)
 {
     tch_optim_config c = tch_optim_defaults(muon ? TCH_OPTIM_MUON : TCH_OPTIM_SHAMPOO);
+    c.grafting = TCH_GRAFTING_NONE;
     c.precondition_frequency = PERIOD;
     c.max_preconditioner_dim = 1024;
     return c;

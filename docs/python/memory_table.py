@@ -39,7 +39,7 @@ OPTIMIZERS = {
         for size in (256, 1024, 4096)
     },
     "Shampoo, blocks of 1024, `betas[0]=0`": lambda groups: Shampoo(groups, betas=(0.0, 0.99)),
-    'Shampoo, blocks of 1024, `grafting="adam"`': lambda groups: Shampoo(groups, grafting="adam"),
+    "Shampoo, blocks of 1024, `grafting=None`": lambda groups: Shampoo(groups, grafting=None),
     **{
         f"SOAP, `block=True`, blocks of {size}": lambda groups, size=size: SOAP(
             groups, block=True, max_precond_dim=size

@@ -23,7 +23,7 @@ def train(make_optimizer, steps: int = 300) -> float:
     torch.manual_seed(0)
     x, y = spirals()
     model = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
-    optimizer = make_optimizer(model.parameters())
+    optimizer = make_optimizer(model)
     for _ in range(steps):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
@@ -32,14 +32,13 @@ def train(make_optimizer, steps: int = 300) -> float:
     return loss.item()
 
 
-def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=0.03)
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.03)
 
 
-def shampoo(parameters):
-    """Grafting takes the length of a step from Adam, so Adam's learning rates carry over; without `eps` the damping is
-    relative to the size of the gradients alone."""
-    return Shampoo(parameters, lr=0.03, eps=0.0, update_freq=10, grafting="adam")
+def shampoo(model):
+    """Takes the length of a step from Adam, so Adam's learning rates carry over."""
+    return Shampoo(model, lr=0.03, update_freq=10)
 
 
 if __name__ == "__main__":

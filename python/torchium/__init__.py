@@ -1,7 +1,7 @@
 """Second-order optimization of neural networks, on GPUs and CPUs.
 
     import torchium
-    optimizer = torchium.optim.Shampoo(model.parameters(), lr=0.03)
+    optimizer = torchium.optim.Shampoo(model, lr=1e-3)
     optimizer = torchium.create_optimizer("muon", model, lr=0.02, adamw_lr=3e-4)
 
 `torchium.linalg` has the matrix functions for PyTorch, NumPy, CuPy and JAX arrays. `torchium.optim`, `torchium.amp` and

@@ -24,7 +24,9 @@ _CLASSES = {
     "shampoo": "Shampoo",
     "soap": "SOAP",
 }
-_ALIASES = {"cudashampoo": "shampoo", "naturalgradient": "natural", "natural_gradient": "natural"}
+_ALIASES = {"naturalgradient": "natural", "natural_gradient": "natural"}
+# What is found by name but not listed: another's defaults.
+_VARIANTS = {"cudashampoo": "CUDAShampoo"}
 # These look at a model's layers, and are made from the model itself.
 _OF_MODEL = ("kfac", "natural")
 # These treat every parameter elementwise in any case.
@@ -64,7 +66,7 @@ def create_optimizer(
     key = _known_name(name)
     patterns = _as_patterns(elementwise)
     optim = importlib.import_module("torchium.optim")
-    make = getattr(optim, _CLASSES[key])
+    make = getattr(optim, _CLASSES.get(key) or _VARIANTS[key])
     if key in _OF_MODEL:
         if patterns or no_decay_1d:
             raise ValueError(f"elementwise and no_decay_1d mean nothing to {key!r}, which has one group")
@@ -90,7 +92,7 @@ def _known_name(name: Any) -> str:
         raise TypeError(f"name must be a str, got {type(name).__name__!r}")
     key = name.lower()
     key = _ALIASES.get(key, key)
-    if key not in _CLASSES:
+    if key not in _CLASSES and key not in _VARIANTS:
         close = difflib.get_close_matches(key, _CLASSES, n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
         raise ValueError(f"name is {name!r}, expected one of {', '.join(list_optimizers())}{hint}")

@@ -21,12 +21,16 @@
 
 /* --- options, blocks and state ----------------------------------------------------------------------------------- */
 
+/* What trainings use rather than the paper's: averages forget the first gradients, the damping that counts is the
+ * relative one (this eps only keeps a factor of zeros from being singular), and Adam's step lengths let its learning
+ * rates carry over. */
 static void set_defaults(tch_optim_config *c)
 {
-    c->lr = 0.03;
+    c->lr = 1e-3;
     c->beta1 = 0.9;
-    c->beta2 = 1.0;
-    c->eps = 1e-4;
+    c->beta2 = 0.95;
+    c->eps = 1e-12;
+    c->grafting = TCH_GRAFTING_ADAM;
     c->precondition_frequency = 100;
     c->merge_dims = 1;
 }

@@ -8,6 +8,7 @@
 #include "support/bad_input.h"
 #include "support/elements.h"
 #include "support/linalg/reference.h"
+#include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
@@ -229,7 +230,7 @@ static void scale_gradients(trial *t, double scale, bool bad)
 static void run_steps(tch_context *context, tch_optim_kind kind, bool unscale_first)
 {
     trial t;
-    tch_optim_config config = tch_optim_defaults(kind);
+    tch_optim_config config = test_optim_defaults(kind);
     tch_scaler_config how = TCH_SCALER_CONFIG_INIT;
     tch_scaler *scaler = NULL;
     const tch_tensor *gradients[SHAPES];

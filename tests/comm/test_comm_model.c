@@ -8,6 +8,7 @@
 #include "core/context.h"
 #include "support/backend/table_copy.h"
 #include "support/comm/pretend_group.h"
+#include "support/optim/optim_defaults.h"
 #include "support/random.h"
 #include "support/testing.h"
 
@@ -214,7 +215,7 @@ static void try_all(tch_optim_kind kind, tch_dtype dtype, bool narrow)
             for (size_t b = 0; b < TEST_COUNT(bucket_bytes); b++) {
                 test_case("%s, %s, %s on %d ranks, buckets of %lld", tch_optim_kind_name(kind), tch_dtype_name(dtype),
                           placing_names[how], sizes[s], (long long)bucket_bytes[b]);
-                trial t = {.config = tch_optim_defaults(kind), .how = (placing)how, .dtype = dtype, .narrow = narrow};
+                trial t = {.config = test_optim_defaults(kind), .how = (placing)how, .dtype = dtype, .narrow = narrow};
                 t.config.precondition_frequency = 2;
                 t.config.max_preconditioner_dim = 16;
                 try_group(context, &t, sizes[s], bucket_bytes[b]);

@@ -8,6 +8,7 @@
 #include <torchium/comm.h>
 
 #include "comm/comm.h"
+#include "support/optim/optim_defaults.h"
 #include "support/random.h"
 #include "support/testing.h"
 
@@ -33,7 +34,7 @@ static void train(tch_context *context, tch_comm *comm, bool sharded, tch_optim_
     placement.shape = shape;
     placement.count = sharded ? 2 : 0;
     placement.shards = halves;
-    tch_optim_config config = tch_optim_defaults(kind);
+    tch_optim_config config = test_optim_defaults(kind);
     config.precondition_frequency = 2;
     tch_optimizer *optimizer;
     CHECK_OK(tch_optimizer_create_shared(context, &config, comm, 1, &entry, &placement, NULL, &optimizer));

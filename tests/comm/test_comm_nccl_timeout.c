@@ -9,6 +9,7 @@
 
 #include <torchium/comm.h>
 
+#include "support/optim/optim_defaults.h"
 #include "support/random.h"
 #include "support/testing.h"
 
@@ -56,7 +57,7 @@ static tch_status train(tch_context *context, tch_comm *comm, int bad, int how, 
     tch_shard halves[] = {{.rank = 0, .size = {ROWS / 2, COLS}}, /* a rank with all in one has nothing to exchange */
                           {.rank = 0, .start = {ROWS / 2}, .offset = {ROWS / 2}, .size = {ROWS - ROWS / 2, COLS}}};
     tch_placement placement = {sizeof placement, 2, shape, 2, halves};
-    tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
+    tch_optim_config config = test_optim_defaults(TCH_OPTIM_SHAMPOO);
     CHECK_OK(tch_optimizer_create_shared(context, &config, comm, 1, &entry, comm == NULL ? NULL : &placement, NULL,
                                          &optimizer));
     tch_status status = TCH_OK;

@@ -7,6 +7,7 @@
 #include "support/comm/placed_model.h"
 #include "support/fakes/counting_allocator.h"
 #include "support/files.h"
+#include "support/optim/optim_defaults.h"
 #include "support/testing.h"
 
 #define EACH 2 /* steps between interruptions */
@@ -273,7 +274,7 @@ static void try_all(const placed_numbers *n, const char *name, const tch_optim_c
 
 static tch_optim_config config_of(tch_optim_kind kind)
 {
-    tch_optim_config c = tch_optim_defaults(kind);
+    tch_optim_config c = test_optim_defaults(kind);
     c.lr = 0.01;
     c.weight_decay = 0.1;
     c.precondition_frequency = 2;

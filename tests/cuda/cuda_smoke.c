@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "support/linalg/operations.h"
+#include "support/optim/optim_defaults.h"
 
 #define SKIPPED 77
 #define MOST_TENSORS 16
@@ -404,7 +405,7 @@ static void streamed(void)
 static void optimizer(tch_optim_kind kind, tch_dtype dtype, int half, int even)
 {
     static const int64_t sizes[2][3][2] = {{{37, 50}, {41, 19}, {23, 1}}, {{256, 512}, {256, 512}, {256, 512}}};
-    tch_optim_config config = tch_optim_defaults(kind);
+    tch_optim_config config = test_optim_defaults(kind);
     tch_parameter parameters[3] = {{0}};
     const tch_tensor *gradients[3];
     if (!even) {

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "support/optim/optim_defaults.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 
@@ -167,7 +168,7 @@ static void check_kind(tch_context *context, const tch_optim_config *config, con
 static void steps_are_captured_and_replayed(void **state)
 {
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
-        tch_optim_config config = tch_optim_defaults((tch_optim_kind)kind);
+        tch_optim_config config = test_optim_defaults((tch_optim_kind)kind);
         config.lr = 0.01;
         config.momentum = kind == TCH_OPTIM_SGD ? 0.9 : config.momentum;
         config.precondition_frequency = 1;
@@ -183,7 +184,7 @@ static void steps_are_captured_and_replayed(void **state)
         snprintf(name, sizeof name, "%s with custom kernels", tch_optim_kind_name(config.kind));
         check_kind(*state, &config, name, true);
     }
-    tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
+    tch_optim_config config = test_optim_defaults(TCH_OPTIM_SHAMPOO);
     config.grafting = TCH_GRAFTING_ADAM;
     config.beta2 = 0.99;
     config.momentum = 0.5;

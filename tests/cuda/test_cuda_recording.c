@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
+#include "support/optim/optim_defaults.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 
@@ -53,7 +54,7 @@ static training begin(tch_context *context, tch_optim_kind kind)
 {
     training t = {.context = context};
     tch_parameter list[PARAMETERS] = {{0}};
-    tch_optim_config config = tch_optim_defaults(kind);
+    tch_optim_config config = test_optim_defaults(kind);
     config.lr = 0.01;
     config.precondition_frequency = 1;
     for (int i = 0; i < PARAMETERS; i++) {

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "support/elements.h"
+#include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
@@ -121,7 +122,7 @@ static void run_option(tch_context *context, const option *o, tch_dtype dtype, t
 
 static tch_optim_config base(tch_optim_kind kind)
 {
-    tch_optim_config c = tch_optim_defaults(kind);
+    tch_optim_config c = test_optim_defaults(kind);
     c.lr = 0.02;
     c.weight_decay = 0.1;
     return c;

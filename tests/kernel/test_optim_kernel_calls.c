@@ -6,6 +6,7 @@
 
 #include "support/fakes/counting_allocator.h"
 #include "support/messages.h"
+#include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
@@ -35,7 +36,7 @@ static tch_context *open_context(void)
 
 static tch_optim_config config_of(tch_optim_kind kind)
 {
-    tch_optim_config c = tch_optim_defaults(kind);
+    tch_optim_config c = test_optim_defaults(kind);
     c.relative_eps = kind == TCH_OPTIM_SHAMPOO ? 1e-3 : c.relative_eps;
     c.precondition_frequency = 1;
     return c;

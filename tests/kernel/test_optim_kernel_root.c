@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
@@ -94,7 +95,7 @@ static tch_optim_kernel_info info_of(const trial *t)
 
 static tch_optim_config base(void)
 {
-    tch_optim_config c = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
+    tch_optim_config c = test_optim_defaults(TCH_OPTIM_SHAMPOO);
     c.lr = 0.02;
     c.relative_eps = 1e-3;
     c.precondition_frequency = 2;

@@ -7,6 +7,7 @@
 
 #include "support/bad_input.h"
 #include "support/files.h"
+#include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
@@ -18,7 +19,7 @@ static const trial_shape shapes[] = {
 
 static tch_optim_config config_of(tch_optim_kind kind)
 {
-    tch_optim_config c = tch_optim_defaults(kind);
+    tch_optim_config c = test_optim_defaults(kind);
     c.stagger = 0; /* as the references do */
     c.lr = 0.01;
     c.precondition_frequency = 1;
@@ -193,7 +194,7 @@ static void changes_that_are_refused(void **state)
         tch_optim_config c = good;
         c.seed += 1;
         refuse_change(&t, 0, &c, "seed");
-        c = tch_optim_defaults(kind == TCH_OPTIM_SGD ? TCH_OPTIM_ADAMW : TCH_OPTIM_SGD);
+        c = test_optim_defaults(kind == TCH_OPTIM_SGD ? TCH_OPTIM_ADAMW : TCH_OPTIM_SGD);
         refuse_change(&t, 0, &c, "kind");
         refuse_change(&t, 0, NULL, "config");
         refuse_change(&t, 1, &good, "group");

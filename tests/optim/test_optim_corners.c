@@ -15,6 +15,7 @@
 #include "support/files.h"
 #include "support/linalg/reference.h"
 #include "support/messages.h"
+#include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
@@ -30,7 +31,7 @@ static const trial_shape shapes[] = {
 
 static tch_optim_config config_of(tch_optim_kind kind)
 {
-    tch_optim_config c = tch_optim_defaults(kind);
+    tch_optim_config c = test_optim_defaults(kind);
     c.lr = 0.02;
     c.weight_decay = 0.05;
     c.precision = TCH_PRECISION_HIGHEST;

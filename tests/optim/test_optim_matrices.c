@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "support/bad_input.h"
+#include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
@@ -44,7 +45,7 @@ typedef struct twins {
 
 static tch_optim_config config_of(tch_optim_kind kind)
 {
-    tch_optim_config c = tch_optim_defaults(kind);
+    tch_optim_config c = test_optim_defaults(kind);
     c.lr = 0.05;
     c.weight_decay = 0.1;
     c.max_preconditioner_dim = kind == TCH_OPTIM_SOAP ? 14 : 7; /* SOAP leaves a matrix whose sides are longer */

@@ -9,6 +9,7 @@
 
 #include "support/fakes/counting_allocator.h"
 #include "support/messages.h"
+#include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
@@ -26,7 +27,7 @@ static const trial_shape shapes[] = {
 
 static tch_optim_config config_of(tch_optim_kind kind)
 {
-    tch_optim_config c = tch_optim_defaults(kind);
+    tch_optim_config c = test_optim_defaults(kind);
     c.lr = 0.01;
     c.max_preconditioner_dim = kind == TCH_OPTIM_SOAP ? 10 : 8; /* SOAP: a tall matrix has one factor, known at once */
     c.precondition_frequency = 2;

@@ -4,6 +4,7 @@
  * do. */
 #include <math.h>
 
+#include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
@@ -35,7 +36,7 @@ static const trial_shape shapes[] = {
 
 static tch_optim_config base(tch_optim_kind kind)
 {
-    tch_optim_config c = tch_optim_defaults(kind);
+    tch_optim_config c = test_optim_defaults(kind);
     c.lr = 0.02;
     return c;
 }

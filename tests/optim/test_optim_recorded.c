@@ -12,6 +12,7 @@
 #include "support/backend/recording_backend.h"
 #include "support/backend/table_copy.h"
 #include "support/files.h"
+#include "support/optim/optim_defaults.h"
 #include "support/optim/optim_reference.h"
 #include "support/random.h"
 #include "support/tensors.h"
@@ -304,7 +305,7 @@ static void check_all_changes(tch_optim_config config, tch_dtype dtype, tch_dtyp
 
 static tch_optim_config config_of(tch_optim_kind kind)
 {
-    tch_optim_config config = tch_optim_defaults(kind);
+    tch_optim_config config = test_optim_defaults(kind);
     config.lr = 0.01;
     config.weight_decay = 0.01;
     config.beta2 = 0.95;

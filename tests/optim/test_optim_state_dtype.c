@@ -11,6 +11,7 @@
 #include "support/elements.h"
 #include "support/files.h"
 #include "support/messages.h"
+#include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
 #include "support/optim/update_reference.h"
 #include "support/testing.h"
@@ -31,7 +32,7 @@ static const char *const dtype_names[] = {"float32", "bfloat16", "int8"};
 
 static tch_optim_config config_of(tch_optim_kind kind, tch_state_dtype dtype)
 {
-    tch_optim_config c = tch_optim_defaults(kind);
+    tch_optim_config c = test_optim_defaults(kind);
     c.lr = kind == TCH_OPTIM_LION ? 1e-3 : 1e-2;
     c.scalar_lr = 1e-2;
     c.momentum = kind == TCH_OPTIM_SGD ? 0.9 : c.momentum;

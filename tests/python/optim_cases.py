@@ -19,7 +19,15 @@ SECOND_ORDER = ["shampoo", "soap", "muon", "normuon"]
 LIVELY = {
     "sgd": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
     "adamw": {"lr": 0.01, "weight_decay": 0.1},
-    "shampoo": {"lr": 0.02, "update_freq": 3, "weight_decay": 0.1, "grafting": "adam", "momentum": 0.5},
+    "shampoo": {
+        "lr": 0.02,
+        "eps": 1e-4,
+        "update_freq": 3,
+        "weight_decay": 0.1,
+        "betas": (0.9, 1.0),
+        "grafting": "adam",
+        "momentum": 0.5,
+    },
     "soap": {"lr": 0.01, "precondition_frequency": 2, "weight_decay": 0.1},
     "muon": {"lr": 0.02, "weight_decay": 0.1},
     "lion": {"lr": 0.005, "weight_decay": 0.1},

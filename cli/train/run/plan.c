@@ -18,9 +18,6 @@ enum { MOST_STEPS = 1000000000 };
 static void suit_shampoo(tch_optim_config *config)
 {
     config->precondition_frequency = 10;
-    config->beta2 = 0.95;
-    config->eps = 1e-12; /* relative damping alone: gradients shrink by orders of magnitude on the way */
-    config->grafting = TCH_GRAFTING_ADAM;
 }
 
 static void suit_sgd(tch_optim_config *config)

@@ -1,6 +1,6 @@
 """Optimizers for PyTorch: Shampoo, SOAP, Muon, NorMuon, AdamW, Lion and SGD, drop-in for those of torch.optim.
 
-    optimizer = torchium.optim.Shampoo(model, lr=0.03)
+    optimizer = torchium.optim.Shampoo(model, lr=1e-3)
 
 Matrices get the second-order method; embeddings, the output layer and everything else get AdamW in the same optimizer.
 KFAC and NaturalGradient look at a model's layers and are made from the model; KFACPreconditioner turns the gradients
@@ -9,11 +9,14 @@ for any optimizer.
     optimizer = torchium.optim.KFAC(model, lr=0.01)
 """
 
+import warnings
+from typing import Any
+
 from torchium.factory import create_optimizer
 
 from .adamw import AdamW
 from .base import TorchiumOptimizer
-from .kernel import Kernel
+from .kernel import StepKernel
 from .kfac import KFAC
 from .lion import Lion
 from .muon import Muon
@@ -31,12 +34,22 @@ __all__ = [
     "AdamW",
     "CUDAShampoo",
     "KFACPreconditioner",
-    "Kernel",
     "Lion",
     "Muon",
     "NaturalGradient",
     "NorMuon",
     "Shampoo",
+    "StepKernel",
     "TorchiumOptimizer",
     "create_optimizer",
 ]
+
+_RENAMED = {"Kernel": "StepKernel"}  # to tell it apart from torchium.kernels.Kernel
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = _RENAMED[name]
+    warnings.warn(f"torchium.optim.{name} is called torchium.optim.{new} now", DeprecationWarning, stacklevel=2)
+    return globals()[new]

@@ -31,7 +31,7 @@ from ._engine.report import MemoryReport
 from ._shared.consolidate import consolidate, is_divided, wanted_by_checkpoint
 from ._shared.group import Group as SharedGroup
 from ._shared.group import make_group, ranks_of
-from .kernel import Kernel, as_kernel, report_of
+from .kernel import StepKernel, as_kernel, report_of
 from .options import Options, has_ratio, keep_ratio, keep_saved_ratio, lr_for, plain, shown
 
 __all__ = ["TorchiumOptimizer", "outside"]
@@ -318,7 +318,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     # --- kernels of the user's
 
-    def set_kernel(self, part: str, kernel: Kernel | str | None) -> None:
+    def set_kernel(self, part: str, kernel: StepKernel | str | None) -> None:
         """A custom kernel for a part of the steps from now on, or with None the built-in again.
 
         `part` is 'update', what SGD, AdamW, Lion, and the AdamW of the others do to one element; or 'root', the inverse
@@ -345,7 +345,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         if wanted is not None:
             self._kernels[part] = wanted
 
-    def _tell(self, engine: Engine, part: str, kernel: Kernel | None, info: dict[str, Any]) -> None:
+    def _tell(self, engine: Engine, part: str, kernel: StepKernel | None, info: dict[str, Any]) -> None:
         """Warns, once for each reason, where the built-in does what a kernel was to do."""
         if kernel is None or info["left"] == 0 or (info["in_use"] and kernel.max_size > 0):
             return

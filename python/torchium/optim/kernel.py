@@ -13,13 +13,13 @@ from typing import Any
 from torchium import kernels
 from torchium._messages import shown
 
-__all__ = ["Kernel", "arguments_of", "as_kernel", "report_of"]
+__all__ = ["StepKernel", "arguments_of", "as_kernel", "report_of"]
 
 _UPDATE = re.compile(r"\b([A-Za-z_]\w*)\s*\(\s*tch_element\s*&")
 
 
 @dataclasses.dataclass(frozen=True)
-class Kernel:
+class StepKernel:
     """A custom kernel for a part of an optimizer's step, in CUDA C for GPUs and the CPU alike.
 
     `update_kernel` is a function for one element, which the library calls for all elements of all parameters::
@@ -79,29 +79,32 @@ class Kernel:
         object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        return f"<torchium.optim.Kernel {self.name!r}>"
+        return f"<torchium.optim.StepKernel {self.name!r}>"
 
 
-def arguments_of(kernel: Kernel) -> tuple[Any, ...]:
+Kernel = StepKernel  # the name that pickles of earlier versions have
+
+
+def arguments_of(kernel: StepKernel) -> tuple[Any, ...]:
     """Those of _C.Optimizer.set_kernel after the part."""
     where = (None, str(kernel.source)) if isinstance(kernel.source, Path) else (kernel.source, None)
     numbers = (kernel.tolerance, kernel.max_size, kernel.threads, kernel.shared_mem)
     return *where, kernel.name, kernel.options, kernel.include_dirs, kernel.cache, *numbers
 
 
-def as_kernel(part: str, value: Any) -> Kernel:
-    """What was given for a part: a Kernel, its source alone, or what torchium.kernel returned."""
-    if isinstance(value, Kernel):
+def as_kernel(part: str, value: Any) -> StepKernel:
+    """What was given for a part: a StepKernel, its source alone, or what torchium.kernel returned."""
+    if isinstance(value, StepKernel):
         return value
     if isinstance(value, kernels.Kernel):
         _, (source, name, options, folders, cache) = value.__reduce__()
-        return Kernel(source, name, options, folders, cache=cache)
+        return StepKernel(source, name, options, folders, cache=cache)
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(
-            f"the kernel for {part!r} must be a torchium.optim.Kernel, CUDA C source or the path of a .cu file, got an "
-            f"object of type {type(value).__name__!r}"
+            f"the kernel for {part!r} must be a torchium.optim.StepKernel, CUDA C source or the path of a .cu file, "
+            f"got an object of type {type(value).__name__!r}"
         )
-    return Kernel(value)
+    return StepKernel(value)
 
 
 def report_of(infos: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:

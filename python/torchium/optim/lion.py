@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from .base import TorchiumOptimizer
-from .kernel import Kernel
+from .kernel import StepKernel
 from .options import COMMON, Option, Options, pair
 
 __all__ = ["Lion"]
@@ -36,7 +36,7 @@ class Lion(TorchiumOptimizer):
         state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
             rounded at random; small parameters keep float32.
         update_kernel: a custom kernel for what is done to one element: a
-            :class:`torchium.optim.Kernel` or its source; the built-in does it where that fails.
+            :class:`torchium.optim.StepKernel` or its source; the built-in does it where that fails.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
         fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
@@ -74,7 +74,7 @@ class Lion(TorchiumOptimizer):
         state_dtype: str | torch.dtype = "float32",
         seed: int = 0,
         memory_budget: int | None = None,
-        update_kernel: Kernel | str | None = None,
+        update_kernel: StepKernel | str | None = None,
         process_group: Any = None,
     ) -> None:
         super().__init__(params, locals())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 
-from .kernel import Kernel
+from .base import outside
+from .kernel import StepKernel
 from .options import ADAMW, COMMON, Option, Options, number, or_else, plain, shown
 from .second_order import SecondOrder
 
@@ -24,8 +26,16 @@ def _coefficients(name: str, value: Any) -> Any:
 
 
 def usual_steps(method: str | None, steps: int | None, coefficients: Any) -> tuple[str, int]:
-    """The method and its number of steps, where the caller left them open."""
+    """The method and its number of steps, where the caller left them open. A number of steps means other polynomials
+    than the default's, which has three and no others: said, where nobody asked for them by name."""
     if method is None:
+        if steps and coefficients is None:
+            warnings.warn(
+                f"ns_steps is {shown(steps)} and method is not given: 'polar_express' is used, where without "
+                "ns_steps it would be 'minimax'. Name the method, or leave ns_steps out",
+                UserWarning,
+                stacklevel=outside(),
+            )
         method = "polar_express" if steps or coefficients is not None else "minimax"
     return method, steps or USUAL_STEPS.get(method, 5)
 
@@ -51,8 +61,8 @@ class Muon(SecondOrder):
         ns_steps: number of Newton-Schulz steps; None or 0 for as many as the method usually takes, 3 or 5.
         adjust_lr_fn: s: None or 'original' as above, 'match_rms_adamw' for 0.2 sqrt(max(m, n)).
         method: 'minimax', with polynomials of degree 17, 17 and 9, 'polar_express', with one of degree 5 for each step,
-            or 'muon', with (3.4445, -4.7750, 2.0315) at each. None means 'minimax', or 'polar_express' if `ns_steps` is
-            given.
+            or 'muon', with (3.4445, -4.7750, 2.0315) at each. None means 'minimax', or, with a warning,
+            'polar_express' if `ns_steps` is given.
         adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
             parameters get; None means lr and weight_decay. `adamw_lr` keeps its ratio to lr: where
             a scheduler halves lr, AdamW's rate is halved too.
@@ -72,7 +82,7 @@ class Muon(SecondOrder):
             rounded at random; small parameters keep float32.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
         update_kernel: a custom kernel for what AdamW does to one element: a
-            :class:`torchium.optim.Kernel` or its source; the built-in does it where that fails.
+            :class:`torchium.optim.StepKernel` or its source; the built-in does it where that fails.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
         fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
@@ -130,7 +140,7 @@ class Muon(SecondOrder):
         state_dtype: str | torch.dtype = "float32",
         seed: int = 0,
         memory_budget: int | None = None,
-        update_kernel: Kernel | str | None = None,
+        update_kernel: StepKernel | str | None = None,
         process_group: Any = None,
     ) -> None:
         method, ns_steps = usual_steps(method, ns_steps, ns_coefficients)

@@ -110,6 +110,7 @@ class Option(NamedTuple):
     c_name: str | tuple[str, ...] | None  # several for a value of several numbers; None: it is not the library's
     convert: Callable[[str, Any], Any] = as_given
     alias: str | None = None  # another name, in the constructor and in groups
+    default: Any = None  # of one with an alias, whose arguments are None where they are not given
     whole: bool = False  # of the whole optimizer: the same in all groups
 
 
@@ -159,13 +160,28 @@ class Options:
 
     def defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The defaults of groups from a constructor's arguments, in their order."""
-        named = {name: alias for name, alias in self._aliases.items() if arguments[alias] is not None}
-        return {name: arguments[named.get(name, name)] for name in arguments if name in self._options}
+        return {name: self._given_by(arguments, name) for name in arguments if name in self._options}
+
+    def _given_by(self, arguments: Mapping[str, Any], name: str) -> Any:
+        """An argument, by either of its names."""
+        alias = self._aliases.get(name)
+        if alias is None:
+            return arguments[name]
+        given = [arguments[word] for word in (name, alias) if arguments[word] is not None]
+        if len(given) > 1:
+            raise self._twice(name)
+        return given[0] if given else self._options[name].default
+
+    def _twice(self, name: str) -> TypeError:
+        alias = self._aliases[name]
+        return TypeError(f"{name} and {alias} are both given: they are two names of one option, of which one is enough")
 
     def rename(self, group: dict[str, Any]) -> None:
         """Options of a group that go by another name."""
         for name, alias in self._aliases.items():
             if alias in group:
+                if name in group:
+                    raise self._twice(name)
                 group[name] = group.pop(alias)
 
     def config(self, group: Mapping[str, Any]) -> dict[str, Any]:

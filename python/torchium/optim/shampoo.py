@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from .kernel import Kernel
+from .kernel import StepKernel
 from .options import ADAMW, COMMON, Option, Options, number, or_else, pair
 from .second_order import SecondOrder
 
@@ -17,10 +17,10 @@ __all__ = ["CUDAShampoo", "Shampoo"]
 class Shampoo(SecondOrder):
     r"""Shampoo: each dimension of a gradient is multiplied by an inverse root of its second moment.
 
-    For a matrix, with :math:`F` the filtered gradient and :math:`L, R` summed (:math:`\beta_2 = 1`) or averaged:
+    For a matrix, with :math:`F` the filtered gradient and :math:`L, R` averaged, or summed where :math:`\beta_2 = 1`:
 
     .. math::
-        L \leftarrow L + G G^T, \quad R \leftarrow R + G^T G, \quad
+        L \leftarrow \beta_2 L + (1 - \beta_2) G G^T, \quad R \leftarrow \beta_2 R + (1 - \beta_2) G^T G, \quad
         p \leftarrow (1 - \gamma \lambda) p - \gamma (L + \epsilon I)^{-1/4} F (R + \epsilon I)^{-1/4}
 
     Factors are updated at every step, roots every `update_freq` steps, spread over them. Vectors and scalars get AdamW.
@@ -29,8 +29,9 @@ class Shampoo(SecondOrder):
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
             of them, or `model.named_parameters()`.
         lr: :math:`\gamma`, a number or a tensor of one element.
-        eps: :math:`\epsilon`, added to the factors; `epsilon` is another name for it.
-        update_freq: steps between refreshes of a root; `precondition_frequency` is another name for it.
+        eps: :math:`\epsilon`, added to the factors where it is more than `relative_eps` gives; None means 1e-12, which
+            leaves it to that. `epsilon` is another name for it.
+        update_freq: steps between refreshes of a root; None means 100. `precondition_frequency` is another name for it.
         weight_decay: :math:`\lambda`, 'decoupled' or 'l2' by `weight_decay_type`.
         betas: of the filtered gradient (0: none) and of the factors (1: a sum).
         relative_eps: the least damping relative to a factor's largest eigenvalue; bounds the cost of a root in advance.
@@ -67,7 +68,7 @@ class Shampoo(SecondOrder):
             rounded at random; small parameters keep float32.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
         root_kernel, update_kernel: custom kernels for the roots of factors and for what AdamW does to one
-            element: a :class:`torchium.optim.Kernel` or its source; the built-in does it where they fail.
+            element: a :class:`torchium.optim.StepKernel` or its source; the built-in does it where they fail.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
         fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
@@ -76,7 +77,7 @@ class Shampoo(SecondOrder):
 
     Example::
 
-        optimizer = torchium.optim.Shampoo(model.parameters(), lr=0.03, update_freq=20, grafting="adam")
+        optimizer = torchium.optim.Shampoo(model, lr=1e-3, update_freq=20)
         loss.backward()
         optimizer.step()
     """
@@ -85,8 +86,8 @@ class Shampoo(SecondOrder):
     _parts: ClassVar = ("root", "update")
     _options: ClassVar = Options(
         Option("betas", ("beta1", "beta2"), pair),
-        Option("eps", "eps", number, alias="epsilon"),
-        Option("update_freq", "precondition_frequency", number, alias="precondition_frequency"),
+        Option("eps", "eps", number, alias="epsilon", default=1e-12),
+        Option("update_freq", "precondition_frequency", number, alias="precondition_frequency", default=100),
         Option("weight_decay_type", "decay"),
         Option("relative_eps", "relative_eps", number),
         Option("max_preconditioner_dim", "max_preconditioner_dim"),
@@ -111,12 +112,12 @@ class Shampoo(SecondOrder):
     def __init__(
         self,
         params: Any,
-        lr: Any = 0.03,
-        eps: float = 1e-4,
-        update_freq: int = 100,
+        lr: Any = 1e-3,
+        eps: float | None = None,
+        update_freq: int | None = None,
         weight_decay: float = 0,
         *,
-        betas: tuple[float, float] = (0.9, 1.0),
+        betas: tuple[float, float] = (0.9, 0.95),
         epsilon: float | None = None,
         precondition_frequency: int | None = None,
         weight_decay_type: str = "decoupled",
@@ -126,7 +127,7 @@ class Shampoo(SecondOrder):
         precondition_1d: bool = False,
         start_preconditioning_step: int = -1,
         use_bias_correction: bool = True,
-        grafting: str | None = None,
+        grafting: str | None = "adam",
         grafting_beta2: float = 0.999,
         grafting_eps: float = 1e-8,
         momentum: float = 0.0,
@@ -154,11 +155,27 @@ class Shampoo(SecondOrder):
         state_dtype: str | torch.dtype = "float32",
         seed: int = 0,
         memory_budget: int | None = None,
-        root_kernel: Kernel | str | None = None,
-        update_kernel: Kernel | str | None = None,
+        root_kernel: StepKernel | str | None = None,
+        update_kernel: StepKernel | str | None = None,
         process_group: Any = None,
     ) -> None:
         super().__init__(params, locals())
 
 
-CUDAShampoo = Shampoo
+class CUDAShampoo(Shampoo):
+    """Shampoo with other defaults, those of a class of this name that people come from: lr=0.03, eps=1e-4,
+    update_freq=100, factors that are summed (betas=(0.9, 1.0)) and no grafting."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 0.03,
+        eps: float | None = None,
+        update_freq: int | None = None,
+        weight_decay: float = 0,
+        **options: Any,
+    ) -> None:
+        if eps is None and options.get("epsilon") is None:
+            eps = 1e-4
+        before = {"betas": (0.9, 1.0), "grafting": None}
+        super().__init__(params, lr, eps, update_freq, weight_decay, **(before | options))

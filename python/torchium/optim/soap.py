@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from .kernel import Kernel
+from .kernel import StepKernel
 from .options import ADAMW, COMMON, Option, Options, number, pair
 from .second_order import SecondOrder
 
@@ -61,7 +61,7 @@ class SOAP(SecondOrder):
             rounded at random; small parameters keep float32.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
         update_kernel: a custom kernel for what AdamW does to one element: a
-            :class:`torchium.optim.Kernel` or its source; the built-in does it where that fails.
+            :class:`torchium.optim.StepKernel` or its source; the built-in does it where that fails.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
         fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
@@ -131,7 +131,7 @@ class SOAP(SecondOrder):
         state_dtype: str | torch.dtype = "float32",
         seed: int = 0,
         memory_budget: int | None = None,
-        update_kernel: Kernel | str | None = None,
+        update_kernel: StepKernel | str | None = None,
         process_group: Any = None,
     ) -> None:
         super().__init__(params, locals())

@@ -22,7 +22,7 @@ from optim_cases import (  # noqa: E402
     through_file,
     train,
 )
-from torchium.optim import SGD, AdamW, Kernel, Shampoo  # noqa: E402
+from torchium.optim import SGD, AdamW, Shampoo, StepKernel  # noqa: E402
 
 ADAMW = """
 __device__ void own_adamw(tch_element &e, const tch_numbers &k)
@@ -85,7 +85,7 @@ BROKEN = {
 
 
 def newton(dtype="float", **options):
-    return Kernel(NEWTON, f"newton<{dtype}>", **options)
+    return StepKernel(NEWTON, f"newton<{dtype}>", **options)
 
 
 def trained(optimizer_of, device, steps=8, dtype=torch.float32, model_of=small):
@@ -118,7 +118,7 @@ def difference(first, second):
     ],
 )
 def test_adamw_of_ones_own_is_adamw(device, dtype, options, bound):
-    kernel = Kernel(ADAMW, tolerance=1e-4)
+    kernel = StepKernel(ADAMW, tolerance=1e-4)
     expected, _ = trained(lambda p: adamw(p, **options), device, dtype=dtype)
     start = copies(small(device, dtype).parameters())
     found, optimizer = trained(lambda p: adamw(p, update_kernel=kernel, **options), device, dtype=dtype)
@@ -154,7 +154,7 @@ def test_the_adamw_of_other_optimizers(kind, device):
     shapes = [(12, 7), (33,), (), (9, 9)]
     gradients = [[torch.randn(s, device=device) for s in shapes] for _ in range(4)]
     results = []
-    for options in ({}, {"update_kernel": Kernel(ADAMW, tolerance=1e-4)}):
+    for options in ({}, {"update_kernel": StepKernel(ADAMW, tolerance=1e-4)}):
         params = [torch.ones(s, device=device).requires_grad_() for s in shapes]
         optimizer = make(kind, params, **options)
         for step in gradients:
@@ -173,7 +173,7 @@ def test_the_adamw_of_other_optimizers(kind, device):
 
 def test_scaled_gradients_and_skipped_steps(device):
     p, q = (torch.linspace(-1, 1, 33, device=device).requires_grad_() for _ in range(2))
-    own, built_in = adamw([p], update_kernel=Kernel(ADAMW, tolerance=1e-4)), adamw([q])
+    own, built_in = adamw([p], update_kernel=StepKernel(ADAMW, tolerance=1e-4)), adamw([q])
     for value in (1.0, torch.inf, -2.0):
         for x, optimizer in ((p, own), (q, built_in)):
             x.grad = torch.full_like(x, value * 1024)
@@ -235,7 +235,7 @@ def test_a_kernel_of_torchium_kernel_is_one_of_roots():
 @pytest.mark.parametrize("case", BROKEN)
 def test_the_built_in_takes_over(device, case):
     source, tolerance = BROKEN[case]
-    kernel = Kernel(source, "f", tolerance=tolerance)
+    kernel = StepKernel(source, "f", tolerance=tolerance)
     expected, _ = trained(adamw, device)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -293,7 +293,7 @@ def test_wrong_kernels():
     ]
     for kind, message, given in options:
         with pytest.raises(kind, match=message):
-            Kernel(ADAMW, **given)
+            StepKernel(ADAMW, **given)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -308,15 +308,15 @@ def test_parts(kind):
 def test_a_call_that_is_refused_changes_nothing(device):
     """An option that no compiler gets, which only the library knows."""
     model = small(device)
-    optimizer = adamw(model.parameters(), update_kernel=Kernel(ADAMW, tolerance=1e-4))
+    optimizer = adamw(model.parameters(), update_kernel=StepKernel(ADAMW, tolerance=1e-4))
     train(model, optimizer, 2)
     before = optimizer.stats()["kernels"]
     with pytest.raises(ValueError, match=r"options\[0\]"):
-        optimizer.set_kernel("update", Kernel(ADAMW, options=["-fplugin=x"]))
+        optimizer.set_kernel("update", StepKernel(ADAMW, options=["-fplugin=x"]))
     with pytest.raises(ValueError, match="they are for roots"):
-        optimizer.set_kernel("update", Kernel(ADAMW, threads=32))
+        optimizer.set_kernel("update", StepKernel(ADAMW, threads=32))
     assert optimizer.stats()["kernels"] == before
-    other = adamw(small(device).parameters(), update_kernel=Kernel(ADAMW, options=["-fplugin=x"]))
+    other = adamw(small(device).parameters(), update_kernel=StepKernel(ADAMW, options=["-fplugin=x"]))
     for p in other.param_groups[0]["params"]:
         p.grad = torch.ones_like(p)
     with pytest.raises(ValueError, match=r"options\[0\]"):
@@ -356,7 +356,7 @@ def test_nothing_to_do():
         p.grad = torch.ones_like(p)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for p, part, kernel in ((matrix, "update", Kernel(ADAMW)), (vector, "root", newton())):
+        for p, part, kernel in ((matrix, "update", StepKernel(ADAMW)), (vector, "root", newton())):
             optimizer = Shampoo([p], **{f"{part}_kernel": kernel})
             optimizer.step()
             report = optimizer.stats()["kernels"][part]
@@ -365,19 +365,19 @@ def test_nothing_to_do():
 
 def test_warnings_as_errors_change_nothing(device):
     model = small(device)
-    optimizer = adamw(model.parameters(), update_kernel=Kernel(ADAMW, tolerance=1e-4))
+    optimizer = adamw(model.parameters(), update_kernel=StepKernel(ADAMW, tolerance=1e-4))
     train(model, optimizer, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(RuntimeWarning, match="instead of 'f'"):
-            optimizer.set_kernel("update", Kernel(BROKEN["does not compile"][0], "f"))
+            optimizer.set_kernel("update", StepKernel(BROKEN["does not compile"][0], "f"))
     report = optimizer.stats()["kernels"]["update"]
     assert report["in_use"] and report["left"] == 0
 
 
 def test_groups_that_come_later(device):
     model, extra = small(device), torch.nn.Parameter(torch.ones(5, device=device))
-    optimizer = adamw(model.parameters(), update_kernel=Kernel(ADAMW, tolerance=1e-4))
+    optimizer = adamw(model.parameters(), update_kernel=StepKernel(ADAMW, tolerance=1e-4))
     train(model, optimizer, 2)
     served = optimizer.stats()["kernels"]["update"]["served"]
     optimizer.add_param_group({"params": [extra], "lr": 0.5})
@@ -391,7 +391,7 @@ def test_groups_that_come_later(device):
 
 @pytest.mark.parametrize("way", ["pickle", "deepcopy", "state_dict"])
 def test_copies_go_on_alike(device, way):
-    kernels = {"update_kernel": Kernel(ADAMW, tolerance=1e-4), "root_kernel": newton()}
+    kernels = {"update_kernel": StepKernel(ADAMW, tolerance=1e-4), "root_kernel": newton()}
     model = small(device)
     optimizer = make("shampoo", model.parameters(), relative_eps=1e-3, **kernels)
     train(model, optimizer, 5)
@@ -429,12 +429,21 @@ def test_a_file_with_an_include(device, tmp_path):
     (tmp_path / "update.h").write_text(ADAMW)
     (tmp_path / "update.cu").write_text('#include "update.h"\n')
     for source in (tmp_path / "update.cu", str(tmp_path / "update.cu")):
-        kernel = Kernel(source, "own_adamw", tolerance=1e-4)
+        kernel = StepKernel(source, "own_adamw", tolerance=1e-4)
         expected, _ = trained(adamw, device, 2)
         found, optimizer = trained(lambda p, k=kernel: adamw(p, update_kernel=k), device, 2)
         assert optimizer.stats()["kernels"]["update"]["in_use"]
         assert difference(expected, found) <= 1e-6
-    assert pickle.loads(pickle.dumps(kernel)) == kernel and repr(kernel) == "<torchium.optim.Kernel 'own_adamw'>"
+    assert pickle.loads(pickle.dumps(kernel)) == kernel and repr(kernel) == "<torchium.optim.StepKernel 'own_adamw'>"
+
+
+def test_its_name_of_before():
+    """It shared that with what torchium.kernel returns. Pickles have it by its module."""
+    with pytest.warns(DeprecationWarning, match=r"torchium\.optim\.Kernel is called torchium\.optim\.StepKernel now"):
+        assert torchium.optim.Kernel is StepKernel
+    assert torchium.optim.kernel.Kernel is StepKernel
+    with pytest.raises(AttributeError, match="has no attribute 'Kernels'"):
+        torchium.optim.Kernels  # noqa: B018
 
 
 def test_create_optimizer_takes_kernels():
@@ -449,7 +458,7 @@ def test_create_optimizer_takes_kernels():
 def test_in_a_cuda_graph(kind, device):
     if device == "cpu":
         pytest.skip("wants a GPU")
-    options = {"update_kernel": Kernel(ADAMW, tolerance=1e-4)}
+    options = {"update_kernel": StepKernel(ADAMW, tolerance=1e-4)}
     if kind == "shampoo":
         options |= {"root_kernel": newton(), "relative_eps": 1e-3, "update_freq": 1}
     results = []
@@ -480,7 +489,7 @@ def test_groups_on_several_devices(device):
     if device == "cpu":
         pytest.skip("wants a GPU")
     params = [torch.ones(n, device=d).requires_grad_() for n, d in ((3, "cpu"), (5, device))]
-    optimizer = adamw(params, update_kernel=Kernel(ADAMW, tolerance=1e-4))
+    optimizer = adamw(params, update_kernel=StepKernel(ADAMW, tolerance=1e-4))
     for p in params:
         p.grad = torch.ones_like(p)
     optimizer.step()

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/optim/optim_defaults.h"
 #include "support/testing.h"
 
 const placed_shape shared_model[SHARED_PARAMETERS] = {
@@ -36,7 +37,7 @@ shared_training shared_training_of(const placed_numbers *numbers, const tch_opti
 
 tch_optim_config shared_config(tch_optim_kind kind)
 {
-    tch_optim_config c = tch_optim_defaults(kind);
+    tch_optim_config c = test_optim_defaults(kind);
     c.lr = 0.01;
     c.weight_decay = 0.1;
     c.precondition_frequency = 2;

@@ -19,7 +19,7 @@ import torch
 from torchium import _C
 
 from .._shared.sharding import is_sharded, local_gradient, local_tensor, wrap_like
-from ..kernel import Kernel, arguments_of
+from ..kernel import StepKernel, arguments_of
 from .matrices import Role
 from .moments import SCALED, codes_of
 
@@ -234,7 +234,7 @@ class Engine:
             return None
         return [p for p, g in zip(local, gradients, strict=True) if g is not None]
 
-    def set_kernel(self, part: str, kernel: Kernel | None) -> dict[str, Any]:
+    def set_kernel(self, part: str, kernel: StepKernel | None) -> dict[str, Any]:
         """A kernel of the user's for a part of the steps from now on, or the built-in; tells what became of it."""
         if kernel is None:
             self._handle.clear_kernel(part)

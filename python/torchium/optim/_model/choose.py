@@ -13,12 +13,7 @@ from torch import nn
 
 __all__ = ["reasons_of"]
 
-_NORMS: tuple[type[nn.Module], ...] = (
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.modules.batchnorm._NormBase,
-    *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else []),
-)
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 # What people call the layer that gives a model's answer; a Linear of such a name is a head where it is the last one.
 _HEADS = {"classifier", "embed_out", "fc", "head", "heads", "lm_head", "logits", "output", "score"}
 

@@ -1,0 +1,20 @@
+/* What tests of optimizers begin with: the library's defaults, but for Shampoo those of its paper, with sums, an
+ * absolute damping and no grafting. Their bounds were found with these; what a test is about it sets itself. */
+#ifndef TEST_OPTIM_DEFAULTS_H
+#define TEST_OPTIM_DEFAULTS_H
+
+#include <torchium/optim.h>
+
+static inline tch_optim_config test_optim_defaults(tch_optim_kind kind)
+{
+    tch_optim_config config = tch_optim_defaults(kind);
+    if (kind == TCH_OPTIM_SHAMPOO) {
+        config.lr = 0.03;
+        config.beta2 = 1.0;
+        config.eps = 1e-4;
+        config.grafting = TCH_GRAFTING_NONE;
+    }
+    return config;
+}
+
+#endif
