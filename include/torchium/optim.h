@@ -412,9 +412,10 @@ TCH_API tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_s
  * that are there. An element is p, the parameter (its master copy, where it has one); g, the gradient, unscaled, with
  * its sign changed to maximize; m, v and vmax, the state: AdamW's moments and, with amsgrad, the largest v so far;
  * SGD's buffer and Lion's average are m. g is only read, and what an optimizer does not keep reads 0 and is not
- * written. The numbers are those of the group: lr, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, weight_decay,
- * momentum, dampening, step (of the parameter, from 1), correction1 and correction2 (1 - beta^step), and the flags l2,
- * nesterov and amsgrad. Skipped steps, loss scaling, types, master copies and stochastic rounding are the library's.
+ * written. Parameters whose moments are in less than float32 are left to the built-in. The numbers are those of the
+ * group: lr, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, weight_decay, momentum, dampening, step (of the
+ * parameter, from 1), correction1 and correction2 (1 - beta^step), and the flags l2, nesterov and amsgrad. Skipped
+ * steps, loss scaling, types, master copies and stochastic rounding are the library's.
  *
  * ROOT: the inverse roots of Shampoo's factors. The user writes a kernel for one matrix per block of threads:
  *

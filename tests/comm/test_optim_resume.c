@@ -380,6 +380,26 @@ static void one_rank_cannot_open(void **state)
     expect(&r, 2, TCH_ERR_COMM, "another rank could not load its part; nothing was changed");
 }
 
+/* Blocks of moments do not end where shards do: ranks read those in float32 alone, and say what to do. */
+static void moments_in_less_memory(void **state)
+{
+    tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
+    char path[TEST_PATH_SIZE];
+    snprintf(path, sizeof path, "%s", test_path("narrow.safetensors"));
+    c.state_dtype = TCH_STATE_INT8;
+    run r = run_of(*state, &c, TCH_FLOAT32);
+    r.steps = EACH;
+    r.to = path;
+    run_well(&r);
+    c.state_dtype = TCH_STATE_FLOAT32;
+    r = run_of(*state, &c, TCH_FLOAT32);
+    r.from = path;
+    r.now = (segment){2, placed_by_rows};
+    run_ranks(&r);
+    expect(&r, 0, TCH_ERR_UNSUPPORTED, "state_dtype float32");
+    expect(&r, 1, TCH_ERR_UNSUPPORTED, "state_dtype float32");
+}
+
 static void another_model(void **state)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_SHAMPOO};
@@ -511,7 +531,7 @@ int main(int argc, char **argv)
         IN_A_FOLDER(soap),          IN_A_FOLDER(muon_and_normuon),
         IN_A_FOLDER(failures),      IN_A_FOLDER(one_rank_cannot_open),
         IN_A_FOLDER(another_model), IN_A_FOLDER(more_than_this_model),
-        IN_A_FOLDER(no_memory),
+        IN_A_FOLDER(no_memory),     IN_A_FOLDER(moments_in_less_memory),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

@@ -231,6 +231,23 @@ static void bad_placements(void **state)
     }
 }
 
+static void moments_in_less_memory(void **state)
+{
+    for (int dtype = TCH_STATE_BFLOAT16; dtype <= TCH_STATE_INT8; dtype++) {
+        test_case("state_dtype %d", dtype);
+        pretend_group group;
+        pretend_open(&group, 2);
+        tch_optim_config c = shared_config(TCH_OPTIM_ADAMW);
+        c.state_dtype = (tch_state_dtype)dtype;
+        shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
+        t.group = &group;
+        t.place = placed_by_rows;
+        pretend_run(&group, shared_train, &t);
+        check_all(&t, 2, TCH_ERR_UNSUPPORTED, "state_dtype is");
+        pretend_close(&group);
+    }
+}
+
 int main(int argc, char **argv)
 {
     test_begin(argc, argv);
@@ -242,6 +259,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(refused_by_one_rank),
         cmocka_unit_test(rank_that_dies),
         cmocka_unit_test(bad_placements),
+        cmocka_unit_test(moments_in_less_memory),
     };
     return cmocka_run_group_tests(tests, shared_open, shared_close);
 }
