@@ -207,6 +207,11 @@ class KFACPreconditioner:
             return
         if not isinstance(outputs, torch.Tensor) or not outputs.requires_grad:
             raise ValueError("outputs must be a tensor that gradients can be computed of")
+        if self._factors.sharded():
+            raise RuntimeError(
+                "observe_sampled: the parameters are sharded, and their gradients come from the loss's own backward "
+                "pass alone; fisher='empirical' looks at that one"
+            )
         gradient = _sampled_gradient(outputs.detach(), loss, self._mean)
         weights = [layer.module.weight for layer in self._layers]
         self._sampling = True

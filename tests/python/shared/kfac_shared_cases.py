@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
     set_state_dict,
 )
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torchium.optim import KFAC
@@ -96,6 +97,70 @@ def states_divided(size, folder):
             assert len(owned) == len(set(owned)) == (2 if method == "inverse" else 4) * len(views), method
             most = -(-len(views) // size) + 1
             assert max(len({name for name, _ in rank}) for rank in every) <= most, every
+
+
+def sharded(size, folder):
+    """Under fully_shard, each rank with its part of the batch and, of three, some without a row of a layer: what one
+    process comes to up to rounding, with the layers divided."""
+    for method in METHODS:
+        model, optimizer = fully_sharded(method)
+        for step in range(STEPS):
+            step_sharded(model, optimizer, step, size)
+        own = [p.full_tensor() for p in model.parameters()]
+        expected = train(*fresh(method, **itself()), STEPS, size=SAMPLES)
+        for a, b in zip(own, expected, strict=True):
+            assert torch.allclose(a, b, rtol=1e-8, atol=1e-10), method
+        every = [None] * size
+        views = optimizer.preconditioner._factors.views()
+        dist.all_gather_object(every, [(name, key) for name in views for key in views[name] if key in RESULTS])
+        owned = [item for rank in every for item in rank]
+        assert len(owned) == len(set(owned)) * (size if method == "ekfac" else 1), method
+
+
+def sharded_goes_on(size, folder):
+    """torch.distributed.checkpoint in the middle: the bits of a run without the break."""
+    ends = []
+    for breaks in (False, True):
+        model, optimizer = fully_sharded("eigen")
+        for step in range(STEPS):
+            step_sharded(model, optimizer, step, size)
+            if breaks and step == 3:
+                parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+                dcp.save(parts, checkpoint_id=f"{folder}/sharded.{size}")
+                model, optimizer = fully_sharded("eigen")
+                parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+                dcp.load(parts, checkpoint_id=f"{folder}/sharded.{size}")
+                set_state_dict(model, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
+        ends.append([p.full_tensor() for p in model.parameters()])
+    assert same(*ends)
+
+
+def sharded_samples(size, folder):
+    """Sampled labels want a backward pass of their own, which sharded parameters have not."""
+    model, optimizer = fully_sharded("eigen", fisher="sampled")
+    out = model(torch.randn(4, 5, dtype=torch.float64))
+    try:
+        optimizer.observe_sampled(out, "mse")
+    except RuntimeError as error:
+        assert "the parameters are sharded" in str(error)
+    else:
+        raise AssertionError("observe_sampled took sharded parameters")
+
+
+def fully_sharded(method, **more):
+    torch.manual_seed(3)
+    model = mlp(dtype=torch.float64, sizes=(5, 7, 7, 4, 3))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    return model, KFAC(model, method=method, **OPTIONS, **more)
+
+
+def step_sharded(model, optimizer, step, size):
+    x, y = (t.chunk(size)[dist.get_rank()] for t in batch(model, SAMPLES, step))
+    optimizer.zero_grad()
+    mse(model(x), y).backward()
+    optimizer.step()
 
 
 def replicas(size, folder):
@@ -202,9 +267,9 @@ def samples_labels_in_a_checkpoint(size, folder):
     assert "kfac" in by_checkpoint(model, optimizer)["optimizer"]["state"]["0.weight"]
 
 
-ALL = [equal_bits, convolutions, states_divided, replicas, consolidates]
+ALL = [equal_bits, convolutions, states_divided, replicas, consolidates, sharded, sharded_goes_on]
 CASES = {
-    2: [*ALL, saves_by_checkpoint, averages_in_a_checkpoint, samples_labels_in_a_checkpoint],
+    2: [*ALL, sharded_samples, saves_by_checkpoint, averages_in_a_checkpoint, samples_labels_in_a_checkpoint],
     3: [*ALL, resumes_by_checkpoint],
     1: [resumes_by_checkpoint],
 }

@@ -7,6 +7,7 @@ parameter frozen, another is made, with the state of the first as far as it fits
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,7 @@ from torchium._watch.layers import Part, kind_of, layer_of
 from .._engine.engine import allocate_state, stream_on
 from .._engine.state import MOST_STEPS, check_counts
 from .._shared.group import Group, make_group, ranks_of
+from .._shared.sharding import is_sharded, local_part, local_tensor, whole_tensor
 
 __all__ = ["COUNTS", "FACTORS", "Factors", "find_layers"]
 
@@ -85,8 +87,25 @@ def _why_not(name: str, module: nn.Module, patterns: list[str], owners: Counter[
 # --- their factors ----------------------------------------------------------------------------------------------------
 
 
-def _bias_of(module: nn.Module) -> nn.Parameter | None:
-    return module.bias if module.bias is not None and module.bias.requires_grad else None
+class _Weights:
+    """The parameters of a layer. Where they are sharded (fully_shard), the module has whole ones in their place during
+    a forward and a backward pass: then those that it had when the optimizer was made."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._sharded = {name: p for name, p in module.named_parameters(recurse=False) if is_sharded(p)}
+
+    def weight(self) -> torch.Tensor:
+        return self._sharded.get("weight", self._module.weight)
+
+    def bias(self) -> torch.Tensor | None:
+        bias = self._sharded.get("bias", self._module.bias)
+        return bias if bias is not None and bias.requires_grad else None
+
+    def signature(self) -> tuple[Any, ...]:
+        """What a C object depends on."""
+        weight = self.weight()
+        return weight.device, weight.dtype, tuple(weight.shape), self.bias() is not None
 
 
 class Factors:
@@ -94,6 +113,7 @@ class Factors:
 
     def __init__(self, layers: list[Part], dtype: torch.dtype | None, process_group: Any = None) -> None:
         self._layers = layers
+        self._weights = [_Weights(layer.module) for layer in layers]
         self._process_group = process_group  # whose ranks divide the refreshes
         self._groups: dict[torch.device, Group] = {}
         self._dtype = dtype
@@ -117,7 +137,7 @@ class Factors:
 
     def settle(self) -> None:
         """Makes the C objects, or others in their place where the layers are others now."""
-        signature = [_signature(layer.module) for layer in self._layers]
+        signature = [weights.signature() for weights in self._weights]
         if signature == self._signature:
             return
         before = self.state() if self._engines else {}
@@ -129,8 +149,9 @@ class Factors:
         members: dict[torch.device, list[int]] = {}
         places = {}
         for k, layer in enumerate(self._layers):
-            numbers = members.setdefault(layer.module.weight.device, [])
-            places[layer] = (layer.module.weight.device, len(numbers))
+            device = self._weights[k].weight().device
+            numbers = members.setdefault(device, [])
+            places[layer] = (device, len(numbers))
             numbers.append(k)
         self._members, self._places = members, places
         self._engines = {
@@ -146,12 +167,15 @@ class Factors:
         self._signature = signature
 
     def _group_on(self, device: torch.device, numbers: list[int]) -> tuple[Any, ...] | None:
-        weight = self._layers[numbers[0]].module.weight
+        weight = self._weights[numbers[0]].weight()
         if not ranks_of(weight, self._process_group):
             return None
         if device not in self._groups:
             self._groups[device] = make_group(weight, self._process_group, device)
         return self._groups[device].arguments()
+
+    def sharded(self) -> bool:
+        return any(is_sharded(weights.weight()) for weights in self._weights)
 
     def groups(self) -> list[Group]:
         """Those whose ranks have divided the layers of a device among them."""
@@ -161,18 +185,18 @@ class Factors:
         """float32, or float64 for a device with a float64 layer."""
         if self._dtype is not None:
             return str(self._dtype).removeprefix("torch.")
-        weights = [layer.module.weight for layer in self._layers]
+        weights = [each.weight() for each in self._weights]
         wide = any(w.dtype == torch.float64 and w.device == device for w in weights)
         return "float64" if wide else "float32"
 
     def _entry(self, k: int) -> tuple[Any, int, int, bool, str]:
         layer = self._layers[k]
-        weight = layer.module.weight
+        shape = self._weights[k].weight().shape
         return (
             layer.description,
-            weight[0].numel(),
-            weight.shape[0],
-            _bias_of(layer.module) is not None,
+            math.prod(shape[1:]),
+            shape[0],
+            self._weights[k].bias() is not None,
             f"{k}.{layer.name}".encode()[:180].decode(errors="ignore"),
         )
 
@@ -180,10 +204,10 @@ class Factors:
         """Bytes of state; before it is there, of one process that has all of it."""
         if self._groups:
             return sum(view.nbytes for views in self.views().values() for view in views.values())
-        devices = {layer.module.weight.device for layer in self._layers}
+        on = [weights.weight().device for weights in self._weights]
         total = 0
-        for device in devices:
-            entries = [self._entry(k) for k, layer in enumerate(self._layers) if layer.module.weight.device == device]
+        for device in set(on):
+            entries = [self._entry(k) for k in range(len(self._layers)) if on[k] == device]
             total += _C.kfac_forecast(self._config | {"factor_dtype": self._dtype_on(device)}, entries)
         return total
 
@@ -200,13 +224,18 @@ class Factors:
             engine.refresh()
 
     def precondition(self, lr: float) -> None:
+        """A layer's gradient is worked on whole: those that are sharded are put together first, by every rank, and each
+        rank keeps its part of the result."""
         for device, engine in self._engines.items():
             gradients: list[torch.Tensor | None] = []
             for k in self._members[device]:
-                module = self._layers[k].module
-                bias = _bias_of(module)
-                gradients += [module.weight.grad, None if bias is None else bias.grad]
-            engine.precondition(lr, gradients, stream_on(device))
+                bias = self._weights[k].bias()
+                gradients += [self._weights[k].weight().grad, None if bias is None else bias.grad]
+            whole = [None if gradient is None else whole_tensor(gradient) for gradient in gradients]
+            engine.precondition(lr, whole, stream_on(device))
+            for gradient, result in zip(gradients, whole, strict=True):
+                if is_sharded(gradient):
+                    local_tensor(gradient).copy_(local_part(result, gradient))
 
     # --- state
 
@@ -327,9 +356,3 @@ def _check_counts(name: str, counts: Any) -> None:
     check_counts(f"the state 'counts' of layer {name!r}", counts, [MOST_STEPS] * _COUNTED)
     if counts[1] > 0 and counts[0] == 0:
         raise ValueError(f"the state 'counts' of layer {name!r} has {counts[1]} observations of no update")
-
-
-def _signature(module: nn.Module) -> tuple[Any, ...]:
-    """What a C object depends on."""
-    weight = module.weight
-    return weight.device, weight.dtype, tuple(weight.shape), _bias_of(module) is not None
