@@ -14,7 +14,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
     set_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torchium.optim import KFAC
@@ -147,6 +149,26 @@ def sharded_samples(size, folder):
         raise AssertionError("observe_sampled took sharded parameters")
 
 
+def tensor_parallel(size, folder):
+    """A layer that tensor parallelism has divided is an error that says what to do; with it left out the rest goes."""
+    mesh = init_device_mesh("cpu", (size,))
+    x, y = torch.randn(6, 8, generator=torch.Generator().manual_seed(5)), torch.zeros(6, 3)
+    for skip in (None, ("^0$", "^1$")):
+        torch.manual_seed(5)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.Linear(6, 4), torch.nn.Linear(4, 3))
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        optimizer = KFAC(model, skip_layers=skip, **OPTIONS)
+        before = model[2].weight.detach().clone()
+        try:
+            functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        except TypeError as error:
+            assert skip is None and "skip_layers leaves it out" in str(error), error
+        else:
+            assert skip is not None and not torch.equal(model[2].weight, before)
+        optimizer.remove()
+
+
 def fully_sharded(method, **more):
     torch.manual_seed(3)
     model = mlp(dtype=torch.float64, sizes=(5, 7, 7, 4, 3))
@@ -269,7 +291,14 @@ def samples_labels_in_a_checkpoint(size, folder):
 
 ALL = [equal_bits, convolutions, states_divided, replicas, consolidates, sharded, sharded_goes_on]
 CASES = {
-    2: [*ALL, sharded_samples, saves_by_checkpoint, averages_in_a_checkpoint, samples_labels_in_a_checkpoint],
+    2: [
+        *ALL,
+        sharded_samples,
+        tensor_parallel,
+        saves_by_checkpoint,
+        averages_in_a_checkpoint,
+        samples_labels_in_a_checkpoint,
+    ],
     3: [*ALL, resumes_by_checkpoint],
     1: [resumes_by_checkpoint],
 }

@@ -22,7 +22,7 @@ from torchium._watch.layers import Part, kind_of, layer_of
 from .._engine.engine import allocate_state, stream_on
 from .._engine.state import MOST_STEPS, check_counts
 from .._shared.group import Group, make_group, ranks_of
-from .._shared.sharding import is_sharded, local_part, local_tensor, whole_tensor
+from .._shared.sharding import arrived, is_sharded, local_part, local_tensor, whole_tensor
 
 __all__ = ["COUNTS", "FACTORS", "Factors", "find_layers"]
 
@@ -214,7 +214,13 @@ class Factors:
     # --- a step
 
     def observe(self, layer: Part, x: torch.Tensor, gradient: torch.Tensor, scale: float, loss_scale: Any) -> None:
+        if is_sharded(x) or is_sharded(gradient):
+            raise TypeError(
+                f"KFAC: the input or output of layer {layer.name!r} is a DTensor: tensor parallelism has divided the "
+                "layer, and factors are of whole ones. skip_layers leaves it out"
+            )
         device, number = self._places[layer]
+        x, gradient = arrived(x), arrived(gradient)
         if loss_scale is not None and loss_scale.device != device:
             loss_scale = loss_scale.to(device, non_blocking=True)
         self._engines[device].observe(number, x, gradient, scale, loss_scale, stream_on(device))

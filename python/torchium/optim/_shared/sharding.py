@@ -15,6 +15,7 @@ import torch
 
 __all__ = [
     "Placement",
+    "arrived",
     "is_sharded",
     "local_gradient",
     "local_part",
@@ -42,8 +43,12 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if not is_sharded(tensor):
         return tensor
     with torch.no_grad():
-        local = tensor.to_local()
-    return local.wait() if hasattr(local, "wait") else local
+        return arrived(tensor.to_local())
+
+
+def arrived(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor, where it is still on its way from a collective."""
+    return tensor.wait() if hasattr(tensor, "wait") else tensor
 
 
 def same_layout(a: Any, b: Any) -> bool:
