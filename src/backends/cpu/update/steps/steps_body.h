@@ -203,18 +203,19 @@ static uint32_t largest_magnitude(int64_t n, const float *x)
     return largest;
 }
 
-static void encode_block(int64_t n, int second, const float *x, const uint32_t *words, uint8_t *codes, uint32_t scale)
+static void encode_second(int64_t n, const float *x, const uint32_t *words, uint8_t *codes, uint32_t scale)
 {
-    if (second) {
 #pragma omp simd
-        for (int64_t i = 0; i < n; i++) {
-            codes[i] = (uint8_t)tchi_code_square(x[i], scale, words[i] >> 16);
-        }
-    } else {
+    for (int64_t i = 0; i < n; i++) {
+        codes[i] = (uint8_t)tchi_code_square(x[i], scale, words[i] >> 16);
+    }
+}
+
+static void encode_first(int64_t n, const float *x, const uint32_t *words, uint8_t *codes, uint32_t scale)
+{
 #pragma omp simd
-        for (int64_t i = 0; i < n; i++) {
-            codes[i] = (uint8_t)tchi_code_signed(x[i], scale, words[i] & 0xFFFFu);
-        }
+    for (int64_t i = 0; i < n; i++) {
+        codes[i] = (uint8_t)tchi_code_signed(x[i], scale, words[i] & 0xFFFFu);
     }
 }
 
@@ -223,7 +224,7 @@ static void encode(int64_t n, int second, const float *x, const uint32_t *words,
     for (int64_t first = 0; first < n; first += TCH_CODE_BLOCK) {
         int64_t count = n - first < TCH_CODE_BLOCK ? n - first : TCH_CODE_BLOCK;
         uint32_t scale = tchi_code_scale(largest_magnitude(count, x + first));
-        encode_block(count, second, x + first, words + first, codes + first, scale);
+        (second ? encode_second : encode_first)(count, x + first, words + first, codes + first, scale);
         scales[first / TCH_CODE_BLOCK] = tchi_code_float(scale);
     }
 }
