@@ -98,6 +98,7 @@ def main() -> None:
     same = resumes(model, optimizer, rank, device)
     del model, optimizer
     gc.collect()  # gloo's threads must not be left with anything of Python's when the interpreter ends
+    distributed.barrier()  # no process leaves while another still waits for it
     distributed.destroy_process_group()
     if rank == 0:
         print(f"largest difference between replicas after {STEPS} steps: {apart}")

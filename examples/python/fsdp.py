@@ -89,6 +89,7 @@ def main() -> None:
     again = train(other, resumed, range(args.steps, args.steps + 2), device)
     same = train(net, optimizer, range(args.steps, args.steps + 2), device) == again
     print(f"rank {distributed.get_rank()}: resumed {'bitwise identical' if same else 'with a difference'}", flush=True)
+    distributed.barrier()  # no process leaves while another still waits for it
     distributed.destroy_process_group()
 
 

@@ -80,6 +80,7 @@ def main() -> None:
     then = range(args.steps, args.steps + 2)
     same = train(net, optimizer, then, device) == train(other, resumed, then, device)
     print(f"rank {rank}: resumed {'bitwise identical' if same else 'with a difference'}", flush=True)
+    distributed.barrier()  # no process leaves while another still waits for it
     distributed.destroy_process_group()
 
 

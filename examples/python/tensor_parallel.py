@@ -104,6 +104,7 @@ def main() -> None:
     then = range(args.steps, args.steps + 2)
     same = train(net, optimizer, then, mesh) == train(other, resumed, then, mesh)
     print(f"rank {rank}: resumed {'bitwise identical' if same else 'with a difference'}", flush=True)
+    distributed.barrier()  # no process leaves while another still waits for it
     distributed.destroy_process_group()
 
 

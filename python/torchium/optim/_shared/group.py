@@ -40,7 +40,8 @@ class Group:
         import torch.distributed as dist
 
         self._dist = dist
-        self._process_group = process_group
+        # The world's is not held: destroy_process_group() is to end its threads, which may still let go of tensors.
+        self._process_group = None if process_group is dist.group.WORLD else process_group
         self.ranks = ranks
         self.device = device
         self.rank = ranks.index(dist.get_rank())
