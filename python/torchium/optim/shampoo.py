@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from .kernel import StepKernel
-from .options import ADAMW, COMMON, Option, Options, number, or_else, pair
+from .options import ADAMW, COMMON, Option, Options, drift, number, or_else, pair, period
 from .second_order import SecondOrder
 
 __all__ = ["CUDAShampoo", "Shampoo"]
@@ -23,7 +23,8 @@ class Shampoo(SecondOrder):
         L \leftarrow \beta_2 L + (1 - \beta_2) G G^T, \quad R \leftarrow \beta_2 R + (1 - \beta_2) G^T G, \quad
         p \leftarrow (1 - \gamma \lambda) p - \gamma (L + \epsilon I)^{-1/4} F (R + \epsilon I)^{-1/4}
 
-    Factors are updated at every step, roots every `update_freq` steps, spread over them. Vectors and scalars get AdamW.
+    Factors are updated at every step, roots when they have drifted, or every `update_freq` steps, spread over them.
+    Vectors and scalars get AdamW.
 
     Args:
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
@@ -31,7 +32,8 @@ class Shampoo(SecondOrder):
         lr: :math:`\gamma`, a number or a tensor of one element.
         eps: :math:`\epsilon`, added to the factors where it is more than `relative_eps` gives; None means 1e-12, which
             leaves it to that. `epsilon` is another name for it.
-        update_freq: steps between refreshes of a root; None means 100. `precondition_frequency` is another name for it.
+        update_freq: steps between two refreshes of a root; None refreshes by need, at least every 100 steps.
+            `precondition_frequency` is another name for it.
         weight_decay: :math:`\lambda`, 'decoupled' or 'l2' by `weight_decay_type`.
         betas: of the filtered gradient (0: none) and of the factors (1: a sum).
         relative_eps: the least damping relative to a factor's largest eigenvalue; bounds the cost of a root in advance.
@@ -45,9 +47,11 @@ class Shampoo(SecondOrder):
         momentum, nesterov: of the preconditioned direction.
         exponent_override: the root, where it is not twice the number of dimensions: 1, 2, 3, 4, 6 or 8.
         root_method: 'auto', 'eigen', 'newton' or 'rational'; `root_tolerance` is the error to reach, 0 for the default.
-        refresh_growth: refresh sooner where a factor has seen this share of all its gradients since the last time:
-            with 1/16 at every step up to the 31st, every second up to the 63rd, and so on to precondition_frequency;
-            0 for a fixed period.
+        refresh_drift: by need, how far a root may be off when it is refreshed, as the residual of the old root with the
+            new factor: the steps between two refreshes, 1 at first, double where it was less than half of this and
+            halve where it was more. None means 10 without `update_freq`, and 0, a fixed period, with it; with both,
+            `update_freq` is the most.
+        refresh_budget: by need, the largest share of all roots that is refreshed at one step.
         stagger: spread the refreshes over the steps of a period; False takes all at once.
         adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
             parameters get; None means lr and weight_decay. `adamw_lr` keeps its ratio to lr: where
@@ -87,7 +91,9 @@ class Shampoo(SecondOrder):
     _options: ClassVar = Options(
         Option("betas", ("beta1", "beta2"), pair),
         Option("eps", "eps", number, alias="epsilon", default=1e-12),
-        Option("update_freq", "precondition_frequency", number, alias="precondition_frequency", default=100),
+        Option("update_freq", "precondition_frequency", period, alias="precondition_frequency"),
+        Option("refresh_drift", "refresh_drift", drift(10.0)),
+        Option("refresh_budget", "refresh_budget", number),
         Option("weight_decay_type", "decay"),
         Option("relative_eps", "relative_eps", number),
         Option("max_preconditioner_dim", "max_preconditioner_dim"),
@@ -103,7 +109,6 @@ class Shampoo(SecondOrder):
         Option("exponent_override", "exponent_override"),
         Option("root_method", "root_method"),
         Option("root_tolerance", "root_tolerance"),
-        Option("refresh_growth", "refresh_growth", number),
         Option("stagger", "stagger"),
         *ADAMW,
         *COMMON,
@@ -135,7 +140,8 @@ class Shampoo(SecondOrder):
         exponent_override: int = 0,
         root_method: str = "auto",
         root_tolerance: float = 0.0,
-        refresh_growth: float = 0.0,
+        refresh_drift: float | None = None,
+        refresh_budget: float = 1.0,
         stagger: bool = True,
         adamw_lr: float | None = None,
         adamw_betas: tuple[float, float] = (0.9, 0.999),
@@ -177,5 +183,7 @@ class CUDAShampoo(Shampoo):
     ) -> None:
         if eps is None and options.get("epsilon") is None:
             eps = 1e-4
+        if update_freq is None and options.get("precondition_frequency") is None:
+            update_freq = 100
         before = {"betas": (0.9, 1.0), "grafting": None}
         super().__init__(params, lr, eps, update_freq, weight_decay, **(before | options))
