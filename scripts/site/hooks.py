@@ -5,6 +5,8 @@ they are left as they are; what differs on the site is made here, while it is bu
   file outside docs/ that some page links to, so that a version of the site shows the sources of that version;
 - links out of docs/, turned to those pages;
 - words behind "```python", which the tests read, as a title of the block;
+- pictures, one for the light and one for the dark: in the repository a picture follows the system of the reader, who may
+  choose here;
 - the figures on the first page, from bench/results.
 """
 
@@ -41,6 +43,10 @@ ELSEWHERE = {
     "examples/python": "examples/python.md",
     "examples/python/README.md": "examples/python.md",
 }
+NUMBER = re.compile(r"<td([^>]*)>((?:<strong>)?[\w.,%+\-]{1,12}(?:</strong>)?)</td>")
+PICTURE = re.compile(r"!\[([^\]]*)\]\((\S*?)\.svg\)")
+DARK = re.compile(r"@media \(prefers-color-scheme: ?dark\) *\{((?:[^{}]*\{[^{}]*\})*\s*)\}")
+two_forms = set()  # pictures that have a light and a dark form
 wanted = set()  # files outside docs/ that pages link to
 
 
@@ -117,6 +123,27 @@ def source_page(path):
     return f"{head}{fence}{LANGUAGES.get(full.suffix, 'text')}\n{text.rstrip()}\n{fence}\n"
 
 
+def pictures(match):
+    """The link to a picture, or to both of its forms."""
+    words, path = match[1], match[2]
+    if posixpath.basename(path) not in two_forms:
+        return match[0]
+    return f"![{words}]({path}.svg#only-light)![{words}]({path}-dark.svg#only-dark)"
+
+
+def add_dark_pictures(files, config):
+    """Makes of a picture that follows the reader's system two that do not."""
+    for file in [file for file in files if file.src_uri.endswith(".svg")]:
+        text = Path(file.abs_src_path).read_text(encoding="utf-8")
+        if not DARK.search(text):
+            continue
+        two_forms.add(posixpath.basename(file.src_uri).removesuffix(".svg"))
+        files.remove(file)
+        files.append(File.generated(config, file.src_uri, content=DARK.sub("", text)))
+        address = file.src_uri.removesuffix(".svg") + "-dark.svg"
+        files.append(File.generated(config, address, content=DARK.sub(lambda match: match[1], text)))
+
+
 def decisions():
     return sorted(tracked("docs/decisions"))
 
@@ -155,11 +182,16 @@ SHOWN = (
 )
 
 
+def short(value):
+    """Three digits, and none after the point where there are more before it."""
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
 def figure(work, size, peer, words):
     rows = json.loads((ROOT / "bench/results/optim-h200.json").read_text(encoding="utf-8"))["rows"]
     row = next(row for row in rows if row["work"] == work and row["size"] == size)
     ours, theirs = row["ours_ms"], row["anchors_ms"][peer]
-    return f"- **{theirs / ours:.2g} times** {words}: {ours:.3g} ms in place of {theirs:.3g} on one H200"
+    return f"- **{theirs / ours:.2g} times** {words}: {short(ours)} ms in place of {short(theirs)} on one H200"
 
 
 def home():
@@ -203,6 +235,7 @@ def on_config(config):
 
 
 def on_files(files, config):
+    add_dark_pictures(files, config)
     for address, origin, text in made_pages():
         files.append(File.generated(config, address, content=relinked(text, origin, address) if origin else text))
     for path in [path for path in tracked("docs") if path.endswith(".md")]:
@@ -220,7 +253,13 @@ def on_page_markdown(markdown, page, config, files):
     address = page.file.src_uri
     if page.file.generated_by is None:
         markdown = relinked(markdown, f"docs/{address}", address)
-    if page.is_homepage:
+    if address == "README.md":
         page.meta["hide"] = ["navigation", "toc"]
         markdown = home() + markdown[markdown.index("\n## ") :]
+    markdown = outside_code(markdown, lambda prose: PICTURE.sub(pictures, prose))
     return OPENING.sub(lambda match: f'{match[1]}{match[2]} title="needs{match[3].replace("gpu", "a GPU")}"', markdown)
+
+
+def on_page_content(html, page, config, files):
+    """Numbers alone in a cell of a table are not broken at their signs."""
+    return NUMBER.sub(r"<td\1 class=\"number\">\2</td>", html)

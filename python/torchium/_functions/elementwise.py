@@ -47,7 +47,7 @@ class _Compiled(NamedTuple):
 
 
 class Elementwise:
-    """What `torchium.elementwise` returns: a function of tensors and numbers."""
+    """What `torchium.elementwise` returns: a function of tensors and numbers. Its arguments are that one's."""
 
     def __init__(
         self,
