@@ -5,8 +5,8 @@ they are left as they are; what differs on the site is made here, while it is bu
   file outside docs/ that some page links to, so that a version of the site shows the sources of that version;
 - links out of docs/, turned to those pages;
 - words behind "```python", which the tests read, as a title of the block;
-- pictures, one for the light and one for the dark: in the repository a picture follows the system of the reader, who may
-  choose here;
+- pictures, one for the light and one for the dark: in the repository a picture follows the reader's system, and here
+  the reader may choose;
 - the figures on the first page, from bench/results.
 """
 
