@@ -196,7 +196,8 @@ def figure(work, size, peer, words):
 
 def home():
     """What stands on the first page above the list of pages."""
-    text = (ROOT / "scripts/site/home.md").read_text(encoding="utf-8")
+    own = "scripts/site/home.md"
+    text = relinked((ROOT / own).read_text(encoding="utf-8"), own, "README.md")
     return text.replace("FIGURES", "\n".join(figure(*shown) for shown in SHOWN))
 
 
