@@ -27,7 +27,8 @@ import python_pages  # noqa: E402
 
 LINK = re.compile(r"(\]\()([^)\s]+)((?:\s+\"[^\"]*\")?\))")
 FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
-OPENING = re.compile(r"^( *```)(\w+)((?: \w+)+)$", re.MULTILINE)
+OPENING = re.compile(r"^( *```)(\w+)((?: [\w.-]+)+)$", re.MULTILINE)
+SOURCES = re.compile(r"^<!-- figures:.*?-->\n", re.MULTILINE | re.DOTALL)
 LANGUAGES = {".c": "c", ".h": "c", ".cu": "cuda", ".cuh": "cuda", ".py": "python", ".cmake": "cmake", ".json": "json"}
 
 # Files of the repository that are pages of the site under another name.
@@ -121,6 +122,15 @@ def source_page(path):
     fence = "`" * (max(map(len, re.findall(r"`+", text)), default=2) + 1)
     fence = max(fence, "```", key=len)
     return f"{head}{fence}{LANGUAGES.get(full.suffix, 'text')}\n{text.rstrip()}\n{fence}\n"
+
+
+def opening(match):
+    """The first line of a block of code, with the words that the tests read as its title: a file, or what it needs."""
+    fence, language, words = match[1], match[2], match[3].split()
+    files = [word for word in words if "." in word]
+    needs = ["a GPU" if word == "gpu" else word for word in words if word not in files and word != "python"]
+    title = ", ".join(files) or (f"needs {', '.join(needs)}" if needs else "")
+    return f'{fence}{language} title="{title}"' if title else f"{fence}{language}"
 
 
 def pictures(match):
@@ -257,8 +267,8 @@ def on_page_markdown(markdown, page, config, files):
     if address == "README.md":
         page.meta["hide"] = ["navigation", "toc"]
         markdown = home() + markdown[markdown.index("\n## ") :]
-    markdown = outside_code(markdown, lambda prose: PICTURE.sub(pictures, prose))
-    return OPENING.sub(lambda match: f'{match[1]}{match[2]} title="needs{match[3].replace("gpu", "a GPU")}"', markdown)
+    markdown = outside_code(markdown, lambda prose: PICTURE.sub(pictures, SOURCES.sub("", prose)))
+    return OPENING.sub(opening, markdown)
 
 
 def on_page_content(html, page, config, files):
