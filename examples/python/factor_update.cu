@@ -1,4 +1,4 @@
-/* Shampoo's moving average F = beta F + (1 - beta) G G' for a gradient G of rows x cols, a thread for each element of F.
+/* Shampoo's moving average F = beta F + (1 - beta) G G', G of rows x cols, by a thread for each element of F.
  * cpp_extension.py runs it by torchium.kernel beside the same call of the C library. */
 __global__ void factor_update(const float *gradient, float *factor, int rows, int cols, float beta)
 {

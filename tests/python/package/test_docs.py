@@ -1,6 +1,7 @@
 """Runs the Python code of the documentation: the blocks of a page one after the other, in one namespace, in an empty
-folder. Words after "```python" are what a block needs, a module or "gpu": where that is missing, it is left out. The
-table of memory is compared with what its script prints.
+folder. Words after "```python" are what a block needs, a module or "gpu": where that is missing, it is left out. A word
+with a dot, in any language, is a file of examples/python that the block is an excerpt of: it is compared, not run, and
+the file is in the folder. The table of memory is compared with what its script prints.
 """
 
 import contextlib
@@ -8,6 +9,7 @@ import importlib.util
 import io
 import re
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,9 @@ torch = pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs" / "python"
 PAGES = [ROOT / "README.md", *sorted(FOLDER.glob("*.md"))]
-BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXAMPLES = ROOT / "examples" / "python"
+BLOCK = re.compile(r"^```python((?: [^.\s]+)*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXCERPT = re.compile(r"^```\w+ (\w+\.\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +47,8 @@ def blocks(page):
 def run(page, *present):
     """Runs the blocks of a page for which there is everything they need, in the current folder."""
     names = {"__name__": page.stem}
+    for file, _ in EXCERPT.findall(page.read_text(encoding="utf-8")):
+        shutil.copy(EXAMPLES / file, file)
     for needs, code in blocks(page):
         if all(need in present or importlib.util.find_spec(need) is not None for need in needs):
             exec(compile(code, str(page), "exec"), names)
@@ -69,6 +75,12 @@ def test_code_of_a_page_runs_on_a_gpu(page, tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", sorted(FOLDER.glob("*.md")), ids=lambda page: page.name)
 def test_a_page_has_code(page):
     assert any(not needs for needs, _ in blocks(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_excerpts_are_of_their_files(page):
+    for file, excerpt in EXCERPT.findall(page.read_text(encoding="utf-8")):
+        assert excerpt in (EXAMPLES / file).read_text(encoding="utf-8"), f"{page.name} shows another {file}"
 
 
 def test_table_of_memory_is_what_its_script_prints():
