@@ -32,6 +32,22 @@ def get_library_dir() -> str:
     return str(Path(_C.library_path()).resolve().parent)
 
 
+def include_paths() -> list[str]:
+    """`get_include()` in a list, as torch.utils.cpp_extension takes it.
+
+    extra_include_paths=torchium.include_paths()
+    """
+    return [get_include()]
+
+
+def library_paths() -> list[str]:
+    """`get_library_dir()` in a list, for the linker of a C++ extension, with `-ltorchium`.
+
+    extra_ldflags=[*(f"-L{p}" for p in torchium.library_paths()), "-ltorchium"]
+    """
+    return [get_library_dir()]
+
+
 def is_available(device: Any = "cuda") -> bool:
     """Whether the library can compute on a device here. `python -m torchium` tells why not.
 

@@ -127,7 +127,7 @@ class KFACPreconditioner:
         self._scaler, self._group = grad_scaler, process_group
         self._averages = average_factors
         if not average_factors and process_group is None:
-            raise ValueError("average_factors=False wants a process_group: without one processes would drift apart")
+            raise ValueError("average_factors=False needs a process_group: without one the processes would drift apart")
         self._consolidated: dict[str, Any] | None = None  # the layers' whole state, until the next step
         self._steps = 0
         self._observed = 0  # layers, since the last step
@@ -201,7 +201,7 @@ class KFACPreconditioner:
         """
         word("loss", loss, ("cross_entropy", "mse"))
         if self._fisher != "sampled":
-            raise RuntimeError("observe_sampled wants fisher='sampled'; with 'empirical' the loss's gradients are seen")
+            raise RuntimeError("observe_sampled needs fisher='sampled'; with 'empirical' the loss's gradients are used")
         if not self._is_due("factor_update_steps"):
             return
         if not isinstance(outputs, torch.Tensor) or not outputs.requires_grad:
@@ -387,7 +387,7 @@ def _dtype(factor_dtype: Any, inv_dtype: Any) -> torch.dtype | None:
         if value not in (None, torch.float32, torch.float64):
             raise ValueError(f"{name} must be torch.float32 or torch.float64, got {value}")
     if inv_dtype == torch.float64 and factor_dtype == torch.float32:
-        raise ValueError("inv_dtype is torch.float64, which wants factor_dtype=torch.float64 too")
+        raise ValueError("inv_dtype is torch.float64, which needs factor_dtype=torch.float64 too")
     return torch.float64 if inv_dtype == torch.float64 else factor_dtype
 
 

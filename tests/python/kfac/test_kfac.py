@@ -393,7 +393,7 @@ def test_sequences(device):
         ({"accumulation_steps": 0}, "accumulation_steps must be a whole number"),
         ({"factor_dtype": torch.float16}, "factor_dtype must be"),
         ({"inv_dtype": torch.bfloat16}, "inv_dtype must be"),
-        ({"inv_dtype": torch.float64, "factor_dtype": torch.float32}, "wants factor_dtype"),
+        ({"inv_dtype": torch.float64, "factor_dtype": torch.float32}, "needs factor_dtype"),
     ],
     ids=str,
 )
