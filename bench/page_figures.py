@@ -36,7 +36,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # Where every table of numbers has to say where they come from.
-PAGES = ("docs/performance.md", "docs/python/performance.md")
+PAGES = ("README.md", "docs/performance.md", "docs/python/performance.md")
 COMMENT = re.compile(r"^<!-- figures: (.*?)-->$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
