@@ -4,6 +4,11 @@ with a dot, in any language, is a file of examples/python that the block is an e
 the file is in the folder. Blocks "```diff python" are the code before and after a change: after it they are part of the
 page, before it they are run one by one, where the modules that follow are installed. The table of memory is compared
 with what its script prints.
+
+Where a block prints and an indented block follows it, at once or after a line that says "printed", that is what it
+printed: it is compared, on the CPU. Whole numbers and words must be equal; numbers with a point may differ by a tenth or
+by one in the last place, and those with an exponent, losses and errors, by a factor of two, since machines round
+differently.
 """
 
 import contextlib
@@ -20,9 +25,11 @@ torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs" / "python"
-PAGES = [ROOT / "README.md", *sorted(FOLDER.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "scripts" / "site" / "home.md", *sorted(FOLDER.glob("*.md"))]
 EXAMPLES = ROOT / "examples" / "python"
 BLOCK = re.compile(r"^```(diff )?python((?: [^.\s]+)*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OUTPUT = re.compile(r"\n\n(?:[^\n ][^\n]*\bprint(?:s|ed)\b[^\n]*:\n\n)?((?:    [^\n]*\n|\n(?=    ))+)")
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 EXCERPT = re.compile(r"^```\w+ (\w+\.\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -40,11 +47,14 @@ def one_thread():
 
 
 class Block:
-    """A block of a page: what it needs, and its code behind as many empty lines as put it on its line of the page."""
+    """A block of a page: what it needs, its code behind as many empty lines as put it on its line of the page, and what
+    the page says that it printed."""
 
     def __init__(self, text, match):
         self.is_diff, self.needs = bool(match[1]), match[2].split()
         self.lines = [""] * (text[: match.start()].count("\n") + 1) + match[3].splitlines()
+        shown = OUTPUT.match(text, match.end())
+        self.shown = shown[1] if shown else ""
 
     def code(self, side="+"):
         if not self.is_diff:
@@ -78,7 +88,37 @@ def run(page, *present, before=None):
         else:
             wanted = number == before or not (block.is_diff or block.missing(*present))
         if wanted:
-            exec(compile(block.code("-" if number == before else "+"), str(page), "exec"), names)
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(block.code("-" if number == before else "+"), str(page), "exec"), names)
+            if block.shown and printed.getvalue() and before is None and not torch.cuda.is_available():
+                assert different(block.shown, printed.getvalue()) is None
+
+
+def different(shown, printed):
+    """What is not the same in an output and in a page that shows it, or None."""
+    texts = [" ".join(NUMBER.sub("#", text).split()) for text in (shown, printed)]
+    if texts[0] != texts[1]:
+        return f"the page shows\n{shown}\nand this was printed:\n{printed}"
+    for old, new in zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=True):
+        whole = not any(mark in old + new for mark in ".e")
+        factor = 1 if whole else 2 if "e" in old + new else 1.1
+        low, high = sorted((abs(float(old)), abs(float(new))))
+        last = 0 if whole or "e" in old + new else 1.01 * 10.0 ** -len(old.partition(".")[2])
+        if high > max(factor * low, low + last) or float(old) * float(new) < 0:
+            return f"the page shows {old} where {new} was printed"
+    return None
+
+
+def test_outputs_are_compared():
+    assert different("    loss 0.50 after 3\n", "loss 0.51 after 3\n") is None
+    assert different("    {'a': 1,\n     'b': 2e-3}\n", "{'a': 1, 'b': 1.2e-03}\n") is None
+    assert "shows 3 where 4" in different("    loss 0.50 after 3\n", "loss 0.50 after 4\n")
+    assert different("    loss 0.04\n", "loss 0.05\n") is None
+    assert "shows 0.50 where 0.60" in different("    loss 0.50\n", "loss 0.60\n")
+    assert "2e-3 where 5e-3" in different("    2e-3\n", "5e-3\n")
+    assert "this was printed" in different("    loss 0.50\n", "error 0.50\n")
+    assert sum(bool(block.shown) for page in PAGES for block in blocks(page)) > 15
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
