@@ -6,8 +6,8 @@ page, before it they are run one by one, where the modules that follow are insta
 with what its script prints.
 
 Where a block prints and an indented block follows it, at once or after a line that says "printed", that is what it
-printed: it is compared, on the CPU. Whole numbers and words must be equal; numbers with a point may differ by a tenth or
-by one in the last place, and those with an exponent, losses and errors, by a factor of two, since machines round
+printed: it is compared, on the CPU. Whole numbers and words must be equal; numbers with a point may differ by a tenth
+or by one in the last place, and those with an exponent, losses and errors, by a factor of two, since machines round
 differently.
 """
 
