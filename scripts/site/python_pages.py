@@ -34,9 +34,9 @@ def summary(path):
     return text.split("\n\n")[0].replace("\n", " ")
 
 
-def block(name):
+def block(name, level=2):
     """Where mkdocstrings puts the words about a name."""
-    return f"::: {name}\n    options:\n      heading_level: 2"
+    return f"::: {name}\n    options:\n      heading_level: {level}"
 
 
 def about(module):
@@ -56,7 +56,7 @@ def pages(package):
             listed = []
             for name in sorted(names, key=str.lower):
                 page = f"api/python/optim/{name}.md"
-                made.append((page, name, f"# {name}\n\n{block(f'{module}.{name}')}\n"))
+                made.append((page, name, block(f"{module}.{name}", 1) + "\n"))
                 listed.append(f"- [{name}](optim/{name}.md)")
             text.append("\n".join(listed))
         else:
