@@ -79,9 +79,7 @@ def create_optimizer(
         return make(params_or_model, **options)
     if not _is_model(params_or_model):
         if patterns or no_decay_1d:
-            raise ValueError(
-                "elementwise and no_decay_1d need a model to look into; groups of your own say it themselves"
-            )
+            raise ValueError("elementwise and no_decay_1d need a model; parameter groups set their options themselves")
         return make(params_or_model, **options)
     if key in _FIRST_ORDER:
         groups = _groups_of(params_or_model, patterns, bool(no_decay_1d))

@@ -236,7 +236,7 @@ def _read(source: Any, words: tuple[str, ...] = ("__global__",)) -> tuple[str, s
             raise TypeError("source must be a path of text, got one of bytes")
         return Path(path).read_text(encoding="utf-8", errors="replace"), path
     if not any(word in source for word in words):
-        raise ValueError(f"source has no {' or '.join(words)} function, and is no path either, which ends in .cu")
+        raise ValueError(f"source has no {' or '.join(words)} function, and is not a path that ends in .cu")
     return source, None
 
 
@@ -281,7 +281,7 @@ def _device_of(args: tuple[Any, ...]) -> str:
         if (ask := getattr(a, "__dlpack_device__", None)) is not None:
             kind, index = ask()
             return f"cuda:{int(index)}" if int(kind) in (2, 13) else "cpu"
-    raise ValueError("args has no array, so there is no telling on which device the kernel is to run")
+    raise ValueError("args has no array, so the device to run on is unknown")
 
 
 def _cpu_only(tensor: Any) -> str:

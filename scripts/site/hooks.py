@@ -44,7 +44,7 @@ ELSEWHERE = {
     "examples/python": "examples/python.md",
     "examples/python/README.md": "examples/python.md",
 }
-NUMBER = re.compile(r"<td([^>]*)>((?:<strong>)?[\w.,%+\-]{1,12}(?:</strong>)?)</td>")
+NUMBER = re.compile(r"<td([^>]*)>((?:<strong>)?-?\d[^<]{0,17}(?:</strong>)?)</td>")
 PICTURE = re.compile(r"!\[([^\]]*)\]\((\S*?)\.svg\)")
 DARK = re.compile(r"@media \(prefers-color-scheme: ?dark\) *\{((?:[^{}]*\{[^{}]*\})*\s*)\}")
 two_forms = set()  # pictures that have a light and a dark form
@@ -272,5 +272,5 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Numbers alone in a cell of a table are not broken at their signs."""
+    """Numbers in a cell of a table, with a word at most, stay on one line."""
     return NUMBER.sub(r"<td\1 class=\"number\">\2</td>", html)
