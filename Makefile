@@ -36,9 +36,9 @@ lint: ## check layout, clang-tidy, cppcheck and ruff
 	@scripts/setup lint
 	@scripts/lint
 
-docs: ## check that every link in the documentation leads somewhere
+docs: ## build the website into build/site, and check that every link in the documentation leads somewhere
 	@scripts/setup docs
-	@python3 scripts/check-links
+	@scripts/docs
 
 install: native ## install under PREFIX (default /usr/local)
 	cmake --install build/native --prefix $(PREFIX)

@@ -238,11 +238,11 @@ int command_demo(int argc, char **argv)
         {"--batch", "B", OPTION_INTEGER, &options.batch, 1, 0x1p62, "how many of them (16)"},
         {"--condition", "K", OPTION_REAL, &options.condition, 10, 1e14, "condition number after damping (1e6)"},
         {"--root", "P", OPTION_INTEGER, &options.root, 1, 8, "which root: 1, 2, 3, 4, 6 or 8 (4)"},
-        {"--seed", "S", OPTION_INTEGER, &options.seed, 0, 0x1p62, "of the random matrices (1)"},
+        {"--seed", "S", OPTION_INTEGER, &options.seed, 0, 0x1p62, "random seed (1)"},
         {"--device", "D", OPTION_TEXT, &options.device, 0, 0, "auto, cpu, cuda or cuda:N (auto)"},
     };
     const option_table table = {"demo",
-                                "Takes the inverse root A^(-1/P) of a batch of random ill-conditioned symmetric\n"
+                                "Computes the inverse root A^(-1/P) of a batch of random ill-conditioned symmetric\n"
                                 "matrices by every method, and shows error, residual and time of each.",
                                 specs, sizeof specs / sizeof specs[0]};
     options_result result = options_read(&table, argc, argv);

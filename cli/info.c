@@ -245,7 +245,7 @@ static int print_json(void)
 int command_info(int argc, char **argv)
 {
     bool as_json = false;
-    const option_spec specs[] = {{"--json", NULL, OPTION_FLAG, &as_json, 0, 0, "the same as one JSON document"}};
+    const option_spec specs[] = {{"--json", NULL, OPTION_FLAG, &as_json, 0, 0, "one JSON document instead of text"}};
     const option_table table = {"info",
                                 "Shows the version and build, this machine, and every backend with its devices; for a\n"
                                 "backend that cannot be used, the reason and what to do about it.",

@@ -20,7 +20,7 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-    {"info", "what this installation is, and which devices it can use", command_info},
+    {"info", "this installation, and the devices it can use", command_info},
     {"train", "trains a network with one optimizer or several, and compares them", command_train},
     {"demo", "inverse roots of ill-conditioned matrices by every method, with error and time", command_demo},
     {"bench", "times the operations against the limits of this machine", command_bench},
@@ -39,7 +39,7 @@ static int print_help(void)
          "options:\n"
          "  --version\n"
          "  --help\n\n"
-         "Exit status: 0 done, 1 failed, 2 wrong usage; a training that was stopped ends by its signal.");
+         "Exit status: 0 done, 1 failed, 2 wrong usage; an interrupted training exits by its signal.");
     return CLI_OK;
 }
 

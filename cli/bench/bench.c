@@ -233,11 +233,11 @@ int command_bench(int argc, char **argv)
     };
     const option_table table = {
         "bench",
-        "Times the operations at named sizes. Limits of the machine are measured first, in the same run, and each\n"
-        "row says which share of the limit it reached, or how many matrix products its time is worth. Then it shows\n"
-        "how cost grows with n and with the batch, and the error of each inverse root over condition numbers. Times\n"
-        "are medians with the least beside them; rates and ratios are of the least, which other work disturbs less.\n"
-        "On a GPU larger sizes are measured too.",
+        "Times the operations at named sizes. The limits of the machine are measured first, in the same run; each row\n"
+        "shows the fraction of the limit that it reached, or its time in matrix products. Then come the growth of the\n"
+        "cost with n and with the batch, and the error of each inverse root over condition numbers. Times are medians\n"
+        "with the minimum beside them; rates and ratios use the minimum, which other load disturbs less. On a GPU\n"
+        "larger sizes are measured too.",
         specs, sizeof specs / sizeof specs[0]};
     options_result result = options_read(&table, argc, argv);
     if (result != OPTIONS_GO) {

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from torchium.factory import create_optimizer, list_optimizers
     from torchium.grad_sample import GhostClipping, GradSampleModule, per_sample_norms
     from torchium.kernels import elementwise, kernel
-    from torchium.library import get_include, get_library_dir, is_available, memory_report, stats
+    from torchium.library import (
+        get_include,
+        get_library_dir,
+        include_paths,
+        is_available,
+        library_paths,
+        memory_report,
+        stats,
+    )
 
 __all__ = [
     "GhostClipping",
@@ -40,8 +48,10 @@ __all__ = [
     "get_include",
     "get_library_dir",
     "grad_sample",
+    "include_paths",
     "is_available",
     "kernel",
+    "library_paths",
     "linalg",
     "list_optimizers",
     "memory_report",
@@ -64,8 +74,10 @@ _NAMES = {
     "elementwise": ("kernels", "elementwise"),
     "get_include": ("library", "get_include"),
     "get_library_dir": ("library", "get_library_dir"),
+    "include_paths": ("library", "include_paths"),
     "is_available": ("library", "is_available"),
     "kernel": ("kernels", "kernel"),
+    "library_paths": ("library", "library_paths"),
     "list_optimizers": ("factory", "list_optimizers"),
     "per_sample_norms": ("grad_sample", "per_sample_norms"),
     "memory_report": ("library", "memory_report"),

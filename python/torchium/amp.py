@@ -30,14 +30,31 @@ class GradScaler(torch.amp.GradScaler):
     with fused=True reads the gradients once to look for infinities and leaves them as they are: the optimizer divides
     inside its step, and skips it on the device.
 
-        scaler = torchium.amp.GradScaler("cuda")
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+    Args:
+        device: "cuda" or "cpu".
+        init_scale: the scale S to begin with.
+        growth_factor: of S after growth_interval good steps in a row.
+        backoff_factor: of S at an infinity or a NaN.
+        growth_interval: good steps in a row before S grows.
+        enabled: False makes everything here do nothing.
 
-    Arguments: device="cuda", init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000,
-    enabled=True.
+    Examples:
+        >>> scaler = torchium.amp.GradScaler("cuda")
+        >>> scaler.scale(loss).backward()
+        >>> scaler.step(optimizer)
+        >>> scaler.update()
     """
+
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
+        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
 
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool

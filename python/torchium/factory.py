@@ -34,7 +34,11 @@ _FIRST_ORDER = ("adamw", "lion", "sgd")
 
 
 def list_optimizers(pattern: str = "") -> list[str]:
-    """The names create_optimizer knows, sorted; with a pattern, those that match it: list_optimizers("s*")."""
+    """The names create_optimizer knows, sorted.
+
+    Args:
+        pattern: only those that match it, in any case, as "s*".
+    """
     if not isinstance(pattern, str):
         raise TypeError(f"pattern must be a str, got {type(pattern).__name__!r}")
     return sorted(fnmatch.filter(_CLASSES, pattern.lower() or "*"))
@@ -51,7 +55,8 @@ def create_optimizer(
     """An optimizer of torchium.optim by its name, in any case: "shampoo", "soap", "muon", "normuon", "kfac",
     "natural", "adamw", "lion", "sgd".
 
-    Arguments:
+    Args:
+        name: of the optimizer.
         params_or_model: parameters or groups as every optimizer takes them, passed on as they are; or a model, which
             "kfac" and "natural" want. Of a model embeddings and output layers get AdamW, as where the class itself is
             given the model: `optimizer.summary()` tells.
@@ -61,7 +66,8 @@ def create_optimizer(
         no_decay_1d: for a model, whether parameters with fewer than two dimensions go without weight decay.
         options: the optimizer's own, such as lr and weight_decay.
 
-        optimizer = torchium.create_optimizer("muon", model, lr=0.02, adamw_lr=3e-4, no_decay_1d=True)
+    Examples:
+        >>> optimizer = torchium.create_optimizer("muon", model, lr=0.02, adamw_lr=3e-4, no_decay_1d=True)
     """
     key = _known_name(name)
     patterns = _as_patterns(elementwise)
@@ -73,9 +79,7 @@ def create_optimizer(
         return make(params_or_model, **options)
     if not _is_model(params_or_model):
         if patterns or no_decay_1d:
-            raise ValueError(
-                "elementwise and no_decay_1d need a model to look into; groups of your own say it themselves"
-            )
+            raise ValueError("elementwise and no_decay_1d need a model; parameter groups set their options themselves")
         return make(params_or_model, **options)
     if key in _FIRST_ORDER:
         groups = _groups_of(params_or_model, patterns, bool(no_decay_1d))

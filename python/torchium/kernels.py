@@ -53,7 +53,7 @@ def kernel(
 ) -> Kernel:
     """A kernel from CUDA C source, for GPUs and the CPU.
 
-    Arguments:
+    Args:
         source: the text, or the path of a file: a str that ends in ".cu", or a Path.
         name: of the `__global__` function; of a template with its arguments, "scale<float, 4>". It may be left out
             where the source has one kernel and that is no template.
@@ -61,14 +61,23 @@ def kernel(
         include_dirs: where `#include "..."` is looked for, besides the folder of the file.
         cache: whether compiled code is looked for, and kept, on disk.
 
-        halve = torchium.kernel("__global__ void halve(float *x, int n) { int i = blockIdx.x * blockDim.x + ...; }")
-        halve((n + 255) // 256, 256, (x, n))          # x.is_cuda: on its GPU; otherwise on the CPU
+    Examples:
+        >>> halve = torchium.kernel("__global__ void halve(float *x, int n) { int i = blockIdx.x * blockDim.x + ...; }")
+        >>> halve((n + 255) // 256, 256, (x, n))  # x.is_cuda: on its GPU; otherwise on the CPU
     """
     return Kernel(source, name, options, include_dirs, cache)
 
 
 class Kernel:
-    """What `torchium.kernel` returns: called, it launches the kernel on the device of its arrays."""
+    """What `torchium.kernel` returns: called, it launches the kernel on the device of its arrays.
+
+    Args:
+        source: as for `torchium.kernel`, and so are the others.
+        name: of the `__global__` function.
+        options: for both compilers.
+        include_dirs: where `#include "..."` is looked for.
+        cache: whether compiled code is looked for, and kept, on disk.
+    """
 
     def __init__(
         self,
@@ -102,14 +111,20 @@ class Kernel:
         *,
         allow_strided: bool = False,
     ) -> None:
-        """Launches `grid` blocks of `block` threads, each a number or up to three.
+        """Launches the kernel.
 
-        `args` has one object for each parameter: an array for a pointer (None for a NULL pointer), a Python or NumPy
-        number, a ctypes or NumPy struct or bytes for a struct. They are compared with the parameters before anything
-        happens. Arrays are without gaps unless `allow_strided` says that the kernel knows about them. A tensor that
-        requires a gradient is only read, `const`, unless gradients are off. On a GPU the launch is queued on the stream
-        that the arrays' library works on, or on `stream` (a torch or CuPy stream, or its number), and nothing is waited
-        for.
+        Args:
+            grid: blocks, a number or up to three.
+            block: threads of a block, a number or up to three.
+            args: one object for each parameter: an array for a pointer (None for a NULL pointer), a Python or NumPy
+                number, a ctypes or NumPy struct or bytes for a struct. They are compared with the parameters before
+                anything happens.
+            shared_mem: bytes of dynamic shared memory.
+            stream: a torch or CuPy stream, or its number; None for the one that the arrays' library works on.
+            allow_strided: True where the kernel knows about arrays with gaps; otherwise they are an error.
+
+        A tensor that requires a gradient is only read, `const`, unless gradients are off. On a GPU the launch is
+        queued, and nothing is waited for.
         """
         if type(args) is not tuple:
             args = _as_tuple(args)
@@ -120,20 +135,32 @@ class Kernel:
                 _count_write(args[i])
 
     def compile(self, device: Any = None) -> Kernel:
-        """Compiles for a device ahead of the first launch, and returns the kernel itself. Without a device: for a GPU
-        where there is one, otherwise for the CPU."""
+        """Compiles for a device ahead of the first launch, and returns the kernel itself.
+
+        Args:
+            device: None for a GPU where there is one, otherwise for the CPU.
+        """
         self._on(_full_name(device))
         return self
 
     def info(self, device: Any = None) -> dict[str, Any]:
         """What the compiler made: parameters (as C writes their types), registers, shared_bytes and local_bytes,
-        max_threads, suggested_threads and suggested_blocks, and whether it came from the cache."""
+        max_threads, suggested_threads and suggested_blocks, and whether it came from the cache.
+
+        Args:
+            device: as for `compile`.
+        """
         name = _full_name(device)
         compiled = self._on(name)
         return {"name": self.name, "device": name, "parameters": compiled.parameters(), **compiled.info()}
 
     def suggest(self, n: int, device: Any = None) -> tuple[int, int]:
-        """Grid and block for a thread for each of n elements, with the block that fills the device best."""
+        """Grid and block for a thread for each of n elements, with the block that fills the device best.
+
+        Args:
+            n: how many elements.
+            device: as for `compile`.
+        """
         if isinstance(n, bool) or not isinstance(n, int):
             raise TypeError(f"n must be an int, got {type(n).__name__!r}")
         if n < 0:
@@ -174,10 +201,10 @@ def elementwise(
 ) -> Elementwise:
     """A function of tensors from what it does to one element, for GPUs and the CPU.
 
-    Arguments:
-        inputs, outputs: types and names, as in "float x, float p": float, double, int, long, half, bfloat16, or T,
-            which is the type that PyTorch would promote all inputs of type T to. half and bfloat16 are computed as
-            float.
+    Args:
+        inputs: types and names, as in "float x, float p": float, double, int, long, half, bfloat16, or T, which is the
+            type that PyTorch would promote all inputs of type T to. half and bfloat16 are computed as float.
+        outputs: types and names of the results, likewise.
         operation: statements in CUDA C that set the outputs.
         name: of the kernel, for profilers.
         derivative: the gradient of each input by its name, as an expression of the inputs, the outputs and `grad`, the
@@ -185,9 +212,11 @@ def elementwise(
         options: as for `torchium.kernel`.
         preamble: text before the kernel: functions, constants, #include.
 
-        power = torchium.elementwise("T x, T p", "T y", "y = pow(x, p)", derivative={"x": "p * pow(x, p - 1) * grad"})
-        y = power(x, 0.5)                       # broadcasts; power(x, 0.5, out=y) writes to a tensor that is there
-        y.sum().backward()
+    Examples:
+        >>> gradients = {"x": "p * pow(x, p - 1) * grad"}
+        >>> power = torchium.elementwise("T x, T p", "T y", "y = pow(x, p)", derivative=gradients)
+        >>> y = power(x, 0.5)  # broadcasts; power(x, 0.5, out=y) writes to an existing tensor
+        >>> y.sum().backward()
     """
     from torchium._functions.elementwise import Elementwise
 
@@ -207,7 +236,7 @@ def _read(source: Any, words: tuple[str, ...] = ("__global__",)) -> tuple[str, s
             raise TypeError("source must be a path of text, got one of bytes")
         return Path(path).read_text(encoding="utf-8", errors="replace"), path
     if not any(word in source for word in words):
-        raise ValueError(f"source has no {' or '.join(words)} function, and is no path either, which ends in .cu")
+        raise ValueError(f"source has no {' or '.join(words)} function, and is not a path that ends in .cu")
     return source, None
 
 
@@ -252,7 +281,7 @@ def _device_of(args: tuple[Any, ...]) -> str:
         if (ask := getattr(a, "__dlpack_device__", None)) is not None:
             kind, index = ask()
             return f"cuda:{int(index)}" if int(kind) in (2, 13) else "cpu"
-    raise ValueError("args has no array, so there is no telling on which device the kernel is to run")
+    raise ValueError("args has no array, so the device to run on is unknown")
 
 
 def _cpu_only(tensor: Any) -> str:

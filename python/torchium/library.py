@@ -32,8 +32,28 @@ def get_library_dir() -> str:
     return str(Path(_C.library_path()).resolve().parent)
 
 
+def include_paths() -> list[str]:
+    """`get_include()` in a list, as torch.utils.cpp_extension takes it.
+
+    extra_include_paths=torchium.include_paths()
+    """
+    return [get_include()]
+
+
+def library_paths() -> list[str]:
+    """`get_library_dir()` in a list, for the linker of a C++ extension, with `-ltorchium`.
+
+    extra_ldflags=[*(f"-L{p}" for p in torchium.library_paths()), "-ltorchium"]
+    """
+    return [get_library_dir()]
+
+
 def is_available(device: Any = "cuda") -> bool:
-    """Whether the library can compute on a device here: "cpu", "cuda", "cuda:1". `python -m torchium` tells why not."""
+    """Whether the library can compute on a device here. `python -m torchium` tells why not.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1", or a torch.device.
+    """
     name = _device_name(device)
     kind, colon, index = name.partition(":")
     if kind not in ("cpu", "cuda") or (colon and not index.isdecimal()):
@@ -56,10 +76,13 @@ def _usable_devices() -> list[str]:
 def memory_report(optimizer: TorchiumOptimizer | None = None, *, device: Any = None) -> dict[str, Any]:
     """What an optimizer takes, in bytes; without one, what the library's pools hold on each device.
 
-    For an optimizer it is `optimizer.memory_report()`: a forecast before its first step, figures after it. The pools
-    are told by device, or for the one device that was asked for: total, free, allocated, reserved, peak and so on.
+    Args:
+        optimizer: one of torchium.optim, for its `memory_report()`: a forecast before its first step, figures after it.
+        device: without an optimizer, the one device whose pool is asked for; None for each by its name. A pool has
+            total, free, allocated, reserved, peak and so on.
 
-        torchium.memory_report(device="cuda")["peak"]
+    Examples:
+        >>> torchium.memory_report(device="cuda")["peak"]
     """
     if optimizer is not None:
         return _method(optimizer, "memory_report")()
@@ -69,7 +92,11 @@ def memory_report(optimizer: TorchiumOptimizer | None = None, *, device: Any = N
 
 
 def stats(optimizer: TorchiumOptimizer | None = None) -> dict[str, float]:
-    """A flat dict of numbers for a logger: those of an optimizer, or of the pools as "cpu/allocated", "cuda:0/peak"."""
+    """A flat dict of numbers for a logger.
+
+    Args:
+        optimizer: one of torchium.optim, for its `stats()`; None for the pools, as "cpu/allocated", "cuda:0/peak".
+    """
     if optimizer is not None:
         return _method(optimizer, "stats")()
     return {f"{name}/{what}": float(value) for name, pool in memory_report().items() for what, value in pool.items()}

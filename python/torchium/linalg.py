@@ -15,10 +15,10 @@ large for its type. In products, `orthogonalize` and gradients what is too large
 With PyTorch the functions can be differentiated where a gradient is defined, and seen by `torch.compile` as operators
 `torch.ops.torchium.*`. A function without a gradient refuses tensors that require one. With CUDA tensors work is queued
 on the current stream.
-
-This file only says what the functions do and finds out whose arrays they got: torchium._functions.ops is for
-PyTorch's, and torchium._functions.arrays for the others. It does not import PyTorch.
 """
+
+# This file only says what the functions do and finds out whose arrays they got: torchium._functions.ops is for
+# PyTorch's, and torchium._functions.arrays for the others. It does not import PyTorch.
 
 from __future__ import annotations
 
@@ -89,6 +89,7 @@ def matrix_power(a: Array, power: float, eps: float = 0.0) -> Array:
     The gradient with respect to A is V (K o V' (G + G')/2 V) V' with K the divided differences of the function; it is
     computed in float64, and cannot be differentiated once more.
 
+    Examples:
         >>> x = matrix_power(a, -0.25, eps=1e-8)
     """
     return _home("a", a).matrix_power(a, power, eps)
@@ -108,7 +109,8 @@ def inverse_root(
     Args:
         a: [..., n, n].
         root: 1, 2, 3, 4, 6 or 8; `matrix_power` takes any power.
-        eps, relative_eps: damping. Relative damping bounds the cost in advance: prefer it.
+        eps: damping.
+        relative_eps: damping relative to the largest eigenvalue. It bounds the cost in advance: prefer it.
         method: "auto", the fastest that reaches the tolerance; "eigen", by eigenvalues; "newton", products only;
             "rational", shifted inverses (CPU only).
         tolerance: the largest error of the result relative to its norm; 0 means 1e-9 for float64, 1e-3 for the others.
@@ -118,6 +120,7 @@ def inverse_root(
     The gradient, in the manner of `matrix_power`, includes the dependence of d on the largest eigenvalue. The residual
     has none.
 
+    Examples:
         >>> x, residual = inverse_root(a, 4, relative_eps=1e-6, return_residual=True)
     """
     return _home("a", a).inverse_root(a, root, eps, relative_eps, method, tolerance, return_residual)
@@ -126,17 +129,26 @@ def inverse_root(
 def eigh(a: Array) -> tuple[Array, Array]:
     """Eigenvalues w [..., n], ascending, and eigenvectors V [..., n, n], in columns: A = V diag(w) V' for symmetric A.
 
+    Args:
+        a: symmetric matrices, [..., n, n].
+
     There is no gradient.
 
+    Examples:
         >>> w, v = eigh(a)
     """
     return _home("a", a).eigh(a)
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """A B for A [..., m, k] and B [..., k, n]; leading dimensions are broadcast.
+    """A B; leading dimensions are broadcast.
 
-    >>> c = matmul(a, b)
+    Args:
+        a: [..., m, k].
+        b: [..., k, n].
+
+    Examples:
+        >>> c = matmul(a, b)
     """
     return _home("a", a).matmul(a, b)
 
@@ -144,7 +156,13 @@ def matmul(a: Array, b: Array) -> Array:
 def gram(a: Array, transpose: bool = False, alpha: float = 1.0) -> Array:
     """alpha A A', or alpha A' A with transpose: symmetric to the last bit, for half the work of a product.
 
-    >>> covariance = gram(x, transpose=True, alpha=1 / len(x))
+    Args:
+        a: any matrices, [..., m, n].
+        transpose: A' A in place of A A'.
+        alpha: a factor of the result.
+
+    Examples:
+        >>> covariance = gram(x, transpose=True, alpha=1 / len(x))
     """
     return _home("a", a).gram(a, transpose, alpha)
 
@@ -152,7 +170,12 @@ def gram(a: Array, transpose: bool = False, alpha: float = 1.0) -> Array:
 def symmetric_product(a: Array, b: Array) -> Array:
     """A B for symmetric A and B that commute, such as powers of one matrix: the result is symmetric to the last bit.
 
-    >>> square = symmetric_product(a, a)
+    Args:
+        a: symmetric matrices, [..., n, n].
+        b: symmetric matrices of the same shape, each of which commutes with its A.
+
+    Examples:
+        >>> square = symmetric_product(a, a)
     """
     return _home("a", a).symmetric_product(a, b)
 
@@ -168,33 +191,51 @@ def orthogonalize(a: Array, steps: int = 5, method: str = "polar_express") -> Ar
 
     There is no gradient.
 
+    Examples:
         >>> direction = orthogonalize(momentum)
     """
     return _home("a", a).orthogonalize(a, steps, method)
 
 
 def kronecker_product(a: Array, b: Array) -> Array:
-    """A (x) B, [..., m p, n q] for A [..., m, n] and B [..., p, q]. Mind its size: the functions below never form it.
+    """A (x) B, [..., m p, n q]. Mind its size: the functions below never form it.
 
-    >>> c = kronecker_product(a, b)
+    Args:
+        a: [..., m, n].
+        b: [..., p, q].
+
+    Examples:
+        >>> c = kronecker_product(a, b)
     """
     return _home("a", a).kronecker_product(a, b)
 
 
 def kronecker_matmul(a: Array, b: Array, x: Array) -> Array:
-    """(A (x) B) X without forming the product: X [..., n q, r], result [..., m p, r].
+    """(A (x) B) X without forming the product: [..., m p, r].
+
+    Args:
+        a: [..., m, n].
+        b: [..., p, q].
+        x: [..., n q, r].
 
     Leading dimensions are broadcast, here and below.
 
+    Examples:
         >>> y = kronecker_matmul(a, b, x)
     """
     return _home("a", a).kronecker_matmul(a, b, x)
 
 
 def kronecker_apply(a: Array, b: Array, x: Array) -> Array:
-    """A X B' for X [..., n, q], result [..., m, p]: A (x) B applied to the elements of X in row-major order.
+    """A X B', [..., m, p]: A (x) B applied to the elements of X in row-major order.
 
-    >>> direction = kronecker_apply(left_root, right_root, gradient)
+    Args:
+        a: [..., m, n].
+        b: [..., p, q].
+        x: [..., n, q].
+
+    Examples:
+        >>> direction = kronecker_apply(left_root, right_root, gradient)
     """
     return _home("a", a).kronecker_apply(a, b, x)
 
@@ -203,12 +244,14 @@ def kronecker_solve(a: Array, b: Array, x: Array, damping: float) -> Array:
     """(A + pi sqrt(damping) I)^-1 X (B + sqrt(damping)/pi I)^-1, pi = sqrt((tr A / m) / (tr B / n)): KFAC's step.
 
     Args:
-        a, b: symmetric positive semidefinite, [..., m, m] and [..., n, n].
+        a: symmetric positive semidefinite, [..., m, m].
+        b: symmetric positive semidefinite, [..., n, n].
         x: [..., m, n].
         damping: 0 or more.
 
     There is no gradient.
 
+    Examples:
         >>> step = kronecker_solve(a, b, gradient, damping=1e-3)
     """
     return _home("a", a).kronecker_solve(a, b, x, damping)
@@ -217,11 +260,17 @@ def kronecker_solve(a: Array, b: Array, x: Array, damping: float) -> Array:
 def nearest_kronecker(
     m: Array, shape_a: Sequence[int], shape_b: Sequence[int], return_error: bool = False
 ) -> tuple[Array, ...]:
-    """The A of shape_a and B of shape_b that make |M - A (x) B| least, for M [..., m p, n q].
+    """The A of shape_a and B of shape_b that make |M - A (x) B| least.
 
-    The factors have equal norms, and A's largest entry is positive. With return_error also |M - A (x) B| / |M|, float64
-    of the batch's shape. There is no gradient.
+    Args:
+        m: [..., m p, n q].
+        shape_a: (m, n).
+        shape_b: (p, q).
+        return_error: also return |M - A (x) B| / |M|, float64 of the batch's shape.
 
+    The factors have equal norms, and A's largest entry is positive. There is no gradient.
+
+    Examples:
         >>> a, b = nearest_kronecker(m, (4, 3), (5, 2))
     """
     return _home("m", m).nearest_kronecker(m, shape_a, shape_b, return_error)

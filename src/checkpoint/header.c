@@ -92,7 +92,7 @@ static tch_status check_extent(const tchi_json *json, const tchi_header *header,
 {
     char quoted[TCHI_QUOTE_SIZE];
     if (stored->begin > stored->end || stored->end > data_bytes) {
-        return tchi_json_fail(json, "\"%s\" lies at bytes %lld to %lld of %lld", tchi_quote(stored->name, quoted),
+        return tchi_json_fail(json, "\"%s\" is at bytes %lld to %lld of %lld", tchi_quote(stored->name, quoted),
                               (long long)stored->begin, (long long)stored->end, (long long)data_bytes);
     }
     const int64_t *sizes = stored->ndim > 0 ? (const int64_t *)header->sizes.items + stored->first_size : NULL;
@@ -236,8 +236,8 @@ static tch_status check_cover(const tchi_header *header, const char *path, int64
     int64_t end = 0;
     for (int64_t i = 0; i < header->tensors.count; i++) {
         if (tensors[i].begin != end) {
-            return tchi_fail(TCH_ERR_IO, "%.600s: \"%s\" begins at byte %lld, and what lies before it ends at %lld",
-                             path, tchi_quote(tensors[i].name, quoted), (long long)tensors[i].begin, (long long)end);
+            return tchi_fail(TCH_ERR_IO, "%.600s: \"%s\" begins at byte %lld, and what precedes it ends at %lld", path,
+                             tchi_quote(tensors[i].name, quoted), (long long)tensors[i].begin, (long long)end);
         }
         end = tensors[i].end;
     }

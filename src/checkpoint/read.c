@@ -80,7 +80,7 @@ tch_status tch_checkpoint_view(const tch_checkpoint *checkpoint, const char *nam
     }
     if ((file->data_begin + stored->begin) % (int64_t)tch_dtype_size(stored->type->dtype) != 0) {
         return tchi_fail(TCH_ERR_LAYOUT,
-                         "tch_checkpoint_view: the tensor with the name \"%s\" lies at byte %lld of the file, which is "
+                         "tch_checkpoint_view: the tensor with the name \"%s\" is at byte %lld of the file, which is "
                          "not aligned for %s; use tch_checkpoint_read",
                          tchi_quote(name, quoted), (long long)(file->data_begin + stored->begin), stored->type->name);
     }

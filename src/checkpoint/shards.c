@@ -376,7 +376,7 @@ tch_status tch_checkpoint_check_shard(const tch_checkpoint *checkpoint, const ch
     bool has_rank = out->ndim >= 0 && out->ndim <= TCH_MAX_RANK && (out->ndim == 0 || out->shape != NULL);
     tchi_slice wanted = {has_rank ? out->ndim : 0, shape, start, out->shape};
     if (!has_rank || (out->ndim > 0 && (shape == NULL || start == NULL || !tchi_slice_is_sound(&wanted)))) {
-        return tchi_fail(TCH_ERR_SHAPE, "%s: shape or start is NULL, or out does not lie inside the whole", function);
+        return tchi_fail(TCH_ERR_SHAPE, "%s: shape or start is NULL, or out is not inside the whole", function);
     }
     return check_sources(checkpoint, name, &wanted, out->dtype);
 }

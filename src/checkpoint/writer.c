@@ -223,7 +223,7 @@ static tch_status check_shard(const char *name, const tch_tensor *tensor, const 
     }
     if (!tchi_slice_is_sound(slice)) {
         char quoted[TCHI_QUOTE_SIZE];
-        return tchi_fail(TCH_ERR_SHAPE, "%s: tensor does not lie inside the whole \"%s\" of the given shape", function,
+        return tchi_fail(TCH_ERR_SHAPE, "%s: tensor is not inside the whole \"%s\" of the given shape", function,
                          tchi_quote(name, quoted));
     }
     return TCH_OK;

@@ -88,7 +88,7 @@ static tch_status check_rows(const tch_tensor *tensor, const char *name, int64_t
     TCHI_TRY(tchi_check_matrix_size(tensor, name));
     if (!tchi_matrices_of(tensor, &rows) || rows.ld > TCHI_MOST_SIZE) {
         return tchi_fail(TCH_ERR_LAYOUT,
-                         "%s has strides [%lld, %lld]: its columns must lie side by side, and its rows one after "
+                         "%s has strides [%lld, %lld]: its rows must be contiguous, one after "
                          "the other; copy it to a contiguous tensor",
                          name, (long long)tchi_tensor_stride(tensor, 0), (long long)tchi_tensor_stride(tensor, 1));
     }
@@ -112,7 +112,7 @@ static tch_status check_targets(const tch_network *network, const tch_tensor *ta
     TCHI_TRY(tchi_check_dtype(targets, "targets", TCH_INT32));
     TCHI_TRY(tchi_check_shape(targets, "targets", 1, &rows));
     if (!tch_tensor_is_contiguous(targets)) {
-        return tchi_fail(TCH_ERR_LAYOUT, "targets has stride %lld: labels must lie side by side",
+        return tchi_fail(TCH_ERR_LAYOUT, "targets has stride %lld: labels must be contiguous",
                          (long long)tchi_tensor_stride(targets, 0));
     }
     return TCH_OK;
@@ -126,7 +126,7 @@ static tch_status check_totals(const tch_network *network, const tch_tensor *tot
     TCHI_TRY(tchi_check_shape(totals, "totals", 1, shape));
     return tch_tensor_is_contiguous(totals)
                ? TCH_OK
-               : tchi_fail(TCH_ERR_LAYOUT, "totals has stride %lld: its numbers must lie side by side",
+               : tchi_fail(TCH_ERR_LAYOUT, "totals has stride %lld: its elements must be contiguous",
                            (long long)tchi_tensor_stride(totals, 0));
 }
 

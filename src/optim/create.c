@@ -189,8 +189,8 @@ tch_status tchi_optim_set_dims(const tch_optimizer *o, tchi_param *p, const tch_
     merge_dims(blocks, config, several, dims);
     *taken = takes(blocks, config, p, *dims);
     if (*taken && several && !tchi_is_row_major(p->ndim, p->shape, p->strides)) {
-        return tchi_fail(TCH_ERR_LAYOUT, "parameter '%s' is several matrices, and its elements do not lie row by row",
-                         p->name);
+        return tchi_fail(TCH_ERR_LAYOUT,
+                         "parameter '%s' is several matrices, and its elements are not in row-major order", p->name);
     }
     dims->size[0] *= batch;
     return TCH_OK;

@@ -142,7 +142,7 @@ void train_report_choice(train_session *session, const train_method *method, boo
 {
     if (!session->setup.plan.json) {
         printf("tune %-8s takes %.3g%s\n\n", method->name, method->rate,
-               at_edge ? ", the end of the range: a better one may lie beyond, --lr moves it" : "");
+               at_edge ? ", the end of the range: a better one may be beyond it, --lr moves it" : "");
     }
 }
 

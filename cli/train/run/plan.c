@@ -64,10 +64,10 @@ static const train_plan defaults = {
 };
 
 static const char description[] =
-    "Trains a multilayer network to tell the classes of a data set apart, with one optimizer or several in turn, all\n"
-    "from the same first weights and over the same batches. Without --data it draws its own: noisy, distorted digits.\n"
-    "At the end a table compares them by steps and by time. Ctrl-C stops after the step at hand, with a checkpoint if\n"
-    "one was asked for, and the table so far.";
+    "Trains a multilayer network to classify a data set, with one optimizer or several in turn, all from the same\n"
+    "initial weights and over the same batches. Without --data it generates noisy, distorted digits. At the end a\n"
+    "table compares them by steps and by time. Ctrl-C stops after the current step, writes a checkpoint if\n"
+    "--checkpoint is given, and prints the table so far.";
 
 int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
 {
@@ -75,39 +75,40 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
     const option_spec specs[] = {
         {"--data", "FILE", OPTION_TEXT, &plan->data, 0, 0, "a CSV file, or IDX images with the labels beside them"},
         {"--label", "COLUMN", OPTION_TEXT, &plan->label_column, 0, 0, "CSV: name or number of the label (last)"},
-        {"--images", "FILE", OPTION_TEXT, &plan->images, 0, 0, "IDX images, as MNIST has them"},
+        {"--images", "FILE", OPTION_TEXT, &plan->images, 0, 0, "IDX images, the format of MNIST"},
         {"--labels", "FILE", OPTION_TEXT, &plan->labels, 0, 0, "IDX labels of --images"},
-        {"--samples", "N", OPTION_INTEGER, &plan->samples, 2, 1e7, "built-in digits to draw (12000)"},
-        {"--test-fraction", "X", OPTION_REAL, &plan->test_fraction, 0.001, 0.999, "share kept for testing (0.2)"},
-        {"--seed", "N", OPTION_INTEGER, &plan->seed, 0, 9e18, "of digits, weights, and order of rows (0)"},
+        {"--samples", "N", OPTION_INTEGER, &plan->samples, 2, 1e7, "number of built-in digits (12000)"},
+        {"--test-fraction", "X", OPTION_REAL, &plan->test_fraction, 0.001, 0.999,
+         "fraction held out for testing (0.2)"},
+        {"--seed", "N", OPTION_INTEGER, &plan->seed, 0, 9e18, "random seed of digits, weights and order (0)"},
         {"--optimizer", "NAMES", OPTION_TEXT, &plan->optimizer, 0, 0,
          "shampoo,soap,muon,normuon,kfac,ekfac,natural,adamw,lion,sgd (shampoo,adamw)"},
         {"--lr", "X", OPTION_TEXT, &plan->lr, 0, 0, "learning rate, or rates: shampoo=0.01,adamw=0.003"},
         {"--tune", NULL, OPTION_FLAG, &plan->tune, 0, 0, "try five rates around each and take the best"},
-        {"--schedule", "NAME", OPTION_TEXT, &plan->schedule, 0, 0, "of the rate: constant or cosine (cosine)"},
-        {"--warmup", "N", OPTION_INTEGER, &plan->warmup, 0, 1e9, "steps in which the rate rises (0)"},
-        {"--weight-decay", "X", OPTION_REAL, &plan->weight_decay, 0, 1e6, "for every optimizer alike (0)"},
+        {"--schedule", "NAME", OPTION_TEXT, &plan->schedule, 0, 0, "learning rate: constant or cosine (cosine)"},
+        {"--warmup", "N", OPTION_INTEGER, &plan->warmup, 0, 1e9, "warm-up steps (0)"},
+        {"--weight-decay", "X", OPTION_REAL, &plan->weight_decay, 0, 1e6, "weight decay of every optimizer (0)"},
         {"--hidden", "WIDTHS", OPTION_TEXT, &plan->hidden, 0, 0, "hidden layers, or 'none' (256,128)"},
         {"--activation", "F", OPTION_TEXT, &plan->activation, 0, 0, "relu, tanh, gelu or none (relu)"},
         {"--batch", "N", OPTION_INTEGER, &plan->batch, 1, 1e7, "rows in a step (256)"},
-        {"--steps", "N", OPTION_INTEGER, &plan->steps, 1, MOST_STEPS, "of each optimizer (150)"},
-        {"--epochs", "N", OPTION_INTEGER, &plan->epochs, 1, 1e9, "the same in passes over the data"},
+        {"--steps", "N", OPTION_INTEGER, &plan->steps, 1, MOST_STEPS, "steps for each optimizer (150)"},
+        {"--epochs", "N", OPTION_INTEGER, &plan->epochs, 1, 1e9, "the same in epochs"},
         {"--precondition-frequency", "N", OPTION_INTEGER, &plan->precondition_frequency, 1, 1e9,
          "shampoo, soap, kfac: steps between refreshes (10)"},
         {"--block", "N", OPTION_INTEGER, &plan->block, 1, 1e6, "shampoo, soap: largest block with factors"},
-        {"--damping", "X", OPTION_REAL, &plan->damping, 1e-12, 1e6, "kfac, ekfac, natural: of the curvature"},
+        {"--damping", "X", OPTION_REAL, &plan->damping, 1e-12, 1e6, "kfac, ekfac, natural: damping"},
         {"--kl-clip", "X", OPTION_REAL, &plan->kl_clip, 0, 1e6, "kfac, ekfac: bound on a step's change; 0 for none"},
         {"--fisher", "LABELS", OPTION_TEXT, &plan->fisher, 0, 0, "kfac, ekfac: sampled or empirical (sampled)"},
         {"--per-sample-clip", "C", OPTION_REAL, &plan->per_sample_clip, 1e-12, 1e12,
          "clip every sample's gradient to this norm"},
         {"--device", "D", OPTION_TEXT, &plan->device, 0, 0, "auto, cpu, cuda or cuda:N (auto)"},
-        {"--threads", "N", OPTION_INTEGER, &plan->threads, 1, 1024, "of the CPU (all)"},
+        {"--threads", "N", OPTION_INTEGER, &plan->threads, 1, 1024, "CPU threads (all)"},
         {"--log-every", "N", OPTION_INTEGER, &plan->log_every, 1, 1e9, "steps between measurements (steps / 50)"},
         {"--plot", "FILE", OPTION_TEXT, &plan->plot, 0, 0, "learning curves, .svg or .png"},
         {"--checkpoint", "FILE", OPTION_TEXT, &plan->checkpoint, 0, 0, "saved at the end and when interrupted"},
-        {"--checkpoint-every", "N", OPTION_INTEGER, &plan->checkpoint_every, 1, 1e9, "and after so many steps"},
-        {"--resume", "FILE", OPTION_TEXT, &plan->resume, 0, 0, "go on from a checkpoint, with its settings"},
-        {"--json", NULL, OPTION_FLAG, &plan->json, 0, 0, "one JSON object a line instead of text"},
+        {"--checkpoint-every", "N", OPTION_INTEGER, &plan->checkpoint_every, 1, 1e9, "also save every N steps"},
+        {"--resume", "FILE", OPTION_TEXT, &plan->resume, 0, 0, "resume from a checkpoint, with its settings"},
+        {"--json", NULL, OPTION_FLAG, &plan->json, 0, 0, "one JSON object per line instead of text"},
     };
     const option_table table = {"train", description, specs, sizeof specs / sizeof specs[0]};
     options_result result = options_read(&table, argc, argv);

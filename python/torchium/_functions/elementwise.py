@@ -47,7 +47,7 @@ class _Compiled(NamedTuple):
 
 
 class Elementwise:
-    """What `torchium.elementwise` returns: a function of tensors and numbers."""
+    """What `torchium.elementwise` returns: a function of tensors and numbers. Its arguments are that one's."""
 
     def __init__(
         self,
@@ -378,7 +378,7 @@ def _by_name(derivative: Any, names: list[str]) -> dict[str, str]:
         derivative = dict(zip(names, derivative, strict=True))
     for name, expression in derivative.items():
         if name not in names:
-            raise ValueError(f"derivative has an entry for {name!r}, which is no input")
+            raise ValueError(f"derivative has an entry for {name!r}, which is not an input")
         if expression is not None and not isinstance(expression, str):
             raise TypeError(f"derivative of {name} must be a str, got {type(expression).__name__!r}")
     return {name: expression for name, expression in derivative.items() if expression is not None}

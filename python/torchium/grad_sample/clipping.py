@@ -80,8 +80,11 @@ class GhostClipping(per_sample_norms):
     Args:
         model: any module; see `GradSampleModule` for what has a rule and what is refused.
         max_norm: above 0.
-        batch_first, loss_reduction, strict: as in `GradSampleModule`.
+        batch_first: as in `GradSampleModule`.
+        loss_reduction: "mean" where the loss is the mean over the samples, "sum" where it is their sum.
+        strict: as in `GradSampleModule`.
 
+    Examples:
         >>> clipping = torchium.GhostClipping(model, max_norm=1.0)
         >>> with clipping:
         ...     loss_fn(model(x), y).backward()
@@ -103,6 +106,7 @@ class GhostClipping(per_sample_norms):
         self.max_norm = float(max_norm)
 
     def sink(self) -> NormSink:
+        """A new one for each pass: it also keeps what the sums need."""
         return ClipSink(self.plan, self.loss_reduction == "mean")
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:

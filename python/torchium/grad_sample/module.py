@@ -80,6 +80,7 @@ class GradSampleModule(nn.Module):
         strict: False leaves layers that cannot be done, or that mix the samples, without a `grad_sample` instead of
             refusing the model, and lets batch norm mix the samples.
 
+    Examples:
         >>> model = torchium.GradSampleModule(model)
         >>> loss_fn(model(x), y).backward()
         >>> [p.grad_sample.flatten(1).norm(dim=1) for p in model.parameters()]
@@ -108,6 +109,7 @@ class GradSampleModule(nn.Module):
         self._capture.enabled = False
 
     def enable_hooks(self) -> None:
+        """From now on passes leave a `grad_sample` again."""
         self._capture.enabled = True
 
     def paused(self) -> contextlib.AbstractContextManager[None]:

@@ -153,6 +153,7 @@ class per_sample_norms:
             compute the gradients of weights, and `p.grad` stays as it is.
         strict: as in `GradSampleModule`.
 
+    Examples:
         >>> with torchium.per_sample_norms(model) as result:
         ...     loss_fn(model(x), y).backward()
         >>> result.norms
@@ -174,6 +175,7 @@ class per_sample_norms:
         self.squared_norms: Tensor | None = None
 
     def sink(self) -> NormSink:
+        """A new one for each pass: it adds up what the layers bring."""
         return NormSink(self.plan, self.loss_reduction == "mean")
 
     def __enter__(self) -> Any:

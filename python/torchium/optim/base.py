@@ -142,7 +142,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     # --- groups
 
     def add_param_group(self, param_group: Group) -> None:
-        """Adds a group, also in the middle of training. Options it does not name have the defaults."""
+        """Adds a group, also in the middle of training.
+
+        Args:
+            param_group: a dictionary with 'params' and options; those it does not name have the defaults.
+        """
         if isinstance(param_group, dict):
             if "params" not in param_group:
                 raise ValueError(f"{type(self).__name__}: a group must have 'params', its parameters")
@@ -321,10 +325,13 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def set_kernel(self, part: str, kernel: StepKernel | str | None) -> None:
         """A custom kernel for a part of the steps from now on, or with None the built-in again.
 
-        `part` is 'update', what SGD, AdamW, Lion, and the AdamW of the others do to one element; or 'root', the inverse
-        root of a factor of Shampoo. Where a kernel does not compile or fails its check, the built-in goes on, a
-        RuntimeWarning says so, and `stats()["kernels"]` has the reason. `state_dict()` has no kernels; copies and
-        pickles do.
+        Args:
+            part: 'update', what SGD, AdamW, Lion, and the AdamW of the others do to one element; or 'root', the inverse
+                root of a factor of Shampoo.
+            kernel: the kernel or its source; None for the built-in.
+
+        Where a kernel does not compile or fails its check, the built-in goes on, a RuntimeWarning says so, and
+        `stats()["kernels"]` has the reason. `state_dict()` has no kernels; copies and pickles do.
         """
         who = type(self).__name__
         if part not in self._parts:
@@ -385,7 +392,8 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step with the gradients there are; parameters without one stay as they are.
 
-        `closure` computes the loss and its gradients anew and returns the loss, which is then returned from here.
+        Args:
+            closure: computes the loss and its gradients anew and returns the loss, which is then returned from here.
         """
         loss = None
         if closure is not None:
@@ -519,7 +527,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Brings the state that ranks have divided together on rank `to` of the world, where `state_dict()` then has
         all of it, in host memory and in the form of one process: any number of ranks can load it. All ranks call this,
-        before each save."""
+        before each save.
+
+        Args:
+            to: the rank that gets all of it.
+        """
         self._collect_counts()
         self._consolidated = consolidate(self._engines.values(), self.state, to)
 
@@ -547,8 +559,12 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             self.state = own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes groups and state from a `state_dict()`: of this class, or of its namesake in torch.optim. State keeps
-        its own precision, whatever the parameters have. After an error nothing has changed."""
+        """Takes groups and state from a `state_dict()`. State keeps its own precision, whatever the parameters have.
+        After an error nothing has changed.
+
+        Args:
+            state_dict: of this class, or of its namesake in torch.optim.
+        """
         if not isinstance(state_dict, dict):
             raise TypeError(f"state_dict must be a dictionary, got an object of type {type(state_dict).__name__}")
         handle = self.register_load_state_dict_pre_hook(_shield)
@@ -642,12 +658,12 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def stats(self) -> dict[str, Any]:
         """A dictionary for loggers, flat unless there are custom kernels. Waits for the device.
 
-        steps: taken or skipped since the optimizer was made or loaded; skipped: of them; refreshes: of roots or bases,
-            each factor counted; failed: factors whose latest refresh failed, which go on with their last good root;
-            worst_residual: the largest error certificate among the latest roots.
-        kernels: only where kernels were given; for each part a dictionary: in_use; the reason where the built-in does
-            all or some of the work; served and left, the parameters or factors of each; launches; refused, roots that
-            failed their certificate; worst, the largest error that the kernel's check has seen.
+        - steps: taken or skipped since the optimizer was made or loaded; skipped: of them; refreshes: of roots or
+          bases, each factor counted; failed: factors whose latest refresh failed, which go on with their last good
+          root; worst_residual: the largest error certificate among the latest roots.
+        - kernels: only where kernels were given; for each part a dictionary: in_use; the reason where the built-in does
+          all or some of the work; served and left, the parameters or factors of each; launches; refused, roots that
+          failed their certificate; worst, the largest error that the kernel's check has seen.
         """
         parts = [engine.stats() for engine in self._engines.values()]
         total = {name: sum(part[name] for part in parts) for name in ("refreshes", "failed")}

@@ -22,7 +22,7 @@ _UPDATE = re.compile(r"\b([A-Za-z_]\w*)\s*\(\s*tch_element\s*&")
 class StepKernel:
     """A custom kernel for a part of an optimizer's step, in CUDA C for GPUs and the CPU alike.
 
-    `update_kernel` is a function for one element, which the library calls for all elements of all parameters::
+    `update_kernel` is a function for one element, which the library calls for all elements of all parameters:
 
         __device__ void my_update(tch_element &e, const tch_numbers &k)
 
@@ -30,24 +30,28 @@ class StepKernel:
     k.beta2, k.one_minus_beta1, k.one_minus_beta2, k.eps, k.weight_decay, k.momentum, k.dampening, k.step,
     k.correction1 and k.correction2 (1 - beta^step).
 
-    `root_kernel`, of Shampoo, writes the power -1/root of a symmetric matrix, one for each block of threads::
+    `root_kernel`, of Shampoo, writes the power -1/root of a symmetric matrix, one for each block of threads:
 
         __global__ void my_root(const float *factors, float *roots, float *scratch, int n, int root)
 
     Args:
         source: the text, or the path of a file: a str that ends in ".cu", or a Path.
         name: of the function; it may be left out where the source has one of its kind.
-        options, include_dirs, cache: as for `torchium.kernel`.
+        options: for both compilers, as for `torchium.kernel`.
+        include_dirs: where `#include "..."` is looked for, as for `torchium.kernel`.
         tolerance: of an update the largest difference to the built-in that its check allows, relative to what an update
             changes, or 0 for an update that is meant to be another one; of roots the error, or 0 for `root_tolerance`.
         max_size: of roots; larger factors are left to the built-in. 0: none are.
-        threads, shared_mem: of roots: threads of a block, 0 for 256, and bytes of dynamic shared memory.
+        threads: of roots: threads of a block, 0 for 256.
+        shared_mem: of roots: bytes of dynamic shared memory.
+        cache: whether compiled code is looked for, and kept, on disk.
 
-    Example::
-
-        source = "__device__ void sign(tch_element &e, const tch_numbers &k) { e.p -= k.lr * ((e.g > 0) - (e.g < 0)); }"
-        optimizer = torchium.optim.SGD(model.parameters(), lr=1e-3, update_kernel=source)
-        optimizer.step()
+    Examples:
+        >>> source = '''
+        ... __device__ void sign(tch_element &e, const tch_numbers &k) { e.p -= k.lr * ((e.g > 0) - (e.g < 0)); }
+        ... '''
+        >>> optimizer = torchium.optim.SGD(model.parameters(), lr=1e-3, update_kernel=source)
+        >>> optimizer.step()
     """
 
     source: str | os.PathLike[str]

@@ -19,34 +19,48 @@ __all__ = ["KFAC"]
 
 
 class KFAC(OfModel):
-    r"""Natural gradient with Kronecker-factored curvature, for linear and convolution layers.
+    """Natural gradient with Kronecker-factored curvature, for linear and convolution layers.
 
-    .. math::
-        A = E[a a^T], \quad G = E[g g^T], \quad
-        v = Q_G^T \left[ \frac{Q_G \nabla Q_A^T}{\lambda_G \lambda_A^T + \gamma} \right] Q_A, \quad
-        b \leftarrow \mu b + v + \lambda p, \quad p \leftarrow p - \eta b
+        A  = E[a a'] = Q_A' diag(w_A) Q_A,   G = E[g g'] = Q_G' diag(w_G) Q_G
+        v  = Q_G' [(Q_G grad Q_A') / (w_G w_A' + damping)] Q_A,  divided element by element
+        b <- momentum b + v + weight_decay p
+        p <- p - lr b
 
-    for inputs :math:`a` and output gradients :math:`g` of each layer. Other layers get the plain gradient;
-    `preconditioner.left_out` names them. After a step `p.grad` holds :math:`v`.
+    for inputs a and output gradients g of each layer. Other layers get the plain gradient; `preconditioner.left_out`
+    names them. After a step `p.grad` holds v.
 
     Args:
         model: the model, whose layers get hooks; `remove()` takes them off.
-        lr: :math:`\eta`; momentum: :math:`\mu`; weight_decay: :math:`\lambda`; damping: :math:`\gamma`.
-        TCov, TInv: steps from one update of the factors, and of what is made from them, to the next.
-        fisher, method, sharing, kl_clip, factor_decay, skip_layers, loss_reduction, accumulation_steps, factor_dtype,
-            precision, process_group, average_factors: see `KFACPreconditioner`, where method is compute_method.
+        lr: learning rate, a number or a tensor of one element.
+        momentum: of the preconditioned gradient: b above.
+        weight_decay: added to the preconditioned gradient, times the parameter.
+        damping: added to the products of eigenvalues.
+        TCov: steps from one update of the factors to the next.
+        TInv: steps from one update of what is made of the factors to the next.
+        fisher: 'empirical' or 'sampled', see `KFACPreconditioner`.
+        method: 'eigen', 'inverse' or 'ekfac': `compute_method` of `KFACPreconditioner`.
+        sharing: 'expand' or 'reduce', see `KFACPreconditioner`.
+        kl_clip: bound of the step's length in the curvature, see `KFACPreconditioner`.
+        factor_decay: of the moving averages.
+        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
+            or 'ignore'.
+        nesterov: look ahead with the momentum.
+        skip_layers: regular expressions; a layer whose name or class one is found in is left out.
+        loss_reduction: 'mean' or 'sum': what the loss is over the samples.
+        accumulation_steps: backward passes before each step, whose losses have been divided by their number.
         grad_scaler: the GradScaler that steps this optimizer, if one does.
-        nesterov: look ahead with the momentum. nonfinite: what a step does with an infinity or a NaN in a gradient:
-            'skip' it (counted in `stats()`), 'raise', or 'ignore'.
+        factor_dtype: of the factors, see `KFACPreconditioner`.
+        precision: 'high' or 'highest', see `KFACPreconditioner`.
+        process_group: processes that divide the layers among them, see `KFACPreconditioner`.
+        average_factors: over the processes, see `KFACPreconditioner`.
 
     lr, momentum, weight_decay, damping, kl_clip, factor_decay, TCov and TInv are in `param_groups`, and may change from
     step to step; the last five are read from the first group.
 
-    Example::
-
-        optimizer = torchium.optim.KFAC(model, lr=0.01)
-        loss.backward()
-        optimizer.step()
+    Examples:
+        >>> optimizer = torchium.optim.KFAC(model, lr=0.01)
+        >>> loss.backward()
+        >>> optimizer.step()
     """
 
     # With the names that the preconditioner has for them.
@@ -119,7 +133,12 @@ class KFAC(OfModel):
         self.preconditioner.step()
 
     def observe_sampled(self, outputs: torch.Tensor, loss: str = "cross_entropy") -> None:
-        """With fisher='sampled', after the forward pass: see `KFACPreconditioner.observe_sampled`."""
+        """With fisher='sampled', after the forward pass: see `KFACPreconditioner.observe_sampled`.
+
+        Args:
+            outputs: what the model has computed.
+            loss: 'cross_entropy' or 'mse'.
+        """
         self.preconditioner.observe_sampled(outputs, loss)
 
     def paused(self) -> Any:
@@ -163,12 +182,20 @@ class KFAC(OfModel):
         return {**state_dict, "state": state, "kfac": {"steps": steps[0], "layers": layers}}
 
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Before `state_dict()` where processes have divided the layers: see `KFACPreconditioner`."""
+        """Before `state_dict()` where processes have divided the layers: see `KFACPreconditioner`.
+
+        Args:
+            to: the rank that gets all of it.
+        """
         super().consolidate_state_dict(to)
         self.preconditioner.consolidate_state_dict(to)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a `state_dict()` to the bit."""
+        """Goes on from a `state_dict()` to the bit.
+
+        Args:
+            state_dict: of an optimizer for the same model.
+        """
         if isinstance(state_dict, dict) and "kfac" not in state_dict:
             state_dict = self._gathered(state_dict)
         if not isinstance(state_dict, dict) or "kfac" not in state_dict:

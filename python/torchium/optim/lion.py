@@ -14,40 +14,43 @@ __all__ = ["Lion"]
 
 
 class Lion(TorchiumOptimizer):
-    r"""Lion: every element moves by the learning rate, in the direction of a sign; all parameters in one launch.
+    """Lion: every element moves by the learning rate, in the direction of a sign; all parameters in one launch.
 
-    .. math::
-        c = \beta_1 m + (1 - \beta_1) g, \quad
-        p \leftarrow (1 - \gamma \lambda) p - \gamma \, \mathrm{sign}(c), \quad
-        m \leftarrow \beta_2 m + (1 - \beta_2) g
+        c  = beta1 m + (1 - beta1) g
+        p <- (1 - lr weight_decay) p - lr sign(c)
+        m <- beta2 m + (1 - beta2) g
 
     Its steps are longer than those of AdamW at the same lr: take a third to a tenth of AdamW's, and a weight_decay as
     many times larger. The state is one copy of the parameters, half of AdamW's.
 
     Args:
         params: parameters, groups of them, or `model.named_parameters()`.
-        lr: :math:`\gamma`, a number or a tensor of one element.
-        betas: :math:`\beta_1, \beta_2`; weight_decay: :math:`\lambda`.
+        lr: learning rate, a number or a tensor of one element.
+        betas: beta1 and beta2, of the gradient's average in the direction and from step to step.
+        weight_decay: decoupled weight decay.
         maximize: maximize the objective instead of minimizing it.
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
-        stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        stochastic_rounding: round bfloat16 parameters without a copy at random.
         state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
             rounded at random; small parameters keep float32.
-        update_kernel: a custom kernel for what is done to one element: a
-            :class:`torchium.optim.StepKernel` or its source; the built-in does it where that fails.
+        seed: of the random numbers that parameters and moments are rounded with.
+        memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
+        update_kernel: a custom kernel for what is done to one element: a `torchium.optim.StepKernel` or its source; the
+            built-in does it where that fails.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
         fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
-            not clip gradients then. foreach, capturable: accepted; a step is fused and can be captured anyway.
-            differentiable: only False.
+            not clip gradients then.
+        foreach: accepted; a step takes all parameters at once anyway.
+        capturable: accepted; a step can be captured in a CUDA graph anyway.
+        differentiable: only False.
 
-    Example::
-
-        optimizer = torchium.optim.Lion(model.parameters(), lr=1e-4, weight_decay=0.1)
-        loss.backward()
-        optimizer.step()
+    Examples:
+        >>> optimizer = torchium.optim.Lion(model.parameters(), lr=1e-4, weight_decay=0.1)
+        >>> loss.backward()
+        >>> optimizer.step()
     """
 
     kind = "lion"

@@ -41,20 +41,22 @@ def usual_steps(method: str | None, steps: int | None, coefficients: Any) -> tup
 
 
 class Muon(SecondOrder):
-    r"""Muon: the momentum of a matrix, made orthogonal, is its step.
+    """Muon: the momentum of a matrix, made orthogonal, is its step.
 
-    .. math::
-        B \leftarrow \mu B + (1 - \mu) G, \quad U = \mu B + (1 - \mu) G \text{ (Nesterov) or } B, \quad
-        p \leftarrow (1 - \gamma \lambda) p - \gamma s \, \mathrm{orthogonal}(U)
+        B <- momentum B + (1 - momentum) G
+        U  = momentum B + (1 - momentum) G with nesterov, B without
+        p <- (1 - lr weight_decay) p - lr s orthogonal(U)
 
-    with :math:`s = \sqrt{\max(1, m / n)}` for a matrix of m by n. In tensors of more dimensions all but the
-    first are merged. Vectors and scalars get AdamW, for which `adamw_lr` is usually much smaller than lr.
+    with s = sqrt(max(1, m / n)) for a matrix of m by n. In tensors of more dimensions all but the first are merged.
+    Vectors and scalars get AdamW, for which `adamw_lr` is usually much smaller than lr.
 
     Args:
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
             of them, or `model.named_parameters()`.
-        lr: :math:`\gamma`, a number or a tensor of one element.
-        weight_decay: :math:`\lambda`. momentum: :math:`\mu`. nesterov: see above.
+        lr: learning rate, a number or a tensor of one element.
+        weight_decay: decoupled weight decay.
+        momentum: of the average B.
+        nesterov: look ahead with the momentum: U above.
         ns_coefficients: three numbers (a, b, c) of the polynomial a X + b X X' X + c X X' X X' X, repeated `ns_steps`
             times, as torch.optim.Muon has it; given, they are used instead of `method`.
         eps: the least norm that a matrix is divided by before the first step.
@@ -63,13 +65,15 @@ class Muon(SecondOrder):
         method: 'minimax', with polynomials of degree 17, 17 and 9, 'polar_express', with one of degree 5 for each step,
             or 'muon', with (3.4445, -4.7750, 2.0315) at each. None means 'minimax', or, with a warning,
             'polar_express' if `ns_steps` is given.
-        adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
-            parameters get; None means lr and weight_decay. `adamw_lr` keeps its ratio to lr: where
-            a scheduler halves lr, AdamW's rate is halved too.
+        adamw_lr: learning rate of AdamW, which vectors, scalars and `elementwise` parameters get; None means lr. It
+            keeps its ratio to lr: where a scheduler halves lr, AdamW's rate is halved too.
+        adamw_betas: betas of AdamW.
+        adamw_eps: eps of AdamW.
+        adamw_weight_decay: weight decay of AdamW; None means weight_decay.
         elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
-            parameter gets its first gradient.
-            A group may also have `batch_dims` and `cuts`: its parameters are several matrices each, experts [E, m, n]
-            with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with `cuts=head_dim`.
+            parameter gets its first gradient. A group may also have `batch_dims` and `cuts`: its parameters are several
+            matrices each, experts [E, m, n] with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with
+            `cuts=head_dim`.
         precision: of products with float32 gradients on a GPU: 'high' rounds to TF32, 'highest' does not.
         world_invariant: every matrix by itself, so that on a GPU too the number of processes that share the optimizer
             changes no bit; slower.
@@ -77,23 +81,25 @@ class Muon(SecondOrder):
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
-        stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        stochastic_rounding: round bfloat16 parameters without a copy at random.
         state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
             rounded at random; small parameters keep float32.
+        seed: of the random numbers that parameters and moments are rounded with.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
-        update_kernel: a custom kernel for what AdamW does to one element: a
-            :class:`torchium.optim.StepKernel` or its source; the built-in does it where that fails.
+        update_kernel: a custom kernel for what AdamW does to one element: a `torchium.optim.StepKernel` or its source;
+            the built-in does it where that fails.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
         fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
-            not clip gradients then. foreach, capturable: accepted; a step is fused and can be captured anyway.
-            differentiable: only False.
+            not clip gradients then.
+        foreach: accepted; a step takes all parameters at once anyway.
+        capturable: accepted; a step can be captured in a CUDA graph anyway.
+        differentiable: only False.
 
-    Example::
-
-        optimizer = torchium.optim.Muon(model.named_parameters(), lr=0.02, adamw_lr=3e-4, elementwise=("*embed*",))
-        loss.backward()
-        optimizer.step()
+    Examples:
+        >>> optimizer = torchium.optim.Muon(model.named_parameters(), lr=0.02, adamw_lr=3e-4, elementwise=("*embed*",))
+        >>> loss.backward()
+        >>> optimizer.step()
     """
 
     kind = "muon"

@@ -31,33 +31,36 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class NaturalGradient(OfModel):
-    r"""Natural gradient descent with the empirical Fisher matrix of the batch itself, without approximation.
+    """Natural gradient descent with the empirical Fisher matrix of the batch itself, without approximation.
 
-    .. math::
-        F = \frac{1}{m} \sum_i g_i g_i^T, \quad
-        p \leftarrow p - \eta (F + \gamma I)^{-1} \frac{1}{m} \sum_i g_i
-          = p - \eta \sum_i w_i g_i, \quad w = (J J^T + m \gamma I)^{-1} 1
+        F  = mean over i of g_i g_i'
+        p <- p - lr (F + damping I)^-1 (mean over i of g_i)
+           = p - lr (sum over i of w_i g_i),  w = (J J' + m damping I)^-1 1
 
-    for the gradients :math:`g_i` of the m samples' losses. It takes m² numbers, and the inputs and output gradients of
-    all layers until the step. All trainable layers must be linear, convolution, embedding, layer norm, RMS norm, group
-    norm or instance norm; others raise an error that names them. After a step `p.grad` holds the natural gradient.
+    for the gradients g_i of the m samples' losses, the rows of J. It takes m² numbers, and the inputs and output
+    gradients of all layers until the step. All trainable layers must be linear, convolution, embedding, layer norm, RMS
+    norm, group norm or instance norm; others raise an error that names them. After a step `p.grad` holds the natural
+    gradient.
 
     Args:
         model: the model, whose layers get hooks; `remove()` takes them off.
-        lr: :math:`\eta`; damping: :math:`\gamma`.
+        lr: learning rate, a number or a tensor of one element.
+        damping: added to the Fisher matrix, above 0.
         update_freq: steps for which a batch's span is kept: between, the batch's own gradient is solved for with the
             kept Fisher matrix.
-        momentum, weight_decay, nonfinite: as in SGD.
+        momentum: as in `SGD`, of the natural gradient.
+        weight_decay: as in `SGD`.
+        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
+            or 'ignore'.
         loss_reduction: 'mean' or 'sum': what the loss is over the samples.
         accumulation_steps: backward passes before each step, whose samples count as one batch, and whose losses have
             been divided by their number.
         grad_scaler: the GradScaler that steps this optimizer, if one does.
 
-    Example::
-
-        optimizer = torchium.optim.NaturalGradient(model, lr=0.1, damping=1e-2)
-        loss.backward()
-        optimizer.step()
+    Examples:
+        >>> optimizer = torchium.optim.NaturalGradient(model, lr=0.1, damping=1e-2)
+        >>> loss.backward()
+        >>> optimizer.step()
     """
 
     _turning: ClassVar = Options(Option("damping", None), Option("update_freq", None))

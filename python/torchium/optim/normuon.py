@@ -16,35 +16,40 @@ __all__ = ["NorMuon"]
 
 
 class NorMuon(Muon):
-    r"""NorMuon: Muon's direction, with every row of a matrix divided by the root of its own second moment, so that no
+    """NorMuon: Muon's direction, with every row of a matrix divided by the root of its own second moment, so that no
     neuron moves much more than another.
 
-    .. math::
-        O = \mathrm{orthogonal}(U), \quad v_i \leftarrow \beta_2 v_i + (1 - \beta_2) \frac{1}{n} \sum_j O_{ij}^2, \quad
-        D_{ij} = \frac{O_{ij}}{\sqrt{v_i} + \epsilon}, \quad
-        p \leftarrow (1 - \gamma \lambda) p - \gamma s \sqrt{\min(m, n)} \frac{D}{\lVert D \rVert_F}
+        O    = orthogonal(U)
+        v_i <- beta2 v_i + (1 - beta2) mean over j of O_ij^2
+        D_ij = O_ij / (sqrt(v_i) + eps)
+        p   <- (1 - lr weight_decay) p - lr s sqrt(min(m, n)) D / |D|
 
-    with U and s as in :class:`Muon`, for a matrix of m by n: a step is as long as Muon's. The default of
-    `adjust_lr_fn`, 'match_rms_adamw', makes that :math:`0.2 \sqrt{m n}` as in the paper, so that learning rates of
+    with U and s as in `Muon` and |D| the Frobenius norm, for a matrix of m by n: a step is as long as Muon's. The
+    default of `adjust_lr_fn`, 'match_rms_adamw', makes that 0.2 sqrt(m n) as in the paper, so that learning rates of
     AdamW carry over. The state is Muon's and one number for each row.
 
     Args:
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
             of them, or `model.named_parameters()`.
-        lr: :math:`\gamma`, a number or a tensor of one element.
-        weight_decay: :math:`\lambda`. momentum, nesterov: of U, see Muon; the paper's algorithm has nesterov=False, its
-            authors' code True.
-        beta2: :math:`\beta_2`. As in the paper v is not corrected for its beginning at 0.
-        eps: :math:`\epsilon`, and the least norm that a matrix is divided by before the first Newton-Schulz step.
-        ns_coefficients, ns_steps, method: of the orthogonalization, see Muon.
+        lr: learning rate, a number or a tensor of one element.
+        weight_decay: decoupled weight decay.
+        momentum: of U, see `Muon`.
+        beta2: of the rows' second moments v. As in the paper v is not corrected for its beginning at 0.
+        nesterov: of U, see `Muon`; the paper's algorithm has False, its authors' code True.
+        ns_coefficients: of the orthogonalization, see `Muon`.
+        eps: beside the root of v, and the least norm that a matrix is divided by before the first Newton-Schulz step.
+        ns_steps: of the orthogonalization, see `Muon`.
+        method: of the orthogonalization, see `Muon`.
         adjust_lr_fn: s: 'match_rms_adamw' for 0.2 sqrt(max(m, n)), None or 'original' for sqrt(max(1, m / n)).
-        adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
-            parameters get; None means lr and weight_decay. `adamw_lr` keeps its ratio to lr: where
-            a scheduler halves lr, AdamW's rate is halved too.
+        adamw_lr: learning rate of AdamW, which vectors, scalars and `elementwise` parameters get; None means lr. It
+            keeps its ratio to lr: where a scheduler halves lr, AdamW's rate is halved too.
+        adamw_betas: betas of AdamW.
+        adamw_eps: eps of AdamW.
+        adamw_weight_decay: weight decay of AdamW; None means weight_decay.
         elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
-            parameter gets its first gradient.
-            A group may also have `batch_dims` and `cuts`: its parameters are several matrices each, experts [E, m, n]
-            with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with `cuts=head_dim`.
+            parameter gets its first gradient. A group may also have `batch_dims` and `cuts`: its parameters are several
+            matrices each, experts [E, m, n] with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with
+            `cuts=head_dim`.
         precision: of products with float32 gradients on a GPU: 'high' rounds to TF32, 'highest' does not.
         world_invariant: every matrix by itself, so that on a GPU too the number of processes that share the optimizer
             changes no bit; slower.
@@ -52,23 +57,25 @@ class NorMuon(Muon):
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
-        stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        stochastic_rounding: round bfloat16 parameters without a copy at random.
         state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
             rounded at random; small parameters keep float32.
+        seed: of the random numbers that parameters and moments are rounded with.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
-        update_kernel: a custom kernel for what AdamW does to one element: a
-            :class:`torchium.optim.StepKernel` or its source; the built-in does it where that fails.
+        update_kernel: a custom kernel for what AdamW does to one element: a `torchium.optim.StepKernel` or its source;
+            the built-in does it where that fails.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
         fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
-            not clip gradients then. foreach, capturable: accepted; a step is fused and can be captured anyway.
-            differentiable: only False.
+            not clip gradients then.
+        foreach: accepted; a step takes all parameters at once anyway.
+        capturable: accepted; a step can be captured in a CUDA graph anyway.
+        differentiable: only False.
 
-    Example::
-
-        optimizer = torchium.optim.NorMuon(model.named_parameters(), lr=1e-3, elementwise=("*embed*",))
-        loss.backward()
-        optimizer.step()
+    Examples:
+        >>> optimizer = torchium.optim.NorMuon(model.named_parameters(), lr=1e-3, elementwise=("*embed*",))
+        >>> loss.backward()
+        >>> optimizer.step()
     """
 
     kind = "normuon"

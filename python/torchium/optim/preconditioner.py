@@ -46,32 +46,32 @@ _OPTIONS = Options(
 
 
 class KFACPreconditioner:
-    r"""Kronecker-factored curvature of linear and convolution layers, for any optimizer.
+    """Kronecker-factored curvature of linear and convolution layers, for any optimizer.
 
-    Of each layer with inputs :math:`a` (with a 1 for the bias) and output gradients :math:`g` two factors are kept as
-    moving averages, and the gradient of its weight and bias becomes, in the eigenbases of the factors,
+    Of each layer with inputs a (with a 1 for the bias) and output gradients g two factors are kept as moving averages,
+    and the gradient of its weight and bias becomes, in the eigenbases of the factors,
 
-    .. math::
-        A = E[a a^T], \quad G = E[g g^T], \quad
-        \nabla \leftarrow Q_G^T \left[ \frac{Q_G \nabla Q_A^T}{\lambda_G \lambda_A^T + \gamma} \right] Q_A .
+        A     = E[a a'] = Q_A' diag(w_A) Q_A,   G = E[g g'] = Q_G' diag(w_G) Q_G
+        grad <- Q_G' [(Q_G grad Q_A') / (w_G w_A' + damping)] Q_A,  divided element by element
 
     Other trainable layers keep their gradients; `left_out` names them.
 
     Args:
         model: the model, whose layers get hooks; `remove()` takes them off.
-        factor_update_steps, inv_update_steps: steps from one update of the factors, and of what is made from them, to
-            the next.
-        damping: :math:`\gamma`; factor_decay: of the moving averages.
-        kl_clip: the gradients of all layers are scaled by
-            :math:`\min(1, \sqrt{\kappa / |lr^2 \sum \langle new, old \rangle|})`; None or 0 leaves it out.
+        factor_update_steps: steps from one update of the factors to the next.
+        inv_update_steps: steps from one update of what is made of the factors to the next.
+        damping: added to the products of eigenvalues.
+        factor_decay: of the moving averages.
+        kl_clip: the gradients of all layers are scaled by min(1, sqrt(kl_clip / |lr^2 sum <new, old>|)); None or 0
+            leaves it out.
         lr: that of the optimizer, for kl_clip alone.
         accumulation_steps: backward passes before each step, whose losses have been divided by their number.
-        compute_method: 'eigen'; 'inverse', :math:`G^{-1} \nabla A^{-1}` with factored damping; or 'ekfac', which has
-            the mean squares of the gradient's own coordinates in place of :math:`\lambda_G \lambda_A^T`.
+        compute_method: 'eigen'; 'inverse', G^-1 grad A^-1 with factored damping; or 'ekfac', which has the mean
+            squares of the gradient's own coordinates in place of w_G w_A'.
         skip_layers: regular expressions; a layer whose name or class one is found in is left out.
         grad_scaler: the GradScaler that scales the loss, if one does.
-        factor_dtype: torch.float32 or torch.float64; None: float32, float64 for float64 models. inv_dtype: the same
-            type or narrower, accepted for the habit's sake.
+        factor_dtype: torch.float32 or torch.float64; None: float32, float64 for float64 models.
+        inv_dtype: the same type or narrower, accepted for the habit's sake.
         fisher: 'empirical', with the gradients of the loss; or 'sampled', with labels that the model draws itself: see
             `observe_sampled`.
         sharing: 'expand' or 'reduce': whether the positions of a sample (of sequences, of images) count as samples of
@@ -86,12 +86,11 @@ class KFACPreconditioner:
 
     damping, factor_decay, kl_clip, lr and the two numbers of steps may be functions of the number of steps taken.
 
-    Example::
-
-        kfac = torchium.optim.KFACPreconditioner(model, lr=0.1)
-        loss.backward()
-        kfac.step()
-        optimizer.step()
+    Examples:
+        >>> kfac = torchium.optim.KFACPreconditioner(model, lr=0.1)
+        >>> loss.backward()
+        >>> kfac.step()
+        >>> optimizer.step()
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class KFACPreconditioner:
         self._scaler, self._group = grad_scaler, process_group
         self._averages = average_factors
         if not average_factors and process_group is None:
-            raise ValueError("average_factors=False wants a process_group: without one processes would drift apart")
+            raise ValueError("average_factors=False needs a process_group: without one the processes would drift apart")
         self._consolidated: dict[str, Any] | None = None  # the layers' whole state, until the next step
         self._steps = 0
         self._observed = 0  # layers, since the last step
@@ -202,7 +201,7 @@ class KFACPreconditioner:
         """
         word("loss", loss, ("cross_entropy", "mse"))
         if self._fisher != "sampled":
-            raise RuntimeError("observe_sampled wants fisher='sampled'; with 'empirical' the loss's gradients are seen")
+            raise RuntimeError("observe_sampled needs fisher='sampled'; with 'empirical' the loss's gradients are used")
         if not self._is_due("factor_update_steps"):
             return
         if not isinstance(outputs, torch.Tensor) or not outputs.requires_grad:
@@ -301,11 +300,19 @@ class KFACPreconditioner:
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Brings the layers that processes have divided together on rank `to` of the world, where `state_dict()` then
-        has all of them; any number of processes can load that. All processes call this, before each save."""
+        has all of them; any number of processes can load that. All processes call this, before each save.
+
+        Args:
+            to: the rank that gets all of it.
+        """
         self._consolidated = self._factors.consolidate(to, self._averages)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from a `state_dict()` to the bit. After an error nothing has changed."""
+        """Goes on from a `state_dict()` to the bit. After an error nothing has changed.
+
+        Args:
+            state_dict: of a preconditioner for the same model.
+        """
         if not isinstance(state_dict, Mapping) or not {"steps", "layers"} <= state_dict.keys():
             raise ValueError("a state_dict of KFAC must have 'steps' and 'layers'")
         steps, layers = state_dict["steps"], state_dict["layers"]
@@ -324,9 +331,9 @@ class KFACPreconditioner:
         """A flat dictionary for loggers. Waits for the device.
 
         steps; layers and left_out: how many are taken, and not (`left_out` has their names); observations and
-            refreshes, each layer counted; rejected: batches that were not finite; failed: layers whose latest refresh
-            failed, which go on with the last good one; worst_residual: of the latest inverses; scale: what kl_clip gave
-            last.
+        refreshes, each layer counted; rejected: batches that were not finite; failed: layers whose latest refresh
+        failed, which go on with the last good one; worst_residual: of the latest inverses; scale: what kl_clip gave
+        last.
         """
         counted = {"steps": self._steps, "layers": len(self._layers), "left_out": len(self.left_out)}
         return {name: float(value) for name, value in counted.items()} | self._factors.stats()
@@ -380,7 +387,7 @@ def _dtype(factor_dtype: Any, inv_dtype: Any) -> torch.dtype | None:
         if value not in (None, torch.float32, torch.float64):
             raise ValueError(f"{name} must be torch.float32 or torch.float64, got {value}")
     if inv_dtype == torch.float64 and factor_dtype == torch.float32:
-        raise ValueError("inv_dtype is torch.float64, which wants factor_dtype=torch.float64 too")
+        raise ValueError("inv_dtype is torch.float64, which needs factor_dtype=torch.float64 too")
     return torch.float64 if inv_dtype == torch.float64 else factor_dtype
 
 

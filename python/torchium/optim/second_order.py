@@ -53,8 +53,12 @@ class SecondOrder(TorchiumOptimizer):
         return [group for group in groups if group["params"]]
 
     def add_param_group(self, param_group: Group) -> None:
-        """Adds a group, also in the middle of training. Options it does not name have the defaults. `use_muon` and
-        `algorithm`, as other implementations have them in groups, are understood."""
+        """Adds a group, also in the middle of training.
+
+        Args:
+            param_group: a dictionary with 'params' and options; those it does not name have the defaults. `use_muon`
+                and `algorithm`, as other implementations have them in groups, are understood.
+        """
         if isinstance(param_group, dict):
             self._understand(param_group)
         super().add_param_group(param_group)

@@ -14,38 +14,42 @@ __all__ = ["SGD"]
 
 
 class SGD(TorchiumOptimizer):
-    r"""Stochastic gradient descent with momentum, all parameters in one launch.
+    """Stochastic gradient descent with momentum, all parameters in one launch.
 
-    .. math::
-        g \leftarrow g + \lambda p, \quad
-        b \leftarrow \mu b + (1 - \tau) g, \quad
-        p \leftarrow p - \gamma b \quad (\text{with Nesterov: } p - \gamma (g + \mu b))
+        g <- g + weight_decay p
+        b <- momentum b + (1 - dampening) g
+        p <- p - lr b                          (with nesterov: p - lr (g + momentum b))
 
     Args:
         params: parameters, groups of them, or `model.named_parameters()`.
-        lr: :math:`\gamma`, a number or a tensor of one element.
-        momentum: :math:`\mu`; dampening: :math:`\tau`; weight_decay: :math:`\lambda`.
+        lr: learning rate, a number or a tensor of one element.
+        momentum: share of the buffer b that stays from step to step; 0 keeps no buffer.
+        dampening: share of the gradient that does not enter the buffer.
+        weight_decay: added to the gradient, times the parameter.
         nesterov: look ahead with the momentum.
         maximize: maximize the objective.
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
-        stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        stochastic_rounding: round bfloat16 parameters without a copy at random.
         state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
             rounded at random; small parameters keep float32.
-        update_kernel: a custom kernel for what is done to one element: a
-            :class:`torchium.optim.StepKernel` or its source; the built-in does it where that fails.
+        seed: of the random numbers that parameters and moments are rounded with.
+        memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
+        update_kernel: a custom kernel for what is done to one element: a `torchium.optim.StepKernel` or its source; the
+            built-in does it where that fails.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
         fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
-            not clip gradients then. foreach, capturable: accepted; a step is fused and can be captured anyway.
-            differentiable: only False.
+            not clip gradients then.
+        foreach: accepted; a step takes all parameters at once anyway.
+        capturable: accepted; a step can be captured in a CUDA graph anyway.
+        differentiable: only False.
 
-    Example::
-
-        optimizer = torchium.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        loss.backward()
-        optimizer.step()
+    Examples:
+        >>> optimizer = torchium.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> loss.backward()
+        >>> optimizer.step()
     """
 
     kind = "sgd"

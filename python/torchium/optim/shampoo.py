@@ -15,13 +15,13 @@ __all__ = ["CUDAShampoo", "Shampoo"]
 
 
 class Shampoo(SecondOrder):
-    r"""Shampoo: each dimension of a gradient is multiplied by an inverse root of its second moment.
+    """Shampoo: each dimension of a gradient is multiplied by an inverse root of its second moment.
 
-    For a matrix, with :math:`F` the filtered gradient and :math:`L, R` averaged, or summed where :math:`\beta_2 = 1`:
+    For a matrix, with F the filtered gradient and L, R averaged, or summed where beta2 = 1:
 
-    .. math::
-        L \leftarrow \beta_2 L + (1 - \beta_2) G G^T, \quad R \leftarrow \beta_2 R + (1 - \beta_2) G^T G, \quad
-        p \leftarrow (1 - \gamma \lambda) p - \gamma (L + \epsilon I)^{-1/4} F (R + \epsilon I)^{-1/4}
+        L <- beta2 L + (1 - beta2) G G'
+        R <- beta2 R + (1 - beta2) G' G
+        p <- (1 - lr weight_decay) p - lr (L + eps I)^(-1/4) F (R + eps I)^(-1/4)
 
     Factors are updated at every step, roots when they have drifted, or every `update_freq` steps, spread over them.
     Vectors and scalars get AdamW.
@@ -29,37 +29,60 @@ class Shampoo(SecondOrder):
     Args:
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
             of them, or `model.named_parameters()`.
+<<<<<<< HEAD
         lr: :math:`\gamma`, a number or a tensor of one element.
         eps: :math:`\epsilon`, added to the factors where it is more than `relative_eps` gives; None means 1e-12, which
             leaves it to that. `epsilon` is another name for it.
         update_freq: steps between two refreshes of a root; None refreshes by need, at least every 100 steps.
             `precondition_frequency` is another name for it.
         weight_decay: :math:`\lambda`, 'decoupled' or 'l2' by `weight_decay_type`.
+=======
+        lr: learning rate, a number or a tensor of one element.
+        eps: damping, added to the factors where it is more than `relative_eps` gives; None means 1e-12, which leaves it
+            to that.
+        update_freq: steps between refreshes of a root; None means 100.
+        weight_decay: of the kind that `weight_decay_type` says.
+>>>>>>> web
         betas: of the filtered gradient (0: none) and of the factors (1: a sum).
+        epsilon: another name for `eps`.
+        precondition_frequency: another name for `update_freq`.
+        weight_decay_type: 'decoupled', or 'l2': added to the gradient.
         relative_eps: the least damping relative to a factor's largest eigenvalue; bounds the cost of a root in advance.
         max_preconditioner_dim: larger dimensions are cut into blocks of at most this size.
         merge_dims: neighboring small dimensions, as those of a convolution, are taken as one.
         precondition_1d: vectors too.
         start_preconditioning_step: the grafted method alone before this step; -1 begins at once.
         use_bias_correction: of both averages.
-        grafting: None, 'sgd', 'adagrad', 'rmsprop' or 'adam': whose step length is taken; with `grafting_beta2` and
-            `grafting_eps`.
-        momentum, nesterov: of the preconditioned direction.
+        grafting: None, 'sgd', 'adagrad', 'rmsprop' or 'adam': whose step length is taken.
+        grafting_beta2: of the grafted method's second moment.
+        grafting_eps: of the grafted method, beside the root of its second moment.
+        momentum: of the preconditioned direction.
+        nesterov: look ahead with that momentum.
         exponent_override: the root, where it is not twice the number of dimensions: 1, 2, 3, 4, 6 or 8.
+<<<<<<< HEAD
         root_method: 'auto', 'eigen', 'newton' or 'rational'; `root_tolerance` is the error to reach, 0 for the default.
         refresh_drift: by need, how far a root may be off when it is refreshed, as the residual of the old root with the
             new factor: the steps between two refreshes, 1 at first, double where it was less than half of this and
             halve where it was more. None means 10 without `update_freq`, and 0, a fixed period, with it; with both,
             `update_freq` is the most.
         refresh_budget: by need, the largest share of all roots that is refreshed at one step.
+=======
+        root_method: 'auto', 'eigen', 'newton' or 'rational'.
+        root_tolerance: the error that a root has to reach; 0 for the default.
+        refresh_growth: refresh sooner where a factor has seen this share of all its gradients since the last time:
+            with 1/16 at every step up to the 31st, every second up to the 63rd, and so on to precondition_frequency;
+            0 for a fixed period.
+>>>>>>> web
         stagger: spread the refreshes over the steps of a period; False takes all at once.
-        adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
-            parameters get; None means lr and weight_decay. `adamw_lr` keeps its ratio to lr: where
-            a scheduler halves lr, AdamW's rate is halved too.
+        adamw_lr: learning rate of AdamW, which vectors, scalars and `elementwise` parameters get; None means lr. It
+            keeps its ratio to lr: where a scheduler halves lr, AdamW's rate is halved too.
+        adamw_betas: betas of AdamW.
+        adamw_eps: eps of AdamW.
+        adamw_weight_decay: weight decay of AdamW; None means weight_decay.
         elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
-            parameter gets its first gradient.
-            A group may also have `batch_dims` and `cuts`: its parameters are several matrices each, experts [E, m, n]
-            with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with `cuts=head_dim`.
+            parameter gets its first gradient. A group may also have `batch_dims` and `cuts`: its parameters are several
+            matrices each, experts [E, m, n] with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with
+            `cuts=head_dim`.
         precision: of products with float32 gradients on a GPU: 'high' rounds to TF32, 'highest' does not.
         world_invariant: every matrix by itself, so that on a GPU too the number of processes that share the optimizer
             changes no bit; slower.
@@ -67,23 +90,26 @@ class Shampoo(SecondOrder):
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
-        stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        stochastic_rounding: round bfloat16 parameters without a copy at random.
         state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
             rounded at random; small parameters keep float32.
+        seed: of the random numbers that parameters and moments are rounded with.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
-        root_kernel, update_kernel: custom kernels for the roots of factors and for what AdamW does to one
-            element: a :class:`torchium.optim.StepKernel` or its source; the built-in does it where they fail.
+        root_kernel: a custom kernel for the roots of factors: a `torchium.optim.StepKernel` or its source; the built-in
+            does it where that fails.
+        update_kernel: the same for what AdamW does to one element.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
         fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
-            not clip gradients then. foreach, capturable: accepted; a step is fused and can be captured anyway.
-            differentiable: only False.
+            not clip gradients then.
+        foreach: accepted; a step takes all parameters at once anyway.
+        capturable: accepted; a step can be captured in a CUDA graph anyway.
+        differentiable: only False.
 
-    Example::
-
-        optimizer = torchium.optim.Shampoo(model, lr=1e-3, update_freq=20)
-        loss.backward()
-        optimizer.step()
+    Examples:
+        >>> optimizer = torchium.optim.Shampoo(model, lr=1e-3, update_freq=20)
+        >>> loss.backward()
+        >>> optimizer.step()
     """
 
     kind = "shampoo"
@@ -170,7 +196,16 @@ class Shampoo(SecondOrder):
 
 class CUDAShampoo(Shampoo):
     """Shampoo with other defaults, those of a class of this name that people come from: lr=0.03, eps=1e-4,
-    update_freq=100, factors that are summed (betas=(0.9, 1.0)) and no grafting."""
+    update_freq=100, factors that are summed (betas=(0.9, 1.0)) and no grafting.
+
+    Args:
+        params: as for `Shampoo`.
+        lr: learning rate, a number or a tensor of one element.
+        eps: damping; None means 1e-4.
+        update_freq: steps between refreshes of a root; None means 100.
+        weight_decay: decoupled weight decay.
+        options: further arguments of `Shampoo`.
+    """
 
     def __init__(
         self,

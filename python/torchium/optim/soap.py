@@ -15,13 +15,11 @@ __all__ = ["SOAP"]
 
 
 class SOAP(SecondOrder):
-    r"""SOAP: Adam in the eigenbasis of Shampoo's factors.
+    """SOAP: Adam in the eigenbasis of Shampoo's factors.
 
-    For a matrix with factors :math:`L, R` (averages of :math:`G G^T` and :math:`G^T G`) and their bases :math:`Q_L,
-    Q_R`:
+    For a matrix with factors L and R (averages of G G' and G' G) and their bases Q_L and Q_R:
 
-    .. math::
-        p \leftarrow (1 - \gamma \lambda) p - \gamma Q_L \, \mathrm{Adam}(Q_L^T G Q_R) \, Q_R^T
+        p <- (1 - lr weight_decay) p - lr Q_L Adam(Q_L' G Q_R) Q_R'
 
     The bases follow the factors when these have drifted, or every `precondition_frequency` steps. At its first gradient
     a parameter only finds its bases. Vectors and scalars get AdamW.
@@ -29,6 +27,7 @@ class SOAP(SecondOrder):
     Args:
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
             of them, or `model.named_parameters()`.
+<<<<<<< HEAD
         lr: :math:`\gamma`, a number or a tensor of one element.
         betas: of Adam. shampoo_beta: of the factors; below 0 for betas[1].
         eps: of Adam. weight_decay: :math:`\lambda`, 'decoupled' or 'l2' by `weight_decay_type`.
@@ -38,19 +37,34 @@ class SOAP(SecondOrder):
             and halve where it was more. None means 2.5 without `precondition_frequency`, and 0, a fixed period, with
             it; with both, `precondition_frequency` is the most.
         refresh_budget: by need, the largest share of all bases that is refreshed at one step.
+=======
+        lr: learning rate, a number or a tensor of one element.
+        betas: of Adam.
+        shampoo_beta: of the factors; below 0 for betas[1].
+        eps: of Adam.
+        weight_decay: of the kind that `weight_decay_type` says.
+        weight_decay_type: 'decoupled', or 'l2': added to the gradient.
+        precondition_frequency: steps between two refreshes of a basis.
+        refresh_growth: refresh sooner where a factor has seen this share of all its gradients since the last time:
+            with 1/16 at every step up to the 31st, every second up to the 63rd, and so on to precondition_frequency;
+            0 for a fixed period.
+>>>>>>> web
         stagger: spread the refreshes over the steps of a period; False takes all at once, as the reference does.
         max_precond_dim: larger dimensions have no factor; with `block` they are cut into blocks of at most this size.
+        block: cut dimensions larger than `max_precond_dim` into blocks.
         merge_dims: neighboring small dimensions, as those of a convolution, are taken as one.
         precondition_1d: vectors too.
         normalize_grads: every step of a matrix is scaled to a mean square of 1.
         correct_bias: of Adam's averages.
-        adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
-            parameters get; None means lr and weight_decay. `adamw_lr` keeps its ratio to lr: where
-            a scheduler halves lr, AdamW's rate is halved too.
+        adamw_lr: learning rate of AdamW, which vectors, scalars and `elementwise` parameters get; None means lr. It
+            keeps its ratio to lr: where a scheduler halves lr, AdamW's rate is halved too.
+        adamw_betas: betas of AdamW.
+        adamw_eps: eps of AdamW.
+        adamw_weight_decay: weight decay of AdamW; None means weight_decay.
         elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
-            parameter gets its first gradient.
-            A group may also have `batch_dims` and `cuts`: its parameters are several matrices each, experts [E, m, n]
-            with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with `cuts=head_dim`.
+            parameter gets its first gradient. A group may also have `batch_dims` and `cuts`: its parameters are several
+            matrices each, experts [E, m, n] with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with
+            `cuts=head_dim`.
         precision: of products with float32 gradients on a GPU: 'high' rounds to TF32, 'highest' does not.
         world_invariant: every matrix by itself, so that on a GPU too the number of processes that share the optimizer
             changes no bit; slower.
@@ -58,23 +72,25 @@ class SOAP(SecondOrder):
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
-        stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        stochastic_rounding: round bfloat16 parameters without a copy at random.
         state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
             rounded at random; small parameters keep float32.
+        seed: of the random numbers that parameters and moments are rounded with.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
-        update_kernel: a custom kernel for what AdamW does to one element: a
-            :class:`torchium.optim.StepKernel` or its source; the built-in does it where that fails.
+        update_kernel: a custom kernel for what AdamW does to one element: a `torchium.optim.StepKernel` or its source;
+            the built-in does it where that fails.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
         fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
-            not clip gradients then. foreach, capturable: accepted; a step is fused and can be captured anyway.
-            differentiable: only False.
+            not clip gradients then.
+        foreach: accepted; a step takes all parameters at once anyway.
+        capturable: accepted; a step can be captured in a CUDA graph anyway.
+        differentiable: only False.
 
-    Example::
-
-        optimizer = torchium.optim.SOAP(model.parameters(), lr=3e-3)
-        loss.backward()
-        optimizer.step()
+    Examples:
+        >>> optimizer = torchium.optim.SOAP(model.parameters(), lr=3e-3)
+        >>> loss.backward()
+        >>> optimizer.step()
     """
 
     kind = "soap"

@@ -48,7 +48,8 @@ def get_cuda_device_count() -> int:
 def get_optimal_device() -> torch.device:
     """The GPU with the most free memory, or the CPU where Torchium and PyTorch have no GPU in common.
 
-    >>> model.to(get_optimal_device())
+    Examples:
+        >>> model.to(get_optimal_device())
     """
     usable = get_cuda_device_count() if torch.cuda.is_available() else 0
     if usable == 0:
@@ -57,12 +58,16 @@ def get_optimal_device() -> torch.device:
 
 
 def cuda_memory_info(device: Any = None) -> dict[str, Any]:
-    """The memory of one GPU, in bytes; `device` is an index, a name or a torch.device, None the current one.
+    """The memory of one GPU, in bytes.
+
+    Args:
+        device: an index, a name or a torch.device; None for the current one.
 
     `total_memory` and `free_memory` are the GPU's own. `allocated_memory` is what PyTorch's tensors and Torchium's take
     in this process, and `cached_memory` what the pools of both hold, that included. Without a GPU it is
     `{'available': False}` with a `reason`.
 
+    Examples:
         >>> cuda_memory_info(0)["free_memory"]
     """
     if not is_cuda_available():
@@ -113,33 +118,50 @@ class CUDAMatrixOps:
             power: any real number.
             eps: damping, 0 or more; eigenvalues that it leaves below eps are raised to it.
 
-            >>> CUDAMatrixOps.matrix_sqrt_inv_eigen(torch.eye(3) * 16, power=-0.25, eps=0.0)   # 0.5 on the diagonal
+        Examples:
+            >>> CUDAMatrixOps.matrix_sqrt_inv_eigen(torch.eye(3) * 16, power=-0.25, eps=0.0)  # 0.5 on the diagonal
         """
         return ops.matrix_power(matrix, power, eps)
 
     @staticmethod
     def batch_matrix_multiply(A: Tensor, B: Tensor) -> Tensor:
-        """A B, [..., m, k] times [..., k, n], broadcast over the leading dimensions, with a gradient.
+        """A B, broadcast over the leading dimensions, with a gradient.
 
-        >>> CUDAMatrixOps.batch_matrix_multiply(torch.rand(8, 3, 4), torch.rand(4, 5)).shape        # [8, 3, 5]
+        Args:
+            A: [..., m, k].
+            B: [..., k, n].
+
+        Examples:
+            >>> CUDAMatrixOps.batch_matrix_multiply(torch.rand(8, 3, 4), torch.rand(4, 5)).shape  # [8, 3, 5]
         """
         return ops.matmul(A, B)
 
     @staticmethod
     def kronecker_product_approx(A: Tensor, B: Tensor) -> Tensor:
-        """A (x) B, [..., m p, n q] for A [..., m, n] and B [..., p, q], with a gradient.
+        """A (x) B, [..., m p, n q], with a gradient.
+
+        Args:
+            A: [..., m, n].
+            B: [..., p, q].
 
         It is exact. Its size is why the functions below, which never form it, are to be preferred.
 
-            >>> CUDAMatrixOps.kronecker_product_approx(torch.eye(2), torch.ones(2, 2))       # two blocks of ones
+        Examples:
+            >>> CUDAMatrixOps.kronecker_product_approx(torch.eye(2), torch.ones(2, 2))  # two blocks of ones
         """
         return ops.kronecker_product(A, B)
 
     @staticmethod
     def kronecker_matmul(A: Tensor, B: Tensor, X: Tensor) -> Tensor:
-        """(A (x) B) X without forming the product, for X [..., n q, r]: [..., m p, r], with a gradient.
+        """(A (x) B) X without forming the product: [..., m p, r], with a gradient.
 
-        >>> CUDAMatrixOps.kronecker_matmul(torch.rand(3, 2), torch.rand(5, 4), torch.rand(8, 1)).shape    # [15, 1]
+        Args:
+            A: [..., m, n].
+            B: [..., p, q].
+            X: [..., n q, r].
+
+        Examples:
+            >>> CUDAMatrixOps.kronecker_matmul(torch.rand(3, 2), torch.rand(5, 4), torch.rand(8, 1)).shape  # [15, 1]
         """
         return ops.kronecker_matmul(A, B, X)
 
@@ -148,19 +170,27 @@ class CUDAMatrixOps:
         """(A + pi sqrt(damping) I)^-1 X (B + sqrt(damping)/pi I)^-1, pi = sqrt((tr A / m) / (tr B / n)), as in KFAC.
 
         Args:
-            A, B: symmetric positive semidefinite, [..., m, m] and [..., n, n].
+            A: symmetric positive semidefinite, [..., m, m].
+            B: symmetric positive semidefinite, [..., n, n].
             X: [..., m, n].
             damping: 0 or more.
 
+        Examples:
             >>> step = CUDAMatrixOps.kronecker_solve(A, B, weight.grad, damping=1e-3)
         """
         return ops.kronecker_solve(A, B, X, damping)
 
     @staticmethod
     def nearest_kronecker(M: Tensor, shape_a: Sequence[int], shape_b: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The A of shape_a and B of shape_b that make |M - A (x) B| least, for M [..., m p, n q]; of equal norms.
+        """The A of shape_a and B of shape_b that make |M - A (x) B| least; of equal norms.
 
-        >>> A, B = CUDAMatrixOps.nearest_kronecker(M, (4, 3), (5, 2))                 # M is [..., 20, 6]
+        Args:
+            M: [..., m p, n q].
+            shape_a: (m, n).
+            shape_b: (p, q).
+
+        Examples:
+            >>> A, B = CUDAMatrixOps.nearest_kronecker(M, (4, 3), (5, 2))  # M is [..., 20, 6]
         """
         a, b = ops.nearest_kronecker(M, shape_a, shape_b)
         return a, b
@@ -179,10 +209,12 @@ class CUDAMatrixOps:
         Args:
             matrix: symmetric positive semidefinite, [..., n, n].
             root: 1, 2, 3, 4, 6 or 8.
-            eps, relative_eps: damping; relative damping bounds the cost in advance.
+            eps: damping.
+            relative_eps: damping relative to the largest eigenvalue, which bounds the cost in advance.
             method: "auto", "eigen" or "newton"; "rational" on the CPU.
             return_residual: also return |X^ceil(r/2) (A + d I) X^floor(r/2) - I| / sqrt(n) of each, in float64.
 
+        Examples:
             >>> x, residual = CUDAMatrixOps.inverse_root(factor, 4, relative_eps=1e-6, return_residual=True)
         """
         return ops.inverse_root(matrix, root, eps, relative_eps, method, 0.0, return_residual)
@@ -191,8 +223,12 @@ class CUDAMatrixOps:
     def orthogonalize(matrix: Tensor, steps: int = 5, method: str = "polar_express") -> Tensor:
         """Near U V' for A = U S V' [..., m, n], by `steps` Newton-Schulz steps: what Muon does to a momentum.
 
-        `method` is "polar_express", "muon" or "minimax". Singular values come out near 1, not at 1.
+        Args:
+            matrix: any matrices, [..., m, n].
+            steps: 1 to 100. Singular values come out near 1, not at 1.
+            method: "polar_express", "muon" or "minimax".
 
+        Examples:
             >>> direction = CUDAMatrixOps.orthogonalize(momentum)
         """
         return ops.orthogonalize(matrix, steps, method)
@@ -215,6 +251,13 @@ class CUDAGradientOps:
 
         One that the loss does not depend on has zeros; one that requires no gradient has None.
 
+        Args:
+            model: any module; see `torchium.GradSampleModule` for what has a rule.
+            loss_fn: called with the model's outputs and the targets of the whole batch.
+            inputs: the model's argument, or a tuple or dictionary of several.
+            targets: passed on to `loss_fn`.
+
+        Examples:
             >>> gradients = CUDAGradientOps.per_sample_gradients(model, torch.nn.CrossEntropyLoss(), x, y)
         """
         return functions.per_sample_gradients(model, loss_fn, inputs, targets)
@@ -225,7 +268,14 @@ class CUDAGradientOps:
     ) -> Tensor:
         """The norm of each sample's gradient over all trainable parameters, [batch], without forming the gradients.
 
-        >>> norms = CUDAGradientOps.per_sample_gradient_norms(model, torch.nn.CrossEntropyLoss(), x, y)
+        Args:
+            model: any module; see `torchium.GradSampleModule` for what has a rule.
+            loss_fn: called with the model's outputs and the targets of the whole batch.
+            inputs: the model's argument, or a tuple or dictionary of several.
+            targets: passed on to `loss_fn`.
+
+        Examples:
+            >>> norms = CUDAGradientOps.per_sample_gradient_norms(model, torch.nn.CrossEntropyLoss(), x, y)
         """
         return functions.per_sample_gradient_norms(model, loss_fn, inputs, targets)
 
@@ -251,6 +301,7 @@ class CUDAMemoryOps:
             dtype: float64, float32, float16, bfloat16, int32 or int64.
             memory_format: contiguous, channels_last (rank 4) or channels_last_3d (rank 5).
 
+        Examples:
             >>> CUDAMemoryOps.efficient_tensor_creation((8, 3, 32, 32), "cuda", torch.float16, torch.channels_last)
         """
         sizes = [shape] if isinstance(shape, int) else [operator.index(size) for size in shape]
@@ -281,11 +332,13 @@ class CUDAMemoryOps:
         `out`.
 
         Args:
-            A, B: [..., m, k] and [..., k, n]. Page-locked host memory (`tensor.pin_memory()`) is copied fastest.
+            A: [..., m, k]. Page-locked host memory (`tensor.pin_memory()`) is copied fastest.
+            B: [..., k, n].
             memory_budget: bytes of extra memory at most; None lets the library choose.
             out: where to write the product.
             device: the GPU to compute on.
 
+        Examples:
             >>> C = CUDAMemoryOps.memory_efficient_matmul(A, B, memory_budget=2**30, device="cuda")
         """
         budget = 0 if memory_budget is None else memory_budget
@@ -298,7 +351,8 @@ class CUDAMemoryOps:
     def pool_stats() -> dict[str, dict[str, int]]:
         """What each device's pool holds, in bytes: total, free, allocated, reserved, peak; and how often it was asked.
 
-        >>> CUDAMemoryOps.pool_stats()["cpu"]["peak"]
+        Examples:
+            >>> CUDAMemoryOps.pool_stats()["cpu"]["peak"]
         """
         return {device["device"]: _C.memory_info(device["device"]) for device in _C.devices()}
 

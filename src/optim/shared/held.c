@@ -41,7 +41,7 @@ static tch_status note_shard(tch_optimizer *o, const tchi_param *param, const tc
     size_t bytes = (size_t)p->ndim * sizeof *s->start;
     if (!lies_inside(p, s, param)) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
-                         "a shard of '%s' on this rank lies outside the tensor it was given with, or outside the whole",
+                         "a shard of '%s' on this rank is outside the tensor it was given with, or outside the whole",
                          param->name);
     }
     memcpy(held.start, s->start, bytes);

@@ -134,9 +134,9 @@ static tch_status check_own(const tch_placement *p, const tch_shard *s, const tc
     for (int32_t k = 0; good && k < p->ndim; k++) {
         good = s->offset[k] + s->size[k] <= tensor->shape[k];
     }
-    return good ? TCH_OK
-                : tchi_fail(TCH_ERR_SHAPE, "a shard of '%s' on this rank lies outside the tensor it was given with",
-                            name);
+    return good
+               ? TCH_OK
+               : tchi_fail(TCH_ERR_SHAPE, "a shard of '%s' on this rank is outside the tensor it was given with", name);
 }
 
 static int by_start(const void *a, const void *b)

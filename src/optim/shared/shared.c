@@ -142,7 +142,7 @@ tch_status tchi_shared_set_dims(const tch_optimizer *optimizer, tchi_param *para
         return TCH_OK;
     }
     if (!tchi_is_row_major(param->ndim, param->shape, param->strides)) {
-        return tchi_fail(TCH_ERR_LAYOUT, "parameter '%s' is shared, and its elements do not lie row by row",
+        return tchi_fail(TCH_ERR_LAYOUT, "parameter '%s' is shared, and its elements are not in row-major order",
                          param->name);
     }
     param->blocked = param->carried = true;

@@ -315,7 +315,7 @@ def test_gradients_that_are_not_there(device):
         (("float x", "T y", "y = 1"), "outputs has type T, which no input has"),
         (("float x", "float y", "y = 1", "a b"), "name is 'a b'"),
         (("float x", "float y", "y = 1", "$(touch x)"), "name is"),
-        (("float x", "float y", "y = 1", None, {"z": "1"}), "an entry for 'z', which is no input"),
+        (("float x", "float y", "y = 1", None, {"z": "1"}), "an entry for 'z', which is not an input"),
         (("float x, float y", "float z", "z = 1", None, "grad"), "derivative has 1 entries, expected one for each"),
     ],
 )

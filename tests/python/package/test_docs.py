@@ -1,6 +1,14 @@
 """Runs the Python code of the documentation: the blocks of a page one after the other, in one namespace, in an empty
-folder. Words after "```python" are what a block needs, a module or "gpu": where that is missing, it is left out. The
-table of memory is compared with what its script prints.
+folder. Words after "```python" are what a block needs, a module or "gpu": where that is missing, it is left out. A word
+with a dot, in any language, is a file of examples/python that the block is an excerpt of: it is compared, not run, and
+the file is in the folder. Blocks "```diff python" are the code before and after a change: after it they are part of the
+page, before it they are run one by one, where the modules that follow are installed. The table of memory is compared
+with what its script prints.
+
+Where a block prints and an indented block follows it, at once or after a line that says "printed", that is what it
+printed: it is compared, on the CPU. Whole numbers and words must be equal; numbers with a point may differ by a tenth
+or by one in the last place, and those with an exponent, losses and errors, by a factor of two, since machines round
+differently.
 """
 
 import contextlib
@@ -8,6 +16,7 @@ import importlib.util
 import io
 import re
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,8 +25,12 @@ torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs" / "python"
-PAGES = [ROOT / "README.md", *sorted(FOLDER.glob("*.md"))]
-BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [ROOT / "README.md", ROOT / "scripts" / "site" / "home.md", *sorted(FOLDER.glob("*.md"))]
+EXAMPLES = ROOT / "examples" / "python"
+BLOCK = re.compile(r"^```(diff )?python((?: [^.\s]+)*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OUTPUT = re.compile(r"\n\n(?:[^\n ][^\n]*\bprint(?:s|ed)\b[^\n]*:\n\n)?((?:    [^\n]*\n|\n(?=    ))+)")
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+EXCERPT = re.compile(r"^```\w+ (\w+\.\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
@@ -33,25 +46,97 @@ def one_thread():
     _C.set_num_threads(before[1])
 
 
+class Block:
+    """A block of a page: what it needs, its code behind as many empty lines as put it on its line of the page, and what
+    the page says that it printed."""
+
+    def __init__(self, text, match):
+        self.is_diff, self.needs = bool(match[1]), match[2].split()
+        self.lines = [""] * (text[: match.start()].count("\n") + 1) + match[3].splitlines()
+        shown = OUTPUT.match(text, match.end())
+        self.shown = shown[1] if shown else ""
+
+    def code(self, side="+"):
+        if not self.is_diff:
+            return "\n".join(self.lines)
+        kept = [line[1:] if line[:1] in (" ", side) else "" for line in self.lines]
+        return "\n".join(kept)
+
+    def missing(self, *present):
+        return [need for need in self.needs if need not in present and importlib.util.find_spec(need) is None]
+
+    def runs(self, *present):
+        """After a change, what was needed before it is needed no more, unless it is still mentioned."""
+        needed = [need for need in self.missing(*present) if not self.is_diff or need in self.code()]
+        return not needed
+
+
 def blocks(page):
-    """Of each block what it needs and its code, behind as many empty lines as put it on its line of the page."""
     text = page.read_text(encoding="utf-8")
-    for match in BLOCK.finditer(text):
-        yield match[1].split(), "\n" * (text[: match.start()].count("\n") + 1) + match[2]
+    return [Block(text, match) for match in BLOCK.finditer(text)]
 
 
-def run(page, *present):
-    """Runs the blocks of a page for which there is everything they need, in the current folder."""
+def run(page, *present, before=None):
+    """Runs the blocks of a page for which there is everything they need, in the current folder; with `before` the
+    blocks without changes, and that one as it was before its change."""
     names = {"__name__": page.stem}
-    for needs, code in blocks(page):
-        if all(need in present or importlib.util.find_spec(need) is not None for need in needs):
-            exec(compile(code, str(page), "exec"), names)
+    for file, _ in EXCERPT.findall(page.read_text(encoding="utf-8")):
+        shutil.copy(EXAMPLES / file, file)
+    for number, block in enumerate(blocks(page)):
+        if before is None:
+            wanted = block.runs(*present)
+        else:
+            wanted = number == before or not (block.is_diff or block.missing(*present))
+        if wanted:
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(block.code("-" if number == before else "+"), str(page), "exec"), names)
+            if block.shown and printed.getvalue() and before is None and not torch.cuda.is_available():
+                assert different(block.shown, printed.getvalue()) is None
+
+
+def different(shown, printed):
+    """What is not the same in an output and in a page that shows it, or None."""
+    texts = [" ".join(NUMBER.sub("#", text).split()) for text in (shown, printed)]
+    if texts[0] != texts[1]:
+        return f"the page shows\n{shown}\nand this was printed:\n{printed}"
+    for old, new in zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=True):
+        whole = not any(mark in old + new for mark in ".e")
+        factor = 1 if whole else 2 if "e" in old + new else 1.1
+        low, high = sorted((abs(float(old)), abs(float(new))))
+        last = 0 if whole or "e" in old + new else 1.01 * 10.0 ** -len(old.partition(".")[2])
+        if high > max(factor * low, low + last) or float(old) * float(new) < 0:
+            return f"the page shows {old} where {new} was printed"
+    return None
+
+
+def test_outputs_are_compared():
+    assert different("    loss 0.50 after 3\n", "loss 0.51 after 3\n") is None
+    assert different("    {'a': 1,\n     'b': 2e-3}\n", "{'a': 1, 'b': 1.2e-03}\n") is None
+    assert "shows 3 where 4" in different("    loss 0.50 after 3\n", "loss 0.50 after 4\n")
+    assert different("    loss 0.04\n", "loss 0.05\n") is None
+    assert "shows 0.50 where 0.60" in different("    loss 0.50\n", "loss 0.60\n")
+    assert "2e-3 where 5e-3" in different("    2e-3\n", "5e-3\n")
+    assert "this was printed" in different("    loss 0.50\n", "error 0.50\n")
+    assert sum(bool(block.shown) for page in PAGES for block in blocks(page)) > 15
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(page)
+
+
+CHANGES = [(page, i) for page in PAGES for i, block in enumerate(blocks(page)) if block.is_diff]
+
+
+@pytest.mark.parametrize(("page", "number"), CHANGES, ids=lambda value: getattr(value, "name", value))
+def test_code_before_a_change_runs(page, number, tmp_path, monkeypatch):
+    missing = blocks(page)[number].missing()
+    if missing:
+        pytest.skip(f"{', '.join(missing)} is not installed")
+    monkeypatch.chdir(tmp_path)
+    run(page, before=number)
 
 
 @pytest.mark.gpu
@@ -68,7 +153,13 @@ def test_code_of_a_page_runs_on_a_gpu(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", sorted(FOLDER.glob("*.md")), ids=lambda page: page.name)
 def test_a_page_has_code(page):
-    assert any(not needs for needs, _ in blocks(page))
+    assert any(not block.needs for block in blocks(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_excerpts_are_of_their_files(page):
+    for file, excerpt in EXCERPT.findall(page.read_text(encoding="utf-8")):
+        assert excerpt in (EXAMPLES / file).read_text(encoding="utf-8"), f"{page.name} shows another {file}"
 
 
 def test_table_of_memory_is_what_its_script_prints():

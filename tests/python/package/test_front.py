@@ -63,6 +63,12 @@ def test_library_lies_where_it_says():
     assert list(Path(torchium.get_library_dir()).glob("libtorchium.so*"))
 
 
+def test_paths_for_extensions():
+    """Lists, as those of torch.utils.cpp_extension: what a compiler and a linker find the library by."""
+    assert all(Path(folder, "torchium", "torchium.h").is_file() for folder in torchium.include_paths())
+    assert any(Path(folder, "libtorchium.so").exists() for folder in torchium.library_paths())
+
+
 def test_is_available():
     assert torchium.is_available("cpu") is True
     assert torchium.is_available(torch.device("cpu")) is True

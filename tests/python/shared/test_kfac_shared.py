@@ -15,5 +15,5 @@ def test_worlds(tmp_path):
 
 
 def test_factors_that_nobody_averages_want_a_group():
-    with pytest.raises(ValueError, match="average_factors=False wants a process_group"):
+    with pytest.raises(ValueError, match="average_factors=False needs a process_group"):
         kfac_shared_cases.fresh("eigen", average_factors=False)

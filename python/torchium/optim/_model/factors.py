@@ -62,9 +62,9 @@ def _patterns(skip: Any, modules: list[tuple[str, nn.Module]]) -> list[str]:
         try:
             found = any(_fits(pattern, name, module) for name, module in modules)
         except re.error as error:
-            raise ValueError(f"skip_layers: {pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"skip_layers: {pattern!r} is not a valid regular expression: {error}") from None
         if not found:
-            raise ValueError(f"skip_layers: {pattern!r} fits no trainable layer's name or class")
+            raise ValueError(f"skip_layers: {pattern!r} matches no trainable layer's name or class")
     return patterns
 
 

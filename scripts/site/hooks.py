@@ -1,0 +1,276 @@
+"""What MkDocs does not do by itself for this site. The pages of docs/ are written for readers of the repository too, so
+they are left as they are; what differs on the site is made here, while it is built:
+
+- pages that exist only on the site: the Python and the C interface, lists of decisions and ladders, and a page for each
+  file outside docs/ that some page links to, so that a version of the site shows the sources of that version;
+- links out of docs/, turned to those pages;
+- words behind "```python", which the tests read, as a title of the block;
+- pictures, one for the light and one for the dark: in the repository a picture follows the reader's system, and here
+  the reader may choose;
+- the figures on the first page, from bench/results.
+"""
+
+import json
+import posixpath
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
+
+import headers  # noqa: E402
+import python_pages  # noqa: E402
+
+LINK = re.compile(r"(\]\()([^)\s]+)((?:\s+\"[^\"]*\")?\))")
+FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
+OPENING = re.compile(r"^( *```)(\w+)((?: [\w.-]+)+)$", re.MULTILINE)
+SOURCES = re.compile(r"^<!-- figures:.*?-->\n", re.MULTILINE | re.DOTALL)
+LANGUAGES = {".c": "c", ".h": "c", ".cu": "cuda", ".cuh": "cuda", ".py": "python", ".cmake": "cmake", ".json": "json"}
+
+# Files of the repository that are pages of the site under another name.
+ELSEWHERE = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "README.md": "README.md",
+    "docs": "README.md",
+    "docs/decisions": "decisions/index.md",
+    "bench/ladder": "ladder/index.md",
+    "include/torchium": "api/c/index.md",
+    "include/torchium/backend": "api/c/index.md",
+    "examples/python": "examples/python.md",
+    "examples/python/README.md": "examples/python.md",
+}
+NUMBER = re.compile(r"<td([^>]*)>((?:<strong>)?-?\d[^<]{0,17}(?:</strong>)?)</td>")
+PICTURE = re.compile(r"!\[([^\]]*)\]\((\S*?)\.svg\)")
+DARK = re.compile(r"@media \(prefers-color-scheme: ?dark\) *\{((?:[^{}]*\{[^{}]*\})*\s*)\}")
+two_forms = set()  # pictures that have a light and a dark form
+wanted = set()  # files outside docs/ that pages link to
+
+
+def tracked(folder):
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", folder]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    return [name for name in names if (ROOT / name).is_file()]
+
+
+def place(path):
+    """Where the site has a file or a folder of the repository."""
+    if path in ELSEWHERE:
+        return ELSEWHERE[path]
+    if path.startswith("docs/") and not path.endswith(".py"):
+        return path.removeprefix("docs/")
+    if path.startswith("bench/ladder/") and path.endswith(".md"):
+        return "ladder/" + posixpath.basename(path)
+    if path.startswith("include/torchium/") and path.endswith(".h"):
+        return "api/c/" + path.removeprefix("include/torchium/").removesuffix(".h") + ".md"
+    return f"source/{path}.md"
+
+
+def outside_code(text, change):
+    """The text with everything but its fenced code changed."""
+    done, at = [], 0
+    for fence in FENCE.finditer(text):
+        done += [change(text[at : fence.start()]), fence[0]]
+        at = fence.end()
+    return "".join(done) + change(text[at:])
+
+
+def relinked(text, origin, page):
+    """The text with links that are relative to a file of the repository, for a page of the site."""
+
+    def link(match):
+        target, mark, anchor = match[2].partition("#")
+        if not target or re.match(r"[a-z]+:", target):
+            return match[0]
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), target))
+        there = place(path)
+        if there.startswith("source/"):
+            wanted.add(path)
+        return match[1] + posixpath.relpath(there, posixpath.dirname(page) or ".") + mark + anchor + match[3]
+
+    return outside_code(text, lambda prose: LINK.sub(link, prose))
+
+
+def title_of(name):
+    """The first heading of a Markdown file."""
+    return re.search(r"^# (.*)$", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)[1]
+
+
+def section(names, page, heading, words):
+    """A page that lists others."""
+    links = [f"- [{title_of(name)}]({posixpath.relpath(place(name), posixpath.dirname(page))})" for name in names]
+    return f"# {heading}\n\n{words}\n\n" + "\n".join(links) + "\n"
+
+
+def source_page(path):
+    """A page for a file, or for a folder with a list of what is in it."""
+    full = ROOT / path
+    head = f"---\nsearch:\n  exclude: true\n---\n# {path}\n\n"
+    if full.is_dir():
+        names = [name for name in tracked(path) if posixpath.dirname(name) == path]
+        below = {posixpath.relpath(name, path).partition("/")[0] for name in tracked(path)}
+        folders = sorted(below - {posixpath.basename(name) for name in names})
+        wanted.update(name for name in names if place(name).startswith("source/"))
+        here = posixpath.dirname(place(path))
+        lines = [f"- [{posixpath.basename(name)}]({posixpath.relpath(place(name), here)})" for name in names]
+        return head + "\n".join([*lines, *(f"- {folder}/" for folder in folders)]) + "\n"
+    text = full.read_text(encoding="utf-8")
+    fence = "`" * (max(map(len, re.findall(r"`+", text)), default=2) + 1)
+    fence = max(fence, "```", key=len)
+    return f"{head}{fence}{LANGUAGES.get(full.suffix, 'text')}\n{text.rstrip()}\n{fence}\n"
+
+
+def opening(match):
+    """The first line of a block of code, with the words that the tests read as its title: a file, or what it needs."""
+    fence, language, words = match[1], match[2], match[3].split()
+    files = [word for word in words if "." in word]
+    needs = ["a GPU" if word == "gpu" else word for word in words if word not in files and word != "python"]
+    title = ", ".join(files) or (f"needs {', '.join(needs)}" if needs else "")
+    return f'{fence}{language} title="{title}"' if title else f"{fence}{language}"
+
+
+def pictures(match):
+    """The link to a picture, or to both of its forms."""
+    words, path = match[1], match[2]
+    if posixpath.basename(path) not in two_forms:
+        return match[0]
+    return f"![{words}]({path}.svg#only-light)![{words}]({path}-dark.svg#only-dark)"
+
+
+def add_dark_pictures(files, config):
+    """Makes of a picture that follows the reader's system two that do not."""
+    for file in [file for file in files if file.src_uri.endswith(".svg")]:
+        text = Path(file.abs_src_path).read_text(encoding="utf-8")
+        if not DARK.search(text):
+            continue
+        two_forms.add(posixpath.basename(file.src_uri).removesuffix(".svg"))
+        files.remove(file)
+        files.append(File.generated(config, file.src_uri, content=DARK.sub("", text)))
+        address = file.src_uri.removesuffix(".svg") + "-dark.svg"
+        files.append(File.generated(config, address, content=DARK.sub(lambda match: match[1], text)))
+
+
+def decisions():
+    return sorted(tracked("docs/decisions"))
+
+
+def ladders():
+    return sorted(tracked("bench/ladder"))
+
+
+def made_pages():
+    """(address, file that links are relative to or None, Markdown) of the pages that exist on the site alone."""
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md", *ladders()):
+        yield place(name), name, (ROOT / name).read_text(encoding="utf-8")
+    examples = "examples/python/README.md"
+    yield place(examples), examples, (ROOT / examples).read_text(encoding="utf-8")
+    words = "What a newcomer would question: the question, the choice, what was measured, what would change our mind."
+    yield "decisions/index.md", None, section(decisions(), "decisions/index.md", "Decisions", words)
+    words = "How kernels came to be as they are: what was tried, rung by rung, with figures, and what lost."
+    yield "ladder/index.md", None, section(ladders(), "ladder/index.md", "Ladders", words)
+    c_pages, rows = headers.pages(ROOT / "include/torchium")
+    words = "Made of the headers: each says at its head what to know, and above each declaration what it promises."
+    yield "api/c/index.md", None, f"# C API\n\n{words}\n\n| header | what it has |\n|---|---|\n{rows}\n"
+    for address, _, text in c_pages:
+        yield address, None, text
+    py_pages, rows = python_pages.pages(ROOT / "python/torchium")
+    words = "Made of the docstrings: what `help()` shows."
+    yield "api/python/index.md", None, f"# Python API\n\n{words}\n\n| module | what it has |\n|---|---|\n{rows}\n"
+    for address, _, text in py_pages:
+        yield address, None, text
+
+
+# The comparisons of the first page: work and size of a row of optim-h200.json, and the words for it.
+SHOWN = (
+    ("Muon step", "GPT-2", "torch Muon", "a step of Muon on GPT-2 small, beside `torch.optim.Muon`"),
+    ("Shampoo step, all roots refreshed", "GPT-2", "plain PyTorch", "240 roots of Shampoo, beside plain PyTorch"),
+    ("SOAP step, basis tracked every step", "GPT-2", "plain PyTorch", "a step of SOAP, beside plain PyTorch"),
+)
+
+
+def short(value):
+    """Three digits, and none after the point where there are more before it."""
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def figure(work, size, peer, words):
+    rows = json.loads((ROOT / "bench/results/optim-h200.json").read_text(encoding="utf-8"))["rows"]
+    row = next(row for row in rows if row["work"] == work and row["size"] == size)
+    ours, theirs = row["ours_ms"], row["anchors_ms"][peer]
+    return f"- **{theirs / ours:.2g} times** {words}: {short(ours)} ms in place of {short(theirs)} on one H200"
+
+
+def home():
+    """What stands on the first page above the list of pages."""
+    own = "scripts/site/home.md"
+    text = relinked((ROOT / own).read_text(encoding="utf-8"), own, "README.md")
+    return text.replace("FIGURES", "\n".join(figure(*shown) for shown in SHOWN))
+
+
+# --- called by MkDocs ------------------------------------------------------------------------------------------------
+
+
+def on_config(config):
+    """Puts the lists that are made here into the navigation, where mkdocs.yml has a name in angle brackets."""
+    c_pages, _ = headers.pages(ROOT / "include/torchium")
+    py_pages, _ = python_pages.pages(ROOT / "python/torchium")
+    backend = [{title: page} for page, title, _ in c_pages if "/backend" in page]
+    optim = [{title: page} for page, title, _ in py_pages if "/optim/" in page]
+    modules = [{title: page} for page, title, _ in py_pages if "/optim/" not in page]
+    at = next(number for number, entry in enumerate(modules) if "torchium.optim" in entry)
+    modules[at] = {"torchium.optim": [modules[at]["torchium.optim"], *optim]}
+    lists = {
+        "<decisions>": ["decisions/index.md", *({title_of(name): place(name)} for name in decisions())],
+        "<ladders>": ["ladder/index.md", *({title_of(name): place(name)} for name in ladders())],
+        "<python>": ["api/python/index.md", *modules],
+        "<c>": [
+            "api/c/index.md",
+            *({title: page} for page, title, _ in c_pages if "/backend" not in page),
+            {"For authors of backends": backend},
+        ],
+    }
+
+    def filled(entry):
+        if isinstance(entry, str):
+            return lists.get(entry, entry)
+        if isinstance(entry, dict):
+            return {title: filled(item) for title, item in entry.items()}
+        return [filled(item) for item in entry]
+
+    config.nav = filled(config.nav)
+    return config
+
+
+def on_files(files, config):
+    add_dark_pictures(files, config)
+    for address, origin, text in made_pages():
+        files.append(File.generated(config, address, content=relinked(text, origin, address) if origin else text))
+    for path in [path for path in tracked("docs") if path.endswith(".md")]:
+        relinked((ROOT / path).read_text(encoding="utf-8"), path, place(path))
+    done = set()
+    while wanted - done:
+        for path in sorted(wanted - done):
+            done.add(path)
+            if (ROOT / path).exists():  # what does not is told by the check of links
+                files.append(File.generated(config, place(path), content=source_page(path)))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    address = page.file.src_uri
+    if page.file.generated_by is None:
+        markdown = relinked(markdown, f"docs/{address}", address)
+    if address == "README.md":
+        page.meta["hide"] = ["navigation", "toc"]
+        markdown = home() + markdown[markdown.index("\n## ") :]
+    markdown = outside_code(markdown, lambda prose: PICTURE.sub(pictures, SOURCES.sub("", prose)))
+    return OPENING.sub(opening, markdown)
+
+
+def on_page_content(html, page, config, files):
+    """Numbers in a cell of a table, with a word at most, stay on one line."""
+    return NUMBER.sub(r"<td\1 class=\"number\">\2</td>", html)

@@ -1,0 +1,136 @@
+"""Every public function and class says what each of its arguments is, under its right name and a line each: what
+`help()`, editors and the website read. An argument without words fails here, and so do words for one that is gone.
+"""
+
+import importlib
+import inspect
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+MODULES = (
+    "torchium",
+    "torchium.amp",
+    "torchium.grad_sample",
+    "torchium.kernels",
+    "torchium.linalg",
+    "torchium.optim",
+    "torchium.utils.cuda_kernels",
+)
+# A class for others to be made from.
+NOT_CALLED = {"torchium.optim.TorchiumOptimizer"}
+
+
+def public():
+    """(name, object) of every function and class that a module names in `__all__`, each once."""
+    seen = set()
+    for name in MODULES:
+        module = importlib.import_module(name)
+        for word in module.__all__:
+            value = getattr(module, word)
+            if (inspect.isclass(value) or inspect.isfunction(value)) and id(value) not in seen:
+                seen.add(id(value))
+                yield f"{name}.{word}", value
+
+
+def methods(name, value):
+    """(name, function) of the public methods that a class, or one of ours that it comes from, defines."""
+    for base in value.__mro__:
+        if not base.__module__.startswith("torchium"):
+            continue
+        for word, method in vars(base).items():
+            method = method.__func__ if isinstance(method, (staticmethod, classmethod)) else method
+            if inspect.isfunction(method) and (word[0] != "_" or word == "__call__"):
+                yield f"{name}.{word}", method, base
+
+
+def inherited(method, base):
+    """Whether PyTorch has the method too, and so the words for its arguments."""
+    theirs = [other for other in base.__mro__ if not other.__module__.startswith("torchium")]
+    return any(method.__name__ in vars(other) for other in theirs)
+
+
+def documented(docstring):
+    """The names under "Args:", in order, with their words."""
+    section = re.search(r"^Args:\n((?:    .*\n|\n)+)", docstring + "\n", re.MULTILINE)
+    return re.findall(r"^    (\S.*?): *(.*)$", section[1], re.MULTILINE) if section else []
+
+
+def arguments(value):
+    return [name for name in inspect.signature(value).parameters if name != "self"]
+
+
+def problem(value, wanted):
+    """What is wrong with the words about the arguments, or None."""
+    docstring = inspect.getdoc(value) if inspect.isclass(value) else value.__doc__
+    if not docstring:
+        return "has no docstring"
+    found = [name for name, words in documented(inspect.cleandoc(docstring)) if words]
+    missing = [name for name in wanted if name not in found]
+    surplus = [name for name in found if name not in wanted or found.count(name) > 1]
+    said = [f"no words about {', '.join(missing)}"] if missing else []
+    said += [f"words about {', '.join(surplus)}, which it has not, or twice"] if surplus else []
+    return "; ".join(said) or None
+
+
+@pytest.mark.parametrize(("name", "value"), [pytest.param(*item, id=item[0]) for item in public()])
+def test_every_argument_is_documented(name, value):
+    problems = []
+    if name not in NOT_CALLED and not issubclass(value if inspect.isclass(value) else object, BaseException):
+        problems.append((name, problem(value, arguments(value))))
+    if inspect.isclass(value):
+        for called, method, base in methods(name, value):
+            if not (inherited(method, base) and not documented(inspect.cleandoc(method.__doc__ or ""))):
+                problems.append((called, problem(method, arguments(method))))
+    assert not [f"{called} {why}" for called, why in problems if why]
+
+
+def test_a_gap_is_noticed():
+    def good(first, *rest, second=1, **others):
+        """What it does.
+
+        Args:
+            first: one line,
+                or two: with a colon.
+            rest: more.
+            second: a number.
+            others: passed on.
+
+        A note: not an argument.
+        """
+
+    def without(first, second):
+        """What it does.
+
+        Args:
+            first: here.
+        """
+
+    def renamed(first):
+        """What it does.
+
+        Args:
+            frist: here.
+        """
+
+    def together(first, second):
+        """What it does.
+
+        Args:
+            first, second: here.
+        """
+
+    assert problem(good, arguments(good)) is None
+    assert problem(without, arguments(without)) == "no words about second"
+    assert "no words about first" in problem(renamed, arguments(renamed))
+    assert "no words about first, second" in problem(together, arguments(together))
+
+
+def test_the_website_has_every_public_module():
+    """Its pages are made of the same list."""
+    from pathlib import Path
+
+    text = (Path(__file__).resolve().parents[3] / "scripts/site/python_pages.py").read_text(encoding="utf-8")
+    assert set(re.findall(r'^    "(torchium[\w.]*)": "', text, re.MULTILINE)) == set(MODULES)
