@@ -29,20 +29,11 @@ class Shampoo(SecondOrder):
     Args:
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
             of them, or `model.named_parameters()`.
-<<<<<<< HEAD
-        lr: :math:`\gamma`, a number or a tensor of one element.
-        eps: :math:`\epsilon`, added to the factors where it is more than `relative_eps` gives; None means 1e-12, which
-            leaves it to that. `epsilon` is another name for it.
-        update_freq: steps between two refreshes of a root; None refreshes by need, at least every 100 steps.
-            `precondition_frequency` is another name for it.
-        weight_decay: :math:`\lambda`, 'decoupled' or 'l2' by `weight_decay_type`.
-=======
         lr: learning rate, a number or a tensor of one element.
         eps: damping, added to the factors where it is more than `relative_eps` gives; None means 1e-12, which leaves it
             to that.
-        update_freq: steps between refreshes of a root; None means 100.
+        update_freq: steps between two refreshes of a root; None refreshes by need, at least every 100 steps.
         weight_decay: of the kind that `weight_decay_type` says.
->>>>>>> web
         betas: of the filtered gradient (0: none) and of the factors (1: a sum).
         epsilon: another name for `eps`.
         precondition_frequency: another name for `update_freq`.
@@ -59,20 +50,13 @@ class Shampoo(SecondOrder):
         momentum: of the preconditioned direction.
         nesterov: look ahead with that momentum.
         exponent_override: the root, where it is not twice the number of dimensions: 1, 2, 3, 4, 6 or 8.
-<<<<<<< HEAD
-        root_method: 'auto', 'eigen', 'newton' or 'rational'; `root_tolerance` is the error to reach, 0 for the default.
+        root_method: 'auto', 'eigen', 'newton' or 'rational'.
+        root_tolerance: the error that a root has to reach; 0 for the default.
         refresh_drift: by need, how far a root may be off when it is refreshed, as the residual of the old root with the
             new factor: the steps between two refreshes, 1 at first, double where it was less than half of this and
             halve where it was more. None means 10 without `update_freq`, and 0, a fixed period, with it; with both,
             `update_freq` is the most.
         refresh_budget: by need, the largest share of all roots that is refreshed at one step.
-=======
-        root_method: 'auto', 'eigen', 'newton' or 'rational'.
-        root_tolerance: the error that a root has to reach; 0 for the default.
-        refresh_growth: refresh sooner where a factor has seen this share of all its gradients since the last time:
-            with 1/16 at every step up to the 31st, every second up to the 63rd, and so on to precondition_frequency;
-            0 for a fixed period.
->>>>>>> web
         stagger: spread the refreshes over the steps of a period; False takes all at once.
         adamw_lr: learning rate of AdamW, which vectors, scalars and `elementwise` parameters get; None means lr. It
             keeps its ratio to lr: where a scheduler halves lr, AdamW's rate is halved too.

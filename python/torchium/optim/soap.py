@@ -27,28 +27,18 @@ class SOAP(SecondOrder):
     Args:
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
             of them, or `model.named_parameters()`.
-<<<<<<< HEAD
-        lr: :math:`\gamma`, a number or a tensor of one element.
-        betas: of Adam. shampoo_beta: of the factors; below 0 for betas[1].
-        eps: of Adam. weight_decay: :math:`\lambda`, 'decoupled' or 'l2' by `weight_decay_type`.
-        precondition_frequency: steps between two refreshes of a basis; None refreshes by need, at least every 100.
-        refresh_drift: by need, how far a basis may be off when it is refreshed, as the correlations that the factor has
-            in the old basis: the steps between two refreshes, 1 at first, double where it was less than half of this
-            and halve where it was more. None means 2.5 without `precondition_frequency`, and 0, a fixed period, with
-            it; with both, `precondition_frequency` is the most.
-        refresh_budget: by need, the largest share of all bases that is refreshed at one step.
-=======
         lr: learning rate, a number or a tensor of one element.
         betas: of Adam.
         shampoo_beta: of the factors; below 0 for betas[1].
         eps: of Adam.
         weight_decay: of the kind that `weight_decay_type` says.
         weight_decay_type: 'decoupled', or 'l2': added to the gradient.
-        precondition_frequency: steps between two refreshes of a basis.
-        refresh_growth: refresh sooner where a factor has seen this share of all its gradients since the last time:
-            with 1/16 at every step up to the 31st, every second up to the 63rd, and so on to precondition_frequency;
-            0 for a fixed period.
->>>>>>> web
+        precondition_frequency: steps between two refreshes of a basis; None refreshes by need, at least every 100.
+        refresh_drift: by need, how far a basis may be off when it is refreshed, as the correlations that the factor has
+            in the old basis: the steps between two refreshes, 1 at first, double where it was less than half of this
+            and halve where it was more. None means 2.5 without `precondition_frequency`, and 0, a fixed period, with
+            it; with both, `precondition_frequency` is the most.
+        refresh_budget: by need, the largest share of all bases that is refreshed at one step.
         stagger: spread the refreshes over the steps of a period; False takes all at once, as the reference does.
         max_precond_dim: larger dimensions have no factor; with `block` they are cut into blocks of at most this size.
         block: cut dimensions larger than `max_precond_dim` into blocks.
