@@ -36,6 +36,9 @@ function(torchium_compile_options target)
                                                  -fno-omit-frame-pointer)
         target_link_options(${target} PRIVATE -fsanitize=${TORCHIUM_SANITIZE})
     endif()
+    if(TORCHIUM_FUZZER) # coverage for libFuzzer to go by; its main comes with the targets
+        target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C>:-fsanitize=fuzzer-no-link>")
+    endif()
 endfunction()
 
 # torchium_rpath(TARGET BUILT folder INSTALLED folder [OPTIONS option...]): where a file that is linked to the library looks
