@@ -31,6 +31,7 @@ function(torchium_compile_options target)
         target_compile_options(${target} PRIVATE
             "$<$<COMPILE_LANGUAGE:C>:-fno-builtin-fmax;-fno-builtin-fmaxf;-fno-builtin-fmin;-fno-builtin-fminf>")
     endif()
+    torchium_harden(${target})
     if(TORCHIUM_SANITIZE)
         target_compile_options(${target} PRIVATE -fsanitize=${TORCHIUM_SANITIZE} -fno-sanitize-recover=all
                                                  -fno-omit-frame-pointer)
