@@ -13,7 +13,7 @@ check_pie_supported(LANGUAGES C)
 if(TORCHIUM_HARDEN AND NOT TORCHIUM_SANITIZE)
     # Of -fcf-protection only the half for jumps: kernels' threads have stacks of their own, between which
     # kernel_fibers.c returns, and a shadow stack would not know them.
-    foreach(option -fstack-protector-strong -fstack-clash-protection -fcf-protection=branch -mbranch-protection=standard)
+    foreach(option -fstack-protector-strong -fcf-protection=branch -mbranch-protection=standard)
         string(MAKE_C_IDENTIFIER "torchium_takes${option}" takes)
         check_c_compiler_flag(${option} ${takes})
         if(${takes})

@@ -63,6 +63,7 @@ CSV = {
     "numbers": b"\x010.5,1e3,10\n-1,+2,9\n.5,5.,10\n",
     "missing": b"\x001,,a\nx,4,b\n",
     "columns": b"\x001,2,3\n4,5\n",
+    "nothing": b"",
     "third": b"\x18a|b|c\n1|2|3\n",
 }
 
@@ -83,6 +84,8 @@ IDX = {
     "short": images([0, 1], (2, 2, 3), bytes(range(11))),
     "huge": images([0, 1], (2**32 - 1, 2**32 - 1, 2**32 - 1), b""),
     "zero": images([0], (1, 0, 4), b""),
+    "named": bytes((255,)) + images([0, 1], (2, 2, 3), bytes(range(12)))[1:],
+    "nameless": bytes((254,)) + images([0, 1], (2, 2, 3), bytes(range(12)))[1:],
     "gzip": bytes((4,)) + b"\x1f\x8b\x08\x00\x00\x00\x08\x01",
 }
 

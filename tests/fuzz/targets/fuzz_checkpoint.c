@@ -60,6 +60,14 @@ static void check_shards(const tch_checkpoint *checkpoint)
     float values[2];
     tch_tensor out = tch_tensor_view(values, TCH_FLOAT32, 2, size);
     (void)tch_checkpoint_read_shard(checkpoint, NULL, "w", shape, start, &out);
+    (void)tch_checkpoint_check_shard(checkpoint, "w", shape, start, &out);
+    int64_t turned[] = {1, 2}; /* strides, so that it is read by way of a copy */
+    int64_t all[] = {2, 2};
+    float square[4];
+    tch_tensor strided = tch_tensor_view(square, TCH_FLOAT32, 2, all);
+    strided.strides = turned;
+    static const int64_t origin[] = {0, 0};
+    (void)tch_checkpoint_read_shard(checkpoint, NULL, "w", shape, origin, &strided);
 }
 
 /* The files of the corpus have this much behind their header, if anything. */

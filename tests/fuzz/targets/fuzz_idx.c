@@ -1,4 +1,5 @@
-/* Images and labels as IDX files. The first byte says how many of the others are the labels' file, from the end. */
+/* Images and labels as IDX files. The first byte says how many of the others are the labels' file, from the end; where
+ * it is 255 the labels are looked for by the name of the images, and at 254 that does not tell. */
 #include <string.h>
 
 #include "data/dataset_idx.h"
@@ -17,6 +18,8 @@ static void check_data(const dataset *data)
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
+    static int named = -1;
+    char by_name[128];
     if (count == 0) {
         return 0;
     }
@@ -26,6 +29,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     dataset_error error = {.text = ""};
     const char *images_path = fuzz_file(0, bytes + 1, images);
     const char *labels_path = fuzz_file(1, bytes + 1 + images, labels);
+    if (bytes[0] == 255) {
+        fuzz_write("x-images-idx3-ubyte", &named, bytes + 1, count - 1);
+        snprintf(by_name, sizeof by_name, "%s/x-images-idx3-ubyte", fuzz_folder());
+        images_path = by_name;
+    }
+    labels_path = bytes[0] >= 254 ? NULL : labels_path;
     if (dataset_read_idx(images_path, labels_path, &data, &error)) {
         check_data(&data);
         dataset_release(&data);

@@ -15,10 +15,12 @@ static size_t lines_of(const char *text)
     return count;
 }
 
-static void prepare(const char *source, const char *name)
+static void prepare(const char *source, const char *name, int32_t option_count)
 {
     tchi_cpu_source made;
-    const tch_kernel_text text = {.source = source, .file = "mine.cu", .name = name};
+    const char *options[] = {"-DSIZE=4", "-DTYPE=float"};
+    const tch_kernel_text text = {
+        .source = source, .file = "mine.cu", .name = name, .options = options, .option_count = option_count};
     tch_status status = tchi_cpu_source_prepare(&text, &made);
     REQUIRE(status == TCH_OK || status == TCH_ERR_INVALID_ARGUMENT);
     if (status == TCH_OK) {
@@ -38,8 +40,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
         REQUIRE(at > before && (!include.known || strlen(include.name) < sizeof include.name));
     }
     REQUIRE(*at == '\0');
-    prepare(source, "f");
-    prepare(source, "a::b::f<float, 4>");
+    prepare(source, "f", (int32_t)(count % 3));
+    prepare(source, "a::b::f<float, 4>", 0);
     free(source);
     return 0;
 }
