@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CTEST_PARALLEL_LEVEL ?= 2
 
-.PHONY: help run test bench format lint docs wheel install clean native
+.PHONY: help run test fuzz soak bench format lint docs wheel install clean native
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,14 @@ run: native ## build, then show what this machine offers and compare optimizers 
 test: ## build and run every test, then again under the sanitizers
 	@scripts/setup test
 	@scripts/test
+
+fuzz: ## the fuzzers, and random arguments to the Python package (TIME=seconds each, or RUNS=executions)
+	@scripts/setup test
+	@scripts/fuzz
+
+soak: ## train for HOURS hours: memory stays flat, and a second run comes to the same bits
+	@scripts/setup test
+	@scripts/soak
 
 bench: ## time the operations, beside PyTorch where it is installed (QUICK=1: fewer, shorter)
 	@scripts/setup run python

@@ -27,7 +27,7 @@ class Config(ctypes.Structure):
         "real scalar_lr scalar_base_lr scalar_beta1 scalar_beta2 scalar_eps scalar_weight_decay",
         "long max_preconditioner_dim",
         "int block merge_dims precondition_1d precondition_frequency",
-        "real refresh_growth",
+        "real refresh_drift refresh_budget",
         "int start_preconditioning_step stagger precision",
         "int world_invariant",
         "real relative_eps root_tolerance",

@@ -31,10 +31,14 @@ function(torchium_compile_options target)
         target_compile_options(${target} PRIVATE
             "$<$<COMPILE_LANGUAGE:C>:-fno-builtin-fmax;-fno-builtin-fmaxf;-fno-builtin-fmin;-fno-builtin-fminf>")
     endif()
+    torchium_harden(${target})
     if(TORCHIUM_SANITIZE)
         target_compile_options(${target} PRIVATE -fsanitize=${TORCHIUM_SANITIZE} -fno-sanitize-recover=all
                                                  -fno-omit-frame-pointer)
         target_link_options(${target} PRIVATE -fsanitize=${TORCHIUM_SANITIZE})
+    endif()
+    if(TORCHIUM_FUZZER) # coverage for libFuzzer to go by; its main comes with the targets
+        target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C>:-fsanitize=fuzzer-no-link>")
     endif()
 endfunction()
 

@@ -15,7 +15,7 @@ import torch
 
 BETAS, DECAY = (0.9, 0.95), 0.1
 WHOLE = 10000  # dimensions up to this size are not cut
-EARLY, LATER = 60, 10  # roots and bases at each of so many steps, then at every tenth
+PERIOD = 10  # steps between two refreshes, where they do not come by need
 
 
 def adamw_groups(matrices, rest, rates):
@@ -48,20 +48,28 @@ def our_muon(matrices, rest, rates):
     return Muon(our_groups(matrices, rest, rates), adjust_lr_fn="match_rms_adamw", adamw_betas=BETAS)
 
 
+def our_muon_of_torch(matrices, rest, rates):
+    """With the polynomial that torch.optim.Muon has."""
+    from torchium.optim import Muon
+
+    groups = our_groups(matrices, rest, rates)
+    return Muon(groups, method="muon", adjust_lr_fn="match_rms_adamw", adamw_betas=BETAS)
+
+
 def our_normuon(matrices, rest, rates):
     from torchium.optim import NorMuon
 
     return NorMuon(our_groups(matrices, rest, rates), adamw_betas=BETAS)
 
 
-def our_shampoo(matrices, rest, rates):
+def our_shampoo(matrices, rest, rates, period=None):
     from torchium.optim import Shampoo
 
     return Shampoo(
         our_groups(matrices, rest, rates),
         betas=BETAS,
         eps=0.0,
-        update_freq=LATER,
+        update_freq=period,
         max_preconditioner_dim=WHOLE,
         grafting="adam",
         grafting_beta2=BETAS[1],
@@ -69,11 +77,15 @@ def our_shampoo(matrices, rest, rates):
     )
 
 
-def our_soap(matrices, rest, rates):
+def our_soap(matrices, rest, rates, period=None):
     from torchium.optim import SOAP
 
     groups = our_groups(matrices, rest, rates)
-    return SOAP(groups, betas=(0.95, 0.95), precondition_frequency=LATER, max_precond_dim=WHOLE, adamw_betas=BETAS)
+    return SOAP(groups, betas=(0.95, 0.95), precondition_frequency=period, max_precond_dim=WHOLE, adamw_betas=BETAS)
+
+
+def with_period(make):
+    return lambda matrices, rest, rates: make(matrices, rest, rates, PERIOD)
 
 
 class Together:
@@ -108,7 +120,7 @@ def dion_muon(matrices, rest, rates):
 def vyas_soap(matrices, rest, rates):
     from soap import SOAP
 
-    return Together(SOAP(matrices, lr=rates[0], weight_decay=DECAY, precondition_frequency=LATER), rest, rates[1])
+    return Together(SOAP(matrices, lr=rates[0], weight_decay=DECAY, precondition_frequency=PERIOD), rest, rates[1])
 
 
 def heavyball_soap(matrices, rest, rates):
@@ -116,7 +128,7 @@ def heavyball_soap(matrices, rest, rates):
 
     options = {"max_precond_dim": WHOLE, "merge_dims": False, "use_precond_schedule": False}
     first = heavyball.SOAP(
-        matrices, lr=rates[0], betas=(0.95, 0.95), weight_decay=DECAY, precondition_frequency=LATER, **options
+        matrices, lr=rates[0], betas=(0.95, 0.95), weight_decay=DECAY, precondition_frequency=PERIOD, **options
     )
     return Together(first, rest, rates[1])
 
@@ -130,7 +142,7 @@ def meta_shampoo(matrices, rest, rates):
         betas=BETAS,
         epsilon=1e-12,
         weight_decay=DECAY,
-        precondition_frequency=LATER,
+        precondition_frequency=PERIOD,
         grafting_config=meta.AdamPreconditionerConfig(beta2=BETAS[1], epsilon=1e-8),
     )
     return Together(first, rest, rates[1])
@@ -142,7 +154,6 @@ class Entry:
     make: Callable
     method: str  # whose learning rates it takes
     needs: str = "torchium"
-    early: int = 0  # steps with a refresh at each; then the period that it was made with
 
     @property
     def ours(self):
@@ -153,31 +164,24 @@ class Entry:
             return hasattr(torch.optim, "Muon")
         return importlib.util.find_spec(self.needs) is not None
 
-    def refresh(self, optimizer, step):
-        """Sets the period that holds from this step on, where it changes with it."""
-        if self.early and step in (0, self.early):
-            for group in optimizer.param_groups:
-                name = "update_freq" if "update_freq" in group else "precondition_frequency"
-                group[name] = 1 if step == 0 else LATER
-
 
 BASELINE = "torch-adamw"
-_EARLY = f"every step for {EARLY} steps, then every {LATER}"
 ENTRIES = {
     BASELINE: Entry("torch AdamW, fused", torch_adamw, "adamw", "torch"),
     "adamw": Entry("AdamW", our_adamw, "adamw"),
     "muon": Entry("Muon", our_muon, "muon"),
+    "muon-of-torch": Entry("Muon, method 'muon'", our_muon_of_torch, "muon"),
     "normuon": Entry("NorMuon", our_normuon, "normuon"),
-    "shampoo": Entry(f"Shampoo, roots every {LATER} steps", our_shampoo, "shampoo"),
-    "shampoo-early": Entry(f"Shampoo, roots {_EARLY}", our_shampoo, "shampoo", early=EARLY),
-    "soap": Entry(f"SOAP, bases every {LATER} steps", our_soap, "soap"),
-    "soap-early": Entry(f"SOAP, bases {_EARLY}", our_soap, "soap", early=EARLY),
+    "shampoo": Entry("Shampoo", our_shampoo, "shampoo"),
+    "shampoo-period": Entry(f"Shampoo, roots every {PERIOD} steps", with_period(our_shampoo), "shampoo"),
+    "soap": Entry("SOAP", our_soap, "soap"),
+    "soap-period": Entry(f"SOAP, bases every {PERIOD} steps", with_period(our_soap), "soap"),
     "torch-muon": Entry("torch.optim.Muon", torch_muon, "muon", "torch.optim.Muon"),
     "dion-muon": Entry("Dion's Muon", dion_muon, "muon", "dion"),
-    "vyas-soap": Entry(f"nikhilvyas/SOAP, every {LATER} steps", vyas_soap, "soap", "soap"),
-    "heavyball-soap": Entry(f"HeavyBall's SOAP, every {LATER} steps", heavyball_soap, "soap", "heavyball"),
+    "vyas-soap": Entry(f"nikhilvyas/SOAP, every {PERIOD} steps", vyas_soap, "soap", "soap"),
+    "heavyball-soap": Entry(f"HeavyBall's SOAP, every {PERIOD} steps", heavyball_soap, "soap", "heavyball"),
     "meta-shampoo": Entry(
-        f"Meta's Shampoo, blocks of 1024, every {LATER} steps", meta_shampoo, "shampoo", "distributed_shampoo"
+        f"Meta's Shampoo, blocks of 1024, every {PERIOD} steps", meta_shampoo, "shampoo", "distributed_shampoo"
     ),
 }
 
@@ -194,11 +198,11 @@ class Method:
 
 
 METHODS = {
-    "adamw": Method((3e-4, 6e-4, 12e-4), (2e-3, 6e-3), BASELINE, (6e-4, 6e-3)),
+    "adamw": Method((3e-4, 6e-4, 12e-4), (2e-3, 6e-3), BASELINE, (1e-3, 6e-3)),
     "muon": Method((6e-3, 12e-3, 24e-3), (2e-3, 6e-3), "muon", (12e-3, 6e-3)),
     "normuon": Method((6e-3, 12e-3, 24e-3), (2e-3, 6e-3), "normuon", (12e-3, 6e-3)),
-    "shampoo": Method((2e-3, 4e-3, 8e-3), (2e-3, 6e-3), "shampoo-early", (4e-3, 6e-3)),
-    "soap": Method((1e-3, 2e-3, 4e-3), (2e-3, 6e-3), "soap-early", (2e-3, 2e-3)),
+    "shampoo": Method((2e-3, 4e-3, 8e-3), (2e-3, 6e-3), "shampoo", (4e-3, 6e-3)),
+    "soap": Method((1e-3, 2e-3, 4e-3), (2e-3, 6e-3), "soap", (2e-3, 6e-3)),
 }
 
 

@@ -90,9 +90,8 @@ class Course:
         self.model.load_state_dict(self.first)
         return entry.make(self.model.matrices(), self.model.rest(), rates)
 
-    def step(self, entry, optimizer, index, stamps):
+    def step(self, optimizer, index, stamps):
         """One step; the optimizer's part lies between two stamps."""
-        entry.refresh(optimizer, index)
         loss = self.loss(self.train[index])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
@@ -106,7 +105,7 @@ class Course:
         """Steps that are not counted: the model is compiled in the first of all, and what others compile in theirs."""
         optimizer = self.begin(entry, rates)
         for index in range(FIRST_STEPS):
-            self.step(entry, optimizer, index, Stamps(self.device))
+            self.step(optimizer, index, Stamps(self.device))
 
     def validate(self):
         """With gradients that nobody asks for: without them the model would be compiled once more."""
@@ -123,7 +122,7 @@ class Course:
         for index in range(steps):
             for group, rate in scheduled:
                 group["lr"] = rate * factor(index, steps)
-            losses.append(self.step(entry, optimizer, index, stamps))
+            losses.append(self.step(optimizer, index, stamps))
         seconds = stamps.seconds()
         figures = {"memory": self.memory(before)} if self.device.type == "cuda" else {}
         figures |= {"failed_factors": optimizer.stats()["failed"]} if hasattr(optimizer, "stats") else {}

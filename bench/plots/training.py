@@ -23,7 +23,7 @@ DASHES = ("", "6 4", "2 3", "9 3 2 3")
 def looks(runs):
     """Color and dashes of every run: a color for each method, whose first run, one of ours, has a plain line."""
     used, chosen = {}, {}
-    for run in sorted(runs, key=lambda run: (not run["ours"], "early" not in run["name"])):
+    for run in sorted(runs, key=lambda run: (not run["ours"], "-" in run["name"])):
         method = next((name for name in ("normuon", *COLORS) if name in run["name"]), None)
         color = COLORS.get(method, OTHER)
         k = used.setdefault(color, 0)

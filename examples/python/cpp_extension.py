@@ -16,13 +16,14 @@ from pathlib import Path
 import torch
 import torchium
 from torch import Tensor
-from torch.utils import cpp_extension
 
 HERE = Path(__file__).resolve().parent
 
 
 def load_extension():
     """The operator of factor_update.cpp, compiled when something has changed since the last time."""
+    from torch.utils import cpp_extension  # needs setuptools, which not every installation has
+
     folders = torchium.library_paths()
     cpp_extension.load(
         name="factor_update",

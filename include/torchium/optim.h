@@ -132,9 +132,12 @@ typedef struct tch_optim_config {
     int32_t merge_dims;      /* tensors of rank above 2: neighboring dimensions, innermost first, are merged while
                                        their product stays within max_preconditioner_dim; 0 keeps a factor for each */
     int32_t precondition_1d; /* SOAP, Shampoo: vectors too */
-    int32_t precondition_frequency; /* (step) refresh every so many steps, at least 1 */
-    double refresh_growth;          /* (step) Shampoo, SOAP: refresh sooner where a factor has seen this share of all
-                                           its gradients since the last time, so at every step at first; 0: do not */
+    int32_t precondition_frequency; /* (step) refresh every so many steps, at least 1; with refresh_drift, that many at
+                                       most */
+    double refresh_drift;  /* (step) Shampoo, SOAP: refresh by need. The steps between two refreshes of a factor, 1 at
+                              first, are doubled where one found its root or basis off by less than half of this, and
+                              halved where it was off by more: see docs/optimizers.md. 0: a fixed period */
+    double refresh_budget; /* (step) by need: the largest share of all factors that are refreshed at one step */
     int32_t start_preconditioning_step; /* Shampoo: the grafted method alone (SGD without one) before this step, counted
                                            from 1; -1 begins at once */
     int32_t stagger; /* (step) Shampoo, SOAP: spread the refreshes over the steps of a period by their cost */
@@ -324,7 +327,8 @@ TCH_API int32_t tch_optimizer_state_count(const tch_optimizer *optimizer);
 TCH_API tch_status tch_optimizer_get_state(tch_optimizer *optimizer, int32_t index, tch_optim_state *state);
 
 /* What the host counts for one parameter beside those tensors, for a caller who copies them himself: the steps of the
- * optimizer, the steps taken with this parameter, and for each of its factors how often a refresh failed. With the
+ * optimizer, the steps taken with this parameter, and for each of its factors a number that says how often a refresh
+ * failed and how far apart refreshes by need are. With the
  * tensors and the counts of every parameter in its place a new optimizer, made from the same parameters, goes on bit
  * for bit. */
 TCH_API int64_t tch_optimizer_counts_length(const tch_optimizer *optimizer, int32_t parameter); /* 0 if there is none */

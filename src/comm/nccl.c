@@ -1,5 +1,6 @@
 /* Groups over NCCL, which is opened at run time: the one that the process has loaded, as PyTorch does, or the system's.
  * The few declarations below are of its stable interface, so that nothing of it is needed to build. */
+#define _GNU_SOURCE /* secure_getenv */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
@@ -65,7 +66,7 @@ typedef struct nccl_group {
 static void *open_library(void)
 {
     static const char name[] = "libnccl.so.2";
-    const char *named = getenv("TORCHIUM_NCCL");
+    const char *named = secure_getenv("TORCHIUM_NCCL");
     if (named != NULL && named[0] != '\0') {
         return dlopen(named, RTLD_NOW | RTLD_LOCAL);
     }

@@ -1,5 +1,6 @@
-/* Finding and opening the cache's folder. Code that lies in it is run: whoever could write there could run what he
- * likes as this user, so it is looked at each time, through the descriptor that is then used. */
+/* Finding and opening the cache's folder. Code that lies in it is run: whoever could write there could run
+ * anything as this user, so it is looked at each time, through the descriptor that is then used. */
+#define _GNU_SOURCE /* secure_getenv */
 #include "folder.h"
 
 #include <errno.h>
@@ -15,9 +16,10 @@
 #include "core/status.h"
 #include "core/system.h"
 
+/* Not for a program that has more rights than its caller, who would choose what it runs. */
 static const char *variable(const char *name)
 {
-    const char *value = getenv(name);
+    const char *value = secure_getenv(name);
     return value != NULL && value[0] != '\0' ? value : NULL;
 }
 

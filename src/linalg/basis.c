@@ -5,6 +5,7 @@
 #include "basis.h"
 
 #include <float.h>
+#include <math.h>
 
 #include "core/status.h"
 #include "core/tensor.h"
@@ -51,6 +52,9 @@ typedef struct method {
 /* A, whose trace is 1, times this has numbers that float16 holds: its low parts are good to 2^-39. */
 #define SPLIT_FACTOR 16384.0
 
+/* Random vectors that the drift of a basis is measured with. */
+#define PROBES 4
+
 /* For a product in split types; memory is used again as soon as it can be. */
 typedef struct split_buffers {
     tch_matrices s; /* A, scaled, then q A */
@@ -61,6 +65,7 @@ typedef struct split_buffers {
 typedef struct basis_buffers {
     tch_matrices m[3]; /* n by n of the method's type */
     tch_matrices w;    /* 1 by n */
+    void *probes;      /* three times n by PROBES, where n is too small for a matrix to have room for them */
     int32_t *order;
     tchi_inspection inspection;
     void *scratch;
@@ -89,6 +94,7 @@ static method method_for(const tch_context *context, tch_scalar type, int64_t n)
 static void layout_numbers(basis_buffers *buffers, tchi_arena *arena, tch_scalar type, int64_t n, int64_t batch)
 {
     buffers->w = tchi_scratch_matrices(arena, type, batch, 1, n);
+    buffers->probes = tchi_arena_take(arena, n < 3 * PROBES ? 3 * PROBES * batch * n * tchi_scalar_size(type) : 0);
     buffers->order = tchi_arena_take(arena, batch * n * (int64_t)sizeof *buffers->order);
     tchi_inspection_layout(&buffers->inspection, arena, batch);
 }
@@ -201,9 +207,40 @@ static tch_status condition(tch_context *context, const tch_matrices *a, double 
     return t->matrix->shift_scale(context->state, a, i->damping, i->bound, -1.0, out);
 }
 
+static tch_matrices probes_in(void *room, int which, const tch_matrices *s)
+{
+    int64_t bytes = s->batch * s->rows * PROBES * tchi_scalar_size(s->type);
+    return tchi_matrices_new((char *)room + which * bytes, s->type, s->batch, s->rows, PROBES);
+}
+
+/* |C - I| with C = D S q' D, where D makes the diagonal 1, over random signs; S = q A, q and S of one type. The shift
+ * in A keeps correlations of rounding out of it. `spare` is a matrix that may be written over. */
+static tch_status measure_drift(tch_context *context, const tch_matrices *s, const tch_matrices *q,
+                                const tch_matrices *spare, double *drift, basis_buffers *buffers)
+{
+    const tch_matrix_ops *t = context->backend->matrix;
+    void *state = context->state;
+    void *room = s->rows < 3 * PROBES ? buffers->probes : spare->data;
+    tch_matrices v = probes_in(room, 0, s);
+    tch_matrices u = probes_in(room, 1, s);
+    tch_matrices y = probes_in(room, 2, s);
+    if (drift == NULL) {
+        return TCH_OK;
+    }
+    double unit = 1.0 / sqrt((double)PROBES * (double)s->rows);
+    TCHI_TRY(t->row_dots(state, s, q, -0.5, &buffers->w));
+    TCHI_TRY(t->random_signs(state, 0, &v));
+    TCHI_TRY(t->scale_rows(state, &v, &buffers->w, &u));
+    TCHI_TRY(t->gemm(state, 1.0, q, 1, &u, 0, 0.0, &y));
+    TCHI_TRY(t->gemm(state, 1.0, s, 0, &y, 0, 0.0, &u));
+    TCHI_TRY(t->scale_rows(state, &u, &buffers->w, &u));
+    TCHI_TRY(t->combine(state, 0.0, unit, &u, -unit, &v, &u));
+    return t->reduce(state, TCH_REDUCE_FROBENIUS, &u, drift);
+}
+
 /* m[0] = the rows of q A, sorted by their dot products with those of q. */
 static tch_status multiply_and_sort(tch_context *context, const tch_matrices *a, const tch_matrices *q, double shift,
-                                    basis_buffers *buffers)
+                                    double *drift, basis_buffers *buffers)
 {
     const tch_backend *t = context->backend;
     void *state = context->state;
@@ -211,6 +248,7 @@ static tch_status multiply_and_sort(tch_context *context, const tch_matrices *a,
     TCHI_TRY(condition(context, a, shift, &buffers->inspection, &m[0]));
     TCHI_TRY(t->matrix->shift_scale(state, q, NULL, NULL, 1.0, &m[1]));
     TCHI_TRY(t->matrix->gemm(state, 1.0, &m[1], 0, &m[0], 0, 0.0, &m[2]));
+    TCHI_TRY(measure_drift(context, &m[2], &m[1], &m[0], drift, buffers));
     TCHI_TRY(t->matrix->row_dots(state, &m[2], &m[1], 1.0, &buffers->w));
     TCHI_TRY(t->matrix->descending(state, &buffers->w, buffers->order));
     return t->matrix->permute(state, &m[2], buffers->order, NULL, &m[0]);
@@ -218,7 +256,7 @@ static tch_status multiply_and_sort(tch_context *context, const tch_matrices *a,
 
 /* buffers->sorted = the same in split products; w is taken for float32's. */
 static tch_status multiply_split(tch_context *context, const tch_matrices *a, const tch_matrices *q, double shift,
-                                 split_buffers *buffers, basis_buffers *common)
+                                 double *drift, split_buffers *buffers, basis_buffers *common)
 {
     const tch_backend *t = context->backend;
     void *state = context->state;
@@ -227,6 +265,7 @@ static tch_status multiply_split(tch_context *context, const tch_matrices *a, co
     TCHI_TRY(tchi_split_rows(context, &buffers->s, SPLIT_FACTOR, false, &buffers->a));
     TCHI_TRY(tchi_split_rows(context, q, TCHI_SPLIT_UNIT, false, &buffers->q));
     TCHI_TRY(tchi_split_product(context, 1.0, &buffers->q, &buffers->a, 0, TCHI_LOW_BOTH, 0.0, &buffers->s));
+    TCHI_TRY(measure_drift(context, &buffers->s, q, &buffers->sorted, drift, common));
     TCHI_TRY(t->matrix->row_dots(state, &buffers->s, q, 1.0, &common->w));
     TCHI_TRY(t->matrix->descending(state, &common->w, common->order));
     return t->matrix->permute(state, &buffers->s, common->order, NULL, &buffers->sorted);
@@ -234,10 +273,10 @@ static tch_status multiply_split(tch_context *context, const tch_matrices *a, co
 
 /* m[0] = that, in float64. */
 static tch_status multiply_inside(tch_context *context, const tch_matrices *a, const tch_matrices *q, double shift,
-                                  basis_buffers *buffers)
+                                  double *drift, basis_buffers *buffers)
 {
     split_buffers inside = layout_inside(buffers);
-    TCHI_TRY(multiply_split(context, a, q, shift, &inside, buffers));
+    TCHI_TRY(multiply_split(context, a, q, shift, drift, &inside, buffers));
     return context->backend->matrix->shift_scale(context->state, &inside.sorted, NULL, NULL, 1.0, &buffers->m[0]);
 }
 
@@ -303,32 +342,32 @@ static tch_status give_order(tch_context *context, basis_buffers *buffers, const
 }
 
 static tch_status track_by_panels(tch_context *context, const tch_matrices *a, const tch_matrices *q, double shift,
-                                  int32_t *order, int32_t *flags, void *scratch)
+                                  int32_t *order, int32_t *flags, double *drift, void *scratch)
 {
     split_buffers buffers;
     basis_buffers common;
     tchi_arena arena = {.base = scratch};
     layout_panels(&buffers, &common, &arena, context, a->rows, a->batch);
     common.inspection.flags = flags;
-    TCHI_TRY(multiply_split(context, a, q, shift, &buffers, &common));
+    TCHI_TRY(multiply_split(context, a, q, shift, drift, &buffers, &common));
     TCHI_TRY(tchi_gram_schmidt(context, &buffers.sorted, &buffers.a, flags, common.scratch));
     TCHI_TRY(context->backend->matrix->select(context->state, flags, &buffers.sorted, q));
     return order != NULL ? give_order(context, &common, flags, order) : TCH_OK;
 }
 
 tch_status tchi_basis_track(tch_context *context, const tch_matrices *a, const tch_matrices *q, int32_t *order,
-                            int32_t *flags, void *scratch)
+                            int32_t *flags, double *drift, void *scratch)
 {
     basis_buffers buffers;
     tchi_arena arena = {.base = scratch};
     method chosen = method_for(context, a->type, a->rows);
     if (chosen.passes == 0) {
-        return track_by_panels(context, a, q, chosen.shift, order, flags, scratch);
+        return track_by_panels(context, a, q, chosen.shift, order, flags, drift, scratch);
     }
     layout_track(&buffers, &arena, context, chosen.type, a->rows, a->batch);
     buffers.inspection.flags = flags;
-    TCHI_TRY(chosen.split ? multiply_inside(context, a, q, chosen.shift, &buffers)
-                          : multiply_and_sort(context, a, q, chosen.shift, &buffers));
+    TCHI_TRY(chosen.split ? multiply_inside(context, a, q, chosen.shift, drift, &buffers)
+                          : multiply_and_sort(context, a, q, chosen.shift, drift, &buffers));
     for (int pass = 0; pass < chosen.passes; pass++) {
         TCHI_TRY(orthonormalize(context, pass + 1 < chosen.passes ? chosen.gram_shift : 0.0, flags, &buffers));
     }

@@ -22,8 +22,10 @@ tch_status tchi_basis_init(tch_context *context, const tch_matrices *a, const tc
 /* One orthogonal iteration: rows of q are sorted by q_i' A q_i, descending, multiplied by A, and made orthonormal in
  * that order, each keeping its sign. order[b n + k], unless `order` is NULL, is the old number of the new row k, by
  * which the caller permutes what it keeps in the basis. Where a factor is zero, not finite or not symmetric, or where
- * its basis cannot be made orthonormal, flags say so, q stays as it is and the order is 0, 1, 2, ... */
+ * its basis cannot be made orthonormal, flags say so, q stays as it is and the order is 0, 1, 2, ... Unless `drift` is
+ * NULL, it becomes |C - I| / sqrt(n) of each factor, C being q A q' with its diagonal scaled to 1: how far the old q is
+ * from being a basis by now. */
 tch_status tchi_basis_track(tch_context *context, const tch_matrices *a, const tch_matrices *q, int32_t *order,
-                            int32_t *flags, void *scratch);
+                            int32_t *flags, double *drift, void *scratch);
 
 #endif

@@ -29,6 +29,7 @@ typedef struct root_buffers {
 typedef struct root_call {
     tchi_batch a, out, residual;
     const tch_tensor *report;
+    double *drift; /* or NULL */
     bool has_residual;
 } root_call;
 
@@ -314,10 +315,22 @@ static tch_status compute(tch_context *context, tchi_root_plan *plan, const root
     return judge(context, plan, call, count, r, x);
 }
 
-static tch_status deliver(tch_context *context, const root_call *call, int64_t first, int64_t count, root_buffers *r,
-                          const tch_matrices *x, tch_status *bad)
+/* Before the new roots take the place of the old. */
+static tch_status measure_drift(tch_context *context, const tchi_root_plan *plan, const root_call *call, int64_t first,
+                                root_buffers *r, const tch_matrices *spare)
+{
+    TCHI_TRY(tchi_batch_read(context, &call->out, first, spare));
+    return context->backend->matrix->root_residual(context->state, plan->root, &r->a, r->inspection.damping, spare,
+                                                   plan->probes, call->drift + first, NULL, r->scratch);
+}
+
+static tch_status deliver(tch_context *context, const tchi_root_plan *plan, const root_call *call, int64_t first,
+                          int64_t count, root_buffers *r, const tch_matrices *x, tch_status *bad)
 {
     tch_matrices spare = spare_of(r, x->type, x);
+    if (call->drift != NULL) {
+        TCHI_TRY(measure_drift(context, plan, call, first, r, &spare));
+    }
     TCHI_TRY(tchi_batch_select(context, &call->out, first, r->inspection.flags, x, &spare));
     if (call->has_residual) {
         tch_matrices numbers = tchi_matrices_new(r->residual, TCH_SCALAR_F64, count, 1, 1);
@@ -363,7 +376,7 @@ static tch_status root_part(tch_context *context, const tchi_root_plan *made, co
         plan = tchi_root_plan_better(&plan);
         TCHI_TRY(compute(context, &plan, call, first, count, &r, &x));
     }
-    return deliver(context, call, first, count, &r, &x, bad);
+    return deliver(context, &plan, call, first, count, &r, &x, bad);
 }
 
 /* --- the public calls ------------------------------------------------------------------------------------------- */
@@ -408,9 +421,9 @@ static tch_status plan_nothing(tch_context *context, const root_call *call, int3
 /* `user_root` is NULL for the methods here. */
 static tch_status take_roots(tch_context *context, const tchi_user_root *user_root, const tch_tensor *a, int32_t root,
                              const tch_root_config *config, const tch_tensor *out, const tch_tensor *residual,
-                             const tch_tensor *report)
+                             const tch_tensor *report, double *drift)
 {
-    root_call call = {.a = tchi_batch_of(a, 2), .out = tchi_batch_of(out, 2), .report = report};
+    root_call call = {.a = tchi_batch_of(a, 2), .out = tchi_batch_of(out, 2), .report = report, .drift = drift};
     if (residual != NULL) {
         call.residual = tchi_batch_of(residual, 0);
         call.has_residual = true;
@@ -436,16 +449,16 @@ tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t r
 {
     TCHI_ENTER(context, "tch_inverse_root");
     TCHI_TRY(check_call(context, a, out, residual, report));
-    return take_roots(context, NULL, a, root, config, out, residual, report);
+    return take_roots(context, NULL, a, root, config, out, residual, report, NULL);
 }
 
 tch_status tchi_inverse_root_by(tch_context *context, const tchi_user_root *user_root, const tch_tensor *a,
                                 int32_t root, const tch_root_config *config, tch_tensor *out, tch_tensor *residual,
-                                tch_tensor *report)
+                                tch_tensor *report, double *drift)
 {
-    tch_root_config c = eigen_config(config);
+    tch_root_config c = user_root != NULL ? eigen_config(config) : *config;
     TCHI_TRY(check_call(context, a, out, residual, report));
-    return take_roots(context, user_root, a, root, &c, out, residual, report);
+    return take_roots(context, user_root, a, root, &c, out, residual, report, drift);
 }
 
 int64_t tchi_inverse_root_by_bytes(tch_context *context, const tchi_user_root *user_root, tch_scalar type, int64_t n,

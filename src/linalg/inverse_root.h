@@ -15,11 +15,12 @@ typedef struct tchi_user_root {
     int32_t matrices;
 } tchi_user_root;
 
-/* tch_inverse_root by `user_root`: of the config, method and degree are not looked at. What fails its certificate keeps
- * what `out` held, and is reported; nothing is done again. */
+/* tch_inverse_root by `user_root`, unless that is NULL: of the config, method and degree are not looked at then, what
+ * fails its certificate keeps what `out` held and is reported, and nothing is done again. Unless `drift` is NULL, it
+ * becomes the residual of what `out` held, one number for each matrix: how far that is from being the root by now. */
 tch_status tchi_inverse_root_by(tch_context *context, const tchi_user_root *user_root, const tch_tensor *a,
                                 int32_t root, const tch_root_config *config, tch_tensor *out, tch_tensor *residual,
-                                tch_tensor *report);
+                                tch_tensor *report, double *drift);
 
 /* Workspace of it for one matrix; `type` is the input's. */
 int64_t tchi_inverse_root_by_bytes(tch_context *context, const tchi_user_root *user_root, tch_scalar type, int64_t n,

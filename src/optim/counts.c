@@ -1,4 +1,4 @@
-/* See counts.h. The counts of a parameter are [steps of the optimizer, steps with its gradient, failures of each
+/* See counts.h. The counts of a parameter are [steps of the optimizer, steps with its gradient, one number for each
  * factor], factors in the order of block batches, blocks and dimensions, which its sizes alone decide. */
 #include "counts.h"
 
@@ -8,9 +8,9 @@
 #include "core/check.h"
 #include "core/status.h"
 
-#include "failures.h"
+#include "outcomes.h"
 
-enum { STEPS, STEPS_SEEN, TROUBLE }; /* where each begins */
+enum { STEPS, STEPS_SEEN, FACTORS }; /* where each begins */
 
 /* Parameters with equal counts and equal clocks have had the same steps, as far as it matters. */
 static uint64_t clock_id_of(int64_t steps_seen, double step)
@@ -29,6 +29,29 @@ void tchi_param_resume(tchi_param *param, int64_t steps_seen, double step)
 {
     param->steps_seen = steps_seen;
     param->clock_id = clock_id_of(steps_seen, step);
+}
+
+/* From the lowest bit on: 2 for failures, 5 for the gap, 5 for the next. */
+enum { GAP_AT = 2, NEXT_GAP_AT = 7, MOST_GAP = 30 };
+
+int64_t tchi_factor_count(const tchi_factor_batch *factor_batch, int64_t factor)
+{
+    return factor_batch->failures[factor] | (int64_t)factor_batch->gap[factor] << GAP_AT |
+           (int64_t)factor_batch->next_gap[factor] << NEXT_GAP_AT;
+}
+
+bool tchi_is_factor_count(int64_t count)
+{
+    return count >= 0 && count <= TCHI_MOST_FACTOR_COUNT && (count & 3) <= TCHI_MOST_FAILURES &&
+           (count >> GAP_AT & 31) <= MOST_GAP && count >> NEXT_GAP_AT <= MOST_GAP;
+}
+
+void tchi_factor_resume(tchi_factor_batch *factor_batch, int64_t factor, int64_t count)
+{
+    factor_batch->failures[factor] = count & 3;
+    factor_batch->gap[factor] = count >> GAP_AT & 31;
+    factor_batch->next_gap[factor] = (uint8_t)(count >> NEXT_GAP_AT);
+    tchi_outcomes_forget(factor_batch, factor);
 }
 
 static bool exists(const tch_optimizer *o, int32_t parameter)
@@ -72,21 +95,20 @@ static void count_one(tchi_factor_batch *f, int64_t factor, void *user)
 static void read_one(tchi_factor_batch *f, int64_t factor, void *user)
 {
     int64_t **at = user;
-    **at = f->failures[factor];
+    **at = tchi_factor_count(f, factor);
     ++*at;
 }
 
 static void write_one(tchi_factor_batch *f, int64_t factor, void *user)
 {
     const int64_t **at = user;
-    f->failures[factor] = (uint8_t) * *at;
-    tchi_failures_forget(f, factor);
+    tchi_factor_resume(f, factor, **at);
     ++*at;
 }
 
 int64_t tch_optimizer_counts_length(const tch_optimizer *optimizer, int32_t parameter)
 {
-    int64_t length = TROUBLE;
+    int64_t length = FACTORS;
     if (!exists(optimizer, parameter)) {
         return 0;
     }
@@ -113,10 +135,10 @@ tch_status tch_optimizer_get_counts(tch_optimizer *optimizer, int32_t parameter,
 {
     TCHI_TRY(check(optimizer, "tch_optimizer_get_counts", parameter, length, counts));
     TCHI_ENTER(optimizer->context, "tch_optimizer_get_counts");
-    TCHI_TRY(tchi_failures_settle(optimizer));
+    TCHI_TRY(tchi_outcomes_settle(optimizer));
     counts[STEPS] = optimizer->steps;
     counts[STEPS_SEEN] = tchi_param_at(optimizer, parameter)->steps_seen;
-    int64_t *at = counts + TROUBLE;
+    int64_t *at = counts + FACTORS;
     for_each_factor(optimizer, parameter, read_one, &at);
     return TCH_OK;
 }
@@ -124,8 +146,9 @@ tch_status tch_optimizer_get_counts(tch_optimizer *optimizer, int32_t parameter,
 static tch_status check_values(const char *function, const char *name, int64_t length, const int64_t *counts)
 {
     for (int64_t i = 0; i < length; i++) {
-        int64_t most = i < TROUBLE ? TCHI_MOST_STEPS : TCHI_MOST_FAILURES;
-        if (counts[i] < 0 || counts[i] > most) {
+        int64_t most = i < FACTORS ? TCHI_MOST_STEPS : TCHI_MOST_FACTOR_COUNT;
+        bool good = i < FACTORS ? counts[i] >= 0 && counts[i] <= most : tchi_is_factor_count(counts[i]);
+        if (!good) {
             return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: counts[%lld] of '%s' is %lld, expected 0 to %lld", function,
                              (long long)i, name, (long long)counts[i], (long long)most);
         }
@@ -150,7 +173,7 @@ tch_status tch_optimizer_set_counts(tch_optimizer *optimizer, int32_t parameter,
     }
     tchi_param_resume(p, counts[STEPS_SEEN], step);
     optimizer->steps = counts[STEPS];
-    counts += TROUBLE;
+    counts += FACTORS;
     for_each_factor(optimizer, parameter, write_one, &counts);
     return TCH_OK;
 }

@@ -6,6 +6,13 @@
 
 #define TCHI_MOST_FAILURES 2 /* failed refreshes of a factor that make a difference: see refresh.c */
 
+/* What is kept of a factor, as one number: its failures, and the gaps of refreshes by need. One that is not such a
+ * number says false. Files of earlier versions have failures alone. */
+#define TCHI_MOST_FACTOR_COUNT 0xFFF
+int64_t tchi_factor_count(const tchi_factor_batch *factor_batch, int64_t factor);
+bool tchi_is_factor_count(int64_t count);
+void tchi_factor_resume(tchi_factor_batch *factor_batch, int64_t factor, int64_t count);
+
 /* Steps are counted here and, as a double, by the clocks on the device: above this a step and the next are the same. */
 #define TCHI_MOST_STEPS ((int64_t)1 << 53)
 

@@ -10,6 +10,7 @@
 
 #include "core/list.h"
 #include "method.h"
+#include "outcomes.h"
 #include "rects.h"
 #include "shared/shared.h"
 #include "shape.h"
@@ -212,6 +213,8 @@ static tch_status take_factor_batch_lists(tchi_factor_batch *f)
     TCHI_TRY(tchi_host_take(n * sizeof *f->phase, "a factor batch", &f->phase));
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->due));
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->failures));
+    TCHI_TRY(tchi_host_take(n, "a factor batch", &f->gap));
+    TCHI_TRY(tchi_host_take(n, "a factor batch", &f->next_gap));
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->unread));
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->own));
     TCHI_TRY(tchi_host_take(n * sizeof *f->block_batch, "a factor batch", &f->block_batch));
@@ -225,6 +228,8 @@ void tchi_layout_free_factor_batch(tchi_factor_batch *f)
     tchi_host_release(f->phase, n * sizeof *f->phase);
     tchi_host_release(f->due, n);
     tchi_host_release(f->failures, n);
+    tchi_host_release(f->gap, n);
+    tchi_host_release(f->next_gap, n);
     tchi_host_release(f->unread, n);
     tchi_host_release(f->own, n);
     tchi_host_release(f->block_batch, n * sizeof *f->block_batch);
@@ -505,7 +510,8 @@ static void place_factor_batch(tchi_factor_batch *f, tchi_arena *state, tchi_are
     int64_t bytes = f->count * f->n * f->n * tchi_scalar_size(f->real);
     f->factors = tchi_arena_take(state, bytes);
     f->roots = tchi_arena_take(state, bytes);
-    f->flags = tchi_arena_take(beside, f->count * (int64_t)sizeof *f->flags);
+    f->flags = tchi_arena_take(beside, tchi_outcome_bytes(f));
+    f->drift = tchi_outcome_drift(f, f->flags);
     f->residuals = tchi_arena_take(beside, f->count * (int64_t)sizeof *f->residuals);
     if (f->root == 0) {
         f->orders = tchi_arena_take(beside, f->count * f->n * (int64_t)sizeof *f->orders);

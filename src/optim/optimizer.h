@@ -112,20 +112,23 @@ typedef struct tchi_factor_batch {
     int64_t all;           /* as many as it has on all ranks */
     char *factors, *roots; /* count matrices each; roots or bases */
     int32_t *flags;        /* on the device: what became of the latest refresh of each */
+    double *drift;         /* behind the flags: how far roots or bases were off when refreshed by need */
     double *residuals;
     int32_t *orders; /* on the device: how the latest tracking permuted each basis */
     /* on the host, one per factor */
-    int32_t *phase;       /* the step of a period in which it is refreshed */
-    uint8_t *due;         /* this step */
-    uint8_t *failures;    /* how often a refresh was found failed: then more damping, then the eigen method */
-    uint8_t *unread;      /* what became of its latest refresh has not been looked at: see failures.h */
+    int32_t *phase;    /* the step of a period in which it is refreshed */
+    uint8_t *due;      /* this step */
+    uint8_t *failures; /* how often a refresh was found failed: then more damping, then the eigen method */
+    uint8_t *gap;      /* by need: 2^gap steps between two refreshes, and from the next refresh on 2^next_gap */
+    uint8_t *next_gap;
+    uint8_t *unread;      /* what became of its latest refresh has not been looked at: see outcomes.h */
     uint8_t *own;         /* a tchi_user_kernel_state: how it stands with the custom kernel */
     int32_t *block_batch; /* whose it is, and which block of that block batch */
     int64_t *block;
     int64_t *among; /* which it is of all ranks' factors */
     int32_t phases; /* the period that `phase` was made for, 0 for none yet */
     bool own_root;  /* the custom kernel has passed its check at this size */
-    void *readback; /* of flags, where the device has memory of its own; NULL until the first refresh */
+    void *readback; /* of flags and drift, where the device has memory of its own; NULL until the first refresh */
 } tchi_factor_batch;
 
 /* The numbers of a group on the device. */

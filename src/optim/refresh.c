@@ -7,7 +7,7 @@
 #include "core/check.h"
 #include "core/status.h"
 
-#include "failures.h"
+#include "outcomes.h"
 #include "layout.h"
 #include "method.h"
 #include "user_kernel.h"
@@ -88,19 +88,45 @@ int64_t tchi_refresh_first(const tch_optim_config *config)
     return config->start_preconditioning_step > 1 ? config->start_preconditioning_step : 1;
 }
 
-/* Steps between two refreshes of a factor that has seen so many gradients: a power of two, or the period, so that few
- * different batches of factors come up. */
-static int32_t gap_of(const tch_optim_config *config, int64_t steps_seen)
+bool tchi_refresh_by_need(const tch_optim_config *config)
 {
-    double wanted = config->refresh_growth * (double)steps_seen;
-    int32_t gap = 1;
-    if (config->refresh_growth == 0.0 || wanted >= config->precondition_frequency) {
-        return config->precondition_frequency;
+    return config->refresh_drift > 0.0;
+}
+
+/* The least power of two, as its exponent, that is at least `number`. */
+static int32_t exponent_of(double number)
+{
+    int32_t exponent = 0;
+    while (ldexp(1.0, exponent) < number) {
+        exponent++;
     }
-    while (2.0 * gap <= wanted) {
-        gap *= 2;
-    }
-    return gap;
+    return exponent;
+}
+
+static int32_t at_least(const tch_optim_config *config, int32_t gap)
+{
+    int32_t least = exponent_of(1.0 / config->refresh_budget);
+    return gap > least ? gap : least;
+}
+
+/* Twice the gap is 1.3 to 3 times the drift, so between a half of what is allowed and all of it there is most often a
+ * gap that suits, and a factor changes to and fro at worst. Gaps are powers of two, so that few different batches of
+ * factors come up, whose work is recorded. */
+uint8_t tchi_refresh_next_gap(const tch_optim_config *config, uint8_t gap, double drift)
+{
+    int32_t most = exponent_of(config->precondition_frequency);
+    int32_t now = at_least(config, gap);
+    int32_t next = now + (drift < 0.5 * config->refresh_drift) - (drift > config->refresh_drift);
+    next = next < 0 ? 0 : at_least(config, next);
+    return (uint8_t)(next < most ? next : most);
+}
+
+/* Steps between two refreshes of a factor. */
+static int32_t gap_of(const tch_optim_config *config, uint8_t gap)
+{
+    int32_t exponent = at_least(config, gap);
+    bool whole = !tchi_refresh_by_need(config) || exponent >= exponent_of(config->precondition_frequency);
+    return whole ? config->precondition_frequency : 1 << exponent;
 }
 
 static bool is_due(const tch_optimizer *o, const tchi_step *now, const tch_optim_config *config,
@@ -109,7 +135,7 @@ static bool is_due(const tch_optimizer *o, const tchi_step *now, const tch_optim
     const tchi_block_batch *block_batch = tchi_block_batch_at(o, f->block_batch[factor]);
     const tchi_param *p = tchi_block_param(o, tchi_block_at(o, block_batch->first + f->block[factor]));
     int64_t first = o->method->blocks->begins(config);
-    int32_t gap = gap_of(config, p->steps_seen);
+    int32_t gap = gap_of(config, f->gap[factor]);
     if (tchi_gradient_of(o, now, p)->data == NULL || p->steps_seen < first) {
         return false;
     }
@@ -195,6 +221,7 @@ typedef struct root_run {
     tchi_factor_batch *factor_batch;
     int64_t first, count;
     tchi_user_kernel *own; /* NULL for the built-in */
+    bool measured;         /* how far the old roots are off */
     tch_root_config how;
 } root_run;
 
@@ -225,18 +252,16 @@ static tch_status compute_roots(void *argument)
     tch_tensor residuals = tch_tensor_view(f->residuals + r->first, TCH_FLOAT64, 1, shape);
     tch_tensor report = tch_tensor_view(f->flags + r->first, TCH_INT32, 1, shape);
     residuals.device = report.device = a.device;
-    if (r->own == NULL) {
-        return tch_inverse_root(o->context, &a, f->root, &r->how, &x, &residuals, &report);
-    }
-    tchi_user_root root = tchi_user_kernel_root_of(r->own);
-    return tchi_inverse_root_by(o->context, &root, &a, f->root, &r->how, &x, &residuals, &report);
+    tchi_user_root root = r->own != NULL ? tchi_user_kernel_root_of(r->own) : (tchi_user_root){0};
+    return tchi_inverse_root_by(o->context, r->own != NULL ? &root : NULL, &a, f->root, &r->how, &x, &residuals,
+                                &report, r->measured ? f->drift + r->first : NULL);
 }
 
 /* Told from the keys of runs by its first part, which is below 0. */
 static tchi_recording_key key_of(const root_run *r)
 {
     int64_t factor_batch = r->factor_batch - tchi_factor_batch_at(r->optimizer, 0);
-    return (tchi_recording_key){{-1 - factor_batch, r->first, r->count, (int64_t)r->how.method,
+    return (tchi_recording_key){{-1 - factor_batch, r->first, r->count, (int64_t)r->how.method, r->measured,
                                  tchi_recording_number(r->how.eps), tchi_recording_number(r->how.relative_eps),
                                  tchi_recording_number(r->how.tolerance)}};
 }
@@ -246,6 +271,7 @@ static tch_status take_roots(tch_optimizer *o, tchi_factor_batch *f, int64_t fir
                              tchi_user_kernel *own)
 {
     root_run r = {.optimizer = o, .factor_batch = f, .first = first, .count = count, .own = own};
+    r.measured = tchi_refresh_by_need(&tchi_group_at(o, f->group)->config);
     r.how = config_of(&r);
     tchi_recording_key key = key_of(&r);
     bool may = own == NULL && r.how.method != TCH_ROOT_EIGEN && r.how.relative_eps > 0.0;
@@ -299,11 +325,11 @@ tch_status tchi_refresh_roots(tch_optimizer *optimizer, int32_t group)
 {
     TCHI_RANGE(optimizer->context, "refresh");
     const tchi_group *g = tchi_group_at(optimizer, group);
-    tch_status status = tchi_failures_note(optimizer, group);
+    tch_status status = tchi_outcomes_note(optimizer, group);
     int64_t before = tchi_workspace_hold(optimizer);
     for (int32_t i = 0; i < g->factor_batches && status == TCH_OK; i++) {
         status = refresh_factor_batch(optimizer, tchi_factor_batch_at(optimizer, g->first_factor_batch + i));
     }
     tchi_workspace_restore(optimizer, before);
-    return status == TCH_OK ? tchi_failures_ask(optimizer, group) : status;
+    return status == TCH_OK ? tchi_outcomes_ask(optimizer, group) : status;
 }

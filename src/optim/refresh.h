@@ -11,6 +11,13 @@ void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period);
 /* Marks the factors of the group that are due at this step; false when there are none. */
 bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
 
+/* Whether factors are refreshed by need. */
+bool tchi_refresh_by_need(const tch_optim_config *config);
+
+/* How many steps, as a power of two, lie between refreshes from now on, where they were 2^gap and the last one found a
+ * root or basis off by `drift`. */
+uint8_t tchi_refresh_next_gap(const tch_optim_config *config, uint8_t gap, double drift);
+
 /* Whether a factor of the block batch is due. */
 bool tchi_block_batch_is_due(const tch_optimizer *optimizer, const tchi_block_batch *block_batch);
 

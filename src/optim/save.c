@@ -142,7 +142,8 @@ static bool is_among(const char *name, const char *const *names, size_t count)
 /* Options that files of earlier versions do not have: there the optimizer keeps its own. */
 static bool came_later(const char *name)
 {
-    static const char *const names[] = {"scalar_base_lr", "refresh_growth", "world_invariant", "state_dtype"};
+    static const char *const names[] = {"scalar_base_lr", "refresh_drift", "refresh_budget", "world_invariant",
+                                        "state_dtype"};
     return is_among(name, names, sizeof names / sizeof names[0]);
 }
 

@@ -7,7 +7,7 @@
 
 #include "counts.h"
 #include "create.h"
-#include "failures.h"
+#include "outcomes.h"
 #include "saved_state.h"
 #include "shared/shared.h"
 
@@ -37,7 +37,7 @@ static void fill_counts(const tch_optimizer *o, int64_t *at)
     for (int32_t i = 0; i < o->factor_batches.count; i++) {
         const tchi_factor_batch *f = tchi_factor_batch_at(o, i);
         for (int64_t k = 0; k < f->count; k++) {
-            *at++ = f->failures[k];
+            *at++ = tchi_factor_count(f, k);
         }
     }
 }
@@ -146,7 +146,7 @@ tch_status tchi_saved_counts_add(tch_optimizer *optimizer, tch_checkpoint_writer
     char name[TCHI_SAVED_NAME];
     int64_t length = counts_length(optimizer);
     int64_t room = optimizer->shared == NULL ? length : 2 * length + optimizer->params.count;
-    TCHI_TRY(tchi_failures_settle(optimizer));
+    TCHI_TRY(tchi_outcomes_settle(optimizer));
     TCHI_TRY(tchi_list_reserve(&optimizer->counts, room));
     optimizer->counts.count = room;
     fill_counts(optimizer, optimizer->counts.items);
@@ -168,6 +168,17 @@ static tch_status check_count(const char *name, const char *what, const char *wh
                      (long long)count, what, whose, (long long)most);
 }
 
+static tch_status check_factor(const char *name, int64_t count)
+{
+    if (tchi_is_factor_count(count)) {
+        return TCH_OK;
+    }
+    return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                     "the checkpoint's '%s' has %lld for a factor, expected its failures, 0 to %d, and its gaps, "
+                     "together at most %d",
+                     name, (long long)count, TCHI_MOST_FAILURES, TCHI_MOST_FACTOR_COUNT);
+}
+
 static tch_status check_counts(const tch_optimizer *o, const char *name, const int64_t *counts)
 {
     for (int32_t i = 0; i < o->params.count; i++) {
@@ -175,7 +186,7 @@ static tch_status check_counts(const tch_optimizer *o, const char *name, const i
     }
     TCHI_TRY(check_count(name, "the steps of the optimizer", "", *counts++, TCHI_MOST_STEPS));
     for (int64_t left = counts_length(o) - o->params.count - 1; left > 0; left--) {
-        TCHI_TRY(check_count(name, "the failures of a factor", "", *counts++, TCHI_MOST_FAILURES));
+        TCHI_TRY(check_factor(name, *counts++));
     }
     return TCH_OK;
 }
@@ -389,8 +400,7 @@ void tchi_saved_counts_take(tch_optimizer *optimizer, const tchi_list *counts)
     for (int32_t i = 0; i < optimizer->factor_batches.count; i++) {
         tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
         for (int64_t k = 0; k < f->count; k++) {
-            f->failures[k] = (uint8_t)*numbers++;
-            tchi_failures_forget(f, k);
+            tchi_factor_resume(f, k, *numbers++);
         }
     }
 }

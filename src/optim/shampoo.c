@@ -32,6 +32,7 @@ static void set_defaults(tch_optim_config *c)
     c->eps = 1e-12;
     c->grafting = TCH_GRAFTING_ADAM;
     c->precondition_frequency = 100;
+    c->refresh_drift = 10.0;
     c->merge_dims = 1;
 }
 

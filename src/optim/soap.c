@@ -17,6 +17,7 @@
 
 #include "config.h"
 #include "method.h"
+#include "outcomes.h"
 #include "rects.h"
 #include "refresh.h"
 #include "shared/shared.h"
@@ -31,7 +32,8 @@ static void set_defaults(tch_optim_config *c)
     c->beta2 = 0.95;
     c->eps = 1e-8;
     c->weight_decay = 0.01;
-    c->precondition_frequency = 10;
+    c->precondition_frequency = 100;
+    c->refresh_drift = 2.5;
     c->max_preconditioner_dim = 10000;
 }
 
@@ -226,6 +228,7 @@ typedef struct basis_run {
     tchi_factor_batch *factor_batch;
     int64_t first, count;
     bool begin;
+    bool measured; /* how far the old bases are off */
 } basis_run;
 
 static tch_matrices matrices_of(const tchi_factor_batch *f, char *data, int64_t first, int64_t count)
@@ -246,7 +249,8 @@ static tch_status refresh_part(const basis_run *r, int64_t first, int64_t count)
     TCHI_TRY(tchi_arena_reserve(context, &arena));
     void *scratch = tchi_arena_take(&arena, bytes);
     return r->begin ? tchi_basis_init(context, &c, &q, f->flags + first, scratch)
-                    : tchi_basis_track(context, &c, &q, f->orders + first * f->n, f->flags + first, scratch);
+                    : tchi_basis_track(context, &c, &q, f->orders + first * f->n, f->flags + first,
+                                       r->measured ? f->drift + first : NULL, scratch);
 }
 
 /* As many factors at once as the workspace allows, at least one, in passes of about equal length. */
@@ -292,9 +296,10 @@ static tch_status refresh_factors(tch_optimizer *o, tchi_factor_batch *f)
             end++;
         }
         r.count = end - first;
+        r.measured = tchi_refresh_by_need(&tchi_group_at(o, f->group)->config);
         o->refreshes += r.count;
         if (r.count > 0) {
-            tchi_recording_key key = {{-1 - (f - tchi_factor_batch_at(o, 0)), first, r.count}};
+            tchi_recording_key key = {{-1 - (f - tchi_factor_batch_at(o, 0)), first, r.count, r.measured}};
             TCHI_TRY(r.begin ? refresh_bases(&r) : tchi_recorded(o->context, &o->recordings, &key, refresh_bases, &r));
         }
     }
@@ -396,9 +401,11 @@ static tch_status permute_batch(tch_optimizer *o, const tchi_block_batch *c)
 static tch_status refresh(tch_optimizer *o, int32_t group)
 {
     const tchi_group *g = tchi_group_at(o, group);
+    TCHI_TRY(tchi_outcomes_note(o, group));
     for (int32_t i = 0; i < g->factor_batches; i++) {
         TCHI_TRY(refresh_factors(o, tchi_factor_batch_at(o, g->first_factor_batch + i)));
     }
+    TCHI_TRY(tchi_outcomes_ask(o, group));
     for (int32_t i = 0; i < g->block_batches; i++) {
         TCHI_TRY(permute_batch(o, tchi_block_batch_at(o, g->first_block_batch + i)));
     }

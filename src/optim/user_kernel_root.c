@@ -178,7 +178,7 @@ static tch_status run_trial(tch_optimizer *o, tchi_user_kernel *own, const tchi_
     how.tolerance = tchi_user_kernel_root_tolerance(o, own, f);
     TCHI_TRY(take_trial(o->context, f, t));
     TCHI_TRY(fill_trial(o->context, f, t));
-    TCHI_TRY(tchi_inverse_root_by(o->context, &root, t->a, f->root, &how, t->x, t->residual, t->report));
+    TCHI_TRY(tchi_inverse_root_by(o->context, &root, t->a, f->root, &how, t->x, t->residual, t->report, NULL));
     tch_status status = judge(o->context, own, f, t, &worst);
     own->worst = tchi_user_kernel_worse(own->worst, worst);
     return status;

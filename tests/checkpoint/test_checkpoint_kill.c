@@ -1,6 +1,6 @@
 /* A process that saves without pause is killed at a random moment, many times. Afterwards the path always holds one
  * whole version, at least as new as the last one whose save had returned, and what the killed left behind goes with
- * the next save. The same for an index and its files. */
+ * the next save. The same for an index and its files. TORCHIUM_TEST_KILLS asks for another number of kills. */
 #include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #include "support/random.h"
 #include "support/testing.h"
 
-#define KILLS 100
+#define KILLS 100        /* and half as many with an index */
 #define SAVES_PER_LIFE 4 /* at most, by the time the first one took */
 #define TENSORS 4
 #define SIZE 60000
@@ -156,10 +156,16 @@ static void kill_often(saver save, const char *path, int kills)
     tch_checkpoint_writer_destroy(writer);
 }
 
+static int kill_count(void)
+{
+    const char *text = getenv("TORCHIUM_TEST_KILLS");
+    return text != NULL ? (int)strtol(text, NULL, 10) : KILLS;
+}
+
 static void killed_at_any_moment(void **state)
 {
     (void)state;
-    kill_often(save_file, test_path("killed"), KILLS);
+    kill_often(save_file, test_path("killed"), kill_count());
 }
 
 static int count_files(const char *start)
@@ -177,7 +183,7 @@ static int count_files(const char *start)
 static void killed_with_an_index(void **state)
 {
     (void)state;
-    kill_often(save_with_index, test_path("shards.safetensors.index.json"), KILLS / 2);
+    kill_often(save_with_index, test_path("shards.safetensors.index.json"), kill_count() / 2);
     CHECK(count_files("shards-") == 1, "%d files are there, one of the last save", count_files("shards-"));
 }
 

@@ -136,6 +136,10 @@ static void shampoo(void **state)
     try_all(n, "shampoo with grafting and l2", &c, TCH_FLOAT64, 1e-4);
     c.master_weights = 1;
     try_all(n, "shampoo with master weights and l2", &c, TCH_BFLOAT16, 1e-2);
+    c = shared_config(TCH_OPTIM_SHAMPOO);
+    c.refresh_drift = 1.5;
+    c.precondition_frequency = 8;
+    try_all(n, "shampoo by need", &c, TCH_FLOAT32, 1e-4);
 }
 
 static void soap(void **state)
@@ -146,6 +150,9 @@ static void soap(void **state)
     c.block = 1;
     c.normalize_grads = 1;
     try_all(n, "soap in blocks", &c, TCH_FLOAT64, 1e-4);
+    c.refresh_drift = 1.0;
+    c.precondition_frequency = 8;
+    try_all(n, "soap by need", &c, TCH_FLOAT64, 1e-4);
 }
 
 static void muon(void **state)

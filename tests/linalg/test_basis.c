@@ -528,6 +528,7 @@ typedef struct tracked {
     double *a, *q; /* as the device has them */
     tch_matrices device_a, device_q;
     int32_t *flags, *order; /* on the device */
+    double *drift;
     void *scratch;
     int64_t bytes;
 } tracked;
@@ -535,7 +536,7 @@ typedef struct tracked {
 static tracked begin_tracking(tch_context *context, tch_scalar type, int64_t n, int64_t batch)
 {
     tracked t = {.context = context, .type = type, .n = n, .batch = batch};
-    size_t integers = (size_t)(batch * (n + 1)) * sizeof *t.order;
+    size_t integers = (size_t)(batch * (n + 2)) * sizeof *t.order;
     char *poison = test_alloc(integers + 1);
     memset(poison, 0xff, integers);
     t.a = test_alloc((size_t)(batch * n * n) * sizeof *t.a + 1);
@@ -544,6 +545,7 @@ static tracked begin_tracking(tch_context *context, tch_scalar type, int64_t n, 
     t.device_q = make(context, type, batch, n, n, 2, NULL);
     t.flags = to_device(context, poison, batch * (int64_t)sizeof *t.flags);
     t.order = to_device(context, poison, batch * n * (int64_t)sizeof *t.order);
+    t.drift = to_device(context, poison, batch * (int64_t)sizeof *t.drift);
     t.bytes = tchi_basis_bytes(context, type, n, batch);
     char *dirt = test_alloc((size_t)t.bytes + 1);
     memset(dirt, 0xff, (size_t)t.bytes);
@@ -557,6 +559,7 @@ static void end_tracking(tracked *t)
     drop(t->context, &t->device_q);
     release(t->context, t->flags, t->batch * (int64_t)sizeof *t->flags);
     release(t->context, t->order, t->batch * t->n * (int64_t)sizeof *t->order);
+    release(t->context, t->drift, t->batch * (int64_t)sizeof *t->drift);
     release(t->context, t->scratch, t->bytes);
 }
 
@@ -580,7 +583,7 @@ static void start_basis(tracked *t)
 
 static void step_basis(tracked *t)
 {
-    CHECK_OK(tchi_basis_track(t->context, &t->device_a, &t->device_q, t->order, t->flags, t->scratch));
+    CHECK_OK(tchi_basis_track(t->context, &t->device_a, &t->device_q, t->order, t->flags, t->drift, t->scratch));
     take_basis(t);
 }
 
@@ -821,10 +824,47 @@ static double lost_by_one_pass(const tracked *t, const double *before, const int
     return lost;
 }
 
+/* |C - I| / sqrt(n), C being q A q' with its diagonal scaled to 1, A with the shift that keeps rounding out. */
+static double drift_of(int64_t n, const double *a, const double *q, double shift)
+{
+    double *s = test_alloc((size_t)(n * n) * sizeof *s);
+    double *c = test_alloc((size_t)(n * n) * sizeof *c);
+    double *columns = test_alloc((size_t)(n * n) * sizeof *columns);
+    double trace = 0.0;
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        trace += a[i * n + i];
+    }
+    ref_transpose(n, n, q, columns);
+    ref_matmul(n, n, n, q, a, s);
+    ref_matmul(n, n, n, s, columns, c);
+    for (int64_t i = 0; i < n * n; i++) {
+        int64_t row = i / n;
+        int64_t col = i % n;
+        double scale = (c[row * n + row] + shift * trace) * (c[col * n + col] + shift * trace);
+        sum += row == col ? 0.0 : c[i] * c[i] / scale;
+    }
+    return sqrt(sum / (double)n);
+}
+
+/* Four probes tell a norm that is spread over the matrix to a tenth or so: a half and twice are far from that. */
+static void check_drift(const tracked *t, const double *before, double shift)
+{
+    double *got = test_alloc((size_t)t->batch * sizeof *got);
+    CHECK_OK(t->context->backend->device->copy_bytes(t->context->state, got, t->drift, t->batch * (int64_t)sizeof *got,
+                                                     TCH_COPY_TO_HOST));
+    for (int64_t b = 0; b < t->batch; b++) {
+        double exact = drift_of(t->n, t->a + b * t->n * t->n, before + b * t->n * t->n, shift);
+        CHECK(got[b] > 0.5 * exact && got[b] < 2.0 * exact, "matrix %lld: a drift of %.4g, expected %.4g", (long long)b,
+              got[b], exact);
+    }
+}
+
 /* By panels, rows are orthonormal up to rounding whatever the condition. */
 static void check_large_step(const tracked *t, const double *before, bool by_panels)
 {
     int32_t *order = read_integers(t->context, t->order, t->batch * t->n);
+    check_drift(t, before, 1e-7);
     check_order(t, before, order);
     for (int64_t b = 0; b < t->batch; b++) {
         check_flag(t, b, TCH_REPORT_OK);
@@ -898,6 +938,25 @@ static void halves_serve_the_product_alone(void **state)
 }
 
 /* --- convergence ------------------------------------------------------------------------------------------------- */
+
+/* More after a larger change, and little where nothing has changed but by an iteration. */
+static void drift_is_measured(void **state)
+{
+    for (int k = 0; k < 2; k++) {
+        test_random random = test_random_stream(4100 + (uint64_t)k);
+        tracked t = begin_tracking(*state, types[k], 61, 3);
+        test_case("drift in %s", type_name(types[k]));
+        add_gradient(&t, &random, 1.0, 80);
+        start_basis(&t);
+        for (int step = 0; step < 4; step++) {
+            add_gradient(&t, &random, 0.05 * (step + 1), 80);
+            double *before = t.q;
+            step_basis(&t);
+            check_drift(&t, before, 1e-7);
+        }
+        end_tracking(&t);
+    }
+}
 
 /* With gaps of a factor of ten, every step on one factor takes what is off the diagonal down by ten, to rounding. */
 static void a_basis_converges(void **state)
@@ -981,7 +1040,7 @@ static void a_first_basis_is_sorted(void **state)
             CHECK(off <= 8.0 * (double)n * roundoff(t.type), "matrix %lld: off the diagonal %.3g", (long long)b, off);
             check_flag(&t, b, TCH_REPORT_OK);
         }
-        CHECK_OK(tchi_basis_track(t.context, &t.device_a, &t.device_q, NULL, t.flags, t.scratch));
+        CHECK_OK(tchi_basis_track(t.context, &t.device_a, &t.device_q, NULL, t.flags, NULL, t.scratch));
         step_basis(&t);
         int32_t *order = read_integers(t.context, t.order, t.batch * n);
         for (int64_t b = 0; b < t.batch; b++) {
@@ -1129,6 +1188,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ranks_are_followed_in_float32),
         cmocka_unit_test(large_bases_are_followed),
         cmocka_unit_test(halves_serve_the_product_alone),
+        cmocka_unit_test(drift_is_measured),
         cmocka_unit_test(a_basis_converges),
         cmocka_unit_test(equal_eigenvalues_do_no_harm),
         cmocka_unit_test(a_first_basis_is_sorted),

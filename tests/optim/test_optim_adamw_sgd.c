@@ -293,14 +293,18 @@ static void names_and_defaults(void **state)
     CHECK(muon.muon_method == TCH_ORTHO_MINIMAX, "Muon");
     test_case("the papers' defaults");
     tch_optim_config shampoo = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
-    CHECK(shampoo.lr == 1e-3 && shampoo.eps == 1e-12 && shampoo.precondition_frequency == 100, "Shampoo");
+    CHECK(shampoo.lr == 1e-3 && shampoo.eps == 1e-12 && shampoo.precondition_frequency == 100 &&
+              shampoo.refresh_drift == 10.0,
+          "Shampoo");
     CHECK(shampoo.relative_eps == 1e-6 && shampoo.grafting_beta2 == 0.999 && shampoo.grafting_eps == 1e-8, "Shampoo");
     CHECK(shampoo.beta1 == 0.9 && shampoo.beta2 == 0.95 && shampoo.max_preconditioner_dim == 1024, "Shampoo");
     CHECK(shampoo.start_preconditioning_step == -1 && shampoo.bias_correction && shampoo.stagger, "Shampoo");
     CHECK(shampoo.weight_decay == 0.0 && shampoo.grafting == TCH_GRAFTING_ADAM && shampoo.merge_dims, "Shampoo");
     tch_optim_config soap = tch_optim_defaults(TCH_OPTIM_SOAP);
     CHECK(soap.lr == 3e-3 && soap.beta1 == 0.95 && soap.beta2 == 0.95 && soap.shampoo_beta < 0.0, "SOAP");
-    CHECK(soap.eps == 1e-8 && soap.weight_decay == 0.01 && soap.precondition_frequency == 10, "SOAP");
+    CHECK(soap.eps == 1e-8 && soap.weight_decay == 0.01 && soap.precondition_frequency == 100 &&
+              soap.refresh_drift == 2.5,
+          "SOAP");
     CHECK(soap.max_preconditioner_dim == 10000 && !soap.merge_dims && !soap.precondition_1d, "SOAP");
     CHECK(!soap.normalize_grads && soap.bias_correction, "SOAP");
 }

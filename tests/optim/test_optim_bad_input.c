@@ -65,7 +65,8 @@ static const test_range ranges[] = {
     {FIELD(merge_dims), 0, 2, {-1, 2}},
     {FIELD(precondition_1d), 0, 2, {-1, 2}},
     {FIELD(precondition_frequency), 1, 4, {0, -1, INT_MIN, INT_MAX}},
-    {FIELD(refresh_growth), 1, 4, {-1e-3, 1.5, NAN, INFINITY}},
+    {FIELD(refresh_drift), 1, 4, {-1e-3, 1e7, NAN, INFINITY}},
+    {FIELD(refresh_budget), 1, 4, {0, 1.5, NAN, -1}},
     {FIELD(start_preconditioning_step), 0, 3, {-2, INT_MIN, INT_MAX}},
     {FIELD(stagger), 1, 2, {-1, 2}},
     {FIELD(precision), 0, 2, {-1, 2}},
@@ -678,7 +679,7 @@ static void find_clock(const char *path, char *name, size_t size)
 static void counts_and_clocks_that_cannot_be(void **state)
 {
     static const int64_t counts[] = {-1, -5, INT64_MAX, INT64_MIN, ((int64_t)1 << 53) + 1};
-    static const int64_t trouble[] = {-1, 3, 256, INT64_MAX};
+    static const int64_t trouble[] = {-1, 3, 31 << 2, 31 << 7, 4096, INT64_MAX}; /* failures, gaps, all */
     static const double clocks[] = {-5.0, -1.0, 0.5, 1e300, INFINITY, -INFINITY, NAN, 0x1p53 + 2.0};
     char clock[256];
     tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);

@@ -661,7 +661,7 @@ static void staggered_periods_change(void **state)
 
 /* Two trainings, of which the second goes on in a fresh optimizer from a checkpoint: with parameters of one shape whose
  * gradients came at different times, one of them none yet, and with another seed of stochastic rounding at first. */
-static void resume(tch_context *context, tch_optim_kind kind)
+static void resume_with(tch_context *context, tch_optim_kind kind, double drift)
 {
     enum { AT = 3 };
     trial t[2];
@@ -670,6 +670,8 @@ static void resume(tch_context *context, tch_optim_kind kind)
     tch_optim_config c = config_of(kind);
     c.stochastic_rounding = 1;
     c.seed = 11;
+    c.refresh_drift = drift;
+    c.precondition_frequency = drift > 0.0 ? 16 : c.precondition_frequency;
     for (int k = 0; k < 2; k++) {
         trial_open(&t[k], context, TCH_BFLOAT16, TCH_BFLOAT16, &c, SHAPES, shapes);
     }
@@ -693,6 +695,15 @@ static void resume(tch_context *context, tch_optim_kind kind)
     }
     trial_close(&t[0]);
     trial_close(&t[1]);
+}
+
+/* With gaps that are kept, halved and doubled where refreshes are by need. */
+static void resume(tch_context *context, tch_optim_kind kind)
+{
+    static const double drifts[] = {0.0, 1e-9, 1.5, 1e6};
+    for (size_t i = 0; i < TEST_COUNT(drifts); i++) {
+        resume_with(context, kind, drifts[i]);
+    }
 }
 
 static void training_is_resumed_with_all_it_had(void **state)
@@ -796,7 +807,7 @@ static void checkpoints_keep_the_ratio(void **state)
 /* A file without the options that came later loads, and leaves those of the optimizer. */
 static void checkpoints_of_earlier_versions(void **state)
 {
-    static const char *const later[] = {"refresh_growth", "world_invariant", "scalar_base_lr"};
+    static const char *const later[] = {"refresh_drift", "world_invariant", "scalar_base_lr"};
     const char *paths[] = {test_path("new.safetensors"), test_path("old.safetensors")};
     tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
     tch_optim_config now;
@@ -810,11 +821,11 @@ static void checkpoints_of_earlier_versions(void **state)
         snprintf(key, sizeof key, "optimizer/group0.%s", later[i]);
         test_checkpoint_set_text(paths[i % 2], paths[(i + 1) % 2], key, NULL);
     }
-    c.refresh_growth = 0.25;
+    c.refresh_drift = 0.25;
     replace_optimizer(&t, &c);
     CHECK_OK(try_load(&t, paths[TEST_COUNT(later) % 2]));
     CHECK_OK(tch_optimizer_get_config(t.optimizer, 0, &now));
-    CHECK(now.refresh_growth == 0.25, "refresh_growth became %g", now.refresh_growth);
+    CHECK(now.refresh_drift == 0.25, "refresh_drift became %g", now.refresh_drift);
     trial_close(&t);
 }
 

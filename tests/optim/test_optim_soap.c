@@ -13,6 +13,7 @@
 
 #include "support/elements.h"
 #include "support/linalg/reference.h"
+#include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
@@ -38,7 +39,7 @@ static const trial_shape shapes[] = {
 
 static tch_optim_config base(void)
 {
-    tch_optim_config c = tch_optim_defaults(TCH_OPTIM_SOAP);
+    tch_optim_config c = test_optim_defaults(TCH_OPTIM_SOAP);
     c.lr = 0.02;
     c.precondition_frequency = 3;
     c.stagger = 0; /* as the reference does */
@@ -289,37 +290,76 @@ static void staggered_bases(void **state)
     trial_close(&t);
 }
 
-/* Gaps of 1, 2, 4, ... of a period of 10, each from when it is the eighth of the gradients so far. */
-static void gaps_that_grow(void **state)
+/* The schedule of a factor that is always found to have drifted little, or much, from the rule in optim.h: what a
+ * refresh finds counts from the next one on. */
+typedef struct expected_gap {
+    int32_t gap, next;
+    bool measured;
+} expected_gap;
+
+static bool expect_due(expected_gap *e, int32_t step, int32_t period, int32_t least, int32_t change)
+{
+    int32_t exponent = e->gap > least ? e->gap : least;
+    int32_t gap = 1 << exponent < period ? 1 << exponent : period;
+    if (step > 1 && (step - 1) % gap != 0) {
+        return false;
+    }
+    if (e->measured) {
+        int32_t next = exponent + change < 0 ? 0 : exponent + change;
+        e->next = next < least ? least : 1 << (next - 1) < period || next == 0 ? next : exponent;
+    }
+    e->gap = e->next;
+    e->measured = step > 1; /* a first basis has nothing to be measured by */
+    return true;
+}
+
+static void gaps_by_need(void **state)
 {
     static const struct {
-        int32_t until, gap;
-    } stages[] = {{15, 1}, {31, 2}, {63, 4}, {79, 8}, {100, 10}};
+        double drift, budget;
+        int32_t least, change;
+    } cases[] = {{1e6, 1.0, 0, 1}, {1e-9, 1.0, 0, -1}, {1e6, 0.3, 2, 1}, {1e-9, 0.25, 2, -1}};
     static watched_basis bases[MOST_BASES];
-    for (int32_t stagger = 0; stagger < 2; stagger++) {
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
         trial t;
+        expected_gap expected = {0};
         tch_optim_config c = base();
-        c.stagger = stagger;
+        c.stagger = 0;
         c.precondition_frequency = 10;
-        c.refresh_growth = 0.125;
-        test_case("gaps that grow, stagger %d", stagger);
+        c.refresh_drift = cases[i].drift;
+        c.refresh_budget = cases[i].budget;
+        test_case("gaps by need, drift %g, budget %g", cases[i].drift, cases[i].budget);
         trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
         int32_t count = find_bases(&t, bases);
-        int32_t seen = 0;
-        for (size_t i = 0; i < TEST_COUNT(stages); i++) {
-            int64_t moved = 0;
-            int32_t steps = stages[i].until - seen;
-            for (; seen < stages[i].until; seen++) {
-                moved += step_and_tell(&t, bases, count);
-            }
-            /* once every gap, and once more or less where a stage begins and ends */
-            int64_t expected = (int64_t)count * steps / stages[i].gap;
-            CHECK(llabs((long long)(moved - expected)) <= (stages[i].gap == 1 ? 0 : count),
-                  "%lld refreshes until gradient %d, expected %lld", (long long)moved, stages[i].until,
-                  (long long)expected);
+        for (int32_t step = 1; step <= 45; step++) {
+            int32_t moved = step_and_tell(&t, bases, count);
+            bool due = expect_due(&expected, step, 10, cases[i].least, cases[i].change);
+            CHECK(moved == (due ? count : 0), "%d bases moved at step %d, expected %d", moved, step, due ? count : 0);
         }
         trial_close(&t);
     }
+}
+
+/* Each has its turn also where gaps are the factors' own: in the end once in a period. */
+static void staggered_gaps_by_need(void **state)
+{
+    static watched_basis bases[MOST_BASES];
+    trial t;
+    tch_optim_config c = base();
+    c.stagger = 1;
+    c.precondition_frequency = 10;
+    c.refresh_drift = 1e6;
+    test_case("staggered gaps by need");
+    trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+    int32_t count = find_bases(&t, bases);
+    int64_t moved[2] = {0};
+    for (int32_t step = 0; step < 100; step++) {
+        moved[step >= 60] += step_and_tell(&t, bases, count);
+    }
+    CHECK(moved[1] == 4 * (int64_t)count, "%lld refreshes of %d bases in the last 40 steps", (long long)moved[1],
+          count);
+    CHECK(moved[0] > 6 * (int64_t)count, "%lld refreshes of %d bases in the first 60", (long long)moved[0], count);
+    trial_close(&t);
 }
 
 /* With bases followed at every step from rank 1 on nothing is determined but this: they stay orthonormal, and every
@@ -363,7 +403,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(tall_and_wide_matrices),
         cmocka_unit_test(bases_stay_orthonormal),
         cmocka_unit_test(staggered_bases),
-        cmocka_unit_test(gaps_that_grow),
+        cmocka_unit_test(gaps_by_need),
+        cmocka_unit_test(staggered_gaps_by_need),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);

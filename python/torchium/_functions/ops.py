@@ -54,10 +54,31 @@ def _check_tensors(**tensors: Any) -> None:
             )
 
 
+def _is_hollow(value: Any) -> bool:
+    """A tensor whose storage was shrunk under it, or a list with one."""
+    if isinstance(value, (list, tuple)):
+        return any(_is_hollow(item) for item in value)
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    try:
+        return value.numel() > 0 and value.untyped_storage().size() == 0
+    except (RuntimeError, NotImplementedError):  # it has no storage, and says so
+        return False
+
+
+def _check_printable(operator: Any, args: Sequence[Any]) -> None:
+    """Where an argument does not fit its schema PyTorch prints it, and reads memory that is gone."""
+    for argument, value in zip(operator._schema.arguments, args, strict=False):
+        if _is_hollow(value) and str(argument.type) != "Tensor":
+            raise TypeError(f"{argument.name} must be a {argument.type}, got a tensor that has no memory")
+
+
 def _through(operator: Any, *args: Any) -> Any:
     """By its operator, so that whoever listens sees it."""
-    if not torch.compiler.is_compiling() and _transforms() is not None:
-        return operators.transformed[operator].apply(*args)
+    if not torch.compiler.is_compiling():
+        _check_printable(operator, args)
+        if _transforms() is not None:
+            return operators.transformed[operator].apply(*args)
     return operator(*args)
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "COMMON",
     "Option",
     "Options",
+    "drift",
     "has_ratio",
     "keep_ratio",
     "keep_saved_ratio",
@@ -25,12 +26,15 @@ __all__ = [
     "number",
     "or_else",
     "pair",
+    "period",
     "plain",
     "shown",
 ]
 
 # The library takes a learning rate of 0 for "as the others"; this one moves nothing.
 _STILL = 1e-300
+# Steps between two refreshes at most, where they come by need.
+_MOST_GAP = 100
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -82,6 +86,21 @@ def pair(name: str, value: Any) -> tuple[Any, Any]:
 def or_else(default: Any) -> Callable[[str, Any], Any]:
     """For an option that may be None: what the library has for that."""
     return lambda name, value: default if value is None else value
+
+
+def period(name: str, value: Any) -> Any:
+    """Steps between refreshes; None leaves them to need, and is the most steps then."""
+    return _MOST_GAP if value is None else plain(value)
+
+
+def drift(default: float) -> Callable[[str, Any], Any]:
+    """How far a root or basis may be off; None is the default where the period is None, too, and 0 otherwise, which
+    :meth:`Options.config` finds out."""
+    return lambda name, value: _ByNeed(default) if value is None else plain(value)
+
+
+class _ByNeed(float):
+    """A default of refresh_drift, which a period that is given overrides."""
 
 
 def _state_dtype(name: str, value: Any) -> Any:
@@ -193,7 +212,12 @@ class Options:
                 config.update(zip(c_name, value, strict=True))
             else:
                 config[c_name] = value
+        if type(config.get("refresh_drift")) is _ByNeed and self._has_period(group):
+            config["refresh_drift"] = 0.0
         return config
+
+    def _has_period(self, group: Mapping[str, Any]) -> bool:
+        return any(group[row.name] is not None for row in self if row.c_name == "precondition_frequency")
 
     def check(self, ask: Callable[[], Any], who: str) -> None:
         """Asks the library, and says what it finds wrong by the name that the option has here."""

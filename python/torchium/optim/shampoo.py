@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from .kernel import StepKernel
-from .options import ADAMW, COMMON, Option, Options, number, or_else, pair
+from .options import ADAMW, COMMON, Option, Options, drift, number, or_else, pair, period
 from .second_order import SecondOrder
 
 __all__ = ["CUDAShampoo", "Shampoo"]
@@ -23,7 +23,8 @@ class Shampoo(SecondOrder):
         R <- beta2 R + (1 - beta2) G' G
         p <- (1 - lr weight_decay) p - lr (L + eps I)^(-1/4) F (R + eps I)^(-1/4)
 
-    Factors are updated at every step, roots every `update_freq` steps, spread over them. Vectors and scalars get AdamW.
+    Factors are updated at every step, roots when they have drifted, or every `update_freq` steps, spread over them.
+    Vectors and scalars get AdamW.
 
     Args:
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
@@ -31,7 +32,7 @@ class Shampoo(SecondOrder):
         lr: learning rate, a number or a tensor of one element.
         eps: damping, added to the factors where it is more than `relative_eps` gives; None means 1e-12, which leaves it
             to that.
-        update_freq: steps between refreshes of a root; None means 100.
+        update_freq: steps between two refreshes of a root; None refreshes by need, at least every 100 steps.
         weight_decay: of the kind that `weight_decay_type` says.
         betas: of the filtered gradient (0: none) and of the factors (1: a sum).
         epsilon: another name for `eps`.
@@ -51,9 +52,11 @@ class Shampoo(SecondOrder):
         exponent_override: the root, where it is not twice the number of dimensions: 1, 2, 3, 4, 6 or 8.
         root_method: 'auto', 'eigen', 'newton' or 'rational'.
         root_tolerance: the error that a root has to reach; 0 for the default.
-        refresh_growth: refresh sooner where a factor has seen this share of all its gradients since the last time:
-            with 1/16 at every step up to the 31st, every second up to the 63rd, and so on to precondition_frequency;
-            0 for a fixed period.
+        refresh_drift: by need, how far a root may be off when it is refreshed, as the residual of the old root with the
+            new factor: the steps between two refreshes, 1 at first, double where it was less than half of this and
+            halve where it was more. None means 10 without `update_freq`, and 0, a fixed period, with it; with both,
+            `update_freq` is the most.
+        refresh_budget: by need, the largest share of all roots that is refreshed at one step.
         stagger: spread the refreshes over the steps of a period; False takes all at once.
         adamw_lr: learning rate of AdamW, which vectors, scalars and `elementwise` parameters get; None means lr. It
             keeps its ratio to lr: where a scheduler halves lr, AdamW's rate is halved too.
@@ -98,7 +101,9 @@ class Shampoo(SecondOrder):
     _options: ClassVar = Options(
         Option("betas", ("beta1", "beta2"), pair),
         Option("eps", "eps", number, alias="epsilon", default=1e-12),
-        Option("update_freq", "precondition_frequency", number, alias="precondition_frequency", default=100),
+        Option("update_freq", "precondition_frequency", period, alias="precondition_frequency"),
+        Option("refresh_drift", "refresh_drift", drift(10.0)),
+        Option("refresh_budget", "refresh_budget", number),
         Option("weight_decay_type", "decay"),
         Option("relative_eps", "relative_eps", number),
         Option("max_preconditioner_dim", "max_preconditioner_dim"),
@@ -114,7 +119,6 @@ class Shampoo(SecondOrder):
         Option("exponent_override", "exponent_override"),
         Option("root_method", "root_method"),
         Option("root_tolerance", "root_tolerance"),
-        Option("refresh_growth", "refresh_growth", number),
         Option("stagger", "stagger"),
         *ADAMW,
         *COMMON,
@@ -146,7 +150,8 @@ class Shampoo(SecondOrder):
         exponent_override: int = 0,
         root_method: str = "auto",
         root_tolerance: float = 0.0,
-        refresh_growth: float = 0.0,
+        refresh_drift: float | None = None,
+        refresh_budget: float = 1.0,
         stagger: bool = True,
         adamw_lr: float | None = None,
         adamw_betas: tuple[float, float] = (0.9, 0.999),
@@ -197,5 +202,7 @@ class CUDAShampoo(Shampoo):
     ) -> None:
         if eps is None and options.get("epsilon") is None:
             eps = 1e-4
+        if update_freq is None and options.get("precondition_frequency") is None:
+            update_freq = 100
         before = {"betas": (0.9, 1.0), "grafting": None}
         super().__init__(params, lr, eps, update_freq, weight_decay, **(before | options))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from .kernel import StepKernel
-from .options import ADAMW, COMMON, Option, Options, number, pair
+from .options import ADAMW, COMMON, Option, Options, drift, number, pair, period
 from .second_order import SecondOrder
 
 __all__ = ["SOAP"]
@@ -21,8 +21,8 @@ class SOAP(SecondOrder):
 
         p <- (1 - lr weight_decay) p - lr Q_L Adam(Q_L' G Q_R) Q_R'
 
-    The bases follow the factors every `precondition_frequency` steps. At its first gradient a parameter only finds its
-    bases. Vectors and scalars get AdamW.
+    The bases follow the factors when these have drifted, or every `precondition_frequency` steps. At its first gradient
+    a parameter only finds its bases. Vectors and scalars get AdamW.
 
     Args:
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
@@ -33,10 +33,12 @@ class SOAP(SecondOrder):
         eps: of Adam.
         weight_decay: of the kind that `weight_decay_type` says.
         weight_decay_type: 'decoupled', or 'l2': added to the gradient.
-        precondition_frequency: steps between two refreshes of a basis.
-        refresh_growth: refresh sooner where a factor has seen this share of all its gradients since the last time:
-            with 1/16 at every step up to the 31st, every second up to the 63rd, and so on to precondition_frequency;
-            0 for a fixed period.
+        precondition_frequency: steps between two refreshes of a basis; None refreshes by need, at least every 100.
+        refresh_drift: by need, how far a basis may be off when it is refreshed, as the correlations that the factor has
+            in the old basis: the steps between two refreshes, 1 at first, double where it was less than half of this
+            and halve where it was more. None means 2.5 without `precondition_frequency`, and 0, a fixed period, with
+            it; with both, `precondition_frequency` is the most.
+        refresh_budget: by need, the largest share of all bases that is refreshed at one step.
         stagger: spread the refreshes over the steps of a period; False takes all at once, as the reference does.
         max_precond_dim: larger dimensions have no factor; with `block` they are cut into blocks of at most this size.
         block: cut dimensions larger than `max_precond_dim` into blocks.
@@ -87,8 +89,9 @@ class SOAP(SecondOrder):
         Option("shampoo_beta", "shampoo_beta", number),
         Option("eps", "eps", number),
         Option("weight_decay_type", "decay"),
-        Option("precondition_frequency", "precondition_frequency", number),
-        Option("refresh_growth", "refresh_growth", number),
+        Option("precondition_frequency", "precondition_frequency", period),
+        Option("refresh_drift", "refresh_drift", drift(2.5)),
+        Option("refresh_budget", "refresh_budget", number),
         Option("stagger", "stagger"),
         Option("max_precond_dim", "max_preconditioner_dim"),
         Option("block", "block"),
@@ -108,14 +111,15 @@ class SOAP(SecondOrder):
         shampoo_beta: float = -1,
         eps: float = 1e-8,
         weight_decay: float = 0.01,
-        precondition_frequency: int = 10,
+        precondition_frequency: int | None = None,
         max_precond_dim: int = 10000,
         merge_dims: bool = False,
         precondition_1d: bool = False,
         normalize_grads: bool = False,
         correct_bias: bool = True,
         *,
-        refresh_growth: float = 0.0,
+        refresh_drift: float | None = None,
+        refresh_budget: float = 1.0,
         stagger: bool = True,
         block: bool = False,
         weight_decay_type: str = "decoupled",

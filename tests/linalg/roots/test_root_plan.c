@@ -129,7 +129,7 @@ static double report_of(tch_context *context, const double *values, int32_t root
     how.tolerance = 1e-3;
     how.exact_residual = 1;
     test_tensor_write(a, values);
-    CHECK_OK(tchi_inverse_root_by(context, &foreign, &a->tensor, root, &how, &x->tensor, NULL, &report->tensor));
+    CHECK_OK(tchi_inverse_root_by(context, &foreign, &a->tensor, root, &how, &x->tensor, NULL, &report->tensor, NULL));
     double *got = test_tensor_read(report);
     double result = *got;
     return result;
@@ -167,9 +167,72 @@ static void errors_are_seen_wherever_they_sit(void **state)
     }
 }
 
+/* |X^h (A + d I) X^(root - h) - I| / sqrt(n), h = root / 2, d the damping that was asked for relative to the largest
+ * eigenvalue. */
+static double residual_of(const double *values, const double *x, int32_t root, double relative)
+{
+    static double vectors[SIZE * SIZE], product[SIZE * SIZE], next[SIZE * SIZE];
+    double w[SIZE];
+    double sum = 0.0;
+    ref_eigh(SIZE, values, w, vectors);
+    double damping = relative * fmax(w[0], w[SIZE - 1]);
+    for (int i = 0; i < SIZE * SIZE; i++) {
+        product[i] = values[i] + (i % (SIZE + 1) == 0 ? damping : 0.0);
+    }
+    for (int32_t k = 0; k < root; k++) {
+        bool left = k < root / 2;
+        ref_matmul(SIZE, SIZE, SIZE, left ? x : product, left ? product : x, next);
+        memcpy(product, next, sizeof product);
+    }
+    for (int i = 0; i < SIZE * SIZE; i++) {
+        double r = product[i] - (i % (SIZE + 1) == 0 ? 1.0 : 0.0);
+        sum += r * r;
+    }
+    return sqrt(sum / SIZE);
+}
+
+/* Of the roots that `out` held, against the matrices that have become of theirs; a root of zeros is off by 1. */
+static void drift_is_measured(void **state)
+{
+    static const int32_t roots[] = {1, 2, 3, 4, 8};
+    const int64_t shape[] = {SIZE, SIZE};
+    tch_context *context = *state;
+    const tch_device_ops *device = context->backend->device;
+    for (int i = 0; i < 5; i++) {
+        test_random random = test_random_stream(4200 + (uint64_t)i);
+        test_tensor *a = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_CONTIGUOUS);
+        test_tensor *x = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_CONTIGUOUS);
+        double *old = test_alloc(SIZE * SIZE * sizeof *old);
+        double *values = test_alloc(SIZE * SIZE * sizeof *values);
+        double drift;
+        void *memory;
+        tch_root_config how = TCH_ROOT_CONFIG_INIT;
+        how.relative_eps = 1e-4;
+        how.exact_residual = 1;
+        CHECK_OK(device->allocate(context->state, sizeof drift, &memory));
+        memset(old, 0, SIZE * SIZE * sizeof *old);
+        test_tensor_write(x, old);
+        for (int step = 0; step < 3; step++) {
+            double spectrum[SIZE];
+            for (int k = 0; k < SIZE; k++) {
+                spectrum[k] = fabs(test_random_normal(&random));
+            }
+            ref_symmetric(&random, SIZE, spectrum, values);
+            test_tensor_write(a, values);
+            test_case("root %d, matrix %d", roots[i], step);
+            CHECK_OK(tchi_inverse_root_by(context, NULL, &a->tensor, roots[i], &how, &x->tensor, NULL, NULL, memory));
+            CHECK_OK(device->copy_bytes(context->state, &drift, memory, sizeof drift, TCH_COPY_TO_HOST));
+            double exact = step == 0 ? 1.0 : residual_of(values, old, roots[i], how.relative_eps);
+            CHECK(fabs(drift - exact) <= 1e-6 * exact, "a drift of %.12g, expected %.12g", drift, exact);
+            memcpy(old, test_tensor_read(x), SIZE * SIZE * sizeof *old);
+        }
+        device->release(context->state, memory, sizeof drift);
+    }
+}
+
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(plans_allow_for_rounding),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(plans_allow_for_rounding), cmocka_unit_test(drift_is_measured),
                                        cmocka_unit_test(errors_are_seen_wherever_they_sit)};
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);

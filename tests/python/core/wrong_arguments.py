@@ -2,6 +2,7 @@
 crash of the interpreter is seen from outside by test_wrong_arguments.py.
 
     python tests/python/core/wrong_arguments.py --seed 1 --calls 5000 [--only inverse_root] [--first 1234]
+    python tests/python/core/wrong_arguments.py --seed 1 --seconds 3600
 
 Many arguments are right ones, found by the name of the argument, so that calls get past the first check.
 The call about to be made is written to --log before it is made. --first skips the calls before, for a debugger.
@@ -13,12 +14,14 @@ import faulthandler
 import gc
 import importlib
 import inspect
+import itertools
 import os
 import random
 import re
 import resource
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -383,6 +386,11 @@ def use_again(owner):
         owner.step()
 
 
+def megabytes():
+    """What the process has in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 10**6
+
+
 def limit_memory():
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + MEMORY, resource.RLIM_INFINITY))
@@ -397,6 +405,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--calls", type=int, default=5000)
+    parser.add_argument("--seconds", type=float, default=0, help="go on for so long, however many calls that are")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--only", default="")
     parser.add_argument("--log", type=argparse.FileType("w"), default=None)
@@ -410,7 +419,12 @@ def main():
     for target in targets:
         target.make()  # an object that cannot be made would hide what its methods do
     wrong = []
-    for i in range(options.calls):
+    end = time.monotonic() + options.seconds
+    done = early = 0
+    for i in range(options.calls) if options.seconds == 0 else itertools.count():
+        if options.seconds > 0 and time.monotonic() >= end:
+            break
+        done = i + 1
         r = random.Random(f"{options.seed} {i}")
         random.seed(i)
         target = targets[i % len(targets)]
@@ -431,8 +445,12 @@ def main():
         del positional, keywords
         if i % 500 == 0:
             gc.collect()
+        if i == 5000:
+            early = megabytes()
     print("\n".join(wrong[:100]))
-    print(f"{options.calls} calls of {len(targets)} functions with seed {options.seed}, {len(wrong)} wrong exceptions")
+    if early > 0:
+        print(f"{early} MB in memory after 5000 calls, {megabytes()} MB at the end")
+    print(f"{done} calls of {len(targets)} functions with seed {options.seed}, {len(wrong)} wrong exceptions")
     return 1 if wrong else 0
 
 

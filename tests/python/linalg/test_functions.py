@@ -639,3 +639,13 @@ def test_devices():
         cuda_kernels.cuda_memory_info(99)
     with pytest.raises(ValueError, match="cpu"):
         cuda_kernels.cuda_memory_info("cpu")
+
+
+def test_numbers_without_memory():
+    """PyTorch prints what does not fit an operator's schema, and reads a storage that is gone."""
+    hollow = torch.ones(3, 3)
+    hollow.untyped_storage().resize_(0)
+    meta = torch.empty(3, 3, device="meta")  # which goes by the operator
+    for numbers in (hollow, [3, hollow]):
+        with pytest.raises(TypeError, match="shape_a must be a List.* got a tensor that has no memory"):
+            torchium.linalg.nearest_kronecker(meta, numbers, [1, 3])

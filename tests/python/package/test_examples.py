@@ -306,6 +306,7 @@ def test_cpp_extension(script, device, kernels, extensions, recwarn):
 
 def test_cpp_extension_falls_back(script, device, tmp_path, monkeypatch):
     """Without a compiler PyTorch does it, and the program says so."""
+    pytest.importorskip("torch.utils.cpp_extension")
     monkeypatch.setenv("TORCHIUM_CACHE", str(tmp_path))
     monkeypatch.setattr("torch.utils.cpp_extension.load", lambda **_: (_ for _ in ()).throw(RuntimeError("no ninja")))
     with pytest.warns(RuntimeWarning, match="Extension cannot be used, PyTorch stands in: no ninja"):

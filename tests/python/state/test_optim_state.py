@@ -47,6 +47,22 @@ def test_round_trip(kind, way, device):
     assert_go_on_alike(model, optimizer, twin, other)
 
 
+@pytest.mark.parametrize("drift", [None, 1e-9, 1e6])
+@pytest.mark.parametrize("kind", ["shampoo", "soap"])
+def test_refreshes_by_need_go_on(kind, drift, device):
+    """The gaps that factors have come to are part of the state."""
+    options = {"precondition_frequency": None, "refresh_drift": drift}
+    if kind == "shampoo":
+        options["update_freq"] = None
+    model = small(device)
+    optimizer = make(kind, model.parameters(), **options)
+    train(model, optimizer, 7)
+    twin, other = fresh(kind, model, **options)
+    other.load_state_dict(through_file(optimizer.state_dict()))
+    assert_go_on_alike(model, optimizer, twin, other, steps=9)
+    assert optimizer.stats()["refreshes"] - other.stats()["refreshes"] > 0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_loading_into_an_optimizer_that_has_stepped(kind, device):
     model = small(device)

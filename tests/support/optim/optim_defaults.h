@@ -1,5 +1,6 @@
-/* What tests of optimizers begin with: the library's defaults, but for Shampoo those of its paper, with sums, an
- * absolute damping and no grafting. Their bounds were found with these; what a test is about it sets itself. */
+/* What tests of optimizers begin with: the library's defaults, but a fixed period, and for Shampoo those of its paper,
+ * with sums, an absolute damping and no grafting. Their bounds were found with these; what a test is about it sets
+ * itself. */
 #ifndef TEST_OPTIM_DEFAULTS_H
 #define TEST_OPTIM_DEFAULTS_H
 
@@ -8,6 +9,10 @@
 static inline tch_optim_config test_optim_defaults(tch_optim_kind kind)
 {
     tch_optim_config config = tch_optim_defaults(kind);
+    config.refresh_drift = 0.0;
+    if (kind == TCH_OPTIM_SOAP) {
+        config.precondition_frequency = 10;
+    }
     if (kind == TCH_OPTIM_SHAMPOO) {
         config.lr = 0.03;
         config.beta2 = 1.0;

@@ -31,7 +31,7 @@ __all__ = [
 
 COUNTS = "counts"
 MOST_STEPS = 2**53  # clocks are float64: above it a step and the next are the same
-_MOST_TROUBLE = 2  # failed refreshes of a factor that make a difference
+_MOST_FACTOR_COUNT = 0xFFF  # of a factor: failed refreshes, 0 to 2, in two bits, then two gaps of five bits, up to 30
 _NAMES = {COUNTS, "step", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "grafting_sq"}
 _NAMES |= {f"{name}_scale" for name in SCALED}
 # Of blocks, with their numbers; and the moments and master copies of tiles, which one rank of a group owns.
@@ -87,8 +87,16 @@ def check(label: str, views: Mapping[str, torch.Tensor], saved: Mapping[str, Any
     if strict and given is not None and len(given) != counts + 1:
         raise ValueError(f"the state 'counts' of {label!r} has {len(given)} numbers, expected {counts + 1}")
     if given is not None:
-        most = [MOST_STEPS] * 3 + [_MOST_TROUBLE] * (len(given) - 3)
-        check_counts(f"the state 'counts' of {label!r}", given, most)
+        most = [MOST_STEPS] * 3 + [_MOST_FACTOR_COUNT] * (len(given) - 3)
+        what = f"the state 'counts' of {label!r}"
+        check_counts(what, given, most)
+        _check_factors(what, [int(number) for number in list(given)[3:]])
+
+
+def _check_factors(what: str, counts: list[int]) -> None:
+    for count in counts:
+        if count & 3 > 2 or count >> 2 & 31 > 30 or count >> 7 > 30:
+            raise ValueError(f"{what} has {count} for a factor: its failures are beyond 2, or its gaps beyond 30")
 
 
 def check_counts(what: str, given: Any, most: Sequence[int]) -> None:

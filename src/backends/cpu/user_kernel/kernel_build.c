@@ -111,7 +111,7 @@ static tch_status write_file(const work *w, const char *name, const char *text, 
 
 static tch_status make_folder(work *w)
 {
-    const char *place = getenv("TMPDIR");
+    const char *place = secure_getenv("TMPDIR");
     if (place == NULL || place[0] != '/') {
         place = P_tmpdir;
     }

@@ -24,13 +24,13 @@ static int is_program(const char *path)
 }
 
 /* A name with a slash is a path, any other is looked for in $PATH; its empty entries, which mean the current folder,
- * are passed over. */
+ * are passed over. A program that has more rights than its caller sees no $PATH, and so has no compiler. */
 static int find_program(const char *name, char path[TCHI_PATH_SIZE])
 {
     if (strchr(name, '/') != NULL) {
         return snprintf(path, TCHI_PATH_SIZE, "%s", name) < TCHI_PATH_SIZE && is_program(path);
     }
-    const char *folder = getenv("PATH");
+    const char *folder = secure_getenv("PATH");
     while (folder != NULL && *folder != '\0') {
         size_t length = strcspn(folder, ":");
         if (length > 0 && snprintf(path, TCHI_PATH_SIZE, "%.*s/%s", (int)length, folder, name) < TCHI_PATH_SIZE &&
@@ -44,7 +44,7 @@ static int find_program(const char *name, char path[TCHI_PATH_SIZE])
 
 tch_status tchi_cpu_find_compiler(char path[TCHI_PATH_SIZE])
 {
-    const char *wanted = getenv("TORCHIUM_CXX");
+    const char *wanted = secure_getenv("TORCHIUM_CXX");
     if (wanted != NULL && *wanted != '\0') {
         if (find_program(wanted, path)) {
             return TCH_OK;
@@ -54,7 +54,7 @@ tch_status tchi_cpu_find_compiler(char path[TCHI_PATH_SIZE])
                                      "path of a C++ compiler, without options",
                                      wanted);
     }
-    const char *const names[] = {getenv("CXX"), "c++", "g++", "clang++"};
+    const char *const names[] = {secure_getenv("CXX"), "c++", "g++", "clang++"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (names[i] != NULL && *names[i] != '\0' && find_program(names[i], path)) {
             return TCH_OK;

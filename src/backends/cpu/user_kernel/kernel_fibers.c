@@ -112,12 +112,15 @@ static uintptr_t *top_of(const tchi_fibers *f, int number)
 
 #if defined(SWITCH_X86_64)
 
+/* The bytes are "endbr64", where an indirect call may land in a program that checks that; older processors pass over
+ * them. */
 __asm__(".text\n"
         ".p2align 4\n"
         ".hidden tchi_fiber_switch\n"
         ".globl tchi_fiber_switch\n"
         ".type tchi_fiber_switch, @function\n"
         "tchi_fiber_switch:\n"
+        "    .byte 0xf3, 0x0f, 0x1e, 0xfa\n"
         "    pushq %rbp\n"
         "    pushq %rbx\n"
         "    pushq %r12\n"

@@ -299,7 +299,7 @@ static const char *origin_of(const char *path, const char *otherwise)
 
 static void open_first_that_works(void)
 {
-    const char *asked = getenv("TORCHIUM_BLAS");
+    const char *asked = secure_getenv("TORCHIUM_BLAS");
     if (asked != NULL && asked[0] != '\0') {
         open_asked(asked);
         return;

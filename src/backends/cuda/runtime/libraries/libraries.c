@@ -152,7 +152,7 @@ static int open_beside(library *wanted)
 /* Folders that are not absolute are passed over: they would mean the current folder. */
 static int open_in_named_folder(library *wanted)
 {
-    const char *folder = getenv("TORCHIUM_CUDA_PATH");
+    const char *folder = secure_getenv("TORCHIUM_CUDA_PATH");
     return folder != NULL && folder[0] == '/' &&
            (open_in(wanted, folder, "") || open_in(wanted, folder, "lib64") || open_in(wanted, folder, "lib"));
 }
@@ -178,7 +178,7 @@ static int open_in_pip_packages(library *wanted)
 
 static void find(library *wanted)
 {
-    const char *asked = getenv(wanted->variable);
+    const char *asked = secure_getenv(wanted->variable);
     if (asked != NULL && asked[0] != '\0') {
         if (!open_file(wanted, asked, 0)) {
             snprintf(wanted->failure, sizeof wanted->failure, "cannot use the %s that %s names, %.300s: %.300s",
@@ -190,7 +190,7 @@ static void find(library *wanted)
         open_by_system(wanted, 0) || open_in(wanted, "/usr/local/cuda", "lib64") || open_in_pip_packages(wanted)) {
         return;
     }
-    const char *folder = getenv("TORCHIUM_CUDA_PATH");
+    const char *folder = secure_getenv("TORCHIUM_CUDA_PATH");
     snprintf(wanted->failure, sizeof wanted->failure,
              "no %s can be used: looked for %s and %s among what is loaded, in TORCHIUM_CUDA_PATH (%.200s), where the "
              "system looks, in /usr/local/cuda/lib64 and in pip's nvidia packages beside this module (last answer: "
@@ -385,7 +385,7 @@ static int headers_in(char headers[512], const char *folder, const char *sub)
 static void find_headers(const char *nvrtc_path, char headers[512])
 {
     char folder[PATH_MAX];
-    const char *named = getenv("TORCHIUM_CUDA_PATH");
+    const char *named = secure_getenv("TORCHIUM_CUDA_PATH");
     headers[0] = '\0';
     if (named != NULL && headers_in(headers, named, "include")) {
         return;

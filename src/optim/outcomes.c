@@ -1,0 +1,174 @@
+/* See outcomes.h. */
+#include "outcomes.h"
+
+#include <string.h>
+
+#include "core/allocator.h"
+#include "core/arith.h"
+#include "core/status.h"
+
+#include "counts.h"
+#include "refresh.h"
+#include "user_kernel.h"
+
+/* --- where it lies ----------------------------------------------------------------------------------------------- */
+
+static int64_t bytes_of_flags(const tchi_factor_batch *f)
+{
+    return tchi_round_up(f->count * (int64_t)sizeof *f->flags, (int64_t)sizeof(double));
+}
+
+int64_t tchi_outcome_bytes(const tchi_factor_batch *factor_batch)
+{
+    return bytes_of_flags(factor_batch) + factor_batch->count * (int64_t)sizeof(double);
+}
+
+double *tchi_outcome_drift(const tchi_factor_batch *factor_batch, int32_t *flags)
+{
+    return flags == NULL ? NULL : (double *)((char *)flags + bytes_of_flags(factor_batch));
+}
+
+/* --- what follows ------------------------------------------------------------------------------------------------ */
+
+/* A root that the custom kernel failed is the built-in's next time, as if nothing had been. */
+static void note_failure(tch_optimizer *o, tchi_factor_batch *f, int64_t factor, int32_t flag)
+{
+    uint8_t *own = &f->own[factor];
+    if (*own == TCHI_USER_KERNEL_LATEST && flag == TCH_REPORT_NO_CONVERGENCE) {
+        *own = TCHI_USER_KERNEL_REFUSED;
+        o->own[TCH_OPTIM_PART_ROOT].refused++;
+    } else if (*own != TCHI_USER_KERNEL_REFUSED && f->failures[factor] < TCHI_MOST_FAILURES) {
+        f->failures[factor]++;
+    }
+}
+
+/* A first basis has nothing to be measured by, and leaves a 0. */
+static void note_drift(const tch_optim_config *config, tchi_factor_batch *f, int64_t factor, double drift)
+{
+    if (tchi_refresh_by_need(config) && drift > 0.0) {
+        f->next_gap[factor] = tchi_refresh_next_gap(config, f->gap[factor], drift);
+    }
+}
+
+/* `flags` is a copy of the outcomes on the host. */
+static void note_all(tch_optimizer *o, tchi_factor_batch *f, const int32_t *flags)
+{
+    const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
+    const double *drift = (const double *)((const char *)flags + bytes_of_flags(f));
+    for (int64_t k = 0; k < f->count; k++) {
+        if (!f->unread[k]) {
+            continue;
+        }
+        f->unread[k] = 0;
+        if (flags[k] == TCH_REPORT_OK) {
+            note_drift(config, f, k, drift[k]);
+        } else if (f->root > 0) {
+            note_failure(o, f, k, flags[k]);
+        }
+    }
+}
+
+/* --- reading it -------------------------------------------------------------------------------------------------- */
+
+static bool any_of(const uint8_t *marks, int64_t count)
+{
+    return count > 0 && memchr(marks, 1, (size_t)count) != NULL;
+}
+
+/* With a fixed period nothing follows from what became of bases. */
+static bool is_wanted(const tch_optimizer *o, const tchi_factor_batch *f)
+{
+    return f->root > 0 || tchi_refresh_by_need(&tchi_group_at(o, f->group)->config);
+}
+
+/* All outcomes of a factor batch, with a wait for everything that is queued. */
+static tch_status read_now(tch_optimizer *o, tchi_factor_batch *f)
+{
+    size_t bytes = (size_t)tchi_outcome_bytes(f);
+    int32_t *flags;
+    TCHI_TRY(tchi_host_take(bytes, "the outcomes of a refresh", &flags));
+    tch_status status =
+        o->context->backend->device->copy_bytes(o->context->state, flags, f->flags, (int64_t)bytes, TCH_COPY_TO_HOST);
+    if (status == TCH_OK) {
+        note_all(o, f, flags);
+    }
+    tchi_host_release(flags, bytes);
+    return status;
+}
+
+static tch_status note_batch(tch_optimizer *o, tchi_factor_batch *f)
+{
+    const tch_backend *t = o->context->backend;
+    if (t->host_memory) {
+        note_all(o, f, f->flags);
+        return TCH_OK;
+    }
+    if (f->readback == NULL) {
+        return read_now(o, f);
+    }
+    const void *outcomes;
+    TCHI_TRY(t->device->readback_wait(o->context->state, f->readback, &outcomes));
+    if (outcomes != NULL) {
+        note_all(o, f, outcomes);
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_outcomes_note(tch_optimizer *optimizer, int32_t group)
+{
+    const tchi_group *g = tchi_group_at(optimizer, group);
+    for (int32_t i = g->first_factor_batch; i < g->first_factor_batch + g->factor_batches; i++) {
+        tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
+        if (any_of(f->unread, f->count) && any_of(f->due, f->count)) {
+            TCHI_TRY(note_batch(optimizer, f));
+        }
+        for (int64_t k = 0; k < f->count; k++) {
+            f->gap[k] = f->due[k] ? f->next_gap[k] : f->gap[k];
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status ask_batch(tch_optimizer *o, tchi_factor_batch *f)
+{
+    const tch_backend *t = o->context->backend;
+    int64_t bytes = tchi_outcome_bytes(f);
+    for (int64_t k = 0; k < f->count; k++) {
+        f->unread[k] |= f->due[k];
+    }
+    if (t->host_memory || t->device->readback_create == NULL) {
+        return TCH_OK;
+    }
+    if (f->readback == NULL) {
+        TCHI_TRY(t->device->readback_create(o->context->state, bytes, &f->readback));
+    }
+    return t->device->readback_post(o->context->state, f->readback, f->flags, bytes);
+}
+
+tch_status tchi_outcomes_ask(tch_optimizer *optimizer, int32_t group)
+{
+    const tchi_group *g = tchi_group_at(optimizer, group);
+    for (int32_t i = g->first_factor_batch; i < g->first_factor_batch + g->factor_batches; i++) {
+        tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
+        if (is_wanted(optimizer, f) && any_of(f->due, f->count)) {
+            TCHI_TRY(ask_batch(optimizer, f));
+        }
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_outcomes_settle(tch_optimizer *optimizer)
+{
+    for (int32_t i = 0; i < optimizer->factor_batches.count; i++) {
+        tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
+        if (any_of(f->unread, f->count)) {
+            TCHI_TRY(note_batch(optimizer, f));
+        }
+    }
+    return TCH_OK;
+}
+
+void tchi_outcomes_forget(tchi_factor_batch *factor_batch, int64_t factor)
+{
+    factor_batch->unread[factor] = 0;
+}

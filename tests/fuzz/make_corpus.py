@@ -1,0 +1,178 @@
+"""Writes the corpora of the fuzz targets into tests/fuzz/corpus, from the texts below and states of real optimizers.
+
+    python tests/fuzz/make_corpus.py build/release/fuzz/state_corpus
+
+A corpus stays small: one file for each form that a reader knows. What a long run finds goes into this file by hand, if
+it reaches something new.
+"""
+
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).with_name("corpus")
+
+
+def checkpoint(header, data=24):
+    return struct.pack("<Q", len(header)) + header + bytes(range(data))
+
+
+HEADERS = {
+    "empty": b"{}",
+    "one": b'{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}',
+    "types": b'{"__metadata__":{"format":"torchium","torchium.format_version":"1","step":"12","lr":"0.5"},'
+    b'"b":{"dtype":"F64","shape":[],"data_offsets":[0,8]},'
+    b'"c":{"dtype":"BF16","shape":[1,2],"data_offsets":[8,12]},'
+    b'"e":{"dtype":"I64","shape":[0],"data_offsets":[12,12]},'
+    b'"q":{"dtype":"F4","shape":[24],"data_offsets":[12,24]}}   ',
+    "sums": b'{"__metadata__":{"torchium.crc32c":"420467de","torchium.crc32c/a":"42709aea","k":"v"},'
+    b'"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},'
+    b'"b":{"dtype":"F32","shape":[2],"data_offsets":[16,24]}}',
+    "shards": b'{"__metadata__":{"torchium.shard/w[0:1,0:2]":"2,2;0,0","torchium.shard/w[1:2,0:2]":"2,2;1,0"},'
+    b'"w[0:1,0:2]":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},'
+    b'"w[1:2,0:2]":{"dtype":"F32","shape":[1,2],"data_offsets":[8,16]},'
+    b'"x":{"dtype":"F32","shape":[2],"data_offsets":[16,24]}}',
+    "escapes": b'{"\\u00e9\\ud83d\\udd25\\n\xc3\xa9":'
+    b'{"shape":[3,1,1,1,1,1,1,1,1],"dtype":"I64","data_offsets":[0,24]}}',
+    "order": b'{"b":{"dtype":"U8","shape":[8],"data_offsets":[16,24]},"a":{"data_offsets":[0,16],"dtype":"F16",'
+    b'"shape":[8]}}',
+    "many": b"{"
+    + b",".join(b'"%d":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}' % (i, i, i + 1) for i in range(24))
+    + b"}",
+}
+
+INDEX = {
+    "empty": b'{"weight_map":{}}',
+    "both": b'{"metadata":{"total_size":24},"weight_map":{"a":"a.safetensors","b":"b.safetensors"}}',
+    "one": b'{"weight_map":{"b":"b.safetensors"},"other":[1,-2.5e3,{"x":[null,true,"\\u0041"]},[]]}',
+    "elsewhere": b'{"weight_map":{"a":"../a.safetensors"}}',
+    "absent": b'{"weight_map":{"c":"a.safetensors"}}',
+    "itself": b'{"weight_map":{"a":"x.index.json"}}',
+    "twice": b'{"weight_map":{"a":"a.safetensors","a":"a.safetensors"}}',
+}
+
+CSV = {
+    "plain": b"\x001,2,a\n3,4,b\n",
+    "header": b"\x08x,y,label\n1,2,0\n3,-4.5e2,1\n5,6,0\n",
+    "quoted": b'\x00"a ""b"", c",y,z\r\n1,2,"x\ny"\r\n\r\n3,4,w\r\n',
+    "semicolons": b"\x00a;b\n1;2\n3;4\n",
+    "tabs": b"\x00\xef\xbb\xbf1\t2\n3\t4\n",
+    "labels": b"\x11a,1,2\nb,3,4\n",
+    "numbers": b"\x010.5,1e3,10\n-1,+2,9\n.5,5.,10\n",
+    "missing": b"\x001,,a\nx,4,b\n",
+    "columns": b"\x001,2,3\n4,5\n",
+    "nothing": b"",
+    "third": b"\x18a|b|c\n1|2|3\n",
+}
+
+
+def idx(rank, sizes, body):
+    return struct.pack(">BBBB", 0, 0, 8, rank) + b"".join(struct.pack(">I", s) for s in sizes) + body
+
+
+def images(labels, sizes, body):
+    written = idx(1, (len(labels),), bytes(labels))
+    return bytes((len(written),)) + idx(3, sizes, body) + written
+
+
+IDX = {
+    "two": images([0, 1], (2, 2, 3), bytes(range(12))),
+    "one": images([9], (1, 4, 4), bytes(16)),
+    "more": images([0, 1, 2], (2, 2, 3), bytes(range(12))),
+    "short": images([0, 1], (2, 2, 3), bytes(range(11))),
+    "huge": images([0, 1], (2**32 - 1, 2**32 - 1, 2**32 - 1), b""),
+    "zero": images([0], (1, 0, 4), b""),
+    "named": bytes((255,)) + images([0, 1], (2, 2, 3), bytes(range(12)))[1:],
+    "nameless": bytes((254,)) + images([0, 1], (2, 2, 3), bytes(range(12)))[1:],
+    "gzip": bytes((4,)) + b"\x1f\x8b\x08\x00\x00\x00\x08\x01",
+}
+
+KERNEL = {
+    "shared": b"template <int n> __global__ void f(float *x) { extern __shared__ float s[]; s[0] = x[0]; }",
+    "odd": b"extern __shared__ []; __shared__ extern []; extern __shared__ T[]; __global__ void f(float *x) {}",
+    "nested": b'namespace a::b { extern "C" { __shared__ extern float s [ ] ; } }\n__global__ void f() '
+    b"{ extern __shared__\nint t[]; }",
+    "stride": b"__global__ void f(float *y, const float *x, int n)\n{\n"
+    b"    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {\n"
+    b"        y[i] = x[i];\n    }\n}\n",
+    "stride_long": b"template <int n> __global__ void __launch_bounds__(n) f(unsigned\nlong n)\n"
+    b"{ size_t const p = threadIdx.x + blockIdx.x * blockDim.x;\n"
+    b"for (unsigned long i = p; i < n; i += gridDim.x * blockDim.x) ; }",
+    "guard": b"__global__ void f(double *x, long long n) { "
+    b"long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;\n"
+    b"if (i >= n) return; x[i] *= 2; __syncthreads(); }",
+    "literals": b"#define K __global__ \\\n void f()\n"
+    b'K { R"x(" ) )x" ; u8R"()" \'a\' \'\\\'\' "\\\\" 1\'000.5f /* */ // \\\n }',
+    "includes": b'#include "a.h"\n # /* c */ include <b/c.h>\n%:include "d.h"\n#include_next <e>\n'
+    b'#embed "f"\n#include NAME\n'
+    b'/* \n*/ #in\\\nclude "g.h"\n#import "h"\n__global__ void f() {}',
+    "calls": b"__device__ void f(int) {} void g() { f(1); ::f(2); } __global__ void a::b::f<float, 4>() {}",
+}
+
+WORDS = {
+    "name": b"\x00halve",
+    "template": b"\x00space::scale<float, 4, unsigned int, -0x10u, a<b<c>>>",
+    "macro": b"\x01-DNAME=1 + 2",
+    "undefine": b"\x01-UNAME",
+    "folder": b"\x01-I/usr/include",
+    "standard": b"\x01-std=c++17",
+    "file": b'\x02/a "b"\\c.cu',
+    "stack": b"\x03a.cu:1:2:void f<int>(float*)\t48\tstatic\nb.cu:9:9:g\t1024\tdynamic,bounded\nh\t12\tdynamic\n",
+    "rule": b"\x04a.o: a.cu /usr/include/x.h \\\n b\\ c.h $$d /nowhere/e.h\n",
+    "list": b"\x05" + struct.pack("<QQQqqqqII", 120, 5, 7, 1, 2, 3, 4, 1, 1) + bytes(32) + b"/etc/nothing/h\0\0",
+}
+
+
+def capsule(
+    kind=1, choice=0, which=0, version=(1, 0), flags=0, rank=2, dtype=(2, 32, 1), sizes=((2, 3), (3, 1)), use=1
+):
+    """As fuzz_dlpack.c reads it: sizes and strides are one byte each, 4 too large."""
+    head = bytes((0, kind, choice, which, *version, flags, rank, *dtype, kind, 0))
+    pairs = list(sizes) + [(0, 0)] * (12 - len(sizes))
+    return head + bytes(n + 4 for pair in pairs for n in pair) + bytes((use,))
+
+
+DLPACK = {
+    "matrix": capsule(),
+    "unversioned": capsule(which=1, use=0),
+    "no_strides": capsule(choice=8, dtype=(2, 64, 1)),
+    "scalar": capsule(rank=0, sizes=()),
+    "empty": capsule(choice=1, sizes=((0, 1), (3, 1))),
+    "half": capsule(dtype=(4, 16, 1), choice=16),
+    "read_only": capsule(flags=1, use=0),
+    "copied": capsule(flags=2, use=0),
+    "later": capsule(version=(2, 0)),
+    "gpu": capsule(kind=2),
+    "pinned": capsule(kind=3),
+    "complex": capsule(dtype=(5, 64, 1)),
+    "bool": capsule(dtype=(6, 8, 1)),
+    "lanes": capsule(dtype=(2, 32, 4)),
+    "not_one": capsule(which=164),
+}
+
+CORPORA = {
+    "checkpoint": {name: checkpoint(text, 0 if name == "empty" else 24) for name, text in HEADERS.items()},
+    "header": HEADERS,
+    "index": INDEX,
+    "csv": CSV,
+    "idx": IDX,
+    "kernel_source": KERNEL,
+    "kernel_words": WORDS,
+    "dlpack": DLPACK,
+}
+
+
+def main():
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    for target, inputs in CORPORA.items():
+        (FOLDER / target).mkdir(parents=True)
+        for name, content in inputs.items():
+            (FOLDER / target / name).write_bytes(content)
+    (FOLDER / "state").mkdir()
+    subprocess.run([sys.argv[1], FOLDER / "state"], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+/* A custom kernel's source before any compiler sees it: the tokens, the rewriting for CPUs, and the search for what it
+ * includes. */
+#include <string.h>
+
+#include "backends/cpu/user_kernel/kernel.h"
+#include "fuzz.h"
+#include "kernel/includes.h"
+
+static size_t lines_of(const char *text)
+{
+    size_t count = 0;
+    for (; *text != '\0'; text++) {
+        count += *text == '\n';
+    }
+    return count;
+}
+
+static void prepare(const char *source, const char *name, int32_t option_count)
+{
+    tchi_cpu_source made;
+    const char *options[] = {"-DSIZE=4", "-DTYPE=float"};
+    const tch_kernel_text text = {
+        .source = source, .file = "mine.cu", .name = name, .options = options, .option_count = option_count};
+    tch_status status = tchi_cpu_source_prepare(&text, &made);
+    REQUIRE(status == TCH_OK || status == TCH_ERR_INVALID_ARGUMENT);
+    if (status == TCH_OK) {
+        REQUIRE(memchr(made.text, '\0', made.size) != NULL);
+        REQUIRE(lines_of(made.text) == lines_of(source));
+        tchi_cpu_host()->release(made.text, made.size);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
+{
+    char *source = fuzz_text(bytes, count);
+    tchi_include include;
+    const char *at = source;
+    (void)fuzz_context();
+    for (const char *before = at; tchi_include_next(&at, &include); before = at) {
+        REQUIRE(at > before && (!include.known || strlen(include.name) < sizeof include.name));
+    }
+    REQUIRE(*at == '\0');
+    prepare(source, "f", (int32_t)(count % 3));
+    prepare(source, "a::b::f<float, 4>", 0);
+    free(source);
+    return 0;
+}

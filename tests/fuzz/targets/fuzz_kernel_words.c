@@ -1,0 +1,90 @@
+/* The small texts around a custom kernel: its name, its options as macros, the compiler's report on stacks, its rule
+ * for make, and the list of files that a cached image carries. The first byte chooses which. */
+#include <string.h>
+
+#include "backends/cpu/user_kernel/kernel.h"
+#include "fuzz.h"
+#include "kernel/macros.h"
+#include "kernel/names.h"
+
+/* A name that passes stands in the text that is compiled: nothing in it may end a line or a statement. */
+static void check_name(const char *text)
+{
+    if (tchi_check_kernel_name(text) == TCH_OK) {
+        REQUIRE(strpbrk(text, "\n\r;(){}\"'#\\/") == NULL && text[0] != '\0');
+    }
+}
+
+/* An option that passes reaches a command line; a macro of it becomes one line of the text. */
+static void check_option(const char *text)
+{
+    const char *options[] = {text, "-DX=1"};
+    const tch_kernel_text given = {.option_count = 2, .options = options};
+    if (tchi_check_kernel_option(text, 0) != TCH_OK) {
+        return;
+    }
+    REQUIRE(text[0] == '-' && tchi_is_printable(text));
+    size_t size = tchi_macro_bytes(&given);
+    char *room = malloc(size);
+    REQUIRE(room != NULL);
+    tchi_macros_write(&given, room, size);
+    REQUIRE(strlen(room) < size);
+    free(room);
+}
+
+static void check_file_name(const char *text)
+{
+    size_t size = tchi_quoted_bytes(text);
+    char *room = malloc(size);
+    REQUIRE(room != NULL);
+    tchi_quoted_write(text, room);
+    REQUIRE(strlen(room) < size && strlen(room) >= strlen(text));
+    free(room);
+}
+
+static void check_stack(const char *text)
+{
+    tchi_stack_use use = tchi_stack_use_read(text);
+    REQUIRE(use.stack_bytes > 0 && use.stack_bytes <= 2 * TCHI_CPU_LOCAL_MOST);
+}
+
+static void check_rule(const char *text)
+{
+    static const struct timespec started = {0};
+    tchi_cpu_files files = {NULL, 0, 0};
+    tch_status status = tchi_cpu_files_make(&files, text, "/nowhere", &started);
+    if (status == TCH_OK && files.bytes > 0) {
+        REQUIRE(!tchi_cpu_files_same(files.data, files.bytes)); /* nothing is older than 1970 */
+    }
+    tchi_cpu_files_release(&files);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
+{
+    if (count == 0) {
+        return 0;
+    }
+    (void)fuzz_context();
+    char *text = fuzz_text(bytes + 1, count - 1);
+    switch (bytes[0] % 6) {
+    case 0:
+        check_name(text);
+        break;
+    case 1:
+        check_option(text);
+        break;
+    case 2:
+        check_file_name(text);
+        break;
+    case 3:
+        check_stack(text);
+        break;
+    case 4:
+        check_rule(text);
+        break;
+    default:
+        (void)tchi_cpu_files_same(text, count - 1);
+    }
+    free(text);
+    return 0;
+}

@@ -1,0 +1,24 @@
+/* The optimizers whose state is fuzzed: fuzz_state.c loads into them, state_corpus.c saves theirs. */
+#ifndef TORCHIUM_FUZZ_STATE_H
+#define TORCHIUM_FUZZ_STATE_H
+
+#include <torchium/torchium.h>
+
+enum { STATE_KFAC = TCH_OPTIM_NORMUON + 1, STATE_KINDS };
+
+/* An optimizer with two parameters, or KFAC with one layer. */
+typedef struct stateful {
+    float weight[6], bias[4], weight_gradient[6], bias_gradient[4];
+    tch_tensor tensors[2], gradients[2];
+    tch_optimizer *optimizer;
+    tch_kfac *kfac;
+} stateful;
+
+/* Creates the one of this number, at the beginning of its life. It must not be moved. */
+tch_status stateful_make(tch_context *context, int kind, stateful *s);
+void stateful_end(stateful *s);
+tch_status stateful_step(stateful *s);
+tch_status stateful_save(stateful *s, tch_checkpoint_writer *writer);
+tch_status stateful_load(stateful *s, tch_checkpoint *checkpoint);
+
+#endif
