@@ -7,7 +7,7 @@ else. A PyTorch that renames it goes on with its own passes, and nothing else ch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -45,17 +45,19 @@ class GradScaler(torch.amp.GradScaler):
         >>> scaler.update()
     """
 
-    if TYPE_CHECKING:  # PyTorch's own, written out for those who read the source: editors, and the website
-
-        def __init__(
-            self,
-            device: str = "cuda",
-            init_scale: float = 2.0**16,
-            growth_factor: float = 2.0,
-            backoff_factor: float = 0.5,
-            growth_interval: int = 2000,
-            enabled: bool = True,
-        ) -> None: ...
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
+        try:
+            super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        except AssertionError as wrong:  # as PyTorch has it, which python -O would leave out
+            raise ValueError(str(wrong)) from None
 
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool

@@ -150,6 +150,8 @@ class GradSampleModule(nn.Module):
         """That of the model."""
         if not (destination is None or isinstance(destination, dict)):
             raise TypeError(f"destination must be a dictionary, got {type(destination).__name__}")
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix must be a string, got {type(prefix).__name__}")
         return self._module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:

@@ -447,3 +447,12 @@ def test_layer_in_calls():
         _C.grad_clip_weights(norms, 0.0, norms)
     with pytest.raises(ValueError, match="sharing must be 'expand' or 'reduce'"):
         _C.grad_factors(layer, x, x, True, "both", 1.0, 0.0, torch.zeros(4, 4), None)
+
+
+def test_state_dict_takes_names():
+    """Beside NumPy's numbers as a prefix PyTorch went on and raised an IndexError."""
+    module = torchium.GradSampleModule(torch.nn.Linear(3, 2))
+    with pytest.raises(TypeError, match="prefix must be a string, got float"):
+        module.state_dict(prefix=0.5)
+    with pytest.raises(TypeError, match="destination must be a dictionary, got list"):
+        module.state_dict(destination=[])
