@@ -1,14 +1,15 @@
 /* Every public operation once or twice at small odd sizes, in a few seconds: what compute-sanitizer runs, and a first
  * sign of life on a new GPU.
  *
- *     cuda_smoke [device [ours | alone]]      0: all is well, 77: no such device, 1: something failed
+ *     cuda_smoke [device [ours | alone | beside]]      0: all is well, 77: no such device, 1: something failed
  *
  * `ours` leaves out what cuSOLVER does, which takes racecheck minutes, and large products of cuBLAS's. `alone` is for
  * initcheck: what runs without cuBLAS, whose kernels write in a way that initcheck does not see, and in sizes that are
  * multiples of eight, since it counts all 16 bytes of an asynchronous copy as read, also where only those inside the
- * matrix were asked for.
+ * matrix were asked for. `beside` is for a device that is emulated: fewer and smaller matrices, and each result beside
+ * the CPU's.
  *
- * Results are looked at only so far as a wrong one is plainly wrong; the conformance tests are the judges. */
+ * Otherwise results are looked at only so far as a wrong one is plainly wrong; the conformance tests are the judges. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +20,7 @@
 
 #define SKIPPED 77
 #define MOST_TENSORS 16
-#define MOST_MATRICES 4 /* of a batch with a report */
+#define MOST_MATRICES 6 /* of a batch with a report */
 
 static tch_context *context;
 static tch_tensor *taken[MOST_TENSORS]; /* of the running case; destroyed after it */
@@ -29,6 +30,8 @@ static int failures;
 /* How it was called, and in which ways a row is run. */
 enum { WHOLE = 1, OURS = 2, ALONE = 4, MOST = WHOLE | OURS, EVERY = MOST | ALONE };
 static int mode = WHOLE;
+static int small;           /* `beside`: WHOLE with less of it */
+static int least_bits = 64; /* of the floating-point types of the running case */
 static const tch_dtype dtypes[] = {{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
 
 static void expect(int good, const char *what, const char *detail)
@@ -57,6 +60,8 @@ static tch_tensor *make(tch_dtype dtype, int32_t ndim, const int64_t *shape)
     tch_tensor *t = NULL;
     must(tch_tensor_create_uninitialized(context, dtype, ndim, shape, TCH_CONTIGUOUS, &t));
     taken[taken_count++] = t;
+    least_bits =
+        (dtype.code == TCH_FLOAT || dtype.code == TCH_BFLOAT) && dtype.bits < least_bits ? dtype.bits : least_bits;
     return t;
 }
 
@@ -70,6 +75,7 @@ static void end_case(void)
     while (taken_count > 0) {
         tch_tensor_destroy(taken[--taken_count]);
     }
+    least_bits = 64;
 }
 
 /* Copies between host and device do not convert: numbers travel as float64, and integers as they are. */
@@ -106,8 +112,11 @@ static double *numbers_for(const tch_tensor *t)
 
 static double wave(int64_t i, int64_t n)
 {
+    uint64_t mixed = ((uint64_t)i + 1) * 0x9E3779B97F4A7C15u;
     (void)n;
-    return sin(1.7 * (double)i) + 0.1;
+    mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9u;
+    /* Matrices of waves have rank 3: what is orthogonalized of them is noise, which differs from device to device. */
+    return small ? (double)(mixed >> 32) * 0x1p-31 - 0.9 : sin(1.7 * (double)i) + 0.1;
 }
 
 /* Positive definite, condition about 20: second differences plus a multiple of the identity. */
@@ -133,6 +142,51 @@ static tch_tensor *waves(tch_dtype dtype, int32_t ndim, const int64_t *shape)
     return fill(make(dtype, ndim, shape), wave);
 }
 
+/* What the CPU gave, in the order in which it was looked at, and how far the device has come in it. */
+static struct {
+    enum { ALL_ALONE, KEEPING, COMPARING } stage;
+    int paused; /* what comes is not determined by its inputs */
+    int rough;  /* nor is it exact */
+    double *values;
+    int64_t count, room, next;
+} beside;
+
+static void keep(const double *values, int64_t count)
+{
+    if (beside.count + count > beside.room) {
+        beside.room = 2 * (beside.count + count);
+        beside.values = realloc(beside.values, (size_t)beside.room * sizeof *values);
+        must(beside.values == NULL ? TCH_ERR_OUT_OF_MEMORY : TCH_OK);
+    }
+    memcpy(beside.values + beside.count, values, (size_t)count * sizeof *values);
+    beside.count += count;
+}
+
+/* In parts of the largest element. Products of float32 may be of operands in two parts of eight bits each, and a half
+ * that lies between two others may be rounded either way, several times. Orthogonal factors are computed in bfloat16
+ * where a device is faster at it. */
+static double tolerance(void)
+{
+    return beside.rough ? 0.1 : least_bits == 64 ? 1e-6 : least_bits == 32 ? 1e-3 : 4e-2;
+}
+
+static void compare(const double *values, int64_t count, double largest, const char *what)
+{
+    const double *wanted = beside.values + beside.next;
+    double off = 0.0;
+    char text[64];
+    if (beside.next + count > beside.count) {
+        expect(0, what, "the CPU has given nothing to compare with");
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        off = fmax(off, fabs(values[i] - wanted[i]));
+    }
+    snprintf(text, sizeof text, "%g of its largest element away from the CPU's", off / largest);
+    expect(off <= tolerance() * largest, what, text);
+    beside.next += count;
+}
+
 static void expect_finite(const tch_tensor *t, const char *what)
 {
     int64_t count = tch_tensor_numel(t);
@@ -145,7 +199,12 @@ static void expect_finite(const tch_tensor *t, const char *what)
         largest = fmax(largest, fabs(values[i]));
     }
     expect(bad == 0, what, "an element is not finite");
-    expect(count == 0 || (largest > 0.0 && largest < 1e6), what, "the result has no sensible size");
+    expect(count == 0 || (largest > 0.0 && largest < (small ? 1e12 : 1e6)), what, "the result has no sensible size");
+    if (beside.stage == KEEPING && !beside.paused) {
+        keep(values, count);
+    } else if (beside.stage == COMPARING && !beside.paused) {
+        compare(values, count, largest, what);
+    }
     free(values);
 }
 
@@ -233,7 +292,8 @@ static const test_operation more_operations[] = {
 };
 
 #define N (-1)
-#define N3 (-2) /* three more than N */
+#define N3 (-2)   /* three more than N */
+#define MANY (-3) /* enough matrices to keep a GPU at work */
 
 /* An operation and the sizes it is run with here. */
 typedef struct smoke_row {
@@ -271,12 +331,14 @@ static const smoke_row products[] = {
  * A step of Muon is a Gram matrix, a polynomial in it and a whole product; that one is cuBLAS's, in which racecheck
  * sees hazards. */
 static const smoke_row many[] = {
-    {"tch_gram", "", MOST, {{90, 256, 264}, {90, 256, 256}}},
-    {"tch_symmetric_product", "", MOST, {{90, 256, 256}, {90, 256, 256}, {90, 256, 256}}},
-    {"muon", "one step", WHOLE, {{90, 256, 264}, {90, 256, 264}}},
-    {"tch_orthogonalize", "polar express", WHOLE, {{90, 256, 264}, {90, 256, 264}}},
+    {"tch_gram", "", MOST, {{MANY, 256, 264}, {MANY, 256, 256}}},
+    {"tch_symmetric_product", "", MOST, {{MANY, 256, 256}, {MANY, 256, 256}, {MANY, 256, 256}}},
+    {"muon", "one step", WHOLE, {{MANY, 256, 264}, {MANY, 256, 264}}},
+    {"tch_orthogonalize", "polar express", WHOLE, {{MANY, 256, 264}, {MANY, 256, 264}}},
 };
 
+/* As many matrices as an emulated device needs for tiles of 128. */
+static const smoke_row several_roots = {"root", "with options", WHOLE, {{6, N, N}, {6, N, N}, {6}, {6}}};
 static const smoke_row root_row = {"root", "with options", EVERY, {{3, N, N}, {3, N, N}, {3}, {3}}};
 /* clang-format on */
 
@@ -300,7 +362,7 @@ static tch_tensor *operand_of(const test_operand *operand, const int64_t *sizes,
     int64_t shape[3];
     dtype = operand->kind == KIND_FLOAT64 ? TCH_FLOAT64 : operand->kind == KIND_INT32 ? TCH_INT32 : dtype;
     for (int d = 0; d < 3; d++) {
-        shape[d] = sizes[d] == N ? n : sizes[d] == N3 ? n + 3 : sizes[d];
+        shape[d] = sizes[d] == N ? n : sizes[d] == N3 ? n + 3 : sizes[d] == MANY ? (small ? 6 : 90) : sizes[d];
     }
     tch_tensor *t = make(dtype, operand->ndim, shape);
     if (strcmp(operand->name, "m") == 0) { /* the Kronecker product of two constant matrices */
@@ -323,6 +385,17 @@ static void expect_operand(const test_operand *operand, const tch_tensor *t, tch
     }
 }
 
+/* Eigenvectors may have either sign. */
+static int is_unique(const test_operation *operation, const test_operand *operand)
+{
+    return strcmp(operation->name, "tch_eigh") != 0 || strcmp(operand->name, "v") != 0;
+}
+
+static int is_rough(const test_operation *operation)
+{
+    return strcmp(operation->name, "tch_orthogonalize") == 0 || strcmp(operation->name, "muon") == 0;
+}
+
 static void run_row(const smoke_row *row, tch_dtype dtype, int64_t n)
 {
     const test_operation *operation = operation_of(row);
@@ -336,9 +409,13 @@ static void run_row(const smoke_row *row, tch_dtype dtype, int64_t n)
         t[i] = operand_of(&operation->operands[i], row->shapes[i], dtype, n);
     }
     done(operation->call(context, t), what);
+    beside.rough = is_rough(operation);
     for (int32_t i = 0; i < operation->count; i++) {
+        beside.paused = !is_unique(operation, &operation->operands[i]);
         expect_operand(&operation->operands[i], t[i], dtype, what);
     }
+    beside.paused = 0;
+    beside.rough = 0;
     end_case();
 }
 
@@ -372,7 +449,7 @@ static void roots(tch_dtype dtype, int64_t n, int32_t root, tch_root_method meth
     asked.config.relative_eps = damping;
     asked.config.method = method;
     asked.config.exact_residual = exact;
-    run_row(&root_row, dtype, n);
+    run_row(small && n > 128 ? &several_roots : &root_row, dtype, n);
 }
 
 /* A product whose operands stay in memory of the host; on the CPU that is any product. */
@@ -408,6 +485,10 @@ static void optimizer(tch_optim_kind kind, tch_dtype dtype, int half, int even)
     tch_optim_config config = test_optim_defaults(kind);
     tch_parameter parameters[3] = {{0}};
     const tch_tensor *gradients[3];
+    int count = even && small ? 1 : 3;
+    if (small) {
+        config.lr = 0.1; /* so that an update is larger than the tolerance */
+    }
     if (!even) {
         config.precondition_frequency = 2;
         config.max_preconditioner_dim = kind == TCH_OPTIM_SHAMPOO ? 24 : 64;
@@ -417,19 +498,24 @@ static void optimizer(tch_optim_kind kind, tch_dtype dtype, int half, int even)
         config.master_weights = half == 1;
         config.stochastic_rounding = half == 2;
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < count; i++) {
         int64_t shape[] = {1, sizes[even][i][0], sizes[even][i][1]};
         parameters[i].tensor = waves(dtype, 3, shape);
         gradients[i] = waves(dtype, 3, shape);
     }
     tch_optimizer *o = NULL;
-    done(tch_optimizer_create(context, &config, 3, parameters, &o), "optimizer");
+    done(tch_optimizer_create(context, &config, count, parameters, &o), "optimizer");
     for (int step = 0; o != NULL && step < (even ? 1 : 4); step++) {
-        done(tch_optimizer_step(o, 3, gradients), tch_optim_kind_name(kind));
+        done(tch_optimizer_step(o, count, gradients), tch_optim_kind_name(kind));
     }
-    for (int i = 0; i < 3; i++) {
+    /* SOAP scales what has no gradient along a direction of its basis: noise, which differs from device to device. */
+    beside.paused = kind == TCH_OPTIM_SOAP;
+    beside.rough = kind == TCH_OPTIM_MUON || kind == TCH_OPTIM_NORMUON;
+    for (int i = 0; i < count; i++) {
         expect_finite(parameters[i].tensor, tch_optim_kind_name(kind));
     }
+    beside.paused = 0;
+    beside.rough = 0;
     tch_optimizer_destroy(o);
     end_case();
 }
@@ -606,15 +692,45 @@ static void layer_gradients(const layer_row *row, tch_dtype dtype, tch_dtype int
 }
 
 /* Norms as exact as float32 sums: rows that are multiples of 16 bytes go to tensor cores in parts, others do not. */
-static void exact_norms(int64_t positions, int64_t inputs, int64_t outputs)
+static void linear_norms(int64_t positions, int64_t inputs, int64_t outputs, int32_t rounded)
 {
     const tch_tensor *x = waves(TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, positions, inputs});
     const tch_tensor *g = waves(TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, positions, outputs});
     tch_tensor *norms = per_matrix(TCH_FLOAT64, SAMPLES);
     tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
-    layer.rounded = 0;
-    done(tch_grad_norms(context, &layer, x, g, TCH_GRAD_WEIGHT, 0, norms), "exact norms");
-    expect_finite(norms, "exact norms");
+    layer.rounded = rounded;
+    done(tch_grad_norms(context, &layer, x, g, TCH_GRAD_WEIGHT, 0, norms), "norms");
+    expect_finite(norms, "norms");
+    end_case();
+}
+
+/* What takes more positions or features than the rows above have: sums in chunks, blocks of products, factors of many
+ * tiles. */
+static void large_layers(void)
+{
+    /* clang-format off */
+    static const layer_row larger[] = {
+        {"layer norm", WHOLE, TCH_LAYER_INIT(TCH_LAYER_LAYER_NORM), 3, {SAMPLES, 130, 24}, {SAMPLES, 130, 24}, 1,
+         {24}, 24},
+        {"layer norm", WHOLE, TCH_LAYER_INIT(TCH_LAYER_LAYER_NORM), 3, {SAMPLES, 2, 4104}, {SAMPLES, 2, 4104}, 1,
+         {4104}, 4104},
+        {"linear layer", WHOLE, TCH_LAYER_INIT(TCH_LAYER_LINEAR), 3, {SAMPLES, 130, 400}, {SAMPLES, 130, 400}, 2,
+         {400, 400}, 0},
+    };
+    /* clang-format on */
+    tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
+    for (int i = 0; i < COUNT(larger); i++) {
+        layer_gradients(&larger[i], TCH_FLOAT32, TCH_INT32);
+    }
+    linear_norms(64, 160, 320, 0);
+    linear_norms(64, 160, 160, 1);
+    linear_norms(128, 1664, 1664, 1);
+    const tch_tensor *x = waves(TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 22, 904});
+    const tch_tensor *g = waves(TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 22, 16});
+    tch_tensor *a = make(TCH_FLOAT32, 2, (const int64_t[]){904, 904});
+    tch_tensor *b = make(TCH_FLOAT32, 2, (const int64_t[]){16, 16});
+    done(tch_grad_factors(context, &layer, x, g, 0, TCH_SHARING_EXPAND, 1.0, 0.0, a, b), "large factors");
+    expect_finite(a, "large factors");
     end_case();
 }
 
@@ -690,6 +806,14 @@ static void curvature(void)
 static void all_roots(void)
 {
     static const int64_t sizes[2][4] = {{1, 33, 130, 0}, {40, 104, 136, 296}};
+    if (small) {
+        roots(TCH_FLOAT32, 1, 4, TCH_ROOT_EIGEN, 0, 1e-2);
+        roots(TCH_FLOAT32, 33, 4, TCH_ROOT_EIGEN, 0, 1e-2);
+        roots(TCH_FLOAT64, 33, 3, TCH_ROOT_NEWTON, 1, 1e-2);
+        roots(TCH_FLOAT32, 130, 4, TCH_ROOT_NEWTON, 0, 1e-2);
+        roots(TCH_FLOAT32, 136, 3, TCH_ROOT_NEWTON, 0, 1e-6);
+        return;
+    }
     for (int s = 0; s < 4 && sizes[mode == ALONE][s] > 0; s++) {
         for (int method = mode == WHOLE ? TCH_ROOT_EIGEN : TCH_ROOT_NEWTON; method <= TCH_ROOT_NEWTON; method++) {
             roots(TCH_FLOAT32, sizes[mode == ALONE][s], 4, (tch_root_method)method, 0, 1e-2);
@@ -721,16 +845,29 @@ static void run_all(void)
     for (int s = 0; s < 3; s++) {
         run_rows(products, COUNT(products), TCH_FLOAT32, sizes[s]);
     }
-    run_rows(many, COUNT(many), TCH_BFLOAT16, 0);
+    run_rows(many, small ? 3 : COUNT(many), TCH_BFLOAT16, 0);
     run_as_they_stand();
     optimizers();
     all_roots();
     if (mode != ALONE) {
         streamed();
-        exact_norms(130, 100, 72);
-        exact_norms(70, 33, 50);
+        linear_norms(130, 100, 72, 0);
+        linear_norms(70, 33, 50, 0);
         curvature();
     }
+    if (small) {
+        large_layers();
+    }
+}
+
+/* The same on the CPU, whose results are kept. */
+static void run_on_cpu(void)
+{
+    must(tch_context_create("cpu", &context));
+    beside.stage = KEEPING;
+    run_all();
+    tch_context_destroy(context);
+    beside.stage = COMPARING;
 }
 
 int main(int argc, char **argv)
@@ -738,6 +875,10 @@ int main(int argc, char **argv)
     const char *device = argc > 1 ? argv[1] : "cuda";
     if (argc > 2) {
         mode = strcmp(argv[2], "alone") == 0 ? ALONE : strcmp(argv[2], "ours") == 0 ? OURS : WHOLE;
+        small = strcmp(argv[2], "beside") == 0;
+    }
+    if (small) {
+        run_on_cpu();
     }
     tch_status status = tch_context_create(device, &context);
     if (status != TCH_OK) {
@@ -749,5 +890,6 @@ int main(int argc, char **argv)
     done(tch_context_synchronize(context), "the end");
     tch_context_destroy(context);
     printf("%s: %d failures\n", device, failures);
+    free(beside.values);
     return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

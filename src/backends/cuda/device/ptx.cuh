@@ -21,6 +21,14 @@ static __device__ __forceinline__ int tchi_thread_index()
     return index;
 }
 
+/* 1 / x to 20 bits, for normal numbers. */
+static __device__ __forceinline__ double tchi_reciprocal_approx(double x)
+{
+    double inverse;
+    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(inverse) : "d"(x));
+    return inverse;
+}
+
 /* --- asynchronous copies: sm_80 ---------------------------------------------------------------------------------- */
 
 /* 16 bytes from global to shared memory, both aligned to 16: the first bytes_valid of them, zeros for the rest. With

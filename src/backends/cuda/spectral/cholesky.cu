@@ -17,6 +17,7 @@
  */
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
+#include "backends/cuda/device/ptx.cuh"
 
 #define LEAF TCHI_CUDA_CHOLESKY_LEAF
 #define SIDE 16          /* threads along a side of a block */
@@ -100,8 +101,7 @@ static __device__ __forceinline__ double reciprocal(double pivot)
 {
     double scale = pivot < 0x1p-900 ? 0x1p200 : pivot > 0x1p900 ? 0x1p-200 : 1.0;
     double scaled = pivot * scale;
-    double inverse;
-    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(inverse) : "d"(scaled));
+    double inverse = tchi_reciprocal_approx(scaled);
     inverse = fma(inverse, fma(-scaled, inverse, 1.0), inverse);
     inverse = fma(inverse, fma(-scaled, inverse, 1.0), inverse);
     return inverse * scale;

@@ -80,9 +80,14 @@ static __device__ __forceinline__ int inside(int64_t at, int64_t end, int want)
     return end - at < want ? (int)(end > at ? end - at : 0) : want;
 }
 
+/* What a thread holds of a k-tile, and the k-tile. They have names since clang, by which tests compile this file, takes
+ * such an array among parameters for an expression. */
+template <typename real, int groups> using held_vec4s = tchi_cuda_vec4<real>[shape<real, groups>::vec4s];
+template <typename real, int groups> using ktile_of = real[shape<real, groups>::depth][TILE + 4];
+
 template <typename real, int groups, bool by_rows>
-static __device__ void fetch(tchi_cuda_vec4<real> (&held)[shape<real, groups>::vec4s], const factor &f, int64_t depth,
-                             int64_t matrix, int64_t first, int64_t from)
+static __device__ void fetch(held_vec4s<real, groups> &held, const factor &f, int64_t depth, int64_t matrix,
+                             int64_t first, int64_t from)
 {
     constexpr int steps = shape<real, groups>::depth;
 #pragma unroll
@@ -96,8 +101,7 @@ static __device__ void fetch(tchi_cuda_vec4<real> (&held)[shape<real, groups>::v
 }
 
 template <typename real, int groups, bool by_rows>
-static __device__ void put(real (&ktile)[shape<real, groups>::depth][TILE + 4],
-                           const tchi_cuda_vec4<real> (&held)[shape<real, groups>::vec4s])
+static __device__ void put(ktile_of<real, groups> &ktile, const held_vec4s<real, groups> &held)
 {
     constexpr int steps = shape<real, groups>::depth;
 #pragma unroll

@@ -1,0 +1,2 @@
+/* The half types are the prelude's: see emulator.h. */
+#include "emulator.h"

@@ -1,0 +1,173 @@
+/* The functions of src/backends/cuda/device/hopper.cuh by the emulated multiprocessor, as in ptx.cuh beside it. */
+#ifndef TCHI_CUDA_HOPPER_CUH
+#define TCHI_CUDA_HOPPER_CUH
+
+#include <stdint.h>
+
+#include "ptx.cuh"
+
+/* --- threads ----------------------------------------------------------------------------------------------------- */
+
+static __device__ inline int tchi_warpgroup()
+{
+    return __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x / 128, 0);
+}
+
+static __device__ inline void tchi_warpgroup_sync(int number)
+{
+    tchi::named_sync(number, 128);
+}
+
+static __device__ inline void tchi_threads_sync(int number, int threads)
+{
+    tchi::named_sync(number, threads);
+}
+
+template <int count> static __device__ inline void tchi_registers_give()
+{
+}
+
+template <int count> static __device__ inline void tchi_registers_take()
+{
+}
+
+/* --- barriers in shared memory ----------------------------------------------------------------------------------- */
+
+static __device__ inline void tchi_barrier_create(uint64_t *barrier, int arrivals)
+{
+    emulator_barrier_create(barrier, arrivals);
+}
+
+static __device__ inline void tchi_barrier_publish()
+{
+}
+
+static __device__ inline void tchi_barrier_arrive(uint64_t *barrier)
+{
+    emulator_barrier_arrive(barrier, 0);
+}
+
+static __device__ inline void tchi_barrier_arrive_expecting(uint64_t *barrier, int bytes)
+{
+    emulator_barrier_arrive(barrier, bytes);
+}
+
+static __device__ inline void tchi_barrier_arrive_at(uint64_t *barrier, int rank)
+{
+    emulator_barrier_arrive((uint64_t *)emulator_cluster_map(barrier, rank), 0);
+}
+
+static __device__ inline bool tchi_barrier_has_ended(uint64_t *barrier, int parity)
+{
+    return emulator_barrier_has_ended(barrier, parity);
+}
+
+static __device__ inline void tchi_barrier_wait(uint64_t *barrier, int parity)
+{
+    if (!tchi_barrier_has_ended(barrier, parity)) {
+        tchi::wait({EMULATOR_WAIT_PHASE, 0, (uint32_t)parity, (uint64_t)(uintptr_t)barrier});
+    }
+}
+
+/* --- the tensor memory accelerator ------------------------------------------------------------------------------- */
+
+static __device__ inline void tchi_tma_load_to(int blocks, void *shared, const void *map, int x, int y, int z,
+                                               uint64_t *barrier)
+{
+    const int at[3] = {x, y, z};
+    emulator_tma_load((uint32_t)blocks, shared, map, at, barrier);
+}
+
+static __device__ inline void tchi_tma_load(void *shared, const void *map, int x, int y, int z, uint64_t *barrier)
+{
+    tchi_tma_load_to(1 << tchi_cluster_rank(), shared, map, x, y, z, barrier);
+}
+
+static __device__ inline void tchi_tma_store(const void *map, int x, int y, int z, const void *shared)
+{
+    const int at[3] = {x, y, z};
+    emulator_tma_store(map, at, shared);
+}
+
+static __device__ inline void tchi_tma_commit()
+{
+}
+
+static __device__ inline void tchi_tma_wait_read()
+{
+    emulator_tma_wait_read();
+}
+
+static __device__ inline void tchi_tma_publish()
+{
+}
+
+/* --- products of a warpgroup ------------------------------------------------------------------------------------- */
+
+static __device__ inline uint64_t tchi_wgmma_columns(const void *shared, int apart)
+{
+    uint64_t address = (tchi_shared_address(shared) & 0x3FFFFu) >> 4;
+    return address | (uint64_t)(apart >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+static __device__ inline void tchi_wgmma_bf16_n256_columns(float (&d)[128], uint64_t a, uint64_t b, int add)
+{
+    emulator_wgmma product = {d, a, b, EMULATOR_BF16, 256, 1, add};
+    emulator_wgmma_start(&product);
+}
+
+static __device__ inline void tchi_wgmma_f16_n256_columns(float (&d)[128], uint64_t a, uint64_t b, int add)
+{
+    emulator_wgmma product = {d, a, b, EMULATOR_F16, 256, 1, add};
+    emulator_wgmma_start(&product);
+}
+
+static __device__ inline void tchi_wgmma_f16_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
+{
+    emulator_wgmma product = {d, a, b, EMULATOR_F16, 128, 0, add};
+    emulator_wgmma_start(&product);
+}
+
+static __device__ inline void tchi_wgmma_tf32_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
+{
+    emulator_wgmma product = {d, a, b, EMULATOR_TF32, 128, 0, add};
+    emulator_wgmma_start(&product);
+}
+
+template <int count> static __device__ inline void tchi_wgmma_results(float (&)[count])
+{
+}
+
+/* --- 16-bit fragments to shared memory --------------------------------------------------------------------------- */
+
+namespace tchi
+{
+
+/* What goes to row j of matrix i is what lanes 4 j to 4 j + 3 hold of it; the lane that named the row writes it. */
+struct matrix_parts {
+    uint32_t r[4];
+};
+
+} // namespace tchi
+
+static __device__ inline void tchi_stmatrix_x4(void *shared_row, const uint32_t (&r)[4])
+{
+    auto all = tchi::exchange_records(tchi::matrix_parts{{r[0], r[1], r[2], r[3]}});
+    int i = (int)tchi::lane() / 8, j = (int)tchi::lane() % 8;
+    for (int t = 0; t < 4; t++) {
+        uint32_t pair = all[4 * j + t].r[i];
+        memcpy((char *)shared_row + 4 * t, &pair, sizeof pair);
+    }
+}
+
+static __device__ inline void tchi_stmatrix_x4_transposed(void *shared_row, const uint32_t (&r)[4])
+{
+    auto all = tchi::exchange_records(tchi::matrix_parts{{r[0], r[1], r[2], r[3]}});
+    int i = (int)tchi::lane() / 8, j = (int)tchi::lane() % 8;
+    for (int g = 0; g < 8; g++) {
+        uint16_t one = (uint16_t)(all[4 * g + j / 2].r[i] >> (16 * (j % 2)));
+        memcpy((char *)shared_row + 2 * g, &one, sizeof one);
+    }
+}
+
+#endif

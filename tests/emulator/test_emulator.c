@@ -1,0 +1,251 @@
+/* The emulated multiprocessor itself, by tiny kernels (planted.cu): the right ones give what they should, and each
+ * fault that was planted is noticed: by a wrong result, by the message of a launch that failed, or by
+ * AddressSanitizer. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "emulator/machine.h"
+#include "emulator/planted.h"
+#include "support/testing.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define ADDRESS_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define ADDRESS_SANITIZER 1
+#endif
+#endif
+
+#if defined(ADDRESS_SANITIZER)
+enum { SANITIZED = 1 };
+#else
+enum { SANITIZED = 0 };
+#endif
+
+enum { COUNT = PLANTED_THREADS, LAUNCHES = 16 };
+
+static float *numbers(float first)
+{
+    float *made = test_alloc((size_t)COUNT * sizeof *made);
+    for (int i = 0; i < COUNT; i++) {
+        made[i] = first + (float)i;
+    }
+    return made;
+}
+
+static int same(const float *x, const float *y)
+{
+    return memcmp(x, y, (size_t)COUNT * sizeof *x) == 0;
+}
+
+static void expect_message(cudaError_t error, const char *words)
+{
+    assert_int_equal(error, cudaErrorLaunchFailure);
+    if (strstr(emulator_message(), words) == NULL) {
+        fail_msg("\"%s\" does not say \"%s\"", emulator_message(), words);
+    }
+}
+
+/* --- barriers that are missing ----------------------------------------------------------------------------------- */
+
+static void expected_of(const float *in, float *wanted, int reversed)
+{
+    for (int i = 0; i < COUNT; i++) {
+        wanted[i] = reversed ? in[COUNT - 1 - i] : i > 0 ? in[i - 1] : 0.0f;
+    }
+}
+
+static int launches_wrong(int reversed, int barrier)
+{
+    float *in = numbers(1.0f);
+    float *out = numbers(0.0f);
+    float *wanted = numbers(0.0f);
+    int wrong = 0;
+    expected_of(in, wanted, reversed);
+    for (int i = 0; i < LAUNCHES; i++) {
+        cudaError_t error = reversed ? planted_reverse(in, out, barrier) : planted_shift(in, out, barrier);
+        assert_int_equal(error, cudaSuccess);
+        wrong += !same(out, wanted);
+    }
+    return wrong;
+}
+
+static void a_missing_barrier_is_seen(void **state)
+{
+    (void)state;
+    assert_int_equal(launches_wrong(1, 1), 0);
+    assert_int_equal(launches_wrong(1, 0), LAUNCHES);
+}
+
+/* Only in some orders of threads: the mixture has all of them. */
+static void a_missing_barrier_is_seen_that_one_order_hides(void **state)
+{
+    (void)state;
+    assert_int_equal(launches_wrong(0, 1), 0);
+    assert_true(launches_wrong(0, 0) > 0);
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------ */
+
+/* Whether a process that does it ends badly: under AddressSanitizer it is stopped at the fault. */
+static int dies(cudaError_t (*run)(void))
+{
+    int status = 0;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        close(STDERR_FILENO);
+        _exit(run() == cudaSuccess ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+}
+
+static cudaError_t overrun_static(void)
+{
+    return planted_overrun(1, 0);
+}
+
+static cudaError_t overrun_dynamic(void)
+{
+    return planted_overrun(1, 1);
+}
+
+static cudaError_t underrun(void)
+{
+    return planted_overrun(-1, 0);
+}
+
+static cudaError_t read_beyond(void)
+{
+    void *in = NULL;
+    void *out = NULL;
+    cudaMalloc(&in, COUNT * sizeof(float));
+    cudaMalloc(&out, COUNT * sizeof(float));
+    return planted_read(in, out, 1);
+}
+
+static void writes_beside_shared_memory_are_seen(void **state)
+{
+    (void)state;
+    assert_int_equal(planted_overrun(0, 0), cudaSuccess);
+    assert_int_equal(planted_overrun(0, 1), cudaSuccess);
+    assert_true(dies(overrun_static));
+    assert_true(dies(overrun_dynamic));
+    assert_true(dies(underrun));
+    if (!SANITIZED) {
+        expect_message(planted_overrun(1, 0), "overrun_kernel: block 0 wrote behind the 256 bytes of values");
+        expect_message(planted_overrun(-1, 0), "before the 256 bytes of values");
+    }
+}
+
+static void reads_beyond_device_memory_are_seen(void **state)
+{
+    (void)state;
+    if (SANITIZED) {
+        assert_true(dies(read_beyond));
+    } else {
+        skip(); /* nothing is written: only AddressSanitizer can tell */
+    }
+}
+
+/* --- tensor cores ------------------------------------------------------------------------------------------------ */
+
+static uint16_t brain(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)(bits >> 16);
+}
+
+/* Small whole numbers, so that every order of sums gives the same. */
+static int mma_is_right(int swapped)
+{
+    uint16_t a[16 * 16];
+    uint16_t b[16 * 8];
+    float c[16 * 8];
+    int right = 1;
+    for (int i = 0; i < 16 * 16; i++) {
+        a[i] = brain((float)(i * 7 % 13 - 6));
+        b[i % 128] = brain((float)(i % 128 * 5 % 11 - 5));
+    }
+    assert_int_equal(planted_mma(a, b, c, swapped), cudaSuccess);
+    for (int i = 0; i < 16 * 8; i++) {
+        int sum = 0;
+        for (int k = 0; k < 16; k++) {
+            sum += ((i / 8 * 16 + k) * 7 % 13 - 6) * ((k * 8 + i % 8) * 5 % 11 - 5);
+        }
+        right = right && c[i] == (float)sum;
+    }
+    return right;
+}
+
+static void a_wrong_fragment_is_seen(void **state)
+{
+    (void)state;
+    assert_true(mma_is_right(0));
+    assert_false(mma_is_right(1));
+}
+
+/* --- barriers that not all reach --------------------------------------------------------------------------------- */
+
+static void barriers_that_not_all_reach_are_errors(void **state)
+{
+    (void)state;
+    expect_message(planted_barriers(TWO_PLACES), "all must reach the same barrier");
+    expect_message(planted_barriers(BEHIND_SHUFFLE), "threads wait for others that never come");
+    expect_message(planted_barriers(HALF_A_NAMED_ONE), "a named barrier");
+    expect_message(planted_barriers(NO_ARRIVAL), "a barrier in shared memory");
+    expect_message(planted_barriers(NEVER_CREATED), "that was not created");
+}
+
+/* --- copies, clusters, bounds ------------------------------------------------------------------------------------ */
+
+static void copies_come_when_they_are_waited_for(void **state)
+{
+    float *in = numbers(1.0f);
+    float *out = numbers(0.0f);
+    (void)state;
+    assert_int_equal(planted_copy(in, out, 1), cudaSuccess);
+    assert_true(same(out, in));
+    assert_int_equal(planted_copy(in, out, 0), cudaSuccess);
+    assert_true(isnan(out[0]));
+}
+
+static void clusters_see_each_other(void **state)
+{
+    int out[8];
+    (void)state;
+    assert_int_equal(planted_cluster(out), cudaSuccess);
+    for (int i = 0; i < 8; i++) {
+        assert_int_equal(out[i], i / 4 * 4 + (i + 1) % 4);
+    }
+}
+
+static void launch_bounds_hold(void **state)
+{
+    (void)state;
+    assert_int_equal(planted_bounds(32), cudaSuccess);
+    expect_message(planted_bounds(64), "its launch bounds are 32");
+    expect_message(planted_bounds(2048), "cannot be");
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_missing_barrier_is_seen),
+        cmocka_unit_test(a_missing_barrier_is_seen_that_one_order_hides),
+        cmocka_unit_test(writes_beside_shared_memory_are_seen),
+        cmocka_unit_test(reads_beyond_device_memory_are_seen),
+        cmocka_unit_test(a_wrong_fragment_is_seen),
+        cmocka_unit_test(barriers_that_not_all_reach_are_errors),
+        cmocka_unit_test(copies_come_when_they_are_waited_for),
+        cmocka_unit_test(clusters_see_each_other),
+        cmocka_unit_test(launch_bounds_hold),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

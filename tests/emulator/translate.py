@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Makes C++ of CUDA C++ where no macro can, line by line, so that debuggers and sanitizers name the source's own lines.
+
+    translate.py SOURCES INSTEAD TARGET NAME...    writes TARGET/NAME from INSTEAD/NAME, or else from SOURCES/NAME
+    translate.py --list FILE...                    the names of all kernels
+
+Three things change: launches by <<<...>>> become calls, shared variables become references to memory of the block, and
+every kernel begins with a note that it runs. Everything else of CUDA is in cuda/emulator.h.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+OPEN, CLOSE = "([{", ")]}"
+
+
+def closing(text, at):
+    """The place of the bracket that closes the one at `at`."""
+    depth = 0
+    for i in range(at, len(text)):
+        if text[i] in OPEN:
+            depth += 1
+        elif text[i] in CLOSE:
+            depth -= 1
+            if depth == 0:
+                return i
+    raise SystemExit(f"translate.py: no end of {text[at : at + 40]!r}")
+
+
+def without_comments(text):
+    """The same text, of the same length and lines, with blanks for comments and for what strings say."""
+
+    def blank(match):
+        return re.sub(r"[^\n]", " ", match.group())
+
+    return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', blank, text, flags=re.S)
+
+
+def kernels(text):
+    """Of each kernel its name, the text of its launch bounds, and the place after its body's first brace."""
+    plain = without_comments(text)
+    for found in re.finditer(r"__global__\s+void\b", plain):
+        at = found.end()
+        bounds = ""
+        while True:
+            word = re.compile(r"\s*(\w+)\s*").match(plain, at)
+            end = closing(plain, word.end())
+            if word.group(1) != "__launch_bounds__":
+                break
+            bounds = plain[word.end() + 1 : end]
+            at = end + 1
+        brace = re.compile(r"\s*\{").match(plain, end + 1)
+        if brace:
+            yield word.group(1), bounds, brace.end()
+
+
+def note_kernels(text):
+    for name, bounds, at in reversed(list(kernels(text))):
+        # Launch bounds may hold commas and comparisons of their own: only the first bound is used, in brackets.
+        text = text[:at] + f' EMULATOR_KERNEL("{name}", {one_line(first_argument(bounds))});' + text[at:]
+    return text
+
+
+def one_line(text):
+    return " ".join(text.split())
+
+
+def first_argument(text):
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c in OPEN + "<") - (c in CLOSE + ">")
+        if c == "," and depth == 0:
+            return f"({text[:i]})"
+    return f"({text})" if text.strip() else ""
+
+
+SHARED = re.compile(
+    r"(?P<extern>extern\s+)?__shared__\s+(?:__align__\((?P<align>\d+)\)\s*)?(?P<type>[\w:]+(?:<[^;]*>)?)\s+"
+    r"(?P<name>\w+)(?P<dims>(?:\[[^\]]*\])*);"
+)
+
+
+def shared_variable(match):
+    kind, name, dims = match["type"], match["name"], match["dims"]
+    lines = "\n" * match.group().count("\n")
+    if match["extern"]:
+        return f"{kind} *{name} = ({kind} *)emulator_dynamic();{lines}"
+    align = match["align"] or f"alignof({name}_kind)"
+    return (
+        f"static char {name}_key; typedef {kind} {name}_kind{dims}; {name}_kind &{name} = "
+        f'*({name}_kind *)emulator_shared(&{name}_key, sizeof({name}_kind), {align}, "{name}");{lines}'
+    )
+
+
+def launched(text, end):
+    """Where the name of what is launched begins, before <<<: an identifier, with template arguments or without."""
+    at = end
+    while text[at - 1].isspace():
+        at -= 1
+    if text[at - 1] == ">":
+        depth = 0
+        while True:
+            at -= 1
+            depth += (text[at] == ">") - (text[at] == "<")
+            if depth == 0:
+                break
+    return re.search(r"\w+$", text[:at]).start()
+
+
+def translate_launches(text):
+    while True:
+        place = without_comments(text).find("<<<")
+        if place < 0:
+            return text
+        begin = launched(text, place)
+        what = text[begin:place]
+        shape_end = re.compile(r">>>\s*(?=\()").search(text, place)
+        bracket = shape_end.end()
+        end = closing(without_comments(text), bracket)
+        shape, arguments = text[place + 3 : shape_end.start()], text[bracket + 1 : end]
+        call = one_line(what)
+        comma = ", " if arguments.strip() else ""
+        text = (
+            f'{text[:begin]}tchi::launch_kernel("{call}", tchi::shape_of({shape}), '
+            f"[=](const auto &... a) {{ {what}(a...); }}{comma}{arguments}){text[end + 1 :]}"
+        )
+
+
+def translate(text):
+    return translate_launches(SHARED.sub(shared_variable, note_kernels(text)))
+
+
+def write_if_new(path, text):
+    """A file that stays as it is keeps its time, and is not compiled again."""
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def translate_all(sources, instead, target, names):
+    for name in names:
+        source = Path(instead, name) if Path(instead, name).exists() else Path(sources, name)
+        suffix = ".cpp" if name.endswith(".cu") else ""
+        write_if_new(Path(target, name + suffix), f'#line 1 "{source}"\n{translate(source.read_text())}')
+
+
+def main(arguments):
+    if arguments[0] == "--list":
+        names = {name for path in arguments[1:] for name, _, _ in kernels(Path(path).read_text())}
+        print("\n".join(sorted(names)))
+    else:
+        translate_all(*arguments[:3], arguments[3:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
