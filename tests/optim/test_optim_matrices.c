@@ -220,7 +220,7 @@ static void bad_arguments(void **state)
     test_tensor *lying = test_tensor_make(*state, TCH_FLOAT32, 2, shape, LAYOUT_TRANSPOSED);
     tch_parameter entry = {.tensor = &lying->tensor, .cut_count = 3, .cuts = (const int64_t[]){8, 8, 8}};
     test_case("columns");
-    test_check_refused(tch_optimizer_create(*state, &c, 1, &entry, &o), TCH_ERR_LAYOUT, "row by row");
+    test_check_refused(tch_optimizer_create(*state, &c, 1, &entry, &o), TCH_ERR_LAYOUT, "row-major");
     entry = (tch_parameter){.tensor = &p->tensor, .cut_count = 3};
     test_case("no list");
     test_check_refused(tch_optimizer_create(*state, &c, 1, &entry, &o), TCH_ERR_INVALID_ARGUMENT, "cuts");

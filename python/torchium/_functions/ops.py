@@ -69,7 +69,7 @@ def _is_hollow(value: Any) -> bool:
 def _check_printable(operator: Any, args: Sequence[Any]) -> None:
     """Where an argument does not fit its schema PyTorch prints it, and reads memory that is gone."""
     for argument, value in zip(operator._schema.arguments, args, strict=False):
-        if _is_hollow(value) and str(argument.type) != "Tensor":
+        if str(argument.type) != "Tensor" and _is_hollow(value):
             raise TypeError(f"{argument.name} must be a {argument.type}, got a tensor that has no memory")
 
 

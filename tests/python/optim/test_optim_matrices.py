@@ -85,5 +85,5 @@ def test_columns_are_refused():
     p = torch.nn.Parameter(torch.randn(8, 16).t())
     optimizer = torchium.optim.Muon([{"params": [p], "cuts": 8}], lr=0.1)
     p.grad = torch.randn_like(p)
-    with pytest.raises(ValueError, match="row by row"):
+    with pytest.raises(ValueError, match="row-major"):
         optimizer.step()
