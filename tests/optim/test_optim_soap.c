@@ -306,7 +306,7 @@ static bool expect_due(expected_gap *e, int32_t step, int32_t period, int32_t le
     }
     if (e->measured) {
         int32_t next = exponent + change < 0 ? 0 : exponent + change;
-        e->next = next < least ? least : 1 << (next - 1) < period || next == 0 ? next : exponent;
+        e->next = next < least ? least : next == 0 || 1 << (next - 1) < period ? next : exponent;
     }
     e->gap = e->next;
     e->measured = step > 1; /* a first basis has nothing to be measured by */
