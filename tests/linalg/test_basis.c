@@ -11,6 +11,7 @@
 
 #include "core/context.h"
 #include "core/tensor.h"
+#include "linalg/algebra.h"
 #include "linalg/basis.h"
 #include "support/backend/table_copy.h"
 #include "support/linalg/reference.h"
@@ -836,7 +837,8 @@ static double *signs_of(tch_context *context, int64_t n)
     return values;
 }
 
-/* |C V - V| / sqrt(PROBES n), C being q A q' with its diagonal scaled to 1, A with the shift that keeps rounding out. */
+/* |C V - V| / sqrt(PROBES n), C being q A q' with its diagonal scaled to 1, A with the shift that keeps rounding
+ * out. */
 static double drift_of(int64_t n, const double *a, const double *q, const double *v, double shift)
 {
     double *s = test_alloc((size_t)(n * n) * sizeof *s);
