@@ -60,7 +60,8 @@ int main(void)
     must(tch_context_create("cpu", &context));
     tch_optim_config shampoo = tch_optim_defaults(TCH_OPTIM_SHAMPOO), adamw = tch_optim_defaults(TCH_OPTIM_ADAMW);
     shampoo.lr = 0.1;
-    shampoo.precondition_frequency = 5; /* new roots at every fifth step */
+    shampoo.precondition_frequency = 5; /* new roots at every fifth step, */
+    shampoo.refresh_drift = 0.0;        /* not by need */
     shampoo.grafting = TCH_GRAFTING_ADAM;
     adamw.lr = 0.1;
     adamw.weight_decay = 0.0;

@@ -6,6 +6,7 @@
 #include "inside.h"
 
 #include "cuda/cudaTypedefs.h"
+#include "cuda/halves.h"
 
 /* --- asynchronous copies of 16 bytes ----------------------------------------------------------------------------- */
 
@@ -68,24 +69,6 @@ void emulator_wgmma_commit(void)
     emulator_work()->product_group++;
 }
 
-static float float_of(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static float half_of(uint16_t bits)
-{
-    uint32_t sign = (uint32_t)(bits & 0x8000u) << 16;
-    uint32_t rest = bits & 0x7FFFu;
-    if (rest < 0x400u) {
-        float small = (float)rest * 0x1p-24f;
-        return sign != 0 ? -small : small;
-    }
-    return float_of(sign | (rest >= 0x7C00u ? 0x7F800000u | rest << 13 : (rest << 13) + 0x38000000u));
-}
-
 /* The fields of a descriptor: where the operand begins, and what lies between its parts. */
 typedef struct operand {
     const char *shared; /* address 0 */
@@ -128,7 +111,7 @@ static const char *operand_at(const operand *o, uint32_t address, size_t bytes)
 
 static float short_of(emulator_operand type, uint16_t bits)
 {
-    return type == EMULATOR_F16 ? half_of(bits) : float_of((uint32_t)bits << 16);
+    return type == EMULATOR_F16 ? from_f16(bits) : float_of((uint32_t)bits << 16);
 }
 
 /* 32 bytes that lie together: 16 steps of the contraction, or 8 of TF32. */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backends/cuda/runtime/libraries/cublas.h"
+#include "cuda/halves.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -73,29 +74,11 @@ status cublasGetProperty(libraryPropertyType type, int *value)
 
 /* --- elements ---------------------------------------------------------------------------------------------------- */
 
-static float float_of(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 static uint32_t bits_of(float value)
 {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
-}
-
-static float from_f16(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
-    uint32_t rest = h & 0x7FFFu;
-    float small = (float)rest * 0x1p-24f;
-    if (rest < 0x400u) {
-        return sign != 0 ? -small : small;
-    }
-    return float_of(sign | (rest >= 0x7C00u ? 0x7F800000u | rest << 13 : (rest << 13) + 0x38000000u));
 }
 
 static uint16_t to_f16(float x)

@@ -7,14 +7,6 @@
 
 #include "inside.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define ADDRESS_SANITIZER 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define ADDRESS_SANITIZER 1
-#endif
-#endif
-
 #if defined(ADDRESS_SANITIZER)
 enum { MARK_BYTES = 0 };
 #else

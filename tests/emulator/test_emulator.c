@@ -11,14 +11,6 @@
 #include "emulator/planted.h"
 #include "support/testing.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define ADDRESS_SANITIZER 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define ADDRESS_SANITIZER 1
-#endif
-#endif
-
 #if defined(ADDRESS_SANITIZER)
 enum { SANITIZED = 1 };
 #else

@@ -15,9 +15,11 @@ static const double pi = 3.14159265358979323846;
 
 enum { MOST_STEPS = 1000000000 };
 
-static void suit_shampoo(tch_optim_config *config)
+/* The period that docs/training.md was measured with. */
+static void suit_period(tch_optim_config *config)
 {
     config->precondition_frequency = 10;
+    config->refresh_drift = 0.0;
 }
 
 static void suit_sgd(tch_optim_config *config)
@@ -34,8 +36,8 @@ static void suit_curvature(tch_optim_config *config)
 
 /* All methods, with the rate each is trained with when nothing else is said. */
 static const train_method known_methods[TRAIN_METHODS] = {
-    {"shampoo", TCH_OPTIM_SHAMPOO, TRAIN_PLAIN, 0.01, suit_shampoo, false},
-    {"soap", TCH_OPTIM_SOAP, TRAIN_PLAIN, 0.01, NULL, false},
+    {"shampoo", TCH_OPTIM_SHAMPOO, TRAIN_PLAIN, 0.01, suit_period, false},
+    {"soap", TCH_OPTIM_SOAP, TRAIN_PLAIN, 0.01, suit_period, false},
     {"muon", TCH_OPTIM_MUON, TRAIN_PLAIN, 0.02, NULL, true},
     {"normuon", TCH_OPTIM_NORMUON, TRAIN_PLAIN, 0.01, NULL, true},
     {"kfac", TCH_OPTIM_SGD, TRAIN_KFAC, 0.05, suit_curvature, false},
@@ -402,6 +404,7 @@ tch_optim_config train_plan_config(const train_plan *plan, const train_method *m
     }
     if (plan->precondition_frequency > 0) {
         config.precondition_frequency = (int32_t)plan->precondition_frequency;
+        config.refresh_drift = 0.0;
     }
     if (plan->block > 0) {
         config.max_preconditioner_dim = plan->block;
