@@ -14,10 +14,10 @@
 
 /* Whether this is built with AddressSanitizer, as gcc and as clang say it. */
 #if defined(__SANITIZE_ADDRESS__)
-#define ADDRESS_SANITIZER 1
+#define EMULATOR_SANITIZED 1
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer)
-#define ADDRESS_SANITIZER 1
+#define EMULATOR_SANITIZED 1
 #endif
 #endif
 

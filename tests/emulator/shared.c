@@ -7,7 +7,7 @@
 
 #include "inside.h"
 
-#if defined(ADDRESS_SANITIZER)
+#if defined(EMULATOR_SANITIZED)
 enum { MARK_BYTES = 0 };
 #else
 enum { MARK_BYTES = 256 };

@@ -11,7 +11,7 @@
 #include "emulator/planted.h"
 #include "support/testing.h"
 
-#if defined(ADDRESS_SANITIZER)
+#if defined(EMULATOR_SANITIZED)
 enum { SANITIZED = 1 };
 #else
 enum { SANITIZED = 0 };
