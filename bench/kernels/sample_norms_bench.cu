@@ -3,8 +3,9 @@
  * around the edges of tiles and outputs that held NaN; then it is timed, one line for each: name, median of 20 in ms,
  * TFLOP/s of the form's own operations or TB/s, and the error of that very run. From the root of the repository:
  *   cd src/backends/cuda && nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -I../../../include -I../.. \
- *       ../../../bench/kernels/sample_norms_bench.cu sample/norms/*.cu product/factor_gram/*.c* matrix/narrow.cu \
- *       product/outer.cu product/products.c product/symmetric/symmetric_any.cu device/tensor_map.c \
+ *       ../../../bench/kernels/sample_norms_bench.cu sample/norms/*.cu sample/samples.cu sample/sample_dots.cu \
+ *       product/factor_gram/*.c* matrix/narrow.cu product/outer.cu product/products.c \
+ *       product/symmetric/symmetric_any.cu device/tensor_map.c \
  *       runtime/errors.c runtime/faults.c runtime/libraries/libraries.c
  * cuBLAS is looked for as the module does; without it its lines are left out. With the argument `norms` it looks at
  * norms of float32 only. Exits with 1 if a check fails. */
@@ -101,16 +102,30 @@ enum norms_variant {
     PLAIN_GRAM,
     SPLIT_GRAM,
     NORMS_EXACT,
+    EXACT_BIAS,
     MMA_TILES,
     MMA_GRAM,
     WGMMA_TILES,
     NARROW_TILES,
     WGMMA_GRAM,
     NORMS_CHOSEN,
+    CHOSEN_BIAS,
     NORMS_VARIANTS
 };
-static const char *const norms_names[] = {"plain tiles", "plain Gram",  "split Gram",    "chosen, exact", "mma tiles",
-                                          "mma Gram",    "wgmma tiles", "copies, wgmma", "wgmma Gram",    "chosen"};
+static const char *const norms_names[] = {"plain tiles",   "plain Gram", "split Gram", "chosen, exact",
+                                          "exact, bias",   "mma tiles",  "mma Gram",   "wgmma tiles",
+                                          "copies, wgmma", "wgmma Gram", "chosen",     "chosen, bias"};
+
+/* The layer's function: it chooses a kernel, and with a bias adds its part. */
+static bool is_chosen(int v)
+{
+    return v == NORMS_EXACT || v == EXACT_BIAS || v == NORMS_CHOSEN || v == CHOSEN_BIAS;
+}
+
+static bool has_bias(int v)
+{
+    return v == EXACT_BIAS || v == CHOSEN_BIAS;
+}
 
 static bool norms_takes(int v, const tch_matrices *a, const tch_matrices *g, int64_t groups)
 {
@@ -120,7 +135,7 @@ static bool norms_takes(int v, const tch_matrices *a, const tch_matrices *g, int
                !tchi_cuda_sample_norms_wgmma_takes(&state, a, g) &&
                tchi_cuda_sample_norms_narrow_takes(&state, a, g, groups);
     }
-    if (v == NORMS_EXACT) {
+    if (v == NORMS_EXACT || v == EXACT_BIAS) {
         return a->type == TCH_SCALAR_F32;
     }
     if (v == SPLIT_GRAM) {
@@ -132,23 +147,41 @@ static bool norms_takes(int v, const tch_matrices *a, const tch_matrices *g, int
     return v == WGMMA_TILES ? tchi_cuda_sample_norms_wgmma_takes(&state, a, g) : !mma || a->type != TCH_SCALAR_F64;
 }
 
+static int64_t scratch_bytes(const tch_matrices *a, const tch_matrices *g)
+{
+    return std::max(tchi_cuda_sample_norms_scratch(a->rows, a->cols, g->cols, a->batch),
+                    std::max(tchi_cuda_sample_sums_scratch(g->rows, g->cols, g->batch),
+                             tchi_cuda_pair_dots_scratch(1, g->cols, g->batch)));
+}
+
+/* Room for the sums of the rows of G, behind the scratch. */
+static tch_matrices sums_of(const tch_matrices *a, const tch_matrices *g, double *parts)
+{
+    tch_scalar type = g->type == TCH_SCALAR_F64 ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
+    void *behind = (char *)parts + (scratch_bytes(a, g) + 255) / 256 * 256;
+    return {behind, type, 1, g->cols, g->cols, g->batch, g->cols};
+}
+
 static void norms_run(int v, const tch_matrices *a, const tch_matrices *g, int64_t groups, double *norms, double *parts)
 {
     int64_t tiles = 0;
-    if (v == NORMS_CHOSEN || v == NORMS_EXACT) {
-        must(tchi_cuda_sample_norms(&state, a, g, groups, 1.0, v == NORMS_CHOSEN, norms, parts), "sample_norms");
+    if (is_chosen(v)) {
+        tch_matrices sums = sums_of(a, g, parts);
+        must(tchi_cuda_sample_norms(&state, a, g, groups, 1.0, v >= NORMS_CHOSEN, has_bias(v) ? &sums : NULL, norms,
+                                    parts),
+             "sample_norms");
         return;
     }
     if (v == NARROW_TILES) {
         must(tchi_cuda_sample_norms_narrow(&state, a, g, groups, 1.0, norms, parts), "sample_norms_narrow");
         return;
     }
-    must(v == PLAIN_TILES  ? tchi_cuda_sample_norms_plain(&state, a, g, false, parts, NULL, &tiles)
-         : v == PLAIN_GRAM ? tchi_cuda_sample_norms_plain(&state, a, g, true, parts, NULL, &tiles)
-         : v == MMA_TILES  ? tchi_cuda_sample_norms_mma(&state, a, g, TCHI_NORMS_TILES, parts, NULL, &tiles)
-         : v == MMA_GRAM   ? tchi_cuda_sample_norms_mma(&state, a, g, TCHI_NORMS_GRAM, parts, NULL, &tiles)
-         : v == SPLIT_GRAM ? tchi_cuda_sample_norms_split(&state, a, g, parts, NULL, &tiles)
-         : v == WGMMA_GRAM ? tchi_cuda_sample_norms_wgmma_gram(&state, a, g, parts, NULL, &tiles)
+    must(v == PLAIN_TILES  ? tchi_cuda_sample_norms_plain(&state, a, g, false, false, parts, NULL, &tiles)
+         : v == PLAIN_GRAM ? tchi_cuda_sample_norms_plain(&state, a, g, true, false, parts, NULL, &tiles)
+         : v == MMA_TILES  ? tchi_cuda_sample_norms_mma(&state, a, g, TCHI_NORMS_TILES, false, parts, NULL, &tiles)
+         : v == MMA_GRAM   ? tchi_cuda_sample_norms_mma(&state, a, g, TCHI_NORMS_GRAM, false, parts, NULL, &tiles)
+         : v == SPLIT_GRAM ? tchi_cuda_sample_norms_split(&state, a, g, false, parts, NULL, &tiles)
+         : v == WGMMA_GRAM ? tchi_cuda_sample_norms_wgmma_gram(&state, a, g, false, parts, NULL, &tiles)
                            : tchi_cuda_sample_norms_wgmma(&state, a, g, parts, &tiles),
          norms_names[v]);
     tchi_norms_parts sums = {parts, tiles, groups, NULL, NULL};
@@ -164,7 +197,7 @@ static double norms_error(int v, const tch_matrices *a, const tch_matrices *g, i
     double *norms;
     must(cudaMalloc((void **)&norms, (size_t)samples * 8), "cudaMalloc");
     must(cudaMemset(norms, 0, (size_t)samples * 8), "cudaMemset");
-    must(cudaMemset(parts, 0xFF, (size_t)tchi_cuda_sample_norms_scratch(a->rows, a->cols, g->cols, a->batch)), "parts");
+    must(cudaMemset(parts, 0xFF, (size_t)scratch_bytes(a, g)), "parts");
     norms_run(v, a, g, groups, norms, parts);
     must(cudaMemcpy(got.data(), norms, (size_t)samples * 8, cudaMemcpyDeviceToHost), norms_names[v]);
     double worst = 0.0;
@@ -176,7 +209,9 @@ static double norms_error(int v, const tch_matrices *a, const tch_matrices *g, i
     return worst;
 }
 
-static std::vector<double> norms_expected(const tch_matrices *a, const tch_matrices *g, int64_t groups, double *parts)
+/* The bias's part is added by itself, from sums in float64. */
+static std::vector<double> norms_expected(const tch_matrices *a, const tch_matrices *g, int64_t groups, double *parts,
+                                          bool bias = false)
 {
     tch_matrices wide_a = widened(a), wide_g = widened(g);
     std::vector<double> expected((size_t)(a->batch / groups));
@@ -185,6 +220,12 @@ static std::vector<double> norms_expected(const tch_matrices *a, const tch_matri
     must(cudaMalloc((void **)&norms, expected.size() * 8), "cudaMalloc");
     must(cudaMemset(norms, 0, expected.size() * 8), "cudaMemset");
     norms_run(gram ? PLAIN_GRAM : PLAIN_TILES, &wide_a, &wide_g, groups, norms, parts);
+    if (bias) {
+        tch_matrices sums = sums_of(a, &wide_g, parts);
+        tch_matrices rows = {sums.data, sums.type, sums.batch, sums.cols, sums.cols, 1, 0};
+        must(tchi_cuda_sample_sums(&state, &wide_g, 1.0, 0.0, &rows, parts), "sample_sums");
+        must(tchi_cuda_pair_dots(&state, &sums, &sums, groups, 1.0, norms, parts), "pair_dots");
+    }
     must(cudaMemcpy(expected.data(), norms, expected.size() * 8, cudaMemcpyDeviceToHost), "reference");
     must(cudaFree(norms), "cudaFree");
     drop(&wide_a, 0);
@@ -207,8 +248,7 @@ static double norms_allowed(int v, tch_scalar type, const tch_matrices *a, const
 static double *parts_for(const tch_matrices *a, const tch_matrices *g)
 {
     double *parts;
-    must(cudaMalloc((void **)&parts, (size_t)tchi_cuda_sample_norms_scratch(a->rows, a->cols, g->cols, a->batch) + 16),
-         "cudaMalloc");
+    must(cudaMalloc((void **)&parts, (size_t)(scratch_bytes(a, g) + g->batch * g->cols * 8 + 256)), "cudaMalloc");
     return parts;
 }
 
@@ -217,8 +257,7 @@ static double norms_flop(int v, const tch_matrices *a, const tch_matrices *g)
     double t = (double)a->rows, d = (double)a->cols, p = (double)g->cols, b = (double)a->batch;
     double gram = t * t * (p + d), tiles = 2.0 * t * p * d;
     bool of_gram = v == PLAIN_GRAM || v == SPLIT_GRAM || v == MMA_GRAM || v == WGMMA_GRAM;
-    bool either = v == NORMS_CHOSEN || v == NORMS_EXACT;
-    return b * (of_gram ? gram : either ? std::min(gram, tiles) : tiles);
+    return b * (of_gram ? gram : is_chosen(v) ? std::min(gram, tiles) : tiles);
 }
 
 /* Of half types the plain kernels are not timed. */
@@ -228,8 +267,10 @@ static void norms_case(tch_scalar type, int64_t samples, int64_t groups, int64_t
     tch_matrices a = make_random(type, samples * groups, t, d, pad, shift);
     tch_matrices g = make_random(type, samples * groups, t, p, pad, shift);
     double *parts = parts_for(&a, &g);
-    std::vector<double> expected = norms_expected(&a, &g, groups, parts);
+    std::vector<double> alone = norms_expected(&a, &g, groups, parts);
+    std::vector<double> with_bias = norms_expected(&a, &g, groups, parts, true);
     for (int v = 0; v < NORMS_VARIANTS; v++) {
+        const std::vector<double> &expected = has_bias(v) ? with_bias : alone;
         if (!norms_takes(v, &a, &g, groups) || (timed && v <= PLAIN_GRAM && type != TCH_SCALAR_F32)) {
             continue;
         }

@@ -63,7 +63,7 @@ static tch_status judge(const workplace *place, const bench_data *data, bench_ro
     tch_status status = bench_check(place, data, &good);
     if (status == TCH_OK && !good) {
         row->status = TCH_ERR_NUMERIC;
-        snprintf(row->failure, sizeof row->failure, "the output was not written whole, or is not finite");
+        snprintf(row->failure, sizeof row->failure, "the output was not written completely, or is not finite");
     }
     return status;
 }

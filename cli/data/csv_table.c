@@ -52,7 +52,7 @@ static bool read_file(csv_table *t, dataset_error *error)
     }
     const char *zero = memchr(t->text, '\0', t->size);
     if (zero != NULL) {
-        return dataset_fail(error, "%.300s: is no text: byte %lld is zero (a file in UTF-16 must be saved as UTF-8)",
+        return dataset_fail(error, "%.300s: is not text: byte %lld is zero (a file in UTF-16 must be saved as UTF-8)",
                             t->path, (long long)(zero - t->text) + 1);
     }
     return true;

@@ -231,7 +231,7 @@ FILE *dataset_open(const char *path, dataset_error *error)
         return stream;
     }
     if (known && !S_ISREG(facts.st_mode)) {
-        dataset_fail(error, "%.300s: is no ordinary file but %s", path, kind_of(&facts));
+        dataset_fail(error, "%.300s: is not a regular file but %s", path, kind_of(&facts));
     } else {
         dataset_fail(error, "%.300s: %s", path, strerror(file < 0 ? problem : errno));
     }

@@ -48,8 +48,8 @@ bool dataset_allocate(dataset *data, dataset_error *error);
 /* Class names "0", "1", ... */
 bool dataset_number_classes(dataset *data, dataset_error *error);
 
-/* Opens a file to read. What is no ordinary file, such as a pipe, a device or a folder, is refused, and none of them is
- * waited for. NULL with the message. */
+/* Opens a file to read. What is not a regular file, such as a pipe, a device or a folder, is refused without waiting
+ * for it. NULL with the message. */
 FILE *dataset_open(const char *path, dataset_error *error);
 
 /* Sets the message, printf-style, and returns false. */

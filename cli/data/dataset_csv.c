@@ -90,7 +90,7 @@ static bool read_feature(const csv_table *t, int64_t row, int64_t col, bool head
         return fail_cell(t, row, col, header, "the cell is empty; fill it in or drop the row", error);
     }
     if (!is_number(text, &value)) {
-        snprintf(what, sizeof what, "'%.40s' is no number", text);
+        snprintf(what, sizeof what, "'%.40s' is not a number", text);
         return fail_cell(t, row, col, header, what, error);
     }
     if (!isfinite((float)value)) {

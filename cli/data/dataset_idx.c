@@ -44,7 +44,7 @@ static bool read_sizes(idx_file *f, dataset_error *error)
             return fail_and_close(f, error, "the header gives a size of 0");
         }
         if (f->count > INT64_MAX / f->sizes[i]) {
-            return fail_and_close(f, error, "the header gives sizes whose product is no 64-bit number");
+            return fail_and_close(f, error, "the header gives sizes whose product does not fit in 64 bits");
         }
         f->count *= f->sizes[i];
     }
@@ -75,7 +75,7 @@ static bool check_magic(idx_file *f, const unsigned char *magic, int rank, const
         return fail_and_close(f, error, "is compressed; unpack it first: gunzip FILE");
     }
     if (magic[0] != 0 || magic[1] != 0) {
-        return fail_and_close(f, error, "is no IDX file: it does not begin with two zero bytes");
+        return fail_and_close(f, error, "is not an IDX file: it does not begin with two zero bytes");
     }
     if (magic[2] != IDX_UNSIGNED_BYTE) {
         snprintf(text, sizeof text, "has elements of type 0x%02x, expected 0x08 (unsigned bytes)", magic[2]);

@@ -44,10 +44,10 @@ bool samples_write_png(const char *path, const dataset *data, int64_t rows, int6
                        dataset_error *error)
 {
     if (data->width == 0) {
-        return dataset_fail(error, "the rows of this data set are no images");
+        return dataset_fail(error, "the rows of this data set are not images");
     }
     if (rows < 1 || columns < 1 || zoom < 1 || rows > data->rows || columns > data->rows / rows) {
-        return dataset_fail(error, "%lld by %lld samples were asked for, there are %lld images", (long long)rows,
+        return dataset_fail(error, "%lld by %lld samples were requested, there are %lld images", (long long)rows,
                             (long long)columns, (long long)data->rows);
     }
     if (columns > MOST_SIDE / zoom / data->width || rows > MOST_SIDE / zoom / data->height) {

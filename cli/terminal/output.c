@@ -48,7 +48,7 @@ int output_usage(const char *command, const char *format, ...)
     va_start(arguments, format);
     say(command, "", format, arguments);
     va_end(arguments);
-    fprintf(stderr, "Type 'torchium %s%s--help' to see what it takes.\n", command, command[0] ? " " : "");
+    fprintf(stderr, "Run 'torchium %s%s--help' for usage.\n", command, command[0] ? " " : "");
     return CLI_USAGE;
 }
 

@@ -117,7 +117,9 @@ typedef struct tch_optim_config {
     int32_t amsgrad;         /* AdamW */
 
     /* --- AdamW for what Shampoo, SOAP, Muon and NorMuon do not take */
-    double scalar_lr;      /* (step) 0 for lr itself. It follows lr: AdamW gets scalar_lr lr / scalar_base_lr */
+    double scalar_lr;      /* (step) It follows lr: AdamW gets scalar_lr lr / scalar_base_lr. 0, not given: lr itself;
+                              0.3 lr for Muon and NorMuon unless muon_lr is MATCH_RMS_ADAMW, since lr is not of AdamW's
+                              size then. The group's configuration has the number */
     double scalar_base_lr; /* (step) the lr that scalar_lr goes with. 0: the lr of the configuration that brings
                               scalar_lr; where that is 0 too there is no ratio, and scalar_lr stays as it is while lr is
                               not 0 */
@@ -132,6 +134,8 @@ typedef struct tch_optim_config {
     int32_t merge_dims;      /* tensors of rank above 2: neighboring dimensions, innermost first, are merged while
                                        their product stays within max_preconditioner_dim; 0 keeps a factor for each */
     int32_t precondition_1d; /* SOAP, Shampoo: vectors too */
+    int32_t packed_factors;  /* SOAP, Shampoo: factors, and Shampoo's roots, are kept as lower triangles: half the
+                                memory, the same numbers. Every step unpacks as many at a time as memory_budget holds */
     int32_t precondition_frequency; /* (step) refresh every so many steps, at least 1; with refresh_drift, that many at
                                        most */
     double refresh_drift;  /* (step) Shampoo, SOAP: refresh by need. The steps between two refreshes of a factor, 1 at
@@ -365,10 +369,14 @@ typedef struct tch_optim_memory {
     int64_t refresh; /* bytes of the context's workspace that a refresh takes */
     int64_t blocks;  /* matrices with a second-order method, after blocking */
     int64_t factors; /* of them */
+    /* On a GPU, bytes of the driver for steps that are recorded, outside of any pool. The driver does not tell: an
+     * estimate by the number of kernels, which a forecast estimates as well, from above. It grows to it in the first
+     * steps. */
+    int64_t recorded;
 } tch_optim_memory;
 #define TCH_OPTIM_MEMORY_INIT                                                                                          \
     {                                                                                                                  \
-        sizeof(tch_optim_memory), 0, 0, 0, 0, 0                                                                        \
+        sizeof(tch_optim_memory), 0, 0, 0, 0, 0, 0                                                                     \
     }
 
 /* What an optimizer would take, before anything is allocated; the tensors' data may be NULL. */

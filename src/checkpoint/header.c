@@ -98,7 +98,7 @@ static tch_status check_extent(const tchi_json *json, const tchi_header *header,
     const int64_t *sizes = stored->ndim > 0 ? (const int64_t *)header->sizes.items + stored->first_size : NULL;
     int64_t bytes = bytes_of(sizes, stored->ndim, stored->type->bits);
     if (bytes < 0) {
-        return tchi_json_fail(json, "the shape of \"%s\" makes no whole number of bytes below 2^63",
+        return tchi_json_fail(json, "the shape of \"%s\" does not give a whole number of bytes below 2^63",
                               tchi_quote(stored->name, quoted));
     }
     if (bytes != stored->end - stored->begin) {

@@ -41,7 +41,7 @@ static tch_status read_text(tch_checkpoint *c)
     int64_t bytes = 0;
     TCHI_TRY(tchi_open_file(c->path, &c->file, &bytes));
     if (bytes > MOST_INDEX_BYTES) {
-        return tchi_fail(TCH_ERR_IO, "%.600s: no index: it has %lld bytes, more than the %lld allowed", c->path,
+        return tchi_fail(TCH_ERR_IO, "%.600s: not an index: it has %lld bytes, more than the %lld allowed", c->path,
                          (long long)bytes, (long long)MOST_INDEX_BYTES);
     }
     TCHI_TRY(tchi_host_take((size_t)bytes, "an index", &c->text));
@@ -182,8 +182,8 @@ static tch_status add_tensor(tch_checkpoint *c, const mapped *entry)
     const tch_checkpoint *file = ((tch_checkpoint **)c->files.items)[entry->file];
     int64_t number = tchi_names_find(&file->header.names, entry->tensor);
     if (number < 0) {
-        return tchi_fail(TCH_ERR_IO, "%.600s: by the index %.600s it has \"%s\", and it has not", file->path, c->path,
-                         tchi_quote(entry->tensor, quoted));
+        return tchi_fail(TCH_ERR_IO, "%.600s: the index %.600s says that it has \"%s\", and it has not", file->path,
+                         c->path, tchi_quote(entry->tensor, quoted));
     }
     if (tchi_names_find(&h->names, entry->tensor) >= 0) {
         return tchi_fail(TCH_ERR_IO, "%.600s: two tensors are called \"%s\"", c->path,

@@ -26,9 +26,9 @@ static tchi_stored *find_loadable(const char *function, const tch_checkpoint *ch
     }
     tchi_stored *stored = (tchi_stored *)checkpoint->header.tensors.items + number;
     if (tch_dtype_size(stored->type->dtype) == 0) {
-        *status =
-            tchi_fail(TCH_ERR_DTYPE, "%s: the tensor with the name \"%s\" is %s, which this library has no tensors of",
-                      function, tchi_quote(name, quoted), stored->type->name);
+        *status = tchi_fail(TCH_ERR_DTYPE,
+                            "%s: the tensor with the name \"%s\" is %s, a type that this library does not have",
+                            function, tchi_quote(name, quoted), stored->type->name);
         return NULL;
     }
     if (stored->ndim > TCH_MAX_RANK) {

@@ -248,7 +248,7 @@ static tch_status check_sources(const tch_checkpoint *checkpoint, const char *na
         covered += shared;
     }
     if (covered != tchi_slice_count(wanted)) {
-        return tchi_fail(TCH_ERR_IO, "%.600s: the shards of \"%s\" have %lld of %lld elements that are asked for",
+        return tchi_fail(TCH_ERR_IO, "%.600s: the shards of \"%s\" have %lld of %lld elements that are requested",
                          checkpoint->path, tchi_quote(name, quoted), (long long)covered,
                          (long long)tchi_slice_count(wanted));
     }

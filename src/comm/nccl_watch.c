@@ -119,7 +119,7 @@ static tch_status open_events(tchi_watch *w)
     for (int i = 0; i < TCHI_WATCHED && good; i++) {
         good = w->driver.event_create(&w->events[i], CUDA_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
     }
-    return good ? TCH_OK : tchi_fail(TCH_ERR_COMM, "CUDA made no events to watch the communicator by");
+    return good ? TCH_OK : tchi_fail(TCH_ERR_COMM, "CUDA could not create the events that watch the communicator");
 }
 
 static tch_status start_thread(tchi_watch *w)
@@ -132,7 +132,7 @@ static tch_status start_thread(tchi_watch *w)
     w->runs = pthread_create(&w->thread, NULL, watch_thread, w) == 0;
     if (!w->runs) {
         pthread_cond_destroy(&w->stop);
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "the system has no thread to watch the communicator by");
+        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "no thread could be started to watch the communicator");
     }
     return TCH_OK;
 }

@@ -24,7 +24,7 @@ tch_status tch_context_create(const char *device, tch_context **context)
     }
     int32_t count = tch_device_count((tch_device_type)where.type);
     if (where.index >= count) {
-        return tchi_fail(TCH_ERR_UNAVAILABLE, "tch_context_create: device %s was asked for, but there %s only %d",
+        return tchi_fail(TCH_ERR_UNAVAILABLE, "tch_context_create: device %s was requested, but there %s only %d",
                          device, count == 1 ? "is" : "are", count);
     }
     tch_context *c = tchi_host_allocate(sizeof *c, _Alignof(tch_context));

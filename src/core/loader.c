@@ -80,8 +80,8 @@ static const slot network_slots[] = {
     SLOT(network, softmax_loss),    SLOT(network, squared_loss),        SLOT(network, sample_labels),
 };
 static const slot recording_slots[] = {
-    SLOT(recording, possible), SLOT(recording, begin),   SLOT(recording, end),
-    SLOT(recording, replay),   SLOT(recording, release),
+    SLOT(recording, possible), SLOT(recording, begin), SLOT(recording, end),
+    SLOT(recording, replay),   SLOT(recording, bytes), SLOT(recording, release),
 };
 static const slot kernel_slots[] = {
     SLOT(kernel, compiler), SLOT(kernel, build),    SLOT(kernel, load),

@@ -150,7 +150,7 @@ static tch_status hand_out(tchi_pool *pool, int64_t bytes, block **kept, void **
 static tch_status check_size(int64_t bytes)
 {
     if (bytes < 0 || bytes > INT64_MAX / 4) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "an allocation of %lld bytes was asked for", (long long)bytes);
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "an allocation of %lld bytes was requested", (long long)bytes);
     }
     return TCH_OK;
 }

@@ -13,10 +13,8 @@
 #define WARM_CALLS 2
 
 /* One that is still in use does not give way to another: with more of them than places each would be recorded anew
- * before it is replayed, which costs more than doing without. Those of a step of SOAP on GPT-2, 1400 kernels in all,
- * take 2 to 4 MiB of an H200. */
-#define MOST_RECORDINGS 256
-#define IDLE_CALLS (4 * MOST_RECORDINGS)
+ * before it is replayed, which costs more than doing without. */
+#define IDLE_CALLS (4 * TCHI_MOST_RECORDINGS)
 
 /* The caller's key, and what work with scratch depends on. All of it int64_t: there are no gaps, and bytes compare. */
 typedef struct full_key {
@@ -27,8 +25,9 @@ typedef struct full_key {
 typedef struct recording {
     full_key key;
     int64_t calls;
-    int64_t latest; /* when it was last used, counted by the owner's calls */
-    void *recorded; /* the backend's, or NULL */
+    int64_t latest;  /* when it was last used, counted by the owner's calls */
+    void *recorded;  /* the backend's, or NULL */
+    int64_t kernels; /* in it */
     bool refused;
 } recording;
 
@@ -110,7 +109,7 @@ static tch_status record(tch_context *context, recording *r, tch_status (*work)(
         return TCH_OK;
     }
     tch_status status = work(argument);
-    tch_status ended = t->recording->end(context->state, &r->recorded);
+    tch_status ended = t->recording->end(context->state, &r->recorded, &r->kernels);
     full_key now = key_of(context, &r->key.own);
     if (status != TCH_OK || ended != TCH_OK || memcmp(&now, &r->key, sizeof now) != 0) {
         release(context, r);
@@ -118,21 +117,25 @@ static tch_status record(tch_context *context, recording *r, tch_status (*work)(
     return ended;
 }
 
-static tch_status replay(tch_context *context, const recording *r)
+static tch_status replay(tch_context *context, const recording *r, int32_t *begun)
 {
     TCHI_RANGE(context, "recorded");
-    return context->backend->recording->replay(context->state, r->recorded);
+    return context->backend->recording->replay(context->state, r->recorded, begun);
 }
 
-/* A replay that fails has queued nothing. */
+/* A replay that fails before it has begun has queued nothing. */
 static tch_status record_and_replay(tch_context *context, recording *r, tch_status (*work)(void *argument),
                                     void *argument)
 {
+    int32_t begun = 0;
     if (r->recorded == NULL) {
         TCHI_TRY(record(context, r, work, argument));
     }
-    if (r->recorded != NULL && replay(context, r) == TCH_OK) {
-        return TCH_OK;
+    if (r->recorded != NULL) {
+        tch_status status = replay(context, r, &begun);
+        if (status == TCH_OK || begun) {
+            return status;
+        }
     }
     release(context, r);
     r->refused = true;
@@ -159,7 +162,23 @@ tch_status tchi_recorded(tch_context *context, tchi_recordings *recordings, cons
 tch_status tchi_recordings_open(const tch_context *context, tchi_recordings *recordings)
 {
     recordings->list.item_size = sizeof(recording);
-    return context->backend->recording == NULL ? TCH_OK : tchi_list_reserve(&recordings->list, MOST_RECORDINGS);
+    return context->backend->recording == NULL ? TCH_OK : tchi_list_reserve(&recordings->list, TCHI_MOST_RECORDINGS);
+}
+
+int64_t tchi_recordings_kernels(const tchi_recordings *recordings)
+{
+    const recording *all = recordings->list.items;
+    int64_t kernels = 0;
+    for (int64_t i = 0; i < recordings->list.count; i++) {
+        kernels += all[i].recorded != NULL ? all[i].kernels : 0;
+    }
+    return kernels;
+}
+
+int64_t tchi_recorded_bytes(const tch_context *context, int64_t kernels)
+{
+    const tch_recording_ops *ops = context->backend->recording;
+    return ops != NULL && ops->possible(context->state) ? ops->bytes(context->state, kernels) : 0;
 }
 
 void tchi_recordings_clear(const tch_context *context, tchi_recordings *recordings)

@@ -26,6 +26,9 @@ static inline int64_t tchi_recording_number(double number)
     return bits;
 }
 
+/* Of one owner, at a time. */
+#define TCHI_MOST_RECORDINGS 256
+
 /* The recordings of one owner, an optimizer. All zero they are closed, and work is only done. */
 typedef struct tchi_recordings {
     tchi_list list;
@@ -40,6 +43,11 @@ tch_status tchi_recordings_open(const tch_context *context, tchi_recordings *rec
  * does so fails then, and is never recorded. The owner must not be changed by `work`. */
 tch_status tchi_recorded(tch_context *context, tchi_recordings *recordings, const tchi_recording_key *key,
                          tch_status (*work)(void *argument), void *argument);
+
+/* The kernels that are recorded now; and what so many take of the device's memory, by the backend's estimate: 0 where
+ * it does not record. */
+int64_t tchi_recordings_kernels(const tchi_recordings *recordings);
+int64_t tchi_recorded_bytes(const tch_context *context, int64_t kernels);
 
 /* Forgets all of them. They may still be running: their memory must stay as it would for work that was queued
  * singly. */

@@ -166,7 +166,7 @@ tch_status tch_device_info_get(tch_device device, tch_device_info *info)
     }
     int32_t count = tch_device_count((tch_device_type)device.type);
     if (device.index < 0 || device.index >= count) {
-        return tchi_fail(TCH_ERR_UNAVAILABLE, "tch_device_info_get: %s:%d was asked for; there are %d such devices",
+        return tchi_fail(TCH_ERR_UNAVAILABLE, "tch_device_info_get: %s:%d was requested; there are %d such devices",
                          type_name(device.type), device.index, count);
     }
     *info = (tch_device_info)TCH_DEVICE_INFO_INIT;

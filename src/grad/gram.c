@@ -203,7 +203,7 @@ static tch_status check_gram(tch_context *context, const tch_tensor *gram, int64
         return tchi_fail(TCH_ERR_SHAPE, "gram has %lld rows, expected at most %d", (long long)samples, TCHI_MOST_SIZE);
     }
     if (samples > 1 && (tchi_tensor_stride(gram, 1) != 1 || tchi_tensor_stride(gram, 0) < samples)) {
-        return tchi_fail(TCH_ERR_LAYOUT, "gram has strides %lld and %lld, expected rows of neighboring elements",
+        return tchi_fail(TCH_ERR_LAYOUT, "gram has strides %lld and %lld, expected rows of contiguous elements",
                          (long long)tchi_tensor_stride(gram, 0), (long long)tchi_tensor_stride(gram, 1));
     }
     return TCH_OK;

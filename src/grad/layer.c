@@ -461,7 +461,7 @@ tch_status tchi_check_numbers(const tch_context *context, const tch_tensor *numb
     TCHI_TRY(tchi_check_dtype(numbers, name, TCH_FLOAT64));
     TCHI_TRY(tchi_check_shape(numbers, name, 1, &samples));
     if (samples > 1 && tchi_tensor_stride(numbers, 0) != 1) {
-        return tchi_fail(TCH_ERR_LAYOUT, "%s has a stride of %lld, expected its %lld numbers one after the other", name,
+        return tchi_fail(TCH_ERR_LAYOUT, "%s has a stride of %lld, expected its %lld numbers to be contiguous", name,
                          (long long)tchi_tensor_stride(numbers, 0), (long long)samples);
     }
     return TCH_OK;

@@ -13,7 +13,7 @@
 
 typedef struct norms_buffers {
     tch_matrices a, g;
-    tch_matrices sums; /* of output gradients over positions: the bias's gradients */
+    tch_matrices sums; /* of output gradients over positions, where they are taken: the bias's gradients */
     void *scratch;     /* of whichever operation is under way */
 } norms_buffers;
 
@@ -57,9 +57,17 @@ static void layout(norms_buffers *n, tchi_arena *arena, tch_context *context, co
     n->scratch = tchi_arena_take(arena, scratch_of(context, c, count));
 }
 
-static tch_status norms_part(tch_context *context, const norms_call *c, int64_t first, int64_t count)
+static tch_status bias_norms(tch_context *context, const norms_call *c, const norms_buffers *n, double square,
+                             double *norms)
 {
     const tch_backend *t = context->backend;
+    tch_matrices rows = tchi_tall(&n->sums);
+    TCHI_TRY(t->sample->sample_sums(context->state, &n->g, 1.0, 0.0, &rows, n->scratch));
+    return t->sample->pair_dots(context->state, &n->sums, &n->sums, c->g.groups, square, norms, n->scratch);
+}
+
+static tch_status norms_part(tch_context *context, const norms_call *c, int64_t first, int64_t count)
+{
     double square = c->layer->scale * c->layer->scale;
     double *norms = c->norms + first;
     norms_buffers n;
@@ -68,17 +76,12 @@ static tch_status norms_part(tch_context *context, const norms_call *c, int64_t 
     TCHI_TRY(tchi_arena_reserve(context, &arena));
     layout(&n, &arena, context, c, first, count);
     TCHI_TRY(tchi_side_read(context, &c->g, first, &n.g));
-    if (c->parts & TCH_GRAD_WEIGHT) {
-        TCHI_TRY(tchi_side_read(context, &c->a, first, &n.a));
-        TCHI_TRY(t->sample->sample_norms(context->state, &n.a, &n.g, c->g.groups, square, c->layer->rounded, norms,
-                                         n.scratch));
+    if (!(c->parts & TCH_GRAD_WEIGHT)) {
+        return bias_norms(context, c, &n, square, norms);
     }
-    if (c->parts & TCH_GRAD_BIAS) {
-        tch_matrices rows = tchi_tall(&n.sums);
-        TCHI_TRY(t->sample->sample_sums(context->state, &n.g, 1.0, 0.0, &rows, n.scratch));
-        TCHI_TRY(t->sample->pair_dots(context->state, &n.sums, &n.sums, c->g.groups, square, norms, n.scratch));
-    }
-    return TCH_OK;
+    TCHI_TRY(tchi_side_read(context, &c->a, first, &n.a));
+    return context->backend->sample->sample_norms(context->state, &n.a, &n.g, c->g.groups, square, c->layer->rounded,
+                                                  c->parts & TCH_GRAD_BIAS ? &n.sums : NULL, norms, n.scratch);
 }
 
 static int64_t choose_chunk(tch_context *context, const norms_call *c)

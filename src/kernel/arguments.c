@@ -109,7 +109,7 @@ static tch_status check_memory(const tch_kernel *kernel, int32_t index, const tc
         return refuse(TCH_ERR_DEVICE, kernel, index, have, "one on the device of the kernel's context");
     }
     if (!has_sound_shape(tensor)) {
-        return refuse(TCH_ERR_SHAPE, kernel, index, "a tensor without a sound shape",
+        return refuse(TCH_ERR_SHAPE, kernel, index, "a tensor without a valid shape",
                       "at most 8 sizes, none of them negative");
     }
     int64_t count = tch_tensor_numel(tensor);

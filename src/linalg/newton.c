@@ -85,6 +85,29 @@ bool tchi_newton_shorten(tchi_newton_plan *plan, double tolerance)
     return true;
 }
 
+/* H^root by squaring and multiplying; H^3 twice for 6. */
+static int power_products(int32_t root)
+{
+    return root == 1 ? 0 : root == 2 ? 1 : root <= 4 ? 2 : 3;
+}
+
+/* A congruent step does H, X H and K in its type, and a whole product and a half one in float64. */
+double tchi_newton_cost(const tchi_newton_plan *plan, const tch_product_rates *rates)
+{
+    double cost = 0.0;
+    for (int k = 0; k < plan->steps; k++) {
+        bool last = k + 1 == plan->steps;
+        bool short_one = last && k > 0 && plan->step[k].c[2] == 0.0 && plan->degree == 2;
+        double rate = plan->type[k] == TCH_SCALAR_F64   ? rates->f64
+                      : plan->type[k] == TCH_SCALAR_F32 ? rates->f32
+                                                        : rates->bf16x2;
+        int products = (k > 0) + (short_one ? 0 : plan->degree - 1);
+        int powers = plan->congruent[k] ? power_products(plan->root / 2) : last ? 0 : power_products(plan->root) + 1;
+        cost += (products + powers) / rate + (plan->congruent[k] ? 3.0 / rates->f64 : 0.0);
+    }
+    return cost;
+}
+
 tch_scalar tchi_newton_type_of_m(const tchi_newton_plan *plan, int k)
 {
     return plan->congruent[k] ? TCH_SCALAR_F64 : plan->type[k];

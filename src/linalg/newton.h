@@ -23,6 +23,9 @@ typedef struct tchi_newton_plan {
     bool congruent[TCHI_MINIMAX_MAX_STEPS];
 } tchi_newton_plan;
 
+/* The symmetric products of its steps, each over the rate of its type, for types that were chosen. */
+double tchi_newton_cost(const tchi_newton_plan *plan, const tch_product_rates *rates);
+
 /* The type M is kept in before step k. */
 tch_scalar tchi_newton_type_of_m(const tchi_newton_plan *plan, int k);
 

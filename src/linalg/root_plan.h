@@ -26,8 +26,9 @@ typedef struct tchi_root_plan {
     double low;       /* lower bound of the scaled spectrum */
     bool ready;       /* the coefficients below are there; false while `low` waits for the matrices */
     /* Newton */
-    bool mixed;      /* steps may differ in type, chosen by `rates` */
-    bool one_launch; /* the backend does the whole iteration */
+    double newton_tolerance; /* that its steps are planned for */
+    bool mixed;              /* steps may differ in type, chosen by `rates` */
+    bool one_launch;         /* the backend does the whole iteration */
     tch_product_rates rates;
     tch_scalar widest; /* type of the steps that needs most room */
     tchi_newton_plan newton;

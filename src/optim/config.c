@@ -48,6 +48,7 @@ static const option options[] = {
     {"block", AT(block), INT32, 0, 0, 1, 0, "0 or 1"},
     {"merge_dims", AT(merge_dims), INT32, 0, 0, 1, 0, "0 or 1"},
     {"precondition_1d", AT(precondition_1d), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"packed_factors", AT(packed_factors), INT32, 0, 0, 1, 0, "0 or 1"},
     {"precondition_frequency", AT(precondition_frequency), INT32, 1, 1, 1 << 30, 0, "1 to 1073741824"},
     {"refresh_drift", AT(refresh_drift), REAL, 1, 0, 1e6, 0, "0 to 1e6"},
     {"refresh_budget", AT(refresh_budget), REAL, 1, 1e-6, 1, 0, "1e-6 to 1"},
@@ -145,11 +146,44 @@ tch_optim_config tchi_config_defaults(void)
 
 /* --- the learning rate of AdamW's part ---------------------------------------------------------------------------- */
 
+static double rest_share(const tch_optim_config *config)
+{
+    const tchi_optim_method *method = tchi_method_of(config);
+    return method->rest_share == NULL ? 1.0 : method->rest_share(config);
+}
+
+/* The rate that is not given, for methods with a share. A group that has 0 itself is from a file of an earlier version,
+ * where that was lr: it stays. */
+static void fill_in_rate(tch_optim_config *next, const tch_optim_config *now)
+{
+    double share = rest_share(next);
+    if (share != 1.0 && next->scalar_lr == 0.0 && (now == NULL || now->scalar_lr != 0.0)) {
+        next->scalar_base_lr = next->lr > 0.0 ? next->lr : 1.0;
+        next->scalar_lr = share * next->scalar_base_lr;
+    }
+}
+
+/* Filled in while lr was 0: the ratio is right, but there is no lr that another rate could go with. */
+static bool has_no_base(const tch_optim_config *now)
+{
+    double share = rest_share(now);
+    return share != 1.0 && now->scalar_base_lr == 1.0 && now->scalar_lr == share;
+}
+
+static double base_for(const tch_optim_config *next, const tch_optim_config *now)
+{
+    bool brought = now == NULL || next->scalar_lr != now->scalar_lr;
+    if (brought && (now == NULL || next->lr > 0.0)) {
+        return next->lr;
+    }
+    return brought && has_no_base(now) ? 0.0 : now->scalar_base_lr;
+}
+
 void tchi_config_fix_ratio(tch_optim_config *next, const tch_optim_config *now)
 {
+    fill_in_rate(next, now);
     if (next->scalar_base_lr == 0.0) {
-        bool brought = now == NULL || (next->scalar_lr != now->scalar_lr && next->lr > 0.0);
-        next->scalar_base_lr = brought ? next->lr : now->scalar_base_lr;
+        next->scalar_base_lr = base_for(next, now);
     }
 }
 

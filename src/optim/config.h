@@ -8,8 +8,8 @@
 /* What every configuration begins with, before an optimizer sets its own. */
 tch_optim_config tchi_config_defaults(void);
 
-/* The lr that scalar_lr goes with, where `next` leaves it open: that of the configuration which brings scalar_lr. `now`
- * is what the group has; NULL where it is being made. */
+/* Fills in what `next` leaves open: scalar_lr, for methods that give AdamW a share of lr, and the lr that it goes with,
+ * that of the configuration which brings scalar_lr. `now` is what the group has; NULL where it is being made. */
 void tchi_config_fix_ratio(tch_optim_config *next, const tch_optim_config *now);
 
 /* Of AdamW's part: its learning rate over lr, 0 where no ratio is kept; and the learning rate itself. */

@@ -15,6 +15,7 @@
 #include "forecast.h"
 #include "layout.h"
 #include "method.h"
+#include "packed.h"
 #include "shape.h"
 #include "shared/shared.h"
 #include "user_kernel.h"
@@ -336,9 +337,7 @@ static tch_status fill_state(tch_optimizer *o, int32_t group, char *state, int64
         TCHI_TRY(t->device->zero_bytes(o->context->state, state, bytes));
     }
     for (int32_t i = 0; i < g->factor_batches; i++) {
-        const tchi_factor_batch *f = tchi_factor_batch_at(o, g->first_factor_batch + i);
-        tch_matrices roots = tchi_matrices_new(f->roots, f->real, f->count, f->n, f->n);
-        TCHI_TRY(t->matrix->combine(o->context->state, 1.0, 0.0, NULL, 0.0, NULL, &roots));
+        TCHI_TRY(tchi_matrices_begin(o, tchi_factor_batch_at(o, g->first_factor_batch + i)));
     }
     for (int32_t i = 0; i < g->params; i++) {
         TCHI_TRY(fill_master(o, tchi_param_at(o, g->first_param + i)));
@@ -428,10 +427,21 @@ static tch_status check_shared_state(const tch_optimizer *o, const tch_optim_con
                            config->state_dtype == TCH_STATE_INT8 ? "int8" : "bfloat16");
 }
 
+static tch_status check_packed(const tch_context *context, const tch_optim_config *config)
+{
+    const tch_matrix_ops *matrix = context->backend->matrix;
+    return config->packed_factors == 0 || (matrix->pack != NULL && matrix->unpack != NULL)
+               ? TCH_OK
+               : tchi_fail(TCH_ERR_UNSUPPORTED,
+                           "packed_factors is 1, expected 0: the %s backend does not pack matrices",
+                           context->backend->name);
+}
+
 tch_status tchi_optim_plan(tch_optimizer *o, const tch_optim_config *config, int32_t count,
                            const tch_parameter *parameters, const tch_placement *placements, bool with_data)
 {
     TCHI_TRY(check_shared_state(o, config));
+    TCHI_TRY(check_packed(o->context, config));
     TCHI_TRY(tchi_list_reserve(&o->groups, o->groups.count + 1));
     TCHI_TRY(tchi_list_reserve(&o->params, o->params.count + count));
     tchi_group *g = tchi_list_extend(&o->groups);

@@ -11,6 +11,7 @@
 #include "core/list.h"
 #include "method.h"
 #include "outcomes.h"
+#include "packed.h"
 #include "rects.h"
 #include "shared/shared.h"
 #include "shape.h"
@@ -194,8 +195,11 @@ static tch_status join_factor_batches(tch_optimizer *o, int32_t index, tchi_bloc
     for (int32_t k = 0; k < block_batch->order; k++) {
         block_batch->factor_batch[k] = -1;
         if (has_factor(blocks, config, block_batch->size[k])) {
-            tchi_factor_batch wanted = {
-                .group = index, .n = block_batch->size[k], .root = root, .real = block_batch->real};
+            tchi_factor_batch wanted = {.group = index,
+                                        .n = block_batch->size[k],
+                                        .root = root,
+                                        .real = block_batch->real,
+                                        .packed = config->packed_factors != 0};
             TCHI_TRY(find_factor_batch(o, group, &wanted, &block_batch->factor_batch[k]));
             tchi_factor_batch *factor_batch = tchi_factor_batch_at(o, block_batch->factor_batch[k]);
             block_batch->position[k] = factor_batch->count;
@@ -448,21 +452,32 @@ static tch_status place_params(const naming *n, int32_t group, tchi_arena *state
     return TCH_OK;
 }
 
-static tch_status name_matrices(const naming *n, const tchi_block_batch *block_batch, int64_t block, int32_t k)
+/* A packed matrix is a list of numbers. */
+static tch_status name_matrix(const naming *n, const tchi_block_batch *block_batch, int64_t block, int32_t k,
+                              tchi_matrix_kind kind, const char *name)
 {
-    static const char *const kept[] = {"root", "basis"};
     tch_optimizer *o = n->optimizer;
     const tchi_factor_batch *f = tchi_factor_batch_at(o, block_batch->factor_batch[k]);
     const tchi_block *b = tchi_block_at(o, block_batch->first + block);
-    int64_t shape[2] = {f->n, f->n};
-    int64_t strides[2] = {f->n, 1};
-    int64_t at = (block_batch->position[k] + block) * f->n * f->n * tchi_scalar_size(f->real);
+    bool packed = tchi_is_packed(f, kind);
+    int64_t shape[2] = {packed ? tchi_kept_elements(f, kind) : f->n, f->n};
+    int64_t strides[2] = {packed ? 1 : f->n, 1};
     char what[64];
-    int32_t param = tchi_block_param(o, b)->index;
-    snprintf(what, sizeof what, "factor.%d.%d", tchi_block_number(o, b), k);
-    TCHI_TRY(name_state(n, param, TCHI_STATE_OF_BLOCK, f->factors + at, f->real, 2, shape, strides, what));
-    snprintf(what, sizeof what, "%s.%d.%d", kept[f->root == 0], tchi_block_number(o, b), k);
-    return name_state(n, param, TCHI_STATE_OF_BLOCK, f->roots + at, f->real, 2, shape, strides, what);
+    snprintf(what, sizeof what, "%s.%d.%d", name, tchi_block_number(o, b), k);
+    TCHI_TRY(name_state(n, tchi_block_param(o, b)->index, TCHI_STATE_OF_BLOCK,
+                        tchi_kept_at(f, kind, block_batch->position[k] + block), f->real, packed ? 1 : 2, shape,
+                        strides, what));
+    if (n->on && (kind == TCHI_FACTORS || f->root != 0)) {
+        tchi_state_at(o, o->states.count - 1)->symmetric = f->n;
+    }
+    return TCH_OK;
+}
+
+static tch_status name_matrices(const naming *n, const tchi_block_batch *block_batch, int64_t block, int32_t k)
+{
+    bool roots = tchi_factor_batch_at(n->optimizer, block_batch->factor_batch[k])->root != 0;
+    TCHI_TRY(name_matrix(n, block_batch, block, k, TCHI_FACTORS, "factor"));
+    return name_matrix(n, block_batch, block, k, TCHI_ROOTS, roots ? "root" : "basis");
 }
 
 /* How many numbers a method keeps for each block of a block batch. */
@@ -507,9 +522,9 @@ static tch_status name_block_batch(const naming *n, const tchi_block_batch *bloc
 
 static void place_factor_batch(tchi_factor_batch *f, tchi_arena *state, tchi_arena *beside)
 {
-    int64_t bytes = f->count * f->n * f->n * tchi_scalar_size(f->real);
-    f->factors = tchi_arena_take(state, bytes);
-    f->roots = tchi_arena_take(state, bytes);
+    int64_t all = f->count * tchi_scalar_size(f->real);
+    f->factors = tchi_arena_take(state, all * tchi_kept_elements(f, TCHI_FACTORS));
+    f->roots = tchi_arena_take(state, all * tchi_kept_elements(f, TCHI_ROOTS));
     f->flags = tchi_arena_take(beside, tchi_outcome_bytes(f));
     f->drift = tchi_outcome_drift(f, f->flags);
     f->residuals = tchi_arena_take(beside, f->count * (int64_t)sizeof *f->residuals);
@@ -580,17 +595,22 @@ void tchi_layout_chunks(tch_optimizer *optimizer, tchi_arena *scratch)
     /* A refresh gets the rest: roots are what gains by more at a time. */
     int64_t budget = tchi_layout_budget(optimizer) / (optimizer->factor_batches.count > 0 ? 4 : 1);
     int64_t most_work = 0;
+    int64_t most_unpacked = 0;
     int64_t most_blocks = 1;
     int64_t most_rects = 1;
     int64_t most_elements = 1;
     for (int32_t i = 0; i < optimizer->block_batches.count; i++) {
         tchi_block_batch *block_batch = tchi_block_batch_at(optimizer, i);
         const tch_optim_config *config = &tchi_group_at(optimizer, block_batch->group)->config;
+        int64_t unpacked = tchi_unpacked_bytes(optimizer, block_batch);
         int64_t each = optimizer->method->blocks->work(optimizer->context, config, block_batch);
-        int64_t fit = config->world_invariant ? 1 : each > 0 ? budget / each : block_batch->count;
+        int64_t fit = config->world_invariant ? 1
+                      : each + unpacked > 0   ? budget / (each + unpacked)
+                                              : block_batch->count;
         block_batch->rects = rects_of(optimizer, block_batch);
         block_batch->chunk = chunk_of(block_batch->count, fit);
         most_work = block_batch->chunk * each > most_work ? block_batch->chunk * each : most_work;
+        most_unpacked = tchi_max(most_unpacked, tchi_max(block_batch->chunk, 2) * unpacked); /* a factor and its root */
         most_blocks = block_batch->chunk > most_blocks ? block_batch->chunk : most_blocks;
         most_rects =
             block_batch->chunk * block_batch->rects > most_rects ? block_batch->chunk * block_batch->rects : most_rects;
@@ -599,8 +619,10 @@ void tchi_layout_chunks(tch_optimizer *optimizer, tchi_arena *scratch)
     }
     const tch_backend *t = optimizer->context->backend;
     optimizer->most_rects = most_rects;
-    optimizer->work_bytes = most_work;
+    optimizer->unpacked_bytes = tchi_round_up(most_unpacked, 512); /* halves of it are aligned */
+    optimizer->work_bytes = most_work + optimizer->unpacked_bytes;
     optimizer->scratch = tchi_arena_take(scratch, most_work);
+    optimizer->unpacked = tchi_arena_take(scratch, optimizer->unpacked_bytes);
     optimizer->wanted = tchi_arena_take(scratch, most_blocks * (int64_t)sizeof(double));
     optimizer->norms = tchi_arena_take(scratch, most_blocks * (int64_t)sizeof(double));
     optimizer->graft_scratch =

@@ -93,6 +93,9 @@ struct tchi_optim_method {
     /* Sets the numbers on the device that are not the options of their names. NULL: all are. */
     void (*set_numbers)(const tch_optim_config *config, tchi_group_numbers *numbers);
 
+    /* AdamW's share of lr for the rest, where scalar_lr is not given. NULL: all of it. */
+    double (*rest_share)(const tch_optim_config *config);
+
     const tchi_elementwise *elementwise;
     const tchi_block_method *blocks; /* NULL: every parameter is updated element by element */
 };

@@ -34,6 +34,14 @@ void tchi_muon_set_numbers(const tch_optim_config *config, tchi_group_numbers *n
     numbers->main.beta1 = config->momentum;
 }
 
+/* Steps of AdamW are about lr an element. With MATCH_RMS_ADAMW a matrix's are too; otherwise its step has the norm of
+ * an orthogonal matrix, and 0.02, the usual lr, is far above AdamW's. With 0.3 embeddings and biases get 0.006, the
+ * best of the rates tried for the rest of a GPT (bench/results/train-lm-33m.json). */
+double tchi_muon_rest_share(const tch_optim_config *config)
+{
+    return config->muon_lr == TCH_MUON_LR_MATCH_RMS_ADAMW ? 1.0 : 0.3;
+}
+
 void tchi_muon_set_dims(const tch_optim_config *config, tchi_dims *dims)
 {
     (void)config;
@@ -208,6 +216,7 @@ const tchi_optim_method tchi_method_muon = {
     .name = "muon",
     .set_defaults = set_defaults,
     .set_numbers = tchi_muon_set_numbers,
+    .rest_share = tchi_muon_rest_share,
     .elementwise = &tchi_adamw_of_rest,
     .blocks = &blocks,
 };

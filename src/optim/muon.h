@@ -22,6 +22,7 @@ struct tchi_muon_run {
 /* For the tables of the method: see method.h. */
 void tchi_muon_set_numbers(const tch_optim_config *config, tchi_group_numbers *numbers);
 void tchi_muon_set_dims(const tch_optim_config *config, tchi_dims *dims);
+double tchi_muon_rest_share(const tch_optim_config *config);
 bool tchi_muon_takes(const tch_optim_config *config, const tchi_dims *dims);
 void tchi_muon_moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS]);
 tchi_clock_rule tchi_muon_clock_rule(const tch_optim_config *config);

@@ -147,6 +147,7 @@ const tchi_optim_method tchi_method_normuon = {
     .set_defaults = set_defaults,
     .check = tchi_config_check_beta2,
     .set_numbers = tchi_muon_set_numbers,
+    .rest_share = tchi_muon_rest_share,
     .elementwise = &tchi_adamw_of_rest,
     .blocks = &blocks,
 };

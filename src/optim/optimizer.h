@@ -111,6 +111,7 @@ typedef struct tchi_factor_batch {
     int64_t count;
     int64_t all;           /* as many as it has on all ranks */
     char *factors, *roots; /* count matrices each; roots or bases */
+    bool packed;           /* factors and roots, not bases, are lower triangles: see packed.h */
     int32_t *flags;        /* on the device: what became of the latest refresh of each */
     double *drift;         /* behind the flags: how far roots or bases were off when refreshed by need */
     double *residuals;
@@ -167,7 +168,8 @@ typedef struct tchi_state {
     size_t bytes; /* of this struct, the name included */
     int32_t param;
     tchi_state_kind kind;
-    int32_t tile;   /* LIKE_TILE: which of this rank's */
+    int32_t tile;      /* LIKE_TILE: which of this rank's */
+    int64_t symmetric; /* the size of a symmetric matrix, which a file may have packed or not; 0: it is none */
     int32_t moment; /* 1 and 2: the first and second moment of one that state_dtype is for; with a minus their scales */
     tch_tensor tensor;
     int64_t shape[TCH_MAX_RANK], strides[TCH_MAX_RANK];
@@ -213,8 +215,10 @@ struct tch_optimizer {
     /* scratch of a step */
     void *scratch_block; /* on the device; the pointers below lead into it */
     int64_t scratch_bytes;
-    char *scratch;           /* work buffers of a chunk */
-    int64_t work_bytes;      /* of the work buffers */
+    char *scratch;      /* work buffers of a chunk */
+    int64_t work_bytes; /* of the work buffers, and of those that follow */
+    char *unpacked;     /* work buffers for matrices that are kept packed: see packed.h */
+    int64_t unpacked_bytes;
     int64_t most_rects;      /* of a chunk */
     int64_t least_workspace; /* with which a refresh can be done at all */
     double *wanted, *norms;  /* in scratch, one each for a block of a chunk */

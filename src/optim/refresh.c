@@ -4,12 +4,14 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/arith.h"
 #include "core/check.h"
 #include "core/status.h"
 
 #include "outcomes.h"
 #include "layout.h"
 #include "method.h"
+#include "packed.h"
 #include "user_kernel.h"
 
 /* --- the plan of a period ---------------------------------------------------------------------------------------- */
@@ -238,23 +240,42 @@ static tch_root_config config_of(const root_run *r)
     return how;
 }
 
+static tch_tensor tensor_of(const tch_optimizer *o, const tch_matrices *m, int64_t shape[3])
+{
+    tch_dtype type = m->type == TCH_SCALAR_F64 ? TCH_FLOAT64 : TCH_FLOAT32;
+    tch_tensor t = tch_tensor_view(m->data, type, 3, shape);
+    t.device = tch_context_device(o->context);
+    return t;
+}
+
+static tch_status compute_part(const root_run *r, int64_t first, int64_t count)
+{
+    tch_optimizer *o = r->optimizer;
+    const tchi_factor_batch *f = r->factor_batch;
+    tch_matrices factors;
+    tch_matrices roots;
+    TCHI_TRY(tchi_matrices_open(o, f, TCHI_FACTORS, first, count, o->unpacked, &factors));
+    TCHI_TRY(tchi_matrices_open(o, f, TCHI_ROOTS, first, count, o->unpacked + o->unpacked_bytes / 2, &roots));
+    int64_t shape[3] = {count, f->n, f->n};
+    tch_tensor a = tensor_of(o, &factors, shape);
+    tch_tensor x = tensor_of(o, &roots, shape);
+    tch_tensor residuals = tch_tensor_view(f->residuals + first, TCH_FLOAT64, 1, shape);
+    tch_tensor report = tch_tensor_view(f->flags + first, TCH_INT32, 1, shape);
+    residuals.device = report.device = a.device;
+    tchi_user_root root = r->own != NULL ? tchi_user_kernel_root_of(r->own) : (tchi_user_root){0};
+    TCHI_TRY(tchi_inverse_root_by(o->context, r->own != NULL ? &root : NULL, &a, f->root, &r->how, &x, &residuals,
+                                  &report, r->measured ? f->drift + first : NULL));
+    return tchi_matrices_close(o, f, TCHI_ROOTS, first, &roots);
+}
+
 static tch_status compute_roots(void *argument)
 {
     const root_run *r = argument;
-    tch_optimizer *o = r->optimizer;
-    const tchi_factor_batch *f = r->factor_batch;
-    int64_t shape[3] = {r->count, f->n, f->n};
-    int64_t at = r->first * f->n * f->n * tchi_scalar_size(f->real);
-    tch_tensor a = tch_tensor_view(f->factors + at, f->real == TCH_SCALAR_F64 ? TCH_FLOAT64 : TCH_FLOAT32, 3, shape);
-    a.device = tch_context_device(o->context);
-    tch_tensor x = a;
-    x.data = f->roots + at;
-    tch_tensor residuals = tch_tensor_view(f->residuals + r->first, TCH_FLOAT64, 1, shape);
-    tch_tensor report = tch_tensor_view(f->flags + r->first, TCH_INT32, 1, shape);
-    residuals.device = report.device = a.device;
-    tchi_user_root root = r->own != NULL ? tchi_user_kernel_root_of(r->own) : (tchi_user_root){0};
-    return tchi_inverse_root_by(o->context, r->own != NULL ? &root : NULL, &a, f->root, &r->how, &x, &residuals,
-                                &report, r->measured ? f->drift + r->first : NULL);
+    int64_t together = tchi_unpacked_fit(r->optimizer, r->factor_batch, r->count);
+    for (int64_t done = 0; done < r->count; done += together) {
+        TCHI_TRY(compute_part(r, r->first + done, tchi_min(together, r->count - done)));
+    }
+    return TCH_OK;
 }
 
 /* Told from the keys of runs by its first part, which is below 0. */

@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/status.h"
 
+#include "saved_matrix.h"
 #include "saved_moments.h"
 #include "shape.h"
 #include "shared/shared.h"
@@ -157,15 +158,15 @@ tch_status tchi_saved_check(const tch_checkpoint *file, const char *name, const 
 }
 
 /* What is to be done about a tensor that the file may have in another form. */
-typedef enum form { AS_IT_IS, CONVERTED, MADE_WITH_ITS_MOMENT } form;
+typedef enum form { AS_IT_IS, CONVERTED, MADE_WITH_ITS_MOMENT, REPACKED } form;
 
 static form form_in(const tch_optimizer *o, const tchi_state *s, const tch_checkpoint *file, const char *prefix)
 {
     char name[TCHI_SAVED_NAME];
-    if (s->moment == 0) {
-        return AS_IT_IS;
-    }
     tchi_saved_name(name, prefix, s->name);
+    if (s->moment == 0) {
+        return tchi_saved_matrix_differs(s, file, name) ? REPACKED : AS_IT_IS;
+    }
     if (s->moment < 0) {
         name[strlen(name) - strlen("_scale")] = '\0';
     }
@@ -206,8 +207,9 @@ tch_status tchi_saved_state_check(const tch_optimizer *optimizer, int64_t index,
     for (int64_t i = 0; i < count_saved(optimizer, s) && form != MADE_WITH_ITS_MOMENT; i++) {
         saved f;
         find_saved(optimizer, s, i, prefix, &f);
-        TCHI_TRY(form == CONVERTED ? tchi_saved_moment_check(tchi_param_at(optimizer, s->param), file, f.name)
-                                   : check_one(file, s, &f));
+        TCHI_TRY(form == CONVERTED  ? tchi_saved_moment_check(tchi_param_at(optimizer, s->param), file, f.name)
+                 : form == REPACKED ? tchi_saved_matrix_check(s, file, f.name)
+                                    : check_one(file, s, &f));
     }
     return TCH_OK;
 }
@@ -217,12 +219,17 @@ tch_status tchi_saved_state_read(const tch_optimizer *optimizer, int64_t index, 
 {
     const tchi_state *s = tchi_state_at(optimizer, index);
     form form = form_in(optimizer, s, file, prefix);
-    if (form != AS_IT_IS) {
-        char name[TCHI_SAVED_NAME];
-        return form == MADE_WITH_ITS_MOMENT
-                   ? TCH_OK
-                   : tchi_saved_moment_read(optimizer, tchi_param_at(optimizer, s->param), s->moment - 1, file,
-                                            tchi_saved_name(name, prefix, s->name));
+    char name[TCHI_SAVED_NAME];
+    tchi_saved_name(name, prefix, s->name);
+    switch (form) {
+    case MADE_WITH_ITS_MOMENT:
+        return TCH_OK;
+    case CONVERTED:
+        return tchi_saved_moment_read(optimizer, tchi_param_at(optimizer, s->param), s->moment - 1, file, name);
+    case REPACKED:
+        return tchi_saved_matrix_read(optimizer, s, file, name);
+    default:
+        break;
     }
     for (int64_t i = 0; i < count_saved(optimizer, s); i++) {
         saved f;

@@ -17,6 +17,7 @@
 
 #include "config.h"
 #include "method.h"
+#include "packed.h"
 #include "outcomes.h"
 #include "rects.h"
 #include "refresh.h"
@@ -231,18 +232,14 @@ typedef struct basis_run {
     bool measured; /* how far the old bases are off */
 } basis_run;
 
-static tch_matrices matrices_of(const tchi_factor_batch *f, char *data, int64_t first, int64_t count)
-{
-    int64_t elements = f->n * f->n;
-    return tchi_matrices_new(data + first * elements * tchi_scalar_size(f->real), f->real, count, f->n, f->n);
-}
-
 static tch_status refresh_part(const basis_run *r, int64_t first, int64_t count)
 {
     tch_context *context = r->optimizer->context;
     const tchi_factor_batch *f = r->factor_batch;
-    tch_matrices c = matrices_of(f, f->factors, first, count);
-    tch_matrices q = matrices_of(f, f->roots, first, count);
+    tch_matrices c;
+    tch_matrices q;
+    TCHI_TRY(tchi_matrices_open(r->optimizer, f, TCHI_FACTORS, first, count, r->optimizer->unpacked, &c));
+    TCHI_TRY(tchi_matrices_open(r->optimizer, f, TCHI_ROOTS, first, count, NULL, &q));
     tchi_arena arena = {0};
     int64_t bytes = tchi_basis_bytes(context, f->real, f->n, count);
     tchi_arena_take(&arena, bytes);
@@ -271,7 +268,7 @@ static tch_status refresh_bases(void *argument)
 {
     const basis_run *r = argument;
     TCHI_RANGE(r->optimizer->context, "basis");
-    int64_t together = fit(r);
+    int64_t together = tchi_unpacked_fit(r->optimizer, r->factor_batch, fit(r));
     for (int64_t done = 0; done < r->count; done += together) {
         int64_t left = r->count - done;
         TCHI_TRY(refresh_part(r, r->first + done, left < together ? left : together));

@@ -4,22 +4,13 @@
 #include "core/status.h"
 #include "linalg/algebra.h"
 
-static tch_matrices of_factor_batch(const tchi_factor_batch *f, char *base, int64_t first, int64_t count)
-{
-    int64_t square = f->n * f->n;
-    return (tch_matrices){base + first * square * tchi_scalar_size(f->real), f->real, f->n, f->n, f->n, count, square};
-}
+#include "packed.h"
 
-tch_matrices tchi_run_factors(const tch_optimizer *optimizer, const tchi_run *run, int32_t k)
+/* The matrices of a factor batch that belong to dimension `k` of a run's blocks. */
+static const tchi_factor_batch *of_run(const tch_optimizer *o, const tchi_run *run, int32_t k, int64_t *first)
 {
-    const tchi_factor_batch *f = tchi_factor_batch_at(optimizer, run->block_batch->factor_batch[k]);
-    return of_factor_batch(f, f->factors, run->block_batch->position[k] + run->first, run->count);
-}
-
-tch_matrices tchi_run_roots(const tch_optimizer *optimizer, const tchi_run *run, int32_t k)
-{
-    const tchi_factor_batch *f = tchi_factor_batch_at(optimizer, run->block_batch->factor_batch[k]);
-    return of_factor_batch(f, f->roots, run->block_batch->position[k] + run->first, run->count);
+    *first = run->block_batch->position[k] + run->first;
+    return tchi_factor_batch_at(o, run->block_batch->factor_batch[k]);
 }
 
 /* Blocks are matrices with the dimension along their rows or their columns, or neither. A matrix whose rows have gaps
@@ -89,7 +80,9 @@ static tch_status update_factor(tch_optimizer *o, const tchi_run *run, const tch
                                 void *spare, const tch_clock *clock)
 {
     mode m = mode_of(run->block_batch, k);
-    tch_matrices c = tchi_run_factors(o, run, k);
+    int64_t first;
+    const tchi_factor_batch *f = of_run(o, run, k, &first);
+    tch_matrices c;
     int32_t transpose = m.inner == 1 && m.outer > 1;
     tch_matrices a =
         transpose ? view(work, buffer, m.outer, m.size, run->count) : view(work, buffer, m.size, m.inner, run->count);
@@ -101,8 +94,10 @@ static tch_status update_factor(tch_optimizer *o, const tchi_run *run, const tch
         TCHI_TRY(tchi_turn_blocks(o, run->block_batch, k, work->stride, run->count, buffer, spare, false));
         a = view(work, spare, m.size, m.outer * m.inner, run->count);
     }
-    return o->context->backend->update->factor_update(o->context->state, &a, transpose, clock,
-                                                      rounded(o, run->block_batch), &c);
+    TCHI_TRY(tchi_matrices_open(o, f, TCHI_FACTORS, first, run->count, o->unpacked, &c));
+    TCHI_TRY(o->context->backend->update->factor_update(o->context->state, &a, transpose, clock,
+                                                        rounded(o, run->block_batch), &c));
+    return tchi_matrices_close(o, f, TCHI_FACTORS, first, &c);
 }
 
 tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *buffer,
@@ -149,7 +144,10 @@ static tch_status multiply_along(tch_optimizer *o, const tchi_run *run, const tc
                                  int32_t transpose, void *from, void *to)
 {
     mode m = mode_of(run->block_batch, k);
-    tch_matrices x = tchi_run_roots(o, run, k);
+    int64_t first;
+    const tchi_factor_batch *f = of_run(o, run, k, &first);
+    tch_matrices x;
+    TCHI_TRY(tchi_matrices_open(o, f, TCHI_ROOTS, first, run->count, o->unpacked, &x));
     if (m.kind == BETWEEN) {
         return multiply_middle(o, run, work, &m, &x, transpose, from, to);
     }

@@ -5,10 +5,6 @@
 
 #include "rects.h"
 
-/* The matrices of a factor batch that belong to dimension `k` of a run's blocks. */
-tch_matrices tchi_run_factors(const tch_optimizer *optimizer, const tchi_run *run, int32_t k);
-tch_matrices tchi_run_roots(const tch_optimizer *optimizer, const tchi_run *run, int32_t k);
-
 /* Adds the Gram matrices of the blocks in `buffer` to the run's factors, with the weights of `clock`. `spare` is a work
  * buffer, used where a dimension has others on both sides. */
 tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *buffer,

@@ -137,8 +137,8 @@ static const struct {
     {"a,b,y\n1,2,0\n3,1,4,5\n", {0}, "line 3: has 4 columns"},
     {"a,b,y\n1,,0\n", {0}, "line 2, column 2 (b): the cell is empty"},
     {"1,2,0\n1,,0\n", {0}, "line 2, column 2: the cell is empty"},
-    {"a,b,y\n1,2,0\n\n1,two,0\n", {0}, "line 4, column 2 (b): 'two' is no number"},
-    {"a,b,y\n1,2x,0\n", {0}, "'2x' is no number"},
+    {"a,b,y\n1,2,0\n\n1,two,0\n", {0}, "line 4, column 2 (b): 'two' is not a number"},
+    {"a,b,y\n1,2x,0\n", {0}, "'2x' is not a number"},
     {"a,b,y\n1,nan,0\n", {0}, "not finite"},
     {"a,b,y\n1,-inf,0\n", {0}, "not finite"},
     {"a,b,y\n1,1e39,0\n", {0}, "'1e39' is not finite in float32"},
@@ -185,10 +185,10 @@ static void binary_files_and_folders_are_refused(void **state)
     dataset_error error;
     test_case("zero bytes");
     write_file("bad.csv", "a,b\n1,\0,2\n", 10);
-    check_refused(dataset_read_csv(path_of("bad.csv"), NULL, &data, &error), &data, &error, "is no text: byte 7");
+    check_refused(dataset_read_csv(path_of("bad.csv"), NULL, &data, &error), &data, &error, "is not text: byte 7");
     unlink(path_of("bad.csv"));
     test_case("a folder");
-    check_refused(dataset_read_csv(folder, NULL, &data, &error), &data, &error, "no ordinary file");
+    check_refused(dataset_read_csv(folder, NULL, &data, &error), &data, &error, "not a regular file");
     test_case("no file");
     check_refused(dataset_read_csv(path_of("none"), NULL, &data, &error), &data, &error, "No such file");
     check_refused(dataset_read(path_of("none"), NULL, &data, &error), &data, &error, "No such file");
@@ -214,10 +214,10 @@ static void pipes_sockets_and_devices_are_refused(void **state)
     int listening = socket(AF_UNIX, SOCK_STREAM, 0);
     CHECK(listening >= 0 && bind(listening, (struct sockaddr *)&address, sizeof address) == 0, "there is no socket");
     CHECK(mkfifo(path_of("pipe"), 0600) == 0, "there is no pipe");
-    check_no_file(path_of("pipe"), "no ordinary file but a pipe");
-    check_no_file(path_of("socket"), "no ordinary file but a socket");
-    check_no_file("/dev/null", "no ordinary file but a device");
-    check_no_file(folder, "no ordinary file but a folder");
+    check_no_file(path_of("pipe"), "not a regular file but a pipe");
+    check_no_file(path_of("socket"), "not a regular file but a socket");
+    check_no_file("/dev/null", "not a regular file but a device");
+    check_no_file(folder, "not a regular file but a folder");
     close(listening);
     unlink(path_of("pipe"));
     unlink(path_of("socket"));
@@ -357,7 +357,7 @@ static const struct {
     int size;      /* 0: as it is */
     const char *part;
 } bad_idx[] = {
-    {0, 0, 1, 0, "no IDX file"},
+    {0, 0, 1, 0, "not an IDX file"},
     {0, 2, 0x0d, 0, "type 0x0d, expected 0x08"},
     {0, 3, 1, 0, "has 1 dimensions, expected 3"},
     {0, 3, 255, 0, "has 255 dimensions"},
@@ -415,7 +415,7 @@ static void hostile_idx_headers_are_refused(void **state)
     memset(hostile + 4, 0xff, sizeof hostile - 4);
     test_case("sizes beyond 64 bits");
     write_file("images", hostile, sizeof hostile);
-    check_refused(dataset_read_idx(path_of("images"), NULL, &data, &error), &data, &error, "no 64-bit number");
+    check_refused(dataset_read_idx(path_of("images"), NULL, &data, &error), &data, &error, "does not fit in 64 bits");
     test_case("a size beyond memory");
     memset(hostile + 8, 0, 8);
     hostile[11] = hostile[15] = 1;

@@ -325,11 +325,11 @@ class Data(Case):
             ("/dev/null", "a device"),
             (self.folder.name, "a folder"),
         ):
-            self.assert_refused(1, ["--data", path], path, f"no ordinary file but {kind}")
+            self.assert_refused(1, ["--data", path], path, f"not a regular file but {kind}")
             for option in good:
                 pair = dict(good, **{option: path})
                 arguments = [word for item in pair.items() for word in item]
-                self.assert_refused(1, arguments, path, f"no ordinary file but {kind}")
+                self.assert_refused(1, arguments, path, f"not a regular file but {kind}")
             self.assert_refused(1, ["--resume", path], path)
 
     @unittest.skipUnless(os.path.exists("/dev/stdin"), "needs /dev/stdin")
@@ -341,7 +341,7 @@ class Data(Case):
         self.assertEqual((result.returncode, result.stderr), (0, b""))
         result = subprocess.run(arguments, input=b"a,b\n1,2\n", capture_output=True, env=PLAIN, timeout=300)
         self.assertEqual(result.returncode, 1)
-        self.assertIn(b"no ordinary file but a pipe", result.stderr)
+        self.assertIn(b"not a regular file but a pipe", result.stderr)
 
     @staticmethod
     def csv_text(rows):
@@ -608,9 +608,8 @@ class Outputs(Case):
         self.assertEqual(status, 1)
         step = int(read_checkpoint(path)[0]["train.sgd.step"])
         self.assertGreater(lines(output)[-1]["runs"][0]["steps"], step)
-        self.assertEqual(
-            messages, f"torchium train: the checkpoint {path} is not that of the end: it holds step {step} of sgd\n"
-        )
+        late = f"the checkpoint {path} is not from the end of the training: it holds step {step} of sgd"
+        self.assertEqual(messages, f"torchium train: {late}\n")
         self.train("--resume", path, "--steps", str(step + 5), "--device", DEVICE)
 
     def test_a_disk_that_is_cleared(self):

@@ -305,7 +305,8 @@ static void shampoo(void **state)
     c.momentum = 0.0;
     c.merge_dims = 0;
     c.master_weights = 1;
-    try_all(*state, "shampoo with master weights", &c, TCH_BFLOAT16);
+    c.packed_factors = 1;
+    try_all(*state, "shampoo with master weights, packed", &c, TCH_BFLOAT16);
 }
 
 static void soap(void **state)
@@ -313,7 +314,8 @@ static void soap(void **state)
     tch_optim_config c = config_of(TCH_OPTIM_SOAP);
     try_all(*state, "soap", &c, TCH_FLOAT32);
     c.block = 1;
-    try_all(*state, "soap in blocks", &c, TCH_FLOAT64);
+    c.packed_factors = 1;
+    try_all(*state, "soap in blocks, packed", &c, TCH_FLOAT64);
 }
 
 static void muon_and_normuon(void **state)

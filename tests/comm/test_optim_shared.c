@@ -133,7 +133,8 @@ static void shampoo(void **state)
     c.momentum = 0.0;
     c.decay = TCH_DECAY_L2;
     c.stagger = 0;
-    try_all(n, "shampoo with grafting and l2", &c, TCH_FLOAT64, 1e-4);
+    c.packed_factors = 1;
+    try_all(n, "shampoo with grafting and l2, packed", &c, TCH_FLOAT64, 1e-4);
     c.master_weights = 1;
     try_all(n, "shampoo with master weights and l2", &c, TCH_BFLOAT16, 1e-2);
     c = shared_config(TCH_OPTIM_SHAMPOO);
@@ -149,7 +150,8 @@ static void soap(void **state)
     try_all(n, "soap", &c, TCH_FLOAT32, 1e-3);
     c.block = 1;
     c.normalize_grads = 1;
-    try_all(n, "soap in blocks", &c, TCH_FLOAT64, 1e-4);
+    c.packed_factors = 1;
+    try_all(n, "soap in blocks, packed", &c, TCH_FLOAT64, 1e-4);
     c.refresh_drift = 1.0;
     c.precondition_frequency = 8;
     try_all(n, "soap by need", &c, TCH_FLOAT64, 1e-4);

@@ -271,6 +271,20 @@ static void a_later_replay_that_fails(void **state)
     check_figures(1, 1, 4, 1);
 }
 
+/* Part of it has been queued: to do the work again would do that part twice. */
+static void a_replay_that_breaks_off_is_an_error(void **state)
+{
+    work w = work_of(*state);
+    times(&w, 1, WARM + 1);
+    recording_fault.replay_breaks = true;
+    assert_int_equal(try_once(&w, 1), TCH_ERR_BACKEND);
+    CHECK(place == -1.0, "the work was done again");
+    recording_fault.replay_breaks = false;
+    times(&w, 1, 2);
+    check_figures(1, 1, 4, 0);
+    assert_int_equal(w.calls, WARM + 1);
+}
+
 static void work_that_fails_while_recorded_is_done(void **state)
 {
     work w = work_of(*state);
@@ -399,6 +413,7 @@ int main(int argc, char **argv)
         CASE(a_recording_that_gives_nothing),
         CASE(a_replay_that_fails),
         CASE(a_later_replay_that_fails),
+        CASE(a_replay_that_breaks_off_is_an_error),
         CASE(work_that_fails_while_recorded_is_done),
         CASE(work_that_fails_says_so),
         CASE(a_stream_that_is_lost_is_an_error),

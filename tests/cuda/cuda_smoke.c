@@ -691,6 +691,12 @@ static void layer_gradients(const layer_row *row, tch_dtype dtype, tch_dtype int
     end_case();
 }
 
+/* Inputs so small that the bias has a good part of a norm. */
+static double small_wave(int64_t i, int64_t n)
+{
+    return wave(i, n) / 16.0;
+}
+
 /* Norms as exact as float32 sums: rows that are multiples of 16 bytes go to tensor cores in parts, others do not. */
 static void linear_norms(int64_t positions, int64_t inputs, int64_t outputs, int32_t rounded)
 {
@@ -701,6 +707,9 @@ static void linear_norms(int64_t positions, int64_t inputs, int64_t outputs, int
     layer.rounded = rounded;
     done(tch_grad_norms(context, &layer, x, g, TCH_GRAD_WEIGHT, 0, norms), "norms");
     expect_finite(norms, "norms");
+    const tch_tensor *small_x = fill(make(TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, positions, inputs}), small_wave);
+    done(tch_grad_norms(context, &layer, small_x, g, TCH_GRAD_BOTH, 0, norms), "norms with a bias");
+    expect_finite(norms, "norms with a bias");
     end_case();
 }
 

@@ -33,6 +33,8 @@ static cudaStream_t stream_of(void *state)
     return tchi_cuda_get_stream(state);
 }
 
+static int64_t kernels; /* of the latest recording */
+
 /* --- recording --------------------------------------------------------------------------------------------------- */
 
 static void record_and_replay(void *state, cudaStream_t stream)
@@ -43,12 +45,14 @@ static void record_and_replay(void *state, cudaStream_t stream)
     assert_non_null(stream_of(state));
     assert_ptr_not_equal(stream_of(state), stream);
     assert_ptr_equal(stream_of(state), fake.captured);
-    assert_int_equal(tchi_cuda_recording_end(state, &recording), TCH_OK);
+    assert_int_equal(tchi_cuda_recording_end(state, &recording, &kernels), TCH_OK);
     assert_non_null(recording);
     assert_ptr_equal(stream_of(state), stream);
     assert_null(fake.captured);
     assert_int_equal(fake.graphs, 0);
-    assert_int_equal(tchi_cuda_recording_replay(state, recording), TCH_OK);
+    int32_t begun = 0;
+    assert_int_equal(tchi_cuda_recording_replay(state, recording, &begun), TCH_OK);
+    assert_int_equal(begun, 1);
     assert_ptr_equal(fake.replayed_on, stream);
     tchi_cuda_recording_release(state, recording);
     assert_int_equal(fake.executables, 0);
@@ -60,6 +64,15 @@ static void work_goes_to_a_stream_of_its_own_and_back(void **state)
     int streams = fake.streams;
     record_and_replay(*state, stream_of(*state));
     assert_int_equal(fake.streams, streams); /* one is enough */
+}
+
+/* In whole steps of 2 MiB; for as many kernels as were measured what was measured. */
+static void bytes_are_an_estimate(void **state)
+{
+    assert_int_equal(tchi_cuda_recording_bytes(*state, 0), 0);
+    assert_int_equal(tchi_cuda_recording_bytes(*state, 1), 2 << 20);
+    assert_int_equal(tchi_cuda_recording_bytes(*state, 1448), 4 << 20);
+    assert_int_equal(tchi_cuda_recording_bytes(*state, 1449), 6 << 20);
 }
 
 static void the_default_stream_will_do(void **state)
@@ -77,7 +90,7 @@ static void nothing_is_allocated_or_waited_for(void **state)
     assert_int_equal(tchi_cuda_synchronize(*state), TCH_ERR_UNSUPPORTED);
     assert_int_equal(fake.bad_waits, 0);
     assert_false(tchi_cuda_recording_possible(*state));
-    assert_int_equal(tchi_cuda_recording_end(*state, &recording), TCH_OK);
+    assert_int_equal(tchi_cuda_recording_end(*state, &recording, &kernels), TCH_OK);
     tchi_cuda_recording_release(*state, recording);
 }
 
@@ -85,7 +98,7 @@ static void a_release_enters_the_device_by_itself(void **state)
 {
     void *recording = NULL;
     assert_int_equal(tchi_cuda_recording_begin(*state), TCH_OK);
-    assert_int_equal(tchi_cuda_recording_end(*state, &recording), TCH_OK);
+    assert_int_equal(tchi_cuda_recording_end(*state, &recording, &kernels), TCH_OK);
     tchi_cuda_end(*state);
     tchi_cuda_recording_release(*state, recording);
     assert_int_equal(fake.current, 0);
@@ -111,7 +124,7 @@ static void check_nothing_kept(void *state)
     void *recording = &somewhere;
     cudaStream_t stream = stream_of(state);
     assert_int_equal(tchi_cuda_recording_begin(state), TCH_OK);
-    assert_int_equal(tchi_cuda_recording_end(state, &recording), TCH_OK);
+    assert_int_equal(tchi_cuda_recording_end(state, &recording, &kernels), TCH_OK);
     assert_null(recording);
     assert_ptr_equal(stream_of(state), stream);
     assert_int_equal(fake.pending, cudaSuccess);
@@ -134,11 +147,133 @@ static void a_replay_that_fails_is_reported_once(void **state)
 {
     void *recording = NULL;
     assert_int_equal(tchi_cuda_recording_begin(*state), TCH_OK);
-    assert_int_equal(tchi_cuda_recording_end(*state, &recording), TCH_OK);
+    assert_int_equal(tchi_cuda_recording_end(*state, &recording, &kernels), TCH_OK);
     fake.replay_says = cudaErrorMemoryAllocation;
-    assert_int_equal(tchi_cuda_recording_replay(*state, recording), TCH_ERR_OUT_OF_MEMORY);
+    int32_t begun = 0;
+    assert_int_equal(tchi_cuda_recording_replay(*state, recording, &begun), TCH_ERR_OUT_OF_MEMORY);
+    assert_int_equal(begun, 0);
     assert_int_equal(fake.pending, cudaSuccess);
     tchi_cuda_recording_release(*state, recording);
+}
+
+/* --- phases ------------------------------------------------------------------------------------------------------ */
+
+/* Work in two ranges, of which the second is in a third, and some behind them; with nothing before the first. */
+static void record_ranges(void *state, void **recording)
+{
+    assert_int_equal(tchi_cuda_recording_begin(state), TCH_OK);
+    fake.nodes = 0;
+    tchi_cuda_recording_range(state, "factors");
+    fake.nodes = 3;
+    tchi_cuda_recording_range(state, NULL);
+    fake.nodes = 0;
+    tchi_cuda_recording_range(state, "refresh");
+    tchi_cuda_recording_range(state, "root");
+    fake.nodes = 2;
+    tchi_cuda_recording_range(state, NULL);
+    tchi_cuda_recording_range(state, NULL);
+    assert_ptr_equal(stream_of(state), fake.captured);
+    assert_null(fake.captured_too);
+    assert_int_equal(tchi_cuda_recording_end(state, recording, &kernels), TCH_OK);
+    assert_int_equal(fake.graphs, 0);
+}
+
+static const char *const by_phases =
+    "push factors, launch, pop, push refresh, push root, launch, pop, launch, pop, launch, ";
+
+static void with_phases(void *state)
+{
+    ((tchi_cuda_state *)state)->recorder.phases = 1;
+}
+
+static void each_phase_is_a_graph_in_its_range(void **state)
+{
+    void *recording = NULL;
+    int32_t begun = 0;
+    cudaStream_t stream = stream_of(*state);
+    with_phases(*state);
+    record_ranges(*state, &recording);
+    assert_non_null(recording);
+    assert_ptr_equal(stream_of(*state), stream);
+    assert_int_equal(fake.executables, 4);
+    assert_int_equal(kernels, 3 + 2 + 2 + 2);
+    assert_int_equal(tchi_cuda_recording_replay(*state, recording, &begun), TCH_OK);
+    assert_string_equal(fake.timeline, by_phases);
+    tchi_cuda_recording_release(*state, recording);
+    record_and_replay(*state, stream); /* on the streams there are */
+}
+
+static void without_a_profiler_it_is_one_graph(void **state)
+{
+    void *recording = NULL;
+    int32_t begun = 0;
+    record_ranges(*state, &recording);
+    assert_int_equal(tchi_cuda_recording_replay(*state, recording, &begun), TCH_OK);
+    assert_string_equal(fake.timeline, "launch, ");
+    tchi_cuda_recording_release(*state, recording);
+}
+
+/* Nothing is done meanwhile: what is queued stays where the capture is. */
+static void a_phase_that_cannot_begin_stays_with_the_one_before(void **state)
+{
+    void *recording = NULL;
+    int32_t begun = 0;
+    with_phases(*state);
+    assert_int_equal(tchi_cuda_recording_begin(*state), TCH_OK);
+    fake.capture_says = cudaErrorStreamCaptureUnsupported;
+    tchi_cuda_recording_range(*state, "factors");
+    assert_ptr_equal(stream_of(*state), fake.captured);
+    assert_int_equal(fake.pending, cudaSuccess);
+    fake.capture_says = cudaSuccess;
+    tchi_cuda_recording_range(*state, NULL);
+    fake.nodes = 0;
+    assert_int_equal(tchi_cuda_recording_end(*state, &recording, &kernels), TCH_OK);
+    assert_int_equal(tchi_cuda_recording_replay(*state, recording, &begun), TCH_OK);
+    assert_string_equal(fake.timeline, "push factors, launch, pop, ");
+    tchi_cuda_recording_release(*state, recording);
+}
+
+static void a_phase_that_was_ended_leaves_no_recording(void **state)
+{
+    void *recording = NULL;
+    with_phases(*state);
+    assert_int_equal(tchi_cuda_recording_begin(*state), TCH_OK);
+    fake.end_says = cudaErrorStreamCaptureInvalidated;
+    tchi_cuda_recording_range(*state, "factors");
+    fake.end_says = cudaSuccess;
+    tchi_cuda_recording_range(*state, NULL);
+    assert_int_equal(tchi_cuda_recording_end(*state, &recording, &kernels), TCH_OK);
+    assert_null(recording);
+    assert_int_equal(fake.executables, 0);
+}
+
+/* The ranges that were opened are closed. */
+static void a_replay_that_fails_in_the_middle_says_so(void **state)
+{
+    void *recording = NULL;
+    int32_t begun = 0;
+    with_phases(*state);
+    record_ranges(*state, &recording);
+    fake.replay_says = cudaErrorMemoryAllocation;
+    fake.replays_before = 1;
+    assert_int_equal(tchi_cuda_recording_replay(*state, recording, &begun), TCH_ERR_OUT_OF_MEMORY);
+    assert_int_equal(begun, 1);
+    assert_string_equal(fake.timeline, "push factors, launch, pop, push refresh, push root, pop, pop, ");
+    tchi_cuda_recording_release(*state, recording);
+}
+
+/* For every allocation that may fail nothing is kept, and nothing is left. */
+static void no_memory_for_a_recording(void **state)
+{
+    with_phases(*state);
+    for (int left = 0; left < 4; left++) {
+        void *recording = NULL;
+        fake_host.allocations_left = left;
+        record_ranges(*state, &recording);
+        fake_host.allocations_left = -1;
+        assert_null(recording);
+        assert_int_equal(fake.executables, 0);
+    }
 }
 
 /* --- when nothing is recorded ------------------------------------------------------------------------------------ */
@@ -164,6 +299,28 @@ static int is_possible_with(const char *variable, const char *value)
     return possible;
 }
 
+static int has_phases_with(const char *value, int heard)
+{
+    void *state = NULL;
+    fake_runtime_reset();
+    fake.heard = heard;
+    setenv("TORCHIUM_CUDA_RECORD", value, 1);
+    assert_int_equal(tchi_cuda_state_create(0, &state), TCH_OK);
+    unsetenv("TORCHIUM_CUDA_RECORD");
+    int phases = ((tchi_cuda_state *)state)->recorder.phases;
+    tchi_cuda_state_destroy(state);
+    return phases;
+}
+
+static void phases_where_a_profiler_listens(void **state)
+{
+    (void)state;
+    assert_false(has_phases_with("", 0));
+    assert_true(has_phases_with("", 1));
+    assert_true(has_phases_with("phases", 0));
+    assert_false(has_phases_with("whole", 1));
+}
+
 static void not_where_the_environment_says_so(void **state)
 {
     (void)state;
@@ -180,12 +337,20 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(work_goes_to_a_stream_of_its_own_and_back),
         CASE(the_default_stream_will_do),
+        CASE(bytes_are_an_estimate),
         CASE(nothing_is_allocated_or_waited_for),
         CASE(a_release_enters_the_device_by_itself),
         CASE(a_capture_that_does_not_begin),
         CASE(a_capture_that_was_ended),
         CASE(a_graph_that_cannot_be_made),
         CASE(a_replay_that_fails_is_reported_once),
+        CASE(each_phase_is_a_graph_in_its_range),
+        CASE(without_a_profiler_it_is_one_graph),
+        CASE(a_phase_that_cannot_begin_stays_with_the_one_before),
+        CASE(a_phase_that_was_ended_leaves_no_recording),
+        CASE(a_replay_that_fails_in_the_middle_says_so),
+        CASE(no_memory_for_a_recording),
+        cmocka_unit_test(phases_where_a_profiler_listens),
         CASE(not_while_the_caller_captures),
         cmocka_unit_test(not_where_the_environment_says_so),
     };

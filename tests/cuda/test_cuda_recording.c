@@ -30,13 +30,15 @@ typedef struct training {
     int steps;
 } training;
 
-static tch_context *plain, *recording;
+static tch_context *plain, *recording, *phased; /* the last with a graph for each phase */
 
 static int open_contexts(void **state)
 {
     (void)state;
     setenv("TORCHIUM_CUDA_RECORD", "0", 1);
     CHECK_OK(tch_context_create(test_device(), &plain));
+    setenv("TORCHIUM_CUDA_RECORD", "phases", 1);
+    CHECK_OK(tch_context_create(test_device(), &phased));
     unsetenv("TORCHIUM_CUDA_RECORD");
     CHECK_OK(tch_context_create(test_device(), &recording));
     return 0;
@@ -47,6 +49,7 @@ static int close_contexts(void **state)
     (void)state;
     tch_context_destroy(plain);
     tch_context_destroy(recording);
+    tch_context_destroy(phased);
     return 0;
 }
 
@@ -152,6 +155,20 @@ static void the_caller_captures_a_step(void **state)
     }
 }
 
+/* --- phases ------------------------------------------------------------------------------------------------------ */
+
+static void a_graph_for_each_phase(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        test_case("%s", tch_optim_kind_name(kinds[k]));
+        training t = begin(phased, kinds[k]);
+        steps(&t, 2 * ENOUGH);
+        compare(&t, kinds[k]);
+        end(&t);
+    }
+}
+
 /* --- other threads capture --------------------------------------------------------------------------------------- */
 
 static atomic_int stop, captures, broken;
@@ -242,9 +259,8 @@ static void destroyed_while_running(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_caller_captures_a_step),
-        cmocka_unit_test(another_thread_captures),
-        cmocka_unit_test(on_the_default_stream),
+        cmocka_unit_test(the_caller_captures_a_step), cmocka_unit_test(a_graph_for_each_phase),
+        cmocka_unit_test(another_thread_captures),    cmocka_unit_test(on_the_default_stream),
         cmocka_unit_test(destroyed_while_running),
     };
     test_begin(argc, argv);

@@ -158,7 +158,7 @@ static void memory_that_runs_out(void **state)
     tchi_cuda_release(*state, block, 100);
     fake.failing_allocations = 2;
     assert_int_equal(tchi_cuda_allocate(*state, 12345, &block), TCH_ERR_OUT_OF_MEMORY);
-    fake_host_expect("12345 bytes were asked for, 1001 of 2000 are free");
+    fake_host_expect("12345 bytes were requested, 1001 of 2000 are free");
     assert_int_equal(fake.pending, cudaSuccess); /* nobody meets the error again */
     tchi_cuda_end(*state);
 }

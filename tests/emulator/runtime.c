@@ -386,6 +386,12 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     return result(cudaErrorNotSupported);
 }
 
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count)
+{
+    (void)graph, (void)nodes, (void)count;
+    return result(cudaErrorNotSupported);
+}
+
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long flags)
 {
     (void)executable, (void)graph, (void)flags;

@@ -3,6 +3,7 @@
 #ifndef TORCHIUM_FUZZ_H
 #define TORCHIUM_FUZZ_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -26,6 +27,14 @@ void fuzz_repair(uint8_t *bytes, size_t count);
 
 /* The length before the header of a safetensors file whose last `data_bytes` are the tensors'. */
 void fuzz_repair_safetensors(uint8_t *bytes, size_t count, size_t data_bytes);
+
+/* Of an input's bytes: what is chosen by it is the same whenever the input is tried, and another for most neighbors. */
+uint64_t fuzz_hash(const uint8_t *bytes, size_t count);
+
+/* For one hash in sixteen, an allocation or a read of a file fails between the two: the k-th, by the hash too. The
+ * second says whether one did: then an input may be refused for that. Not around what the target cannot do without. */
+void fuzz_faults_begin(uint64_t hash);
+bool fuzz_faults_end(void);
 
 /* The context of the CPU, made at the first call: before it the backend is not there either. */
 tch_context *fuzz_context(void);

@@ -26,6 +26,7 @@ HEADERS = {
     b'"b":{"dtype":"F64","shape":[],"data_offsets":[0,8]},'
     b'"c":{"dtype":"BF16","shape":[1,2],"data_offsets":[8,12]},'
     b'"e":{"dtype":"I64","shape":[0],"data_offsets":[12,12]},'
+    b'"x":{"dtype":"F32","shape":[3,0],"data_offsets":[12,12]},'
     b'"q":{"dtype":"F4","shape":[24],"data_offsets":[12,24]}}   ',
     "sums": b'{"__metadata__":{"torchium.crc32c":"420467de","torchium.crc32c/a":"42709aea","k":"v"},'
     b'"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},'
@@ -34,6 +35,22 @@ HEADERS = {
     b'"w[0:1,0:2]":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},'
     b'"w[1:2,0:2]":{"dtype":"F32","shape":[1,2],"data_offsets":[8,16]},'
     b'"x":{"dtype":"F32","shape":[2],"data_offsets":[16,24]}}',
+    "shards_apart": b'{"__metadata__":{"torchium.shard/w[0:2,0:1]":"2,2;0,0","torchium.shard/w[0:1,1:2]":"2,2;0,1",'
+    b'"torchium.shard/w[1:2,1:2]":"2,2;1,1","torchium.shard/x[0:2,0:1,0:1]":"2,2,2;0,0,0"},'
+    b'"w[0:2,0:1]":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},'
+    b'"w[0:1,1:2]":{"dtype":"F32","shape":[1,1],"data_offsets":[8,12]},'
+    b'"w[1:2,1:2]":{"dtype":"F32","shape":[1,1],"data_offsets":[12,16]},'
+    b'"x[0:2,0:1,0:1]":{"dtype":"F16","shape":[2,1,1],"data_offsets":[16,20]},'
+    b'"y":{"dtype":"F32","shape":[1],"data_offsets":[20,24]}}',
+    "shard_scalar": b'{"__metadata__":{"torchium.shard/x[]":""},"x[]":{"dtype":"F64","shape":[],"data_offsets":[0,8]},'
+    b'"y":{"dtype":"I8","shape":[16],"data_offsets":[8,24]}}',
+    "whole": b'{"w":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},'
+    b'"x":{"dtype":"F32","shape":[2],"data_offsets":[16,24]}}',
+    "whole_other": b'{"w":{"dtype":"I32","shape":[2,3],"data_offsets":[0,24]}}',
+    "whole_rank": b'{"w":{"dtype":"I64","shape":[3,1,1,1,1,1,1,1,1],"data_offsets":[0,24]}}',
+    "sums_twice": b'{"__metadata__":{"torchium.crc32c/a":"42709aea","torchium.crc32c/a":"42709aea"},'
+    b'"a":{"dtype":"F32","shape":[6],"data_offsets":[0,24]}}',
+    "long": b'{"' + b"n" * 200 + b'":{"dtype":"F32","shape":[7],"data_offsets":[0,24]}}',
     "escapes": b'{"\\u00e9\\ud83d\\udd25\\n\xc3\xa9":'
     b'{"shape":[3,1,1,1,1,1,1,1,1],"dtype":"I64","data_offsets":[0,24]}}',
     "order": b'{"b":{"dtype":"U8","shape":[8],"data_offsets":[16,24]},"a":{"data_offsets":[0,16],"dtype":"F16",'
@@ -49,6 +66,7 @@ INDEX = {
     "one": b'{"weight_map":{"b":"b.safetensors"},"other":[1,-2.5e3,{"x":[null,true,"\\u0041"]},[]]}',
     "elsewhere": b'{"weight_map":{"a":"../a.safetensors"}}',
     "absent": b'{"weight_map":{"c":"a.safetensors"}}',
+    "folder": b'{"weight_map":{"a":"folder.safetensors"}}',
     "itself": b'{"weight_map":{"a":"x.index.json"}}',
     "twice": b'{"weight_map":{"a":"a.safetensors","a":"a.safetensors"}}',
 }
@@ -85,6 +103,7 @@ IDX = {
     "huge": images([0, 1], (2**32 - 1, 2**32 - 1, 2**32 - 1), b""),
     "zero": images([0], (1, 0, 4), b""),
     "named": bytes((255,)) + images([0, 1], (2, 2, 3), bytes(range(12)))[1:],
+    "alone": bytes((253,)) + images([0, 1], (2, 2, 3), bytes(range(12)))[1:],
     "nameless": bytes((254,)) + images([0, 1], (2, 2, 3), bytes(range(12)))[1:],
     "gzip": bytes((4,)) + b"\x1f\x8b\x08\x00\x00\x00\x08\x01",
 }
@@ -100,6 +119,14 @@ KERNEL = {
     "stride_long": b"template <int n> __global__ void __launch_bounds__(n) f(unsigned\nlong n)\n"
     b"{ size_t const p = threadIdx.x + blockIdx.x * blockDim.x;\n"
     b"for (unsigned long i = p; i < n; i += gridDim.x * blockDim.x) ; }",
+    "stride_named": b"__global__ void f(float *y, int n) { const int p = blockIdx.x * blockDim.x + threadIdx.x;\n"
+    b"int s = blockDim.x * gridDim.x; for (int i = p;\ni < n; i += s) { y[i] = 0; } }",
+    "stride_seen": b"__global__ void f(float *y, int n) { const int p = blockIdx.x * blockDim.x + threadIdx.x;\n"
+    b"for (int i = p; i < n; i += blockDim.x * gridDim.x) { y[i] = p; } }",
+    "stride_sum": b"__global__ void f(float *y, int n) { int p = blockIdx.x * blockDim.x + threadIdx.x + 1;\n"
+    b"for (int i = p; i < n; i += blockDim.x * gridDim.x) { y[i] = 0; } }",
+    "stride_changed": b"__global__ void f(float *y, int n) {\n"
+    b"for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x * gridDim.x) { y[i] = ++n; } }",
     "guard": b"__global__ void f(double *x, long long n) { "
     b"long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;\n"
     b"if (i >= n) return; x[i] *= 2; __syncthreads(); }",
@@ -108,12 +135,15 @@ KERNEL = {
     "includes": b'#include "a.h"\n # /* c */ include <b/c.h>\n%:include "d.h"\n#include_next <e>\n'
     b'#embed "f"\n#include NAME\n'
     b'/* \n*/ #in\\\nclude "g.h"\n#import "h"\n__global__ void f() {}',
+    "blanks": b"#" + b" " * 1100 + b'include "a.h"\n__global__ void f() {}',
     "calls": b"__device__ void f(int) {} void g() { f(1); ::f(2); } __global__ void a::b::f<float, 4>() {}",
 }
 
 WORDS = {
     "name": b"\x00halve",
     "template": b"\x00space::scale<float, 4, unsigned int, -0x10u, a<b<c>>>",
+    "deep": b"\x00" + b"a<" * 18 + b"1" + b">" * 18,
+    "long": b"\x00" + b"a" * 1100,
     "macro": b"\x01-DNAME=1 + 2",
     "undefine": b"\x01-UNAME",
     "folder": b"\x01-I/usr/include",
@@ -121,6 +151,9 @@ WORDS = {
     "file": b'\x02/a "b"\\c.cu',
     "stack": b"\x03a.cu:1:2:void f<int>(float*)\t48\tstatic\nb.cu:9:9:g\t1024\tdynamic,bounded\nh\t12\tdynamic\n",
     "rule": b"\x04a.o: a.cu /usr/include/x.h \\\n b\\ c.h $$d /nowhere/e.h\n",
+    "rule_long": b"\x04a.o: " + b"b" * 4085 + b" c",
+    "rule_header": b"\x06b.h \\\n c.h",
+    "changes": b"\x07\x50\x01\x40\xff",
     "list": b"\x05" + struct.pack("<QQQqqqqII", 120, 5, 7, 1, 2, 3, 4, 1, 1) + bytes(32) + b"/etc/nothing/h\0\0",
 }
 
@@ -136,7 +169,7 @@ def capsule(
 
 DLPACK = {
     "matrix": capsule(),
-    "unversioned": capsule(which=1, use=0),
+    "unversioned": capsule(which=1, use=2),
     "no_strides": capsule(choice=8, dtype=(2, 64, 1)),
     "scalar": capsule(rank=0, sizes=()),
     "empty": capsule(choice=1, sizes=((0, 1), (3, 1))),

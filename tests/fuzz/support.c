@@ -73,7 +73,9 @@ static void remove_folder(void)
 {
     DIR *entries = opendir(folder);
     for (const struct dirent *e = entries == NULL ? NULL : readdir(entries); e != NULL; e = readdir(entries)) {
-        (void)unlinkat(dirfd(entries), e->d_name, 0);
+        if (unlinkat(dirfd(entries), e->d_name, 0) != 0) {
+            (void)unlinkat(dirfd(entries), e->d_name, AT_REMOVEDIR);
+        }
     }
     if (entries != NULL) {
         closedir(entries);

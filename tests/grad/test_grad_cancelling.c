@@ -3,7 +3,8 @@
  * A sample has its positions in threes, with inputs x + y, -x and -y and one output gradient, so that nothing is left
  * of any three; and one position more, which therefore is the sample's gradient, g a'. Its size is a given part of |M|,
  * where M = sum of |g| |a|' over all positions, element by element. S is the squared norm, K the sum of the absolute
- * values of the terms <a_s, a_t> <g_s, g_t> that add up to it.
+ * values of the terms <a_s, a_t> <g_s, g_t> that add up to it. With a bias, inputs and output gradients change places,
+ * so that nothing is left of its gradient either but g, and all is as if inputs had a column of ones more.
  *
  *   inner products of positions   |error of S| <= 2 (T + d + p + 8) u |M|^2, and 4 2^-11 |M|^2 more where operands may
  *                                 be rounded to TF32; for K <= 256 S, what is above is done again
@@ -11,6 +12,7 @@
  *   tiles from the beginning      the same, with 2 2^-11 |M| more in e where operands may be rounded to TF32: what a
  *                                 GPU does with small layers
  *   again, in float64 (CPU)       as inner products of positions with u = 2^-53
+ *   the bias by itself (CPU)      as tiles, of one column of ones
  *
  * Sums on a GPU may take K for more than it is, and rounding may bring a sample over the limit: up to K = 512 S either
  * way is right, and the larger bound counts. */
@@ -32,6 +34,7 @@ typedef struct cancelling_case {
     int64_t groups, positions, d, p; /* T = 3 n + 1; d and p of one group */
     bool gram_on_gpu;                /* an H200 takes these norms by inner products of positions, others by tiles */
     int32_t rounded;
+    int32_t bias; /* 1: its part of the norms too */
     uint64_t stream;
 } cancelling_case;
 
@@ -68,8 +71,9 @@ static double magnitude(const cancelling_case *c, const cancelling_matrices *m, 
             double times = s == t ? 1 : 2;
             const double *a = m->a + s * c->d;
             const double *g = m->g + s * c->p;
-            sum += times * dot_of_sizes(c->d, a, m->a + t * c->d) * dot_of_sizes(c->p, g, m->g + t * c->p);
-            *size += times * fabs(dot(c->d, a, m->a + t * c->d) * dot(c->p, g, m->g + t * c->p));
+            double inputs = c->bias + dot(c->d, a, m->a + t * c->d);
+            sum += times * (c->bias + dot_of_sizes(c->d, a, m->a + t * c->d)) * dot_of_sizes(c->p, g, m->g + t * c->p);
+            *size += times * fabs(inputs * dot(c->p, g, m->g + t * c->p));
         }
     }
     return sum;
@@ -87,18 +91,20 @@ static double whole(test_random *random, int bits)
     return ldexp((double)(int64_t)(test_random_bits(random) >> (64 - bits - 1)), -bits) - 1.0;
 }
 
-static void fill_three(const cancelling_case *c, test_random *random, const double *scales, double *a, double *g)
+/* Three rows of n that cancel, and three of m that are one. */
+static void fill_three(const cancelling_case *c, test_random *random, const double *scales, int64_t n, double *a,
+                       int64_t m, double *g)
 {
     int bits = whole_bits(c->dtype);
-    for (int64_t j = 0; j < c->d; j++) {
+    for (int64_t j = 0; j < n; j++) {
         double x = scales[j] * whole(random, bits);
         double y = scales[j] * whole(random, bits);
         a[j] = x + y;
-        a[c->d + j] = -x;
-        a[2 * c->d + j] = -y;
+        a[n + j] = -x;
+        a[2 * n + j] = -y;
     }
-    for (int64_t j = 0; j < c->p; j++) {
-        g[j] = g[c->p + j] = g[2 * c->p + j] = test_round(c->dtype, test_random_normal(random));
+    for (int64_t j = 0; j < m; j++) {
+        g[j] = g[m + j] = g[2 * m + j] = test_round(c->dtype, test_random_normal(random));
     }
 }
 
@@ -125,12 +131,19 @@ static cancelling_matrices make_matrices(const cancelling_case *c, test_random *
 {
     cancelling_matrices m = {test_alloc((size_t)(c->positions * c->d) * sizeof *m.a),
                              test_alloc((size_t)(c->positions * c->p) * sizeof *m.g)};
-    double *scales = test_alloc((size_t)c->d * sizeof *scales);
-    for (int64_t j = 0; j < c->d; j++) {
+    int64_t canceling = c->bias ? c->p : c->d;
+    double *scales = test_alloc((size_t)canceling * sizeof *scales);
+    for (int64_t j = 0; j < canceling; j++) {
         scales[j] = ldexp(1.0, (int)(test_random_bits(random) % 9) - 4);
     }
     for (int64_t t = 0; t + 3 < c->positions; t += 3) {
-        fill_three(c, random, scales, m.a + t * c->d, m.g + t * c->p);
+        double *a = m.a + t * c->d;
+        double *g = m.g + t * c->p;
+        if (c->bias) {
+            fill_three(c, random, scales, c->p, g, c->d, a);
+        } else {
+            fill_three(c, random, scales, c->d, a, c->p, g);
+        }
     }
     fill_last(c, random, part, &m);
     return m;
@@ -141,13 +154,28 @@ static double bound_of(const cancelling_case *c, double square, double sum_of_si
     bool wide = tch_dtype_equal(c->dtype, TCH_FLOAT64);
     bool rounded = c->rounded && !test_on_cpu() && tch_dtype_equal(c->dtype, TCH_FLOAT32);
     double u = test_arithmetic_roundoff(c->dtype);
-    double length = 2.0 * (double)(c->positions + c->d + c->p + 8);
+    double length = 2.0 * (double)(c->positions + c->d + c->bias + c->p + 8);
     double tile = (double)(c->positions + 8) * u + (rounded && !c->gram_on_gpu ? 2 * 0x1p-11 : 0.0);
     double e = tile * sqrt(magnitude_square);
     double tiles = 2 * e * sqrt(square) + e * e;
     double again = test_on_cpu() && !wide ? length * 0x1p-53 * magnitude_square : tiles;
     double gram = (length * u + (rounded ? 4 * 0x1p-11 : 0.0)) * magnitude_square;
     return (sum_of_sizes > 512 * square ? again : fmax(gram, again)) + 0x1p-50 * square;
+}
+
+/* What the CPU adds by itself. */
+static double bound_of_bias(const cancelling_case *c, const cancelling_matrices *m, double square)
+{
+    double of_ones = 0;
+    for (int64_t j = 0; j < c->p; j++) {
+        double sum = 0;
+        for (int64_t t = 0; t < c->positions; t++) {
+            sum += fabs(m->g[t * c->p + j]);
+        }
+        of_ones += sum * sum;
+    }
+    double e = (double)(c->positions + 8) * test_arithmetic_roundoff(c->dtype) * sqrt(of_ones);
+    return c->bias && test_on_cpu() ? 2 * e * sqrt(square) + e * e : 0.0;
 }
 
 /* Expected norms and their bounds, and the samples' matrices written to tensors [B, T, d] for a linear layer, or [B,
@@ -174,10 +202,11 @@ static void add_group(const cancelling_case *c, test_random *random, int64_t sam
     double size;
     int64_t last = c->positions - 1;
     cancelling_matrices m = make_matrices(c, random, parts_left[sample]);
-    double square = dot(c->d, m.a + last * c->d, m.a + last * c->d) * dot(c->p, m.g + last * c->p, m.g + last * c->p);
+    double of_bias = dot(c->p, m.g + last * c->p, m.g + last * c->p);
+    double square = (dot(c->d, m.a + last * c->d, m.a + last * c->d) + c->bias) * of_bias;
     double all = magnitude(c, &m, c->positions, &size);
     t->expected[sample] += square;
-    t->bound[sample] += bound_of(c, square, size, all);
+    t->bound[sample] += bound_of(c, square, size, all) + bound_of_bias(c, &m, of_bias);
     place(c, m.a, c->d, sample, group, t->x);
     place(c, m.g, c->p, sample, group, t->y);
 }
@@ -224,7 +253,8 @@ static void check_case(const cancelling_case *c)
     test_tensor *x = tensor_of(c, c->d, t.x);
     test_tensor *y = tensor_of(c, c->p, t.y);
     test_tensor *norms = test_tensor_make(c->context, TCH_FLOAT64, 1, &samples, LAYOUT_CONTIGUOUS);
-    CHECK_OK(tch_grad_norms(c->context, &layer, &x->tensor, &y->tensor, TCH_GRAD_WEIGHT, 0, &norms->tensor));
+    tch_grad_part parts = c->bias ? TCH_GRAD_BOTH : TCH_GRAD_WEIGHT;
+    CHECK_OK(tch_grad_norms(c->context, &layer, &x->tensor, &y->tensor, parts, 0, &norms->tensor));
     double *got = test_tensor_read(norms);
     for (int64_t i = 0; i < samples; i++) {
         CHECK(fabs(got[i] - t.expected[i]) <= t.bound[i],
@@ -234,7 +264,7 @@ static void check_case(const cancelling_case *c)
 }
 
 /* Sizes whose norms are taken by inner products of positions on the CPU. */
-static void norms_of_what_cancels(void **state)
+static void check_all(tch_context *context, int32_t bias, uint64_t stream)
 {
     const tch_dtype dtypes[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};
     const cancelling_case sizes[] = {{.groups = 1, .positions = 10, .d = 40, .p = 33},
@@ -245,18 +275,30 @@ static void norms_of_what_cancels(void **state)
     size_t count = sizeof sizes / sizeof sizes[0] - (test_on_cpu() ? 2 : 0);
     for (size_t k = 0; k < 8 * count; k++) {
         cancelling_case c = sizes[k / 8];
-        c.context = *state;
+        c.context = context;
         c.dtype = dtypes[k % 4];
         c.rounded = k / 4 % 2 == 0;
-        c.stream = 1300 + k;
-        test_case("case %zu, %s, rounded %d", k / 8, tch_dtype_name(c.dtype), (int)c.rounded);
+        c.bias = bias;
+        c.stream = stream + k;
+        test_case("case %zu, %s, rounded %d, bias %d", k / 8, tch_dtype_name(c.dtype), (int)c.rounded, (int)bias);
         check_case(&c);
     }
+}
+
+static void norms_of_what_cancels(void **state)
+{
+    check_all(*state, 0, 1300);
+}
+
+static void norms_with_a_bias_that_cancels_too(void **state)
+{
+    check_all(*state, 1, 1400);
 }
 
 int main(int argc, char **argv)
 {
     test_begin(argc, argv);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(norms_of_what_cancels)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(norms_of_what_cancels),
+                                       cmocka_unit_test(norms_with_a_bias_that_cancels_too)};
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);
 }

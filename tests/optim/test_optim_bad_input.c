@@ -64,6 +64,7 @@ static const test_range ranges[] = {
     {FIELD(block), 0, 2, {-1, 2}},
     {FIELD(merge_dims), 0, 2, {-1, 2}},
     {FIELD(precondition_1d), 0, 2, {-1, 2}},
+    {FIELD(packed_factors), 0, 2, {-1, 2}},
     {FIELD(precondition_frequency), 1, 4, {0, -1, INT_MIN, INT_MAX}},
     {FIELD(refresh_drift), 1, 4, {-1e-3, 1e7, NAN, INFINITY}},
     {FIELD(refresh_budget), 1, 4, {0, 1.5, NAN, -1}},

@@ -342,8 +342,63 @@ static void rates_without_ratio(tch_context *context, tch_optim_kind kind)
     trial_close(&t);
 }
 
+/* Not given: a share of lr, whatever lr is at first, which a configuration may return to; told by the group's
+ * configuration. The reference has the share from fill_in_scalar_lr. */
+static void rates_not_given(tch_context *context, tch_optim_kind kind)
+{
+    static const double rates[] = {0.02, 0.0, 0.04};
+    for (int i = 0; i < 2; i++) {
+        trial t;
+        tch_optim_config now;
+        tch_optim_config c = config_of(kind);
+        c.lr = rates[i];
+        trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, DETERMINED, shapes);
+        CHECK_OK(tch_optimizer_get_config(t.optimizer, 0, &now));
+        CHECK(now.scalar_lr == (kind == TCH_OPTIM_MUON ? 0.3 * now.scalar_base_lr : 0.0), "%g", now.scalar_lr);
+        trial_step(&t);
+        for (int k = 0; k < 3; k++) {
+            t.configs[0].lr = rates[k];
+            CHECK_OK(tch_optimizer_set_lr(t.optimizer, 0, rates[k]));
+            trial_step(&t);
+        }
+        c.lr = 0.02;
+        c.scalar_lr = 0.007;
+        trial_set_config(&t, 0, &c);
+        trial_step(&t);
+        c.lr = 0.01;
+        c.scalar_lr = 0.0;
+        trial_set_config(&t, 0, &c);
+        trial_step(&t);
+        trial_check(&t, tolerance_of(kind));
+        trial_close(&t);
+    }
+}
+
+/* A group whose lr was 0 from the start had a share, and gets a rate while lr is still 0: it has no ratio. */
+static void rates_after_a_share(tch_context *context, tch_optim_kind kind)
+{
+    static const double rates[] = {0.01, 0.04, 0.0, 0.005};
+    trial t;
+    tch_optim_config c = config_of(kind);
+    c.lr = 0.0;
+    trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, DETERMINED, shapes);
+    trial_step(&t);
+    c.scalar_lr = 0.007;
+    trial_set_config(&t, 0, &c);
+    for (int i = 0; i < 4; i++) {
+        t.configs[0].lr = rates[i];
+        t.configs[0].scalar_base_lr = rates[i] > 0.0 ? rates[i] : 1.0; /* the reference's: 0.007, or 0 */
+        CHECK_OK(tch_optimizer_set_lr(t.optimizer, 0, rates[i]));
+        trial_step(&t);
+    }
+    trial_check(&t, tolerance_of(kind));
+    trial_close(&t);
+}
+
 static void learning_rates_in_proportion(void **state)
 {
+    trial_for_every_kind(*state, "a rate of AdamW's part after a share", rates_after_a_share);
+    trial_for_every_kind(*state, "a rate of AdamW's part that is not given", rates_not_given);
     trial_for_every_kind(*state, "a rate of AdamW's part in proportion", rates_follow);
     trial_for_every_kind(*state, "a rate of AdamW's part without a ratio", rates_without_ratio);
 }
@@ -804,6 +859,28 @@ static void checkpoints_keep_the_ratio(void **state)
     }
 }
 
+/* There a rate that was not given was lr itself, and it goes on so. */
+static void checkpoints_without_a_share(void **state)
+{
+    const char *path = test_path("share.safetensors");
+    const char *older = test_path("older.safetensors");
+    tch_optim_config c = config_of(TCH_OPTIM_MUON);
+    trial t;
+    test_case("no share of lr in an earlier version");
+    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, DETERMINED, shapes);
+    trial_step(&t);
+    trial_save(&t, path);
+    test_checkpoint_set_text(path, older, "optimizer/group0.scalar_lr", "0");
+    replace_optimizer(&t, &c);
+    CHECK_OK(try_load(&t, older));
+    c.lr = 0.01;
+    CHECK_OK(tch_optimizer_set_config(t.optimizer, 0, &c));
+    t.configs[0] = c; /* 0 is lr to the reference */
+    trial_step(&t);
+    trial_check(&t, tolerance_of(TCH_OPTIM_MUON));
+    trial_close(&t);
+}
+
 /* A file without the options that came later loads, and leaves those of the optimizer. */
 static void checkpoints_of_earlier_versions(void **state)
 {
@@ -1204,6 +1281,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(checkpoints_leave_the_machines_options),
         cmocka_unit_test(checkpoints_of_earlier_versions),
         cmocka_unit_test(checkpoints_keep_the_ratio),
+        cmocka_unit_test(checkpoints_without_a_share),
         cmocka_unit_test(checkpoints_of_other_options),
         cmocka_unit_test(memory_of_the_caller),
         cmocka_unit_test(what_is_borrowed_is_given_back),

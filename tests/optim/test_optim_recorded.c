@@ -38,10 +38,10 @@ static const tch_backend *real;
 static table_copy counting;
 static int counted;
 
-static tch_status count_replay(void *state, void *what)
+static tch_status count_replay(void *state, void *what, int32_t *begun)
 {
     counted++;
-    return real->recording->replay(state, what);
+    return real->recording->replay(state, what, begun);
 }
 
 static int replays(void)
@@ -303,6 +303,58 @@ static void check_all_changes(tch_optim_config config, tch_dtype dtype, tch_dtyp
     close_pair(&p);
 }
 
+/* --- memory ------------------------------------------------------------------------------------------------------ */
+
+static int64_t recorded_bytes(const model *m)
+{
+    tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
+    CHECK_OK(tch_optimizer_get_memory(m->optimizer, &memory));
+    return memory.recorded;
+}
+
+static int64_t forecast_bytes(const model *m, const tch_optim_config *config)
+{
+    tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
+    tch_parameter list[MOST_PARAMETERS] = {{0}};
+    for (int i = 0; i < m->count; i++) {
+        list[i].tensor = &m->parameter[i]->tensor;
+    }
+    CHECK_OK(tch_optim_forecast(m->context, config, m->count, list, &memory));
+    return memory.recorded;
+}
+
+/* Nothing, then what was recorded, within the forecast, and nothing when it is forgotten; always nothing where steps
+ * are not recorded. */
+static void check_memory(tch_optim_kind kind)
+{
+    tch_optim_config config = test_optim_defaults(kind);
+    config.precondition_frequency = 1;
+    config.relative_eps = 1e-6;
+    test_case("%s", tch_optim_kind_name(kind));
+    pair p = open_pair(&config, TCH_FLOAT32, TCH_FLOAT32, 900);
+    int64_t most = forecast_bytes(&p.m[1], &config);
+    CHECK(recorded_bytes(&p.m[1]) == 0, "%lld bytes before the first step", (long long)recorded_bytes(&p.m[1]));
+    steps(&p, 5);
+    int64_t bytes = recorded_bytes(&p.m[1]);
+    CHECK(bytes > 0 && bytes <= most, "%lld bytes, where %lld were forecast", (long long)bytes, (long long)most);
+    CHECK(!test_on_cpu() || bytes % RECORDING_KERNEL_BYTES == 0, "%lld bytes", (long long)bytes);
+    CHECK(recorded_bytes(&p.m[0]) == 0 && forecast_bytes(&p.m[0], &config) == 0, "of steps that are not recorded");
+    move_parameter(&p, 0);
+    CHECK(recorded_bytes(&p.m[1]) == 0, "%lld bytes are left", (long long)recorded_bytes(&p.m[1]));
+    close_pair(&p);
+}
+
+static void memory_of_recordings(void **state)
+{
+    (void)state;
+    check_memory(TCH_OPTIM_SHAMPOO);
+    check_memory(TCH_OPTIM_SOAP);
+    check_memory(TCH_OPTIM_MUON);
+    check_memory(TCH_OPTIM_NORMUON);
+}
+
+/* --- all changes ------------------------------------------------------------------------------------------------- */
+
 static tch_optim_config config_of(tch_optim_kind kind)
 {
     tch_optim_config config = test_optim_defaults(kind);
@@ -479,6 +531,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(normuon),
         cmocka_unit_test(elementwise),
         cmocka_unit_test(two_in_turn_and_a_third),
+        cmocka_unit_test(memory_of_recordings),
         cmocka_unit_test_setup_teardown(a_checkpoint_with_another_seed, test_folder_make, test_folder_remove),
         cmocka_unit_test(other_streams),
     };

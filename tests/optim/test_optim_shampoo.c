@@ -57,6 +57,7 @@ static tch_optim_config base(void)
 
 static const trial_option options[] = {
     {.name = "sums"},
+    {"packed", {SET(packed_factors, 1)}},
     {"averaged factors", {SET(beta2, 0.95), SET(bias_correction, 0)}},
     {"corrected factors", {SET(beta2, 0.95), SET(bias_correction, 1)}},
     {"no filter", {SET(beta1, 0.0)}},

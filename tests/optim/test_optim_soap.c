@@ -49,6 +49,7 @@ static tch_optim_config base(void)
 
 static const trial_option options[] = {
     {.name = "defaults"},
+    {"packed", {SET(packed_factors, 1)}},
     {"every step", {SET(precondition_frequency, 1)}},
     {"every tenth step", {SET(precondition_frequency, 10)}},
     {"other betas", {SET(beta1, 0.8), SET(beta2, 0.99), SET(eps, 1e-3)}},

@@ -137,8 +137,8 @@ static int say_missing(const train_session *session)
     if (saves->run == NULL) {
         return output_fail("train", "the checkpoint %.600s is missing: it could not be saved in this training", path);
     }
-    return output_fail("train", "the checkpoint %.600s is not that of the end: it holds step %lld of %s", path,
-                       (long long)saves->step, saves->run->method.name);
+    return output_fail("train", "the checkpoint %.600s is not from the end of the training: it holds step %lld of %s",
+                       path, (long long)saves->step, saves->run->method.name);
 }
 
 int train_outputs_finish(const train_session *session)

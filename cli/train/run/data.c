@@ -88,7 +88,7 @@ int train_data_load(const train_plan *plan, train_data *data)
         !one_class && dataset_split(&all, plan->test_fraction, (uint64_t)plan->seed, &data->train, &data->test, &error);
     dataset_release(&all);
     if (one_class) {
-        return output_fail("train", "all rows have the same label: there is nothing to tell apart");
+        return output_fail("train", "all rows have the same label: there is nothing to classify");
     }
     if (!dealt) {
         return output_fail("train", "%s", error.text);

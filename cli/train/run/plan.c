@@ -27,6 +27,12 @@ static void suit_sgd(tch_optim_config *config)
     config->momentum = 0.9;
 }
 
+/* One rate for all, as the other methods have it. */
+static void suit_muon(tch_optim_config *config)
+{
+    config->scalar_lr = config->lr;
+}
+
 /* The step behind the curvature. */
 static void suit_curvature(tch_optim_config *config)
 {
@@ -38,7 +44,7 @@ static void suit_curvature(tch_optim_config *config)
 static const train_method known_methods[TRAIN_METHODS] = {
     {"shampoo", TCH_OPTIM_SHAMPOO, TRAIN_PLAIN, 0.01, suit_period, false},
     {"soap", TCH_OPTIM_SOAP, TRAIN_PLAIN, 0.01, suit_period, false},
-    {"muon", TCH_OPTIM_MUON, TRAIN_PLAIN, 0.02, NULL, true},
+    {"muon", TCH_OPTIM_MUON, TRAIN_PLAIN, 0.02, suit_muon, true},
     {"normuon", TCH_OPTIM_NORMUON, TRAIN_PLAIN, 0.01, NULL, true},
     {"kfac", TCH_OPTIM_SGD, TRAIN_KFAC, 0.05, suit_curvature, false},
     {"ekfac", TCH_OPTIM_SGD, TRAIN_EKFAC, 0.05, suit_curvature, false},

@@ -14,10 +14,14 @@ typedef int32_t tch_recording_possible_op(void *state);
 /* What is queued from here on is kept and not done; until recording_end nothing may allocate or synchronize. After a
  * failure everything is as it was. */
 typedef tch_status tch_recording_begin_op(void *state);
-/* Also after an error of what was queued. *recording is NULL where it cannot be kept, which is no failure. */
-typedef tch_status tch_recording_end_op(void *state, void **recording);
-/* Queues all of it, in order with other work; after a failure nothing was queued. */
-typedef tch_status tch_recording_replay_op(void *state, void *recording);
+/* Also after an error of what was queued. *recording is NULL where it cannot be kept, which is no failure; *kernels is
+ * how many pieces of work it holds. */
+typedef tch_status tch_recording_end_op(void *state, void **recording, int64_t *kernels);
+/* Queues all of it, in order with other work. *begun is 0, and becomes 1 when a part has been queued: after a failure
+ * with it the work cannot be done another way. */
+typedef tch_status tch_recording_replay_op(void *state, void *recording, int32_t *begun);
+/* Bytes of the device's memory that recordings with so many kernels in all take outside of any pool: an estimate. */
+typedef int64_t tch_recording_bytes_op(void *state, int64_t kernels);
 /* Called also outside begin and end, and while what was queued is still running. */
 typedef void tch_recording_release_op(void *state, void *recording);
 
@@ -27,6 +31,7 @@ typedef struct tch_recording_ops {
     tch_recording_begin_op *begin;
     tch_recording_end_op *end;
     tch_recording_replay_op *replay;
+    tch_recording_bytes_op *bytes;
     tch_recording_release_op *release;
 } tch_recording_ops;
 

@@ -40,9 +40,13 @@ typedef struct tch_normalized {
 /* --- per-sample gradients ---------------------------------------------------------------------------------------- */
 
 /* norms[b / groups] += scale |G_b' A_b|^2, sum of squares of a p by d matrix that is not formed whole. As a sum of
- * <a_s, a_t> <g_s, g_t>, whose terms have both signs, only where it is not 256 times smaller than they are. */
+ * <a_s, a_t> <g_s, g_t>, whose terms have both signs, only where it is not 256 times smaller than they are. `sums` is
+ * NULL, or has the squared norm of the bias's gradient added too, as if A had a column of ones more: room for the sums
+ * of the rows of each G_b (1 by p, without gaps, float64 for float64 and float32 for the rest), where they are taken.
+ * Scratch is then what sample_sums and pair_dots want, too. */
 typedef tch_status tch_sample_norms_op(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
-                                       double scale, int32_t rounded, double *norms, void *scratch);
+                                       double scale, int32_t rounded, const tch_matrices *sums, double *norms,
+                                       void *scratch);
 /* out = beta out + scale times the sum over samples of the squares of the elements of G_b' A_b, b counting samples of
  * one group: out (p by d) has `groups` matrices. float32 or float64, which A and G may be narrower than. */
 typedef tch_status tch_sample_squares_op(void *state, const tch_matrices *a, const tch_matrices *g, double scale,

@@ -162,7 +162,7 @@ static tch_status allocate(void *state, int64_t bytes, void **pointer)
     (void)state;
     *pointer = host->allocate((size_t)bytes, ALIGNMENT);
     if (*pointer == NULL) {
-        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %lld bytes were asked for, about %lld are free",
+        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %lld bytes were requested, about %lld are free",
                           (long long)bytes, (long long)free_memory());
     }
     return TCH_OK;
@@ -284,6 +284,8 @@ static const tch_matrix_ops matrix_ops = {
     .cholesky_inverse = tchi_cpu_cholesky_inverse,
     .row_dots = tchi_cpu_row_dots,
     .split_rows = tchi_cpu_split_rows,
+    .pack = tchi_cpu_pack_matrices,
+    .unpack = tchi_cpu_unpack_matrices,
     .descending = tchi_cpu_descending,
     .permute = tchi_cpu_permute,
 };

@@ -61,6 +61,8 @@ tch_fill_op tchi_cpu_fill;
 
 tch_combine_op tchi_cpu_combine;
 tch_shift_scale_op tchi_cpu_shift_scale;
+tch_pack_op tchi_cpu_pack_matrices;
+tch_unpack_op tchi_cpu_unpack_matrices;
 tch_scale_rows_op tchi_cpu_scale_rows;
 tch_random_signs_op tchi_cpu_random_signs;
 tch_select_op tchi_cpu_select;

@@ -117,6 +117,8 @@ static const tch_matrix_ops matrix_ops = {
     .cholesky_inverse = tchi_cuda_cholesky_inverse,
     .row_dots = tchi_cuda_row_dots,
     .split_rows = tchi_cuda_split_rows,
+    .pack = tchi_cuda_pack_matrices,
+    .unpack = tchi_cuda_unpack_matrices,
     .descending = tchi_cuda_descending,
     .permute = tchi_cuda_permute,
 };
@@ -172,6 +174,7 @@ static const tch_recording_ops recording_ops = {
     .begin = tchi_cuda_recording_begin,
     .end = tchi_cuda_recording_end,
     .replay = tchi_cuda_recording_replay,
+    .bytes = tchi_cuda_recording_bytes,
     .release = tchi_cuda_recording_release,
 };
 

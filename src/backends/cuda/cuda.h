@@ -4,6 +4,7 @@
 #define TCHI_CUDA_H
 
 #include <cuda_runtime_api.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -22,9 +23,13 @@ typedef struct tchi_cuda_device {
 } tchi_cuda_device;
 
 /* Work recorded as graphs: see recording.c. */
+typedef struct tchi_cuda_recorded tchi_cuda_recorded;
 typedef struct tchi_cuda_recorder {
     int32_t wanted;            /* the environment has nothing against it */
+    int32_t phases;            /* a graph for each phase */
     cudaStream_t stream, main; /* what is captured, NULL until the first time; and while that is done the context's */
+    cudaStream_t other;        /* where the next phase is captured; NULL until there are two */
+    tchi_cuda_recorded *under_way; /* NULL unless one is, or there is no memory for it */
 } tchi_cuda_recorder;
 
 /* Page-locked buffers, streams and events of streamed products; made at the first one. */
@@ -101,13 +106,20 @@ tch_event_create_op tchi_cuda_event_create;
 tch_event_record_op tchi_cuda_event_record;
 tch_event_wait_op tchi_cuda_event_wait;
 tch_event_destroy_op tchi_cuda_event_destroy;
+/* ranges.c: whether a profiler listens; and what it hears, whatever is being recorded */
+bool tchi_cuda_ranges_heard(void);
+void tchi_cuda_range_open(const char *name);
+void tchi_cuda_range_close(void);
 /* recording.c */
+/* Tells a recording that a range begins, or with NULL that it ends. */
+void tchi_cuda_recording_range(tchi_cuda_state *s, const char *name);
 void tchi_cuda_recorder_init(tchi_cuda_recorder *recorder);
 void tchi_cuda_recorder_destroy(tchi_cuda_recorder *recorder);
 tch_recording_possible_op tchi_cuda_recording_possible;
 tch_recording_begin_op tchi_cuda_recording_begin;
 tch_recording_end_op tchi_cuda_recording_end;
 tch_recording_replay_op tchi_cuda_recording_replay;
+tch_recording_bytes_op tchi_cuda_recording_bytes;
 tch_recording_release_op tchi_cuda_recording_release;
 /* Rates by compute capability alone, so that the decision can be tested for GPUs that are not at hand. */
 tch_product_rates tchi_cuda_rates_of(int32_t major, int32_t minor);
@@ -118,12 +130,14 @@ tch_memory_info_op tchi_cuda_memory_info;
 tch_copy_bytes_op tchi_cuda_copy_bytes;
 tch_zero_bytes_op tchi_cuda_zero_bytes;
 
-/* --- elementwise: copy.cu, elementwise.cu, shift_scale.cu, kronecker.cu ------------------------------------------ */
+/* --- elementwise: copy.cu, elementwise.cu, packed.cu, shift_scale.cu, kronecker.cu ------------------------------- */
 
 tch_copy_op tchi_cuda_copy;
 tch_fill_op tchi_cuda_fill;
 tch_combine_op tchi_cuda_combine;
 tch_shift_scale_op tchi_cuda_shift_scale;
+tch_pack_op tchi_cuda_pack_matrices;
+tch_unpack_op tchi_cuda_unpack_matrices;
 tch_scale_rows_op tchi_cuda_scale_rows;
 tch_random_signs_op tchi_cuda_random_signs;
 tch_select_op tchi_cuda_select;

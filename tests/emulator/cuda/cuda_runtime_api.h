@@ -55,6 +55,7 @@ typedef struct emulator_event *cudaEvent_t;
 typedef struct emulator_pool *cudaMemPool_t;
 typedef struct emulator_graph *cudaGraph_t;
 typedef struct emulator_graph_exec *cudaGraphExec_t;
+typedef struct emulator_graph_node *cudaGraphNode_t;
 typedef struct emulator_library *cudaLibrary_t;
 typedef struct emulator_kernel *cudaKernel_t;
 
@@ -165,6 +166,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode);
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long flags);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);

@@ -5,8 +5,8 @@
 #include "fuzz.h"
 
 /* Both ways to a tensor give the same bytes, and as many as its description says; or both say that they are not those
- * of its checksum. */
-static void check_tensor(const tch_checkpoint *checkpoint, const tch_checkpoint_info *info)
+ * of its checksum. After a fault the file may not be mapped, which only views need. */
+static void check_tensor(const tch_checkpoint *checkpoint, const tch_checkpoint_info *info, bool faulted)
 {
     if (tch_dtype_size(info->dtype) == 0 || info->ndim > TCH_MAX_RANK) {
         return;
@@ -20,13 +20,16 @@ static void check_tensor(const tch_checkpoint *checkpoint, const tch_checkpoint_
     REQUIRE(tch_checkpoint_verify(checkpoint, info->name) == status);
     tch_tensor view;
     tch_status viewed = tch_checkpoint_view(checkpoint, info->name, &view);
-    REQUIRE(viewed == status || viewed == TCH_ERR_LAYOUT);
+    REQUIRE(viewed == status || viewed == TCH_ERR_LAYOUT || (viewed == TCH_ERR_IO && faulted));
     REQUIRE(viewed != TCH_OK || info->bytes == 0 || memcmp(view.data, memory, (size_t)info->bytes) == 0);
     free(memory);
 }
 
 static void check_settings(const tch_checkpoint *checkpoint)
 {
+    double nothing;
+    REQUIRE(tch_checkpoint_text(checkpoint, NULL) == NULL && tch_checkpoint_text(NULL, "k") == NULL);
+    REQUIRE(tch_checkpoint_number(checkpoint, NULL, &nothing) == TCH_ERR_INVALID_ARGUMENT);
     for (int64_t i = 0; i < tch_checkpoint_key_count(checkpoint); i++) {
         const char *key = tch_checkpoint_key(checkpoint, i);
         double number;
@@ -37,22 +40,87 @@ static void check_settings(const tch_checkpoint *checkpoint)
     }
 }
 
+/* Places where no tensor is. */
+static void check_no_tensors(const tch_checkpoint *checkpoint)
+{
+    tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
+    REQUIRE(tch_checkpoint_get_info(checkpoint, -1, &info) == TCH_ERR_INVALID_ARGUMENT);
+    REQUIRE(tch_checkpoint_get_info(checkpoint, tch_checkpoint_count(checkpoint), &info) == TCH_ERR_INVALID_ARGUMENT);
+    REQUIRE(tch_checkpoint_get_info(checkpoint, 0, NULL) == TCH_ERR_INVALID_ARGUMENT);
+    info.struct_size = 1;
+    REQUIRE(tch_checkpoint_get_info(checkpoint, 0, &info) == TCH_ERR_INVALID_ARGUMENT);
+}
+
+/* Somebody cuts the file off while it is open: what is gone is an error. */
+static void check_cut(const tch_checkpoint *checkpoint, const uint8_t *bytes, size_t count)
+{
+    (void)fuzz_file(0, bytes, count - 1);
+    for (int64_t i = 0; i < tch_checkpoint_count(checkpoint); i++) {
+        double values[3];
+        tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
+        REQUIRE(tch_checkpoint_get_info(checkpoint, i, &info) == TCH_OK);
+        if (tch_dtype_size(info.dtype) > 0 && info.ndim <= TCH_MAX_RANK && info.bytes <= (int64_t)sizeof values) {
+            tch_tensor out = tch_tensor_view(values, info.dtype, info.ndim, (int64_t *)info.shape);
+            tch_status status = tch_checkpoint_read(checkpoint, NULL, info.name, &out);
+            REQUIRE(status == TCH_OK || status == TCH_ERR_IO);
+        }
+    }
+}
+
 /* Returns the bytes of all tensors. */
-static int64_t check_tensors(const tch_checkpoint *checkpoint)
+static int64_t check_tensors(const tch_checkpoint *checkpoint, bool faulted)
 {
     int64_t bytes = 0;
     for (int64_t i = 0; i < tch_checkpoint_count(checkpoint); i++) {
         tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
         REQUIRE(tch_checkpoint_get_info(checkpoint, i, &info) == TCH_OK);
         REQUIRE(tch_checkpoint_find(checkpoint, info.name) == i);
-        check_tensor(checkpoint, &info);
+        check_tensor(checkpoint, &info, faulted);
         bytes += info.bytes;
     }
     return bytes;
 }
 
-/* A rectangle of a tensor that some files have in shards. */
-static void check_shards(const tch_checkpoint *checkpoint)
+static uint64_t take(uint64_t *hash, uint64_t below)
+{
+    uint64_t taken = *hash % below;
+    *hash /= below;
+    return taken;
+}
+
+/* A rectangle of a tensor that some files have in shards, others whole. The hash chooses name, whole and rectangle,
+ * also outside of the whole and without elements, and where it goes: packed, strided, to a device's memory, nowhere. */
+static void check_shards(const tch_checkpoint *checkpoint, uint64_t hash)
+{
+    static const struct {
+        int32_t ndim;
+        int64_t shape[3];
+    } wholes[] = {{2, {2, 2}}, {2, {4, 1}}, {1, {4}}, {2, {3, 2}}, {2, {0, 3}}, {3, {2, 2, 2}}};
+    static const char *const names[] = {"w", "w", "a", "x", NULL};
+    const char *name = names[take(&hash, 5)];
+    uint64_t way = take(&hash, 16);
+    uint64_t which = take(&hash, 6);
+    const int64_t *shape = wholes[which].shape;
+    int64_t start[3], size[3], strides[] = {1, 4, 16}; /* columns, so that it is read by way of a copy */
+    float values[64];
+    bool inside = true;
+    for (int32_t k = 0; k < wholes[which].ndim; k++) {
+        start[k] = (int64_t)take(&hash, 3);
+        size[k] = (int64_t)take(&hash, 4);
+        inside = inside && start[k] + size[k] <= shape[k];
+    }
+    tch_tensor out = tch_tensor_view(values, which == 5 ? TCH_FLOAT16 : TCH_FLOAT32, wholes[which].ndim, size);
+    out.strides = way % 2 == 0 ? NULL : strides;
+    out.device.type = way == 2 ? TCH_DEVICE_CUDA : TCH_DEVICE_CPU;
+    tch_context *context = way == 4 ? fuzz_context() : NULL;
+    tch_status checked = tch_checkpoint_check_shard(checkpoint, name, shape, start, way == 6 ? NULL : &out);
+    tch_status got = tch_checkpoint_read_shard(way == 8 ? NULL : checkpoint, context, name, shape, start, &out);
+    REQUIRE(inside || name == NULL || way == 6 || checked == TCH_ERR_SHAPE);
+    REQUIRE(checked == TCH_OK || got != TCH_OK || way == 6);
+}
+
+/* The square that the seeds have in shards, and a column of it. */
+static void check_usual_shards(const tch_checkpoint *checkpoint)
 {
     static const int64_t shape[] = {2, 2};
     static const int64_t start[] = {0, 1};
@@ -60,7 +128,6 @@ static void check_shards(const tch_checkpoint *checkpoint)
     float values[2];
     tch_tensor out = tch_tensor_view(values, TCH_FLOAT32, 2, size);
     (void)tch_checkpoint_read_shard(checkpoint, NULL, "w", shape, start, &out);
-    (void)tch_checkpoint_check_shard(checkpoint, "w", shape, start, &out);
     int64_t turned[] = {1, 2}; /* strides, so that it is read by way of a copy */
     int64_t all[] = {2, 2};
     float square[4];
@@ -79,15 +146,29 @@ void fuzz_repair(uint8_t *bytes, size_t count)
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
     tch_checkpoint *checkpoint = NULL;
+    uint64_t hash = fuzz_hash(bytes, count);
+    const char *path = fuzz_file(0, bytes, count);
     tch_clear_error();
-    tch_status status = tch_checkpoint_open(fuzz_file(0, bytes, count), &checkpoint);
-    REQUIRE(status == TCH_OK || (status == TCH_ERR_IO && checkpoint == NULL && tch_last_error()[0] != '\0'));
+    fuzz_faults_begin(hash);
+    tch_status status = tch_checkpoint_open(path, &checkpoint);
+    bool faulted = fuzz_faults_end();
+    REQUIRE(status == TCH_OK || (checkpoint == NULL && tch_last_error()[0] != '\0'));
+    REQUIRE(status == TCH_OK || status == TCH_ERR_IO || (status == TCH_ERR_OUT_OF_MEMORY && faulted));
     if (status == TCH_OK) {
-        REQUIRE(check_tensors(checkpoint) < (int64_t)count);
+        REQUIRE(check_tensors(checkpoint, faulted) < (int64_t)count);
+        check_no_tensors(checkpoint);
         check_settings(checkpoint);
-        check_shards(checkpoint);
+        for (uint64_t i = 0; i < 4; i++) {
+            check_shards(checkpoint, hash * (2 * i + 1) >> 16);
+        }
+        fuzz_faults_begin(hash / 1024);
+        check_usual_shards(checkpoint);
+        (void)fuzz_faults_end();
         tch_status verified = tch_checkpoint_verify(checkpoint, NULL);
         REQUIRE(verified == TCH_OK || verified == TCH_ERR_IO);
+        if (hash % 16 == 1) {
+            check_cut(checkpoint, bytes, count);
+        }
         tch_checkpoint_close(checkpoint);
     }
     return 0;

@@ -30,7 +30,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     dataset data = {0};
     dataset_error error = {.text = ""};
     const char *path = count > 0 ? fuzz_file(0, bytes + 1, count - 1) : "/nonexistent";
-    if (dataset_read_csv(path, &options, &data, &error)) {
+    fuzz_faults_begin(fuzz_hash(bytes, count));
+    bool good = dataset_read_csv(path, &options, &data, &error);
+    (void)fuzz_faults_end();
+    if (good) {
         check_data(&data);
         dataset_release(&data);
     } else {

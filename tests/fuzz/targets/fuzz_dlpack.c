@@ -15,17 +15,35 @@ PyObject *PyInit__C(void);
 
 enum { ELEMENTS = 512, MOST_GIVEN = 12 };
 static double memory[ELEMENTS];
-static PyObject *producer; /* has __dlpack__ and __dlpack_device__, which answer with `capsule` and `device` */
+static PyObject *producers,
+    *shared; /* a list of objects of several kinds, and the class whose fields they answer with */
 
-static const char program[] = "class Producer:\n"
-                              "    capsule = device = None\n"
-                              "    def __dlpack_device__(self):\n"
-                              "        return self.device\n"
-                              "    def __dlpack__(self, **keywords):\n"
-                              "        if self.capsule is None:\n"
-                              "            raise BufferError('no capsule')\n"
-                              "        return self.capsule\n"
-                              "producer = Producer()\n";
+static const char program[] =
+    "class Producer:\n"
+    "    capsule = device = None\n"
+    "    def __dlpack_device__(self):\n"
+    "        return self.device\n"
+    "    def __dlpack__(self, **keywords):\n"
+    "        return self.capsule\n"
+    "class Old(Producer):\n" /* from before max_version */
+    "    def __dlpack__(self, stream=None):\n"
+    "        return self.capsule\n"
+    "class History(Producer):\n" /* has to be detached first */
+    "    def __dlpack__(self, **keywords):\n"
+    "        raise BufferError('has a history')\n"
+    "    def detach(self):\n"
+    "        return Producer()\n"
+    "class Stuck(History):\n" /* and stays as it is */
+    "    def detach(self):\n"
+    "        return self\n"
+    "class Deviceless:\n"
+    "    pass\n"
+    "class Half(Deviceless):\n"
+    "    def __dlpack_device__(self):\n"
+    "        return (1, 0)\n"
+    "class Immutable(Producer):\n"
+    "    __module__ = 'jax.arrays'\n"
+    "producers = [k() for k in (Producer, Old, History, Stuck, Deviceless, Half, Immutable)]\n";
 
 static void begin(void)
 {
@@ -40,8 +58,9 @@ static void begin(void)
     PyObject *code = Py_CompileString(program, "fuzz", Py_file_input);
     PyObject *result = code != NULL ? PyEval_EvalCode(code, names, names) : NULL;
     REQUIRE(result != NULL);
-    producer = PyDict_GetItemString(names, "producer");
-    REQUIRE(producer != NULL);
+    producers = PyDict_GetItemString(names, "producers");
+    shared = PyDict_GetItemString(names, "Producer");
+    REQUIRE(producers != NULL && shared != NULL);
 }
 
 /* --- bytes ------------------------------------------------------------------------------------------------------- */
@@ -179,16 +198,17 @@ static void check_taken(const py_array *array, const tch_tensor *t)
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
-    if (producer == NULL) {
+    if (producers == NULL) {
         begin();
     }
     reader r = {bytes, bytes + count};
     PyObject *device = next_device(&r);
     PyObject *capsule = next_capsule(&r);
     REQUIRE(device != NULL && capsule != NULL);
-    REQUIRE(PyObject_SetAttrString(producer, "device", device) == 0);
-    REQUIRE(PyObject_SetAttrString(producer, "capsule", capsule) == 0);
+    REQUIRE(PyObject_SetAttrString(shared, "device", device) == 0);
+    REQUIRE(PyObject_SetAttrString(shared, "capsule", capsule) == 0);
     int use_as = (int)next(&r, 1);
+    PyObject *producer = PyList_GetItem(producers, use_as / 2 % PyList_Size(producers));
     py_operand operand = {producer, "x", (use_as & 1) != 0 ? PY_REQUIRED : PY_REQUIRED | PY_WRITTEN};
     py_array array;
     tch_tensor *tensor;

@@ -1,5 +1,6 @@
 /* Images and labels as IDX files. The first byte says how many of the others are the labels' file, from the end; where
- * it is 255 the labels are looked for by the name of the images, and at 254 that does not tell. */
+ * it is 255 these are ten, and the file is found by the name of the images; at 254 that name does not tell, and at 253
+ * the file is not there. */
 #include <string.h>
 
 #include "data/dataset_idx.h"
@@ -18,24 +19,30 @@ static void check_data(const dataset *data)
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
-    static int named = -1;
+    static int named[3] = {-1, -1, -1};
     char by_name[128];
     if (count == 0) {
         return 0;
     }
-    size_t labels = bytes[0] < count ? bytes[0] : count - 1;
+    size_t labels = bytes[0] >= 253 ? 10 : bytes[0];
+    labels = labels < count ? labels : count - 1;
     size_t images = count - 1 - labels;
     dataset data = {0};
     dataset_error error = {.text = ""};
     const char *images_path = fuzz_file(0, bytes + 1, images);
     const char *labels_path = fuzz_file(1, bytes + 1 + images, labels);
-    if (bytes[0] == 255) {
-        fuzz_write("x-images-idx3-ubyte", &named, bytes + 1, count - 1);
-        snprintf(by_name, sizeof by_name, "%s/x-images-idx3-ubyte", fuzz_folder());
+    if (bytes[0] == 255 || bytes[0] == 253) {
+        const char *name = bytes[0] == 255 ? "x-images-idx3-ubyte" : "y-images-idx3-ubyte";
+        fuzz_write(name, &named[bytes[0] - 253], bytes + 1, images);
+        fuzz_write("x-labels-idx1-ubyte", &named[1], bytes + 1 + images, labels);
+        snprintf(by_name, sizeof by_name, "%s/%s", fuzz_folder(), name);
         images_path = by_name;
     }
-    labels_path = bytes[0] >= 254 ? NULL : labels_path;
-    if (dataset_read_idx(images_path, labels_path, &data, &error)) {
+    labels_path = bytes[0] >= 253 ? NULL : labels_path;
+    fuzz_faults_begin(fuzz_hash(bytes, count));
+    bool good = dataset_read_idx(images_path, labels_path, &data, &error);
+    (void)fuzz_faults_end();
+    if (good) {
         check_data(&data);
         dataset_release(&data);
     } else {

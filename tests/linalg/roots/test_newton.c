@@ -283,6 +283,7 @@ static void mixed_arithmetic_passes_its_certificate(void **state)
 {
     static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
     static const double dampings[] = {1e-2, 1e-4, 1e-6};
+    static const double tolerances[] = {1e-3, 1e-2, 3e-2};
     tch_context *context = *state;
     static table_copy table;
     with_model(context, &table);
@@ -291,22 +292,64 @@ static void mixed_arithmetic_passes_its_certificate(void **state)
     const int64_t n = 48;
     double *m = test_alloc((size_t)(BATCH * n * n) * sizeof *m);
     double *expected = test_alloc((size_t)(BATCH * n * n) * sizeof *expected);
-    for (int i = 0; i < 6 * 3 * 2; i++) {
+    for (int i = 0; i < 3 * 6 * 3 * 2; i++) {
         tchi_root_plan plan;
         tch_root_config how = TCH_ROOT_CONFIG_INIT;
         double shown = 0.0;
         how.relative_eps = dampings[i / 2 % 3];
-        CHECK_OK(tchi_root_plan_make(context, TCH_SCALAR_F32, n, roots[i / 6], &how, &plan));
+        how.tolerance = tolerances[i / 36];
+        CHECK_OK(tchi_root_plan_make(context, TCH_SCALAR_F32, n, roots[i / 6 % 6], &how, &plan));
         make_problem(n, plan.root, plan.low, i % 2 == 0 ? n / 8 : n / 2, m, expected);
-        test_case("root %d, damping %g, rank %d", plan.root, how.relative_eps, (int)(i % 2 == 0 ? n / 8 : n / 2));
+        test_case("root %d, damping %g, rank %d, tolerance %g", plan.root, how.relative_eps,
+                  (int)(i % 2 == 0 ? n / 8 : n / 2), how.tolerance);
         double error = run(context, &plan.newton, n, m, expected, &shown);
-        CHECK(error <= 1e-3, "error %.3g", error);
+        CHECK(error <= how.tolerance, "error %.3g", error);
         CHECK(error <= 1.01 * shown, "the certificate shows %.3g of an error of %.3g", shown, error);
         CHECK(shown <= plan.error, "the certificate shows %.3g, and %.3g may pass", shown, plan.error);
     }
 }
 
 /* --- the choice of arithmetic ------------------------------------------------------------------------------------ */
+
+static tchi_root_plan plan_of(tch_context *context, double damping, double tolerance)
+{
+    tchi_root_plan plan;
+    tch_root_config how = TCH_ROOT_CONFIG_INIT;
+    how.relative_eps = damping;
+    how.tolerance = tolerance;
+    CHECK_OK(tchi_root_plan_make(context, TCH_SCALAR_F32, 1024, 4, &how, &plan));
+    return plan;
+}
+
+/* Degree 1 would take as many products here, but none of them in the split type. */
+static void the_cheaper_degree_is_chosen(void **state)
+{
+    tch_context *context = *state;
+    static table_copy table;
+    with_model(context, &table);
+    table.matrix.product_rates = gpu_rates;
+    table.matrix.shifted_inverse = NULL;
+    tchi_root_plan plan = plan_of(context, 1e-3, 1e-2);
+    assert_int_equal(plan.newton.degree, 2);
+    CHECK(plan.newton.type[plan.newton.steps - 1] == TCH_SCALAR_BF16X2, "the last step is not split");
+    tchi_newton_plan other = make_plan(4, 1, plan.low, 1e-2, &with_f64_cores);
+    CHECK(tchi_newton_cost(&plan.newton, &with_f64_cores) < tchi_newton_cost(&other, &with_f64_cores), "it costs more");
+}
+
+/* A tolerance beyond 1e-2 saves no steps, and keeps its promise. */
+static void loose_tolerances_are_planned_as_tighter_ones(void **state)
+{
+    tch_context *context = *state;
+    static table_copy table;
+    with_model(context, &table);
+    table.matrix.product_rates = gpu_rates;
+    table.matrix.shifted_inverse = NULL;
+    tchi_root_plan loose = plan_of(context, 1e-6, 3e-2);
+    tchi_root_plan tight = plan_of(context, 1e-6, 1e-2);
+    assert_int_equal(loose.newton.steps, tight.newton.steps);
+    assert_memory_equal(loose.newton.type, tight.newton.type, sizeof tight.newton.type);
+    CHECK(loose.tolerance == 3e-2 && loose.error >= tight.error, "other errors pass: %g", loose.error);
+}
 
 static int count_of(const tchi_newton_plan *plan, tch_scalar type, bool congruent)
 {
@@ -383,6 +426,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(mixed_arithmetic_keeps_its_tolerance, restore_table),
         cmocka_unit_test_teardown(mixed_arithmetic_passes_its_certificate, restore_table),
+        cmocka_unit_test_teardown(the_cheaper_degree_is_chosen, restore_table),
+        cmocka_unit_test_teardown(loose_tolerances_are_planned_as_tighter_ones, restore_table),
         cmocka_unit_test(float64_cores_serve_the_early_steps),
         cmocka_unit_test(the_last_step_is_short),
         cmocka_unit_test(tight_tolerances_stay_in_float64),

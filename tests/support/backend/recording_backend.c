@@ -530,12 +530,13 @@ static tch_status begin(void *state)
     return TCH_OK;
 }
 
-static tch_status end(void *state, void **recording)
+static tch_status end(void *state, void **recording, int64_t *kernels)
 {
     (void)state;
     journal *j = under_way;
     under_way = NULL;
     recorded.operations = j->count;
+    *kernels = j->count;
     *recording = NULL;
     if (recording_fault.end_gives_nothing) {
         discard(j);
@@ -546,17 +547,25 @@ static tch_status end(void *state, void **recording)
     return recording_fault.end_fails ? tchi_fail(TCH_ERR_BACKEND, "the stream is lost") : TCH_OK;
 }
 
-static tch_status replay(void *state, void *recording)
+static tch_status replay(void *state, void *recording, int32_t *begun)
 {
     const journal *j = recording;
     recorded.replayed++;
-    if (recording_fault.replay_fails) {
+    *begun = recording_fault.replay_breaks;
+    if (recording_fault.replay_fails || recording_fault.replay_breaks) {
         return tchi_fail(TCH_ERR_BACKEND, "no replay");
     }
+    *begun = 1;
     for (int i = 0; i < j->count; i++) {
         TCHI_TRY(carry_out(state, &j->entries[i]));
     }
     return TCH_OK;
+}
+
+static int64_t bytes_of(void *state, int64_t kernels)
+{
+    (void)state;
+    return RECORDING_KERNEL_BYTES * kernels;
 }
 
 static void release(void *state, void *recording)
@@ -614,6 +623,7 @@ void recording_backend_install(tch_context *context)
     table.recording.begin = begin;
     table.recording.end = end;
     table.recording.replay = replay;
+    table.recording.bytes = bytes_of;
     table.recording.release = release;
     context->backend = &table.backend;
 }

@@ -9,6 +9,8 @@
 
 #include "core/context.h"
 
+#define RECORDING_KERNEL_BYTES 1000 /* that each operation takes, by its own account */
+
 typedef struct recording_figures {
     int begun, kept, replayed, released; /* calls so far; kept: ends that gave a recording */
     int operations;                      /* of the latest recording */
@@ -20,7 +22,8 @@ typedef struct recording_faults {
     bool begin_fails; /* and so on */
     bool end_fails;   /* as if the stream could not be put back */
     bool end_gives_nothing;
-    bool replay_fails;
+    bool replay_fails;  /* with nothing queued */
+    bool replay_breaks; /* with a part queued */
 } recording_faults;
 
 extern recording_figures recorded;

@@ -1,14 +1,17 @@
 /* See fake_runtime.h. Device memory is malloc's, so that AddressSanitizer would see what is freed twice. */
 #include "fake_runtime.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "backends/cuda/cuda.h"
 
 fake_runtime fake;
 
 void fake_runtime_reset(void)
 {
-    fake = (fake_runtime){.devices = 2, .capability = {90, 90}, .has_pools = 1};
+    fake = (fake_runtime){.devices = 2, .capability = {90, 90}, .has_pools = 1, .nodes = 1};
 }
 
 /* --- errors and devices ------------------------------------------------------------------------------------------ */
@@ -121,10 +124,15 @@ cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
     return cudaSuccess;
 }
 
+static int is_captured(cudaStream_t stream)
+{
+    return stream != NULL && (stream == fake.captured || stream == fake.captured_too);
+}
+
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     fake.synchronized++;
-    fake.bad_waits += stream != NULL && stream == fake.captured;
+    fake.bad_waits += is_captured(stream);
     return fake.waiting_says;
 }
 
@@ -133,7 +141,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     if (stream == NULL && fake.captured != NULL) {
         return fake.pending = cudaErrorStreamCaptureImplicit;
     }
-    *status = stream != NULL && stream == fake.captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    *status = is_captured(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
 
@@ -148,29 +156,44 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
 {
     (void)mode;
-    if (stream == NULL || fake.captured != NULL || fake.capture_says != cudaSuccess) {
+    if (stream == NULL || fake.captured_too != NULL || is_captured(stream) || fake.capture_says != cudaSuccess) {
         return fake.pending = fake.capture_says != cudaSuccess ? fake.capture_says : cudaErrorIllegalState;
     }
-    fake.captured = stream;
+    *(fake.captured == NULL ? &fake.captured : &fake.captured_too) = stream;
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
 {
     *graph = NULL;
-    if (stream != fake.captured) {
+    if (!is_captured(stream)) {
         return fake.pending = cudaErrorIllegalState;
     }
-    fake.captured = NULL;
+    fake.captured = stream == fake.captured ? fake.captured_too : fake.captured;
+    fake.captured_too = NULL;
     if (fake.end_says != cudaSuccess) {
         return fake.pending = fake.end_says;
     }
-    *graph = malloc(1);
+    *graph = malloc(sizeof fake.nodes);
+    memcpy(*graph, &fake.nodes, sizeof fake.nodes);
     fake.graphs++;
     return cudaSuccess;
 }
 
+static void note(const char *what, const char *name)
+{
+    size_t used = strlen(fake.timeline);
+    snprintf(fake.timeline + used, sizeof fake.timeline - used, "%s%s, ", what, name);
+}
+
 /* --- graphs ------------------------------------------------------------------------------------------------------ */
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count)
+{
+    (void)nodes;
+    *count = *(size_t *)graph;
+    return cudaSuccess;
+}
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long flags)
 {
@@ -202,7 +225,28 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream)
 {
     (void)executable;
     fake.replayed_on = stream;
-    return fake.pending = fake.replay_says;
+    if (fake.replay_says != cudaSuccess && fake.replays_before-- <= 0) {
+        return fake.pending = fake.replay_says;
+    }
+    note("launch", "");
+    return cudaSuccess;
+}
+
+/* --- ranges, in the place of ranges.c ---------------------------------------------------------------------------- */
+
+bool tchi_cuda_ranges_heard(void)
+{
+    return fake.heard;
+}
+
+void tchi_cuda_range_open(const char *name)
+{
+    note("push ", name);
+}
+
+void tchi_cuda_range_close(void)
+{
+    note("pop", "");
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)

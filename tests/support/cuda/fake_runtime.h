@@ -18,15 +18,18 @@ typedef struct fake_runtime {
     int devices;
     int capability[FAKE_DEVICES]; /* 90 for 9.0 */
     int has_pools;
-    int failing_allocations; /* how many of the next ones */
-    cudaStream_t captured;
-    cudaError_t pending;      /* what cudaGetLastError will say */
-    cudaError_t broken;       /* what cudaGetDevice answers */
-    const void *page_locked;  /* the one host address that is */
-    cudaError_t waiting_says; /* what cudaStreamSynchronize answers */
+    int failing_allocations;             /* how many of the next ones */
+    cudaStream_t captured, captured_too; /* a second one, after the first has begun */
+    cudaError_t pending;                 /* what cudaGetLastError will say */
+    cudaError_t broken;                  /* what cudaGetDevice answers */
+    const void *page_locked;             /* the one host address that is */
+    cudaError_t waiting_says;            /* what cudaStreamSynchronize answers */
     enum cudaStreamCaptureMode mode;
     cudaError_t capture_says, end_says, graph_says,
-        replay_says; /* what capturing, its end, graphs and launches answer */
+        replay_says;    /* what capturing, its end, graphs and launches answer */
+    int replays_before; /* launches of graphs that succeed all the same */
+    size_t nodes;       /* of the next graphs */
+    int heard;          /* whether a profiler listens to ranges */
 
     /* The one kernel that every library has: its signature in "device memory", and what CUDA knows of it. */
     const void *signature;
@@ -53,6 +56,7 @@ typedef struct fake_runtime {
     cudaStream_t recorded, waiting; /* the last event: recorded on one, waited for by the other */
     int graphs, executables;        /* not destroyed */
     cudaStream_t replayed_on;
+    char timeline[256]; /* what a profiler heard, and launches of graphs: "push name, launch, pop, " */
 } fake_runtime;
 
 extern fake_runtime fake;

@@ -108,12 +108,23 @@ static void make_parameter(trial *t, trial_parameter *p, const trial_shape *shap
     test_drop(values);
 }
 
+/* What the header says of a scalar_lr that is not given. */
+static void fill_in_scalar_lr(tch_optim_config *c)
+{
+    bool of_muons_size = ref_orthogonalizes(c->kind) && c->muon_lr != TCH_MUON_LR_MATCH_RMS_ADAMW;
+    if (c->scalar_lr == 0.0 && of_muons_size) {
+        c->scalar_base_lr = 1.0;
+        c->scalar_lr = 0.3;
+    }
+}
+
 static void make_group(trial *t, const tch_optim_config *config, int32_t count, const trial_shape *shapes,
                        tch_parameter *entries)
 {
     CHECK(t->groups < TRIAL_MOST_GROUPS && t->count + count <= TRIAL_MOST_PARAMETERS, "the trial is too large");
     t->configs[t->groups] = *config;
     t->configs[t->groups].scalar_base_lr = config->scalar_base_lr > 0.0 ? config->scalar_base_lr : config->lr;
+    fill_in_scalar_lr(&t->configs[t->groups]);
     for (int32_t i = 0; i < count; i++) {
         trial_parameter *p = &t->parameters[t->count + i];
         make_parameter(t, p, &shapes[i], t->groups);
@@ -310,6 +321,7 @@ void trial_set_config(trial *t, int32_t group, const tch_optim_config *config)
     if (config->scalar_base_lr == 0.0) {
         t->configs[group].scalar_base_lr = brings ? config->lr : base;
     }
+    fill_in_scalar_lr(&t->configs[group]);
     CHECK_OK(tch_optimizer_set_config(t->optimizer, group, config));
 }
 

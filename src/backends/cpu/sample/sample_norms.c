@@ -328,13 +328,9 @@ static void norm_one(void *argument, int64_t index, int thread)
 }
 
 /* Groups of one sample are added in their order, whatever thread they came from. */
-tch_status tchi_cpu_sample_norms(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
-                                 double scale, int32_t rounded, double *norms, void *scratch)
+static void weight_norms(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups, double scale,
+                         double *norms, void *scratch)
 {
-    (void)rounded;
-    if (a->rows == 0 || a->cols == 0 || g->cols == 0) {
-        return TCH_OK;
-    }
     norms_ctx ctx = {state, a, g, scratch, norms_each(a->type, a->rows, a->cols, g->cols)};
     double pairs = (double)a->rows * (double)(a->cols + g->cols);
     tchi_cpu_for_each(state, a->batch, (double)a->rows * pairs, norm_one, &ctx);
@@ -342,7 +338,29 @@ tch_status tchi_cpu_sample_norms(void *state, const tch_matrices *a, const tch_m
     for (int64_t b = 0; b < a->batch; b++) {
         norms[b / groups] += scale * results[b];
     }
-    return TCH_OK;
+}
+
+static tch_status bias_norms(void *state, const tch_matrices *g, int64_t groups, double scale, const tch_matrices *sums,
+                             double *norms, void *scratch)
+{
+    tch_matrices rows = *sums;
+    rows.batch = 1;
+    rows.rows = sums->batch;
+    tch_status status = tchi_cpu_sample_sums(state, g, 1.0, 0.0, &rows, scratch);
+    return status == TCH_OK ? tchi_cpu_pair_dots(state, sums, sums, groups, scale, norms, scratch) : status;
+}
+
+tch_status tchi_cpu_sample_norms(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
+                                 double scale, int32_t rounded, const tch_matrices *sums, double *norms, void *scratch)
+{
+    (void)rounded;
+    if (a->rows == 0 || g->cols == 0) {
+        return TCH_OK;
+    }
+    if (a->cols > 0) {
+        weight_norms(state, a, g, groups, scale, norms, scratch);
+    }
+    return sums != NULL ? bias_norms(state, g, groups, scale, sums, norms, scratch) : TCH_OK;
 }
 
 /* --- sample_squares ---------------------------------------------------------------------------------------------- */

@@ -71,7 +71,7 @@ static tch_status out_of_memory(const tchi_cuda_state *s, int64_t bytes)
         cudaGetLastError();
     }
     return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY,
-                                "out of memory on cuda:%d: %lld bytes were asked for, %lld of %lld are free",
+                                "out of memory on cuda:%d: %lld bytes were requested, %lld of %lld are free",
                                 s->device.index, (long long)bytes, (long long)available, (long long)total);
 }
 
@@ -83,7 +83,7 @@ tch_status tchi_cuda_allocate(void *state, int64_t bytes, void **pointer)
     cudaMemPool_t pool = NULL;
     if (tchi_cuda_is_capturing(s->stream)) {
         return tchi_cuda_host->fail(TCH_ERR_UNSUPPORTED,
-                                    "%lld bytes of GPU memory were asked for while the stream is being captured in a "
+                                    "%lld bytes of GPU memory were requested while the stream is being captured in a "
                                     "graph; make the same call once before capturing, so that its memory is there",
                                     (long long)bytes);
     }

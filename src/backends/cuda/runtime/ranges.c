@@ -13,9 +13,15 @@ static void create_domain(void)
     domain = nvtxDomainCreateA("torchium");
 }
 
-void tchi_cuda_range_push(void *state, const char *name)
+/* NVTX makes no domain where no one has come to listen. */
+bool tchi_cuda_ranges_heard(void)
 {
-    (void)state;
+    pthread_once(&once, create_domain);
+    return domain != NULL;
+}
+
+void tchi_cuda_range_open(const char *name)
+{
     nvtxEventAttributes_t attributes = {.version = NVTX_VERSION,
                                         .size = NVTX_EVENT_ATTRIB_STRUCT_SIZE,
                                         .messageType = NVTX_MESSAGE_TYPE_ASCII,
@@ -24,8 +30,19 @@ void tchi_cuda_range_push(void *state, const char *name)
     nvtxDomainRangePushEx(domain, &attributes);
 }
 
+void tchi_cuda_range_close(void)
+{
+    nvtxDomainRangePop(domain);
+}
+
+void tchi_cuda_range_push(void *state, const char *name)
+{
+    tchi_cuda_range_open(name);
+    tchi_cuda_recording_range(state, name);
+}
+
 void tchi_cuda_range_pop(void *state)
 {
-    (void)state;
-    nvtxDomainRangePop(domain);
+    tchi_cuda_recording_range(state, NULL);
+    tchi_cuda_range_close();
 }

@@ -9,7 +9,7 @@
  *     }
  *     for (norm = 0, s = 0; s < t; s++) {                     // the same in Gram form: <A A', G G'>
  *         for (u = 0; u < t; u++) {
- *             norm += dot(a[s], a[u]) * dot(g[s], g[u]);
+ *             norm += (dot(a[s], a[u]) + bias) * dot(g[s], g[u]);     // bias: 1 where there is one, else 0
  *         }
  *     }
  *
@@ -121,14 +121,14 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 /* Tiles of the gradient take the place of the parts, which have been added up by then. */
-static tch_status settle(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, const gram_sums *s,
-                         double scale, double *norms, double *parts)
+static tch_status settle(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, bool bias,
+                         const gram_sums *s, double scale, double *norms, double *parts)
 {
     int64_t tiles = 0;
     TCHI_CUDA_TRY(cudaMemsetAsync(s->count, 0, sizeof *s->count, state->stream), "sample_norms_judge");
     sample_norms_judge<<<tchi_cuda_grid(s->batch), THREADS, 0, state->stream>>>(*s);
     TCHI_CUDA_PASS(tchi_cuda_launched(state, "sample_norms_judge"));
-    TCHI_CUDA_PASS(tchi_cuda_sample_norms_listed(state, a, g, s->list, s->count, parts, &tiles));
+    TCHI_CUDA_PASS(tchi_cuda_sample_norms_listed(state, a, g, bias, s->list, s->count, parts, &tiles));
     sample_norms_settle<<<tchi_cuda_grid(s->batch / s->groups), THREADS, 0, state->stream>>>(*s, parts, tiles, scale,
                                                                                              norms);
     return tchi_cuda_launched(state, "sample_norms_settle");
@@ -139,6 +139,7 @@ static tch_status settle(const tchi_cuda_state *state, const tch_matrices *a, co
 typedef struct single_problem {
     tchi_cuda_operand a, g;
     int64_t d, p, groups, samples;
+    double one; /* more in |a|^2 where there is a bias, or 0 */
     double scale;
     double *norms;
 } single_problem;
@@ -165,7 +166,7 @@ template <typename real> static __global__ void __launch_bounds__(THREADS) sampl
         double total = 0.0;
         for (int64_t h = 0; h < p.groups; h++) {
             int64_t matrix = i * p.groups + h;
-            total += squares_of<real>(p.a, matrix, p.d, sums) * squares_of<real>(p.g, matrix, p.p, sums);
+            total += (squares_of<real>(p.a, matrix, p.d, sums) + p.one) * squares_of<real>(p.g, matrix, p.p, sums);
         }
         if (threadIdx.x == 0) {
             p.norms[i] += p.scale * total;
@@ -174,10 +175,10 @@ template <typename real> static __global__ void __launch_bounds__(THREADS) sampl
 }
 
 static tch_status single_position(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                  int64_t groups, double scale, double *norms)
+                                  int64_t groups, bool bias, double scale, double *norms)
 {
-    single_problem p = {
-        tchi_cuda_operand_of(a), tchi_cuda_operand_of(g), a->cols, g->cols, groups, a->batch / groups, scale, norms};
+    single_problem p = {tchi_cuda_operand_of(a), tchi_cuda_operand_of(g), a->cols, g->cols, groups,
+                        a->batch / groups,       bias ? 1.0 : 0.0,        scale,   norms};
     unsigned grid = tchi_cuda_grid(p.samples);
     auto kernel = a->type == TCH_SCALAR_F64 ? sample_norms_single<double> : sample_norms_single<float>;
     kernel<<<grid, THREADS, 0, state->stream>>>(p);
@@ -254,30 +255,32 @@ static norms_path path_of(const tchi_cuda_state *state, const tch_matrices *a, c
     return tchi_cuda_sample_norms_narrow_takes(state, a, g, groups) ? NARROW : MMA;
 }
 
+/* `bias` in Gram form alone. */
 static tch_status compute_parts(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                norms_path path, bool gram, double *parts, double *sizes, int64_t *tiles)
+                                norms_path path, bool gram, bool bias, double *parts, double *sizes, int64_t *tiles)
 {
     if (path == SPLIT && gram) {
-        return tchi_cuda_sample_norms_split(state, a, g, parts, sizes, tiles);
+        return tchi_cuda_sample_norms_split(state, a, g, bias, parts, sizes, tiles);
     }
     if (path == PLAIN || path == SPLIT) {
-        return tchi_cuda_sample_norms_plain(state, a, g, gram, parts, sizes, tiles);
+        return tchi_cuda_sample_norms_plain(state, a, g, gram, bias, parts, sizes, tiles);
     }
     if (path == WGMMA && !gram) {
         return tchi_cuda_sample_norms_wgmma(state, a, g, parts, tiles);
     }
     if (gram && tchi_cuda_sample_norms_wgmma_gram_takes(state, a, g)) {
-        return tchi_cuda_sample_norms_wgmma_gram(state, a, g, parts, sizes, tiles);
+        return tchi_cuda_sample_norms_wgmma_gram(state, a, g, bias, parts, sizes, tiles);
     }
-    return tchi_cuda_sample_norms_mma(state, a, g, gram ? TCHI_NORMS_GRAM : TCHI_NORMS_TILES, parts, sizes, tiles);
+    return tchi_cuda_sample_norms_mma(state, a, g, gram ? TCHI_NORMS_GRAM : TCHI_NORMS_TILES, bias, parts, sizes,
+                                      tiles);
 }
 
 /* Parts that either form leaves of a matrix, by whichever kernel has most of them: 8 of wgmma's tiles, of 128 by 256
- * with either side along either; 9 of 128 by 128 in Gram form, and as many sizes. The plain kernel's tiles of 64 by 64
- * are not more. */
+ * with either side along either; 9 of 128 by 128 in Gram form, and as many sizes. The plain kernel's tiles of 64 by
+ * 64, with a bias's column, are not more. */
 static int64_t most_parts(int64_t positions, int64_t d, int64_t p)
 {
-    int64_t across = 16 * tchi_cuda_ceil_div(d, 256) * tchi_cuda_ceil_div(p, 256);
+    int64_t across = 16 * tchi_cuda_ceil_div(d + 1, 256) * tchi_cuda_ceil_div(p, 256);
     int64_t lower = 2 * 9 * tchi_lower_tiles(tchi_cuda_ceil_div(positions, 128));
     return across > lower ? across : lower;
 }
@@ -299,11 +302,12 @@ static gram_sums gram_sums_in(double *scratch, const tch_matrices *a, const tch_
 }
 
 static tch_status norms_by_gram(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                int64_t groups, norms_path path, double scale, double *norms, double *scratch)
+                                int64_t groups, norms_path path, bool bias, double scale, double *norms,
+                                double *scratch)
 {
     gram_sums s = gram_sums_in(scratch, a, g, groups);
-    TCHI_CUDA_PASS(compute_parts(state, a, g, path, true, scratch, (double *)s.sizes, &s.tiles));
-    return settle(state, a, g, &s, scale, norms, scratch);
+    TCHI_CUDA_PASS(compute_parts(state, a, g, path, true, bias, scratch, (double *)s.sizes, &s.tiles));
+    return settle(state, a, g, bias, &s, scale, norms, scratch);
 }
 
 static bool rows_aligned(const tch_matrices *m)
@@ -312,28 +316,49 @@ static bool rows_aligned(const tch_matrices *m)
     return (uintptr_t)m->data % 16 == 0 && m->ld * size % 16 == 0 && m->stride * size % 16 == 0;
 }
 
+static tch_status norms_by_tiles(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                 int64_t groups, norms_path path, double scale, double *norms, double *parts)
+{
+    tchi_norms_parts sums = {parts, 0, groups, nullptr, nullptr};
+    if (path == NARROW) {
+        return tchi_cuda_sample_norms_narrow(state, a, g, groups, scale, norms, parts);
+    }
+    TCHI_CUDA_PASS(compute_parts(state, a, g, path, false, false, parts, nullptr, &sums.tiles));
+    return tchi_cuda_sample_norms_add(state, a->batch / groups, &sums, scale, norms);
+}
+
+/* The bias's part by itself: reads G once more. */
+static tch_status bias_norms(void *state, const tch_matrices *g, int64_t groups, double scale, const tch_matrices *sums,
+                             double *norms, void *scratch)
+{
+    tch_matrices rows = *sums;
+    rows.batch = 1;
+    rows.rows = sums->batch;
+    TCHI_CUDA_PASS(tchi_cuda_sample_sums(state, g, 1.0, 0.0, &rows, scratch));
+    return tchi_cuda_pair_dots(state, sums, sums, groups, scale, norms, scratch);
+}
+
 extern "C" tch_status tchi_cuda_sample_norms(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
-                                             double scale, int32_t rounded, double *norms, void *scratch)
+                                             double scale, int32_t rounded, const tch_matrices *sums, double *norms,
+                                             void *scratch)
 {
     const tchi_cuda_state *s = (const tchi_cuda_state *)state;
     double *parts = (double *)scratch;
-    tchi_norms_parts sums = {parts, 0, groups, nullptr, nullptr};
-    if (a->batch == 0 || a->rows == 0 || a->cols == 0 || g->cols == 0) {
+    bool bias = sums != nullptr;
+    if (a->batch == 0 || a->rows == 0 || g->cols == 0) {
         return TCH_OK;
     }
     if (a->rows == 1) {
-        return single_position(s, a, g, groups, scale, norms);
+        return single_position(s, a, g, groups, bias, scale, norms);
     }
-    norms_path path = path_of(s, a, g, groups, rounded);
-    bool gram = gram_is_less(a, g, path, rows_aligned(a) && rows_aligned(g));
-    if (path == NARROW && !gram) {
-        return tchi_cuda_sample_norms_narrow(s, a, g, groups, scale, norms, parts);
+    if (a->cols > 0) {
+        norms_path path = path_of(s, a, g, groups, rounded);
+        if (gram_is_less(a, g, path, rows_aligned(a) && rows_aligned(g))) {
+            return norms_by_gram(s, a, g, groups, path, bias, scale, norms, parts);
+        }
+        TCHI_CUDA_PASS(norms_by_tiles(s, a, g, groups, path, scale, norms, parts));
     }
-    if (gram) {
-        return norms_by_gram(s, a, g, groups, path, scale, norms, parts);
-    }
-    TCHI_CUDA_PASS(compute_parts(s, a, g, path, false, parts, nullptr, &sums.tiles));
-    return tchi_cuda_sample_norms_add(s, a->batch / groups, &sums, scale, norms);
+    return bias ? bias_norms(state, g, groups, scale, sums, norms, scratch) : TCH_OK;
 }
 
 /* A double for every part, and for every matrix its total and two numbers of 32 bits; a double more for the count. */

@@ -2,7 +2,11 @@
  * choose from, and the bench times one by one. Each norm kernel leaves in parts[b tiles + i] what tile i of sample b
  * adds to the squared norm, in float64; they are added up afterwards in that order. In Gram form a norm is a sum of
  * terms of both signs, <a_s, a_t> <g_s, g_t>; `sizes` is NULL or gets, in the same places, the sums of their absolute
- * values, which tell how much of the terms has canceled. */
+ * values, which tell how much of the terms has canceled.
+ *
+ * With `bias` A has a column of ones more, whose part of the gradient is the bias's. In Gram form that is 1 more in
+ * every <a_s, a_t>, which costs nothing; in tile form it would be another row of tiles, and sums over positions are
+ * quicker. Positions that fill up a tile have no G, and 1 there is multiplied by 0. */
 #ifndef TCHI_CUDA_SAMPLE_NORMS_H
 #define TCHI_CUDA_SAMPLE_NORMS_H
 
@@ -20,13 +24,14 @@ typedef enum tchi_norms_form {
 
 /* Any type. */
 tch_status tchi_cuda_sample_norms_plain(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                        bool gram, double *parts, double *sizes, int64_t *tiles);
+                                        bool gram, bool bias, double *parts, double *sizes, int64_t *tiles);
 /* Tile form of the matrices listed alone, in their own places among the parts; how many there are the device knows. */
 tch_status tchi_cuda_sample_norms_listed(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                         const int32_t *list, const int32_t *count, double *parts, int64_t *tiles);
+                                         bool bias, const int32_t *list, const int32_t *count, double *parts,
+                                         int64_t *tiles);
 /* Half types, and float32 rounded to TF32, by mma.sync: sm_80 and newer. */
 tch_status tchi_cuda_sample_norms_mma(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                      tchi_norms_form form, double *parts, double *sizes, int64_t *tiles);
+                                      tchi_norms_form form, bool bias, double *parts, double *sizes, int64_t *tiles);
 /* Tile form of half types by wgmma: sm_90, with rows aligned to 16 bytes. */
 bool tchi_cuda_sample_norms_wgmma_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g);
 tch_status tchi_cuda_sample_norms_wgmma(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
@@ -36,13 +41,13 @@ tch_status tchi_cuda_sample_norms_wgmma(const tchi_cuda_state *state, const tch_
 bool tchi_cuda_sample_norms_wgmma_gram_takes(const tchi_cuda_state *state, const tch_matrices *a,
                                              const tch_matrices *g);
 tch_status tchi_cuda_sample_norms_wgmma_gram(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                             double *parts, double *sizes, int64_t *tiles);
+                                             bool bias, double *parts, double *sizes, int64_t *tiles);
 
 /* Gram form of float32 by wgmma, with products of split operands as exact as float32: sm_90, with rows aligned to 16
  * bytes. Uses cuBLAS's workspace, if there is one. */
 bool tchi_cuda_sample_norms_split_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g);
 tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                        double *parts, double *sizes, int64_t *tiles);
+                                        bool bias, double *parts, double *sizes, int64_t *tiles);
 
 /* What tiles left behind. */
 typedef struct tchi_norms_parts {

@@ -34,7 +34,8 @@ typedef float split_sums[64][128 * GROUPS]; /* a tile, as the threads that multi
 
 typedef struct split_problem {
     tchi_stream_k runs;
-    int32_t tiles; /* of a sample */
+    int32_t tiles;      /* of a sample */
+    float one_a, one_g; /* more in that of A A' and G G' which is the inputs', where there is a bias, or 0 */
     double *parts, *sizes;
     split_sums *kept, *chunks; /* of tiles with split_blocks: A A' of each, and chunks of G G' */
     CUtensorMap a, g;
@@ -253,21 +254,21 @@ static __device__ __forceinline__ void multiply(split_memory &m, float (&sum)[64
     }
 }
 
-static __device__ __forceinline__ void store(split_sums &to, const float (&sum)[64])
+static __device__ __forceinline__ void store(split_sums &to, const float (&sum)[64], float one)
 {
     int thread = tchi_thread_index();
 #pragma unroll
     for (int i = 0; i < 64; i++) {
-        to[i][thread] = sum[i];
+        to[i][thread] = sum[i] + one;
     }
 }
 
-/* The sum of a thread's terms, and that of their absolute values. */
+/* The sum of a thread's terms, x times y with `one` more, and that of their absolute values. */
 typedef struct split_terms {
     double sum, size;
 } split_terms;
 
-static __device__ __forceinline__ split_terms dot(const split_sums &x, const float (&y)[64])
+static __device__ __forceinline__ split_terms dot(const split_sums &x, const float (&y)[64], float one)
 {
     int thread = tchi_thread_index();
     float total[4] = {};
@@ -275,8 +276,9 @@ static __device__ __forceinline__ split_terms dot(const split_sums &x, const flo
 #pragma unroll
     for (int i = 0; i < 64; i++) {
         float term = x[i][thread];
-        total[i % 4] += term * y[i];
-        size[i % 4] += fabsf(term * y[i]);
+        float value = y[i] + one;
+        total[i % 4] += term * value;
+        size[i % 4] += fabsf(term * value);
     }
     return {tchi_cuda_warp_sum((double)((total[0] + total[1]) + (total[2] + total[3]))),
             tchi_cuda_warp_sum((double)((size[0] + size[1]) + (size[2] + size[3])))};
@@ -298,26 +300,26 @@ static __device__ __forceinline__ void write_part(const split_problem &p, int it
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
 
 /* What becomes of a run's tile. A chunk is stored at the number of its stretch and that of its tile, added: one of the
- * two grows from chunk to chunk. */
+ * two grows from chunk to chunk. The bias's 1 is added once, by the block that owns the tile. */
 static __device__ __forceinline__ void finish_run(const split_problem &p, split_memory &m, const tchi_k_range &run,
                                                   const float (&sum)[64])
 {
     int left_over = run.item - p.runs.whole * p.runs.blocks;
     bool helped = left_over >= 0 && p.runs.cut < p.runs.ktiles_g;
     if (helped && tchi_stream_k_helps(p.runs)) {
-        store(p.chunks[(int)blockIdx.x - p.runs.split_tiles + left_over], sum);
+        store(p.chunks[(int)blockIdx.x - p.runs.split_tiles + left_over], sum, 0.0f);
         return;
     }
     if (run.of_g) {
-        split_terms terms = dot(m.kept, sum);
+        split_terms terms = dot(m.kept, sum, p.one_g);
         if (threadIdx.x % 32 == 0) {
             write_part(p, run.item, tchi_thread_index() / 32, terms.sum, terms.size);
         }
         return;
     }
-    store(m.kept, sum);
+    store(m.kept, sum, p.one_a);
     if (helped) {
-        store(p.kept[left_over], sum);
+        store(p.kept[left_over], sum, p.one_a);
     } else if (threadIdx.x == 0) {
         write_part(p, run.item, WARPS, 0.0, 0.0);
     }
@@ -455,7 +457,7 @@ static tch_status launch(const tchi_cuda_state *state, split_problem *p)
 
 /* Which of the two is called A does not matter: the shorter one is, whose tiles split_blocks do not share. */
 tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                        double *parts, double *sizes, int64_t *tiles)
+                                        bool bias, double *parts, double *sizes, int64_t *tiles)
 {
     const tch_matrices *less = a->cols < g->cols ? a : g;
     const tch_matrices *more = a->cols < g->cols ? g : a;
@@ -464,6 +466,8 @@ tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_
     p.runs = tchi_stream_k_share(p.tiles * a->batch, state->device.processors,
                                  tchi_cuda_ceil_div(less->cols, TCHI_GRAM_DEPTH),
                                  tchi_cuda_ceil_div(more->cols, TCHI_GRAM_DEPTH));
+    p.one_a = bias && less == a ? 1.0f : 0.0f;
+    p.one_g = bias && less != a ? 1.0f : 0.0f;
     p.parts = parts;
     p.sizes = sizes;
     *tiles = (int64_t)p.tiles * PARTS;

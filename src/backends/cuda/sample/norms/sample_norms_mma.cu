@@ -16,8 +16,17 @@ typedef struct norms_problem {
     tchi_tile_pair first, second; /* G' A; or, in Gram form, A A' and G G' */
     int64_t across;               /* tiles in a row of G' A */
     int64_t tiles, items;         /* of one sample, of all */
+    float one;                    /* more in A A' where there is a bias, or 0 */
     double *parts, *sizes;
 } norms_problem;
+
+static __device__ __forceinline__ void add_to(tchi_tile_sums<4> &x, float one)
+{
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        x.v[i / 16][i / 4 % 4][i % 4] += one;
+    }
+}
 
 /* The inner product of two tiles, over one thread's part. */
 template <int wide>
@@ -85,7 +94,10 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, 1)
         tchi_tile_sums<4> kept;
         double total = 0.0;
         double size = 0.0;
-        tchi_tiles<type, true, aligned, 4>(shared, p.first, w, [&](tchi_tile_sums<4> &sum) { kept = sum; });
+        tchi_tiles<type, true, aligned, 4>(shared, p.first, w, [&](tchi_tile_sums<4> &sum) {
+            add_to(sum, p.one);
+            kept = sum;
+        });
         tchi_tiles<type, true, aligned, 4>(shared, p.second, w, [&](tchi_tile_sums<4> &sum) {
             total = dot(kept, sum);
             size = size_of(kept, sum);
@@ -137,7 +149,7 @@ static norms_problem problem_of(const tch_matrices *a, const tch_matrices *g, tc
 }
 
 tch_status tchi_cuda_sample_norms_mma(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                      tchi_norms_form form, double *parts, double *sizes, int64_t *tiles)
+                                      tchi_norms_form form, bool bias, double *parts, double *sizes, int64_t *tiles)
 {
     bool aligned = tchi_tile_aligned(a) && tchi_tile_aligned(g);
     norms_kernel kernel = a->type == TCH_SCALAR_F32    ? kernel_of<TCH_SCALAR_F32>(form, aligned)
@@ -145,6 +157,7 @@ tch_status tchi_cuda_sample_norms_mma(const tchi_cuda_state *state, const tch_ma
                                                        : kernel_of<TCH_SCALAR_F16>(form, aligned);
     int shared = tchi_tile_shape<4>::shared_bytes;
     norms_problem p = problem_of(a, g, form);
+    p.one = bias ? 1.0f : 0.0f;
     p.parts = parts;
     p.sizes = sizes;
     *tiles = p.tiles;

@@ -23,6 +23,7 @@
 typedef struct gram_problem {
     int32_t tiles, items;
     int32_t ktiles_a, ktiles; /* of A, and of A and G */
+    float one;                /* more in A A' where there is a bias, or 0 */
     double *parts, *sizes;
     CUtensorMap a, g;
 } gram_problem;
@@ -115,16 +116,17 @@ static __device__ __forceinline__ void multiply(gram_memory &m, float (&sum)[64]
     leave(m.empty + before);
 }
 
-/* A warp's inner product, and the sum of the absolute values of its terms, in one pass over registers that are all
- * taken. */
-static __device__ __forceinline__ double dot(const float (&x)[64], const float (&y)[64], double *size)
+/* A warp's inner product of x, with `one` more, and y, and the sum of the absolute values of its terms, in one pass
+ * over registers that are all taken. */
+static __device__ __forceinline__ double dot(const float (&x)[64], float one, const float (&y)[64], double *size)
 {
     float total[4] = {};
     float sizes[4] = {};
 #pragma unroll
     for (int i = 0; i < 64; i++) {
-        total[i % 4] += x[i] * y[i];
-        sizes[i % 4] += fabsf(x[i] * y[i]);
+        float value = x[i] + one;
+        total[i % 4] += value * y[i];
+        sizes[i % 4] += fabsf(value * y[i]);
     }
     *size = tchi_cuda_warp_sum((double)((sizes[0] + sizes[1]) + (sizes[2] + sizes[3])));
     return tchi_cuda_warp_sum((double)((total[0] + total[1]) + (total[2] + total[3])));
@@ -166,7 +168,7 @@ static __global__ void __launch_bounds__(THREADS, 1) sample_norms_wgmma_gram(con
         multiply(m, inputs, p.ktiles_a, diagonal, &at);
         multiply(m, gradients, p.ktiles - p.ktiles_a, diagonal, &at);
         double size;
-        double total = dot(inputs, gradients, &size);
+        double total = dot(inputs, p.one, gradients, &size);
         if (threadIdx.x % 32 == 0) {
             p.parts[(int64_t)item * WARPS + threadIdx.x / 32] = diagonal ? total : 2.0 * total;
             if (p.sizes != nullptr) {
@@ -185,13 +187,14 @@ bool tchi_cuda_sample_norms_wgmma_gram_takes(const tchi_cuda_state *state, const
 }
 
 tch_status tchi_cuda_sample_norms_wgmma_gram(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                             double *parts, double *sizes, int64_t *tiles)
+                                             bool bias, double *parts, double *sizes, int64_t *tiles)
 {
     gram_problem p = {};
     p.tiles = (int32_t)tchi_lower_tiles(tchi_cuda_ceil_div(a->rows, TILE));
     p.items = (int32_t)(p.tiles * a->batch);
     p.ktiles_a = (int32_t)tchi_cuda_ceil_div(a->cols, DEPTH);
     p.ktiles = p.ktiles_a + (int32_t)tchi_cuda_ceil_div(g->cols, DEPTH);
+    p.one = bias ? 1.0f : 0.0f;
     p.parts = parts;
     p.sizes = sizes;
     *tiles = (int64_t)p.tiles * WARPS;

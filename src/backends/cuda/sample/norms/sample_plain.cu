@@ -32,10 +32,11 @@ template <typename real, int groups> struct shape {
 /* Norms of float32 and less: bench/ladder/cuda_sample_norms.md has what one group took. */
 template <typename real> static constexpr int groups_of = sizeof(real) == 4 ? 4 : 1;
 
-/* X Y' of rows, or X' Y of columns; element (m, k) of X is m across and k along the contraction. */
+/* X Y' of rows, or X' Y of columns; element (m, k) of X is m across and k along the contraction. `ones` is
+ * the bias's column, behind those of A, or -1 where there is none. */
 typedef struct factor {
     tchi_cuda_operand m;
-    int64_t count;
+    int64_t count, ones;
 } factor;
 
 typedef struct product {
@@ -85,7 +86,16 @@ static __device__ __forceinline__ int inside(int64_t at, int64_t end, int want)
 template <typename real, int groups> using held_vec4s = tchi_cuda_vec4<real>[shape<real, groups>::vec4s];
 template <typename real, int groups> using ktile_of = real[shape<real, groups>::depth][TILE + 4];
 
-template <typename real, int groups, bool by_rows>
+/* Without an index that is known only at run time, so that the four stay in registers. */
+template <typename real> static __device__ __forceinline__ void put_one(tchi_cuda_vec4<real> *four, int place)
+{
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        four->v[e] = e == place ? (real)1 : four->v[e];
+    }
+}
+
+template <typename real, int groups, bool by_rows, bool with_ones = false>
 static __device__ void fetch(held_vec4s<real, groups> &held, const factor &f, int64_t depth, int64_t matrix,
                              int64_t first, int64_t from)
 {
@@ -97,6 +107,9 @@ static __device__ void fetch(held_vec4s<real, groups> &held, const factor &f, in
         int64_t k = from + along_of<steps, by_rows>(four);
         int count = by_rows ? (m < f.count ? inside(k, depth, 4) : 0) : (k < depth ? inside(m, f.count, 4) : 0);
         held[h] = tchi_cuda_load_vec4<real>(f.m, matrix, by_rows ? m : k, by_rows ? k : m, count);
+        if (with_ones && m <= f.ones && f.ones < m + 4) {
+            put_one(&held[h], (int)(f.ones - m));
+        }
     }
 }
 
@@ -194,7 +207,7 @@ template <typename real, int groups> static __device__ void gather(part<real> &s
 }
 
 /* The tile at (row, col), in the threads of the first group. The next k-tile is on its way while one is multiplied. */
-template <typename real, int groups, bool by_rows>
+template <typename real, int groups, bool by_rows, bool with_ones = false>
 static __device__ void multiply(part<real> &sum, ktiles<real, groups> &s, const product &p, int64_t matrix, int64_t row,
                                 int64_t col)
 {
@@ -206,7 +219,7 @@ static __device__ void multiply(part<real> &sum, ktiles<real, groups> &s, const 
         sum.v[e / each][e % each] = (real)0;
     }
     fetch<real, groups, by_rows>(x, p.x, p.depth, matrix, row, 0);
-    fetch<real, groups, by_rows>(y, p.y, p.depth, matrix, col, 0);
+    fetch<real, groups, by_rows, with_ones>(y, p.y, p.depth, matrix, col, 0);
     for (int64_t from = 0; from < p.depth; from += steps) {
         __syncthreads(); /* the k-tile before has been used */
         put<real, groups, by_rows>(s.x, x);
@@ -214,7 +227,7 @@ static __device__ void multiply(part<real> &sum, ktiles<real, groups> &s, const 
         __syncthreads();
         if (from + steps < p.depth) {
             fetch<real, groups, by_rows>(x, p.x, p.depth, matrix, row, from + steps);
-            fetch<real, groups, by_rows>(y, p.y, p.depth, matrix, col, from + steps);
+            fetch<real, groups, by_rows, with_ones>(y, p.y, p.depth, matrix, col, from + steps);
         }
         multiply_ktile<real, groups>(sum, s);
     }
@@ -224,8 +237,8 @@ static __device__ void multiply(part<real> &sum, ktiles<real, groups> &s, const 
 static product product_of(const tch_matrices *x, const tch_matrices *y, bool by_rows)
 {
     product p;
-    p.x = {tchi_cuda_operand_of(x), by_rows ? x->rows : x->cols};
-    p.y = {tchi_cuda_operand_of(y), by_rows ? y->rows : y->cols};
+    p.x = {tchi_cuda_operand_of(x), by_rows ? x->rows : x->cols, -1};
+    p.y = {tchi_cuda_operand_of(y), by_rows ? y->rows : y->cols, -1};
     p.depth = by_rows ? x->cols : x->rows;
     return p;
 }
@@ -236,6 +249,7 @@ typedef struct norms_problem {
     product first, second; /* G' A; or, in Gram form, A A' and G G' */
     int64_t across;        /* tiles in a row of G' A */
     int64_t tiles, items;  /* of one sample, of all */
+    int32_t one;           /* more in A A' where there is a bias, or 0 */
     double *parts, *sizes;
     const int32_t *list, *count; /* of LISTED */
 } norms_problem;
@@ -262,7 +276,7 @@ static __global__ void __launch_bounds__(shape<real, groups_of<real>>::threads, 
         int64_t above = gram ? tchi_lower_row(tile) : tile / p.across;
         int64_t left = gram ? tile - tchi_lower_tiles(above) : tile % p.across;
         part<real> one, other;
-        multiply<real, groups, gram>(one, s, p.first, matrix, above * TILE, left * TILE);
+        multiply<real, groups, gram, form == LISTED>(one, s, p.first, matrix, above * TILE, left * TILE);
         if (gram) {
             multiply<real, groups, true>(other, s, p.second, matrix, above * TILE, left * TILE);
         }
@@ -271,7 +285,7 @@ static __global__ void __launch_bounds__(shape<real, groups_of<real>>::threads, 
         if (threadIdx.x < shape<real, groups>::group) {
 #pragma unroll
             for (int e = 0; e < each * each; e++) {
-                real value = one.v[e / each][e % each];
+                real value = one.v[e / each][e % each] + (real)(gram ? p.one : 0);
                 double term = (double)value * (double)(gram ? other.v[e / each][e % each] : value);
                 total += term;
                 size += fabs(term);
@@ -301,21 +315,23 @@ static void launch_norms(const tchi_cuda_state *state, tch_scalar type, const no
     }
 }
 
-static norms_problem norms_problem_of(const tch_matrices *a, const tch_matrices *g, bool gram)
+/* `ones`: columns of ones behind those of A. */
+static norms_problem norms_problem_of(const tch_matrices *a, const tch_matrices *g, bool gram, int ones)
 {
     norms_problem p = {};
     p.first = gram ? product_of(a, a, true) : product_of(g, a, false);
     p.second = gram ? product_of(g, g, true) : p.first;
-    p.across = tchi_cuda_ceil_div(a->cols, TILE);
+    p.across = tchi_cuda_ceil_div(a->cols + ones, TILE);
     p.tiles = gram ? tchi_lower_tiles(tchi_cuda_ceil_div(a->rows, TILE)) : p.across * tchi_cuda_ceil_div(g->cols, TILE);
     p.items = p.tiles * a->batch;
     return p;
 }
 
 tch_status tchi_cuda_sample_norms_plain(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                        bool gram, double *parts, double *sizes, int64_t *tiles)
+                                        bool gram, bool bias, double *parts, double *sizes, int64_t *tiles)
 {
-    norms_problem p = norms_problem_of(a, g, gram);
+    norms_problem p = norms_problem_of(a, g, gram, 0);
+    p.one = bias ? 1 : 0;
     p.parts = parts;
     p.sizes = sizes;
     *tiles = p.tiles;
@@ -329,9 +345,11 @@ tch_status tchi_cuda_sample_norms_plain(const tchi_cuda_state *state, const tch_
 
 /* As many blocks as a GPU holds: the list is empty nearly always, and blocks that find it so cost time too. */
 tch_status tchi_cuda_sample_norms_listed(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                         const int32_t *list, const int32_t *count, double *parts, int64_t *tiles)
+                                         bool bias, const int32_t *list, const int32_t *count, double *parts,
+                                         int64_t *tiles)
 {
-    norms_problem p = norms_problem_of(a, g, false);
+    norms_problem p = norms_problem_of(a, g, false, bias ? 1 : 0);
+    p.first.y.ones = bias ? a->cols : -1;
     int64_t most = 2 * (int64_t)state->device.processors;
     p.parts = parts;
     p.list = list;

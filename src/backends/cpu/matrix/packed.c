@@ -1,0 +1,82 @@
+/* Packed storage of symmetric matrices: rows of the lower triangle, one after the other. */
+#include "backends/cpu/cpu.h"
+
+#include <string.h>
+
+#define TILE 32 /* columns whose cache lines stay while rows are mirrored */
+
+typedef struct packed_ctx {
+    const tch_matrices *full;
+    char *packed;
+} packed_ctx;
+
+static char *packed_row(const packed_ctx *c, int64_t matrix, int64_t row)
+{
+    int64_t n = c->full->rows;
+    int64_t at = matrix * (n * (n + 1) / 2) + row * (row + 1) / 2;
+    return c->packed + at * tchi_cpu_size(c->full->type);
+}
+
+static void pack_rows(void *argument, int64_t from, int64_t to)
+{
+    const packed_ctx *c = argument;
+    for (int64_t r = from; r < to; r++) {
+        int64_t b = r / c->full->rows;
+        int64_t i = r % c->full->rows;
+        memcpy(packed_row(c, b, i), tchi_cpu_row(c->full, b, i), (size_t)((i + 1) * tchi_cpu_size(c->full->type)));
+    }
+}
+
+/* Row i from column `from` on, right of the diagonal: column i of the rows below. */
+static void mirror(const packed_ctx *c, int64_t b, int64_t i, int64_t from, int64_t to)
+{
+    char *row = tchi_cpu_row(c->full, b, i);
+    for (int64_t j = from; j < to; j++) {
+        if (c->full->type == TCH_SCALAR_F64) {
+            ((double *)row)[j] = ((const double *)packed_row(c, b, j))[i];
+        } else {
+            ((float *)row)[j] = ((const float *)packed_row(c, b, j))[i];
+        }
+    }
+}
+
+/* Strips of rows, so that what is read of a row below serves all of a strip. */
+static void unpack_strips(void *argument, int64_t from, int64_t to)
+{
+    const packed_ctx *c = argument;
+    int64_t n = c->full->rows;
+    int64_t strips = (n + TILE - 1) / TILE;
+    for (int64_t s = from; s < to; s++) {
+        int64_t b = s / strips;
+        int64_t first = s % strips * TILE;
+        int64_t end = first + TILE < n ? first + TILE : n;
+        for (int64_t i = first; i < end; i++) {
+            memcpy(tchi_cpu_row(c->full, b, i), packed_row(c, b, i), (size_t)((i + 1) * tchi_cpu_size(c->full->type)));
+        }
+        for (int64_t column = first; column < n; column += TILE) {
+            for (int64_t i = first; i < end; i++) {
+                mirror(c, b, i, column > i ? column : i + 1, column + TILE < n ? column + TILE : n);
+            }
+        }
+    }
+}
+
+tch_status tchi_cpu_pack_matrices(void *state, const tch_matrices *x, void *packed)
+{
+    packed_ctx c = {x, packed};
+    double elements = 0.5 * (double)x->batch * (double)x->rows * (double)x->cols;
+    if (elements > 0) {
+        tchi_cpu_split(state, x->batch * x->rows, 2.0 * elements, pack_rows, &c);
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_cpu_unpack_matrices(void *state, const void *packed, const tch_matrices *out)
+{
+    packed_ctx c = {out, (char *)packed};
+    double elements = (double)out->batch * (double)out->rows * (double)out->cols;
+    if (elements > 0) {
+        tchi_cpu_split(state, out->batch * ((out->rows + TILE - 1) / TILE), 4.0 * elements, unpack_strips, &c);
+    }
+    return TCH_OK;
+}

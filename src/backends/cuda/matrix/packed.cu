@@ -1,0 +1,119 @@
+/* Packed storage of symmetric matrices: rows of the lower triangle, one after the other.
+ *
+ *     for (i = 0; i < n; i++) {
+ *         for (j = 0; j <= i; j++) {
+ *             packed[i (i + 1) / 2 + j] = full[i ld + j];    // unpack: full[i ld + j] = full[j ld + i] = packed[...]
+ *         }
+ *     }
+ *
+ * A block takes a tile on or below the diagonal. Rows are read and written as they lie; what is mirrored is turned
+ * around in shared memory. */
+#include "backends/cuda/cuda.h"
+#include "backends/cuda/device/elements.cuh"
+#include "backends/cuda/device/triangle.cuh"
+
+#define TILE 32
+#define ROWS 8 /* of a tile at once: a warp to each */
+
+template <typename word> struct packed_params {
+    word *full, *packed;
+    int64_t n, ld, stride, batch;
+};
+
+template <typename word>
+static __device__ inline int64_t packed_at(const packed_params<word> &p, int64_t b, int64_t i, int64_t j)
+{
+    return b * (p.n * (p.n + 1) / 2) + i * (i + 1) / 2 + j;
+}
+
+/* Moves: half of every matrix in, and out. */
+template <typename word> static __global__ void __launch_bounds__(TILE *ROWS) pack_kernel(packed_params<word> p)
+{
+    int64_t row = tchi_lower_row(blockIdx.x);
+    int64_t top = row * TILE;
+    int64_t j = (blockIdx.x - tchi_lower_tiles(row)) * TILE + threadIdx.x;
+    for (int64_t b = blockIdx.y; b < p.batch; b += gridDim.y) {
+        word values[TILE / ROWS];
+#pragma unroll
+        for (int k = 0; k < TILE / ROWS; k++) {
+            int64_t i = top + threadIdx.y + k * ROWS;
+            values[k] = i < p.n && j <= i ? p.full[b * p.stride + i * p.ld + j] : word(0);
+        }
+#pragma unroll
+        for (int k = 0; k < TILE / ROWS; k++) {
+            int64_t i = top + threadIdx.y + k * ROWS;
+            if (i < p.n && j <= i) {
+                p.packed[packed_at(p, b, i, j)] = values[k];
+            }
+        }
+    }
+}
+
+/* Moves: half of every matrix in, all of it out. */
+template <typename word> static __global__ void __launch_bounds__(TILE *ROWS) unpack_kernel(packed_params<word> p)
+{
+    __shared__ word turned[TILE][TILE + 1];
+    int64_t row = tchi_lower_row(blockIdx.x);
+    int64_t top = row * TILE;
+    int64_t left = (blockIdx.x - tchi_lower_tiles(row)) * TILE;
+    int64_t j = left + threadIdx.x;
+    for (int64_t b = blockIdx.y; b < p.batch; b += gridDim.y) {
+#pragma unroll
+        for (int k = 0; k < TILE / ROWS; k++) {
+            int r = threadIdx.y + k * ROWS;
+            if (top + r < p.n && j <= top + r) {
+                word value = p.packed[packed_at(p, b, top + r, j)];
+                turned[r][threadIdx.x] = value;
+                p.full[b * p.stride + (top + r) * p.ld + j] = value;
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < TILE / ROWS; k++) {
+            int r = threadIdx.y + k * ROWS;
+            int64_t column = top + threadIdx.x;
+            if (column < p.n && column > left + r) {
+                p.full[b * p.stride + (left + r) * p.ld + column] = turned[threadIdx.x][r];
+            }
+        }
+        __syncthreads();
+    }
+}
+
+template <typename word>
+static void launch(const tchi_cuda_state *s, const tch_matrices *full, void *packed, bool unpacks)
+{
+    int64_t tiles = tchi_cuda_ceil_div(full->rows, TILE);
+    packed_params<word> p = {(word *)full->data, (word *)packed, full->rows, full->ld, full->stride, full->batch};
+    dim3 grid((unsigned)tchi_lower_tiles(tiles), tchi_cuda_grid_yz(full->batch));
+    dim3 block(TILE, ROWS);
+    if (unpacks) {
+        unpack_kernel<word><<<grid, block, 0, s->stream>>>(p);
+    } else {
+        pack_kernel<word><<<grid, block, 0, s->stream>>>(p);
+    }
+}
+
+static tch_status move(void *state, const tch_matrices *full, void *packed, bool unpacks)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    if (full->batch == 0 || full->rows == 0) {
+        return TCH_OK;
+    }
+    if (full->type == TCH_SCALAR_F64) {
+        launch<uint64_t>(s, full, packed, unpacks);
+    } else {
+        launch<uint32_t>(s, full, packed, unpacks);
+    }
+    return tchi_cuda_launched(s, unpacks ? "unpack" : "pack");
+}
+
+tch_status tchi_cuda_pack_matrices(void *state, const tch_matrices *x, void *packed)
+{
+    return move(state, x, packed, false);
+}
+
+tch_status tchi_cuda_unpack_matrices(void *state, const void *packed, const tch_matrices *out)
+{
+    return move(state, out, (void *)packed, true);
+}

@@ -1,0 +1,272 @@
+/* Entries of the operations table that a step reaches only with several ranks, large matrices or mixed types, here at
+ * small sizes, so that an emulated device runs their kernels too. Where a backend does not have an entry, there is
+ * nothing to check. */
+#include <math.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "support/elements.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+/* --- memory of the device ---------------------------------------------------------------------------------------- */
+
+/* A batch of matrices with a gap behind every row, and its image on the host; all bits are set where nothing is. */
+typedef struct batch {
+    tch_matrices m;
+    tch_dtype dtype;
+    unsigned char *image;
+    int64_t bytes;
+} batch;
+
+static batch make(tch_context *context, tch_scalar type, int64_t count, int64_t rows, int64_t cols, int64_t gap)
+{
+    static const tch_dtype dtypes[] = {{TCH_FLOAT, 64, 1}, {TCH_FLOAT, 32, 1}, {TCH_FLOAT, 16, 1}};
+    batch b = {.dtype = dtypes[type]};
+    int64_t ld = cols + gap;
+    b.bytes = count * rows * ld * (int64_t)tch_dtype_size(b.dtype);
+    b.m = (tch_matrices){NULL, type, rows, cols, ld, count, rows * ld};
+    b.image = test_alloc((size_t)b.bytes);
+    memset(b.image, 0xff, (size_t)b.bytes);
+    CHECK_OK(context->backend->device->allocate(context->state, b.bytes, &b.m.data));
+    return b;
+}
+
+static void move(tch_context *context, batch *b, tch_copy_kind kind)
+{
+    bool there = kind == TCH_COPY_TO_DEVICE;
+    CHECK_OK(context->backend->device->copy_bytes(context->state, there ? b->m.data : (void *)b->image,
+                                                  there ? (void *)b->image : b->m.data, b->bytes, kind));
+}
+
+static void drop(tch_context *context, batch *b)
+{
+    context->backend->device->release(context->state, b->m.data, b->bytes);
+}
+
+static unsigned char *element(const batch *b, int64_t row, int64_t col)
+{
+    return b->image + (row * b->m.ld + col) * (int64_t)tch_dtype_size(b->dtype);
+}
+
+static double value(const batch *b, int64_t row, int64_t col)
+{
+    return test_decode(b->dtype, element(b, row, col));
+}
+
+static void check_gaps(const batch *b)
+{
+    for (int64_t row = 0; row < b->m.batch * b->m.rows; row++) {
+        for (int64_t col = b->m.cols; col < b->m.ld; col++) {
+            CHECK(isnan(value(b, row, col)), "a gap behind row %lld was written", (long long)row);
+        }
+    }
+}
+
+/* --- ranks ------------------------------------------------------------------------------------------------------- */
+
+/* The largest of a number and of its complement are complements where all ranks came with the same. */
+static void ranks_agree(void **state)
+{
+    static const int32_t cases[][4] = {
+        /* the two, the flag before, the flag expected */
+        {5, ~5, 0, 0},  {5, ~5, 1, 1}, {0, ~0, 0, 0},         {7, ~5, 0, 1},
+        {7, ~5, 1, 1},  {0, 0, 0, 1},  {INT32_MAX, ~0, 0, 1}, {INT32_MAX, ~INT32_MAX, 0, 0},
+        {-1, ~-1, 0, 0}};
+    tch_context *context = *state;
+    const tch_device_ops *device = context->backend->device;
+    void *there = NULL;
+    CHECK_OK(device->allocate(context->state, 3 * sizeof(int32_t), &there));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int32_t numbers[3] = {cases[i][0], cases[i][1], cases[i][2]};
+        test_case("%d and %d, flag %d", numbers[0], numbers[1], numbers[2]);
+        CHECK_OK(device->copy_bytes(context->state, there, numbers, sizeof numbers, TCH_COPY_TO_DEVICE));
+        CHECK_OK(context->backend->update->agree(context->state, there));
+        CHECK_OK(device->copy_bytes(context->state, numbers, there, sizeof numbers, TCH_COPY_TO_HOST));
+        CHECK(numbers[0] == cases[i][0] && numbers[1] == cases[i][1], "the numbers changed");
+        CHECK(numbers[2] == cases[i][3], "the flag is %d, expected %d", numbers[2], cases[i][3]);
+    }
+    device->release(context->state, there, 3 * sizeof(int32_t));
+}
+
+/* --- a row in two float16 ---------------------------------------------------------------------------------------- */
+
+/* Random numbers between -1 and 1; the second row of each matrix is zero. */
+static void fill_rows(batch *x, uint64_t stream)
+{
+    test_random random = test_random_stream(stream);
+    for (int64_t row = 0; row < x->m.batch * x->m.rows; row++) {
+        for (int64_t col = 0; col < x->m.cols; col++) {
+            double number = row % x->m.rows == 1 ? 0.0 : 2.0 * test_random_uniform(&random) - 1.0;
+            test_encode(x->dtype, number, element(x, row, col));
+        }
+    }
+}
+
+static double length_of(const batch *x, int64_t row)
+{
+    double square = 0.0;
+    for (int64_t col = 0; col < x->m.cols; col++) {
+        square += value(x, row, col) * value(x, row, col);
+    }
+    return sqrt(square);
+}
+
+/* What the entry promises: 22 bits, or 2^-25 where low is below the smallest normal number; high is a rounding. The
+ * product with the scale, a power of two, is exact. */
+static void check_parts(const batch *x, const batch *high, const batch *low, double scale, int64_t row)
+{
+    for (int64_t col = 0; col < x->m.cols; col++) {
+        double number = scale * value(x, row, col);
+        double sum = value(high, row, col) + value(low, row, col);
+        CHECK(value(high, row, col) == test_round(high->dtype, number), "high (%lld, %lld) is %.9g, of %.9g",
+              (long long)row, (long long)col, value(high, row, col), number);
+        CHECK(fabs(sum - number) <= fmax(0x1p-22 * fabs(number), 0x1p-25), "(%lld, %lld) is %.12g, expected %.12g",
+              (long long)row, (long long)col, sum, number);
+    }
+}
+
+/* A row of length 1 is off by the rounding of each of its numbers, of which the largest is at most 1. */
+static void check_normalized(const batch *x, const batch *before, int64_t row)
+{
+    double length = length_of(before, row);
+    for (int64_t col = 0; col < x->m.cols; col++) {
+        double expected = length == 0.0 ? 0.0 : value(before, row, col) / length;
+        CHECK(fabs(value(x, row, col) - expected) <= 0x1p-23 * fabs(expected), "(%lld, %lld) is %.9g, expected %.9g",
+              (long long)row, (long long)col, value(x, row, col), expected);
+    }
+}
+
+static void check_split(tch_context *context, int64_t cols, int64_t gap, int32_t normalize)
+{
+    test_case("%lld columns, %lld apart, normalize %d", (long long)cols, (long long)gap, normalize);
+    const double scale = 0x1p10;
+    batch x = make(context, TCH_SCALAR_F32, 2, 3, cols, gap);
+    batch high = make(context, TCH_SCALAR_F16, 2, 3, cols, gap);
+    batch low = make(context, TCH_SCALAR_F16, 2, 3, cols, gap);
+    fill_rows(&x, (uint64_t)(7 * cols + gap));
+    move(context, &x, TCH_COPY_TO_DEVICE);
+    move(context, &high, TCH_COPY_TO_DEVICE);
+    move(context, &low, TCH_COPY_TO_DEVICE);
+    batch before = x;
+    before.image = test_alloc((size_t)x.bytes);
+    memcpy(before.image, x.image, (size_t)x.bytes);
+    CHECK_OK(context->backend->matrix->split_rows(context->state, &x.m, scale, normalize, &high.m, &low.m));
+    move(context, &x, TCH_COPY_TO_HOST);
+    move(context, &high, TCH_COPY_TO_HOST);
+    move(context, &low, TCH_COPY_TO_HOST);
+    CHECK(normalize || memcmp(before.image, x.image, (size_t)x.bytes) == 0, "x changed");
+    for (int64_t row = 0; row < 6; row++) {
+        if (normalize) {
+            check_normalized(&x, &before, row);
+        }
+        check_parts(&x, &high, &low, scale, row);
+    }
+    check_gaps(&x);
+    check_gaps(&high);
+    check_gaps(&low);
+    drop(context, &x);
+    drop(context, &high);
+    drop(context, &low);
+}
+
+/* Rows that four threads, one vector a thread, and more vectors than registers hold; aligned and not. */
+static void rows_are_split(void **state)
+{
+    static const int64_t columns[] = {1, 6, 64, 1031, 4200};
+    tch_context *context = *state;
+    if (context->backend->matrix->split_rows == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < sizeof columns / sizeof columns[0]; i++) {
+        for (int32_t normalize = 0; normalize < 2; normalize++) {
+            check_split(context, columns[i], 8 - columns[i] % 8, normalize);
+            check_split(context, columns[i], 3, normalize);
+        }
+    }
+}
+
+/* --- symmetric products of mixed types --------------------------------------------------------------------------- */
+
+static void fill_symmetric(batch *b, uint64_t stream)
+{
+    test_random random = test_random_stream(stream);
+    int64_t n = b->m.rows;
+    for (int64_t row = 0; row < b->m.batch * n; row++) {
+        for (int64_t j = 0; j <= row % n; j++) {
+            test_encode(b->dtype, 2.0 * test_random_uniform(&random) - 1.0, element(b, row, j));
+            memcpy(element(b, row - row % n + j, row % n), element(b, row, j), tch_dtype_size(b->dtype));
+        }
+    }
+}
+
+/* Sums are as good as the coarser of the two types, and the result is rounded to its own. */
+static void check_product(const batch *a, const batch *b, const batch *d, const batch *c)
+{
+    tch_dtype coarse = a->dtype.bits < c->dtype.bits ? a->dtype : c->dtype;
+    int64_t n = a->m.rows;
+    for (int64_t row = 0; row < a->m.batch * n; row++) {
+        int64_t first = row - row % n;
+        for (int64_t j = 0; j < n; j++) {
+            double sum = 0.0, magnitude = 0.0;
+            for (int64_t k = 0; k < n; k++) {
+                sum += value(a, row, k) * value(b, first + k, j);
+                magnitude += fabs(value(a, row, k) * value(b, first + k, j));
+            }
+            bool lower = j <= row % n; /* the half that is computed */
+            if (lower) {
+                double expected = 1.25 * sum - 20.0 * value(d, row, j) + (j == row % n ? 0.75 : 0.0);
+                double bound = (double)(n + 4) * test_unit_roundoff(coarse) * (1.25 * magnitude + 20.75);
+                CHECK(fabs(value(c, row, j) - expected) <= bound, "(%lld, %lld) is %.17g, expected %.17g, bound %.2g",
+                      (long long)row, (long long)j, value(c, row, j), expected, bound);
+            }
+            CHECK(value(c, row, j) == value(c, first + j, row % n), "(%lld, %lld) is not its mirror image",
+                  (long long)row, (long long)j);
+        }
+    }
+}
+
+/* 0.75 I - 20 D + 1.25 A B: no kernel for one type takes it, and neither does the BLAS. */
+static void products_of_mixed_types(void **state)
+{
+    static const int64_t sides[] = {1, 17, 70};
+    tch_context *context = *state;
+    if (context->backend->matrix->symmetric_product == NULL || test_on_cpu()) {
+        return; /* the CPU is asked for one type at a time */
+    }
+    for (int i = 0; i < 6; i++) {
+        int64_t n = sides[i / 2];
+        tch_scalar in = i % 2 == 0 ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
+        test_case("%lld by %lld, type %d", (long long)n, (long long)n, (int)in);
+        batch a = make(context, in, 2, n, n, 1);
+        batch b = make(context, in, 2, n, n, 2);
+        batch d = make(context, in, 2, n, n, 3);
+        batch c = make(context, in == TCH_SCALAR_F64 ? TCH_SCALAR_F32 : TCH_SCALAR_F64, 2, n, n, 4);
+        fill_symmetric(&a, 1);
+        fill_symmetric(&b, 2);
+        fill_symmetric(&d, 3);
+        batch *const all[] = {&a, &b, &d, &c};
+        for (int k = 0; k < 4; k++) {
+            move(context, all[k], TCH_COPY_TO_DEVICE);
+        }
+        CHECK_OK(
+            context->backend->matrix->symmetric_product(context->state, 0.75, -20.0, &d.m, 1.25, &a.m, &b.m, &c.m));
+        move(context, &c, TCH_COPY_TO_HOST);
+        check_product(&a, &b, &d, &c);
+        check_gaps(&c);
+        for (int k = 0; k < 4; k++) {
+            drop(context, all[k]);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_agree),
+        cmocka_unit_test(rows_are_split),
+        cmocka_unit_test(products_of_mixed_types),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}

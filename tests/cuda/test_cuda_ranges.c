@@ -1,0 +1,67 @@
+/* Ranges for a profiler, by one that only listens (support/cuda/nvtx_listener.c): whether somebody listens, what is
+ * heard, and that a recording is told of every range from inside of it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "backends/cuda/cuda.h"
+
+#include "support/files.h"
+#include "support/testing.h"
+
+static char told[64]; /* what recording.c was */
+
+void tchi_cuda_recording_range(tchi_cuda_state *s, const char *name)
+{
+    (void)s;
+    snprintf(told + strlen(told), sizeof told - strlen(told), "%s, ", name != NULL ? name : "end");
+}
+
+/* NVTX looks for listeners once, at the first call of a process. */
+static void without_a_profiler_no_one_listens(void **state)
+{
+    (void)state;
+    pid_t child = fork();
+    if (child == 0) {
+        unsetenv("NVTX_INJECTION64_PATH");
+        bool heard = tchi_cuda_ranges_heard();
+        tchi_cuda_range_push(NULL, "nothing");
+        tchi_cuda_range_pop(NULL);
+        _exit(heard ? 1 : 0);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
+}
+
+static void with_one_all_is_heard(void **state)
+{
+    (void)state;
+    char heard[256] = "";
+    setenv("TEST_NVTX_LOG", test_path("heard"), 1);
+    setenv("NVTX_INJECTION64_PATH", NVTX_LISTENER, 1);
+    assert_true(tchi_cuda_ranges_heard());
+    tchi_cuda_range_push(NULL, "step");
+    tchi_cuda_range_open("factors");
+    tchi_cuda_range_close();
+    tchi_cuda_range_pop(NULL);
+    tchi_cuda_range_push(NULL, "another");
+    tchi_cuda_range_pop(NULL);
+    FILE *file = fopen(test_path("heard"), "r");
+    assert_non_null(file);
+    size_t length = fread(heard, 1, sizeof heard - 1, file);
+    fclose(file);
+    heard[length] = '\0';
+    assert_string_equal(heard, "domain torchium\nstep\n  factors\nanother\n");
+    assert_string_equal(told, "step, end, another, end, ");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(without_a_profiler_no_one_listens),
+        cmocka_unit_test_setup_teardown(with_one_all_is_heard, test_folder_make, test_folder_remove),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
