@@ -24,7 +24,7 @@ RATES = {"shampoo": 0.01, "soap": 0.01, "muon": 0.03, "adamw": 0.01}
 def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """Matrices get the method; vectors, and the embeddings by their names, get AdamW in the same optimizer."""
     parameters, betas, decay = model.named_parameters(), (0.9, 0.95), 0.1
-    rest = {"elementwise": ("embed*",), "adamw_betas": betas}
+    rest = {"use_adamw": ("embed*",), "adamw_betas": betas}
     match name:
         case "shampoo":
             factors = {"eps": 0.0, "update_freq": 10, "grafting": "adam", "grafting_beta2": 0.95}

@@ -44,6 +44,7 @@ static const py_field fields[] = {
     {AT(block), PY_BOOL, NULL},
     {AT(merge_dims), PY_BOOL, NULL},
     {AT(precondition_1d), PY_BOOL, NULL},
+    {AT(packed_factors), PY_BOOL, NULL},
     {AT(precondition_frequency), PY_INT32, NULL},
     {AT(refresh_drift), PY_REAL, NULL},
     {AT(refresh_budget), PY_REAL, NULL},

@@ -157,8 +157,9 @@ PyObject *py_optimizer_tiles(PY_ARGUMENTS)
 
 static PyObject *describe_memory(const tch_optim_memory *m)
 {
-    return Py_BuildValue("{sLsLsLsLsL}", "state", (long long)m->state, "scratch", (long long)m->scratch, "refresh",
-                         (long long)m->refresh, "blocks", (long long)m->blocks, "factors", (long long)m->factors);
+    return Py_BuildValue("{sLsLsLsLsLsL}", "state", (long long)m->state, "scratch", (long long)m->scratch, "refresh",
+                         (long long)m->refresh, "blocks", (long long)m->blocks, "factors", (long long)m->factors,
+                         "recorded", (long long)m->recorded);
 }
 
 PyObject *py_optimizer_memory(PY_ARGUMENTS)

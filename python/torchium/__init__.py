@@ -2,7 +2,7 @@
 
     import torchium
     optimizer = torchium.optim.Shampoo(model, lr=1e-3)
-    optimizer = torchium.create_optimizer("muon", model, lr=0.02, adamw_lr=3e-4)
+    optimizer = torchium.create_optimizer("muon", model, lr=0.02)
 
 `torchium.linalg` has the matrix functions for PyTorch, NumPy, CuPy and JAX arrays. `torchium.optim`, `torchium.amp` and
 `torchium.utils` are for PyTorch, and it is they that import it; so is `torchium.grad_sample`, for gradients of single

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchium import _C
+from torchium._functions.ops import is_hollow
 
 __all__ = ["GradScaler"]
 
@@ -54,6 +55,16 @@ class GradScaler(torch.amp.GradScaler):
         growth_interval: int = 2000,
         enabled: bool = True,
     ) -> None:
+        numbers = {
+            "init_scale": init_scale,
+            "growth_factor": growth_factor,
+            "backoff_factor": backoff_factor,
+            "growth_interval": growth_interval,
+            "enabled": enabled,
+        }
+        for name, number in numbers.items():
+            if is_hollow(number):  # PyTorch would compare it, and read memory that is gone
+                raise TypeError(f"{name} must be a number, got a tensor that has no memory")
         try:
             super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         except AssertionError as wrong:  # as PyTorch has it, which python -O would leave out

@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import importlib
+import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +49,9 @@ def create_optimizer(
     name: str,
     params_or_model: Any,
     *,
-    elementwise: str | type | Iterable[str | type] = (),
+    use_adamw: str | type | Iterable[str | type] = (),
     no_decay_1d: bool = False,
+    elementwise: str | type | Iterable[str | type] | None = None,
     **options: Any,
 ) -> torch.optim.Optimizer:
     """An optimizer of torchium.optim by its name, in any case: "shampoo", "soap", "muon", "normuon", "kfac",
@@ -60,26 +62,32 @@ def create_optimizer(
         params_or_model: parameters or groups as every optimizer takes them, passed on as they are; or a model, which
             "kfac" and "natural" want. Of a model embeddings and output layers get AdamW, as where the class itself is
             given the model: `optimizer.summary()` tells.
-        elementwise: for a model, further matrices that get AdamW. A class of modules, or a pattern compared, in any
+        use_adamw: for a model, further matrices that get AdamW. A class of modules, or a pattern compared, in any
             case, with the name of a parameter, the name of its module ("transformer.wte"), the last part of that
             ("wte") and the name of the module's class ("Embedding").
         no_decay_1d: for a model, whether parameters with fewer than two dimensions go without weight decay.
+        elementwise: deprecated, the former name of `use_adamw`.
         options: the optimizer's own, such as lr and weight_decay.
 
     Examples:
-        >>> optimizer = torchium.create_optimizer("muon", model, lr=0.02, adamw_lr=3e-4, no_decay_1d=True)
+        >>> optimizer = torchium.create_optimizer("muon", model, lr=0.02, no_decay_1d=True)
     """
     key = _known_name(name)
-    patterns = _as_patterns(elementwise)
+    if elementwise is not None:
+        warnings.warn("create_optimizer: elementwise is called use_adamw now", DeprecationWarning, stacklevel=2)
+        if use_adamw != ():
+            raise TypeError("use_adamw and elementwise are both given: they are two names of one option")
+        use_adamw = elementwise
+    patterns = _as_patterns(use_adamw)
     optim = importlib.import_module("torchium.optim")
     make = getattr(optim, _CLASSES.get(key) or _VARIANTS[key])
     if key in _OF_MODEL:
         if patterns or no_decay_1d:
-            raise ValueError(f"elementwise and no_decay_1d mean nothing to {key!r}, which has one group")
+            raise ValueError(f"use_adamw and no_decay_1d mean nothing to {key!r}, which has one group")
         return make(params_or_model, **options)
     if not _is_model(params_or_model):
         if patterns or no_decay_1d:
-            raise ValueError("elementwise and no_decay_1d need a model; parameter groups set their options themselves")
+            raise ValueError("use_adamw and no_decay_1d need a model; parameter groups set their options themselves")
         return make(params_or_model, **options)
     if key in _FIRST_ORDER:
         groups = _groups_of(params_or_model, patterns, bool(no_decay_1d))
@@ -103,16 +111,16 @@ def _known_name(name: Any) -> str:
     return key
 
 
-def _as_patterns(elementwise: Any) -> list[str | type]:
-    if isinstance(elementwise, (str, type)):
-        elementwise = (elementwise,)
+def _as_patterns(use_adamw: Any) -> list[str | type]:
+    if isinstance(use_adamw, (str, type)):
+        use_adamw = (use_adamw,)
     try:
-        patterns = list(elementwise)
+        patterns = list(use_adamw)
     except TypeError:
-        raise TypeError(f"elementwise must be patterns or classes, got {type(elementwise).__name__!r}") from None
+        raise TypeError(f"use_adamw must be patterns or classes, got {type(use_adamw).__name__!r}") from None
     for pattern in patterns:
         if not isinstance(pattern, (str, type)):
-            raise TypeError(f"elementwise must hold str or classes of modules, got {type(pattern).__name__!r}")
+            raise TypeError(f"use_adamw must hold str or classes of modules, got {type(pattern).__name__!r}")
     return patterns
 
 
@@ -125,7 +133,7 @@ def _is_model(value: Any) -> bool:
 def _groups_of(
     model: torch.nn.Module, patterns: list[str | type], no_decay_1d: bool
 ) -> dict[tuple[bool, bool], list[tuple[str, torch.nn.Parameter]]]:
-    """Named parameters by (elementwise, without decay), in the model's order. A shared parameter counts once, and
+    """Named parameters by (with AdamW, without decay), in the model's order. A shared parameter counts once, and
     matches when any of its owners does."""
     return _grouped(model, _matching(model, patterns), no_decay_1d)
 
@@ -134,7 +142,7 @@ def _reasons(model: torch.nn.Module, patterns: list[str | type]) -> dict[torch.T
     """The parameters that get AdamW by the rules for models or by a pattern, with the reason."""
     from torchium.optim._model.choose import reasons_of
 
-    return {**dict.fromkeys(_matching(model, patterns), "elementwise"), **reasons_of(model)}
+    return {**dict.fromkeys(_matching(model, patterns), "use_adamw"), **reasons_of(model)}
 
 
 def _grouped(
@@ -162,7 +170,7 @@ def _matching(model: torch.nn.Module, patterns: list[str | type]) -> set[torch.n
     for pattern in patterns:
         found = {parameter for parameter, *owner in owned if _matches(pattern, *owner)}
         if not found:
-            raise ValueError(f"elementwise: {pattern!r} matches no parameter of {type(model).__name__!r}")
+            raise ValueError(f"use_adamw: {pattern!r} matches no parameter of {type(model).__name__!r}")
         chosen |= found
     return chosen
 
@@ -175,11 +183,11 @@ def _matches(pattern: str | type, parameter_name: str, module_name: str, module:
 
 
 def _group(
-    elementwise: bool, without_decay: bool, parameters: list[tuple[str, torch.nn.Parameter]], key: str
+    with_adamw: bool, without_decay: bool, parameters: list[tuple[str, torch.nn.Parameter]], key: str
 ) -> dict[str, Any]:
     group: dict[str, Any] = {"params": parameters}
-    if elementwise and key not in _FIRST_ORDER:
-        group["elementwise"] = True
+    if with_adamw and key not in _FIRST_ORDER:
+        group["use_adamw"] = True
     if without_decay:
         group["weight_decay"] = 0.0
         if key not in _FIRST_ORDER:

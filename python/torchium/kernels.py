@@ -233,7 +233,7 @@ def _read(source: Any, words: tuple[str, ...] = ("__global__",)) -> tuple[str, s
     if isinstance(source, os.PathLike) or source.endswith(".cu"):
         path = os.path.abspath(os.fspath(source))
         if not isinstance(path, str):
-            raise TypeError("source must be a path of text, got one of bytes")
+            raise TypeError("source must be a str path, got bytes")
         return Path(path).read_text(encoding="utf-8", errors="replace"), path
     if not any(word in source for word in words):
         raise ValueError(f"source has no {' or '.join(words)} function, and is not a path that ends in .cu")

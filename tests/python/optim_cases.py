@@ -211,7 +211,7 @@ class Trial:
             self.references.append(references.reference(self.kind, p, i in elementwise, **known))
         marked = [p for i, p in enumerate(self.params[started:]) if i in elementwise]
         plain = [p for i, p in enumerate(self.params[started:]) if i not in elementwise]
-        return [{"params": plain}] + ([{"params": marked, "elementwise": True}] if marked else [])
+        return [{"params": plain}] + ([{"params": marked, "use_adamw": True}] if marked else [])
 
     def add_group(self, shapes, **options):
         """A group in the middle of training, whose numbers are those of the first where not given."""

@@ -223,7 +223,8 @@ class Reference:
 
     def adamw_update(self, block: dict, p: Tensor, g: Tensor) -> Tensor:
         o = self.options
-        lr = o["lr"] if o["adamw_lr"] is None else o["adamw_lr"]
+        share = 0.3 if o.get("adjust_lr_fn", "match_rms_adamw") != "match_rms_adamw" else 1.0
+        lr = share * float(o["lr"]) if o["adamw_lr"] is None else o["adamw_lr"]
         decay = o["weight_decay"] if o["adamw_weight_decay"] is None else o["adamw_weight_decay"]
         l2 = o.get("weight_decay_type") == "l2"
         return adam(block, self.steps, p, g, float(lr), o["adamw_betas"], o["adamw_eps"], decay, l2, False)

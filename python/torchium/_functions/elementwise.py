@@ -66,7 +66,7 @@ class Elementwise:
         self._outputs = text.declarations("outputs", outputs, operands.TYPES)
         text.check_names([*self._inputs, *self._outputs])
         if any(d.type == "T" for d in self._outputs) and not any(d.type == "T" for d in self._inputs):
-            raise ValueError("outputs has type T, which no input has: there is nothing to tell what it is")
+            raise ValueError("outputs has type T, which no input has, so it is undetermined")
         self.name = text.kernel_name(name)
         self._operation = operation
         self._options = options

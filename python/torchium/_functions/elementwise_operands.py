@@ -45,7 +45,7 @@ def number(name: str, value: Any, dtype: torch.dtype) -> int | float:
     number = value.__index__()
     limits = torch.iinfo(dtype)
     if not limits.min <= number <= limits.max:
-        raise ValueError(f"{name} is {number}, which {NAMES[dtype]} does not hold")
+        raise ValueError(f"{name} is {number}, which does not fit in {NAMES[dtype]}")
     return number
 
 

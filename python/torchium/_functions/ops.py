@@ -54,10 +54,10 @@ def _check_tensors(**tensors: Any) -> None:
             )
 
 
-def _is_hollow(value: Any) -> bool:
+def is_hollow(value: Any) -> bool:
     """A tensor whose storage was shrunk under it, or a list with one."""
     if isinstance(value, (list, tuple)):
-        return any(_is_hollow(item) for item in value)
+        return any(is_hollow(item) for item in value)
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         return False
     try:
@@ -69,7 +69,7 @@ def _is_hollow(value: Any) -> bool:
 def _check_printable(operator: Any, args: Sequence[Any]) -> None:
     """Where an argument does not fit its schema PyTorch prints it, and reads memory that is gone."""
     for argument, value in zip(operator._schema.arguments, args, strict=False):
-        if str(argument.type) != "Tensor" and _is_hollow(value):
+        if str(argument.type) != "Tensor" and is_hollow(value):
             raise TypeError(f"{argument.name} must be a {argument.type}, got a tensor that has no memory")
 
 

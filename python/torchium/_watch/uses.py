@@ -20,7 +20,7 @@ Pair = tuple[Tensor, Tensor]
 
 class Use:
     """One call of a part, in the round that a pass through the model is. Of a layer: its input and, once there, its
-    output's gradient. `parameters` and `batch` are what gradients of samples are wanted of, and how many samples."""
+    output's gradient. `parameters` are those whose per-sample gradients are wanted, `batch` the number of samples."""
 
     __slots__ = ("__weakref__", "batch", "gradient", "input", "parameters", "part", "round", "sink", "version")
 

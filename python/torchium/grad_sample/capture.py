@@ -30,7 +30,7 @@ class Capture(Watch):
     """
 
     INSIDE_TRANSFORM = (
-        "{part.title} is run inside a transform of torch.func (grad, vmap, jvp, ...), where gradients of samples "
+        "{part.title} is run inside a transform of torch.func (grad, vmap, jvp, ...), where per-sample gradients "
         "cannot be taken: put it inside `with module.paused():` of the GradSampleModule, or outside the `with` block "
         "that takes norms"
     )
@@ -144,7 +144,7 @@ class Passage(torch.autograd.Function):
 def _refuse(name: str) -> Callable[[Tensor | None], None]:
     def refuse(gradient: Tensor | None) -> None:
         raise RuntimeError(
-            f"the parameter {name} is used outside the forward of its own module, where gradients of samples cannot be "
+            f"the parameter {name} is used outside the forward of its own module, where per-sample gradients cannot be "
             "taken: call the module itself (a tied head is a Linear whose weight is the embedding's)"
         )
 

@@ -63,7 +63,7 @@ class LayerForward(Forward):
         capture, part = self.capture, self.part
         x = as_computed(part.kind, given[0])
         if not has_batch(self.module, part.kind, x):
-            raise RuntimeError(f"the input of {part.title} has shape {list(x.shape)}, without a dimension of samples")
+            raise RuntimeError(f"the input of {part.title} has shape {list(x.shape)}, without a batch dimension")
         dim = self.batch_dim(x)
         use = Use(part, capture.sink, capture.round, parameters, capture.check_batch(part, x.size(dim)))
         output = self.run(parameters, x)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchium._functions.ops import is_hollow
 from torchium._watch.uses import Use
 from torchium.grad_sample import products
 from torchium.grad_sample.capture import Capture
@@ -68,6 +69,9 @@ def run(model: nn.Module, plan: Plan, sink: Any, loss_fn: LossFunction, inputs: 
     """One pass forward and backward. The number of samples, and by what their gradients are still to be multiplied."""
     if not callable(loss_fn):
         raise TypeError(f"loss_fn must be callable, got {type(loss_fn).__name__}")
+    for name, given in (("inputs", inputs), ("targets", targets)):
+        if is_hollow(list(given.values()) if isinstance(given, dict) else given):  # PyTorch would read what is gone
+            raise TypeError(f"{name} must be tensors, got one that has no memory")
     capture = Capture(model, plan, sink, batch_first=True, gradients=False)
     capture.install()
     try:
@@ -75,7 +79,7 @@ def run(model: nn.Module, plan: Plan, sink: Any, loss_fn: LossFunction, inputs: 
             output = call(model, inputs)
             samples = capture.samples()
             if samples is None:
-                raise ValueError("inputs has no tensor with a dimension of samples")
+                raise ValueError("inputs has no tensor with a batch dimension")
             loss, is_mean = reduced(loss_fn, loss_fn(output, targets))
             if loss.requires_grad:
                 loss.backward()

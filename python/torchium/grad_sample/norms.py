@@ -204,6 +204,6 @@ class per_sample_norms:
     def norms(self) -> Tensor:
         """[B], in the parameters' type, or in float32 where that is a half type."""
         if self.squared_norms is None:
-            raise RuntimeError("there are no norms yet: they are there after the end of the `with` block")
+            raise RuntimeError("there are no norms yet: they are available after the `with` block")
         wide = any(p.dtype == torch.float64 for p in self.model.parameters())
         return self.squared_norms.clamp(min=0.0).sqrt_().to(torch.float64 if wide else torch.float32)

@@ -42,7 +42,7 @@ class Plan:
         return self.names.get(parameter, "a parameter given to functional_call")
 
     def refuse(self) -> None:
-        """Raises for the first part that gradients of samples cannot be taken of."""
+        """Raises for the first part whose per-sample gradients cannot be taken."""
         self.check_mixing()
         for part in self.parts:
             reason = why_not(part)
@@ -81,7 +81,7 @@ def check_model(model: nn.Module) -> None:
         raise NotImplementedError("model was compiled by torch.compile: give the model it was made from")
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
-            raise NotImplementedError(f"{name or 'model'} is a TorchScript module, which cannot be looked into")
+            raise NotImplementedError(f"{name or 'model'} is a TorchScript module, which cannot be inspected")
     for name, p in model.named_parameters():
         if nn.parameter.is_lazy(p):
             raise NotImplementedError(f"{name} has no shape yet: run the model once before")

@@ -112,7 +112,7 @@ class UnitForward(Forward):
             results = call.by_loop(self.shell, own)
         except Exception as error:
             raise RuntimeError(
-                f"{self.part.title} has no rule for gradients of samples, and cannot be run on one sample at a time: "
+                f"{self.part.title} has no rule for per-sample gradients, and cannot be run on one sample at a time: "
                 f"{error}"
             ) from error
         self.loops = True
@@ -160,7 +160,7 @@ def result_dim(part: Part, number: int, t: Tensor, batch_dim: int) -> int:
     if isinstance(module, nn.MultiheadAttention):
         return 0 if number > 0 or module.batch_first else 1
     if t.dim() == 0:
-        raise RuntimeError("its result has no dimension of samples")
+        raise RuntimeError("its result has no batch dimension")
     return batch_dim if t.dim() > batch_dim else 0
 
 
@@ -184,7 +184,7 @@ class SampleCall:
         ]
         sizes = [leaf.size(dim) for leaf, dim in zip(self.leaves, dims, strict=True) if dim is not None]
         if not sizes:
-            raise RuntimeError(f"{part.title} has trainable parameters and no argument with a dimension of samples")
+            raise RuntimeError(f"{part.title} has trainable parameters and no argument with a batch dimension")
         self.size = sizes[0]
         # Where the module is not one we know, what has another size there is shared by all samples.
         self.dims = [
@@ -221,7 +221,7 @@ class SampleCall:
         return pytree.tree_unflatten(*self.call(shell, shared, [self.leaves[i] for i in self.mapped]))
 
     def call(self, shell: Shell, own: dict[str, Tensor], samples: list[Tensor]) -> tuple[list[Any], Any]:
-        """For one sample, whose tensors still have the dimension of samples. The results, flat, and their structure."""
+        """For one sample, whose tensors still have the batch dimension. The results, flat, and their structure."""
         leaves = list(self.leaves)
         for i, sample in zip(self.mapped, samples, strict=True):
             leaves[i] = sample

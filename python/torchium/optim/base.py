@@ -32,7 +32,7 @@ from ._shared.consolidate import consolidate, is_divided, wanted_by_checkpoint
 from ._shared.group import Group as SharedGroup
 from ._shared.group import make_group, ranks_of
 from .kernel import StepKernel, as_kernel, report_of
-from .options import Options, has_ratio, keep_ratio, keep_saved_ratio, lr_for, plain, shown
+from .options import Options, begin_share, has_ratio, keep_ratio, keep_saved_ratio, lr_for, plain, shown
 
 __all__ = ["TorchiumOptimizer", "outside"]
 
@@ -121,8 +121,13 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._kernels = {part: as_kernel(part, given) for part, given in kernels.items() if given is not None}
         self._told: set[tuple[str, str]] = set()  # what was said of kernels that are not in use
         self._process_group = arguments.get("process_group")
+        self._warn_of_former_names(arguments)
         super().__init__(params, self._options.defaults(arguments))
         self._take_fused()
+
+    def _warn_of_former_names(self, given: Mapping[str, Any]) -> None:
+        for old, new in self._options.former_names(given):
+            warnings.warn(f"{type(self).__name__}: {old} is called {new} now", DeprecationWarning, stacklevel=outside())
 
     def _take_fused(self) -> None:
         """With fused=True GradScaler leaves the scaling and the skipping to the step, as for PyTorch's own. Frameworks
@@ -133,8 +138,12 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def _config(self, group: Group, lr: float) -> dict[str, Any]:
         """The library's configuration for a group, with this learning rate."""
         config = {"kind": self.kind, "lr": lr, **self._options.config(group)}
-        keep_ratio(config, group)
+        keep_ratio(config, group, self._adamw_share(group))
         return config
+
+    def _adamw_share(self, group: Group) -> float | None:
+        """What AdamW gets of lr in a group that has no adamw_lr, by the rule of the class; None: all of it."""
+        return None
 
     def _check_config(self, config: dict[str, Any]) -> None:
         self._options.check(lambda: _C.optim_forecast("cpu", config, []), type(self).__name__)
@@ -151,13 +160,18 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             if "params" not in param_group:
                 raise ValueError(f"{type(self).__name__}: a group must have 'params', its parameters")
             self._unwrap_names(param_group)
-            self._options.rename(param_group)
+            self._rename_options(param_group)
         super().add_param_group(param_group)
+        begin_share(self.param_groups[-1], self._adamw_share(self.param_groups[-1]))
         try:
             self._check_group(len(self.param_groups) - 1, self.param_groups)
         except BaseException:
             self.param_groups.pop()
             raise
+
+    def _rename_options(self, group: Group) -> None:
+        self._warn_of_former_names(group)
+        self._options.rename(group)
 
     @staticmethod
     def _unwrap_names(group: Group) -> None:
@@ -202,21 +216,21 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     def _elementwise(self, group: Group, index: int) -> list[bool]:
         """Which parameters of a group get AdamW whatever their shape: all, none, or those whose names match."""
-        chosen, who = group.get("elementwise", False), type(self).__name__
+        chosen, who = group.get("use_adamw", False), type(self).__name__
         if isinstance(chosen, bool):
             return [chosen] * len(group["params"])
         patterns = [chosen] if isinstance(chosen, str) else chosen
         if not isinstance(patterns, (tuple, list)) or not all(isinstance(pattern, str) for pattern in patterns):
-            raise TypeError(f"{who}: elementwise must be True, False or patterns of names, got {shown(chosen)}")
+            raise TypeError(f"{who}: use_adamw must be True, False or patterns of names, got {shown(chosen)}")
         if not group.get("param_names"):
             raise ValueError(
-                f"{who}: elementwise is {shown(chosen)}, but the parameters of group {index} have no names; give "
+                f"{who}: use_adamw is {shown(chosen)}, but the parameters of group {index} have no names; give "
                 "model.named_parameters()"
             )
         return [any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) for name in group["param_names"]]
 
     def _roles(self, groups: list[Group], index: int) -> list[Role]:
-        """How each parameter of a group is treated: see the options `elementwise`, `batch_dims` and `cuts`."""
+        """How each parameter of a group is treated: see the options `use_adamw`, `batch_dims` and `cuts`."""
         group = groups[index]
         elementwise = self._elementwise(group, index)
         return roles_of(group, elementwise, labels_of(groups)[index], group["params"], type(self).__name__)
@@ -603,8 +617,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         """Groups of another class or an older version lack some options."""
         for group in groups:
             self._options.rename(group)
+            of_another = "adamw_lr" not in group
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
+            if of_another:
+                begin_share(group, self._adamw_share(group))
             keep_saved_ratio(group)
 
     def _engines_for(self, groups: list[Group], loaded: Any) -> tuple[Engines, dict[torch.Tensor, dict[str, Any]]]:

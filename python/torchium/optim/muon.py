@@ -48,7 +48,7 @@ class Muon(SecondOrder):
         p <- (1 - lr weight_decay) p - lr s orthogonal(U)
 
     with s = sqrt(max(1, m / n)) for a matrix of m by n. In tensors of more dimensions all but the first are merged.
-    Vectors and scalars get AdamW, for which `adamw_lr` is usually much smaller than lr.
+    Vectors and scalars get AdamW, at a smaller learning rate: see `adamw_lr`.
 
     Args:
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
@@ -65,12 +65,13 @@ class Muon(SecondOrder):
         method: 'minimax', with polynomials of degree 17, 17 and 9, 'polar_express', with one of degree 5 for each step,
             or 'muon', with (3.4445, -4.7750, 2.0315) at each. None means 'minimax', or, with a warning,
             'polar_express' if `ns_steps` is given.
-        adamw_lr: learning rate of AdamW, which vectors, scalars and `elementwise` parameters get; None means lr. It
-            keeps its ratio to lr: where a scheduler halves lr, AdamW's rate is halved too.
+        adamw_lr: learning rate of AdamW, which vectors, scalars and `use_adamw` parameters get; None means 0.3 lr, or
+            lr itself with adjust_lr_fn='match_rms_adamw'. It keeps its ratio to lr: where a scheduler halves lr,
+            AdamW's rate is halved too. The lr of a group with use_adamw=True is AdamW's own.
         adamw_betas: betas of AdamW.
         adamw_eps: eps of AdamW.
         adamw_weight_decay: weight decay of AdamW; None means weight_decay.
-        elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
+        use_adamw: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
             parameter gets its first gradient. A group may also have `batch_dims` and `cuts`: its parameters are several
             matrices each, experts [E, m, n] with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with
             `cuts=head_dim`.
@@ -95,9 +96,10 @@ class Muon(SecondOrder):
         foreach: accepted; a step takes all parameters at once anyway.
         capturable: accepted; a step can be captured in a CUDA graph anyway.
         differentiable: only False.
+        elementwise: deprecated, the former name of `use_adamw`.
 
     Examples:
-        >>> optimizer = torchium.optim.Muon(model.named_parameters(), lr=0.02, adamw_lr=3e-4, elementwise=("*embed*",))
+        >>> optimizer = torchium.optim.Muon(model.named_parameters(), lr=0.02, use_adamw=("*embed*",))
         >>> loss.backward()
         >>> optimizer.step()
     """
@@ -132,7 +134,7 @@ class Muon(SecondOrder):
         adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
         adamw_weight_decay: float | None = None,
-        elementwise: bool | Sequence[str] = False,
+        use_adamw: bool | Sequence[str] | None = None,
         precision: str = "high",
         world_invariant: bool = False,
         maximize: bool = False,
@@ -148,9 +150,14 @@ class Muon(SecondOrder):
         memory_budget: int | None = None,
         update_kernel: StepKernel | str | None = None,
         process_group: Any = None,
+        elementwise: bool | Sequence[str] | None = None,
     ) -> None:
         method, ns_steps = usual_steps(method, ns_steps, ns_coefficients)
         super().__init__(params, locals())
+
+    def _adamw_share(self, group: dict[str, Any]) -> float | None:
+        """As the library has it for an lr that is not given: tchi_muon_rest_share in src/optim/muon.c says why."""
+        return 1.0 if group["adjust_lr_fn"] == "match_rms_adamw" else 0.3
 
     def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
         config = super()._config(group, lr)

@@ -41,12 +41,13 @@ class NorMuon(Muon):
         ns_steps: of the orthogonalization, see `Muon`.
         method: of the orthogonalization, see `Muon`.
         adjust_lr_fn: s: 'match_rms_adamw' for 0.2 sqrt(max(m, n)), None or 'original' for sqrt(max(1, m / n)).
-        adamw_lr: learning rate of AdamW, which vectors, scalars and `elementwise` parameters get; None means lr. It
-            keeps its ratio to lr: where a scheduler halves lr, AdamW's rate is halved too.
+        adamw_lr: learning rate of AdamW, which vectors, scalars and `use_adamw` parameters get; None means lr, or
+            0.3 lr where `adjust_lr_fn` is not 'match_rms_adamw'. It keeps its ratio to lr: where a scheduler halves lr,
+            AdamW's rate is halved too. The lr of a group with use_adamw=True is AdamW's own.
         adamw_betas: betas of AdamW.
         adamw_eps: eps of AdamW.
         adamw_weight_decay: weight decay of AdamW; None means weight_decay.
-        elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
+        use_adamw: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
             parameter gets its first gradient. A group may also have `batch_dims` and `cuts`: its parameters are several
             matrices each, experts [E, m, n] with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with
             `cuts=head_dim`.
@@ -71,9 +72,10 @@ class NorMuon(Muon):
         foreach: accepted; a step takes all parameters at once anyway.
         capturable: accepted; a step can be captured in a CUDA graph anyway.
         differentiable: only False.
+        elementwise: deprecated, the former name of `use_adamw`.
 
     Examples:
-        >>> optimizer = torchium.optim.NorMuon(model.named_parameters(), lr=1e-3, elementwise=("*embed*",))
+        >>> optimizer = torchium.optim.NorMuon(model.named_parameters(), lr=1e-3, use_adamw=("*embed*",))
         >>> loss.backward()
         >>> optimizer.step()
     """
@@ -99,7 +101,7 @@ class NorMuon(Muon):
         adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
         adamw_weight_decay: float | None = None,
-        elementwise: bool | Sequence[str] = False,
+        use_adamw: bool | Sequence[str] | None = None,
         precision: str = "high",
         world_invariant: bool = False,
         maximize: bool = False,
@@ -115,6 +117,7 @@ class NorMuon(Muon):
         memory_budget: int | None = None,
         update_kernel: StepKernel | str | None = None,
         process_group: Any = None,
+        elementwise: bool | Sequence[str] | None = None,
     ) -> None:
         method, ns_steps = usual_steps(method, ns_steps, ns_coefficients)
         SecondOrder.__init__(self, params, locals())

@@ -18,8 +18,11 @@ __all__ = [
     "COMMON",
     "Option",
     "Options",
+    "adamw_rate",
+    "begin_share",
     "drift",
     "has_ratio",
+    "keep_lr",
     "keep_ratio",
     "keep_saved_ratio",
     "lr_for",
@@ -131,6 +134,7 @@ class Option(NamedTuple):
     alias: str | None = None  # another name, in the constructor and in groups
     default: Any = None  # of one with an alias, whose arguments are None where they are not given
     whole: bool = False  # of the whole optimizer: the same in all groups
+    renamed: bool = False  # the alias is a former name, of which users are told
 
 
 # What all optimizers have. The learning rate comes to the library by itself, since it may be a tensor on the device.
@@ -157,7 +161,7 @@ ADAMW = (
     Option("adamw_weight_decay", "scalar_weight_decay", _adamw_weight_decay),
     Option("precision", "precision"),
     Option("world_invariant", "world_invariant"),
-    Option("elementwise", None),
+    Option("use_adamw", None, alias="elementwise", default=False, renamed=True),
 )
 
 
@@ -194,6 +198,11 @@ class Options:
     def _twice(self, name: str) -> TypeError:
         alias = self._aliases[name]
         return TypeError(f"{name} and {alias} are both given: they are two names of one option, of which one is enough")
+
+    def former_names(self, given: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Options that are given by a former name: that and the present one."""
+        renamed = [(option.alias, option.name) for option in self if option.renamed]
+        return [(old, new) for old, new in renamed if given.get(old) is not None]
 
     def rename(self, group: dict[str, Any]) -> None:
         """Options of a group that go by another name."""
@@ -242,7 +251,8 @@ class Options:
 # --- the learning rate of AdamW's part --------------------------------------------------------------------------------
 
 # In a group with an adamw_lr: the adamw_lr that was last set there, and the lr it goes with. AdamW's learning rate is
-# their ratio times lr, so that it follows what a scheduler does to lr.
+# their ratio times lr, so that it follows what a scheduler does to lr. In a group without one, where the class has a
+# rule for the share of lr that AdamW gets: None, and the share, None for that of the rule. Without this note it is 1.
 _BASE = "adamw_lr_base"
 
 
@@ -255,35 +265,63 @@ def _base_lr(*candidates: Any) -> float:
     return next((float(lr) for lr in map(plain, candidates) if _is_rate(lr) and lr > 0.0), 0.0)
 
 
-def _fix_ratio(group: dict[str, Any], *candidates: Any) -> float | None:
-    """The lr that the group's adamw_lr goes with: the first candidate that is not 0, where adamw_lr is new; None where
-    it has none."""
-    rate, (known, base) = plain(group.get("adamw_lr")), group.get(_BASE, (None, 0.0))
-    if rate is None:
-        group.pop(_BASE, None)
-        return None
+def begin_share(group: dict[str, Any], share: float | None) -> None:
+    """For a group that is made now: without an adamw_lr AdamW gets its share by the rule, where there is one."""
+    if share is not None and group["adamw_lr"] is None:
+        group.setdefault(_BASE, (None, None))
+
+
+def keep_lr(group: dict[str, Any]) -> None:
+    """For a group whose lr is meant for AdamW: it gets all of it, unless an adamw_lr says otherwise."""
+    group.setdefault(_BASE, (None, 1.0))
+
+
+def _share_of(group: dict[str, Any], share: float) -> float:
+    """What AdamW gets of lr in a group without an adamw_lr, which it may have had until now."""
+    known, kept = group.get(_BASE, (None, 1.0))
+    if known is not None:
+        group[_BASE], kept = (None, None), None
+    return share if kept is None else kept
+
+
+def _fix_ratio(group: dict[str, Any], *candidates: Any) -> float:
+    """The lr that the group's adamw_lr goes with: the first candidate that is not 0, where adamw_lr is new."""
+    rate, (known, base) = plain(group["adamw_lr"]), group.get(_BASE, (None, 0.0))
     if rate != known and _is_rate(rate):
-        base = _base_lr(*candidates, base)
+        base = _base_lr(*candidates, 0.0 if known is None else base)
         group[_BASE] = (rate, base)
     return base
 
 
-def keep_ratio(config: dict[str, Any], group: dict[str, Any]) -> None:
+def keep_ratio(config: dict[str, Any], group: dict[str, Any], share: float | None) -> None:
     """Adds to a configuration which lr the adamw_lr goes with. One that is set now goes with the lr there is, or where
     that is 0, as at the beginning of a warm-up, with the one that the schedule starts from. Without either adamw_lr
-    goes with any lr: it stays."""
-    base = _fix_ratio(group, group["lr"], group.get("initial_lr"))
-    if base is not None:
+    goes with any lr: it stays. `share` is the rule's, for a group whose adamw_lr is None."""
+    if group.get("adamw_lr") is not None:
+        base = _fix_ratio(group, group["lr"], group.get("initial_lr"))
         config["scalar_base_lr"] = base or config["lr"]
+    elif share is not None:
+        config["scalar_lr"], config["scalar_base_lr"] = _share_of(group, share), 1.0
+    else:
+        group.pop(_BASE, None)
 
 
 def keep_saved_ratio(group: dict[str, Any]) -> None:
     """For a group of an earlier version, which may have been saved anywhere in its schedule: adamw_lr goes with the lr
     that the schedule started from."""
-    if _BASE not in group:
+    if _BASE not in group and group.get("adamw_lr") is not None:
         _fix_ratio(group, group.get("initial_lr"), group["lr"])
 
 
 def has_ratio(group: dict[str, Any]) -> bool:
     """Whether the library can follow a change of lr by itself."""
-    return _BASE not in group or group[_BASE][1] > 0.0
+    rate, base = group.get(_BASE, (None, None))
+    return rate is None or base > 0.0
+
+
+def adamw_rate(config: Mapping[str, Any]) -> float:
+    """AdamW's learning rate by a configuration, as the library has it."""
+    lr, own, base = config["lr"], config["scalar_lr"], config.get("scalar_base_lr", 0.0)
+    if own == 0.0 or lr == 0.0:
+        return lr
+    return 0.0 if own == _STILL else own * (lr / base if base > 0.0 else 1.0)

@@ -344,7 +344,8 @@ class KFACPreconditioner:
 
     def _memory(self) -> dict[str, int]:
         count = len(self._layers)
-        return {"state": self._factors.forecast(), "scratch": 0, "refresh": 0, "blocks": count, "factors": 2 * count}
+        bytes_of = {"state": self._factors.forecast(), "scratch": 0, "refresh": 0, "recorded": 0}
+        return bytes_of | {"blocks": count, "factors": 2 * count}
 
     def __repr__(self) -> str:
         rows = [f"  {name}: left out, {reason}" for name, reason in self.left_out.items()]

@@ -19,7 +19,7 @@ from ._engine.placement import Group, labels_of
 from ._engine.report import Summary
 from ._model.choose import reasons_of
 from .base import TorchiumOptimizer, outside
-from .options import lr_for, shown
+from .options import adamw_rate, keep_lr, lr_for, shown
 
 __all__ = ["SecondOrder"]
 
@@ -48,7 +48,7 @@ class SecondOrder(TorchiumOptimizer):
             raise ValueError(f"{type(self).__name__}: params is a {type(model).__name__!r} without parameters")
         groups: list[Group] = [
             {"params": [(name, p) for name, p in named if p not in self._reasons]},
-            {"params": [(name, p) for name, p in named if p in self._reasons], "elementwise": True},
+            {"params": [(name, p) for name, p in named if p in self._reasons], "use_adamw": True},
         ]
         return [group for group in groups if group["params"]]
 
@@ -60,22 +60,25 @@ class SecondOrder(TorchiumOptimizer):
                 and `algorithm`, as other implementations have them in groups, are understood.
         """
         if isinstance(param_group, dict):
+            self._rename_options(param_group)
             self._understand(param_group)
+            if param_group.get("use_adamw") is True and "lr" in param_group:
+                keep_lr(param_group)
         super().add_param_group(param_group)
         self._warn_of_vocabulary(len(self.param_groups) - 1)
 
     # --- groups as others write them
 
     def _understand(self, group: Group) -> None:
-        """`use_muon=False` and `algorithm="adamw"` are `elementwise=True`, and the group's numbers are then AdamW's."""
+        """`use_muon=False` and `algorithm="adamw"` are `use_adamw=True`, and the group's numbers are then AdamW's."""
         asked = [*self._use_muon(group), *self._algorithm(group)]
         if not asked:
             return
-        if len({*asked, *([not group["elementwise"]] if isinstance(group.get("elementwise"), bool) else [])}) > 1:
-            given = {name: group[name] for name in ("use_muon", "algorithm", "elementwise") if name in group}
+        if len({*asked, *([not group["use_adamw"]] if isinstance(group.get("use_adamw"), bool) else [])}) > 1:
+            given = {name: group[name] for name in ("use_muon", "algorithm", "use_adamw") if name in group}
             raise ValueError(f"{type(self).__name__}: a group has {given}, which contradict each other")
-        group["elementwise"] = not asked[0]
-        if group["elementwise"]:
+        group["use_adamw"] = not asked[0]
+        if group["use_adamw"]:
             for name, own in (("betas", "adamw_betas"), ("eps", "adamw_eps"), ("epsilon", "adamw_eps")):
                 if name in group:
                     group.setdefault(own, group.pop(name))
@@ -116,7 +119,7 @@ class SecondOrder(TorchiumOptimizer):
             warnings.warn(
                 f"{who}: {label!r} is {parameter.shape[0]} by {parameter.shape[1]}, the size of a vocabulary, and gets "
                 f"{who} like every matrix. Embeddings and output layers usually train better with AdamW: give the "
-                f"model itself, {who}(model, ...), or put them into a group with elementwise=True",
+                f"model itself, {who}(model, ...), or put them into a group with use_adamw=True",
                 UserWarning,
                 stacklevel=outside(),
             )
@@ -129,18 +132,20 @@ class SecondOrder(TorchiumOptimizer):
         if _C.optim_forecast("cpu", config, [described])["blocks"] > 0:
             return type(self).__name__, "matrix"
         if role[0]:
-            return "AdamW", self._reasons.get(parameter, "elementwise")
+            return "AdamW", self._reasons.get(parameter, "use_adamw")
         is_matrix = sum(size > 1 for size in parameter.shape) > 1
         return "AdamW", "matrix that is too large or too narrow" if is_matrix else "vector or scalar"
 
     def summary(self) -> Summary:
-        """Which parameters get this method and which AdamW, with the reason; printed, a few lines."""
-        found: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        """Which parameters get this method and which AdamW, with the reason and the learning rate of the moment;
+        printed, a few lines."""
+        found: dict[tuple[str, str, float | None], list[tuple[str, int]]] = {}
         labels = labels_of(self.param_groups)
         for index, group in enumerate(self.param_groups):
             config = self._config(group, lr_for(None, group["lr"])[0])
             roles = self._roles(self.param_groups, index)
             for parameter, label, role in zip(group["params"], labels[index], roles, strict=True):
-                method = self._method_of(parameter, config, role)
-                found.setdefault(method, []).append((label, parameter.numel()))
+                method, reason = self._method_of(parameter, config, role)
+                rate = {"nothing": None, "AdamW": adamw_rate(config)}.get(method, config["lr"])
+                found.setdefault((method, reason, rate), []).append((label, parameter.numel()))
         return Summary(found)

@@ -58,12 +58,14 @@ class Shampoo(SecondOrder):
             `update_freq` is the most.
         refresh_budget: by need, the largest share of all roots that is refreshed at one step.
         stagger: spread the refreshes over the steps of a period; False takes all at once.
-        adamw_lr: learning rate of AdamW, which vectors, scalars and `elementwise` parameters get; None means lr. It
+        packed_factors: keep factors and roots as lower triangles: half their memory and the same numbers; every step
+            unpacks some of them at a time.
+        adamw_lr: learning rate of AdamW, which vectors, scalars and `use_adamw` parameters get; None means lr. It
             keeps its ratio to lr: where a scheduler halves lr, AdamW's rate is halved too.
         adamw_betas: betas of AdamW.
         adamw_eps: eps of AdamW.
         adamw_weight_decay: weight decay of AdamW; None means weight_decay.
-        elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
+        use_adamw: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
             parameter gets its first gradient. A group may also have `batch_dims` and `cuts`: its parameters are several
             matrices each, experts [E, m, n] with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with
             `cuts=head_dim`.
@@ -89,6 +91,7 @@ class Shampoo(SecondOrder):
         foreach: accepted; a step takes all parameters at once anyway.
         capturable: accepted; a step can be captured in a CUDA graph anyway.
         differentiable: only False.
+        elementwise: deprecated, the former name of `use_adamw`.
 
     Examples:
         >>> optimizer = torchium.optim.Shampoo(model, lr=1e-3, update_freq=20)
@@ -109,6 +112,7 @@ class Shampoo(SecondOrder):
         Option("max_preconditioner_dim", "max_preconditioner_dim"),
         Option("merge_dims", "merge_dims"),
         Option("precondition_1d", "precondition_1d"),
+        Option("packed_factors", "packed_factors"),
         Option("start_preconditioning_step", "start_preconditioning_step"),
         Option("use_bias_correction", "bias_correction"),
         Option("grafting", "grafting", or_else("none")),
@@ -153,11 +157,12 @@ class Shampoo(SecondOrder):
         refresh_drift: float | None = None,
         refresh_budget: float = 1.0,
         stagger: bool = True,
+        packed_factors: bool = False,
         adamw_lr: float | None = None,
         adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
         adamw_weight_decay: float | None = None,
-        elementwise: bool | Sequence[str] = False,
+        use_adamw: bool | Sequence[str] | None = None,
         precision: str = "high",
         world_invariant: bool = False,
         maximize: bool = False,
@@ -174,6 +179,7 @@ class Shampoo(SecondOrder):
         root_kernel: StepKernel | str | None = None,
         update_kernel: StepKernel | str | None = None,
         process_group: Any = None,
+        elementwise: bool | Sequence[str] | None = None,
     ) -> None:
         super().__init__(params, locals())
 

@@ -40,18 +40,20 @@ class SOAP(SecondOrder):
             it; with both, `precondition_frequency` is the most.
         refresh_budget: by need, the largest share of all bases that is refreshed at one step.
         stagger: spread the refreshes over the steps of a period; False takes all at once, as the reference does.
+        packed_factors: keep factors, though not bases, as lower triangles: a quarter less memory for both and the same
+            numbers; every step unpacks some of them at a time.
         max_precond_dim: larger dimensions have no factor; with `block` they are cut into blocks of at most this size.
         block: cut dimensions larger than `max_precond_dim` into blocks.
         merge_dims: neighboring small dimensions, as those of a convolution, are taken as one.
         precondition_1d: vectors too.
         normalize_grads: every step of a matrix is scaled to a mean square of 1.
         correct_bias: of Adam's averages.
-        adamw_lr: learning rate of AdamW, which vectors, scalars and `elementwise` parameters get; None means lr. It
+        adamw_lr: learning rate of AdamW, which vectors, scalars and `use_adamw` parameters get; None means lr. It
             keeps its ratio to lr: where a scheduler halves lr, AdamW's rate is halved too.
         adamw_betas: betas of AdamW.
         adamw_eps: eps of AdamW.
         adamw_weight_decay: weight decay of AdamW; None means weight_decay.
-        elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
+        use_adamw: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
             parameter gets its first gradient. A group may also have `batch_dims` and `cuts`: its parameters are several
             matrices each, experts [E, m, n] with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with
             `cuts=head_dim`.
@@ -76,6 +78,7 @@ class SOAP(SecondOrder):
         foreach: accepted; a step takes all parameters at once anyway.
         capturable: accepted; a step can be captured in a CUDA graph anyway.
         differentiable: only False.
+        elementwise: deprecated, the former name of `use_adamw`.
 
     Examples:
         >>> optimizer = torchium.optim.SOAP(model.parameters(), lr=3e-3)
@@ -97,6 +100,7 @@ class SOAP(SecondOrder):
         Option("block", "block"),
         Option("merge_dims", "merge_dims"),
         Option("precondition_1d", "precondition_1d"),
+        Option("packed_factors", "packed_factors"),
         Option("normalize_grads", "normalize_grads"),
         Option("correct_bias", "bias_correction"),
         *ADAMW,
@@ -121,13 +125,14 @@ class SOAP(SecondOrder):
         refresh_drift: float | None = None,
         refresh_budget: float = 1.0,
         stagger: bool = True,
+        packed_factors: bool = False,
         block: bool = False,
         weight_decay_type: str = "decoupled",
         adamw_lr: float | None = None,
         adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
         adamw_weight_decay: float | None = None,
-        elementwise: bool | Sequence[str] = False,
+        use_adamw: bool | Sequence[str] | None = None,
         precision: str = "high",
         world_invariant: bool = False,
         maximize: bool = False,
@@ -143,5 +148,6 @@ class SOAP(SecondOrder):
         memory_budget: int | None = None,
         update_kernel: StepKernel | str | None = None,
         process_group: Any = None,
+        elementwise: bool | Sequence[str] | None = None,
     ) -> None:
         super().__init__(params, locals())

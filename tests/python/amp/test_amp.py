@@ -198,6 +198,15 @@ def test_no_gradients_at_all(device):
         scaler.update()
 
 
+@pytest.mark.parametrize("name", ["init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled"])
+def test_a_number_without_memory_is_named(name):
+    """PyTorch compares it with 1 and ends the process."""
+    hollow = torch.ones(())
+    hollow.untyped_storage().resize_(0)
+    with pytest.raises(TypeError, match=f"{name} must be a number, got a tensor that has no memory"):
+        amp.GradScaler("cpu", **{name: hollow})
+
+
 def test_state_goes_to_torch_and_back(device):
     (theirs, *_), (ours, optimizer, parameters) = pair(device, OPTIMIZERS["torchium SGD"])
     train(ours, optimizer, parameters, device)

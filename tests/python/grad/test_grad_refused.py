@@ -185,7 +185,7 @@ class Single(nn.Module):
         (HeadByHand, "tokens.weight is used outside"),
         (ChangesInput, "second.*modified in place|modified by an inplace operation"),
         (NoSamples, "table \\(Table\\).*no argument"),
-        (Single, "linear.*without a dimension of samples"),
+        (Single, "linear.*without a batch dimension"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -456,3 +456,17 @@ def test_state_dict_takes_names():
         module.state_dict(prefix=0.5)
     with pytest.raises(TypeError, match="destination must be a dictionary, got list"):
         module.state_dict(destination=[])
+
+
+@pytest.mark.parametrize("name", ["per_sample_gradients", "per_sample_gradient_norms"])
+@pytest.mark.parametrize("which", ["inputs", "targets"])
+def test_a_tensor_without_memory_is_named(name, which):
+    """PyTorch reads it in the model or in the loss, and ends the process."""
+    given = {"inputs": torch.ones(4, 3), "targets": torch.ones(4, 2)}
+    given[which].untyped_storage().resize_(0)
+    function = getattr(CUDAGradientOps, name)
+    with pytest.raises(TypeError, match=f"{which} must be tensors, got one that has no memory"):
+        function(nn.Linear(3, 2), F.mse_loss, given["inputs"], given["targets"])
+    if which == "inputs":
+        with pytest.raises(TypeError, match="inputs must be tensors"):
+            function(nn.Linear(3, 2), F.mse_loss, {"input": given["inputs"]}, given["targets"])

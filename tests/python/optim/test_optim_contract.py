@@ -227,7 +227,7 @@ def test_parameter_added_to_a_group_in_place(kind, device):
 def test_embeddings_as_elementwise(kind, device):
     """A group marked so has AdamW's state and no factors, whatever its shapes."""
     table, weight = matrix(10, 4, device=device), matrix(4, 4, device=device)
-    optimizer = make(kind, [{"params": [table], "elementwise": True}, {"params": [weight]}])
+    optimizer = make(kind, [{"params": [table], "use_adamw": True}, {"params": [weight]}])
     for p in (table, weight):
         p.grad = torch.randn_like(p)
     optimizer.step()

@@ -58,7 +58,7 @@ def test_steps_are_those_of_groups_made_by_hand(kind):
     chosen = [twin.lm_head.weight, twin.transformer.wpe.weight]
     rest = [p for p in twin.parameters() if all(p is not c for c in chosen)]
     optimizer = make(kind, model, adamw_lr=0.003)
-    beside = make(kind, [{"params": rest}, {"params": chosen, "elementwise": True}], adamw_lr=0.003)
+    beside = make(kind, [{"params": rest}, {"params": chosen, "use_adamw": True}], adamw_lr=0.003)
     for step in range(4):
         words = torch.randint(40, (3, 8), generator=torch.Generator().manual_seed(step))
         for m, o in ((model, optimizer), (twin, beside)):
@@ -119,13 +119,13 @@ def test_heads(layers, head):
 
 
 def test_patterns_choose_more():
-    methods = methods_of(torchium.optim.Muon(Llama(), elementwise=("*.down_proj.*",)))
-    assert methods["model.layers.0.mlp.down_proj.weight"] == ("AdamW", "elementwise")
+    methods = methods_of(torchium.optim.Muon(Llama(), use_adamw=("*.down_proj.*",)))
+    assert methods["model.layers.0.mlp.down_proj.weight"] == ("AdamW", "use_adamw")
     assert methods["lm_head.weight"] == ("AdamW", "output layer")
     assert methods["model.layers.1.mlp.up_proj.weight"] == ("Muon", "matrix")
-    everything = methods_of(torchium.optim.Muon(Llama(), elementwise=True))
+    everything = methods_of(torchium.optim.Muon(Llama(), use_adamw=True))
     assert {method for method, _ in everything.values()} == {"AdamW"}
-    by_name = methods_of(torchium.create_optimizer("muon", Llama(), elementwise=("down_proj",)))
+    by_name = methods_of(torchium.create_optimizer("muon", Llama(), use_adamw=("down_proj",)))
     assert by_name == methods
 
 
@@ -136,7 +136,7 @@ def test_the_rest_of_a_summary():
     assert methods_of(torchium.optim.SOAP(model))["conv1.weight"] == ("nothing", "frozen")
     assert {row.method for row in summary} == {"nothing", "AdamW"}  # nothing fits into two
     (row,) = [row for row in torchium.optim.Shampoo(ResNet()).summary() if row.reason == "output layer"]
-    assert row == ("AdamW", "output layer", ("fc.weight",), 80)
+    assert row == ("AdamW", "output layer", ("fc.weight",), 80, 1e-3)
     bare = torchium.optim.Shampoo(list(ResNet().parameters()), precondition_1d=True).summary()
     assert {row.method for row in bare} == {"Shampoo"}
     assert bare[0].names[0] == "parameter 0 of group 0"
@@ -145,13 +145,13 @@ def test_the_rest_of_a_summary():
 def test_a_printed_summary():
     text = str(torchium.optim.Muon(GPT2()).summary())
     assert text.splitlines() == [
-        "method  reason                      tensors  elements",
-        "AdamW   vector or scalar                 18     1,792  "
+        "method  reason                          lr  tensors  elements",
+        "AdamW   vector or scalar            0.0003       18     1,792  "
         "transformer.h.0.ln_1.weight, ..., transformer.ln_f.bias",
-        "Muon    matrix                            8    98,304  "
+        "Muon    matrix                       0.001        8    98,304  "
         "transformer.h.0.attn.c_attn.weight, ..., transformer.h.1.mlp.2.weight",
-        "AdamW   embedding and output layer        1    16,384  transformer.wte.weight",
-        "AdamW   embedding                         1    16,384  transformer.wpe.weight",
+        "AdamW   embedding and output layer  0.0003        1    16,384  transformer.wte.weight",
+        "AdamW   embedding                   0.0003        1    16,384  transformer.wpe.weight",
     ]
 
 
@@ -163,7 +163,7 @@ def test_an_empty_model():
 def test_one_parameter_that_is_one_matrix_of_many():
     """A model of embeddings alone makes one group."""
     (group,) = torchium.optim.Muon(nn.Sequential(nn.Embedding(5, 4))).param_groups
-    assert group["elementwise"] is True and group["param_names"] == ["0.weight"]
+    assert group["use_adamw"] is True and group["param_names"] == ["0.weight"]
 
 
 # --- groups as others write them
@@ -185,11 +185,12 @@ def test_use_muon():
         adamw_weight_decay=0.25,
     )
     muon, adamw = optimizer.param_groups
-    assert muon["use_muon"] is True and muon["momentum"] == 0.9 and muon["elementwise"] is False
-    assert adamw["use_muon"] is False and adamw["elementwise"] is True
+    assert muon["use_muon"] is True and muon["momentum"] == 0.9 and muon["use_adamw"] is False
+    assert adamw["use_muon"] is False and adamw["use_adamw"] is True
     assert adamw["adamw_betas"] == (0.8, 0.95) and adamw["adamw_eps"] == 1e-10 and "betas" not in adamw
     assert adamw["adamw_lr"] is None and adamw["lr"] == 3e-4 and adamw["adamw_weight_decay"] == 0.25
-    assert [row.method for row in optimizer.summary()] == ["Muon", "AdamW"]
+    rates = [(row.method, row.reason, row.lr) for row in optimizer.summary()]
+    assert rates == [("Muon", "matrix", 0.02), ("AdamW", "use_adamw", 3e-4)]
     # AdamW's own steps:
     twins = [nn.Parameter(p.detach().clone()) for p in (head, vector)]
     beside = torch.optim.AdamW(twins, lr=3e-4, betas=(0.8, 0.95), eps=1e-10, weight_decay=0.25)
@@ -224,12 +225,49 @@ def test_algorithm(kind):
         ({"algorithm": "lion"}, ValueError, r"Muon: algorithm is 'lion' in a group, expected 'muon' or 'adamw'"),
         ({"use_muon": 1}, TypeError, "use_muon must be True or False, got 1"),
         ({"use_muon": True, "algorithm": "adamw"}, ValueError, "contradict each other"),
-        ({"use_muon": True, "elementwise": True}, ValueError, "contradict each other"),
+        ({"use_muon": True, "use_adamw": True}, ValueError, "contradict each other"),
     ],
 )
 def test_groups_that_cannot_be(group, error, message):
     with pytest.raises(error, match=message):
         torchium.optim.Muon([{"params": [parameter(3, 3)], **group}])
+
+
+# --- the former name
+
+
+@pytest.mark.parametrize("kind", SECOND_ORDER)
+def test_the_former_name_of_use_adamw(kind):
+    """`elementwise`, which torchium.elementwise is too: understood everywhere, with a warning on the user's line."""
+    who = CLASSES[kind].__name__
+    with pytest.warns(DeprecationWarning, match=f"{who}: elementwise is called use_adamw now") as caught:
+        optimizer = CLASSES[kind]([("a", parameter(4, 4)), ("b", parameter(5, 4))], elementwise=("b",))
+    assert [w.filename for w in caught] == [__file__]
+    assert methods_of(optimizer) == {"a": (who, "matrix"), "b": ("AdamW", "use_adamw")}
+    with pytest.warns(DeprecationWarning, match=f"{who}: elementwise is called use_adamw now"):
+        optimizer.add_param_group({"params": [("c", parameter(3, 3))], "elementwise": True})
+    assert optimizer.param_groups[1]["use_adamw"] is True and "elementwise" not in optimizer.param_groups[1]
+    with pytest.warns(DeprecationWarning), pytest.raises(TypeError, match="use_adamw and elementwise are both given"):
+        make(kind, [parameter(3, 3)], use_adamw=True, elementwise=True)
+    with pytest.warns(DeprecationWarning, match="create_optimizer: elementwise is called use_adamw now"):
+        by_name = torchium.create_optimizer(kind, Llama(), elementwise=("down_proj",))
+    assert methods_of(by_name)["model.layers.0.mlp.down_proj.weight"] == ("AdamW", "use_adamw")
+    with pytest.warns(DeprecationWarning), pytest.raises(TypeError, match="use_adamw and elementwise are both given"):
+        torchium.create_optimizer(kind, Llama(), use_adamw="down_proj", elementwise="down_proj")
+
+
+def test_a_state_dict_with_the_former_name():
+    """Loads without a word: nobody has written it."""
+    params = [parameter(4, 4), parameter(5, 4)]
+    optimizer = torchium.optim.Muon([{"params": params[:1]}, {"params": params[1:], "use_adamw": True}])
+    saved = optimizer.state_dict()
+    for group in saved["param_groups"]:
+        group["elementwise"] = group.pop("use_adamw")
+    again = torchium.optim.Muon([{"params": params[:1]}, {"params": params[1:]}])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again.load_state_dict(saved)
+    assert [row.method for row in again.summary()] == ["Muon", "AdamW"]
 
 
 # --- the warning
@@ -250,12 +288,12 @@ def test_a_vocabulary_among_parameters_is_noticed_once():
     "make_groups",
     [
         lambda: nn.Sequential(nn.Embedding(10_001, 8)),
-        lambda: [{"params": [parameter(10_001, 8)], "elementwise": True}],
+        lambda: [{"params": [parameter(10_001, 8)], "use_adamw": True}],
         lambda: [{"params": [parameter(10_001, 8)], "use_muon": False}],
         lambda: [parameter(10_000, 8), parameter(10_001, 1300), parameter(10_001), parameter(10_001, 1, 8)],
         lambda: [parameter(10_001, 8).requires_grad_(False)],
     ],
-    ids=["model", "elementwise", "use_muon", "other shapes", "frozen"],
+    ids=["model", "use_adamw", "use_muon", "other shapes", "frozen"],
 )
 def test_no_warning(make_groups):
     with warnings.catch_warnings():

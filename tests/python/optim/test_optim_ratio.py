@@ -7,6 +7,7 @@ import io
 
 import pytest
 import torch
+import torchium
 from optim_cases import SECOND_ORDER, assert_same_bits, copies, make
 from torch.optim import lr_scheduler
 
@@ -14,6 +15,8 @@ STEPS = 16
 # Exact in binary, so that adamw_lr / lr times lr has one rounding: none.
 LR, ADAMW_LR = 2.0**-6, 2.0**-8
 RATIO = ADAMW_LR / LR
+# What AdamW gets of lr where adamw_lr is not given; NorMuon's lr is AdamW's.
+SHARE = {"muon": 0.3}
 
 SCHEDULERS = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: min(step / 5, 1.0)),  # begins at 0
@@ -159,7 +162,7 @@ def test_setting_it_fixes_a_new_ratio(kind):
     pair.group["lr"] = LR
     pair.step(LR / 8)
     pair.group["adamw_lr"] = None
-    pair.step(LR)
+    pair.step(SHARE.get(kind, 1.0) * LR)
     pair.group["adamw_lr"] = 0.0
     pair.step(0.0)
     pair.check()
@@ -235,6 +238,107 @@ def test_tensors(kind, where, device):
     pair.check()
 
 
+# --- a rate that is not given
+
+# Where lr is on Muon's scale AdamW gets a share of it; where it is on AdamW's, all.
+NOT_GIVEN = [
+    ("muon", None, 0.3),
+    ("muon", "original", 0.3),
+    ("muon", "match_rms_adamw", 1.0),
+    ("normuon", "original", 0.3),
+    ("normuon", "match_rms_adamw", 1.0),
+]
+
+
+@pytest.mark.parametrize("name", ["LambdaLR", "CosineAnnealingLR", "OneCycleLR"])
+@pytest.mark.parametrize(("kind", "adjust", "share"), NOT_GIVEN)
+def test_a_share_of_lr(kind, adjust, share, name, device):
+    pair = Pair(kind, device, adamw_lr=None, adjust_lr_fn=adjust)
+    scheduler = SCHEDULERS[name](pair.optimizer)
+    for _ in range(STEPS):
+        (told,) = {row.lr for row in pair.optimizer.summary() if row.method == "AdamW"}
+        assert told == pytest.approx(share * pair.group["lr"], rel=1e-14)
+        pair.step(share * pair.group["lr"])
+        scheduler.step()
+    assert pair.group["adamw_lr"] is None
+    pair.check()
+
+
+@pytest.mark.parametrize("adjust", [None, "match_rms_adamw"])
+@pytest.mark.parametrize("kind", ["muon", "normuon"])
+def test_the_share_is_the_library_s(kind, adjust, monkeypatch):
+    """Bitwise what the library does where it is told no rate at all."""
+    asked = make(kind, parameters(), lr=LR, adjust_lr_fn=adjust)
+    told = make(kind, parameters(), lr=LR, adjust_lr_fn=adjust)
+    for optimizer in (asked, told):
+        if optimizer is told:
+            monkeypatch.setattr("torchium.optim.base.keep_ratio", lambda config, group, share: None)
+        give_gradients(optimizer.param_groups[0]["params"], 0)
+        optimizer.step()
+    assert_same_bits(copies(asked.param_groups[0]["params"]), copies(told.param_groups[0]["params"]))
+
+
+@pytest.mark.parametrize("where", ["number", "cpu", "parameters"])
+def test_a_share_of_an_lr_that_begins_at_zero(where, device):
+    lr = 0.0
+    if where != "number":
+        lr = torch.tensor(0.0, dtype=torch.float64, device=device if where == "parameters" else "cpu")
+    pair = Pair("muon", device, lr=lr, adamw_lr=None)
+    for rate in (0.0, LR, LR / 4, 0.0, LR / 2):
+        if where == "number":
+            pair.group["lr"] = rate
+        else:
+            lr.fill_(rate)
+        pair.step(0.3 * rate)
+    pair.check()
+
+
+def test_lr_of_a_group_for_adamw_is_all_its_own():
+    """As with `use_muon=False`: whoever gives a group of embeddings an lr means AdamW's."""
+    pair = Pair("muon", adamw_lr=None)
+    late = parameters(seed=1)[1:]
+    pair.optimizer.add_param_group({"params": late, "use_adamw": True, "lr": LR / 8})
+    assert {row.lr for row in pair.optimizer.summary() if row.method == "AdamW"} == {0.3 * LR, LR / 8}
+    beside = adamw_beside(late)
+    for factor in (1.0, 0.5):
+        pair.optimizer.param_groups[1]["lr"] = beside.param_groups[0]["lr"] = factor * LR / 8
+        give_gradients(late, 0)
+        for twin, p in zip(beside.param_groups[0]["params"], late, strict=True):
+            twin.grad = p.grad.clone()
+        pair.step(0.3 * LR)
+        beside.step()
+    pair.check()
+    for twin, p in zip(beside.param_groups[0]["params"], late, strict=True):
+        torch.testing.assert_close(p, twin, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("note", [True, False])
+def test_a_share_in_a_state_dict(note):
+    """One of an earlier version, which has no note, was saved where AdamW got all of lr: it goes on so."""
+    pair = Pair("muon", adamw_lr=None)
+    pair.step(0.3 * LR)
+    saved = through_a_file(pair.optimizer.state_dict())
+    if not note:
+        del saved["param_groups"][0]["adamw_lr_base"]
+    pair.optimizer.load_state_dict(saved)
+    for lr in (LR, LR / 2):
+        pair.optimizer.param_groups[0]["lr"] = lr
+        pair.step(0.3 * lr if note else lr)
+    pair.check()
+
+
+def test_a_share_for_a_state_dict_of_torch():
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("this PyTorch has no Muon")
+    params = parameters()[:1]
+    theirs = torch.optim.Muon(params, lr=LR)
+    give_gradients(params, 0)
+    theirs.step()
+    ours = torchium.optim.Muon([("weight", params[0])], lr=0.5, use_adamw=("nothing",))
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.param_groups[0]["adamw_lr_base"] == (None, None)
+
+
 # --- checkpoints
 
 
@@ -303,6 +407,7 @@ def test_pickles_and_copies():
 
 def test_only_groups_with_a_rate_of_their_own_keep_a_note():
     """So that state_dicts without one are what they were."""
-    assert "adamw_lr_base" not in make("muon", parameters()).state_dict()["param_groups"][0]
+    assert "adamw_lr_base" not in make("soap", parameters()).state_dict()["param_groups"][0]
+    assert make("muon", parameters()).state_dict()["param_groups"][0]["adamw_lr_base"] == (None, None)
     assert "adamw_lr_base" not in make("adamw", parameters()).state_dict()["param_groups"][0]
     assert make("muon", parameters(), lr=LR, adamw_lr=0.5).param_groups[0]["adamw_lr_base"] == (0.5, LR)

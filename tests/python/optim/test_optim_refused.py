@@ -208,3 +208,12 @@ def test_integer_parameters_are_refused(kind):
         optimizer = CLASSES[kind]([p])
         p.grad = torch.ones_like(p)
         optimizer.step()
+
+
+@pytest.mark.parametrize("group", [torch.Tensor, 1 + 2j, iter([])])
+def test_a_process_group_that_is_none_is_named(group):
+    """PyTorch looks it up among its groups, and raises a KeyError."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    with pytest.raises(TypeError, match=r"process_group must be a group of torch\.distributed that is in use, got"):
+        torchium.optim.AdamW([parameter], lr=0.1, process_group=group).step()

@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("numpy")
 
 FOLDER = Path(__file__).resolve().parents[3] / "bench"
-OURS = ["adamw", "muon", "muon-of-torch", "normuon", "shampoo", "shampoo-period", "soap", "soap-period"]
+OURS = ["adamw", "muon", "muon-of-torch", "normuon"]
+OURS += ["shampoo", "shampoo-period", "shampoo-share", "soap", "soap-period", "soap-share"]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -85,12 +86,12 @@ def check_picture(path, figures):
             assert 0 <= x <= float(root.get("width")) and 0 <= y <= float(root.get("height"))
 
 
-def test_a_period_is_another_schedule(train):
-    """Than refreshes by need, so both do not end alike."""
-    names = ("soap", "soap-period", "shampoo", "shampoo-period")
+def test_schedules_differ(train):
+    """By need, with a period, with a bounded share: no two end alike."""
+    names = ("soap", "soap-period", "soap-share", "shampoo", "shampoo-period", "shampoo-share")
     figures = train("--steps", "5", "--optimizers", ",".join(names))[1]
     ends = {run["name"]: run["held_out_loss"] for run in figures["runs"]}
-    assert ends["soap"] != ends["soap-period"] and ends["shampoo"] != ends["shampoo-period"]
+    assert len(set(ends.values())) == len(names)
 
 
 def test_a_sweep_is_written_down_and_its_best_is_taken(train):

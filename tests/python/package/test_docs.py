@@ -12,7 +12,9 @@ differently.
 """
 
 import contextlib
+import importlib
 import importlib.util
+import inspect
 import io
 import platform
 import re
@@ -178,3 +180,52 @@ def test_table_of_memory_is_what_its_script_prints():
     page = (FOLDER / "performance.md").read_text(encoding="utf-8")
     missing = [row for row in printed.getvalue().splitlines() if row not in page]
     assert not missing
+
+
+# Options of other packages, and those that are given in groups alone.
+OTHERS = [
+    "affine",
+    "algorithm",
+    "backend",
+    "batch_dims",
+    "cuts",
+    "extra_include_paths",
+    "flatten_optimizer_state_dict",
+    "fullgraph",
+    "grafting_config",
+    "iterate_averaging_config",
+    "mixed_precision",
+    "offload_policy",
+    "scale_grad_by_freq",
+    "sparse",
+    "use_muon",
+    "weights_only",
+]
+TEXTS = [*PAGES, ROOT / "docs" / "faq.md", ROOT / "docs" / "troubleshooting.md"]
+
+
+def arguments_of(modules):
+    """The names of the arguments of all that is public in some modules, methods included."""
+    public = [getattr(module, name) for module in modules for name in module.__all__]
+    methods = [method for item in public if inspect.isclass(item) for _, method in inspect.getmembers(item, callable)]
+    found = set()
+    for item in public + methods:
+        with contextlib.suppress(TypeError, ValueError):  # what is no function, or has no signature
+            found |= set(inspect.signature(item).parameters)
+    return found
+
+
+def test_options_in_the_text_exist():
+    """`name=value` in a sentence or a table, which no sample runs."""
+    modules = ("torchium", "torchium.amp", "torchium.kernels", "torchium.linalg", "torchium.optim")
+    modules = [importlib.import_module(name) for name in (*modules, "torchium.utils.cuda_kernels")]
+    known = arguments_of(modules).union(OTHERS)
+    unknown = [
+        (page.name, name)
+        for page in TEXTS
+        for code in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S))
+        for name in re.findall(r"(?<![\w.-])([a-z][a-z_0-9]+)=", code)
+        if name not in known
+    ]
+    assert unknown == []
+    assert "update_freq" in known and "refresh_growth" not in known

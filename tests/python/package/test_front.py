@@ -173,7 +173,7 @@ def test_create_from_model(name, device):
     torch.manual_seed(0)
     model = Model().to(device)
     optimizer = torchium.create_optimizer(
-        name, model, lr=0.01, weight_decay=0.1, elementwise=("embedding",), no_decay_1d=True
+        name, model, lr=0.01, weight_decay=0.1, use_adamw=("embedding",), no_decay_1d=True
     )
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     tokens = torch.arange(7, device=device)
@@ -193,12 +193,12 @@ def group_of(optimizer, parameter):
 
 def test_groups_of_a_model():
     model = Model()
-    optimizer = torchium.create_optimizer("soap", model, weight_decay=0.1, elementwise="embedding", no_decay_1d=True)
+    optimizer = torchium.create_optimizer("soap", model, weight_decay=0.1, use_adamw="embedding", no_decay_1d=True)
     count = sum(len(group["params"]) for group in optimizer.param_groups)
     assert count == len(list(model.parameters()))
-    assert group_of(optimizer, model.tokens.weight)["elementwise"] is True
+    assert group_of(optimizer, model.tokens.weight)["use_adamw"] is True
     assert group_of(optimizer, model.tokens.weight)["weight_decay"] == 0.1
-    assert not group_of(optimizer, model.hidden.weight).get("elementwise")
+    assert not group_of(optimizer, model.hidden.weight).get("use_adamw")
     assert group_of(optimizer, model.hidden.weight)["weight_decay"] == 0.1
     for vector in (model.hidden.bias, model.norm.weight, model.temperature):
         assert group_of(optimizer, vector)["weight_decay"] == 0.0
@@ -216,13 +216,13 @@ def test_patterns_find_a_shared_matrix_by_any_owner(pattern):
 
 def test_a_pattern_without_a_parameter_is_an_error():
     with pytest.raises(ValueError, match="'embeding' matches no parameter of 'Model'"):
-        torchium.create_optimizer("muon", Model(), elementwise=("embeding",))
+        torchium.create_optimizer("muon", Model(), use_adamw=("embeding",))
 
 
 def test_options_of_a_model_need_a_model():
     parameters = list(Model().parameters())
     with pytest.raises(ValueError, match="need a model"):
-        torchium.create_optimizer("muon", parameters, elementwise=("embedding",))
+        torchium.create_optimizer("muon", parameters, use_adamw=("embedding",))
     with pytest.raises(ValueError, match="need a model"):
         torchium.create_optimizer("muon", parameters, no_decay_1d=True)
 
@@ -236,10 +236,10 @@ def test_wrong_names():
         torchium.create_optimizer("tiger", Model())
     with pytest.raises(TypeError, match="name must be a str, got 'NoneType'"):
         torchium.create_optimizer(None, Model())
-    with pytest.raises(TypeError, match="elementwise must"):
-        torchium.create_optimizer("muon", Model(), elementwise=3)
-    with pytest.raises(TypeError, match="elementwise must hold"):
-        torchium.create_optimizer("muon", Model(), elementwise=(3,))
+    with pytest.raises(TypeError, match="use_adamw must"):
+        torchium.create_optimizer("muon", Model(), use_adamw=3)
+    with pytest.raises(TypeError, match="use_adamw must hold"):
+        torchium.create_optimizer("muon", Model(), use_adamw=(3,))
     with pytest.raises(ValueError, match="without parameters"):
         torchium.create_optimizer("muon", torch.nn.Identity())
 

@@ -172,9 +172,10 @@ def tensor_parallel(size, folder):
 def fully_sharded(method, **more):
     torch.manual_seed(3)
     model = mlp(dtype=torch.float64, sizes=(5, 7, 7, 4, 3))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))  # by itself it would take a GPU where there is one
     for layer in model:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     return model, KFAC(model, method=method, **OPTIONS, **more)
 
 

@@ -20,7 +20,7 @@ OPTIONS = {
     "AdamW": {"lr": 0.01},
     "Lion": {"lr": 0.01},
     "Shampoo": {"lr": 0.02, "precondition_frequency": 2, "max_preconditioner_dim": 16},
-    "SOAP": {"lr": 0.01, "precondition_frequency": 2},
+    "SOAP": {"lr": 0.01, "precondition_frequency": 2, "packed_factors": True},
     "Muon": {"lr": 0.02},
     "NorMuon": {"lr": 0.02},
 }
@@ -221,14 +221,16 @@ def really_trains(size):
             scaler.step(optimizer)
             scaler.update()
 
-    for name in ("Muon", "Shampoo", "AdamW"):
+    # Norms of shards are rounded otherwise than one of the whole: eight samples leave factors singular, and with less
+    # damping their roots would make 2 % of a last bit.
+    for name, more in (("Muon", {}), ("Shampoo", {"relative_eps": 1e-3}), ("AdamW", {})):
         one, many = model(), model()
-        steps(one, make(name, one.parameters()))
+        steps(one, make(name, one.parameters(), **more))
         mesh = init_device_mesh("cpu", (size,))
         for layer in many:
             fully_shard(layer, mesh=mesh)
         fully_shard(many, mesh=mesh)
-        steps(many, make(name, many.parameters()))
+        steps(many, make(name, many.parameters(), **more))
         for a, b in zip(one.parameters(), many.parameters(), strict=True):
             assert torch.allclose(a, whole(b), rtol=1e-4, atol=1e-5), name
 

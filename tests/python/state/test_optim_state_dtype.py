@@ -58,7 +58,7 @@ def test_types_and_names(kind, dtype, device):
 @pytest.mark.parametrize("kind", ["shampoo", "soap", "muon", "normuon"])
 def test_the_rest_of_other_kinds(kind, device):
     model = network(device)
-    options = LIVELY[kind] | {"elementwise": ("0.*",)}
+    options = LIVELY[kind] | {"use_adamw": ("0.*",)}
     ours = CLASSES[kind](model.named_parameters(), **options, state_dtype="int8")
     steps(model, ours, 2)
     assert ours.state[model[0].weight]["exp_avg_sq"].dtype == torch.uint8

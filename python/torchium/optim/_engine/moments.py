@@ -3,6 +3,8 @@
 A moment is a uint8 tensor of codes and a float32 tensor of scales, `exp_avg` and `exp_avg_scale`, one scale for each
 128 elements in the order of the parameter's memory. Codes have the parameter's shape where it is contiguous; otherwise
 they are one row, since nothing else would say in which order they lie.
+
+Factors and roots are matrices, or one row each where `packed_factors` keeps their lower triangles.
 """
 
 from __future__ import annotations
@@ -74,10 +76,29 @@ def _in_memory_order(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tens
     return laid.as_strided((parameter.numel(),), (1,))
 
 
+def _repacked(value: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """A symmetric matrix as its lower triangle, row after row, or the other way round, as the optimizer keeps it; what
+    does not fit stays, and an error names it."""
+    packed = view.dim() == 1
+    n = value.shape[0] if packed else view.shape[0]
+    if value.numel() != (n * n if packed else n * (n + 1) // 2):
+        return value
+    rows, columns = torch.tril_indices(n, n, device=value.device)
+    if packed:
+        return value[rows, columns]
+    full = value.new_empty((n, n))
+    full[rows, columns] = full[columns, rows] = value
+    return full
+
+
 def adapt(parameter: torch.Tensor, views: Mapping[str, torch.Tensor], saved: dict[str, Any]) -> dict[str, Any]:
-    """Saved state with its moments in the form that the optimizer keeps: from eight bits to float32 without loss, from
-    float32 to the nearest."""
+    """Saved state with its moments and matrices in the form that the optimizer keeps: from eight bits to float32
+    without loss, from float32 to the nearest; symmetric matrices packed or whole."""
     adapted = dict(saved)
+    for name, view in views.items():
+        value = saved.get(name)
+        if name.startswith(("factor.", "root.")) and isinstance(value, torch.Tensor) and value.dim() == 3 - view.dim():
+            adapted[name] = _repacked(value.detach(), view)
     for name in SCALED:
         value, scale = saved.get(name), f"{name}_scale"
         if not isinstance(value, torch.Tensor):

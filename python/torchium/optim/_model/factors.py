@@ -298,7 +298,7 @@ class Factors:
         names = {layer.name for layer in self._layers}
         if saved.keys() != names:
             missing, strange = sorted(names - saved.keys()), sorted(saved.keys() - names)
-            raise ValueError(f"the state is of other layers: {missing} are missing, {strange} are not known")
+            raise ValueError(f"the state is of other layers: {missing} are missing, {strange} are unknown")
         views = self.views()
         for name in names:
             self._check(name, views[name], saved[name])
@@ -361,4 +361,4 @@ def _check_counts(name: str, counts: Any) -> None:
         raise ValueError(f"the state 'counts' of layer {name!r} must be a list of {_COUNTED} numbers")
     check_counts(f"the state 'counts' of layer {name!r}", counts, [MOST_STEPS] * _COUNTED)
     if counts[1] > 0 and counts[0] == 0:
-        raise ValueError(f"the state 'counts' of layer {name!r} has {counts[1]} observations of no update")
+        raise ValueError(f"the state 'counts' of layer {name!r} has {counts[1]} observations that belong to no update")

@@ -118,7 +118,12 @@ def ranks_of(parameter: Any, process_group: Any) -> tuple[int, ...]:
     elif process_group is not None:
         import torch.distributed as dist
 
-        ranks = tuple(sorted(dist.get_process_group_ranks(process_group)))
+        try:
+            ranks = tuple(sorted(dist.get_process_group_ranks(process_group)))
+        except KeyError:  # PyTorch looks it up among its groups
+            raise TypeError(
+                f"process_group must be a group of torch.distributed that is in use, got {type(process_group).__name__}"
+            ) from None
     else:
         return ()
     return ranks if len(ranks) > 1 else ()
