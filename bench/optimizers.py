@@ -26,7 +26,7 @@ class Config(ctypes.Structure):
         "int bias_correction amsgrad",
         "real scalar_lr scalar_base_lr scalar_beta1 scalar_beta2 scalar_eps scalar_weight_decay",
         "long max_preconditioner_dim",
-        "int block merge_dims precondition_1d precondition_frequency",
+        "int block merge_dims precondition_1d packed_factors precondition_frequency",
         "real refresh_drift refresh_budget",
         "int start_preconditioning_step stagger precision",
         "int world_invariant",
@@ -53,7 +53,7 @@ class _Parameter(ctypes.Structure):
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = fields("size struct_size", "long state scratch refresh blocks factors")
+    _fields_ = fields("size struct_size", "long state scratch refresh blocks factors recorded")
 
 
 class _Stats(ctypes.Structure):

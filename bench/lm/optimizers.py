@@ -16,6 +16,7 @@ import torch
 BETAS, DECAY = (0.9, 0.95), 0.1
 WHOLE = 10000  # dimensions up to this size are not cut
 PERIOD = 10  # steps between two refreshes, where they do not come by need
+SHARE = 0.25  # of all factors that are refreshed at a step at most, where that is bounded
 
 
 def adamw_groups(matrices, rest, rates):
@@ -29,7 +30,7 @@ def adamw_groups(matrices, rest, rates):
 def our_groups(matrices, rest, rates):
     """The same for our optimizers, which do AdamW for the second group themselves."""
     first, second = adamw_groups(matrices, rest, rates)
-    return [first, second | {"elementwise": True}]
+    return [first, second | {"use_adamw": True}]
 
 
 def torch_adamw(matrices, rest, rates):
@@ -62,7 +63,7 @@ def our_normuon(matrices, rest, rates):
     return NorMuon(our_groups(matrices, rest, rates), adamw_betas=BETAS)
 
 
-def our_shampoo(matrices, rest, rates, period=None):
+def our_shampoo(matrices, rest, rates, period=None, share=1.0):
     from torchium.optim import Shampoo
 
     return Shampoo(
@@ -70,6 +71,7 @@ def our_shampoo(matrices, rest, rates, period=None):
         betas=BETAS,
         eps=0.0,
         update_freq=period,
+        refresh_budget=share,
         max_preconditioner_dim=WHOLE,
         grafting="adam",
         grafting_beta2=BETAS[1],
@@ -77,15 +79,26 @@ def our_shampoo(matrices, rest, rates, period=None):
     )
 
 
-def our_soap(matrices, rest, rates, period=None):
+def our_soap(matrices, rest, rates, period=None, share=1.0):
     from torchium.optim import SOAP
 
     groups = our_groups(matrices, rest, rates)
-    return SOAP(groups, betas=(0.95, 0.95), precondition_frequency=period, max_precond_dim=WHOLE, adamw_betas=BETAS)
+    return SOAP(
+        groups,
+        betas=(0.95, 0.95),
+        precondition_frequency=period,
+        refresh_budget=share,
+        max_precond_dim=WHOLE,
+        adamw_betas=BETAS,
+    )
 
 
 def with_period(make):
     return lambda matrices, rest, rates: make(matrices, rest, rates, PERIOD)
+
+
+def with_share(make):
+    return lambda matrices, rest, rates: make(matrices, rest, rates, share=SHARE)
 
 
 class Together:
@@ -174,8 +187,10 @@ ENTRIES = {
     "normuon": Entry("NorMuon", our_normuon, "normuon"),
     "shampoo": Entry("Shampoo", our_shampoo, "shampoo"),
     "shampoo-period": Entry(f"Shampoo, roots every {PERIOD} steps", with_period(our_shampoo), "shampoo"),
+    "shampoo-share": Entry("Shampoo, a quarter of the roots at a step", with_share(our_shampoo), "shampoo"),
     "soap": Entry("SOAP", our_soap, "soap"),
     "soap-period": Entry(f"SOAP, bases every {PERIOD} steps", with_period(our_soap), "soap"),
+    "soap-share": Entry("SOAP, a quarter of the bases at a step", with_share(our_soap), "soap"),
     "torch-muon": Entry("torch.optim.Muon", torch_muon, "muon", "torch.optim.Muon"),
     "dion-muon": Entry("Dion's Muon", dion_muon, "muon", "dion"),
     "vyas-soap": Entry(f"nikhilvyas/SOAP, every {PERIOD} steps", vyas_soap, "soap", "soap"),

@@ -52,7 +52,7 @@ OPTIMIZERS = {
 
 def groups_of(model: tuple[Shapes, Shapes]) -> list[dict]:
     embeddings, others = ([nn.Parameter(torch.empty(1).expand(shape)) for shape in part] for part in model)
-    return [{"params": others}, {"params": embeddings, "elementwise": True}]
+    return [{"params": others}, {"params": embeddings, "use_adamw": True}]
 
 
 def main() -> None:
