@@ -186,9 +186,9 @@ def made_pages():
 
 # The comparisons of the first page: work and size of a row of optim-h200.json, and the words for it.
 SHOWN = (
-    ("Muon step", "GPT-2", "torch Muon", "a step of Muon on GPT-2 small, beside `torch.optim.Muon`"),
-    ("Shampoo step, all roots refreshed", "GPT-2", "plain PyTorch", "240 roots of Shampoo, beside plain PyTorch"),
-    ("SOAP step, basis tracked every step", "GPT-2", "plain PyTorch", "a step of SOAP, beside plain PyTorch"),
+    ("optim-h200", {"work": "Muon step", "size": "GPT-2"}, "torch Muon", "a step of Muon, beside `torch.optim.Muon`"),
+    ("steps-h200", {"method": "Shampoo, blocks of 1024"}, "Meta", "240 roots of Shampoo, beside Meta's"),
+    ("steps-h200", {"method": "SOAP, whole dimensions"}, "nikhilvyas", "all bases of SOAP, beside its authors' file"),
 )
 
 
@@ -197,11 +197,16 @@ def short(value):
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
-def figure(work, size, peer, words):
-    rows = json.loads((ROOT / "bench/results/optim-h200.json").read_text(encoding="utf-8"))["rows"]
-    row = next(row for row in rows if row["work"] == work and row["size"] == size)
-    ours, theirs = row["ours_ms"], row["anchors_ms"][peer]
-    return f"- **{theirs / ours:.2g} times** {words}: {short(ours)} ms in place of {short(theirs)} on one H200"
+def figure(results, wanted, peer, words):
+    """A card of the first page: our milliseconds and a peer's, from rows of bench/results."""
+    rows = json.loads((ROOT / f"bench/results/{results}.json").read_text(encoding="utf-8"))["rows"]
+    rows = [row for row in rows if wanted.items() <= row.items()]
+    if results == "steps-h200":
+        times = {row["by"]: row["ms"] for row in rows if row["what"] == "all refreshed"}
+        ours, theirs = times["Torchium"], times[peer]
+    else:
+        ours, theirs = rows[0]["ours_ms"], rows[0]["anchors_ms"][peer]
+    return f"- **{theirs / ours:.2g} times faster** {words}: {short(ours)} ms in place of {short(theirs)}"
 
 
 def home():
@@ -275,4 +280,4 @@ def on_page_markdown(markdown, page, config, files):
 
 def on_page_content(html, page, config, files):
     """Numbers in a cell of a table, with a word at most, stay on one line."""
-    return NUMBER.sub(r"<td\1 class=\"number\">\2</td>", html)
+    return NUMBER.sub(r'<td\1 class="number">\2</td>', html)
