@@ -73,8 +73,33 @@ int py_arguments(const char *function, const char *const *names, int required, P
     return 0;
 }
 
+/* The size of a tensor's storage in bytes; -1 for what has none. */
+static long long storage_size(PyObject *value)
+{
+    PyObject *storage = PyObject_CallMethod(value, "untyped_storage", NULL);
+    PyObject *size = storage == NULL ? NULL : PyObject_CallMethod(storage, "size", NULL);
+    long long bytes = size == NULL ? -1 : PyLong_AsLongLong(size);
+    Py_XDECREF(storage);
+    Py_XDECREF(size);
+    PyErr_Clear();
+    return bytes;
+}
+
+int py_check_readable(PyObject *value, const char *name)
+{
+    if (PyLong_Check(value) || PyFloat_Check(value) || !PyObject_HasAttrString(value, "untyped_storage") ||
+        storage_size(value) != 0) {
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError, "%s must be a number, got a tensor that has no memory", name);
+    return -1;
+}
+
 int py_take_double(PyObject *value, const char *name, double *result)
 {
+    if (py_check_readable(value, name) < 0) {
+        return -1;
+    }
     double number = PyFloat_AsDouble(value);
     if (number == -1.0 && PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
@@ -95,6 +120,9 @@ int py_take_int(PyObject *value, const char *name, int64_t low, int64_t high, in
 {
     if (!PyIndex_Check(value)) {
         return wrong_type(value, name, "an integer");
+    }
+    if (py_check_readable(value, name) < 0) {
+        return -1;
     }
     PyObject *integer = PyNumber_Index(value);
     if (integer == NULL) {

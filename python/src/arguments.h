@@ -27,6 +27,9 @@ int py_arguments(const char *function, const char *const *names, int required, P
         return NULL;                                                                                                   \
     }
 
+/* Refuses a tensor whose storage was shrunk under it, before its own __float__ or __index__ reads what is gone. */
+int py_check_readable(PyObject *value, const char *name);
+
 /* A real number; NaN is refused. */
 int py_take_double(PyObject *value, const char *name, double *result);
 

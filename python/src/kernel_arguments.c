@@ -120,6 +120,9 @@ static int take_integer(PyObject *object, const py_parameter *parameter, tch_ker
 
 static int take_real(PyObject *object, const py_parameter *parameter, tch_kernel_argument *argument)
 {
+    if (py_check_readable(object, parameter->label) < 0) {
+        return -1;
+    }
     double number = PyFloat_AsDouble(object);
     if (number == -1.0 && PyErr_Occurred()) {
         if (!PyErr_ExceptionMatches(PyExc_TypeError)) {

@@ -8,9 +8,12 @@ __all__ = ["shown"]
 
 
 def shown(value: Any) -> str:
-    """For a message: the value where it is a plain one, else its type. Not every object can be printed."""
+    """For a message: the value where it is a plain one, else its type. Not every object can be printed: PyTorch reads
+    the memory of a tensor for it, which may be gone."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     if isinstance(value, (tuple, list)) and len(value) <= 8:
         return f"({', '.join(shown(item) for item in value)})"
+    if (type(value).__module__, type(value).__name__) in (("torch", "dtype"), ("torch", "device")):
+        return str(value)
     return f"an object of type {type(value).__name__}"

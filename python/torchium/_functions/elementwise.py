@@ -18,6 +18,7 @@ from torchium import _C, kernels
 from torchium._functions import elementwise_operands as operands
 from torchium._functions import elementwise_source as text
 from torchium._functions.transforms import untraced
+from torchium._messages import shown
 
 # Elements below which another thread costs more than it saves on the CPU.
 _GRAIN = 16384
@@ -378,7 +379,7 @@ def _by_name(derivative: Any, names: list[str]) -> dict[str, str]:
         derivative = dict(zip(names, derivative, strict=True))
     for name, expression in derivative.items():
         if name not in names:
-            raise ValueError(f"derivative has an entry for {name!r}, which is not an input")
+            raise ValueError(f"derivative has an entry for {shown(name)}, which is not an input")
         if expression is not None and not isinstance(expression, str):
             raise TypeError(f"derivative of {name} must be a str, got {type(expression).__name__!r}")
     return {name: expression for name, expression in derivative.items() if expression is not None}

@@ -94,6 +94,8 @@ def _factor(name: str, shape: Sequence[int]) -> tuple[int, int]:
     if not isinstance(shape, Sequence) or isinstance(shape, str) or len(shape) != 2:
         raise TypeError(f"{name} must be two sizes, (rows, columns), got {type(shape).__name__}")
     rows, columns = shape
+    if hasattr(rows, "untyped_storage") or hasattr(columns, "untyped_storage"):  # a tensor
+        raise TypeError(f"{name} must be two sizes, (rows, columns), got a tensor among them")
     if rows < 0 or columns < 0:
         raise ValueError(f"{name} is ({rows}, {columns}), expected sizes of 0 or more")
     return rows, columns

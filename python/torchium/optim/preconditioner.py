@@ -386,7 +386,7 @@ def word(name: str, value: Any, words: tuple[str, ...]) -> str:
 def _dtype(factor_dtype: Any, inv_dtype: Any) -> torch.dtype | None:
     for name, value in (("factor_dtype", factor_dtype), ("inv_dtype", inv_dtype)):
         if value not in (None, torch.float32, torch.float64):
-            raise ValueError(f"{name} must be torch.float32 or torch.float64, got {value}")
+            raise ValueError(f"{name} must be torch.float32 or torch.float64, got {shown(value)}")
     if inv_dtype == torch.float64 and factor_dtype == torch.float32:
         raise ValueError("inv_dtype is torch.float64, which needs factor_dtype=torch.float64 too")
     return torch.float64 if inv_dtype == torch.float64 else factor_dtype

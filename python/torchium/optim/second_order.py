@@ -75,7 +75,8 @@ class SecondOrder(TorchiumOptimizer):
         if not asked:
             return
         if len({*asked, *([not group["use_adamw"]] if isinstance(group.get("use_adamw"), bool) else [])}) > 1:
-            given = {name: group[name] for name in ("use_muon", "algorithm", "use_adamw") if name in group}
+            names = [name for name in ("use_muon", "algorithm", "use_adamw") if name in group]
+            given = ", ".join(f"{name}={shown(group[name])}" for name in names)
             raise ValueError(f"{type(self).__name__}: a group has {given}, which contradict each other")
         group["use_adamw"] = not asked[0]
         if group["use_adamw"]:

@@ -12,13 +12,13 @@ pytest.importorskip("torch")
 CALLS = 4000
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_wrong_arguments(seed, tmp_path):
+@pytest.mark.parametrize(("seed", "alone"), [(1, ()), (2, ()), (3, ("--alone", "a tensor whose memory is gone"))])
+def test_wrong_arguments(seed, alone, tmp_path):
     program = Path(__file__).with_name("wrong_arguments.py")
     log = tmp_path / "call.txt"
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, program, "--seed", str(seed), "--calls", str(CALLS), "--log", log],
+        [sys.executable, program, "--seed", str(seed), "--calls", str(CALLS), "--log", log, *alone],
         env=environment,
         capture_output=True,
         text=True,

@@ -3,6 +3,7 @@ crash of the interpreter is seen from outside by test_wrong_arguments.py.
 
     python tests/python/core/wrong_arguments.py --seed 1 --calls 5000 [--only inverse_root] [--first 1234]
     python tests/python/core/wrong_arguments.py --seed 1 --seconds 3600
+    python tests/python/core/wrong_arguments.py --seed 1 --calls 20000 --alone "a tensor whose memory is gone"
 
 Many arguments are right ones, found by the name of the argument, so that calls get past the first check.
 The call about to be made is written to --log before it is made. --first skips the calls before, for a debugger.
@@ -29,7 +30,7 @@ import numpy as np
 import torch
 import torchium
 from torchium import _C
-from wrong_values import Mischief, wild
+from wrong_values import WILD, Mischief, wild
 
 MODULES = (
     "torchium",
@@ -342,8 +343,20 @@ def targets_of_extension_class(node):
 # --- calling ----------------------------------------------------------------------------------------------------------
 
 
-def arguments_for(r, target):
+def one_wrong(r, target, label):
+    """One argument is this wrong thing, bare or in something else; the others are right as far as that is known."""
+    value = WILD[label](r)
+    wrapped = r.choice((value, value, value, [value], (value, value), {"a": value}, {value: "a"}))
+    chosen = r.choice([*target.defaults] or ["surplus"])
+    given = [(name, *argument(r, name, target, 0.0)) for name in target.defaults if name != chosen]
+    keywords = {name: right for name, _, right in given} | {chosen: wrapped}
+    return [], keywords, f"{chosen}: {label} in {type(wrapped).__name__}"
+
+
+def arguments_for(r, target, alone=None):
     """Positional and keyword arguments, and a description of them."""
+    if alone and target.ours:
+        return one_wrong(r, target, alone)
     wildness = r.choice((0.1, 0.4, 0.8))  # few, so that calls with many arguments get past their first check
     given = [(name, *argument(r, name, target, wildness)) for name in target.defaults]
     if r.random() < 0.3:
@@ -419,6 +432,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=0, help="go on for so long, however many calls that are")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--only", default="")
+    parser.add_argument("--alone", choices=WILD, help="one argument of a call is this, the others are right")
     parser.add_argument("--log", type=argparse.FileType("w"), default=None)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -439,7 +453,7 @@ def main():
         r = random.Random(f"{options.seed} {i}")
         random.seed(i)
         target = targets[i % len(targets)]
-        positional, keywords, description = arguments_for(r, target)
+        positional, keywords, description = arguments_for(r, target, options.alone)
         if i < options.first:
             continue
         line = f"call {i} of seed {options.seed}: {target.title}({description})"

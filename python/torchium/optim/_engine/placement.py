@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from torchium._messages import shown
+
 from .._shared.sharding import whole_tensor
 from . import state as saved_state
 from .engine import Engine, Members
@@ -79,7 +81,7 @@ def labels_of(groups: list[Group]) -> list[list[str]]:
         place = f"parameter {position} of group {index}"
         if name is None:
             return place
-        text = str(name).replace("\0", "?")
+        text = (name if isinstance(name, str) else shown(name)).replace("\0", "?")
         if len(text.encode()) > _MOST_LABEL:
             return f"{place}, ...{text.encode()[-_MOST_LABEL // 2 :].decode(errors='ignore')}"
         return text if uses[name] == 1 and text else f"{text} ({place})"

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from torchium import _C
+from torchium._messages import shown
 from torchium._watch.layers import Part, kind_of, layer_of
 
 from .._engine.engine import allocate_state, stream_on
@@ -297,8 +298,11 @@ class Factors:
         """Everything is compared before anything is written."""
         names = {layer.name for layer in self._layers}
         if saved.keys() != names:
-            missing, strange = sorted(names - saved.keys()), sorted(saved.keys() - names)
-            raise ValueError(f"the state is of other layers: {missing} are missing, {strange} are unknown")
+            missing, strange = (sorted(map(shown, keys)) for keys in (names - saved.keys(), saved.keys() - names))
+            raise ValueError(
+                f"the state is of other layers: {', '.join(missing) or 'none'} missing, "
+                f"{', '.join(strange) or 'none'} unknown"
+            )
         views = self.views()
         for name in names:
             self._check(name, views[name], saved[name])

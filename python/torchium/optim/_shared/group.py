@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from torchium._messages import shown
+
 from .sharding import Placement, is_sharded, placement_of
 
 __all__ = ["Group", "make_group", "ranks_of"]
@@ -103,8 +105,8 @@ class Group:
 
     def gather(self, value: Any, to: int) -> list[Any] | None:
         """What every rank gives, on rank `to` of the world; None on the others."""
-        if to not in self.ranks:
-            raise ValueError(f"to is {to}, expected one of the ranks that share the state: {list(self.ranks)}")
+        if not isinstance(to, int) or to not in self.ranks:
+            raise ValueError(f"to is {shown(to)}, expected one of the ranks that share the state: {list(self.ranks)}")
         every = [None] * self.size if self.is_at(to) else None
         self._dist.gather_object(value, every, dst=to, group=self._process_group)
         return every
