@@ -31,7 +31,7 @@ class Config(ctypes.Structure):
         "int start_preconditioning_step stagger precision",
         "int world_invariant",
         "real relative_eps root_tolerance",
-        "int root_method exponent_override grafting",
+        "int root_dtype root_method exponent_override grafting",
         "real grafting_beta2 grafting_eps shampoo_beta",
         "int normalize_grads muon_method",
         "real muon_coefficients[3]",

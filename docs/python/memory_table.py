@@ -38,6 +38,8 @@ OPTIMIZERS = {
         f"Shampoo, blocks of {size}": lambda groups, size=size: Shampoo(groups, max_preconditioner_dim=size)
         for size in (256, 1024, 4096)
     },
+    "Shampoo, blocks of 1024, `packed_factors=True`": lambda groups: Shampoo(groups, packed_factors=True),
+    "the same, `root_dtype='bfloat16'`": lambda groups: Shampoo(groups, packed_factors=True, root_dtype="bfloat16"),
     "Shampoo, blocks of 1024, `betas[0]=0`": lambda groups: Shampoo(groups, betas=(0.0, 0.99)),
     "Shampoo, blocks of 1024, `grafting=None`": lambda groups: Shampoo(groups, grafting=None),
     **{

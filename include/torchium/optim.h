@@ -156,6 +156,10 @@ typedef struct tch_optim_config {
                                     a power of two: below that a factor is rounding. 0: eps alone, for which a refresh
                                     has to wait for the device */
     double root_tolerance; /* 0: the default of tch_inverse_root */
+    tch_state_dtype
+        root_dtype; /* how roots of float32 factors are kept: TCH_STATE_FLOAT32, or TCH_STATE_BFLOAT16, lower
+                                   triangles in a quarter of the memory. Rounding, to nearest, adds at most 2^-9 of its
+                                   norm to the error of a root */
     tch_root_method root_method; /* TCH_ROOT_AUTO */
     int32_t exponent_override;   /* the root: the power is -1/override. 0: twice the number of factors */
     tch_grafting grafting;

@@ -17,6 +17,7 @@ static const char *const policies[] = {"skip", "raise", "ignore", NULL};
 static const char *const muon_lrs[] = {"original", "match_rms_adamw", "plain", NULL};
 static const char *const precisions[] = {"high", "highest", NULL};
 static const char *const state_dtypes[] = {"float32", "bfloat16", "int8", NULL};
+static const char *const root_dtypes[] = {"float32", "bfloat16", NULL};
 static const char *const roots[] = {"auto", "eigen", "newton", "rational", NULL};
 static const char *const orthos[] = {"polar_express", "muon", "minimax", NULL};
 
@@ -54,6 +55,7 @@ static const py_field fields[] = {
     {AT(world_invariant), PY_BOOL, NULL},
     {AT(relative_eps), PY_REAL, NULL},
     {AT(root_tolerance), PY_REAL, NULL},
+    {AT(root_dtype), PY_WORD, root_dtypes},
     {AT(root_method), PY_WORD, roots},
     {AT(exponent_override), PY_INT32, NULL},
     {AT(grafting), PY_WORD, graftings},

@@ -58,6 +58,7 @@ static const option options[] = {
     {"world_invariant", AT(world_invariant), INT32, 0, 0, 1, 0, "0 or 1"},
     {"relative_eps", AT(relative_eps), REAL, 1, 0, 1, 0, "0 to 1"},
     {"root_tolerance", AT(root_tolerance), REAL, 0, 0, 1, 1, "0 or more, and below 1"},
+    {"root_dtype", AT(root_dtype), ENUM, 0, 0, TCH_STATE_BFLOAT16, 0, "float32 (0) or bfloat16 (1)"},
     {"root_method", AT(root_method), ENUM, 0, 0, TCH_ROOT_RATIONAL, 0, "one of tch_root_method"},
     {"exponent_override", AT(exponent_override), INT32, 0, 0, 8, 0, "0, 1, 2, 3, 4, 6 or 8"},
     {"grafting", AT(grafting), ENUM, 0, 0, TCH_GRAFTING_ADAM, 0, "one of tch_grafting"},

@@ -430,10 +430,11 @@ static tch_status check_shared_state(const tch_optimizer *o, const tch_optim_con
 static tch_status check_packed(const tch_context *context, const tch_optim_config *config)
 {
     const tch_matrix_ops *matrix = context->backend->matrix;
-    return config->packed_factors == 0 || (matrix->pack != NULL && matrix->unpack != NULL)
+    bool packed = config->packed_factors != 0;
+    return (!packed && config->root_dtype == TCH_STATE_FLOAT32) || (matrix->pack != NULL && matrix->unpack != NULL)
                ? TCH_OK
-               : tchi_fail(TCH_ERR_UNSUPPORTED,
-                           "packed_factors is 1, expected 0: the %s backend does not pack matrices",
+               : tchi_fail(TCH_ERR_UNSUPPORTED, "%s, expected %s: the %s backend does not pack matrices",
+                           packed ? "packed_factors is 1" : "root_dtype is bfloat16", packed ? "0" : "float32",
                            context->backend->name);
 }
 

@@ -199,7 +199,9 @@ static tch_status join_factor_batches(tch_optimizer *o, int32_t index, tchi_bloc
                                         .n = block_batch->size[k],
                                         .root = root,
                                         .real = block_batch->real,
-                                        .packed = config->packed_factors != 0};
+                                        .packed = config->packed_factors != 0,
+                                        .narrow_roots = root != 0 && block_batch->real == TCH_SCALAR_F32 &&
+                                                        config->root_dtype == TCH_STATE_BFLOAT16};
             TCHI_TRY(find_factor_batch(o, group, &wanted, &block_batch->factor_batch[k]));
             tchi_factor_batch *factor_batch = tchi_factor_batch_at(o, block_batch->factor_batch[k]);
             block_batch->position[k] = factor_batch->count;
@@ -465,8 +467,8 @@ static tch_status name_matrix(const naming *n, const tchi_block_batch *block_bat
     char what[64];
     snprintf(what, sizeof what, "%s.%d.%d", name, tchi_block_number(o, b), k);
     TCHI_TRY(name_state(n, tchi_block_param(o, b)->index, TCHI_STATE_OF_BLOCK,
-                        tchi_kept_at(f, kind, block_batch->position[k] + block), f->real, packed ? 1 : 2, shape,
-                        strides, what));
+                        tchi_kept_at(f, kind, block_batch->position[k] + block), tchi_kept_type(f, kind),
+                        packed ? 1 : 2, shape, strides, what));
     if (n->on && (kind == TCHI_FACTORS || f->root != 0)) {
         tchi_state_at(o, o->states.count - 1)->symmetric = f->n;
     }
@@ -522,9 +524,8 @@ static tch_status name_block_batch(const naming *n, const tchi_block_batch *bloc
 
 static void place_factor_batch(tchi_factor_batch *f, tchi_arena *state, tchi_arena *beside)
 {
-    int64_t all = f->count * tchi_scalar_size(f->real);
-    f->factors = tchi_arena_take(state, all * tchi_kept_elements(f, TCHI_FACTORS));
-    f->roots = tchi_arena_take(state, all * tchi_kept_elements(f, TCHI_ROOTS));
+    f->factors = tchi_arena_take(state, f->count * tchi_kept_bytes(f, TCHI_FACTORS));
+    f->roots = tchi_arena_take(state, f->count * tchi_kept_bytes(f, TCHI_ROOTS));
     f->flags = tchi_arena_take(beside, tchi_outcome_bytes(f));
     f->drift = tchi_outcome_drift(f, f->flags);
     f->residuals = tchi_arena_take(beside, f->count * (int64_t)sizeof *f->residuals);

@@ -112,6 +112,7 @@ typedef struct tchi_factor_batch {
     int64_t all;           /* as many as it has on all ranks */
     char *factors, *roots; /* count matrices each; roots or bases */
     bool packed;           /* factors and roots, not bases, are lower triangles: see packed.h */
+    bool narrow_roots;     /* roots are, and in bfloat16 */
     int32_t *flags;        /* on the device: what became of the latest refresh of each */
     double *drift;         /* behind the flags: how far roots or bases were off when refreshed by need */
     double *residuals;
@@ -169,7 +170,7 @@ typedef struct tchi_state {
     int32_t param;
     tchi_state_kind kind;
     int32_t tile;      /* LIKE_TILE: which of this rank's */
-    int64_t symmetric; /* the size of a symmetric matrix, which a file may have packed or not; 0: it is none */
+    int64_t symmetric; /* the size of a symmetric matrix, which a file may have in another form; 0: it is none */
     int32_t moment; /* 1 and 2: the first and second moment of one that state_dtype is for; with a minus their scales */
     tch_tensor tensor;
     int64_t shape[TCH_MAX_RANK], strides[TCH_MAX_RANK];

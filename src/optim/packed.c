@@ -12,7 +12,7 @@ static int64_t square_bytes(const tchi_factor_batch *f)
 
 bool tchi_is_packed(const tchi_factor_batch *f, tchi_matrix_kind kind)
 {
-    return f->packed && (kind == TCHI_FACTORS || f->root != 0);
+    return kind == TCHI_FACTORS ? f->packed : f->root != 0 && (f->packed || f->narrow_roots);
 }
 
 int64_t tchi_kept_elements(const tchi_factor_batch *f, tchi_matrix_kind kind)
@@ -20,10 +20,24 @@ int64_t tchi_kept_elements(const tchi_factor_batch *f, tchi_matrix_kind kind)
     return tchi_is_packed(f, kind) ? f->n * (f->n + 1) / 2 : f->n * f->n;
 }
 
+tch_scalar tchi_kept_type(const tchi_factor_batch *f, tchi_matrix_kind kind)
+{
+    return kind == TCHI_ROOTS && f->narrow_roots ? TCH_SCALAR_BF16 : f->real;
+}
+
+int64_t tchi_kept_bytes(const tchi_factor_batch *f, tchi_matrix_kind kind)
+{
+    return tchi_kept_elements(f, kind) * tchi_scalar_size(tchi_kept_type(f, kind));
+}
+
 char *tchi_kept_at(const tchi_factor_batch *f, tchi_matrix_kind kind, int64_t index)
 {
-    return (kind == TCHI_FACTORS ? f->factors : f->roots) +
-           index * tchi_kept_elements(f, kind) * tchi_scalar_size(f->real);
+    return (kind == TCHI_FACTORS ? f->factors : f->roots) + index * tchi_kept_bytes(f, kind);
+}
+
+static bool is_any_packed(const tchi_factor_batch *f)
+{
+    return tchi_is_packed(f, TCHI_FACTORS) || tchi_is_packed(f, TCHI_ROOTS);
 }
 
 int64_t tchi_unpacked_bytes(const tch_optimizer *o, const tchi_block_batch *block_batch)
@@ -32,7 +46,7 @@ int64_t tchi_unpacked_bytes(const tch_optimizer *o, const tchi_block_batch *bloc
     for (int32_t k = 0; k < block_batch->order; k++) {
         const tchi_factor_batch *f =
             block_batch->factor_batch[k] < 0 ? NULL : tchi_factor_batch_at(o, block_batch->factor_batch[k]);
-        if (f != NULL && f->packed && square_bytes(f) > most) {
+        if (f != NULL && is_any_packed(f) && square_bytes(f) > most) {
             most = square_bytes(f);
         }
     }
@@ -42,7 +56,7 @@ int64_t tchi_unpacked_bytes(const tch_optimizer *o, const tchi_block_batch *bloc
 int64_t tchi_unpacked_fit(const tch_optimizer *o, const tchi_factor_batch *f, int64_t count)
 {
     int64_t each = square_bytes(f) * (tchi_is_packed(f, TCHI_ROOTS) ? 2 : 1);
-    if (!f->packed || count <= o->unpacked_bytes / each) {
+    if (!is_any_packed(f) || count <= o->unpacked_bytes / each) {
         return count;
     }
     int64_t parts = tchi_ceil_div(count, o->unpacked_bytes / each);
@@ -55,14 +69,16 @@ tch_status tchi_matrices_open(const tch_optimizer *o, const tchi_factor_batch *f
     char *kept = tchi_kept_at(f, kind, first);
     bool packed = tchi_is_packed(f, kind);
     *matrices = tchi_matrices_new(packed ? room : kept, f->real, count, f->n, f->n);
-    return packed ? o->context->backend->matrix->unpack(o->context->state, kept, matrices) : TCH_OK;
+    return packed ? o->context->backend->matrix->unpack(o->context->state, kept, tchi_kept_type(f, kind), matrices)
+                  : TCH_OK;
 }
 
 tch_status tchi_matrices_close(const tch_optimizer *o, const tchi_factor_batch *f, tchi_matrix_kind kind, int64_t first,
                                const tch_matrices *matrices)
 {
     return tchi_is_packed(f, kind)
-               ? o->context->backend->matrix->pack(o->context->state, matrices, tchi_kept_at(f, kind, first))
+               ? o->context->backend->matrix->pack(o->context->state, matrices, tchi_kept_type(f, kind),
+                                                   tchi_kept_at(f, kind, first))
                : TCH_OK;
 }
 

@@ -1,5 +1,5 @@
-/* Factors and roots as matrices, however they are kept: with `packed_factors` as lower triangles, of which a step
- * unpacks some at a time. Bases are not symmetric, and always whole. */
+/* Factors and roots as matrices, however they are kept: as lower triangles with `packed_factors`, and roots so and in
+ * bfloat16 with `root_dtype`. A step unpacks some of them at a time. Bases are not symmetric, and always whole. */
 #ifndef TCHI_OPTIM_PACKED_H
 #define TCHI_OPTIM_PACKED_H
 
@@ -7,8 +7,10 @@
 
 typedef enum tchi_matrix_kind { TCHI_FACTORS, TCHI_ROOTS } tchi_matrix_kind;
 
-/* Elements of one factor, root or basis, as it is kept. */
+/* Elements of one factor, root or basis, as it is kept, their type and their bytes. */
 int64_t tchi_kept_elements(const tchi_factor_batch *factor_batch, tchi_matrix_kind kind);
+tch_scalar tchi_kept_type(const tchi_factor_batch *factor_batch, tchi_matrix_kind kind);
+int64_t tchi_kept_bytes(const tchi_factor_batch *factor_batch, tchi_matrix_kind kind);
 bool tchi_is_packed(const tchi_factor_batch *factor_batch, tchi_matrix_kind kind);
 char *tchi_kept_at(const tchi_factor_batch *factor_batch, tchi_matrix_kind kind, int64_t index);
 

@@ -142,15 +142,15 @@ static bool is_among(const char *name, const char *const *names, size_t count)
 /* Options that files of earlier versions do not have: there the optimizer keeps its own. */
 static bool came_later(const char *name)
 {
-    static const char *const names[] = {"scalar_base_lr",  "refresh_drift", "refresh_budget",
-                                        "world_invariant", "state_dtype",   "packed_factors"};
+    static const char *const names[] = {"scalar_base_lr", "refresh_drift",  "refresh_budget", "world_invariant",
+                                        "state_dtype",    "packed_factors", "root_dtype"};
     return is_among(name, names, sizeof names / sizeof names[0]);
 }
 
 /* Options that say how a step is computed on this machine, not what: these stay the optimizer's own. */
 static bool is_local(const char *name)
 {
-    static const char *const names[] = {"world_invariant", "state_dtype", "packed_factors",
+    static const char *const names[] = {"world_invariant", "state_dtype", "packed_factors", "root_dtype",
                                         "memory_budget",   "nonfinite",   "precision"};
     return is_among(name, names, sizeof names / sizeof names[0]);
 }

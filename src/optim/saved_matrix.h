@@ -1,5 +1,6 @@
-/* Symmetric matrices of a checkpoint that are packed where the optimizer has them whole, or the other way round
- * (packed_factors): read into host memory, and from there to the form that the optimizer keeps. Nothing is lost. */
+/* Symmetric matrices of a checkpoint that are packed where the optimizer has them whole, or in bfloat16 where it has
+ * float32, or the other way round (packed_factors, root_dtype): read into host memory, and from there to the form that
+ * the optimizer keeps. Only rounding to bfloat16 loses anything. */
 #ifndef TCHI_OPTIM_SAVED_MATRIX_H
 #define TCHI_OPTIM_SAVED_MATRIX_H
 

@@ -1,6 +1,7 @@
 /* Packed storage of symmetric matrices, through the operations table: `pack` moves the bits of the lower triangle, row
- * after row, whatever they mean, and reads nothing above it; `unpack` writes both triangles; neither writes beside its
- * result. Sizes around a tile, rows with gaps between them, more matrices than a grid has rows. */
+ * after row, whatever they mean, or rounds float32 to bfloat16, and reads nothing above it; `unpack` writes both
+ * triangles; neither writes beside its result. Sizes around a tile, rows with gaps between them, more matrices than a
+ * grid has rows. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,19 +18,48 @@ typedef struct packed_case {
 static const packed_case cases[] = {{1, 0, 1},  {2, 1, 3},   {31, 0, 2},  {32, 0, 5},    {33, 3, 2},    {64, 0, 1},
                                     {65, 7, 3}, {100, 0, 4}, {257, 5, 2}, {1, 0, 70000}, {3, 2, 65537}, {7, 0, 0}};
 
+/* Types of matrices and of what is kept of them. */
+typedef struct packed_types {
+    tch_scalar full, kept;
+    int64_t full_size, kept_size;
+} packed_types;
+
+static const packed_types types[] = {{TCH_SCALAR_F32, TCH_SCALAR_F32, 4, 4},
+                                     {TCH_SCALAR_F64, TCH_SCALAR_F64, 8, 8},
+                                     {TCH_SCALAR_F32, TCH_SCALAR_BF16, 4, 2}};
+
 /* Memory of the device and what was put there. */
 typedef struct memory {
     unsigned char *there, *image;
     int64_t bytes;
 } memory;
 
-static memory make(tch_context *context, int64_t elements, int64_t size, test_random *random)
+/* A finite float32 of any size, one in two of them at or next to the middle between two bfloat16. */
+static uint32_t near_the_middle(test_random *random)
+{
+    static const uint32_t low[] = {0x0000, 0x7FFF, 0x8000, 0x8001};
+    uint64_t bits = test_random_bits(random);
+    uint32_t exponent = (uint32_t)(bits >> 33) % 254;
+    uint32_t value = ((uint32_t)bits & 0x807FFFFFu) | exponent << 23;
+    return bits >> 63 ? (value & 0xFFFF0000u) | low[bits >> 61 & 3] : value;
+}
+
+static uint16_t rounded_to_even(uint32_t bits)
+{
+    return (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
+}
+
+static memory make(tch_context *context, int64_t elements, int64_t size, bool finite, test_random *random)
 {
     memory m = {.bytes = (elements + 2 * GUARD) * size};
     void *there = NULL;
     m.image = test_alloc((size_t)m.bytes);
     for (int64_t i = 0; i < m.bytes; i++) {
         m.image[i] = (unsigned char)test_random_bits(random);
+    }
+    for (int64_t i = 0; finite && i < m.bytes / 4; i++) {
+        uint32_t bits = near_the_middle(random);
+        memcpy(m.image + 4 * i, &bits, sizeof bits);
     }
     CHECK_OK(context->backend->device->allocate(context->state, m.bytes, &there));
     m.there = there;
@@ -49,54 +79,77 @@ static void drop(tch_context *context, const memory *m)
     context->backend->device->release(context->state, m->there, m->bytes);
 }
 
+/* One element, between its two forms. */
+static void expect_element(const packed_types *t, unsigned char *full, unsigned char *kept, bool unpacks)
+{
+    if (t->kept != TCH_SCALAR_BF16) {
+        memcpy(unpacks ? full : kept, unpacks ? kept : full, (size_t)t->full_size);
+        return;
+    }
+    uint32_t bits;
+    uint16_t half;
+    memcpy(&bits, full, sizeof bits);
+    memcpy(&half, kept, sizeof half);
+    half = unpacks ? half : rounded_to_even(bits);
+    bits = unpacks ? (uint32_t)half << 16 : bits;
+    memcpy(full, &bits, sizeof bits);
+    memcpy(kept, &half, sizeof half);
+}
+
 /* The lower triangle of every matrix, in the images: to the packed one, or back to both triangles. */
-static void expect(const tch_matrices *x, int64_t size, unsigned char *full, unsigned char *packed, bool unpacks)
+static void expect(const tch_matrices *x, const packed_types *t, unsigned char *full, unsigned char *packed,
+                   bool unpacks)
 {
     for (int64_t b = 0, k = 0; b < x->batch; b++) {
         for (int64_t i = 0; i < x->rows; i++) {
             for (int64_t j = 0; j <= i; j++, k++) {
-                unsigned char *lower = full + (GUARD + b * x->stride + i * x->ld + j) * size;
-                unsigned char *upper = full + (GUARD + b * x->stride + j * x->ld + i) * size;
-                unsigned char *kept = packed + (GUARD + k) * size;
-                memcpy(unpacks ? lower : kept, unpacks ? kept : lower, (size_t)size);
+                unsigned char *lower = full + (GUARD + b * x->stride + i * x->ld + j) * t->full_size;
+                unsigned char *upper = full + (GUARD + b * x->stride + j * x->ld + i) * t->full_size;
+                unsigned char *kept = packed + (GUARD + k) * t->kept_size;
+                expect_element(t, lower, kept, unpacks);
                 if (unpacks) {
-                    memcpy(upper, kept, (size_t)size);
+                    expect_element(t, upper, kept, true);
                 }
             }
         }
     }
 }
 
+static void go_and_come_back(tch_context *context, const packed_case *c, const packed_types *t, uint64_t seed)
+{
+    const tch_matrix_ops *matrix = context->backend->matrix;
+    test_random random = test_random_stream(seed);
+    bool finite = t->kept == TCH_SCALAR_BF16;
+    tch_matrices x = {NULL, t->full, c->n, c->n, c->n + c->gap, c->batch, c->n * (c->n + c->gap) + c->gap};
+    memory full = make(context, c->batch * x.stride, t->full_size, finite, &random);
+    memory packed = make(context, c->batch * (c->n * (c->n + 1) / 2), t->kept_size, false, &random);
+    x.data = full.there + GUARD * t->full_size;
+    CHECK_OK(matrix->pack(context->state, &x, t->kept, packed.there + GUARD * t->kept_size));
+    expect(&x, t, full.image, packed.image, false);
+    check(context, &full, "pack, what it reads");
+    check(context, &packed, "pack");
+    drop(context, &full);
+    full = make(context, c->batch * x.stride, t->full_size, false, &random);
+    x.data = full.there + GUARD * t->full_size;
+    CHECK_OK(matrix->unpack(context->state, packed.there + GUARD * t->kept_size, t->kept, &x));
+    expect(&x, t, full.image, packed.image, true);
+    check(context, &packed, "unpack, what it reads");
+    check(context, &full, "unpack");
+    drop(context, &full);
+    drop(context, &packed);
+}
+
 static void triangles_go_and_come_back(void **state)
 {
-    tch_context *context = *state;
-    const tch_matrix_ops *matrix = context->backend->matrix;
-    for (int k = 0; k < 2 * (int)TEST_COUNT(cases); k++) {
-        const packed_case *c = &cases[k / 2];
+    for (int k = 0; k < (int)(TEST_COUNT(cases) * TEST_COUNT(types)); k++) {
+        const packed_case *c = &cases[k / (int)TEST_COUNT(types)];
+        const packed_types *t = &types[k % (int)TEST_COUNT(types)];
         if (c->batch > 1000 && getenv("TORCHIUM_EMULATOR_LOG") != NULL) {
             continue; /* a block is many fibers on the emulated device */
         }
-        tch_scalar type = k % 2 == 0 ? TCH_SCALAR_F32 : TCH_SCALAR_F64;
-        int64_t size = k % 2 == 0 ? 4 : 8;
-        test_random random = test_random_stream((uint64_t)k);
-        test_case("%lld x %lld, %lld bytes", (long long)c->batch, (long long)c->n, (long long)size);
-        tch_matrices x = {NULL, type, c->n, c->n, c->n + c->gap, c->batch, c->n * (c->n + c->gap) + c->gap};
-        memory full = make(context, c->batch * x.stride, size, &random);
-        memory packed = make(context, c->batch * (c->n * (c->n + 1) / 2), size, &random);
-        x.data = full.there + GUARD * size;
-        CHECK_OK(matrix->pack(context->state, &x, packed.there + GUARD * size));
-        expect(&x, size, full.image, packed.image, false);
-        check(context, &full, "pack, what it reads");
-        check(context, &packed, "pack");
-        drop(context, &full);
-        full = make(context, c->batch * x.stride, size, &random);
-        x.data = full.there + GUARD * size;
-        CHECK_OK(matrix->unpack(context->state, packed.there + GUARD * size, &x));
-        expect(&x, size, full.image, packed.image, true);
-        check(context, &packed, "unpack, what it reads");
-        check(context, &full, "unpack");
-        drop(context, &full);
-        drop(context, &packed);
+        test_case("%lld x %lld, %lld bytes, kept in %lld", (long long)c->batch, (long long)c->n,
+                  (long long)t->full_size, (long long)t->kept_size);
+        go_and_come_back(*state, c, t, (uint64_t)k);
     }
 }
 

@@ -136,7 +136,8 @@ static void shampoo(void **state)
     c.packed_factors = 1;
     try_all(n, "shampoo with grafting and l2, packed", &c, TCH_FLOAT64, 1e-4);
     c.master_weights = 1;
-    try_all(n, "shampoo with master weights and l2", &c, TCH_BFLOAT16, 1e-2);
+    c.root_dtype = TCH_STATE_BFLOAT16;
+    try_all(n, "shampoo with master weights and l2, roots in bfloat16", &c, TCH_BFLOAT16, 1e-2);
     c = shared_config(TCH_OPTIM_SHAMPOO);
     c.refresh_drift = 1.5;
     c.precondition_frequency = 8;

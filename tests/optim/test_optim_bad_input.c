@@ -72,6 +72,7 @@ static const test_range ranges[] = {
     {FIELD(stagger), 1, 2, {-1, 2}},
     {FIELD(precision), 0, 2, {-1, 2}},
     {FIELD(world_invariant), 0, 2, {-1, 2}},
+    {FIELD(root_dtype), 0, 2, {-1, TCH_STATE_INT8}},
     {FIELD(relative_eps), 1, 3, {-1e-3, NAN, INFINITY}},
     {FIELD(root_tolerance), 0, 3, {-1e-3, NAN, INFINITY}},
     {FIELD(root_method), 0, 2, {-1, 4}},

@@ -102,6 +102,7 @@ static void forecast(tch_optim_kind kind, tch_dtype dtype, tch_state_dtype kept)
     c.master_weights = dtype.bits == 16;
     c.state_dtype = kept;
     c.packed_factors = kept != TCH_STATE_FLOAT32;
+    c.root_dtype = kept == TCH_STATE_INT8 ? TCH_STATE_BFLOAT16 : TCH_STATE_FLOAT32;
     test_case("%s, %s, state_dtype %d", tch_optim_kind_name(kind), tch_dtype_name(dtype), (int)kept);
     trial_prepare(&t, context, dtype, dtype, &c, SHAPES, shapes, entries);
     for (int32_t i = 0; i < SHAPES; i++) {
@@ -344,6 +345,7 @@ static bool create_kept(tch_optim_kind kind, tch_state_dtype kept, long long k)
     tch_context *context = open_context();
     c.state_dtype = kept;
     c.packed_factors = kept != TCH_STATE_FLOAT32;
+    c.root_dtype = kept == TCH_STATE_INT8 ? TCH_STATE_BFLOAT16 : TCH_STATE_FLOAT32;
     trial_prepare(&t, context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes, entries);
     counting_allocator_arm(&test_counting, k);
     tch_status status = tch_optimizer_create(context, &c, SHAPES, entries, &t.optimizer);

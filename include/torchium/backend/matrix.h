@@ -92,11 +92,12 @@ typedef tch_status tch_scale_rows_op(void *state, const tch_matrices *x, const t
 typedef tch_status tch_random_signs_op(void *state, uint64_t seed, const tch_matrices *out);
 /* out_b = X_b, converted, wherever flags[b] is 0; elsewhere out_b is left as it is. */
 typedef tch_status tch_select_op(void *state, const int32_t *flags, const tch_matrices *x, const tch_matrices *out);
-/* Packed storage of symmetric matrices, float32 or float64: n (n + 1) / 2 elements of their type for each, the rows of
- * the lower triangle one after the other, without gaps between matrices. `pack` reads the lower triangle of X, `unpack`
- * writes both of them. The bits are not changed. */
-typedef tch_status tch_pack_op(void *state, const tch_matrices *x, void *packed);
-typedef tch_status tch_unpack_op(void *state, const void *packed, const tch_matrices *out);
+/* Packed storage of symmetric matrices, float32 or float64: n (n + 1) / 2 elements for each, the rows of the lower
+ * triangle one after the other, without gaps between matrices. `pack` reads the lower triangle of X, `unpack` writes
+ * both of them. `type` is that of the packed elements: the matrices' own, whose bits are not changed, or bfloat16 of
+ * float32 matrices, rounded to nearest, ties to even. */
+typedef tch_status tch_pack_op(void *state, const tch_matrices *x, tch_scalar type, void *packed);
+typedef tch_status tch_unpack_op(void *state, const void *packed, tch_scalar type, const tch_matrices *out);
 /* The Kronecker product of each pair. */
 typedef tch_status tch_kronecker_op(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *out);
 

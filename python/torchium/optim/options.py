@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchium._functions.ops import is_hollow
 from torchium._messages import shown
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "adamw_rate",
     "begin_share",
     "drift",
+    "dtype_name",
     "has_ratio",
     "keep_lr",
     "keep_ratio",
@@ -48,8 +50,9 @@ def plain(value: Any) -> Any:
     if type(value) is float:
         return value
     if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise ValueError(f"a hyperparameter is a tensor of shape {list(value.shape)}, expected one number")
+        if value.numel() != 1 or is_hollow(value):
+            why = f"of shape {list(value.shape)}" if value.numel() != 1 else "that has no memory"
+            raise ValueError(f"a hyperparameter is a tensor {why}, expected one number")
         return value.item()
     if isinstance(value, (tuple, list)):
         return tuple(plain(item) for item in value)
@@ -60,8 +63,9 @@ def lr_for(device: torch.device | None, lr: Any) -> tuple[Any, torch.Tensor | No
     """The learning rate as a number; or, where it is a tensor on this GPU, 0 and the tensor. Nothing waits for that."""
     if not isinstance(lr, torch.Tensor):
         return lr, None
-    if lr.numel() != 1:
-        raise ValueError(f"lr is a tensor of shape {list(lr.shape)}, expected one number")
+    if lr.numel() != 1 or is_hollow(lr):
+        why = f"of shape {list(lr.shape)}" if lr.numel() != 1 else "that has no memory"
+        raise ValueError(f"lr is a tensor {why}, expected one number")
     if lr.device.type != "cpu" and lr.device == device:
         return 0.0, lr.detach()
     return lr.item(), None
@@ -106,7 +110,7 @@ class _ByNeed(float):
     """A default of refresh_drift, which a period that is given overrides."""
 
 
-def _state_dtype(name: str, value: Any) -> Any:
+def dtype_name(name: str, value: Any) -> Any:
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
 
 
@@ -145,7 +149,7 @@ COMMON = (
     Option("nonfinite", "nonfinite", whole=True),
     Option("master_weights", "master_weights"),
     Option("stochastic_rounding", "stochastic_rounding"),
-    Option("state_dtype", "state_dtype", _state_dtype),
+    Option("state_dtype", "state_dtype", dtype_name),
     Option("seed", "seed", whole=True),
     Option("memory_budget", "memory_budget", or_else(0), whole=True),
     Option("foreach", None),

@@ -1,5 +1,5 @@
-"""Factors and roots as lower triangles (`packed_factors`): their names and shapes, the same numbers as whole matrices,
-and state of one form in an optimizer of the other.
+"""Factors and roots as lower triangles (`packed_factors`), and roots in bfloat16 (`root_dtype`): their names, shapes
+and types, the numbers of whole matrices, and state of one form in an optimizer of the other.
 """
 
 import copy
@@ -14,11 +14,11 @@ OPTIONS = {
 }
 
 
-def made(kind, packed, device):
+def made(kind, packed, device, **more):
     """World-invariant and of even sizes, so that a GPU's libraries see one aligned matrix at a time in either form."""
     torch.manual_seed(0)
     model = torch.nn.Linear(24, 16, bias=False).to(device)
-    options = OPTIONS[kind] | {"packed_factors": packed, "world_invariant": device != "cpu"}
+    options = OPTIONS[kind] | {"packed_factors": packed, "world_invariant": device != "cpu"} | more
     return model, CLASSES[kind](model.parameters(), **options)
 
 
@@ -77,3 +77,53 @@ def test_what_does_not_fit_is_named(device):
     saved["state"][0]["factor.0.0"] = torch.ones(5, device=device)
     with pytest.raises(ValueError, match=r"factor\.0\.0"):
         made("shampoo", False, device)[1].load_state_dict(saved)
+
+
+def lower(matrix):
+    rows, columns = torch.tril_indices(*matrix.shape, device=matrix.device)
+    return matrix[rows, columns]
+
+
+@pytest.mark.parametrize("given", ["bfloat16", torch.bfloat16])
+def test_roots_in_bfloat16(given, device):
+    """The nearest of what float32 would keep: factors, of which roots are taken, do not depend on roots."""
+    exact, rounded = made("shampoo", False, device), made("shampoo", False, device, root_dtype=given)
+    for model, optimizer in (exact, rounded):
+        steps(model, optimizer, 7)
+    state, other = rounded[1].state[rounded[0].weight], exact[1].state[exact[0].weight]
+    roots = [name for name in state if name.startswith("root.")]
+    assert len(roots) == 12
+    for name in roots:
+        assert state[name].dtype == torch.bfloat16
+        assert_same_bits([state[name]], [lower(other[name]).bfloat16()])
+    error = (rounded[0].weight - exact[0].weight).norm() / exact[0].weight.norm()
+    assert 0 < error < 1e-2
+    assert rounded[1].memory_report()["state"] < exact[1].memory_report()["state"]
+
+
+@pytest.mark.parametrize("to", ["float32", "bfloat16"])
+def test_roots_of_either_type_load(to, device):
+    """Nothing is refreshed after the first step, so that steps go by what was loaded."""
+    kept = {"float32": "bfloat16", "bfloat16": "float32"}[to]
+    model, optimizer = made("shampoo", False, device, update_freq=1000, stagger=False, root_dtype=kept)
+    steps(model, optimizer, 3)
+    saved = through_file(optimizer.state_dict())
+    for group in saved["param_groups"]:
+        group["root_dtype"] = to
+    other, following = made("shampoo", False, device, update_freq=1000, stagger=False, root_dtype=to)
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    following.load_state_dict(saved)
+    root, loaded = optimizer.state[model.weight]["root.0.0"], following.state[other.weight]["root.0.0"]
+    if to == "float32":
+        assert_same_bits([lower(loaded)], [root.float()])
+        steps(model, optimizer, 4, first=3)
+        steps(other, following, 4, first=3)
+        assert_same_bits([other.weight], [model.weight])
+    else:
+        assert_same_bits([loaded], [lower(root).bfloat16()])
+
+
+@pytest.mark.parametrize("wrong", ["int8", "float16", 3])
+def test_other_types_of_roots_are_refused(wrong, device):
+    with pytest.raises((ValueError, TypeError), match="root_dtype"):
+        made("shampoo", False, device, root_dtype=wrong)

@@ -1,12 +1,13 @@
 /* Packed storage of symmetric matrices: rows of the lower triangle, one after the other. */
 #include "backends/cpu/cpu.h"
-
-#include <string.h>
+#include "backends/cpu/loops/loops.h"
+#include "core/codes.h"
 
 #define TILE 32 /* columns whose cache lines stay while rows are mirrored */
 
 typedef struct packed_ctx {
     const tch_matrices *full;
+    tch_scalar type; /* of the packed elements */
     char *packed;
 } packed_ctx;
 
@@ -14,7 +15,7 @@ static char *packed_row(const packed_ctx *c, int64_t matrix, int64_t row)
 {
     int64_t n = c->full->rows;
     int64_t at = matrix * (n * (n + 1) / 2) + row * (row + 1) / 2;
-    return c->packed + at * tchi_cpu_size(c->full->type);
+    return c->packed + at * tchi_cpu_size(c->type);
 }
 
 static void pack_rows(void *argument, int64_t from, int64_t to)
@@ -23,7 +24,7 @@ static void pack_rows(void *argument, int64_t from, int64_t to)
     for (int64_t r = from; r < to; r++) {
         int64_t b = r / c->full->rows;
         int64_t i = r % c->full->rows;
-        memcpy(packed_row(c, b, i), tchi_cpu_row(c->full, b, i), (size_t)((i + 1) * tchi_cpu_size(c->full->type)));
+        tchi_convert(i + 1, c->type, packed_row(c, b, i), c->full->type, tchi_cpu_row(c->full, b, i));
     }
 }
 
@@ -32,8 +33,10 @@ static void mirror(const packed_ctx *c, int64_t b, int64_t i, int64_t from, int6
 {
     char *row = tchi_cpu_row(c->full, b, i);
     for (int64_t j = from; j < to; j++) {
-        if (c->full->type == TCH_SCALAR_F64) {
+        if (c->type == TCH_SCALAR_F64) {
             ((double *)row)[j] = ((const double *)packed_row(c, b, j))[i];
+        } else if (c->type == TCH_SCALAR_BF16) {
+            ((float *)row)[j] = tchi_code_float((uint32_t)((const uint16_t *)packed_row(c, b, j))[i] << 16);
         } else {
             ((float *)row)[j] = ((const float *)packed_row(c, b, j))[i];
         }
@@ -51,7 +54,7 @@ static void unpack_strips(void *argument, int64_t from, int64_t to)
         int64_t first = s % strips * TILE;
         int64_t end = first + TILE < n ? first + TILE : n;
         for (int64_t i = first; i < end; i++) {
-            memcpy(tchi_cpu_row(c->full, b, i), packed_row(c, b, i), (size_t)((i + 1) * tchi_cpu_size(c->full->type)));
+            tchi_convert(i + 1, c->full->type, tchi_cpu_row(c->full, b, i), c->type, packed_row(c, b, i));
         }
         for (int64_t column = first; column < n; column += TILE) {
             for (int64_t i = first; i < end; i++) {
@@ -61,9 +64,9 @@ static void unpack_strips(void *argument, int64_t from, int64_t to)
     }
 }
 
-tch_status tchi_cpu_pack_matrices(void *state, const tch_matrices *x, void *packed)
+tch_status tchi_cpu_pack_matrices(void *state, const tch_matrices *x, tch_scalar type, void *packed)
 {
-    packed_ctx c = {x, packed};
+    packed_ctx c = {x, type, packed};
     double elements = 0.5 * (double)x->batch * (double)x->rows * (double)x->cols;
     if (elements > 0) {
         tchi_cpu_split(state, x->batch * x->rows, 2.0 * elements, pack_rows, &c);
@@ -71,9 +74,9 @@ tch_status tchi_cpu_pack_matrices(void *state, const tch_matrices *x, void *pack
     return TCH_OK;
 }
 
-tch_status tchi_cpu_unpack_matrices(void *state, const void *packed, const tch_matrices *out)
+tch_status tchi_cpu_unpack_matrices(void *state, const void *packed, tch_scalar type, const tch_matrices *out)
 {
-    packed_ctx c = {out, (char *)packed};
+    packed_ctx c = {out, type, (char *)packed};
     double elements = (double)out->batch * (double)out->rows * (double)out->cols;
     if (elements > 0) {
         tchi_cpu_split(state, out->batch * ((out->rows + TILE - 1) / TILE), 4.0 * elements, unpack_strips, &c);

@@ -6,8 +6,8 @@
  *         }
  *     }
  *
- * A block takes a tile on or below the diagonal. Rows are read and written as they lie; what is mirrored is turned
- * around in shared memory. */
+ * Packed elements may be the bfloat16 of float32 ones. A block takes a tile on or below the diagonal. Rows are read and
+ * written as they lie; what is mirrored is turned around in shared memory. */
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/triangle.cuh"
@@ -15,19 +15,42 @@
 #define TILE 32
 #define ROWS 8 /* of a tile at once: a warp to each */
 
-template <typename word> struct packed_params {
-    word *full, *packed;
+template <typename word, typename kept> struct packed_params {
+    word *full;
+    kept *packed;
     int64_t n, ld, stride, batch;
 };
 
-template <typename word>
-static __device__ inline int64_t packed_at(const packed_params<word> &p, int64_t b, int64_t i, int64_t j)
+template <typename word, typename kept>
+static __device__ inline int64_t packed_at(const packed_params<word, kept> &p, int64_t b, int64_t i, int64_t j)
 {
     return b * (p.n * (p.n + 1) / 2) + i * (i + 1) / 2 + j;
 }
 
+/* Bits as they are, or those of a float32 rounded to the upper half, and back. */
+static __device__ inline void move_element(uint64_t from, uint64_t *to)
+{
+    *to = from;
+}
+
+static __device__ inline void move_element(uint32_t from, uint32_t *to)
+{
+    *to = from;
+}
+
+static __device__ inline void move_element(uint32_t from, __nv_bfloat16 *to)
+{
+    *to = tchi_cuda_to_bf16(__uint_as_float(from));
+}
+
+static __device__ inline void move_element(__nv_bfloat16 from, uint32_t *to)
+{
+    *to = __float_as_uint(__bfloat162float(from));
+}
+
 /* Moves: half of every matrix in, and out. */
-template <typename word> static __global__ void __launch_bounds__(TILE *ROWS) pack_kernel(packed_params<word> p)
+template <typename word, typename kept>
+static __global__ void __launch_bounds__(TILE *ROWS) pack_kernel(packed_params<word, kept> p)
 {
     int64_t row = tchi_lower_row(blockIdx.x);
     int64_t top = row * TILE;
@@ -43,14 +66,15 @@ template <typename word> static __global__ void __launch_bounds__(TILE *ROWS) pa
         for (int k = 0; k < TILE / ROWS; k++) {
             int64_t i = top + threadIdx.y + k * ROWS;
             if (i < p.n && j <= i) {
-                p.packed[packed_at(p, b, i, j)] = values[k];
+                move_element(values[k], p.packed + packed_at(p, b, i, j));
             }
         }
     }
 }
 
 /* Moves: half of every matrix in, all of it out. */
-template <typename word> static __global__ void __launch_bounds__(TILE *ROWS) unpack_kernel(packed_params<word> p)
+template <typename word, typename kept>
+static __global__ void __launch_bounds__(TILE *ROWS) unpack_kernel(packed_params<word, kept> p)
 {
     __shared__ word turned[TILE][TILE + 1];
     int64_t row = tchi_lower_row(blockIdx.x);
@@ -62,7 +86,8 @@ template <typename word> static __global__ void __launch_bounds__(TILE *ROWS) un
         for (int k = 0; k < TILE / ROWS; k++) {
             int r = threadIdx.y + k * ROWS;
             if (top + r < p.n && j <= top + r) {
-                word value = p.packed[packed_at(p, b, top + r, j)];
+                word value;
+                move_element(p.packed[packed_at(p, b, top + r, j)], &value);
                 turned[r][threadIdx.x] = value;
                 p.full[b * p.stride + (top + r) * p.ld + j] = value;
             }
@@ -80,40 +105,42 @@ template <typename word> static __global__ void __launch_bounds__(TILE *ROWS) un
     }
 }
 
-template <typename word>
+template <typename word, typename kept>
 static void launch(const tchi_cuda_state *s, const tch_matrices *full, void *packed, bool unpacks)
 {
     int64_t tiles = tchi_cuda_ceil_div(full->rows, TILE);
-    packed_params<word> p = {(word *)full->data, (word *)packed, full->rows, full->ld, full->stride, full->batch};
+    packed_params<word, kept> p = {(word *)full->data, (kept *)packed, full->rows, full->ld, full->stride, full->batch};
     dim3 grid((unsigned)tchi_lower_tiles(tiles), tchi_cuda_grid_yz(full->batch));
     dim3 block(TILE, ROWS);
     if (unpacks) {
-        unpack_kernel<word><<<grid, block, 0, s->stream>>>(p);
+        unpack_kernel<word, kept><<<grid, block, 0, s->stream>>>(p);
     } else {
-        pack_kernel<word><<<grid, block, 0, s->stream>>>(p);
+        pack_kernel<word, kept><<<grid, block, 0, s->stream>>>(p);
     }
 }
 
-static tch_status move(void *state, const tch_matrices *full, void *packed, bool unpacks)
+static tch_status move(void *state, const tch_matrices *full, tch_scalar type, void *packed, bool unpacks)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
     if (full->batch == 0 || full->rows == 0) {
         return TCH_OK;
     }
-    if (full->type == TCH_SCALAR_F64) {
-        launch<uint64_t>(s, full, packed, unpacks);
+    if (type == TCH_SCALAR_F64) {
+        launch<uint64_t, uint64_t>(s, full, packed, unpacks);
+    } else if (type == TCH_SCALAR_BF16) {
+        launch<uint32_t, __nv_bfloat16>(s, full, packed, unpacks);
     } else {
-        launch<uint32_t>(s, full, packed, unpacks);
+        launch<uint32_t, uint32_t>(s, full, packed, unpacks);
     }
     return tchi_cuda_launched(s, unpacks ? "unpack" : "pack");
 }
 
-tch_status tchi_cuda_pack_matrices(void *state, const tch_matrices *x, void *packed)
+tch_status tchi_cuda_pack_matrices(void *state, const tch_matrices *x, tch_scalar type, void *packed)
 {
-    return move(state, x, packed, false);
+    return move(state, x, type, packed, false);
 }
 
-tch_status tchi_cuda_unpack_matrices(void *state, const void *packed, const tch_matrices *out)
+tch_status tchi_cuda_unpack_matrices(void *state, const void *packed, tch_scalar type, const tch_matrices *out)
 {
-    return move(state, out, (void *)packed, true);
+    return move(state, out, type, (void *)packed, true);
 }
