@@ -12,6 +12,13 @@ static tch_status make_kfac(tch_context *context, stateful *s)
     return tch_kfac_create(context, &config, 1, &layer, &s->kfac);
 }
 
+const char *stateful_name(int kind)
+{
+    return kind == STATE_KFAC     ? "kfac"
+           : kind == STATE_NARROW ? "shampoo_narrow"
+                                  : tch_optim_kind_name((tch_optim_kind)kind);
+}
+
 tch_status stateful_make(tch_context *context, int kind, stateful *s)
 {
     *s = (stateful){.kfac = NULL};
@@ -32,7 +39,9 @@ tch_status stateful_make(tch_context *context, int kind, stateful *s)
     }
     const tch_parameter parameters[] = {{.tensor = &s->tensors[0], .name = "w"},
                                         {.tensor = &s->tensors[1], .name = "b"}};
-    tch_optim_config config = tch_optim_defaults((tch_optim_kind)kind);
+    tch_optim_config config = tch_optim_defaults(kind == STATE_NARROW ? TCH_OPTIM_SHAMPOO : (tch_optim_kind)kind);
+    config.packed_factors = kind == STATE_NARROW;
+    config.root_dtype = kind == STATE_NARROW ? TCH_STATE_BFLOAT16 : TCH_STATE_FLOAT32;
     config.momentum = 0.9;
     config.precondition_frequency = 2;
     return tch_optimizer_create(context, &config, 2, parameters, &s->optimizer);

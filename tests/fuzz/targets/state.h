@@ -4,7 +4,8 @@
 
 #include <torchium/torchium.h>
 
-enum { STATE_KFAC = TCH_OPTIM_NORMUON + 1, STATE_KINDS };
+/* The kinds of optimizers, and then: KFAC; Shampoo whose factors are packed and whose roots are bfloat16. */
+enum { STATE_KFAC = TCH_OPTIM_NORMUON + 1, STATE_NARROW, STATE_KINDS };
 
 /* An optimizer with two parameters, or KFAC with one layer. */
 typedef struct stateful {
@@ -15,6 +16,7 @@ typedef struct stateful {
 } stateful;
 
 /* Creates the one of this number, at the beginning of its life. It must not be moved. */
+const char *stateful_name(int kind);
 tch_status stateful_make(tch_context *context, int kind, stateful *s);
 void stateful_end(stateful *s);
 tch_status stateful_step(stateful *s);
