@@ -173,6 +173,22 @@ def test_wrong_arguments_are_errors(train, capsys, tmp_path, arguments, message)
     assert not (tmp_path / "figures.json").exists()
 
 
+# --- other benchmarks -------------------------------------------------------------------------------------------------
+
+
+def test_forms_of_state(tmp_path, monkeypatch):
+    """To keep a quarter of the roots takes more than to keep half of roots and factors."""
+    import state_compare
+
+    out = tmp_path / "state.json"
+    monkeypatch.setattr(sys, "argv", ["state_compare.py", "--device", "cpu", "--size", "small", "--out", str(out)])
+    assert state_compare.main() == 0
+    rows = {row["form"]: row for row in json.loads(out.read_text())["rows"]}
+    state = [rows[form]["state_gb"] for form in ("whole", "bf16-roots", "packed", "packed-bf16-roots")]
+    assert state == sorted(state, reverse=True) and len(set(state)) == 4
+    assert all(row["all_roots_ms"] > 0 and row["slowest_ms"] >= row["period_ms"] for row in rows.values())
+
+
 # --- the text ---------------------------------------------------------------------------------------------------------
 
 
