@@ -48,26 +48,37 @@ static __device__ inline void move_element(__nv_bfloat16 from, uint32_t *to)
     *to = __float_as_uint(__bfloat162float(from));
 }
 
+/* The thread's elements of a tile are ROWS rows apart. From row i on that is so far in packed storage. */
+static __device__ inline int64_t packed_step(int64_t i)
+{
+    return ROWS * i + ROWS * (ROWS + 1) / 2;
+}
+
 /* Moves: half of every matrix in, and out. */
 template <typename word, typename kept>
 static __global__ void __launch_bounds__(TILE *ROWS) pack_kernel(packed_params<word, kept> p)
 {
     int64_t row = tchi_lower_row(blockIdx.x);
-    int64_t top = row * TILE;
+    int64_t first = row * TILE + threadIdx.y;
     int64_t j = (blockIdx.x - tchi_lower_tiles(row)) * TILE + threadIdx.x;
     for (int64_t b = blockIdx.y; b < p.batch; b += gridDim.y) {
-        word values[TILE / ROWS];
+        word values[TILE / ROWS] = {}; /* all are read before one is written, or each would wait for the one before */
+        const word *from = p.full + b * p.stride + first * p.ld + j;
 #pragma unroll
         for (int k = 0; k < TILE / ROWS; k++) {
-            int64_t i = top + threadIdx.y + k * ROWS;
-            values[k] = i < p.n && j <= i ? p.full[b * p.stride + i * p.ld + j] : word(0);
-        }
-#pragma unroll
-        for (int k = 0; k < TILE / ROWS; k++) {
-            int64_t i = top + threadIdx.y + k * ROWS;
+            int64_t i = first + k * ROWS;
             if (i < p.n && j <= i) {
-                move_element(values[k], p.packed + packed_at(p, b, i, j));
+                values[k] = from[k * ROWS * p.ld];
             }
+        }
+        kept *to = p.packed + packed_at(p, b, first, j);
+#pragma unroll
+        for (int k = 0; k < TILE / ROWS; k++) {
+            int64_t i = first + k * ROWS;
+            if (i < p.n && j <= i) {
+                move_element(values[k], to);
+            }
+            to += packed_step(i);
         }
     }
 }
@@ -78,27 +89,37 @@ static __global__ void __launch_bounds__(TILE *ROWS) unpack_kernel(packed_params
 {
     __shared__ word turned[TILE][TILE + 1];
     int64_t row = tchi_lower_row(blockIdx.x);
-    int64_t top = row * TILE;
     int64_t left = (blockIdx.x - tchi_lower_tiles(row)) * TILE;
+    int64_t first = row * TILE + threadIdx.y;
     int64_t j = left + threadIdx.x;
     for (int64_t b = blockIdx.y; b < p.batch; b += gridDim.y) {
+        word values[TILE / ROWS] = {};
+        const kept *from = p.packed + packed_at(p, b, first, j);
 #pragma unroll
         for (int k = 0; k < TILE / ROWS; k++) {
-            int r = threadIdx.y + k * ROWS;
-            if (top + r < p.n && j <= top + r) {
-                word value;
-                move_element(p.packed[packed_at(p, b, top + r, j)], &value);
-                turned[r][threadIdx.x] = value;
-                p.full[b * p.stride + (top + r) * p.ld + j] = value;
+            int64_t i = first + k * ROWS;
+            if (i < p.n && j <= i) {
+                move_element(*from, &values[k]);
+            }
+            from += packed_step(i);
+        }
+        word *to = p.full + b * p.stride + first * p.ld + j;
+#pragma unroll
+        for (int k = 0; k < TILE / ROWS; k++) {
+            int64_t i = first + k * ROWS;
+            turned[threadIdx.y + k * ROWS][threadIdx.x] = values[k];
+            if (i < p.n && j <= i) {
+                to[k * ROWS * p.ld] = values[k];
             }
         }
         __syncthreads();
+        int64_t column = row * TILE + threadIdx.x;
+        to = p.full + b * p.stride + (left + threadIdx.y) * p.ld + column;
 #pragma unroll
         for (int k = 0; k < TILE / ROWS; k++) {
             int r = threadIdx.y + k * ROWS;
-            int64_t column = top + threadIdx.x;
             if (column < p.n && column > left + r) {
-                p.full[b * p.stride + (left + r) * p.ld + column] = turned[threadIdx.x][r];
+                to[k * ROWS * p.ld] = turned[threadIdx.x][r];
             }
         }
         __syncthreads();
