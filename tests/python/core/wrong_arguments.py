@@ -346,7 +346,8 @@ def targets_of_extension_class(node):
 def one_wrong(r, target, label):
     """One argument is this wrong thing, bare or in something else; the others are right as far as that is known."""
     value = WILD[label](r)
-    wrapped = r.choice((value, value, value, [value], (value, value), {"a": value}, {value: "a"}))
+    key = value if isinstance(value, torch.Tensor) else id(value)  # not everything may be one
+    wrapped = r.choice((value, value, value, [value], (value, value), {"a": value}, {key: "a"}))
     chosen = r.choice([*target.defaults] or ["surplus"])
     given = [(name, *argument(r, name, target, 0.0)) for name in target.defaults if name != chosen]
     keywords = {name: right for name, _, right in given} | {chosen: wrapped}
