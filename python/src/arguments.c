@@ -73,26 +73,31 @@ int py_arguments(const char *function, const char *const *names, int required, P
     return 0;
 }
 
-/* The size of a tensor's storage in bytes; -1 for what has none. */
-static long long storage_size(PyObject *value)
+/* What a method without arguments returns, or NULL; what goes wrong is left to whoever uses the object. */
+static PyObject *result_of(PyObject *object, const char *name)
 {
-    PyObject *storage = PyObject_CallMethod(value, "untyped_storage", NULL);
-    PyObject *size = storage == NULL ? NULL : PyObject_CallMethod(storage, "size", NULL);
-    long long bytes = size == NULL ? -1 : PyLong_AsLongLong(size);
-    Py_XDECREF(storage);
-    Py_XDECREF(size);
+    PyObject *method = object == NULL ? NULL : PyObject_GetAttrString(object, name);
+    PyObject *result = method == NULL ? NULL : PyObject_CallNoArgs(method);
+    Py_XDECREF(method);
     PyErr_Clear();
-    return bytes;
+    return result;
 }
 
 int py_check_readable(PyObject *value, const char *name)
 {
-    if (PyLong_Check(value) || PyFloat_Check(value) || !PyObject_HasAttrString(value, "untyped_storage") ||
-        storage_size(value) != 0) {
+    if (PyLong_Check(value) || PyFloat_Check(value)) {
         return 0;
     }
-    PyErr_Format(PyExc_TypeError, "%s must be a number, got a tensor that has no memory", name);
-    return -1;
+    PyObject *storage = result_of(value, "untyped_storage");
+    PyObject *bytes = result_of(storage, "size");
+    bool is_hollow = bytes != NULL && PyLong_Check(bytes) && PyObject_IsTrue(bytes) == 0;
+    Py_XDECREF(storage);
+    Py_XDECREF(bytes);
+    if (is_hollow) {
+        PyErr_Format(PyExc_TypeError, "%s must be a number, got a tensor that has no memory", name);
+        return -1;
+    }
+    return 0;
 }
 
 int py_take_double(PyObject *value, const char *name, double *result)

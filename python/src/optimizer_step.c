@@ -280,6 +280,10 @@ static PyObject *gradients_of(const py_optimizer *self, PyObject *parameters)
     PyObject *gradients = PyTuple_New(self->count);
     for (int32_t i = 0; gradients != NULL && i < self->count; i++) {
         PyObject *gradient = PyObject_GetAttr(PyTuple_GetItem(parameters, i), name);
+        if (gradient == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            PyErr_Clear();
+            PyErr_Format(PyExc_TypeError, "parameters[%d] has no attribute 'grad', and no gradients are given", (int)i);
+        }
         if (gradient == NULL || PyTuple_SetItem(gradients, i, gradient) < 0) {
             Py_CLEAR(gradients);
         }

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torchium.optim
 from optim_cases import CLASSES, KINDS, assert_same_bits, copies, make, small, train
+from torchium import _C
 
 
 def matrix():
@@ -217,3 +218,29 @@ def test_a_process_group_that_is_none_is_named(group):
     parameter.grad = torch.ones(3)
     with pytest.raises(TypeError, match=r"process_group must be a group of torch\.distributed that is in use, got"):
         torchium.optim.AdamW([parameter], lr=0.1, process_group=group).step()
+
+
+def hollow(*shape):
+    """A tensor whose storage was shrunk under it: PyTorch itself does not survive reading or printing it."""
+    tensor = torch.ones(shape)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def test_tensors_without_memory_are_not_read():
+    model = torch.nn.Linear(3, 2)
+    with pytest.raises(ValueError, match=r"factor_dtype must be .* got an object of type Tensor"):
+        torchium.optim.KFAC(model, factor_dtype=hollow(3, 3))
+    with pytest.raises(ValueError, match="a hyperparameter is a tensor that has no memory"):
+        optimizer = torchium.optim.AdamW(model.parameters(), lr=0.1, eps=hollow())
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    with pytest.raises(TypeError, match="power must be a number, got a tensor that has no memory"):
+        _C.matrix_power(torch.eye(3), hollow(), 0.0, torch.empty(3, 3), None)
+
+
+def test_parameters_without_a_gradient_of_their_own():
+    optimizer = _C.Optimizer("cpu")
+    optimizer.add_group({"kind": "sgd"}, [torch.ones(2)], ["a"], [False])
+    with pytest.raises(TypeError, match=r"parameters\[0\] has no attribute 'grad'"):
+        optimizer.step([[1.0, 2.0]])
