@@ -184,6 +184,8 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         if params and all(isinstance(item, tuple) and len(item) == 2 for item in params):
             group["param_names"] = [name for name, _ in params]
             group["params"] = [parameter for _, parameter in params]
+        elif any(isinstance(item, tuple) for item in params):
+            raise TypeError("params holds tuples that are not pairs of a name and a parameter, or not only such pairs")
 
     def _check_group(self, index: int, groups: list[Group]) -> None:
         group, who = groups[index], type(self).__name__

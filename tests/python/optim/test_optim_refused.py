@@ -220,6 +220,12 @@ def test_a_process_group_that_is_none_is_named(group):
         torchium.optim.AdamW([parameter], lr=0.1, process_group=group).step()
 
 
+@pytest.mark.parametrize("given", [[(1,)], [()], [("a", matrix()), matrix()], [("a", matrix(), 3)]])
+def test_tuples_that_are_no_pairs_are_named(given):
+    with pytest.raises(TypeError, match="pairs of a name and a parameter"):
+        torchium.optim.Muon(given, lr=0.1)
+
+
 def hollow(*shape):
     """A tensor whose storage was shrunk under it: PyTorch itself does not survive reading or printing it."""
     tensor = torch.ones(shape)
