@@ -73,7 +73,7 @@ def vyas_soap(parameters, period):
 def heavyball_soap(parameters, period):
     import heavyball
 
-    heavyball.utils.compile_mode = "default"  # by itself it tries kernels out, for minutes
+    heavyball.utils.compile_mode = None  # it takes minutes for that, and more to try kernels out
     options = {"max_precond_dim": 10000, "merge_dims": False, "use_precond_schedule": False}
     return heavyball.SOAP(
         parameters, lr=1e-3, betas=(0.95, 0.95), weight_decay=DECAY, precondition_frequency=period, **options
