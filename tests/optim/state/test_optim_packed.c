@@ -67,16 +67,6 @@ static tch_optim_config config_of(tch_optim_kind kind, const trial_option *optio
     return c;
 }
 
-static void check_same_parameters(const trial *a, const trial *b)
-{
-    for (int32_t i = 0; i < a->count; i++) {
-        double *x = test_tensor_read(a->parameters[i].memory);
-        double *y = test_tensor_read(b->parameters[i].memory);
-        CHECK(memcmp(x, y, (size_t)a->parameters[i].memory->count * sizeof *x) == 0, "parameter %d went another way",
-              i);
-    }
-}
-
 /* A factor or root of the one with whole matrices beside the other's. */
 static int check_triangle(const trial *whole, const trial *packed, const tch_optim_state *s)
 {
@@ -131,7 +121,7 @@ static void the_numbers_are_the_same(void **state)
             packed.random = whole.random;
             trial_steps(&whole, 9);
             trial_steps(&packed, 9);
-            check_same_parameters(&whole, &packed);
+            trial_check_same_parameters(&whole, &packed);
             check_same_state(&whole, &packed, kinds[k / 3]);
             trial_close(&whole);
             trial_close(&packed);
@@ -149,22 +139,14 @@ static void checkpoints_are_exchanged(void **state)
         trial b;
         tch_optim_config from = config_of(kinds[k / 4], &options[0], k & 1);
         tch_optim_config to = config_of(kinds[k / 4], &options[0], k >> 1 & 1);
-        tch_checkpoint *file = NULL;
         test_case("%s, packed %d to %d", tch_optim_kind_name(kinds[k / 4]), k & 1, k >> 1 & 1);
         trial_open(&a, *state, TCH_FLOAT32, TCH_FLOAT32, &from, SHAPES, shapes());
         trial_open(&b, *state, TCH_FLOAT32, TCH_FLOAT32, &to, SHAPES, shapes());
         trial_steps(&a, 5);
-        trial_save(&a, path);
-        for (int32_t i = 0; i < SHAPES; i++) {
-            test_tensor_write(b.parameters[i].memory, test_tensor_read(a.parameters[i].memory));
-        }
-        CHECK_OK(tch_checkpoint_open(path, &file));
-        CHECK_OK(tch_optimizer_load(b.optimizer, file, "optimizer"));
-        tch_checkpoint_close(file);
-        b.random = a.random;
+        trial_take_over(&b, &a, path);
         trial_steps(&a, 5);
         trial_steps(&b, 5);
-        check_same_parameters(&a, &b);
+        trial_check_same_parameters(&a, &b);
         trial_close(&a);
         trial_close(&b);
     }

@@ -126,23 +126,6 @@ static void check_kept(const trial *t, const char *name, bool narrow)
     CHECK(!narrow || kept->ndim == 1, "%s has %d dimensions, expected a lower triangle", name, kept->ndim);
 }
 
-static void check_same_parameters(const trial *a, const trial *b)
-{
-    for (int32_t i = 0; i < a->count; i++) {
-        double *x = test_tensor_read(a->parameters[i].memory);
-        double *y = test_tensor_read(b->parameters[i].memory);
-        CHECK(memcmp(x, y, (size_t)a->parameters[i].memory->count * sizeof *x) == 0, "parameter %d went another way",
-              i);
-    }
-}
-
-static void copy_parameters(const trial *from, const trial *to)
-{
-    for (int32_t i = 0; i < from->count; i++) {
-        test_tensor_write(to->parameters[i].memory, test_tensor_read(from->parameters[i].memory));
-    }
-}
-
 static void roots_are_rounded_to_nearest(void **state)
 {
     const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_BFLOAT16};
@@ -201,10 +184,10 @@ static void steps_multiply_by_what_is_kept(void **state)
     trial_steps(&whole, 1);
     trial_steps(&rounded, 1);
     hand_over_roots(&rounded, &whole);
-    copy_parameters(&rounded, &whole);
+    trial_copy_parameters(&whole, &rounded);
     trial_steps(&whole, 4);
     trial_steps(&rounded, 4);
-    check_same_parameters(&whole, &rounded);
+    trial_check_same_parameters(&whole, &rounded);
     trial_close(&whole);
     trial_close(&rounded);
 }
@@ -221,23 +204,17 @@ static void checkpoints_are_exchanged(void **state)
         trial b;
         tch_optim_config c = config_of(once, from);
         tch_optim_config d = config_of(once, to);
-        tch_checkpoint *file = NULL;
         test_case("%s to %s", from->name, to->name);
         trial_open(&a, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
         trial_open(&b, *state, TCH_FLOAT32, TCH_FLOAT32, &d, SHAPES, shapes);
         trial_steps(&a, 3);
-        trial_save(&a, path);
-        copy_parameters(&a, &b);
-        CHECK_OK(tch_checkpoint_open(path, &file));
-        CHECK_OK(tch_optimizer_load(b.optimizer, file, "optimizer"));
-        tch_checkpoint_close(file);
+        trial_take_over(&b, &a, path);
         check_kept(&b, "parameter0/root.0.0", to->roots == TCH_STATE_BFLOAT16);
         check_matrices(&a, &b, rounds);
-        b.random = a.random;
         trial_steps(&a, 3);
         trial_steps(&b, 3);
         if (!rounds) {
-            check_same_parameters(&a, &b);
+            trial_check_same_parameters(&a, &b);
         }
         trial_close(&a);
         trial_close(&b);
@@ -256,7 +233,7 @@ static void float64_is_as_without(void **state)
     b.random = a.random;
     trial_steps(&a, 5);
     trial_steps(&b, 5);
-    check_same_parameters(&a, &b);
+    trial_check_same_parameters(&a, &b);
     CHECK(tch_dtype_equal(trial_state(&b, "parameter0/root.0.0")->dtype, TCH_FLOAT64), "a root is not float64");
     trial_close(&a);
     trial_close(&b);

@@ -305,6 +305,34 @@ void trial_save(const trial *t, const char *path)
     tch_checkpoint_writer_destroy(writer);
 }
 
+void trial_copy_parameters(const trial *to, const trial *from)
+{
+    for (int32_t i = 0; i < from->count; i++) {
+        test_tensor_write(to->parameters[i].memory, test_tensor_read(from->parameters[i].memory));
+    }
+}
+
+void trial_take_over(trial *to, const trial *from, const char *path)
+{
+    tch_checkpoint *file = NULL;
+    trial_save(from, path);
+    trial_copy_parameters(to, from);
+    CHECK_OK(tch_checkpoint_open(path, &file));
+    CHECK_OK(tch_optimizer_load(to->optimizer, file, "optimizer"));
+    tch_checkpoint_close(file);
+    to->random = from->random;
+}
+
+void trial_check_same_parameters(const trial *a, const trial *b)
+{
+    for (int32_t i = 0; i < a->count; i++) {
+        double *x = test_tensor_read(a->parameters[i].memory);
+        double *y = test_tensor_read(b->parameters[i].memory);
+        CHECK(memcmp(x, y, (size_t)a->parameters[i].memory->count * sizeof *x) == 0, "parameter %d went another way",
+              i);
+    }
+}
+
 void trial_for_every_kind(tch_context *context, const char *what, void (*check)(tch_context *, tch_optim_kind))
 {
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {

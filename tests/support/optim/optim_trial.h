@@ -99,6 +99,13 @@ double *trial_read(const trial *t, const tch_tensor *tensor);
 /* The optimizer as a checkpoint, under the prefix "optimizer". */
 void trial_save(const trial *t, const char *path);
 
+/* `to` goes on where `from` is: its parameters, its gradients to come, and its state by way of a checkpoint. */
+void trial_take_over(trial *to, const trial *from, const char *path);
+void trial_copy_parameters(const trial *to, const trial *from);
+
+/* Fails the test where a bit of the parameters differs. */
+void trial_check_same_parameters(const trial *a, const trial *b);
+
 /* The check for every kind of optimizer that there is, as a case of its own each. */
 void trial_for_every_kind(tch_context *context, const char *what, void (*check)(tch_context *, tch_optim_kind));
 
