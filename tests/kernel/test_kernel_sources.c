@@ -158,8 +158,9 @@ static void large_stacks(void **state)
     refuse(*state,
            "__global__ void f(int *y)\n{\n    volatile int a[500000];\n    a[*y] = 1;\n    __syncthreads();\n}\n", "f",
            "bytes of local variables, expected at most 1048576");
-    refuse(*state, "__global__ void f(int *y)\n{\n    volatile int a[500000];\n    a[*y] = 1;\n}\n", "f",
-           "kernel f has 20000");
+    /* Of what a function that calls none has, x86-64 counts up to 128 bytes less. */
+    refuse(*state, "__global__ void f(int *y)\n{\n    volatile int a[500100];\n    a[*y] = 1;\n}\n", "f",
+           "kernel f has 2000");
 }
 
 /* Fast arithmetic is the kernel's own: the thread that compiles and loads it keeps numbers below the normal ones. */
