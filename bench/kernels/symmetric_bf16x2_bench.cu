@@ -3,7 +3,8 @@
  * on a GPU of sm_90; from the root of the repository:
  *   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/symmetric_bf16x2_bench.cu \
  *       src/backends/cuda/product/symmetric/symmetric_pingpong.cu src/backends/cuda/device/tensor_map.c
- * With the argument `plain` only the products of an orthogonalization are timed. Exits with 1 if a check fails. */
+ * With the argument `plain` only the products of an orthogonalization are timed, with `split` only those of inverse
+ * roots. Exits with 1 if a check fails. */
 #include "common.cuh"
 #include "symmetric_together.cuh" /* before the library's files, whose macros have the same short names */
 
@@ -204,6 +205,13 @@ static const shape_case cases[] = {
     {SPLIT, PLAIN, 96, 96, 4, 1, 0},
     {SPLIT, SPLIT, 384, 96, 45, 1, 0},
     {SPLIT, TCH_SCALAR_F64, 300, 64, 46, 0, 1},
+    {SPLIT, SPLIT, 256, 64, 300, 1, 0},
+    {SPLIT, SPLIT, 256, 8, 1, 1, 0},
+    {SPLIT, SPLIT, 264, 264, 45, 1, 0},
+    {SPLIT, SPLIT, 512, 520, 14, 0, 0},
+    {SPLIT, SPLIT, 768, 768, 12, 1, 0},
+    {SPLIT, SPLIT, 1000, 72, 5, 1, 0},
+    {SPLIT, SPLIT, 2048, 2048, 3, 1, 0},
     {PLAIN, PLAIN, 384, 96, 50, 1, 0},
     {PLAIN, PLAIN, 1, 5, 2, 1, 1},
     {PLAIN, PLAIN, 127, 200, 3, 1, 1},
@@ -284,6 +292,18 @@ static void time_orthogonalization(tchi_cuda_state *state)
     }
 }
 
+/* Those of inverse roots. */
+static void time_roots(tchi_cuda_state *state)
+{
+    const int64_t sizes[][2] = {{16, 1024}, {4, 2048},  {64, 256}, {1, 4096}, {256, 128}, {32, 512}, {1, 1024},
+                                {44, 256},  {128, 256}, {14, 512}, {4, 1024}, {48, 1024}, {12, 768}, {60, 768},
+                                {1, 2048},  {12, 2048}, {1, 3072}, {3, 3072}, {6, 3072}};
+    for (const auto &size : sizes) {
+        time_all(state, SPLIT, size[0], size[1], size[1], 0);
+        time_all(state, SPLIT, size[0], size[1], size[1], 1);
+    }
+}
+
 int main(int argc, char **argv)
 {
     tchi_cuda_state state = this_device();
@@ -293,15 +313,12 @@ int main(int argc, char **argv)
     }
     int failed = check_all(&state);
     printf("%d checks failed\n", failed);
-    time_orthogonalization(&state);
-    if (argc > 1 && strcmp(argv[1], "plain") == 0) {
-        return failed != 0;
+    const char *only = argc > 1 ? argv[1] : "";
+    if (strcmp(only, "split") != 0) {
+        time_orthogonalization(&state);
     }
-    const int64_t sizes[][2] = {{16, 1024}, {4, 2048}, {64, 256}, {1, 4096}, {256, 128}, {32, 512}, {1, 1024}};
-    for (const auto &size : sizes) {
-        time_all(&state, SPLIT, size[0], size[1], size[1], 0);
-        time_all(&state, SPLIT, size[0], size[1], size[1], 1);
-        time_all(&state, PLAIN, size[0], size[1], size[1], 1);
+    if (strcmp(only, "plain") != 0) {
+        time_roots(&state);
     }
     return failed != 0;
 }

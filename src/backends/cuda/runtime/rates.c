@@ -8,7 +8,7 @@ typedef struct capability_rates {
 } capability_rates;
 
 /* TFLOP/s of large matrix products; ascending. Those of 9.0 were measured on an H200: float64, float32 and bfloat16
- * with cuBLAS; the split product, whose half counts for the whole, reaches 235 at 16 x 1024 and 330 at 1 x 4096, and is
+ * with cuBLAS; the split product, whose half counts for the whole, reaches 300 at 16 x 1024 and 480 at 1 x 4096, and is
  * put at less since smaller ones are slower; three products of float16 by cuBLAS make a mean of 180 over those of a
  * basis (bench/ladder/cuda_basis.md). The others come from data sheets, less a tenth or more: what a product
  * reaches of the peak. GPUs for graphics have one float64 unit to 64 of float32. */
@@ -16,7 +16,7 @@ static const capability_rates table[] = {
     {7, 5, {.f64 = 0.5, .f32 = 16.0, .bf16x2 = 0.0, .bf16 = 0.0}}, /* no bfloat16 */
     {8, 0, {.f64 = 19.0, .f32 = 19.0, .bf16x2 = 90.0, .bf16 = 280.0, .f16x2 = 80.0}},
     {8, 6, {.f64 = 30.0 / 64, .f32 = 30.0, .bf16x2 = 40.0, .bf16 = 130.0}}, /* and 8.7, 8.9 */
-    {9, 0, {.f64 = 56.0, .f32 = 50.0, .bf16x2 = 200.0, .bf16 = 700.0, .f16x2 = 180.0}},
+    {9, 0, {.f64 = 56.0, .f32 = 50.0, .bf16x2 = 280.0, .bf16 = 700.0, .f16x2 = 180.0}},
     {10, 0, {.f64 = 37.0, .f32 = 75.0, .bf16x2 = 400.0, .bf16 = 1500.0}},
     {10, 3, {.f64 = 1.3, .f32 = 75.0, .bf16x2 = 400.0, .bf16 = 1500.0}},
     {11, 0, {.f64 = 60.0 / 64, .f32 = 60.0, .bf16x2 = 60.0, .bf16 = 190.0}}, /* and 12.x, and what is not known yet */

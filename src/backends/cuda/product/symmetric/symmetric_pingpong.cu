@@ -1,5 +1,5 @@
-/* Symmetric products of plain bfloat16 and float16 for sm_90: C = scale (c0 I + c1 D + c2 A B') over the lower tiles of
- * C, mirrored, with a scale for each matrix or none. A persistent ping-pong kernel: a producer warp asks the tensor
+/* Symmetric products of bfloat16, float16 and split bfloat16 for sm_90: C = scale (c0 I + c1 D + c2 A B') over the lower
+ * tiles of C, mirrored, with a scale for each matrix or none. A persistent ping-pong kernel: a producer warp asks the tensor
  * memory accelerator for k-tiles of A and B, and two consumer warpgroups have tiles in turn, so that one is in its
  * epilogue while the other multiplies. The two blocks of a cluster have tiles below each other and share B.
  *
@@ -17,8 +17,8 @@
 #define TILE 128                 /* rows and columns of C that a warpgroup computes at a time */
 #define DEPTH TCHI_CUDA_BOX_COLS /* numbers along k in a k-tile */
 #define ROW_BYTES (2 * DEPTH)
-#define KTILE_BYTES (TILE * ROW_BYTES) /* of A, and of B */
-#define STAGES 6
+#define KTILE_BYTES (TILE * ROW_BYTES) /* of a plane of A, and of B */
+#define STAGES 6                       /* of one plane; half as many of two */
 #define CLUSTER 2
 #define WARPGROUPS 2                     /* that multiply */
 #define THREADS (128 * (WARPGROUPS + 1)) /* one thread of the last ones asks for copies */
@@ -38,15 +38,25 @@ typedef struct pingpong_problem {
     float c0, c1, c2;
     const double *scale; /* one per matrix, to the power of `exponent`; NULL for 1 */
     int32_t exponent;    /* 0, 1 or 2 */
-    CUtensorMap a, b, c, d;
+    CUtensorMap a, b, c; /* of split matrices the planes, one after the other */
+    CUtensorMap d;
+    tchi_cuda_operand split_d; /* instead of d, for split products */
+    tchi_cuda_operand wide_c;  /* instead of c, for float64 */
 } pingpong_problem;
 
-typedef struct pingpong_memory {
-    char stage[STAGES][2][KTILE_BYTES];            /* A and B; or the left and the right half of a tile of D */
+/* Planes of a matrix: a split one has its high parts and its low parts. */
+static __host__ __device__ constexpr int planes_of(tch_scalar type)
+{
+    return type == TCH_SCALAR_BF16X2 ? 2 : 1;
+}
+
+template <int planes> struct pingpong_memory {
+    static constexpr int stages = STAGES / planes;
+    char stage[stages][2][planes][KTILE_BYTES];    /* A and B; or the left and the right half of a tile of D */
     char result[WARPGROUPS][2][TCHI_SQUARE_BYTES]; /* a square and its mirror image */
-    uint64_t full[STAGES], empty[STAGES];
+    uint64_t full[stages], empty[stages];
     uint64_t turn[WARPGROUPS];
-} pingpong_memory;
+};
 
 /* Items of so many matrices: pairs of tiles for the two blocks of a cluster, then two singles at a time. */
 static __host__ __device__ inline int group_items(const pingpong_problem &p, int matrices)
@@ -113,21 +123,23 @@ typedef struct pingpong_place {
     int stage, parity;
 } pingpong_place;
 
-template <bool has_d> static __device__ inline int ktiles_of_tile(const pingpong_problem &p)
+template <bool staged_d> static __device__ inline int ktiles_of_tile(const pingpong_problem &p)
 {
-    return p.ktiles + has_d;
+    return p.ktiles + staged_d;
 }
 
-template <bool has_d> static __device__ inline pingpong_place place_of_tile(const pingpong_problem &p, int own)
+template <int planes, bool staged_d>
+static __device__ inline pingpong_place place_of_tile(const pingpong_problem &p, int own)
 {
-    int64_t ktile = (int64_t)own * ktiles_of_tile<has_d>(p);
-    return {(int)(ktile % STAGES), (int)(ktile / STAGES % 2)};
+    constexpr int stages = pingpong_memory<planes>::stages;
+    int64_t ktile = (int64_t)own * ktiles_of_tile<staged_d>(p);
+    return {(int)(ktile % stages), (int)(ktile / stages % 2)};
 }
 
-static __device__ __forceinline__ void step(pingpong_place *at)
+template <int planes> static __device__ __forceinline__ void step(pingpong_place *at)
 {
     at->stage++;
-    if (at->stage == STAGES) {
+    if (at->stage == pingpong_memory<planes>::stages) {
         at->stage = 0;
         at->parity ^= 1;
     }
@@ -145,47 +157,56 @@ static __device__ __forceinline__ void leave(uint64_t *empty)
 /* --- loading: one thread ----------------------------------------------------------------------------------------- */
 
 /* Each block brings its own A. Of a B they share each brings half, to both. */
-static __device__ __forceinline__ void load_ktile(const pingpong_problem &p, pingpong_memory &m, int stage,
+template <int planes>
+static __device__ __forceinline__ void load_ktile(const pingpong_problem &p, pingpong_memory<planes> &m, int stage,
                                                   const pingpong_tile &t, int rank, int ktile)
 {
     constexpr int half = TILE / CLUSTER;
     uint64_t *full = m.full + stage;
-    char *b = m.stage[stage][1];
     int x = ktile * DEPTH;
-    tchi_barrier_arrive_expecting(full, 2 * KTILE_BYTES);
-    tchi_tma_load(m.stage[stage][0], &p.a, x, t.row, t.matrix, full);
-    if (t.shares_b) {
-        tchi_tma_load_to((1 << CLUSTER) - 1, b + rank * half * ROW_BYTES, &p.b, x, t.col + rank * half, t.matrix, full);
-        return;
+    tchi_barrier_arrive_expecting(full, 2 * planes * KTILE_BYTES);
+#pragma unroll
+    for (int plane = 0; plane < planes; plane++) {
+        int z = t.matrix * planes + plane;
+        char *b = m.stage[stage][1][plane];
+        tchi_tma_load(m.stage[stage][0][plane], &p.a, x, t.row, z, full);
+        if (t.shares_b) {
+            tchi_tma_load_to((1 << CLUSTER) - 1, b + rank * half * ROW_BYTES, &p.b, x, t.col + rank * half, z, full);
+        } else {
+            tchi_tma_load(b, &p.b, x, t.col, z, full);
+            tchi_tma_load(b + half * ROW_BYTES, &p.b, x, t.col + half, z, full);
+        }
     }
-    tchi_tma_load(b, &p.b, x, t.col, t.matrix, full);
-    tchi_tma_load(b + half * ROW_BYTES, &p.b, x, t.col + half, t.matrix, full);
 }
 
-static __device__ __forceinline__ void load_d(const pingpong_problem &p, pingpong_memory &m, int stage,
+static __device__ __forceinline__ void load_d(const pingpong_problem &p, pingpong_memory<1> &m, int stage,
                                               const pingpong_tile &t)
 {
     uint64_t *full = m.full + stage;
     tchi_barrier_arrive_expecting(full, 2 * KTILE_BYTES);
-    tchi_tma_load(m.stage[stage][0], &p.d, t.col, t.row, t.matrix, full);
-    tchi_tma_load(m.stage[stage][1], &p.d, t.col + DEPTH, t.row, t.matrix, full);
+    tchi_tma_load(m.stage[stage][0][0], &p.d, t.col, t.row, t.matrix, full);
+    tchi_tma_load(m.stage[stage][1][0], &p.d, t.col + DEPTH, t.row, t.matrix, full);
 }
 
 /* The k-tiles of all tiles, and behind each tile's its D: so D arrives while the products run. */
-template <bool has_d> static __device__ inline void load_all(const pingpong_problem &p, pingpong_memory &m)
+template <bool staged_d, int planes>
+static __device__ inline void load_all(const pingpong_problem &p, pingpong_memory<planes> &m)
 {
     int rank = tchi_cluster_rank();
     pingpong_place at = {0, 0};
     for (int own = 0; item_of(own) < p.items; own++) {
         pingpong_tile t = tile_of(p, item_of(own), rank);
-        for (int ktile = 0; ktile < ktiles_of_tile<has_d>(p); ktile++) {
+        for (int ktile = 0; ktile < ktiles_of_tile<staged_d>(p); ktile++) {
             tchi_barrier_wait(m.empty + at.stage, at.parity ^ 1);
-            if (ktile < p.ktiles) {
-                load_ktile(p, m, at.stage, t, rank, ktile);
-            } else {
-                load_d(p, m, at.stage, t);
+            if constexpr (staged_d) {
+                if (ktile == p.ktiles) {
+                    load_d(p, m, at.stage, t);
+                    step<planes>(&at);
+                    continue;
+                }
             }
-            step(&at);
+            load_ktile(p, m, at.stage, t, rank, ktile);
+            step<planes>(&at);
         }
     }
 }
@@ -206,29 +227,42 @@ static __device__ __forceinline__ void multiply_rows(float (&sum)[64], uint64_t 
     }
 }
 
-/* All products of a k-tile as one group in the background, the first of a tile (`add` 0) into sums that hold nothing. A
+/* The product of a plane of A and one of B over a k-tile, the first of a tile (`add` 0) into sums that hold nothing. A
  * step of 16 along k is 32 bytes of a row, and addresses in descriptors count 16. */
 template <tch_scalar type>
-static __device__ __forceinline__ void start_ktile(pingpong_sums &sum, const char (&stage)[2][KTILE_BYTES], int add)
+static __device__ __forceinline__ void multiply_planes(pingpong_sums &sum, const char (&a)[KTILE_BYTES],
+                                                       const char (&b)[KTILE_BYTES], int add)
 {
-    uint64_t upper = tchi_wgmma_rows(stage[0]);
-    uint64_t lower = tchi_wgmma_rows(stage[0] + KTILE_BYTES / 2);
-    uint64_t b = tchi_wgmma_rows(stage[1]);
-    tchi_wgmma_fence();
+    uint64_t upper = tchi_wgmma_rows(a);
+    uint64_t lower = tchi_wgmma_rows(a + KTILE_BYTES / 2);
+    uint64_t all = tchi_wgmma_rows(b);
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++) {
         int more = k > 0 ? 1 : add;
-        multiply_rows<type>(sum[0], upper + 2 * k, b + 2 * k, more);
-        multiply_rows<type>(sum[1], lower + 2 * k, b + 2 * k, more);
+        multiply_rows<type>(sum[0], upper + 2 * k, all + 2 * k, more);
+        multiply_rows<type>(sum[1], lower + 2 * k, all + 2 * k, more);
+    }
+}
+
+/* All products of a k-tile as one group in the background. Of split operands that of the low parts is left out. */
+template <tch_scalar type, int planes>
+static __device__ __forceinline__ void start_ktile(pingpong_sums &sum, const char (&stage)[2][planes][KTILE_BYTES],
+                                                   int add)
+{
+    tchi_wgmma_fence();
+    multiply_planes<type>(sum, stage[0][0], stage[1][0], add);
+    if constexpr (planes == 2) {
+        multiply_planes<type>(sum, stage[0][0], stage[1][1], 1);
+        multiply_planes<type>(sum, stage[0][1], stage[1][0], 1);
     }
     tchi_wgmma_commit();
 }
 
 /* A k-tile is left when the next one is already being multiplied, so that the tensor cores do not run dry. The last one
  * is left to the caller: its stage is returned. */
-template <tch_scalar type>
-static __device__ __forceinline__ int multiply(const pingpong_problem &p, pingpong_memory &m, pingpong_sums &sum,
-                                               pingpong_place *at)
+template <tch_scalar type, int planes>
+static __device__ __forceinline__ int multiply(const pingpong_problem &p, pingpong_memory<planes> &m,
+                                               pingpong_sums &sum, pingpong_place *at)
 {
     int before = 0;
     for (int ktile = 0; ktile < p.ktiles; ktile++) {
@@ -239,22 +273,22 @@ static __device__ __forceinline__ int multiply(const pingpong_problem &p, pingpo
             leave(m.empty + before);
         }
         before = at->stage;
-        step(at);
+        step<planes>(at);
     }
     return before;
 }
 
 /* Warpgroup 0 begins; `own` counts the block's tiles. */
-static __device__ __forceinline__ void await_turn(pingpong_memory &m, int group, int own)
+static __device__ __forceinline__ void await_turn(uint64_t *turn, int group, int own)
 {
-    tchi_barrier_wait(m.turn + group, (own / WARPGROUPS + group + 1) % 2);
+    tchi_barrier_wait(turn + group, (own / WARPGROUPS + group + 1) % 2);
 }
 
 /* To the other warpgroup, once all k-tiles of this one's tile have been seen. */
-static __device__ __forceinline__ void pass_turn(pingpong_memory &m, int group)
+static __device__ __forceinline__ void pass_turn(uint64_t *turn, int group)
 {
     if (threadIdx.x % 32 == 0) {
-        tchi_barrier_arrive(m.turn + (group + 1) % WARPGROUPS);
+        tchi_barrier_arrive(turn + (group + 1) % WARPGROUPS);
     }
     __syncwarp();
 }
@@ -264,11 +298,11 @@ static __device__ __forceinline__ void pass_turn(pingpong_memory &m, int group)
 /* What a thread's sums need of a tile of D, square by square. */
 typedef uint32_t pingpong_addends[4][16];
 
-static __device__ __forceinline__ void read_d(pingpong_addends &d, char (&stage)[2][KTILE_BYTES])
+static __device__ __forceinline__ void read_d(pingpong_addends &d, char (&stage)[2][1][KTILE_BYTES])
 {
 #pragma unroll
     for (int number = 0; number < 4; number++) {
-        tchi_square_read(d[number], stage[number % 2] + number / 2 * TCHI_SQUARE_BYTES);
+        tchi_square_read(d[number], stage[number % 2][0] + number / 2 * TCHI_SQUARE_BYTES);
     }
 }
 
@@ -297,24 +331,53 @@ static __device__ __forceinline__ void finish(const pingpong_weights &w, float (
     }
 }
 
-/* Writes one square of C, on or below the diagonal, and its mirror image. One thread of the warpgroup speaks to the
- * accelerator, and waits until it has read the square before. */
-template <int from, bool has_d, tch_scalar in, tch_scalar out>
-static __device__ __forceinline__ void write_square(const pingpong_problem &p, const pingpong_weights &w, int matrix,
-                                                    int row, int col, float (&sum)[64], const uint32_t (&d)[16],
-                                                    char (&place)[2][TCHI_SQUARE_BYTES])
+/* The same for a square at (row, col) of a split D: both planes of it would not fit into registers beside the sums, nor
+ * into shared memory for as long as the result takes, so it is read from memory when it is needed. */
+template <int from>
+static __device__ __forceinline__ void finish_split(const pingpong_problem &p, const pingpong_weights &w, int matrix,
+                                                    int row, int col, float (&sum)[64])
+{
+    int lane = (int)threadIdx.x % 32;
+    int x = col + lane % 4 * 2;
+    int y = row + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const char *high = tchi_cuda_at(p.split_d, matrix, y, x);
+    const char *low = high + p.split_d.stride * 2;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int64_t at = (i % 2 * 8 * p.split_d.ld + i / 2 * 8) * 2;
+        bool inside = y + i % 2 * 8 < p.n && x + i / 2 * 8 < p.n;
+        uint32_t h = inside ? *(const uint32_t *)(high + at) : 0;
+        uint32_t l = inside ? *(const uint32_t *)(low + at) : 0;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float d = tchi_square_number<TCH_SCALAR_BF16>(h, e) + tchi_square_number<TCH_SCALAR_BF16>(l, e);
+            sum[from + 2 * i + e] = w.c2 * sum[from + 2 * i + e] + w.c1 * d;
+        }
+    }
+}
+
+/* What rounding to bfloat16 leaves of a square. */
+template <int from> static __device__ __forceinline__ void keep_low_parts(float (&sum)[64])
+{
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        sum[from + i] -= __bfloat162float(__float2bfloat16_rn(sum[from + i]));
+    }
+}
+
+/* Writes a plane of one square of C, on or below the diagonal, and its mirror image. One thread of the warpgroup speaks
+ * to the accelerator, and waits until it has read what was there before. */
+template <int from, tch_scalar type>
+static __device__ __forceinline__ void write_plane(const pingpong_problem &p, int z, int row, int col,
+                                                   const float (&sum)[64], char (&place)[2][TCHI_SQUARE_BYTES])
 {
     bool speaker = threadIdx.x % 128 == 0;
     int barrier = 1 + tchi_warpgroup();
-    finish<from, has_d, in>(w, sum, d);
-    if (row == col) {
-        tchi_square_add_identity<from>(sum, w.c0);
-    }
     if (speaker) {
         tchi_tma_wait_read();
     }
     tchi_warpgroup_sync(barrier);
-    tchi_square_write<from, out>(place[0], place[1], sum);
+    tchi_square_write<from, type>(place[0], place[1], sum);
     if (row == col) {
         tchi_warpgroup_sync(barrier);
         tchi_square_symmetrize(place[0], place[1]);
@@ -322,11 +385,61 @@ static __device__ __forceinline__ void write_square(const pingpong_problem &p, c
     tchi_tma_publish();
     tchi_warpgroup_sync(barrier);
     if (speaker) {
-        tchi_tma_store(&p.c, col, row, matrix, place[0]);
+        tchi_tma_store(&p.c, col, row, z, place[0]);
         if (row != col) {
-            tchi_tma_store(&p.c, row, col, matrix, place[1]);
+            tchi_tma_store(&p.c, row, col, z, place[1]);
         }
         tchi_tma_commit();
+    }
+}
+
+/* A square of float64 and its mirror image, from registers: four lanes have 64 bytes of a row, and eight those of a
+ * column. On the diagonal an element below it is written to both places. */
+template <int from>
+static __device__ __forceinline__ void write_doubles(const pingpong_problem &p, int matrix, int row, int col,
+                                                     const float (&sum)[64])
+{
+    int lane = (int)threadIdx.x % 32;
+    double *c = (double *)p.wide_c.data + matrix * p.wide_c.stride;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int y = row + (int)threadIdx.x % 128 / 32 * 16 + lane / 4 + i % 2 * 8;
+        int x = col + lane % 4 * 2 + i / 2 * 8;
+        double2 two = make_double2(sum[from + 2 * i], sum[from + 2 * i + 1]);
+        if (y >= p.n || x > y) {
+            continue;
+        }
+        c[x * p.wide_c.ld + y] = two.x;
+        if (x + 1 <= y) {
+            *(double2 *)(c + y * p.wide_c.ld + x) = two;
+            c[(x + 1) * p.wide_c.ld + y] = two.y;
+        } else {
+            c[y * p.wide_c.ld + x] = two.x;
+        }
+    }
+}
+
+template <int from, bool has_d, tch_scalar in, tch_scalar out>
+static __device__ __forceinline__ void write_square(const pingpong_problem &p, const pingpong_weights &w, int matrix,
+                                                    int row, int col, float (&sum)[64], const uint32_t (&d)[16],
+                                                    char (&place)[2][TCHI_SQUARE_BYTES])
+{
+    if (has_d && in == TCH_SCALAR_BF16X2) {
+        finish_split<from>(p, w, matrix, row, col, sum);
+    } else {
+        finish<from, has_d, in>(w, sum, d);
+    }
+    if (row == col) {
+        tchi_square_add_identity<from>(sum, w.c0);
+    }
+    if constexpr (out == TCH_SCALAR_F64) {
+        write_doubles<from>(p, matrix, row, col, sum);
+    } else if constexpr (out == TCH_SCALAR_BF16X2) {
+        write_plane<from, TCH_SCALAR_BF16>(p, 2 * matrix, row, col, sum, place);
+        keep_low_parts<from>(sum);
+        write_plane<from, TCH_SCALAR_BF16>(p, 2 * matrix + 1, row, col, sum, place);
+    } else {
+        write_plane<from, out>(p, matrix, row, col, sum, place);
     }
 }
 
@@ -354,24 +467,25 @@ static __device__ __forceinline__ void write_tile(const pingpong_problem &p, con
 /* --- the kernel -------------------------------------------------------------------------------------------------- */
 
 /* One tile: its products in turn, its result while the other warpgroup multiplies. */
-template <bool has_d, tch_scalar in, tch_scalar out>
-static __device__ __forceinline__ void compute_tile(const pingpong_problem &p, pingpong_memory &m, int group, int own,
-                                                    const pingpong_tile &t)
+template <bool has_d, tch_scalar in, tch_scalar out, int planes>
+static __device__ __forceinline__ void compute_tile(const pingpong_problem &p, pingpong_memory<planes> &m, int group,
+                                                    int own, const pingpong_tile &t)
 {
+    constexpr bool staged_d = has_d && planes == 1;
     pingpong_sums sum;
     pingpong_addends d;
-    pingpong_place at = place_of_tile<has_d>(p, own);
-    await_turn(m, group, own);
+    pingpong_place at = place_of_tile<planes, staged_d>(p, own);
+    await_turn(m.turn, group, own);
     int last = multiply<in>(p, m, sum, &at);
-    if (has_d) {
+    if constexpr (staged_d) {
         tchi_barrier_wait(m.full + at.stage, at.parity);
-        pass_turn(m, group);
+        pass_turn(m.turn, group);
         read_d(d, m.stage[at.stage]);
         tchi_tma_publish(); /* reads, too, must be over before the accelerator may write there again */
         __syncwarp();
         leave(m.empty + at.stage);
     } else {
-        pass_turn(m, group);
+        pass_turn(m.turn, group);
     }
     tchi_wgmma_wait<0>();
     tchi_wgmma_results(sum[0]);
@@ -380,9 +494,9 @@ static __device__ __forceinline__ void compute_tile(const pingpong_problem &p, p
     write_tile<has_d, in, out>(p, t, sum, d, m.result[group]);
 }
 
-static __device__ __forceinline__ void create_barriers(pingpong_memory &m)
+template <int planes> static __device__ __forceinline__ void create_barriers(pingpong_memory<planes> &m)
 {
-    for (int i = 0; i < STAGES; i++) {
+    for (int i = 0; i < m.stages; i++) {
         tchi_barrier_create(m.full + i, 1);
         tchi_barrier_create(m.empty + i, 4 * CLUSTER); /* the warps of one warpgroup in each block */
     }
@@ -404,7 +518,8 @@ static __global__ void __launch_bounds__(THREADS, 1) symmetric_pingpong(const __
 {
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
     extern __shared__ __align__(1024) char shared[];
-    pingpong_memory &m = *(pingpong_memory *)shared;
+    constexpr int planes = planes_of(in);
+    pingpong_memory<planes> &m = *(pingpong_memory<planes> *)shared;
     if (threadIdx.x == 0) {
         create_barriers(m);
     }
@@ -413,7 +528,7 @@ static __global__ void __launch_bounds__(THREADS, 1) symmetric_pingpong(const __
     if (threadIdx.x >= 128 * WARPGROUPS) {
         tchi_registers_give<LOAD_REGISTERS>();
         if (threadIdx.x == 128 * WARPGROUPS) {
-            load_all<has_d>(p, m);
+            load_all<has_d && planes == 1>(p, m);
         }
         __syncwarp();
         tchi_cluster_sync();
@@ -438,27 +553,62 @@ static __global__ void __launch_bounds__(THREADS, 1) symmetric_pingpong(const __
 /* Smaller matrices have no tiles that share B without much of them outside. Measured on an H200 from 768 on, where this
  * is 1.46 to 1.62 times as fast as symmetric_bf16x2_wgmma.cu was in another run; 256 and 512 are reasoned. */
 #define SMALLEST 256
-/* Below so many tiles for each multiprocessor the small tiles of symmetric_bf16x2.cu, which keep more of the device at
- * work: the limit is that of its own large tiles, which are as large as these. */
-#define TILES_PER_PROCESSOR 1
+/* With fewer tiles than multiprocessors the small tiles of symmetric_bf16x2.cu, which keep more of the device at work:
+ * the limit is that of its own large tiles, which are as large as these. For split operands it is a quarter: with 36
+ * tiles on 132 multiprocessors, 1 x 1024, these take 0.030 ms on an H200 and small tiles 0.034. */
+static int64_t least_tiles(const tchi_cuda_state *state, tch_scalar in)
+{
+    return in == TCH_SCALAR_BF16X2 ? state->device.processors / 4 : state->device.processors;
+}
 
 static int64_t tiles_of(int64_t n)
 {
     return tchi_lower_tiles(tchi_cuda_ceil_div(n, TILE));
 }
 
+/* A split batch as one of its planes, those of a matrix behind each other. */
+static tch_matrices as_planes(const tch_matrices *m)
+{
+    tch_matrices planes = *m;
+    if (m->type == TCH_SCALAR_BF16X2) {
+        planes.type = TCH_SCALAR_BF16;
+        planes.batch *= 2;
+    }
+    return planes;
+}
+
+static int map_takes(const tch_matrices *m)
+{
+    tch_matrices planes = as_planes(m);
+    return tchi_cuda_tensor_map_takes(&planes);
+}
+
+static tch_status map_of(const tch_matrices *m, int box_rows, CUtensorMap *map)
+{
+    tch_matrices planes = as_planes(m);
+    return tchi_cuda_tensor_map(&planes, box_rows, map);
+}
+
+/* Split products come out split or in float64, others in 16 bits. */
+static int takes_result(tch_scalar in, const tch_matrices *c)
+{
+    if (in == TCH_SCALAR_BF16X2 && c->type == TCH_SCALAR_F64) {
+        return tchi_cuda_operand_of(c).wide;
+    }
+    return (in == TCH_SCALAR_BF16X2) == (c->type == TCH_SCALAR_BF16X2) && map_takes(c);
+}
+
 extern "C" int tchi_cuda_symmetric_pingpong_takes(const tchi_cuda_state *state, const tch_matrices *d,
                                                   const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
     int64_t tiles = tiles_of(c->rows) * c->batch;
-    int large = c->rows >= SMALLEST && tiles >= (int64_t)TILES_PER_PROCESSOR * state->device.processors;
+    int large = c->rows >= SMALLEST && tiles >= least_tiles(state, a->type);
     int countable =
         c->rows < (1 << 20) && c->batch < (1 << 30) && tiles < (1 << 30) && a->cols > 0 && a->cols < (1 << 30);
     int whole = c->rows % 8 == 0; /* the accelerator would write beyond the ends of other rows: tchi_tma_store */
     int typed = a->type == b->type && (d == NULL || d->type == a->type);
-    return state->device.major == 9 && large && countable && whole && typed && tchi_cuda_tensor_map_takes(a) &&
-           tchi_cuda_tensor_map_takes(b) && tchi_cuda_tensor_map_takes(c) &&
-           (d == NULL || tchi_cuda_tensor_map_takes(d));
+    return state->device.major == 9 && large && countable && whole && typed && map_takes(a) && map_takes(b) &&
+           takes_result(a->type, c) && (d == NULL || map_takes(d));
 }
 
 static pingpong_problem problem_of(double c0, double c1, double c2, const tch_matrices *a, const tch_matrices *c)
@@ -481,8 +631,8 @@ static pingpong_problem problem_of(double c0, double c1, double c2, const tch_ma
  * clusters at one time, those left over run after the others. */
 static tch_status launch(tchi_cuda_state *state, const pingpong_problem *p, void (*kernel)(pingpong_problem))
 {
-    TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       (int)sizeof(pingpong_memory)),
+    const size_t shared = sizeof(pingpong_memory<1>); /* which is no less than that of two planes */
+    TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
                   "symmetric_pingpong");
     int clusters = state->device.processors / CLUSTER;
     clusters = clusters < p->items ? clusters : p->items;
@@ -494,7 +644,7 @@ static tch_status launch(tchi_cuda_state *state, const pingpong_problem *p, void
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)(clusters * CLUSTER));
     config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = sizeof(pingpong_memory);
+    config.dynamicSmemBytes = shared;
     config.stream = state->stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
@@ -512,19 +662,37 @@ template <tch_scalar in> static pingpong_kernel kernel_to(tch_scalar out, int ha
     return has_d ? symmetric_pingpong<true, in, TCH_SCALAR_BF16> : symmetric_pingpong<false, in, TCH_SCALAR_BF16>;
 }
 
+template <tch_scalar out> static pingpong_kernel split_kernel_to(int has_d)
+{
+    constexpr tch_scalar split = TCH_SCALAR_BF16X2;
+    return has_d ? symmetric_pingpong<true, split, out> : symmetric_pingpong<false, split, out>;
+}
+
+static pingpong_kernel kernel_for(tch_scalar in, tch_scalar out, int has_d)
+{
+    if (in == TCH_SCALAR_BF16X2) {
+        return out == TCH_SCALAR_F64 ? split_kernel_to<TCH_SCALAR_F64>(has_d)
+                                     : split_kernel_to<TCH_SCALAR_BF16X2>(has_d);
+    }
+    return in == TCH_SCALAR_F16 ? kernel_to<TCH_SCALAR_F16>(out, has_d) : kernel_to<TCH_SCALAR_BF16>(out, has_d);
+}
+
 static tch_status run(tchi_cuda_state *state, pingpong_problem *p, const tch_matrices *d, const tch_matrices *a,
                       const tch_matrices *b, const tch_matrices *c)
 {
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(a, TILE, &p->a));
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(b, TILE / CLUSTER, &p->b));
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(c, TCHI_SQUARE, &p->c));
-    if (d != NULL) {
-        TCHI_CUDA_PASS(tchi_cuda_tensor_map(d, TILE, &p->d));
+    TCHI_CUDA_PASS(map_of(a, TILE, &p->a));
+    TCHI_CUDA_PASS(map_of(b, TILE / CLUSTER, &p->b));
+    if (c->type == TCH_SCALAR_F64) {
+        p->wide_c = tchi_cuda_operand_of(c);
+    } else {
+        TCHI_CUDA_PASS(map_of(c, TCHI_SQUARE, &p->c));
     }
-    int has_d = d != NULL;
-    pingpong_kernel kernel = a->type == TCH_SCALAR_F16 ? kernel_to<TCH_SCALAR_F16>(c->type, has_d)
-                                                       : kernel_to<TCH_SCALAR_BF16>(c->type, has_d);
-    return launch(state, p, kernel);
+    if (d != NULL && d->type == TCH_SCALAR_BF16X2) {
+        p->split_d = tchi_cuda_operand_of(d);
+    } else if (d != NULL) {
+        TCHI_CUDA_PASS(map_of(d, TILE, &p->d));
+    }
+    return launch(state, p, kernel_for(a->type, c->type, d != NULL));
 }
 
 extern "C" tch_status tchi_cuda_symmetric_pingpong(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d,
