@@ -161,6 +161,62 @@ int tchi_minimax_polynomial(int root, int degree, double lo, double hi, tchi_min
     return 0;
 }
 
+/* --- the ending --------------------------------------------------------------------------------------------------- */
+
+enum { POINTS = 5, SAMPLES = 40 };
+
+/* Coefficients of the polynomial with the values f at the points x: divided differences, then one factor after the
+ * other multiplied out. */
+static void interpolate(const double *x, double *f, double *c)
+{
+    for (int order = 1; order < POINTS; order++) {
+        for (int i = POINTS - 1; i >= order; i--) {
+            f[i] = (f[i] - f[i - 1]) / (x[i] - x[i - order]);
+        }
+    }
+    for (int i = 0; i < POINTS; i++) {
+        c[i] = 0.0;
+    }
+    for (int i = POINTS - 1; i >= 0; i--) {
+        for (int j = POINTS - 1; j > 0; j--) {
+            c[j] = c[j - 1] - x[i] * c[j];
+        }
+        c[0] = f[i] - x[i] * c[0];
+    }
+}
+
+static double quartic_error(int root, const tchi_minimax_quartic *q, double x)
+{
+    double s = q->s0 + x * (q->s1 + x);
+    return fabs((q->t0 + q->t1 * x + q->t2 * s * s) * pow(x, 1.0 / root) - 1.0);
+}
+
+int tchi_minimax_ending(int root, double lo, double hi, tchi_minimax_quartic *q, double *error)
+{
+    if (root < 1 || root > TCHI_MINIMAX_MAX_ROOT || !(lo > 0.0 && hi - lo > NARROW * hi && isfinite(hi))) {
+        return -1;
+    }
+    const double quarter = atan(1.0);
+    double x[POINTS], f[POINTS], c[POINTS];
+    for (int i = 0; i < POINTS; i++) {
+        x[i] = 0.5 * (lo + hi) + 0.5 * (hi - lo) * cos((2 * i + 1) * 2.0 * quarter / POINTS);
+        f[i] = pow(x[i], -1.0 / root);
+    }
+    interpolate(x, f, c);
+    q->t2 = c[4];
+    q->s1 = c[3] / (2.0 * c[4]);
+    q->s0 = (c[2] / c[4] - q->s1 * q->s1) / 2.0;
+    q->t1 = c[1] - 2.0 * c[4] * q->s0 * q->s1;
+    q->t0 = c[0] - c[4] * q->s0 * q->s0;
+    *error = 0.0;
+    for (int i = 0; i <= SAMPLES; i++) {
+        *error = fmax(*error, quartic_error(root, q, lo + (hi - lo) * i / SAMPLES));
+    }
+    return 0;
+}
+
+/* --- plans -------------------------------------------------------------------------------------------------------- */
+
 /* The largest |m^(1/p) - 1| for m in [lo, hi]. */
 static double root_error(int root, double lo, double hi)
 {

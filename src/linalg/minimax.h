@@ -22,6 +22,16 @@ typedef struct tchi_minimax_step {
  * arguments outside these ranges; with arguments inside them the exchange always converges. */
 int tchi_minimax_polynomial(int root, int degree, double lo, double hi, tchi_minimax_step *step);
 
+/* A polynomial of degree 4 in two products: s = s0 + s1 x + x^2, then t0 + t1 x + t2 s^2. */
+typedef struct tchi_minimax_quartic {
+    double s0, s1, t0, t1, t2;
+} tchi_minimax_quartic;
+
+/* The one that is x^(-1/root) at Chebyshev's points of [lo, hi], and the largest |q(x) x^(1/root) - 1| there. `root` is
+ * 1 to TCHI_MINIMAX_MAX_ROOT, 0 < lo < hi. Returns 0, or -1 for arguments outside these ranges and for intervals so
+ * narrow that the coefficients would be rounding. */
+int tchi_minimax_ending(int root, double lo, double hi, tchi_minimax_quartic *q, double *error);
+
 /* All steps for a spectrum in [lo, 1], until X is within `tolerance` of the root: the relative error of X on an
  * eigenvalue whose M has become m is exactly |m^(1/root) - 1|, so the last step satisfies
  * max(hi^(1/root) - 1, 1 - lo^(1/root)) <= tolerance. Tolerances below 1e-15 are taken as 1e-15.

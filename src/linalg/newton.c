@@ -91,21 +91,69 @@ static int power_products(int32_t root)
     return root == 1 ? 0 : root == 2 ? 1 : root <= 4 ? 2 : 3;
 }
 
-/* A congruent step does H, X H and K in its type, and a whole product and a half one in float64. */
+/* Products of step k in its own type: H, X H, and for M the power of H and its product with M. */
+static int products_of(const tchi_newton_plan *plan, int k)
+{
+    bool last = k + 1 == plan->steps;
+    if (last && plan->ends) {
+        return 3;
+    }
+    bool short_one = last && k > 0 && plan->step[k].c[2] == 0.0 && plan->degree == 2;
+    int products = (k > 0) + (short_one ? 0 : plan->degree - 1);
+    int powers = plan->congruent[k] ? power_products(plan->root / 2) : last ? 0 : power_products(plan->root) + 1;
+    return products + powers;
+}
+
+/* A congruent step has a whole product and a half one in float64 besides. */
 double tchi_newton_cost(const tchi_newton_plan *plan, const tch_product_rates *rates)
 {
     double cost = 0.0;
     for (int k = 0; k < plan->steps; k++) {
-        bool last = k + 1 == plan->steps;
-        bool short_one = last && k > 0 && plan->step[k].c[2] == 0.0 && plan->degree == 2;
         double rate = plan->type[k] == TCH_SCALAR_F64   ? rates->f64
                       : plan->type[k] == TCH_SCALAR_F32 ? rates->f32
                                                         : rates->bf16x2;
-        int products = (k > 0) + (short_one ? 0 : plan->degree - 1);
-        int powers = plan->congruent[k] ? power_products(plan->root / 2) : last ? 0 : power_products(plan->root) + 1;
-        cost += (products + powers) / rate + (plan->congruent[k] ? 3.0 / rates->f64 : 0.0);
+        cost += products_of(plan, k) / rate + (plan->congruent[k] ? 3.0 / rates->f64 : 0.0);
     }
     return cost;
+}
+
+/* With its last step at k. */
+static tchi_newton_plan ended_at(const tchi_newton_plan *plan, int k, const tchi_minimax_quartic *ending)
+{
+    tchi_newton_plan ended = *plan;
+    ended.steps = k + 1;
+    ended.ends = true;
+    ended.ending = *ending;
+    return ended;
+}
+
+static int all_products(const tchi_newton_plan *plan)
+{
+    int products = 0;
+    for (int k = 0; k < plan->steps; k++) {
+        products += products_of(plan, k);
+    }
+    return products;
+}
+
+void tchi_newton_end(tchi_newton_plan *plan, double tolerance)
+{
+    tchi_newton_plan steps = *plan;
+    tchi_newton_shorten(&steps, tolerance);
+    int k = plan->root == 1 ? plan->steps : 1; /* steps of root 1 have three products themselves */
+    double error = INFINITY;
+    tchi_minimax_quartic ending;
+    while (k < plan->steps &&
+           (tchi_minimax_ending(plan->root, plan->step[k - 1].lo, plan->step[k - 1].hi, &ending, &error) != 0 ||
+            error > tolerance)) {
+        k++;
+    }
+    if (k < plan->steps) {
+        tchi_newton_plan ended = ended_at(plan, k, &ending);
+        *plan = all_products(&ended) < all_products(&steps) ? ended : steps;
+    } else {
+        *plan = steps;
+    }
 }
 
 tch_scalar tchi_newton_type_of_m(const tchi_newton_plan *plan, int k)
@@ -267,6 +315,18 @@ static tch_status finish(tch_context *context, const tchi_minimax_step *step, ca
     return TCH_OK;
 }
 
+/* X <- X q(M). */
+static tch_status end(tch_context *context, const tchi_minimax_quartic *q, cast *c)
+{
+    c->h->type = c->m->type;
+    c->t->type = c->m->type;
+    TCHI_TRY(tchi_symmetric_polynomial(context, q->s0, q->s1, c->m, 1.0, c->m, c->m, c->h));
+    TCHI_TRY(tchi_symmetric_polynomial(context, q->t0, q->t1, c->m, q->t2, c->h, c->h, c->t));
+    TCHI_TRY(multiply(context, c->x, c->t, c->x->type, c->s));
+    swap(&c->x, &c->s);
+    return TCH_OK;
+}
+
 static tch_status run_step(tch_context *context, const tchi_newton_plan *p, int k, cast *c)
 {
     if (p->congruent[k]) {
@@ -274,6 +334,9 @@ static tch_status run_step(tch_context *context, const tchi_newton_plan *p, int 
     }
     const tchi_minimax_step *step = &p->step[k];
     bool last = k + 1 == p->steps;
+    if (last && p->ends) {
+        return end(context, &p->ending, c);
+    }
     tch_scalar next = last ? p->type[k] : p->type[k + 1];
     if (last && step->c[2] == 0.0 && k > 0) {
         return finish(context, step, c);

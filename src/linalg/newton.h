@@ -12,6 +12,8 @@
 /* All that the iteration does, decided before it starts. Every step has the type it is computed in: its products read
  * and write that type, except the last X and M of a step, which come out in the type of the next.
  *
+ * The last step may be an ending: X q(M) with a polynomial of degree 4, after which M is of no use.
+ *
  * A congruent step keeps M in float64 and does all else in its type: with K = H^(root/2), M becomes K M K. Whatever
  * rounding K has, that congruence cannot disturb M's small eigenvalues by more than a like fraction of themselves, so
  * only the two products that form it need float64. */
@@ -21,6 +23,8 @@ typedef struct tchi_newton_plan {
     tchi_minimax_step step[TCHI_MINIMAX_MAX_STEPS];
     tch_scalar type[TCHI_MINIMAX_MAX_STEPS];
     bool congruent[TCHI_MINIMAX_MAX_STEPS];
+    bool ends; /* the last step is `ending`, and has no coefficients in step[] */
+    tchi_minimax_quartic ending;
 } tchi_newton_plan;
 
 /* The symmetric products of its steps, each over the rate of its type, for types that were chosen. */
@@ -42,6 +46,10 @@ tch_status tchi_newton(tch_context *context, const tchi_newton_plan *plan, tchi_
 /* Makes the last of several steps one of degree 1, which saves a product, where that too brings X within `tolerance`.
  * Returns whether it did. */
 bool tchi_newton_shorten(tchi_newton_plan *plan, double tolerance);
+
+/* Puts an ending in place of the last steps, as many as it can do the work of within `tolerance`, or shortens the last
+ * where that takes no more products. */
+void tchi_newton_end(tchi_newton_plan *plan, double tolerance);
 
 /* Chooses the kind of every step from what the arithmetic costs and how much of its rounding the step magnifies, for an
  * error of `tolerance` in X and a first M with spectrum in [low, 1]. */

@@ -337,6 +337,37 @@ static void products_are_counted(void **state)
     assert_int_equal(tchi_minimax_plan_products(8, 2, 2), 7); /* M^2, H^2, H^4, H^8, H^8 M; M^2, X H */
 }
 
+/* What an ending is off by is what it says, on a finer grid than its own. */
+static void endings_say_their_error(void **state)
+{
+    (void)state;
+    tchi_minimax_quartic q;
+    double error;
+    for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
+        for (int i = 0; i < 60; i++) {
+            double lo = i < 40 ? 0.02 + 0.0245 * i : 1.0 - 0.02 / (i - 38);
+            test_case("root %d from %g", root, lo);
+            assert_int_equal(tchi_minimax_ending(root, lo, 2.0 - lo, &q, &error), 0);
+            double most = 0.0;
+            for (int j = 0; j <= 5000; j++) {
+                double x = lo + (2.0 - 2.0 * lo) * j / 5000.0;
+                double s = q.s0 + x * (q.s1 + x);
+                most = fmax(most, fabs((q.t0 + q.t1 * x + q.t2 * s * s) * pow(x, 1.0 / root) - 1.0));
+            }
+            CHECK(most <= 1.02 * error + 1e-14, "%g where it says %g", most, error);
+        }
+    }
+    assert_int_equal(tchi_minimax_ending(4, 0.609, 1.391, &q, &error), 0);
+    CHECK(error > 7e-5 && error < 7.5e-5, "the error is %g", error); /* the best possible has 5.8e-5 */
+    assert_int_equal(tchi_minimax_ending(0, 0.5, 1.5, &q, &error), -1);
+    assert_int_equal(tchi_minimax_ending(TCHI_MINIMAX_MAX_ROOT + 1, 0.5, 1.5, &q, &error), -1);
+    assert_int_equal(tchi_minimax_ending(4, 0.0, 1.5, &q, &error), -1);
+    assert_int_equal(tchi_minimax_ending(4, NAN, 1.5, &q, &error), -1);
+    assert_int_equal(tchi_minimax_ending(4, 0.5, INFINITY, &q, &error), -1);
+    assert_int_equal(tchi_minimax_ending(4, 1.5, 0.5, &q, &error), -1);
+    assert_int_equal(tchi_minimax_ending(4, 1.0 - 1e-5, 1.0 + 1e-5, &q, &error), -1);
+}
+
 typedef struct sum {
     int root, count;
     double lo, error;
@@ -539,6 +570,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(plans_exist_for_every_request_in_range),
         cmocka_unit_test(plans_have_the_published_sizes),
         cmocka_unit_test(products_are_counted),
+        cmocka_unit_test(endings_say_their_error),
         cmocka_unit_test(sums_have_the_published_errors),
         cmocka_unit_test(sums_alternate_at_all_points),
         cmocka_unit_test(no_perturbed_sum_is_better),
