@@ -183,8 +183,8 @@ static void check_element(const half *h, unsigned char *got, int64_t z, int64_t 
     double factor = h->scale != NULL ? pow(h->scale[z], h->exponent) : 1.0;
     double expected = factor * (h->c2 * sum + addend + shift);
     double scale = fabs(factor) * (fabs(h->c2) * magnitude + fabs(addend) + fabs(shift));
-    /* Where no kernel takes the whole, the product is rounded, and once more with the other terms. Of split operands the
-     * product of the low parts is left out. */
+    /* Where no kernel takes the whole, the product is rounded, and once more with the other terms. Of split operands
+     * the product of the low parts is left out. */
     double rounded = fabs(expected) + (addend != 0.0 || shift != 0.0 ? fabs(factor * h->c2 * sum) : 0.0);
     double unit = h->c.planes == 2 ? 0x1p-17 : test_unit_roundoff(h->c.dtype);
     double left_out = h->a->planes == 2 ? 0x1p-18 * scale : 0.0;

@@ -1,12 +1,13 @@
-/* Symmetric products of bfloat16, float16 and split bfloat16 for sm_90: C = scale (c0 I + c1 D + c2 A B') over the lower
- * tiles of C, mirrored, with a scale for each matrix or none. A persistent ping-pong kernel: a producer warp asks the tensor
- * memory accelerator for k-tiles of A and B, and two consumer warpgroups have tiles in turn, so that one is in its
- * epilogue while the other multiplies. The two blocks of a cluster have tiles below each other and share B.
+/* Symmetric products of bfloat16, float16 and split bfloat16 for sm_90: C = scale (c0 I + c1 D + c2 A B') over the
+ * lower tiles of C, mirrored, with a scale for each matrix or none. A persistent ping-pong kernel: a producer warp asks
+ * the tensor memory accelerator for k-tiles of A and B, and two consumer warpgroups have tiles in turn, so that one is
+ * in its epilogue while the other multiplies. The two blocks of a cluster have tiles below each other and share B.
  *
  * The one thing to know before changing it: k-tiles go round through STAGES places in shared memory, each with a
  * barrier for "full" and one for "empty", and a barrier tells apart only the phase that has just ended and the one
  * before. So nobody may wait for a k-tile before it is certain that the k-tile before it in that place has landed,
- * which is what the warpgroups' turns are for. How this way was chosen: bench/ladder/cuda_orthogonalize.md. */
+ * which is what the warpgroups' turns are for. How this way was chosen: bench/ladder/cuda_orthogonalize.md, and
+ * for split operands cuda_symmetric_bf16x2.md. */
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/hopper.cuh"
