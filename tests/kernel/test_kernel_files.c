@@ -136,6 +136,7 @@ static void the_current_folder(void **state)
     write_text("one/value.h", "#define VALUE 3\n");
     expect(*state, 3, 1);
     assert_int_equal(chdir(before), 0);
+    free(before);
     unsetenv("CPATH");
 }
 
