@@ -98,7 +98,7 @@ static int products_of(const tchi_newton_plan *plan, int k)
     if (last && plan->ends) {
         return 3;
     }
-    bool short_one = last && k > 0 && plan->step[k].c[2] == 0.0 && plan->degree == 2;
+    bool short_one = last && plan->steps > 1 && plan->step[k].c[2] == 0.0 && plan->degree == 2;
     int products = (k > 0) + (short_one ? 0 : plan->degree - 1);
     int powers = plan->congruent[k] ? power_products(plan->root / 2) : last ? 0 : power_products(plan->root) + 1;
     return products + powers;
