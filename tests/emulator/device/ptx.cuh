@@ -31,6 +31,11 @@ static __device__ inline void tchi_cp_async_16(void *shared, const void *global,
     emulator_copy_16(shared, global, bytes_valid);
 }
 
+static __device__ inline void tchi_cp_async_16(void *shared, const void *global)
+{
+    emulator_copy_16(shared, global, 16);
+}
+
 static __device__ inline void tchi_cp_async_commit()
 {
     emulator_copy_commit();
@@ -41,9 +46,9 @@ template <int pending> static __device__ inline void tchi_cp_async_wait()
     emulator_copy_wait(pending);
 }
 
-static __device__ inline double2 tchi_load_shared_pair(const double *shared)
+static __device__ inline double tchi_load_shared_f64(const void *shared)
 {
-    return *(const double2 *)shared;
+    return *(const double *)shared;
 }
 
 /* --- fragments --------------------------------------------------------------------------------------------------- */

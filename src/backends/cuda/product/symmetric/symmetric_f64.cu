@@ -1,9 +1,9 @@
 /* The symmetric product in float64 on tensor cores: C = c0 I + c1 D + c2 A B' over the lower tiles of C, mirrored. Here
- * are which block computes which tile, and with which tiling; how it does is in symmetric_f64_tile.cuh.
+ * is which block computes which tile; how it does is in symmetric_f64_tile.cuh.
  *
  * A batch of N matrices asks for N n^2 k operations (half of 2 N n^2 k), and at least 8 N (2 n k + n^2) bytes, with
- * 4 N n^2 more for D. From L2 a tile of R by C reads 8 k (R + C) bytes for its 2 R C k operations: 16 operations a byte
- * for 128 by 128, 8 for 64 by 64. bench/ladder/cuda_symmetric_f64.md has the reasons and the measurements. */
+ * 4 N n^2 more for D. From L2 a tile of R by C reads 8 k (R + C) bytes for its 2 R C k operations: 8 operations a byte
+ * for 64 by 64. bench/ladder/cuda_symmetric_f64.md has the reasons and the measurements. */
 #include "symmetric_f64_tile.cuh"
 
 /* float64 tensor cores at full rate: compute capability 8.0, 9.0 and 10.0. Elsewhere the kernel is empty. */
@@ -38,30 +38,13 @@ template <class T> static __device__ __forceinline__ place place_of(const proble
     return at;
 }
 
-/* Blocks up to p.whole compute tiles of the one tiling, later ones share the remaining tiles between them, cut into
- * chunks of the other, which has as many threads: the last round of a grid seldom fills the device, and with smaller
- * chunks it is over sooner. */
-template <class T, class CHUNK>
-static __global__ void __launch_bounds__(T::threads, T::blocks) symmetric_f64_kernel(const problem p)
+template <class T> static __global__ void __launch_bounds__(T::threads, T::blocks) symmetric_f64_kernel(const problem p)
 {
 #ifdef HAS_F64_TENSOR_CORES
-    static_assert(T::threads == CHUNK::threads && T::shared_bytes >= CHUNK::shared_bytes, "one launch serves both");
-    constexpr int across = T::cols / CHUNK::cols, chunks = T::rows / CHUNK::rows * across;
-    extern __shared__ __align__(128) double shared[];
-    int64_t block = blockIdx.x;
-    if (block < p.whole) {
-        place at = place_of<T>(p, block);
-        if (at.col < p.n) {
-            compute_tile<T>(shared, p, at);
-        }
-    } else if constexpr (chunks > 1) {
-        int chunk = (int)((block - p.whole) % chunks);
-        place at = place_of<T>(p, p.whole + (block - p.whole) / chunks);
-        at.row += chunk / across * CHUNK::rows;
-        at.col += chunk % across * CHUNK::cols;
-        if (at.row < p.n && at.col < at.row + CHUNK::rows) {
-            compute_tile<CHUNK>(shared, p, at);
-        }
+    extern __shared__ __align__(128) char shared[];
+    place at = place_of<T>(p, blockIdx.x);
+    if (at.col < p.n) {
+        compute_tile<T>(shared, p, at);
     }
 #else
     (void)p;
@@ -69,33 +52,6 @@ static __global__ void __launch_bounds__(T::threads, T::blocks) symmetric_f64_ke
 }
 
 /* --- launching --------------------------------------------------------------------------------------------------- */
-
-/* How the tiles of a batch fall on the device. */
-typedef struct rounds {
-    int64_t tiles; /* of one matrix */
-    int64_t whole; /* tiles of the batch that are computed whole */
-    int64_t blocks;
-    double time; /* in products of 64 by 64 by k done by one multiprocessor */
-} rounds;
-
-/* Chunks are worth it where the tiles of the last, partial round fill little of the device: 16 of 132 multiprocessors
- * at 4 x 2048 (0.858 ms against 0.898 on an H200), not 48 at 16 x 1024 (0.451 against 0.437). */
-template <class T, class CHUNK> static rounds plan(const tchi_cuda_state *state, int64_t n, int64_t batch)
-{
-    const int chunks = T::rows / CHUNK::rows * (T::cols / CHUNK::cols);
-    const int64_t slots = (int64_t)state->device.processors * T::blocks;
-    const double unit = T::rows * T::cols / 4096.0 * T::blocks;
-    rounds r;
-    r.tiles = tiles_above((n + T::rows - 1) / T::rows, T::rows / T::cols);
-    int64_t total = r.tiles * batch;
-    int64_t left = total % slots;
-    int cut = chunks > 1 && 4 * left <= slots;
-    r.whole = cut ? total - left : total;
-    r.blocks = r.whole + (total - r.whole) * chunks;
-    r.time = unit * (double)((r.whole + slots - 1) / slots);
-    r.time += unit / chunks * (double)((r.blocks - r.whole + slots - 1) / slots);
-    return r;
-}
 
 /* More than the usual 48 KB for a block, and as much as there is for the blocks that share a multiprocessor. */
 static tch_status ask_for_shared_memory(const void *kernel, int bytes)
@@ -108,43 +64,38 @@ static tch_status ask_for_shared_memory(const void *kernel, int bytes)
     return TCH_OK;
 }
 
-template <class T, class CHUNK> static tch_status launch(const tchi_cuda_state *state, problem p, int64_t batch)
+template <class T> static int64_t tiles_of(int64_t n)
 {
-    const auto kernel = symmetric_f64_kernel<T, CHUNK>;
-    const rounds r = plan<T, CHUNK>(state, p.n, batch);
-    p.tiles = r.tiles;
-    p.whole = r.whole;
+    return tiles_above((n + T::rows - 1) / T::rows, T::rows / T::cols);
+}
+
+template <class T> static tch_status launch(const tchi_cuda_state *state, problem p, int64_t batch)
+{
+    const auto kernel = symmetric_f64_kernel<T>;
+    p.tiles = tiles_of<T>(p.n);
     TCHI_CUDA_PASS(ask_for_shared_memory((const void *)kernel, T::shared_bytes));
-    kernel<<<(unsigned)r.blocks, T::threads, T::shared_bytes, state->stream>>>(p);
+    kernel<<<(unsigned)(p.tiles * batch), T::threads, T::shared_bytes, state->stream>>>(p);
     return tchi_cuda_launched(state, "symmetric_f64_kernel");
 }
 
-/* 128 by 128 reads little enough from L2 to keep the tensor cores busy; one block fills a multiprocessor's registers.
- * 64 by 64 wastes less on small matrices, and three blocks hide each other's beginnings, barriers and ends. */
-typedef tiling<128, 128, 64, 32, 8, 16, 4, 2, 1> large_tiling;
-typedef tiling<64, 64, 32, 16, 8, 16, 4, 2, 1> large_chunk;
-typedef tiling<64, 64, 32, 32, 8, 16, 4, 2, 3> small_tiling;
+/* Three blocks hide each other's beginnings, barriers and ends, and the last round of a grid leaves little of the device
+ * idle: larger tiles read less from L2 and were slower for all but one matrix of n = 4096. */
+typedef tiling<64, 64, 32, 32, 4, 3> usual_tiling;
 
-/* What a tile of 64 by 64 costs in a small block against its share of a large one, for reading twice as much from L2;
- * and the columns' worth of time in which a large block only starts or stores. On an H200 such a tile took 25.0 to 26.6
- * ns for each column of k against 21.4 to 24.6 from k = 1024 on, 28.6 against 31.0 at k = 256. */
-#define SMALL_COST 1.2
-#define LARGE_IDLE_COLUMNS 64.0
-
-static int prefers_small(const tchi_cuda_state *state, int64_t n, int64_t k, int64_t batch)
-{
-    double large = plan<large_tiling, large_chunk>(state, n, batch).time * ((double)k + LARGE_IDLE_COLUMNS);
-    double small = plan<small_tiling, small_tiling>(state, n, batch).time * SMALL_COST * (double)k;
-    return small <= large;
-}
-
-/* Rows for which the tiles of one matrix fit into a grid, and columns that an int can count past the end. */
+/* Rows for which the tiles of one matrix fit into a grid, columns that an int can count past the end, and a distance of
+ * rows of which 128 are counted in bytes by 32 bits. */
 #define MOST_ROWS (1 << 20)
 #define MOST_COLUMNS (1 << 30)
+#define MOST_LD (1 << 21)
 
 static int rows_are_aligned(const tch_matrices *x)
 {
     return (uintptr_t)x->data % 16 == 0 && (x->rows <= 1 || x->ld % 2 == 0) && (x->batch <= 1 || x->stride % 2 == 0);
+}
+
+static int is_taken(const tch_matrices *x)
+{
+    return x->type == TCH_SCALAR_F64 && rows_are_aligned(x) && (x->rows <= 1 || x->ld <= MOST_LD);
 }
 
 extern "C" int tchi_cuda_symmetric_f64_takes(const tchi_cuda_state *state, const tch_matrices *, const tch_matrices *a,
@@ -153,9 +104,8 @@ extern "C" int tchi_cuda_symmetric_f64_takes(const tchi_cuda_state *state, const
     int major = state->device.major;
     int tensor_cores = (major == 8 || major == 9 || major == 10) && state->device.minor == 0;
     int output = c->type == TCH_SCALAR_F64 || c->type == TCH_SCALAR_F32 || c->type == TCH_SCALAR_BF16X2;
-    return tensor_cores && state->device.shared_per_block >= large_tiling::shared_bytes && output &&
-           a->type == TCH_SCALAR_F64 && b->type == TCH_SCALAR_F64 && rows_are_aligned(a) && rows_are_aligned(b) &&
-           c->rows <= MOST_ROWS && a->cols <= MOST_COLUMNS;
+    return tensor_cores && state->device.shared_per_block >= usual_tiling::shared_bytes && output && is_taken(a) &&
+           is_taken(b) && c->rows <= MOST_ROWS && a->cols <= MOST_COLUMNS;
 }
 
 static operand operand_of(const tch_matrices *x)
@@ -213,19 +163,14 @@ extern "C" tch_status tchi_cuda_symmetric_f64(tchi_cuda_state *state, double c0,
                                               double c2, const tch_matrices *a, const tch_matrices *b,
                                               const tch_matrices *c)
 {
-    const int64_t n = c->rows, k = a->cols;
-    if (n == 0 || c->batch == 0) {
+    if (c->rows == 0 || c->batch == 0) {
         return TCH_OK;
     }
     const problem p = problem_of(c0, c1, d, c2, a, b, c);
-    const int64_t most = MOST_BLOCKS / tiles_above((n + 63) / 64, 1);
+    const int64_t most = MOST_BLOCKS / tiles_of<usual_tiling>(c->rows);
     for (int64_t first = 0; first < c->batch; first += most) {
         int64_t count = c->batch - first < most ? c->batch - first : most;
-        if (prefers_small(state, n, k, count)) {
-            TCHI_CUDA_PASS((launch<small_tiling, small_tiling>(state, part_of(p, first), count)));
-        } else {
-            TCHI_CUDA_PASS((launch<large_tiling, large_chunk>(state, part_of(p, first), count)));
-        }
+        TCHI_CUDA_PASS((launch<usual_tiling>(state, part_of(p, first), count)));
     }
     return TCH_OK;
 }

@@ -1,8 +1,6 @@
 /* One tile of the symmetric product in float64 on tensor cores: k-tiles of A's and B's rows come ahead by cp.async into
  * a ring of buffers in shared memory, warps multiply them, and each stores its sums and their mirror image from
- * registers. Before changing the way operands are read: A and B only have to agree on which k stands where, so
- * fragments take their k in pairs (see load_pair), and rows beyond n may hold anything, for nothing that comes of them
- * is stored. */
+ * registers. */
 #ifndef TCHI_CUDA_SYMMETRIC_F64_TILE_CUH
 #define TCHI_CUDA_SYMMETRIC_F64_TILE_CUH
 
@@ -10,31 +8,29 @@
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
 
-/* How a tile of `rows` by `cols` is divided: warps of warp_rows by warp_cols, k-tiles of `k-tile` columns of A and B in
- * a ring of `stages`, products of mma_k columns at a time (8 or 16; below compute capability 9.0 always 4). `buffers`
- * is 2 where fragments are read one step ahead, for which the registers have to suffice. `blocks` of them are meant to
- * share a multiprocessor. */
-template <int rows_, int cols_, int warp_rows_, int warp_cols_, int mma_k_, int ktile_, int stages_, int buffers_,
-          int blocks_>
-struct tiling {
+/* How a tile of `rows` by `cols` is divided: warps of warp_rows by warp_cols, k-tiles of 16 columns of A and B in a ring
+ * of `stages`, products of 8 columns at a time (below compute capability 9.0 of 4), whose fragments are read one step
+ * ahead. `blocks` of them are meant to share a multiprocessor. */
+template <int rows_, int cols_, int warp_rows_, int warp_cols_, int stages_, int blocks_> struct tiling {
     static constexpr int rows = rows_, cols = cols_, warp_rows = warp_rows_, warp_cols = warp_cols_;
-    static constexpr int mma_k = mma_k_, ktile = ktile_, stages = stages_, buffers = buffers_, blocks = blocks_;
+    static constexpr int ktile = 16, stages = stages_, blocks = blocks_;
     static constexpr int warps = (rows / warp_rows) * (cols / warp_cols);
     static constexpr int threads = 32 * warps;
-    static constexpr int steps = ktile / mma_k;
-    static constexpr int stage = (rows + cols) * ktile;   /* doubles */
-    static constexpr int copied = threads / (ktile / 2);  /* rows that the threads copy at a time, 16 bytes each */
-    static constexpr int copies = (rows + cols) / copied; /* of each thread for a k-tile */
-    /* A warp's in one step, and the pairs of operands that a lane reads for them. */
+    static constexpr int steps = ktile / 8;
+    static constexpr int stage = 8 * (rows + cols) * ktile; /* bytes */
+    static constexpr int copied = threads / (ktile / 2);    /* rows that the threads copy at a time, 16 bytes each */
+    static constexpr int copies = (rows + cols) / copied;   /* of each thread for a k-tile */
+    static constexpr int copies_of_a = rows / copied;
+    /* A warp's in one step, and the operands that a lane reads for them. */
     static constexpr int products = (warp_rows / 16) * (warp_cols / 8);
-    static constexpr int pairs = (warp_rows + warp_cols) / 8 * (mma_k / 8);
-    static constexpr int shared_bytes = 8 * stages * stage;
+    static constexpr int loads = (warp_rows + warp_cols) / 8 * 2;
+    static constexpr int shared_bytes = stages * stage;
 
     static_assert(rows % cols == 0, "rows of tiles end at the diagonal");
-    static_assert(ktile % 16 == 0 && ktile % mma_k == 0 && warp_rows % 16 == 0 && warp_cols % 8 == 0, "whole products");
-    static_assert(copied % 2 == 0 && cols % copied == 0,
+    static_assert(warp_rows % 16 == 0 && warp_cols % 8 == 0, "whole products");
+    static_assert(copied % 4 == 0 && cols % copied == 0,
                   "copies have no remainder, and a thread keeps its permutation");
-    static_assert(buffers == 1 || steps % 2 == 0, "the two fragments take turns");
+    static_assert(steps % 2 == 0, "the two fragments take turns");
 };
 
 typedef struct operand {
@@ -51,7 +47,6 @@ typedef struct problem {
     int n, k;
     double c0, c1, c2;
     int64_t tiles; /* of one matrix */
-    int64_t whole; /* tiles, of all matrices, that are computed whole; later ones are cut */
 } problem;
 
 /* The first row and column of a tile of C. */
@@ -61,51 +56,66 @@ typedef struct place {
 
 /* --- operands ---------------------------------------------------------------------------------------------------- */
 
-/* Where the 16 bytes number `chunk` of a k-tile's row lie: odd rows have their halves of 128 bytes exchanged. Eight
- * lanes that read four chunks of one row and four of the next then meet all banks once. */
-static __device__ __forceinline__ int swizzled(int row, int chunk)
+/* A k-tile's row is 128 bytes, four parts of 32: part `part` of row `row` lies at part ^ (row % 4). The 16 lanes that
+ * shared memory serves at a time read one part of four rows, and so meet every bank once. */
+static __device__ __forceinline__ int swizzled(int row, int byte)
 {
-    return chunk ^ ((row & 1) << 2);
+    return byte ^ (row % 4 * 32);
 }
 
-/* Copy number `copy` of a k-tile by this thread: 16 bytes of a row, A's rows before B's. Columns from k on are read as
- * zeros, also in k-tiles that begin beyond. Rows from n on repeat the last one: they only reach elements of the tile
- * that are not stored. */
-template <class T>
-static __device__ __forceinline__ void fetch_part(double *shared, const problem &p, const place &at, int ktile,
-                                                  int copy)
+/* What a thread copies of every k-tile: 16 bytes of some rows of A and of B, `copied` rows apart. Its addresses move on
+ * by a k-tile, so that a copy costs one sum and no more. */
+typedef struct source {
+    const char *a, *b;
+    uint32_t a_apart, b_apart; /* bytes from one of its rows to the next */
+    int a_rows, b_rows;        /* of its rows lie in the matrix */
+    int columns;               /* of k that are left where it reads */
+    char *to;                  /* in the first stage */
+} source;
+
+template <class T> static __device__ __forceinline__ source source_of(char *shared, const problem &p, const place &at)
 {
-    constexpr int chunks = T::ktile / 2;
-    const bool of_a = copy * T::copied < T::rows;
-    const operand &from = of_a ? p.a : p.b;
-    int thread = tchi_thread_index();
-    int chunk = thread % chunks;
-    int row = copy * T::copied + thread / chunks;
-    int source = of_a ? at.row + row : at.col + row - T::rows;
-    int column = ktile * T::ktile + 2 * chunk;
-    int bytes = 8 * min(max(p.k - column, 0), 2);
-    int64_t offset = at.matrix * from.stride + min(source, p.n - 1) * from.ld + column;
-    double *stage = shared + ktile % T::stages * T::stage;
-    tchi_cp_async_16(stage + row * T::ktile + 2 * swizzled(row, chunk), from.data + (bytes > 0 ? offset : 0), bytes);
+    const int row = (int)threadIdx.x / (T::ktile / 2), column = (int)threadIdx.x % (T::ktile / 2) * 2;
+    source s;
+    s.a = (const char *)(p.a.data + at.matrix * p.a.stride + (at.row + row) * p.a.ld + column);
+    s.b = (const char *)(p.b.data + at.matrix * p.b.stride + (at.col + row) * p.b.ld + column);
+    s.a_apart = (uint32_t)(8 * T::copied * p.a.ld);
+    s.b_apart = (uint32_t)(8 * T::copied * p.b.ld);
+    s.a_rows = (p.n - at.row - row + T::copied - 1) / T::copied;
+    s.b_rows = (p.n - at.col - row + T::copied - 1) / T::copied;
+    s.columns = p.k - column;
+    s.to = shared + row * 8 * T::ktile + swizzled(row, 8 * column);
+    return s;
 }
 
-/* Copies number `first` to `end` - 1. */
-template <class T>
-static __device__ __forceinline__ void fetch(double *shared, const problem &p, const place &at, int ktile, int first,
-                                             int end)
+/* This thread's copies of a k-tile. Where the tile and its k-tiles are not all `inside`, rows from n on and columns from
+ * k on are zeros, at several times the instructions. */
+template <class T, bool inside> static __device__ __forceinline__ void fetch(source &s, int stage)
 {
+    const int bytes = 8 * min(max(s.columns, 0), 2);
 #pragma unroll
-    for (int copy = first; copy < end; copy++) {
-        fetch_part<T>(shared, p, at, ktile, copy);
+    for (int copy = 0; copy < T::copies; copy++) {
+        const bool of_a = copy < T::copies_of_a;
+        const int row = of_a ? copy : copy - T::copies_of_a;
+        const char *from = of_a ? s.a + (uint64_t)s.a_apart * row : s.b + (uint64_t)s.b_apart * row;
+        char *to = s.to + stage + copy * T::copied * 8 * T::ktile;
+        if constexpr (inside) {
+            tchi_cp_async_16(to, from);
+        } else {
+            tchi_cp_async_16(to, from, row < (of_a ? s.a_rows : s.b_rows) ? bytes : 0);
+        }
     }
+    s.a += 8 * T::ktile;
+    s.b += 8 * T::ktile;
+    s.columns -= T::ktile;
 }
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
-/* What one warp multiplies in one step: pairs along k of its rows of A and B. */
+/* What one warp multiplies in one step, in the order of the instruction's registers. */
 template <class T> struct fragments {
-    double2 a[T::warp_rows / 8][T::mma_k / 8];
-    double2 b[T::warp_cols / 8][T::mma_k / 8];
+    double a[T::warp_rows / 16][4];
+    double b[T::warp_cols / 8][2];
 };
 
 /* Element (row, col) of a warp's part of the tile is in sum[row / 16][col / 8], at 2 (row / 8 % 2) + col % 2 of the
@@ -116,85 +126,58 @@ template <class T> struct sums {
 
 template <class T> static __device__ __forceinline__ int warp_row()
 {
-    return tchi_thread_index() / 32 / (T::cols / T::warp_cols) * T::warp_rows;
+    return (int)threadIdx.x / 32 / (T::cols / T::warp_cols) * T::warp_rows;
 }
 
 template <class T> static __device__ __forceinline__ int warp_col()
 {
-    return tchi_thread_index() / 32 % (T::cols / T::warp_cols) * T::warp_cols;
+    return (int)threadIdx.x / 32 % (T::cols / T::warp_cols) * T::warp_cols;
 }
 
-/* Where a lane reads one step's operands: its first rows of A and B, and the columns' place in them. */
+/* Where a lane reads the first column of its first rows of A and B, in bytes from where a stage begins. */
 typedef struct reader {
-    const double *a, *b;
-    int offset;
+    const char *shared;
+    int a, b;
 } reader;
 
-template <class T> static __device__ __forceinline__ reader reader_of(const double *stage, int step)
+template <class T> static __device__ __forceinline__ reader reader_of(const char *shared)
 {
-    int group = tchi_thread_index() % 32 / 4;
-    int chunk = step * (T::mma_k / 2) + tchi_thread_index() % 4;
+    const int group = (int)threadIdx.x % 32 / 4, column = (int)threadIdx.x % 4;
+    const int first = group * 8 * T::ktile + swizzled(group, 8 * column);
     reader r;
-    r.a = stage + (warp_row<T>() + group) * T::ktile;
-    r.b = stage + (T::rows + warp_col<T>() + group) * T::ktile;
-    r.offset = 2 * swizzled(group, chunk);
+    r.shared = shared;
+    r.a = first + warp_row<T>() * 8 * T::ktile;
+    r.b = first + (T::rows + warp_col<T>()) * 8 * T::ktile;
     return r;
 }
 
-/* Pair number `pair` of a step's fragments, B's before A's, since all rows of A wait for them. The instructions want k
- * = t, t + 4, t + 8, ... from lane 4 g + t, for row g. Any order of k serves that is the same in A and in B; with 2 t,
- * 2 t + 1 of each eight a lane reads 16 bytes at a time. */
-template <class T> static __device__ __forceinline__ void load_pair(fragments<T> &f, const reader &r, int pair)
-{
-    constexpr int halves = T::mma_k / 8, of_b = T::warp_cols / 8;
-    int y = pair / halves, h = pair % halves;
-    if (y < of_b) {
-        f.b[y][h] = tchi_load_shared_pair(r.b + 8 * y * T::ktile + (r.offset ^ 8 * h));
-    } else {
-        f.a[y - of_b][h] = tchi_load_shared_pair(r.a + 8 * (y - of_b) * T::ktile + (r.offset ^ 8 * h));
-    }
-}
-
+/* Operands number `first` to `end` - 1 of a step, B's before A's, since all rows of A wait for them. Lane 4 g + t reads
+ * columns t and t + 4 of every eighth row from g on, each into the register in which the instruction wants it: two
+ * columns at a time would save loads and cost moves, four to a product. */
 template <class T>
-static __device__ __forceinline__ void load_pairs(fragments<T> &f, const reader &r, int first, int end)
+static __device__ __forceinline__ void load(fragments<T> &f, const reader &r, int stage, int step, int first, int end)
 {
+    constexpr int of_b = T::warp_cols / 8 * 2;
 #pragma unroll
-    for (int pair = first; pair < end; pair++) {
-        load_pair<T>(f, r, pair);
+    for (int e = first; e < end; e++) {
+        const int y = e < of_b ? e / 2 : (e - of_b) / 2, part = 2 * step + e % 2;
+        const int from = (stage + (e < of_b ? r.b : r.a)) ^ (32 * part);
+        double *to = e < of_b ? &f.b[y][e % 2] : &f.a[y / 2][e % 2 * 2 + y % 2];
+        *to = tchi_load_shared_f64(r.shared + from + y * 64 * T::ktile);
     }
 }
 
-/* 16 by 8 sums, from rows `low` and `low` + 8 of A and one row of B per group of lanes. */
-template <int mma_k>
-static __device__ __forceinline__ void multiply_16_by_8(double *sum, const double2 *low, const double2 *high,
-                                                        const double2 *b)
+/* 16 by 8 sums. */
+static __device__ __forceinline__ void multiply_16_by_8(double *sum, const double *a, const double *b)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma unroll
-    for (int h = 0; h < mma_k / 8; h++) {
-        tchi_mma_f64_8x8x4(sum, low[h].x, b[h].x);
-        tchi_mma_f64_8x8x4(sum, low[h].y, b[h].y);
-        tchi_mma_f64_8x8x4(sum + 2, high[h].x, b[h].x);
-        tchi_mma_f64_8x8x4(sum + 2, high[h].y, b[h].y);
+    for (int e = 0; e < 4; e++) {
+        tchi_mma_f64_8x8x4(sum + e % 2 * 2, a[e], b[e / 2]);
     }
 #else
-    if constexpr (mma_k == 16) {
-        const double a[8] = {low[0].x, high[0].x, low[0].y, high[0].y, low[1].x, high[1].x, low[1].y, high[1].y};
-        const double columns[4] = {b[0].x, b[0].y, b[1].x, b[1].y};
-        tchi_mma_f64_16x8x16(sum, a, columns);
-    } else {
-        const double a[4] = {low[0].x, high[0].x, low[0].y, high[0].y};
-        const double columns[2] = {b[0].x, b[0].y};
-        tchi_mma_f64_16x8x8(sum, a, columns);
-    }
+    tchi_mma_f64_16x8x8(sum, a, b);
 #endif
-}
-
-template <class T> static __device__ __forceinline__ void multiply_one(sums<T> &sum, const fragments<T> &f, int product)
-{
-    constexpr int across = T::warp_cols / 8;
-    int i = product / across, j = product % across;
-    multiply_16_by_8<T::mma_k>(sum.v[i][j], f.a[2 * i], f.a[2 * i + 1], f.b[j]);
 }
 
 /* Whether any element of this warp's part is stored. */
@@ -205,113 +188,66 @@ template <class T> static __device__ __forceinline__ bool has_lower_part(const p
     return row < p.n && col < p.n && col < row + T::warp_rows;
 }
 
-/* The k-tile that is multiplied, with the one whose buffer is free to be filled meanwhile. */
-typedef struct ktiles {
-    const double *now, *next;
-    int fetched;
-} ktiles;
+/* --- the loop over k --------------------------------------------------------------------------------------------- */
 
-/* All warps have read what they need of the current k-tile, and the copies of the next one have arrived. */
-template <class T> static __device__ __forceinline__ void leave_ktile()
-{
-    tchi_cp_async_commit();
-    tchi_cp_async_wait<T::stages - 2>();
-    __syncthreads();
-}
-
-/* The copies of a later k-tile that are made in one step: all steps but the last have a share. */
-template <class T> static __device__ __forceinline__ int copies_until(int step)
-{
-    constexpr int fetching = T::steps - 1;
-    return min(step, fetching) * T::copies / fetching;
-}
-
-/* The products of one step, between them the loads for the step after it and some copies for a later k-tile: in one
+/* The products of one step, and between them the loads for the step after it, which is number `step` of `stage`: in one
  * heap they would keep the queue to shared memory full, and the products behind them waiting. */
 template <class T>
 static __device__ __forceinline__ void multiply_step(sums<T> &sum, const fragments<T> &now, fragments<T> &next,
-                                                     double *shared, const problem &p, const place &at, const ktiles &s,
-                                                     int step)
+                                                     const reader &r, int stage, int step)
 {
-    constexpr int products = T::products;
-    const bool last = step == T::steps - 1;
-    const int first = copies_until<T>(step);
-    const int copies = copies_until<T>(step + 1) - first;
-    reader r = reader_of<T>(last ? s.next : s.now, last ? 0 : step + 1);
+    constexpr int products = T::products, across = T::warp_cols / 8;
 #pragma unroll
     for (int e = 0; e < products; e++) {
-        multiply_one<T>(sum, now, e);
-        load_pairs<T>(next, r, e * T::pairs / products, (e + 1) * T::pairs / products);
-        fetch<T>(shared, p, at, s.fetched, first + e * copies / products, first + (e + 1) * copies / products);
+        multiply_16_by_8(sum.v[e / across][e % across], now.a[e / across], now.b[e % across]);
+        load<T>(next, r, stage, step, e * T::loads / products, (e + 1) * T::loads / products);
     }
 }
 
-/* f[0] holds the first step's fragments on entry and those of the next k-tile on return. A warp without products still
- * copies for the others, and all meet at the same barrier. */
-template <class T>
-static __device__ __forceinline__ void multiply_ktile_ahead(sums<T> &sum, fragments<T> *f, double *shared,
-                                                            const problem &p, const place &at, const ktiles &s,
-                                                            bool busy)
+/* The copies of a k-tile, if there is one, as one group: none beyond the last, so that the count to wait for stays the
+ * same to the end. */
+template <class T> static __device__ __forceinline__ void fetch_group(source &s, int stage, bool exists, bool inside)
 {
-#pragma unroll
-    for (int step = 0; step < T::steps; step++) {
-        if (step == T::steps - 1) {
-            leave_ktile<T>();
-        }
-        if (busy) {
-            multiply_step<T>(sum, f[step % 2], f[(step + 1) % 2], shared, p, at, s, step);
-        } else {
-            fetch<T>(shared, p, at, s.fetched, copies_until<T>(step), copies_until<T>(step + 1));
-        }
+    if (exists && inside) {
+        fetch<T, true>(s, stage);
+    } else if (exists) {
+        fetch<T, false>(s, stage);
     }
-}
-
-/* Without fragments ahead: other warps have to fill the time in which this one loads. */
-template <class T>
-static __device__ __forceinline__ void multiply_ktile(sums<T> &sum, fragments<T> *f, double *shared, const problem &p,
-                                                      const place &at, const ktiles &s, bool busy)
-{
-    tchi_cp_async_wait<T::stages - 2>();
-    __syncthreads();
-    fetch<T>(shared, p, at, s.fetched, 0, T::copies);
     tchi_cp_async_commit();
-#pragma unroll
-    for (int step = 0; step < T::steps && busy; step++) {
-        load_pairs<T>(f[0], reader_of<T>(s.now, step), 0, T::pairs);
-#pragma unroll
-        for (int e = 0; e < T::products; e++) {
-            multiply_one<T>(sum, f[0], e);
-        }
-    }
 }
 
-/* sum = A B' of this warp's part. A k-tile is fetched into the buffer of the k-tile before the current one, which every
- * warp has left at the barrier; one group of copies is committed per k-tile, of zeros beyond the last, so that the
- * count to wait for stays the same to the end. */
+/* sum = A B' of this warp's part. Before the last step of a k-tile all its fragments have been read, and once every
+ * warp is there its stage is filled anew; copies come before loads there, or the compiler would guard each of them
+ * against the loads. A warp without products still copies for the others, and all meet at the same barrier. */
 template <class T>
-static __device__ __forceinline__ void accumulate(sums<T> &sum, double *shared, const problem &p, const place &at)
+static __device__ __forceinline__ void accumulate(sums<T> &sum, char *shared, const problem &p, const place &at)
 {
     const int count = (p.k + T::ktile - 1) / T::ktile;
     const bool busy = has_lower_part<T>(p, at);
-    fragments<T> f[T::buffers];
-    for (int ktile = 0; ktile < T::stages - 1; ktile++) {
-        fetch<T>(shared, p, at, ktile, 0, T::copies);
-        tchi_cp_async_commit();
+    const bool inside = at.row + T::rows <= p.n && at.col + T::cols <= p.n && p.k % T::ktile == 0;
+    const reader r = reader_of<T>(shared);
+    source s = source_of<T>(shared, p, at);
+    fragments<T> f[2];
+    int now = 0;
+    for (int ktile = 0; ktile < T::stages; ktile++) {
+        fetch_group<T>(s, ktile * T::stage, ktile < count, inside);
     }
-    if constexpr (T::buffers == 2) {
-        tchi_cp_async_wait<T::stages - 2>();
-        __syncthreads();
-        load_pairs<T>(f[0], reader_of<T>(shared, 0), 0, T::pairs);
-    }
+    tchi_cp_async_wait<T::stages - 1>();
+    __syncthreads();
+    load<T>(f[0], r, 0, 0, 0, T::loads);
 #pragma unroll 1
     for (int ktile = 0; ktile < count; ktile++) {
-        const ktiles s = {shared + ktile % T::stages * T::stage, shared + (ktile + 1) % T::stages * T::stage,
-                          ktile + T::stages - 1};
-        if constexpr (T::buffers == 1) {
-            multiply_ktile<T>(sum, f, shared, p, at, s, busy);
-        } else {
-            multiply_ktile_ahead<T>(sum, f, shared, p, at, s, busy);
+        const int next = now == (T::stages - 1) * T::stage ? 0 : now + T::stage;
+        if (busy) {
+            multiply_step<T>(sum, f[0], f[1], r, now, 1);
         }
+        tchi_cp_async_wait<T::stages - 2>();
+        __syncthreads();
+        fetch_group<T>(s, now, ktile + T::stages < count, inside);
+        if (busy) {
+            multiply_step<T>(sum, f[1], f[0], r, next, 0);
+        }
+        now = next;
     }
     tchi_cp_async_wait<0>();
 }
@@ -423,8 +359,7 @@ static __device__ __forceinline__ void store_tile(const sums<T> &sum, const prob
     }
 }
 
-template <class T>
-static __device__ __forceinline__ void compute_tile(double *shared, const problem &p, const place &at)
+template <class T> static __device__ __forceinline__ void compute_tile(char *shared, const problem &p, const place &at)
 {
     sums<T> sum = {};
     accumulate<T>(sum, shared, p, at);
