@@ -4,8 +4,8 @@
  * TFLOP/s of the form's own operations or TB/s, and the error of that very run. From the root of the repository:
  *   cd src/backends/cuda && nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -I../../../include -I../.. \
  *       ../../../bench/kernels/sample_norms_bench.cu sample/norms/*.cu sample/samples.cu sample/sample_dots.cu \
- *       product/factor_gram/*.c* matrix/narrow.cu product/outer.cu product/products.c \
- *       product/symmetric/symmetric_any.cu device/tensor_map.c \
+ *       product/factor_gram/*.c matrix/narrow.cu product/outer.cu product/products.c \
+ *       product/symmetric/symmetric_any.cu product/symmetric/symmetric_pingpong.cu device/tensor_map.c \
  *       runtime/errors.c runtime/faults.c runtime/libraries/libraries.c
  * cuBLAS is looked for as the module does; without it its lines are left out. With the argument `norms` it looks at
  * norms of float32 only. Exits with 1 if a check fails. */
@@ -581,15 +581,14 @@ static __global__ void factor_check(tch_matrices a, int transpose, tch_matrices 
     }
 }
 
-/* `way` -1 is our kernel by wgmma, -2 the same through copies; others are so many panels by cuBLAS. */
-static const char *const factor_names[] = {"copies, wgmma", "wgmma", "panels"};
+/* `way` 0 is our kernel, through copies in float16; others are so many panels by cuBLAS. */
 
 static void factor_run(int64_t way, double alpha, const tch_matrices *a, int transpose, double beta,
                        const tch_matrices *c)
 {
-    must(way == -1   ? tchi_cuda_factor_gram_wgmma(&state, alpha, a, NULL, beta, c)
-         : way == -2 ? tchi_cuda_factor_gram_narrow(&state, alpha, a, beta, c)
-                     : tchi_cuda_factor_gram_panels(&state, way, alpha, a, transpose, beta, c),
+    const tchi_factor_weights weights = {(float)alpha, (float)beta, NULL, 0};
+    must(way == 0 ? tchi_cuda_factor_narrow(&state, weights, a, transpose, c)
+                  : tchi_cuda_factor_gram_panels(&state, way, alpha, a, transpose, beta, c),
          "factor_gram");
 }
 
@@ -605,9 +604,7 @@ static void factor_case(tch_scalar type, int64_t n, int64_t k, int transpose, do
     double alpha = 1.0 / (double)k;
     unsigned long long *worst;
     double values[2];
-    bool taken = way > 0 || (transpose && (way == -1 ? tchi_cuda_factor_gram_wgmma_takes(&state, &a, &c)
-                                                     : tchi_cuda_factor_gram_narrow_takes(&state, &a, &c)));
-    if (!taken) {
+    if (way == 0 && !tchi_cuda_factor_narrow_takes(&state, &a, transpose, &c)) {
         drop(&a, shift);
         drop(&c, shift);
         drop(&before, 0);
@@ -632,7 +629,7 @@ static void factor_case(tch_scalar type, int64_t n, int64_t k, int transpose, do
     if (timed) {
         double ms = median_ms(state.stream, [&] { factor_run(way, alpha, &a, transpose, beta, &c); });
         printf("factor %s n %lld k %lld: %s %lld %.4f ms %.1f TFLOP/s of exact halves, error %.1e\n", type_name(type),
-               (long long)n, (long long)k, factor_names[way < 0 ? way + 2 : 2], (long long)way, ms,
+               (long long)n, (long long)k, way == 0 ? "copies" : "panels", (long long)way, ms,
                (double)n * (double)n * (double)k / ms * 1e-9, values[0]);
     }
     fflush(stdout);
@@ -645,12 +642,14 @@ static void factor_case(tch_scalar type, int64_t n, int64_t k, int transpose, do
 static void check_factors()
 {
     for (tch_scalar type : {TCH_SCALAR_F32, TCH_SCALAR_F16, TCH_SCALAR_BF16}) {
-        for (int64_t way : {-2, -1, 1, 3}) {
+        for (int64_t way : {0, 1, 3}) {
             for (int transpose = 0; transpose < 2; transpose++) {
                 factor_case(type, 300, 200, transpose, 0.0, 0, 0, way, false);
                 factor_case(type, 300, 1000, transpose, 0.5, 4, 0, way, false);
                 factor_case(type, 131, 77, transpose, 0.5, 1, 1, way, false);
                 factor_case(type, 1, 3, transpose, 0.0, 0, 0, way, false);
+                factor_case(type, 2050, 130, transpose, 0.5, 2, 2, way, false);
+                factor_case(type, 2176, 9001, transpose, 0.5, 0, 0, way, false);
             }
         }
     }
@@ -660,7 +659,7 @@ static void time_factors()
 {
     for (tch_scalar type : {TCH_SCALAR_F32, TCH_SCALAR_BF16}) {
         for (int64_t n : {768, 3072}) {
-            for (int64_t way : {-2, -1, 1, 2, 3, 4}) {
+            for (int64_t way : {0, 1, 2, 3, 4}) {
                 factor_case(type, n, 8192, 1, 0.95, 0, 0, way, true);
             }
         }

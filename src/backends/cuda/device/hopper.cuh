@@ -102,6 +102,14 @@ static __device__ __forceinline__ void tchi_barrier_wait(uint64_t *barrier, int 
     }
 }
 
+/* --- caches -------------------------------------------------------------------------------------------------------- */
+
+/* Asks for the line of the L2 cache that has this address; nobody waits for it. */
+static __device__ __forceinline__ void tchi_prefetch(const void *global)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 /* --- the tensor memory accelerator ------------------------------------------------------------------------------- */
 
 /* Copies the box at (x, y, z) of the array that `map` describes to `shared`; `barrier` counts its bytes. What lies

@@ -7,7 +7,7 @@
  *     scale = 2^(14 - floor(log2(largest)));
  *     for (each element) {                                    // narrow_rows
  *         to[i][j] = x is float32 ? float_to_half(scale * x[i][j]) : x[i][j];
- *     }
+ *     }                                                       // or to[j][i]: narrow_columns
  */
 #include "narrow.h"
 
@@ -94,6 +94,64 @@ static __global__ void __launch_bounds__(THREADS, 4) narrow_rows(const narrow_pr
     }
 }
 
+/* --- transposed ---------------------------------------------------------------------------------------------------- */
+
+#define SQUARE 64
+#define PAIRS (SQUARE / 2 + 1) /* words of a row of a square in shared memory, one more than it has pairs of elements */
+
+/* Two rows of x beside each other in words, so that a column of the square is a row of words: [column][row / 2]. Lanes of
+ * a warp write to every second bank at worst, and read from different ones. */
+static __device__ __forceinline__ void load_square(const narrow_problem &p, int64_t b, int64_t row, int64_t col,
+                                                   float scale, uint32_t (&square)[SQUARE][PAIRS])
+{
+    int j = (int)threadIdx.x % 16 * 4;
+    int count = (int)max((int64_t)0, min((int64_t)4, p.cols - col - j));
+#pragma unroll
+    for (int pass = 0; pass < SQUARE * SQUARE / 8 / THREADS; pass++) {
+        int pair = (int)threadIdx.x / 16 + pass * (THREADS / 16);
+        int64_t i = row + 2 * pair;
+        tchi_cuda_vec4<float> even = tchi_cuda_load_vec4<float>(p.x, b, i, col + j, i < p.rows ? count : 0);
+        tchi_cuda_vec4<float> odd = tchi_cuda_load_vec4<float>(p.x, b, i + 1, col + j, i + 1 < p.rows ? count : 0);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint32_t low = __half_as_ushort(__float2half_rn(scale * even.v[k]));
+            uint32_t high = __half_as_ushort(__float2half_rn(scale * odd.v[k]));
+            square[j + k][pair] = low | high << 16;
+        }
+    }
+}
+
+static __device__ __forceinline__ void store_square(const narrow_problem &p, int64_t b, int64_t row, int64_t col,
+                                                    const uint32_t (&square)[SQUARE][PAIRS])
+{
+    int chunk = (int)threadIdx.x % 8;
+#pragma unroll
+    for (int pass = 0; pass < SQUARE * 8 / THREADS; pass++) {
+        int j = (int)threadIdx.x / 8 + pass * (THREADS / 8);
+        if (col + j < p.cols && row + 8 * chunk < p.rows) {
+            const uint32_t *w = square[j] + 4 * chunk;
+            *(uint4 *)tchi_cuda_at(p.to, b, col + j, row + 8 * chunk) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    }
+}
+
+/* Reads x and writes half as much, a square of 64 by 64 to a block at a time; rows of both are whole sectors. Zeros go
+ * behind the columns as far as 16 bytes reach. */
+static __global__ void __launch_bounds__(THREADS, 4) narrow_columns(const narrow_problem p)
+{
+    __shared__ uint32_t square[SQUARE][PAIRS];
+    int64_t across = tchi_cuda_ceil_div(p.cols, SQUARE), squares = across * tchi_cuda_ceil_div(p.rows, SQUARE);
+    for (int64_t s = blockIdx.x; s < squares * p.batch; s += gridDim.x) {
+        int64_t b = s / squares, row = s % squares / across * SQUARE, col = s % across * SQUARE;
+        load_square(p, b, row, col, tchi_narrow_scale(p.largest[b]), square);
+        __syncthreads();
+        store_square(p, b, row, col, square);
+        __syncthreads();
+    }
+}
+
+/* --- host ---------------------------------------------------------------------------------------------------------- */
+
 static dim3 grid_of(const narrow_problem &p, int64_t each)
 {
     return dim3(tchi_cuda_grid(tchi_cuda_ceil_div(p.cols, each * THREADS)),
@@ -115,4 +173,14 @@ tch_status tchi_cuda_narrow(const tchi_cuda_state *state, const tch_matrices *x,
                         (uint32_t *)largest,     tchi_tile_side_of(x, true)};
     narrow_rows<<<grid_of(p, 8), THREADS, 0, state->stream>>>(p);
     return tchi_cuda_launched(state, "narrow_rows");
+}
+
+tch_status tchi_cuda_narrow_transposed(const tchi_cuda_state *state, const tch_matrices *x, const uint32_t *largest,
+                                       const tch_matrices *to)
+{
+    narrow_problem p = {
+        tchi_cuda_operand_of(x), tchi_cuda_operand_of(to), x->rows, x->cols, x->batch, (uint32_t *)largest, {}};
+    int64_t squares = tchi_cuda_ceil_div(x->rows, SQUARE) * tchi_cuda_ceil_div(x->cols, SQUARE) * x->batch;
+    narrow_columns<<<tchi_cuda_grid(squares), THREADS, 0, state->stream>>>(p);
+    return tchi_cuda_launched(state, "narrow_columns");
 }

@@ -4,6 +4,7 @@
 #include "backends/cuda/cuda.h"
 
 #include "backends/cuda/runtime/scalars.h"
+#include "factor_gram/factor_gram.h"
 #include "outer.h"
 
 /* Matrices in one call: kernels put the batch in a grid dimension that ends at 65535. */
@@ -148,6 +149,9 @@ tch_status tchi_cuda_factor_update(void *state, const tch_matrices *a, int32_t t
     }
     if ((transpose ? a->rows : a->cols) == 0) {
         return weigh_factor(state, clock, c);
+    }
+    if (rounded && tchi_cuda_factor_narrow_takes(s, a, transpose, c)) {
+        return tchi_cuda_factor_narrow(s, (tchi_factor_weights){0.0F, 0.0F, clock->narrow, 0}, a, transpose, c);
     }
     TCHI_CUBLAS_TRY(blas->set_pointer_mode(s->blas, TCHI_CUBLAS_SCALARS_ON_DEVICE), "cublasSetPointerMode");
     tch_status status = multiply_all(s, weighed_by(clock, a->type, rounded), a, transpose, a, !transpose, c);

@@ -51,77 +51,97 @@ static int64_t panels_for(tch_scalar type, int64_t n)
 
 /* --- through copies ---------------------------------------------------------------------------------------------- */
 
-#define LARGEST_BYTES 256 /* of the workspace, for one number */
+#define MOST_COPIES 64
+#define LARGEST_BYTES ((int64_t)MOST_COPIES * 4) /* of the workspace, one number for each matrix */
 
-/* A row of the copy, in elements. */
-static int64_t copied_row(const tch_matrices *a)
+/* How the copies of a batch, n rows along the contraction, go through the workspace. */
+typedef struct copy_plan {
+    int64_t matrices; /* at a time */
+    int64_t depth;    /* of the contraction at a time: all of it, or whole k-tiles where one matrix is too much */
+} copy_plan;
+
+/* `total` in equal parts of at most `most`, each but the last a multiple of `unit`. */
+static int64_t even_part(int64_t total, int64_t most, int64_t unit)
 {
-    return (a->cols + 7) / 8 * 8;
+    int64_t parts = (total + most - 1) / most;
+    return ((total + parts - 1) / parts + unit - 1) / unit * unit;
 }
 
-/* Rows of A at a time: whole k-tiles of 64, and about as many each time. */
-static int64_t rows_at_once(const tchi_cuda_state *state, const tch_matrices *a)
+/* Rows of a copy are multiples of 16 bytes. Depth 0: not even one k-tile fits. */
+static copy_plan plan_copies(const tchi_cuda_state *state, const tch_matrices *c, int64_t depth)
 {
-    int64_t most = (tchi_cuda_workspace_bytes(state) - LARGEST_BYTES) / (2 * copied_row(a)) / 64 * 64;
-    if (most == 0) {
+    int64_t room = (tchi_cuda_workspace_bytes(state) - LARGEST_BYTES) / 2; /* elements */
+    int64_t one = c->rows * ((depth + 7) / 8 * 8);
+    if (one <= room) {
+        int64_t most = room / one < MOST_COPIES ? room / one : MOST_COPIES;
+        return (copy_plan){even_part(c->batch, most, 1), depth};
+    }
+    int64_t most = room / c->rows / 64 * 64;
+    return (copy_plan){1, most == 0 ? 0 : even_part(depth, most, 64)};
+}
+
+/* Matrices [first, first + count) of a batch. */
+static tch_matrices some_of(const tch_matrices *m, int64_t first, int64_t count)
+{
+    tch_matrices some = *m;
+    some.data = tchi_cuda_matrix_at(m, first);
+    some.batch = count;
+    return some;
+}
+
+static tch_status add_part(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
+                           int32_t transpose, const tch_matrices *c)
+{
+    uint32_t *largest = state->blas_workspace;
+    tch_matrices copy = {0};
+    copy.data = (char *)state->blas_workspace + LARGEST_BYTES;
+    copy.type = TCH_SCALAR_F16;
+    copy.rows = c->rows;
+    copy.cols = transpose ? a->rows : a->cols;
+    copy.ld = (copy.cols + 7) / 8 * 8;
+    copy.batch = a->batch;
+    copy.stride = copy.rows * copy.ld;
+    TCHI_CUDA_PASS(tchi_cuda_largest_bits(state, a, largest));
+    TCHI_CUDA_PASS(transpose ? tchi_cuda_narrow_transposed(state, a, largest, &copy)
+                             : tchi_cuda_narrow(state, a, largest, &copy));
+    return tchi_cuda_factor_pingpong(state, weights, &copy, largest, c);
+}
+
+/* Whether the lower tiles of as many matrices as are copied at a time are enough for every multiprocessor: each has the
+ * whole contraction. */
+int tchi_cuda_factor_narrow_takes(const tchi_cuda_state *state, const tch_matrices *a, int32_t transpose,
+                                  const tch_matrices *c)
+{
+    int64_t depth = transpose ? a->rows : a->cols;
+    if (state->blas_workspace == NULL || a->type != TCH_SCALAR_F32 || c->rows == 0 || c->batch == 0 || depth == 0 ||
+        depth >= 1 << 30) {
         return 0;
     }
-    int64_t times = (a->rows + most - 1) / most;
-    int64_t even = ((a->rows + times - 1) / times + 63) / 64 * 64;
-    return even < most ? even : most;
+    copy_plan plan = plan_copies(state, c, depth);
+    tch_matrices some = some_of(c, 0, plan.matrices);
+    return plan.depth > 0 && tchi_cuda_factor_pingpong_takes(state, &some);
 }
 
-int tchi_cuda_factor_gram_narrow_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *c)
+tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
+                                   int32_t transpose, const tch_matrices *c)
 {
-    return state->device.major == 9 && state->blas_workspace != NULL && a->rows > 0 && c->rows > 0 &&
-           c->rows < (1 << 20) && rows_at_once(state, a) > 0;
-}
-
-/* One matrix, rows [first, first + count). */
-static tch_status add_rows(const tchi_cuda_state *state, double alpha, const tch_matrices *a, double beta,
-                           const tch_matrices *c, int64_t first, int64_t count)
-{
-    uint32_t *largest = a->type == TCH_SCALAR_F32 ? state->blas_workspace : NULL;
-    tch_matrices rows = part_of(a, 0, first, count);
-    tch_matrices copy = rows;
-    copy.data = (char *)state->blas_workspace + LARGEST_BYTES;
-    copy.type = a->type == TCH_SCALAR_F32 ? TCH_SCALAR_F16 : a->type;
-    copy.ld = copied_row(a);
-    copy.stride = count * copy.ld;
-    if (largest != NULL) {
-        TCHI_CUDA_PASS(tchi_cuda_largest_bits(state, &rows, largest));
-    }
-    TCHI_CUDA_PASS(tchi_cuda_narrow(state, &rows, largest, &copy));
-    return tchi_cuda_factor_gram_wgmma(state, alpha, &copy, largest, beta, c);
-}
-
-tch_status tchi_cuda_factor_gram_narrow(const tchi_cuda_state *state, double alpha, const tch_matrices *a, double beta,
-                                        const tch_matrices *c)
-{
-    int64_t step = rows_at_once(state, a);
-    for (int64_t b = 0; b < c->batch; b++) {
-        tch_matrices one = *a;
-        tch_matrices out = *c;
-        one.data = tchi_cuda_matrix_at(a, b);
-        out.data = tchi_cuda_matrix_at(c, b);
-        one.batch = 1;
-        out.batch = 1;
-        for (int64_t first = 0; first < a->rows; first += step) {
-            int64_t count = a->rows - first < step ? a->rows - first : step;
-            TCHI_CUDA_PASS(add_rows(state, alpha, &one, first == 0 ? beta : 1.0, &out, first, count));
+    const int64_t depth = transpose ? a->rows : a->cols;
+    const copy_plan plan = plan_copies(state, c, depth);
+    for (int64_t b = 0; b < c->batch; b += plan.matrices) {
+        int64_t count = c->batch - b < plan.matrices ? c->batch - b : plan.matrices;
+        tch_matrices some = some_of(a, b, count);
+        tch_matrices out = some_of(c, b, count);
+        for (int64_t first = 0; first < depth; first += plan.depth) {
+            int64_t columns = depth - first < plan.depth ? depth - first : plan.depth;
+            tch_matrices part = part_of(&some, !transpose, first, columns);
+            weights.adds = first > 0;
+            TCHI_CUDA_PASS(add_part(state, weights, &part, transpose, &out));
         }
     }
     return TCH_OK;
 }
 
 /* --- the choice -------------------------------------------------------------------------------------------------- */
-
-/* Whether the lower tiles of wgmma, 128 by 256, are enough for every multiprocessor: each has the whole contraction. */
-static int fills_device(const tchi_cuda_state *state, const tch_matrices *c)
-{
-    int64_t rows = (c->rows + 127) / 128;
-    return rows * (rows + 2) / 4 * c->batch >= state->device.processors;
-}
 
 /* A and C are of float32, or A of a half type and C of float32; other types have no faster way than `gram`. */
 tch_status tchi_cuda_gram_rounded(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
@@ -134,8 +154,8 @@ tch_status tchi_cuda_gram_rounded(void *state, double alpha, const tch_matrices 
     if (c->type != TCH_SCALAR_F32 || a->type == TCH_SCALAR_F64 || (a->type == TCH_SCALAR_F32 && s->device.major < 8)) {
         return tchi_cuda_gram(state, alpha, a, transpose, beta, c);
     }
-    if (transpose && a->type == TCH_SCALAR_F32 && fills_device(s, c) && tchi_cuda_factor_gram_narrow_takes(s, a, c)) {
-        return tchi_cuda_factor_gram_narrow(s, alpha, a, beta, c);
+    if (tchi_cuda_factor_narrow_takes(s, a, transpose, c)) {
+        return tchi_cuda_factor_narrow(s, (tchi_factor_weights){(float)alpha, (float)beta, NULL, 0}, a, transpose, c);
     }
     return tchi_cuda_factor_gram_panels(s, panels_for(a->type, c->rows), alpha, a, transpose, beta, c);
 }

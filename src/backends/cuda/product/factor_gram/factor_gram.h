@@ -11,17 +11,25 @@ TCH_BEGIN_DECLS
 tch_status tchi_cuda_factor_gram_panels(tchi_cuda_state *state, int64_t panels, double alpha, const tch_matrices *a,
                                         int32_t transpose, double beta, const tch_matrices *c);
 
-/* The lower tiles of alpha A' A + beta C by wgmma, for A of a half type with aligned rows: sm_90. With `largest`, A
- * holds matrices as tchi_cuda_narrow left them. */
-int tchi_cuda_factor_gram_wgmma_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *c);
-tch_status tchi_cuda_factor_gram_wgmma(const tchi_cuda_state *state, double alpha, const tch_matrices *a,
-                                       const uint32_t *largest, double beta, const tch_matrices *c);
+/* What the product and C are multiplied by. */
+typedef struct tchi_factor_weights {
+    float alpha, beta;
+    const float *on_device; /* these two instead, where they lie; or NULL */
+    int32_t adds;           /* beta is 1: to what an earlier part of the contraction has left */
+} tchi_factor_weights;
 
-/* The same for A of float32, or of a half type in rows that are not aligned, through copies in the workspace, as many
- * rows at a time as it holds. */
-int tchi_cuda_factor_gram_narrow_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *c);
-tch_status tchi_cuda_factor_gram_narrow(const tchi_cuda_state *state, double alpha, const tch_matrices *a, double beta,
-                                        const tch_matrices *c);
+/* The lower tiles of alpha A A' + beta C by symmetric_pingpong.cu: sm_90, A of float16 with aligned rows, as
+ * tchi_cuda_narrow or tchi_cuda_narrow_transposed left it. */
+int tchi_cuda_factor_pingpong_takes(const tchi_cuda_state *state, const tch_matrices *c);
+tch_status tchi_cuda_factor_pingpong(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
+                                     const uint32_t *largest, const tch_matrices *c);
+
+/* The same for A of float32, through such copies in the workspace: as many matrices at a time as it holds, or as much of
+ * the contraction of one. */
+int tchi_cuda_factor_narrow_takes(const tchi_cuda_state *state, const tch_matrices *a, int32_t transpose,
+                                  const tch_matrices *c);
+tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
+                                   int32_t transpose, const tch_matrices *c);
 
 TCH_END_DECLS
 

@@ -1,5 +1,6 @@
 /* Symmetric products of bfloat16, float16 and split bfloat16 for sm_90: C = scale (c0 I + c1 D + c2 A B') over the
- * lower tiles of C, mirrored, with a scale for each matrix or none. A persistent ping-pong kernel: a producer warp asks
+ * lower tiles of C, mirrored, with a scale for each matrix or none; and factors of curvature, C = alpha A A' + beta C in
+ * float32, from float16 that stands for float32. A persistent ping-pong kernel: a producer warp asks
  * the tensor memory accelerator for k-tiles of A and B, and two consumer warpgroups have tiles in turn, so that one is
  * in its epilogue while the other multiplies. The two blocks of a cluster have tiles below each other and share B.
  *
@@ -13,6 +14,8 @@
 #include "backends/cuda/device/hopper.cuh"
 #include "backends/cuda/device/tensor_map.h"
 #include "backends/cuda/device/triangle.cuh"
+#include "backends/cuda/matrix/narrow.h"
+#include "backends/cuda/product/factor_gram/factor_gram.h"
 #include "symmetric_squares.cuh"
 
 #define TILE 128                 /* rows and columns of C that a warpgroup computes at a time */
@@ -42,7 +45,9 @@ typedef struct pingpong_problem {
     CUtensorMap a, b, c; /* of split matrices the planes, one after the other */
     CUtensorMap d;
     tchi_cuda_operand split_d; /* instead of d, for split products */
-    tchi_cuda_operand wide_c;  /* instead of c, for float64 */
+    tchi_cuda_operand wide_c;  /* instead of c, for float64 and factors */
+    tchi_factor_weights factor;
+    const uint32_t *largest; /* of each matrix that A was narrowed from */
 } pingpong_problem;
 
 /* Planes of a matrix: a split one has its high parts and its low parts. */
@@ -420,6 +425,107 @@ static __device__ __forceinline__ void write_doubles(const pingpong_problem &p, 
     }
 }
 
+/* Weights that lie on the device are those of a step. `back` is what a narrowed matrix was divided by. */
+typedef struct pingpong_factor {
+    float alpha, beta, back;
+} pingpong_factor;
+
+static __device__ __forceinline__ pingpong_factor factor_of(const pingpong_problem &p, int matrix)
+{
+    const float *w = p.factor.on_device;
+    return {w == NULL ? p.factor.alpha : w[0],
+            p.factor.adds ? 1.0f
+            : w == NULL   ? p.factor.beta
+                          : w[1],
+            1.0f / tchi_narrow_scale(p.largest[matrix])};
+}
+
+/* Multiplied step by step: the square of `back` may lie outside of what float32 holds. */
+static __device__ __forceinline__ float factor_number(const pingpong_factor &f, float sum, float old)
+{
+    return fmaf(f.alpha, sum * f.back * f.back, f.beta * old);
+}
+
+/* A square of a factor and its mirror image, from registers: four lanes have 32 bytes of a row, and eight those of a
+ * column. C is read below the diagonal, each number by the thread that writes it. `inner` squares lie below the diagonal
+ * and inside of the matrix, and ask about no element. A pair that begins left of the diagonal ends no further than on
+ * it. */
+template <int from, bool inner>
+static __device__ __forceinline__ void write_factor(const pingpong_problem &p, const pingpong_factor &f, int matrix,
+                                                    int row, int col, const float (&sum)[64])
+{
+    const int lane = (int)threadIdx.x % 32;
+    const int y = row + (int)threadIdx.x % 128 / 32 * 16 + lane / 4, x = col + lane % 4 * 2;
+    const int64_t ld = p.wide_c.ld;
+    float *below = (float *)p.wide_c.data + matrix * p.wide_c.stride + y * ld + x;
+    float *above = (float *)p.wide_c.data + matrix * p.wide_c.stride + x * ld + y;
+    float2 old[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int r = y + i % 2 * 8, k = x + i / 2 * 8;
+        const float *from_c = below + i % 2 * 8 * ld + i / 2 * 8;
+        old[i] = make_float2(0.0f, 0.0f);
+        if (f.beta != 0.0f && (inner || (r < p.n && k < r))) {
+            old[i] = *(const float2 *)from_c;
+        } else if (!inner && f.beta != 0.0f && r < p.n && k == r) {
+            old[i].x = *from_c;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int r = y + i % 2 * 8, k = x + i / 2 * 8;
+        const float2 two = make_float2(factor_number(f, sum[from + 2 * i], old[i].x),
+                                       factor_number(f, sum[from + 2 * i + 1], old[i].y));
+        if (inner || (r < p.n && k <= r)) {
+            above[i % 2 * 8] = two.x;
+        }
+        if (inner || (r < p.n && k < r)) {
+            *(float2 *)(below + i % 2 * 8 * ld + i / 2 * 8) = two;
+            above[ld + i % 2 * 8] = two.y;
+        }
+        above += i % 2 * 8 * ld;
+    }
+}
+
+/* The squares of a tile of a factor. A step that is skipped leaves what is there, to the bit. */
+static __device__ __forceinline__ void write_factor_tile(const pingpong_problem &p, const pingpong_tile &t,
+                                                         const pingpong_sums &sum)
+{
+    const pingpong_factor f = factor_of(p, t.matrix);
+    if (t.nothing || (f.alpha == 0.0f && f.beta == 1.0f)) {
+        return;
+    }
+#pragma unroll
+    for (int number = 0; number < 4; number++) {
+        constexpr int half = 32; /* sums of the right squares of a tile come behind those of the left ones */
+        const int row = t.row + TCHI_SQUARE * (number / 2), col = t.col + TCHI_SQUARE * (number % 2);
+        const bool inner = col < row && row + TCHI_SQUARE <= p.n;
+        if (inner && number % 2 == 0) {
+            write_factor<0, true>(p, f, t.matrix, row, col, sum[number / 2]);
+        } else if (inner) {
+            write_factor<half, true>(p, f, t.matrix, row, col, sum[number / 2]);
+        } else if (col <= row && row < p.n && number % 2 == 0) {
+            write_factor<0, false>(p, f, t.matrix, row, col, sum[number / 2]);
+        } else if (col <= row && row < p.n) {
+            write_factor<half, false>(p, f, t.matrix, row, col, sum[number / 2]);
+        }
+    }
+}
+
+/* What the epilogue will read of C, on its way to the L2 cache while the tile is multiplied: of each row the 512 bytes of
+ * the tile, four lines. */
+static __device__ __forceinline__ void prefetch_factor_tile(const pingpong_problem &p, const pingpong_tile &t)
+{
+    const int row = t.row + (int)threadIdx.x % 128;
+    const float *c = (const float *)p.wide_c.data + t.matrix * p.wide_c.stride + row * p.wide_c.ld + t.col;
+#pragma unroll
+    for (int line = 0; line < TILE / 32; line++) {
+        if (row < p.n && t.col + 32 * line <= row) {
+            tchi_prefetch(c + 32 * line);
+        }
+    }
+}
+
 template <int from, bool has_d, tch_scalar in, tch_scalar out>
 static __device__ __forceinline__ void write_square(const pingpong_problem &p, const pingpong_weights &w, int matrix,
                                                     int row, int col, float (&sum)[64], const uint32_t (&d)[16],
@@ -476,6 +582,9 @@ static __device__ __forceinline__ void compute_tile(const pingpong_problem &p, p
     pingpong_sums sum;
     pingpong_addends d;
     pingpong_place at = place_of_tile<planes, staged_d>(p, own);
+    if constexpr (out == TCH_SCALAR_F32) {
+        prefetch_factor_tile(p, t);
+    }
     await_turn(m.turn, group, own);
     int last = multiply<in>(p, m, sum, &at);
     if constexpr (staged_d) {
@@ -492,7 +601,11 @@ static __device__ __forceinline__ void compute_tile(const pingpong_problem &p, p
     tchi_wgmma_results(sum[0]);
     tchi_wgmma_results(sum[1]);
     leave(m.empty + last);
-    write_tile<has_d, in, out>(p, t, sum, d, m.result[group]);
+    if constexpr (out == TCH_SCALAR_F32) {
+        write_factor_tile(p, t, sum);
+    } else {
+        write_tile<has_d, in, out>(p, t, sum, d, m.result[group]);
+    }
 }
 
 template <int planes> static __device__ __forceinline__ void create_barriers(pingpong_memory<planes> &m)
@@ -703,6 +816,31 @@ extern "C" tch_status tchi_cuda_symmetric_pingpong(tchi_cuda_state *state, doubl
     pingpong_problem p = problem_of(c0, c1, c2, a, c);
     return run(state, &p, d, a, b, c);
 }
+
+/* --- factors ------------------------------------------------------------------------------------------------------- */
+
+/* Pairs of C's rows are read and written together. */
+extern "C" int tchi_cuda_factor_pingpong_takes(const tchi_cuda_state *state, const tch_matrices *c)
+{
+    int64_t tiles = tiles_of(c->rows) * c->batch;
+    int paired = (uintptr_t)c->data % 8 == 0 && c->ld % 2 == 0 && (c->batch == 1 || c->stride % 2 == 0);
+    return state->device.major == 9 && c->type == TCH_SCALAR_F32 && c->rows >= SMALLEST && c->rows < (1 << 20) &&
+           tiles >= least_tiles(state, TCH_SCALAR_F16) && tiles < (1 << 30) && paired;
+}
+
+extern "C" tch_status tchi_cuda_factor_pingpong(tchi_cuda_state *state, tchi_factor_weights weights,
+                                                const tch_matrices *a, const uint32_t *largest, const tch_matrices *c)
+{
+    pingpong_problem p = problem_of(0.0, 0.0, 1.0, a, c);
+    p.factor = weights;
+    p.largest = largest;
+    p.wide_c = tchi_cuda_operand_of(c);
+    TCHI_CUDA_PASS(map_of(a, TILE, &p.a));
+    TCHI_CUDA_PASS(map_of(a, TILE / CLUSTER, &p.b));
+    return launch(state, &p, symmetric_pingpong<false, TCH_SCALAR_F16, TCH_SCALAR_F32>);
+}
+
+/* --- orthogonalization --------------------------------------------------------------------------------------------- */
 
 /* For steps on X: its Gram matrix, whose rows are aligned like all scratch, and products of that. */
 extern "C" int32_t tchi_cuda_normalize_takes(void *state, const tch_matrices *x)

@@ -1,0 +1,206 @@
+/* Factors of curvature in sizes for which devices have kernels of their own, through the operations table: C = alpha A A'
+ * + beta C, or A' A, in float32 from operands of which a device may keep 11 bits.
+ *
+ * What must hold: one element of every 16 by 16 block, chosen at random, is the float64 sum up to that rounding, also for
+ * numbers whose squares leave little of float32's range; nothing beside the matrices is read or written; with a beta of 0
+ * C is not read; and a step that is skipped leaves C to the bit. */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+#define GUARD 256 /* elements before and behind the matrices */
+
+typedef struct factor_case {
+    int64_t n, depth, batch;
+    int32_t transpose;
+    int64_t gap;      /* between rows of A, and twice as much between those of C */
+    double magnitude; /* of A's elements */
+} factor_case;
+
+/* The first are what an emulated GPU, of 16 multiprocessors, computes as one of 132 does the others. Copies of 2056 by
+ * 9001 and of 40 by 1024 by 512 do not fit into the workspace at once. */
+static const factor_case cases[] = {
+    {264, 70, 3, 0, 1, 1.0},     {264, 70, 3, 1, 0, 1.0},    {300, 33, 3, 1, 3, 1e-17},  {300, 33, 3, 0, 2, 1e17},
+    {5, 9, 3, 0, 0, 1.0},        {264, 70, 23, 0, 1, 1.0},   {264, 70, 23, 1, 0, 1e-15}, {1032, 301, 4, 0, 0, 1.0},
+    {1033, 301, 4, 1, 3, 1e15},  {2056, 65, 1, 0, 4, 1.0},   {2056, 65, 1, 1, 1, 1.0},   {2056, 9001, 1, 0, 0, 1.0},
+    {2056, 9001, 1, 1, 0, 1e-3}, {1024, 512, 40, 1, 0, 1.0}, {1024, 512, 40, 0, 0, 1.0},
+};
+enum { CASES = sizeof cases / sizeof cases[0], EMULATED = 5 };
+
+/* The CPU has one way for all sizes: it does without the large ones. */
+static bool is_left_out(int i)
+{
+    bool emulated = getenv("TORCHIUM_EMULATOR_CAPABILITY") != NULL;
+    return (emulated || test_on_cpu()) && i >= EMULATED;
+}
+
+/* --- batches on the device --------------------------------------------------------------------------------------- */
+
+typedef struct batch {
+    tch_matrices m;
+    float *image; /* what was put there, guards included; all bits set beside the matrices: NaN */
+    char *memory;
+    int64_t bytes;
+} batch;
+
+static batch make(tch_context *context, int64_t count, int64_t rows, int64_t cols, int64_t gap)
+{
+    batch b = {.m = {NULL, TCH_SCALAR_F32, rows, cols, cols + gap, count, (rows + 1) * (cols + gap)}};
+    void *memory = NULL;
+    b.bytes = (count * b.m.stride + 2 * GUARD) * 4;
+    b.image = test_alloc((size_t)b.bytes);
+    memset(b.image, 0xff, (size_t)b.bytes);
+    CHECK_OK(context->backend->device->allocate(context->state, b.bytes, &memory));
+    b.memory = memory;
+    b.m.data = b.memory + (ptrdiff_t)GUARD * 4;
+    return b;
+}
+
+static void drop(tch_context *context, batch *b)
+{
+    context->backend->device->release(context->state, b->memory, b->bytes);
+}
+
+static int64_t place(const batch *b, int64_t z, int64_t i, int64_t j)
+{
+    return GUARD + z * b->m.stride + i * b->m.ld + j;
+}
+
+static void send(tch_context *context, const batch *b)
+{
+    CHECK_OK(context->backend->device->copy_bytes(context->state, b->memory, b->image, b->bytes, TCH_COPY_TO_DEVICE));
+}
+
+static float *fetch(tch_context *context, const batch *b)
+{
+    float *image = test_alloc((size_t)b->bytes);
+    CHECK_OK(context->backend->device->copy_bytes(context->state, image, b->memory, b->bytes, TCH_COPY_TO_HOST));
+    return image;
+}
+
+static void fill(const batch *b, double magnitude, uint64_t stream)
+{
+    test_random random = test_random_stream(stream);
+    for (int64_t e = 0; e < b->m.batch * b->m.rows * b->m.cols; e++) {
+        int64_t row = e / b->m.cols;
+        float *here = b->image + place(b, row / b->m.rows, row % b->m.rows, e % b->m.cols);
+        *here = (float)(magnitude * test_random_normal(&random));
+    }
+}
+
+static void mirror(const batch *b)
+{
+    for (int64_t e = 0; e < b->m.batch * b->m.rows * b->m.cols; e++) {
+        int64_t row = e / b->m.cols;
+        int64_t i = row % b->m.rows;
+        int64_t j = e % b->m.cols;
+        if (j > i) {
+            b->image[place(b, row / b->m.rows, i, j)] = b->image[place(b, row / b->m.rows, j, i)];
+        }
+    }
+}
+
+/* --- what must hold ---------------------------------------------------------------------------------------------- */
+
+static double operand(const factor_case *f, const batch *a, int64_t z, int64_t i, int64_t k)
+{
+    return a->image[f->transpose ? place(a, z, k, i) : place(a, z, i, k)];
+}
+
+static void check_element(const factor_case *f, const batch *a, const batch *c, const float *after,
+                          const double weight[2], int64_t z, int64_t i, int64_t j)
+{
+    double sum = 0.0;
+    double size = 0.0;
+    for (int64_t k = 0; k < f->depth; k++) {
+        double product = operand(f, a, z, i, k) * operand(f, a, z, j, k);
+        sum += product;
+        size += fabs(product);
+    }
+    double old = weight[1] == 0.0 ? 0.0 : weight[1] * c->image[place(c, z, i, j)];
+    double expected = weight[0] * sum + old;
+    double rounding = 0x1p-10 + (double)(f->depth + 8) * 0x1p-24;
+    double most = rounding * weight[0] * size + 0x1p-22 * fabs(old) + FLT_MIN;
+    double got = after[place(c, z, i, j)];
+    CHECK(fabs(got - expected) <= most, "matrix %lld, (%lld, %lld): %.9g, expected %.9g, off by at most %.3g",
+          (long long)z, (long long)i, (long long)j, got, expected, most);
+}
+
+static void check_result(const factor_case *f, const batch *a, const batch *c, const float *after,
+                         const double weight[2])
+{
+    test_random random = test_random_stream(77);
+    int64_t side = (f->n + 15) / 16;
+    for (int64_t block = 0; block < f->batch * side * side; block++) {
+        int64_t i = block / side % side * 16 + (int64_t)(16.0 * test_random_uniform(&random));
+        int64_t j = block % side * 16 + (int64_t)(16.0 * test_random_uniform(&random));
+        if (i < f->n && j < f->n) {
+            check_element(f, a, c, after, weight, block / (side * side), i, j);
+        }
+    }
+}
+
+/* Every bit that is not of a matrix. */
+static void check_guards(const batch *c, const float *after)
+{
+    for (int64_t e = 0; e < c->bytes / 4; e++) {
+        int64_t inside = e - GUARD;
+        bool between = inside < 0 || inside >= c->m.batch * c->m.stride || inside % c->m.ld >= c->m.cols ||
+                       inside % c->m.stride / c->m.ld >= c->m.rows;
+        CHECK(!between || memcmp(after + e, c->image + e, 4) == 0, "element %lld beside the matrices was written",
+              (long long)inside);
+    }
+}
+
+static void check_case(tch_context *context, const factor_case *f, const double weight[2], uint64_t stream)
+{
+    const tch_backend *t = context->backend;
+    tch_clock clock = {.factor = {weight[0], weight[1]}, .narrow = {(float)weight[0], (float)weight[1]}};
+    void *there = NULL;
+    batch a = make(context, f->batch, f->transpose ? f->depth : f->n, f->transpose ? f->n : f->depth, f->gap);
+    batch c = make(context, f->batch, f->n, f->n, 2 * f->gap + f->n % 2);
+    test_case("%lld x %lld from %lld, transpose %d, of size %g, weights %g and %g", (long long)f->batch,
+              (long long)f->n, (long long)f->depth, f->transpose, f->magnitude, weight[0], weight[1]);
+    fill(&a, weight[0] == 0.0 ? 0.0 : f->magnitude, stream);
+    if (weight[1] != 0.0) {
+        fill(&c, f->magnitude * f->magnitude, stream + 1);
+        mirror(&c);
+    }
+    CHECK_OK(t->device->allocate(context->state, sizeof clock, &there));
+    CHECK_OK(t->device->copy_bytes(context->state, there, &clock, sizeof clock, TCH_COPY_TO_DEVICE));
+    send(context, &a);
+    send(context, &c);
+    CHECK_OK(t->update->factor_update(context->state, &a.m, f->transpose, there, 1, &c.m));
+    float *after = fetch(context, &c);
+    check_guards(&c, after);
+    if (weight[0] == 0.0) {
+        CHECK(memcmp(after, c.image, (size_t)c.bytes) == 0, "a skipped step changed the factor");
+    } else {
+        check_result(f, &a, &c, after, weight);
+    }
+    t->device->release(context->state, there, sizeof clock);
+    drop(context, &a);
+    drop(context, &c);
+}
+
+static void factors_take_gradients_in(void **state)
+{
+    static const double weights[][2] = {{0.25, 0.75}, {1.0, 0.0}, {0.0, 1.0}};
+    for (int i = 0; i < CASES; i++) {
+        for (int w = 0; w < 3 && !is_left_out(i); w++) {
+            check_case(*state, &cases[i], weights[w], 2900 + 10 * (uint64_t)i);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(factors_take_gradients_in)};
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}
