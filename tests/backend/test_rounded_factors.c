@@ -1,9 +1,9 @@
-/* Factors of curvature in sizes for which devices have kernels of their own, through the operations table: C = alpha A A'
- * + beta C, or A' A, in float32 from operands of which a device may keep 11 bits.
+/* Factors of curvature in sizes for which devices have kernels of their own, through the operations table: C = alpha
+ * A A' + beta C, or A' A, in float32 from operands of which a device may keep 11 bits.
  *
- * What must hold: one element of every 16 by 16 block, chosen at random, is the float64 sum up to that rounding, also for
- * numbers whose squares leave little of float32's range; nothing beside the matrices is read or written; with a beta of 0
- * C is not read; and a step that is skipped leaves C to the bit. */
+ * What must hold: one element of every 16 by 16 block, chosen at random, is the float64 sum up to that rounding,
+ * also for numbers whose squares leave little of float32's range; nothing beside the matrices is read or written;
+ * with a beta of 0 C is not read; and a step that is skipped leaves C to the bit. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>

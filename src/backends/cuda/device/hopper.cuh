@@ -102,7 +102,7 @@ static __device__ __forceinline__ void tchi_barrier_wait(uint64_t *barrier, int 
     }
 }
 
-/* --- caches -------------------------------------------------------------------------------------------------------- */
+/* --- caches ------------------------------------------------------------------------------------------------------ */
 
 /* Asks for the line of the L2 cache that has this address; nobody waits for it. */
 static __device__ __forceinline__ void tchi_prefetch(const void *global)

@@ -28,8 +28,8 @@ static __device__ __forceinline__ uint32_t larger(uint32_t most, float x)
     return max(most, __float_as_uint(x) & 0x7FFFFFFFu);
 }
 
-/* Of four columns in ROWS rows, from (i, j) on; `count` of the columns are inside. All rows are asked for before the first
- * is looked at, which loads that ask about their edges would not let be. */
+/* Of four columns in ROWS rows, from (i, j) on; `count` of the columns are inside. All rows are asked for before the
+ * first is looked at, which loads that ask about their edges would not let be. */
 static __device__ __forceinline__ uint32_t largest_of_rows(const narrow_problem &p, int64_t b, int64_t i, int64_t j,
                                                            int count, uint32_t most)
 {
@@ -118,13 +118,13 @@ static __global__ void __launch_bounds__(THREADS, 4) narrow_rows(const narrow_pr
     }
 }
 
-/* --- transposed ---------------------------------------------------------------------------------------------------- */
+/* --- transposed -------------------------------------------------------------------------------------------------- */
 
 #define SQUARE 64
 #define PAIRS (SQUARE / 2 + 1) /* words of a row of a square in shared memory, one more than it has pairs of elements */
 
-/* Two rows of x beside each other in words, so that a column of the square is a row of words: [column][row / 2]. Lanes of
- * a warp write to every second bank at worst, and read from different ones. */
+/* Two rows of x beside each other in words, so that a column of the square is a row of words: [column][row / 2].
+ * Lanes of a warp write to every second bank at worst, and read from different ones. */
 static __device__ __forceinline__ void load_square(const narrow_problem &p, int64_t b, int64_t row, int64_t col,
                                                    float scale, uint32_t (&square)[SQUARE][PAIRS])
 {
@@ -174,7 +174,7 @@ static __global__ void __launch_bounds__(THREADS, 4) narrow_columns(const narrow
     }
 }
 
-/* --- host ---------------------------------------------------------------------------------------------------------- */
+/* --- host -------------------------------------------------------------------------------------------------------- */
 
 static dim3 grid_of(const narrow_problem &p, int64_t each)
 {

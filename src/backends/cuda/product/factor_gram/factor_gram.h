@@ -24,8 +24,8 @@ int tchi_cuda_factor_pingpong_takes(const tchi_cuda_state *state, const tch_matr
 tch_status tchi_cuda_factor_pingpong(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
                                      const uint32_t *largest, const tch_matrices *c);
 
-/* The same for A of float32, through such copies in the workspace: as many matrices at a time as it holds, or as much of
- * the contraction of one. */
+/* The same for A of float32, through such copies in the workspace: as many matrices at a time as it holds, or as much
+ * of the contraction of one. */
 int tchi_cuda_factor_narrow_takes(const tchi_cuda_state *state, const tch_matrices *a, int32_t transpose,
                                   const tch_matrices *c);
 tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,

@@ -78,8 +78,8 @@ template <class T> static tch_status launch(const tchi_cuda_state *state, proble
     return tchi_cuda_launched(state, "symmetric_f64_kernel");
 }
 
-/* Three blocks hide each other's beginnings, barriers and ends, and the last round of a grid leaves little of the device
- * idle: larger tiles read less from L2 and were slower for all but one matrix of n = 4096. */
+/* Three blocks hide each other's beginnings, barriers and ends, and the last round of a grid leaves little of the
+ * device idle: larger tiles read less from L2 and were slower for all but one matrix of n = 4096. */
 typedef tiling<64, 64, 32, 32, 4, 3> usual_tiling;
 
 /* Rows for which the tiles of one matrix fit into a grid, columns that an int can count past the end, and a distance of

@@ -8,9 +8,9 @@
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
 
-/* How a tile of `rows` by `cols` is divided: warps of warp_rows by warp_cols, k-tiles of 16 columns of A and B in a ring
- * of `stages`, products of 8 columns at a time (below compute capability 9.0 of 4), whose fragments are read one step
- * ahead. `blocks` of them are meant to share a multiprocessor. */
+/* How a tile of `rows` by `cols` is divided: warps of warp_rows by warp_cols, k-tiles of 16 columns of A and B in a
+ * ring of `stages`, products of 8 columns at a time (below compute capability 9.0 of 4), whose fragments are read one
+ * step ahead. `blocks` of them are meant to share a multiprocessor. */
 template <int rows_, int cols_, int warp_rows_, int warp_cols_, int stages_, int blocks_> struct tiling {
     static constexpr int rows = rows_, cols = cols_, warp_rows = warp_rows_, warp_cols = warp_cols_;
     static constexpr int ktile = 16, stages = stages_, blocks = blocks_;
@@ -88,8 +88,8 @@ template <class T> static __device__ __forceinline__ source source_of(char *shar
     return s;
 }
 
-/* This thread's copies of a k-tile. Where the tile and its k-tiles are not all `inside`, rows from n on and columns from
- * k on are zeros, at several times the instructions. */
+/* This thread's copies of a k-tile. Where the tile and its k-tiles are not all `inside`, rows from n on and columns
+ * from k on are zeros, at several times the instructions. */
 template <class T, bool inside> static __device__ __forceinline__ void fetch(source &s, int stage)
 {
     const int bytes = 8 * min(max(s.columns, 0), 2);

@@ -1,14 +1,14 @@
 /* Symmetric products of bfloat16, float16 and split bfloat16 for sm_90: C = scale (c0 I + c1 D + c2 A B') over the
- * lower tiles of C, mirrored, with a scale for each matrix or none; and factors of curvature, C = alpha A A' + beta C in
- * float32, from float16 that stands for float32. A persistent ping-pong kernel: a producer warp asks
- * the tensor memory accelerator for k-tiles of A and B, and two consumer warpgroups have tiles in turn, so that one is
- * in its epilogue while the other multiplies. The two blocks of a cluster have tiles below each other and share B.
+ * lower tiles of C, mirrored, with a scale for each matrix or none; and factors of curvature, C = alpha A A' + beta C
+ * in float32, from float16 that stands for float32. A persistent ping-pong kernel: a producer warp asks the tensor
+ * memory accelerator for k-tiles of A and B, and two consumer warpgroups have tiles in turn, so that one is in its
+ * epilogue while the other multiplies. The two blocks of a cluster have tiles below each other and share B.
  *
  * The one thing to know before changing it: k-tiles go round through STAGES places in shared memory, each with a
  * barrier for "full" and one for "empty", and a barrier tells apart only the phase that has just ended and the one
  * before. So nobody may wait for a k-tile before it is certain that the k-tile before it in that place has landed,
- * which is what the warpgroups' turns are for. How this way was chosen: bench/ladder/cuda_orthogonalize.md, and
- * for split operands cuda_symmetric_bf16x2.md. */
+ * which is what the warpgroups' turns are for. How this way was chosen: bench/ladder/cuda_orthogonalize.md, and for
+ * split operands cuda_symmetric_bf16x2.md. */
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/hopper.cuh"
@@ -447,9 +447,9 @@ static __device__ __forceinline__ float factor_number(const pingpong_factor &f, 
 }
 
 /* A square of a factor and its mirror image, from registers: four lanes have 32 bytes of a row, and eight those of a
- * column. C is read below the diagonal, each number by the thread that writes it. `inner` squares lie below the diagonal
- * and inside of the matrix, and ask about no element. A pair that begins left of the diagonal ends no further than on
- * it. */
+ * column. C is read below the diagonal, each number by the thread that writes it. `inner` squares lie below the
+ * diagonal and inside of the matrix, and ask about no element. A pair that begins left of the diagonal ends no
+ * further than on it. */
 template <int from, bool inner>
 static __device__ __forceinline__ void write_factor(const pingpong_problem &p, const pingpong_factor &f, int matrix,
                                                     int row, int col, const float (&sum)[64])
@@ -512,8 +512,8 @@ static __device__ __forceinline__ void write_factor_tile(const pingpong_problem 
     }
 }
 
-/* What the epilogue will read of C, on its way to the L2 cache while the tile is multiplied: of each row the 512 bytes of
- * the tile, four lines. */
+/* What the epilogue will read of C, on its way to the L2 cache while the tile is multiplied: of each row the 512
+ * bytes of the tile, four lines. */
 static __device__ __forceinline__ void prefetch_factor_tile(const pingpong_problem &p, const pingpong_tile &t)
 {
     const int row = t.row + (int)threadIdx.x % 128;
@@ -817,7 +817,7 @@ extern "C" tch_status tchi_cuda_symmetric_pingpong(tchi_cuda_state *state, doubl
     return run(state, &p, d, a, b, c);
 }
 
-/* --- factors ------------------------------------------------------------------------------------------------------- */
+/* --- factors ----------------------------------------------------------------------------------------------------- */
 
 /* Pairs of C's rows are read and written together. */
 extern "C" int tchi_cuda_factor_pingpong_takes(const tchi_cuda_state *state, const tch_matrices *c)
@@ -840,7 +840,7 @@ extern "C" tch_status tchi_cuda_factor_pingpong(tchi_cuda_state *state, tchi_fac
     return launch(state, &p, symmetric_pingpong<false, TCH_SCALAR_F16, TCH_SCALAR_F32>);
 }
 
-/* --- orthogonalization --------------------------------------------------------------------------------------------- */
+/* --- orthogonalization ------------------------------------------------------------------------------------------- */
 
 /* For steps on X: its Gram matrix, whose rows are aligned like all scratch, and products of that. */
 extern "C" int32_t tchi_cuda_normalize_takes(void *state, const tch_matrices *x)
