@@ -17,11 +17,25 @@ static __device__ inline int tchi_thread_index()
     return (int)threadIdx.x;
 }
 
-/* The hardware's has 20 bits. */
+namespace tchi
+{
+
+/* 20 bits, which is what the hardware's approximations have. */
+static inline double cut_to_20_bits(double x)
+{
+    return reinterpret<double>(reinterpret<uint64_t>(x) & ~(((uint64_t)1 << 32) - 1));
+}
+
+} // namespace tchi
+
 static __device__ inline double tchi_reciprocal_approx(double x)
 {
-    uint64_t bits = tchi::reinterpret<uint64_t>(1.0 / x) & ~(((uint64_t)1 << 32) - 1);
-    return tchi::reinterpret<double>(bits);
+    return tchi::cut_to_20_bits(1.0 / x);
+}
+
+static __device__ inline double tchi_inverse_root_approx(double x)
+{
+    return tchi::cut_to_20_bits(1.0 / sqrt(x));
 }
 
 /* --- asynchronous copies ----------------------------------------------------------------------------------------- */

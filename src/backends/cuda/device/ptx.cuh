@@ -29,6 +29,14 @@ static __device__ __forceinline__ double tchi_reciprocal_approx(double x)
     return inverse;
 }
 
+/* x^-1/2 likewise. */
+static __device__ __forceinline__ double tchi_inverse_root_approx(double x)
+{
+    double root;
+    asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(root) : "d"(x));
+    return root;
+}
+
 /* --- asynchronous copies: sm_80 ---------------------------------------------------------------------------------- */
 
 /* 16 bytes from global to shared memory, both aligned to 16: the first bytes_valid of them, zeros for the rest. With

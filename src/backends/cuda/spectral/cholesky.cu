@@ -1,7 +1,5 @@
-/* The inverse Cholesky factor of small matrices, the leaves of cholesky.c. A block holds its matrix in registers and
- * eliminates with A and the identity side by side, in one array: column k of A is used up by step k, where column k of
- * the result begins. Before changing a step: what a thread reads of other threads' numbers, it reads from the vector
- * that the step published, and nowhere else.
+/* The inverse Cholesky factor of small matrices, the leaves of cholesky.c. A is eliminated with the identity beside it:
+ * column k of A is used up by step k, where column k of the result begins, so that one array holds both.
  *
  *     for (k = 0; k < n; k++) {                               // out begins as the identity
  *         pivot[k] = a[k][k];
@@ -14,7 +12,14 @@
  *         }
  *     }
  *     out[i][j] /= sqrt(pivot[i]);                            // for all i and j: out A out' = I
- */
+ *
+ * There are two kernels. Float64 takes tiles of 16 by 16, multiplied by tensor cores, with a warp eliminating within
+ * the tile on the diagonal; float32, and float64 on GPUs that have no such tensor cores or too little shared memory,
+ * goes element by element with the matrix in registers.
+ *
+ * A (batch, n, n), of which the lower triangle is read, and X of the same shape. Bytes that must move: half of A's and
+ * all of X's. Operations that must be done: 2/3 n^3 a matrix. What counts is the time from one step to the next;
+ * bench/ladder/cuda_cholesky.md has what was measured. */
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
@@ -23,7 +28,12 @@
 #define SIDE 16          /* threads along a side of a block */
 #define SMALL (LEAF / 2) /* matrices up to this size take half as many registers along a side */
 
+/* --- element by element ------------------------------------------------------------------------------------------ */
+
 /* In what follows a thread holds `each` by `each` elements, (y + SIDE a, x + SIDE c), of a matrix of up to SIDE each.
+ *
+ * Before changing a step: what a thread reads of other threads' numbers, it reads from the vector that the step
+ * published, and nowhere else.
  *
  * What the block shares. Published vectors alternate, so that one barrier to a step is enough. */
 template <typename real, int each> struct leaf_memory {
@@ -183,9 +193,7 @@ static __device__ void store_leaf(const real c[each][each], real *out, int64_t l
     }
 }
 
-/* A (batch, n, n), of which the lower triangle is read, and X of the same shape. Bytes that must move: half of A's and
- * all of X's. Operations that must be done: 2/3 n^3 a matrix; about n (SIDE each)^2 are done. What counts is the time
- * from one step to the next, and a multiprocessor holds several matrices. */
+/* About n (SIDE each)^2 operations are done, and a multiprocessor holds several matrices. */
 template <typename real, int each>
 static __global__ void __launch_bounds__(SIDE *SIDE, each > 4 ? 1 : 2)
     cholesky_leaf_kernel(int n, int64_t batch, const real *a, int64_t lda, int64_t stride_a, real *x, int64_t ldx,
@@ -213,12 +221,395 @@ static __global__ void __launch_bounds__(SIDE *SIDE, each > 4 ? 1 : 2)
     }
 }
 
+/* --- float64 by tiles -------------------------------------------------------------------------------------------- */
+
+/* The tiles of row k and column k are a cross, of which warp w computes one tile, (w, k) of L below the diagonal and
+ * (k, w) of the result left of it: with L_kk^-1 = X_kk, and out_kk = X_kk,
+ *
+ *     L_wk = (A_wk - sum over j < k of L_wj L_kj') X_kk'                   w > k
+ *     out_kw' = (0 - sum over w <= j < k of out_jw' L_kj') X_kk'           w < k
+ *
+ * Both are the same, products of a tile with a transposed one, if what is kept of the result is transposed. Tile (i, j)
+ * in shared memory is L_ij until step i, and out_ij' from then on. Step k:
+ *
+ *     1. warp k inverts the factor of the tile on the diagonal; the others sum over j < k for the next cross
+ *     2. L_wk and out_kw', into shared memory
+ *     3. the last term, j = k, of the next cross; row k of the result, to X
+ *
+ * with barriers after 1 and 2. Before changing the order: row k + 1 of L is read by everyone in 1 and 3, and
+ * overwritten by the result in 2 of the step after. */
+constexpr int TILE = 16;
+constexpr int TILE_ELEMENTS = TILE * TILE;
+constexpr int MAX_TILES = LEAF / TILE;
+constexpr unsigned WARP = 0xFFFFFFFFu;
+
+/* What a lane holds of a tile, lane = 4 g + t: v[4 h + 2 r + e] is row g + 8 r, column 8 h + 2 t + e. A sum of products
+ * comes in this order; as an operand it will do too, since both operands then have the depth in the same order. */
+struct share {
+    double v[8];
+};
+
+/* Where tile (row, col) begins, row >= col. */
+static __device__ __forceinline__ int tile_at(int row, int col)
+{
+    return (row * (row + 1) / 2 + col) * TILE_ELEMENTS;
+}
+
+/* Where an element lies in its tile. Rows have their columns in an order of their own, so that neither two rows of four
+ * pairs nor four columns of every other row, which is what is read and written at once, meet in a bank. */
+static __device__ __forceinline__ int element_at(int row, int col)
+{
+    return row * TILE + (col ^ (((row ^ row >> 1) & 1) << 3 | (row & 4)));
+}
+
+static __device__ __forceinline__ int lane_row()
+{
+    return (int)threadIdx.x % 32 / 4;
+}
+
+static __device__ __forceinline__ int lane_col()
+{
+    return (int)threadIdx.x % 4 * 2;
+}
+
+/* Row and column in its tile of number i of a lane's share. */
+static __device__ __forceinline__ int row_of(int i)
+{
+    return lane_row() + i / 2 % 2 * 8;
+}
+
+static __device__ __forceinline__ int col_of(int i)
+{
+    return lane_col() + i / 4 * 8 + i % 2;
+}
+
+/* Where number i of a lane's share lies, (row_of(i), col_of(i)), and (col_of(i), row_of(i)), of which little depends on
+ * i. */
+static __device__ __forceinline__ int share_at(int i)
+{
+    return (element_at(lane_row(), lane_col()) ^ i / 4 * 8) + i / 2 % 2 * 8 * TILE + i % 2;
+}
+
+static __device__ __forceinline__ int transposed_at(int i)
+{
+    return (element_at(lane_col(), lane_row()) ^ (i ^ i / 2) % 2 * 8) + (i / 4 * 8 + i % 2) * TILE;
+}
+
+static __device__ __forceinline__ share load_share(const double *tile)
+{
+    share s;
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        double2 pair = *(const double2 *)(tile + share_at(i));
+        s.v[i] = pair.x;
+        s.v[i + 1] = pair.y;
+    }
+    return s;
+}
+
+static __device__ __forceinline__ void store_share(double *tile, const share &s)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        *(double2 *)(tile + share_at(i)) = make_double2(s.v[i], s.v[i + 1]);
+    }
+}
+
+static __device__ __forceinline__ void store_transposed(double *tile, const share &s)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        tile[transposed_at(i)] = s.v[i];
+    }
+}
+
+/* sum += P Q' */
+static __device__ __forceinline__ void add_product(share &sum, const share &p, const share &q)
+{
+    const double left[8] = {p.v[0], p.v[2], p.v[1], p.v[3], p.v[4], p.v[6], p.v[5], p.v[7]};
+    const double low[4] = {q.v[0], q.v[1], q.v[4], q.v[5]};
+    const double high[4] = {q.v[2], q.v[3], q.v[6], q.v[7]};
+    tchi_mma_f64_16x8x16(sum.v, left, low);
+    tchi_mma_f64_16x8x16(sum.v + 4, left, high);
+}
+
+/* --- the tile on the diagonal, by one warp ----------------------------------------------------------------------- */
+
+/* The pivot of the step to come and what follows from it. To divide by it would take longer than all the rest of a
+ * step, so row i becomes pivot row i - a[i][k] row k, both times the power of two that makes scale = power pivot a
+ * number near 1. Rows that are not eliminated yet are then `ones` times what they should be, and so are their pivots;
+ * `weight` is pivot times ones of the lane's own two rows, whose inverse roots make up for both. */
+struct tile_pivot {
+    double value, power, scale, ones;
+    double weight[2];
+    unsigned worst;
+};
+
+/* Pivots must be between these, 2^-1000 and 2^1000, by their upper halves, so that neither the power of two nor a root
+ * is beyond float64. What is not positive or not finite is not between them either; it goes on with nonsense, which
+ * nobody will see. */
+constexpr unsigned FIRST_PIVOT = 0x01700000u;
+constexpr unsigned LAST_PIVOT = 0x7E700000u;
+
+static __device__ __forceinline__ void set_pivot(tile_pivot &p, double value)
+{
+    p.value = value;
+    p.power = __hiloint2double((0x7FE80000 - __double2hiint(value)) & 0x7FF00000, 0);
+    p.scale = value * p.power; /* in [0.75, 1.5] */
+}
+
+/* The pivot after k = 8 half + 2 pair + odd, computed by every lane from what its tile has before step k, so that the
+ * step does not wait for it. After the last one it has no meaning. */
+template <int half, int odd>
+static __device__ __forceinline__ double next_pivot(const share &c, const tile_pivot &p, int pair)
+{
+    const bool crosses = half == 0 && odd && pair == 3; /* row 8 is next, in the other half */
+    const int row = (2 * pair + odd + 1) % 8;
+    double diagonal = crosses ? c.v[6] : c.v[6 * half + 1 - odd];
+    double below = crosses ? c.v[3] : c.v[6 * half + odd];
+    diagonal = __shfl_sync(WARP, diagonal, 4 * row + row / 2);
+    below = __shfl_sync(WARP, below, 4 * row + pair);
+    return fma(-(below * p.power), below, p.scale * diagonal);
+}
+
+/* Step k = 8 half + 2 pair + odd. Left of column k are elements of the result, right of it of A, which stays symmetric,
+ * both halves of it. */
+template <int half, int odd> static __device__ __forceinline__ void eliminate_pivot(share &c, tile_pivot &p, int pair)
+{
+    constexpr int column = 4 * half + odd; /* number of column k, where a lane has it */
+    const int step = 2 * pair + odd;
+    const bool has_column = lane_col() == 2 * pair;
+    double next = next_pivot<half, odd>(c, p, pair);
+    double left[2], right[4];
+#pragma unroll
+    for (int r = half; r < 2; r++) {
+        left[r] = __shfl_sync(WARP, c.v[column + 2 * r], pair, 4);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        right[i] = __shfl_sync(WARP, c.v[i / 2 * 4 + 2 * half + i % 2], 4 * step + lane_col() / 2);
+    }
+    p.worst = max(p.worst, (unsigned)__double2hiint(p.value) - FIRST_PIVOT);
+    p.weight[half] = lane_row() == step ? p.value * p.ones : p.weight[half];
+    right[2 * half + odd] = has_column ? p.ones : right[2 * half + odd];
+#pragma unroll
+    for (int r = half; r < 2; r++) {
+        const bool below = r > half || lane_row() > step;
+        const double scale = below ? p.scale : 1.0;
+        const double factor = left[r] * (below ? p.power : 0.0);
+        if (has_column) {
+            double &begins = c.v[column + 2 * r];
+            begins = below ? 0.0 : lane_row() == step ? p.ones : begins;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            double &element = c.v[i / 2 * 4 + 2 * r + i % 2];
+            element = fma(-factor, right[i], scale * element);
+        }
+    }
+    p.ones *= p.scale;
+    set_pivot(p, next);
+}
+
+template <int half> static __device__ __forceinline__ void eliminate_half(share &c, tile_pivot &p)
+{
+#pragma unroll 1
+    for (int pair = 0; pair < 4; pair++) {
+        eliminate_pivot<half, 0>(c, p, pair);
+        eliminate_pivot<half, 1>(c, p, pair);
+    }
+}
+
+/* x^-1/2 for normal numbers: an approximation of 20 bits, whose error one step of third order takes to 2^-60. */
+static __device__ __forceinline__ double inverse_root(double x)
+{
+    double root = tchi_inverse_root_approx(x);
+    double error = fma(-(x * root), root, 1.0);
+    return fma(root * error, fma(0.375, error, 0.5), root);
+}
+
+/* A symmetric tile becomes the inverse of its Cholesky factor; whether it has one. */
+static __device__ __forceinline__ bool invert_factor(share &c)
+{
+    tile_pivot p = {};
+    p.ones = 1.0;
+    set_pivot(p, __shfl_sync(WARP, c.v[0], 0));
+    eliminate_half<0>(c, p);
+    eliminate_half<1>(c, p);
+    const double roots[2] = {inverse_root(p.weight[0]), inverse_root(p.weight[1])};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        c.v[i] = col_of(i) <= row_of(i) ? c.v[i] * roots[i / 2 % 2] : 0.0;
+    }
+    return p.worst < LAST_PIVOT - FIRST_PIVOT;
+}
+
+/* --- between global memory and registers ------------------------------------------------------------------------- */
+
+/* Rows and columns are found from the lane anew each time: kept through all steps they would take more registers than
+ * there are. */
+
+/* Tile (row, col), row >= col, of A, symmetric if on the diagonal; beyond n the identity. */
+static __device__ __forceinline__ share load_tile(const double *a, int64_t ld, int n, int row, int col)
+{
+    const int lane = tchi_thread_index() % 32;
+    share s;
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        int i = row * TILE + lane / 4 + e / 2 % 2 * 8;
+        int j = col * TILE + lane % 4 * 2 + e / 4 * 8 + e % 2;
+        s.v[e] = max(i, j) < n ? a[max(i, j) * ld + min(i, j)] : i == j ? 1.0 : 0.0;
+    }
+    return s;
+}
+
+/* Tile (row, col) of X, row >= col, from its transpose, and zeros for tile (col, row), or above the diagonal. */
+static __device__ __forceinline__ void store_tile(double *x, int64_t ld, int n, int row, int col, const share &s)
+{
+    const int lane = tchi_thread_index() % 32;
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        int i = row * TILE + lane % 4 * 2 + e / 4 * 8 + e % 2;
+        int j = col * TILE + lane / 4 + e / 2 % 2 * 8;
+        if (i < n && j < n) {
+            x[i * ld + j] = s.v[e];
+            if (row > col) {
+                x[j * ld + i] = 0.0;
+            }
+        }
+    }
+}
+
+static __device__ __forceinline__ void store_identity(double *x, int64_t ld, int n)
+{
+#pragma unroll 1
+    for (int i = (int)threadIdx.x / 32; i < n; i += (int)blockDim.x / 32) {
+#pragma unroll 1
+        for (int j = (int)threadIdx.x % 32; j < n; j += 32) {
+            x[i * ld + j] = i == j ? 1.0 : 0.0;
+        }
+    }
+}
+
+/* --- all tiles --------------------------------------------------------------------------------------------------- */
+
+/* The sum over j < k for this warp's tile of cross k + 1, less A where A has a part in it: minus what is wanted. */
+static __device__ __forceinline__ share begin_cross(const double *shared, const double *a, int64_t ld, int n, int k,
+                                                    int warp)
+{
+    share sum = {}, own = {};
+    if (warp > k) {
+        own = load_tile(a, ld, n, warp, k + 1);
+    }
+#pragma unroll 1
+    for (int j = warp > k ? 0 : warp; j < k; j++) {
+        share p = load_share(shared + tile_at(max(warp, j), min(warp, j)));
+        share q = load_share(shared + tile_at(k + 1, j));
+        add_product(sum, p, q);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        sum.v[i] -= own.v[i];
+    }
+    return sum;
+}
+
+/* X of one matrix, by a warp for each row of tiles; whether a pivot was bad. After the lower tiles, shared memory has
+ * X_kk. */
+static __device__ __forceinline__ bool invert_tiles(double *shared, const double *a, int64_t lda, double *x,
+                                                    int64_t ldx, int n)
+{
+    const int tiles = (int)blockDim.x / 32;
+    const int warp = __shfl_sync(WARP, (int)threadIdx.x / 32, 0); /* from one lane: known to be the same in all */
+    double *inverse = shared + tile_at(tiles, 0);
+    bool bad = false;
+    share own = load_tile(a, lda, n, warp, 0);
+#pragma unroll 1
+    for (int k = 0; k < tiles; k++) {
+        const bool last = k + 1 == tiles;
+        double *tile = shared + tile_at(max(warp, k), min(warp, k));
+        share next = {};
+        if (warp == k) {
+            bad = !invert_factor(own);
+            store_share(inverse, own);
+            store_transposed(tile, own);
+        } else if (!last) {
+            next = begin_cross(shared, a, lda, n, k, warp);
+        }
+        __syncthreads();
+        if (warp == k) {
+            own = load_share(tile);
+        } else {
+            share product = {};
+            add_product(product, own, load_share(inverse));
+            own = product;
+            store_share(tile, own);
+        }
+        __syncthreads();
+        if (!last) {
+            add_product(next, own, warp == k + 1 ? own : load_share(shared + tile_at(k + 1, k)));
+        }
+        if (warp <= k) { /* the next one to eliminate has nothing to store */
+            store_tile(x, ldx, n, k, warp, own);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            own.v[i] = -next.v[i];
+        }
+    }
+    return bad;
+}
+
+/* About n^3 operations are done. */
+static __global__ void __launch_bounds__(32 * MAX_TILES, 2)
+    cholesky_tiles_kernel(int n, int64_t batch, const double *a, int64_t lda, int64_t stride_a, double *x, int64_t ldx,
+                          int64_t stride_x, int32_t *flags)
+{
+    extern __shared__ __align__(16) double shared[];
+    for (int64_t b = blockIdx.x; b < batch; b += gridDim.x) {
+        bool flagged = flags[b] != TCH_REPORT_OK;
+        if (!flagged) {
+            bool bad = invert_tiles(shared, a + b * stride_a, lda, x + b * stride_x, ldx, n);
+            flagged = __syncthreads_or(bad); /* after which everyone is done with X and with shared memory, too */
+            if (flagged && threadIdx.x == 0) {
+                flags[b] = TCH_REPORT_NOT_POSITIVE;
+            }
+        }
+        if (flagged) {
+            store_identity(x + b * stride_x, ldx, n);
+        }
+    }
+}
+
+/* --- the operation ----------------------------------------------------------------------------------------------- */
+
+static int64_t shared_bytes(int tiles)
+{
+    return (int64_t)(tiles * (tiles + 1) / 2 + 1) * TILE_ELEMENTS * (int64_t)sizeof(double);
+}
+
+static tch_status launch_tiles(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *x,
+                               int32_t *flags)
+{
+    int tiles = (int)tchi_cuda_ceil_div(a->rows, TILE);
+    /* The attribute belongs to the kernel, not to this launch: always for the largest matrix, so that threads which
+     * launch different sizes at once do not take it from each other. */
+    TCHI_CUDA_TRY(cudaFuncSetAttribute(cholesky_tiles_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       (int)shared_bytes(MAX_TILES)),
+                  "shared memory of cholesky_tiles_kernel");
+    cholesky_tiles_kernel<<<tchi_cuda_grid(a->batch), 32 * tiles, (size_t)shared_bytes(tiles), state->stream>>>(
+        (int)a->rows, a->batch, (const double *)a->data, a->ld, a->stride, (double *)x->data, x->ld, x->stride, flags);
+    return tchi_cuda_launched(state, "cholesky_tiles_kernel");
+}
+
 template <typename real>
-static void launch(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags)
+static tch_status launch_elements(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *x,
+                                  int32_t *flags)
 {
     auto kernel = a->rows <= SMALL ? cholesky_leaf_kernel<real, SMALL / SIDE> : cholesky_leaf_kernel<real, LEAF / SIDE>;
     kernel<<<tchi_cuda_grid(a->batch), SIDE * SIDE, 0, state->stream>>>(
         (int)a->rows, a->batch, (const real *)a->data, a->ld, a->stride, (real *)x->data, x->ld, x->stride, flags);
+    return tchi_cuda_launched(state, "cholesky_leaf_kernel");
 }
 
 tch_status tchi_cuda_cholesky_leaf(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *x,
@@ -227,10 +618,9 @@ tch_status tchi_cuda_cholesky_leaf(const tchi_cuda_state *state, const tch_matri
     if (a->rows == 0 || a->batch == 0) {
         return TCH_OK;
     }
-    if (a->type == TCH_SCALAR_F64) {
-        launch<double>(state, a, x, flags);
-    } else {
-        launch<float>(state, a, x, flags);
+    if (a->type != TCH_SCALAR_F64) {
+        return launch_elements<float>(state, a, x, flags);
     }
-    return tchi_cuda_launched(state, "cholesky_leaf_kernel");
+    bool by_tiles = state->device.major >= 8 && state->device.shared_per_block >= shared_bytes(MAX_TILES);
+    return by_tiles ? launch_tiles(state, a, x, flags) : launch_elements<double>(state, a, x, flags);
 }
