@@ -273,7 +273,8 @@ static void cholesky_case(tch_context *context, tch_scalar type, int64_t n, int6
 
 static void factors_are_inverted(void **state)
 {
-    static const int64_t sizes[] = {1, 2, 3, 15, 16, 17, 63, 64, 65, 100, 128, 129, 200, 257, 330, 577};
+    static const int64_t sizes[] = {1,  2,  3,   15,  16,  17,  31,  33,  48,  63,
+                                    64, 65, 100, 127, 128, 129, 200, 257, 330, 577};
     for (int t = 0; t < 2; t++) {
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
             for (int64_t gap = 0; gap <= 3; gap += 3) {
