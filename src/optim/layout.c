@@ -558,14 +558,14 @@ tch_status tchi_layout_state(tch_optimizer *optimizer, int32_t group, tchi_arena
 
 /* --- scratch of a step ------------------------------------------------------------------------------------------- */
 
-/* An eighth of the state is little beside it; a gibibyte is little on any GPU, and lets the roots of small models be
- * taken many at a time, which is what they are fast by. */
+/* An eighth of the state is little beside it; two gibibytes are little on a GPU that trains, and let the roots of small
+ * models be taken many at a time, which is what they are fast by. */
 int64_t tchi_layout_budget(const tch_optimizer *optimizer)
 {
-    enum { GIBIBYTE = 1 << 30 };
+    const int64_t least = (int64_t)2 << 30;
     int64_t asked = optimizer->groups.count > 0 ? tchi_group_at(optimizer, 0)->config.memory_budget : 0;
     int64_t share = optimizer->state_bytes / 8;
-    return asked > 0 ? asked : share > GIBIBYTE ? share : GIBIBYTE;
+    return asked > 0 ? asked : tchi_max(share, least);
 }
 
 /* A block whose dimensions are cut in more than two places is no single rectangle. */

@@ -37,32 +37,45 @@ static int32_t next_factor_batch(const tch_optimizer *o, const tchi_group *group
     return best;
 }
 
-static int32_t lightest(const double *load, const uint8_t *steps_seen, int32_t parts)
+static double cost_of(const tchi_factor_batch *f)
 {
-    int32_t best = -1;
-    for (int32_t i = 0; i < parts; i++) {
-        if (!steps_seen[i] && (best < 0 || load[i] < load[best])) {
-            best = i;
-        }
+    return (double)f->n * (double)f->n * (double)f->n;
+}
+
+static int32_t lightest(const double *load, int32_t parts)
+{
+    int32_t best = 0;
+    for (int32_t i = 1; i < parts; i++) {
+        best = load[i] < load[best] ? i : best;
     }
     return best;
 }
 
-/* Every part gets count / parts factors, and the parts with the least work so far one more. Factors of one part follow
- * each other, so that a refresh is one batched call. */
-static void spread(tchi_factor_batch *f, double *load, int32_t parts)
+/* How many factors each part gets: the part with the least work so far as many as fit into an equal share of all work,
+ * and one at least. So a part has few sizes and many factors of each, which is less work for a device than some of
+ * every size, and no part has more work than another by more than one factor. */
+static void count_parts(const tchi_factor_batch *f, double share, double *load, int32_t parts, int64_t *counts)
 {
-    uint8_t extra[MOST_PERIOD] = {0};
-    double cost = (double)f->n * (double)f->n * (double)f->n;
-    for (int64_t rest = f->all % parts; rest > 0; rest--) {
-        extra[lightest(load, extra, parts)] = 1;
+    double cost = cost_of(f);
+    for (int64_t left = f->all; left > 0;) {
+        int32_t part = lightest(load, parts);
+        double room = floor((share - load[part]) / cost);
+        int64_t here = room < 1.0 ? 1 : room < (double)left ? (int64_t)room : left;
+        counts[part] += here;
+        load[part] += cost * (double)here;
+        left -= here;
     }
+}
+
+/* Factors of one part follow each other, so that a refresh is one batched call. */
+static void spread(tchi_factor_batch *f, double share, double *load, int32_t parts)
+{
+    int64_t counts[MOST_PERIOD] = {0};
+    count_parts(f, share, load, parts, counts);
     int64_t at = 0;
     int64_t end = 0; /* among the factors of all ranks */
     for (int32_t i = 0; i < parts; i++) {
-        int64_t here = f->all / parts + extra[i];
-        load[i] += cost * (double)here;
-        end += here;
+        end += counts[i];
         while (at < f->count && f->among[at] < end) {
             f->phase[at++] = i;
         }
@@ -71,15 +84,22 @@ static void spread(tchi_factor_batch *f, double *load, int32_t parts)
 
 void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period)
 {
+    const double rounding = 1.0 + 1e-9; /* of the sum, which must not leave a factor out where all would fit */
     double load[MOST_PERIOD] = {0.0};
+    double all = 0.0;
     const tchi_group *g = tchi_group_at(optimizer, group);
+    int32_t parts = parts_of(period);
+    for (int32_t i = g->first_factor_batch; i < g->first_factor_batch + g->factor_batches; i++) {
+        const tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
+        all += cost_of(f) * (double)f->all;
+    }
     int64_t below = INT64_MAX;
     for (int32_t i = next_factor_batch(optimizer, g, below, -1); i >= 0;
          i = next_factor_batch(optimizer, g, below, i)) {
         tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
         below = f->n;
         f->phases = period;
-        spread(f, load, parts_of(period));
+        spread(f, rounding * all / parts, load, parts);
     }
 }
 
