@@ -181,6 +181,15 @@ tch_matrices tchi_matrices_part(const tch_matrices *matrices, int64_t first, int
     return part;
 }
 
+tch_matrices tchi_matrices_block(const tch_matrices *matrices, int64_t row, int64_t col, int64_t rows, int64_t cols)
+{
+    tch_matrices block = *matrices;
+    block.data = (char *)block.data + (row * block.ld + col) * types[block.type].size;
+    block.rows = rows;
+    block.cols = cols;
+    return block;
+}
+
 /* The batch dimensions merge into one when each one's stride is the size of all inner ones times the innermost
  * stride. */
 static bool merge_batch(const tch_tensor *tensor, tch_matrices *m)

@@ -40,4 +40,7 @@ tch_matrices tchi_matrices_new(void *data, tch_scalar type, int64_t batch, int64
 /* The same matrices from index `first` on, `count` of them. */
 tch_matrices tchi_matrices_part(const tch_matrices *matrices, int64_t first, int64_t count);
 
+/* Rows [row, row + rows) and columns [col, col + cols) of every matrix, not of the split type. */
+tch_matrices tchi_matrices_block(const tch_matrices *matrices, int64_t row, int64_t col, int64_t rows, int64_t cols);
+
 #endif

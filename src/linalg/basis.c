@@ -280,16 +280,6 @@ static tch_status multiply_inside(tch_context *context, const tch_matrices *a, c
     return context->backend->matrix->shift_scale(context->state, &inside.sorted, NULL, NULL, 1.0, &buffers->m[0]);
 }
 
-/* Rows [first, first + rows) of every matrix, and of those the first `cols` columns. */
-static tch_matrices block(const tch_matrices *m, int64_t first, int64_t rows, int64_t cols)
-{
-    tch_matrices part = *m;
-    part.data = (char *)m->data + first * m->ld * tchi_scalar_size(m->type);
-    part.rows = rows;
-    part.cols = cols;
-    return part;
-}
-
 /* C = X S for lower triangular X. */
 static tch_status multiply_lower(tch_context *context, const tch_matrices *x, const tch_matrices *s,
                                  const tch_matrices *c)
@@ -297,9 +287,9 @@ static tch_status multiply_lower(tch_context *context, const tch_matrices *x, co
     int64_t n = x->rows;
     for (int64_t first = 0; first < n; first += STRIP) {
         int64_t rows = n - first < STRIP ? n - first : STRIP;
-        tch_matrices strip = block(x, first, rows, first + rows);
-        tch_matrices above = block(s, 0, first + rows, n);
-        tch_matrices out = block(c, first, rows, n);
+        tch_matrices strip = tchi_matrices_block(x, first, 0, rows, first + rows);
+        tch_matrices above = tchi_matrices_block(s, 0, 0, first + rows, n);
+        tch_matrices out = tchi_matrices_block(c, first, 0, rows, n);
         TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, &strip, 0, &above, 0, 0.0, &out));
     }
     return TCH_OK;

@@ -56,13 +56,9 @@ tch_status tchi_split_product(tch_context *context, double alpha, const tchi_spl
     return gemm(state, factor, &a->high, 0, &b->high, transpose_b, beta, c);
 }
 
-/* Rows [first, first + rows) of every matrix. */
 static tch_matrices rows_of(const tch_matrices *m, int64_t first, int64_t rows)
 {
-    tch_matrices part = *m;
-    part.data = (char *)m->data + first * m->ld * tchi_scalar_size(m->type);
-    part.rows = rows;
-    return part;
+    return tchi_matrices_block(m, first, 0, rows, m->cols);
 }
 
 static tchi_split split_rows_of(const tchi_split *split, int64_t first, int64_t rows)

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/arith.h"
 #include "core/check.h"
 #include "core/status.h"
 
@@ -96,6 +97,7 @@ static int64_t layout_bytes(tch_context *context, const tchi_root_plan *plan, in
     return arena.used;
 }
 
+/* In passes of about equal length: a last one with little to do keeps little of a device busy. */
 static int64_t choose_chunk(tch_context *context, const tchi_root_plan *plan, int64_t batch, int64_t n)
 {
     int64_t limit = tch_context_get_workspace_limit(context);
@@ -104,7 +106,8 @@ static int64_t choose_chunk(tch_context *context, const tchi_root_plan *plan, in
     }
     int64_t scratch = scratch_of(context, plan, batch, n);
     int64_t one = layout_bytes(context, plan, 1, n) - scratch_of(context, plan, 1, n);
-    return tchi_arena_fit(context, batch, one, scratch);
+    int64_t most = tchi_arena_fit(context, batch, one, scratch);
+    return tchi_ceil_div(batch, tchi_ceil_div(batch, most));
 }
 
 /* --- before ----------------------------------------------------------------------------------------------------- */
@@ -193,7 +196,7 @@ static tch_status by_newton(tch_context *context, const tchi_root_plan *plan, ro
     r->m.m[0].type = plan->widest;
     TCHI_TRY(scale_down(context, r));
     tch_matrices last;
-    TCHI_TRY(tchi_newton(context, &plan->newton, &r->m, &last));
+    TCHI_TRY(tchi_newton(context, &plan->newton, &r->m, r->inspection.flags, &last));
     *x = plan->mixed ? spare_of(r, plan->type, &last) : last;
     return context->backend->matrix->shift_scale(context->state, &last, NULL, r->inspection.bound, -1.0 / plan->root,
                                                  x);

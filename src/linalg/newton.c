@@ -4,10 +4,12 @@
 
 #include <math.h>
 
+#include "core/arith.h"
 #include "core/check.h"
 #include "core/status.h"
 
 #include "algebra.h"
+#include "gram_schmidt.h"
 
 /* --- arithmetic ------------------------------------------------------------------------------------------------- */
 
@@ -45,8 +47,7 @@ static tch_scalar fastest(const tch_product_rates *rates, double low, double tol
 }
 
 /* Congruent steps in the split type, in a model of the arithmetic at n = 384 with four kinds of spectra: an error of at
- * most 5.9e-4 for low down to 1e-8 and p = 2, 4, 8 (docs/numerics/inverse-roots.md). They cost two products in float64,
- * one of them whole, where a step in float64 throughout costs up to six halves. */
+ * most 5.9e-4 for low down to 1e-8 and p = 2, 4, 8 (docs/numerics/inverse-roots.md). */
 #define CONGRUENT_TOLERANCE 6e-4
 #define CONGRUENT_LOW 1e-8
 
@@ -100,11 +101,15 @@ static int products_of(const tchi_newton_plan *plan, int k)
     }
     bool short_one = last && plan->steps > 1 && plan->step[k].c[2] == 0.0 && plan->degree == 2;
     int products = (k > 0) + (short_one ? 0 : plan->degree - 1);
-    int powers = plan->congruent[k] ? power_products(plan->root / 2) : last ? 0 : power_products(plan->root) + 1;
-    return products + powers;
+    if (plan->congruent[k]) { /* T T', and before it K T, of which all is computed */
+        return products + power_products(plan->root / 2) + (k == 0 ? 1 : 3);
+    }
+    return products + (last ? 0 : power_products(plan->root) + 1);
 }
 
-/* A congruent step has a whole product and a half one in float64 besides. */
+/* Cholesky and K L, in symmetric products of float64: a third of one at some 0.4 of its speed, and 1.25. */
+#define FIRST_CONGRUENCE 2.1
+
 double tchi_newton_cost(const tchi_newton_plan *plan, const tch_product_rates *rates)
 {
     double cost = 0.0;
@@ -112,7 +117,7 @@ double tchi_newton_cost(const tchi_newton_plan *plan, const tch_product_rates *r
         double rate = plan->type[k] == TCH_SCALAR_F64   ? rates->f64
                       : plan->type[k] == TCH_SCALAR_F32 ? rates->f32
                                                         : rates->bf16x2;
-        cost += products_of(plan, k) / rate + (plan->congruent[k] ? 3.0 / rates->f64 : 0.0);
+        cost += products_of(plan, k) / rate + (k == 0 && plan->congruent[k] ? FIRST_CONGRUENCE / rates->f64 : 0.0);
     }
     return cost;
 }
@@ -158,17 +163,18 @@ void tchi_newton_end(tchi_newton_plan *plan, double tolerance)
 
 tch_scalar tchi_newton_type_of_m(const tchi_newton_plan *plan, int k)
 {
-    return plan->congruent[k] ? TCH_SCALAR_F64 : plan->type[k];
+    return k == 0 && plan->congruent[k] ? TCH_SCALAR_F64 : plan->type[k];
 }
 
 /* --- the iteration ---------------------------------------------------------------------------------------------- */
 
-/* The buffers by the part they play; parts change hands by pointer. Congruent steps need P and K beside M in float64,
- * and keep the rest in halves of the other two buffers. */
+/* The buffers by the part they play; parts change hands by pointer. Congruent steps have two of them for a factor of M
+ * and its product with K, and keep the rest, but for M, in halves of the other two. */
 typedef struct cast {
     tch_matrices *m, *x, *h, *s, *t;
-    tch_matrices *p, *k;
+    tch_matrices *product, *factor;
     tch_matrices halves[4];
+    int32_t *flags;
 } cast;
 
 static tch_matrices half_of(const tch_matrices *wide, int which)
@@ -182,8 +188,8 @@ static tch_matrices half_of(const tch_matrices *wide, int which)
 static void assign(const tchi_newton_plan *plan, tchi_newton_buffers *b, cast *c)
 {
     *c = (cast){.m = &b->m[0], .x = &b->m[1], .h = &b->m[2], .s = &b->m[3], .t = &b->m[4]};
-    c->p = &b->m[1];
-    c->k = &b->m[2];
+    c->product = &b->m[1];
+    c->factor = &b->m[2];
     if (plan->steps > 0 && plan->congruent[0]) {
         for (int i = 0; i < 4; i++) {
             c->halves[i] = half_of(&b->m[3 + i / 2], i % 2);
@@ -272,37 +278,86 @@ static tch_status first_x(tch_context *context, tch_scalar next, cast *c)
 }
 
 /* K = H^(root/2) in float64, for an even root. */
-static tch_status make_k(tch_context *context, int32_t root, cast *c)
+static tch_status make_k(tch_context *context, int32_t root, cast *c, tch_matrices *k)
 {
     if (root == 2) {
-        return convert(context, c->h, TCH_SCALAR_F64, c->k);
+        return convert(context, c->h, TCH_SCALAR_F64, k);
     }
     if (root == 4) {
-        return multiply(context, c->h, c->h, TCH_SCALAR_F64, c->k);
+        return multiply(context, c->h, c->h, TCH_SCALAR_F64, k);
     }
     TCHI_TRY(multiply(context, c->h, c->h, c->h->type, c->s));
-    return multiply(context, c->s, root == 6 ? c->h : c->s, TCH_SCALAR_F64, c->k);
+    return multiply(context, c->s, root == 6 ? c->h : c->s, TCH_SCALAR_F64, k);
 }
 
-/* M <- K M K. The product K M is not symmetric, since K commutes with M only up to its own rounding; K M K is. */
-static tch_status congruence(tch_context *context, tch_scalar next, cast *c)
+/* Columns of a triangular factor multiplied at once, without the zeros above them. */
+#define STRIP 256
+
+/* C = K L for lower triangular L. */
+static tch_status multiply_lower(tch_context *context, const tch_matrices *k, const tch_matrices *l,
+                                 const tch_matrices *c)
 {
-    c->p->type = TCH_SCALAR_F64;
-    TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, c->k, 0, c->m, 0, 0.0, c->p));
-    return multiply(context, c->p, c->k, next, c->m);
+    int64_t n = l->rows;
+    for (int64_t first = 0; first < n; first += STRIP) {
+        int64_t cols = tchi_min(STRIP, n - first);
+        tch_matrices left = tchi_matrices_block(k, 0, first, n, n - first);
+        tch_matrices strip = tchi_matrices_block(l, first, first, n - first, cols);
+        tch_matrices out = tchi_matrices_block(c, 0, first, n, cols);
+        TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, &left, 0, &strip, 0, 0.0, &out));
+    }
+    return TCH_OK;
+}
+
+/* The product becomes K L with M = L L', which is not needed any more: K takes its place. */
+static tch_status first_factor(tch_context *context, int32_t root, cast *c)
+{
+    c->factor->type = c->product->type = TCH_SCALAR_F64;
+    TCHI_TRY(context->backend->matrix->cholesky(context->state, c->m, c->factor, c->product, c->flags));
+    TCHI_TRY(make_k(context, root, c, c->m));
+    return multiply_lower(context, c->m, c->factor, c->product);
+}
+
+static tchi_split planes_of(const tch_matrices *m)
+{
+    tchi_split planes = {*m, *m, 1.0};
+    planes.high.type = planes.low.type = TCH_SCALAR_BF16;
+    planes.high.stride = planes.low.stride = 2 * m->stride;
+    planes.low.data = (char *)m->data + m->stride * tchi_scalar_size(TCH_SCALAR_BF16);
+    return planes;
+}
+
+/* The product becomes K T. */
+static tch_status next_factor(tch_context *context, int32_t root, cast *c)
+{
+    tch_matrices *k;
+    TCHI_TRY(raise(context, root / 2, c, &k));
+    tchi_split left = planes_of(k);
+    tchi_split right = planes_of(c->factor);
+    c->product->type = TCH_SCALAR_F32;
+    return tchi_split_product(context, 1.0, &left, &right, 0, TCHI_LOW_BOTH, 0.0, c->product);
+}
+
+/* M <- K M K = T T', and T, the factor, <- K T. */
+static tch_status congruence(tch_context *context, int32_t root, bool first, tch_scalar next, cast *c)
+{
+    TCHI_TRY(first ? first_factor(context, root, c) : next_factor(context, root, c));
+    TCHI_TRY(convert(context, c->product, c->h->type, c->factor));
+    c->m->type = next;
+    return tchi_gram(context, 1.0, c->factor, 0, 0.0, c->m);
 }
 
 static tch_status run_congruent_step(tch_context *context, const tchi_newton_plan *p, int k, cast *c)
 {
     tch_scalar next = p->type[k + 1]; /* a congruent step is never the last */
-    TCHI_TRY(convert(context, c->m, p->type[k], c->t));
-    TCHI_TRY(make_h(context, p->degree, &p->step[k], c->t, c->h));
+    if (k == 0) {
+        TCHI_TRY(convert(context, c->m, p->type[k], c->t));
+    }
+    TCHI_TRY(make_h(context, p->degree, &p->step[k], k == 0 ? c->t : c->m, c->h));
     if (k > 0) {
         TCHI_TRY(multiply(context, c->x, c->h, next, c->s));
         swap(&c->x, &c->s);
     }
-    TCHI_TRY(make_k(context, p->root, c));
-    TCHI_TRY(congruence(context, tchi_newton_type_of_m(p, k + 1), c));
+    TCHI_TRY(congruence(context, p->root, k == 0, next, c));
     return k == 0 ? first_x(context, next, c) : TCH_OK;
 }
 
@@ -367,10 +422,12 @@ static const char *range_name(const tchi_newton_plan *plan, int k)
     }
 }
 
-tch_status tchi_newton(tch_context *context, const tchi_newton_plan *plan, tchi_newton_buffers *b, tch_matrices *result)
+tch_status tchi_newton(tch_context *context, const tchi_newton_plan *plan, tchi_newton_buffers *b, int32_t *flags,
+                       tch_matrices *result)
 {
     cast c;
     assign(plan, b, &c);
+    c.flags = flags;
     if (plan->steps == 0) {
         TCHI_TRY(context->backend->matrix->combine(context->state, 1.0, 0.0, NULL, 0.0, NULL, c.x));
     }

@@ -14,9 +14,10 @@
  *
  * The last step may be an ending: X q(M) with a polynomial of degree 4, after which M is of no use.
  *
- * A congruent step keeps M in float64 and does all else in its type: with K = H^(root/2), M becomes K M K. Whatever
- * rounding K has, that congruence cannot disturb M's small eigenvalues by more than a like fraction of themselves, so
- * only the two products that form it need float64. */
+ * In a congruent step M becomes K M K with K = H^(root/2). Whatever rounding K has, that cannot disturb M's small
+ * eigenvalues by more than a like fraction of themselves; computing it from M would need float64. But these steps keep a
+ * T with M = T T', which becomes K T: it has only the root of M's condition number, and split products are enough for
+ * it. The first T is K L with Cholesky's L, and that is what float64 is left with. */
 typedef struct tchi_newton_plan {
     int32_t root;
     int degree, steps;
@@ -30,17 +31,18 @@ typedef struct tchi_newton_plan {
 /* The symmetric products of its steps, each over the rate of its type, for types that were chosen. */
 double tchi_newton_cost(const tchi_newton_plan *plan, const tch_product_rates *rates);
 
-/* The type M is kept in before step k. */
+/* The type M is in before step k. */
 tch_scalar tchi_newton_type_of_m(const tchi_newton_plan *plan, int k);
 
 /* Scratch of the iteration: batches of equal shape, each with room for the widest type of the plan. On entry buffer 0
  * holds M, a scaled matrix with spectrum in (0, 1], in the type of the first step's M; tchi_newton leaves M^(-1/root)
- * in *result, somewhere in the buffers, in the type of the last step. */
+ * in *result, somewhere in the buffers, in the type of the last step. What Cholesky finds not to be positive definite is
+ * flagged, TCH_REPORT_NOT_POSITIVE, and its result undefined. */
 typedef struct tchi_newton_buffers {
     tch_matrices m[TCHI_NEWTON_BUFFERS];
 } tchi_newton_buffers;
 
-tch_status tchi_newton(tch_context *context, const tchi_newton_plan *plan, tchi_newton_buffers *buffers,
+tch_status tchi_newton(tch_context *context, const tchi_newton_plan *plan, tchi_newton_buffers *buffers, int32_t *flags,
                        tch_matrices *result);
 
 /* Makes the last of several steps one of degree 1, which saves a product, where that too brings X within `tolerance`.

@@ -339,6 +339,92 @@ static void factors_of_float32_are_inverted(void **state)
     }
 }
 
+/* --- factors in float64 ------------------------------------------------------------------------------------------ */
+
+/* V V' / n + 1e-6 I with n / 4 columns in V: most eigenvalues are the least. The last matrix has a negative one. */
+static void fill_nearly_singular(batch *b, uint64_t stream)
+{
+    int64_t n = b->m.rows;
+    int64_t rank = n / 4 + 1;
+    test_random random = test_random_stream(stream);
+    double *v = test_alloc((size_t)(n * rank) * sizeof *v);
+    for (int64_t m = 0; m < b->m.batch; m++) {
+        for (int64_t i = 0; i < n * rank; i++) {
+            v[i] = test_random_normal(&random);
+        }
+        for (int64_t i = 0; i < n; i++) {
+            for (int64_t j = 0; j < n; j++) {
+                double sum = i != j ? 0.0 : i == n - 1 && m == b->m.batch - 1 ? -10.0 * (double)n : 1e-6 * (double)n;
+                for (int64_t k = 0; k < rank; k++) {
+                    sum += v[i * rank + k] * v[j * rank + k];
+                }
+                test_encode(b->dtype, sum / (double)n, element(b, m * n + i, j));
+            }
+        }
+    }
+}
+
+/* L comes from inverses of its blocks, so that the root of the condition number magnifies rounding. */
+static void check_factor(const batch *l, const batch *a, int64_t m)
+{
+    int64_t n = l->m.rows;
+    double largest = 1e-6; /* which is the least eigenvalue */
+    for (int64_t i = 0; i < n; i++) {
+        largest = fmax(largest, value(a, m * n + i, i));
+    }
+    double allowed = (double)n * test_unit_roundoff(l->dtype) * sqrt(largest / 1e-6);
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            double sum = -value(a, m * n + i, j);
+            for (int64_t k = 0; k <= j && j <= i; k++) {
+                sum += value(l, m * n + i, k) * value(l, m * n + j, k);
+            }
+            CHECK(j > i || fabs(sum) <= allowed * largest, "L L' is off by %.3g at (%lld, %lld), of %.3g", sum,
+                  (long long)i, (long long)j, largest);
+            CHECK(j <= i || fabs(value(l, m * n + i, j)) <= allowed * sqrt(largest),
+                  "(%lld, %lld) above the diagonal is %g", (long long)i, (long long)j, value(l, m * n + i, j));
+        }
+    }
+}
+
+/* Sizes around those of leaves and bands. One matrix comes with a flag, and one is not positive definite. */
+static void factors_of_float64_are_taken(void **state)
+{
+    enum { COUNT = 4 };
+    static const int64_t sides[] = {1, 20, 128, 129, 257, 512, 530};
+    tch_context *context = *state;
+    const tch_backend *t = context->backend;
+    for (int i = 0; i < 7 && t->matrix->cholesky != NULL; i++) {
+        int64_t n = sides[i];
+        int32_t flags[COUNT] = {TCH_REPORT_OK, TCH_REPORT_OK, TCH_REPORT_NOT_FINITE, TCH_REPORT_OK};
+        void *there;
+        test_case("%lld by %lld", (long long)n, (long long)n);
+        batch a = make(context, TCH_SCALAR_F64, COUNT, n, n, 1);
+        batch l = make(context, TCH_SCALAR_F64, COUNT, n, n, 3);
+        batch spare = make(context, TCH_SCALAR_F64, COUNT, n, n, 0);
+        batch *all[] = {&a, &l, &spare};
+        fill_nearly_singular(&a, 5);
+        CHECK_OK(t->device->allocate(context->state, sizeof flags, &there));
+        CHECK_OK(t->device->copy_bytes(context->state, there, flags, sizeof flags, TCH_COPY_TO_DEVICE));
+        for (int k = 0; k < 3; k++) {
+            move(context, all[k], TCH_COPY_TO_DEVICE);
+        }
+        CHECK_OK(t->matrix->cholesky(context->state, &a.m, &l.m, &spare.m, there));
+        move(context, &l, TCH_COPY_TO_HOST);
+        CHECK_OK(t->device->copy_bytes(context->state, flags, there, sizeof flags, TCH_COPY_TO_HOST));
+        CHECK(flags[0] == TCH_REPORT_OK && flags[1] == TCH_REPORT_OK, "flagged %d and %d", flags[0], flags[1]);
+        assert_int_equal(flags[2], TCH_REPORT_NOT_FINITE);
+        assert_int_equal(flags[3], TCH_REPORT_NOT_POSITIVE);
+        check_factor(&l, &a, 0);
+        check_factor(&l, &a, 1);
+        check_gaps(&l);
+        t->device->release(context->state, there, sizeof flags);
+        for (int k = 0; k < 3; k++) {
+            drop(context, all[k]);
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -346,6 +432,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(rows_are_split),
         cmocka_unit_test(products_of_mixed_types),
         cmocka_unit_test(factors_of_float32_are_inverted),
+        cmocka_unit_test(factors_of_float64_are_taken),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);

@@ -44,7 +44,7 @@ typedef struct tch_spectrum_map {
 } tch_spectrum_map;
 
 /* Products per second of each arithmetic, for large matrices, in any unit: what the choice of arithmetic weighs. 0
- * where the backend does not offer the type to compute in. */
+ * where the backend does not offer the type to compute in; one that offers bf16x2 has `cholesky`, too. */
 typedef struct tch_product_rates {
     double f64, f32;
     double bf16x2; /* split operands: hi hi + hi lo + lo hi, accumulated in float32 */
@@ -228,6 +228,10 @@ typedef tch_status tch_newton_op(void *state, const tch_newton_iteration *iterat
  * is undefined. float32 or float64. */
 typedef tch_status tch_cholesky_inverse_op(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
                                            void *scratch);
+/* A = L L' in float64, L lower triangular; above its diagonal is nothing but rounding. A is destroyed, and so is
+ * `spare`, of A's shape. flags as in spd_solve; L of a flagged matrix is undefined. */
+typedef tch_status tch_cholesky_op(void *state, const tch_matrices *a, const tch_matrices *l, const tch_matrices *spare,
+                                   int32_t *flags);
 /* w(i) = (sum over j of X(i, j) Y(i, j))^exponent, summed in float64, w being 1 by rows of X's type; 0 where exponent
  * is not 1 and the sum not positive. */
 typedef tch_status tch_row_dots_op(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
@@ -287,6 +291,7 @@ typedef struct tch_matrix_ops {
     tch_shifted_inverse_op *shifted_inverse;
     tch_newton_limit_op *newton_limit;
     tch_newton_op *newton;
+    tch_cholesky_op *cholesky;
     tch_split_rows_op *split_rows;
     tch_pack_op *pack;
     tch_unpack_op *unpack;

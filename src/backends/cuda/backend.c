@@ -115,6 +115,7 @@ static const tch_matrix_ops matrix_ops = {
     .gemm_rounded = tchi_cuda_gemm_rounded,
     .gram_rounded = tchi_cuda_gram_rounded,
     .cholesky_inverse = tchi_cuda_cholesky_inverse,
+    .cholesky = tchi_cuda_cholesky,
     .row_dots = tchi_cuda_row_dots,
     .split_rows = tchi_cuda_split_rows,
     .pack = tchi_cuda_pack_matrices,

@@ -223,6 +223,7 @@ tch_gram_rounded_op tchi_cuda_gram_rounded;
 /* --- tracking an eigenbasis: cholesky.c, cholesky.cu, basis.cu --------------------------------------------------- */
 
 tch_cholesky_inverse_op tchi_cuda_cholesky_inverse;
+tch_cholesky_op tchi_cuda_cholesky;
 int64_t tchi_cuda_cholesky_inverse_scratch(tch_scalar type, int64_t n, int64_t batch);
 /* The same for matrices of up to TCHI_CUDA_CHOLESKY_LEAF, without scratch. Flagged ones get the identity. */
 #define TCHI_CUDA_CHOLESKY_LEAF 128

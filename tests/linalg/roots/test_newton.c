@@ -54,6 +54,12 @@ static double get(const tch_matrices *m, int64_t b, int64_t i, int64_t j)
         return ((const double *)m->data)[at];
     case TCH_SCALAR_F32:
         return (double)((const float *)m->data)[at];
+    case TCH_SCALAR_BF16: { /* a plane of the split type */
+        uint32_t bits = (uint32_t)((const uint16_t *)m->data)[at] << 16;
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        return (double)value;
+    }
     default:
         return (double)part(m, b, i, j, 0) + (double)part(m, b, i, j, 1);
     }
@@ -105,6 +111,57 @@ static tch_status model_product(void *state, double c0, double c1, const tch_mat
                 value += i == j ? c0 : 0.0;
                 put(c, m, i, j, value);
                 put(c, m, j, i, value);
+            }
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status model_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
+                             const tch_matrices *c)
+{
+    CHECK(!transpose && beta == 0.0, "not modeled");
+    return model_product(state, 0.0, 0.0, NULL, alpha, a, a, c);
+}
+
+/* The CPU's own table comes back whatever a test did. */
+static const tch_backend *own_table;
+
+/* Of two bfloat16 matrices the product in float32. */
+static tch_status model_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
+                             const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c)
+{
+    if (a->type != TCH_SCALAR_BF16) {
+        return own_table->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, c);
+    }
+    CHECK(!transpose_a && !transpose_b && c->type == TCH_SCALAR_F32, "not modeled");
+    for (int64_t e = 0; e < c->batch * c->rows * c->cols; e++) {
+        int64_t m = e / (c->rows * c->cols);
+        int64_t i = e / c->cols % c->rows;
+        int64_t j = e % c->cols;
+        float sum = 0.0F;
+        for (int64_t k = 0; k < a->cols; k++) {
+            sum += (float)get(a, m, i, k) * (float)get(b, m, k, j);
+        }
+        put(c, m, i, j, (double)((float)alpha * sum + (beta != 0.0 ? (float)beta * (float)get(c, m, i, j) : 0.0F)));
+    }
+    return TCH_OK;
+}
+
+static tch_status model_cholesky(void *state, const tch_matrices *a, const tch_matrices *l, const tch_matrices *spare,
+                                 int32_t *flags)
+{
+    (void)state;
+    (void)spare;
+    for (int64_t m = 0; m < a->batch; m++) {
+        for (int64_t i = 0; i < a->rows; i++) {
+            for (int64_t j = 0; j < a->cols; j++) {
+                double sum = j <= i ? get(a, m, i, j) : 0.0;
+                for (int64_t k = 0; k < j && j <= i; k++) {
+                    sum -= get(l, m, i, k) * get(l, m, j, k);
+                }
+                flags[m] = i == j && !(sum > 0.0) ? TCH_REPORT_NOT_POSITIVE : flags[m];
+                put(l, m, i, j, j > i ? 0.0 : i == j ? sqrt(sum) : sum / get(l, m, j, j));
             }
         }
     }
@@ -206,7 +263,9 @@ static double run(tch_context *context, const tchi_newton_plan *plan, int64_t n,
         put(&buffers.m[0], i / (n * n), i / n % n, i % n, m[i]);
     }
     tch_matrices x;
-    CHECK_OK(tchi_newton(context, plan, &buffers, &x));
+    int32_t flags[BATCH] = {TCH_REPORT_OK};
+    CHECK_OK(tchi_newton(context, plan, &buffers, flags, &x));
+    CHECK(flags[0] == TCH_REPORT_OK && flags[1] == TCH_REPORT_OK, "a matrix is flagged");
     double worst = 0.0;
     double *got = test_alloc((size_t)(n * n) * sizeof *got);
     for (int64_t b = 0; b < BATCH; b++) {
@@ -223,15 +282,15 @@ static double run(tch_context *context, const tchi_newton_plan *plan, int64_t n,
     return worst;
 }
 
-/* The CPU's own table comes back whatever a test did. */
-static const tch_backend *own_table;
-
 /* The CPU's table with the model's products in it. */
 static void with_model(tch_context *context, table_copy *table)
 {
     own_table = context->backend;
     table_copy_make(table, own_table);
     table->matrix.symmetric_product = model_product;
+    table->matrix.gram = model_gram;
+    table->matrix.gemm = model_gemm;
+    table->matrix.cholesky = model_cholesky;
     table->matrix.shift_scale = model_shift_scale;
     context->backend = &table->backend;
 }
@@ -368,7 +427,8 @@ static void float64_cores_serve_the_early_steps(void **state)
     assert_int_equal(count_of(&plan, TCH_SCALAR_BF16X2, true), 2);
     assert_int_equal(count_of(&plan, TCH_SCALAR_BF16X2, false), 3);
     assert_true(plan.congruent[0] && plan.congruent[1] && !plan.congruent[2]);
-    assert_int_equal(tchi_newton_type_of_m(&plan, 1), TCH_SCALAR_F64);
+    assert_int_equal(tchi_newton_type_of_m(&plan, 0), TCH_SCALAR_F64);
+    assert_int_equal(tchi_newton_type_of_m(&plan, 1), TCH_SCALAR_BF16X2);
     assert_int_equal(tchi_newton_type_of_m(&plan, 2), TCH_SCALAR_BF16X2);
 }
 

@@ -1,11 +1,12 @@
-/* The inverse X of the Cholesky factor L of many matrices at once, by halves, so that nearly all of it is products:
+/* The Cholesky factor L of many matrices at once, and its inverse X, so that nearly all of it is products. The factor
+ * goes from left to right; the inverse by halves:
  *
  *     A = [A11  .  ]    L = [L11   0 ]    X = [      X11        0 ]     L21 = A21 X11'
  *         [A21  A22]        [L21  L22]        [-X22 L21 X11   X22 ]     L22 L22' = A22 - L21 L21'
  *
- * The leaves, and with them square roots and divisions, are in cholesky.cu. Only L21 of one level at a time needs
- * memory: L21 X11 takes the place of A21, which is not needed any more. bench/ladder/cuda_cholesky.md has the
- * counts. */
+ * The leaves, and with them square roots and divisions, are in cholesky.cu. For the inverse only L21 of one level at a
+ * time needs memory: L21 X11 takes the place of A21, which is not needed any more. bench/ladder/cuda_cholesky.md has
+ * the counts. */
 #include "backends/cuda/cuda.h"
 
 #include "backends/cuda/runtime/scalars.h"
@@ -135,4 +136,51 @@ tch_status tchi_cuda_cholesky_inverse(void *state, const tch_matrices *a, const 
                                       void *scratch)
 {
     return a->rows == 0 || a->batch == 0 ? TCH_OK : invert(state, a, x, flags, scratch);
+}
+
+/* --- the factor itself ------------------------------------------------------------------------------------------- */
+
+/* Columns that are finished before the rest of the matrix hears of them, by one symmetric product: enough that it is
+ * not the memory that decides, and few enough that most of the operations are in it. */
+#define BAND 512
+
+/* Columns [col, col + width), once those of the band before them are subtracted: with X the inverse factor of the block
+ * on the diagonal, the block itself and all below it times X' is L. */
+static tch_status factor_leaf(tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *l, void *spare,
+                              int64_t band, int64_t col, int32_t *flags)
+{
+    int64_t n = a->rows;
+    int64_t width = n - col < LEAF ? n - col : LEAF;
+    tch_matrices column = block(a, col, col, n - col, width);
+    tch_matrices diagonal = block(a, col, col, width, width);
+    tch_matrices out = block(l, col, col, n - col, width);
+    tch_matrices above = block(l, 0, col, col, width);
+    tch_matrices x = {spare, a->type, width, width, width, a->batch, width * width};
+    if (col > band) {
+        tch_matrices left = block(l, col, band, n - col, col - band);
+        tch_matrices top = block(l, col, band, width, col - band);
+        TCHI_CUDA_PASS(tchi_cuda_gemm(state, -1.0, &left, 0, &top, 1, 1.0, &column));
+    }
+    TCHI_CUDA_PASS(tchi_cuda_cholesky_leaf(state, &diagonal, &x, flags));
+    TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, &column, 0, &x, 1, 0.0, &out));
+    return col == 0 ? TCH_OK : tchi_cuda_combine(state, 0.0, 0.0, NULL, 0.0, NULL, &above);
+}
+
+/* n^3 / 3 operations a matrix must be done; a twelfth (n = 3072) to a third (n = 1024) more are. */
+tch_status tchi_cuda_cholesky(void *state, const tch_matrices *a, const tch_matrices *l, const tch_matrices *spare,
+                              int32_t *flags)
+{
+    int64_t n = a->batch == 0 ? 0 : a->rows;
+    for (int64_t band = 0; band < n; band += BAND) {
+        int64_t end = n - band < BAND ? n : band + BAND;
+        for (int64_t col = band; col < end; col += LEAF) {
+            TCHI_CUDA_PASS(factor_leaf(state, a, l, spare->data, band, col, flags));
+        }
+        if (end < n) {
+            tch_matrices done = block(l, end, band, n - end, end - band);
+            tch_matrices rest = block(a, end, end, n - end, n - end);
+            TCHI_CUDA_PASS(subtract_gram(state, &done, &rest));
+        }
+    }
+    return TCH_OK;
 }

@@ -73,6 +73,9 @@ tch_status tchi_cuda_gram(void *state, double alpha, const tch_matrices *a, int3
     if (half != NULL && beta == 0.0) {
         return half(state, 0.0, 0.0, NULL, alpha, a, a, c);
     }
+    if (!transpose && beta == 0.0 && !gemm_takes(a, c)) {
+        return tchi_cuda_symmetric_any(state, 0.0, 0.0, NULL, alpha, a, a, c);
+    }
     if (half == tchi_cuda_symmetric_f64 && c->type == TCH_SCALAR_F64) {
         return half(state, 0.0, beta, c, alpha, a, a, c);
     }
