@@ -97,7 +97,11 @@ static int64_t layout_bytes(tch_context *context, const tchi_root_plan *plan, in
     return arena.used;
 }
 
-/* In passes of about equal length: a last one with little to do keeps little of a device busy. */
+/* A GPU gives a matrix of 1024 eight multiprocessors for its largest eigenvalue, and so works on 16 at a time: a part of
+ * one more would wait for it alone. */
+#define AT_A_TIME 16
+
+/* What does not fit at once is done in parts of so many, or of about equal length where fewer fit. */
 static int64_t choose_chunk(tch_context *context, const tchi_root_plan *plan, int64_t batch, int64_t n)
 {
     int64_t limit = tch_context_get_workspace_limit(context);
@@ -107,7 +111,7 @@ static int64_t choose_chunk(tch_context *context, const tchi_root_plan *plan, in
     int64_t scratch = scratch_of(context, plan, batch, n);
     int64_t one = layout_bytes(context, plan, 1, n) - scratch_of(context, plan, 1, n);
     int64_t most = tchi_arena_fit(context, batch, one, scratch);
-    return tchi_ceil_div(batch, tchi_ceil_div(batch, most));
+    return most >= AT_A_TIME ? most / AT_A_TIME * AT_A_TIME : tchi_ceil_div(batch, tchi_ceil_div(batch, most));
 }
 
 /* --- before ----------------------------------------------------------------------------------------------------- */

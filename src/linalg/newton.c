@@ -101,14 +101,14 @@ static int products_of(const tchi_newton_plan *plan, int k)
     }
     bool short_one = last && plan->steps > 1 && plan->step[k].c[2] == 0.0 && plan->degree == 2;
     int products = (k > 0) + (short_one ? 0 : plan->degree - 1);
-    if (plan->congruent[k]) { /* T T', and before it K T, of which all is computed */
-        return products + power_products(plan->root / 2) + (k == 0 ? 1 : 3);
+    if (plan->congruent[k]) { /* T T', and before it K T, of which all is computed, or K L */
+        return products + power_products(plan->root / 2) + (k == 0 ? 2 : 3);
     }
     return products + (last ? 0 : power_products(plan->root) + 1);
 }
 
-/* Cholesky and K L, in symmetric products of float64: a third of one at some 0.4 of its speed, and 1.25. */
-#define FIRST_CONGRUENCE 2.1
+/* Cholesky, in symmetric products of float64: a third of one at some 0.4 of its speed. */
+#define CHOLESKY 0.85
 
 double tchi_newton_cost(const tchi_newton_plan *plan, const tch_product_rates *rates)
 {
@@ -117,7 +117,7 @@ double tchi_newton_cost(const tchi_newton_plan *plan, const tch_product_rates *r
         double rate = plan->type[k] == TCH_SCALAR_F64   ? rates->f64
                       : plan->type[k] == TCH_SCALAR_F32 ? rates->f32
                                                         : rates->bf16x2;
-        cost += products_of(plan, k) / rate + (k == 0 && plan->congruent[k] ? FIRST_CONGRUENCE / rates->f64 : 0.0);
+        cost += products_of(plan, k) / rate + (k == 0 && plan->congruent[k] ? CHOLESKY / rates->f64 : 0.0);
     }
     return cost;
 }
@@ -277,6 +277,34 @@ static tch_status first_x(tch_context *context, tch_scalar next, cast *c)
     return convert(context, c->h, next, c->x);
 }
 
+/* Two float16 for each number, good to 22 bits: in a fourth of the buffer of M, which has float64's size. */
+static tch_status split(tch_context *context, const tch_matrices *x, const cast *c, int which, tchi_split *planes)
+{
+    int64_t bytes = c->m->batch * c->m->stride * tchi_scalar_size(TCH_SCALAR_F16);
+    planes->high = planes->low = *c->m;
+    planes->high.type = planes->low.type = TCH_SCALAR_F16;
+    planes->high.data = (char *)c->m->data + 2 * which * bytes;
+    planes->low.data = (char *)planes->high.data + bytes;
+    return tchi_split_rows(context, x, TCHI_SPLIT_UNIT, false, planes);
+}
+
+/* C = K L for lower triangular L, some of its columns at a time, without what is above them. */
+static tch_status multiply_lower(tch_context *context, const tchi_split *k, const tchi_split *l, const tch_matrices *c)
+{
+    int64_t n = c->rows;
+    for (int64_t first = 0; first < n; first += TCH_CHOLESKY_BLOCK) {
+        int64_t left = n - first;
+        int64_t cols = tchi_min(TCH_CHOLESKY_BLOCK, left);
+        tchi_split a = {tchi_matrices_block(&k->high, 0, first, n, left),
+                        tchi_matrices_block(&k->low, 0, first, n, left), k->scale};
+        tchi_split b = {tchi_matrices_block(&l->high, first, first, left, cols),
+                        tchi_matrices_block(&l->low, first, first, left, cols), l->scale};
+        tch_matrices out = tchi_matrices_block(c, 0, first, n, cols);
+        TCHI_TRY(tchi_split_product(context, 1.0, &a, &b, 0, TCHI_LOW_BOTH, 0.0, &out));
+    }
+    return TCH_OK;
+}
+
 /* K = H^(root/2) in float64, for an even root. */
 static tch_status make_k(tch_context *context, int32_t root, cast *c, tch_matrices *k)
 {
@@ -290,33 +318,28 @@ static tch_status make_k(tch_context *context, int32_t root, cast *c, tch_matric
     return multiply(context, c->s, root == 6 ? c->h : c->s, TCH_SCALAR_F64, k);
 }
 
-/* Columns of a triangular factor multiplied at once, without the zeros above them. */
-#define STRIP 256
-
-/* C = K L for lower triangular L. */
-static tch_status multiply_lower(tch_context *context, const tch_matrices *k, const tch_matrices *l,
-                                 const tch_matrices *c)
-{
-    int64_t n = l->rows;
-    for (int64_t first = 0; first < n; first += STRIP) {
-        int64_t cols = tchi_min(STRIP, n - first);
-        tch_matrices left = tchi_matrices_block(k, 0, first, n, n - first);
-        tch_matrices strip = tchi_matrices_block(l, first, first, n - first, cols);
-        tch_matrices out = tchi_matrices_block(c, 0, first, n, cols);
-        TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, &left, 0, &strip, 0, 0.0, &out));
-    }
-    return TCH_OK;
-}
-
-/* The product becomes K L with M = L L', which is not needed any more: K takes its place. */
+/* The product becomes K L with M = L L', of which M is not needed any more. The rounding of L, whose smallest directions
+ * are the smallest there are, counts more than that of any later factor: bfloat16 in two parts would add half to what
+ * the certificate shows. So it is float16 in two parts, or float64 where that takes no longer. */
 static tch_status first_factor(tch_context *context, int32_t root, cast *c)
 {
+    const tch_matrix_ops *t = context->backend->matrix;
+    tchi_split k;
+    tchi_split l;
     c->factor->type = c->product->type = TCH_SCALAR_F64;
-    TCHI_TRY(context->backend->matrix->cholesky(context->state, c->m, c->factor, c->product, c->flags));
-    TCHI_TRY(make_k(context, root, c, c->m));
-    return multiply_lower(context, c->m, c->factor, c->product);
+    TCHI_TRY(t->cholesky(context->state, c->m, c->factor, c->product, c->flags));
+    if (c->m->rows <= TCH_CHOLESKY_BLOCK) {
+        TCHI_TRY(make_k(context, root, c, c->m));
+        return t->gemm(context->state, 1.0, c->m, 0, c->factor, 0, 0.0, c->product);
+    }
+    TCHI_TRY(make_k(context, root, c, c->product));
+    TCHI_TRY(split(context, c->product, c, 0, &k));
+    TCHI_TRY(split(context, c->factor, c, 1, &l));
+    c->product->type = TCH_SCALAR_F32;
+    return multiply_lower(context, &k, &l, c->product);
 }
 
+/* The two bfloat16 that a number of the split type is. */
 static tchi_split planes_of(const tch_matrices *m)
 {
     tchi_split planes = {*m, *m, 1.0};

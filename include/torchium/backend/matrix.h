@@ -44,7 +44,7 @@ typedef struct tch_spectrum_map {
 } tch_spectrum_map;
 
 /* Products per second of each arithmetic, for large matrices, in any unit: what the choice of arithmetic weighs. 0
- * where the backend does not offer the type to compute in; one that offers bf16x2 has `cholesky`, too. */
+ * where the backend does not offer the type to compute in; one that offers bf16x2 has `cholesky` and `split_rows`. */
 typedef struct tch_product_rates {
     double f64, f32;
     double bf16x2; /* split operands: hi hi + hi lo + lo hi, accumulated in float32 */
@@ -228,8 +228,10 @@ typedef tch_status tch_newton_op(void *state, const tch_newton_iteration *iterat
  * is undefined. float32 or float64. */
 typedef tch_status tch_cholesky_inverse_op(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
                                            void *scratch);
-/* A = L L' in float64, L lower triangular; above its diagonal is nothing but rounding. A is destroyed, and so is
- * `spare`, of A's shape. flags as in spd_solve; L of a flagged matrix is undefined. */
+/* A = L L' in float64, L lower triangular. Within its diagonal blocks of TCH_CHOLESKY_BLOCK rows there is nothing but
+ * rounding above the diagonal; what is right of them is left alone. A is destroyed, and so is `spare`, of A's shape.
+ * flags as in spd_solve; L of a flagged matrix is undefined. */
+#define TCH_CHOLESKY_BLOCK 512
 typedef tch_status tch_cholesky_op(void *state, const tch_matrices *a, const tch_matrices *l, const tch_matrices *spare,
                                    int32_t *flags);
 /* w(i) = (sum over j of X(i, j) Y(i, j))^exponent, summed in float64, w being 1 by rows of X's type; 0 where exponent
@@ -242,9 +244,10 @@ typedef tch_status tch_descending_op(void *state, const tch_matrices *w, int32_t
 typedef tch_status tch_permute_op(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
                                   const tch_matrices *out);
 
-/* X, float32, as a sum of two float16: high is X scale rounded, low is what that leaves of X scale, rounded. Good to 22
+/* X, float32, as a sum of two float16, or float64 that is rounded to float32 first: high is X scale rounded, low is what that leaves of X scale, rounded. Good to 22
  * bits of a number of which low is not below the smallest normal number, 2^-14, and to 2^-25 of smaller ones. With
- * `normalize` the rows of X are brought to length 1 first, in place, with sums in float64; rows of zeros stay. */
+ * `normalize` the rows of X, float32, are brought to length 1 first, in place, with sums in float64; rows of zeros
+ * stay. */
 typedef tch_status tch_split_rows_op(void *state, const tch_matrices *x, double scale, int32_t normalize,
                                      const tch_matrices *high, const tch_matrices *low);
 

@@ -327,6 +327,8 @@ static void large_matrices_of_low_rank(void **state)
         }
     }
     check_low_rank(*state, 1024, 16, 4, TCH_ROOT_AUTO, dampings, 3);
+    check_low_rank(*state, 777, 90, 2, TCH_ROOT_AUTO, dampings + 4, 1);
+    check_low_rank(*state, 600, 5, 8, TCH_ROOT_AUTO, dampings + 4, 1);
     check_low_rank(*state, 2048, 8, 4, TCH_ROOT_AUTO, dampings + 5, 1);
 }
 

@@ -161,11 +161,11 @@ static void normalize_row(int64_t n, float *x)
 }
 
 /* The scale is a power of two as a rule, and what the high part leaves is exact. */
-static void split_row(int64_t n, const float *x, float scale, void *high, void *low)
+static void split_row(int64_t n, tch_scalar type, const void *x, float scale, void *high, void *low)
 {
     enum { SIZE = 2 }; /* bytes of float16 */
     for (int64_t j = 0; j < n; j++) {
-        float value = x[j] * scale;
+        float value = (type == TCH_SCALAR_F64 ? (float)((const double *)x)[j] : ((const float *)x)[j]) * scale;
         float top;
         tchi_convert(1, TCH_SCALAR_F16, (char *)high + SIZE * j, TCH_SCALAR_F32, &value);
         tchi_convert(1, TCH_SCALAR_F32, &top, TCH_SCALAR_F16, (const char *)high + SIZE * j);
@@ -180,11 +180,11 @@ static void split_some(void *argument, int64_t from, int64_t to)
     for (int64_t r = from; r < to; r++) {
         int64_t b = r / j->x->rows;
         int64_t i = r % j->x->rows;
-        float *x = tchi_cpu_row(j->x, b, i);
+        void *x = tchi_cpu_row(j->x, b, i);
         if (j->normalize) {
             normalize_row(j->x->cols, x);
         }
-        split_row(j->x->cols, x, (float)j->scale, tchi_cpu_row(j->high, b, i), tchi_cpu_row(j->low, b, i));
+        split_row(j->x->cols, j->x->type, x, (float)j->scale, tchi_cpu_row(j->high, b, i), tchi_cpu_row(j->low, b, i));
     }
 }
 

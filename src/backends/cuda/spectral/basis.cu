@@ -73,36 +73,49 @@ tch_status tchi_cuda_row_dots(void *state, const tch_matrices *x, const tch_matr
 
 /* --- rows as sums of two float16 --------------------------------------------------------------------------------- */
 
-#define SPLIT_THREADS 256 /* of a block, which takes a row */
-#define HELD 4            /* vectors of a row that a thread keeps in registers */
+#define SPLIT_THREADS 256 /* of a block, which takes a row, or several where they are not normalized */
+#define HELD 4            /* vectors that a thread keeps in registers, of a row or of as many rows */
 #define SPLIT_BLOCKS 5    /* on a multiprocessor: enough of them are at their loads while others meet for a sum */
 
 /* A row of X and of what it is split into; `wide` where all of them are read and written four at a time. */
-struct split_row {
-    float *x;
+template <typename real> struct split_row {
+    real *x;
     __half *high, *low;
     int cols;
     bool wide;
 };
 
-static __device__ __forceinline__ split_row row_of(const tchi_cuda_extent &e, const tchi_cuda_operand &x,
-                                                   const tchi_cuda_operand &high, const tchi_cuda_operand &low,
-                                                   int64_t r)
+template <typename real>
+static __device__ __forceinline__ split_row<real> row_of(const tchi_cuda_extent &e, const tchi_cuda_operand &x,
+                                                         const tchi_cuda_operand &high, const tchi_cuda_operand &low,
+                                                         int64_t r)
 {
     int64_t b = r / e.rows;
     int64_t i = r % e.rows;
-    return {(float *)tchi_cuda_at(x, b, i, 0), (__half *)tchi_cuda_at(high, b, i, 0),
+    return {(real *)tchi_cuda_at(x, b, i, 0), (__half *)tchi_cuda_at(high, b, i, 0),
             (__half *)tchi_cuda_at(low, b, i, 0), (int)e.cols, x.wide && high.wide && low.wide};
 }
 
+static __device__ __forceinline__ float4 load_wide(const float *x)
+{
+    return *(const float4 *)x;
+}
+
+static __device__ __forceinline__ float4 load_wide(const double *x)
+{
+    double2 first = *(const double2 *)x;
+    double2 second = *(const double2 *)(x + 2);
+    return make_float4((float)first.x, (float)first.y, (float)second.x, (float)second.y);
+}
+
 /* Up to four numbers from column j on, and zeros beyond the end. */
-static __device__ __forceinline__ float4 load_four(const split_row &row, int j)
+template <typename real> static __device__ __forceinline__ float4 load_four(const split_row<real> &row, int j)
 {
     if (row.wide && j + 4 <= row.cols) {
-        return *(const float4 *)(row.x + j);
+        return load_wide(row.x + j);
     }
-    return make_float4(j < row.cols ? row.x[j] : 0.0f, j + 1 < row.cols ? row.x[j + 1] : 0.0f,
-                       j + 2 < row.cols ? row.x[j + 2] : 0.0f, j + 3 < row.cols ? row.x[j + 3] : 0.0f);
+    return make_float4(j < row.cols ? (float)row.x[j] : 0.0f, j + 1 < row.cols ? (float)row.x[j + 1] : 0.0f,
+                       j + 2 < row.cols ? (float)row.x[j + 2] : 0.0f, j + 3 < row.cols ? (float)row.x[j + 3] : 0.0f);
 }
 
 /* What the high part leaves of a number is exact; beside an infinite high part it is nothing. */
@@ -118,8 +131,9 @@ struct __align__(8) halves
     __half v[4];
 };
 
-/* Four numbers, written back where rows are normalized, and split. */
-static __device__ __forceinline__ void write_four(const split_row &row, int j, float4 four, float scale, bool back)
+/* Four numbers, split. */
+template <typename real>
+static __device__ __forceinline__ void write_four(const split_row<real> &row, int j, float4 four, float scale)
 {
     const float v[4] = {four.x, four.y, four.z, four.w};
     halves high;
@@ -129,9 +143,6 @@ static __device__ __forceinline__ void write_four(const split_row &row, int j, f
         split_f16(v[k] * scale, &high.v[k], &low.v[k]);
     }
     if (row.wide && j + 4 <= row.cols) {
-        if (back) {
-            *(float4 *)(row.x + j) = four;
-        }
         *(halves *)(row.high + j) = high;
         *(halves *)(row.low + j) = low;
         return;
@@ -139,11 +150,23 @@ static __device__ __forceinline__ void write_four(const split_row &row, int j, f
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         if (j + k < row.cols) {
-            if (back) {
-                row.x[j + k] = v[k];
-            }
             row.high[j + k] = high.v[k];
             row.low[j + k] = low.v[k];
+        }
+    }
+}
+
+static __device__ __forceinline__ void write_back(const split_row<float> &row, int j, float4 four)
+{
+    if (row.wide && j + 4 <= row.cols) {
+        *(float4 *)(row.x + j) = four;
+        return;
+    }
+    const float v[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        if (j + k < row.cols) {
+            row.x[j + k] = v[k];
         }
     }
 }
@@ -170,42 +193,71 @@ static __device__ __forceinline__ float2 inverse_length(double square)
 }
 
 /* X, high and low (batch, rows, cols); a block to a row, whose beginning it keeps and of which it reads the rest, if
- * there is any, once more. Bytes that must move: those of X once, or twice where it changes, and those of the halves,
- * which are as many. */
-template <bool normalize>
+ * there is any, once more. Bytes that must move: twice those of X, which changes, and those of the halves, which are as
+ * many as those of X. */
 static __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
-    split_rows_kernel(tchi_cuda_extent e, tchi_cuda_operand x, float scale, tchi_cuda_operand high,
-                      tchi_cuda_operand low)
+    split_normalized_kernel(tchi_cuda_extent e, tchi_cuda_operand x, float scale, tchi_cuda_operand high,
+                            tchi_cuda_operand low)
 {
     __shared__ double shared[WARP];
     constexpr int step = 4 * SPLIT_THREADS;
     for (int64_t r = blockIdx.x; r < e.batch * e.rows; r += gridDim.x) {
-        split_row row = row_of(e, x, high, low, r);
+        split_row<float> row = row_of<float>(e, x, high, low, r);
         int first = 4 * (int)threadIdx.x;
         float4 held[HELD];
-        float2 inverse = make_float2(1.0f, 0.0f);
+        double square = 0.0;
 #pragma unroll
         for (int k = 0; k < HELD; k++) {
             held[k] = load_four(row, first + k * step);
         }
-        if (normalize) {
-            double square = 0.0;
-#pragma unroll
-            for (int k = 0; k < HELD; k++) {
-                square += square_of(held[k]);
-            }
-            for (int j = first + HELD * step; j < row.cols; j += step) {
-                square += square_of(load_four(row, j));
-            }
-            inverse = inverse_length(tchi_cuda_block_sum(square, (int)threadIdx.x, SPLIT_THREADS, shared));
-        }
 #pragma unroll
         for (int k = 0; k < HELD; k++) {
-            write_four(row, first + k * step, normalize ? scale_four(held[k], inverse) : held[k], scale, normalize);
+            square += square_of(held[k]);
         }
         for (int j = first + HELD * step; j < row.cols; j += step) {
-            float4 four = load_four(row, j);
-            write_four(row, j, normalize ? scale_four(four, inverse) : four, scale, normalize);
+            square += square_of(load_four(row, j));
+        }
+        float2 inverse = inverse_length(tchi_cuda_block_sum(square, (int)threadIdx.x, SPLIT_THREADS, shared));
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            float4 four = scale_four(held[k], inverse);
+            write_back(row, first + k * step, four);
+            write_four(row, first + k * step, four, scale);
+        }
+        for (int j = first + HELD * step; j < row.cols; j += step) {
+            float4 four = scale_four(load_four(row, j), inverse);
+            write_back(row, j, four);
+            write_four(row, j, four, scale);
+        }
+    }
+}
+
+/* The same of X as it is; a block to HELD rows, all of whose loads are under way before the first is used: one row of
+ * 1024 would be a single load to a thread. Bytes that must move: those of X and of the halves, once. */
+template <typename real>
+static __global__ void __launch_bounds__(SPLIT_THREADS)
+    split_plain_kernel(tchi_cuda_extent e, tchi_cuda_operand x, float scale, tchi_cuda_operand high,
+                       tchi_cuda_operand low)
+{
+    const int64_t rows = e.batch * e.rows;
+    for (int64_t first = (int64_t)blockIdx.x * HELD; first < rows; first += (int64_t)gridDim.x * HELD) {
+        split_row<real> row[HELD];
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            row[k] = row_of<real>(e, x, high, low, first + k < rows ? first + k : first);
+        }
+        for (int j = 4 * (int)threadIdx.x; j < (int)e.cols; j += 4 * SPLIT_THREADS) {
+            float4 held[HELD];
+#pragma unroll
+            for (int k = 0; k < HELD; k++) {
+                held[k] = load_four(row[k], j);
+            }
+#pragma unroll
+            for (int k = 0; k < HELD; k++) {
+                if (first + k < rows) {
+                    write_four(row[k], j, held[k], scale);
+                }
+            }
         }
     }
 }
@@ -218,11 +270,14 @@ tch_status tchi_cuda_split_rows(void *state, const tch_matrices *x, double scale
     if (tchi_cuda_is_empty(e)) {
         return TCH_OK;
     }
-    unsigned grid = tchi_cuda_grid(e.rows * e.batch);
-    auto kernel = normalize ? split_rows_kernel<true> : split_rows_kernel<false>;
+    int64_t rows = e.rows * e.batch;
+    unsigned grid = tchi_cuda_grid(normalize ? rows : tchi_cuda_ceil_div(rows, HELD));
+    auto kernel = normalize                   ? split_normalized_kernel
+                  : x->type == TCH_SCALAR_F64 ? split_plain_kernel<double>
+                                              : split_plain_kernel<float>;
     kernel<<<grid, SPLIT_THREADS, 0, s->stream>>>(e, tchi_cuda_operand_of(x), (float)scale, tchi_cuda_operand_of(high),
                                                   tchi_cuda_operand_of(low));
-    return tchi_cuda_launched(s, "split_rows_kernel");
+    return tchi_cuda_launched(s, normalize ? "split_normalized_kernel" : "split_plain_kernel");
 }
 
 /* --- order ------------------------------------------------------------------------------------------------------- */

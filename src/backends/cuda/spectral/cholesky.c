@@ -142,7 +142,7 @@ tch_status tchi_cuda_cholesky_inverse(void *state, const tch_matrices *a, const 
 
 /* Columns that are finished before the rest of the matrix hears of them, by one symmetric product: enough that it is
  * not the memory that decides, and few enough that most of the operations are in it. */
-#define BAND 512
+#define BAND TCH_CHOLESKY_BLOCK
 
 /* Columns [col, col + width), once those of the band before them are subtracted: with X the inverse factor of the block
  * on the diagonal, the block itself and all below it times X' is L. */
@@ -154,7 +154,6 @@ static tch_status factor_leaf(tchi_cuda_state *state, const tch_matrices *a, con
     tch_matrices column = block(a, col, col, n - col, width);
     tch_matrices diagonal = block(a, col, col, width, width);
     tch_matrices out = block(l, col, col, n - col, width);
-    tch_matrices above = block(l, 0, col, col, width);
     tch_matrices x = {spare, a->type, width, width, width, a->batch, width * width};
     if (col > band) {
         tch_matrices left = block(l, col, band, n - col, col - band);
@@ -162,8 +161,7 @@ static tch_status factor_leaf(tchi_cuda_state *state, const tch_matrices *a, con
         TCHI_CUDA_PASS(tchi_cuda_gemm(state, -1.0, &left, 0, &top, 1, 1.0, &column));
     }
     TCHI_CUDA_PASS(tchi_cuda_cholesky_leaf(state, &diagonal, &x, flags));
-    TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, &column, 0, &x, 1, 0.0, &out));
-    return col == 0 ? TCH_OK : tchi_cuda_combine(state, 0.0, 0.0, NULL, 0.0, NULL, &above);
+    return tchi_cuda_gemm(state, 1.0, &column, 0, &x, 1, 0.0, &out);
 }
 
 /* n^3 / 3 operations a matrix must be done; a twelfth (n = 3072) to a third (n = 1024) more are. */
@@ -173,6 +171,8 @@ tch_status tchi_cuda_cholesky(void *state, const tch_matrices *a, const tch_matr
     int64_t n = a->batch == 0 ? 0 : a->rows;
     for (int64_t band = 0; band < n; band += BAND) {
         int64_t end = n - band < BAND ? n : band + BAND;
+        tch_matrices corner = block(l, band, band, end - band, end - band);
+        TCHI_CUDA_PASS(tchi_cuda_combine(state, 0.0, 0.0, NULL, 0.0, NULL, &corner));
         for (int64_t col = band; col < end; col += LEAF) {
             TCHI_CUDA_PASS(factor_leaf(state, a, l, spare->data, band, col, flags));
         }
