@@ -97,11 +97,9 @@ static int64_t layout_bytes(tch_context *context, const tchi_root_plan *plan, in
     return arena.used;
 }
 
-/* A GPU gives a matrix of 1024 eight multiprocessors for its largest eigenvalue, and so works on 16 at a time: a part of
- * one more would wait for it alone. */
-#define AT_A_TIME 16
-
-/* What does not fit at once is done in parts of so many, or of about equal length where fewer fit. */
+/* What does not fit at once is done in parts of a power of two, or of about equal length where only few fit: for its
+ * products with vectors a GPU divides its multiprocessors by powers of two, and of 132 it would give two to each of 34
+ * matrices where it gives four to each of 32. */
 static int64_t choose_chunk(tch_context *context, const tchi_root_plan *plan, int64_t batch, int64_t n)
 {
     int64_t limit = tch_context_get_workspace_limit(context);
@@ -111,7 +109,11 @@ static int64_t choose_chunk(tch_context *context, const tchi_root_plan *plan, in
     int64_t scratch = scratch_of(context, plan, batch, n);
     int64_t one = layout_bytes(context, plan, 1, n) - scratch_of(context, plan, 1, n);
     int64_t most = tchi_arena_fit(context, batch, one, scratch);
-    return most >= AT_A_TIME ? most / AT_A_TIME * AT_A_TIME : tchi_ceil_div(batch, tchi_ceil_div(batch, most));
+    int64_t part = 16;
+    while (2 * part <= most) {
+        part *= 2;
+    }
+    return part <= most ? part : tchi_ceil_div(batch, tchi_ceil_div(batch, most));
 }
 
 /* --- before ----------------------------------------------------------------------------------------------------- */
