@@ -277,7 +277,7 @@ static tch_status first_x(tch_context *context, tch_scalar next, cast *c)
     return convert(context, c->h, next, c->x);
 }
 
-/* Two float16 for each number, good to 22 bits: in a fourth of the buffer of M, which has float64's size. */
+/* Two float16 for each number, good to 22 bits: in either half of the buffer of M, which has the size of float64. */
 static tch_status split(tch_context *context, const tch_matrices *x, const cast *c, int which, tchi_split *planes)
 {
     int64_t bytes = c->m->batch * c->m->stride * tchi_scalar_size(TCH_SCALAR_F16);
