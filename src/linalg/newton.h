@@ -36,8 +36,8 @@ tch_scalar tchi_newton_type_of_m(const tchi_newton_plan *plan, int k);
 
 /* Scratch of the iteration: batches of equal shape, each with room for the widest type of the plan. On entry buffer 0
  * holds M, a scaled matrix with spectrum in (0, 1], in the type of the first step's M; tchi_newton leaves M^(-1/root)
- * in *result, somewhere in the buffers, in the type of the last step. What Cholesky finds not to be positive definite is
- * flagged, TCH_REPORT_NOT_POSITIVE, and its result undefined. */
+ * in *result, somewhere in the buffers, in the type of the last step. What Cholesky finds not to be positive definite
+ * is flagged, TCH_REPORT_NOT_POSITIVE, and its result undefined. */
 typedef struct tchi_newton_buffers {
     tch_matrices m[TCHI_NEWTON_BUFFERS];
 } tchi_newton_buffers;

@@ -112,8 +112,8 @@ static double length_of(const batch *x, int64_t row)
     return sqrt(square);
 }
 
-/* What the entry promises: 22 bits of a float32, or 2^-25 where low is below the smallest normal number; high is a rounding. The
- * product with the scale, a power of two, is exact. */
+/* What the entry promises: 22 bits of a float32, or 2^-25 where low is below the smallest normal number; high is a
+ * rounding. The product with the scale, a power of two, is exact. */
 static void check_parts(const batch *x, const batch *high, const batch *low, double scale, int64_t row)
 {
     for (int64_t col = 0; col < x->m.cols; col++) {

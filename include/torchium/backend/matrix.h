@@ -244,10 +244,10 @@ typedef tch_status tch_descending_op(void *state, const tch_matrices *w, int32_t
 typedef tch_status tch_permute_op(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
                                   const tch_matrices *out);
 
-/* X, float32, as a sum of two float16, or float64 that is rounded to float32 first: high is X scale rounded, low is what that leaves of X scale, rounded. Good to 22
- * bits of a number of which low is not below the smallest normal number, 2^-14, and to 2^-25 of smaller ones. With
- * `normalize` the rows of X, float32, are brought to length 1 first, in place, with sums in float64; rows of zeros
- * stay. */
+/* X, float32, as a sum of two float16, or float64 that is rounded to float32 first: high is X scale rounded, low is
+ * what that leaves of X scale, rounded. Good to 22 bits of a number of which low is not below the smallest normal
+ * number, 2^-14, and to 2^-25 of smaller ones. With `normalize` the rows of X, float32, are brought to length 1 first,
+ * in place, with sums in float64; rows of zeros stay. */
 typedef tch_status tch_split_rows_op(void *state, const tch_matrices *x, double scale, int32_t normalize,
                                      const tch_matrices *high, const tch_matrices *low);
 
