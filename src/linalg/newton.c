@@ -319,8 +319,8 @@ static tch_status make_k(tch_context *context, int32_t root, cast *c, tch_matric
 }
 
 /* The product becomes K L with M = L L', of which M is not needed any more. The rounding of L, whose smallest
- * directions are the smallest there are, counts more than that of any later factor: with bfloat16 in two parts residuals
- * would be up to 1.7 times as large. So it is float16 in two parts, or float64 where that takes no longer. */
+ * directions are the smallest there are, counts more than that of any later factor: with bfloat16 in two parts
+ * residuals would be up to 1.7 times as large. So it is float16 in two parts, or float64 where that takes no longer. */
 static tch_status first_factor(tch_context *context, int32_t root, cast *c)
 {
     const tch_matrix_ops *t = context->backend->matrix;
