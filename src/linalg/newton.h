@@ -17,7 +17,7 @@
  * In a congruent step M becomes K M K with K = H^(root/2). Whatever rounding K has, that cannot disturb M's small
  * eigenvalues by more than a like fraction of themselves; computing it from M would need float64. But these steps keep
  * a T with M = T T', which becomes K T: it has only the root of M's condition number, and split products are enough for
- * it. The first T is K L with Cholesky's L, and Cholesky is all that float64 is left with. */
+ * it. The first T is K L with Cholesky's L, which is what float64 is left with; of small matrices K L is, too. */
 typedef struct tchi_newton_plan {
     int32_t root;
     int degree, steps;

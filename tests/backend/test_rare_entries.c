@@ -262,6 +262,49 @@ static void products_of_mixed_types(void **state)
     }
 }
 
+/* Sums in any order are off by as many roundings of the sum of magnitudes as they have terms, and by the last two. */
+static void check_gram(const batch *a, const batch *c)
+{
+    int64_t n = a->m.rows;
+    double unit = fmax(test_unit_roundoff(a->dtype), test_unit_roundoff(c->dtype));
+    for (int64_t row = 0; row < a->m.batch * n; row++) {
+        for (int64_t j = 0; j < n; j++) {
+            double sum = 0.0;
+            double magnitude = 0.0;
+            for (int64_t k = 0; k < a->m.cols; k++) {
+                double term = 1.25 * value(a, row, k) * value(a, row - row % n + j, k);
+                sum += term;
+                magnitude += fabs(term);
+            }
+            CHECK(fabs(value(c, row, j) - sum) <= (double)(a->m.cols + 2) * unit * magnitude,
+                  "(%lld, %lld) is %.9g, expected %.9g", (long long)row, (long long)j, value(c, row, j), sum);
+        }
+    }
+}
+
+/* 1.25 A A' of other rows than columns, in a type that is not A's. */
+static void grams_of_mixed_types(void **state)
+{
+    tch_context *context = *state;
+    if (context->backend->matrix->gram == NULL || test_on_cpu()) {
+        return; /* the CPU is asked for one type at a time */
+    }
+    for (int i = 0; i < 2; i++) {
+        test_case("type %d", i);
+        batch a = make(context, i == 0 ? TCH_SCALAR_F64 : TCH_SCALAR_F32, 2, 70, 33, 1);
+        batch c = make(context, i == 0 ? TCH_SCALAR_F32 : TCH_SCALAR_F64, 2, 70, 70, 4);
+        fill_rows(&a, 6);
+        move(context, &a, TCH_COPY_TO_DEVICE);
+        move(context, &c, TCH_COPY_TO_DEVICE);
+        CHECK_OK(context->backend->matrix->gram(context->state, 1.25, &a.m, 0, 0.0, &c.m));
+        move(context, &c, TCH_COPY_TO_HOST);
+        check_gram(&a, &c);
+        check_gaps(&c);
+        drop(context, &a);
+        drop(context, &c);
+    }
+}
+
 /* --- inverse factors in float32 ---------------------------------------------------------------------------------- */
 
 /* I + S / (2 sqrt(n)), whose eigenvalues lie between 0.4 and 1.6 or so. */
@@ -435,6 +478,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ranks_agree),
         cmocka_unit_test(rows_are_split),
         cmocka_unit_test(products_of_mixed_types),
+        cmocka_unit_test(grams_of_mixed_types),
         cmocka_unit_test(factors_of_float32_are_inverted),
         cmocka_unit_test(factors_of_float64_are_taken),
     };

@@ -318,6 +318,36 @@ static void staggered_refreshes(void **state)
     trial_close(&t);
 }
 
+/* Eight roots of 8 are as much work as one of 16: of a period of five steps four have one of these each, and the fifth
+ * has all of those, where a step with some of both would be two batches. */
+static void roots_of_one_size_come_together(void **state)
+{
+    enum { LARGE = 4, SMALL = 8, TURNS = 5 };
+    trial_shape vectors[LARGE + SMALL];
+    trial t;
+    tch_optim_config c = base();
+    c.max_preconditioner_dim = 16;
+    c.precondition_1d = 1;
+    c.stagger = 1;
+    c.precondition_frequency = TURNS;
+    for (int i = 0; i < LARGE + SMALL; i++) {
+        vectors[i] = (trial_shape){.ndim = 1, .shape = {i < LARGE ? 16 : 8}};
+    }
+    test_case("%d roots of 16 and %d of 8", LARGE, SMALL);
+    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, LARGE + SMALL, vectors);
+    trial_step(&t);
+    int single = 0;
+    for (int s = 0; s < TURNS; s++) {
+        int64_t before = trial_stats(&t).refreshes;
+        trial_step(&t);
+        int64_t taken = trial_stats(&t).refreshes - before;
+        CHECK(taken == 1 || taken == SMALL, "%lld roots at a step", (long long)taken);
+        single += taken == 1;
+    }
+    assert_int_equal(single, LARGE);
+    trial_close(&t);
+}
+
 /* A zero gradient gives a zero factor: its root is that of the damping alone, and nothing moves. */
 static void zero_gradients(void **state)
 {
@@ -358,6 +388,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(defaults_in_float32),
         cmocka_unit_test(groups_and_changing_numbers),
         cmocka_unit_test(staggered_refreshes),
+        cmocka_unit_test(roots_of_one_size_come_together),
         cmocka_unit_test(zero_gradients),
     };
     test_begin(argc, argv);

@@ -149,7 +149,8 @@ typedef void tch_product_rates_op(void *state, tch_product_rates *rates);
  * of a half type. */
 typedef tch_status tch_gemm_op(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
                                const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c);
-/* C = alpha A A' + beta C (transpose: A' A), both triangles written, only the lower read. */
+/* C = alpha A A' + beta C (transpose: A' A), both triangles written, only the lower read. Without either, C may have
+ * another type, as in `symmetric_product`. */
 typedef tch_status tch_gram_op(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
                                const tch_matrices *c);
 /* As gemm for float32, with operands that may be rounded to 11 bits (TF32) and sums in float32: enough for directions,
