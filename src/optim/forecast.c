@@ -6,6 +6,7 @@
 #include "core/status.h"
 #include "linalg/basis.h"
 
+#include "counts.h"
 #include "create.h"
 #include "layout.h"
 #include "refresh.h"
@@ -20,15 +21,10 @@ static tch_status one_refresh(const tch_optimizer *o, const tchi_factor_batch *f
         *bytes = tchi_basis_bytes(o->context, f->real, f->n, 1);
         return TCH_OK;
     }
-    const tch_root_method methods[] = {config->root_method, TCH_ROOT_EIGEN};
     *bytes = 0;
-    for (int i = 0; i < 2; i++) {
-        tch_root_config how = TCH_ROOT_CONFIG_INIT;
+    for (int failures = 0; failures <= TCHI_MOST_FAILURES; failures++) {
+        tch_root_config how = tchi_refresh_how(config, f, config->relative_eps, failures);
         int64_t need;
-        how.relative_eps = config->relative_eps;
-        how.eps = config->eps;
-        how.tolerance = config->root_tolerance;
-        how.method = methods[i];
         TCHI_TRY(tch_inverse_root_plan(o->context, f->real == TCH_SCALAR_F64 ? TCH_FLOAT64 : TCH_FLOAT32, 1, f->n,
                                        f->root, &how, NULL, &need));
         *bytes = need > *bytes ? need : *bytes;

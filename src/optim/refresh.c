@@ -232,9 +232,28 @@ static double relative_damping(const tch_optimizer *o, const tch_optim_config *c
     return config->relative_eps > 0.0 ? fmax(config->relative_eps, rounding) : 0.0;
 }
 
-/* A root that failed has met rounding, which more damping covers and which costs nothing; where that was not enough the
- * eigen method remains, which waits for the device. */
+/* A root that failed has met rounding: its own, which a tolerance this small brings down, for on a GPU all steps are in
+ * float64 then, or that of the factor, which more damping covers. Where that was not enough the eigen method remains,
+ * which takes several times as long and waits for the device. */
 #define MORE_DAMPING 10.0
+#define TIGHTER 1e-5
+
+tch_root_config tchi_refresh_how(const tch_optim_config *config, const tchi_factor_batch *f, double relative_eps,
+                                 int failures)
+{
+    tch_root_config how = TCH_ROOT_CONFIG_INIT;
+    how.eps = config->eps;
+    how.relative_eps = relative_eps;
+    how.tolerance = config->root_tolerance;
+    how.method = config->root_method;
+    if (failures > 0) {
+        bool loose = how.tolerance > TIGHTER || (how.tolerance == 0.0 && f->real == TCH_SCALAR_F32);
+        how.relative_eps *= MORE_DAMPING;
+        how.tolerance = loose ? TIGHTER : how.tolerance;
+        how.method = failures > 1 ? TCH_ROOT_EIGEN : how.method;
+    }
+    return how;
+}
 
 /* Factors [first, first + count) of a factor batch, all due, all in equal trouble, by the built-in or by the custom
  * kernel. */
@@ -252,11 +271,8 @@ static tch_root_config config_of(const root_run *r)
     const tch_optimizer *o = r->optimizer;
     const tchi_factor_batch *f = r->factor_batch;
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
-    tch_root_config how = TCH_ROOT_CONFIG_INIT;
-    how.eps = config->eps;
-    how.relative_eps = relative_damping(o, config, f) * (f->failures[r->first] > 0 ? MORE_DAMPING : 1.0);
-    how.tolerance = r->own != NULL ? tchi_user_kernel_root_tolerance(o, r->own, f) : config->root_tolerance;
-    how.method = f->failures[r->first] > 1 ? TCH_ROOT_EIGEN : config->root_method;
+    tch_root_config how = tchi_refresh_how(config, f, relative_damping(o, config, f), f->failures[r->first]);
+    how.tolerance = r->own != NULL ? tchi_user_kernel_root_tolerance(o, r->own, f) : how.tolerance;
     return how;
 }
 

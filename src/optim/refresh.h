@@ -21,6 +21,10 @@ uint8_t tchi_refresh_next_gap(const tch_optim_config *config, uint8_t gap, doubl
 /* Whether a factor of the block batch is due. */
 bool tchi_block_batch_is_due(const tch_optimizer *optimizer, const tchi_block_batch *block_batch);
 
+/* How the roots of a factor batch are taken from factors whose last refreshes failed so many times. */
+tch_root_config tchi_refresh_how(const tch_optim_config *config, const tchi_factor_batch *factor_batch,
+                                 double relative_eps, int failures);
+
 /* Takes the roots of all marked factors. */
 tch_status tchi_refresh_roots(tch_optimizer *optimizer, int32_t group);
 

@@ -68,15 +68,52 @@ static inline int tchi_cuda_spread_blocks(const tchi_cuda_state *state, int64_t 
     return blocks;
 }
 
+/* A product of every matrix costs the bytes that no block keeps, and a meeting, which takes as long as reading this. */
+#define TCHI_CUDA_MEETING_BYTES (13LL << 20)
+
+/* Rows of a slice that a block keeps where it has a multiprocessor to itself. */
+static inline int64_t tchi_cuda_spread_kept(const tchi_cuda_state *state, const tchi_cuda_spread_need *need,
+                                            int64_t slice)
+{
+    int64_t left = tchi_cuda_spread_limit(state) - need->vector_bytes;
+    int64_t rows = left > 0 ? left / tchi_cuda_kept_pitch(need->n, need->size) : 0;
+    return rows < slice ? rows : slice;
+}
+
+/* Bytes' worth of time for one product of all matrices by clusters of `blocks`, so many at a time as there is room. */
+static inline int64_t tchi_cuda_spread_cost(const tchi_cuda_state *state, const tchi_cuda_spread_need *need, int blocks)
+{
+    int64_t slice = tchi_cuda_ceil_div(need->n, blocks);
+    int64_t together = state->device.processors / blocks;
+    int64_t rounds = tchi_cuda_ceil_div(need->batch, together);
+    int64_t read = (slice - tchi_cuda_spread_kept(state, need, slice)) * blocks * need->n * need->size;
+    return rounds * TCHI_CUDA_MEETING_BYTES + need->batch * read;
+}
+
+/* Where rows of large matrices are kept, clusters that have to take turns may be better than small ones that all run at
+ * once: those hardly keep anything. Clusters of 8 at most, two of which are taken to fit everywhere. */
+static inline int tchi_cuda_spread_turns(const tchi_cuda_state *state, const tchi_cuda_spread_need *need, int blocks,
+                                         int most)
+{
+    int best = blocks;
+    for (int more = 2 * blocks; need->n * need->size * need->n >= 1 << 20 && more <= most && more <= 8; more *= 2) {
+        if (tchi_cuda_spread_cost(state, need, more) < tchi_cuda_spread_cost(state, need, best)) {
+            best = more;
+        }
+    }
+    return best;
+}
+
 /* Where there are more blocks than multiprocessors, two share one: each has half of the threads, and keeps rows only
- * in half of the shared memory. */
+ * in half of the shared memory. Clusters that take turns have all of it. */
 static inline tchi_cuda_spread tchi_cuda_spread_of(const tchi_cuda_state *state, const tchi_cuda_spread_need *need,
                                                    int most)
 {
     int64_t n = need->n;
-    int blocks = tchi_cuda_spread_blocks(state, n * n * need->size, need->batch, most);
+    int at_once = tchi_cuda_spread_blocks(state, n * n * need->size, need->batch, most);
+    int blocks = need->keeps_rows ? tchi_cuda_spread_turns(state, need, at_once, most) : at_once;
     int64_t slice = tchi_cuda_ceil_div(n, blocks);
-    int crowded = need->batch * blocks > state->device.processors;
+    int crowded = blocks == at_once && need->batch * blocks > state->device.processors;
     int64_t threads = tchi_cuda_ceil_div(slice * (crowded ? 2 : 4), 32) * 32;
     int64_t most_threads = crowded ? need->threads / 2 : need->threads;
     threads = threads < 128 ? 128 : threads > most_threads ? most_threads : threads;
