@@ -83,11 +83,6 @@ bool tchi_next_run(const tch_optimizer *optimizer, const tchi_step *now, tchi_tu
 
 /* --- turns ------------------------------------------------------------------------------------------------------- */
 
-tchi_turn tchi_whole_turn(const tch_optimizer *optimizer, int32_t block_batch)
-{
-    return (tchi_turn){.block_batch = block_batch, .end = tchi_block_batch_at(optimizer, block_batch)->count};
-}
-
 /* Blocks of a block batch that come before number `among` of all ranks'. */
 static int64_t blocks_before(const tch_optimizer *o, const tchi_block_batch *c, int64_t among)
 {

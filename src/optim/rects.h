@@ -38,9 +38,6 @@ typedef struct tchi_turn {
  * had from zeros; false at the end. */
 bool tchi_next_turn(const tch_optimizer *optimizer, int32_t group, tchi_turn *turn);
 
-/* All blocks of a block batch. */
-tchi_turn tchi_whole_turn(const tch_optimizer *optimizer, int32_t block_batch);
-
 /* The next run of a turn, no longer than the block batch's chunk; false at the end. */
 bool tchi_next_run(const tch_optimizer *optimizer, const tchi_step *now, tchi_turn *turn, tchi_run *run);
 const tchi_param *tchi_run_param(const tch_optimizer *optimizer, const tchi_run *run);

@@ -187,12 +187,13 @@ bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t g
     return any;
 }
 
-bool tchi_block_batch_is_due(const tch_optimizer *optimizer, const tchi_block_batch *block_batch)
+bool tchi_run_is_due(const tch_optimizer *optimizer, const tchi_run *run)
 {
+    const tchi_block_batch *block_batch = run->block_batch;
     for (int32_t k = 0; k < block_batch->order; k++) {
         const tchi_factor_batch *f =
             block_batch->factor_batch[k] < 0 ? NULL : tchi_factor_batch_at(optimizer, block_batch->factor_batch[k]);
-        for (int64_t b = 0; f != NULL && b < block_batch->count; b++) {
+        for (int64_t b = run->first; f != NULL && b < run->first + run->count; b++) {
             if (f->due[block_batch->position[k] + b]) {
                 return true;
             }

@@ -7,8 +7,8 @@
  *     P   <- P |D| / |P|                                D the direction of the grafted method
  *
  * The one thing to know before changing the order of these: roots are taken from factors that hold this step's
- * gradient, and all blocks of a block batch share its work buffers, so a step with a refresh goes over the gradients
- * twice. */
+ * gradient, and all blocks of a block batch share its work buffers, so a step with a refresh goes twice over the
+ * gradients of which a root is due. */
 #include "core/check.h"
 #include "core/status.h"
 
@@ -147,17 +147,18 @@ static tch_status update_factors(const shampoo_run *r)
     return tchi_run_update_factors(r->optimizer, &r->run, &r->work, r->gradient, r->spare, clock);
 }
 
-/* The factors of all block batches of which some root is due, then those roots. */
+/* The factors of all runs of which some root is due, then those roots. The runs are those of the step. */
 static tch_status refresh(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     const tchi_group *g = tchi_group_at(o, group);
-    for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches; i++) {
+    for (tchi_turn turn = {0}; tchi_next_turn(o, group, &turn);) {
         tchi_run run;
-        tchi_turn turn = tchi_whole_turn(o, i);
-        while (tchi_block_batch_is_due(o, tchi_block_batch_at(o, i)) && tchi_next_run(o, now, &turn, &run)) {
-            shampoo_run r = begin_run(o, &g->config, &run);
-            TCHI_TRY(gather(&r, false));
-            TCHI_TRY(update_factors(&r));
+        while (tchi_next_run(o, now, &turn, &run)) {
+            if (tchi_run_is_due(o, &run)) {
+                shampoo_run r = begin_run(o, &g->config, &run);
+                TCHI_TRY(gather(&r, false));
+                TCHI_TRY(update_factors(&r));
+            }
         }
     }
     return tchi_refresh_roots(o, group);
@@ -234,10 +235,9 @@ static tch_status step(tch_optimizer *o, const tchi_step *now, int32_t group)
         TCHI_TRY(refresh(o, now, group));
     }
     for (tchi_turn turn = {0}; tchi_next_turn(o, group, &turn);) {
-        bool factors_done = any_due && tchi_block_batch_is_due(o, tchi_block_batch_at(o, turn.block_batch));
         tchi_run run;
         while (tchi_next_run(o, now, &turn, &run)) {
-            TCHI_TRY(step_run(o, &g->config, &run, factors_done));
+            TCHI_TRY(step_run(o, &g->config, &run, any_due && tchi_run_is_due(o, &run)));
         }
         TCHI_TRY(tchi_exchange_leave(o, now, group, turn.done));
     }

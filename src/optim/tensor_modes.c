@@ -100,9 +100,37 @@ static tch_status update_factor(tch_optimizer *o, const tchi_run *run, const tch
     return tchi_matrices_close(o, f, TCHI_FACTORS, first, &c);
 }
 
+/* Matrices with both factors, kept as they are used, on a backend that gains by updating the two together. */
+static bool has_pair(const tch_optimizer *o, const tchi_block_batch *c)
+{
+    return o->context->backend->update->factors_update != NULL && c->order == 2 && c->size[0] > 1 && c->size[1] > 1 &&
+           c->factor_batch[0] >= 0 && c->factor_batch[1] >= 0 &&
+           !tchi_is_packed(tchi_factor_batch_at(o, c->factor_batch[0]), TCHI_FACTORS) &&
+           !tchi_is_packed(tchi_factor_batch_at(o, c->factor_batch[1]), TCHI_FACTORS);
+}
+
+/* The workspace that roots have left is scratch for it. */
+static tch_status update_pair(tch_optimizer *o, const tchi_run *run, const tchi_work *work, void *buffer,
+                              const tch_clock *clock)
+{
+    const tch_context *context = o->context;
+    tch_matrices a = view(work, buffer, run->block_batch->size[0], run->block_batch->size[1], run->count);
+    tch_matrices c[2];
+    for (int32_t k = 0; k < 2; k++) {
+        int64_t first;
+        const tchi_factor_batch *f = of_run(o, run, k, &first);
+        TCHI_TRY(tchi_matrices_open(o, f, TCHI_FACTORS, first, run->count, NULL, &c[k]));
+    }
+    return context->backend->update->factors_update(context->state, &a, clock, rounded(o, run->block_batch), &c[0],
+                                                    &c[1], context->workspace, context->workspace_bytes);
+}
+
 tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *buffer,
                                    void *spare, const tch_clock *clock)
 {
+    if (has_pair(optimizer, run->block_batch)) {
+        return update_pair(optimizer, run, work, buffer, clock);
+    }
     for (int32_t k = 0; k < run->block_batch->order; k++) {
         if (run->block_batch->factor_batch[k] >= 0) {
             TCHI_TRY(update_factor(optimizer, run, work, k, buffer, spare, clock));

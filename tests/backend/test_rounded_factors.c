@@ -198,9 +198,108 @@ static void factors_take_gradients_in(void **state)
     }
 }
 
+/* --- both factors at once ---------------------------------------------------------------------------------------- */
+
+typedef struct pair_case {
+    int64_t rows, cols, batch, gap;
+    double magnitude;
+    int64_t scratch; /* bytes */
+} pair_case;
+
+/* Again the first for an emulated GPU. Both copies of 40 by 1024 by 512 are 84 MB: in three parts through the
+ * workspace, in two through 64 MiB, and at once. Sides of 5 and of 100 are too small for the kernel. */
+static const pair_case pair_cases[] = {
+    {264, 300, 3, 1, 1.0, 0},          {300, 264, 3, 0, 1e-17, 64 << 20},
+    {264, 301, 3, 2, 1e17, 33 << 20},  {5, 300, 3, 0, 1.0, 0},
+    {264, 300, 23, 1, 1.0, 64 << 20},  {1024, 512, 40, 0, 1.0, 0},
+    {1024, 512, 40, 0, 1.0, 64 << 20}, {512, 1024, 40, 3, 1.0, 96 << 20},
+    {2056, 1033, 5, 1, 1e-3, 0},       {1033, 2056, 4, 0, 1e15, 1 << 20},
+    {3072, 768, 1, 0, 1.0, 0},         {100, 1024, 8, 0, 1.0, 64 << 20},
+};
+enum { PAIR_CASES = sizeof pair_cases / sizeof pair_cases[0], PAIR_EMULATED = 4, SCRATCH_GUARD = 4096 };
+
+static void check_untouched(tch_context *context, const char *memory, int64_t bytes)
+{
+    unsigned char after[SCRATCH_GUARD];
+    CHECK_OK(
+        context->backend->device->copy_bytes(context->state, after, memory + bytes, SCRATCH_GUARD, TCH_COPY_TO_HOST));
+    for (int i = 0; i < SCRATCH_GUARD; i++) {
+        CHECK(after[i] == 0xff, "byte %d behind the scratch was written", i);
+    }
+}
+
+static void check_side(tch_context *context, const pair_case *p, int32_t transpose, const batch *a, const batch *c,
+                       const double weight[2])
+{
+    factor_case side = {transpose ? p->cols : p->rows, transpose ? p->rows : p->cols, p->batch, transpose, 0, 0};
+    float *after = fetch(context, c);
+    check_guards(c, after);
+    if (weight[0] == 0.0) {
+        CHECK(memcmp(after, c->image, (size_t)c->bytes) == 0, "a skipped step changed a factor");
+    } else {
+        check_result(&side, a, c, after, weight);
+    }
+}
+
+static void check_pair(tch_context *context, const pair_case *p, const double weight[2], uint64_t stream)
+{
+    const tch_backend *t = context->backend;
+    tch_clock clock = {.factor = {weight[0], weight[1]}, .narrow = {(float)weight[0], (float)weight[1]}};
+    void *there = NULL;
+    void *scratch = NULL;
+    int64_t bytes = p->scratch + SCRATCH_GUARD;
+    unsigned char *poison = test_alloc((size_t)bytes);
+    batch a = make(context, p->batch, p->rows, p->cols, p->gap);
+    batch c[2] = {make(context, p->batch, p->rows, p->rows, 2 * p->gap + p->rows % 2),
+                  make(context, p->batch, p->cols, p->cols, 2 * p->gap + p->cols % 2)};
+    test_case("both factors of %lld x %lld x %lld, of size %g, weights %g and %g, %lld bytes of scratch",
+              (long long)p->batch, (long long)p->rows, (long long)p->cols, p->magnitude, weight[0], weight[1],
+              (long long)p->scratch);
+    fill(&a, weight[0] == 0.0 ? 0.0 : p->magnitude, stream);
+    for (int i = 0; i < 2; i++) {
+        if (weight[1] != 0.0) {
+            fill(&c[i], p->magnitude * p->magnitude, stream + 1 + (uint64_t)i);
+            mirror(&c[i]);
+        }
+        send(context, &c[i]);
+    }
+    send(context, &a);
+    memset(poison, 0xff, (size_t)bytes);
+    CHECK_OK(t->device->allocate(context->state, sizeof clock, &there));
+    CHECK_OK(t->device->copy_bytes(context->state, there, &clock, sizeof clock, TCH_COPY_TO_DEVICE));
+    CHECK_OK(t->device->allocate(context->state, bytes, &scratch));
+    CHECK_OK(t->device->copy_bytes(context->state, scratch, poison, bytes, TCH_COPY_TO_DEVICE));
+    CHECK_OK(t->update->factors_update(context->state, &a.m, there, 1, &c[0].m, &c[1].m,
+                                       p->scratch > 0 ? scratch : NULL, p->scratch));
+    check_side(context, p, 0, &a, &c[0], weight);
+    check_side(context, p, 1, &a, &c[1], weight);
+    check_untouched(context, scratch, p->scratch);
+    t->device->release(context->state, scratch, bytes);
+    t->device->release(context->state, there, sizeof clock);
+    drop(context, &a);
+    drop(context, &c[0]);
+    drop(context, &c[1]);
+}
+
+static void both_factors_take_gradients_in(void **state)
+{
+    static const double weights[][2] = {{0.25, 0.75}, {1.0, 0.0}, {0.0, 1.0}};
+    tch_context *context = *state;
+    bool emulated = getenv("TORCHIUM_EMULATOR_CAPABILITY") != NULL;
+    if (context->backend->update->factors_update == NULL) {
+        skip();
+    }
+    for (int i = 0; i < (emulated ? (int)PAIR_EMULATED : (int)PAIR_CASES); i++) {
+        for (int w = 0; w < 3; w++) {
+            check_pair(context, &pair_cases[i], weights[w], 5900 + 10 * (uint64_t)i);
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(factors_take_gradients_in)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(factors_take_gradients_in),
+                                       cmocka_unit_test(both_factors_take_gradients_in)};
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);
 }

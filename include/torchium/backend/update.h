@@ -181,6 +181,10 @@ typedef tch_status tch_apply_rows_op(void *state, const tch_update *update, cons
  * to be rounded as in gemm_rounded. */
 typedef tch_status tch_factor_update_op(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
                                         int32_t rounded, const tch_matrices *c);
+/* Both at once: rows as above, cols transposed. `scratch` of any size, 0 too: what can be gained depends on it. */
+typedef tch_status tch_factors_update_op(void *state, const tch_matrices *a, const tch_clock *clock, int32_t rounded,
+                                         const tch_matrices *rows, const tch_matrices *cols, void *scratch,
+                                         int64_t scratch_bytes);
 
 /* --- loss scaling ------------------------------------------------------------------------------------------------ */
 
@@ -193,7 +197,7 @@ typedef tch_status tch_update_scale_op(void *state, float *scale, int32_t *track
                                        double growth, double backoff, int32_t interval);
 
 typedef struct tch_update_ops {
-    /* all REQUIRED */
+    /* all but the last REQUIRED */
     tch_find_nonfinite_op *find_nonfinite;
     tch_decide_skip_op *decide_skip;
     tch_agree_op *agree;
@@ -210,6 +214,7 @@ typedef struct tch_update_ops {
     tch_factor_update_op *factor_update;
     tch_unscale_op *unscale;
     tch_update_scale_op *update_scale;
+    tch_factors_update_op *factors_update; /* or NULL: one after the other is as good */
 } tch_update_ops;
 
 #endif

@@ -141,6 +141,7 @@ static const tch_update_ops update_ops = {
     .unscale = tchi_cuda_unscale,
     .update_scale = tchi_cuda_update_scale,
     .factor_update = tchi_cuda_factor_update,
+    .factors_update = tchi_cuda_factors_update,
 };
 
 static const tch_sample_ops sample_ops = {

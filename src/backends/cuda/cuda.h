@@ -217,6 +217,7 @@ tch_apply_rows_op tchi_cuda_apply_rows;
 tch_unscale_op tchi_cuda_unscale;
 tch_update_scale_op tchi_cuda_update_scale;
 tch_factor_update_op tchi_cuda_factor_update;
+tch_factors_update_op tchi_cuda_factors_update;
 tch_gemm_rounded_op tchi_cuda_gemm_rounded;
 tch_gram_rounded_op tchi_cuda_gram_rounded;
 

@@ -380,6 +380,24 @@ static tch_status factor_update(void *state, const tch_matrices *a, int32_t tran
     return take(state, &e);
 }
 
+static tch_status do_factors_update(void *state, const entry *e)
+{
+    return real->update->factors_update(state, &e->m[0], e->in[0], (int32_t)e->i[0], &e->m[1], &e->m[2], e->out[0],
+                                        e->i[1]);
+}
+
+static tch_status factors_update(void *state, const tch_matrices *a, const tch_clock *clock, int32_t rounded,
+                                 const tch_matrices *rows, const tch_matrices *cols, void *scratch,
+                                 int64_t scratch_bytes)
+{
+    entry e = {.run = do_factors_update,
+               .m = {*a, *rows, *cols},
+               .i = {rounded, scratch_bytes},
+               .in = {clock},
+               .out = {scratch}};
+    return take(state, &e);
+}
+
 /* --- blocks ------------------------------------------------------------------------------------------------------ */
 
 static tch_status do_graft(void *state, const entry *e)
@@ -599,6 +617,7 @@ static void set_operations(table_copy *t)
     t->matrix.gram = real->matrix->gram != NULL ? gram : NULL;
     t->matrix.symmetric_product = real->matrix->symmetric_product != NULL ? symmetric_product : NULL;
     t->update.factor_update = factor_update;
+    t->update.factors_update = real->update->factors_update != NULL ? factors_update : NULL;
     t->update.graft = graft;
     t->update.rotated_adam = rotated_adam;
     t->update.apply = apply;

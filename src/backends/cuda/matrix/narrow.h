@@ -21,6 +21,10 @@ tch_status tchi_cuda_narrow(const tchi_cuda_state *state, const tch_matrices *x,
 tch_status tchi_cuda_narrow_transposed(const tchi_cuda_state *state, const tch_matrices *x, const uint32_t *largest,
                                        const tch_matrices *to);
 
+/* Both, and x is read once. */
+tch_status tchi_cuda_narrow_both(const tchi_cuda_state *state, const tch_matrices *x, const uint32_t *largest,
+                                 const tch_matrices *to, const tch_matrices *transposed);
+
 TCH_END_DECLS
 
 #ifdef __cplusplus

@@ -158,3 +158,15 @@ tch_status tchi_cuda_factor_update(void *state, const tch_matrices *a, int32_t t
     TCHI_CUBLAS_TRY(blas->set_pointer_mode(s->blas, TCHI_CUBLAS_SCALARS_ON_HOST), "cublasSetPointerMode");
     return status;
 }
+
+tch_status tchi_cuda_factors_update(void *state, const tch_matrices *a, const tch_clock *clock, int32_t rounded,
+                                    const tch_matrices *rows, const tch_matrices *cols, void *scratch,
+                                    int64_t scratch_bytes)
+{
+    tchi_factor_pair pair = {a, rows, cols, scratch, scratch_bytes};
+    if (rounded && tchi_cuda_factor_pair_takes(state, &pair)) {
+        return tchi_cuda_factor_pair(state, (tchi_factor_weights){0.0F, 0.0F, clock->narrow, 0}, &pair);
+    }
+    TCHI_CUDA_PASS(tchi_cuda_factor_update(state, a, 0, clock, rounded, rows));
+    return tchi_cuda_factor_update(state, a, 1, clock, rounded, cols);
+}

@@ -89,18 +89,25 @@ static tch_matrices some_of(const tch_matrices *m, int64_t first, int64_t count)
     return some;
 }
 
-static tch_status add_part(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
-                           int32_t transpose, const tch_matrices *c)
+/* As A is, or transposed, in float16. */
+static tch_matrices copy_at(void *data, const tch_matrices *a, int32_t transpose)
 {
-    uint32_t *largest = state->blas_workspace;
     tch_matrices copy = {0};
-    copy.data = (char *)state->blas_workspace + LARGEST_BYTES;
+    copy.data = data;
     copy.type = TCH_SCALAR_F16;
-    copy.rows = c->rows;
+    copy.rows = transpose ? a->cols : a->rows;
     copy.cols = transpose ? a->rows : a->cols;
     copy.ld = (copy.cols + 7) / 8 * 8;
     copy.batch = a->batch;
     copy.stride = copy.rows * copy.ld;
+    return copy;
+}
+
+static tch_status add_part(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
+                           int32_t transpose, const tch_matrices *c)
+{
+    uint32_t *largest = state->blas_workspace;
+    tch_matrices copy = copy_at((char *)state->blas_workspace + LARGEST_BYTES, a, transpose);
     TCHI_CUDA_PASS(tchi_cuda_largest_bits(state, a, largest));
     TCHI_CUDA_PASS(transpose ? tchi_cuda_narrow_transposed(state, a, largest, &copy)
                              : tchi_cuda_narrow(state, a, largest, &copy));
@@ -137,6 +144,72 @@ tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights w
             weights.adds = first > 0;
             TCHI_CUDA_PASS(add_part(state, weights, &part, transpose, &out));
         }
+    }
+    return TCH_OK;
+}
+
+/* --- both factors ------------------------------------------------------------------------------------------------ */
+
+/* Where both copies of some matrices lie, after one number for each matrix. */
+typedef struct pair_room {
+    char *at;
+    int64_t matrices; /* that fit */
+    int64_t copy;     /* bytes of one copy of one matrix, as it is; the transposed one lies after all of them */
+} pair_room;
+
+static pair_room room_of(const tchi_cuda_state *state, const tchi_factor_pair *pair)
+{
+    int64_t own = tchi_cuda_workspace_bytes(state);
+    pair_room room = {pair->bytes > own ? pair->scratch : state->blas_workspace, 0, 0};
+    int64_t bytes = pair->bytes > own ? pair->bytes : own;
+    tch_matrices plain = copy_at(NULL, pair->a, 0);
+    tch_matrices turned = copy_at(NULL, pair->a, 1);
+    room.copy = 2 * plain.stride;
+    int64_t each = room.copy + 2 * turned.stride + (int64_t)sizeof(uint32_t);
+    int64_t most = (bytes - 3 * 256) / each; /* for what brings each of the three to a multiple of 256 */
+    room.matrices = most < pair->a->batch ? most : pair->a->batch;
+    return room;
+}
+
+static char *aligned(char *at)
+{
+    return (char *)(((uintptr_t)at + 255) / 256 * 256);
+}
+
+/* As for one factor: enough lower tiles at a time for every multiprocessor, on either side. */
+int tchi_cuda_factor_pair_takes(const tchi_cuda_state *state, const tchi_factor_pair *pair)
+{
+    const tch_matrices *a = pair->a;
+    if (state->blas_workspace == NULL || a->type != TCH_SCALAR_F32 || a->rows == 0 || a->cols == 0 || a->batch == 0 ||
+        a->rows >= 1 << 30 || a->cols >= 1 << 30) {
+        return 0;
+    }
+    pair_room room = room_of(state, pair);
+    if (room.matrices < 1) {
+        return 0;
+    }
+    tch_matrices rows = some_of(pair->rows, 0, room.matrices);
+    tch_matrices cols = some_of(pair->cols, 0, room.matrices);
+    return tchi_cuda_factor_pingpong_takes(state, &rows) && tchi_cuda_factor_pingpong_takes(state, &cols);
+}
+
+tch_status tchi_cuda_factor_pair(tchi_cuda_state *state, tchi_factor_weights weights, const tchi_factor_pair *pair)
+{
+    const pair_room room = room_of(state, pair);
+    const int64_t batch = pair->a->batch;
+    const int64_t together = even_part(batch, room.matrices, 1);
+    for (int64_t b = 0; b < batch; b += together) {
+        tch_matrices some = some_of(pair->a, b, batch - b < together ? batch - b : together);
+        tch_matrices rows = some_of(pair->rows, b, some.batch);
+        tch_matrices cols = some_of(pair->cols, b, some.batch);
+        uint32_t *largest = (uint32_t *)(void *)aligned(room.at);
+        char *after = aligned((char *)(largest + some.batch));
+        tch_matrices plain = copy_at(after, &some, 0);
+        tch_matrices turned = copy_at(aligned(after + some.batch * room.copy), &some, 1);
+        TCHI_CUDA_PASS(tchi_cuda_largest_bits(state, &some, largest));
+        TCHI_CUDA_PASS(tchi_cuda_narrow_both(state, &some, largest, &plain, &turned));
+        TCHI_CUDA_PASS(tchi_cuda_factor_pingpong(state, weights, &plain, largest, &rows));
+        TCHI_CUDA_PASS(tchi_cuda_factor_pingpong(state, weights, &turned, largest, &cols));
     }
     return TCH_OK;
 }

@@ -31,6 +31,17 @@ int tchi_cuda_factor_narrow_takes(const tchi_cuda_state *state, const tch_matric
 tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
                                    int32_t transpose, const tch_matrices *c);
 
+/* Both factors of A, of float32: the largest element is looked for once, and A is read once for both copies. They lie in
+ * `scratch` where that is larger than the workspace, as many matrices at a time as fit. */
+typedef struct tchi_factor_pair {
+    const tch_matrices *a, *rows, *cols;
+    void *scratch;
+    int64_t bytes;
+} tchi_factor_pair;
+
+int tchi_cuda_factor_pair_takes(const tchi_cuda_state *state, const tchi_factor_pair *pair);
+tch_status tchi_cuda_factor_pair(tchi_cuda_state *state, tchi_factor_weights weights, const tchi_factor_pair *pair);
+
 TCH_END_DECLS
 
 #endif
