@@ -223,6 +223,7 @@ struct tch_optimizer {
     int64_t most_rects;      /* of a chunk */
     int64_t least_workspace; /* with which a refresh can be done at all */
     double *wanted, *norms;  /* in scratch, one each for a block of a chunk */
+    uint32_t *largest;       /* the same, of its gradient */
     void *graft_scratch;
     char *copies; /* on the device: gradients whose layout is not their parameter's */
     int64_t copies_bytes;

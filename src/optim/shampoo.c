@@ -105,6 +105,7 @@ typedef struct shampoo_run {
     void *spare;
     bool factors_done; /* by the refresh of their roots */
     bool second_order; /* there are roots */
+    bool grafted;      /* by what gathered the gradients */
 } shampoo_run;
 
 static shampoo_run begin_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run)
@@ -133,18 +134,24 @@ static int64_t work_bytes(const tch_context *context, const tch_optim_config *co
 static tch_status gather(const shampoo_run *r, bool filter)
 {
     tch_optimizer *o = r->optimizer;
+    const tch_update_ops *t = o->context->backend->update;
     TCHI_RANGE(o->context, "gather gradients");
     tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, filter ? r->filtered : NULL);
-    return o->context->backend->update->gather(o->context->state, &update,
-                                               filter && r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE,
-                                               r->config->decay == TCH_DECAY_L2 && !r->run.block_batch->prepared);
+    tch_filter kind = filter && r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE;
+    int32_t l2 = r->config->decay == TCH_DECAY_L2 && !r->run.block_batch->prepared;
+    if (r->grafted) {
+        return t->gather_graft(o->context->state, &update, kind, l2, (tch_graft)r->config->grafting, o->wanted,
+                               o->graft_scratch, o->largest);
+    }
+    return t->gather(o->context->state, &update, kind, l2);
 }
 
 static tch_status update_factors(const shampoo_run *r)
 {
     TCHI_RANGE(r->optimizer->context, "factors");
     const tch_clock *clock = tchi_run_param(r->optimizer, &r->run)->clock;
-    return tchi_run_update_factors(r->optimizer, &r->run, &r->work, r->gradient, r->spare, clock);
+    return tchi_run_update_factors(r->optimizer, &r->run, &r->work, r->gradient, r->spare,
+                                   r->grafted ? r->optimizer->largest : NULL, clock);
 }
 
 /* The factors of all runs of which some root is due, then those roots. The runs are those of the step. */
@@ -207,7 +214,7 @@ static tch_status after_gather(void *argument)
     if (!r->factors_done) {
         TCHI_TRY(update_factors(r));
     }
-    if (grafts) {
+    if (grafts && !r->grafted) {
         TCHI_TRY(graft(r));
     }
     if (r->second_order) {
@@ -220,7 +227,9 @@ static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, con
 {
     shampoo_run r = begin_run(o, config, run);
     r.factors_done = factors_done;
-    int64_t variant = 4 * (r.filtered != NULL) + 2 * r.second_order + r.factors_done;
+    r.grafted =
+        r.second_order && config->grafting >= TCH_GRAFTING_ADAGRAD && o->context->backend->update->gather_graft != NULL;
+    int64_t variant = 8 * r.grafted + 4 * (r.filtered != NULL) + 2 * r.second_order + r.factors_done;
     tchi_recording_key key = tchi_run_key(o, run, variant);
     TCHI_TRY(gather(&r, true));
     return tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);

@@ -203,7 +203,8 @@ static tch_status apply(const soap_run *r, void *direction)
 static tch_status update_factors(const soap_run *r)
 {
     TCHI_RANGE(r->optimizer->context, "factors");
-    return tchi_run_update_factors(r->optimizer, &r->run, &r->work, r->gradient, r->spare, &r->group->numbers->clock);
+    return tchi_run_update_factors(r->optimizer, &r->run, &r->work, r->gradient, r->spare, NULL,
+                                   &r->group->numbers->clock);
 }
 
 /* Gradient and moment into the bases, Adam there, and the direction back; *direction is where it is. */

@@ -111,7 +111,7 @@ static bool has_pair(const tch_optimizer *o, const tchi_block_batch *c)
 
 /* The workspace that roots have left is scratch for it. */
 static tch_status update_pair(tch_optimizer *o, const tchi_run *run, const tchi_work *work, void *buffer,
-                              const tch_clock *clock)
+                              const uint32_t *largest, const tch_clock *clock)
 {
     const tch_context *context = o->context;
     tch_matrices a = view(work, buffer, run->block_batch->size[0], run->block_batch->size[1], run->count);
@@ -121,15 +121,15 @@ static tch_status update_pair(tch_optimizer *o, const tchi_run *run, const tchi_
         const tchi_factor_batch *f = of_run(o, run, k, &first);
         TCHI_TRY(tchi_matrices_open(o, f, TCHI_FACTORS, first, run->count, NULL, &c[k]));
     }
-    return context->backend->update->factors_update(context->state, &a, clock, rounded(o, run->block_batch), &c[0],
-                                                    &c[1], context->workspace, context->workspace_bytes);
+    return context->backend->update->factors_update(context->state, &a, largest, clock, rounded(o, run->block_batch),
+                                                    &c[0], &c[1], context->workspace, context->workspace_bytes);
 }
 
 tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *buffer,
-                                   void *spare, const tch_clock *clock)
+                                   void *spare, const uint32_t *largest, const tch_clock *clock)
 {
     if (has_pair(optimizer, run->block_batch)) {
-        return update_pair(optimizer, run, work, buffer, clock);
+        return update_pair(optimizer, run, work, buffer, largest, clock);
     }
     for (int32_t k = 0; k < run->block_batch->order; k++) {
         if (run->block_batch->factor_batch[k] >= 0) {

@@ -6,9 +6,9 @@
 #include "rects.h"
 
 /* Adds the Gram matrices of the blocks in `buffer` to the run's factors, with the weights of `clock`. `spare` is a work
- * buffer, used where a dimension has others on both sides. */
+ * buffer, used where a dimension has others on both sides; `largest` is what gather_graft left of them, or NULL. */
 tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *buffer,
-                                   void *spare, const tch_clock *clock);
+                                   void *spare, const uint32_t *largest, const tch_clock *clock);
 
 /* Multiplies the blocks in *from along every dimension that has a factor by the run's roots (or, transposed, by the
  * transposes), going back and forth between the two buffers; *from is where the result is. */

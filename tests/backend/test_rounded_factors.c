@@ -269,7 +269,7 @@ static void check_pair(tch_context *context, const pair_case *p, const double we
     CHECK_OK(t->device->copy_bytes(context->state, there, &clock, sizeof clock, TCH_COPY_TO_DEVICE));
     CHECK_OK(t->device->allocate(context->state, bytes, &scratch));
     CHECK_OK(t->device->copy_bytes(context->state, scratch, poison, bytes, TCH_COPY_TO_DEVICE));
-    CHECK_OK(t->update->factors_update(context->state, &a.m, there, 1, &c[0].m, &c[1].m,
+    CHECK_OK(t->update->factors_update(context->state, &a.m, NULL, there, 1, &c[0].m, &c[1].m,
                                        p->scratch > 0 ? scratch : NULL, p->scratch));
     check_side(context, p, 0, &a, &c[0], weight);
     check_side(context, p, 1, &a, &c[1], weight);

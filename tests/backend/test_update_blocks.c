@@ -166,6 +166,129 @@ static void norms_do_not_depend_on_threads(void **state)
     world_close(w);
 }
 
+/* --- both in one pass -------------------------------------------------------------------------------------------- */
+
+static uint32_t *largest; /* on the device, one for a block; or NULL */
+
+static tch_status run_gather_graft(world *w, const ref_setting *s)
+{
+    return w->backend->update->gather_graft(w->context->state, &w->update, s->filter, s->l2, s->graft, w->norms,
+                                            w->scratch, largest);
+}
+
+static bool offers_gather_graft(void **state)
+{
+    const tch_context *context = *state;
+    return context->backend->update->gather_graft != NULL;
+}
+
+static void *device_bytes(world *w, int64_t bytes)
+{
+    void *memory = NULL;
+    unsigned char *poison = test_alloc((size_t)bytes);
+    memset(poison, 0xff, (size_t)bytes);
+    CHECK_OK(w->backend->device->allocate(w->context->state, bytes, &memory));
+    world_set(w, poison, memory, bytes);
+    return memory;
+}
+
+/* Blocks of another type than the arithmetic's are not its business. */
+static bool is_taken(const world *w)
+{
+    return w->update.block_type == w->update.real;
+}
+
+static void one_pass_follows_the_formulas(void **state)
+{
+    for (int t = 0; t < TYPE_CASES && offers_gather_graft(state); t++) {
+        for (int filtered = 0; filtered < 2; filtered++) {
+            world *w = begin(state, t, 1900);
+            if (!filtered) {
+                drop_block(w, 1);
+            }
+            for (int options = 0; options < 12 && is_taken(w); options += OPTION_STEP(t)) {
+                ref_setting s = lively_setting();
+                test_case("gather and graft, %s, options %d, filtered %d", type_cases[t].name, options, filtered);
+                s.filter = filtered ? (tch_filter)(1 + options / 3 % 2) : TCH_FILTER_NONE;
+                s.graft = (tch_graft)(TCH_GRAFT_ADAGRAD + options % 3);
+                s.l2 = options / 6;
+                w->update.maximize = s.maximize = options % 2;
+                world_run(w, run_gather_graft, &s);
+                world_check(w, ref_gather_graft, &s, NULL);
+            }
+            world_close(w);
+        }
+    }
+}
+
+static double grad_at(const world *w, int64_t rect, int64_t i, int64_t j)
+{
+    const void *all = w->field[REF_GRAD].before;
+    int64_t index = world_index(w, rect, REF_GRAD, i, j);
+    return w->types.grad == TCH_SCALAR_F64 ? ((const double *)all)[index] : (double)((const float *)all)[index];
+}
+
+/* Two rectangles are a block. */
+static void check_largest(const world *w, const uint32_t *bits)
+{
+    float expected = 0.0F;
+    for (int64_t k = 0; k < w->count; k++) {
+        for (int64_t e = 0; e < w->rects[k].rows * w->rects[k].cols; e++) {
+            expected = fmaxf(expected, (float)fabs(grad_at(w, k, e / w->rects[k].cols, e % w->rects[k].cols)));
+        }
+        if (k % 2 == 1 || k + 1 == w->count) {
+            CHECK(memcmp(&bits[k / 2], &expected, sizeof expected) == 0, "block %lld: %#x, expected the bits of %g",
+                  (long long)(k / 2), (unsigned)bits[k / 2], (double)expected);
+            expected = 0.0F;
+        }
+    }
+}
+
+/* One after the other gives the same bits, over many rectangles too, and the largest is the largest. */
+static void one_pass_has_the_bits_of_two(void **state)
+{
+    for (int t = 0; t < 2 && offers_gather_graft(state); t++) {
+        world *w = world_begin(*state, &type_cases[t], many_shapes(), MANY_CHUNKS, 1950);
+        size_t bytes = (size_t)w->blocks * sizeof(double);
+        double *together = test_alloc(bytes);
+        double *apart = test_alloc(bytes);
+        uint32_t *most = test_alloc((size_t)w->blocks * sizeof *most);
+        ref_setting s = lively_setting();
+        test_case("gather and graft, %s, many rectangles", type_cases[t].name);
+        s.filter = TCH_FILTER_EMA;
+        s.graft = TCH_GRAFT_ADAM;
+        largest = device_bytes(w, w->blocks * (int64_t)sizeof *largest);
+        world_run(w, run_gather_graft, &s);
+        world_check(w, ref_gather_graft, &s, NULL);
+        world_get(w, together, w->norms, (int64_t)bytes);
+        world_get(w, most, largest, w->blocks * (int64_t)sizeof *most);
+        check_largest(w, most);
+        world_run(w, run_gather, &s);
+        CHECK_OK(run_graft(w, &s));
+        world_get(w, apart, w->norms, (int64_t)bytes);
+        CHECK(memcmp(together, apart, bytes) == 0, "norms have other bits");
+        w->backend->device->release(w->context->state, largest, w->blocks * (int64_t)sizeof *largest);
+        largest = NULL;
+        world_close(w);
+    }
+}
+
+static void one_pass_zeroes_blocks_when_skipping(void **state)
+{
+    for (int t = 0; t < 2 && offers_gather_graft(state); t++) {
+        world *w = begin(state, t, 1980);
+        ref_setting s = lively_setting();
+        test_case("gather and graft, skipped, %s", type_cases[t].name);
+        s.filter = TCH_FILTER_EMA;
+        s.graft = TCH_GRAFT_ADAM;
+        set_skip(w, 1);
+        world_fill_constant(w, REF_GRAD, (double)NAN);
+        world_run(w, run_gather_graft, &s);
+        world_check(w, ref_gather_skipped, &s, NULL);
+        world_close(w);
+    }
+}
+
 /* --- Adam inside blocks ------------------------------------------------------------------------------------------ */
 
 static tch_status run_rotated_adam(world *w, const ref_setting *s)
@@ -272,6 +395,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(graft_follows_the_formula),
         cmocka_unit_test(graft_takes_many_rects),
         cmocka_unit_test(norms_do_not_depend_on_threads),
+        cmocka_unit_test(one_pass_follows_the_formulas),
+        cmocka_unit_test(one_pass_has_the_bits_of_two),
+        cmocka_unit_test(one_pass_zeroes_blocks_when_skipping),
         cmocka_unit_test(rotated_adam_follows_the_formula),
         cmocka_unit_test(apply_follows_the_formula),
         cmocka_unit_test(skipping_writes_nothing),

@@ -161,6 +161,11 @@ typedef tch_status tch_gather_op(void *state, const tch_update *update, tch_filt
  * place. `scratch` of TCH_SCRATCH_GRAFT bytes. */
 typedef tch_status tch_graft_op(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
                                 void *scratch);
+/* Both in one pass, without `replace`, for blocks of the arithmetic's type and a kind that has a v. Where `largest` is not
+ * NULL, largest[block_index] becomes the bits, as float32, of the largest |g| of a block, of which a NaN counts as more
+ * than anything; 0 where skip is set. */
+typedef tch_status tch_gather_graft_op(void *state, const tch_update *update, tch_filter filter, int32_t l2,
+                                       tch_graft kind, double *norms, void *scratch, uint32_t *largest);
 /* Adam inside blocks, for SOAP: v (state[1]) = beta2 v + (1 - beta2) block[0]^2; block[1] = block[1] / (sqrt(v) + eps)
  * times sqrt(correction2) / correction1. */
 typedef tch_status tch_rotated_adam_op(void *state, const tch_update *update);
@@ -181,10 +186,11 @@ typedef tch_status tch_apply_rows_op(void *state, const tch_update *update, cons
  * to be rounded as in gemm_rounded. */
 typedef tch_status tch_factor_update_op(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
                                         int32_t rounded, const tch_matrices *c);
-/* Both at once: rows as above, cols transposed. `scratch` of any size, 0 too: what can be gained depends on it. */
-typedef tch_status tch_factors_update_op(void *state, const tch_matrices *a, const tch_clock *clock, int32_t rounded,
-                                         const tch_matrices *rows, const tch_matrices *cols, void *scratch,
-                                         int64_t scratch_bytes);
+/* Both at once: rows as above, cols transposed. `largest` is NULL, or what gather_graft has left of each matrix of A.
+ * `scratch` of any size, 0 too: what can be gained depends on it. */
+typedef tch_status tch_factors_update_op(void *state, const tch_matrices *a, const uint32_t *largest,
+                                         const tch_clock *clock, int32_t rounded, const tch_matrices *rows,
+                                         const tch_matrices *cols, void *scratch, int64_t scratch_bytes);
 
 /* --- loss scaling ------------------------------------------------------------------------------------------------ */
 
@@ -197,7 +203,7 @@ typedef tch_status tch_update_scale_op(void *state, float *scale, int32_t *track
                                        double growth, double backoff, int32_t interval);
 
 typedef struct tch_update_ops {
-    /* all but the last REQUIRED */
+    /* all but the last two REQUIRED */
     tch_find_nonfinite_op *find_nonfinite;
     tch_decide_skip_op *decide_skip;
     tch_agree_op *agree;
@@ -214,7 +220,9 @@ typedef struct tch_update_ops {
     tch_factor_update_op *factor_update;
     tch_unscale_op *unscale;
     tch_update_scale_op *update_scale;
-    tch_factors_update_op *factors_update; /* or NULL: one after the other is as good */
+    /* or NULL: one after the other is as good */
+    tch_gather_graft_op *gather_graft;
+    tch_factors_update_op *factors_update;
 } tch_update_ops;
 
 #endif

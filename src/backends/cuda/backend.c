@@ -134,6 +134,7 @@ static const tch_update_ops update_ops = {
     .lion = tchi_cuda_lion,
     .gather = tchi_cuda_gather,
     .graft = tchi_cuda_graft,
+    .gather_graft = tchi_cuda_gather_graft,
     .rotated_adam = tchi_cuda_rotated_adam,
     .apply = tchi_cuda_apply,
     .row_moments = tchi_cuda_row_moments,

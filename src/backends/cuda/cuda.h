@@ -218,6 +218,7 @@ tch_unscale_op tchi_cuda_unscale;
 tch_update_scale_op tchi_cuda_update_scale;
 tch_factor_update_op tchi_cuda_factor_update;
 tch_factors_update_op tchi_cuda_factors_update;
+tch_gather_graft_op tchi_cuda_gather_graft;
 tch_gemm_rounded_op tchi_cuda_gemm_rounded;
 tch_gram_rounded_op tchi_cuda_gram_rounded;
 

@@ -382,18 +382,18 @@ static tch_status factor_update(void *state, const tch_matrices *a, int32_t tran
 
 static tch_status do_factors_update(void *state, const entry *e)
 {
-    return real->update->factors_update(state, &e->m[0], e->in[0], (int32_t)e->i[0], &e->m[1], &e->m[2], e->out[0],
-                                        e->i[1]);
+    return real->update->factors_update(state, &e->m[0], e->in[1], e->in[0], (int32_t)e->i[0], &e->m[1], &e->m[2],
+                                        e->out[0], e->i[1]);
 }
 
-static tch_status factors_update(void *state, const tch_matrices *a, const tch_clock *clock, int32_t rounded,
-                                 const tch_matrices *rows, const tch_matrices *cols, void *scratch,
+static tch_status factors_update(void *state, const tch_matrices *a, const uint32_t *largest, const tch_clock *clock,
+                                 int32_t rounded, const tch_matrices *rows, const tch_matrices *cols, void *scratch,
                                  int64_t scratch_bytes)
 {
     entry e = {.run = do_factors_update,
                .m = {*a, *rows, *cols},
                .i = {rounded, scratch_bytes},
-               .in = {clock},
+               .in = {clock, largest},
                .out = {scratch}};
     return take(state, &e);
 }

@@ -146,6 +146,12 @@ void ref_graft(const ref_setting *s, ref_element *e)
     e->direction_size = d.size;
 }
 
+void ref_gather_graft(const ref_setting *s, ref_element *e)
+{
+    ref_gather(s, e);
+    ref_graft(s, e);
+}
+
 void ref_rotated_adam(const ref_setting *s, ref_element *e)
 {
     const tch_hyper *h = &s->hyper;

@@ -49,6 +49,7 @@ void ref_lion(const ref_setting *s, ref_element *e);
 void ref_gather(const ref_setting *s, ref_element *e);
 void ref_gather_skipped(const ref_setting *s, ref_element *e);
 void ref_graft(const ref_setting *s, ref_element *e);
+void ref_gather_graft(const ref_setting *s, ref_element *e);
 void ref_rotated_adam(const ref_setting *s, ref_element *e);
 void ref_apply(const ref_setting *s, ref_element *e);
 void ref_unscale(const ref_setting *s, ref_element *e);

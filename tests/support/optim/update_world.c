@@ -429,7 +429,8 @@ void world_check(world *w, ref_update operation, const ref_setting *setting, con
             }
         }
         terms += w->rects[k].rows * w->rects[k].cols;
-        if (operation == ref_graft && (k % 2 == 1 || k + 1 == w->count)) {
+        bool has_norm = operation == ref_graft || operation == ref_gather_graft;
+        if (has_norm && (k % 2 == 1 || k + 1 == w->count)) {
             check_norm(w, norms, k / 2, sum, size, terms);
             sum = size = 0;
             terms = 0;

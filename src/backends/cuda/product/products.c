@@ -159,11 +159,11 @@ tch_status tchi_cuda_factor_update(void *state, const tch_matrices *a, int32_t t
     return status;
 }
 
-tch_status tchi_cuda_factors_update(void *state, const tch_matrices *a, const tch_clock *clock, int32_t rounded,
-                                    const tch_matrices *rows, const tch_matrices *cols, void *scratch,
+tch_status tchi_cuda_factors_update(void *state, const tch_matrices *a, const uint32_t *largest, const tch_clock *clock,
+                                    int32_t rounded, const tch_matrices *rows, const tch_matrices *cols, void *scratch,
                                     int64_t scratch_bytes)
 {
-    tchi_factor_pair pair = {a, rows, cols, scratch, scratch_bytes};
+    tchi_factor_pair pair = {a, rows, cols, largest, scratch, scratch_bytes};
     if (rounded && tchi_cuda_factor_pair_takes(state, &pair)) {
         return tchi_cuda_factor_pair(state, (tchi_factor_weights){0.0F, 0.0F, clock->narrow, 0}, &pair);
     }

@@ -9,63 +9,13 @@
  *     }
  *     norms[block] = sqrt(sum);
  */
-#include "updates.cuh"
-
-#define MOST_RANGES 1024 /* 24 KB of a kernel's parameters */
+#include "graft.cuh"
 
 typedef struct graft_rules {
     tch_graft kind;
     int replace;
     double *partial; /* of the launch's chunks */
 } graft_rules;
-
-template <typename real> struct graft_numbers {
-    real keep, take; /* v = keep v + take g^2 */
-    real root, eps;  /* d = f / (root sqrt(v) + eps) */
-    int skip;
-};
-
-template <typename real>
-static __device__ graft_numbers<real> numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect,
-                                                 tch_graft kind)
-{
-    double beta = list.hyper->graft_beta2;
-    graft_numbers<real> n;
-    n.keep = kind == TCH_GRAFT_ADAGRAD ? (real)1 : (real)beta;
-    n.take = kind == TCH_GRAFT_ADAGRAD ? (real)1 : (real)(1.0 - beta);
-    n.root = kind == TCH_GRAFT_ADAM ? (real)(1.0 / sqrt(rect.clock->graft)) : (real)1;
-    n.eps = (real)list.hyper->graft_eps;
-    n.skip = tchi_cuda_skips(list);
-    return n;
-}
-
-/* f becomes d. */
-template <typename real>
-static __device__ inline void graft_four(const graft_numbers<real> &n, const tchi_cuda_vec4<real> &g,
-                                         tchi_cuda_vec4<real> &v, tchi_cuda_vec4<real> &f)
-{
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        v.v[k] = fma(n.keep, v.v[k], n.take * g.v[k] * g.v[k]);
-        f.v[k] = f.v[k] / fma(n.root, sqrt(v.v[k]), n.eps);
-    }
-}
-
-/* Beyond the edge of a rectangle d is 0 / 0 where graft_eps is 0: those are left out. */
-template <typename real, tchi_cuda_access_path path>
-static __device__ inline double sum_squares(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cuda_vec4s<real> &d)
-{
-    double sum = 0;
-#pragma unroll
-    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        int count = tchi_cuda_chunk_place(ctx, TCHI_CUDA_STATE_1, s).count;
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            sum = k < count ? fma((double)d.at[s].v[k], (double)d.at[s].v[k], sum) : sum;
-        }
-    }
-    return sum;
-}
 
 template <typename real, tchi_cuda_access_path path>
 static __device__ inline void graft_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, const graft_rules &rules,
@@ -78,7 +28,7 @@ static __device__ inline void graft_chunk(const tchi_cuda_chunk_ctx<real, path> 
     tchi_cuda_vec4s<real> g = tchi_cuda_fetch_if(separate && !direct, ctx, TCHI_CUDA_BLOCK_0);
     tchi_cuda_vec4s<real> v = tchi_cuda_fetch_if(!direct, ctx, TCHI_CUDA_STATE_1);
     if (threadIdx.x == 0) {
-        numbers = numbers_of<real>(ctx.list, ctx.rect, rules.kind);
+        numbers = graft_numbers_of<real>(ctx.list, ctx.rect, rules.kind);
     }
     __syncthreads();
     if (numbers.skip) {
@@ -120,6 +70,8 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
 }
 
 /* --- norms ------------------------------------------------------------------------------------------------------- */
+
+#define MOST_RANGES 1024 /* 24 KB of a kernel's parameters */
 
 /* The chunks of one block's rectangles. */
 typedef struct norm_range {
@@ -163,8 +115,8 @@ static norm_range next_range(const tch_update *update, int64_t *rect, int64_t *c
     return range;
 }
 
-static tch_status sum_norms(const tchi_cuda_state *state, const tch_update *update, const double *partial,
-                            double *norms)
+tch_status tchi_cuda_graft_norms(const tchi_cuda_state *state, const tch_update *update, const double *partial,
+                                 double *norms)
 {
     norm_ranges ranges;
     int64_t rect = 0;
@@ -199,5 +151,5 @@ tch_status tchi_cuda_graft(void *state, const tch_update *update, tch_graft kind
         TCHI_CUDA_PASS(tchi_cuda_launched(s, "graft"));
         rules.partial += chunks;
     }
-    return sum_norms(s, update, (double *)scratch, norms);
+    return tchi_cuda_graft_norms(s, update, (double *)scratch, norms);
 }

@@ -202,11 +202,12 @@ tch_status tchi_cuda_factor_pair(tchi_cuda_state *state, tchi_factor_weights wei
         tch_matrices some = some_of(pair->a, b, batch - b < together ? batch - b : together);
         tch_matrices rows = some_of(pair->rows, b, some.batch);
         tch_matrices cols = some_of(pair->cols, b, some.batch);
-        uint32_t *largest = (uint32_t *)(void *)aligned(room.at);
-        char *after = aligned((char *)(largest + some.batch));
+        uint32_t *looked_for = (uint32_t *)(void *)aligned(room.at);
+        const uint32_t *largest = pair->largest != NULL ? pair->largest + b : looked_for;
+        char *after = aligned((char *)(looked_for + some.batch));
         tch_matrices plain = copy_at(after, &some, 0);
         tch_matrices turned = copy_at(aligned(after + some.batch * room.copy), &some, 1);
-        TCHI_CUDA_PASS(tchi_cuda_largest_bits(state, &some, largest));
+        TCHI_CUDA_PASS(pair->largest != NULL ? TCH_OK : tchi_cuda_largest_bits(state, &some, looked_for));
         TCHI_CUDA_PASS(tchi_cuda_narrow_both(state, &some, largest, &plain, &turned));
         TCHI_CUDA_PASS(tchi_cuda_factor_pingpong(state, weights, &plain, largest, &rows));
         TCHI_CUDA_PASS(tchi_cuda_factor_pingpong(state, weights, &turned, largest, &cols));

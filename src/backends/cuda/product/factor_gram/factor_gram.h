@@ -31,10 +31,12 @@ int tchi_cuda_factor_narrow_takes(const tchi_cuda_state *state, const tch_matric
 tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
                                    int32_t transpose, const tch_matrices *c);
 
-/* Both factors of A, of float32: the largest element is looked for once, and A is read once for both copies. They lie in
+/* Both factors of A, of float32: the largest element is looked for once, where it is not known, and A is read once for
+ * both copies. They lie in
  * `scratch` where that is larger than the workspace, as many matrices at a time as fit. */
 typedef struct tchi_factor_pair {
     const tch_matrices *a, *rows, *cols;
+    const uint32_t *largest; /* of each matrix, or NULL */
     void *scratch;
     int64_t bytes;
 } tchi_factor_pair;
