@@ -20,7 +20,7 @@ ROOTS = (1, 2, 3, 4, 6, 8)
 
 
 class Step(ctypes.Structure):
-    _fields_ = [("c", ctypes.c_double * 3), ("lo", ctypes.c_double), ("hi", ctypes.c_double)]
+    _fields_ = [("c", ctypes.c_double * 5), ("lo", ctypes.c_double), ("hi", ctypes.c_double)]
 
 
 def load_library(folder):

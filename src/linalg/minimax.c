@@ -32,7 +32,7 @@ static double power(double x, int exponent)
 /* x q(x)^p: what the step makes of an eigenvalue x of M. */
 static double image(const double *c, int root, double x)
 {
-    return x * power(c[0] + x * (c[1] + x * c[2]), root);
+    return x * power(c[0] + x * (c[1] + x * (c[2] + x * (c[3] + x * c[4]))), root);
 }
 
 /* Scales q so that the images of the extremal points lie symmetrically around 1, and records their range. */
@@ -46,7 +46,7 @@ static void center(int root, const double *points, int count, tchi_minimax_step 
     }
     double gain = 2.0 / (least + most);
     double scale = pow(gain, 1.0 / root);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 5; i++) {
         step->c[i] *= scale;
     }
     step->lo = gain * least;
@@ -65,7 +65,7 @@ static void linear_step(int root, double lo, double hi, tchi_minimax_step *step)
     double c = expm1(a * width) / expm1((1.0 + a) * width) / hi;
     step->c[0] = 1.0;
     step->c[1] = -c;
-    step->c[2] = 0.0;
+    step->c[2] = step->c[3] = step->c[4] = 0.0;
     double points[3] = {lo, 1.0 / (c * (root + 1)), hi};
     center(root, points, 3, step);
 }
@@ -139,6 +139,7 @@ static int quadratic_step(int root, double lo, double hi, tchi_minimax_step *ste
     }
     c[1] /= hi;
     c[2] /= hi * hi;
+    c[3] = c[4] = 0.0;
     for (int i = 0; i < 4; i++) {
         z[i] *= hi;
     }
@@ -146,16 +147,138 @@ static int quadratic_step(int root, double lo, double hi, tchi_minimax_step *ste
     return step->lo > 0.0 ? 0 : -1;
 }
 
+/* --- higher degrees ----------------------------------------------------------------------------------------------- */
+
+enum { MOST_DEGREE = 6, MOST_NEWTON = 100 };
+
+/* Coefficients of the polynomial with the values f at the points x: divided differences, then one factor after the
+ * other multiplied out. */
+static void interpolate(int count, const double *x, double *f, double *c)
+{
+    for (int order = 1; order < count; order++) {
+        for (int i = count - 1; i >= order; i--) {
+            f[i] = (f[i] - f[i - 1]) / (x[i] - x[i - order]);
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        c[i] = 0.0;
+    }
+    for (int i = count - 1; i >= 0; i--) {
+        for (int j = count - 1; j > 0; j--) {
+            c[j] = c[j - 1] - x[i] * c[j];
+        }
+        c[0] = f[i] - x[i] * c[0];
+    }
+}
+
+/* As level(): x^a q(x) = m, 1, m, 1, ... at degree + 2 points, for an even degree. */
+static void level_all(double a, int degree, const double *z, double *c)
+{
+    double v[MOST_DEGREE + 2], sum[2] = {0.0, 0.0};
+    for (int i = 0; i < degree + 2; i++) {
+        double product = 1.0;
+        for (int j = 0; j < degree + 2; j++) {
+            product *= i == j ? 1.0 : z[i] - z[j];
+        }
+        v[i] = pow(z[i], -a);
+        sum[i % 2] += fabs(v[i] / product);
+    }
+    for (int i = 0; i < degree + 2; i += 2) {
+        v[i] *= sum[1] / sum[0];
+    }
+    interpolate(degree + 1, z + 1, v + 1, c);
+}
+
+/* The least root above x of a polynomial whose roots are all real and above x: Newton's method climbs to it and never
+ * beyond. Then divides the polynomial by it. */
+static double take_root(int degree, double *r, double x)
+{
+    double step = INFINITY;
+    for (int i = 0; i < MOST_NEWTON && fabs(step) > 1e-12 * x; i++) {
+        double value = 0.0, slope = 0.0;
+        for (int j = degree; j >= 0; j--) {
+            slope = slope * x + value;
+            value = value * x + r[j];
+        }
+        step = -value / slope;
+        x += step;
+    }
+    for (int j = degree - 1; j >= 0; j--) {
+        r[j] += x * r[j + 1];
+    }
+    for (int j = 0; j < degree; j++) {
+        r[j] = r[j + 1];
+    }
+    return x;
+}
+
+/* As exchange(): the inner points to the extrema of x^a q(x), which are the roots of a q(x) + x q'(x). */
+static double exchange_all(double a, int degree, const double *c, double *z)
+{
+    double r[MOST_DEGREE + 1], x = 0.0, moved = 0.0;
+    for (int j = 0; j <= degree; j++) {
+        r[j] = (a + j) * c[j];
+    }
+    for (int k = 1; k <= degree; k++) {
+        x = take_root(degree - k + 1, r, x);
+        moved = fmax(moved, fabs(x - z[k]));
+        z[k] = x;
+    }
+    return moved;
+}
+
+/* The best q of an even degree on [least, 1] up to its scale, and the points where x^a q(x) is extremal. */
+static int best_polynomial(double a, int degree, double least, double *c, double *z)
+{
+    const double angle = 4.0 * atan(1.0) / (degree + 1);
+    double width = 1.0 - least, moved = width;
+    for (int i = 0; i < degree + 2; i++) {
+        z[i] = i == 0 ? least : least + 0.5 * width * (1.0 - cos(i * angle));
+    }
+    for (int i = 0; i < MAX_EXCHANGES && moved > SETTLED * width; i++) {
+        level_all(a, degree, z, c);
+        moved = exchange_all(a, degree, c, z);
+        for (int j = 0; j <= degree; j++) {
+            if (!(z[j] < z[j + 1])) {
+                return -1;
+            }
+        }
+    }
+    level_all(a, degree, z, c);
+    return moved > SETTLED * width ? -1 : 0;
+}
+
+/* Outside of this the coefficients, in the hundreds for q of about 1 and less, would be rounding, or the differences
+ * between the extrema. */
+static const double QUARTIC_FROM = 1e-9, QUARTIC_TO = 0.8;
+
+static int quartic_step(int root, double lo, double hi, tchi_minimax_step *step)
+{
+    double z[MOST_DEGREE + 2], c[5], scale = 1.0;
+    if (!(lo >= QUARTIC_FROM * hi && lo <= QUARTIC_TO * hi) || best_polynomial(1.0 / root, 4, lo / hi, c, z) != 0) {
+        return -1;
+    }
+    for (int i = 0; i < 5; i++) {
+        step->c[i] = c[i] * scale;
+        scale /= hi;
+    }
+    for (int i = 0; i < 6; i++) {
+        z[i] *= hi;
+    }
+    center(root, z, 6, step);
+    return 0;
+}
+
 int tchi_minimax_polynomial(int root, int degree, double lo, double hi, tchi_minimax_step *step)
 {
-    if (root < 1 || root > TCHI_MINIMAX_MAX_ROOT || degree < 1 || degree > 2 || !step) {
+    if (root < 1 || root > TCHI_MINIMAX_MAX_ROOT || (degree != 1 && degree != 2 && degree != 4) || !step) {
         return -1;
     }
     if (!(lo > 0.0 && lo < hi && lo >= TCHI_MINIMAX_LEAST_RATIO * hi && isfinite(hi))) {
         return -1;
     }
-    if (degree == 2) {
-        return quadratic_step(root, lo, hi, step);
+    if (degree > 1) {
+        return degree == 2 ? quadratic_step(root, lo, hi, step) : quartic_step(root, lo, hi, step);
     }
     linear_step(root, lo, hi, step);
     return 0;
@@ -165,24 +288,13 @@ int tchi_minimax_polynomial(int root, int degree, double lo, double hi, tchi_min
 
 enum { POINTS = 5, SAMPLES = 40 };
 
-/* Coefficients of the polynomial with the values f at the points x: divided differences, then one factor after the
- * other multiplied out. */
-static void interpolate(const double *x, double *f, double *c)
+tchi_minimax_quartic tchi_minimax_quartic_of(const double *c)
 {
-    for (int order = 1; order < POINTS; order++) {
-        for (int i = POINTS - 1; i >= order; i--) {
-            f[i] = (f[i] - f[i - 1]) / (x[i] - x[i - order]);
-        }
-    }
-    for (int i = 0; i < POINTS; i++) {
-        c[i] = 0.0;
-    }
-    for (int i = POINTS - 1; i >= 0; i--) {
-        for (int j = POINTS - 1; j > 0; j--) {
-            c[j] = c[j - 1] - x[i] * c[j];
-        }
-        c[0] = f[i] - x[i] * c[0];
-    }
+    tchi_minimax_quartic q = {.t2 = c[4], .s1 = c[3] / (2.0 * c[4])};
+    q.s0 = (c[2] / c[4] - q.s1 * q.s1) / 2.0;
+    q.t1 = c[1] - 2.0 * c[4] * q.s0 * q.s1;
+    q.t0 = c[0] - c[4] * q.s0 * q.s0;
+    return q;
 }
 
 static double quartic_error(int root, const tchi_minimax_quartic *q, double x)
@@ -202,16 +314,54 @@ int tchi_minimax_ending(int root, double lo, double hi, tchi_minimax_quartic *q,
         x[i] = 0.5 * (lo + hi) + 0.5 * (hi - lo) * cos((2 * i + 1) * 2.0 * quarter / POINTS);
         f[i] = pow(x[i], -1.0 / root);
     }
-    interpolate(x, f, c);
-    q->t2 = c[4];
-    q->s1 = c[3] / (2.0 * c[4]);
-    q->s0 = (c[2] / c[4] - q->s1 * q->s1) / 2.0;
-    q->t1 = c[1] - 2.0 * c[4] * q->s0 * q->s1;
-    q->t0 = c[0] - c[4] * q->s0 * q->s0;
+    interpolate(POINTS, x, f, c);
+    *q = tchi_minimax_quartic_of(c);
     *error = 0.0;
     for (int i = 0; i <= SAMPLES; i++) {
         *error = fmax(*error, quartic_error(root, q, lo + (hi - lo) * i / SAMPLES));
     }
+    return 0;
+}
+
+/* The powers of x from the highest down: s u = s^3 + u1 x s + u0 s. */
+static tchi_minimax_sextic sextic_of(const double *c)
+{
+    double lead = c[6];
+    tchi_minimax_sextic q = {.t2 = lead, .s1 = c[5] / (3.0 * lead)};
+    q.s0 = c[4] / (3.0 * lead) - q.s1 * q.s1;
+    q.u1 = c[3] / lead - q.s1 * (q.s1 * q.s1 + 6.0 * q.s0);
+    q.u0 = c[2] / lead - 3.0 * q.s0 * (q.s0 + q.s1 * q.s1) - q.s1 * q.u1;
+    q.t1 = c[1] - lead * (3.0 * q.s0 * q.s0 * q.s1 + q.s0 * q.u1 + q.s1 * q.u0);
+    q.t0 = c[0] - lead * q.s0 * (q.s0 * q.s0 + q.u0);
+    return q;
+}
+
+/* Where the degree is of use; exchanges settle far beyond either end. */
+static const double SEXTIC_FROM = 1e-3, SEXTIC_TO = 0.75;
+
+int tchi_minimax_longer_ending(int root, double lo, double hi, tchi_minimax_sextic *q, double *error)
+{
+    if (root < 1 || root > TCHI_MINIMAX_MAX_ROOT || !(lo > 0.0 && isfinite(hi))) {
+        return -1;
+    }
+    double a = 1.0 / root, c[7], z[MOST_DEGREE + 2];
+    if (!(lo >= SEXTIC_FROM * hi && lo <= SEXTIC_TO * hi) || best_polynomial(a, 6, lo / hi, c, z) != 0) {
+        return -1;
+    }
+    double value[2] = {0.0, 0.0}; /* x^a q(x) at its extrema, which are of two heights */
+    for (int i = 0; i < 2; i++) {
+        for (int j = 6; j >= 0; j--) {
+            value[i] = value[i] * z[i + 1] + c[j];
+        }
+        value[i] *= pow(z[i + 1], a);
+    }
+    double scale = 2.0 / (value[0] + value[1]) / pow(hi, a);
+    for (int j = 0; j < 7; j++) {
+        c[j] *= scale;
+        scale /= hi;
+    }
+    *q = sextic_of(c);
+    *error = fabs(value[1] - value[0]) / (value[0] + value[1]);
     return 0;
 }
 

@@ -9,17 +9,18 @@ enum { TCHI_MINIMAX_MAX_ROOT = 16, TCHI_MINIMAX_MAX_STEPS = 40, TCHI_MINIMAX_MAX
 /* Intervals wider than this (lo/hi below it) are refused: the smallest values of a step would be rounding. */
 #define TCHI_MINIMAX_LEAST_RATIO 1e-15
 
-/* One step of the coupled iteration: H = c[0] I + c[1] M + c[2] M^2, X <- X H, M <- H^p M.
+/* One step of the coupled iteration: H = c[0] I + c[1] M + ... + c[4] M^4, X <- X H, M <- H^p M.
  * [lo, hi] holds the spectrum of M after the step; lo + hi = 2 up to rounding. What M had above the interval a step was
  * made for is not harmless: it is magnified or changes sign, so the first M must be scaled by a true upper bound. */
 typedef struct tchi_minimax_step {
-    double c[3];
+    double c[5];
     double lo, hi;
 } tchi_minimax_step;
 
-/* The q of this degree (1 or 2) with the least maximum of |1 - x q(x)^root| over [lo, hi]. q is positive there.
- * `root` is 1 to TCHI_MINIMAX_MAX_ROOT, 0 < lo < hi, lo/hi at least TCHI_MINIMAX_LEAST_RATIO. Returns 0, or -1 for
- * arguments outside these ranges; with arguments inside them the exchange always converges. */
+/* The q of this degree (1, 2 or 4) with the least maximum of |1 - x q(x)^root| over [lo, hi]. q is positive there.
+ * `root` is 1 to TCHI_MINIMAX_MAX_ROOT, 0 < lo < hi, lo/hi at least TCHI_MINIMAX_LEAST_RATIO, and for degree 4 between
+ * 1e-9 and 0.8: its coefficients would be rounding outside. Returns 0, or -1 for arguments outside these ranges; with
+ * arguments inside them the exchange always converges. */
 int tchi_minimax_polynomial(int root, int degree, double lo, double hi, tchi_minimax_step *step);
 
 /* A polynomial of degree 4 in two products: s = s0 + s1 x + x^2, then t0 + t1 x + t2 s^2. */
@@ -27,10 +28,22 @@ typedef struct tchi_minimax_quartic {
     double s0, s1, t0, t1, t2;
 } tchi_minimax_quartic;
 
+/* The polynomial with the coefficients c[0] to c[4], of which c[4] is not 0. */
+tchi_minimax_quartic tchi_minimax_quartic_of(const double *c);
+
 /* The one that is x^(-1/root) at Chebyshev's points of [lo, hi], and the largest |q(x) x^(1/root) - 1| there. `root` is
  * 1 to TCHI_MINIMAX_MAX_ROOT, 0 < lo < hi. Returns 0, or -1 for arguments outside these ranges and for intervals so
  * narrow that the coefficients would be rounding. */
 int tchi_minimax_ending(int root, double lo, double hi, tchi_minimax_quartic *q, double *error);
+
+/* A polynomial of degree 6 in three products: s = s0 + s1 x + x^2, u = u0 + u1 x + s^2, then t0 + t1 x + t2 s u. */
+typedef struct tchi_minimax_sextic {
+    double s0, s1, u0, u1, t0, t1, t2;
+} tchi_minimax_sextic;
+
+/* The one with the least maximum of |q(x) x^(1/root) - 1| over [lo, hi], which is *error. `root` is 1 to
+ * TCHI_MINIMAX_MAX_ROOT, and lo/hi between 1e-3 and 0.75. Returns 0, or -1 for arguments outside these ranges. */
+int tchi_minimax_longer_ending(int root, double lo, double hi, tchi_minimax_sextic *q, double *error);
 
 /* All steps for a spectrum in [lo, 1], until X is within `tolerance` of the root: the relative error of X on an
  * eigenvalue whose M has become m is exactly |m^(1/root) - 1|, so the last step satisfies

@@ -58,6 +58,25 @@ static bool congruence_serves(const tchi_newton_plan *plan, const tch_product_ra
            low >= CONGRUENT_LOW;
 }
 
+static bool is_steep(const tchi_minimax_step *step)
+{
+    return step->c[4] != 0.0;
+}
+
+/* Plans with steps of degree 4 leave the exact types later. In the model of bench/ladder/inverse_root.md a split step
+ * from low = 2e-3 or 4e-3 on shows residuals 1.4 times those of plans of degree 2 that happen to take it later. */
+#define STEEP_MARGIN 3.0
+
+static double margin_of(const tchi_newton_plan *plan)
+{
+    for (int k = 0; k + (plan->ends > 0) < plan->steps; k++) {
+        if (is_steep(&plan->step[k])) {
+            return STEEP_MARGIN;
+        }
+    }
+    return 1.0;
+}
+
 /* Intervals only shrink, so types only get faster from step to step. Degree 1 makes H elementwise, which the split type
  * does not offer. */
 void tchi_newton_choose_types(tchi_newton_plan *plan, const tch_product_rates *rates, double low, double tolerance)
@@ -65,8 +84,9 @@ void tchi_newton_choose_types(tchi_newton_plan *plan, const tch_product_rates *r
     tch_product_rates offered = *rates;
     offered.bf16x2 = plan->degree == 2 ? rates->bf16x2 : 0.0;
     bool congruence = congruence_serves(plan, &offered, low, tolerance);
+    double margin = margin_of(plan);
     for (int k = 0; k < plan->steps; k++) {
-        plan->type[k] = fastest(&offered, k == 0 ? low : plan->step[k - 1].lo, tolerance);
+        plan->type[k] = fastest(&offered, k == 0 ? low : plan->step[k - 1].lo, tolerance / margin);
         plan->congruent[k] = congruence && plan->type[k] == TCH_SCALAR_F64 && k + 1 < plan->steps;
         plan->type[k] = plan->congruent[k] ? TCH_SCALAR_BF16X2 : plan->type[k];
     }
@@ -97,10 +117,10 @@ static int products_of(const tchi_newton_plan *plan, int k)
 {
     bool last = k + 1 == plan->steps;
     if (last && plan->ends) {
-        return 3;
+        return plan->ends / 2 + 1;
     }
     bool short_one = last && plan->steps > 1 && plan->step[k].c[2] == 0.0 && plan->degree == 2;
-    int products = (k > 0) + (short_one ? 0 : plan->degree - 1);
+    int products = (k > 0) + (short_one ? 0 : plan->degree - 1 + is_steep(&plan->step[k]));
     if (plan->congruent[k]) { /* T T', and before it K T, of which all is computed, or K L */
         return products + power_products(plan->root / 2) + (k == 0 ? 2 : 3);
     }
@@ -127,7 +147,7 @@ static tchi_newton_plan ended_at(const tchi_newton_plan *plan, int k, const tchi
 {
     tchi_newton_plan ended = *plan;
     ended.steps = k + 1;
-    ended.ends = true;
+    ended.ends = 4;
     ended.ending = *ending;
     return ended;
 }
@@ -159,6 +179,79 @@ void tchi_newton_end(tchi_newton_plan *plan, double tolerance)
     } else {
         *plan = steps;
     }
+}
+
+/* --- steps of degree 4 -------------------------------------------------------------------------------------------- */
+
+/* What the search knows: what it is to do, and the best plan so far with its error and its cost. */
+typedef struct search {
+    const tch_product_rates *rates;
+    double low, tolerance, arithmetic;
+    tchi_newton_plan best;
+    double error, cost;
+} search;
+
+/* The cheaper one, or of two that cost the same the better. */
+static void consider(search *s, tchi_newton_plan *plan, double error)
+{
+    tchi_newton_choose_types(plan, s->rates, s->low, s->arithmetic);
+    double cost = tchi_newton_cost(plan, s->rates), same = 1e-9 * s->cost;
+    if (cost < s->cost - same || (cost < s->cost + same && error < s->error)) {
+        s->best = *plan;
+        s->error = error;
+        s->cost = cost;
+    }
+}
+
+/* With the shorter ending if it is good enough, else with the longer one. Returns whether either is. */
+static bool consider_ending(search *s, const tchi_newton_plan *plan)
+{
+    double error;
+    const tchi_minimax_step *last = &plan->step[plan->steps - 1];
+    tchi_newton_plan ended = ended_at(plan, plan->steps, &plan->ending);
+    if (tchi_minimax_ending(plan->root, last->lo, last->hi, &ended.ending, &error) != 0 || error > s->tolerance) {
+        ended.ends = 6;
+        if (tchi_minimax_longer_ending(plan->root, last->lo, last->hi, &ended.longer, &error) != 0 ||
+            error > s->tolerance) {
+            return false;
+        }
+    }
+    consider(s, &ended, error);
+    return true;
+}
+
+/* One more step of degree 4, if there is one and room for it and an ending. */
+static bool add_steep(tchi_newton_plan *plan)
+{
+    const tchi_minimax_step *last = &plan->step[plan->steps - 1];
+    if (plan->steps + 2 > TCHI_MINIMAX_MAX_STEPS ||
+        tchi_minimax_polynomial(plan->root, 4, last->lo, last->hi, &plan->step[plan->steps]) != 0) {
+        return false;
+    }
+    plan->steps++;
+    return true;
+}
+
+/* The first step is always of degree 2: M has all of its condition there, and a steeper H would show more of its
+ * rounding. Later ones may be of degree 4, and then all that follow are: another order would save nothing more. */
+bool tchi_newton_steepen(tchi_newton_plan *plan, const tch_product_rates *rates, double low, double tolerance,
+                         double arithmetic)
+{
+    search s = {rates, low, tolerance, arithmetic, *plan, 0.0, tchi_newton_cost(plan, rates)};
+    tchi_newton_plan flat = {.root = plan->root, .degree = 2};
+    int most = tchi_minimax_plan(plan->root, 2, low, tolerance, flat.step);
+    bool ended = plan->root == 1; /* whose steps have hardly more products than an ending */
+    for (int k = 1; k <= most && k < TCHI_MINIMAX_MAX_STEPS && !ended; k++) {
+        tchi_newton_plan tried = flat;
+        tried.steps = k;
+        ended = consider_ending(&s, &tried);
+        bool done = ended;
+        while (!done && add_steep(&tried)) {
+            done = consider_ending(&s, &tried);
+        }
+    }
+    *plan = s.best;
+    return s.error > 0.0;
 }
 
 tch_scalar tchi_newton_type_of_m(const tchi_newton_plan *plan, int k)
@@ -221,11 +314,24 @@ static tch_status convert(tch_context *context, const tch_matrices *from, tch_sc
     return context->backend->matrix->shift_scale(context->state, from, NULL, NULL, 1.0, to);
 }
 
-/* H = c0 I + c1 M + c2 M^2. */
+/* S = s0 I + s1 M + M^2, then t0 I + t1 M + t2 S^2. */
+static tch_status make_quartic(tch_context *context, const tchi_minimax_quartic *q, const tch_matrices *m,
+                               tch_matrices *s, tch_matrices *out)
+{
+    s->type = out->type = m->type;
+    TCHI_TRY(tchi_symmetric_polynomial(context, q->s0, q->s1, m, 1.0, m, m, s));
+    return tchi_symmetric_polynomial(context, q->t0, q->t1, m, q->t2, s, s, out);
+}
+
+/* H = c0 I + c1 M + c2 M^2, or with two more terms, for which S serves. */
 static tch_status make_h(tch_context *context, int degree, const tchi_minimax_step *step, const tch_matrices *m,
-                         tch_matrices *h)
+                         tch_matrices *s, tch_matrices *h)
 {
     h->type = m->type;
+    if (is_steep(step)) {
+        tchi_minimax_quartic q = tchi_minimax_quartic_of(step->c);
+        return make_quartic(context, &q, m, s, h);
+    }
     if (degree == 2) {
         return tchi_symmetric_polynomial(context, step->c[0], step->c[1], m, step->c[2], m, m, h);
     }
@@ -375,7 +481,7 @@ static tch_status run_congruent_step(tch_context *context, const tchi_newton_pla
     if (k == 0) {
         TCHI_TRY(convert(context, c->m, p->type[k], c->t));
     }
-    TCHI_TRY(make_h(context, p->degree, &p->step[k], k == 0 ? c->t : c->m, c->h));
+    TCHI_TRY(make_h(context, p->degree, &p->step[k], k == 0 ? c->t : c->m, c->s, c->h));
     if (k > 0) {
         TCHI_TRY(multiply(context, c->x, c->h, next, c->s));
         swap(&c->x, &c->s);
@@ -393,15 +499,22 @@ static tch_status finish(tch_context *context, const tchi_minimax_step *step, ca
     return TCH_OK;
 }
 
-/* X <- X q(M). */
-static tch_status end(tch_context *context, const tchi_minimax_quartic *q, cast *c)
+/* S = s0 I + s1 M + M^2 and U = u0 I + u1 M + S^2, in H and T, then t0 I + t1 M + t2 S U. */
+static tch_status make_sextic(tch_context *context, const tchi_minimax_sextic *q, cast *c, tch_matrices *out)
 {
-    c->h->type = c->m->type;
-    c->t->type = c->m->type;
+    c->h->type = c->t->type = out->type = c->m->type;
     TCHI_TRY(tchi_symmetric_polynomial(context, q->s0, q->s1, c->m, 1.0, c->m, c->m, c->h));
-    TCHI_TRY(tchi_symmetric_polynomial(context, q->t0, q->t1, c->m, q->t2, c->h, c->h, c->t));
-    TCHI_TRY(multiply(context, c->x, c->t, c->x->type, c->s));
-    swap(&c->x, &c->s);
+    TCHI_TRY(tchi_symmetric_polynomial(context, q->u0, q->u1, c->m, 1.0, c->h, c->h, c->t));
+    return tchi_symmetric_polynomial(context, q->t0, q->t1, c->m, q->t2, c->h, c->t, out);
+}
+
+/* X <- X q(M). */
+static tch_status end(tch_context *context, const tchi_newton_plan *p, cast *c)
+{
+    TCHI_TRY(p->ends == 4 ? make_quartic(context, &p->ending, c->m, c->h, c->s)
+                          : make_sextic(context, &p->longer, c, c->s));
+    TCHI_TRY(multiply(context, c->x, c->s, c->x->type, c->t));
+    swap(&c->x, &c->t);
     return TCH_OK;
 }
 
@@ -413,13 +526,13 @@ static tch_status run_step(tch_context *context, const tchi_newton_plan *p, int 
     const tchi_minimax_step *step = &p->step[k];
     bool last = k + 1 == p->steps;
     if (last && p->ends) {
-        return end(context, &p->ending, c);
+        return end(context, p, c);
     }
     tch_scalar next = last ? p->type[k] : p->type[k + 1];
     if (last && step->c[2] == 0.0 && k > 0) {
         return finish(context, step, c);
     }
-    TCHI_TRY(make_h(context, p->degree, step, c->m, c->h));
+    TCHI_TRY(make_h(context, p->degree, step, c->m, c->s, c->h));
     if (k > 0) {
         TCHI_TRY(multiply(context, c->x, c->h, next, c->t));
         swap(&c->x, &c->t);

@@ -12,7 +12,8 @@
 /* All that the iteration does, decided before it starts. Every step has the type it is computed in: its products read
  * and write that type, except the last X and M of a step, which come out in the type of the next.
  *
- * The last step may be an ending: X q(M) with a polynomial of degree 4, after which M is of no use.
+ * Steps are of degree 1 or 2, and the later ones of a plan of degree 2 may be of degree 4. The last step may be an
+ * ending: X q(M) with a polynomial of degree 4 or 6, after which M is of no use.
  *
  * In a congruent step M becomes K M K with K = H^(root/2). Whatever rounding K has, that cannot disturb M's small
  * eigenvalues by more than a like fraction of themselves; computing it from M would need float64. But these steps keep
@@ -24,8 +25,9 @@ typedef struct tchi_newton_plan {
     tchi_minimax_step step[TCHI_MINIMAX_MAX_STEPS];
     tch_scalar type[TCHI_MINIMAX_MAX_STEPS];
     bool congruent[TCHI_MINIMAX_MAX_STEPS];
-    bool ends; /* the last step is `ending`, and has no coefficients in step[] */
+    int ends; /* the degree of the last step if it is an ending, 4 or 6, which has no coefficients in step[]; or 0 */
     tchi_minimax_quartic ending;
+    tchi_minimax_sextic longer;
 } tchi_newton_plan;
 
 /* The symmetric products of its steps, each over the rate of its type, for types that were chosen. */
@@ -52,6 +54,12 @@ bool tchi_newton_shorten(tchi_newton_plan *plan, double tolerance);
 /* Puts an ending in place of the last steps, as many as it can do the work of within `tolerance`, or shortens the last
  * where that takes no more products. */
 void tchi_newton_end(tchi_newton_plan *plan, double tolerance);
+
+/* Looks for a plan that costs less, to the same `tolerance` and from the same `low`, with steps of degree 2 and then
+ * of degree 4. The plan given has its types chosen for the tolerance `arithmetic`, and so has the one it leaves.
+ * Returns whether it found one. */
+bool tchi_newton_steepen(tchi_newton_plan *plan, const tch_product_rates *rates, double low, double tolerance,
+                         double arithmetic);
 
 /* Chooses the kind of every step from what the arithmetic costs and how much of its rounding the step magnifies, for an
  * error of `tolerance` in X and a first M with spectrum in [low, 1]. */

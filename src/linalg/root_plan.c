@@ -205,7 +205,7 @@ static double cost_of(const tchi_root_plan *p, tchi_newton_plan *newton, double 
     return tchi_newton_cost(newton, &p->rates);
 }
 
-/* The cheaper degree, unless the caller chose. */
+/* The cheaper degree, unless the caller chose, or steps of several. */
 static int plan_newton(tchi_root_plan *p, double low)
 {
     double best = -1.0;
@@ -221,6 +221,9 @@ static int plan_newton(tchi_root_plan *p, double low)
             best = cost;
             p->newton = tried;
         }
+    }
+    if (best >= 0.0 && only == 0 && p->mixed && !p->one_launch) {
+        tchi_newton_steepen(&p->newton, &p->rates, low, 0.25 * p->newton_tolerance, arithmetic_tolerance(p));
     }
     return best < 0.0 ? -1 : p->newton.steps;
 }

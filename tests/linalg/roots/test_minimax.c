@@ -27,7 +27,7 @@ typedef struct curve {
 
 static long double polynomial(const double *c, long double x)
 {
-    return c[0] + x * (c[1] + x * c[2]);
+    return c[0] + x * (c[1] + x * (c[2] + x * (c[3] + x * c[4])));
 }
 
 static long double power(long double x, int exponent)
@@ -149,7 +149,7 @@ static void check_alternation(const curve *c, double lo, double hi, int expected
 
 static tchi_minimax_step make_step(int root, int degree, double lo, double hi)
 {
-    tchi_minimax_step step = {{NAN, NAN, NAN}, NAN, NAN};
+    tchi_minimax_step step = {{NAN, NAN, NAN, NAN, NAN}, NAN, NAN};
     test_case("root %d, degree %d, [%.17g, %.17g]", root, degree, lo, hi);
     CHECK(tchi_minimax_polynomial(root, degree, lo, hi, &step) == 0, "no step");
     CHECK(fabs(step.lo + step.hi - 2.0) <= 1e-15, "[%.17g, %.17g] is not centered", step.lo, step.hi);
@@ -173,17 +173,45 @@ static void steps_alternate_degree_plus_two_times(void **state)
     }
 }
 
+/* Whether a step of degree 4 is offered for an interval with this ratio of its ends. */
+static bool quartic_exists(double ratio)
+{
+    return ratio >= 1e-9 && ratio <= 0.8;
+}
+
+static void steps_of_degree_4_alternate_six_times(void **state)
+{
+    (void)state;
+    static const double more[] = {0.8, 0.3, 0.03, 1e-5, 1e-7, 1e-9};
+    for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
+        for (int r = 0; r < RATIO_COUNT + 6; r++) {
+            double ratio = r < RATIO_COUNT ? RATIOS[r] : more[r - RATIO_COUNT];
+            double hi = r % 2 ? 1.9 : 1.0, lo = ratio * hi;
+            if (quartic_exists(ratio)) {
+                tchi_minimax_step quartic = make_step(root, 4, lo, hi);
+                curve c = step_curve(root, quartic.c);
+                check_alternation(&c, lo, hi, 6, quartic.hi - 1.0);
+                CHECK(quartic.lo > make_step(root, 2, lo, hi).lo, "degree 4 is no better than degree 2");
+            }
+        }
+    }
+}
+
 /* The lower end is checked relatively, since the next step starts from it, up to the rounding of the coefficients. */
 static void check_image(int root, double lo, const tchi_minimax_step *step)
 {
     long double grid[GRID];
-    double slack = 1e-13 + 4.0 * root * DBL_EPSILON / pow(step->lo, 1.0 / root);
+    double size = 1.0;
+    for (int i = 0; i < 5 && step->c[4] != 0.0; i++) {
+        size += fabs(step->c[i]); /* of degree 4 up to thousands, which cancel */
+    }
+    double slack = 1e-13 + 4.0 * root * DBL_EPSILON * size / pow(step->lo, 1.0 / root);
     fill_grid(lo, 1.0L, grid);
     for (int i = 0; i < GRID; i++) {
         long double q = polynomial(step->c, grid[i]), image = grid[i] * power(q, root);
         CHECK(q > 0.0L, "q(%Lg) is %Lg", grid[i], q);
         CHECK(image >= step->lo * (1.0L - slack), "%Lg becomes %.17Lg, below %.17g", grid[i], image, step->lo);
-        CHECK(image <= step->hi * (1.0L + 1e-13L), "%Lg becomes %.17Lg, above %.17g", grid[i], image, step->hi);
+        CHECK(image <= step->hi * (1.0L + 1e-13L * size), "%Lg becomes %.17Lg, above %.17g", grid[i], image, step->hi);
     }
 }
 
@@ -193,7 +221,7 @@ static void steps_stay_positive_and_in_their_interval(void **state)
     for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
         for (int i = 0; i < 60; i++) {
             double lo = spread(i, 60, 1e-15, 0.999);
-            for (int degree = 1; degree <= 2; degree++) {
+            for (int degree = 1; degree <= (quartic_exists(lo) ? 4 : 2); degree *= 2) {
                 tchi_minimax_step step = make_step(root, degree, lo, 1.0);
                 check_image(root, lo, &step);
             }
@@ -206,11 +234,11 @@ static void no_perturbed_step_is_better(void **state)
     (void)state;
     test_random random = test_random_stream(1);
     for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
-        for (int trial = 0; trial < 40; trial++) {
-            int degree = 1 + trial % 2;
+        for (int trial = 0; trial < 60; trial++) {
             double lo = RATIOS[trial % RATIO_COUNT];
+            int degree = trial < 40 ? 1 + trial % 2 : quartic_exists(lo) ? 4 : 2;
             tchi_minimax_step step = make_step(root, degree, lo, 1.0);
-            double changed[3] = {0.0, 0.0, 0.0};
+            double changed[5] = {0.0, 0.0, 0.0, 0.0, 0.0};
             double size = 0.1 * (step.hi - 1.0) / root;
             for (int i = 0; i <= degree; i++) {
                 changed[i] = step.c[i] + size * (2.0 * test_random_uniform(&random) - 1.0);
@@ -368,6 +396,83 @@ static void endings_say_their_error(void **state)
     assert_int_equal(tchi_minimax_ending(4, 1.0 - 1e-5, 1.0 + 1e-5, &q, &error), -1);
 }
 
+static double spread_evenly(int i, int count, double first, double last)
+{
+    return first + (last - first) * i / (count - 1);
+}
+
+/* Two products give what the coefficients say. */
+static void quartics_are_two_products(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 200; i++) {
+        tchi_minimax_step step = make_step(1 + i % 16, 4, spread(i, 200, 1e-6, 0.8), 1.0);
+        tchi_minimax_quartic q = tchi_minimax_quartic_of(step.c);
+        for (int j = 0; j <= 20; j++) {
+            double x = j / 20.0, s = q.s0 + x * (q.s1 + x);
+            double value = q.t0 + q.t1 * x + q.t2 * s * s;
+            CHECK(fabs(value - (double)polynomial(step.c, x)) <= 1e-11 * fabs(step.c[4]), "%g at %g", value, x);
+        }
+    }
+}
+
+static double longer(const tchi_minimax_sextic *q, double x)
+{
+    double s = q->s0 + x * (q->s1 + x);
+    double u = q->u0 + q->u1 * x + s * s;
+    return q->t0 + q->t1 * x + q->t2 * s * u;
+}
+
+/* Eight extrema of one size, alternating, show that no polynomial of degree 6 is better. */
+static void check_longer_ending(int root, double lo, double hi)
+{
+    tchi_minimax_sextic q;
+    double error = NAN, most = 0.0, sign = 0.0;
+    int turns = 0;
+    test_case("root %d, an ending from %g to %g", root, lo, hi);
+    assert_int_equal(tchi_minimax_longer_ending(root, lo, hi, &q, &error), 0);
+    for (int j = 0; j <= 20000; j++) {
+        double x = spread(j, 20001, lo, hi);
+        double off = longer(&q, x) * pow(x, 1.0 / root) - 1.0;
+        most = fmax(most, fabs(off));
+        if (fabs(off) > 0.999 * error && off * sign <= 0.0) {
+            sign = off;
+            turns++;
+        }
+    }
+    CHECK(fabs(most / error - 1.0) <= 1e-3, "%g where it says %g", most, error);
+    assert_int_equal(turns, 8);
+}
+
+static void longer_endings_are_the_best(void **state)
+{
+    (void)state;
+    for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
+        for (int i = 0; i < 10; i++) {
+            double lo = spread_evenly(i, 10, 0.02, 0.85);
+            check_longer_ending(root, lo, 2.0 - lo);
+        }
+        check_longer_ending(root, 1e-3, 1.0);
+        check_longer_ending(root, 0.75, 1.0);
+    }
+    tchi_minimax_sextic q = {.s0 = 7.0};
+    double error = 7.0;
+    assert_int_equal(tchi_minimax_longer_ending(4, 0.394, 1.606, &q, &error), 0);
+    CHECK(error > 6.7e-5 && error < 6.9e-5, "the error is %g", error);
+    q.s0 = error = 7.0;
+    assert_int_equal(tchi_minimax_longer_ending(0, 0.5, 1.5, &q, &error), -1);
+    assert_int_equal(tchi_minimax_longer_ending(TCHI_MINIMAX_MAX_ROOT + 1, 0.5, 1.5, &q, &error), -1);
+    assert_int_equal(tchi_minimax_longer_ending(4, 0.0, 1.5, &q, &error), -1);
+    assert_int_equal(tchi_minimax_longer_ending(4, -0.5, 1.5, &q, &error), -1);
+    assert_int_equal(tchi_minimax_longer_ending(4, NAN, 1.5, &q, &error), -1);
+    assert_int_equal(tchi_minimax_longer_ending(4, 0.5, NAN, &q, &error), -1);
+    assert_int_equal(tchi_minimax_longer_ending(4, 0.5, INFINITY, &q, &error), -1);
+    assert_int_equal(tchi_minimax_longer_ending(4, 1.5, 0.5, &q, &error), -1);
+    assert_int_equal(tchi_minimax_longer_ending(4, 1e-4, 1.0, &q, &error), -1);
+    assert_int_equal(tchi_minimax_longer_ending(4, 0.99, 1.01, &q, &error), -1);
+    assert_true(q.s0 == 7.0 && error == 7.0);
+}
+
 typedef struct sum {
     int root, count;
     double lo, error;
@@ -509,26 +614,30 @@ static void root_one_is_one_exact_pole(void **state)
 static void bad_steps_and_plans_are_refused(void **state)
 {
     (void)state;
-    const tchi_minimax_step untouched = {{1.0, 2.0, 3.0}, 4.0, 5.0};
+    const tchi_minimax_step untouched = {{1.0, 2.0, 3.0, 6.0, 7.0}, 4.0, 5.0};
     const struct {
         int root, degree;
         double lo, hi;
     } bad[] = {
-        {0, 1, 0.1, 1.0}, {-4, 1, 0.1, 1.0},     {17, 1, 0.1, 1.0},  {4, 0, 0.1, 1.0},   {4, 3, 0.1, 1.0},
-        {4, 1, 0.0, 1.0}, {4, 2, -0.1, 1.0},     {4, 2, 1.0, 1.0},   {4, 2, 2.0, 1.0},   {4, 2, NAN, 1.0},
-        {4, 2, 0.1, NAN}, {4, 1, 0.1, INFINITY}, {4, 1, 1e-16, 1.0}, {4, 2, 1e-16, 1.0}, {4, 2, -2.0, -1.0},
+        {0, 1, 0.1, 1.0},   {-4, 1, 0.1, 1.0},     {17, 1, 0.1, 1.0},  {4, 0, 0.1, 1.0},   {4, 3, 0.1, 1.0},
+        {4, 1, 0.0, 1.0},   {4, 2, -0.1, 1.0},     {4, 2, 1.0, 1.0},   {4, 2, 2.0, 1.0},   {4, 2, NAN, 1.0},
+        {4, 2, 0.1, NAN},   {4, 1, 0.1, INFINITY}, {4, 1, 1e-16, 1.0}, {4, 2, 1e-16, 1.0}, {4, 2, -2.0, -1.0},
+        {4, 4, 1e-10, 1.0}, {4, 4, 0.85, 1.0},     {4, 4, NAN, 1.0},   {4, 4, 2.0, 1.0},   {4, 5, 0.1, 1.0},
+        {0, 4, 0.1, 1.0},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         tchi_minimax_step step = untouched;
         test_case("bad step %zu", i);
         CHECK(tchi_minimax_polynomial(bad[i].root, bad[i].degree, bad[i].lo, bad[i].hi, &step) == -1, "accepted");
         CHECK(step.c[0] == 1.0 && step.c[1] == 2.0 && step.c[2] == 3.0, "coefficients were written");
+        CHECK(step.c[3] == 6.0 && step.c[4] == 7.0, "coefficients were written");
         CHECK(step.lo == untouched.lo && step.hi == untouched.hi, "the interval was written");
     }
     tchi_minimax_step steps[TCHI_MINIMAX_MAX_STEPS];
     assert_int_equal(tchi_minimax_polynomial(4, 1, 0.1, 1.0, NULL), -1);
     assert_int_equal(tchi_minimax_plan(0, 1, 0.1, 1e-3, steps), -1);
     assert_int_equal(tchi_minimax_plan(4, 3, 0.1, 1e-3, steps), -1);
+    assert_int_equal(tchi_minimax_plan(4, 4, 0.1, 1e-3, steps), -1);
     assert_int_equal(tchi_minimax_plan(4, 1, 0.0, 1e-3, steps), -1);
     assert_int_equal(tchi_minimax_plan(4, 1, 1.5, 1e-3, steps), -1);
     assert_int_equal(tchi_minimax_plan(4, 1, NAN, 1e-3, steps), -1);
@@ -563,6 +672,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_alternate_degree_plus_two_times),
+        cmocka_unit_test(steps_of_degree_4_alternate_six_times),
         cmocka_unit_test(steps_stay_positive_and_in_their_interval),
         cmocka_unit_test(no_perturbed_step_is_better),
         cmocka_unit_test(short_intervals_give_taylor_polynomials),
@@ -571,6 +681,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(plans_have_the_published_sizes),
         cmocka_unit_test(products_are_counted),
         cmocka_unit_test(endings_say_their_error),
+        cmocka_unit_test(quartics_are_two_products),
+        cmocka_unit_test(longer_endings_are_the_best),
         cmocka_unit_test(sums_have_the_published_errors),
         cmocka_unit_test(sums_alternate_at_all_points),
         cmocka_unit_test(no_perturbed_sum_is_better),

@@ -202,6 +202,14 @@ static tchi_newton_plan make_plan(int32_t root, int degree, double low, double t
     return plan;
 }
 
+/* With steps of degree 4 where they cost less. */
+static tchi_newton_plan make_steep_plan(int32_t root, double low, double tolerance, const tch_product_rates *rates)
+{
+    tchi_newton_plan plan = make_plan(root, 2, low, tolerance, rates);
+    tchi_newton_steepen(&plan, rates, low, 0.25 * tolerance, tolerance);
+    return plan;
+}
+
 enum { BATCH = 2 };
 
 /* Random matrices with spectra from `low` to 1, or of low rank and damped by `low`, and their inverse roots. */
@@ -322,13 +330,38 @@ static void mixed_arithmetic_keeps_its_tolerance(void **state)
         double *m = test_alloc((size_t)(BATCH * n * n) * sizeof *m);
         double *expected = test_alloc((size_t)(BATCH * n * n) * sizeof *expected);
         make_problem(n, root, low, n, m, expected);
-        for (int degree = 1; degree <= 2; degree++) {
+        for (int degree = 1; degree <= 3; degree++) {
             test_case("root %d, degree %d, low %g, %s", root, degree, low, devices[i % 4].name);
-            tchi_newton_plan plan = make_plan(root, degree, low / 1.02, 1e-3, devices[i % 4].rates);
+            tchi_newton_plan plan = degree < 3 ? make_plan(root, degree, low / 1.02, 1e-3, devices[i % 4].rates)
+                                               : make_steep_plan(root, low / 1.02, 1e-3, devices[i % 4].rates);
             double error = run(context, &plan, n, m, expected, NULL);
             CHECK(error <= 1e-3, "error %.3g", error);
         }
     }
+}
+
+/* Steps of degree 4 round no worse in one type than those of degree 2: float64, for a tolerance of 1e-9. */
+static void tight_tolerances_are_kept(void **state)
+{
+    static const int32_t roots[] = {2, 3, 4, 6, 8};
+    tch_context *context = *state;
+    static table_copy table;
+    with_model(context, &table);
+    int shorter = 0;
+    for (int i = 0; i < 5 * 3; i++) {
+        int32_t root = roots[i / 3];
+        double low = pow(10.0, -2.0 - i % 3);
+        int64_t n = 20 + i;
+        double *m = test_alloc((size_t)(BATCH * n * n) * sizeof *m);
+        double *expected = test_alloc((size_t)(BATCH * n * n) * sizeof *expected);
+        test_case("root %d, low %g", root, low);
+        make_problem(n, root, low, n, m, expected);
+        tchi_newton_plan plan = make_steep_plan(root, low / 1.02, 1e-9, &with_f64_cores);
+        shorter += plan.steps < make_plan(root, 2, low / 1.02, 1e-9, &with_f64_cores).steps;
+        double error = run(context, &plan, n, m, expected, NULL);
+        CHECK(error <= 1e-9, "error %.3g", error);
+    }
+    CHECK(shorter > 5, "%d plans are shorter", shorter);
 }
 
 static void gpu_rates(void *state, tch_product_rates *rates)
@@ -410,6 +443,53 @@ static void loose_tolerances_are_planned_as_tighter_ones(void **state)
     CHECK(loose.tolerance == 3e-2 && loose.error >= tight.error, "other errors pass: %g", loose.error);
 }
 
+static int steep_steps(const tchi_newton_plan *plan)
+{
+    int count = 0;
+    for (int k = 0; k + (plan->ends > 0) < plan->steps; k++) {
+        count += plan->step[k].c[4] != 0.0;
+    }
+    return count;
+}
+
+static int64_t any_size(void *state)
+{
+    (void)state;
+    return 1024;
+}
+
+static tch_status never_called(void *state, const tch_newton_iteration *iteration, const tch_matrices *a,
+                               const double *damping, const double *bound, const tch_matrices *x)
+{
+    (void)state, (void)iteration, (void)a, (void)damping, (void)bound, (void)x;
+    return TCH_ERR_UNSUPPORTED;
+}
+
+/* A degree that was asked for is the degree of all steps, and the kernel of one launch knows no other. */
+static void degree_4_is_for_those_who_leave_it_open(void **state)
+{
+    tch_context *context = *state;
+    static table_copy table;
+    with_model(context, &table);
+    table.matrix.product_rates = gpu_rates;
+    table.matrix.shifted_inverse = NULL;
+    tchi_root_plan plan = plan_of(context, 1e-6, 1e-3);
+    assert_int_equal(steep_steps(&plan.newton), 2);
+    assert_int_equal(plan.newton.ends, 6);
+    tch_root_config how = TCH_ROOT_CONFIG_INIT;
+    how.relative_eps = 1e-6;
+    how.degree = 2;
+    CHECK_OK(tchi_root_plan_make(context, TCH_SCALAR_F32, 1024, 4, &how, &plan));
+    assert_int_equal(steep_steps(&plan.newton), 0);
+    assert_int_equal(plan.newton.ends, 4);
+    table.matrix.newton = never_called;
+    table.matrix.newton_limit = any_size;
+    plan = plan_of(context, 1e-6, 1e-3);
+    assert_true(plan.one_launch);
+    assert_int_equal(steep_steps(&plan.newton), 0);
+    assert_int_equal(plan.newton.ends, 0);
+}
+
 static int count_of(const tchi_newton_plan *plan, tch_scalar type, bool congruent)
 {
     int count = 0;
@@ -453,8 +533,36 @@ static double products_of(const tchi_newton_plan *plan)
     return tchi_newton_cost(plan, &one);
 }
 
+static double polynomial_of(const tchi_newton_plan *plan, int k, double m)
+{
+    const double *c = plan->step[k].c;
+    if (plan->ends == 0 || k + 1 < plan->steps) {
+        return c[0] + m * (c[1] + m * (c[2] + m * (c[3] + m * c[4])));
+    }
+    const tchi_minimax_quartic *q = &plan->ending;
+    const tchi_minimax_sextic *r = &plan->longer;
+    double s = plan->ends == 4 ? q->s0 + m * (q->s1 + m) : r->s0 + m * (r->s1 + m);
+    return plan->ends == 4 ? q->t0 + q->t1 * m + q->t2 * s * s
+                           : r->t0 + r->t1 * m + r->t2 * s * (r->u0 + r->u1 * m + s * s);
+}
+
+/* What a plan leaves of the error, as the iteration on numbers says. */
+static void check_on_numbers(const tchi_newton_plan *plan, double low, double tolerance)
+{
+    for (int j = 0; j <= 200; j++) {
+        double m = low + (1.0 - low) * j / 200.0;
+        double x = pow(m, 1.0 / plan->root);
+        for (int k = 0; k < plan->steps; k++) {
+            double q = polynomial_of(plan, k, m);
+            x *= q;
+            m *= pow(q, plan->root);
+        }
+        CHECK(fabs(x - 1.0) <= 1.01 * tolerance, "off by %g", fabs(x - 1.0));
+    }
+}
+
 /* Three products in place of the six of two steps, and never more than without; what they leave of the error is within
- * the tolerance, as the iteration on numbers says. */
+ * the tolerance. */
 static void endings_save_products(void **state)
 {
     (void)state;
@@ -478,20 +586,45 @@ static void endings_save_products(void **state)
         test_case("root %d, degree %d, from %g to %g", (int)root, plan.degree, low, tolerance);
         CHECK(products_of(&plan) <= products_of(&steps), "%g products, %g without", products_of(&plan),
               products_of(&steps));
-        for (int j = 0; j <= 200; j++) {
-            double m = low + (1.0 - low) * j / 200.0;
-            double x = pow(m, 1.0 / root);
-            for (int k = 0; k < plan.steps; k++) {
-                const double *c = plan.step[k].c;
-                double s = plan.ending.s0 + m * (plan.ending.s1 + m);
-                double q = plan.ends && k + 1 == plan.steps
-                               ? plan.ending.t0 + plan.ending.t1 * m + plan.ending.t2 * s * s
-                               : c[0] + m * (c[1] + m * c[2]);
-                x *= q;
-                m *= pow(q, root);
-            }
-            CHECK(fabs(x - 1.0) <= 1.01 * tolerance, "off by %g", fabs(x - 1.0));
-        }
+        check_on_numbers(&plan, low, tolerance);
+    }
+}
+
+/* For p = 4 at 1e-6 18 symmetric products in place of 20, beside Cholesky, K L and K T, which count as 0.85, 1, 2. */
+static void steps_of_degree_4_save_products(void **state)
+{
+    (void)state;
+    tchi_newton_plan usual = make_plan(4, 2, 1e-6 / 1.02, 1e-3, &with_f64_cores);
+    tchi_newton_plan steep = make_steep_plan(4, 1e-6 / 1.02, 1e-3, &with_f64_cores);
+    CHECK(fabs(products_of(&usual) - 20.0 - 3.85) < 1e-9, "%g products", products_of(&usual));
+    CHECK(fabs(products_of(&steep) - 18.0 - 3.85) < 1e-9, "%g products", products_of(&steep));
+    assert_int_equal(steep.steps, 4);
+    assert_true(steep.step[0].c[4] == 0.0 && steep.step[1].c[4] != 0.0 && steep.step[2].c[4] != 0.0);
+    assert_true(steep.congruent[0] && steep.congruent[1] && !steep.congruent[2]);
+    assert_int_equal(steep.ends, 6);
+}
+
+/* Never at a higher price, always within the tolerance, and with degree 2 first; where nothing is found the plan stays
+ * as it was. */
+static void steps_of_degree_4_cost_no_more(void **state)
+{
+    (void)state;
+    static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
+    static const tch_product_rates *const devices[] = {&with_f64_cores, &without_f64_cores, &without_bf16, &only_f64};
+    for (int i = 0; i < 6 * 4 * 5 * 5; i++) {
+        int32_t root = roots[i % 6];
+        const tch_product_rates *rates = devices[i / 6 % 4];
+        double low = pow(10.0, -1.5 * (i / 24 % 5) - 0.3);
+        double tolerance = pow(10.0, -2.0 * (i / 120) - 2.0);
+        test_case("root %d, device %d, from %g to %g", (int)root, i / 6 % 4, low, tolerance);
+        tchi_newton_plan usual = make_plan(root, 2, low, tolerance, rates);
+        tchi_newton_plan plan = usual;
+        bool found = tchi_newton_steepen(&plan, rates, low, 0.25 * tolerance, tolerance);
+        CHECK(found == (tchi_newton_cost(&plan, rates) < tchi_newton_cost(&usual, rates)), "it does not cost less");
+        CHECK(found || memcmp(&plan, &usual, sizeof plan) == 0, "it is another plan");
+        CHECK(plan.step[0].c[4] == 0.0, "the first step is steep");
+        CHECK(root > 1 || !found, "root 1 has steep steps");
+        check_on_numbers(&plan, low, 0.25 * tolerance + 1e-12);
     }
 }
 
@@ -536,12 +669,16 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(mixed_arithmetic_keeps_its_tolerance, restore_table),
+        cmocka_unit_test_teardown(tight_tolerances_are_kept, restore_table),
         cmocka_unit_test_teardown(mixed_arithmetic_passes_its_certificate, restore_table),
         cmocka_unit_test_teardown(the_cheaper_degree_is_chosen, restore_table),
         cmocka_unit_test_teardown(loose_tolerances_are_planned_as_tighter_ones, restore_table),
+        cmocka_unit_test_teardown(degree_4_is_for_those_who_leave_it_open, restore_table),
         cmocka_unit_test(float64_cores_serve_the_early_steps),
         cmocka_unit_test(the_last_step_is_short),
         cmocka_unit_test(endings_save_products),
+        cmocka_unit_test(steps_of_degree_4_save_products),
+        cmocka_unit_test(steps_of_degree_4_cost_no_more),
         cmocka_unit_test(tight_tolerances_stay_in_float64),
         cmocka_unit_test(odd_roots_have_no_congruence),
         cmocka_unit_test(slow_float64_gives_way_to_float32),
