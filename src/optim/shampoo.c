@@ -136,7 +136,9 @@ static tch_status gather(const shampoo_run *r, bool filter)
     tch_optimizer *o = r->optimizer;
     const tch_update_ops *t = o->context->backend->update;
     TCHI_RANGE(o->context, "gather gradients");
-    tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, filter ? r->filtered : NULL);
+    bool wanted = !r->grafted || !r->factors_done || r->filtered == NULL; /* by anyone after this */
+    void *plain = wanted ? r->gradient : NULL;
+    tch_update update = tchi_update_run(o, &r->run, &r->work, plain, filter ? r->filtered : NULL);
     tch_filter kind = filter && r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE;
     int32_t l2 = r->config->decay == TCH_DECAY_L2 && !r->run.block_batch->prepared;
     if (r->grafted) {

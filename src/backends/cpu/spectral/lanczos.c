@@ -19,11 +19,11 @@
  * 11 of 2100 random matrices of rank 3 to 18, whose roots then failed. */
 #define SURE 1e-4
 
-/* A start that is poor shows it within so many steps: of 1500 matrices of rank 16 to 40 one looked converged after 12
- * with a residual below 1e-3, 3.5 % short, and none after 16. Where many eigenvalues crowd at the top, residuals fall
- * slowly, and the estimate is far better than they are (bench/ladder/cuda_lanczos.md). */
-#define LATE 16
-#define SURE_LATE 1e-3
+/* And less where a good estimate is asked for, since whoever does may have had a wrong one before. */
+static double threshold_of(double tolerance)
+{
+    return fmin(fmin(sqrt(tolerance), SURE), fmax(10.0 * tolerance, 0.01 * SURE));
+}
 
 typedef struct lanczos_ctx {
     const tchi_cpu_state *state;
@@ -175,8 +175,7 @@ static double estimate_in(double unit, const lanczos_ctx *j, int64_t index, doub
         double residual = beta[k] * last_entry(k + 1, alpha, beta, value);
         /* The error of the estimate is about the square of its residual over the gap, and the gap is taken as the value
          * itself at most: hence the square root of the tolerance. */
-        double sure = k + 1 < LATE ? SURE : SURE_LATE;
-        if (residual <= fmin(sqrt(j->tolerance), sure) * fabs(value) || beta[k] == 0) {
+        if (residual <= threshold_of(j->tolerance) * fabs(value) || beta[k] == 0) {
             break;
         }
         double *swap = v;

@@ -109,8 +109,10 @@ template <typename real, known what, int threads>
 static __global__ void __launch_bounds__(threads, LARGE_THREADS / threads)
     frobenius_kernel(tchi_cuda_extent e, tchi_cuda_operand x, partition cut, double *out)
 {
+    __shared__ double of_warps[MOST_PARTS][threads / 32];
     __shared__ double sums[MOST_PARTS];
-    __shared__ double shared[32];
+    int warp = tchi_cuda_thread_number() / 32;
+    int lane = tchi_cuda_thread_number() % 32;
     int rank = tchi_cluster_rank();
     int size = tchi_cluster_size();
     const bool scaled = sizeof(real) == sizeof(double);
@@ -118,9 +120,15 @@ static __global__ void __launch_bounds__(threads, LARGE_THREADS / threads)
         double largest = scaled ? out[b] : 1.0;
         double unit = scaled ? fmax(largest, 0x1p-1022) : 1.0;
         for (int part = rank; part < cut.parts; part += size) {
-            double sum = sum_part<real, what>(e, x, b, cut, part, 1.0 / unit);
-            sum = tchi_cuda_block_sum(sum, tchi_cuda_thread_number(), threads, shared);
-            if (tchi_cuda_thread_number() == 0) {
+            double sum = tchi_cuda_warp_sum(sum_part<real, what>(e, x, b, cut, part, 1.0 / unit));
+            if (lane == 0) {
+                of_warps[part][warp] = sum;
+            }
+        }
+        __syncthreads();
+        for (int part = rank + warp * size; part < cut.parts; part += size * (threads / 32)) {
+            double sum = tchi_cuda_warp_sum(lane < threads / 32 ? of_warps[part][lane] : 0.0);
+            if (lane == 0) {
                 sums[part] = sum;
             }
         }
@@ -136,6 +144,22 @@ static __global__ void __launch_bounds__(threads, LARGE_THREADS / threads)
     }
 }
 
+/* Of clusters up to 8, the one with which a multiprocessor has the fewest parts to sum one after another, and of those the
+ * smallest: there is less waiting within a block than from one block to the next. */
+static int even_cluster(const tchi_cuda_state *state, int64_t batch)
+{
+    int best = 1;
+    int64_t least = INT64_MAX;
+    for (int size = 1; size <= 8; size *= 2) {
+        int64_t parts = tchi_cuda_ceil_div(batch * size, state->device.processors) * (MOST_PARTS / size);
+        if (parts < least) {
+            least = parts;
+            best = size;
+        }
+    }
+    return best;
+}
+
 /* Blocks that share a matrix: as many as there are parts while the batch leaves multiprocessors idle. Clusters of 16
  * have to be asked for, and are not to be had on every device. */
 template <typename real, known what>
@@ -143,11 +167,11 @@ static int cluster_for(const tchi_cuda_state *state, int64_t batch, cudaLaunchCo
 {
     auto kernel = frobenius_kernel<real, what, LARGE_THREADS>;
     int clusters = 0;
-    if (state->device.major < 9 || batch >= state->device.processors) {
+    if (state->device.major < 9) {
         return 1;
     }
     if (batch * 8 >= state->device.processors) {
-        return 8;
+        return even_cluster(state, batch);
     }
     config->attrs[0].val.clusterDim.x = MOST_PARTS;
     config->gridDim = dim3(MOST_PARTS);

@@ -11,7 +11,7 @@
  *         beta = |w|;
  *         T[k][k] = alpha, T[k][k + 1] = T[k + 1][k] = beta;
  *         value = the largest eigenvalue of T, as far as it is known;
- *         if (beta * |last entry of its eigenvector| <= threshold of step k * |value|) {
+ *         if (beta * |last entry of its eigenvector| <= threshold * |value|) {
  *             break;
  *         }
  *         next = w / beta, w = v, v = next;
@@ -24,8 +24,6 @@
 
 #define MOST_STEPS 96     /* as on the CPU */
 #define SURE 1e-4         /* the threshold at most, as on the CPU: a poor start must not pass for convergence */
-#define SURE_LATE 1e-3    /* and from step LATE on, by when a poor start has shown itself */
-#define LATE 16           /* as on the CPU */
 #define THREADS 512       /* four rows of 16 bytes each: 32 KB in flight on a multiprocessor */
 #define CHECKS_EARLY 8    /* every step is checked up to this one, then every other: checks get longer */
 #define NEWTON_ROUNDS 12  /* from within four times the distance, three to eight are enough */
@@ -227,7 +225,7 @@ static __device__ void advance(const lanczos_block<real> &k, double *alpha, doub
 /* --- the iteration ----------------------------------------------------------------------------------------------- */
 
 /* The error of the estimate is about the square of its residual over the gap, and the gap is taken as the value itself
- * at most: hence a threshold that is the square root of the tolerance, or what is SURE at that step. */
+ * at most: hence a threshold that is the square root of the tolerance, or SURE. */
 template <typename T, typename real> static __device__ double iterate(const lanczos_block<real> &k, double threshold)
 {
     __shared__ tridiagonal t;
@@ -261,7 +259,7 @@ template <typename T, typename real> static __device__ double iterate(const lanc
         }
         __syncthreads();
         value = found[0];
-        if (last || found[1] <= fmin(threshold, step + 1 < LATE ? SURE : SURE_LATE) * fabs(value)) {
+        if (last || found[1] <= threshold * fabs(value)) {
             break;
         }
     }
@@ -331,7 +329,7 @@ static tch_status launch(const tchi_cuda_state *state, const tch_matrices *x, do
     p.n = (int)x->rows;
     p.spread = tchi_cuda_spread_for(
         state, kernel, {x->rows, x->batch, (int64_t)sizeof(T), vector_bytes(x->rows, sizeof(real)), THREADS, 1});
-    p.threshold = sqrt(tolerance);
+    p.threshold = fmin(fmin(sqrt(tolerance), SURE), fmax(10.0 * tolerance, 0.01 * SURE)); /* as on the CPU */
     p.published = (double *)scratch;
     p.vectors = (char *)scratch + x->batch * 2 * x->rows * (int64_t)sizeof(double);
     p.out = out;
