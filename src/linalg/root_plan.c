@@ -228,6 +228,44 @@ static int plan_newton(tchi_root_plan *p, double low)
     return best < 0.0 ? -1 : p->newton.steps;
 }
 
+/* A thread's last plan: a caller asks for the same root again and again, and choosing among degrees takes as long as
+ * several products of a small matrix. */
+typedef struct newton_memo {
+    int32_t root;
+    int degree, found;
+    bool mixed, one_launch;
+    double low, tolerance, newton_tolerance;
+    tch_product_rates rates;
+    tchi_newton_plan newton;
+} newton_memo;
+
+static bool remembers(const newton_memo *m, const tchi_root_plan *p, double low)
+{
+    return m->root == p->root && m->degree == p->newton.degree && m->mixed == p->mixed &&
+           m->one_launch == p->one_launch && m->low == low && m->tolerance == p->tolerance &&
+           memcmp(&m->rates, &p->rates, sizeof p->rates) == 0;
+}
+
+static int find_newton(tchi_root_plan *p, double low)
+{
+    static _Thread_local newton_memo memo;
+    if (!remembers(&memo, p, low)) {
+        memo = (newton_memo){.root = p->root,
+                             .degree = p->newton.degree,
+                             .mixed = p->mixed,
+                             .one_launch = p->one_launch,
+                             .low = low,
+                             .tolerance = p->tolerance,
+                             .rates = p->rates};
+        memo.found = plan_newton(p, low);
+        memo.newton = p->newton;
+        memo.newton_tolerance = p->newton_tolerance;
+    }
+    p->newton = memo.newton;
+    p->newton_tolerance = memo.newton_tolerance;
+    return memo.found;
+}
+
 /* Products round X by u of its norm in every direction. The certificate magnifies what that is between the directions
  * of the largest and of the smallest eigenvalue, by low^(-h/root) with h = floor(root/2), and cannot tell it from an
  * error of that size; for root 1 the square of it shows instead. A matrix of low rank, whose damped null space holds
@@ -300,7 +338,7 @@ tch_status tchi_root_plan_finish(tchi_root_plan *plan, double low)
         *plan = tchi_root_plan_better(plan);
         return TCH_OK;
     }
-    int found = plan->method == TCH_ROOT_NEWTON     ? plan_newton(plan, plan->low)
+    int found = plan->method == TCH_ROOT_NEWTON     ? find_newton(plan, plan->low)
                 : plan->method == TCH_ROOT_RATIONAL ? plan_rational(plan, plan->low)
                                                     : 0;
     if (found >= 0) {

@@ -161,9 +161,9 @@ typedef tch_status tch_gather_op(void *state, const tch_update *update, tch_filt
  * place. `scratch` of TCH_SCRATCH_GRAFT bytes. */
 typedef tch_status tch_graft_op(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
                                 void *scratch);
-/* Both in one pass, without `replace`, for blocks of the arithmetic's type and a kind that has a v. Where `largest` is not
- * NULL, largest[block_index] becomes the bits, as float32, of the largest |g| of a block, of which a NaN counts as more
- * than anything; 0 where skip is set. */
+/* Both in one pass, without `replace`, for blocks of the arithmetic's type and a kind that has a v. Where `largest` is
+ * not NULL, largest[block_index] becomes the bits, as float32, of the largest |g| of a block, of which a NaN counts as
+ * more than anything; 0 where skip is set. */
 typedef tch_status tch_gather_graft_op(void *state, const tch_update *update, tch_filter filter, int32_t l2,
                                        tch_graft kind, double *norms, void *scratch, uint32_t *largest);
 /* Adam inside blocks, for SOAP: v (state[1]) = beta2 v + (1 - beta2) block[0]^2; block[1] = block[1] / (sqrt(v) + eps)

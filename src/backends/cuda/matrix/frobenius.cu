@@ -144,8 +144,8 @@ static __global__ void __launch_bounds__(threads, LARGE_THREADS / threads)
     }
 }
 
-/* Of clusters up to 8, the one with which a multiprocessor has the fewest parts to sum one after another, and of those the
- * smallest: there is less waiting within a block than from one block to the next. */
+/* Of clusters up to 8, the one with which a multiprocessor has the fewest parts to sum one after another, and of those
+ * the smallest: there is less waiting within a block than from one block to the next. */
 static int even_cluster(const tchi_cuda_state *state, int64_t batch)
 {
     int best = 1;

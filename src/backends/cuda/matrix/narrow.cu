@@ -175,8 +175,8 @@ static __device__ __forceinline__ void store_square(const narrow_problem &p, int
     }
 }
 
-/* Reads x and writes half as much, or as much for both copies, a square of 64 by 64 to a block at a time; rows of all are
- * whole sectors. Zeros go behind the columns as far as 16 bytes reach. */
+/* Reads x and writes half as much, or as much for both copies, a square of 64 by 64 to a block at a time; rows of all
+ * are whole sectors. Zeros go behind the columns as far as 16 bytes reach. */
 template <bool both> static __device__ __forceinline__ void narrow_squares(const narrow_problem &p)
 {
     __shared__ uint32_t square[SQUARE][PAIRS];

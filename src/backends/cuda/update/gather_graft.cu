@@ -110,7 +110,8 @@ static __device__ inline void gather_graft_chunk(const tchi_cuda_chunk_ctx<real,
     }
 }
 
-/* In float32, for an element: 12 bytes read, 16 written, 12 operations. One after the other they read 20 and write 16. */
+/* In float32, for an element: 12 bytes read, 16 written, 12 operations. One after the other they read 20 and write
+ * 16. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
     gather_graft_kernel(const __grid_constant__ tchi_cuda_rects list, gather_graft_rules rules)
