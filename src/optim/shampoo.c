@@ -131,21 +131,30 @@ static int64_t work_bytes(const tch_context *context, const tch_optim_config *co
 
 /* --- factors and roots ------------------------------------------------------------------------------------------- */
 
+static bool has_decay(const shampoo_run *r)
+{
+    return r->config->decay == TCH_DECAY_L2 && !r->run.block_batch->prepared;
+}
+
 static tch_status gather(const shampoo_run *r, bool filter)
 {
     tch_optimizer *o = r->optimizer;
-    const tch_update_ops *t = o->context->backend->update;
     TCHI_RANGE(o->context, "gather gradients");
-    bool wanted = !r->grafted || !r->factors_done || r->filtered == NULL; /* by anyone after this */
-    void *plain = wanted ? r->gradient : NULL;
-    tch_update update = tchi_update_run(o, &r->run, &r->work, plain, filter ? r->filtered : NULL);
-    tch_filter kind = filter && r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE;
-    int32_t l2 = r->config->decay == TCH_DECAY_L2 && !r->run.block_batch->prepared;
-    if (r->grafted) {
-        return t->gather_graft(o->context->state, &update, kind, l2, (tch_graft)r->config->grafting, o->wanted,
-                               o->graft_scratch, o->largest);
-    }
-    return t->gather(o->context->state, &update, kind, l2);
+    tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, filter ? r->filtered : NULL);
+    return o->context->backend->update->gather(
+        o->context->state, &update, filter && r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE, has_decay(r));
+}
+
+/* In one pass. The gradient itself is left where anyone looks at it afterwards. */
+static tch_status gather_and_graft(const shampoo_run *r)
+{
+    tch_optimizer *o = r->optimizer;
+    TCHI_RANGE(o->context, "graft");
+    bool wanted = !r->factors_done || r->filtered == NULL;
+    tch_update update = tchi_update_run(o, &r->run, &r->work, wanted ? r->gradient : NULL, r->filtered);
+    return o->context->backend->update->gather_graft(
+        o->context->state, &update, r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE, has_decay(r),
+        (tch_graft)r->config->grafting, o->wanted, o->graft_scratch, o->largest);
 }
 
 static tch_status update_factors(const shampoo_run *r)
@@ -233,7 +242,7 @@ static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, con
         r.second_order && config->grafting >= TCH_GRAFTING_ADAGRAD && o->context->backend->update->gather_graft != NULL;
     int64_t variant = 8 * r.grafted + 4 * (r.filtered != NULL) + 2 * r.second_order + r.factors_done;
     tchi_recording_key key = tchi_run_key(o, run, variant);
-    TCHI_TRY(gather(&r, true));
+    TCHI_TRY(r.grafted ? gather_and_graft(&r) : gather(&r, true));
     return tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
 }
 
