@@ -389,6 +389,81 @@ static void skipping_writes_nothing(void **state)
     }
 }
 
+/* --- chunks that are all alike ----------------------------------------------------------------------------------- */
+
+enum { ALIKE_ROWS = 64, ALIKE_COLS = 128, ALIKE = ALIKE_ROWS * ALIKE_COLS, ALIKE_FIELDS = 7 };
+
+/* Every array begins `shift` elements behind an aligned place, so that with 1 none of it is aligned. */
+static tch_rect alike_rect(const world *w, float *memory, int shift, int32_t transposed)
+{
+    float *at[ALIKE_FIELDS];
+    for (int f = 0; f < ALIKE_FIELDS; f++) {
+        at[f] = memory + (int64_t)f * (ALIKE + 4) + shift;
+    }
+    return (tch_rect){.param = at[0],
+                      .grad = at[1],
+                      .state = {at[2], at[3], at[4]},
+                      .block = {at[5], at[6]},
+                      .clock = w->clocks,
+                      .rows = ALIKE_ROWS,
+                      .cols = ALIKE_COLS,
+                      .stride = ALIKE_COLS,
+                      .block_ld = transposed ? ALIKE_ROWS : ALIKE_COLS,
+                      .transposed = transposed,
+                      .factor = 1.0};
+}
+
+/* Gathers, grafts and applies, in both ways, and leaves all arrays and a norm in `after`. */
+static void step_alike(world *w, float *memory, const float *before, int shift, int32_t transposed, float *after)
+{
+    const tch_update_ops *t = w->backend->update;
+    tch_rect rect = alike_rect(w, memory, shift, transposed);
+    const int64_t bytes = (int64_t)sizeof(float) * ALIKE;
+    for (int f = 0; f < ALIKE_FIELDS; f++) {
+        world_set(w, before + (int64_t)f * ALIKE, memory + (int64_t)f * (ALIKE + 4) + shift, bytes);
+    }
+    w->update.rects = &rect;
+    w->update.count = 1;
+    CHECK_OK(t->gather(w->context->state, &w->update, TCH_FILTER_EMA, 0));
+    CHECK_OK(t->graft(w->context->state, &w->update, TCH_GRAFT_ADAM, 0, w->norms, w->scratch));
+    CHECK_OK(t->apply(w->context->state, &w->update, TCH_BLOCK_AS_IS, w->wanted, w->norms, 0, 1));
+    if (t->gather_graft != NULL) {
+        CHECK_OK(t->gather_graft(w->context->state, &w->update, TCH_FILTER_EMA, 0, TCH_GRAFT_ADAM, w->norms, w->scratch,
+                                 NULL));
+    }
+    for (int f = 0; f < ALIKE_FIELDS; f++) {
+        world_get(w, after + (int64_t)f * ALIKE, memory + (int64_t)f * (ALIKE + 4) + shift, bytes);
+    }
+    world_get(w, after + (int64_t)ALIKE_FIELDS * ALIKE, w->norms, sizeof(double));
+}
+
+static void chunks_that_are_alike_have_the_bits_of_others(void **state)
+{
+    const int64_t count = (int64_t)ALIKE_FIELDS * ALIKE;
+    float *before = test_alloc((size_t)count * sizeof(float));
+    float *after[2] = {test_alloc((size_t)(count + 2) * sizeof(float)),
+                       test_alloc((size_t)(count + 2) * sizeof(float))};
+    test_random random = test_random_stream(2100);
+    for (int64_t i = 0; i < count; i++) {
+        before[i] = (float)(0.1 + fabs(test_random_normal(&random)));
+    }
+    for (int32_t transposed = 0; transposed < 2; transposed++) {
+        world *w = begin(state, 1, 2100);
+        int64_t bytes = (int64_t)sizeof(float) * ALIKE_FIELDS * (ALIKE + 4);
+        float *memory = device_bytes(w, bytes);
+        test_case("aligned and not, transposed %d", transposed);
+        for (int shift = 0; shift < 2; shift++) {
+            step_alike(w, memory, before, shift, transposed, after[shift]);
+        }
+        CHECK(memcmp(after[0], after[1], (size_t)(count + 2) * sizeof(float)) == 0, "other bits where all is aligned");
+        CHECK(memcmp(after[0], before, (size_t)ALIKE * sizeof(float)) != 0, "the parameter was not changed");
+        w->backend->device->release(w->context->state, memory, bytes);
+        w->update.rects = w->rects;
+        w->update.count = w->count;
+        world_close(w);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -404,6 +479,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(rotated_adam_follows_the_formula),
         cmocka_unit_test(apply_follows_the_formula),
         cmocka_unit_test(skipping_writes_nothing),
+        cmocka_unit_test(chunks_that_are_alike_have_the_bits_of_others),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);

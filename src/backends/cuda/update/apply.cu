@@ -102,7 +102,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
     tchi_cuda_with_chunk<real, true>(list, [&](const auto &ctx) { apply_chunk(ctx, rules, numbers, tile); });
 }
 
-/* The same where all chunks are alike, as those of Muon's directions are: 6 bytes read and 4 written. Twice as many
+/* The same where all chunks are alike, as most are: of Muon's directions 6 bytes read and 4 written. Twice as many
  * blocks fit on a processor as of the kernel that must be ready for anything, and so twice the loads are under way. */
 template <tchi_cuda_access_path path>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVEN_RESIDENT)
@@ -117,7 +117,9 @@ tch_status tchi_cuda_apply(void *state, const tch_update *update, tch_block_scal
                            const double *norms, int32_t nesterov, int32_t decay)
 {
     apply_rules rules = {scale, wanted, norms, nesterov, decay};
-    return tchi_cuda_launch_update<apply_rules>(
-        state, update, TCHI_CUDA_BLOCKS, "apply",
-        {apply_kernel<double>, apply_kernel<float>, apply_even_kernel<TCHI_CUDA_SHORT>}, rules);
+    return tchi_cuda_launch_update<apply_rules>(state, update, TCHI_CUDA_BLOCKS, "apply",
+                                                {apply_kernel<double>, apply_kernel<float>,
+                                                 apply_even_kernel<TCHI_CUDA_SHORT>,
+                                                 apply_even_kernel<TCHI_CUDA_PLAIN>},
+                                                rules);
 }

@@ -75,9 +75,11 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVE
 
 tch_status tchi_cuda_gather(void *state, const tch_update *update, tch_filter filter, int32_t l2)
 {
-    return tchi_cuda_launch_update<tch_filter, int>(
-        state, update, TCHI_CUDA_BLOCKS, "gather",
-        {gather_kernel<double>, gather_kernel<float>, l2 ? NULL : gather_even_kernel<TCHI_CUDA_SHORT>}, filter, l2);
+    return tchi_cuda_launch_update<tch_filter, int>(state, update, TCHI_CUDA_BLOCKS, "gather",
+                                                    {gather_kernel<double>, gather_kernel<float>,
+                                                     l2 ? NULL : gather_even_kernel<TCHI_CUDA_SHORT>,
+                                                     l2 ? NULL : gather_even_kernel<TCHI_CUDA_PLAIN>},
+                                                    filter, l2);
 }
 
 /* --- Adam inside blocks ------------------------------------------------------------------------------------------ */

@@ -123,6 +123,20 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
                                      [&](const auto &ctx) { gather_graft_chunk(ctx, rules, numbers, tile, sums); });
 }
 
+#define EVEN_RESIDENT 4
+
+/* The same where all chunks are alike and there is no weight decay in gradients: with fewer registers more blocks fit. */
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, EVEN_RESIDENT)
+    gather_graft_even_kernel(const __grid_constant__ tchi_cuda_rects list, gather_graft_rules rules)
+{
+    __shared__ gather_graft_numbers<float> numbers;
+    __shared__ float tile[TCHI_CUDA_TILE];
+    __shared__ double sums[32];
+    rules.l2 = 0;
+    tchi_cuda_with_even_chunk<TCHI_CUDA_PLAIN>(
+        list, [&](const auto &ctx) { gather_graft_chunk(ctx, rules, numbers, tile, sums); });
+}
+
 static tch_status clear_largest(const tchi_cuda_state *state, const tch_update *update, uint32_t *largest)
 {
     int64_t blocks = 0;
@@ -145,7 +159,10 @@ tch_status tchi_cuda_gather_graft(void *state, const tch_update *update, tch_fil
         TCHI_CUDA_PASS(clear_largest(s, update, largest));
     }
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, TCHI_CUDA_BLOCKS, &next, &list)) > 0) {
-        auto kernel = update->real == TCH_SCALAR_F64 ? gather_graft_kernel<double> : gather_graft_kernel<float>;
+        bool even = list.even && list.plain && !l2;
+        auto kernel = update->real == TCH_SCALAR_F64 ? gather_graft_kernel<double>
+                      : even                         ? gather_graft_even_kernel
+                                                     : gather_graft_kernel<float>;
         kernel<<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
         TCHI_CUDA_PASS(tchi_cuda_launched(s, "gather_graft"));
         rules.partial += chunks;

@@ -606,12 +606,13 @@ static __device__ __forceinline__ void tchi_cuda_with_even_chunk(const tchi_cuda
                                           tchi_cuda_block_view_of(rect, corner), corner});
 }
 
-/* The kernels of an operation, of which one takes a list: `even`, where it is not NULL, those whose chunks are all full
- * and aligned with blocks of bfloat16. */
+/* The kernels of an operation, of which one takes a list: `even` and `plain`, where they are not NULL, those whose chunks
+ * are all full and aligned, with blocks of bfloat16 or with nothing but float32. */
 template <typename... params> struct tchi_cuda_update_kernels {
     void (*f64)(tchi_cuda_rects, params...);
     void (*f32)(tchi_cuda_rects, params...);
     void (*even)(tchi_cuda_rects, params...);
+    void (*plain)(tchi_cuda_rects, params...) = NULL;
 };
 
 template <typename... params>
@@ -623,8 +624,8 @@ static tch_status tchi_cuda_launch_update(void *state, const tch_update *update,
     int64_t next = 0;
     int32_t chunks;
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, use, &next, &list)) > 0) {
-        bool even = kernels.even != NULL && list.even && list.shorts;
-        auto kernel = update->real == TCH_SCALAR_F64 ? kernels.f64 : even ? kernels.even : kernels.f32;
+        auto even = !list.even ? NULL : list.shorts ? kernels.even : list.plain ? kernels.plain : NULL;
+        auto kernel = update->real == TCH_SCALAR_F64 ? kernels.f64 : even != NULL ? even : kernels.f32;
         kernel<<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, with...);
         TCHI_CUDA_PASS(tchi_cuda_launched(s, name));
     }
