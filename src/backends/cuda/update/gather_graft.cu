@@ -125,7 +125,8 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
 
 #define EVEN_RESIDENT 4
 
-/* The same where all chunks are alike and there is no weight decay in gradients: with fewer registers more blocks fit. */
+/* The same where all chunks are alike and there is no weight decay in gradients: with fewer registers more blocks
+ * fit. */
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, EVEN_RESIDENT)
     gather_graft_even_kernel(const __grid_constant__ tchi_cuda_rects list, gather_graft_rules rules)
 {

@@ -606,8 +606,8 @@ static __device__ __forceinline__ void tchi_cuda_with_even_chunk(const tchi_cuda
                                           tchi_cuda_block_view_of(rect, corner), corner});
 }
 
-/* The kernels of an operation, of which one takes a list: `even` and `plain`, where they are not NULL, those whose chunks
- * are all full and aligned, with blocks of bfloat16 or with nothing but float32. */
+/* The kernels of an operation, of which one takes a list: `even` and `plain`, where they are not NULL, those whose
+ * chunks are all full and aligned, with blocks of bfloat16 or with nothing but float32. */
 template <typename... params> struct tchi_cuda_update_kernels {
     void (*f64)(tchi_cuda_rects, params...);
     void (*f32)(tchi_cuda_rects, params...);
