@@ -171,22 +171,22 @@ static void interpolate(int count, const double *x, double *f, double *c)
     }
 }
 
-/* As level(): x^a q(x) = m, 1, m, 1, ... at degree + 2 points, for an even degree. */
-static void level_all(double a, int degree, const double *z, double *c)
+/* As level(): x^a q(x) = m, 1, m, 1, ... at count + 1 points, for an odd number of coefficients. */
+static void level_all(double a, int count, const double *z, double *c)
 {
     double v[MOST_DEGREE + 2], sum[2] = {0.0, 0.0};
-    for (int i = 0; i < degree + 2; i++) {
+    for (int i = 0; i <= count; i++) {
         double product = 1.0;
-        for (int j = 0; j < degree + 2; j++) {
+        for (int j = 0; j <= count; j++) {
             product *= i == j ? 1.0 : z[i] - z[j];
         }
         v[i] = pow(z[i], -a);
         sum[i % 2] += fabs(v[i] / product);
     }
-    for (int i = 0; i < degree + 2; i += 2) {
+    for (int i = 0; i <= count; i += 2) {
         v[i] *= sum[1] / sum[0];
     }
-    interpolate(degree + 1, z + 1, v + 1, c);
+    interpolate(count, z + 1, v + 1, c);
 }
 
 /* The least root above x of a polynomial whose roots are all real and above x: Newton's method climbs to it and never
@@ -232,11 +232,14 @@ static int best_polynomial(double a, int degree, double least, double *c, double
 {
     const double angle = 4.0 * atan(1.0) / (degree + 1);
     double width = 1.0 - least, moved = width;
+    if (degree < 2 || degree > MOST_DEGREE) {
+        return -1;
+    }
     for (int i = 0; i < degree + 2; i++) {
         z[i] = i == 0 ? least : least + 0.5 * width * (1.0 - cos(i * angle));
     }
     for (int i = 0; i < MAX_EXCHANGES && moved > SETTLED * width; i++) {
-        level_all(a, degree, z, c);
+        level_all(a, degree + 1, z, c);
         moved = exchange_all(a, degree, c, z);
         for (int j = 0; j <= degree; j++) {
             if (!(z[j] < z[j + 1])) {
@@ -244,7 +247,7 @@ static int best_polynomial(double a, int degree, double least, double *c, double
             }
         }
     }
-    level_all(a, degree, z, c);
+    level_all(a, degree + 1, z, c);
     return moved > SETTLED * width ? -1 : 0;
 }
 

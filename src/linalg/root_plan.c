@@ -239,11 +239,16 @@ typedef struct newton_memo {
     tchi_newton_plan newton;
 } newton_memo;
 
+static bool are_equal(const tch_product_rates *a, const tch_product_rates *b)
+{
+    return a->f64 == b->f64 && a->f32 == b->f32 && a->bf16x2 == b->bf16x2 && a->bf16 == b->bf16 && a->f16x2 == b->f16x2;
+}
+
 static bool remembers(const newton_memo *m, const tchi_root_plan *p, double low)
 {
     return m->root == p->root && m->degree == p->newton.degree && m->mixed == p->mixed &&
            m->one_launch == p->one_launch && m->low == low && m->tolerance == p->tolerance &&
-           memcmp(&m->rates, &p->rates, sizeof p->rates) == 0;
+           are_equal(&m->rates, &p->rates);
 }
 
 static int find_newton(tchi_root_plan *p, double low)

@@ -173,7 +173,7 @@ static pair_room room_of(const tchi_cuda_state *state, const tchi_factor_pair *p
 
 static char *aligned(char *at)
 {
-    return (char *)(((uintptr_t)at + 255) / 256 * 256);
+    return at + (256 - (uintptr_t)at % 256) % 256;
 }
 
 /* As for one factor: enough lower tiles at a time for every multiprocessor, on either side. */
