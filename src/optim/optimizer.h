@@ -222,6 +222,7 @@ struct tch_optimizer {
     int64_t unpacked_bytes;
     int64_t most_rects;      /* of a chunk */
     int64_t least_workspace; /* with which a refresh can be done at all */
+    bool lends_workspace;    /* to the step, as scratch: the caller captures no graph, which would hold on to it */
     double *wanted, *norms;  /* in scratch, one each for a block of a chunk */
     uint32_t *largest;       /* the same, of its gradient */
     void *graft_scratch;

@@ -388,6 +388,8 @@ static tch_status run_step(tch_optimizer *o, const tch_tensor *const *gradients,
     if (o->shared != NULL) {
         tchi_shared_follow(o, now);
     }
+    const tch_recording_ops *recording = o->context->backend->recording;
+    o->lends_workspace = recording != NULL && recording->possible(o->context->state);
     for (int32_t i = 0; i < o->groups.count; i++) {
         TCHI_TRY(step_group(o, now, i));
     }

@@ -109,7 +109,7 @@ static bool has_pair(const tch_optimizer *o, const tchi_block_batch *c)
            !tchi_is_packed(tchi_factor_batch_at(o, c->factor_batch[1]), TCHI_FACTORS);
 }
 
-/* The workspace that roots have left is scratch for it. */
+/* The workspace that roots have left is scratch for it. Recordings of ours are made anew when it changes. */
 static tch_status update_pair(tch_optimizer *o, const tchi_run *run, const tchi_work *work, void *buffer,
                               const uint32_t *largest, const tch_clock *clock)
 {
@@ -121,8 +121,10 @@ static tch_status update_pair(tch_optimizer *o, const tchi_run *run, const tchi_
         const tchi_factor_batch *f = of_run(o, run, k, &first);
         TCHI_TRY(tchi_matrices_open(o, f, TCHI_FACTORS, first, run->count, NULL, &c[k]));
     }
+    void *scratch = o->lends_workspace ? context->workspace : NULL;
     return context->backend->update->factors_update(context->state, &a, largest, clock, rounded(o, run->block_batch),
-                                                    &c[0], &c[1], context->workspace, context->workspace_bytes);
+                                                    &c[0], &c[1], scratch,
+                                                    scratch != NULL ? context->workspace_bytes : 0);
 }
 
 tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *buffer,

@@ -240,6 +240,20 @@ static void check_side(tch_context *context, const pair_case *p, int32_t transpo
     }
 }
 
+/* The same bits again, in whatever parts. */
+static void check_without_scratch(tch_context *context, const batch *a, const void *clock, const batch c[2])
+{
+    float *with[2] = {fetch(context, &c[0]), fetch(context, &c[1])};
+    send(context, &c[0]);
+    send(context, &c[1]);
+    CHECK_OK(
+        context->backend->update->factors_update(context->state, &a->m, NULL, clock, 1, &c[0].m, &c[1].m, NULL, 0));
+    for (int i = 0; i < 2; i++) {
+        float *without = fetch(context, &c[i]);
+        CHECK(memcmp(with[i], without, (size_t)c[i].bytes) == 0, "other bits without scratch, factor %d", i);
+    }
+}
+
 static void check_pair(tch_context *context, const pair_case *p, const double weight[2], uint64_t stream)
 {
     const tch_backend *t = context->backend;
@@ -273,6 +287,7 @@ static void check_pair(tch_context *context, const pair_case *p, const double we
     check_side(context, p, 0, &a, &c[0], weight);
     check_side(context, p, 1, &a, &c[1], weight);
     check_untouched(context, scratch, p->scratch);
+    check_without_scratch(context, &a, there, c);
     t->device->release(context->state, scratch, bytes);
     t->device->release(context->state, there, sizeof clock);
     drop(context, &a);

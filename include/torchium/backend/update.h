@@ -187,7 +187,7 @@ typedef tch_status tch_apply_rows_op(void *state, const tch_update *update, cons
 typedef tch_status tch_factor_update_op(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
                                         int32_t rounded, const tch_matrices *c);
 /* Both at once: rows as above, cols transposed. `largest` is NULL, or what gather_graft has left of each matrix of A.
- * `scratch` of any size, 0 too: what can be gained depends on it. */
+ * `scratch` of any size, 0 too: time may depend on it, but no bit of the result. */
 typedef tch_status tch_factors_update_op(void *state, const tch_matrices *a, const uint32_t *largest,
                                          const tch_clock *clock, int32_t rounded, const tch_matrices *rows,
                                          const tch_matrices *cols, void *scratch, int64_t scratch_bytes);

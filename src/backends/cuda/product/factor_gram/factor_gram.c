@@ -157,18 +157,24 @@ typedef struct pair_room {
     int64_t copy;     /* bytes of one copy of one matrix, as it is; the transposed one lies after all of them */
 } pair_room;
 
+static int64_t copy_bytes(const tch_matrices *a, int32_t transpose)
+{
+    return copy_at(NULL, a, transpose).stride * (int64_t)sizeof(uint16_t);
+}
+
+/* That fit into so many bytes, less what brings each of the three arrays to a multiple of 256. */
+static int64_t pairs_in(const tch_matrices *a, int64_t bytes)
+{
+    return (bytes - 3 * 256) / (copy_bytes(a, 0) + copy_bytes(a, 1) + (int64_t)sizeof(uint32_t));
+}
+
 static pair_room room_of(const tchi_cuda_state *state, const tchi_factor_pair *pair)
 {
     int64_t own = tchi_cuda_workspace_bytes(state);
-    pair_room room = {pair->bytes > own ? pair->scratch : state->blas_workspace, 0, 0};
-    int64_t bytes = pair->bytes > own ? pair->bytes : own;
-    tch_matrices plain = copy_at(NULL, pair->a, 0);
-    tch_matrices turned = copy_at(NULL, pair->a, 1);
-    room.copy = 2 * plain.stride;
-    int64_t each = room.copy + 2 * turned.stride + (int64_t)sizeof(uint32_t);
-    int64_t most = (bytes - 3 * 256) / each; /* for what brings each of the three to a multiple of 256 */
-    room.matrices = most < pair->a->batch ? most : pair->a->batch;
-    return room;
+    bool lent = pair->bytes > own;
+    int64_t most = pairs_in(pair->a, lent ? pair->bytes : own);
+    return (pair_room){lent ? pair->scratch : state->blas_workspace, most < pair->a->batch ? most : pair->a->batch,
+                       copy_bytes(pair->a, 0)};
 }
 
 static char *aligned(char *at)
@@ -176,7 +182,8 @@ static char *aligned(char *at)
     return at + (256 - (uintptr_t)at % 256) % 256;
 }
 
-/* As for one factor: enough lower tiles at a time for every multiprocessor, on either side. */
+/* Enough lower tiles for every multiprocessor, on either side, if all matrices came at once. How much scratch there is
+ * has no part in it: a step must have the same bits with any. */
 int tchi_cuda_factor_pair_takes(const tchi_cuda_state *state, const tchi_factor_pair *pair)
 {
     const tch_matrices *a = pair->a;
@@ -184,13 +191,8 @@ int tchi_cuda_factor_pair_takes(const tchi_cuda_state *state, const tchi_factor_
         a->rows >= 1 << 30 || a->cols >= 1 << 30) {
         return 0;
     }
-    pair_room room = room_of(state, pair);
-    if (room.matrices < 1) {
-        return 0;
-    }
-    tch_matrices rows = some_of(pair->rows, 0, room.matrices);
-    tch_matrices cols = some_of(pair->cols, 0, room.matrices);
-    return tchi_cuda_factor_pingpong_takes(state, &rows) && tchi_cuda_factor_pingpong_takes(state, &cols);
+    return pairs_in(a, tchi_cuda_workspace_bytes(state)) > 0 && tchi_cuda_factor_pingpong_takes(state, pair->rows) &&
+           tchi_cuda_factor_pingpong_takes(state, pair->cols);
 }
 
 tch_status tchi_cuda_factor_pair(tchi_cuda_state *state, tchi_factor_weights weights, const tchi_factor_pair *pair)
