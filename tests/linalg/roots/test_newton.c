@@ -465,7 +465,7 @@ static tch_status never_called(void *state, const tch_newton_iteration *iteratio
     return TCH_ERR_UNSUPPORTED;
 }
 
-/* A degree that was asked for is the degree of all steps, and the kernel of one launch knows no other. */
+/* A degree that was asked for is the degree of all steps, and where all are done in one launch there is no other. */
 static void degree_4_is_for_those_who_leave_it_open(void **state)
 {
     tch_context *context = *state;
