@@ -627,6 +627,7 @@ void tchi_layout_chunks(tch_optimizer *optimizer, tchi_arena *scratch)
     optimizer->wanted = tchi_arena_take(scratch, most_blocks * (int64_t)sizeof(double));
     optimizer->norms = tchi_arena_take(scratch, most_blocks * (int64_t)sizeof(double));
     optimizer->largest = tchi_arena_take(scratch, most_blocks * (int64_t)sizeof(uint32_t));
+    optimizer->largest_filtered = tchi_arena_take(scratch, most_blocks * (int64_t)sizeof(uint32_t));
     optimizer->graft_scratch =
         tchi_arena_take(scratch, t->device->scratch_bytes(optimizer->context->state, TCH_SCRATCH_GRAFT, TCH_SCALAR_F32,
                                                           most_elements, 1, most_rects, 0));

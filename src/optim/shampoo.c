@@ -154,7 +154,7 @@ static tch_status gather_and_graft(const shampoo_run *r)
     tch_update update = tchi_update_run(o, &r->run, &r->work, wanted ? r->gradient : NULL, r->filtered);
     return o->context->backend->update->gather_graft(
         o->context->state, &update, r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE, has_decay(r),
-        (tch_graft)r->config->grafting, o->wanted, o->graft_scratch, o->largest);
+        (tch_graft)r->config->grafting, o->wanted, o->graft_scratch, o->largest, o->largest_filtered);
 }
 
 static tch_status update_factors(const shampoo_run *r)
@@ -200,10 +200,9 @@ static tch_status precondition(const shampoo_run *r, bool with_norms, void **res
     TCHI_RANGE(o->context, "precondition");
     *result = r->filtered != NULL ? r->filtered : r->gradient;
     void *other = r->filtered != NULL ? r->gradient : r->spare;
-    TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, false, result, &other));
-    tch_matrices p = tchi_work_matrices(&r->work, *result, r->run.count);
-    return !with_norms ? TCH_OK
-                       : o->context->backend->matrix->reduce(o->context->state, TCH_REDUCE_FROBENIUS, &p, o->norms);
+    const uint32_t *largest = !r->grafted ? NULL : r->filtered != NULL ? o->largest_filtered : o->largest;
+    return tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_ROOTS, largest, result, &other,
+                             with_norms ? o->norms : NULL);
 }
 
 static tch_status apply(const shampoo_run *r, void *direction, bool scale)

@@ -215,11 +215,11 @@ static tch_status precondition(const soap_run *r, void **direction)
     void *gradient = r->gradient;
     void *spare = r->spare;
     *direction = r->moment;
-    TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, false, &gradient, &spare));
-    TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, false, direction, &spare));
+    TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_INTO_BASES, NULL, &gradient, &spare, NULL));
+    TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_INTO_BASES, NULL, direction, &spare, NULL));
     tch_update moments = moments_of(o, &r->run, &r->work, gradient, *direction);
     TCHI_TRY(o->context->backend->update->rotated_adam(o->context->state, &moments));
-    return tchi_run_multiply(o, &r->run, &r->work, true, direction, &spare);
+    return tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_OUT_OF_BASES, NULL, direction, &spare, NULL);
 }
 
 /* --- bases ------------------------------------------------------------------------------------------------------- */

@@ -100,11 +100,15 @@ static tch_status update_factor(tch_optimizer *o, const tchi_run *run, const tch
     return tchi_matrices_close(o, f, TCHI_FACTORS, first, &c);
 }
 
+static bool is_matrix_with_both(const tchi_block_batch *c)
+{
+    return c->order == 2 && c->size[0] > 1 && c->size[1] > 1 && c->factor_batch[0] >= 0 && c->factor_batch[1] >= 0;
+}
+
 /* Matrices with both factors, kept as they are used, on a backend that gains by updating the two together. */
 static bool has_pair(const tch_optimizer *o, const tchi_block_batch *c)
 {
-    return o->context->backend->update->factors_update != NULL && c->order == 2 && c->size[0] > 1 && c->size[1] > 1 &&
-           c->factor_batch[0] >= 0 && c->factor_batch[1] >= 0 &&
+    return o->context->backend->update->factors_update != NULL && is_matrix_with_both(c) &&
            !tchi_is_packed(tchi_factor_batch_at(o, c->factor_batch[0]), TCHI_FACTORS) &&
            !tchi_is_packed(tchi_factor_batch_at(o, c->factor_batch[1]), TCHI_FACTORS);
 }
@@ -191,9 +195,35 @@ static tch_status multiply_along(tch_optimizer *o, const tchi_run *run, const tc
     return multiply(o, run->block_batch, &x, transpose, &in, 0, &out);
 }
 
-tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, bool transpose,
-                             void **from, void **to)
+/* Matrices with roots or bases on both sides, kept as they are used, on a backend that has a way for the two. */
+static bool has_sides(const tch_optimizer *o, const tchi_block_batch *c)
 {
+    return rounded(o, c) && o->context->backend->update->two_sided != NULL && is_matrix_with_both(c) &&
+           !tchi_is_packed(tchi_factor_batch_at(o, c->factor_batch[0]), TCHI_ROOTS) &&
+           !tchi_is_packed(tchi_factor_batch_at(o, c->factor_batch[1]), TCHI_ROOTS);
+}
+
+static tch_status multiply_both(tch_optimizer *o, const tchi_run *run, const tchi_work *work, tch_sides sides,
+                                void *buffer, const uint32_t *largest, void *other, double *norms)
+{
+    tch_matrices x = view(work, buffer, run->block_batch->size[0], run->block_batch->size[1], run->count);
+    tch_matrices side[2];
+    for (int32_t k = 0; k < 2; k++) {
+        int64_t first;
+        const tchi_factor_batch *f = of_run(o, run, k, &first);
+        TCHI_TRY(tchi_matrices_open(o, f, TCHI_ROOTS, first, run->count, NULL, &side[k]));
+    }
+    return o->context->backend->update->two_sided(o->context->state, sides, &side[0], &side[1], &x, largest, other,
+                                                  norms);
+}
+
+tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, tch_sides sides,
+                             const uint32_t *largest, void **from, void **to, double *norms)
+{
+    bool transpose = sides == TCH_SIDES_OUT_OF_BASES;
+    if (has_sides(optimizer, run->block_batch)) {
+        return multiply_both(optimizer, run, work, sides, *from, largest, *to, norms);
+    }
     for (int32_t k = 0; k < run->block_batch->order; k++) {
         if (run->block_batch->factor_batch[k] < 0) {
             continue;
@@ -203,5 +233,8 @@ tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, cons
         *from = *to;
         *to = swap;
     }
-    return TCH_OK;
+    tch_matrices result = tchi_work_matrices(work, *from, run->count);
+    return norms == NULL ? TCH_OK
+                         : optimizer->context->backend->matrix->reduce(optimizer->context->state, TCH_REDUCE_FROBENIUS,
+                                                                       &result, norms);
 }

@@ -10,10 +10,11 @@
 tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *buffer,
                                    void *spare, const uint32_t *largest, const tch_clock *clock);
 
-/* Multiplies the blocks in *from along every dimension that has a factor by the run's roots (or, transposed, by the
- * transposes), going back and forth between the two buffers; *from is where the result is. */
-tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, bool transpose,
-                             void **from, void **to);
+/* Multiplies the blocks in *from along every dimension that has a factor by the run's roots or bases (out of bases: by
+ * their transposes), going back and forth between the two buffers; *from is where the result is, and norms[i] its norm,
+ * where that is not NULL. `largest` is what gather_graft left of the blocks, or NULL. */
+tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, tch_sides sides,
+                             const uint32_t *largest, void **from, void **to, double *norms);
 
 /* Copies blocks without gaps, `stride` elements apart, with dimension k brought to the front: [outer, size, inner]
  * becomes [size, outer, inner]; or back. */

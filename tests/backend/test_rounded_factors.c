@@ -9,11 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/context.h"
+#include "support/backend/guarded_batch.h"
 #include "support/random.h"
 #include "support/testing.h"
-
-#define GUARD 256 /* elements before and behind the matrices */
 
 typedef struct factor_case {
     int64_t n, depth, batch;
@@ -39,60 +37,6 @@ static bool is_left_out(int i)
     return (emulated || test_on_cpu()) && i >= EMULATED;
 }
 
-/* --- batches on the device --------------------------------------------------------------------------------------- */
-
-typedef struct batch {
-    tch_matrices m;
-    float *image; /* what was put there, guards included; all bits set beside the matrices: NaN */
-    char *memory;
-    int64_t bytes;
-} batch;
-
-static batch make(tch_context *context, int64_t count, int64_t rows, int64_t cols, int64_t gap)
-{
-    batch b = {.m = {NULL, TCH_SCALAR_F32, rows, cols, cols + gap, count, (rows + 1) * (cols + gap)}};
-    void *memory = NULL;
-    b.bytes = (count * b.m.stride + 2 * GUARD) * 4;
-    b.image = test_alloc((size_t)b.bytes);
-    memset(b.image, 0xff, (size_t)b.bytes);
-    CHECK_OK(context->backend->device->allocate(context->state, b.bytes, &memory));
-    b.memory = memory;
-    b.m.data = b.memory + (ptrdiff_t)GUARD * 4;
-    return b;
-}
-
-static void drop(tch_context *context, batch *b)
-{
-    context->backend->device->release(context->state, b->memory, b->bytes);
-}
-
-static int64_t place(const batch *b, int64_t z, int64_t i, int64_t j)
-{
-    return GUARD + z * b->m.stride + i * b->m.ld + j;
-}
-
-static void send(tch_context *context, const batch *b)
-{
-    CHECK_OK(context->backend->device->copy_bytes(context->state, b->memory, b->image, b->bytes, TCH_COPY_TO_DEVICE));
-}
-
-static float *fetch(tch_context *context, const batch *b)
-{
-    float *image = test_alloc((size_t)b->bytes);
-    CHECK_OK(context->backend->device->copy_bytes(context->state, image, b->memory, b->bytes, TCH_COPY_TO_HOST));
-    return image;
-}
-
-static void fill(const batch *b, double magnitude, uint64_t stream)
-{
-    test_random random = test_random_stream(stream);
-    for (int64_t e = 0; e < b->m.batch * b->m.rows * b->m.cols; e++) {
-        int64_t row = e / b->m.cols;
-        float *here = b->image + place(b, row / b->m.rows, row % b->m.rows, e % b->m.cols);
-        *here = (float)(magnitude * test_random_normal(&random));
-    }
-}
-
 static void mirror(const batch *b)
 {
     for (int64_t e = 0; e < b->m.batch * b->m.rows * b->m.cols; e++) {
@@ -100,7 +44,7 @@ static void mirror(const batch *b)
         int64_t i = row % b->m.rows;
         int64_t j = e % b->m.cols;
         if (j > i) {
-            b->image[place(b, row / b->m.rows, i, j)] = b->image[place(b, row / b->m.rows, j, i)];
+            b->image[batch_place(b, row / b->m.rows, i, j)] = b->image[batch_place(b, row / b->m.rows, j, i)];
         }
     }
 }
@@ -109,7 +53,7 @@ static void mirror(const batch *b)
 
 static double operand(const factor_case *f, const batch *a, int64_t z, int64_t i, int64_t k)
 {
-    return a->image[f->transpose ? place(a, z, k, i) : place(a, z, i, k)];
+    return a->image[f->transpose ? batch_place(a, z, k, i) : batch_place(a, z, i, k)];
 }
 
 static void check_element(const factor_case *f, const batch *a, const batch *c, const float *after,
@@ -122,11 +66,11 @@ static void check_element(const factor_case *f, const batch *a, const batch *c, 
         sum += product;
         size += fabs(product);
     }
-    double old = weight[1] == 0.0 ? 0.0 : weight[1] * c->image[place(c, z, i, j)];
+    double old = weight[1] == 0.0 ? 0.0 : weight[1] * c->image[batch_place(c, z, i, j)];
     double expected = weight[0] * sum + old;
     double rounding = 0x1p-10 + (double)(f->depth + 8) * 0x1p-24;
     double most = rounding * weight[0] * size + 0x1p-22 * fabs(old) + FLT_MIN;
-    double got = after[place(c, z, i, j)];
+    double got = after[batch_place(c, z, i, j)];
     CHECK(fabs(got - expected) <= most, "matrix %lld, (%lld, %lld): %.9g, expected %.9g, off by at most %.3g",
           (long long)z, (long long)i, (long long)j, got, expected, most);
 }
@@ -145,47 +89,35 @@ static void check_result(const factor_case *f, const batch *a, const batch *c, c
     }
 }
 
-/* Every bit that is not of a matrix. */
-static void check_guards(const batch *c, const float *after)
-{
-    for (int64_t e = 0; e < c->bytes / 4; e++) {
-        int64_t inside = e - GUARD;
-        bool between = inside < 0 || inside >= c->m.batch * c->m.stride || inside % c->m.ld >= c->m.cols ||
-                       inside % c->m.stride / c->m.ld >= c->m.rows;
-        CHECK(!between || memcmp(after + e, c->image + e, 4) == 0, "element %lld beside the matrices was written",
-              (long long)inside);
-    }
-}
-
 static void check_case(tch_context *context, const factor_case *f, const double weight[2], uint64_t stream)
 {
     const tch_backend *t = context->backend;
     tch_clock clock = {.factor = {weight[0], weight[1]}, .narrow = {(float)weight[0], (float)weight[1]}};
     void *there = NULL;
-    batch a = make(context, f->batch, f->transpose ? f->depth : f->n, f->transpose ? f->n : f->depth, f->gap);
-    batch c = make(context, f->batch, f->n, f->n, 2 * f->gap + f->n % 2);
+    batch a = batch_make(context, f->batch, f->transpose ? f->depth : f->n, f->transpose ? f->n : f->depth, f->gap);
+    batch c = batch_make(context, f->batch, f->n, f->n, 2 * f->gap + f->n % 2);
     test_case("%lld x %lld from %lld, transpose %d, of size %g, weights %g and %g", (long long)f->batch,
               (long long)f->n, (long long)f->depth, f->transpose, f->magnitude, weight[0], weight[1]);
-    fill(&a, weight[0] == 0.0 ? 0.0 : f->magnitude, stream);
+    batch_fill(&a, weight[0] == 0.0 ? 0.0 : f->magnitude, stream);
     if (weight[1] != 0.0) {
-        fill(&c, f->magnitude * f->magnitude, stream + 1);
+        batch_fill(&c, f->magnitude * f->magnitude, stream + 1);
         mirror(&c);
     }
     CHECK_OK(t->device->allocate(context->state, sizeof clock, &there));
     CHECK_OK(t->device->copy_bytes(context->state, there, &clock, sizeof clock, TCH_COPY_TO_DEVICE));
-    send(context, &a);
-    send(context, &c);
+    batch_send(context, &a);
+    batch_send(context, &c);
     CHECK_OK(t->update->factor_update(context->state, &a.m, f->transpose, there, 1, &c.m));
-    float *after = fetch(context, &c);
-    check_guards(&c, after);
+    float *after = batch_fetch(context, &c);
+    batch_check_guards(&c, after);
     if (weight[0] == 0.0) {
         CHECK(memcmp(after, c.image, (size_t)c.bytes) == 0, "a skipped step changed the factor");
     } else {
         check_result(f, &a, &c, after, weight);
     }
     t->device->release(context->state, there, sizeof clock);
-    drop(context, &a);
-    drop(context, &c);
+    batch_drop(context, &a);
+    batch_drop(context, &c);
 }
 
 static void factors_take_gradients_in(void **state)
@@ -231,8 +163,8 @@ static void check_side(tch_context *context, const pair_case *p, int32_t transpo
                        const double weight[2])
 {
     factor_case side = {transpose ? p->cols : p->rows, transpose ? p->rows : p->cols, p->batch, transpose, 0, 0};
-    float *after = fetch(context, c);
-    check_guards(c, after);
+    float *after = batch_fetch(context, c);
+    batch_check_guards(c, after);
     if (weight[0] == 0.0) {
         CHECK(memcmp(after, c->image, (size_t)c->bytes) == 0, "a skipped step changed a factor");
     } else {
@@ -253,34 +185,17 @@ static void update_both(tch_context *context, const batch *a, const uint32_t *la
     CHECK_OK(t->factor_update(context->state, &a->m, 1, clock, 1, &c[1].m));
 }
 
-/* On the device: the bits of the largest element of each matrix, as gather_graft would leave them. */
-static void *largest_of(tch_context *context, const batch *a)
-{
-    const int64_t bytes = a->m.batch * (int64_t)sizeof(float);
-    float *largest = test_alloc((size_t)bytes);
-    void *there = NULL;
-    for (int64_t z = 0; z < a->m.batch; z++) {
-        largest[z] = 0.0F;
-        for (int64_t e = 0; e < a->m.rows * a->m.cols; e++) {
-            largest[z] = fmaxf(largest[z], fabsf(a->image[place(a, z, e / a->m.cols, e % a->m.cols)]));
-        }
-    }
-    CHECK_OK(context->backend->device->allocate(context->state, bytes, &there));
-    CHECK_OK(context->backend->device->copy_bytes(context->state, there, largest, bytes, TCH_COPY_TO_DEVICE));
-    return there;
-}
-
 /* The same bits again, in whatever parts, where the largest elements are known and where they are not. */
 static void check_without_scratch(tch_context *context, const batch *a, const void *clock, const batch c[2])
 {
-    float *with[2] = {fetch(context, &c[0]), fetch(context, &c[1])};
-    void *largest = largest_of(context, a);
+    float *with[2] = {batch_fetch(context, &c[0]), batch_fetch(context, &c[1])};
+    void *largest = batch_largest(context, a);
     for (int known = 0; known < 2; known++) {
-        send(context, &c[0]);
-        send(context, &c[1]);
+        batch_send(context, &c[0]);
+        batch_send(context, &c[1]);
         update_both(context, a, known ? largest : NULL, clock, c, NULL, 0);
         for (int i = 0; i < 2; i++) {
-            float *without = fetch(context, &c[i]);
+            float *without = batch_fetch(context, &c[i]);
             CHECK(memcmp(with[i], without, (size_t)c[i].bytes) == 0, "other bits without scratch, factor %d, known %d",
                   i, known);
         }
@@ -296,21 +211,21 @@ static void check_pair(tch_context *context, const pair_case *p, const double we
     void *scratch = NULL;
     int64_t bytes = p->scratch + SCRATCH_GUARD;
     unsigned char *poison = test_alloc((size_t)bytes);
-    batch a = make(context, p->batch, p->rows, p->cols, p->gap);
-    batch c[2] = {make(context, p->batch, p->rows, p->rows, 2 * p->gap + p->rows % 2),
-                  make(context, p->batch, p->cols, p->cols, 2 * p->gap + p->cols % 2)};
+    batch a = batch_make(context, p->batch, p->rows, p->cols, p->gap);
+    batch c[2] = {batch_make(context, p->batch, p->rows, p->rows, 2 * p->gap + p->rows % 2),
+                  batch_make(context, p->batch, p->cols, p->cols, 2 * p->gap + p->cols % 2)};
     test_case("both factors of %lld x %lld x %lld, of size %g, weights %g and %g, %lld bytes of scratch",
               (long long)p->batch, (long long)p->rows, (long long)p->cols, p->magnitude, weight[0], weight[1],
               (long long)p->scratch);
-    fill(&a, weight[0] == 0.0 ? 0.0 : p->magnitude, stream);
+    batch_fill(&a, weight[0] == 0.0 ? 0.0 : p->magnitude, stream);
     for (int i = 0; i < 2; i++) {
         if (weight[1] != 0.0) {
-            fill(&c[i], p->magnitude * p->magnitude, stream + 1 + (uint64_t)i);
+            batch_fill(&c[i], p->magnitude * p->magnitude, stream + 1 + (uint64_t)i);
             mirror(&c[i]);
         }
-        send(context, &c[i]);
+        batch_send(context, &c[i]);
     }
-    send(context, &a);
+    batch_send(context, &a);
     memset(poison, 0xff, (size_t)bytes);
     CHECK_OK(t->device->allocate(context->state, sizeof clock, &there));
     CHECK_OK(t->device->copy_bytes(context->state, there, &clock, sizeof clock, TCH_COPY_TO_DEVICE));
@@ -323,9 +238,9 @@ static void check_pair(tch_context *context, const pair_case *p, const double we
     check_without_scratch(context, &a, there, c);
     t->device->release(context->state, scratch, bytes);
     t->device->release(context->state, there, sizeof clock);
-    drop(context, &a);
-    drop(context, &c[0]);
-    drop(context, &c[1]);
+    batch_drop(context, &a);
+    batch_drop(context, &c[0]);
+    batch_drop(context, &c[1]);
 }
 
 static void both_factors_take_gradients_in(void **state)

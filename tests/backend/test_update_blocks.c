@@ -168,12 +168,12 @@ static void norms_do_not_depend_on_threads(void **state)
 
 /* --- both in one pass -------------------------------------------------------------------------------------------- */
 
-static uint32_t *largest; /* on the device, one for a block; or NULL */
+static uint32_t *largest, *filtered; /* on the device, one for a block each; or NULL */
 
 static tch_status run_gather_graft(world *w, const ref_setting *s)
 {
     return w->backend->update->gather_graft(w->context->state, &w->update, s->filter, s->l2, s->graft, w->norms,
-                                            w->scratch, largest);
+                                            w->scratch, largest, filtered);
 }
 
 static bool offers_gather_graft(void **state)
@@ -221,20 +221,21 @@ static void one_pass_follows_the_formulas(void **state)
     }
 }
 
-static double grad_at(const world *w, int64_t rect, int64_t i, int64_t j)
+static double number_at(const unsigned char *all, tch_scalar type, int64_t index)
 {
-    const void *all = w->field[REF_GRAD].before;
-    int64_t index = world_index(w, rect, REF_GRAD, i, j);
-    return w->types.grad == TCH_SCALAR_F64 ? ((const double *)all)[index] : (double)((const float *)all)[index];
+    return type == TCH_SCALAR_F64 ? ((const double *)(const void *)all)[index]
+                                  : (double)((const float *)(const void *)all)[index];
 }
 
-/* Two rectangles are a block. */
-static void check_largest(const world *w, const uint32_t *bits)
+/* Of gradients, which stay, or of what was written to the second block. Two rectangles are a block. */
+static void check_largest(const world *w, ref_field field, const uint32_t *bits)
 {
+    const unsigned char *all = field == REF_GRAD ? w->field[field].before : w->field[field].after;
     float expected = 0.0F;
     for (int64_t k = 0; k < w->count; k++) {
         for (int64_t e = 0; e < w->rects[k].rows * w->rects[k].cols; e++) {
-            expected = fmaxf(expected, (float)fabs(grad_at(w, k, e / w->rects[k].cols, e % w->rects[k].cols)));
+            int64_t index = world_index(w, k, field, e / w->rects[k].cols, e % w->rects[k].cols);
+            expected = fmaxf(expected, (float)fabs(number_at(all, w->field[field].type, index)));
         }
         if (k % 2 == 1 || k + 1 == w->count) {
             CHECK(memcmp(&bits[k / 2], &expected, sizeof expected) == 0, "block %lld: %#x, expected the bits of %g",
@@ -258,20 +259,25 @@ static void one_pass_has_the_bits_of_two(void **state)
         s.filter = TCH_FILTER_EMA;
         s.graft = TCH_GRAFT_ADAM;
         largest = device_bytes(w, w->blocks * (int64_t)sizeof *largest);
+        filtered = device_bytes(w, w->blocks * (int64_t)sizeof *filtered);
         world_run(w, run_gather, &s);
         CHECK_OK(run_graft(w, &s));
         world_get(w, apart, w->norms, (int64_t)bytes);
         world_run(w, run_gather_graft, &s);
         world_get(w, together, w->norms, (int64_t)bytes);
         world_get(w, most, largest, w->blocks * (int64_t)sizeof *most);
-        check_largest(w, most);
+        check_largest(w, REF_GRAD, most);
+        world_get(w, most, filtered, w->blocks * (int64_t)sizeof *most);
+        world_download(w);
+        check_largest(w, REF_BLOCK_1, most);
         for (int64_t b = 0; b < w->blocks; b++) {
             CHECK(memcmp(&together[b], &apart[b], sizeof *apart) == 0, "block %lld: %.17g together and %.17g apart",
                   (long long)b, together[b], apart[b]);
         }
         world_check(w, ref_gather_graft, &s, NULL); /* last: what was before is not known after it */
         w->backend->device->release(w->context->state, largest, w->blocks * (int64_t)sizeof *largest);
-        largest = NULL;
+        w->backend->device->release(w->context->state, filtered, w->blocks * (int64_t)sizeof *filtered);
+        largest = filtered = NULL;
         world_close(w);
     }
 }
@@ -429,7 +435,7 @@ static void step_alike(world *w, float *memory, const float *before, int shift, 
     CHECK_OK(t->apply(w->context->state, &w->update, TCH_BLOCK_AS_IS, w->wanted, w->norms, 0, 1));
     if (t->gather_graft != NULL) {
         CHECK_OK(t->gather_graft(w->context->state, &w->update, TCH_FILTER_EMA, 0, TCH_GRAFT_ADAM, w->norms, w->scratch,
-                                 NULL));
+                                 NULL, NULL));
     }
     for (int f = 0; f < ALIKE_FIELDS; f++) {
         world_get(w, after + (int64_t)f * ALIKE, memory + (int64_t)f * (ALIKE + 4) + shift, bytes);

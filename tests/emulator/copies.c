@@ -55,13 +55,17 @@ void emulator_copy_wait(int pending)
 typedef struct queued_product {
     emulator_wgmma product;
     int group;
+    float rows[2][16]; /* of A, where it is not in shared memory */
 } queued_product;
 
 void emulator_wgmma_start(const emulator_wgmma *product)
 {
     thread_work *work = emulator_work();
     queued_product *q = list_add(&work->products, sizeof *q);
-    *q = (queued_product){*product, work->product_group};
+    *q = (queued_product){.product = *product, .group = work->product_group};
+    if (product->rows != NULL) {
+        memcpy(q->rows, product->rows, sizeof q->rows);
+    }
 }
 
 void emulator_wgmma_commit(void)
@@ -148,17 +152,22 @@ static void read_line(const operand *o, int i, float line[16])
 }
 
 /* This thread's part: of rows 16 w + g and 8 more, columns 8 j + 2 t and the next. */
-static void multiply(const emulator_wgmma *p)
+static void multiply(const queued_product *q)
 {
-    operand a = operand_of(p->a, p);
+    const emulator_wgmma *p = &q->product;
     operand b = operand_of(p->b, p);
     int depth = p->type == EMULATOR_TF32 ? 8 : 16;
     int thread = emulator_thread() % 128;
     int row = thread / 32 * 16 + thread % 32 / 4;
     float left[2][16];
     float right[16];
-    read_line(&a, row, left[0]);
-    read_line(&a, row + 8, left[1]);
+    if (p->rows != NULL) {
+        memcpy(left, q->rows, sizeof left);
+    } else {
+        operand a = operand_of(p->a, p);
+        read_line(&a, row, left[0]);
+        read_line(&a, row + 8, left[1]);
+    }
     for (int c = 0; c < p->cols / 4; c++) {
         float *low = &p->sums[c / 2 * 4 + c % 2];
         float sums[2] = {p->add ? low[0] : 0.0f, p->add ? low[2] : 0.0f};
@@ -178,7 +187,7 @@ void emulator_wgmma_wait(int pending)
     queued_product *all = work->products.items;
     size_t done = 0;
     while (done < work->products.count && all[done].group < work->product_group - pending) {
-        multiply(&all[done].product);
+        multiply(&all[done]);
         done++;
     }
     work->products.count -= done;

@@ -94,6 +94,7 @@ typedef struct emulator_wgmma {
     uint64_t a, b;
     emulator_operand type;
     int32_t cols, by_columns, add;
+    const float *rows; /* NULL, or this thread's two rows of A, 16 numbers each, which came from registers */
 } emulator_wgmma;
 void emulator_wgmma_start(const emulator_wgmma *product);
 void emulator_wgmma_commit(void);

@@ -108,6 +108,10 @@ typedef enum tch_graft {
     TCH_GRAFT_ADAM = 4     /* that v; d = f / (sqrt(v / clock->graft) + graft_eps) */
 } tch_graft;
 
+/* What a product from both sides multiplies by: roots, which are symmetric and positive definite, or bases, whose rows
+ * have length 1. */
+typedef enum tch_sides { TCH_SIDES_ROOTS = 0, TCH_SIDES_INTO_BASES = 1, TCH_SIDES_OUT_OF_BASES = 2 } tch_sides;
+
 /* How `apply` scales block b. */
 typedef enum tch_block_scale {
     TCH_BLOCK_AS_IS = 0,
@@ -163,9 +167,10 @@ typedef tch_status tch_graft_op(void *state, const tch_update *update, tch_graft
                                 void *scratch);
 /* Both in one pass, without `replace`, for blocks of the arithmetic's type and a kind that has a v. Where `largest` is
  * not NULL, largest[block_index] becomes the bits, as float32, of the largest |g| of a block, of which a NaN counts as
- * more than anything; 0 where skip is set. */
+ * more than anything, and with a filter filtered[block_index] those of |f|; 0 where skip is set. */
 typedef tch_status tch_gather_graft_op(void *state, const tch_update *update, tch_filter filter, int32_t l2,
-                                       tch_graft kind, double *norms, void *scratch, uint32_t *largest);
+                                       tch_graft kind, double *norms, void *scratch, uint32_t *largest,
+                                       uint32_t *filtered);
 /* Adam inside blocks, for SOAP: v (state[1]) = beta2 v + (1 - beta2) block[0]^2; block[1] = block[1] / (sqrt(v) + eps)
  * times sqrt(correction2) / correction1. */
 typedef tch_status tch_rotated_adam_op(void *state, const tch_update *update);
@@ -191,6 +196,11 @@ typedef tch_status tch_factor_update_op(void *state, const tch_matrices *a, int3
 typedef tch_status tch_factors_update_op(void *state, const tch_matrices *a, const uint32_t *largest,
                                          const tch_clock *clock, int32_t rounded, const tch_matrices *rows,
                                          const tch_matrices *cols, void *scratch, int64_t scratch_bytes);
+/* X <- L X R', or L' X R out of bases, for float32, with operands that may be rounded to 11 bits as in gemm_rounded.
+ * `largest` is NULL or the bits, as float32, of the largest |x| of each matrix, of which a NaN counts as more than
+ * anything. `other` has room for as much as X; norms[i] becomes |X_i| where norms is not NULL. */
+typedef tch_status tch_two_sided_op(void *state, tch_sides sides, const tch_matrices *left, const tch_matrices *right,
+                                    const tch_matrices *x, const uint32_t *largest, void *other, double *norms);
 
 /* --- loss scaling ------------------------------------------------------------------------------------------------ */
 
@@ -203,7 +213,7 @@ typedef tch_status tch_update_scale_op(void *state, float *scale, int32_t *track
                                        double growth, double backoff, int32_t interval);
 
 typedef struct tch_update_ops {
-    /* all but the last two REQUIRED */
+    /* all but the last three REQUIRED */
     tch_find_nonfinite_op *find_nonfinite;
     tch_decide_skip_op *decide_skip;
     tch_agree_op *agree;
@@ -223,6 +233,7 @@ typedef struct tch_update_ops {
     /* or NULL: one after the other is as good */
     tch_gather_graft_op *gather_graft;
     tch_factors_update_op *factors_update;
+    tch_two_sided_op *two_sided;
 } tch_update_ops;
 
 #endif

@@ -143,6 +143,7 @@ static const tch_update_ops update_ops = {
     .update_scale = tchi_cuda_update_scale,
     .factor_update = tchi_cuda_factor_update,
     .factors_update = tchi_cuda_factors_update,
+    .two_sided = tchi_cuda_two_sided,
 };
 
 static const tch_sample_ops sample_ops = {

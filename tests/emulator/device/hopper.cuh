@@ -106,6 +106,18 @@ static __device__ inline void tchi_tma_publish()
 {
 }
 
+/* --- registers of lanes -------------------------------------------------------------------------------------------- */
+
+namespace tchi
+{
+
+/* Of 8 by 8 matrices: of row j of matrix i lanes 4 j to 4 j + 3 hold two numbers each. */
+struct matrix_parts {
+    uint32_t r[4];
+};
+
+} // namespace tchi
+
 /* --- products of a warpgroup ------------------------------------------------------------------------------------- */
 
 static __device__ inline uint64_t tchi_wgmma_columns(const void *shared, int apart)
@@ -126,6 +138,12 @@ static __device__ inline void tchi_wgmma_f16_n256_columns(float (&d)[128], uint6
     emulator_wgmma_start(&product);
 }
 
+static __device__ inline void tchi_wgmma_f16_n128_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
+{
+    emulator_wgmma product = {d, a, b, EMULATOR_F16, 128, 1, add};
+    emulator_wgmma_start(&product);
+}
+
 static __device__ inline void tchi_wgmma_f16_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
 {
     emulator_wgmma product = {d, a, b, EMULATOR_F16, 128, 0, add};
@@ -138,21 +156,27 @@ static __device__ inline void tchi_wgmma_tf32_n128(float (&d)[64], uint64_t a, u
     emulator_wgmma_start(&product);
 }
 
+/* The lanes of four have a row together. */
+static __device__ inline void tchi_wgmma_f16_n256_registers(float (&d)[128], const uint32_t (&a)[4], uint64_t b,
+                                                            int add)
+{
+    auto all = tchi::exchange_records(tchi::matrix_parts{{a[0], a[1], a[2], a[3]}});
+    float rows[2][16];
+    for (int k = 0; k < 16; k++) {
+        for (int h = 0; h < 2; h++) {
+            uint32_t pair = all[(int)tchi::lane() / 4 * 4 + k % 8 / 2].r[k / 8 * 2 + h];
+            rows[h][k] = __half2float(__ushort_as_half((unsigned short)(pair >> k % 2 * 16)));
+        }
+    }
+    emulator_wgmma product = {d, 0, b, EMULATOR_F16, 256, 1, add, rows[0]};
+    emulator_wgmma_start(&product);
+}
+
 template <int count> static __device__ inline void tchi_wgmma_results(float (&)[count])
 {
 }
 
 /* --- 16-bit fragments to shared memory --------------------------------------------------------------------------- */
-
-namespace tchi
-{
-
-/* What goes to row j of matrix i is what lanes 4 j to 4 j + 3 hold of it; the lane that named the row writes it. */
-struct matrix_parts {
-    uint32_t r[4];
-};
-
-} // namespace tchi
 
 static __device__ inline void tchi_stmatrix_x4(void *shared_row, const uint32_t (&r)[4])
 {

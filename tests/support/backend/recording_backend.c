@@ -398,6 +398,20 @@ static tch_status factors_update(void *state, const tch_matrices *a, const uint3
     return take(state, &e);
 }
 
+static tch_status do_two_sided(void *state, const entry *e)
+{
+    return real->update->two_sided(state, (tch_sides)e->i[0], &e->m[0], &e->m[1], &e->m[2], e->in[0], e->out[0],
+                                   e->out[1]);
+}
+
+static tch_status two_sided(void *state, tch_sides sides, const tch_matrices *left, const tch_matrices *right,
+                            const tch_matrices *x, const uint32_t *largest, void *other, double *norms)
+{
+    entry e = {
+        .run = do_two_sided, .m = {*left, *right, *x}, .i = {(int64_t)sides}, .in = {largest}, .out = {other, norms}};
+    return take(state, &e);
+}
+
 /* --- blocks ------------------------------------------------------------------------------------------------------ */
 
 static tch_status do_graft(void *state, const entry *e)
@@ -618,6 +632,7 @@ static void set_operations(table_copy *t)
     t->matrix.symmetric_product = real->matrix->symmetric_product != NULL ? symmetric_product : NULL;
     t->update.factor_update = factor_update;
     t->update.factors_update = real->update->factors_update != NULL ? factors_update : NULL;
+    t->update.two_sided = real->update->two_sided != NULL ? two_sided : NULL;
     t->update.graft = graft;
     t->update.rotated_adam = rotated_adam;
     t->update.apply = apply;

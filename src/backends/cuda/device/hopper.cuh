@@ -202,6 +202,36 @@ static __device__ __forceinline__ void tchi_wgmma_f16_n256_columns(float (&d)[12
                  : "l"(a), "l"(b), "r"(add));
 }
 
+/* The same for 128 columns of B. */
+static __device__ __forceinline__ void tchi_wgmma_f16_n128_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" TCHI_WGMMA_NAMES_64
+                 "}, %64, %65, p, 1, 1, 1, 1;\n"
+                 "}"
+                 : TCHI_WGMMA_SUMS_64(d, 0)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+/* D += A B, or D = A B if `add` is 0, for A 64 by 16 in registers and 16 rows of 256 columns of B as tchi_wgmma_columns
+ * describes them. With lane =
+ * 4 g + t, warp w has of A in a[2 i + h] row 16 w + g + 8 h and columns 8 i + 2 t and the next, the first in the lower
+ * half; they stay as they are until the product is over. */
+static __device__ __forceinline__ void tchi_wgmma_f16_n256_registers(float (&d)[128], const uint32_t (&a)[4],
+                                                                     uint64_t b, int add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %133, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" TCHI_WGMMA_NAMES_128
+                 "}, {%128, %129, %130, %131}, %132, p, 1, 1, 1;\n"
+                 "}"
+                 : TCHI_WGMMA_SUMS_64(d, 0), TCHI_WGMMA_SUMS_64(d, 64)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
 /* --- products of float16 by rows --------------------------------------------------------------------------------- */
 
 /* As tchi_wgmma_bf16_n128, for float16. */

@@ -23,14 +23,24 @@ static void find_encode(void)
 }
 
 /* Sizes and strides have limits of 2^32 elements and 2^40 bytes. */
-int tchi_cuda_tensor_map_takes(const tch_matrices *m)
+static int is_describable(const tch_matrices *m)
 {
     const int64_t most = (int64_t)1 << 31;
-    int aligned = (uintptr_t)m->data % 16 == 0 && m->ld % 8 == 0 && (m->batch == 1 || m->stride % 8 == 0);
+    int unit = m->type == TCH_SCALAR_F32 ? 4 : 8; /* elements in 16 bytes */
+    int aligned = (uintptr_t)m->data % 16 == 0 && m->ld % unit == 0 && (m->batch == 1 || m->stride % unit == 0);
     int inside = m->rows < most && m->cols < most && m->batch < most && m->ld < most * 128 && m->stride < most * 128;
     int distinct = m->batch == 1 || m->stride > 0;
-    int typed = m->type == TCH_SCALAR_BF16 || m->type == TCH_SCALAR_F16;
-    return typed && aligned && inside && distinct && m->rows > 0 && m->cols > 0 && m->batch > 0;
+    return aligned && inside && distinct && m->rows > 0 && m->cols > 0 && m->batch > 0;
+}
+
+int tchi_cuda_tensor_map_takes(const tch_matrices *m)
+{
+    return (m->type == TCH_SCALAR_BF16 || m->type == TCH_SCALAR_F16) && is_describable(m);
+}
+
+int tchi_cuda_tensor_map_takes_floats(const tch_matrices *m)
+{
+    return m->type == TCH_SCALAR_F32 && is_describable(m);
 }
 
 tch_status tchi_cuda_tensor_map(const tch_matrices *m, int box_rows, CUtensorMap *map)
@@ -41,11 +51,13 @@ tch_status tchi_cuda_tensor_map(const tch_matrices *m, int box_rows, CUtensorMap
     }
     int64_t stride = m->batch == 1 ? m->ld : m->stride; /* any that is allowed, where there is one matrix */
     const cuuint64_t sizes[] = {(cuuint64_t)m->cols, (cuuint64_t)m->rows, (cuuint64_t)m->batch};
-    const cuuint64_t strides[] = {(cuuint64_t)m->ld * 2, (cuuint64_t)stride * 2};
-    const cuuint32_t box[] = {TCHI_CUDA_BOX_COLS, (cuuint32_t)box_rows, 1};
+    const cuuint32_t bytes = m->type == TCH_SCALAR_F32 ? 4 : 2;
+    const cuuint64_t strides[] = {(cuuint64_t)m->ld * bytes, (cuuint64_t)stride * bytes};
+    const cuuint32_t box[] = {TCHI_CUDA_BOX_COLS * 2 / bytes, (cuuint32_t)box_rows, 1};
     const cuuint32_t every[] = {1, 1, 1};
-    CUtensorMapDataType type =
-        m->type == TCH_SCALAR_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    CUtensorMapDataType type = m->type == TCH_SCALAR_F32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                               : m->type == TCH_SCALAR_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                           : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     CUresult result =
         encode(map, type, 3, m->data, sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

@@ -9,14 +9,16 @@
 
 TCH_BEGIN_DECLS
 
-/* Elements of a row in a box: 128 bytes, which lie in shared memory with chunk c of row r at place c ^ (r % 8). */
+/* Elements of a row in a box, of float32 half as many: 128 bytes, which lie in shared memory with chunk c of row r at
+ * place c ^ (r % 8). */
 #define TCHI_CUDA_BOX_COLS 64
 
-/* Whether the accelerator can describe a batch of bfloat16 or float16: rows and matrices begin at multiples of 16
- * bytes. */
+/* Whether the accelerator can describe a batch of bfloat16 or float16, or one of float32: rows and matrices begin at
+ * multiples of 16 bytes. */
 int tchi_cuda_tensor_map_takes(const tch_matrices *m);
+int tchi_cuda_tensor_map_takes_floats(const tch_matrices *m);
 
-/* Describes it as cols by rows by batch, to be copied in boxes of TCHI_CUDA_BOX_COLS columns and `box_rows` rows. */
+/* Describes it as cols by rows by batch, to be copied in boxes of 128 bytes and `box_rows` rows. */
 tch_status tchi_cuda_tensor_map(const tch_matrices *m, int box_rows, CUtensorMap *map);
 
 TCH_END_DECLS

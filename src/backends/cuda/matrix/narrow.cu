@@ -7,7 +7,7 @@
  *     scale = 2^(14 - floor(log2(largest)));
  *     for (each element) {                                    // narrow_rows
  *         to[i][j] = x is float32 ? float_to_half(scale * x[i][j]) : x[i][j];
- *     }                                                       // or to[j][i]: narrow_columns; or both
+ *     }
  */
 #include "narrow.h"
 
@@ -18,7 +18,6 @@
 
 typedef struct narrow_problem {
     tchi_cuda_operand x, to;
-    tchi_cuda_operand plain; /* a copy that is not transposed, beside `to`, which is; or nothing */
     int64_t rows, cols, batch;
     uint32_t *largest;
     tchi_tile_side side; /* x again, for rows at any address */
@@ -119,87 +118,6 @@ static __global__ void __launch_bounds__(THREADS, 4) narrow_rows(const narrow_pr
     }
 }
 
-/* --- transposed -------------------------------------------------------------------------------------------------- */
-
-#define SQUARE 64
-#define PAIRS (SQUARE / 2 + 1) /* words of a row of a square in shared memory, one more than it has pairs of elements */
-
-/* Four elements of a row of the plain copy. */
-static __device__ __forceinline__ void store_four(const narrow_problem &p, int64_t b, int64_t i, int64_t j,
-                                                  const uint32_t (&v)[4])
-{
-    if (i < p.rows) {
-        *(uint2 *)tchi_cuda_at(p.plain, b, i, j) = make_uint2(v[0] | v[1] << 16, v[2] | v[3] << 16);
-    }
-}
-
-/* Two rows of x beside each other in words, so that a column of the square is a row of words: [column][row / 2].
- * Lanes of a warp write to every second bank at worst, and read from different ones. */
-template <bool both>
-static __device__ __forceinline__ void load_square(const narrow_problem &p, int64_t b, int64_t row, int64_t col,
-                                                   float scale, uint32_t (&square)[SQUARE][PAIRS])
-{
-    int j = (int)threadIdx.x % 16 * 4;
-    int count = (int)max((int64_t)0, min((int64_t)4, p.cols - col - j));
-#pragma unroll
-    for (int pass = 0; pass < SQUARE * SQUARE / 8 / THREADS; pass++) {
-        int pair = (int)threadIdx.x / 16 + pass * (THREADS / 16);
-        int64_t i = row + 2 * pair;
-        tchi_cuda_vec4<float> even = tchi_cuda_load_vec4<float>(p.x, b, i, col + j, i < p.rows ? count : 0);
-        tchi_cuda_vec4<float> odd = tchi_cuda_load_vec4<float>(p.x, b, i + 1, col + j, i + 1 < p.rows ? count : 0);
-        uint32_t low[4], high[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            low[k] = __half_as_ushort(__float2half_rn(scale * even.v[k]));
-            high[k] = __half_as_ushort(__float2half_rn(scale * odd.v[k]));
-            square[j + k][pair] = low[k] | high[k] << 16;
-        }
-        if (both && col + j < p.plain.ld) { /* which ends with zeros, on a multiple of 16 bytes */
-            store_four(p, b, i, col + j, low);
-            store_four(p, b, i + 1, col + j, high);
-        }
-    }
-}
-
-static __device__ __forceinline__ void store_square(const narrow_problem &p, int64_t b, int64_t row, int64_t col,
-                                                    const uint32_t (&square)[SQUARE][PAIRS])
-{
-    int chunk = (int)threadIdx.x % 8;
-#pragma unroll
-    for (int pass = 0; pass < SQUARE * 8 / THREADS; pass++) {
-        int j = (int)threadIdx.x / 8 + pass * (THREADS / 8);
-        if (col + j < p.cols && row + 8 * chunk < p.rows) {
-            const uint32_t *w = square[j] + 4 * chunk;
-            *(uint4 *)tchi_cuda_at(p.to, b, col + j, row + 8 * chunk) = make_uint4(w[0], w[1], w[2], w[3]);
-        }
-    }
-}
-
-/* Reads x and writes half as much, or as much for both copies, a square of 64 by 64 to a block at a time; rows of all
- * are whole sectors. Zeros go behind the columns as far as 16 bytes reach. */
-template <bool both> static __device__ __forceinline__ void narrow_squares(const narrow_problem &p)
-{
-    __shared__ uint32_t square[SQUARE][PAIRS];
-    int64_t across = tchi_cuda_ceil_div(p.cols, SQUARE), squares = across * tchi_cuda_ceil_div(p.rows, SQUARE);
-    for (int64_t s = blockIdx.x; s < squares * p.batch; s += gridDim.x) {
-        int64_t b = s / squares, row = s % squares / across * SQUARE, col = s % across * SQUARE;
-        load_square<both>(p, b, row, col, tchi_narrow_scale(p.largest[b]), square);
-        __syncthreads();
-        store_square(p, b, row, col, square);
-        __syncthreads();
-    }
-}
-
-static __global__ void __launch_bounds__(THREADS, 4) narrow_columns(const narrow_problem p)
-{
-    narrow_squares<false>(p);
-}
-
-static __global__ void __launch_bounds__(THREADS, 4) narrow_both(const narrow_problem p)
-{
-    narrow_squares<true>(p);
-}
-
 /* --- host -------------------------------------------------------------------------------------------------------- */
 
 static dim3 grid_of(const narrow_problem &p, int64_t each)
@@ -210,7 +128,7 @@ static dim3 grid_of(const narrow_problem &p, int64_t each)
 
 tch_status tchi_cuda_largest_bits(const tchi_cuda_state *state, const tch_matrices *x, uint32_t *largest)
 {
-    narrow_problem p = {tchi_cuda_operand_of(x), {}, {}, x->rows, x->cols, x->batch, largest, {}};
+    narrow_problem p = {tchi_cuda_operand_of(x), {}, x->rows, x->cols, x->batch, largest, {}};
     TCHI_CUDA_TRY(cudaMemsetAsync(largest, 0, (size_t)x->batch * sizeof *largest, state->stream), "largest_bits");
     largest_bits<<<grid_of(p, 4), THREADS, 0, state->stream>>>(p);
     return tchi_cuda_launched(state, "largest_bits");
@@ -219,37 +137,8 @@ tch_status tchi_cuda_largest_bits(const tchi_cuda_state *state, const tch_matric
 tch_status tchi_cuda_narrow(const tchi_cuda_state *state, const tch_matrices *x, const uint32_t *largest,
                             const tch_matrices *to)
 {
-    narrow_problem p = {tchi_cuda_operand_of(x), tchi_cuda_operand_of(to),  {}, x->rows, x->cols, x->batch,
+    narrow_problem p = {tchi_cuda_operand_of(x), tchi_cuda_operand_of(to),  x->rows, x->cols, x->batch,
                         (uint32_t *)largest,     tchi_tile_side_of(x, true)};
     narrow_rows<<<grid_of(p, 8), THREADS, 0, state->stream>>>(p);
     return tchi_cuda_launched(state, "narrow_rows");
-}
-
-static int64_t squares_of(const tch_matrices *x)
-{
-    return tchi_cuda_ceil_div(x->rows, SQUARE) * tchi_cuda_ceil_div(x->cols, SQUARE) * x->batch;
-}
-
-tch_status tchi_cuda_narrow_transposed(const tchi_cuda_state *state, const tch_matrices *x, const uint32_t *largest,
-                                       const tch_matrices *to)
-{
-    narrow_problem p = {
-        tchi_cuda_operand_of(x), tchi_cuda_operand_of(to), {}, x->rows, x->cols, x->batch, (uint32_t *)largest, {}};
-    narrow_columns<<<tchi_cuda_grid(squares_of(x)), THREADS, 0, state->stream>>>(p);
-    return tchi_cuda_launched(state, "narrow_columns");
-}
-
-tch_status tchi_cuda_narrow_both(const tchi_cuda_state *state, const tch_matrices *x, const uint32_t *largest,
-                                 const tch_matrices *to, const tch_matrices *transposed)
-{
-    narrow_problem p = {tchi_cuda_operand_of(x),
-                        tchi_cuda_operand_of(transposed),
-                        tchi_cuda_operand_of(to),
-                        x->rows,
-                        x->cols,
-                        x->batch,
-                        (uint32_t *)largest,
-                        {}};
-    narrow_both<<<tchi_cuda_grid(squares_of(x)), THREADS, 0, state->stream>>>(p);
-    return tchi_cuda_launched(state, "narrow_both");
 }

@@ -17,14 +17,6 @@ tch_status tchi_cuda_largest_bits(const tchi_cuda_state *state, const tch_matric
 tch_status tchi_cuda_narrow(const tchi_cuda_state *state, const tch_matrices *x, const uint32_t *largest,
                             const tch_matrices *to);
 
-/* to = x', for x of float32 and the rest as above. */
-tch_status tchi_cuda_narrow_transposed(const tchi_cuda_state *state, const tch_matrices *x, const uint32_t *largest,
-                                       const tch_matrices *to);
-
-/* Both, and x is read once. */
-tch_status tchi_cuda_narrow_both(const tchi_cuda_state *state, const tch_matrices *x, const uint32_t *largest,
-                                 const tch_matrices *to, const tch_matrices *transposed);
-
 TCH_END_DECLS
 
 #ifdef __cplusplus

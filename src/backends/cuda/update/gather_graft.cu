@@ -3,7 +3,7 @@
  *
  *     g, m and block[0], block[1]                             // see blocks.cu
  *     v and |d|                                               // see graft.cu
- *     largest[block] = the most bits of |g|
+ *     largest[block], filtered[block] = the most bits of |g| and of |f|
  */
 #include "gather.cuh"
 #include "graft.cuh"
@@ -12,8 +12,8 @@ typedef struct gather_graft_rules {
     tch_filter filter;
     int l2;
     tch_graft kind;
-    double *partial;   /* of the launch's chunks */
-    uint32_t *largest; /* or nothing */
+    double *partial;              /* of the launch's chunks */
+    uint32_t *largest, *filtered; /* or nothing */
 } gather_graft_rules;
 
 template <typename real> struct gather_graft_numbers {
@@ -64,6 +64,9 @@ filter_and_graft(const tchi_cuda_chunk_ctx<real, path> &ctx, const gather_graft_
             f.at[s] = filter_four(numbers.gather, rules.filter, g.at[s], m.at[s]);
         }
         tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, m);
+        if (rules.largest != nullptr) {
+            note_largest(f, rules.filtered + ctx.rect.block_index);
+        }
         store_gathered(ctx, TCHI_CUDA_BLOCK_1, tile, f);
     }
 #pragma unroll
@@ -149,15 +152,16 @@ static tch_status clear_largest(const tchi_cuda_state *state, const tch_update *
 }
 
 tch_status tchi_cuda_gather_graft(void *state, const tch_update *update, tch_filter filter, int32_t l2, tch_graft kind,
-                                  double *norms, void *scratch, uint32_t *largest)
+                                  double *norms, void *scratch, uint32_t *largest, uint32_t *filtered)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
-    gather_graft_rules rules = {filter, l2, kind, (double *)scratch, largest};
+    gather_graft_rules rules = {filter, l2, kind, (double *)scratch, largest, filtered};
     tchi_cuda_rects list;
     int64_t next = 0;
     int32_t chunks;
     if (largest != NULL && update->count > 0) {
         TCHI_CUDA_PASS(clear_largest(s, update, largest));
+        TCHI_CUDA_PASS(filter == TCH_FILTER_NONE ? TCH_OK : clear_largest(s, update, filtered));
     }
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, TCHI_CUDA_BLOCKS, &next, &list)) > 0) {
         bool even = list.even && list.plain && !l2;

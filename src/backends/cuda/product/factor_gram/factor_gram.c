@@ -67,16 +67,22 @@ static int64_t even_part(int64_t total, int64_t most, int64_t unit)
     return ((total + parts - 1) / parts + unit - 1) / unit * unit;
 }
 
-/* Rows of a copy are multiples of 16 bytes. Depth 0: not even one k-tile fits. */
-static copy_plan plan_copies(const tchi_cuda_state *state, const tch_matrices *c, int64_t depth)
+/* Rows of a copy are multiples of 16 bytes. */
+static int64_t aligned_cols(int64_t cols)
+{
+    return (cols + 7) / 8 * 8;
+}
+
+/* Depth 0: not even one k-tile fits. */
+static copy_plan plan_copies(const tchi_cuda_state *state, const tch_matrices *c, int32_t transpose, int64_t depth)
 {
     int64_t room = (tchi_cuda_workspace_bytes(state) - LARGEST_BYTES) / 2; /* elements */
-    int64_t one = c->rows * ((depth + 7) / 8 * 8);
+    int64_t one = transpose ? depth * aligned_cols(c->rows) : c->rows * aligned_cols(depth);
     if (one <= room) {
         int64_t most = room / one < MOST_COPIES ? room / one : MOST_COPIES;
         return (copy_plan){even_part(c->batch, most, 1), depth};
     }
-    int64_t most = room / c->rows / 64 * 64;
+    int64_t most = room / aligned_cols(c->rows) / 64 * 64;
     return (copy_plan){1, most == 0 ? 0 : even_part(depth, most, 64)};
 }
 
@@ -89,16 +95,12 @@ static tch_matrices some_of(const tch_matrices *m, int64_t first, int64_t count)
     return some;
 }
 
-/* As A is, or transposed, in float16. */
-static tch_matrices copy_at(void *data, const tch_matrices *a, int32_t transpose)
+static tch_matrices copy_at(void *data, const tch_matrices *a)
 {
-    tch_matrices copy = {0};
+    tch_matrices copy = *a;
     copy.data = data;
     copy.type = TCH_SCALAR_F16;
-    copy.rows = transpose ? a->cols : a->rows;
-    copy.cols = transpose ? a->rows : a->cols;
-    copy.ld = (copy.cols + 7) / 8 * 8;
-    copy.batch = a->batch;
+    copy.ld = aligned_cols(a->cols);
     copy.stride = copy.rows * copy.ld;
     return copy;
 }
@@ -107,11 +109,10 @@ static tch_status add_part(tchi_cuda_state *state, tchi_factor_weights weights, 
                            int32_t transpose, const tch_matrices *c)
 {
     uint32_t *largest = state->blas_workspace;
-    tch_matrices copy = copy_at((char *)state->blas_workspace + LARGEST_BYTES, a, transpose);
+    tch_matrices copy = copy_at((char *)state->blas_workspace + LARGEST_BYTES, a);
     TCHI_CUDA_PASS(tchi_cuda_largest_bits(state, a, largest));
-    TCHI_CUDA_PASS(transpose ? tchi_cuda_narrow_transposed(state, a, largest, &copy)
-                             : tchi_cuda_narrow(state, a, largest, &copy));
-    return tchi_cuda_factor_pingpong(state, weights, &copy, largest, c);
+    TCHI_CUDA_PASS(tchi_cuda_narrow(state, a, largest, &copy));
+    return tchi_cuda_factor_pingpong(state, weights, &copy, transpose, largest, c);
 }
 
 /* Whether the lower tiles of as many matrices as are copied at a time are enough for every multiprocessor: each has the
@@ -124,7 +125,7 @@ int tchi_cuda_factor_narrow_takes(const tchi_cuda_state *state, const tch_matric
         depth >= 1 << 30) {
         return 0;
     }
-    copy_plan plan = plan_copies(state, c, depth);
+    copy_plan plan = plan_copies(state, c, transpose, depth);
     tch_matrices some = some_of(c, 0, plan.matrices);
     return plan.depth > 0 && tchi_cuda_factor_pingpong_takes(state, &some);
 }
@@ -133,7 +134,7 @@ tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights w
                                    int32_t transpose, const tch_matrices *c)
 {
     const int64_t depth = transpose ? a->rows : a->cols;
-    const copy_plan plan = plan_copies(state, c, depth);
+    const copy_plan plan = plan_copies(state, c, transpose, depth);
     for (int64_t b = 0; b < c->batch; b += plan.matrices) {
         int64_t count = c->batch - b < plan.matrices ? c->batch - b : plan.matrices;
         tch_matrices some = some_of(a, b, count);
@@ -150,31 +151,25 @@ tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights w
 
 /* --- both factors ------------------------------------------------------------------------------------------------ */
 
-/* Where both copies of some matrices lie, after one number for each matrix. */
-typedef struct pair_room {
+/* Where the copies of some matrices lie, after one number for each matrix. */
+typedef struct copy_room {
     char *at;
     int64_t matrices; /* that fit */
-    int64_t copy;     /* bytes of one copy of one matrix, as it is; the transposed one lies after all of them */
-} pair_room;
+} copy_room;
 
-static int64_t copy_bytes(const tch_matrices *a, int32_t transpose)
+/* That fit into so many bytes, less what brings both arrays to a multiple of 256. */
+static int64_t copies_in(const tch_matrices *a, int64_t bytes)
 {
-    return copy_at(NULL, a, transpose).stride * (int64_t)sizeof(uint16_t);
+    int64_t one = copy_at(NULL, a).stride * (int64_t)sizeof(uint16_t);
+    return (bytes - 2 * 256) / (one + (int64_t)sizeof(uint32_t));
 }
 
-/* That fit into so many bytes, less what brings each of the three arrays to a multiple of 256. */
-static int64_t pairs_in(const tch_matrices *a, int64_t bytes)
-{
-    return (bytes - 3 * 256) / (copy_bytes(a, 0) + copy_bytes(a, 1) + (int64_t)sizeof(uint32_t));
-}
-
-static pair_room room_of(const tchi_cuda_state *state, const tchi_factor_pair *pair)
+static copy_room room_of(const tchi_cuda_state *state, const tchi_factor_pair *pair)
 {
     int64_t own = tchi_cuda_workspace_bytes(state);
     bool lent = pair->bytes > own;
-    int64_t most = pairs_in(pair->a, lent ? pair->bytes : own);
-    return (pair_room){lent ? pair->scratch : state->blas_workspace, most < pair->a->batch ? most : pair->a->batch,
-                       copy_bytes(pair->a, 0)};
+    int64_t most = copies_in(pair->a, lent ? pair->bytes : own);
+    return (copy_room){lent ? pair->scratch : state->blas_workspace, most < pair->a->batch ? most : pair->a->batch};
 }
 
 static char *aligned(char *at)
@@ -191,13 +186,13 @@ int tchi_cuda_factor_pair_takes(const tchi_cuda_state *state, const tchi_factor_
         a->rows >= 1 << 30 || a->cols >= 1 << 30) {
         return 0;
     }
-    return pairs_in(a, tchi_cuda_workspace_bytes(state)) > 0 && tchi_cuda_factor_pingpong_takes(state, pair->rows) &&
+    return copies_in(a, tchi_cuda_workspace_bytes(state)) > 0 && tchi_cuda_factor_pingpong_takes(state, pair->rows) &&
            tchi_cuda_factor_pingpong_takes(state, pair->cols);
 }
 
 tch_status tchi_cuda_factor_pair(tchi_cuda_state *state, tchi_factor_weights weights, const tchi_factor_pair *pair)
 {
-    const pair_room room = room_of(state, pair);
+    const copy_room room = room_of(state, pair);
     const int64_t batch = pair->a->batch;
     const int64_t together = even_part(batch, room.matrices, 1);
     for (int64_t b = 0; b < batch; b += together) {
@@ -206,13 +201,11 @@ tch_status tchi_cuda_factor_pair(tchi_cuda_state *state, tchi_factor_weights wei
         tch_matrices cols = some_of(pair->cols, b, some.batch);
         uint32_t *looked_for = (uint32_t *)(void *)aligned(room.at);
         const uint32_t *largest = pair->largest != NULL ? pair->largest + b : looked_for;
-        char *after = aligned((char *)(looked_for + some.batch));
-        tch_matrices plain = copy_at(after, &some, 0);
-        tch_matrices turned = copy_at(aligned(after + some.batch * room.copy), &some, 1);
+        tch_matrices copy = copy_at(aligned((char *)(looked_for + some.batch)), &some);
         TCHI_CUDA_PASS(pair->largest != NULL ? TCH_OK : tchi_cuda_largest_bits(state, &some, looked_for));
-        TCHI_CUDA_PASS(tchi_cuda_narrow_both(state, &some, largest, &plain, &turned));
-        TCHI_CUDA_PASS(tchi_cuda_factor_pingpong(state, weights, &plain, largest, &rows));
-        TCHI_CUDA_PASS(tchi_cuda_factor_pingpong(state, weights, &turned, largest, &cols));
+        TCHI_CUDA_PASS(tchi_cuda_narrow(state, &some, largest, &copy));
+        TCHI_CUDA_PASS(tchi_cuda_factor_pingpong(state, weights, &copy, 0, largest, &rows));
+        TCHI_CUDA_PASS(tchi_cuda_factor_pingpong(state, weights, &copy, 1, largest, &cols));
     }
     return TCH_OK;
 }

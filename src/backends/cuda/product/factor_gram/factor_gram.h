@@ -18,11 +18,11 @@ typedef struct tchi_factor_weights {
     int32_t adds;           /* beta is 1: to what an earlier part of the contraction has left */
 } tchi_factor_weights;
 
-/* The lower tiles of alpha A A' + beta C by symmetric_pingpong.cu: sm_90, A of float16 with aligned rows, as
- * tchi_cuda_narrow or tchi_cuda_narrow_transposed left it. */
+/* The lower tiles of alpha A A' + beta C, or transposed of alpha A' A + beta C, by symmetric_pingpong.cu: sm_90, A of
+ * float16 with aligned rows, as tchi_cuda_narrow left it. */
 int tchi_cuda_factor_pingpong_takes(const tchi_cuda_state *state, const tch_matrices *c);
 tch_status tchi_cuda_factor_pingpong(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
-                                     const uint32_t *largest, const tch_matrices *c);
+                                     int32_t transpose, const uint32_t *largest, const tch_matrices *c);
 
 /* The same for A of float32, through such copies in the workspace: as many matrices at a time as it holds, or as much
  * of the contraction of one. */
@@ -31,9 +31,8 @@ int tchi_cuda_factor_narrow_takes(const tchi_cuda_state *state, const tch_matric
 tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
                                    int32_t transpose, const tch_matrices *c);
 
-/* Both factors of A, of float32: the largest element is looked for once, where it is not known, and A is read once for
- * both copies. They lie in
- * `scratch` where that is larger than the workspace, as many matrices at a time as fit. */
+/* Both factors of A, of float32, from one copy: the largest element is looked for once, where it is not known. Copies
+ * lie in `scratch` where that is larger than the workspace, as many matrices at a time as fit. */
 typedef struct tchi_factor_pair {
     const tch_matrices *a, *rows, *cols;
     const uint32_t *largest; /* of each matrix, or NULL */

@@ -162,6 +162,25 @@ static __device__ __forceinline__ void leave(uint64_t *empty)
 
 /* --- loading: one thread ----------------------------------------------------------------------------------------- */
 
+/* A k-tile where A and B lie transposed: a box of 64 columns for each half of the rows of the tile. */
+static __device__ __forceinline__ void load_columns(const pingpong_problem &p, pingpong_memory<1> &m, int stage,
+                                                    const pingpong_tile &t, int rank, int ktile)
+{
+    constexpr int half = TILE / CLUSTER, box_bytes = KTILE_BYTES / CLUSTER;
+    char *a = m.stage[stage][0][0], *b = m.stage[stage][1][0];
+    uint64_t *full = m.full + stage;
+    int y = ktile * DEPTH;
+    tchi_barrier_arrive_expecting(full, 2 * KTILE_BYTES);
+    tchi_tma_load(a, &p.a, t.row, y, t.matrix, full);
+    tchi_tma_load(a + box_bytes, &p.a, t.row + half, y, t.matrix, full);
+    if (t.shares_b) {
+        tchi_tma_load_to((1 << CLUSTER) - 1, b + rank * box_bytes, &p.b, t.col + rank * half, y, t.matrix, full);
+    } else {
+        tchi_tma_load(b, &p.b, t.col, y, t.matrix, full);
+        tchi_tma_load(b + box_bytes, &p.b, t.col + half, y, t.matrix, full);
+    }
+}
+
 /* Each block brings its own A. Of a B they share each brings half, to both. */
 template <int planes>
 static __device__ __forceinline__ void load_ktile(const pingpong_problem &p, pingpong_memory<planes> &m, int stage,
@@ -195,7 +214,7 @@ static __device__ __forceinline__ void load_d(const pingpong_problem &p, pingpon
 }
 
 /* The k-tiles of all tiles, and behind each tile's its D: so D arrives while the products run. */
-template <bool staged_d, int planes>
+template <bool staged_d, bool by_columns, int planes>
 static __device__ inline void load_all(const pingpong_problem &p, pingpong_memory<planes> &m)
 {
     int rank = tchi_cluster_rank();
@@ -211,7 +230,11 @@ static __device__ inline void load_all(const pingpong_problem &p, pingpong_memor
                     continue;
                 }
             }
-            load_ktile(p, m, at.stage, t, rank, ktile);
+            if constexpr (by_columns) {
+                load_columns(p, m, at.stage, t, rank, ktile);
+            } else {
+                load_ktile(p, m, at.stage, t, rank, ktile);
+            }
             step<planes>(&at);
         }
     }
@@ -250,13 +273,33 @@ static __device__ __forceinline__ void multiply_planes(pingpong_sums &sum, const
     }
 }
 
+/* The same where they lie transposed, columns of boxes in the place of rows: a step of 16 along k is 16 of a box's rows. */
+static __device__ __forceinline__ void multiply_columns(pingpong_sums &sum, const char (&a)[KTILE_BYTES],
+                                                        const char (&b)[KTILE_BYTES], int add)
+{
+    uint64_t upper = tchi_wgmma_columns(a, KTILE_BYTES / 2);
+    uint64_t lower = tchi_wgmma_columns(a + KTILE_BYTES / 2, KTILE_BYTES / 2);
+    uint64_t all = tchi_wgmma_columns(b, KTILE_BYTES / 2);
+#pragma unroll
+    for (int k = 0; k < DEPTH / 16; k++) {
+        int more = k > 0 ? 1 : add;
+        int down = k * (16 * ROW_BYTES >> 4);
+        tchi_wgmma_f16_n128_columns(sum[0], upper + down, all + down, more);
+        tchi_wgmma_f16_n128_columns(sum[1], lower + down, all + down, more);
+    }
+}
+
 /* All products of a k-tile as one group in the background. Of split operands that of the low parts is left out. */
-template <tch_scalar type, int planes>
+template <tch_scalar type, bool by_columns, int planes>
 static __device__ __forceinline__ void start_ktile(pingpong_sums &sum, const char (&stage)[2][planes][KTILE_BYTES],
                                                    int add)
 {
     tchi_wgmma_fence();
-    multiply_planes<type>(sum, stage[0][0], stage[1][0], add);
+    if constexpr (by_columns) {
+        multiply_columns(sum, stage[0][0], stage[1][0], add);
+    } else {
+        multiply_planes<type>(sum, stage[0][0], stage[1][0], add);
+    }
     if constexpr (planes == 2) {
         multiply_planes<type>(sum, stage[0][0], stage[1][1], 1);
         multiply_planes<type>(sum, stage[0][1], stage[1][0], 1);
@@ -266,14 +309,14 @@ static __device__ __forceinline__ void start_ktile(pingpong_sums &sum, const cha
 
 /* A k-tile is left when the next one is already being multiplied, so that the tensor cores do not run dry. The last one
  * is left to the caller: its stage is returned. */
-template <tch_scalar type, int planes>
+template <tch_scalar type, bool by_columns, int planes>
 static __device__ __forceinline__ int multiply(const pingpong_problem &p, pingpong_memory<planes> &m,
                                                pingpong_sums &sum, pingpong_place *at)
 {
     int before = 0;
     for (int ktile = 0; ktile < p.ktiles; ktile++) {
         tchi_barrier_wait(m.full + at->stage, at->parity);
-        start_ktile<type>(sum, m.stage[at->stage], ktile > 0);
+        start_ktile<type, by_columns>(sum, m.stage[at->stage], ktile > 0);
         tchi_wgmma_wait<1>();
         if (ktile > 0) {
             leave(m.empty + before);
@@ -574,7 +617,7 @@ static __device__ __forceinline__ void write_tile(const pingpong_problem &p, con
 /* --- the kernel -------------------------------------------------------------------------------------------------- */
 
 /* One tile: its products in turn, its result while the other warpgroup multiplies. */
-template <bool has_d, tch_scalar in, tch_scalar out, int planes>
+template <bool has_d, tch_scalar in, tch_scalar out, bool by_columns, int planes>
 static __device__ __forceinline__ void compute_tile(const pingpong_problem &p, pingpong_memory<planes> &m, int group,
                                                     int own, const pingpong_tile &t)
 {
@@ -586,7 +629,7 @@ static __device__ __forceinline__ void compute_tile(const pingpong_problem &p, p
         prefetch_factor_tile(p, t);
     }
     await_turn(m.turn, group, own);
-    int last = multiply<in>(p, m, sum, &at);
+    int last = multiply<in, by_columns>(p, m, sum, &at);
     if constexpr (staged_d) {
         tchi_barrier_wait(m.full + at.stage, at.parity);
         pass_turn(m.turn, group);
@@ -627,7 +670,7 @@ template <int planes> static __device__ __forceinline__ void create_barriers(pin
  *
  * Copies land in the other block of a cluster too, so nobody begins before its barriers are there, and nobody exits
  * while the other block still arrives at them. */
-template <bool has_d, tch_scalar in, tch_scalar out>
+template <bool has_d, tch_scalar in, tch_scalar out, bool by_columns = false>
 static __global__ void __launch_bounds__(THREADS, 1) symmetric_pingpong(const __grid_constant__ pingpong_problem p)
 {
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
@@ -642,7 +685,7 @@ static __global__ void __launch_bounds__(THREADS, 1) symmetric_pingpong(const __
     if (threadIdx.x >= 128 * WARPGROUPS) {
         tchi_registers_give<LOAD_REGISTERS>();
         if (threadIdx.x == 128 * WARPGROUPS) {
-            load_all<has_d && planes == 1>(p, m);
+            load_all<has_d && planes == 1, by_columns>(p, m);
         }
         __syncwarp();
         tchi_cluster_sync();
@@ -651,7 +694,7 @@ static __global__ void __launch_bounds__(THREADS, 1) symmetric_pingpong(const __
         int group = tchi_warpgroup();
         int rank = tchi_cluster_rank();
         for (int own = group; item_of(own) < p.items; own += WARPGROUPS) {
-            compute_tile<has_d, in, out>(p, m, group, own, tile_of(p, item_of(own), rank));
+            compute_tile<has_d, in, out, by_columns>(p, m, group, own, tile_of(p, item_of(own), rank));
         }
         if (threadIdx.x % 128 == 0) {
             tchi_tma_wait_read();
@@ -829,15 +872,19 @@ extern "C" int tchi_cuda_factor_pingpong_takes(const tchi_cuda_state *state, con
 }
 
 extern "C" tch_status tchi_cuda_factor_pingpong(tchi_cuda_state *state, tchi_factor_weights weights,
-                                                const tch_matrices *a, const uint32_t *largest, const tch_matrices *c)
+                                                const tch_matrices *a, int32_t transpose, const uint32_t *largest,
+                                                const tch_matrices *c)
 {
     pingpong_problem p = problem_of(0.0, 0.0, 1.0, a, c);
+    p.ktiles = (int32_t)tchi_cuda_ceil_div(transpose ? a->rows : a->cols, DEPTH);
     p.factor = weights;
     p.largest = largest;
     p.wide_c = tchi_cuda_operand_of(c);
-    TCHI_CUDA_PASS(map_of(a, TILE, &p.a));
-    TCHI_CUDA_PASS(map_of(a, TILE / CLUSTER, &p.b));
-    return launch(state, &p, symmetric_pingpong<false, TCH_SCALAR_F16, TCH_SCALAR_F32>);
+    TCHI_CUDA_PASS(map_of(a, transpose ? DEPTH : TILE, &p.a));
+    TCHI_CUDA_PASS(map_of(a, transpose ? DEPTH : TILE / CLUSTER, &p.b));
+    return launch(state, &p,
+                  transpose ? symmetric_pingpong<false, TCH_SCALAR_F16, TCH_SCALAR_F32, true>
+                            : symmetric_pingpong<false, TCH_SCALAR_F16, TCH_SCALAR_F32>);
 }
 
 /* --- orthogonalization ------------------------------------------------------------------------------------------- */

@@ -1,0 +1,168 @@
+/* Products from both sides: X <- L X R' with roots, and X <- L X R' or L' X R with bases.
+ *
+ *     X16 = half(scale X)                               // narrow.cu
+ *     T   = (L X16)', in float16                        // turned_product.cu
+ *     X   = (R T)', with all scales taken back          // and |X| with it
+ *
+ * Sums of a product of k terms stay below 2^16 k where numbers of X16 are below 2^15 and those of a side below 2, so T is
+ * divided by a power of two that leaves it below 2^15, of which float16 has numbers of 11 bits down to 2^-14. */
+#include "two_sided.h"
+
+#include "backends/cuda/device/elements.cuh"
+#include "backends/cuda/matrix/narrow.h"
+
+#define THREADS 256
+
+/* --- small kernels ----------------------------------------------------------------------------------------------- */
+
+/* Block b has left matrix b, and behind those the right ones. Roots are positive definite, so no number is larger than
+ * the largest on the diagonal. */
+static __global__ void __launch_bounds__(THREADS)
+    diagonal_bits(const tchi_cuda_operand left, int64_t rows, const tchi_cuda_operand right, int64_t cols,
+                  int64_t batch, uint32_t *largest)
+{
+    __shared__ uint32_t of_warps[THREADS / 32];
+    bool second = blockIdx.x >= batch;
+    int64_t b = blockIdx.x - (second ? batch : 0);
+    uint32_t most = 0;
+    for (int64_t i = threadIdx.x; i < (second ? cols : rows); i += THREADS) {
+        const char *at = tchi_cuda_at(second ? right : left, b, i, i);
+        most = max(most, __float_as_uint(*(const float *)at) & 0x7FFFFFFFu);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, distance));
+    }
+    if (threadIdx.x % 32 == 0) {
+        of_warps[threadIdx.x / 32] = most;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int w = 1; w < THREADS / 32; w++) {
+            most = max(most, of_warps[w]);
+        }
+        largest[blockIdx.x] = most;
+    }
+}
+
+/* One warp to a matrix, its sums in a fixed order. */
+static __global__ void __launch_bounds__(THREADS)
+    root_of_squares(const double *partial, int64_t each, int64_t batch, double *norms)
+{
+    int64_t b = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    double sum = 0;
+    if (b >= batch) {
+        return;
+    }
+    for (int64_t i = threadIdx.x % 32; i < each; i += 32) {
+        sum += partial[b * each + i];
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
+    }
+    if (threadIdx.x % 32 == 0) {
+        norms[b] = sqrt(sum);
+    }
+}
+
+/* --- by float16 -------------------------------------------------------------------------------------------------- */
+
+/* Both copies take as much room as X does. */
+typedef struct two_sided_plan {
+    tch_matrices copy; /* of X */
+    tch_matrices turned;
+    uint32_t *left, *right, *x; /* their largest numbers, in the workspace, one behind the other */
+    double *partial;
+    int64_t each; /* sums of one matrix */
+} two_sided_plan;
+
+static tch_matrices halves_at(void *data, int64_t rows, int64_t cols, int64_t batch)
+{
+    return (tch_matrices){data, TCH_SCALAR_F16, rows, cols, cols, batch, rows * cols};
+}
+
+static int64_t workspace_for(int64_t batch, int64_t each)
+{
+    return batch * (each * (int64_t)sizeof(double) + 3 * (int64_t)sizeof(uint32_t));
+}
+
+static two_sided_plan plan_of(const tchi_cuda_state *state, const tch_matrices *x, void *other)
+{
+    two_sided_plan p = {};
+    int64_t numbers = x->rows * x->cols * x->batch;
+    p.copy = halves_at(other, x->rows, x->cols, x->batch);
+    p.turned = halves_at((uint16_t *)other + numbers, x->cols, x->rows, x->batch);
+    p.each = tchi_cuda_turned_partials(x->cols, x->rows);
+    p.partial = (double *)state->blas_workspace;
+    p.left = (uint32_t *)(p.partial + p.each * x->batch);
+    p.right = p.left + x->batch;
+    p.x = p.right + x->batch;
+    return p;
+}
+
+static int takes(const tchi_cuda_state *state, const tch_matrices *left, const tch_matrices *right,
+                 const tch_matrices *x, const two_sided_plan *p)
+{
+    return x->type == TCH_SCALAR_F32 && state->blas_workspace != NULL && x->batch > 0 &&
+           workspace_for(x->batch, p->each) <= tchi_cuda_workspace_bytes(state) &&
+           x->stride * (int64_t)sizeof(float) >= 2 * x->rows * x->cols * (int64_t)sizeof(uint16_t) &&
+           tchi_cuda_turned_product_takes(state, left, &p->copy, &p->turned) &&
+           tchi_cuda_turned_product_takes(state, right, &p->turned, x);
+}
+
+/* 2^-(1 + ceil(log2(terms))) */
+static float factor_for(int64_t terms)
+{
+    float factor = 0.5f;
+    for (int64_t k = 1; k < terms; k *= 2) {
+        factor *= 0.5f;
+    }
+    return factor;
+}
+
+static tch_status by_halves(tchi_cuda_state *state, tch_sides sides, const tch_matrices *left,
+                            const tch_matrices *right, const tch_matrices *x, const uint32_t *largest, double *norms,
+                            const two_sided_plan *p)
+{
+    const int roots = sides == TCH_SIDES_ROOTS, back = sides == TCH_SIDES_OUT_OF_BASES;
+    const uint32_t *of_x = largest != NULL ? largest : p->x;
+    const float factor = factor_for(x->rows);
+    const tchi_turned_scales first = {roots ? p->left : NULL, NULL, NULL, factor};
+    const tchi_turned_scales second = {roots ? p->right : NULL, roots ? p->left : NULL, of_x, 1.0f / factor};
+    if (roots) {
+        diagonal_bits<<<tchi_cuda_grid(2 * x->batch), THREADS, 0, state->stream>>>(
+            tchi_cuda_operand_of(left), x->rows, tchi_cuda_operand_of(right), x->cols, x->batch, p->left);
+        TCHI_CUDA_PASS(tchi_cuda_launched(state, "diagonal_bits"));
+    }
+    TCHI_CUDA_PASS(largest != NULL ? TCH_OK : tchi_cuda_largest_bits(state, x, p->x));
+    TCHI_CUDA_PASS(tchi_cuda_narrow(state, x, of_x, &p->copy));
+    TCHI_CUDA_PASS(tchi_cuda_turned_product(state, left, back, &p->copy, &p->turned, &first, NULL));
+    TCHI_CUDA_PASS(
+        tchi_cuda_turned_product(state, right, back, &p->turned, x, &second, norms != NULL ? p->partial : NULL));
+    if (norms == NULL) {
+        return TCH_OK;
+    }
+    root_of_squares<<<tchi_cuda_grid(tchi_cuda_ceil_div(x->batch * 32, THREADS)), THREADS, 0, state->stream>>>(
+        p->partial, p->each, x->batch, norms);
+    return tchi_cuda_launched(state, "root_of_squares");
+}
+
+/* --- the choice -------------------------------------------------------------------------------------------------- */
+
+extern "C" tch_status tchi_cuda_two_sided(void *state, tch_sides sides, const tch_matrices *left,
+                                          const tch_matrices *right, const tch_matrices *x, const uint32_t *largest,
+                                          void *other, double *norms)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    const two_sided_plan p = plan_of(s, x, other);
+    const int back = sides == TCH_SIDES_OUT_OF_BASES;
+    tch_matrices between = *x;
+    between.data = other;
+    if (takes(s, left, right, x, &p)) {
+        return by_halves(s, sides, left, right, x, largest, norms, &p);
+    }
+    TCHI_CUDA_PASS(tchi_cuda_gemm_rounded(state, 1.0, left, back, x, 0, 0.0, &between));
+    TCHI_CUDA_PASS(tchi_cuda_gemm_rounded(state, 1.0, &between, 0, right, !back, 0.0, x));
+    return norms != NULL ? tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, x, norms) : TCH_OK;
+}

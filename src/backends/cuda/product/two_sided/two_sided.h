@@ -1,0 +1,31 @@
+/* Products of a batch from both sides, P = L X R', in float16 that stands for float32: see two_sided.cu. */
+#ifndef TCHI_CUDA_TWO_SIDED_H
+#define TCHI_CUDA_TWO_SIDED_H
+
+#include "backends/cuda/cuda.h"
+
+TCH_BEGIN_DECLS
+
+/* What operands of a product were multiplied by on their way to float16, by the bits of their largest numbers
+ * (matrix/narrow.h), and what its sums are multiplied by. */
+typedef struct tchi_turned_scales {
+    const uint32_t *a;      /* of A, or NULL where numbers are at most 1 and stay as they are */
+    const uint32_t *before; /* of the A of the product that made B, or NULL */
+    const uint32_t *b;      /* of what B was first narrowed from; only looked at for a C of float32 */
+    float factor;
+} tchi_turned_scales;
+
+/* C = (op(A) B)' for A of float32 and B of float16. In float16 C is factor times the product of what the operands have
+ * become; in float32 scales are taken back. `partial`, or NULL, gets tchi_cuda_turned_partials numbers for each matrix
+ * that add up to the squares of a C of float32. */
+int tchi_cuda_turned_product_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *b,
+                                   const tch_matrices *c);
+tch_status tchi_cuda_turned_product(tchi_cuda_state *state, const tch_matrices *a, int32_t turned_a,
+                                    const tch_matrices *b, const tch_matrices *c, const tchi_turned_scales *scales,
+                                    double *partial);
+/* For rows and columns of op(A) B. */
+int64_t tchi_cuda_turned_partials(int64_t rows, int64_t cols);
+
+TCH_END_DECLS
+
+#endif

@@ -1,0 +1,256 @@
+/* Products from both sides through the operations table, or as two products where a backend has no other way: X <- L X R'
+ * with roots or bases, and L' X R out of bases, of operands of which a device may keep 11 bits.
+ *
+ * What must hold: elements chosen at random are the float64 sums up to that rounding, also where the numbers of X or of
+ * roots are very large or small; norms are those of what was written; nothing beside the matrices is written; and no bit
+ * depends on how a batch of large matrices is divided, or on whether the largest elements are known. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/backend/guarded_batch.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+typedef struct sides_case {
+    int64_t rows, cols, batch;
+    int64_t gap;      /* between rows of X */
+    double magnitude; /* of X's elements */
+    double root;      /* of roots */
+} sides_case;
+
+/* The first for an emulated GPU: with tiles outside of the matrix, with odd and even numbers of k-tiles. Sides that are
+ * no multiples of 8, small ones and rows that are not aligned have another way. */
+static const sides_case cases[] = {
+    {264, 320, 2, 0, 1.0, 1.0},  {320, 264, 1, 8, 1e-20, 1e6}, {300, 264, 1, 0, 1.0, 1.0},
+    {17, 40, 2, 3, 1.0, 1.0},    {1024, 520, 3, 0, 1e17, 1.0}, {768, 3072, 2, 0, 1.0, 1e3},
+    {2304, 768, 2, 4, 1.0, 1.0}, {1000, 1000, 7, 1, 1.0, 1.0}, {256, 256, 40, 0, 1.0, 1.0},
+};
+enum { CASES = sizeof cases / sizeof cases[0], EMULATED = 4, SAMPLES = 20 };
+
+/* --- sides ------------------------------------------------------------------------------------------------------- */
+
+/* Diagonal and of rank one, both positive. */
+static void fill_roots(const batch *b, double magnitude, test_random *random)
+{
+    double *a = test_alloc((size_t)b->m.rows * sizeof *a);
+    for (int64_t z = 0; z < b->m.batch; z++) {
+        for (int64_t i = 0; i < b->m.rows; i++) {
+            a[i] = test_random_normal(random);
+        }
+        for (int64_t i = 0; i < b->m.rows; i++) {
+            for (int64_t j = 0; j < b->m.rows; j++) {
+                double on = i == j ? 0.1 + a[i] * a[i] : 0.0;
+                b->image[batch_place(b, z, i, j)] = (float)(magnitude * (0.5 * a[i] * a[j] + on));
+            }
+        }
+    }
+}
+
+/* Two reflections, one after the other: orthogonal, and not symmetric. */
+static void fill_bases(const batch *b, test_random *random)
+{
+    int64_t n = b->m.rows;
+    double *u = test_alloc((size_t)n * sizeof *u);
+    double *v = test_alloc((size_t)n * sizeof *v);
+    for (int64_t z = 0; z < b->m.batch; z++) {
+        double uu = 0.0;
+        double vv = 0.0;
+        double uv = 0.0;
+        for (int64_t i = 0; i < n; i++) {
+            u[i] = test_random_normal(random);
+            v[i] = test_random_normal(random) + 0.5 * u[i];
+            uu += u[i] * u[i];
+            vv += v[i] * v[i];
+            uv += u[i] * v[i];
+        }
+        for (int64_t i = 0; i < n; i++) {
+            for (int64_t j = 0; j < n; j++) {
+                double q = (i == j ? 1.0 : 0.0) - 2.0 * u[i] * u[j] / uu - 2.0 * v[i] * v[j] / vv +
+                           4.0 * uv * u[i] * v[j] / (uu * vv);
+                b->image[batch_place(b, z, i, j)] = (float)q;
+            }
+        }
+    }
+}
+
+static void fill_side(const batch *b, tch_sides sides, double magnitude, uint64_t stream)
+{
+    test_random random = test_random_stream(stream);
+    if (sides == TCH_SIDES_ROOTS) {
+        fill_roots(b, magnitude, &random);
+    } else {
+        fill_bases(b, &random);
+    }
+}
+
+/* --- what must hold ---------------------------------------------------------------------------------------------- */
+
+typedef struct problem {
+    tch_sides sides;
+    batch side[2], x, other;
+    void *norms;
+} problem;
+
+static double side_at(const problem *p, int which, int64_t z, int64_t i, int64_t k)
+{
+    const batch *b = &p->side[which];
+    return b->image[p->sides == TCH_SIDES_OUT_OF_BASES ? batch_place(b, z, k, i) : batch_place(b, z, i, k)];
+}
+
+/* Row i of op(L) X, and of the same with squares. */
+static void row_of(const problem *p, int64_t z, int64_t i, double *row, double *squares)
+{
+    memset(row, 0, (size_t)p->x.m.cols * sizeof *row);
+    memset(squares, 0, (size_t)p->x.m.cols * sizeof *squares);
+    for (int64_t k = 0; k < p->x.m.rows; k++) {
+        double l = side_at(p, 0, z, i, k);
+        const float *x = p->x.image + batch_place(&p->x, z, k, 0);
+        for (int64_t j = 0; j < p->x.m.cols; j++) {
+            row[j] += l * x[j];
+            squares[j] += l * x[j] * l * x[j];
+        }
+    }
+}
+
+/* Roundings are independent of each other: a sum is off by about the root of its terms' squares, times 2^-11, and where
+ * operands are cut instead by 2^-10 of itself for each of three. */
+static void check_row(const problem *p, const float *after, int64_t z, int64_t i, test_random *random)
+{
+    double *row = test_alloc((size_t)p->x.m.cols * sizeof *row);
+    double *squares = test_alloc((size_t)p->x.m.cols * sizeof *squares);
+    row_of(p, z, i, row, squares);
+    for (int s = 0; s < SAMPLES; s++) {
+        int64_t j = (int64_t)((double)p->x.m.cols * test_random_uniform(random));
+        double expected = 0.0;
+        double size = 0.0;
+        for (int64_t k = 0; k < p->x.m.cols; k++) {
+            double r = side_at(p, 1, z, j, k);
+            expected += row[k] * r;
+            size += squares[k] * r * r;
+        }
+        double most = 8.0 * 0x1p-11 * (sqrt(size) + fabs(expected));
+        double got = after[batch_place(&p->x, z, i, j)];
+        CHECK(fabs(got - expected) <= most, "matrix %lld, (%lld, %lld): %.9g, expected %.9g, off by at most %.3g",
+              (long long)z, (long long)i, (long long)j, got, expected, most);
+    }
+}
+
+static void check_result(tch_context *context, const problem *p, const float *after)
+{
+    test_random random = test_random_stream(78);
+    double *norms = test_alloc((size_t)p->x.m.batch * sizeof *norms);
+    CHECK_OK(context->backend->device->copy_bytes(context->state, norms, p->norms,
+                                                  p->x.m.batch * (int64_t)sizeof *norms, TCH_COPY_TO_HOST));
+    for (int64_t z = 0; z < p->x.m.batch; z++) {
+        double sum = 0.0;
+        for (int64_t e = 0; e < p->x.m.rows * p->x.m.cols; e++) {
+            double x = after[batch_place(&p->x, z, e / p->x.m.cols, e % p->x.m.cols)];
+            sum += x * x;
+        }
+        CHECK(fabs(norms[z] - sqrt(sum)) <= 1e-6 * sqrt(sum), "norm of matrix %lld: %.9g, expected %.9g", (long long)z,
+              norms[z], sqrt(sum));
+        for (int s = 0; s < SAMPLES; s++) {
+            check_row(p, after, z, (int64_t)((double)p->x.m.rows * test_random_uniform(&random)), &random);
+        }
+    }
+}
+
+/* --- running it -------------------------------------------------------------------------------------------------- */
+
+static tch_matrices part_of(const tch_matrices *m, int64_t first, int64_t count)
+{
+    tch_matrices part = *m;
+    part.data = (char *)m->data + first * m->stride * (int64_t)sizeof(float);
+    part.batch = count;
+    return part;
+}
+
+static void multiply(tch_context *context, const problem *p, const uint32_t *largest, int64_t first, int64_t count)
+{
+    const tch_backend *t = context->backend;
+    const tch_matrices left = part_of(&p->side[0].m, first, count);
+    const tch_matrices right = part_of(&p->side[1].m, first, count);
+    const tch_matrices x = part_of(&p->x.m, first, count);
+    tch_matrices between = part_of(&p->other.m, first, count);
+    double *norms = (double *)p->norms + first;
+    int32_t back = p->sides == TCH_SIDES_OUT_OF_BASES;
+    if (t->update->two_sided != NULL) {
+        CHECK_OK(t->update->two_sided(context->state, p->sides, &left, &right, &x,
+                                      largest != NULL ? largest + first : NULL, between.data, norms));
+        return;
+    }
+    CHECK_OK(t->matrix->gemm(context->state, 1.0, &left, back, &x, 0, 0.0, &between));
+    CHECK_OK(t->matrix->gemm(context->state, 1.0, &between, 0, &right, !back, 0.0, &x));
+    CHECK_OK(t->matrix->reduce(context->state, TCH_REDUCE_FROBENIUS, &x, norms));
+}
+
+/* Again, one matrix at a time and with the largest elements known: for sizes and rows that are not left to libraries,
+ * which choose by the batch. */
+static void check_division(tch_context *context, const problem *p, const float *after)
+{
+    const tch_matrices *x = &p->x.m;
+    if (x->rows < 256 || x->cols < 256 || x->rows % 8 != 0 || x->cols % 8 != 0 || x->ld % 4 != 0) {
+        return;
+    }
+    batch_send(context, &p->x);
+    void *largest = batch_largest(context, &p->x);
+    for (int64_t z = 0; z < p->x.m.batch; z++) {
+        multiply(context, p, largest, z, 1);
+    }
+    float *again = batch_fetch(context, &p->x);
+    CHECK(memcmp(after, again, (size_t)p->x.bytes) == 0, "other bits one by one");
+    context->backend->device->release(context->state, largest, p->x.m.batch * (int64_t)sizeof(uint32_t));
+}
+
+static void check_case(tch_context *context, const sides_case *c, tch_sides sides, uint64_t stream)
+{
+    problem p = {.sides = sides};
+    const int64_t norm_bytes = c->batch * (int64_t)sizeof(double);
+    test_case("%lld x %lld x %lld, sides %d, of size %g, roots of %g", (long long)c->batch, (long long)c->rows,
+              (long long)c->cols, (int)sides, c->magnitude, c->root);
+    p.side[0] = batch_make(context, c->batch, c->rows, c->rows, 0);
+    p.side[1] = batch_make(context, c->batch, c->cols, c->cols, c->gap);
+    p.x = batch_make(context, c->batch, c->rows, c->cols, c->gap);
+    p.other = batch_make(context, c->batch, c->rows, c->cols, c->gap);
+    fill_side(&p.side[0], sides, c->root, stream);
+    fill_side(&p.side[1], sides, c->root, stream + 1);
+    batch_fill(&p.x, c->magnitude, stream + 2);
+    CHECK_OK(context->backend->device->allocate(context->state, norm_bytes, &p.norms));
+    batch_send(context, &p.side[0]);
+    batch_send(context, &p.side[1]);
+    batch_send(context, &p.x);
+    batch_send(context, &p.other);
+    multiply(context, &p, NULL, 0, c->batch);
+    float *after = batch_fetch(context, &p.x);
+    batch_check_guards(&p.x, after);
+    check_result(context, &p, after);
+    float *other = batch_fetch(context, &p.other);
+    for (int64_t e = 0; e < GUARD; e++) {
+        CHECK(isnan(other[e]) && isnan(other[p.other.bytes / 4 - 1 - e]), "element %lld beside the other buffer",
+              (long long)e);
+    }
+    check_division(context, &p, after);
+    context->backend->device->release(context->state, p.norms, norm_bytes);
+    batch_drop(context, &p.side[0]);
+    batch_drop(context, &p.side[1]);
+    batch_drop(context, &p.x);
+    batch_drop(context, &p.other);
+}
+
+static void both_sides_multiply(void **state)
+{
+    bool small = getenv("TORCHIUM_EMULATOR_CAPABILITY") != NULL || test_on_cpu();
+    for (int i = 0; i < (small ? (int)EMULATED : (int)CASES); i++) {
+        for (int sides = TCH_SIDES_ROOTS; sides <= TCH_SIDES_OUT_OF_BASES; sides++) {
+            check_case(*state, &cases[i], (tch_sides)sides, 7900 + 10 * (uint64_t)i + 3 * (uint64_t)sides);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(both_sides_multiply)};
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}
