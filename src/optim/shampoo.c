@@ -106,12 +106,15 @@ typedef struct shampoo_run {
     bool factors_done; /* by the refresh of their roots */
     bool second_order; /* there are roots */
     bool grafted;      /* by what gathered the gradients */
+    bool narrow;       /* blocks are float16, both of them where those of float32 would have had their first */
+    tchi_work halves;
 } shampoo_run;
 
 static shampoo_run begin_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run)
 {
     shampoo_run r = {.optimizer = o, .config = config, .run = *run};
     r.work = tchi_work_of(run->block_batch, run->block_batch->real);
+    r.halves = tchi_work_of(run->block_batch, TCH_SCALAR_F16);
     r.second_order = tchi_run_param(o, run)->steps_seen >= tchi_refresh_first(config);
     int64_t bytes = tchi_work_bytes(&r.work, run->count);
     r.gradient = o->scratch;
@@ -145,23 +148,47 @@ static tch_status gather(const shampoo_run *r, bool filter)
         o->context->state, &update, filter && r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE, has_decay(r));
 }
 
+static tch_filter filter_of(const shampoo_run *r)
+{
+    return r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE;
+}
+
 /* In one pass. The gradient itself is left where anyone looks at it afterwards. */
 static tch_status gather_and_graft(const shampoo_run *r)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "graft");
+    bool wanted = !r->narrow && (!r->factors_done || r->filtered == NULL);
+    tch_update update =
+        tchi_update_run(o, &r->run, &r->work, wanted ? r->gradient : NULL, r->narrow ? NULL : r->filtered);
+    return o->context->backend->update->gather_graft(o->context->state, &update, filter_of(r), has_decay(r),
+                                                     (tch_graft)r->config->grafting, o->wanted, o->graft_scratch,
+                                                     o->largest, o->largest_filtered);
+}
+
+/* Where the second of the blocks of float16 lie. */
+static void *behind_halves(const shampoo_run *r)
+{
+    return (char *)r->gradient + r->run.count * r->halves.stride * tchi_scalar_size(r->halves.type);
+}
+
+/* Once their largest elements are known. */
+static tch_status gather_halves(const shampoo_run *r)
+{
+    tch_optimizer *o = r->optimizer;
+    TCHI_RANGE(o->context, "gather gradients");
     bool wanted = !r->factors_done || r->filtered == NULL;
-    tch_update update = tchi_update_run(o, &r->run, &r->work, wanted ? r->gradient : NULL, r->filtered);
-    return o->context->backend->update->gather_graft(
-        o->context->state, &update, r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE, has_decay(r),
-        (tch_graft)r->config->grafting, o->wanted, o->graft_scratch, o->largest, o->largest_filtered);
+    tch_update update = tchi_update_run(o, &r->run, &r->halves, wanted ? r->gradient : NULL,
+                                        r->filtered != NULL ? behind_halves(r) : NULL);
+    return o->context->backend->update->gather_halves(o->context->state, &update, filter_of(r), has_decay(r),
+                                                      o->largest, o->largest_filtered);
 }
 
 static tch_status update_factors(const shampoo_run *r)
 {
     TCHI_RANGE(r->optimizer->context, "factors");
     const tch_clock *clock = tchi_run_param(r->optimizer, &r->run)->clock;
-    return tchi_run_update_factors(r->optimizer, &r->run, &r->work, r->gradient, r->spare,
+    return tchi_run_update_factors(r->optimizer, &r->run, r->narrow ? &r->halves : &r->work, r->gradient, r->spare,
                                    r->grafted ? r->optimizer->largest : NULL, clock);
 }
 
@@ -205,6 +232,19 @@ static tch_status precondition(const shampoo_run *r, bool with_norms, void **res
                              with_norms ? o->norms : NULL);
 }
 
+/* The same of blocks of float16; what lies between the two products takes the place of the block that is not, or no
+ * longer, needed. */
+static tch_status precondition_halves(const shampoo_run *r, void **result)
+{
+    tch_optimizer *o = r->optimizer;
+    TCHI_RANGE(o->context, "precondition");
+    bool filtered = r->filtered != NULL;
+    *result = r->spare;
+    return tchi_run_multiply_halves(o, &r->run, &r->halves, filtered ? behind_halves(r) : r->gradient,
+                                    filtered ? o->largest_filtered : o->largest,
+                                    filtered ? r->gradient : behind_halves(r), &r->work, *result, o->norms);
+}
+
 static tch_status apply(const shampoo_run *r, void *direction, bool scale)
 {
     tch_optimizer *o = r->optimizer;
@@ -228,7 +268,7 @@ static tch_status after_gather(void *argument)
         TCHI_TRY(graft(r));
     }
     if (r->second_order) {
-        TCHI_TRY(precondition(r, grafts, &direction));
+        TCHI_TRY(r->narrow ? precondition_halves(r, &direction) : precondition(r, grafts, &direction));
     }
     return apply(r, direction, grafts && r->second_order);
 }
@@ -239,9 +279,11 @@ static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, con
     r.factors_done = factors_done;
     r.grafted =
         r.second_order && config->grafting >= TCH_GRAFTING_ADAGRAD && o->context->backend->update->gather_graft != NULL;
-    int64_t variant = 8 * r.grafted + 4 * (r.filtered != NULL) + 2 * r.second_order + r.factors_done;
+    r.narrow = r.grafted && tchi_run_takes_halves(o, run, &r.work, r.spare);
+    int64_t variant = 16 * r.narrow + 8 * r.grafted + 4 * (r.filtered != NULL) + 2 * r.second_order + r.factors_done;
     tchi_recording_key key = tchi_run_key(o, run, variant);
     TCHI_TRY(r.grafted ? gather_and_graft(&r) : gather(&r, true));
+    TCHI_TRY(r.narrow ? gather_halves(&r) : TCH_OK);
     return tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
 }
 

@@ -113,6 +113,17 @@ static bool has_pair(const tch_optimizer *o, const tchi_block_batch *c)
            !tchi_is_packed(tchi_factor_batch_at(o, c->factor_batch[1]), TCHI_FACTORS);
 }
 
+/* The factors or roots of a run, along rows and along columns. */
+static tch_status open_both(tch_optimizer *o, const tchi_run *run, tchi_matrix_kind which, tch_matrices both[2])
+{
+    for (int32_t k = 0; k < 2; k++) {
+        int64_t first;
+        const tchi_factor_batch *f = of_run(o, run, k, &first);
+        TCHI_TRY(tchi_matrices_open(o, f, which, first, run->count, NULL, &both[k]));
+    }
+    return TCH_OK;
+}
+
 /* The workspace that roots have left is scratch for it. Recordings of ours are made anew when it changes. */
 static tch_status update_pair(tch_optimizer *o, const tchi_run *run, const tchi_work *work, void *buffer,
                               const uint32_t *largest, const tch_clock *clock)
@@ -120,11 +131,7 @@ static tch_status update_pair(tch_optimizer *o, const tchi_run *run, const tchi_
     const tch_context *context = o->context;
     tch_matrices a = view(work, buffer, run->block_batch->size[0], run->block_batch->size[1], run->count);
     tch_matrices c[2];
-    for (int32_t k = 0; k < 2; k++) {
-        int64_t first;
-        const tchi_factor_batch *f = of_run(o, run, k, &first);
-        TCHI_TRY(tchi_matrices_open(o, f, TCHI_FACTORS, first, run->count, NULL, &c[k]));
-    }
+    TCHI_TRY(open_both(o, run, TCHI_FACTORS, c));
     void *scratch = o->lends_workspace ? context->workspace : NULL;
     return context->backend->update->factors_update(context->state, &a, largest, clock, rounded(o, run->block_batch),
                                                     &c[0], &c[1], scratch,
@@ -203,18 +210,34 @@ static bool has_sides(const tch_optimizer *o, const tchi_block_batch *c)
            !tchi_is_packed(tchi_factor_batch_at(o, c->factor_batch[1]), TCHI_ROOTS);
 }
 
-static tch_status multiply_both(tch_optimizer *o, const tchi_run *run, const tchi_work *work, tch_sides sides,
-                                void *buffer, const uint32_t *largest, void *other, double *norms)
+static tch_status multiply_both(tch_optimizer *o, const tchi_run *run, tch_sides sides, const tch_matrices *x,
+                                const uint32_t *largest, void *other, const tch_matrices *y, double *norms)
 {
-    tch_matrices x = view(work, buffer, run->block_batch->size[0], run->block_batch->size[1], run->count);
     tch_matrices side[2];
-    for (int32_t k = 0; k < 2; k++) {
-        int64_t first;
-        const tchi_factor_batch *f = of_run(o, run, k, &first);
-        TCHI_TRY(tchi_matrices_open(o, f, TCHI_ROOTS, first, run->count, NULL, &side[k]));
-    }
-    return o->context->backend->update->two_sided(o->context->state, sides, &side[0], &side[1], &x, largest, other,
+    TCHI_TRY(open_both(o, run, TCHI_ROOTS, side));
+    return o->context->backend->update->two_sided(o->context->state, sides, &side[0], &side[1], x, largest, other, y,
                                                   norms);
+}
+
+bool tchi_run_takes_halves(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *result)
+{
+    const tch_update_ops *t = optimizer->context->backend->update;
+    tch_matrices y = tchi_work_matrices(work, result, run->count);
+    tch_matrices factors[2];
+    tch_matrices roots[2];
+    return t->gather_halves != NULL && has_pair(optimizer, run->block_batch) &&
+           has_sides(optimizer, run->block_batch) && open_both(optimizer, run, TCHI_FACTORS, factors) == TCH_OK &&
+           open_both(optimizer, run, TCHI_ROOTS, roots) == TCH_OK &&
+           t->halves_take(optimizer->context->state, &factors[0], &factors[1], &roots[0], &roots[1], &y) != 0;
+}
+
+tch_status tchi_run_multiply_halves(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *halves,
+                                    void *blocks, const uint32_t *largest, void *other, const tchi_work *work,
+                                    void *result, double *norms)
+{
+    tch_matrices x = tchi_work_matrices(halves, blocks, run->count);
+    tch_matrices y = tchi_work_matrices(work, result, run->count);
+    return multiply_both(optimizer, run, TCH_SIDES_ROOTS, &x, largest, other, &y, norms);
 }
 
 tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, tch_sides sides,
@@ -222,7 +245,8 @@ tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, cons
 {
     bool transpose = sides == TCH_SIDES_OUT_OF_BASES;
     if (has_sides(optimizer, run->block_batch)) {
-        return multiply_both(optimizer, run, work, sides, *from, largest, *to, norms);
+        tch_matrices x = tchi_work_matrices(work, *from, run->count);
+        return multiply_both(optimizer, run, sides, &x, largest, *to, &x, norms);
     }
     for (int32_t k = 0; k < run->block_batch->order; k++) {
         if (run->block_batch->factor_batch[k] < 0) {

@@ -16,6 +16,13 @@ tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run
 tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, tch_sides sides,
                              const uint32_t *largest, void **from, void **to, double *norms);
 
+/* Whether the run's factors take blocks of float16, and its roots, with results of float32 in `result`; and the product
+ * of such blocks with them. `other` has room for as many bytes as the blocks have. */
+bool tchi_run_takes_halves(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *result);
+tch_status tchi_run_multiply_halves(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *halves,
+                                    void *blocks, const uint32_t *largest, void *other, const tchi_work *work,
+                                    void *result, double *norms);
+
 /* Copies blocks without gaps, `stride` elements apart, with dimension k brought to the front: [outer, size, inner]
  * becomes [size, outer, inner]; or back. */
 tch_status tchi_turn_blocks(tch_optimizer *optimizer, const tchi_block_batch *block_batch, int32_t k, int64_t stride,

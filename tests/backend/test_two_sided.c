@@ -177,7 +177,7 @@ static void multiply(tch_context *context, const problem *p, const uint32_t *lar
     int32_t back = p->sides == TCH_SIDES_OUT_OF_BASES;
     if (t->update->two_sided != NULL) {
         CHECK_OK(t->update->two_sided(context->state, p->sides, &left, &right, &x,
-                                      largest != NULL ? largest + first : NULL, between.data, norms));
+                                      largest != NULL ? largest + first : NULL, between.data, &x, norms));
         return;
     }
     CHECK_OK(t->matrix->gemm(context->state, 1.0, &left, back, &x, 0, 0.0, &between));

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "support/elements.h"
 #include "support/optim/update_cases.h"
 #include "support/testing.h"
 
@@ -282,6 +283,88 @@ static void one_pass_has_the_bits_of_two(void **state)
     }
 }
 
+/* --- blocks of float16 ------------------------------------------------------------------------------------------- */
+
+/* The power of two that brings a number to between 2^14 and 2^15. */
+static double power_for(uint32_t bits)
+{
+    float largest;
+    memcpy(&largest, &bits, sizeof largest);
+    return largest == 0.0F ? 1.0 : ldexp(1.0, 14 - ilogbf(largest));
+}
+
+/* Every number of blocks that gather_graft has written, once more in float16; and nothing between them. */
+static void check_halves(const world *w, ref_field field, const uint32_t *bits, const uint16_t *halves)
+{
+    bool *seen = test_alloc((size_t)w->field[field].elements * sizeof *seen);
+    memset(seen, 0, (size_t)w->field[field].elements * sizeof *seen);
+    for (int64_t k = 0; k < w->count; k++) {
+        for (int64_t e = 0; e < w->rects[k].rows * w->rects[k].cols; e++) {
+            int64_t index = world_index(w, k, field, e / w->rects[k].cols, e % w->rects[k].cols);
+            double x = number_at(w->field[field].after, TCH_SCALAR_F32, index);
+            uint16_t expected;
+            test_encode(TCH_FLOAT16, power_for(bits[k / 2]) * x, &expected);
+            seen[index] = true;
+            CHECK(halves[index] == expected, "rectangle %lld, element %lld of field %d: %#x, expected %#x for %g",
+                  (long long)k, (long long)e, (int)field, (unsigned)halves[index], (unsigned)expected, x);
+        }
+    }
+    for (int64_t index = 0; index < w->field[field].elements; index++) {
+        CHECK(seen[index] || halves[index] == 0xFFFF, "element %lld between the rectangles was written",
+              (long long)index);
+    }
+}
+
+/* Where blocks of float32 have an element, those of float16 have it in arrays of their own. */
+static tch_rect *halved_rects(const world *w, uint16_t *const blocks[2])
+{
+    tch_rect *rects = test_alloc((size_t)w->count * sizeof *rects);
+    for (int64_t k = 0; k < w->count; k++) {
+        rects[k] = w->rects[k];
+        for (int i = 0; i < 2; i++) {
+            ptrdiff_t at = (const float *)w->rects[k].block[i] - (const float *)w->field[REF_BLOCK_0 + i].device;
+            rects[k].block[i] = blocks[i] + at;
+        }
+    }
+    return rects;
+}
+
+static void halves_are_the_blocks_again(void **state)
+{
+    static const tch_filter filters[] = {TCH_FILTER_EMA, TCH_FILTER_NESTEROV};
+    for (int options = 0; options < 4 && offers_gather_graft(state); options++) {
+        world *w = begin(state, 1, 2300 + (uint64_t)options);
+        int64_t bytes[2] = {w->field[REF_BLOCK_0].elements * 2, w->field[REF_BLOCK_1].elements * 2};
+        uint16_t *blocks[2] = {device_bytes(w, bytes[0]), device_bytes(w, bytes[1])};
+        uint32_t *bits[2] = {test_alloc((size_t)w->blocks * 4), test_alloc((size_t)w->blocks * 4)};
+        ref_setting s = lively_setting();
+        s.filter = filters[options % 2];
+        s.graft = TCH_GRAFT_ADAM;
+        s.l2 = options / 2;
+        test_case("halves, filter %d, weight decay %d", (int)s.filter, s.l2);
+        largest = device_bytes(w, w->blocks * 4);
+        filtered = device_bytes(w, w->blocks * 4);
+        world_run(w, run_gather_graft, &s);
+        world_download(w);
+        world_get(w, bits[0], largest, w->blocks * 4);
+        world_get(w, bits[1], filtered, w->blocks * 4);
+        tch_update update = w->update;
+        update.rects = halved_rects(w, blocks);
+        update.block_type = TCH_SCALAR_F16;
+        CHECK_OK(w->backend->update->gather_halves(w->context->state, &update, s.filter, s.l2, largest, filtered));
+        for (int i = 0; i < 2; i++) {
+            uint16_t *halves = test_alloc((size_t)bytes[i]);
+            world_get(w, halves, blocks[i], bytes[i]);
+            check_halves(w, (ref_field)(REF_BLOCK_0 + i), bits[i], halves);
+            w->backend->device->release(w->context->state, blocks[i], bytes[i]);
+        }
+        w->backend->device->release(w->context->state, largest, w->blocks * 4);
+        w->backend->device->release(w->context->state, filtered, w->blocks * 4);
+        largest = filtered = NULL;
+        world_close(w);
+    }
+}
+
 static void one_pass_zeroes_blocks_when_skipping(void **state)
 {
     for (int t = 0; t < 2 && offers_gather_graft(state); t++) {
@@ -398,6 +481,7 @@ static void skipping_writes_nothing(void **state)
 /* --- chunks that are all alike ----------------------------------------------------------------------------------- */
 
 enum { ALIKE_ROWS = 64, ALIKE_COLS = 128, ALIKE = ALIKE_ROWS * ALIKE_COLS, ALIKE_FIELDS = 7 };
+enum { ALIKE_NUMBERS = (ALIKE_FIELDS + 1) * ALIKE + 2 }; /* blocks of float16 and a norm behind them */
 
 /* Every array begins `shift` elements behind an aligned place, so that with 1 none of it is aligned. */
 static tch_rect alike_rect(const world *w, float *memory, int shift, int32_t transposed)
@@ -440,15 +524,25 @@ static void step_alike(world *w, float *memory, const float *before, int shift, 
     for (int f = 0; f < ALIKE_FIELDS; f++) {
         world_get(w, after + (int64_t)f * ALIKE, memory + (int64_t)f * (ALIKE + 4) + shift, bytes);
     }
-    world_get(w, after + (int64_t)ALIKE_FIELDS * ALIKE, w->norms, sizeof(double));
+    world_get(w, after + (int64_t)(ALIKE_FIELDS + 1) * ALIKE, w->norms, sizeof(double));
+    if (t->gather_halves != NULL) {
+        static const uint32_t two = 0x40000000;
+        uint32_t *bits = device_bytes(w, sizeof two);
+        world_set(w, &two, bits, sizeof two);
+        w->update.block_type = TCH_SCALAR_F16;
+        CHECK_OK(t->gather_halves(w->context->state, &w->update, TCH_FILTER_EMA, 0, bits, bits));
+        w->update.block_type = TCH_SCALAR_F32;
+        world_get(w, after + (int64_t)ALIKE_FIELDS * ALIKE, rect.block[0], bytes / 2);
+        world_get(w, after + (int64_t)ALIKE_FIELDS * ALIKE + ALIKE / 2, rect.block[1], bytes / 2);
+        w->backend->device->release(w->context->state, bits, sizeof two);
+    }
 }
 
 static void chunks_that_are_alike_have_the_bits_of_others(void **state)
 {
     const int64_t count = (int64_t)ALIKE_FIELDS * ALIKE;
     float *before = test_alloc((size_t)count * sizeof(float));
-    float *after[2] = {test_alloc((size_t)(count + 2) * sizeof(float)),
-                       test_alloc((size_t)(count + 2) * sizeof(float))};
+    float *after[2] = {(float *)(void *)test_zeros(ALIKE_NUMBERS / 2), (float *)(void *)test_zeros(ALIKE_NUMBERS / 2)};
     test_random random = test_random_stream(2100);
     for (int64_t i = 0; i < count; i++) {
         before[i] = (float)(0.1 + fabs(test_random_normal(&random)));
@@ -461,7 +555,8 @@ static void chunks_that_are_alike_have_the_bits_of_others(void **state)
         for (int shift = 0; shift < 2; shift++) {
             step_alike(w, memory, before, shift, transposed, after[shift]);
         }
-        CHECK(memcmp(after[0], after[1], (size_t)(count + 2) * sizeof(float)) == 0, "other bits where all is aligned");
+        CHECK(memcmp(after[0], after[1], (size_t)ALIKE_NUMBERS * sizeof(float)) == 0,
+              "other bits where all is aligned");
         CHECK(memcmp(after[0], before, (size_t)ALIKE * sizeof(float)) != 0, "the parameter was not changed");
         w->backend->device->release(w->context->state, memory, bytes);
         w->update.rects = w->rects;
@@ -481,6 +576,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(norms_do_not_depend_on_threads),
         cmocka_unit_test(one_pass_follows_the_formulas),
         cmocka_unit_test(one_pass_has_the_bits_of_two),
+        cmocka_unit_test(halves_are_the_blocks_again),
         cmocka_unit_test(one_pass_zeroes_blocks_when_skipping),
         cmocka_unit_test(rotated_adam_follows_the_formula),
         cmocka_unit_test(apply_follows_the_formula),

@@ -196,11 +196,21 @@ typedef tch_status tch_factor_update_op(void *state, const tch_matrices *a, int3
 typedef tch_status tch_factors_update_op(void *state, const tch_matrices *a, const uint32_t *largest,
                                          const tch_clock *clock, int32_t rounded, const tch_matrices *rows,
                                          const tch_matrices *cols, void *scratch, int64_t scratch_bytes);
-/* X <- L X R', or L' X R out of bases, for float32, with operands that may be rounded to 11 bits as in gemm_rounded.
- * `largest` is NULL or the bits, as float32, of the largest |x| of each matrix, of which a NaN counts as more than
- * anything. `other` has room for as much as X; norms[i] becomes |X_i| where norms is not NULL. */
+/* Y = L X R', or L' X R out of bases, for float32, with operands that may be rounded to 11 bits as in gemm_rounded. Y
+ * may be X. `largest` is NULL or the bits, as float32, of the largest |x| of each matrix, of which a NaN counts as more
+ * than anything. `other` has room for as much as X; norms[i] becomes |Y_i| where norms is not NULL. */
 typedef tch_status tch_two_sided_op(void *state, tch_sides sides, const tch_matrices *left, const tch_matrices *right,
-                                    const tch_matrices *x, const uint32_t *largest, void *other, double *norms);
+                                    const tch_matrices *x, const uint32_t *largest, void *other, const tch_matrices *y,
+                                    double *norms);
+/* The two are there together, with those before. Whether `factors_update` of these factors and `two_sided` with these
+ * roots, to y, take blocks as `gather_halves` writes them, with their largest elements: the bits are then those of
+ * blocks of float32. Of data only where it lies is looked at. */
+typedef int32_t tch_halves_take_op(void *state, const tch_matrices *rows, const tch_matrices *cols,
+                                   const tch_matrices *left, const tch_matrices *right, const tch_matrices *y);
+/* After gather_graft, with what it left: g to block[0] and f to block[1] once more, of float16 and times the power of
+ * two that brings the largest of a block to between 2^14 and 2^15. States are read. Either block may be NULL. */
+typedef tch_status tch_gather_halves_op(void *state, const tch_update *update, tch_filter filter, int32_t l2,
+                                        const uint32_t *largest, const uint32_t *filtered);
 
 /* --- loss scaling ------------------------------------------------------------------------------------------------ */
 
@@ -213,7 +223,7 @@ typedef tch_status tch_update_scale_op(void *state, float *scale, int32_t *track
                                        double growth, double backoff, int32_t interval);
 
 typedef struct tch_update_ops {
-    /* all but the last three REQUIRED */
+    /* all but the last five REQUIRED */
     tch_find_nonfinite_op *find_nonfinite;
     tch_decide_skip_op *decide_skip;
     tch_agree_op *agree;
@@ -234,6 +244,8 @@ typedef struct tch_update_ops {
     tch_gather_graft_op *gather_graft;
     tch_factors_update_op *factors_update;
     tch_two_sided_op *two_sided;
+    tch_halves_take_op *halves_take;
+    tch_gather_halves_op *gather_halves;
 } tch_update_ops;
 
 #endif

@@ -144,6 +144,8 @@ static const tch_update_ops update_ops = {
     .factor_update = tchi_cuda_factor_update,
     .factors_update = tchi_cuda_factors_update,
     .two_sided = tchi_cuda_two_sided,
+    .halves_take = tchi_cuda_halves_take,
+    .gather_halves = tchi_cuda_gather_halves,
 };
 
 static const tch_sample_ops sample_ops = {

@@ -220,6 +220,8 @@ tch_factor_update_op tchi_cuda_factor_update;
 tch_factors_update_op tchi_cuda_factors_update;
 tch_gather_graft_op tchi_cuda_gather_graft;
 tch_two_sided_op tchi_cuda_two_sided;
+tch_halves_take_op tchi_cuda_halves_take;
+tch_gather_halves_op tchi_cuda_gather_halves;
 tch_gemm_rounded_op tchi_cuda_gemm_rounded;
 tch_gram_rounded_op tchi_cuda_gram_rounded;
 

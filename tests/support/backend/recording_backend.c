@@ -401,14 +401,18 @@ static tch_status factors_update(void *state, const tch_matrices *a, const uint3
 static tch_status do_two_sided(void *state, const entry *e)
 {
     return real->update->two_sided(state, (tch_sides)e->i[0], &e->m[0], &e->m[1], &e->m[2], e->in[0], e->out[0],
-                                   e->out[1]);
+                                   &e->m[3], e->out[1]);
 }
 
 static tch_status two_sided(void *state, tch_sides sides, const tch_matrices *left, const tch_matrices *right,
-                            const tch_matrices *x, const uint32_t *largest, void *other, double *norms)
+                            const tch_matrices *x, const uint32_t *largest, void *other, const tch_matrices *y,
+                            double *norms)
 {
-    entry e = {
-        .run = do_two_sided, .m = {*left, *right, *x}, .i = {(int64_t)sides}, .in = {largest}, .out = {other, norms}};
+    entry e = {.run = do_two_sided,
+               .m = {*left, *right, *x, *y},
+               .i = {(int64_t)sides},
+               .in = {largest},
+               .out = {other, norms}};
     return take(state, &e);
 }
 

@@ -348,6 +348,20 @@ static __device__ inline double tchi_cuda_warp_max(double value)
     return value;
 }
 
+/* The same of bits, in one instruction where there is one. */
+static __device__ inline uint32_t tchi_cuda_warp_max(uint32_t value)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(0xFFFFFFFFu, value);
+#else
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        value = max(value, __shfl_xor_sync(0xFFFFFFFFu, value, distance));
+    }
+    return value;
+#endif
+}
+
 /* Over a block of whole warps, at most 1024 threads, numbered `thread` from 0 to `threads`; every thread gets the
  * result. `shared` holds 32 doubles and can be used again at once. Empty places count as 0, so maxima are of numbers
  * not below it. */

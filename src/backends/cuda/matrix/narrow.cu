@@ -65,10 +65,7 @@ static __global__ void __launch_bounds__(THREADS, 4) largest_bits(const narrow_p
         for (int64_t first = (int64_t)blockIdx.y * ROWS; first < p.rows; first += (int64_t)gridDim.y * ROWS) {
             most = largest_of_rows(p, b, first, j, count, most);
         }
-#pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2) {
-            most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, distance));
-        }
+        most = tchi_cuda_warp_max(most);
         if (threadIdx.x % 32 == 0) {
             atomicMax(p.largest + b, most);
         }

@@ -4,7 +4,10 @@
  *     g, m and block[0], block[1]                             // see blocks.cu
  *     v and |d|                                               // see graft.cu
  *     largest[block], filtered[block] = the most bits of |g| and of |f|
+ *
+ *     block[0], block[1] = half(2^i g), half(2^j f)           // gather_halves, once those are known
  */
+#include "backends/cuda/matrix/narrow.h"
 #include "gather.cuh"
 #include "graft.cuh"
 
@@ -21,24 +24,36 @@ template <typename real> struct gather_graft_numbers {
     graft_numbers<real> graft;
 };
 
+/* The most bits of a thread's numbers, and then of each warp's: one thread brings those of a block together, since a
+ * warp's atomics to the one place for a matrix would wait for each other. */
+typedef uint32_t warp_maxima[TCHI_CUDA_UPDATE_THREADS / 32];
+
 /* Zeros beyond the edge of a rectangle do not count. */
-template <typename real> static __device__ inline void note_largest(const tchi_cuda_vec4s<real> &g, uint32_t *largest)
+template <typename real>
+static __device__ inline void note_largest(const tchi_cuda_vec4s<real> &x, warp_maxima &of_warps)
 {
     uint32_t most = 0;
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            most = max(most, __float_as_uint((float)g.at[s].v[k]) & 0x7FFFFFFFu);
+            most = max(most, __float_as_uint((float)x.at[s].v[k]) & 0x7FFFFFFFu);
         }
     }
+    most = tchi_cuda_warp_max(most);
+    if (threadIdx.x % 32 == 0) {
+        of_warps[threadIdx.x / 32] = most;
+    }
+}
+
+static __device__ inline void keep_largest(const warp_maxima &of_warps, uint32_t *largest)
+{
+    uint32_t most = of_warps[0];
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-        most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, distance));
+    for (int w = 1; w < TCHI_CUDA_UPDATE_THREADS / 32; w++) {
+        most = max(most, of_warps[w]);
     }
-    if (threadIdx.x % 32 == 0 && most > 0) {
-        atomicMax(largest, most);
-    }
+    atomicMax(largest, most);
 }
 
 template <typename real, tchi_cuda_access_path path>
@@ -55,7 +70,7 @@ template <typename real, tchi_cuda_access_path path>
 static __device__ inline double
 filter_and_graft(const tchi_cuda_chunk_ctx<real, path> &ctx, const gather_graft_rules &rules,
                  const gather_graft_numbers<real> &numbers, const tchi_cuda_vec4s<real> &g, tchi_cuda_vec4s<real> &m,
-                 tchi_cuda_vec4s<real> &v, real *tile)
+                 tchi_cuda_vec4s<real> &v, real *tile, warp_maxima &of_f)
 {
     tchi_cuda_vec4s<real> f = g;
     if (rules.filter != TCH_FILTER_NONE) {
@@ -64,9 +79,7 @@ filter_and_graft(const tchi_cuda_chunk_ctx<real, path> &ctx, const gather_graft_
             f.at[s] = filter_four(numbers.gather, rules.filter, g.at[s], m.at[s]);
         }
         tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, m);
-        if (rules.largest != nullptr) {
-            note_largest(f, rules.filtered + ctx.rect.block_index);
-        }
+        note_largest(f, of_f);
         store_gathered(ctx, TCHI_CUDA_BLOCK_1, tile, f);
     }
 #pragma unroll
@@ -77,10 +90,36 @@ filter_and_graft(const tchi_cuda_chunk_ctx<real, path> &ctx, const gather_graft_
     return sum_squares(ctx, f);
 }
 
+/* What the warps of a block have found. The sum is that of tchi_cuda_block_sum, for one thread: the other warps are done
+ * after the barrier. */
+static __device__ inline void bring_together(const gather_graft_rules &rules, int block, double sum,
+                                             const warp_maxima (&of_warps)[2], double *sums)
+{
+    const int warps = TCHI_CUDA_UPDATE_THREADS / 32;
+    sum = tchi_cuda_warp_sum(sum);
+    if (threadIdx.x % 32 == 0) {
+        sums[threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x >= 32) {
+        return;
+    }
+    sum = tchi_cuda_warp_sum((int)threadIdx.x < warps ? sums[threadIdx.x] : 0.0);
+    if (threadIdx.x == 0) {
+        rules.partial[blockIdx.x] = sum;
+        if (rules.largest != nullptr) {
+            keep_largest(of_warps[0], rules.largest + block);
+        }
+        if (rules.largest != nullptr && rules.filter != TCH_FILTER_NONE) {
+            keep_largest(of_warps[1], rules.filtered + block);
+        }
+    }
+}
+
 template <typename real, tchi_cuda_access_path path>
 static __device__ inline void gather_graft_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx,
                                                  const gather_graft_rules &rules, gather_graft_numbers<real> &numbers,
-                                                 real *tile, double *sums)
+                                                 real *tile, double *sums, warp_maxima (&of_warps)[2])
 {
     tchi_cuda_vec4s<real> p = {};
     tchi_cuda_vec4s<real> g = tchi_cuda_fetch(ctx, TCHI_CUDA_GRAD);
@@ -102,15 +141,10 @@ static __device__ inline void gather_graft_chunk(const tchi_cuda_chunk_ctx<real,
     if (rules.l2) {
         add_decay(ctx, numbers.gather.l2, p, g);
     }
-    if (rules.largest != nullptr) {
-        note_largest(g, rules.largest + ctx.rect.block_index);
-    }
+    note_largest(g, of_warps[0]);
     store_gathered(ctx, TCHI_CUDA_BLOCK_0, tile, g);
-    double sum = filter_and_graft(ctx, rules, numbers, g, m, v, tile);
-    sum = tchi_cuda_block_sum(sum, (int)threadIdx.x, TCHI_CUDA_UPDATE_THREADS, sums);
-    if (threadIdx.x == 0) {
-        rules.partial[blockIdx.x] = sum;
-    }
+    double sum = filter_and_graft(ctx, rules, numbers, g, m, v, tile, of_warps[1]);
+    bring_together(rules, ctx.rect.block_index, sum, of_warps, sums);
 }
 
 /* In float32, for an element: 12 bytes read, 16 written, 12 operations. One after the other they read 20 and write
@@ -121,9 +155,10 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
 {
     __shared__ gather_graft_numbers<real> numbers;
     __shared__ real tile[TCHI_CUDA_TILE];
-    __shared__ double sums[32];
-    tchi_cuda_with_chunk<real, true>(list,
-                                     [&](const auto &ctx) { gather_graft_chunk(ctx, rules, numbers, tile, sums); });
+    __shared__ double sums[TCHI_CUDA_UPDATE_THREADS / 32];
+    __shared__ warp_maxima of_warps[2];
+    tchi_cuda_with_chunk<real, true>(
+        list, [&](const auto &ctx) { gather_graft_chunk(ctx, rules, numbers, tile, sums, of_warps); });
 }
 
 #define EVEN_RESIDENT 4
@@ -135,10 +170,11 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, EVEN_RESIDENT
 {
     __shared__ gather_graft_numbers<float> numbers;
     __shared__ float tile[TCHI_CUDA_TILE];
-    __shared__ double sums[32];
+    __shared__ double sums[TCHI_CUDA_UPDATE_THREADS / 32];
+    __shared__ warp_maxima of_warps[2];
     rules.l2 = 0;
     tchi_cuda_with_even_chunk<TCHI_CUDA_PLAIN>(
-        list, [&](const auto &ctx) { gather_graft_chunk(ctx, rules, numbers, tile, sums); });
+        list, [&](const auto &ctx) { gather_graft_chunk(ctx, rules, numbers, tile, sums, of_warps); });
 }
 
 static tch_status clear_largest(const tchi_cuda_state *state, const tch_update *update, uint32_t *largest)
@@ -173,4 +209,122 @@ tch_status tchi_cuda_gather_graft(void *state, const tch_update *update, tch_fil
         rules.partial += chunks;
     }
     return tchi_cuda_graft_norms(s, update, (double *)scratch, norms);
+}
+
+/* --- blocks of float16 ------------------------------------------------------------------------------------------- */
+
+typedef struct gather_halves_rules {
+    tch_filter filter;
+    int l2;
+    const uint32_t *largest, *filtered;
+} gather_halves_rules;
+
+typedef struct gather_halves_numbers {
+    gather_numbers<float> gather;
+    float scale[2];
+} gather_halves_numbers;
+
+template <tchi_cuda_access_path path>
+static __device__ inline void put_scaled(const tchi_cuda_chunk_ctx<float, path> &ctx, tchi_cuda_slot slot, float *tile,
+                                         float scale, tchi_cuda_vec4s<float> x)
+{
+#pragma unroll
+    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            x.at[s].v[k] *= scale;
+        }
+    }
+    tchi_cuda_put_block(ctx, slot, tile, x);
+}
+
+/* What filter_four has made of m, from the m it left. */
+static __device__ inline tchi_cuda_vec4<float> filtered_four(const gather_numbers<float> &n, tch_filter filter,
+                                                             const tchi_cuda_vec4<float> &g,
+                                                             const tchi_cuda_vec4<float> &m)
+{
+    tchi_cuda_vec4<float> out;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        out.v[k] = filter == TCH_FILTER_NESTEROV ? fma(n.keep, m.v[k], n.take * g.v[k]) : n.corrected * m.v[k];
+    }
+    return out;
+}
+
+template <tchi_cuda_access_path path>
+static __device__ inline void gather_halves_chunk(const tchi_cuda_chunk_ctx<float, path> &ctx,
+                                                  const gather_halves_rules &rules, gather_halves_numbers &numbers,
+                                                  float *tile)
+{
+    bool has_g = tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_0);
+    bool has_f = rules.filter != TCH_FILTER_NONE && tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_1);
+    bool reads_g = has_g || rules.filter == TCH_FILTER_NESTEROV;
+    tchi_cuda_vec4s<float> p = {};
+    tchi_cuda_vec4s<float> g = tchi_cuda_fetch_if(reads_g, ctx, TCHI_CUDA_GRAD);
+    tchi_cuda_vec4s<float> m = tchi_cuda_fetch_if(has_f, ctx, TCHI_CUDA_STATE_0);
+    if (rules.l2 && reads_g) {
+        p = tchi_cuda_fetch_param(ctx);
+    }
+    if (threadIdx.x == 0) {
+        numbers.gather = gather_numbers_of<float>(ctx.list, ctx.rect, rules.filter);
+        numbers.scale[0] = tchi_narrow_scale(rules.largest[ctx.rect.block_index]);
+        numbers.scale[1] = has_f ? tchi_narrow_scale(rules.filtered[ctx.rect.block_index]) : 1.0f;
+    }
+    __syncthreads();
+    if (numbers.gather.skip) {
+        zero_blocks(ctx, rules.filter);
+        return;
+    }
+    if (reads_g) {
+        tchi_cuda_unpack_grad(ctx, numbers.gather.divisor, g);
+        if (rules.l2) {
+            add_decay(ctx, numbers.gather.l2, p, g);
+        }
+    }
+    if (has_g) {
+        put_scaled(ctx, TCHI_CUDA_BLOCK_0, tile, numbers.scale[0], g);
+    }
+    if (has_f) {
+#pragma unroll
+        for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
+            m.at[s] = filtered_four(numbers.gather, rules.filter, g.at[s], m.at[s]);
+        }
+        put_scaled(ctx, TCHI_CUDA_BLOCK_1, tile, numbers.scale[1], m);
+    }
+}
+
+/* For an element 8 bytes read and 4 written. With blocks of float32 gather_graft writes 8 more, which copies in float16
+ * read again: 40 bytes in all, and so 32. */
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<float>())
+    gather_halves_kernel(const __grid_constant__ tchi_cuda_rects list, gather_halves_rules rules)
+{
+    __shared__ gather_halves_numbers numbers;
+    __shared__ float tile[TCHI_CUDA_TILE];
+    tchi_cuda_with_chunk<float, true>(list, [&](const auto &ctx) { gather_halves_chunk(ctx, rules, numbers, tile); });
+}
+
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVEN_RESIDENT)
+    gather_halves_even_kernel(const __grid_constant__ tchi_cuda_rects list, gather_halves_rules rules)
+{
+    __shared__ gather_halves_numbers numbers;
+    __shared__ float tile[TCHI_CUDA_TILE];
+    rules.l2 = 0;
+    tchi_cuda_with_even_chunk<TCHI_CUDA_HALF>(list,
+                                              [&](const auto &ctx) { gather_halves_chunk(ctx, rules, numbers, tile); });
+}
+
+tch_status tchi_cuda_gather_halves(void *state, const tch_update *update, tch_filter filter, int32_t l2,
+                                   const uint32_t *largest, const uint32_t *filtered)
+{
+    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
+    const gather_halves_rules rules = {filter, l2, largest, filtered};
+    tchi_cuda_rects list;
+    int64_t next = 0;
+    int32_t chunks;
+    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, TCHI_CUDA_BLOCKS, &next, &list)) > 0) {
+        auto kernel = list.even && list.halves && !l2 ? gather_halves_even_kernel : gather_halves_kernel;
+        kernel<<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
+        TCHI_CUDA_PASS(tchi_cuda_launched(s, "gather_halves"));
+    }
+    return TCH_OK;
 }

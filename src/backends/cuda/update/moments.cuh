@@ -85,18 +85,6 @@ static __device__ inline void tchi_cuda_unpack_moment(int index, tchi_cuda_vec4s
 
 /* --- the way back ------------------------------------------------------------------------------------------------ */
 
-static __device__ inline uint32_t tchi_cuda_warp_max(uint32_t value)
-{
-#if __CUDA_ARCH__ >= 800
-    return __reduce_max_sync(0xFFFFFFFFu, value);
-#else
-    for (int distance = 16; distance > 0; distance /= 2) {
-        value = max(value, __shfl_xor_sync(0xFFFFFFFFu, value, distance));
-    }
-    return value;
-#endif
-}
-
 /* The words of a warp's 128 elements and their scale. All lanes come here, those beyond the end with zeros. */
 static __device__ inline void tchi_cuda_store_codes(const tchi_cuda_rect &rect, int index, const tchi_cuda_place &place,
                                                     const tchi_cuda_vec4<float> &four, const uint32_t random[4])

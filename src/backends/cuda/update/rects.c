@@ -167,8 +167,10 @@ static void pack_shared(const tch_update *update, int blocks, tchi_cuda_rects *l
     list->block_type = update->block_type;
     list->plain = update->param_type == update->real && update->grad_type == update->real &&
                   (!blocks || update->block_type == update->real);
-    list->shorts = update->real == TCH_SCALAR_F32 && update->param_type == update->real &&
-                   update->grad_type == update->real && blocks && update->block_type == TCH_SCALAR_BF16;
+    int floats = update->real == TCH_SCALAR_F32 && update->param_type == update->real &&
+                 update->grad_type == update->real && blocks;
+    list->shorts = floats && update->block_type == TCH_SCALAR_BF16;
+    list->halves = floats && update->block_type == TCH_SCALAR_F16;
     list->maximize = update->maximize;
     list->stochastic = update->stochastic;
 }

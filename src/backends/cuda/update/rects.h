@@ -45,6 +45,7 @@ typedef struct tchi_cuda_rects {
     tch_scalar real, param_type, grad_type, block_type;
     int32_t plain;  /* all types that the operation uses are the arithmetic's */
     int32_t shorts; /* they are float32, but for blocks, which are bfloat16 */
+    int32_t halves; /* or float16 */
     int32_t even;   /* every chunk is full and aligned, and no rectangle has a master copy */
     int32_t maximize, stochastic;
     int32_t count;

@@ -125,7 +125,8 @@ typedef enum tchi_cuda_access_path {
     TCHI_CUDA_ANY = 0,   /* nothing */
     TCHI_CUDA_WHOLE = 1, /* all vec4s are complete and aligned */
     TCHI_CUDA_PLAIN = 2, /* and of the type of the arithmetic, and there is no master copy */
-    TCHI_CUDA_SHORT = 3  /* the same but for blocks, which are bfloat16; of lists that are so throughout */
+    TCHI_CUDA_SHORT = 3, /* the same but for blocks, which are bfloat16; of lists that are so throughout */
+    TCHI_CUDA_HALF = 4   /* or float16 */
 } tchi_cuda_access_path;
 
 static __device__ inline tchi_cuda_access_path
@@ -166,6 +167,9 @@ TCHI_CUDA_CHUNK_FN tch_scalar tchi_cuda_chunk_type(const tchi_cuda_chunk_ctx<rea
     bool is_state = slot >= TCHI_CUDA_STATE_0 && slot <= TCHI_CUDA_STATE_2;
     if (path == TCHI_CUDA_SHORT && slot >= TCHI_CUDA_BLOCK_0) {
         return TCH_SCALAR_BF16;
+    }
+    if (path == TCHI_CUDA_HALF && slot >= TCHI_CUDA_BLOCK_0) {
+        return TCH_SCALAR_F16;
     }
     if (path >= TCHI_CUDA_PLAIN || is_state) {
         return arithmetic;

@@ -182,6 +182,9 @@ static char *aligned(char *at)
 int tchi_cuda_factor_pair_takes(const tchi_cuda_state *state, const tchi_factor_pair *pair)
 {
     const tch_matrices *a = pair->a;
+    if (a->type == TCH_SCALAR_F16) {
+        return 1; /* tchi_cuda_halves_take has said so */
+    }
     if (state->blas_workspace == NULL || a->type != TCH_SCALAR_F32 || a->rows == 0 || a->cols == 0 || a->batch == 0 ||
         a->rows >= 1 << 30 || a->cols >= 1 << 30) {
         return 0;
@@ -190,8 +193,18 @@ int tchi_cuda_factor_pair_takes(const tchi_cuda_state *state, const tchi_factor_
            tchi_cuda_factor_pingpong_takes(state, pair->cols);
 }
 
+static tch_status from_copy(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *copy,
+                            const uint32_t *largest, const tch_matrices *rows, const tch_matrices *cols)
+{
+    TCHI_CUDA_PASS(tchi_cuda_factor_pingpong(state, weights, copy, 0, largest, rows));
+    return tchi_cuda_factor_pingpong(state, weights, copy, 1, largest, cols);
+}
+
 tch_status tchi_cuda_factor_pair(tchi_cuda_state *state, tchi_factor_weights weights, const tchi_factor_pair *pair)
 {
+    if (pair->a->type == TCH_SCALAR_F16) {
+        return from_copy(state, weights, pair->a, pair->largest, pair->rows, pair->cols);
+    }
     const copy_room room = room_of(state, pair);
     const int64_t batch = pair->a->batch;
     const int64_t together = even_part(batch, room.matrices, 1);
@@ -204,8 +217,7 @@ tch_status tchi_cuda_factor_pair(tchi_cuda_state *state, tchi_factor_weights wei
         tch_matrices copy = copy_at(aligned((char *)(looked_for + some.batch)), &some);
         TCHI_CUDA_PASS(pair->largest != NULL ? TCH_OK : tchi_cuda_largest_bits(state, &some, looked_for));
         TCHI_CUDA_PASS(tchi_cuda_narrow(state, &some, largest, &copy));
-        TCHI_CUDA_PASS(tchi_cuda_factor_pingpong(state, weights, &copy, 0, largest, &rows));
-        TCHI_CUDA_PASS(tchi_cuda_factor_pingpong(state, weights, &copy, 1, largest, &cols));
+        TCHI_CUDA_PASS(from_copy(state, weights, &copy, largest, &rows, &cols));
     }
     return TCH_OK;
 }

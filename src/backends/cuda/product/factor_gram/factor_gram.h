@@ -32,7 +32,8 @@ tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights w
                                    int32_t transpose, const tch_matrices *c);
 
 /* Both factors of A, of float32, from one copy: the largest element is looked for once, where it is not known. Copies
- * lie in `scratch` where that is larger than the workspace, as many matrices at a time as fit. */
+ * lie in `scratch` where that is larger than the workspace, as many matrices at a time as fit. A of float16 is such a
+ * copy. */
 typedef struct tchi_factor_pair {
     const tch_matrices *a, *rows, *cols;
     const uint32_t *largest; /* of each matrix, or NULL */

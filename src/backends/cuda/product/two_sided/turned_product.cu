@@ -14,8 +14,8 @@
  *
  * C is written transposed so that it is the next product's B: wgmma reads B along its rows, and P = L X R' is the
  * transpose of R (L X)'. The one thing to know before changing it is what symmetric_pingpong.cu says of its ring. */
+#include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/hopper.cuh"
-#include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/device/tensor_map.h"
 #include "backends/cuda/matrix/narrow.h"
 #include "two_sided.h"
@@ -319,10 +319,7 @@ static __device__ __forceinline__ void add_squares(const turned_problem &p, turn
         }
         total += (double)eight;
     }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-        total += __shfl_xor_sync(0xFFFFFFFFu, total, distance);
-    }
+    total = tchi_cuda_warp_sum(total);
     if (threadIdx.x % 32 == 0) {
         m.sums[group][threadIdx.x % 128 / 32] = total;
     }

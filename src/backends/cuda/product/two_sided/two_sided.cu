@@ -1,8 +1,8 @@
-/* Products from both sides: X <- L X R' with roots, and X <- L X R' or L' X R with bases.
+/* Products from both sides: Y = L X R' with roots, and L X R' or L' X R with bases.
  *
- *     X16 = half(scale X)                               // narrow.cu
+ *     X16 = half(scale X)                               // narrow.cu, or as gather_halves left it
  *     T   = (L X16)', in float16                        // turned_product.cu
- *     X   = (R T)', with all scales taken back          // and |X| with it
+ *     Y   = (R T)', with all scales taken back          // and |Y| with it
  *
  * Sums of a product of k terms stay below 2^16 k where numbers of X16 are below 2^15 and those of a side below 2, so T is
  * divided by a power of two that leaves it below 2^15, of which float16 has numbers of 11 bits down to 2^-14. */
@@ -10,6 +10,7 @@
 
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/matrix/narrow.h"
+#include "backends/cuda/product/factor_gram/factor_gram.h"
 
 #define THREADS 256
 
@@ -29,10 +30,7 @@ static __global__ void __launch_bounds__(THREADS)
         const char *at = tchi_cuda_at(second ? right : left, b, i, i);
         most = max(most, __float_as_uint(*(const float *)at) & 0x7FFFFFFFu);
     }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-        most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, distance));
-    }
+    most = tchi_cuda_warp_max(most);
     if (threadIdx.x % 32 == 0) {
         of_warps[threadIdx.x / 32] = most;
     }
@@ -57,10 +55,7 @@ static __global__ void __launch_bounds__(THREADS)
     for (int64_t i = threadIdx.x % 32; i < each; i += 32) {
         sum += partial[b * each + i];
     }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
-    }
+    sum = tchi_cuda_warp_sum(sum);
     if (threadIdx.x % 32 == 0) {
         norms[b] = sqrt(sum);
     }
@@ -68,9 +63,9 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* --- by float16 -------------------------------------------------------------------------------------------------- */
 
-/* Both copies take as much room as X does. */
+/* Both copies take as much room as X of float32 does. */
 typedef struct two_sided_plan {
-    tch_matrices copy; /* of X */
+    tch_matrices copy; /* of X, or X itself */
     tch_matrices turned;
     uint32_t *left, *right, *x; /* their largest numbers, in the workspace, one behind the other */
     double *partial;
@@ -90,9 +85,10 @@ static int64_t workspace_for(int64_t batch, int64_t each)
 static two_sided_plan plan_of(const tchi_cuda_state *state, const tch_matrices *x, void *other)
 {
     two_sided_plan p = {};
-    int64_t numbers = x->rows * x->cols * x->batch;
-    p.copy = halves_at(other, x->rows, x->cols, x->batch);
-    p.turned = halves_at((uint16_t *)other + numbers, x->cols, x->rows, x->batch);
+    int is_copy = x->type == TCH_SCALAR_F16;
+    int64_t copied = is_copy ? 0 : x->rows * x->cols * x->batch;
+    p.copy = is_copy ? *x : halves_at(other, x->rows, x->cols, x->batch);
+    p.turned = halves_at((uint16_t *)other + copied, x->cols, x->rows, x->batch);
     p.each = tchi_cuda_turned_partials(x->cols, x->rows);
     p.partial = (double *)state->blas_workspace;
     p.left = (uint32_t *)(p.partial + p.each * x->batch);
@@ -102,13 +98,12 @@ static two_sided_plan plan_of(const tchi_cuda_state *state, const tch_matrices *
 }
 
 static int takes(const tchi_cuda_state *state, const tch_matrices *left, const tch_matrices *right,
-                 const tch_matrices *x, const two_sided_plan *p)
+                 const tch_matrices *y, const two_sided_plan *p)
 {
-    return x->type == TCH_SCALAR_F32 && state->blas_workspace != NULL && x->batch > 0 &&
-           workspace_for(x->batch, p->each) <= tchi_cuda_workspace_bytes(state) &&
-           x->stride * (int64_t)sizeof(float) >= 2 * x->rows * x->cols * (int64_t)sizeof(uint16_t) &&
+    return y->type == TCH_SCALAR_F32 && state->blas_workspace != NULL && y->batch > 0 &&
+           y->stride >= y->rows * y->cols && workspace_for(y->batch, p->each) <= tchi_cuda_workspace_bytes(state) &&
            tchi_cuda_turned_product_takes(state, left, &p->copy, &p->turned) &&
-           tchi_cuda_turned_product_takes(state, right, &p->turned, x);
+           tchi_cuda_turned_product_takes(state, right, &p->turned, y);
 }
 
 /* 2^-(1 + ceil(log2(terms))) */
@@ -122,8 +117,8 @@ static float factor_for(int64_t terms)
 }
 
 static tch_status by_halves(tchi_cuda_state *state, tch_sides sides, const tch_matrices *left,
-                            const tch_matrices *right, const tch_matrices *x, const uint32_t *largest, double *norms,
-                            const two_sided_plan *p)
+                            const tch_matrices *right, const tch_matrices *x, const uint32_t *largest,
+                            const tch_matrices *y, double *norms, const two_sided_plan *p)
 {
     const int roots = sides == TCH_SIDES_ROOTS, back = sides == TCH_SIDES_OUT_OF_BASES;
     const uint32_t *of_x = largest != NULL ? largest : p->x;
@@ -135,11 +130,13 @@ static tch_status by_halves(tchi_cuda_state *state, tch_sides sides, const tch_m
             tchi_cuda_operand_of(left), x->rows, tchi_cuda_operand_of(right), x->cols, x->batch, p->left);
         TCHI_CUDA_PASS(tchi_cuda_launched(state, "diagonal_bits"));
     }
-    TCHI_CUDA_PASS(largest != NULL ? TCH_OK : tchi_cuda_largest_bits(state, x, p->x));
-    TCHI_CUDA_PASS(tchi_cuda_narrow(state, x, of_x, &p->copy));
+    if (x->type == TCH_SCALAR_F32) {
+        TCHI_CUDA_PASS(largest != NULL ? TCH_OK : tchi_cuda_largest_bits(state, x, p->x));
+        TCHI_CUDA_PASS(tchi_cuda_narrow(state, x, of_x, &p->copy));
+    }
     TCHI_CUDA_PASS(tchi_cuda_turned_product(state, left, back, &p->copy, &p->turned, &first, NULL));
     TCHI_CUDA_PASS(
-        tchi_cuda_turned_product(state, right, back, &p->turned, x, &second, norms != NULL ? p->partial : NULL));
+        tchi_cuda_turned_product(state, right, back, &p->turned, y, &second, norms != NULL ? p->partial : NULL));
     if (norms == NULL) {
         return TCH_OK;
     }
@@ -152,17 +149,27 @@ static tch_status by_halves(tchi_cuda_state *state, tch_sides sides, const tch_m
 
 extern "C" tch_status tchi_cuda_two_sided(void *state, tch_sides sides, const tch_matrices *left,
                                           const tch_matrices *right, const tch_matrices *x, const uint32_t *largest,
-                                          void *other, double *norms)
+                                          void *other, const tch_matrices *y, double *norms)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
     const two_sided_plan p = plan_of(s, x, other);
     const int back = sides == TCH_SIDES_OUT_OF_BASES;
     tch_matrices between = *x;
     between.data = other;
-    if (takes(s, left, right, x, &p)) {
-        return by_halves(s, sides, left, right, x, largest, norms, &p);
+    if (takes(s, left, right, y, &p)) {
+        return by_halves(s, sides, left, right, x, largest, y, norms, &p);
     }
     TCHI_CUDA_PASS(tchi_cuda_gemm_rounded(state, 1.0, left, back, x, 0, 0.0, &between));
-    TCHI_CUDA_PASS(tchi_cuda_gemm_rounded(state, 1.0, &between, 0, right, !back, 0.0, x));
-    return norms != NULL ? tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, x, norms) : TCH_OK;
+    TCHI_CUDA_PASS(tchi_cuda_gemm_rounded(state, 1.0, &between, 0, right, !back, 0.0, y));
+    return norms != NULL ? tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, y, norms) : TCH_OK;
+}
+
+extern "C" int32_t tchi_cuda_halves_take(void *state, const tch_matrices *rows, const tch_matrices *cols,
+                                         const tch_matrices *left, const tch_matrices *right, const tch_matrices *y)
+{
+    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
+    const tch_matrices x = halves_at(y->data, y->rows, y->cols, y->batch); /* for its size; aligned like y */
+    const two_sided_plan p = plan_of(s, &x, y->data);
+    return takes(s, left, right, y, &p) && tchi_cuda_factor_pingpong_takes(s, rows) &&
+           tchi_cuda_factor_pingpong_takes(s, cols);
 }

@@ -1,0 +1,98 @@
+/* Shampoo's blocks in float16 where a backend takes them: the bits are those of blocks of float32, of which copies are
+ * made later, with and without a filter, with a refresh in a step and without one, whatever lies transposed. The other
+ * way is had by a table without `gather_halves`. Backends that have none come to the same twice. */
+#include "core/context.h"
+#include "support/backend/table_copy.h"
+#include "support/optim/optim_defaults.h"
+#include "support/optim/optim_trial.h"
+#include "support/testing.h"
+
+/* Sizes and numbers of which a GPU of 132 multiprocessors takes both factors and both roots. */
+static const trial_shape large[] = {
+    {.ndim = 2, .shape = {1024, 1032}},
+    {.ndim = 2, .shape = {1024, 1032}, .gradient = LAYOUT_ROW_GAPS},
+    {.ndim = 2, .shape = {1032, 1024}, .order = {1, 0}},
+    {.ndim = 2, .shape = {1024, 1032}},
+};
+static const trial_shape small[] = {
+    {.ndim = 2, .shape = {24, 16}},
+    {.ndim = 2, .shape = {24, 16}, .gradient = LAYOUT_ROW_GAPS},
+    {.ndim = 2, .shape = {16, 24}, .order = {1, 0}},
+    {.ndim = 2, .shape = {24, 16}},
+};
+#define SHAPES ((int32_t)(sizeof large / sizeof large[0]))
+
+static const trial_option options[] = {
+    {.name = "defaults"},
+    {"without a filter", {SET(beta1, 0)}},
+    {"weight decay in gradients", {SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.1)}},
+    {"momentum, every step", {SET(momentum, 0.9), SET(precondition_frequency, 1)}},
+    {.name = NULL},
+};
+
+static table_copy table;
+static const tch_backend *own;
+static int written; /* times that blocks of float16 were */
+
+static tch_status count_halves(void *state, const tch_update *update, tch_filter filter, int32_t l2,
+                               const uint32_t *largest, const uint32_t *filtered)
+{
+    written++;
+    return own->update->gather_halves(state, update, filter, l2, largest, filtered);
+}
+
+/* The trial's steps with a table that has the entry, or not. */
+static void step_with(tch_context *context, trial *t, tch_gather_halves_op *gather_halves, int32_t steps)
+{
+    table_copy_make(&table, own);
+    table.update.gather_halves = gather_halves;
+    context->backend = &table.backend;
+    for (int32_t i = 0; i < steps; i++) {
+        const tch_tensor *gradients[TRIAL_MOST_PARAMETERS];
+        trial_draw(t);
+        trial_list_gradients(t, gradients);
+        CHECK_OK(tch_optimizer_step(t->optimizer, t->count, gradients));
+    }
+    context->backend = own;
+}
+
+static bool is_hopper(const tch_context *context)
+{
+    tch_device_info info = TCH_DEVICE_INFO_INIT;
+    CHECK_OK(tch_device_info_get(tch_context_device(context), &info));
+    return info.compute_major == 9;
+}
+
+static void halves_change_no_bit(void **state)
+{
+    tch_context *context = *state;
+    const trial_shape *shapes = test_on_cpu() ? small : large;
+    own = context->backend;
+    for (const trial_option *option = options; option->name != NULL; option++) {
+        static trial with, without;
+        tch_optim_config c = test_optim_defaults(TCH_OPTIM_SHAMPOO);
+        c.lr = 0.01;
+        c.beta2 = 0.95;
+        c.grafting = TCH_GRAFTING_ADAM;
+        c.relative_eps = 1e-6;
+        c.precondition_frequency = 3;
+        trial_set(&c, option->settings);
+        test_case("%s", option->name);
+        written = 0;
+        trial_open(&with, context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+        step_with(context, &with, own->update->gather_halves != NULL ? count_halves : NULL, 5);
+        trial_open(&without, context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+        step_with(context, &without, NULL, 5);
+        trial_check_same_parameters(&with, &without);
+        CHECK(!is_hopper(context) || written > 0, "no block of float16 was written");
+        trial_close(&with);
+        trial_close(&without);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(halves_change_no_bit)};
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}
