@@ -9,118 +9,10 @@
  * before. So nobody may wait for a k-tile before it is certain that the k-tile before it in that place has landed,
  * which is what the warpgroups' turns are for. How this way was chosen: bench/ladder/cuda_orthogonalize.md, and for
  * split operands cuda_symmetric_bf16x2.md. */
-#include "backends/cuda/cuda.h"
-#include "backends/cuda/device/elements.cuh"
-#include "backends/cuda/device/hopper.cuh"
-#include "backends/cuda/device/tensor_map.h"
-#include "backends/cuda/device/triangle.cuh"
-#include "backends/cuda/matrix/narrow.h"
-#include "backends/cuda/product/factor_gram/factor_gram.h"
-#include "symmetric_squares.cuh"
-
-#define TILE 128                 /* rows and columns of C that a warpgroup computes at a time */
-#define DEPTH TCHI_CUDA_BOX_COLS /* numbers along k in a k-tile */
-#define ROW_BYTES (2 * DEPTH)
-#define KTILE_BYTES (TILE * ROW_BYTES) /* of a plane of A, and of B */
-#define STAGES 6                       /* of one plane; half as many of two */
-#define CLUSTER 2
-#define WARPGROUPS 2                     /* that multiply */
-#define THREADS (128 * (WARPGROUPS + 1)) /* one thread of the last ones asks for copies */
-/* A thread begins with 168 registers. The sums of a tile are 128 of each thread that multiplies. */
-#define MULTIPLY_REGISTERS 232
-#define LOAD_REGISTERS 40
-/* Matrices whose tiles come one after the other, those on the diagonal last: so a matrix is still in the L2 cache when
- * its last tiles come, and these, which come singly, seldom leave a block of a cluster without one. */
-#define GROUP 4
-
-typedef struct pingpong_problem {
-    int32_t n, batch;
-    int32_t side;           /* tiles along one side of C */
-    int32_t pairs, singles; /* of one matrix */
-    int32_t items;          /* one is a tile for each block of a cluster */
-    int32_t ktiles;         /* of A and of B for a tile */
-    float c0, c1, c2;
-    const double *scale; /* one per matrix, to the power of `exponent`; NULL for 1 */
-    int32_t exponent;    /* 0, 1 or 2 */
-    CUtensorMap a, b, c; /* of split matrices the planes, one after the other */
-    CUtensorMap d;
-    tchi_cuda_operand split_d; /* instead of d, for split products */
-    tchi_cuda_operand wide_c;  /* instead of c, for float64 and factors */
-    tchi_factor_weights factor;
-    const uint32_t *largest; /* of each matrix that A was narrowed from */
-} pingpong_problem;
-
-/* Planes of a matrix: a split one has its high parts and its low parts. */
-static __host__ __device__ constexpr int planes_of(tch_scalar type)
-{
-    return type == TCH_SCALAR_BF16X2 ? 2 : 1;
-}
-
-template <int planes> struct pingpong_memory {
-    static constexpr int stages = STAGES / planes;
-    char stage[stages][2][planes][KTILE_BYTES];    /* A and B; or the left and the right half of a tile of D */
-    char result[WARPGROUPS][2][TCHI_SQUARE_BYTES]; /* a square and its mirror image */
-    uint64_t full[stages], empty[stages];
-    uint64_t turn[WARPGROUPS];
-};
-
-/* Items of so many matrices: pairs of tiles for the two blocks of a cluster, then two singles at a time. */
-static __host__ __device__ inline int group_items(const pingpong_problem &p, int matrices)
-{
-    return matrices * p.pairs + (matrices * p.singles + CLUSTER - 1) / CLUSTER;
-}
+#include "symmetric_factor.cuh"
+#include "symmetric_pingpong.cuh"
 
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA /* what follows has instructions of sm_90a */
-
-/* --- tiles ------------------------------------------------------------------------------------------------------- */
-
-typedef struct pingpong_tile {
-    int matrix, row, col;
-    bool shares_b; /* with the other block */
-    bool nothing;  /* none was left for this block: it goes through the motions with another and writes nothing */
-} pingpong_tile;
-
-/* Tiles of a column of C are taken two by two from below; one on the diagonal may be left, of every second column. */
-static __device__ inline pingpong_tile pair_tile(const pingpong_problem &p, int matrix, int pair, int rank)
-{
-    int col = 0;
-    while (pair >= (p.side - col) / 2) {
-        pair -= (p.side - col) / 2;
-        col++;
-    }
-    int row = col + (p.side - col) % 2 + 2 * pair + rank;
-    return {matrix, row * TILE, col * TILE, true, false};
-}
-
-static __device__ inline pingpong_tile single_tile(const pingpong_problem &p, int matrix, int single)
-{
-    int col = 2 * single + 1 - p.side % 2;
-    return {matrix, col * TILE, col * TILE, false, false};
-}
-
-/* This block's tile of an item: all pairs of a group of matrices, then their singles. */
-static __device__ inline pingpong_tile tile_of(const pingpong_problem &p, int item, int rank)
-{
-    int first = item / group_items(p, GROUP) * GROUP;
-    int left = item % group_items(p, GROUP);
-    int matrices = min(p.batch - first, GROUP);
-    if (left < matrices * p.pairs) {
-        return pair_tile(p, first + left / p.pairs, left % p.pairs, rank);
-    }
-    int single = (left - matrices * p.pairs) * CLUSTER + rank;
-    if (single < matrices * p.singles) {
-        return single_tile(p, first + single / p.singles, single % p.singles);
-    }
-    pingpong_tile none = single_tile(p, first, 0);
-    none.nothing = true;
-    return none;
-}
-
-/* The block's tile number `own`, or one past the last. */
-static __device__ inline int item_of(int own)
-{
-    return (int)(blockIdx.x / CLUSTER) + own * (int)(gridDim.x / CLUSTER);
-}
 
 /* --- the ring ---------------------------------------------------------------------------------------------------- */
 
@@ -241,9 +133,6 @@ static __device__ inline void load_all(const pingpong_problem &p, pingpong_memor
 }
 
 /* --- multiplying ------------------------------------------------------------------------------------------------- */
-
-/* The sums of rows 0 to 63 of a tile and of rows 64 to 127. */
-typedef float pingpong_sums[2][64];
 
 /* 64 rows of A and all of B. */
 template <tch_scalar type>
@@ -464,107 +353,6 @@ static __device__ __forceinline__ void write_doubles(const pingpong_problem &p, 
             c[(x + 1) * p.wide_c.ld + y] = two.y;
         } else {
             c[y * p.wide_c.ld + x] = two.x;
-        }
-    }
-}
-
-/* Weights that lie on the device are those of a step. `back` is what a narrowed matrix was divided by. */
-typedef struct pingpong_factor {
-    float alpha, beta, back;
-} pingpong_factor;
-
-static __device__ __forceinline__ pingpong_factor factor_of(const pingpong_problem &p, int matrix)
-{
-    const float *w = p.factor.on_device;
-    return {w == NULL ? p.factor.alpha : w[0],
-            p.factor.adds ? 1.0f
-            : w == NULL   ? p.factor.beta
-                          : w[1],
-            1.0f / tchi_narrow_scale(p.largest[matrix])};
-}
-
-/* Multiplied step by step: the square of `back` may lie outside of what float32 holds. */
-static __device__ __forceinline__ float factor_number(const pingpong_factor &f, float sum, float old)
-{
-    return fmaf(f.alpha, sum * f.back * f.back, f.beta * old);
-}
-
-/* A square of a factor and its mirror image, from registers: four lanes have 32 bytes of a row, and eight those of a
- * column. C is read below the diagonal, each number by the thread that writes it. `inner` squares lie below the
- * diagonal and inside of the matrix, and ask about no element. A pair that begins left of the diagonal ends no
- * further than on it. */
-template <int from, bool inner>
-static __device__ __forceinline__ void write_factor(const pingpong_problem &p, const pingpong_factor &f, int matrix,
-                                                    int row, int col, const float (&sum)[64])
-{
-    const int lane = (int)threadIdx.x % 32;
-    const int y = row + (int)threadIdx.x % 128 / 32 * 16 + lane / 4, x = col + lane % 4 * 2;
-    const int64_t ld = p.wide_c.ld;
-    float *below = (float *)p.wide_c.data + matrix * p.wide_c.stride + y * ld + x;
-    float *above = (float *)p.wide_c.data + matrix * p.wide_c.stride + x * ld + y;
-    float2 old[16];
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const int r = y + i % 2 * 8, k = x + i / 2 * 8;
-        const float *from_c = below + i % 2 * 8 * ld + i / 2 * 8;
-        old[i] = make_float2(0.0f, 0.0f);
-        if (f.beta != 0.0f && (inner || (r < p.n && k < r))) {
-            old[i] = *(const float2 *)from_c;
-        } else if (!inner && f.beta != 0.0f && r < p.n && k == r) {
-            old[i].x = *from_c;
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const int r = y + i % 2 * 8, k = x + i / 2 * 8;
-        const float2 two = make_float2(factor_number(f, sum[from + 2 * i], old[i].x),
-                                       factor_number(f, sum[from + 2 * i + 1], old[i].y));
-        if (inner || (r < p.n && k <= r)) {
-            above[i % 2 * 8] = two.x;
-        }
-        if (inner || (r < p.n && k < r)) {
-            *(float2 *)(below + i % 2 * 8 * ld + i / 2 * 8) = two;
-            above[ld + i % 2 * 8] = two.y;
-        }
-        above += i % 2 * 8 * ld;
-    }
-}
-
-/* The squares of a tile of a factor. A step that is skipped leaves what is there, to the bit. */
-static __device__ __forceinline__ void write_factor_tile(const pingpong_problem &p, const pingpong_tile &t,
-                                                         const pingpong_sums &sum)
-{
-    const pingpong_factor f = factor_of(p, t.matrix);
-    if (t.nothing || (f.alpha == 0.0f && f.beta == 1.0f)) {
-        return;
-    }
-#pragma unroll
-    for (int number = 0; number < 4; number++) {
-        constexpr int half = 32; /* sums of the right squares of a tile come behind those of the left ones */
-        const int row = t.row + TCHI_SQUARE * (number / 2), col = t.col + TCHI_SQUARE * (number % 2);
-        const bool inner = col < row && row + TCHI_SQUARE <= p.n;
-        if (inner && number % 2 == 0) {
-            write_factor<0, true>(p, f, t.matrix, row, col, sum[number / 2]);
-        } else if (inner) {
-            write_factor<half, true>(p, f, t.matrix, row, col, sum[number / 2]);
-        } else if (col <= row && row < p.n && number % 2 == 0) {
-            write_factor<0, false>(p, f, t.matrix, row, col, sum[number / 2]);
-        } else if (col <= row && row < p.n) {
-            write_factor<half, false>(p, f, t.matrix, row, col, sum[number / 2]);
-        }
-    }
-}
-
-/* What the epilogue will read of C, on its way to the L2 cache while the tile is multiplied: of each row the 512
- * bytes of the tile, four lines. */
-static __device__ __forceinline__ void prefetch_factor_tile(const pingpong_problem &p, const pingpong_tile &t)
-{
-    const int row = t.row + (int)threadIdx.x % 128;
-    const float *c = (const float *)p.wide_c.data + t.matrix * p.wide_c.stride + row * p.wide_c.ld + t.col;
-#pragma unroll
-    for (int line = 0; line < TILE / 32; line++) {
-        if (row < p.n && t.col + 32 * line <= row) {
-            tchi_prefetch(c + 32 * line);
         }
     }
 }

@@ -1,0 +1,113 @@
+/* The epilogue of symmetric_pingpong.cu for factors of curvature: C = alpha A A' + beta C in float32, from A of float16
+ * that stands for float32. */
+#ifndef TCHI_CUDA_SYMMETRIC_FACTOR_CUH
+#define TCHI_CUDA_SYMMETRIC_FACTOR_CUH
+
+#include "backends/cuda/matrix/narrow.h"
+#include "symmetric_pingpong.cuh"
+
+#if !defined(__CUDA_ARCH__) || TCHI_WGMMA
+
+/* Weights that lie on the device are those of a step. `back` is what a narrowed matrix was divided by. */
+typedef struct pingpong_factor {
+    float alpha, beta, back;
+} pingpong_factor;
+
+static __device__ __forceinline__ pingpong_factor factor_of(const pingpong_problem &p, int matrix)
+{
+    const float *w = p.factor.on_device;
+    return {w == NULL ? p.factor.alpha : w[0],
+            p.factor.adds ? 1.0f
+            : w == NULL   ? p.factor.beta
+                          : w[1],
+            1.0f / tchi_narrow_scale(p.largest[matrix])};
+}
+
+/* Multiplied step by step: the square of `back` may lie outside of what float32 holds. */
+static __device__ __forceinline__ float factor_number(const pingpong_factor &f, float sum, float old)
+{
+    return fmaf(f.alpha, sum * f.back * f.back, f.beta * old);
+}
+
+/* A square of a factor and its mirror image, from registers: four lanes have 32 bytes of a row, and eight those of a
+ * column. C is read below the diagonal, each number by the thread that writes it. `inner` squares lie below the
+ * diagonal and inside of the matrix, and ask about no element. A pair that begins left of the diagonal ends no
+ * further than on it. */
+template <int from, bool inner>
+static __device__ __forceinline__ void write_factor(const pingpong_problem &p, const pingpong_factor &f, int matrix,
+                                                    int row, int col, const float (&sum)[64])
+{
+    const int lane = (int)threadIdx.x % 32;
+    const int y = row + (int)threadIdx.x % 128 / 32 * 16 + lane / 4, x = col + lane % 4 * 2;
+    const int64_t ld = p.wide_c.ld;
+    float *below = (float *)p.wide_c.data + matrix * p.wide_c.stride + y * ld + x;
+    float *above = (float *)p.wide_c.data + matrix * p.wide_c.stride + x * ld + y;
+    float2 old[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int r = y + i % 2 * 8, k = x + i / 2 * 8;
+        const float *from_c = below + i % 2 * 8 * ld + i / 2 * 8;
+        old[i] = make_float2(0.0f, 0.0f);
+        if (f.beta != 0.0f && (inner || (r < p.n && k < r))) {
+            old[i] = *(const float2 *)from_c;
+        } else if (!inner && f.beta != 0.0f && r < p.n && k == r) {
+            old[i].x = *from_c;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int r = y + i % 2 * 8, k = x + i / 2 * 8;
+        const float2 two = make_float2(factor_number(f, sum[from + 2 * i], old[i].x),
+                                       factor_number(f, sum[from + 2 * i + 1], old[i].y));
+        if (inner || (r < p.n && k <= r)) {
+            above[i % 2 * 8] = two.x;
+        }
+        if (inner || (r < p.n && k < r)) {
+            *(float2 *)(below + i % 2 * 8 * ld + i / 2 * 8) = two;
+            above[ld + i % 2 * 8] = two.y;
+        }
+        above += i % 2 * 8 * ld;
+    }
+}
+
+/* The squares of a tile of a factor. A step that is skipped leaves what is there, to the bit. */
+static __device__ __forceinline__ void write_factor_tile(const pingpong_problem &p, const pingpong_tile &t,
+                                                         const pingpong_sums &sum)
+{
+    const pingpong_factor f = factor_of(p, t.matrix);
+    if (t.nothing || (f.alpha == 0.0f && f.beta == 1.0f)) {
+        return;
+    }
+#pragma unroll
+    for (int number = 0; number < 4; number++) {
+        constexpr int half = 32; /* sums of the right squares of a tile come behind those of the left ones */
+        const int row = t.row + TCHI_SQUARE * (number / 2), col = t.col + TCHI_SQUARE * (number % 2);
+        const bool inner = col < row && row + TCHI_SQUARE <= p.n;
+        if (inner && number % 2 == 0) {
+            write_factor<0, true>(p, f, t.matrix, row, col, sum[number / 2]);
+        } else if (inner) {
+            write_factor<half, true>(p, f, t.matrix, row, col, sum[number / 2]);
+        } else if (col <= row && row < p.n && number % 2 == 0) {
+            write_factor<0, false>(p, f, t.matrix, row, col, sum[number / 2]);
+        } else if (col <= row && row < p.n) {
+            write_factor<half, false>(p, f, t.matrix, row, col, sum[number / 2]);
+        }
+    }
+}
+
+/* What the epilogue will read of C, on its way to the L2 cache while the tile is multiplied: of each row the 512
+ * bytes of the tile, four lines. */
+static __device__ __forceinline__ void prefetch_factor_tile(const pingpong_problem &p, const pingpong_tile &t)
+{
+    const int row = t.row + (int)threadIdx.x % 128;
+    const float *c = (const float *)p.wide_c.data + t.matrix * p.wide_c.stride + row * p.wide_c.ld + t.col;
+#pragma unroll
+    for (int line = 0; line < TILE / 32; line++) {
+        if (row < p.n && t.col + 32 * line <= row) {
+            tchi_prefetch(c + 32 * line);
+        }
+    }
+}
+
+#endif
+#endif
