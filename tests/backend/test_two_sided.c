@@ -1,9 +1,9 @@
-/* Products from both sides through the operations table, or as two products where a backend has no other way: X <- L X R'
+/* Products from both sides through the operations table, or as two products where a backend has no other way: L X R'
  * with roots or bases, and L' X R out of bases, of operands of which a device may keep 11 bits.
  *
  * What must hold: elements chosen at random are the float64 sums up to that rounding, also where the numbers of X or of
- * roots are very large or small; norms are those of what was written; nothing beside the matrices is written; and no bit
- * depends on how a batch of large matrices is divided, or on whether the largest elements are known. */
+ * roots are very large or small; norms are those of what was written; nothing beside the matrices is written; and no
+ * bit depends on how a batch of large matrices is divided, or on whether the largest elements are known. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

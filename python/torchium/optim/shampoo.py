@@ -71,7 +71,7 @@ class Shampoo(SecondOrder):
             parameter gets its first gradient. A group may also have `batch_dims` and `cuts`: its parameters are several
             matrices each, experts [E, m, n] with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with
             `cuts=head_dim`.
-        precision: of products with float32 gradients on a GPU: 'high' rounds to TF32, 'highest' does not.
+        precision: of products with float32 gradients on a GPU: 'high' rounds to 11 bits, as TF32, 'highest' does not.
         world_invariant: every matrix by itself, so that on a GPU too the number of processes that share the optimizer
             changes no bit; slower.
         maximize: maximize the objective.

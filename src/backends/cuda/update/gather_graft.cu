@@ -90,8 +90,8 @@ filter_and_graft(const tchi_cuda_chunk_ctx<real, path> &ctx, const gather_graft_
     return sum_squares(ctx, f);
 }
 
-/* What the warps of a block have found. The sum is that of tchi_cuda_block_sum, for one thread: the other warps are done
- * after the barrier. */
+/* What the warps of a block have found. The sum is that of tchi_cuda_block_sum, for one thread: the other warps are
+ * done after the barrier. */
 static __device__ inline void bring_together(const gather_graft_rules &rules, int block, double sum,
                                              const warp_maxima (&of_warps)[2], double *sums)
 {

@@ -162,7 +162,8 @@ static __device__ __forceinline__ void multiply_planes(pingpong_sums &sum, const
     }
 }
 
-/* The same where they lie transposed, columns of boxes in the place of rows: a step of 16 along k is 16 of a box's rows. */
+/* The same where they lie transposed, columns of boxes in the place of rows: a step of 16 along k is 16 of a box's
+ * rows. */
 static __device__ __forceinline__ void multiply_columns(pingpong_sums &sum, const char (&a)[KTILE_BYTES],
                                                         const char (&b)[KTILE_BYTES], int add)
 {

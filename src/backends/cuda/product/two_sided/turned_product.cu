@@ -1,8 +1,8 @@
 /* The transpose of a product, C' for C = op(A) B, with A of float32 and B of float16: half of a product from both sides
- * (two_sided.c), for sm_90. A persistent kernel: a producer warp asks the tensor memory accelerator for k-tiles of A and
- * B, and two warpgroups multiply 64 rows of a tile each. A goes through registers, where it becomes float16 on its way:
- * a root or a basis is kept in float32, and a copy of it would have to be written and read. The two blocks of a cluster
- * have tiles below each other and share B.
+ * (two_sided.cu), for sm_90. A persistent kernel: a producer warp asks the tensor memory accelerator for k-tiles of A
+ * and B, and two warpgroups multiply 64 rows of a tile each. A goes through registers, where it becomes float16 on its
+ * way: a root or a basis is kept in float32, and a copy of it would have to be written and read. The two blocks of a
+ * cluster have tiles below each other and share B. How this way was chosen: bench/ladder/cuda_two_sided.md.
  *
  *     for (each tile of 128 by 256 of C) {
  *         for (k = 0; k < depth; k += 32) {
@@ -144,8 +144,8 @@ static __device__ __forceinline__ uint32_t pack(float low, float high)
     return (uint32_t)__half_as_ushort(__float2half_rn(low)) | (uint32_t)__half_as_ushort(__float2half_rn(high)) << 16;
 }
 
-/* With lane = 4 g + t: word 2 i + h has row g + 8 h and columns 8 i + 2 t and the next. Rows of 128 bytes lie with chunk
- * c of row r at place c ^ (r % 8): no two lanes that read at a time meet in a bank, nor below. */
+/* With lane = 4 g + t: word 2 i + h has row g + 8 h and columns 8 i + 2 t and the next. Rows of 128 bytes lie with
+ * chunk c of row r at place c ^ (r % 8): no two lanes that read at a time meet in a bank, nor below. */
 static __device__ __forceinline__ void read_rows(turned_fragment &f, const char *a, float scale)
 {
     int lane = (int)threadIdx.x % 32;

@@ -4,8 +4,8 @@
  *     T   = (L X16)', in float16                        // turned_product.cu
  *     Y   = (R T)', with all scales taken back          // and |Y| with it
  *
- * Sums of a product of k terms stay below 2^16 k where numbers of X16 are below 2^15 and those of a side below 2, so T is
- * divided by a power of two that leaves it below 2^15, of which float16 has numbers of 11 bits down to 2^-14. */
+ * Sums of a product of k terms stay below 2^16 k where numbers of X16 are below 2^15 and those of a side below 2, so T
+ * is divided by a power of two that leaves it below 2^15, of which float16 has numbers of 11 bits down to 2^-14. */
 #include "two_sided.h"
 
 #include "backends/cuda/device/elements.cuh"
