@@ -22,11 +22,12 @@ typedef struct sides_case {
 /* The first for an emulated GPU: with tiles outside of the matrix, with odd and even numbers of k-tiles. Sides that are
  * no multiples of 8, small ones and rows that are not aligned have another way. */
 static const sides_case cases[] = {
-    {264, 320, 2, 0, 1.0, 1.0},  {320, 264, 1, 8, 1e-20, 1e6}, {300, 264, 1, 0, 1.0, 1.0},
-    {17, 40, 2, 3, 1.0, 1.0},    {1024, 520, 3, 0, 1e17, 1.0}, {768, 3072, 2, 0, 1.0, 1e3},
-    {2304, 768, 2, 4, 1.0, 1.0}, {1000, 1000, 7, 1, 1.0, 1.0}, {256, 256, 40, 0, 1.0, 1.0},
+    {264, 320, 2, 0, 1.0, 1.0},   {320, 264, 1, 8, 1e-20, 1e6},  {300, 264, 1, 0, 1.0, 1.0},
+    {17, 40, 2, 3, 1.0, 1.0},     {256, 256, 1, 0, 1e14, 1e-22}, {256, 264, 1, 0, 1e-25, 1e22},
+    {1024, 520, 3, 0, 1e17, 1.0}, {768, 3072, 2, 0, 1.0, 1e3},   {2304, 768, 2, 4, 1.0, 1.0},
+    {1000, 1000, 7, 1, 1.0, 1.0}, {256, 256, 40, 0, 1.0, 1.0},
 };
-enum { CASES = sizeof cases / sizeof cases[0], EMULATED = 4, SAMPLES = 20 };
+enum { CASES = sizeof cases / sizeof cases[0], EMULATED = 6, SAMPLES = 20 };
 
 /* --- sides ------------------------------------------------------------------------------------------------------- */
 

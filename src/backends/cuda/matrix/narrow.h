@@ -20,13 +20,24 @@ tch_status tchi_cuda_narrow(const tchi_cuda_state *state, const tch_matrices *x,
 TCH_END_DECLS
 
 #ifdef __cplusplus
-/* That power of two: 1 where there is nothing but zeros, or something that is not finite, which then is so in the
- * copy. */
-static __device__ __forceinline__ float tchi_narrow_scale(uint32_t largest)
+/* 2^power, for -126 to 127. */
+static __device__ __forceinline__ float tchi_power_of_two(int power)
+{
+    return __uint_as_float((uint32_t)(power + 127) << 23);
+}
+
+/* That power of two, and its exponent: 1 where there is nothing but zeros, or something that is not finite, which then
+ * is so in the copy. */
+static __device__ __forceinline__ int tchi_narrow_power(uint32_t largest)
 {
     int exponent = (int)(largest >> 23);
     int power = largest == 0 || exponent == 255 ? 0 : 141 - exponent;
-    return __uint_as_float((uint32_t)((power < 126 ? power : 126) + 127) << 23);
+    return power < 126 ? power : 126;
+}
+
+static __device__ __forceinline__ float tchi_narrow_scale(uint32_t largest)
+{
+    return tchi_power_of_two(tchi_narrow_power(largest));
 }
 #endif
 

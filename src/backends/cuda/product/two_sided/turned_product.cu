@@ -8,7 +8,7 @@
  *         for (k = 0; k < depth; k += 32) {
  *             sum += half(scale_a op(A)[rows][k ..]) B[k ..][cols];    // wgmma, sums in float32
  *         }
- *         C'[cols][rows] = factor sum;                                  // in float16 or in float32
+ *         C'[cols][rows] = 2^power sum;                                 // in float16 or in float32
  *         partial = the sum of squares of that;                         // for float32
  *     }
  *
@@ -277,7 +277,7 @@ static __device__ __forceinline__ void write_halves(const turned_problem &p, con
 
 /* As float32, one half of the columns of C after the other: 128 rows of C' in two boxes of 32 numbers a row. */
 static __device__ __forceinline__ void write_floats(const turned_problem &p, const turned_tile &t, int group,
-                                                    char *place, const float (&sum)[128], float factor, float back)
+                                                    char *place, const float (&sum)[128], float2 back)
 {
     int lane = (int)threadIdx.x % 32;
     int warp = (int)threadIdx.x % 128 / 32;
@@ -290,7 +290,7 @@ static __device__ __forceinline__ void write_floats(const turned_problem &p, con
         for (int i = 0; i < 64; i++) {
             int line = lane % 4 * 2 + i % 2; /* of eight */
             int chunk = (row / 4 + i / 2 % 2 * 2) ^ line;
-            *(float *)(at + (i / 4 * 8 + line) * 128 + chunk * 16) = factor * sum[64 * half + i] * back;
+            *(float *)(at + (i / 4 * 8 + line) * 128 + chunk * 16) = back.x * sum[64 * half + i] * back.y;
         }
         tchi_tma_publish();
         tchi_warpgroup_sync(1 + group);
@@ -334,10 +334,20 @@ static __device__ __forceinline__ void add_squares(const turned_problem &p, turn
 
 /* --- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* Roots are brought to where their largest number is 1 to 2. */
-static __device__ __forceinline__ float side_scale(const uint32_t *largest, int matrix)
+/* Roots are brought to where their largest number is 1 to 2: by which power of two. */
+static __device__ __forceinline__ int side_power(const uint32_t *largest, int matrix)
 {
-    return largest == NULL ? 1.0f : tchi_narrow_scale(largest[matrix]) * 0x1p-14f;
+    return largest == NULL ? 0 : max(tchi_narrow_power(largest[matrix]) - 14, -126);
+}
+
+/* What takes all scales back, in two parts, since their product may be no number: sums times the first lie between what
+ * they are and what they become. Beyond 2^250 nothing is left of float32 either way. */
+static __device__ __forceinline__ float2 taken_back(const turned_problem &p, int matrix)
+{
+    int power = p.scales.power - side_power(p.scales.a, matrix) - side_power(p.scales.before, matrix) -
+                tchi_narrow_power(p.scales.b[matrix]);
+    power = max(min(power, 250), -250);
+    return make_float2(tchi_power_of_two(power / 2), tchi_power_of_two(power - power / 2));
 }
 
 template <bool turned_a, tch_scalar out>
@@ -345,18 +355,16 @@ static __device__ __forceinline__ void compute_tile(const turned_problem &p, tur
                                                     turned_place *at)
 {
     float sum[128];
-    float scale = side_scale(p.scales.a, t.matrix);
-    multiply<turned_a>(p, m, sum, scale, at);
+    multiply<turned_a>(p, m, sum, tchi_power_of_two(side_power(p.scales.a, t.matrix)), at);
     int group = tchi_warpgroup();
     char *place = m.result[group];
     if (out == TCH_SCALAR_F16) {
-        write_halves(p, t, group, place, sum, p.scales.factor);
+        write_halves(p, t, group, place, sum, tchi_power_of_two(p.scales.power));
     } else {
-        float factor = p.scales.factor / (scale * side_scale(p.scales.before, t.matrix));
-        float back = 1.0f / tchi_narrow_scale(p.scales.b[t.matrix]);
-        write_floats(p, t, group, place, sum, factor, back);
+        float2 back = taken_back(p, t.matrix);
+        write_floats(p, t, group, place, sum, back);
         if (p.partial != NULL) {
-            add_squares(p, m, t, group, sum, (double)factor * (double)back);
+            add_squares(p, m, t, group, sum, (double)back.x * (double)back.y);
         }
     }
 }

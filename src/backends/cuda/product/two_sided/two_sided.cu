@@ -106,14 +106,14 @@ static int takes(const tchi_cuda_state *state, const tch_matrices *left, const t
            tchi_cuda_turned_product_takes(state, right, &p->turned, y);
 }
 
-/* 2^-(1 + ceil(log2(terms))) */
-static float factor_for(int64_t terms)
+/* 1 + ceil(log2(terms)) */
+static int32_t power_for(int64_t terms)
 {
-    float factor = 0.5f;
+    int32_t power = 1;
     for (int64_t k = 1; k < terms; k *= 2) {
-        factor *= 0.5f;
+        power++;
     }
-    return factor;
+    return power;
 }
 
 static tch_status by_halves(tchi_cuda_state *state, tch_sides sides, const tch_matrices *left,
@@ -122,9 +122,9 @@ static tch_status by_halves(tchi_cuda_state *state, tch_sides sides, const tch_m
 {
     const int roots = sides == TCH_SIDES_ROOTS, back = sides == TCH_SIDES_OUT_OF_BASES;
     const uint32_t *of_x = largest != NULL ? largest : p->x;
-    const float factor = factor_for(x->rows);
-    const tchi_turned_scales first = {roots ? p->left : NULL, NULL, NULL, factor};
-    const tchi_turned_scales second = {roots ? p->right : NULL, roots ? p->left : NULL, of_x, 1.0f / factor};
+    const int32_t power = power_for(x->rows);
+    const tchi_turned_scales first = {roots ? p->left : NULL, NULL, NULL, -power};
+    const tchi_turned_scales second = {roots ? p->right : NULL, roots ? p->left : NULL, of_x, power};
     if (roots) {
         diagonal_bits<<<tchi_cuda_grid(2 * x->batch), THREADS, 0, state->stream>>>(
             tchi_cuda_operand_of(left), x->rows, tchi_cuda_operand_of(right), x->cols, x->batch, p->left);
