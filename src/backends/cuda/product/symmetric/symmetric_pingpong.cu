@@ -9,6 +9,7 @@
  * before. So nobody may wait for a k-tile before it is certain that the k-tile before it in that place has landed,
  * which is what the warpgroups' turns are for. How this way was chosen: bench/ladder/cuda_orthogonalize.md, and for
  * split operands cuda_symmetric_bf16x2.md. */
+#include "backends/cuda/device/pair_launch.cuh"
 #include "symmetric_factor.cuh"
 #include "symmetric_pingpong.cuh"
 
@@ -573,29 +574,10 @@ static pingpong_problem problem_of(double c0, double c1, double c2, const tch_ma
     return p;
 }
 
-/* Two blocks for every pair of multiprocessors, or fewer where there are fewer tiles. Should the GPU not hold all
- * clusters at one time, those left over run after the others. */
 static tch_status launch(tchi_cuda_state *state, const pingpong_problem *p, void (*kernel)(pingpong_problem))
 {
     const size_t shared = sizeof(pingpong_memory<1>); /* which is no less than that of two planes */
-    TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
-                  "symmetric_pingpong");
-    int clusters = state->device.processors / CLUSTER;
-    clusters = clusters < p->items ? clusters : p->items;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = CLUSTER;
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(clusters * CLUSTER));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = shared;
-    config.stream = state->stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    TCHI_CUDA_TRY(cudaLaunchKernelEx(&config, kernel, *p), "symmetric_pingpong");
-    return tchi_cuda_launched(state, "symmetric_pingpong");
+    return tchi_cuda_launch_pairs(state, "symmetric_pingpong", kernel, *p, p->items, THREADS, shared);
 }
 
 typedef void (*pingpong_kernel)(pingpong_problem);

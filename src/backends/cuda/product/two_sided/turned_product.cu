@@ -16,6 +16,7 @@
  * transpose of R (L X)'. The one thing to know before changing it is what symmetric_pingpong.cu says of its ring. */
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/hopper.cuh"
+#include "backends/cuda/device/pair_launch.cuh"
 #include "backends/cuda/device/tensor_map.h"
 #include "backends/cuda/matrix/narrow.h"
 #include "two_sided.h"
@@ -436,25 +437,7 @@ extern "C" int tchi_cuda_turned_product_takes(const tchi_cuda_state *state, cons
 
 static tch_status launch(tchi_cuda_state *state, const turned_problem *p, void (*kernel)(turned_problem))
 {
-    const size_t shared = sizeof(turned_memory);
-    TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
-                  "turned_product");
-    int clusters = state->device.processors / CLUSTER;
-    clusters = clusters < p->items ? clusters : p->items;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = CLUSTER;
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(clusters * CLUSTER));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = shared;
-    config.stream = state->stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    TCHI_CUDA_TRY(cudaLaunchKernelEx(&config, kernel, *p), "turned_product");
-    return tchi_cuda_launched(state, "turned_product");
+    return tchi_cuda_launch_pairs(state, "turned_product", kernel, *p, p->items, THREADS, sizeof(turned_memory));
 }
 
 extern "C" tch_status tchi_cuda_turned_product(tchi_cuda_state *state, const tch_matrices *a, int32_t turned_a,
