@@ -224,8 +224,8 @@ struct tch_optimizer {
     int64_t least_workspace; /* with which a refresh can be done at all */
     bool lends_workspace;    /* to the step, as scratch: the caller captures no graph, which would hold on to it */
     double *wanted, *norms;  /* in scratch, one each for a block of a chunk */
-    uint32_t *largest;       /* the same, of its gradient */
-    uint32_t *largest_filtered;
+    /* the same, of its gradient and of what the filter makes of it */
+    uint32_t *largest, *largest_filtered;
     void *graft_scratch;
     char *copies; /* on the device: gradients whose layout is not their parameter's */
     int64_t copies_bytes;

@@ -139,18 +139,18 @@ static bool has_decay(const shampoo_run *r)
     return r->config->decay == TCH_DECAY_L2 && !r->run.block_batch->prepared;
 }
 
+static tch_filter filter_of(const shampoo_run *r)
+{
+    return r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE;
+}
+
 static tch_status gather(const shampoo_run *r, bool filter)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "gather gradients");
     tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, filter ? r->filtered : NULL);
-    return o->context->backend->update->gather(
-        o->context->state, &update, filter && r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE, has_decay(r));
-}
-
-static tch_filter filter_of(const shampoo_run *r)
-{
-    return r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE;
+    return o->context->backend->update->gather(o->context->state, &update, filter ? filter_of(r) : TCH_FILTER_NONE,
+                                               has_decay(r));
 }
 
 /* In one pass. The gradient itself is left where anyone looks at it afterwards. */
