@@ -8,6 +8,11 @@
 
 #include "batch.h"
 
+/* Rows of a triangular matrix that are multiplied at once, without the columns right of them: what is wasted is half of
+ * a block on the diagonal. 128 makes 0.56 of a full product at n = 1024, and tiles enough for a GPU; with 64 and with
+ * 256 a step of SOAP in blocks of 1024 takes longer. */
+#define STRIP 128
+
 tch_status tchi_symmetric_product(tch_context *context, const tch_matrices *a, const tch_matrices *b,
                                   const tch_matrices *c)
 {
@@ -23,6 +28,19 @@ tch_status tchi_symmetric_polynomial(tch_context *context, double c0, double c1,
     }
     TCHI_TRY(t->matrix->gemm(context->state, c2, a, 0, b, 0, 0.0, c));
     return c0 == 0.0 && d == NULL ? TCH_OK : t->matrix->combine(context->state, c0, c1, d, 1.0, c, c);
+}
+
+tch_status tchi_lower_product(tch_context *context, const tch_matrices *x, const tch_matrices *s, const tch_matrices *c)
+{
+    int64_t n = x->rows;
+    for (int64_t first = 0; first < n; first += STRIP) {
+        int64_t rows = n - first < STRIP ? n - first : STRIP;
+        tch_matrices strip = tchi_matrices_block(x, first, 0, rows, first + rows);
+        tch_matrices above = tchi_matrices_block(s, 0, 0, first + rows, s->cols);
+        tch_matrices out = tchi_matrices_block(c, first, 0, rows, c->cols);
+        TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, &strip, 0, &above, 0, 0.0, &out));
+    }
+    return TCH_OK;
 }
 
 tch_product_rates tchi_product_rates(const tch_context *context)

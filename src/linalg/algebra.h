@@ -14,6 +14,10 @@ tch_status tchi_symmetric_product(tch_context *context, const tch_matrices *a, c
 tch_status tchi_symmetric_polynomial(tch_context *context, double c0, double c1, const tch_matrices *d, double c2,
                                      const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
 
+/* C = X S for lower triangular X, whose other half is not looked at. */
+tch_status tchi_lower_product(tch_context *context, const tch_matrices *x, const tch_matrices *s,
+                              const tch_matrices *c);
+
 /* What the backend says of its arithmetic; where it says nothing, float32 is twice as fast as float64. */
 tch_product_rates tchi_product_rates(const tch_context *context);
 

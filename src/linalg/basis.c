@@ -26,10 +26,6 @@
 #define GRAM_ROUNDOFFS 640.0
 #define GRAM_SIZE 1024.0
 
-/* Rows of a triangular matrix that are multiplied at once, without the columns right of them: what is wasted is half of
- * a block on the diagonal. 256 makes 0.63 of a full product at n = 1024, and tiles enough for a GPU. */
-#define STRIP 256
-
 /* In which type, and how often, rows are made orthonormal. Adding to W costs orthogonality, which the next pass brings
  * back, and not the span of leading rows, which is what the iteration is about. */
 typedef struct method {
@@ -58,8 +54,8 @@ typedef struct method {
 /* For a product in split types; memory is used again as soon as it can be. */
 typedef struct split_buffers {
     tch_matrices s; /* A, scaled, then q A */
-    tchi_split a, q;
-    tch_matrices sorted; /* the rows of s, sorted */
+    tch_split_matrices a, q;
+    tch_matrices sorted; /* the rows of s, sorted; of float32 or float64 */
 } split_buffers;
 
 typedef struct basis_buffers {
@@ -132,16 +128,15 @@ static void layout_panels(split_buffers *buffers, basis_buffers *common, tchi_ar
     layout_numbers(common, arena, TCH_SCALAR_F32, n, batch);
 }
 
-/* The same within the three matrices of float64: each has room for two of float32. */
+/* The same within the three matrices of float64, of which each has room for two of float32, and the first becomes S. */
 static split_buffers layout_inside(const basis_buffers *common)
 {
     const tch_matrices *m = common->m;
-    tchi_arena arenas[4] = {{.base = m[0].data}, {.base = m[1].data}, {.base = m[1].data}, {.base = m[2].data}};
-    split_buffers buffers;
+    tchi_arena arenas[3] = {{.base = m[0].data}, {.base = m[1].data}, {.base = m[2].data}};
+    split_buffers buffers = {.sorted = m[0]};
     buffers.q = tchi_split_layout(&arenas[0], m->batch, m->rows, m->cols);
     buffers.a = tchi_split_layout(&arenas[1], m->batch, m->rows, m->cols);
-    buffers.sorted = tchi_scratch_aligned(&arenas[2], TCH_SCALAR_F32, m->batch, m->rows, m->cols);
-    buffers.s = tchi_scratch_aligned(&arenas[3], TCH_SCALAR_F32, m->batch, m->rows, m->cols);
+    buffers.s = tchi_scratch_aligned(&arenas[2], TCH_SCALAR_F32, m->batch, m->rows, m->cols);
     return buffers;
 }
 
@@ -264,35 +259,12 @@ static tch_status multiply_split(tch_context *context, const tch_matrices *a, co
     TCHI_TRY(condition(context, a, shift, &common->inspection, &buffers->s));
     TCHI_TRY(tchi_split_rows(context, &buffers->s, SPLIT_FACTOR, false, &buffers->a));
     TCHI_TRY(tchi_split_rows(context, q, TCHI_SPLIT_UNIT, false, &buffers->q));
-    TCHI_TRY(tchi_split_product(context, 1.0, &buffers->q, &buffers->a, 0, TCHI_LOW_BOTH, 0.0, &buffers->s));
+    const tch_split_problem product = {1.0, &buffers->q, &buffers->a, 0, TCH_LOW_BOTH, 0.0, &buffers->s, NULL};
+    TCHI_TRY(tchi_split_product(context, &product));
     TCHI_TRY(measure_drift(context, &buffers->s, q, &buffers->sorted, drift, common));
     TCHI_TRY(t->matrix->row_dots(state, &buffers->s, q, 1.0, &common->w));
     TCHI_TRY(t->matrix->descending(state, &common->w, common->order));
     return t->matrix->permute(state, &buffers->s, common->order, NULL, &buffers->sorted);
-}
-
-/* m[0] = that, in float64. */
-static tch_status multiply_inside(tch_context *context, const tch_matrices *a, const tch_matrices *q, double shift,
-                                  double *drift, basis_buffers *buffers)
-{
-    split_buffers inside = layout_inside(buffers);
-    TCHI_TRY(multiply_split(context, a, q, shift, drift, &inside, buffers));
-    return context->backend->matrix->shift_scale(context->state, &inside.sorted, NULL, NULL, 1.0, &buffers->m[0]);
-}
-
-/* C = X S for lower triangular X. */
-static tch_status multiply_lower(tch_context *context, const tch_matrices *x, const tch_matrices *s,
-                                 const tch_matrices *c)
-{
-    int64_t n = x->rows;
-    for (int64_t first = 0; first < n; first += STRIP) {
-        int64_t rows = n - first < STRIP ? n - first : STRIP;
-        tch_matrices strip = tchi_matrices_block(x, first, 0, rows, first + rows);
-        tch_matrices above = tchi_matrices_block(s, 0, 0, first + rows, n);
-        tch_matrices out = tchi_matrices_block(c, first, 0, rows, n);
-        TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, &strip, 0, &above, 0, 0.0, &out));
-    }
-    return TCH_OK;
 }
 
 /* W gets the same share of its diagonal everywhere if that is 1, so rows are scaled to length 1 first. */
@@ -312,7 +284,7 @@ static tch_status orthonormalize(tch_context *context, double shift, int32_t *fl
     tch_matrices *m = buffers->m;
     TCHI_TRY(shift > 0.0 ? shifted_gram(context, shift, buffers) : tchi_gram(context, 1.0, &m[0], 0, 0.0, &m[2]));
     TCHI_TRY(context->backend->matrix->cholesky_inverse(context->state, &m[2], &m[1], flags, buffers->scratch));
-    TCHI_TRY(multiply_lower(context, &m[1], &m[0], &m[2]));
+    TCHI_TRY(tchi_lower_product(context, &m[1], &m[0], &m[2]));
     tch_matrices result = m[2];
     m[2] = m[0];
     m[0] = result;
@@ -356,8 +328,12 @@ tch_status tchi_basis_track(tch_context *context, const tch_matrices *a, const t
     }
     layout_track(&buffers, &arena, context, chosen.type, a->rows, a->batch);
     buffers.inspection.flags = flags;
-    TCHI_TRY(chosen.split ? multiply_inside(context, a, q, chosen.shift, drift, &buffers)
-                          : multiply_and_sort(context, a, q, chosen.shift, drift, &buffers));
+    if (chosen.split) {
+        split_buffers inside = layout_inside(&buffers);
+        TCHI_TRY(multiply_split(context, a, q, chosen.shift, drift, &inside, &buffers));
+    } else {
+        TCHI_TRY(multiply_and_sort(context, a, q, chosen.shift, drift, &buffers));
+    }
     for (int pass = 0; pass < chosen.passes; pass++) {
         TCHI_TRY(orthonormalize(context, pass + 1 < chosen.passes ? chosen.gram_shift : 0.0, flags, &buffers));
     }

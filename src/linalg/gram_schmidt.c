@@ -24,36 +24,52 @@
 
 /* --- split products ---------------------------------------------------------------------------------------------- */
 
-tchi_split tchi_split_layout(tchi_arena *arena, int64_t batch, int64_t rows, int64_t cols)
+tch_split_matrices tchi_split_layout(tchi_arena *arena, int64_t batch, int64_t rows, int64_t cols)
 {
-    tchi_split split = {.scale = 1.0};
+    tch_split_matrices split = {.scale = 1.0};
     split.high = tchi_scratch_aligned(arena, TCH_SCALAR_F16, batch, rows, cols);
     split.low = tchi_scratch_aligned(arena, TCH_SCALAR_F16, batch, rows, cols);
     return split;
 }
 
-tch_status tchi_split_rows(tch_context *context, const tch_matrices *x, double scale, bool normalize, tchi_split *split)
+tch_status tchi_split_rows(tch_context *context, const tch_matrices *x, double scale, bool normalize,
+                           tch_split_matrices *split)
 {
     split->scale = scale;
     return context->backend->matrix->split_rows(context->state, x, scale, normalize, &split->high, &split->low);
 }
 
 /* The small parts first, so that they are not lost beside the large one. */
-tch_status tchi_split_product(tch_context *context, double alpha, const tchi_split *a, const tchi_split *b,
-                              int32_t transpose_b, tchi_low low, double beta, const tch_matrices *c)
+static tch_status multiply_parts(tch_context *context, const tch_split_problem *p)
 {
     tch_gemm_op *gemm = context->backend->matrix->gemm;
     void *state = context->state;
-    double factor = alpha / (a->scale * b->scale);
-    if (low & TCHI_LOW_A) {
-        TCHI_TRY(gemm(state, factor, &a->low, 0, &b->high, transpose_b, beta, c));
+    double factor = p->alpha / (p->a->scale * p->b->scale);
+    double beta = p->beta;
+    if (p->low & TCH_LOW_A) {
+        TCHI_TRY(gemm(state, factor, &p->a->low, 0, &p->b->high, p->transpose_b, beta, p->c));
         beta = 1.0;
     }
-    if (low & TCHI_LOW_B) {
-        TCHI_TRY(gemm(state, factor, &a->high, 0, &b->low, transpose_b, beta, c));
+    if (p->low & TCH_LOW_B) {
+        TCHI_TRY(gemm(state, factor, &p->a->high, 0, &p->b->low, p->transpose_b, beta, p->c));
         beta = 1.0;
     }
-    return gemm(state, factor, &a->high, 0, &b->high, transpose_b, beta, c);
+    return gemm(state, factor, &p->a->high, 0, &p->b->high, p->transpose_b, beta, p->c);
+}
+
+tch_status tchi_split_product(tch_context *context, const tch_split_problem *p)
+{
+    const tch_matrix_ops *t = context->backend->matrix;
+    int32_t taken = 0;
+    if (t->split_product != NULL) {
+        TCHI_TRY(t->split_product(context->state, p, &taken));
+    }
+    if (taken) {
+        return TCH_OK;
+    }
+    TCHI_TRY(multiply_parts(context, p));
+    const tch_split_matrices *split = p->split_c;
+    return split == NULL ? TCH_OK : t->split_rows(context->state, p->c, split->scale, 0, &split->high, &split->low);
 }
 
 static tch_matrices rows_of(const tch_matrices *m, int64_t first, int64_t rows)
@@ -61,18 +77,18 @@ static tch_matrices rows_of(const tch_matrices *m, int64_t first, int64_t rows)
     return tchi_matrices_block(m, first, 0, rows, m->cols);
 }
 
-static tchi_split split_rows_of(const tchi_split *split, int64_t first, int64_t rows)
+static tch_split_matrices split_rows_of(const tch_split_matrices *split, int64_t first, int64_t rows)
 {
-    return (tchi_split){rows_of(&split->high, first, rows), rows_of(&split->low, first, rows), split->scale};
+    return (tch_split_matrices){rows_of(&split->high, first, rows), rows_of(&split->low, first, rows), split->scale};
 }
 
 /* --- scratch ----------------------------------------------------------------------------------------------------- */
 
 /* For a projection: the rows, and their coefficients. */
 typedef struct projection {
-    tchi_split rows;
+    tch_split_matrices rows;
     tch_matrices c;
-    tchi_split coefficients;
+    tch_split_matrices coefficients;
 } projection;
 
 static projection layout_projection(tchi_arena *arena, int64_t batch, int64_t rows, int64_t cols, int64_t done)
@@ -147,34 +163,38 @@ int64_t tchi_gram_schmidt_bytes(tch_context *context, int64_t n, int64_t batch)
 typedef struct work {
     tch_context *context;
     const tch_matrices *s;
-    const tchi_split *planes;
+    const tch_split_matrices *planes;
     int32_t *flags;
     void *scratch;
 } work;
 
 /* The low parts that count in coefficients, and in what is subtracted. */
 typedef struct precision {
-    tchi_low coefficients, difference;
+    tch_low coefficients, difference;
 } precision;
 
-static const precision rough = {TCHI_LOW_NONE, TCHI_LOW_B};
-static const precision full = {TCHI_LOW_BOTH, TCHI_LOW_BOTH};
-static const precision of_little = {TCHI_LOW_BOTH, TCHI_LOW_NONE};
+static const precision rough = {TCH_LOW_NONE, TCH_LOW_B};
+static const precision full = {TCH_LOW_BOTH, TCH_LOW_BOTH};
+static const precision of_little = {TCH_LOW_BOTH, TCH_LOW_NONE};
 
 /* Rows of S, brought to length 1, less their parts along `count` rows that are done, from row `from` on. */
 static tch_status project(const work *w, const tch_matrices *rows, int64_t from, int64_t count, precision how)
 {
     tchi_arena arena = {.base = w->scratch};
     projection p = layout_projection(&arena, rows->batch, rows->rows, rows->cols, count);
-    tchi_split done = split_rows_of(w->planes, from, count);
+    tch_split_matrices done = split_rows_of(w->planes, from, count);
     if (count == 0) {
         return TCH_OK;
     }
     done.scale = TCHI_SPLIT_UNIT;
     TCHI_TRY(tchi_split_rows(w->context, rows, TCHI_SPLIT_UNIT, true, &p.rows));
-    TCHI_TRY(tchi_split_product(w->context, 1.0, &p.rows, &done, 1, how.coefficients, 0.0, &p.c));
-    TCHI_TRY(tchi_split_rows(w->context, &p.c, TCHI_SPLIT_UNIT, false, &p.coefficients));
-    return tchi_split_product(w->context, -1.0, &p.coefficients, &done, 0, how.difference, 1.0, rows);
+    p.coefficients.scale = TCHI_SPLIT_UNIT;
+    const tch_split_problem coefficients = {
+        1.0, &p.rows, &done, 1, how.coefficients, 0.0, &p.c, &p.coefficients,
+    };
+    const tch_split_problem difference = {-1.0, &p.coefficients, &done, 0, how.difference, 1.0, rows, NULL};
+    TCHI_TRY(tchi_split_product(w->context, &coefficients));
+    return tchi_split_product(w->context, &difference);
 }
 
 static tch_status convert(tch_context *context, const tch_matrices *from, const tch_matrices *to)
@@ -191,7 +211,7 @@ static tch_status orthonormalize_panel(const work *w, const tch_matrices *rows)
     TCHI_TRY(convert(w->context, rows, &p.before));
     TCHI_TRY(tchi_gram(w->context, 1.0, &p.before, 0, 0.0, &p.gram));
     TCHI_TRY(t->cholesky_inverse(state, &p.gram, &p.inverse, w->flags, p.scratch));
-    TCHI_TRY(t->gemm(state, 1.0, &p.inverse, 0, &p.before, 0, 0.0, &p.after));
+    TCHI_TRY(tchi_lower_product(w->context, &p.inverse, &p.before, &p.after));
     return convert(w->context, &p.after, rows);
 }
 
@@ -200,7 +220,7 @@ static tch_status orthonormalize_panel(const work *w, const tch_matrices *rows)
 static tch_status finish_panel(const work *w, int64_t first, int64_t count)
 {
     tch_matrices rows = rows_of(w->s, first, count);
-    tchi_split planes = split_rows_of(w->planes, first, count);
+    tch_split_matrices planes = split_rows_of(w->planes, first, count);
     TCHI_TRY(project(w, &rows, 0, first, full));
     TCHI_TRY(orthonormalize_panel(w, &rows));
     TCHI_TRY(first == 0 ? orthonormalize_panel(w, &rows) : project(w, &rows, 0, first, of_little));
@@ -220,8 +240,8 @@ static tch_status orthonormalize(const work *w, int64_t first, int64_t count)
     return orthonormalize(w, first + upper, count - upper);
 }
 
-tch_status tchi_gram_schmidt(tch_context *context, const tch_matrices *s, const tchi_split *planes, int32_t *flags,
-                             void *scratch)
+tch_status tchi_gram_schmidt(tch_context *context, const tch_matrices *s, const tch_split_matrices *planes,
+                             int32_t *flags, void *scratch)
 {
     const work w = {context, s, planes, flags, scratch};
     return s->rows == 0 ? TCH_OK : orthonormalize(&w, 0, s->rows);

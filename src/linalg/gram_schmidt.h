@@ -6,26 +6,15 @@
 
 #include "core/context.h"
 
-/* A batch of matrices of float32, times a scale, as high + low. */
-typedef struct tchi_split {
-    tch_matrices high, low;
-    double scale;
-} tchi_split;
-
 /* Scratch for a batch of rows by cols, aligned as products want it. */
-tchi_split tchi_split_layout(tchi_arena *arena, int64_t batch, int64_t rows, int64_t cols);
+tch_split_matrices tchi_split_layout(tchi_arena *arena, int64_t batch, int64_t rows, int64_t cols);
 
 /* split = X scale; with `normalize`, of X with rows of length 1, which X has then, too. */
 tch_status tchi_split_rows(tch_context *context, const tch_matrices *x, double scale, bool normalize,
-                           tchi_split *split);
+                           tch_split_matrices *split);
 
-/* Whose low parts count in a product. */
-typedef enum tchi_low { TCHI_LOW_NONE = 0, TCHI_LOW_A = 1, TCHI_LOW_B = 2, TCHI_LOW_BOTH = 3 } tchi_low;
-
-/* C = alpha A B + beta C, or A B', C of float32: the product of the high parts, and one more for each operand whose low
- * parts count. */
-tch_status tchi_split_product(tch_context *context, double alpha, const tchi_split *a, const tchi_split *b,
-                              int32_t transpose_b, tchi_low low, double beta, const tch_matrices *c);
+/* tch_split_product_op, by the backend's own kernel or as products of float16, one after the other. */
+tch_status tchi_split_product(tch_context *context, const tch_split_problem *problem);
 
 /* Numbers of size 1, such as those of orthonormal rows, times this have low parts in the range of float16. */
 #define TCHI_SPLIT_UNIT 256.0
@@ -36,7 +25,7 @@ int64_t tchi_gram_schmidt_bytes(tch_context *context, int64_t n, int64_t batch);
 /* Rows of S, n by n of float32, become orthonormal, each of the span of those before it and itself as it was, and
  * keeping its sign. `planes`, of S's shape, become the same rows split. A matrix whose flag is not OK is left
  * undefined, and one whose rows cannot be told apart is flagged TCH_REPORT_NOT_POSITIVE. */
-tch_status tchi_gram_schmidt(tch_context *context, const tch_matrices *s, const tchi_split *planes, int32_t *flags,
-                             void *scratch);
+tch_status tchi_gram_schmidt(tch_context *context, const tch_matrices *s, const tch_split_matrices *planes,
+                             int32_t *flags, void *scratch);
 
 #endif

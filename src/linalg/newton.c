@@ -384,7 +384,8 @@ static tch_status first_x(tch_context *context, tch_scalar next, cast *c)
 }
 
 /* Two float16 for each number, good to 22 bits: in either half of the buffer of M, which has the size of float64. */
-static tch_status split(tch_context *context, const tch_matrices *x, const cast *c, int which, tchi_split *planes)
+static tch_status split(tch_context *context, const tch_matrices *x, const cast *c, int which,
+                        tch_split_matrices *planes)
 {
     int64_t bytes = c->m->batch * c->m->stride * tchi_scalar_size(TCH_SCALAR_F16);
     planes->high = planes->low = *c->m;
@@ -395,18 +396,19 @@ static tch_status split(tch_context *context, const tch_matrices *x, const cast 
 }
 
 /* C = K L for lower triangular L, some of its columns at a time, without what is above them. */
-static tch_status multiply_lower(tch_context *context, const tchi_split *k, const tchi_split *l, const tch_matrices *c)
+static tch_status multiply_lower(tch_context *context, const tch_split_matrices *k, const tch_split_matrices *l,
+                                 const tch_matrices *c)
 {
     int64_t n = c->rows;
     for (int64_t first = 0; first < n; first += TCH_CHOLESKY_BLOCK) {
         int64_t left = n - first;
         int64_t cols = tchi_min(TCH_CHOLESKY_BLOCK, left);
-        tchi_split a = {tchi_matrices_block(&k->high, 0, first, n, left),
-                        tchi_matrices_block(&k->low, 0, first, n, left), k->scale};
-        tchi_split b = {tchi_matrices_block(&l->high, first, first, left, cols),
-                        tchi_matrices_block(&l->low, first, first, left, cols), l->scale};
+        tch_split_matrices a = {tchi_matrices_block(&k->high, 0, first, n, left),
+                                tchi_matrices_block(&k->low, 0, first, n, left), k->scale};
+        tch_split_matrices b = {tchi_matrices_block(&l->high, first, first, left, cols),
+                                tchi_matrices_block(&l->low, first, first, left, cols), l->scale};
         tch_matrices out = tchi_matrices_block(c, 0, first, n, cols);
-        TCHI_TRY(tchi_split_product(context, 1.0, &a, &b, 0, TCHI_LOW_BOTH, 0.0, &out));
+        TCHI_TRY(tchi_split_product(context, &(tch_split_problem){1.0, &a, &b, 0, TCH_LOW_BOTH, 0.0, &out, NULL}));
     }
     return TCH_OK;
 }
@@ -430,8 +432,8 @@ static tch_status make_k(tch_context *context, int32_t root, cast *c, tch_matric
 static tch_status first_factor(tch_context *context, int32_t root, cast *c)
 {
     const tch_matrix_ops *t = context->backend->matrix;
-    tchi_split k;
-    tchi_split l;
+    tch_split_matrices k;
+    tch_split_matrices l;
     c->factor->type = c->product->type = TCH_SCALAR_F64;
     TCHI_TRY(t->cholesky(context->state, c->m, c->factor, c->product, c->flags));
     if (c->m->rows <= TCH_CHOLESKY_BLOCK) {
@@ -446,9 +448,9 @@ static tch_status first_factor(tch_context *context, int32_t root, cast *c)
 }
 
 /* The two bfloat16 that a number of the split type is. */
-static tchi_split planes_of(const tch_matrices *m)
+static tch_split_matrices planes_of(const tch_matrices *m)
 {
-    tchi_split planes = {*m, *m, 1.0};
+    tch_split_matrices planes = {*m, *m, 1.0};
     planes.high.type = planes.low.type = TCH_SCALAR_BF16;
     planes.high.stride = planes.low.stride = 2 * m->stride;
     planes.low.data = (char *)m->data + m->stride * tchi_scalar_size(TCH_SCALAR_BF16);
@@ -460,10 +462,11 @@ static tch_status next_factor(tch_context *context, int32_t root, cast *c)
 {
     tch_matrices *k;
     TCHI_TRY(raise(context, root / 2, c, &k));
-    tchi_split left = planes_of(k);
-    tchi_split right = planes_of(c->factor);
+    tch_split_matrices left = planes_of(k);
+    tch_split_matrices right = planes_of(c->factor);
     c->product->type = TCH_SCALAR_F32;
-    return tchi_split_product(context, 1.0, &left, &right, 0, TCHI_LOW_BOTH, 0.0, c->product);
+    return tchi_split_product(context,
+                              &(tch_split_problem){1.0, &left, &right, 0, TCH_LOW_BOTH, 0.0, c->product, NULL});
 }
 
 /* M <- K M K = T T', and T, the factor, <- K T. */

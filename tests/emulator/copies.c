@@ -82,7 +82,7 @@ typedef struct operand {
     int by_columns;
 } operand;
 
-static operand operand_of(uint64_t descriptor, const emulator_wgmma *p)
+static operand operand_of(uint64_t descriptor, const emulator_wgmma *p, int by_columns)
 {
     operand o = {.shared = emulator_dynamic(),
                  .bytes = (size_t)emulator_machine()->launch->shared,
@@ -90,7 +90,7 @@ static operand operand_of(uint64_t descriptor, const emulator_wgmma *p)
                  .boxes_apart = (uint32_t)(descriptor >> 16 & 0x3FFFu) << 4,
                  .rows_apart = (uint32_t)(descriptor >> 32 & 0x3FFFu) << 4,
                  .type = p->type,
-                 .by_columns = p->by_columns};
+                 .by_columns = by_columns};
     if (descriptor >> 62 != 1) {
         emulator_fail("a descriptor of wgmma without the permutation of 128 bytes, which alone is emulated");
     }
@@ -155,7 +155,7 @@ static void read_line(const operand *o, int i, float line[16])
 static void multiply(const queued_product *q)
 {
     const emulator_wgmma *p = &q->product;
-    operand b = operand_of(p->b, p);
+    operand b = operand_of(p->b, p, p->order != EMULATOR_BY_ROWS);
     int depth = p->type == EMULATOR_TF32 ? 8 : 16;
     int thread = emulator_thread() % 128;
     int row = thread / 32 * 16 + thread % 32 / 4;
@@ -164,7 +164,7 @@ static void multiply(const queued_product *q)
     if (p->rows != NULL) {
         memcpy(left, q->rows, sizeof left);
     } else {
-        operand a = operand_of(p->a, p);
+        operand a = operand_of(p->a, p, p->order == EMULATOR_BY_COLUMNS);
         read_line(&a, row, left[0]);
         read_line(&a, row + 8, left[1]);
     }

@@ -87,13 +87,16 @@ void emulator_copy_16(void *shared, const void *global, int bytes_valid);
 void emulator_copy_commit(void);
 void emulator_copy_wait(int pending);
 
-/* Products of a warpgroup: operands by rows (A B') or by columns (A' B). */
+/* Products of a warpgroup: operands by rows (A B'), by columns (A' B), or B alone by columns (A B). */
 typedef enum emulator_operand { EMULATOR_BF16, EMULATOR_F16, EMULATOR_TF32 } emulator_operand;
+typedef enum emulator_order { EMULATOR_BY_ROWS, EMULATOR_BY_COLUMNS, EMULATOR_B_BY_COLUMNS } emulator_order;
 typedef struct emulator_wgmma {
     float *sums;
     uint64_t a, b;
     emulator_operand type;
-    int32_t cols, by_columns, add;
+    int32_t cols;
+    emulator_order order;
+    int32_t add;
     const float *rows; /* NULL, or this thread's two rows of A, 16 numbers each, which came from registers */
 } emulator_wgmma;
 void emulator_wgmma_start(const emulator_wgmma *product);

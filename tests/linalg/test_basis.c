@@ -467,7 +467,8 @@ static void order_case(tch_context *context, tch_scalar type, int64_t n)
     release(context, device, BATCH * n * (int64_t)sizeof(int32_t));
 }
 
-static void permute_case(tch_context *context, tch_scalar type, int64_t rows, int64_t cols, bool by_rows, bool by_cols)
+static void permute_case(tch_context *context, tch_scalar type, tch_scalar result, int64_t rows, int64_t cols,
+                         bool by_rows, bool by_cols)
 {
     test_random random = test_random_stream((uint64_t)(90000 + 1000 * rows + cols));
     int64_t count = BATCH * rows * cols;
@@ -479,7 +480,7 @@ static void permute_case(tch_context *context, tch_scalar type, int64_t rows, in
     int32_t *row_order = make_order(context, type, rows, w);
     int32_t *col_order = make_order(context, type, cols, w + BATCH * rows);
     tch_matrices m = make(context, type, BATCH, rows, cols, 3, x);
-    tch_matrices out = make(context, type, BATCH, rows, cols, 1, NULL);
+    tch_matrices out = make(context, result, BATCH, rows, cols, 1, NULL);
     CHECK_OK(context->backend->matrix->permute(context->state, &m, by_rows ? row_order : NULL,
                                                by_cols ? col_order : NULL, &out));
     double *got = read_back(context, &out);
@@ -512,11 +513,14 @@ static void numbers_are_put_in_order(void **state)
 static void matrices_are_put_in_order(void **state)
 {
     static const int64_t sizes[] = {1, 2, 5, 33, 130};
-    for (int k = 0; k < 5 * 5 * 4 * 2; k++) {
+    for (int k = 0; k < 5 * 5 * 4 * 3; k++) {
+        tch_scalar type = types[k / 100 == 1];
+        tch_scalar result = types[k / 100 > 0]; /* the third time float64 from float32 */
         int64_t rows = sizes[k % 5];
         int64_t cols = sizes[k / 5 % 5];
-        test_case("%s %lld by %lld, kind %d", type_name(types[k / 100]), (long long)rows, (long long)cols, k / 25 % 4);
-        permute_case(*state, types[k / 100], rows, cols, k / 25 % 2 == 1, k / 50 % 2 == 1);
+        test_case("%s to %s, %lld by %lld, kind %d", type_name(type), type_name(result), (long long)rows,
+                  (long long)cols, k / 25 % 4);
+        permute_case(*state, type, result, rows, cols, k / 25 % 2 == 1, k / 50 % 2 == 1);
     }
 }
 

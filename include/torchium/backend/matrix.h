@@ -241,7 +241,8 @@ typedef tch_status tch_row_dots_op(void *state, const tch_matrices *x, const tch
                                    const tch_matrices *w);
 /* order[b n + k] is the index of the k-th largest of w_b (1 by n), equal ones by index, NaN last. */
 typedef tch_status tch_descending_op(void *state, const tch_matrices *w, int32_t *order);
-/* out(i, j) = X(rows[i], cols[j]), orders per matrix as `descending` gives them; NULL keeps that order. */
+/* out(i, j) = X(rows[i], cols[j]), orders per matrix as `descending` gives them; NULL keeps that order. `out`
+ * may be of float64 where X is of float32. */
 typedef tch_status tch_permute_op(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
                                   const tch_matrices *out);
 
@@ -251,6 +252,30 @@ typedef tch_status tch_permute_op(void *state, const tch_matrices *x, const int3
  * in place, with sums in float64; rows of zeros stay. */
 typedef tch_status tch_split_rows_op(void *state, const tch_matrices *x, double scale, int32_t normalize,
                                      const tch_matrices *high, const tch_matrices *low);
+
+/* A batch of numbers, times `scale`, as high + low, both of float16 or both of bfloat16. */
+typedef struct tch_split_matrices {
+    tch_matrices high, low;
+    double scale;
+} tch_split_matrices;
+
+/* Whose low parts count in a product. */
+typedef enum tch_low { TCH_LOW_NONE = 0, TCH_LOW_A = 1, TCH_LOW_B = 2, TCH_LOW_BOTH = 3 } tch_low;
+
+/* C = alpha A B + beta C, or A B': the product of the high parts, and one of low and high parts for each operand whose
+ * low parts count, summed in float32. C is of float32; or, with `split_c` of float16, comes out as that, split with
+ * its scale, beta is 0, and C says no more than the shape and is scratch. */
+typedef struct tch_split_problem {
+    double alpha;
+    const tch_split_matrices *a, *b;
+    int32_t transpose_b;
+    tch_low low;
+    double beta;
+    const tch_matrices *c;
+    const tch_split_matrices *split_c;
+} tch_split_problem;
+/* *taken becomes 1; or 0 and nothing is done, where `gemm` on the parts, one after the other, is no slower. */
+typedef tch_status tch_split_product_op(void *state, const tch_split_problem *problem, int32_t *taken);
 
 typedef struct tch_matrix_ops {
     /* REQUIRED */
@@ -297,6 +322,7 @@ typedef struct tch_matrix_ops {
     tch_newton_op *newton;
     tch_cholesky_op *cholesky;
     tch_split_rows_op *split_rows;
+    tch_split_product_op *split_product;
     tch_pack_op *pack;
     tch_unpack_op *unpack;
 } tch_matrix_ops;

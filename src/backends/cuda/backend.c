@@ -118,6 +118,7 @@ static const tch_matrix_ops matrix_ops = {
     .cholesky = tchi_cuda_cholesky,
     .row_dots = tchi_cuda_row_dots,
     .split_rows = tchi_cuda_split_rows,
+    .split_product = tchi_cuda_split_product,
     .pack = tchi_cuda_pack_matrices,
     .unpack = tchi_cuda_unpack_matrices,
     .descending = tchi_cuda_descending,

@@ -225,7 +225,7 @@ tch_gather_halves_op tchi_cuda_gather_halves;
 tch_gemm_rounded_op tchi_cuda_gemm_rounded;
 tch_gram_rounded_op tchi_cuda_gram_rounded;
 
-/* --- tracking an eigenbasis: cholesky.c, cholesky.cu, basis.cu --------------------------------------------------- */
+/* --- tracking an eigenbasis: cholesky.c, cholesky.cu, basis.cu, split_product.cu ---------------------------------- */
 
 tch_cholesky_inverse_op tchi_cuda_cholesky_inverse;
 tch_cholesky_op tchi_cuda_cholesky;
@@ -236,6 +236,7 @@ tch_status tchi_cuda_cholesky_leaf(const tchi_cuda_state *state, const tch_matri
                                    int32_t *flags);
 tch_row_dots_op tchi_cuda_row_dots;
 tch_split_rows_op tchi_cuda_split_rows;
+tch_split_product_op tchi_cuda_split_product;
 tch_descending_op tchi_cuda_descending;
 tch_permute_op tchi_cuda_permute;
 

@@ -128,31 +128,43 @@ static __device__ inline uint64_t tchi_wgmma_columns(const void *shared, int apa
 
 static __device__ inline void tchi_wgmma_bf16_n256_columns(float (&d)[128], uint64_t a, uint64_t b, int add)
 {
-    emulator_wgmma product = {d, a, b, EMULATOR_BF16, 256, 1, add};
+    emulator_wgmma product = {d, a, b, EMULATOR_BF16, 256, EMULATOR_BY_COLUMNS, add};
     emulator_wgmma_start(&product);
 }
 
 static __device__ inline void tchi_wgmma_f16_n256_columns(float (&d)[128], uint64_t a, uint64_t b, int add)
 {
-    emulator_wgmma product = {d, a, b, EMULATOR_F16, 256, 1, add};
+    emulator_wgmma product = {d, a, b, EMULATOR_F16, 256, EMULATOR_BY_COLUMNS, add};
     emulator_wgmma_start(&product);
 }
 
 static __device__ inline void tchi_wgmma_f16_n128_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
 {
-    emulator_wgmma product = {d, a, b, EMULATOR_F16, 128, 1, add};
+    emulator_wgmma product = {d, a, b, EMULATOR_F16, 128, EMULATOR_BY_COLUMNS, add};
     emulator_wgmma_start(&product);
 }
 
 static __device__ inline void tchi_wgmma_f16_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
 {
-    emulator_wgmma product = {d, a, b, EMULATOR_F16, 128, 0, add};
+    emulator_wgmma product = {d, a, b, EMULATOR_F16, 128, EMULATOR_BY_ROWS, add};
+    emulator_wgmma_start(&product);
+}
+
+static __device__ inline void tchi_wgmma_f16_n128_by_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
+{
+    emulator_wgmma product = {d, a, b, EMULATOR_F16, 128, EMULATOR_B_BY_COLUMNS, add};
+    emulator_wgmma_start(&product);
+}
+
+static __device__ inline void tchi_wgmma_bf16_n128_by_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
+{
+    emulator_wgmma product = {d, a, b, EMULATOR_BF16, 128, EMULATOR_B_BY_COLUMNS, add};
     emulator_wgmma_start(&product);
 }
 
 static __device__ inline void tchi_wgmma_tf32_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
 {
-    emulator_wgmma product = {d, a, b, EMULATOR_TF32, 128, 0, add};
+    emulator_wgmma product = {d, a, b, EMULATOR_TF32, 128, EMULATOR_BY_ROWS, add};
     emulator_wgmma_start(&product);
 }
 
@@ -168,7 +180,7 @@ static __device__ inline void tchi_wgmma_f16_n256_registers(float (&d)[128], con
             rows[h][k] = __half2float(__ushort_as_half((unsigned short)(pair >> k % 2 * 16)));
         }
     }
-    emulator_wgmma product = {d, 0, b, EMULATOR_F16, 256, 1, add, rows[0]};
+    emulator_wgmma product = {d, 0, b, EMULATOR_F16, 256, EMULATOR_BY_COLUMNS, add, rows[0]};
     emulator_wgmma_start(&product);
 }
 

@@ -268,7 +268,7 @@ static __device__ inline void tchi_wgmma_publish()
 
 static __device__ inline void tchi_wgmma_bf16_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
 {
-    emulator_wgmma product = {d, a, b, EMULATOR_BF16, 128, 0, add};
+    emulator_wgmma product = {d, a, b, EMULATOR_BF16, 128, EMULATOR_BY_ROWS, add};
     emulator_wgmma_start(&product);
 }
 

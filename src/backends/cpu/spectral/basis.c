@@ -291,6 +291,14 @@ static void gather(int64_t n, int64_t size, const char *from, const int32_t *col
     }
 }
 
+/* From float32 to float64. */
+static void widen(int64_t n, const float *from, const int32_t *cols, double *to)
+{
+    for (int64_t j = 0; j < n; j++) {
+        to[j] = (double)from[cols != NULL ? cols[j] : j];
+    }
+}
+
 static void permute_rows(void *argument, int64_t from, int64_t to)
 {
     const permute_ctx *j = argument;
@@ -301,8 +309,11 @@ static void permute_rows(void *argument, int64_t from, int64_t to)
         int64_t i = r % j->out->rows;
         const char *source = tchi_cpu_row(j->x, b, j->rows != NULL ? j->rows[r] : i);
         char *out = tchi_cpu_row(j->out, b, i);
-        if (j->cols != NULL) {
-            gather(n, size, source, j->cols + b * n, out);
+        const int32_t *cols = j->cols != NULL ? j->cols + b * n : NULL;
+        if (j->x->type != j->out->type) {
+            widen(n, (const float *)source, cols, (double *)out);
+        } else if (cols != NULL) {
+            gather(n, size, source, cols, out);
         } else {
             memcpy(out, source, (size_t)(n * size));
         }

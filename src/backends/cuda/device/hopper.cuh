@@ -232,7 +232,7 @@ static __device__ __forceinline__ void tchi_wgmma_f16_n256_registers(float (&d)[
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-/* --- products of float16 by rows --------------------------------------------------------------------------------- */
+/* --- products by rows, and of rows by columns --------------------------------------------------------------------- */
 
 /* As tchi_wgmma_bf16_n128, for float16. */
 static __device__ __forceinline__ void tchi_wgmma_f16_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
@@ -242,6 +242,31 @@ static __device__ __forceinline__ void tchi_wgmma_f16_n128(float (&d)[64], uint6
                  "setp.ne.b32 p, %66, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" TCHI_WGMMA_NAMES_64
                  "}, %64, %65, p, 1, 1, 0, 0;\n"
+                 "}"
+                 : TCHI_WGMMA_SUMS_64(d, 0)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+/* The same where B lies by columns, as tchi_wgmma_columns describes them. */
+static __device__ __forceinline__ void tchi_wgmma_f16_n128_by_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" TCHI_WGMMA_NAMES_64
+                 "}, %64, %65, p, 1, 1, 0, 1;\n"
+                 "}"
+                 : TCHI_WGMMA_SUMS_64(d, 0)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+static __device__ __forceinline__ void tchi_wgmma_bf16_n128_by_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" TCHI_WGMMA_NAMES_64
+                 "}, %64, %65, p, 1, 1, 0, 1;\n"
                  "}"
                  : TCHI_WGMMA_SUMS_64(d, 0)
                  : "l"(a), "l"(b), "r"(add));

@@ -401,7 +401,7 @@ tch_status tchi_cuda_permute(void *state, const tch_matrices *x, const int32_t *
         return TCH_OK;
     }
     tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
-    auto kernel = x->type == TCH_SCALAR_F64 ? permute_kernel<double> : permute_kernel<float>;
+    auto kernel = out->type == TCH_SCALAR_F64 ? permute_kernel<double> : permute_kernel<float>;
     kernel<<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), rows, cols,
                                                       tchi_cuda_operand_of(out));
     return tchi_cuda_launched(s, "permute_kernel");

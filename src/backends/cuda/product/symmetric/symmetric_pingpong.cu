@@ -4,12 +4,10 @@
  * memory accelerator for k-tiles of A and B, and two consumer warpgroups have tiles in turn, so that one is in its
  * epilogue while the other multiplies. The two blocks of a cluster have tiles below each other and share B.
  *
- * The one thing to know before changing it: k-tiles go round through STAGES places in shared memory, each with a
- * barrier for "full" and one for "empty", and a barrier tells apart only the phase that has just ended and the one
- * before. So nobody may wait for a k-tile before it is certain that the k-tile before it in that place has landed,
- * which is what the warpgroups' turns are for. How this way was chosen: bench/ladder/cuda_orthogonalize.md, and for
- * split operands cuda_symmetric_bf16x2.md. */
+ * The one thing to know before changing it is what pair_ring.cuh says of rings. How this way was chosen:
+ * bench/ladder/cuda_orthogonalize.md, and for split operands cuda_symmetric_bf16x2.md. */
 #include "backends/cuda/device/pair_launch.cuh"
+#include "backends/cuda/device/pair_ring.cuh"
 #include "symmetric_factor.cuh"
 #include "symmetric_pingpong.cuh"
 
@@ -17,40 +15,14 @@
 
 /* --- the ring ---------------------------------------------------------------------------------------------------- */
 
-/* Where a walk over the stages stands, and the parity of that phase of its full barrier. */
-typedef struct pingpong_place {
-    int stage, parity;
-} pingpong_place;
-
 template <bool staged_d> static __device__ inline int ktiles_of_tile(const pingpong_problem &p)
 {
     return p.ktiles + staged_d;
 }
 
-template <int planes, bool staged_d>
-static __device__ inline pingpong_place place_of_tile(const pingpong_problem &p, int own)
+template <int planes> static __device__ __forceinline__ void step(tchi_ring_place *at)
 {
-    constexpr int stages = pingpong_memory<planes>::stages;
-    int64_t ktile = (int64_t)own * ktiles_of_tile<staged_d>(p);
-    return {(int)(ktile % stages), (int)(ktile / stages % 2)};
-}
-
-template <int planes> static __device__ __forceinline__ void step(pingpong_place *at)
-{
-    at->stage++;
-    if (at->stage == pingpong_memory<planes>::stages) {
-        at->stage = 0;
-        at->parity ^= 1;
-    }
-}
-
-/* A warp leaves a stage: one lane tells each block, since both copy into it. */
-static __device__ __forceinline__ void leave(uint64_t *empty)
-{
-    int lane = (int)threadIdx.x % 32;
-    if (lane < CLUSTER) {
-        tchi_barrier_arrive_at(empty, lane);
-    }
+    tchi_ring_step<pingpong_memory<planes>::stages>(at);
 }
 
 /* --- loading: one thread ----------------------------------------------------------------------------------------- */
@@ -111,9 +83,9 @@ template <bool staged_d, bool by_columns, int planes>
 static __device__ inline void load_all(const pingpong_problem &p, pingpong_memory<planes> &m)
 {
     int rank = tchi_cluster_rank();
-    pingpong_place at = {0, 0};
-    for (int own = 0; item_of(own) < p.items; own++) {
-        pingpong_tile t = tile_of(p, item_of(own), rank);
+    tchi_ring_place at = {0, 0};
+    for (int own = 0; tchi_pair_item(own) < p.items; own++) {
+        pingpong_tile t = tile_of(p, tchi_pair_item(own), rank);
         for (int ktile = 0; ktile < ktiles_of_tile<staged_d>(p); ktile++) {
             tchi_barrier_wait(m.empty + at.stage, at.parity ^ 1);
             if constexpr (staged_d) {
@@ -202,7 +174,7 @@ static __device__ __forceinline__ void start_ktile(pingpong_sums &sum, const cha
  * is left to the caller: its stage is returned. */
 template <tch_scalar type, bool by_columns, int planes>
 static __device__ __forceinline__ int multiply(const pingpong_problem &p, pingpong_memory<planes> &m,
-                                               pingpong_sums &sum, pingpong_place *at)
+                                               pingpong_sums &sum, tchi_ring_place *at)
 {
     int before = 0;
     for (int ktile = 0; ktile < p.ktiles; ktile++) {
@@ -210,27 +182,12 @@ static __device__ __forceinline__ int multiply(const pingpong_problem &p, pingpo
         start_ktile<type, by_columns>(sum, m.stage[at->stage], ktile > 0);
         tchi_wgmma_wait<1>();
         if (ktile > 0) {
-            leave(m.empty + before);
+            tchi_ring_leave(m.empty + before);
         }
         before = at->stage;
         step<planes>(at);
     }
     return before;
-}
-
-/* Warpgroup 0 begins; `own` counts the block's tiles. */
-static __device__ __forceinline__ void await_turn(uint64_t *turn, int group, int own)
-{
-    tchi_barrier_wait(turn + group, (own / WARPGROUPS + group + 1) % 2);
-}
-
-/* To the other warpgroup, once all k-tiles of this one's tile have been seen. */
-static __device__ __forceinline__ void pass_turn(uint64_t *turn, int group)
-{
-    if (threadIdx.x % 32 == 0) {
-        tchi_barrier_arrive(turn + (group + 1) % WARPGROUPS);
-    }
-    __syncwarp();
 }
 
 /* --- the result -------------------------------------------------------------------------------------------------- */
@@ -414,26 +371,27 @@ static __device__ __forceinline__ void compute_tile(const pingpong_problem &p, p
     constexpr bool staged_d = has_d && planes == 1;
     pingpong_sums sum;
     pingpong_addends d;
-    pingpong_place at = place_of_tile<planes, staged_d>(p, own);
+    int64_t first = (int64_t)own * ktiles_of_tile<staged_d>(p);
+    tchi_ring_place at = tchi_ring_at<pingpong_memory<planes>::stages>(first);
     if constexpr (out == TCH_SCALAR_F32) {
         prefetch_factor_tile(p, t);
     }
-    await_turn(m.turn, group, own);
+    tchi_turn_await(m.turn, group, own);
     int last = multiply<in, by_columns>(p, m, sum, &at);
     if constexpr (staged_d) {
         tchi_barrier_wait(m.full + at.stage, at.parity);
-        pass_turn(m.turn, group);
+        tchi_turn_pass(m.turn, group);
         read_d(d, m.stage[at.stage]);
         tchi_tma_publish(); /* reads, too, must be over before the accelerator may write there again */
         __syncwarp();
-        leave(m.empty + at.stage);
+        tchi_ring_leave(m.empty + at.stage);
     } else {
-        pass_turn(m.turn, group);
+        tchi_turn_pass(m.turn, group);
     }
     tchi_wgmma_wait<0>();
     tchi_wgmma_results(sum[0]);
     tchi_wgmma_results(sum[1]);
-    leave(m.empty + last);
+    tchi_ring_leave(m.empty + last);
     if constexpr (out == TCH_SCALAR_F32) {
         write_factor_tile(p, t, sum);
     } else {
@@ -483,8 +441,8 @@ static __global__ void __launch_bounds__(THREADS, 1) symmetric_pingpong(const __
         tchi_registers_take<MULTIPLY_REGISTERS>();
         int group = tchi_warpgroup();
         int rank = tchi_cluster_rank();
-        for (int own = group; item_of(own) < p.items; own += WARPGROUPS) {
-            compute_tile<has_d, in, out, by_columns>(p, m, group, own, tile_of(p, item_of(own), rank));
+        for (int own = group; tchi_pair_item(own) < p.items; own += WARPGROUPS) {
+            compute_tile<has_d, in, out, by_columns>(p, m, group, own, tile_of(p, tchi_pair_item(own), rank));
         }
         if (threadIdx.x % 128 == 0) {
             tchi_tma_wait_read();

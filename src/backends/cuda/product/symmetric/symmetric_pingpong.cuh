@@ -106,12 +106,6 @@ static __device__ inline pingpong_tile tile_of(const pingpong_problem &p, int it
     return none;
 }
 
-/* The block's tile number `own`, or one past the last. */
-static __device__ inline int item_of(int own)
-{
-    return (int)(blockIdx.x / CLUSTER) + own * (int)(gridDim.x / CLUSTER);
-}
-
 /* The sums of rows 0 to 63 of a tile and of rows 64 to 127. */
 typedef float pingpong_sums[2][64];
 

@@ -13,10 +13,11 @@
  *     }
  *
  * C is written transposed so that it is the next product's B: wgmma reads B along its rows, and P = L X R' is the
- * transpose of R (L X)'. The one thing to know before changing it is what symmetric_pingpong.cu says of its ring. */
+ * transpose of R (L X)'. The one thing to know before changing it is what pair_ring.cuh says of rings. */
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/hopper.cuh"
 #include "backends/cuda/device/pair_launch.cuh"
+#include "backends/cuda/device/pair_ring.cuh"
 #include "backends/cuda/device/tensor_map.h"
 #include "backends/cuda/matrix/narrow.h"
 #include "two_sided.h"
@@ -69,11 +70,6 @@ typedef struct turned_tile {
     int number; /* within its matrix */
 } turned_tile;
 
-static __device__ inline int item_of(int own)
-{
-    return (int)(blockIdx.x / CLUSTER) + own * (int)(gridDim.x / CLUSTER);
-}
-
 /* Those of a matrix one after the other, so that it stays in the L2 cache for as long as it is needed. */
 static __device__ inline turned_tile tile_of(const turned_problem &p, int item, int rank)
 {
@@ -82,19 +78,6 @@ static __device__ inline turned_tile tile_of(const turned_problem &p, int item, 
     int down = left / p.across * CLUSTER + rank;
     int col = left % p.across;
     return {item / each, down * TILE_ROWS, col * TILE_COLS, down * p.across + col};
-}
-
-typedef struct turned_place {
-    int stage, parity;
-} turned_place;
-
-static __device__ __forceinline__ void step(turned_place *at)
-{
-    at->stage++;
-    if (at->stage == STAGES) {
-        at->stage = 0;
-        at->parity ^= 1;
-    }
 }
 
 /* --- loading: one thread ----------------------------------------------------------------------------------------- */
@@ -124,13 +107,13 @@ static __device__ __forceinline__ void load_ktile(const turned_problem &p, turne
 template <bool turned_a> static __device__ inline void load_all(const turned_problem &p, turned_memory &m)
 {
     int rank = tchi_cluster_rank();
-    turned_place at = {0, 0};
-    for (int own = 0; item_of(own) < p.items; own++) {
-        turned_tile t = tile_of(p, item_of(own), rank);
+    tchi_ring_place at = {0, 0};
+    for (int own = 0; tchi_pair_item(own) < p.items; own++) {
+        turned_tile t = tile_of(p, tchi_pair_item(own), rank);
         for (int ktile = 0; ktile < p.ktiles; ktile++) {
             tchi_barrier_wait(m.empty + at.stage, at.parity ^ 1);
             load_ktile<turned_a>(p, m, at.stage, t, rank, ktile * DEPTH);
-            step(&at);
+            tchi_ring_step<STAGES>(&at);
         }
     }
 }
@@ -187,20 +170,11 @@ static __device__ __forceinline__ void read_columns(turned_fragment &f, const ch
     }
 }
 
-/* A warp leaves a stage: one lane tells each block, since both copy into it. */
-static __device__ __forceinline__ void leave(uint64_t *empty)
-{
-    int lane = (int)threadIdx.x % 32;
-    if (lane < CLUSTER) {
-        tchi_barrier_arrive_at(empty, lane);
-    }
-}
-
 /* One k-tile into the background, while the one before is still being multiplied: that one's stage is left when it is
  * over, and its registers are free for the next. */
 template <bool turned_a>
 static __device__ __forceinline__ void multiply_ktile(turned_memory &m, float (&sum)[128], turned_fragment &f,
-                                                      float scale, turned_place *at, int ktile)
+                                                      float scale, tchi_ring_place *at, int ktile)
 {
     tchi_barrier_wait(m.full + at->stage, at->parity);
     if (turned_a) {
@@ -215,15 +189,15 @@ static __device__ __forceinline__ void multiply_ktile(turned_memory &m, float (&
     tchi_wgmma_commit();
     tchi_wgmma_wait<1>();
     if (ktile > 0) {
-        leave(m.empty + (at->stage + STAGES - 1) % STAGES);
+        tchi_ring_leave(m.empty + (at->stage + STAGES - 1) % STAGES);
     }
-    step(at);
+    tchi_ring_step<STAGES>(at);
 }
 
 /* All k-tiles of a tile; the last stage is left, too. */
 template <bool turned_a>
 static __device__ __forceinline__ void multiply(const turned_problem &p, turned_memory &m, float (&sum)[128],
-                                                float scale, turned_place *at)
+                                                float scale, tchi_ring_place *at)
 {
     turned_fragment even, odd;
     int ktile = 0;
@@ -236,7 +210,7 @@ static __device__ __forceinline__ void multiply(const turned_problem &p, turned_
     }
     tchi_wgmma_wait<0>();
     tchi_wgmma_results(sum);
-    leave(m.empty + (at->stage + STAGES - 1) % STAGES);
+    tchi_ring_leave(m.empty + (at->stage + STAGES - 1) % STAGES);
 }
 
 /* --- the result -------------------------------------------------------------------------------------------------- */
@@ -353,7 +327,7 @@ static __device__ __forceinline__ float2 taken_back(const turned_problem &p, int
 
 template <bool turned_a, tch_scalar out>
 static __device__ __forceinline__ void compute_tile(const turned_problem &p, turned_memory &m, const turned_tile &t,
-                                                    turned_place *at)
+                                                    tchi_ring_place *at)
 {
     float sum[128];
     multiply<turned_a>(p, m, sum, tchi_power_of_two(side_power(p.scales.a, t.matrix)), at);
@@ -400,9 +374,9 @@ static __global__ void __launch_bounds__(THREADS, 1) turned_product(const __grid
     } else {
         tchi_registers_take<MULTIPLY_REGISTERS>();
         int rank = tchi_cluster_rank();
-        turned_place at = {0, 0};
-        for (int own = 0; item_of(own) < p.items; own++) {
-            compute_tile<turned_a, out>(p, m, tile_of(p, item_of(own), rank), &at);
+        tchi_ring_place at = {0, 0};
+        for (int own = 0; tchi_pair_item(own) < p.items; own++) {
+            compute_tile<turned_a, out>(p, m, tile_of(p, tchi_pair_item(own), rank), &at);
         }
         if (threadIdx.x % 128 == 0) {
             tchi_tma_wait_read();

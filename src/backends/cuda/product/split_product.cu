@@ -1,0 +1,478 @@
+/* Products of matrices that are split into two of float16 or of bfloat16, for sm_90: C = alpha (high high + low high +
+ * high low) + beta C in one pass, in float32 or split again. A persistent kernel: a producer warp asks the tensor
+ * memory accelerator for k-tiles of both parts of A and B, which serve three products where they come once, and two
+ * warpgroups multiply 64 rows of a tile each. The two blocks of a cluster have tiles below each other and share B.
+ *
+ *     for (each tile of 128 by 128 of C) {
+ *         for (k = 0; k < depth; k += 64) {
+ *             small += A.high[rows][k ..] B.low[k ..][cols] + A.low[rows][k ..] B.high[k ..][cols];
+ *             large += A.high[rows][k ..] B.high[k ..][cols];
+ *         }
+ *         C[rows][cols] = factor (large + small) + beta C[rows][cols];   // or the two halves of scale times that
+ *     }
+ *
+ * Small products have sums of their own: tensor cores cut sums off instead of rounding them, and what is added to a
+ * large sum would be cut each time. Without low parts a step of the ring has two steps of k instead. The one thing to
+ * know before changing it is what pair_ring.cuh says of rings. How this way was chosen: bench/ladder/cuda_basis.md. */
+#include <cuda_fp16.h>
+
+#include "backends/cuda/device/elements.cuh"
+#include "backends/cuda/device/hopper.cuh"
+#include "backends/cuda/device/pair_launch.cuh"
+#include "backends/cuda/device/pair_ring.cuh"
+#include "backends/cuda/device/tensor_map.h"
+
+#define TILE 128 /* rows and columns of C, of which a warpgroup has half of the rows */
+#define DEPTH TCHI_CUDA_BOX_COLS
+#define ROW_BYTES (2 * DEPTH)
+#define BOX_BYTES (TILE * ROW_BYTES)
+#define STAGES 3
+#define CLUSTER 2
+#define WARPGROUPS 2
+#define THREADS (128 * (WARPGROUPS + 1)) /* one thread of the last ones asks for copies */
+#define MULTIPLY_REGISTERS 232
+#define LOAD_REGISTERS 40
+
+typedef struct split_launch {
+    int32_t rows, cols;
+    int32_t pairs, across; /* tiles of one matrix: two by two down, and across */
+    int32_t items;         /* one is a tile for each block of a cluster */
+    int32_t steps;         /* of the ring for a tile */
+    int32_t low;           /* whose low parts count */
+    float factor, beta, scale;
+    CUtensorMap a[2], b[2];          /* high and low parts */
+    tchi_cuda_operand c;             /* of float32, */
+    tchi_cuda_operand high_c, low_c; /* or split */
+} split_launch;
+
+typedef struct split_memory {
+    char a[STAGES][2][BOX_BYTES];
+    char b[STAGES][2][BOX_BYTES];
+    uint64_t full[STAGES], empty[STAGES];
+} split_memory;
+
+/* How many operands have low parts that count. */
+enum { OF_NONE, OF_ONE, OF_BOTH };
+
+#if !defined(__CUDA_ARCH__) || TCHI_WGMMA
+
+/* --- tiles --------------------------------------------------------------------------------------------- */
+
+typedef struct split_tile {
+    int matrix, row, col;
+} split_tile;
+
+/* Those of a matrix one after the other, so that it stays in the L2 cache for as long as it is needed. */
+static __device__ inline split_tile tile_of(const split_launch &p, int item, int rank)
+{
+    int each = p.pairs * p.across;
+    int left = item % each;
+    return {item / each, (left % p.pairs * CLUSTER + rank) * TILE, left / p.pairs * TILE};
+}
+
+/* --- loading: one thread ----------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void load_a(const split_launch &p, split_memory &m, int stage, const split_tile &t,
+                                              int box, int part, int k)
+{
+    tchi_tma_load(m.a[stage][box], &p.a[part], k, t.row, t.matrix, m.full + stage);
+}
+
+/* Each block brings half of B to both. A B that is not transposed comes in boxes of 64 columns. */
+template <bool transposed>
+static __device__ __forceinline__ void load_b(const split_launch &p, split_memory &m, int stage, const split_tile &t,
+                                              int box, int part, int k)
+{
+    int rank = tchi_cluster_rank();
+    int col = t.col + rank * (TILE / CLUSTER);
+    tchi_tma_load_to((1 << CLUSTER) - 1, m.b[stage][box] + rank * (BOX_BYTES / CLUSTER), &p.b[part],
+                     transposed ? k : col, transposed ? col : k, t.matrix, m.full + stage);
+}
+
+/* The high parts of a step and those low parts that count; or the high parts of two steps of k. */
+template <bool transposed, int low>
+static __device__ __forceinline__ void load_step(const split_launch &p, split_memory &m, int stage, const split_tile &t,
+                                                 int step)
+{
+    int k = step * (low == OF_NONE ? 2 * DEPTH : DEPTH);
+    tchi_barrier_arrive_expecting(m.full + stage, (low == OF_ONE ? 3 : 4) * BOX_BYTES);
+    load_a(p, m, stage, t, 0, 0, k);
+    load_b<transposed>(p, m, stage, t, 0, 0, k);
+    if (low == OF_NONE) {
+        load_a(p, m, stage, t, 1, 0, k + DEPTH);
+        load_b<transposed>(p, m, stage, t, 1, 0, k + DEPTH);
+    }
+    if (low == OF_BOTH || (low == OF_ONE && (p.low & TCH_LOW_A) != 0)) {
+        load_a(p, m, stage, t, 1, 1, k);
+    }
+    if (low == OF_BOTH || (low == OF_ONE && (p.low & TCH_LOW_B) != 0)) {
+        load_b<transposed>(p, m, stage, t, 1, 1, k);
+    }
+}
+
+template <bool transposed, int low> static __device__ inline void load_all(const split_launch &p, split_memory &m)
+{
+    int rank = tchi_cluster_rank();
+    tchi_ring_place at = {0, 0};
+    for (int own = 0; tchi_pair_item(own) < p.items; own++) {
+        split_tile t = tile_of(p, tchi_pair_item(own), rank);
+        for (int step = 0; step < p.steps; step++) {
+            tchi_barrier_wait(m.empty + at.stage, at.parity ^ 1);
+            load_step<transposed, low>(p, m, at.stage, t, step);
+            tchi_ring_step<STAGES>(&at);
+        }
+    }
+}
+
+/* --- multiplying ------------------------------------------------------------------------------------------------- */
+
+/* Of a warpgroup's 64 rows of a tile. */
+typedef float split_sums[64];
+
+/* 64 rows of A and all of B, which lies transposed or not. */
+template <tch_scalar type, bool transposed>
+static __device__ __forceinline__ void multiply_rows(split_sums &sum, uint64_t a, uint64_t b, int add)
+{
+    if (type == TCH_SCALAR_F16 && transposed) {
+        tchi_wgmma_f16_n128(sum, a, b, add);
+    } else if (type == TCH_SCALAR_F16) {
+        tchi_wgmma_f16_n128_by_columns(sum, a, b, add);
+    } else if (transposed) {
+        tchi_wgmma_bf16_n128(sum, a, b, add);
+    } else {
+        tchi_wgmma_bf16_n128_by_columns(sum, a, b, add);
+    }
+}
+
+/* The product of a warpgroup's rows of a box of A and a box of B, the first of a tile (`add` 0) into sums that hold
+ * nothing. A step of 16 along k is 32 bytes of a row, or 16 rows of boxes of columns; addresses in descriptors count
+ * 16. */
+template <tch_scalar type, bool transposed>
+static __device__ __forceinline__ void multiply_boxes(split_sums &sum, const char *a, const char *b, int add)
+{
+    constexpr int down = transposed ? 2 : 16 * ROW_BYTES >> 4;
+    uint64_t left = tchi_wgmma_rows(a);
+    uint64_t right = transposed ? tchi_wgmma_rows(b) : tchi_wgmma_columns(b, BOX_BYTES / 2);
+#pragma unroll
+    for (int k = 0; k < DEPTH / 16; k++) {
+        multiply_rows<type, transposed>(sum, left + 2 * k, right + down * k, k > 0 ? 1 : add);
+    }
+}
+
+/* All products of a step as one group in the background. */
+template <tch_scalar type, bool transposed, int low>
+static __device__ __forceinline__ void start_step(const split_launch &p, split_memory &m, int stage, int group,
+                                                  split_sums &large, split_sums &small, int add)
+{
+    const char *a[2], *b[2] = {m.b[stage][0], m.b[stage][1]};
+    for (int i = 0; i < 2; i++) {
+        a[i] = m.a[stage][i] + group * (BOX_BYTES / WARPGROUPS);
+    }
+    tchi_wgmma_fence();
+    multiply_boxes<type, transposed>(large, a[0], b[0], add);
+    if (low == OF_NONE) {
+        multiply_boxes<type, transposed>(large, a[1], b[1], 1);
+    } else if (low == OF_ONE) {
+        bool of_a = (p.low & TCH_LOW_A) != 0;
+        multiply_boxes<type, transposed>(small, of_a ? a[1] : a[0], of_a ? b[0] : b[1], add);
+    } else {
+        multiply_boxes<type, transposed>(small, a[0], b[1], add);
+        multiply_boxes<type, transposed>(small, a[1], b[0], 1);
+    }
+    tchi_wgmma_commit();
+}
+
+/* A place is left when the next step's products are already under way, so that the tensor cores do not run dry. The
+ * sums are complete in `large` when it returns. */
+template <tch_scalar type, bool transposed, int low>
+static __device__ __forceinline__ void multiply(const split_launch &p, split_memory &m, int group, split_sums &large,
+                                                tchi_ring_place *at)
+{
+    split_sums small;
+    for (int step = 0; step < p.steps; step++) {
+        tchi_barrier_wait(m.full + at->stage, at->parity);
+        start_step<type, transposed, low>(p, m, at->stage, group, large, small, step > 0);
+        tchi_wgmma_wait<1>();
+        if (step > 0) {
+            tchi_ring_leave(m.empty + (at->stage + STAGES - 1) % STAGES);
+        }
+        tchi_ring_step<STAGES>(at);
+    }
+    tchi_wgmma_wait<0>();
+    tchi_wgmma_results(large);
+    tchi_ring_leave(m.empty + (at->stage + STAGES - 1) % STAGES);
+    if (low != OF_NONE) {
+        tchi_wgmma_results(small);
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            large[i] += small[i];
+        }
+    }
+}
+
+/* --- the result -------------------------------------------------------------------------------------------------- */
+
+/* Pairs of neighbors in a row that a thread has of 64 rows and 64 columns of a tile. */
+enum { PAIRS = 16 };
+
+static __device__ __forceinline__ float2 read_pair(const split_launch &p, int matrix, int y, int x)
+{
+    const float *c = (const float *)tchi_cuda_at(p.c, matrix, y, x);
+    if (p.beta == 0.0f || y >= p.rows || x >= p.cols) {
+        return make_float2(0.0f, 0.0f);
+    }
+    return x + 1 < p.cols ? *(const float2 *)c : make_float2(*c, 0.0f);
+}
+
+static __device__ __forceinline__ void write_pair(const split_launch &p, int matrix, int y, int x, float2 pair)
+{
+    float *c = (float *)tchi_cuda_at(p.c, matrix, y, x);
+    if (x + 1 < p.cols) {
+        *(float2 *)c = pair;
+    } else {
+        *c = pair.x;
+    }
+}
+
+/* Everything is read before anything is written: the compiler does not know that they are other places, and would wait
+ * for one pair after the other. */
+template <int from>
+static __device__ __forceinline__ void write_floats(const split_launch &p, int matrix, int row, int col,
+                                                    const split_sums &sum)
+{
+    float2 old[PAIRS];
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        old[i] = read_pair(p, matrix, row + i % 2 * 8, col + i / 2 * 8);
+    }
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        int y = row + i % 2 * 8, x = col + i / 2 * 8;
+        float2 now = make_float2(fmaf(p.factor, sum[from + 2 * i], p.beta * old[i].x),
+                                 fmaf(p.factor, sum[from + 2 * i + 1], p.beta * old[i].y));
+        if (y < p.rows && x < p.cols) {
+            write_pair(p, matrix, y, x, now);
+        }
+    }
+}
+
+/* Beside an infinite high part the low part is nothing, as in split_rows. */
+static __device__ __forceinline__ float what_is_left(float value, __half high)
+{
+    float top = __half2float(high);
+    return isinf(top) ? 0.0f : value - top;
+}
+
+template <int from>
+static __device__ __forceinline__ void write_halves(const split_launch &p, int matrix, int row, int col,
+                                                    const split_sums &sum)
+{
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        int y = row + i % 2 * 8, x = col + i / 2 * 8;
+        if (y >= p.rows || x >= p.cols) {
+            continue;
+        }
+        __half *high = (__half *)tchi_cuda_at(p.high_c, matrix, y, x);
+        __half *low = (__half *)tchi_cuda_at(p.low_c, matrix, y, x);
+        float a = p.factor * sum[from + 2 * i] * p.scale;
+        float b = p.factor * sum[from + 2 * i + 1] * p.scale;
+        __half2 top = __floats2half2_rn(a, b);
+        __half2 rest = __floats2half2_rn(what_is_left(a, __low2half(top)), what_is_left(b, __high2half(top)));
+        if (x + 1 < p.cols) {
+            *(__half2 *)high = top;
+            *(__half2 *)low = rest;
+        } else {
+            *high = __low2half(top);
+            *low = __low2half(rest);
+        }
+    }
+}
+
+/* Four lanes have 8 neighbors of a row. */
+template <bool split>
+static __device__ __forceinline__ void write_rows(const split_launch &p, const split_tile &t, int group,
+                                                  const split_sums &sum)
+{
+    constexpr int half = 2 * PAIRS;
+    const int lane = (int)threadIdx.x % 32;
+    const int row = t.row + group * (TILE / WARPGROUPS) + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const int col = t.col + lane % 4 * 2;
+    if (split) {
+        write_halves<0>(p, t.matrix, row, col, sum);
+        write_halves<half>(p, t.matrix, row, col + TILE / 2, sum);
+    } else {
+        write_floats<0>(p, t.matrix, row, col, sum);
+        write_floats<half>(p, t.matrix, row, col + TILE / 2, sum);
+    }
+}
+
+/* What the epilogue will read of C, on its way to the L2 cache while the tile is multiplied: of each row the 512 bytes
+ * of the tile, four lines. */
+static __device__ __forceinline__ void prefetch_tile(const split_launch &p, const split_tile &t)
+{
+    int row = t.row + (int)threadIdx.x % TILE;
+    int first = t.col + (int)threadIdx.x / TILE * (TILE / WARPGROUPS);
+#pragma unroll
+    for (int col = first; col < first + TILE / WARPGROUPS; col += 32) {
+        if (p.beta != 0.0f && row < p.rows && col < p.cols) {
+            tchi_prefetch(tchi_cuda_at(p.c, t.matrix, row, col));
+        }
+    }
+}
+
+static __device__ __forceinline__ void create_barriers(split_memory &m)
+{
+    for (int i = 0; i < STAGES; i++) {
+        tchi_barrier_create(m.full + i, 1);
+        tchi_barrier_create(m.empty + i, 4 * WARPGROUPS * CLUSTER);
+    }
+    tchi_barrier_publish();
+}
+
+#endif
+
+/* --- the kernel -------------------------------------------------------------------------------------------------- */
+
+/* For 12 matrices of n = 3072, all low parts: 2.09 TFLOP, 3.0 ms at 700 TFLOP/s; to and from memory 4 bytes an element
+ * of A, of B and of C, 1.4 GB, 0.32 ms at 4.2 TB/s. Of the 64 KiB that a multiprocessor multiplies at a step 16 come
+ * from its neighbor.
+ *
+ * Copies land in the other block of a cluster too, so nobody begins before its barriers are there, and nobody exits
+ * while the other block still arrives at them. */
+template <tch_scalar type, bool transposed, int low, bool split>
+static __global__ void __launch_bounds__(THREADS, 1) split_product(const __grid_constant__ split_launch p)
+{
+#if !defined(__CUDA_ARCH__) || TCHI_WGMMA
+    extern __shared__ __align__(1024) char shared[];
+    split_memory &m = *(split_memory *)shared;
+    if (threadIdx.x == 0) {
+        create_barriers(m);
+    }
+    __syncwarp();
+    tchi_cluster_sync();
+    if (threadIdx.x >= 128 * WARPGROUPS) {
+        tchi_registers_give<LOAD_REGISTERS>();
+        if (threadIdx.x == 128 * WARPGROUPS) {
+            load_all<transposed, low>(p, m);
+        }
+        __syncwarp();
+        tchi_cluster_sync();
+    } else {
+        tchi_registers_take<MULTIPLY_REGISTERS>();
+        int group = tchi_warpgroup();
+        int rank = tchi_cluster_rank();
+        tchi_ring_place at = {0, 0};
+        for (int own = 0; tchi_pair_item(own) < p.items; own++) {
+            split_tile t = tile_of(p, tchi_pair_item(own), rank);
+            split_sums sum;
+            if (!split) {
+                prefetch_tile(p, t);
+            }
+            multiply<type, transposed, low>(p, m, group, sum, &at);
+            write_rows<split>(p, t, group, sum);
+        }
+        tchi_cluster_sync();
+    }
+#endif
+}
+
+/* --- host -------------------------------------------------------------------------------------------------------- */
+
+/* With fewer pairs of tiles than this share of the multiprocessors' pairs cuBLAS cuts products finer. */
+#define LEAST_SHARE 3
+
+static int pairs_lie_at(const tch_matrices *m, int64_t bytes)
+{
+    return (uintptr_t)m->data % (uintptr_t)bytes == 0 && m->ld % 2 == 0 && (m->batch == 1 || m->stride % 2 == 0);
+}
+
+static int64_t depth_of(const tch_split_problem *p)
+{
+    return p->a->high.cols;
+}
+
+static int64_t items_of(const tch_matrices *c)
+{
+    return tchi_cuda_ceil_div(c->rows, TILE * CLUSTER) * tchi_cuda_ceil_div(c->cols, TILE) * c->batch;
+}
+
+static int takes_operand(const tch_split_matrices *x)
+{
+    return x->high.type == x->low.type && tchi_cuda_tensor_map_takes(&x->high) && tchi_cuda_tensor_map_takes(&x->low);
+}
+
+static int takes(const tchi_cuda_state *state, const tch_split_problem *p)
+{
+    const int64_t most = (int64_t)1 << 20;
+    int64_t items = items_of(p->c);
+    int countable = p->c->rows < most && p->c->cols < most && depth_of(p) > 0 && depth_of(p) < most &&
+                    items >= state->device.processors / CLUSTER / LEAST_SHARE && items < (1 << 30);
+    int aligned = p->split_c == NULL ? pairs_lie_at(p->c, 8)
+                                     : pairs_lie_at(&p->split_c->high, 4) && pairs_lie_at(&p->split_c->low, 4);
+    tch_scalar type = p->a->high.type;
+    int typed = p->b->high.type == type && (type == TCH_SCALAR_F16 || (type == TCH_SCALAR_BF16 && p->split_c == NULL));
+    return state->device.major == 9 && countable && aligned && typed && takes_operand(p->a) && takes_operand(p->b);
+}
+
+static tch_status describe(const tch_split_matrices *x, int box_rows, CUtensorMap (&maps)[2])
+{
+    TCHI_CUDA_PASS(tchi_cuda_tensor_map(&x->high, box_rows, &maps[0]));
+    return tchi_cuda_tensor_map(&x->low, box_rows, &maps[1]);
+}
+
+typedef void (*split_kernel)(split_launch);
+
+template <tch_scalar type, bool split, int low> static split_kernel kernel_of(int transposed)
+{
+    return transposed ? split_product<type, true, low, split> : split_product<type, false, low, split>;
+}
+
+template <tch_scalar type, bool split> static split_kernel kernel_to(int transposed, tch_low low)
+{
+    return low == TCH_LOW_NONE   ? kernel_of<type, split, OF_NONE>(transposed)
+           : low == TCH_LOW_BOTH ? kernel_of<type, split, OF_BOTH>(transposed)
+                                 : kernel_of<type, split, OF_ONE>(transposed);
+}
+
+static split_kernel kernel_for(const tch_split_problem *p)
+{
+    if (p->a->high.type == TCH_SCALAR_BF16) {
+        return kernel_to<TCH_SCALAR_BF16, false>(p->transpose_b, p->low);
+    }
+    return p->split_c != NULL ? kernel_to<TCH_SCALAR_F16, true>(p->transpose_b, p->low)
+                              : kernel_to<TCH_SCALAR_F16, false>(p->transpose_b, p->low);
+}
+
+static tch_status launch(tchi_cuda_state *state, const tch_split_problem *problem)
+{
+    split_launch p = {};
+    const tch_matrices *c = problem->c;
+    p.rows = (int32_t)c->rows;
+    p.cols = (int32_t)c->cols;
+    p.pairs = (int32_t)tchi_cuda_ceil_div(c->rows, TILE * CLUSTER);
+    p.across = (int32_t)tchi_cuda_ceil_div(c->cols, TILE);
+    p.items = (int32_t)items_of(c);
+    p.low = problem->low;
+    p.steps = (int32_t)tchi_cuda_ceil_div(depth_of(problem), problem->low == TCH_LOW_NONE ? 2 * DEPTH : DEPTH);
+    p.factor = (float)(problem->alpha / (problem->a->scale * problem->b->scale));
+    p.beta = (float)problem->beta;
+    TCHI_CUDA_PASS(describe(problem->a, TILE, p.a));
+    TCHI_CUDA_PASS(describe(problem->b, problem->transpose_b ? TILE / CLUSTER : DEPTH, p.b));
+    if (problem->split_c != NULL) {
+        p.scale = (float)problem->split_c->scale;
+        p.high_c = tchi_cuda_operand_of(&problem->split_c->high);
+        p.low_c = tchi_cuda_operand_of(&problem->split_c->low);
+    } else {
+        p.c = tchi_cuda_operand_of(c);
+    }
+    return tchi_cuda_launch_pairs(state, "split_product", kernel_for(problem), p, p.items, THREADS,
+                                  sizeof(split_memory));
+}
+
+tch_status tchi_cuda_split_product(void *state, const tch_split_problem *problem, int32_t *taken)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    *taken = takes(s, problem);
+    return *taken ? launch(s, problem) : TCH_OK;
+}
