@@ -50,7 +50,7 @@ int64_t tchi_unpacked_bytes(const tch_optimizer *o, const tchi_block_batch *bloc
             most = square_bytes(f);
         }
     }
-    return most;
+    return block_batch->order == 2 ? 2 * most : most;
 }
 
 int64_t tchi_unpacked_fit(const tch_optimizer *o, const tchi_factor_batch *f, int64_t count)
@@ -63,14 +63,20 @@ int64_t tchi_unpacked_fit(const tch_optimizer *o, const tchi_factor_batch *f, in
     return tchi_ceil_div(count, parts);
 }
 
+tch_matrices tchi_matrices_place(const tchi_factor_batch *f, tchi_matrix_kind kind, int64_t first, int64_t count,
+                                 void *room)
+{
+    return tchi_matrices_new(tchi_is_packed(f, kind) ? room : tchi_kept_at(f, kind, first), f->real, count, f->n, f->n);
+}
+
 tch_status tchi_matrices_open(const tch_optimizer *o, const tchi_factor_batch *f, tchi_matrix_kind kind, int64_t first,
                               int64_t count, void *room, tch_matrices *matrices)
 {
-    char *kept = tchi_kept_at(f, kind, first);
-    bool packed = tchi_is_packed(f, kind);
-    *matrices = tchi_matrices_new(packed ? room : kept, f->real, count, f->n, f->n);
-    return packed ? o->context->backend->matrix->unpack(o->context->state, kept, tchi_kept_type(f, kind), matrices)
-                  : TCH_OK;
+    *matrices = tchi_matrices_place(f, kind, first, count, room);
+    return tchi_is_packed(f, kind)
+               ? o->context->backend->matrix->unpack(o->context->state, tchi_kept_at(f, kind, first),
+                                                     tchi_kept_type(f, kind), matrices)
+               : TCH_OK;
 }
 
 tch_status tchi_matrices_close(const tch_optimizer *o, const tchi_factor_batch *f, tchi_matrix_kind kind, int64_t first,

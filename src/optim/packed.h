@@ -14,13 +14,18 @@ int64_t tchi_kept_bytes(const tchi_factor_batch *factor_batch, tchi_matrix_kind 
 bool tchi_is_packed(const tchi_factor_batch *factor_batch, tchi_matrix_kind kind);
 char *tchi_kept_at(const tchi_factor_batch *factor_batch, tchi_matrix_kind kind, int64_t index);
 
-/* Bytes of work buffers for the matrices of one block, one dimension after the other; 0 where none is packed. */
+/* Bytes of work buffers for the matrices of one block: of both sides of a matrix, or of a factor and its root, and of
+ * more dimensions one after the other; 0 where none is packed. */
 int64_t tchi_unpacked_bytes(const tch_optimizer *optimizer, const tchi_block_batch *block_batch);
 
 /* How many of `count` factors, with what is made of them, fit into the work buffers, in parts of about equal length. */
 int64_t tchi_unpacked_fit(const tch_optimizer *optimizer, const tchi_factor_batch *factor_batch, int64_t count);
 
-/* Matrices [first, first + count): where they lie, or unpacked to `room`. */
+/* Matrices [first, first + count): where they lie, or, of packed ones, what `room` is for. */
+tch_matrices tchi_matrices_place(const tchi_factor_batch *factor_batch, tchi_matrix_kind kind, int64_t first,
+                                 int64_t count, void *room);
+
+/* The same, unpacked. */
 tch_status tchi_matrices_open(const tch_optimizer *optimizer, const tchi_factor_batch *factor_batch,
                               tchi_matrix_kind kind, int64_t first, int64_t count, void *room, tch_matrices *matrices);
 

@@ -105,23 +105,58 @@ static bool is_matrix_with_both(const tchi_block_batch *c)
     return c->order == 2 && c->size[0] > 1 && c->size[1] > 1 && c->factor_batch[0] >= 0 && c->factor_batch[1] >= 0;
 }
 
-/* Matrices with both factors, kept as they are used, on a backend that gains by updating the two together. */
+/* Matrices with both factors, on a backend that gains by updating the two together. */
 static bool has_pair(const tch_optimizer *o, const tchi_block_batch *c)
 {
-    return o->context->backend->update->factors_update != NULL && is_matrix_with_both(c) &&
-           !tchi_is_packed(tchi_factor_batch_at(o, c->factor_batch[0]), TCHI_FACTORS) &&
-           !tchi_is_packed(tchi_factor_batch_at(o, c->factor_batch[1]), TCHI_FACTORS);
+    return o->context->backend->update->factors_update != NULL && is_matrix_with_both(c);
 }
 
-/* The factors or roots of a run, along rows and along columns. */
+/* The factors or roots of a run, along rows and along columns, where they lie or will be unpacked to, one side behind
+ * the other. */
+static void place_both(tch_optimizer *o, const tchi_run *run, tchi_matrix_kind which, tch_matrices both[2])
+{
+    char *room = o->unpacked;
+    for (int32_t k = 0; k < 2; k++) {
+        int64_t first;
+        const tchi_factor_batch *f = of_run(o, run, k, &first);
+        both[k] = tchi_matrices_place(f, which, first, run->count, room);
+        room += tchi_is_packed(f, which) ? run->count * both[k].stride * tchi_scalar_size(f->real) : 0;
+    }
+}
+
 static tch_status open_both(tch_optimizer *o, const tchi_run *run, tchi_matrix_kind which, tch_matrices both[2])
+{
+    place_both(o, run, which, both);
+    for (int32_t k = 0; k < 2; k++) {
+        int64_t first;
+        const tchi_factor_batch *f = of_run(o, run, k, &first);
+        TCHI_TRY(tchi_matrices_open(o, f, which, first, run->count, both[k].data, &both[k]));
+    }
+    return TCH_OK;
+}
+
+static tch_status close_both(tch_optimizer *o, const tchi_run *run, tchi_matrix_kind which, const tch_matrices both[2])
 {
     for (int32_t k = 0; k < 2; k++) {
         int64_t first;
         const tchi_factor_batch *f = of_run(o, run, k, &first);
-        TCHI_TRY(tchi_matrices_open(o, f, which, first, run->count, NULL, &both[k]));
+        TCHI_TRY(tchi_matrices_close(o, f, which, first, &both[k]));
     }
     return TCH_OK;
+}
+
+/* The factors of a run as they are kept, which the backend has said it takes together with blocks of float16. */
+static void kept_both(tch_optimizer *o, const tchi_run *run, tch_matrices both[2])
+{
+    for (int32_t k = 0; k < 2; k++) {
+        int64_t first;
+        const tchi_factor_batch *f = of_run(o, run, k, &first);
+        both[k] = tchi_matrices_place(f, TCHI_FACTORS, first, run->count, tchi_kept_at(f, TCHI_FACTORS, first));
+        if (tchi_is_packed(f, TCHI_FACTORS)) {
+            both[k].ld = 0;
+            both[k].stride = tchi_kept_elements(f, TCHI_FACTORS);
+        }
+    }
 }
 
 /* The workspace that roots have left is scratch for it. Recordings of ours are made anew when it changes. */
@@ -131,11 +166,17 @@ static tch_status update_pair(tch_optimizer *o, const tchi_run *run, const tchi_
     const tch_context *context = o->context;
     tch_matrices a = view(work, buffer, run->block_batch->size[0], run->block_batch->size[1], run->count);
     tch_matrices c[2];
-    TCHI_TRY(open_both(o, run, TCHI_FACTORS, c));
     void *scratch = o->lends_workspace ? context->workspace : NULL;
-    return context->backend->update->factors_update(context->state, &a, largest, clock, rounded(o, run->block_batch),
-                                                    &c[0], &c[1], scratch,
-                                                    scratch != NULL ? context->workspace_bytes : 0);
+    bool kept = a.type == TCH_SCALAR_F16;
+    if (kept) {
+        kept_both(o, run, c);
+    } else {
+        TCHI_TRY(open_both(o, run, TCHI_FACTORS, c));
+    }
+    TCHI_TRY(context->backend->update->factors_update(context->state, &a, largest, clock, rounded(o, run->block_batch),
+                                                      &c[0], &c[1], scratch,
+                                                      scratch != NULL ? context->workspace_bytes : 0));
+    return kept ? TCH_OK : close_both(o, run, TCHI_FACTORS, c);
 }
 
 tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *buffer,
@@ -202,12 +243,10 @@ static tch_status multiply_along(tch_optimizer *o, const tchi_run *run, const tc
     return multiply(o, run->block_batch, &x, transpose, &in, 0, &out);
 }
 
-/* Matrices with roots or bases on both sides, kept as they are used, on a backend that has a way for the two. */
+/* Matrices with roots or bases on both sides, on a backend that has a way for the two. */
 static bool has_sides(const tch_optimizer *o, const tchi_block_batch *c)
 {
-    return rounded(o, c) && o->context->backend->update->two_sided != NULL && is_matrix_with_both(c) &&
-           !tchi_is_packed(tchi_factor_batch_at(o, c->factor_batch[0]), TCHI_ROOTS) &&
-           !tchi_is_packed(tchi_factor_batch_at(o, c->factor_batch[1]), TCHI_ROOTS);
+    return rounded(o, c) && o->context->backend->update->two_sided != NULL && is_matrix_with_both(c);
 }
 
 static tch_status multiply_both(tch_optimizer *o, const tchi_run *run, tch_sides sides, const tch_matrices *x,
@@ -225,10 +264,12 @@ bool tchi_run_takes_halves(tch_optimizer *optimizer, const tchi_run *run, const 
     tch_matrices y = tchi_work_matrices(work, result, run->count);
     tch_matrices factors[2];
     tch_matrices roots[2];
-    return t->gather_halves != NULL && has_pair(optimizer, run->block_batch) &&
-           has_sides(optimizer, run->block_batch) && open_both(optimizer, run, TCHI_FACTORS, factors) == TCH_OK &&
-           open_both(optimizer, run, TCHI_ROOTS, roots) == TCH_OK &&
-           t->halves_take(optimizer->context->state, &factors[0], &factors[1], &roots[0], &roots[1], &y) != 0;
+    if (t->gather_halves == NULL || !has_pair(optimizer, run->block_batch) || !has_sides(optimizer, run->block_batch)) {
+        return false;
+    }
+    kept_both(optimizer, run, factors);
+    place_both(optimizer, run, TCHI_ROOTS, roots);
+    return t->halves_take(optimizer->context->state, &factors[0], &factors[1], &roots[0], &roots[1], &y) != 0;
 }
 
 tch_status tchi_run_multiply_halves(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *halves,

@@ -203,6 +203,59 @@ static void check_without_scratch(tch_context *context, const batch *a, const vo
     context->backend->device->release(context->state, largest, a->m.batch * (int64_t)sizeof(float));
 }
 
+/* Whether a GPU of sm_90 has a kernel for a factor of this size: a tile for each multiprocessor. */
+static bool is_taken(tch_context *context, int64_t n, int64_t count)
+{
+    tch_device_info info = TCH_DEVICE_INFO_INIT;
+    int64_t side = (n + 127) / 128;
+    CHECK_OK(context->backend->device->info(0, &info));
+    return info.compute_major == 9 && n >= 256 && side * (side + 1) / 2 * count >= info.processors;
+}
+
+/* The lower triangles of an image, one row after the other; a guard of NaN behind them. */
+static float *pack(const batch *c, const float *image, int64_t *count)
+{
+    int64_t n = c->m.rows;
+    int64_t each = n * (n + 1) / 2;
+    float *packed = test_alloc((size_t)(c->m.batch * each + GUARD) * sizeof *packed);
+    *count = c->m.batch * each + GUARD;
+    memset(packed, 0xff, (size_t)*count * sizeof *packed);
+    for (int64_t z = 0; z < c->m.batch; z++) {
+        for (int64_t i = 0; i < n; i++) {
+            memcpy(packed + z * each + i * (i + 1) / 2, image + batch_place(c, z, i, 0),
+                   (size_t)(i + 1) * sizeof *packed);
+        }
+    }
+    return packed;
+}
+
+/* The same bits again, where factors are packed. */
+static void check_packed(tch_context *context, const batch *a, const void *clock, const batch c[2])
+{
+    const tch_backend *t = context->backend;
+    if (!is_taken(context, c[0].m.rows, a->m.batch) || !is_taken(context, c[1].m.rows, a->m.batch)) {
+        return;
+    }
+    tch_matrices packed[2];
+    int64_t count[2];
+    for (int i = 0; i < 2; i++) {
+        packed[i] = c[i].m;
+        packed[i].ld = 0;
+        packed[i].stride = c[i].m.rows * (c[i].m.rows + 1) / 2;
+        float *before = pack(&c[i], c[i].image, &count[i]);
+        CHECK_OK(t->device->allocate(context->state, count[i] * 4, &packed[i].data));
+        CHECK_OK(t->device->copy_bytes(context->state, packed[i].data, before, count[i] * 4, TCH_COPY_TO_DEVICE));
+    }
+    CHECK_OK(t->update->factors_update(context->state, &a->m, NULL, clock, 1, &packed[0], &packed[1], NULL, 0));
+    for (int i = 0; i < 2; i++) {
+        float *expected = pack(&c[i], batch_fetch(context, &c[i]), &count[i]);
+        float *after = test_alloc((size_t)count[i] * 4);
+        CHECK_OK(t->device->copy_bytes(context->state, after, packed[i].data, count[i] * 4, TCH_COPY_TO_HOST));
+        CHECK(memcmp(after, expected, (size_t)count[i] * 4) == 0, "other bits where factor %d is packed", i);
+        t->device->release(context->state, packed[i].data, count[i] * 4);
+    }
+}
+
 static void check_pair(tch_context *context, const pair_case *p, const double weight[2], uint64_t stream)
 {
     const tch_backend *t = context->backend;
@@ -236,6 +289,7 @@ static void check_pair(tch_context *context, const pair_case *p, const double we
     check_side(context, p, 1, &a, &c[1], weight);
     check_untouched(context, scratch, p->scratch);
     check_without_scratch(context, &a, there, c);
+    check_packed(context, &a, there, c);
     t->device->release(context->state, scratch, bytes);
     t->device->release(context->state, there, sizeof clock);
     batch_drop(context, &a);

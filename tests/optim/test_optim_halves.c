@@ -27,6 +27,8 @@ static const trial_option options[] = {
     {"without a filter", {SET(beta1, 0)}},
     {"weight decay in gradients", {SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.1)}},
     {"momentum, every step", {SET(momentum, 0.9), SET(precondition_frequency, 1)}},
+    {"packed factors", {SET(packed_factors, 1)}},
+    {"packed factors, roots of bfloat16", {SET(packed_factors, 1), SET(root_dtype, TCH_STATE_BFLOAT16)}},
     {.name = NULL},
 };
 

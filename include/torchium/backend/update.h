@@ -192,7 +192,8 @@ typedef tch_status tch_apply_rows_op(void *state, const tch_update *update, cons
 typedef tch_status tch_factor_update_op(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
                                         int32_t rounded, const tch_matrices *c);
 /* Both at once: rows as above, cols transposed. `largest` is NULL, or what gather_graft has left of each matrix of A.
- * `scratch` of any size, 0 too: time may depend on it, but no bit of the result. */
+ * `scratch` of any size, 0 too: time may depend on it, but no bit of the result. Factors whose `ld` is 0 are packed as
+ * `pack` does it, `stride` elements apart; `halves_take` has then said that these can be. */
 typedef tch_status tch_factors_update_op(void *state, const tch_matrices *a, const uint32_t *largest,
                                          const tch_clock *clock, int32_t rounded, const tch_matrices *rows,
                                          const tch_matrices *cols, void *scratch, int64_t scratch_bytes);

@@ -19,7 +19,7 @@ typedef struct tchi_factor_weights {
 } tchi_factor_weights;
 
 /* The lower tiles of alpha A A' + beta C, or transposed of alpha A' A + beta C, by symmetric_pingpong.cu: sm_90, A of
- * float16 with aligned rows, as tchi_cuda_narrow left it. */
+ * float16 with aligned rows, as tchi_cuda_narrow left it. A C whose `ld` is 0 is packed. */
 int tchi_cuda_factor_pingpong_takes(const tchi_cuda_state *state, const tch_matrices *c);
 tch_status tchi_cuda_factor_pingpong(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
                                      int32_t transpose, const uint32_t *largest, const tch_matrices *c);

@@ -29,6 +29,17 @@ static __device__ __forceinline__ float factor_number(const pingpong_factor &f, 
     return fmaf(f.alpha, sum * f.back * f.back, f.beta * old);
 }
 
+/* A packed factor has the rows of its lower triangle one after the other, and no ld. */
+static __device__ __forceinline__ bool is_packed(const pingpong_problem &p)
+{
+    return p.wide_c.ld == 0;
+}
+
+static __device__ __forceinline__ int64_t packed_row(int64_t row)
+{
+    return row * (row + 1) / 2;
+}
+
 /* A square of a factor and its mirror image, from registers: four lanes have 32 bytes of a row, and eight those of a
  * column. C is read below the diagonal, each number by the thread that writes it. `inner` squares lie below the
  * diagonal and inside of the matrix, and ask about no element. A pair that begins left of the diagonal ends no
@@ -70,6 +81,41 @@ static __device__ __forceinline__ void write_factor(const pingpong_problem &p, c
     }
 }
 
+/* The same of a packed factor, which has no mirror image. Rows begin anywhere. */
+template <int from, bool inner>
+static __device__ __forceinline__ void write_packed(const pingpong_problem &p, const pingpong_factor &f, int matrix,
+                                                    int row, int col, const float (&sum)[64])
+{
+    const int lane = (int)threadIdx.x % 32;
+    const int y = row + (int)threadIdx.x % 128 / 32 * 16 + lane / 4, x = col + lane % 4 * 2;
+    float *c = (float *)p.wide_c.data + matrix * p.wide_c.stride;
+    float *const rows[2] = {c + packed_row(y), c + packed_row(y + 8)};
+    float old[32];
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        const int r = y + i / 2 % 2 * 8, k = x + i / 4 * 8 + i % 2;
+        old[i] = f.beta != 0.0f && (inner || (r < p.n && k <= r)) ? rows[i / 2 % 2][k] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        const int r = y + i / 2 % 2 * 8, k = x + i / 4 * 8 + i % 2;
+        if (inner || (r < p.n && k <= r)) {
+            rows[i / 2 % 2][k] = factor_number(f, sum[from + i], old[i]);
+        }
+    }
+}
+
+template <int from, bool inner>
+static __device__ __forceinline__ void write_square_of(const pingpong_problem &p, const pingpong_factor &f, int matrix,
+                                                       int row, int col, const float (&sum)[64])
+{
+    if (is_packed(p)) {
+        write_packed<from, inner>(p, f, matrix, row, col, sum);
+    } else {
+        write_factor<from, inner>(p, f, matrix, row, col, sum);
+    }
+}
+
 /* The squares of a tile of a factor. A step that is skipped leaves what is there, to the bit. */
 static __device__ __forceinline__ void write_factor_tile(const pingpong_problem &p, const pingpong_tile &t,
                                                          const pingpong_sums &sum)
@@ -84,13 +130,13 @@ static __device__ __forceinline__ void write_factor_tile(const pingpong_problem 
         const int row = t.row + TCHI_SQUARE * (number / 2), col = t.col + TCHI_SQUARE * (number % 2);
         const bool inner = col < row && row + TCHI_SQUARE <= p.n;
         if (inner && number % 2 == 0) {
-            write_factor<0, true>(p, f, t.matrix, row, col, sum[number / 2]);
+            write_square_of<0, true>(p, f, t.matrix, row, col, sum[number / 2]);
         } else if (inner) {
-            write_factor<half, true>(p, f, t.matrix, row, col, sum[number / 2]);
+            write_square_of<half, true>(p, f, t.matrix, row, col, sum[number / 2]);
         } else if (col <= row && row < p.n && number % 2 == 0) {
-            write_factor<0, false>(p, f, t.matrix, row, col, sum[number / 2]);
+            write_square_of<0, false>(p, f, t.matrix, row, col, sum[number / 2]);
         } else if (col <= row && row < p.n) {
-            write_factor<half, false>(p, f, t.matrix, row, col, sum[number / 2]);
+            write_square_of<half, false>(p, f, t.matrix, row, col, sum[number / 2]);
         }
     }
 }
@@ -100,7 +146,8 @@ static __device__ __forceinline__ void write_factor_tile(const pingpong_problem 
 static __device__ __forceinline__ void prefetch_factor_tile(const pingpong_problem &p, const pingpong_tile &t)
 {
     const int row = t.row + (int)threadIdx.x % 128;
-    const float *c = (const float *)p.wide_c.data + t.matrix * p.wide_c.stride + row * p.wide_c.ld + t.col;
+    const int64_t begin = is_packed(p) ? packed_row(row) : row * p.wide_c.ld;
+    const float *c = (const float *)p.wide_c.data + t.matrix * p.wide_c.stride + begin + t.col;
 #pragma unroll
     for (int line = 0; line < TILE / 32; line++) {
         if (row < p.n && t.col + 32 * line <= row) {

@@ -591,11 +591,11 @@ extern "C" tch_status tchi_cuda_symmetric_pingpong(tchi_cuda_state *state, doubl
 
 /* --- factors ----------------------------------------------------------------------------------------------------- */
 
-/* Pairs of C's rows are read and written together. */
+/* Pairs of C's rows are read and written together, where C is not packed. */
 extern "C" int tchi_cuda_factor_pingpong_takes(const tchi_cuda_state *state, const tch_matrices *c)
 {
     int64_t tiles = tiles_of(c->rows) * c->batch;
-    int paired = (uintptr_t)c->data % 8 == 0 && c->ld % 2 == 0 && (c->batch == 1 || c->stride % 2 == 0);
+    int paired = c->ld == 0 || ((uintptr_t)c->data % 8 == 0 && c->ld % 2 == 0 && (c->batch == 1 || c->stride % 2 == 0));
     return state->device.major == 9 && c->type == TCH_SCALAR_F32 && c->rows >= SMALLEST && c->rows < (1 << 20) &&
            tiles >= least_tiles(state, TCH_SCALAR_F16) && tiles < (1 << 30) && paired;
 }
