@@ -58,8 +58,8 @@ class Shampoo(SecondOrder):
             `update_freq` is the most.
         refresh_budget: by need, the largest share of all roots that is refreshed at one step.
         stagger: spread the refreshes over the steps of a period; False takes all at once.
-        packed_factors: keep factors and roots as lower triangles: half their memory and the same numbers; every step
-            unpacks some of them at a time.
+        packed_factors: keep factors and roots as lower triangles: half their memory and the same numbers; a step
+            unpacks what it needs as matrices, some at a time.
         root_dtype: 'float32', or 'bfloat16' for roots in a quarter of the memory, which adds at most 0.2 % of its norm
             to the error of a root.
         adamw_lr: learning rate of AdamW, which vectors, scalars and `use_adamw` parameters get; None means lr. It
