@@ -257,9 +257,10 @@ static tch_status multiply_split(tch_context *context, const tch_matrices *a, co
     void *state = context->state;
     common->w.type = TCH_SCALAR_F32;
     TCHI_TRY(condition(context, a, shift, &common->inspection, &buffers->s));
-    TCHI_TRY(tchi_split_rows(context, &buffers->s, SPLIT_FACTOR, false, &buffers->a));
-    TCHI_TRY(tchi_split_rows(context, q, TCHI_SPLIT_UNIT, false, &buffers->q));
-    const tch_split_problem product = {1.0, &buffers->q, &buffers->a, 0, TCH_LOW_BOTH, 0.0, &buffers->s, NULL};
+    TCHI_TRY(tchi_split(context, &buffers->s, SPLIT_FACTOR, &buffers->a));
+    TCHI_TRY(tchi_split(context, q, TCHI_SPLIT_UNIT, &buffers->q));
+    const tch_split_problem product = {
+        .alpha = 1.0, .a = &buffers->q, .b = &buffers->a, .low = TCH_LOW_BOTH, .c = &buffers->s};
     TCHI_TRY(tchi_split_product(context, &product));
     TCHI_TRY(measure_drift(context, &buffers->s, q, &buffers->sorted, drift, common));
     TCHI_TRY(t->matrix->row_dots(state, &buffers->s, q, 1.0, &common->w));

@@ -5,13 +5,15 @@
  *         S_k <- S_k - (S_k Q') Q                 rough; by halves, with all rows below at once
  *         S_k <- S_k - (S_k Q') Q                 full
  *         L L' = S_k S_k',  S_k <- L^-1 S_k       in float64; for the first panel twice
- *         S_k <- S_k - (S_k Q') Q                 of something small
+ *         S_k <- S_k - (S_k Q') Q                 of something small, where Cholesky has magnified what was left
  *
  * Before changing any of it read docs/numerics/soap-basis.md. A projection leaves about 1e-7 of a row's length in the
  * span it projects from, and what is left of a row may be 1e-6 of it, so one is not enough; nor are two, where the
  * panel that comes out of them is badly conditioned and Cholesky magnifies what they left. Coefficients may be rough,
  * since what they miss is in the span, and the next projection takes it; Q may not, where it is subtracted. */
 #include "gram_schmidt.h"
+
+#include <math.h>
 
 #include "core/status.h"
 #include "core/tensor.h"
@@ -21,6 +23,15 @@
 
 /* Rows of a panel. The fewer, the less there is to do in float64, and the smaller the products and the more of them. */
 #define PANEL 256
+
+/* The full projection is one of high parts alone where no coefficient is larger than this: then low parts change a row
+ * by 2^-13 of what the coefficients add up to, sqrt(n) times this at most and a fourth of that as a rule, so by as much
+ * as its rounding to float32. */
+#define SMALL_COEFFICIENT 0x1p-13
+
+/* A panel is projected once more where |L^-1|^2 is more than this many times the number of its rows, which it is of
+ * orthonormal rows: what two projections leave, 1e-8 of a row's length along each row of Q, has become larger. */
+#define GROWTH 1.5
 
 /* --- split products ---------------------------------------------------------------------------------------------- */
 
@@ -32,11 +43,10 @@ tch_split_matrices tchi_split_layout(tchi_arena *arena, int64_t batch, int64_t r
     return split;
 }
 
-tch_status tchi_split_rows(tch_context *context, const tch_matrices *x, double scale, bool normalize,
-                           tch_split_matrices *split)
+tch_status tchi_split(tch_context *context, const tch_matrices *x, double scale, tch_split_matrices *split)
 {
     split->scale = scale;
-    return context->backend->matrix->split_rows(context->state, x, scale, normalize, &split->high, &split->low);
+    return context->backend->matrix->split_rows(context->state, &(tch_rows_to_split){.x = x, .out = split});
 }
 
 /* The small parts first, so that they are not lost beside the large one. */
@@ -59,17 +69,24 @@ static tch_status multiply_parts(tch_context *context, const tch_split_problem *
 
 tch_status tchi_split_product(tch_context *context, const tch_split_problem *p)
 {
-    const tch_matrix_ops *t = context->backend->matrix;
+    const tch_backend *t = context->backend;
+    void *state = context->state;
     int32_t taken = 0;
-    if (t->split_product != NULL) {
-        TCHI_TRY(t->split_product(context->state, p, &taken));
+    if (p->largest != NULL) {
+        TCHI_TRY(t->device->zero_bytes(state, p->largest, p->c->batch * (int64_t)sizeof *p->largest));
+    }
+    if (t->matrix->split_product != NULL) {
+        TCHI_TRY(t->matrix->split_product(state, p, &taken));
     }
     if (taken) {
         return TCH_OK;
     }
     TCHI_TRY(multiply_parts(context, p));
-    const tch_split_matrices *split = p->split_c;
-    return split == NULL ? TCH_OK : t->split_rows(context->state, p->c, split->scale, 0, &split->high, &split->low);
+    if (p->largest != NULL) {
+        TCHI_TRY(t->matrix->reduce(state, TCH_REDUCE_MAX_ABS, p->c, p->largest));
+    }
+    return p->split_c == NULL ? TCH_OK
+                              : t->matrix->split_rows(state, &(tch_rows_to_split){.x = p->c, .out = p->split_c});
 }
 
 static tch_matrices rows_of(const tch_matrices *m, int64_t first, int64_t rows)
@@ -152,9 +169,25 @@ static int64_t bytes_for(tch_context *context, int64_t n, int64_t batch, int64_t
     return larger(inside, projection_bytes(batch, rows - upper, n, upper));
 }
 
+/* One for each matrix, in front of everything else. */
+typedef struct numbers {
+    double *largest; /* of coefficients */
+    double *growth;  /* |L^-1| */
+} numbers;
+
+static numbers layout_numbers(tchi_arena *arena, int64_t batch)
+{
+    numbers all;
+    all.largest = tchi_arena_take(arena, batch * (int64_t)sizeof *all.largest);
+    all.growth = tchi_arena_take(arena, batch * (int64_t)sizeof *all.growth);
+    return all;
+}
+
 int64_t tchi_gram_schmidt_bytes(tch_context *context, int64_t n, int64_t batch)
 {
-    return bytes_for(context, n, batch, 0, n);
+    tchi_arena arena = {0};
+    layout_numbers(&arena, batch);
+    return arena.used + bytes_for(context, n, batch, 0, n);
 }
 
 /* --- the steps --------------------------------------------------------------------------------------------------- */
@@ -165,36 +198,59 @@ typedef struct work {
     const tch_matrices *s;
     const tch_split_matrices *planes;
     int32_t *flags;
+    numbers of_each;
     void *scratch;
 } work;
 
-/* The low parts that count in coefficients, and in what is subtracted. */
+/* The low parts that count in coefficients, and in what is subtracted; and where less will do. */
 typedef struct precision {
     tch_low coefficients, difference;
+    tch_condition high_alone, negligible;
 } precision;
 
-static const precision rough = {TCH_LOW_NONE, TCH_LOW_B};
-static const precision full = {TCH_LOW_BOTH, TCH_LOW_BOTH};
-static const precision of_little = {TCH_LOW_BOTH, TCH_LOW_NONE};
+/* X's rows, of length 1, are split; they go to `rows`, too. */
+static tch_status split_unit_rows(const work *w, const tch_matrices *x, const tch_matrices *rows,
+                                  const tch_split_matrices *out, tch_condition done)
+{
+    const tch_rows_to_split problem = {x, rows, out, done};
+    return w->context->backend->matrix->split_rows(w->context->state, &problem);
+}
+
+/* Rows, which have been split, less their parts along `count` rows that are done, from row `from` on. */
+static tch_status subtract(const work *w, const tch_matrices *rows, const tch_split_matrices *split, int64_t from,
+                           projection *p, const precision *how)
+{
+    tch_split_matrices done = split_rows_of(w->planes, from, p->c.cols);
+    p->coefficients.scale = TCHI_SPLIT_UNIT;
+    const tch_split_problem coefficients = {.alpha = 1.0,
+                                            .a = split,
+                                            .b = &done,
+                                            .transpose_b = 1,
+                                            .low = how->coefficients,
+                                            .c = &p->c,
+                                            .split_c = &p->coefficients,
+                                            .negligible = how->negligible,
+                                            .largest = how->high_alone.of != NULL ? w->of_each.largest : NULL};
+    const tch_split_problem difference = {.alpha = -1.0,
+                                          .a = &p->coefficients,
+                                          .b = &done,
+                                          .low = how->difference,
+                                          .beta = 1.0,
+                                          .c = rows,
+                                          .high_alone = how->high_alone,
+                                          .negligible = how->negligible};
+    TCHI_TRY(tchi_split_product(w->context, &coefficients));
+    return tchi_split_product(w->context, &difference);
+}
 
 /* Rows of S, brought to length 1, less their parts along `count` rows that are done, from row `from` on. */
-static tch_status project(const work *w, const tch_matrices *rows, int64_t from, int64_t count, precision how)
+static tch_status project(const work *w, const tch_matrices *rows, int64_t from, int64_t count, const precision *how)
 {
     tchi_arena arena = {.base = w->scratch};
     projection p = layout_projection(&arena, rows->batch, rows->rows, rows->cols, count);
-    tch_split_matrices done = split_rows_of(w->planes, from, count);
-    if (count == 0) {
-        return TCH_OK;
-    }
-    done.scale = TCHI_SPLIT_UNIT;
-    TCHI_TRY(tchi_split_rows(w->context, rows, TCHI_SPLIT_UNIT, true, &p.rows));
-    p.coefficients.scale = TCHI_SPLIT_UNIT;
-    const tch_split_problem coefficients = {
-        1.0, &p.rows, &done, 1, how.coefficients, 0.0, &p.c, &p.coefficients,
-    };
-    const tch_split_problem difference = {-1.0, &p.coefficients, &done, 0, how.difference, 1.0, rows, NULL};
-    TCHI_TRY(tchi_split_product(w->context, &coefficients));
-    return tchi_split_product(w->context, &difference);
+    p.rows.scale = TCHI_SPLIT_UNIT;
+    TCHI_TRY(split_unit_rows(w, rows, rows, &p.rows, (tch_condition){0}));
+    return subtract(w, rows, &p.rows, from, &p, how);
 }
 
 static tch_status convert(tch_context *context, const tch_matrices *from, const tch_matrices *to)
@@ -202,29 +258,59 @@ static tch_status convert(tch_context *context, const tch_matrices *from, const 
     return context->backend->matrix->shift_scale(context->state, from, NULL, NULL, 1.0, to);
 }
 
-static tch_status orthonormalize_panel(const work *w, const tch_matrices *rows)
+/* The rows of `before` become orthonormal in `after`. */
+static tch_status by_cholesky(const work *w, const panel *p, const tch_matrices *before, const tch_matrices *after)
 {
     const tch_matrix_ops *t = w->context->backend->matrix;
-    void *state = w->context->state;
-    tchi_arena arena = {.base = w->scratch};
-    panel p = layout_panel(&arena, w->context, rows->batch, rows->rows, rows->cols);
-    TCHI_TRY(convert(w->context, rows, &p.before));
-    TCHI_TRY(tchi_gram(w->context, 1.0, &p.before, 0, 0.0, &p.gram));
-    TCHI_TRY(t->cholesky_inverse(state, &p.gram, &p.inverse, w->flags, p.scratch));
-    TCHI_TRY(tchi_lower_product(w->context, &p.inverse, &p.before, &p.after));
-    return convert(w->context, &p.after, rows);
+    TCHI_TRY(tchi_gram(w->context, 1.0, before, 0, 0.0, &p->gram));
+    TCHI_TRY(t->cholesky_inverse(w->context->state, &p->gram, &p->inverse, w->flags, p->scratch));
+    return tchi_lower_product(w->context, &p->inverse, before, after);
 }
 
 /* All others are projected against the first panel again and again, and it has nothing to be projected against: where
  * its rows are nearly one, as after gradients of rank 1, a second time makes it as orthonormal as they will be. */
+static tch_status orthonormalize_panel(const work *w, const tch_matrices *rows, bool twice,
+                                       const tch_split_matrices *planes)
+{
+    tchi_arena arena = {.base = w->scratch};
+    panel p = layout_panel(&arena, w->context, rows->batch, rows->rows, rows->cols);
+    const tch_matrices *result = &p.after;
+    TCHI_TRY(convert(w->context, rows, &p.before));
+    TCHI_TRY(by_cholesky(w, &p, &p.before, &p.after));
+    if (twice) {
+        result = &p.before;
+        TCHI_TRY(by_cholesky(w, &p, &p.after, &p.before));
+    }
+    TCHI_TRY(
+        w->context->backend->matrix->reduce(w->context->state, TCH_REDUCE_FROBENIUS, &p.inverse, w->of_each.growth));
+    return split_unit_rows(w, result, rows, planes, (tch_condition){0});
+}
+
+/* The last projection of a panel, where what is left to it is not negligible. */
+static tch_status project_again(const work *w, const tch_matrices *rows, const tch_split_matrices *planes,
+                                int64_t first)
+{
+    const tch_condition negligible = {w->of_each.growth, sqrt(GROWTH * (double)rows->rows)};
+    const precision of_little = {.coefficients = TCH_LOW_BOTH, .difference = TCH_LOW_NONE, .negligible = negligible};
+    tchi_arena arena = {.base = w->scratch};
+    projection p = layout_projection(&arena, rows->batch, rows->rows, rows->cols, first);
+    TCHI_TRY(subtract(w, rows, planes, 0, &p, &of_little));
+    return split_unit_rows(w, rows, rows, planes, negligible);
+}
+
 static tch_status finish_panel(const work *w, int64_t first, int64_t count)
 {
+    const precision full = {.coefficients = TCH_LOW_BOTH,
+                            .difference = TCH_LOW_BOTH,
+                            .high_alone = {w->of_each.largest, SMALL_COEFFICIENT}};
     tch_matrices rows = rows_of(w->s, first, count);
     tch_split_matrices planes = split_rows_of(w->planes, first, count);
-    TCHI_TRY(project(w, &rows, 0, first, full));
-    TCHI_TRY(orthonormalize_panel(w, &rows));
-    TCHI_TRY(first == 0 ? orthonormalize_panel(w, &rows) : project(w, &rows, 0, first, of_little));
-    return tchi_split_rows(w->context, &rows, TCHI_SPLIT_UNIT, true, &planes);
+    if (first == 0) {
+        return orthonormalize_panel(w, &rows, true, &planes);
+    }
+    TCHI_TRY(project(w, &rows, 0, first, &full));
+    TCHI_TRY(orthonormalize_panel(w, &rows, false, &planes));
+    return project_again(w, &rows, &planes, first);
 }
 
 /* Rows [first, first + count), those of one half before those of the other. */
@@ -234,15 +320,19 @@ static tch_status orthonormalize(const work *w, int64_t first, int64_t count)
         return finish_panel(w, first, count);
     }
     int64_t upper = first_half(count);
+    const precision rough = {.coefficients = TCH_LOW_NONE, .difference = TCH_LOW_B};
     tch_matrices rest = rows_of(w->s, first + upper, count - upper);
     TCHI_TRY(orthonormalize(w, first, upper));
-    TCHI_TRY(project(w, &rest, first, upper, rough));
+    TCHI_TRY(project(w, &rest, first, upper, &rough));
     return orthonormalize(w, first + upper, count - upper);
 }
 
 tch_status tchi_gram_schmidt(tch_context *context, const tch_matrices *s, const tch_split_matrices *planes,
                              int32_t *flags, void *scratch)
 {
-    const work w = {context, s, planes, flags, scratch};
+    tchi_arena arena = {.base = scratch};
+    numbers of_each = layout_numbers(&arena, s->batch);
+    const tch_split_matrices unit = {planes->high, planes->low, TCHI_SPLIT_UNIT};
+    const work w = {context, s, &unit, flags, of_each, arena.base + arena.used};
     return s->rows == 0 ? TCH_OK : orthonormalize(&w, 0, s->rows);
 }

@@ -9,9 +9,8 @@
 /* Scratch for a batch of rows by cols, aligned as products want it. */
 tch_split_matrices tchi_split_layout(tchi_arena *arena, int64_t batch, int64_t rows, int64_t cols);
 
-/* split = X scale; with `normalize`, of X with rows of length 1, which X has then, too. */
-tch_status tchi_split_rows(tch_context *context, const tch_matrices *x, double scale, bool normalize,
-                           tch_split_matrices *split);
+/* split = X scale. */
+tch_status tchi_split(tch_context *context, const tch_matrices *x, double scale, tch_split_matrices *split);
 
 /* tch_split_product_op, by the backend's own kernel or as products of float16, one after the other. */
 tch_status tchi_split_product(tch_context *context, const tch_split_problem *problem);

@@ -392,7 +392,7 @@ static tch_status split(tch_context *context, const tch_matrices *x, const cast 
     planes->high.type = planes->low.type = TCH_SCALAR_F16;
     planes->high.data = (char *)c->m->data + 2 * which * bytes;
     planes->low.data = (char *)planes->high.data + bytes;
-    return tchi_split_rows(context, x, TCHI_SPLIT_UNIT, false, planes);
+    return tchi_split(context, x, TCHI_SPLIT_UNIT, planes);
 }
 
 /* C = K L for lower triangular L, some of its columns at a time, without what is above them. */
@@ -408,7 +408,8 @@ static tch_status multiply_lower(tch_context *context, const tch_split_matrices 
         tch_split_matrices b = {tchi_matrices_block(&l->high, first, first, left, cols),
                                 tchi_matrices_block(&l->low, first, first, left, cols), l->scale};
         tch_matrices out = tchi_matrices_block(c, 0, first, n, cols);
-        TCHI_TRY(tchi_split_product(context, &(tch_split_problem){1.0, &a, &b, 0, TCH_LOW_BOTH, 0.0, &out, NULL}));
+        const tch_split_problem product = {.alpha = 1.0, .a = &a, .b = &b, .low = TCH_LOW_BOTH, .c = &out};
+        TCHI_TRY(tchi_split_product(context, &product));
     }
     return TCH_OK;
 }
@@ -465,8 +466,8 @@ static tch_status next_factor(tch_context *context, int32_t root, cast *c)
     tch_split_matrices left = planes_of(k);
     tch_split_matrices right = planes_of(c->factor);
     c->product->type = TCH_SCALAR_F32;
-    return tchi_split_product(context,
-                              &(tch_split_problem){1.0, &left, &right, 0, TCH_LOW_BOTH, 0.0, c->product, NULL});
+    const tch_split_problem product = {.alpha = 1.0, .a = &left, .b = &right, .low = TCH_LOW_BOTH, .c = c->product};
+    return tchi_split_product(context, &product);
 }
 
 /* M <- K M K = T T', and T, the factor, <- K T. */

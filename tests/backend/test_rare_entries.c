@@ -126,65 +126,131 @@ static void check_parts(const batch *x, const batch *high, const batch *low, dou
     }
 }
 
-/* A row of length 1 is off by the rounding of each of its numbers, of which the largest is at most 1. */
+/* A number of a row of length 1 is off by its rounding, and so is the length; where rows come from float64, by one more
+ * of each. */
 static void check_normalized(const batch *x, const batch *before, int64_t row)
 {
     double length = length_of(before, row);
+    double most = before->m.type == TCH_SCALAR_F64 ? 0x1p-22 : 0x1p-23;
     for (int64_t col = 0; col < x->m.cols; col++) {
         double expected = length == 0.0 ? 0.0 : value(before, row, col) / length;
-        CHECK(fabs(value(x, row, col) - expected) <= 0x1p-23 * fabs(expected), "(%lld, %lld) is %.9g, expected %.9g",
+        CHECK(fabs(value(x, row, col) - expected) <= most * fabs(expected), "(%lld, %lld) is %.9g, expected %.9g",
               (long long)row, (long long)col, value(x, row, col), expected);
     }
 }
 
-static void check_split(tch_context *context, tch_scalar type, int64_t cols, int64_t gap, int32_t normalize)
+/* Where rows of length 1 go. */
+typedef enum goal { NOWHERE, IN_PLACE, ELSEWHERE } goal;
+
+/* Of two matrices of three rows. */
+typedef struct split_trial {
+    batch x, before, rows, high, low;
+    goal to;
+    double scale;
+} split_trial;
+
+static void check_split_row(const split_trial *t, int64_t row)
 {
-    test_case("type %d, %lld columns, %lld apart, normalize %d", (int)type, (long long)cols, (long long)gap, normalize);
-    const double scale = 0x1p10;
-    batch x = make(context, type, 2, 3, cols, gap);
-    batch high = make(context, TCH_SCALAR_F16, 2, 3, cols, gap);
-    batch low = make(context, TCH_SCALAR_F16, 2, 3, cols, gap);
-    fill_rows(&x, (uint64_t)(7 * cols + gap));
-    move(context, &x, TCH_COPY_TO_DEVICE);
-    move(context, &high, TCH_COPY_TO_DEVICE);
-    move(context, &low, TCH_COPY_TO_DEVICE);
-    batch before = x;
-    before.image = test_alloc((size_t)x.bytes);
-    memcpy(before.image, x.image, (size_t)x.bytes);
-    CHECK_OK(context->backend->matrix->split_rows(context->state, &x.m, scale, normalize, &high.m, &low.m));
-    move(context, &x, TCH_COPY_TO_HOST);
-    move(context, &high, TCH_COPY_TO_HOST);
-    move(context, &low, TCH_COPY_TO_HOST);
-    CHECK(normalize || memcmp(before.image, x.image, (size_t)x.bytes) == 0, "x changed");
-    for (int64_t row = 0; row < 6; row++) {
-        if (normalize) {
-            check_normalized(&x, &before, row);
-        }
-        check_parts(&x, &high, &low, scale, row);
+    const batch *split = t->to == ELSEWHERE ? &t->rows : &t->x;
+    if (t->to != NOWHERE) {
+        check_normalized(split, &t->before, row);
     }
-    check_gaps(&x);
-    check_gaps(&high);
-    check_gaps(&low);
-    drop(context, &x);
-    drop(context, &high);
-    drop(context, &low);
+    check_parts(split, &t->high, &t->low, t->scale, row);
+}
+
+/* Nothing of a matrix that is left out is written. */
+static void check_left_out(const split_trial *t, int64_t row)
+{
+    for (int64_t col = 0; col < t->x.m.cols; col++) {
+        CHECK(isnan(value(&t->high, row, col)) && isnan(value(&t->low, row, col)) && isnan(value(&t->rows, row, col)),
+              "(%lld, %lld) was written", (long long)row, (long long)col);
+        CHECK(value(&t->x, row, col) == value(&t->before, row, col), "(%lld, %lld) of x changed", (long long)row,
+              (long long)col);
+    }
+}
+
+static split_trial begin_split(tch_context *context, tch_scalar type, int64_t cols, int64_t gap, goal to)
+{
+    split_trial t = {.to = to, .scale = 0x1p10};
+    t.x = make(context, type, 2, 3, cols, gap);
+    t.rows = make(context, TCH_SCALAR_F32, 2, 3, cols, gap);
+    t.high = make(context, TCH_SCALAR_F16, 2, 3, cols, gap);
+    t.low = make(context, TCH_SCALAR_F16, 2, 3, cols, gap);
+    fill_rows(&t.x, (uint64_t)(7 * cols + gap));
+    batch *all[] = {&t.x, &t.rows, &t.high, &t.low};
+    for (int i = 0; i < 4; i++) {
+        move(context, all[i], TCH_COPY_TO_DEVICE);
+    }
+    t.before = t.x;
+    t.before.image = test_alloc((size_t)t.x.bytes);
+    memcpy(t.before.image, t.x.image, (size_t)t.x.bytes);
+    return t;
+}
+
+static void end_split(tch_context *context, split_trial *t)
+{
+    batch *all[] = {&t->x, &t->rows, &t->high, &t->low};
+    for (int i = 0; i < 4; i++) {
+        check_gaps(all[i]);
+        drop(context, all[i]);
+    }
+}
+
+/* With `left_out` the second matrix is, whose number is the one that is not above the limit. */
+static void check_split(tch_context *context, tch_scalar type, int64_t cols, int64_t gap, goal to, bool left_out)
+{
+    static const double numbers[] = {2.5, 2.0};
+    test_case("type %d, %lld columns, %lld apart, rows to %d%s", (int)type, (long long)cols, (long long)gap, (int)to,
+              left_out ? ", one left out" : "");
+    split_trial t = begin_split(context, type, cols, gap, to);
+    void *there = NULL;
+    CHECK_OK(context->backend->device->allocate(context->state, sizeof numbers, &there));
+    CHECK_OK(context->backend->device->copy_bytes(context->state, there, numbers, sizeof numbers, TCH_COPY_TO_DEVICE));
+    const tch_split_matrices out = {t.high.m, t.low.m, t.scale};
+    const tch_rows_to_split problem = {&t.x.m,
+                                       to == NOWHERE    ? NULL
+                                       : to == IN_PLACE ? &t.x.m
+                                                        : &t.rows.m,
+                                       &out,
+                                       {left_out ? there : NULL, 2.0}};
+    CHECK_OK(context->backend->matrix->split_rows(context->state, &problem));
+    batch *all[] = {&t.x, &t.rows, &t.high, &t.low};
+    for (int i = 0; i < 4; i++) {
+        move(context, all[i], TCH_COPY_TO_HOST);
+    }
+    CHECK(to == IN_PLACE || memcmp(t.before.image, t.x.image, (size_t)t.x.bytes) == 0, "x changed");
+    for (int64_t row = 0; row < 6; row++) {
+        if (left_out && row >= 3) {
+            check_left_out(&t, row);
+        } else {
+            check_split_row(&t, row);
+        }
+    }
+    context->backend->device->release(context->state, there, sizeof numbers);
+    end_split(context, &t);
 }
 
 /* Rows that four threads, one vector a thread, and more vectors than registers hold; aligned and not. */
 static void rows_are_split(void **state)
 {
     static const int64_t columns[] = {1, 6, 64, 1031, 4200};
+    static const struct {
+        tch_scalar type;
+        goal to;
+    } kinds[] = {{TCH_SCALAR_F32, NOWHERE},
+                 {TCH_SCALAR_F32, IN_PLACE},
+                 {TCH_SCALAR_F32, ELSEWHERE},
+                 {TCH_SCALAR_F64, NOWHERE},
+                 {TCH_SCALAR_F64, ELSEWHERE}};
+    enum { COLUMNS = sizeof columns / sizeof columns[0], KINDS = sizeof kinds / sizeof kinds[0] };
     tch_context *context = *state;
     if (context->backend->matrix->split_rows == NULL) {
         return;
     }
-    for (size_t i = 0; i < sizeof columns / sizeof columns[0]; i++) {
-        for (int32_t normalize = 0; normalize < 2; normalize++) {
-            check_split(context, TCH_SCALAR_F32, columns[i], 8 - columns[i] % 8, normalize);
-            check_split(context, TCH_SCALAR_F32, columns[i], 3, normalize);
-        }
-        check_split(context, TCH_SCALAR_F64, columns[i], 8 - columns[i] % 8, 0);
-        check_split(context, TCH_SCALAR_F64, columns[i], 3, 0);
+    for (int k = 0; k < COLUMNS * KINDS * 4; k++) {
+        int64_t cols = columns[k / KINDS / 4];
+        check_split(context, kinds[k / 4 % KINDS].type, cols, k % 2 ? 3 : 8 - cols % 8, kinds[k / 4 % KINDS].to,
+                    k / 2 % 2 != 0);
     }
 }
 

@@ -3,7 +3,8 @@
  *
  * What must hold: elements chosen at random are the float64 sums of the products that count, of the parts as they are,
  * up to the rounding of sums in float32, which is far less than what any part contributes; nothing beside the result is
- * written; and a result that comes out split is what split_rows would make of it. */
+ * written; and a result that comes out split is what split_rows would make of it. Where a condition holds of a matrix,
+ * a kernel leaves out what it may. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,6 +103,9 @@ typedef struct trial {
     int32_t transposed;
     tch_low low;
     double alpha, beta;
+    tch_condition high_alone, negligible; /* hold of odd matrices, or of none */
+    double *largest;                      /* NULL, or what the device has of it */
+    bool taken;                           /* by a kernel, which then does what conditions say */
 } trial;
 
 static double b_at(const trial *t, int low, int64_t z, int64_t k, int64_t j)
@@ -114,13 +118,15 @@ static double expected_at(const trial *t, int64_t z, int64_t i, int64_t j, doubl
 {
     double sum = 0.0;
     double squares = 0.0;
-    for (int64_t k = 0; k < t->c->depth; k++) {
+    int low = t->taken && t->high_alone.of != NULL && z % 2 == 1 ? TCH_LOW_NONE : t->low;
+    int64_t depth = t->taken && t->negligible.of != NULL && z % 2 == 1 ? 0 : t->c->depth;
+    for (int64_t k = 0; k < depth; k++) {
         double a = part_at(&t->a, 0, z, i, k);
         double b = b_at(t, 0, z, k, j);
         double term = a * b;
         squares += term * term;
-        sum += term + (t->low & TCH_LOW_A ? part_at(&t->a, 1, z, i, k) * b : 0.0) +
-               (t->low & TCH_LOW_B ? a * b_at(t, 1, z, k, j) : 0.0);
+        sum += term + (low & TCH_LOW_A ? part_at(&t->a, 1, z, i, k) * b : 0.0) +
+               (low & TCH_LOW_B ? a * b_at(t, 1, z, k, j) : 0.0);
     }
     double factor = t->alpha / (t->a.m.scale * t->b.m.scale);
     *size = fabs(factor) * sqrt(squares);
@@ -168,7 +174,7 @@ static void check_elements(const trial *t, const batch *c, const double *after, 
 
 /* Where there is a kernel it must be what runs, given a sixth of a pair of tiles for each multiprocessor and rows of C
  * that begin at even places. */
-static void check_taken(tch_context *context, const trial *t, const tch_split_problem *problem)
+static void check_taken(tch_context *context, trial *t, const tch_split_problem *problem)
 {
     tch_device_info info = TCH_DEVICE_INFO_INIT;
     int32_t taken = 0;
@@ -178,19 +184,21 @@ static void check_taken(tch_context *context, const trial *t, const tch_split_pr
         CHECK_OK(context->backend->matrix->split_product(context->state, problem, &taken));
     }
     bool even = problem->split_c != NULL || (t->c->cols + t->c->gap) % 2 == 0;
+    t->taken = taken;
     CHECK(taken == (info.compute_major == 9 && pairs >= info.processors / 6 && even), "taken: %d", (int)taken);
 }
 
-static void multiply(tch_context *context, const trial *t, const batch *c, const tch_split_matrices *split)
+static void multiply(tch_context *context, trial *t, const batch *c, const tch_split_matrices *split)
 {
-    const tch_split_problem problem = {t->alpha, &t->a.m, &t->b.m, t->transposed, t->low, t->beta, &c->m, split};
+    const tch_split_problem problem = {t->alpha, &t->a.m, &t->b.m,       t->transposed, t->low,    t->beta,
+                                       &c->m,    split,   t->high_alone, t->negligible, t->largest};
     if (t->beta == 0.0) {
         check_taken(context, t, &problem);
     }
     CHECK_OK(tchi_split_product(context, &problem));
 }
 
-static void check_floats(tch_context *context, const trial *t)
+static void check_floats(tch_context *context, trial *t)
 {
     batch c = batch_make(context, t->c->batch, t->c->rows, t->c->cols, t->c->gap);
     if (t->beta != 0.0) {
@@ -208,8 +216,24 @@ static void check_floats(tch_context *context, const trial *t)
     batch_drop(context, &c);
 }
 
+/* The largest |alpha A B| of each matrix, which is to be that of C. */
+static void check_largest(tch_context *context, const trial *t, const batch *c, const double *values)
+{
+    double *got = test_alloc((size_t)t->c->batch * sizeof *got);
+    CHECK_OK(context->backend->device->copy_bytes(context->state, got, t->largest, t->c->batch * (int64_t)sizeof *got,
+                                                  TCH_COPY_TO_HOST));
+    for (int64_t z = 0; z < t->c->batch; z++) {
+        double most = 0.0;
+        for (int64_t e = 0; e < t->c->rows * t->c->cols; e++) {
+            most = fmax(most, fabs(values[batch_place(c, z, e / t->c->cols, e % t->c->cols)]));
+        }
+        CHECK(fabs(got[z] - most) <= 0x1p-21 * most, "the largest of matrix %lld is %.9g, expected %.9g", (long long)z,
+              got[z], most);
+    }
+}
+
 /* C is then scratch, and what is split is beside it. */
-static void check_split(tch_context *context, const trial *t)
+static void check_split(tch_context *context, trial *t)
 {
     batch c = batch_make(context, t->c->batch, t->c->rows, t->c->cols, t->c->gap);
     parts out = make_parts(context, TCH_FLOAT16, t->c->batch, t->c->rows, t->c->cols, 16.0, 5);
@@ -235,6 +259,9 @@ static void check_split(tch_context *context, const trial *t)
               low);
     }
     check_elements(t, &c, values, out.m.scale);
+    if (t->largest != NULL) {
+        check_largest(context, t, &c, values);
+    }
     drop_parts(context, &out);
     batch_drop(context, &c);
 }
@@ -285,9 +312,48 @@ static void a_product_comes_out_split(void **state)
     }
 }
 
+/* Numbers for conditions, which hold of odd matrices alone with a limit of 1, or for the largest: poison. */
+static double *make_numbers(tch_context *context, int64_t batch, bool poison)
+{
+    double *image = test_alloc((size_t)batch * sizeof *image);
+    void *there = NULL;
+    for (int64_t z = 0; z < batch; z++) {
+        image[z] = poison ? NAN : z % 2 ? 1.0 : z % 4 ? 1.5 : NAN;
+    }
+    CHECK_OK(context->backend->device->allocate(context->state, batch * (int64_t)sizeof *image, &there));
+    CHECK_OK(context->backend->device->copy_bytes(context->state, there, image, batch * (int64_t)sizeof *image,
+                                                  TCH_COPY_TO_DEVICE));
+    return there;
+}
+
+/* Each case with either condition, into C and split, and with the largest element. */
+static void less_is_done_where_it_may(void **state)
+{
+    tch_context *context = *state;
+    for (int k = 0; k < count_of_cases() * 8; k++) {
+        const product_case *c = &cases[k / 8];
+        double *numbers = make_numbers(context, c->batch, false);
+        double *largest = make_numbers(context, c->batch, true);
+        trial t = begin_trial(context, c, TCH_FLOAT16, k % 2, k % 8 < 4 ? 3 : 2 + k % 2);
+        *(k / 2 % 2 ? &t.high_alone : &t.negligible) = (tch_condition){numbers, 1.0};
+        t.largest = k % 8 < 4 ? largest : NULL;
+        if (k % 8 < 4) {
+            check_split(context, &t);
+        } else {
+            check_floats(context, &t);
+            t.beta = k % 4 ? 1.0 : -0.5;
+            check_floats(context, &t);
+        }
+        end_trial(context, &t);
+        context->backend->device->release(context->state, numbers, c->batch * (int64_t)sizeof *numbers);
+        context->backend->device->release(context->state, largest, c->batch * (int64_t)sizeof *largest);
+    }
+}
+
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(parts_multiply), cmocka_unit_test(a_product_comes_out_split)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(parts_multiply), cmocka_unit_test(a_product_comes_out_split),
+                                       cmocka_unit_test(less_is_done_where_it_may)};
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);
 }

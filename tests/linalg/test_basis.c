@@ -393,7 +393,9 @@ static void split_case(tch_context *context, int64_t rows, int64_t cols, bool no
     tch_matrices m = make(context, TCH_SCALAR_F32, BATCH, rows, cols, 1, x);
     tch_matrices high = make_halves(context, rows, cols);
     tch_matrices low = make_halves(context, rows, cols);
-    CHECK_OK(context->backend->matrix->split_rows(context->state, &m, scale, normalize, &high, &low));
+    const tch_split_matrices out = {high, low, scale};
+    const tch_rows_to_split problem = {&m, normalize ? &m : NULL, &out, {NULL, 0.0}};
+    CHECK_OK(context->backend->matrix->split_rows(context->state, &problem));
     expect_rows(rows, cols, normalize, x);
     double *after = read_back(context, &m);
     double *h = read_halves(context, &high);

@@ -246,18 +246,29 @@ typedef tch_status tch_descending_op(void *state, const tch_matrices *w, int32_t
 typedef tch_status tch_permute_op(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
                                   const tch_matrices *out);
 
-/* X, float32, as a sum of two float16, or float64 that is rounded to float32 first: high is X scale rounded, low is
- * what that leaves of X scale, rounded. Good to 22 bits of a number of which low is not below the smallest normal
- * number, 2^-14, and to 2^-25 of smaller ones. With `normalize` the rows of X, float32, are brought to length 1 first,
- * in place, with sums in float64; rows of zeros stay. */
-typedef tch_status tch_split_rows_op(void *state, const tch_matrices *x, double scale, int32_t normalize,
-                                     const tch_matrices *high, const tch_matrices *low);
-
 /* A batch of numbers, times `scale`, as high + low, both of float16 or both of bfloat16. */
 typedef struct tch_split_matrices {
     tch_matrices high, low;
     double scale;
 } tch_split_matrices;
+
+/* Holds of the matrices b of a batch with of[b] <= most, on the device; NULL: of none. */
+typedef struct tch_condition {
+    const double *of;
+    double most;
+} tch_condition;
+
+/* X, float32, as a sum of two float16, or float64 that is rounded to float32 first: high is X scale rounded, low is
+ * what that leaves of X scale, rounded. Good to 22 bits of a number of which low is not below the smallest normal
+ * number, 2^-14, and to 2^-25 of smaller ones. With `rows`, of float32, which may be X, the rows of X brought to length
+ * 1 go there and are what is split; sums are in float64, rows of zeros stay. Matrices of which `done` holds may be left
+ * out: nothing of theirs is written then. */
+typedef struct tch_rows_to_split {
+    const tch_matrices *x, *rows;
+    const tch_split_matrices *out; /* of float16 */
+    tch_condition done;
+} tch_rows_to_split;
+typedef tch_status tch_split_rows_op(void *state, const tch_rows_to_split *problem);
 
 /* Whose low parts count in a product. */
 typedef enum tch_low { TCH_LOW_NONE = 0, TCH_LOW_A = 1, TCH_LOW_B = 2, TCH_LOW_BOTH = 3 } tch_low;
@@ -273,6 +284,9 @@ typedef struct tch_split_problem {
     double beta;
     const tch_matrices *c;
     const tch_split_matrices *split_c;
+    tch_condition high_alone; /* where it holds, no low parts need count */
+    tch_condition negligible; /* where it holds, A B may count as zero */
+    double *largest;          /* with split_c, NULL or raised to the largest |alpha A B| of each matrix */
 } tch_split_problem;
 /* *taken becomes 1; or 0 and nothing is done, where `gemm` on the parts, one after the other, is no slower. */
 typedef tch_status tch_split_product_op(void *state, const tch_split_problem *problem, int32_t *taken);

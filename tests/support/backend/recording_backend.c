@@ -504,13 +504,17 @@ static tch_status row_dots(void *state, const tch_matrices *x, const tch_matrice
 
 static tch_status do_split_rows(void *state, const entry *e)
 {
-    return real->matrix->split_rows(state, &e->m[0], e->d[0], e->d[1] != 0.0, &e->m[1], &e->m[2]);
+    const tch_split_matrices out = {e->m[2], e->m[3], e->d[0]};
+    const tch_rows_to_split problem = {&e->m[0], e->m[1].data != NULL ? &e->m[1] : NULL, &out, {e->in[0], e->d[1]}};
+    return real->matrix->split_rows(state, &problem);
 }
 
-static tch_status split_rows(void *state, const tch_matrices *x, double scale, int32_t normalize,
-                             const tch_matrices *high, const tch_matrices *low)
+static tch_status split_rows(void *state, const tch_rows_to_split *p)
 {
-    entry e = {.run = do_split_rows, .m = {*x, *high, *low}, .d = {scale, normalize}};
+    entry e = {.run = do_split_rows,
+               .m = {*p->x, p->rows != NULL ? *p->rows : (tch_matrices){0}, p->out->high, p->out->low},
+               .in = {p->done.of},
+               .d = {p->out->scale, p->done.most}};
     return take(state, &e);
 }
 

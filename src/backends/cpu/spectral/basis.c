@@ -144,19 +144,17 @@ tch_status tchi_cpu_row_dots(void *state, const tch_matrices *x, const tch_matri
 
 /* --- rows as sums of two float16 -------------------------------------------------------------------------------- */
 
-typedef struct split_ctx {
-    const tch_matrices *x, *high, *low;
-    double scale;
-    int32_t normalize;
-} split_ctx;
-
-/* Brings a row to length 1, or leaves it zero. */
-static void normalize_row(int64_t n, float *x)
+/* out = x, of one length or the other, brought to length 1, or zero; they may be the same. */
+static void normalize_row(int64_t n, tch_scalar type, const void *x, float *out)
 {
-    double square = dot_f32(n, x, x);
+    for (int64_t j = 0; type == TCH_SCALAR_F64 && j < n; j++) {
+        out[j] = (float)((const double *)x)[j];
+    }
+    const float *from = type == TCH_SCALAR_F64 ? out : x;
+    double square = dot_f32(n, from, from);
     double inverse = square == 0.0 ? 0.0 : 1.0 / sqrt(square);
     for (int64_t j = 0; j < n; j++) {
-        x[j] = (float)((double)x[j] * inverse);
+        out[j] = (float)((double)from[j] * inverse);
     }
 }
 
@@ -176,22 +174,27 @@ static void split_row(int64_t n, tch_scalar type, const void *x, float scale, vo
 
 static void split_some(void *argument, int64_t from, int64_t to)
 {
-    const split_ctx *j = argument;
+    const tch_rows_to_split *p = argument;
     for (int64_t r = from; r < to; r++) {
-        int64_t b = r / j->x->rows;
-        int64_t i = r % j->x->rows;
-        void *x = tchi_cpu_row(j->x, b, i);
-        if (j->normalize) {
-            normalize_row(j->x->cols, x);
+        int64_t b = r / p->x->rows;
+        int64_t i = r % p->x->rows;
+        const tch_matrices *source = p->x;
+        if (p->done.of != NULL && p->done.of[b] <= p->done.most) {
+            continue;
         }
-        split_row(j->x->cols, j->x->type, x, (float)j->scale, tchi_cpu_row(j->high, b, i), tchi_cpu_row(j->low, b, i));
+        if (p->rows != NULL) {
+            normalize_row(p->x->cols, p->x->type, tchi_cpu_row(p->x, b, i), tchi_cpu_row(p->rows, b, i));
+            source = p->rows;
+        }
+        split_row(source->cols, source->type, tchi_cpu_row(source, b, i), (float)p->out->scale,
+                  tchi_cpu_row(&p->out->high, b, i), tchi_cpu_row(&p->out->low, b, i));
     }
 }
 
-tch_status tchi_cpu_split_rows(void *state, const tch_matrices *x, double scale, int32_t normalize,
-                               const tch_matrices *high, const tch_matrices *low)
+tch_status tchi_cpu_split_rows(void *state, const tch_rows_to_split *problem)
 {
-    split_ctx ctx = {x, high, low, scale, normalize};
+    const tch_matrices *x = problem->x;
+    tch_rows_to_split ctx = *problem;
     double elements = (double)x->batch * (double)x->rows * (double)x->cols;
     tchi_cpu_split(state, x->batch * x->rows, 8.0 * elements, split_some, &ctx);
     return TCH_OK;

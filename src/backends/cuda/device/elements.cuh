@@ -329,6 +329,14 @@ static inline dim3 tchi_cuda_block_for(int64_t across, int64_t down, int64_t thr
     return dim3((unsigned)x, (unsigned)y);
 }
 
+/* What the high part of a number that is split into two float16 leaves, which is exact; beside an infinite high part it
+ * is nothing. */
+static __device__ __forceinline__ float tchi_cuda_left_by(__half high, float value)
+{
+    float top = __half2float(high);
+    return isinf(top) ? 0.0f : value - top;
+}
+
 static __device__ inline double tchi_cuda_warp_sum(double value)
 {
 #pragma unroll

@@ -11,7 +11,7 @@
  *         C[rows][cols] = factor (large + small) + beta C[rows][cols];   // or the two halves of scale times that
  *     }
  *
- * Small products have sums of their own: tensor cores cut sums off instead of rounding them, and what is added to a
+ * High parts alone are multiplied, or nothing, where a number of the matrix on the device says that this will do. Small products have sums of their own: tensor cores cut sums off instead of rounding them, and what is added to a
  * large sum would be cut each time. Without low parts a step of the ring has two steps of k instead. The one thing to
  * know before changing it is what pair_ring.cuh says of rings. How this way was chosen: bench/ladder/cuda_basis.md. */
 #include <cuda_fp16.h>
@@ -40,6 +40,8 @@ typedef struct split_launch {
     int32_t steps;         /* of the ring for a tile */
     int32_t low;           /* whose low parts count */
     float factor, beta, scale;
+    tch_condition high_alone, negligible;
+    double *largest;                 /* NULL or one for each matrix */
     CUtensorMap a[2], b[2];          /* high and low parts */
     tchi_cuda_operand c;             /* of float32, */
     tchi_cuda_operand high_c, low_c; /* or split */
@@ -68,6 +70,30 @@ static __device__ inline split_tile tile_of(const split_launch &p, int item, int
     int each = p.pairs * p.across;
     int left = item % each;
     return {item / each, (left % p.pairs * CLUSTER + rank) * TILE, left / p.pairs * TILE};
+}
+
+static __device__ __forceinline__ bool holds(const tch_condition &c, int matrix)
+{
+    return c.of != NULL && c.of[matrix] <= c.most;
+}
+
+/* Matrices that need high parts alone are in a launch of their own: were it decided tile by tile, two loops would have
+ * sums in the same registers, and the compiler lets products wait for each other then. */
+template <int low> static __device__ __forceinline__ bool is_elsewhere(const split_launch &p, int matrix)
+{
+    return p.high_alone.of != NULL && holds(p.high_alone, matrix) != (low == OF_NONE);
+}
+
+/* The pair's next item to be multiplied, number `own` of its own or a later one. */
+template <int low> static __device__ __forceinline__ int next_own(const split_launch &p, int own)
+{
+    for (; tchi_pair_item(own) < p.items; own++) {
+        int matrix = tile_of(p, tchi_pair_item(own), 0).matrix;
+        if (!is_elsewhere<low>(p, matrix) && !holds(p.negligible, matrix)) {
+            break;
+        }
+    }
+    return own;
 }
 
 /* --- loading: one thread ----------------------------------------------------------------------------------------- */
@@ -114,7 +140,7 @@ template <bool transposed, int low> static __device__ inline void load_all(const
 {
     int rank = tchi_cluster_rank();
     tchi_ring_place at = {0, 0};
-    for (int own = 0; tchi_pair_item(own) < p.items; own++) {
+    for (int own = next_own<low>(p, 0); tchi_pair_item(own) < p.items; own = next_own<low>(p, own + 1)) {
         split_tile t = tile_of(p, tchi_pair_item(own), rank);
         for (int step = 0; step < p.steps; step++) {
             tchi_barrier_wait(m.empty + at.stage, at.parity ^ 1);
@@ -256,13 +282,6 @@ static __device__ __forceinline__ void write_floats(const split_launch &p, int m
     }
 }
 
-/* Beside an infinite high part the low part is nothing, as in split_rows. */
-static __device__ __forceinline__ float what_is_left(float value, __half high)
-{
-    float top = __half2float(high);
-    return isinf(top) ? 0.0f : value - top;
-}
-
 template <int from>
 static __device__ __forceinline__ void write_halves(const split_launch &p, int matrix, int row, int col,
                                                     const split_sums &sum)
@@ -278,7 +297,7 @@ static __device__ __forceinline__ void write_halves(const split_launch &p, int m
         float a = p.factor * sum[from + 2 * i] * p.scale;
         float b = p.factor * sum[from + 2 * i + 1] * p.scale;
         __half2 top = __floats2half2_rn(a, b);
-        __half2 rest = __floats2half2_rn(what_is_left(a, __low2half(top)), what_is_left(b, __high2half(top)));
+        __half2 rest = __floats2half2_rn(tchi_cuda_left_by(__low2half(top), a), tchi_cuda_left_by(__high2half(top), b));
         if (x + 1 < p.cols) {
             *(__half2 *)high = top;
             *(__half2 *)low = rest;
@@ -286,6 +305,21 @@ static __device__ __forceinline__ void write_halves(const split_launch &p, int m
             *high = __low2half(top);
             *low = __low2half(rest);
         }
+    }
+}
+
+/* Doubles that are not negative are ordered as their bits are, NaN above all others. */
+static __device__ __forceinline__ void raise_largest(const split_launch &p, int matrix, const split_sums &sum)
+{
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        most = max(most, __float_as_uint(fabsf(p.factor * sum[i])));
+    }
+    most = tchi_cuda_warp_max(most);
+    if (threadIdx.x % 32 == 0) {
+        double value = (double)__uint_as_float(most);
+        atomicMax((unsigned long long *)p.largest + matrix, (unsigned long long)__double_as_longlong(value));
     }
 }
 
@@ -304,6 +338,19 @@ static __device__ __forceinline__ void write_rows(const split_launch &p, const s
     } else {
         write_floats<0>(p, t.matrix, row, col, sum);
         write_floats<half>(p, t.matrix, row, col + TILE / 2, sum);
+    }
+}
+
+/* Tiles whose product counts as zero. */
+template <int low, bool split> static __device__ __forceinline__ void write_zeros(const split_launch &p, int group)
+{
+    const split_sums zeros = {};
+    bool changes = split || p.beta != 1.0f;
+    for (int own = 0; p.negligible.of != NULL && changes && tchi_pair_item(own) < p.items; own++) {
+        split_tile t = tile_of(p, tchi_pair_item(own), tchi_cluster_rank());
+        if (holds(p.negligible, t.matrix) && !is_elsewhere<low>(p, t.matrix)) {
+            write_rows<split>(p, t, group, zeros);
+        }
     }
 }
 
@@ -363,13 +410,17 @@ static __global__ void __launch_bounds__(THREADS, 1) split_product(const __grid_
         int group = tchi_warpgroup();
         int rank = tchi_cluster_rank();
         tchi_ring_place at = {0, 0};
-        for (int own = 0; tchi_pair_item(own) < p.items; own++) {
+        write_zeros<low, split>(p, group);
+        for (int own = next_own<low>(p, 0); tchi_pair_item(own) < p.items; own = next_own<low>(p, own + 1)) {
             split_tile t = tile_of(p, tchi_pair_item(own), rank);
             split_sums sum;
             if (!split) {
                 prefetch_tile(p, t);
             }
             multiply<type, transposed, low>(p, m, group, sum, &at);
+            if (split && p.largest != NULL) {
+                raise_largest(p, t.matrix, sum);
+            }
             write_rows<split>(p, t, group, sum);
         }
         tchi_cluster_sync();
@@ -436,16 +487,16 @@ template <tch_scalar type, bool split> static split_kernel kernel_to(int transpo
                                  : kernel_of<type, split, OF_ONE>(transposed);
 }
 
-static split_kernel kernel_for(const tch_split_problem *p)
+static split_kernel kernel_for(const tch_split_problem *p, tch_low low)
 {
     if (p->a->high.type == TCH_SCALAR_BF16) {
-        return kernel_to<TCH_SCALAR_BF16, false>(p->transpose_b, p->low);
+        return kernel_to<TCH_SCALAR_BF16, false>(p->transpose_b, low);
     }
-    return p->split_c != NULL ? kernel_to<TCH_SCALAR_F16, true>(p->transpose_b, p->low)
-                              : kernel_to<TCH_SCALAR_F16, false>(p->transpose_b, p->low);
+    return p->split_c != NULL ? kernel_to<TCH_SCALAR_F16, true>(p->transpose_b, low)
+                              : kernel_to<TCH_SCALAR_F16, false>(p->transpose_b, low);
 }
 
-static tch_status launch(tchi_cuda_state *state, const tch_split_problem *problem)
+static tch_status launch(tchi_cuda_state *state, const tch_split_problem *problem, tch_low low)
 {
     split_launch p = {};
     const tch_matrices *c = problem->c;
@@ -454,8 +505,13 @@ static tch_status launch(tchi_cuda_state *state, const tch_split_problem *proble
     p.pairs = (int32_t)tchi_cuda_ceil_div(c->rows, TILE * CLUSTER);
     p.across = (int32_t)tchi_cuda_ceil_div(c->cols, TILE);
     p.items = (int32_t)items_of(c);
-    p.low = problem->low;
-    p.steps = (int32_t)tchi_cuda_ceil_div(depth_of(problem), problem->low == TCH_LOW_NONE ? 2 * DEPTH : DEPTH);
+    p.low = low;
+    p.steps = (int32_t)tchi_cuda_ceil_div(depth_of(problem), low == TCH_LOW_NONE ? 2 * DEPTH : DEPTH);
+    if (problem->low != TCH_LOW_NONE) {
+        p.high_alone = problem->high_alone;
+    }
+    p.negligible = problem->negligible;
+    p.largest = problem->largest;
     p.factor = (float)(problem->alpha / (problem->a->scale * problem->b->scale));
     p.beta = (float)problem->beta;
     TCHI_CUDA_PASS(describe(problem->a, TILE, p.a));
@@ -467,7 +523,7 @@ static tch_status launch(tchi_cuda_state *state, const tch_split_problem *proble
     } else {
         p.c = tchi_cuda_operand_of(c);
     }
-    return tchi_cuda_launch_pairs(state, "split_product", kernel_for(problem), p, p.items, THREADS,
+    return tchi_cuda_launch_pairs(state, "split_product", kernel_for(problem, low), p, p.items, THREADS,
                                   sizeof(split_memory));
 }
 
@@ -475,5 +531,8 @@ tch_status tchi_cuda_split_product(void *state, const tch_split_problem *problem
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
     *taken = takes(s, problem);
-    return *taken ? launch(s, problem) : TCH_OK;
+    if (*taken && problem->low != TCH_LOW_NONE && problem->high_alone.of != NULL) {
+        TCHI_CUDA_PASS(launch(s, problem, TCH_LOW_NONE));
+    }
+    return *taken ? launch(s, problem, problem->low) : TCH_OK;
 }

@@ -77,23 +77,35 @@ tch_status tchi_cuda_row_dots(void *state, const tch_matrices *x, const tch_matr
 #define HELD 4            /* vectors that a thread keeps in registers, of a row or of as many rows */
 #define SPLIT_BLOCKS 5    /* on a multiprocessor: enough of them are at their loads while others meet for a sum */
 
-/* A row of X and of what it is split into; `wide` where all of them are read and written four at a time. */
+typedef struct split_launch {
+    tchi_cuda_extent e;
+    tchi_cuda_operand x, rows; /* `rows` where they are normalized alone */
+    tchi_cuda_operand high, low;
+    float scale;
+    tch_condition done;
+} split_launch;
+
+/* A row of X, of where it goes, and of what it is split into; `wide` where all of them are read and written four at a
+ * time, and `cols` 0 where the matrix is left out. */
 template <typename real> struct split_row {
-    real *x;
+    const real *x;
+    float *to;
     __half *high, *low;
     int cols;
     bool wide;
 };
 
-template <typename real>
-static __device__ __forceinline__ split_row<real> row_of(const tchi_cuda_extent &e, const tchi_cuda_operand &x,
-                                                         const tchi_cuda_operand &high, const tchi_cuda_operand &low,
-                                                         int64_t r)
+template <typename real> static __device__ __forceinline__ split_row<real> row_of(const split_launch &p, int64_t r)
 {
-    int64_t b = r / e.rows;
-    int64_t i = r % e.rows;
-    return {(real *)tchi_cuda_at(x, b, i, 0), (__half *)tchi_cuda_at(high, b, i, 0),
-            (__half *)tchi_cuda_at(low, b, i, 0), (int)e.cols, x.wide && high.wide && low.wide};
+    int64_t b = r / p.e.rows;
+    int64_t i = r % p.e.rows;
+    bool out = p.done.of != NULL && p.done.of[b] <= p.done.most;
+    return {(const real *)tchi_cuda_at(p.x, b, i, 0),
+            (float *)tchi_cuda_at(p.rows, b, i, 0),
+            (__half *)tchi_cuda_at(p.high, b, i, 0),
+            (__half *)tchi_cuda_at(p.low, b, i, 0),
+            out ? 0 : (int)p.e.cols,
+            p.x.wide && p.rows.wide && p.high.wide && p.low.wide};
 }
 
 static __device__ __forceinline__ float4 load_wide(const float *x)
@@ -118,14 +130,6 @@ template <typename real> static __device__ __forceinline__ float4 load_four(cons
                        j + 2 < row.cols ? (float)row.x[j + 2] : 0.0f, j + 3 < row.cols ? (float)row.x[j + 3] : 0.0f);
 }
 
-/* What the high part leaves of a number is exact; beside an infinite high part it is nothing. */
-static __device__ __forceinline__ void split_f16(float value, __half *high, __half *low)
-{
-    *high = __float2half_rn(value);
-    float top = __half2float(*high);
-    *low = __float2half_rn(isinf(top) ? 0.0f : value - top);
-}
-
 struct __align__(8) halves
 {
     __half v[4];
@@ -140,7 +144,8 @@ static __device__ __forceinline__ void write_four(const split_row<real> &row, in
     halves low;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        split_f16(v[k] * scale, &high.v[k], &low.v[k]);
+        high.v[k] = __float2half_rn(v[k] * scale);
+        low.v[k] = __float2half_rn(tchi_cuda_left_by(high.v[k], v[k] * scale));
     }
     if (row.wide && j + 4 <= row.cols) {
         *(halves *)(row.high + j) = high;
@@ -156,17 +161,18 @@ static __device__ __forceinline__ void write_four(const split_row<real> &row, in
     }
 }
 
-static __device__ __forceinline__ void write_back(const split_row<float> &row, int j, float4 four)
+template <typename real>
+static __device__ __forceinline__ void write_back(const split_row<real> &row, int j, float4 four)
 {
     if (row.wide && j + 4 <= row.cols) {
-        *(float4 *)(row.x + j) = four;
+        *(float4 *)(row.to + j) = four;
         return;
     }
     const float v[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         if (j + k < row.cols) {
-            row.x[j + k] = v[k];
+            row.to[j + k] = v[k];
         }
     }
 }
@@ -192,17 +198,21 @@ static __device__ __forceinline__ float2 inverse_length(double square)
     return make_float2(high, (float)(inverse - (double)high));
 }
 
-/* X, high and low (batch, rows, cols); a block to a row, whose beginning it keeps and of which it reads the rest, if
- * there is any, once more. Bytes that must move: twice those of X, which changes, and those of the halves, which are as
- * many as those of X. */
+/* X, rows, high and low (batch, rows, cols); a block to a row, whose beginning it keeps and of which it reads the rest,
+ * if there is any, once more. Bytes that must move: those of X, 4 for each of its numbers as they become, and 4 for the
+ * halves. */
+template <typename real>
 static __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
-    split_normalized_kernel(tchi_cuda_extent e, tchi_cuda_operand x, float scale, tchi_cuda_operand high,
-                            tchi_cuda_operand low)
+    split_normalized_kernel(const __grid_constant__ split_launch p)
 {
     __shared__ double shared[WARP];
     constexpr int step = 4 * SPLIT_THREADS;
-    for (int64_t r = blockIdx.x; r < e.batch * e.rows; r += gridDim.x) {
-        split_row<float> row = row_of<float>(e, x, high, low, r);
+    const float scale = p.scale;
+    for (int64_t r = blockIdx.x; r < p.e.batch * p.e.rows; r += gridDim.x) {
+        split_row<real> row = row_of<real>(p, r);
+        if (row.cols == 0) {
+            continue;
+        }
         int first = 4 * (int)threadIdx.x;
         float4 held[HELD];
         double square = 0.0;
@@ -235,18 +245,16 @@ static __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
 /* The same of X as it is; a block to HELD rows, all of whose loads are under way before the first is used: one row of
  * 1024 would be a single load to a thread. Bytes that must move: those of X and of the halves, once. */
 template <typename real>
-static __global__ void __launch_bounds__(SPLIT_THREADS)
-    split_plain_kernel(tchi_cuda_extent e, tchi_cuda_operand x, float scale, tchi_cuda_operand high,
-                       tchi_cuda_operand low)
+static __global__ void __launch_bounds__(SPLIT_THREADS) split_plain_kernel(const __grid_constant__ split_launch p)
 {
-    const int64_t rows = e.batch * e.rows;
+    const int64_t rows = p.e.batch * p.e.rows;
     for (int64_t first = (int64_t)blockIdx.x * HELD; first < rows; first += (int64_t)gridDim.x * HELD) {
         split_row<real> row[HELD];
 #pragma unroll
         for (int k = 0; k < HELD; k++) {
-            row[k] = row_of<real>(e, x, high, low, first + k < rows ? first + k : first);
+            row[k] = row_of<real>(p, first + k < rows ? first + k : first);
         }
-        for (int j = 4 * (int)threadIdx.x; j < (int)e.cols; j += 4 * SPLIT_THREADS) {
+        for (int j = 4 * (int)threadIdx.x; j < (int)p.e.cols; j += 4 * SPLIT_THREADS) {
             float4 held[HELD];
 #pragma unroll
             for (int k = 0; k < HELD; k++) {
@@ -255,28 +263,35 @@ static __global__ void __launch_bounds__(SPLIT_THREADS)
 #pragma unroll
             for (int k = 0; k < HELD; k++) {
                 if (first + k < rows) {
-                    write_four(row[k], j, held[k], scale);
+                    write_four(row[k], j, held[k], p.scale);
                 }
             }
         }
     }
 }
 
-tch_status tchi_cuda_split_rows(void *state, const tch_matrices *x, double scale, int32_t normalize,
-                                const tch_matrices *high, const tch_matrices *low)
+tch_status tchi_cuda_split_rows(void *state, const tch_rows_to_split *problem)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_extent e = tchi_cuda_extent_of(x);
-    if (tchi_cuda_is_empty(e)) {
+    const tch_matrices *x = problem->x;
+    bool normalize = problem->rows != NULL;
+    bool wide = x->type == TCH_SCALAR_F64;
+    split_launch p = {};
+    p.e = tchi_cuda_extent_of(x);
+    if (tchi_cuda_is_empty(p.e)) {
         return TCH_OK;
     }
-    int64_t rows = e.rows * e.batch;
+    p.x = tchi_cuda_operand_of(x);
+    p.rows = normalize ? tchi_cuda_operand_of(problem->rows) : p.x;
+    p.high = tchi_cuda_operand_of(&problem->out->high);
+    p.low = tchi_cuda_operand_of(&problem->out->low);
+    p.scale = (float)problem->out->scale;
+    p.done = problem->done;
+    int64_t rows = p.e.rows * p.e.batch;
     unsigned grid = tchi_cuda_grid(normalize ? rows : tchi_cuda_ceil_div(rows, HELD));
-    auto kernel = normalize                   ? split_normalized_kernel
-                  : x->type == TCH_SCALAR_F64 ? split_plain_kernel<double>
-                                              : split_plain_kernel<float>;
-    kernel<<<grid, SPLIT_THREADS, 0, s->stream>>>(e, tchi_cuda_operand_of(x), (float)scale, tchi_cuda_operand_of(high),
-                                                  tchi_cuda_operand_of(low));
+    auto kernel = normalize ? (wide ? split_normalized_kernel<double> : split_normalized_kernel<float>)
+                            : (wide ? split_plain_kernel<double> : split_plain_kernel<float>);
+    kernel<<<grid, SPLIT_THREADS, 0, s->stream>>>(p);
     return tchi_cuda_launched(s, normalize ? "split_normalized_kernel" : "split_plain_kernel");
 }
 
