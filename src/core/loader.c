@@ -61,7 +61,7 @@ static const slot matrix_slots[] = {
     SLOT(matrix, spectrum_power), SLOT(matrix, loewner),
     SLOT(matrix, spd_solve),      SLOT(matrix, cholesky_inverse),
     SLOT(matrix, row_dots),       SLOT(matrix, descending),
-    SLOT(matrix, permute),
+    SLOT(matrix, reset_order),    SLOT(matrix, permute),
 };
 static const slot update_slots[] = {
     SLOT(update, find_nonfinite), SLOT(update, decide_skip),   SLOT(update, agree),   SLOT(update, advance),

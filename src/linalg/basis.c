@@ -53,7 +53,7 @@ typedef struct method {
 
 /* For a product in split types; memory is used again as soon as it can be. */
 typedef struct split_buffers {
-    tch_matrices s; /* A, scaled, then q A */
+    tch_matrices s; /* q A */
     tch_split_matrices a, q;
     tch_matrices sorted; /* the rows of s, sorted; of float32 or float64 */
 } split_buffers;
@@ -146,20 +146,26 @@ static void layout_init(basis_buffers *buffers, tchi_arena *arena, tch_context *
     layout(buffers, arena, context, type, 2, TCH_SCRATCH_EIGH, n, batch);
 }
 
-int64_t tchi_basis_bytes(tch_context *context, tch_scalar type, int64_t n, int64_t batch)
+int64_t tchi_basis_init_bytes(tch_context *context, tch_scalar type, int64_t n, int64_t batch)
+{
+    basis_buffers buffers;
+    tchi_arena arena = {0};
+    layout_init(&buffers, &arena, context, type, n, batch);
+    return arena.used;
+}
+
+int64_t tchi_basis_track_bytes(tch_context *context, tch_scalar type, int64_t n, int64_t batch)
 {
     basis_buffers buffers;
     split_buffers split;
-    tchi_arena track = {0};
-    tchi_arena init = {0};
+    tchi_arena arena = {0};
     method chosen = method_for(context, type, n);
     if (chosen.passes == 0) {
-        layout_panels(&split, &buffers, &track, context, n, batch);
+        layout_panels(&split, &buffers, &arena, context, n, batch);
     } else {
-        layout_track(&buffers, &track, context, chosen.type, n, batch);
+        layout_track(&buffers, &arena, context, chosen.type, n, batch);
     }
-    layout_init(&buffers, &init, context, type, n, batch);
-    return track.used > init.used ? track.used : init.used;
+    return arena.used;
 }
 
 /* --- the first basis -------------------------------------------------------------------------------------------- */
@@ -188,18 +194,16 @@ tch_status tchi_basis_init(tch_context *context, const tch_matrices *a, const tc
 
 /* --- one step --------------------------------------------------------------------------------------------------- */
 
-/* out = (A + shift I) / bound, and flags: the setup of a root does just that, with the trace for the largest
+/* What makes A (A + damping I) / bound, and flags: the setup of a root does just that, with the trace for the largest
  * eigenvalue, which it is not below. */
-static tch_status condition(tch_context *context, const tch_matrices *a, double shift, tchi_inspection *i,
-                            const tch_matrices *out)
+static tch_status condition(tch_context *context, const tch_matrices *a, double shift, tchi_inspection *i)
 {
     const tch_backend *t = context->backend;
     const tch_root_norms norms = {i->largest, i->max_abs, i->nonfinite, i->asymmetry};
     TCHI_TRY(tchi_measure(context, a, i));
     TCHI_TRY(t->matrix->reduce(context->state, TCH_REDUCE_TRACE, a, i->largest));
-    TCHI_TRY(t->matrix->root_setup(context->state, a->batch, &norms, 0.0, shift, 1.0, tchi_symmetry_tolerance(a->type),
-                                   i->damping, i->bound, i->flags));
-    return t->matrix->shift_scale(context->state, a, i->damping, i->bound, -1.0, out);
+    return t->matrix->root_setup(context->state, a->batch, &norms, 0.0, shift, 1.0, tchi_symmetry_tolerance(a->type),
+                                 i->damping, i->bound, i->flags);
 }
 
 static tch_matrices probes_in(void *room, int which, const tch_matrices *s)
@@ -240,7 +244,9 @@ static tch_status multiply_and_sort(tch_context *context, const tch_matrices *a,
     const tch_backend *t = context->backend;
     void *state = context->state;
     tch_matrices *m = buffers->m;
-    TCHI_TRY(condition(context, a, shift, &buffers->inspection, &m[0]));
+    const tchi_inspection *i = &buffers->inspection;
+    TCHI_TRY(condition(context, a, shift, &buffers->inspection));
+    TCHI_TRY(t->matrix->shift_scale(state, a, i->damping, i->bound, -1.0, &m[0]));
     TCHI_TRY(t->matrix->shift_scale(state, q, NULL, NULL, 1.0, &m[1]));
     TCHI_TRY(t->matrix->gemm(state, 1.0, &m[1], 0, &m[0], 0, 0.0, &m[2]));
     TCHI_TRY(measure_drift(context, &m[2], &m[1], &m[0], drift, buffers));
@@ -256,8 +262,11 @@ static tch_status multiply_split(tch_context *context, const tch_matrices *a, co
     const tch_backend *t = context->backend;
     void *state = context->state;
     common->w.type = TCH_SCALAR_F32;
-    TCHI_TRY(condition(context, a, shift, &common->inspection, &buffers->s));
-    TCHI_TRY(tchi_split(context, &buffers->s, SPLIT_FACTOR, &buffers->a));
+    buffers->a.scale = SPLIT_FACTOR;
+    const tch_rows_to_split conditioned = {
+        .x = a, .out = &buffers->a, .shift = common->inspection.damping, .bound = common->inspection.bound};
+    TCHI_TRY(condition(context, a, shift, &common->inspection));
+    TCHI_TRY(t->matrix->split_rows(state, &conditioned));
     TCHI_TRY(tchi_split(context, q, TCHI_SPLIT_UNIT, &buffers->q));
     const tch_split_problem product = {
         .alpha = 1.0, .a = &buffers->q, .b = &buffers->a, .low = TCH_LOW_BOTH, .c = &buffers->s};
@@ -292,18 +301,6 @@ static tch_status orthonormalize(tch_context *context, double shift, int32_t *fl
     return TCH_OK;
 }
 
-/* The order of equal numbers is 0, 1, 2, ...: where a factor failed it stays. */
-static tch_status give_order(tch_context *context, basis_buffers *buffers, const int32_t *flags, int32_t *order)
-{
-    const tch_backend *t = context->backend;
-    const tch_matrices *w = &buffers->w;
-    const tch_matrices found = tchi_matrices_new(buffers->order, TCH_SCALAR_I32, w->batch, 1, w->cols);
-    const tch_matrices out = tchi_matrices_new(order, TCH_SCALAR_I32, w->batch, 1, w->cols);
-    TCHI_TRY(t->device->zero_bytes(context->state, w->data, w->batch * w->stride * tchi_scalar_size(w->type)));
-    TCHI_TRY(t->matrix->descending(context->state, w, order));
-    return t->matrix->select(context->state, flags, &found, &out);
-}
-
 static tch_status track_by_panels(tch_context *context, const tch_matrices *a, const tch_matrices *q, double shift,
                                   int32_t *order, int32_t *flags, double *drift, void *scratch)
 {
@@ -312,32 +309,38 @@ static tch_status track_by_panels(tch_context *context, const tch_matrices *a, c
     tchi_arena arena = {.base = scratch};
     layout_panels(&buffers, &common, &arena, context, a->rows, a->batch);
     common.inspection.flags = flags;
+    common.order = order != NULL ? order : common.order;
     TCHI_TRY(multiply_split(context, a, q, shift, drift, &buffers, &common));
     TCHI_TRY(tchi_gram_schmidt(context, &buffers.sorted, &buffers.a, flags, common.scratch));
-    TCHI_TRY(context->backend->matrix->select(context->state, flags, &buffers.sorted, q));
-    return order != NULL ? give_order(context, &common, flags, order) : TCH_OK;
+    return context->backend->matrix->select(context->state, flags, &buffers.sorted, q);
+}
+
+static tch_status track_whole(tch_context *context, const tch_matrices *a, const tch_matrices *q, const method *how,
+                              int32_t *order, int32_t *flags, double *drift, void *scratch)
+{
+    basis_buffers buffers;
+    tchi_arena arena = {.base = scratch};
+    layout_track(&buffers, &arena, context, how->type, a->rows, a->batch);
+    buffers.inspection.flags = flags;
+    buffers.order = order != NULL ? order : buffers.order;
+    if (how->split) {
+        split_buffers inside = layout_inside(&buffers);
+        TCHI_TRY(multiply_split(context, a, q, how->shift, drift, &inside, &buffers));
+    } else {
+        TCHI_TRY(multiply_and_sort(context, a, q, how->shift, drift, &buffers));
+    }
+    for (int pass = 0; pass < how->passes; pass++) {
+        TCHI_TRY(orthonormalize(context, pass + 1 < how->passes ? how->gram_shift : 0.0, flags, &buffers));
+    }
+    return context->backend->matrix->select(context->state, flags, &buffers.m[0], q);
 }
 
 tch_status tchi_basis_track(tch_context *context, const tch_matrices *a, const tch_matrices *q, int32_t *order,
                             int32_t *flags, double *drift, void *scratch)
 {
-    basis_buffers buffers;
-    tchi_arena arena = {.base = scratch};
-    method chosen = method_for(context, a->type, a->rows);
-    if (chosen.passes == 0) {
-        return track_by_panels(context, a, q, chosen.shift, order, flags, drift, scratch);
-    }
-    layout_track(&buffers, &arena, context, chosen.type, a->rows, a->batch);
-    buffers.inspection.flags = flags;
-    if (chosen.split) {
-        split_buffers inside = layout_inside(&buffers);
-        TCHI_TRY(multiply_split(context, a, q, chosen.shift, drift, &inside, &buffers));
-    } else {
-        TCHI_TRY(multiply_and_sort(context, a, q, chosen.shift, drift, &buffers));
-    }
-    for (int pass = 0; pass < chosen.passes; pass++) {
-        TCHI_TRY(orthonormalize(context, pass + 1 < chosen.passes ? chosen.gram_shift : 0.0, flags, &buffers));
-    }
-    TCHI_TRY(context->backend->matrix->select(context->state, flags, &buffers.m[0], q));
-    return order != NULL ? give_order(context, &buffers, flags, order) : TCH_OK;
+    method how = method_for(context, a->type, a->rows);
+    TCHI_TRY(how.passes == 0 ? track_by_panels(context, a, q, how.shift, order, flags, drift, scratch)
+                             : track_whole(context, a, q, &how, order, flags, drift, scratch));
+    return order == NULL ? TCH_OK
+                         : context->backend->matrix->reset_order(context->state, a->batch, a->rows, flags, order);
 }

@@ -3,8 +3,7 @@
  *
  * A basis q, n by n, holds its vectors as rows, those of large eigenvalues first, so that q A q' is nearly diagonal.
  * All factors of a call have one size and lie at a constant stride; `a` and `q` are of one type, float32 or float64,
- * and do not overlap. `scratch` is device memory, aligned to 256 bytes, of tchi_basis_bytes. Callers cut a batch into
- * parts themselves; a part of fewer matrices than the device has multiprocessors leaves some of it idle. Nothing waits
+ * and do not overlap. `scratch` is device memory, aligned to 256 bytes. Callers cut a batch into parts themselves; a part of fewer matrices than the device has multiprocessors leaves some of it idle. Nothing waits
  * for the device, except tchi_basis_init where the device's eigensolver does. */
 #ifndef TCHI_BASIS_H
 #define TCHI_BASIS_H
@@ -12,7 +11,8 @@
 #include "core/context.h"
 
 /* Scratch for either call on `batch` factors of n by n. It does not grow evenly with the batch. */
-int64_t tchi_basis_bytes(tch_context *context, tch_scalar type, int64_t n, int64_t batch);
+int64_t tchi_basis_init_bytes(tch_context *context, tch_scalar type, int64_t n, int64_t batch);
+int64_t tchi_basis_track_bytes(tch_context *context, tch_scalar type, int64_t n, int64_t batch);
 
 /* q = the eigenvectors of A. flags, one int32 on the device per factor, become TCH_REPORT_OK, or say why a factor has
  * no basis; q is then the identity. */

@@ -85,6 +85,9 @@ tch_status tchi_split_product(tch_context *context, const tch_split_problem *p)
     if (p->largest != NULL) {
         TCHI_TRY(t->matrix->reduce(state, TCH_REDUCE_MAX_ABS, p->c, p->largest));
     }
+    if (p->wide != NULL) {
+        return t->matrix->shift_scale(state, p->c, NULL, NULL, 1.0, p->wide);
+    }
     return p->split_c == NULL ? TCH_OK
                               : t->matrix->split_rows(state, &(tch_rows_to_split){.x = p->c, .out = p->split_c});
 }
@@ -124,10 +127,16 @@ typedef struct panel {
     void *scratch;
 } panel;
 
+/* In front of a panel's other scratch, and of that of the projection which writes it. */
+static tch_matrices layout_before(tchi_arena *arena, int64_t batch, int64_t rows, int64_t cols)
+{
+    return tchi_scratch_aligned(arena, TCH_SCALAR_F64, batch, rows, cols);
+}
+
 static panel layout_panel(tchi_arena *arena, tch_context *context, int64_t batch, int64_t rows, int64_t cols)
 {
     panel p;
-    p.before = tchi_scratch_aligned(arena, TCH_SCALAR_F64, batch, rows, cols);
+    p.before = layout_before(arena, batch, rows, cols);
     p.after = tchi_scratch_aligned(arena, TCH_SCALAR_F64, batch, rows, cols);
     p.gram = tchi_scratch_aligned(arena, TCH_SCALAR_F64, batch, rows, rows);
     p.inverse = tchi_scratch_aligned(arena, TCH_SCALAR_F64, batch, rows, rows);
@@ -160,8 +169,10 @@ static int64_t bytes_for(tch_context *context, int64_t n, int64_t batch, int64_t
 {
     if (rows <= PANEL) {
         tchi_arena arena = {0};
+        tchi_arena before = {0};
         layout_panel(&arena, context, batch, rows, n);
-        return larger(arena.used, projection_bytes(batch, rows, n, first));
+        layout_before(&before, batch, rows, n);
+        return larger(arena.used, before.used + projection_bytes(batch, rows, n, first));
     }
     int64_t upper = first_half(rows);
     int64_t inside =
@@ -212,13 +223,14 @@ typedef struct precision {
 static tch_status split_unit_rows(const work *w, const tch_matrices *x, const tch_matrices *rows,
                                   const tch_split_matrices *out, tch_condition done)
 {
-    const tch_rows_to_split problem = {x, rows, out, done};
+    const tch_rows_to_split problem = {.x = x, .rows = rows, .out = out, .done = done};
     return w->context->backend->matrix->split_rows(w->context->state, &problem);
 }
 
-/* Rows, which have been split, less their parts along `count` rows that are done, from row `from` on. */
+/* Rows, which have been split, less their parts along rows that are done, from row `from` on; where `wide` is not NULL,
+ * what comes out goes there. */
 static tch_status subtract(const work *w, const tch_matrices *rows, const tch_split_matrices *split, int64_t from,
-                           projection *p, const precision *how)
+                           projection *p, const precision *how, const tch_matrices *wide)
 {
     tch_split_matrices done = split_rows_of(w->planes, from, p->c.cols);
     p->coefficients.scale = TCHI_SPLIT_UNIT;
@@ -238,19 +250,23 @@ static tch_status subtract(const work *w, const tch_matrices *rows, const tch_sp
                                           .beta = 1.0,
                                           .c = rows,
                                           .high_alone = how->high_alone,
-                                          .negligible = how->negligible};
+                                          .negligible = how->negligible,
+                                          .wide = wide};
     TCHI_TRY(tchi_split_product(w->context, &coefficients));
     return tchi_split_product(w->context, &difference);
 }
 
-/* Rows of S, brought to length 1, less their parts along `count` rows that are done, from row `from` on. */
-static tch_status project(const work *w, const tch_matrices *rows, int64_t from, int64_t count, const precision *how)
+/* Rows of S, brought to length 1, less their parts along `count` rows that are done, from row `from` on; `for_panel`,
+ * what comes out is where a panel has its rows before Cholesky. */
+static tch_status project(const work *w, const tch_matrices *rows, int64_t from, int64_t count, const precision *how,
+                          bool for_panel)
 {
     tchi_arena arena = {.base = w->scratch};
+    tch_matrices before = layout_before(&arena, rows->batch, for_panel ? rows->rows : 0, rows->cols);
     projection p = layout_projection(&arena, rows->batch, rows->rows, rows->cols, count);
     p.rows.scale = TCHI_SPLIT_UNIT;
     TCHI_TRY(split_unit_rows(w, rows, rows, &p.rows, (tch_condition){0}));
-    return subtract(w, rows, &p.rows, from, &p, how);
+    return subtract(w, rows, &p.rows, from, &p, how, for_panel ? &before : NULL);
 }
 
 static tch_status convert(tch_context *context, const tch_matrices *from, const tch_matrices *to)
@@ -269,15 +285,15 @@ static tch_status by_cholesky(const work *w, const panel *p, const tch_matrices 
 
 /* All others are projected against the first panel again and again, and it has nothing to be projected against: where
  * its rows are nearly one, as after gradients of rank 1, a second time makes it as orthonormal as they will be. */
-static tch_status orthonormalize_panel(const work *w, const tch_matrices *rows, bool twice,
+static tch_status orthonormalize_panel(const work *w, const tch_matrices *rows, bool is_first,
                                        const tch_split_matrices *planes)
 {
     tchi_arena arena = {.base = w->scratch};
     panel p = layout_panel(&arena, w->context, rows->batch, rows->rows, rows->cols);
     const tch_matrices *result = &p.after;
-    TCHI_TRY(convert(w->context, rows, &p.before));
+    TCHI_TRY(is_first ? convert(w->context, rows, &p.before) : TCH_OK);
     TCHI_TRY(by_cholesky(w, &p, &p.before, &p.after));
-    if (twice) {
+    if (is_first) {
         result = &p.before;
         TCHI_TRY(by_cholesky(w, &p, &p.after, &p.before));
     }
@@ -294,7 +310,7 @@ static tch_status project_again(const work *w, const tch_matrices *rows, const t
     const precision of_little = {.coefficients = TCH_LOW_BOTH, .difference = TCH_LOW_NONE, .negligible = negligible};
     tchi_arena arena = {.base = w->scratch};
     projection p = layout_projection(&arena, rows->batch, rows->rows, rows->cols, first);
-    TCHI_TRY(subtract(w, rows, planes, 0, &p, &of_little));
+    TCHI_TRY(subtract(w, rows, planes, 0, &p, &of_little, NULL));
     return split_unit_rows(w, rows, rows, planes, negligible);
 }
 
@@ -308,7 +324,7 @@ static tch_status finish_panel(const work *w, int64_t first, int64_t count)
     if (first == 0) {
         return orthonormalize_panel(w, &rows, true, &planes);
     }
-    TCHI_TRY(project(w, &rows, 0, first, &full));
+    TCHI_TRY(project(w, &rows, 0, first, &full, true));
     TCHI_TRY(orthonormalize_panel(w, &rows, false, &planes));
     return project_again(w, &rows, &planes, first);
 }
@@ -323,7 +339,7 @@ static tch_status orthonormalize(const work *w, int64_t first, int64_t count)
     const precision rough = {.coefficients = TCH_LOW_NONE, .difference = TCH_LOW_B};
     tch_matrices rest = rows_of(w->s, first + upper, count - upper);
     TCHI_TRY(orthonormalize(w, first, upper));
-    TCHI_TRY(project(w, &rest, first, upper, &rough));
+    TCHI_TRY(project(w, &rest, first, upper, &rough, false));
     return orthonormalize(w, first + upper, count - upper);
 }
 

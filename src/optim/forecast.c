@@ -1,6 +1,7 @@
 /* See forecast.h. A forecast lays out an optimizer as its making does, with arenas that only measure. */
 #include "forecast.h"
 
+#include "core/arith.h"
 #include "core/check.h"
 #include "core/recording.h"
 #include "core/status.h"
@@ -18,7 +19,8 @@ static tch_status one_refresh(const tch_optimizer *o, const tchi_factor_batch *f
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
     if (f->root == 0) {
-        *bytes = tchi_basis_bytes(o->context, f->real, f->n, 1);
+        *bytes = tchi_max(tchi_basis_init_bytes(o->context, f->real, f->n, 1),
+                          tchi_basis_track_bytes(o->context, f->real, f->n, 1));
         return TCH_OK;
     }
     *bytes = 0;

@@ -121,11 +121,11 @@ static tch_status gather(const tchi_muon_run *r)
     TCHI_RANGE(o->context, "gather gradients");
     if (tchi_run_param(o, &r->run)->moment[0] == NULL) { /* of a tile whose gradient was filtered where it lies */
         tch_update filtered = tchi_update_run(o, &r->run, &r->work, o->scratch, NULL);
-        return o->context->backend->update->gather(o->context->state, &filtered, TCH_FILTER_NONE, 0);
+        return o->context->backend->update->gather(o->context->state, &filtered, TCH_FILTER_NONE, 0, NULL, NULL);
     }
     tch_update update = tchi_update_run(o, &r->run, &r->work, NULL, o->scratch);
-    return o->context->backend->update->gather(o->context->state, &update,
-                                               r->config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA, 0);
+    return o->context->backend->update->gather(
+        o->context->state, &update, r->config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA, 0, NULL, NULL);
 }
 
 static tch_status orthogonalize(const tchi_muon_run *r, tch_matrices *direction)

@@ -150,7 +150,7 @@ static tch_status gather(const shampoo_run *r, bool filter)
     TCHI_RANGE(o->context, "gather gradients");
     tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, filter ? r->filtered : NULL);
     return o->context->backend->update->gather(o->context->state, &update, filter ? filter_of(r) : TCH_FILTER_NONE,
-                                               has_decay(r));
+                                               has_decay(r), NULL, NULL);
 }
 
 /* In one pass. The gradient itself is left where anyone looks at it afterwards. */

@@ -128,7 +128,8 @@ typedef struct soap_run {
     tchi_run run;
     tchi_work work;
     void *gradient, *moment, *spare;
-    bool first; /* no bases yet */
+    uint32_t *largest, *largest_moment; /* elements of blocks, for products in float16, or NULL */
+    bool first;                         /* no bases yet */
 } soap_run;
 
 static soap_run begin_run(tch_optimizer *o, const tchi_group *group, const tchi_run *run)
@@ -140,6 +141,10 @@ static soap_run begin_run(tch_optimizer *o, const tchi_group *group, const tchi_
     r.moment = o->scratch + bytes;
     r.spare = o->scratch + 2 * bytes;
     r.first = only_finds_bases(tchi_run_param(o, run));
+    if (o->context->backend->update->two_sided != NULL) {
+        r.largest = o->largest;
+        r.largest_moment = o->largest_filtered;
+    }
     return r;
 }
 
@@ -179,7 +184,8 @@ static tch_status gather(const soap_run *r)
         o->rects[i].clock = &r->group->numbers->clock;
     }
     return o->context->backend->update->gather(o->context->state, &update, r->first ? TCH_FILTER_NONE : TCH_FILTER_EMA,
-                                               r->group->config.decay == TCH_DECAY_L2 && !r->run.block_batch->prepared);
+                                               r->group->config.decay == TCH_DECAY_L2 && !r->run.block_batch->prepared,
+                                               r->largest, r->largest_moment);
 }
 
 static tch_status apply(const soap_run *r, void *direction)
@@ -203,7 +209,7 @@ static tch_status apply(const soap_run *r, void *direction)
 static tch_status update_factors(const soap_run *r)
 {
     TCHI_RANGE(r->optimizer->context, "factors");
-    return tchi_run_update_factors(r->optimizer, &r->run, &r->work, r->gradient, r->spare, NULL,
+    return tchi_run_update_factors(r->optimizer, &r->run, &r->work, r->gradient, r->spare, r->largest,
                                    &r->group->numbers->clock);
 }
 
@@ -215,11 +221,11 @@ static tch_status precondition(const soap_run *r, void **direction)
     void *gradient = r->gradient;
     void *spare = r->spare;
     *direction = r->moment;
-    TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_INTO_BASES, NULL, &gradient, &spare, NULL));
-    TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_INTO_BASES, NULL, direction, &spare, NULL));
+    TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_INTO_BASES, r->largest, &gradient, &spare, NULL));
+    TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_INTO_BASES, r->largest_moment, direction, &spare, NULL));
     tch_update moments = moments_of(o, &r->run, &r->work, gradient, *direction);
-    TCHI_TRY(o->context->backend->update->rotated_adam(o->context->state, &moments));
-    return tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_OUT_OF_BASES, NULL, direction, &spare, NULL);
+    TCHI_TRY(o->context->backend->update->rotated_adam(o->context->state, &moments, r->largest));
+    return tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_OUT_OF_BASES, r->largest, direction, &spare, NULL);
 }
 
 /* --- bases ------------------------------------------------------------------------------------------------------- */
@@ -233,6 +239,13 @@ typedef struct basis_run {
     bool measured; /* how far the old bases are off */
 } basis_run;
 
+static int64_t basis_bytes(const basis_run *r, int64_t count)
+{
+    const tchi_factor_batch *f = r->factor_batch;
+    return r->begin ? tchi_basis_init_bytes(r->optimizer->context, f->real, f->n, count)
+                    : tchi_basis_track_bytes(r->optimizer->context, f->real, f->n, count);
+}
+
 static tch_status refresh_part(const basis_run *r, int64_t first, int64_t count)
 {
     tch_context *context = r->optimizer->context;
@@ -242,7 +255,7 @@ static tch_status refresh_part(const basis_run *r, int64_t first, int64_t count)
     TCHI_TRY(tchi_matrices_open(r->optimizer, f, TCHI_FACTORS, first, count, r->optimizer->unpacked, &c));
     TCHI_TRY(tchi_matrices_open(r->optimizer, f, TCHI_ROOTS, first, count, NULL, &q));
     tchi_arena arena = {0};
-    int64_t bytes = tchi_basis_bytes(context, f->real, f->n, count);
+    int64_t bytes = basis_bytes(r, count);
     tchi_arena_take(&arena, bytes);
     TCHI_TRY(tchi_arena_reserve(context, &arena));
     void *scratch = tchi_arena_take(&arena, bytes);
@@ -254,12 +267,9 @@ static tch_status refresh_part(const basis_run *r, int64_t first, int64_t count)
 /* As many factors at once as the workspace allows, at least one, in passes of about equal length. */
 static int64_t fit(const basis_run *r)
 {
-    tch_context *context = r->optimizer->context;
-    const tchi_factor_batch *f = r->factor_batch;
-    int64_t limit = context->workspace_limit;
+    int64_t limit = r->optimizer->context->workspace_limit;
     int64_t count = r->count;
-    for (int64_t passes = 2; count > 1 && limit > 0 && tchi_basis_bytes(context, f->real, f->n, count) > limit / 9 * 8;
-         passes++) {
+    for (int64_t passes = 2; count > 1 && limit > 0 && basis_bytes(r, count) > limit / 9 * 8; passes++) {
         count = (r->count + passes - 1) / passes;
     }
     return count;

@@ -139,8 +139,11 @@ static void check_normalized(const batch *x, const batch *before, int64_t row)
     }
 }
 
-/* Where rows of length 1 go. */
-typedef enum goal { NOWHERE, IN_PLACE, ELSEWHERE } goal;
+/* Where rows of length 1 go; or what is split is X with something added to its diagonal, divided. */
+typedef enum goal { NOWHERE, IN_PLACE, ELSEWHERE, MOVED } goal;
+
+/* Of each of two matrices: whether it is done, what is added, what it is divided by. */
+static const double numbers[] = {2.5, 2.0, 0.25, 3.0, 7.0, 0.1};
 
 /* Of two matrices of three rows. */
 typedef struct split_trial {
@@ -149,9 +152,26 @@ typedef struct split_trial {
     double scale;
 } split_trial;
 
+/* Three roundings to float32, of X, of the sum and of the quotient, and 22 bits of that. */
+static void check_moved(const split_trial *t, int64_t row)
+{
+    for (int64_t col = 0; col < t->x.m.cols; col++) {
+        double added = row % 3 == col ? numbers[2 + row / 3] : 0.0;
+        double expected = t->scale * (value(&t->x, row, col) + added) / numbers[4 + row / 3];
+        double size = t->scale * (fabs(value(&t->x, row, col)) + added) / numbers[4 + row / 3];
+        double sum = value(&t->high, row, col) + value(&t->low, row, col);
+        CHECK(fabs(sum - expected) <= fmax(0x1p-21 * size, 0x1p-24), "(%lld, %lld) is %.12g, expected %.12g",
+              (long long)row, (long long)col, sum, expected);
+    }
+}
+
 static void check_split_row(const split_trial *t, int64_t row)
 {
     const batch *split = t->to == ELSEWHERE ? &t->rows : &t->x;
+    if (t->to == MOVED) {
+        check_moved(t, row);
+        return;
+    }
     if (t->to != NOWHERE) {
         check_normalized(split, &t->before, row);
     }
@@ -199,20 +219,21 @@ static void end_split(tch_context *context, split_trial *t)
 /* With `left_out` the second matrix is, whose number is the one that is not above the limit. */
 static void check_split(tch_context *context, tch_scalar type, int64_t cols, int64_t gap, goal to, bool left_out)
 {
-    static const double numbers[] = {2.5, 2.0};
     test_case("type %d, %lld columns, %lld apart, rows to %d%s", (int)type, (long long)cols, (long long)gap, (int)to,
               left_out ? ", one left out" : "");
     split_trial t = begin_split(context, type, cols, gap, to);
-    void *there = NULL;
-    CHECK_OK(context->backend->device->allocate(context->state, sizeof numbers, &there));
+    double *there = NULL;
+    CHECK_OK(context->backend->device->allocate(context->state, sizeof numbers, (void **)&there));
     CHECK_OK(context->backend->device->copy_bytes(context->state, there, numbers, sizeof numbers, TCH_COPY_TO_DEVICE));
     const tch_split_matrices out = {t.high.m, t.low.m, t.scale};
-    const tch_rows_to_split problem = {&t.x.m,
-                                       to == NOWHERE    ? NULL
-                                       : to == IN_PLACE ? &t.x.m
-                                                        : &t.rows.m,
-                                       &out,
-                                       {left_out ? there : NULL, 2.0}};
+    const tch_rows_to_split problem = {.x = &t.x.m,
+                                       .rows = to == IN_PLACE    ? &t.x.m
+                                               : to == ELSEWHERE ? &t.rows.m
+                                                                 : NULL,
+                                       .out = &out,
+                                       .done = {left_out ? there : NULL, 2.0},
+                                       .shift = to == MOVED ? there + 2 : NULL,
+                                       .bound = to == MOVED ? there + 4 : NULL};
     CHECK_OK(context->backend->matrix->split_rows(context->state, &problem));
     batch *all[] = {&t.x, &t.rows, &t.high, &t.low};
     for (int i = 0; i < 4; i++) {
@@ -237,11 +258,9 @@ static void rows_are_split(void **state)
     static const struct {
         tch_scalar type;
         goal to;
-    } kinds[] = {{TCH_SCALAR_F32, NOWHERE},
-                 {TCH_SCALAR_F32, IN_PLACE},
-                 {TCH_SCALAR_F32, ELSEWHERE},
-                 {TCH_SCALAR_F64, NOWHERE},
-                 {TCH_SCALAR_F64, ELSEWHERE}};
+    } kinds[] = {{TCH_SCALAR_F32, NOWHERE}, {TCH_SCALAR_F32, IN_PLACE}, {TCH_SCALAR_F32, ELSEWHERE},
+                 {TCH_SCALAR_F32, MOVED},   {TCH_SCALAR_F64, NOWHERE},  {TCH_SCALAR_F64, ELSEWHERE},
+                 {TCH_SCALAR_F64, MOVED}};
     enum { COLUMNS = sizeof columns / sizeof columns[0], KINDS = sizeof kinds / sizeof kinds[0] };
     tch_context *context = *state;
     if (context->backend->matrix->split_rows == NULL) {

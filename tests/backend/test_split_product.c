@@ -105,6 +105,7 @@ typedef struct trial {
     double alpha, beta;
     tch_condition high_alone, negligible; /* hold of odd matrices, or of none */
     double *largest;                      /* NULL, or what the device has of it */
+    const tch_matrices *wide;             /* NULL, or what the result goes to */
     bool taken;                           /* by a kernel, which then does what conditions say */
 } trial;
 
@@ -190,8 +191,8 @@ static void check_taken(tch_context *context, trial *t, const tch_split_problem 
 
 static void multiply(tch_context *context, trial *t, const batch *c, const tch_split_matrices *split)
 {
-    const tch_split_problem problem = {t->alpha, &t->a.m, &t->b.m,       t->transposed, t->low,    t->beta,
-                                       &c->m,    split,   t->high_alone, t->negligible, t->largest};
+    const tch_split_problem problem = {t->alpha, &t->a.m, &t->b.m,       t->transposed, t->low,     t->beta,
+                                       &c->m,    split,   t->high_alone, t->negligible, t->largest, t->wide};
     if (t->beta == 0.0) {
         check_taken(context, t, &problem);
     }
@@ -213,6 +214,39 @@ static void check_floats(tch_context *context, trial *t)
         values[e] = after[e];
     }
     check_elements(t, &c, values, 0.0);
+    batch_drop(context, &c);
+}
+
+/* The result as float64 beside C, which a kernel leaves as it is; gaps between rows stay as they are. */
+static void check_wide(tch_context *context, trial *t)
+{
+    batch c = batch_make(context, t->c->batch, t->c->rows, t->c->cols, t->c->gap);
+    tch_matrices wide = c.m;
+    int64_t bytes = wide.batch * wide.stride * (int64_t)sizeof(double);
+    double *values = test_alloc((size_t)bytes);
+    wide.type = TCH_SCALAR_F64;
+    memset(values, 0xff, (size_t)bytes);
+    batch_fill(&c, 1.0, 99);
+    batch_send(context, &c);
+    CHECK_OK(context->backend->device->allocate(context->state, bytes, &wide.data));
+    CHECK_OK(context->backend->device->copy_bytes(context->state, wide.data, values, bytes, TCH_COPY_TO_DEVICE));
+    t->wide = &wide;
+    multiply(context, t, &c, NULL);
+    t->wide = NULL;
+    batch_check_guards(&c, batch_fetch(context, &c));
+    CHECK_OK(context->backend->device->copy_bytes(context->state, values, wide.data, bytes, TCH_COPY_TO_HOST));
+    double *expected = test_alloc((size_t)c.bytes / 4 * sizeof *expected);
+    for (int64_t e = 0; e < wide.batch * wide.stride; e++) {
+        int64_t i = e % wide.stride / wide.ld;
+        int64_t j = e % wide.stride % wide.ld;
+        if (i < wide.rows && j < wide.cols) {
+            expected[batch_place(&c, e / wide.stride, i, j)] = values[e];
+        } else {
+            CHECK(isnan(values[e]), "element %lld behind a row was written", (long long)e);
+        }
+    }
+    check_elements(t, &c, expected, 0.0);
+    context->backend->device->release(context->state, wide.data, bytes);
     batch_drop(context, &c);
 }
 
@@ -343,6 +377,7 @@ static void less_is_done_where_it_may(void **state)
             check_floats(context, &t);
             t.beta = k % 4 ? 1.0 : -0.5;
             check_floats(context, &t);
+            check_wide(context, &t);
         }
         end_trial(context, &t);
         context->backend->device->release(context->state, numbers, c->batch * (int64_t)sizeof *numbers);

@@ -34,11 +34,64 @@ static void set_skip(world *w, int32_t value)
     w->update.skip = &w->numbers->skip;
 }
 
+/* --- largest elements -------------------------------------------------------------------------------------------- */
+
+static uint32_t *largest, *filtered; /* on the device, one for a block each; or NULL */
+
+static void *device_bytes(world *w, int64_t bytes)
+{
+    void *memory = NULL;
+    unsigned char *poison = test_alloc((size_t)bytes);
+    memset(poison, 0xff, (size_t)bytes);
+    CHECK_OK(w->backend->device->allocate(w->context->state, bytes, &memory));
+    world_set(w, poison, memory, bytes);
+    return memory;
+}
+
+static void begin_largest(world *w)
+{
+    largest = device_bytes(w, w->blocks * (int64_t)sizeof *largest);
+    filtered = device_bytes(w, w->blocks * (int64_t)sizeof *filtered);
+}
+
+static void end_largest(const world *w)
+{
+    w->backend->device->release(w->context->state, largest, w->blocks * (int64_t)sizeof *largest);
+    w->backend->device->release(w->context->state, filtered, w->blocks * (int64_t)sizeof *filtered);
+    largest = filtered = NULL;
+}
+
+static double number_at(const unsigned char *all, tch_scalar type, int64_t index)
+{
+    return type == TCH_SCALAR_F64 ? ((const double *)(const void *)all)[index]
+                                  : (double)((const float *)(const void *)all)[index];
+}
+
+/* Of gradients, which stay, or of what was written to the second block. Two rectangles are a block. */
+static void check_largest(world *w, ref_field field, const uint32_t *device)
+{
+    const unsigned char *all = field == REF_GRAD ? w->field[field].before : w->field[field].after;
+    uint32_t *bits = test_alloc((size_t)w->blocks * sizeof *bits);
+    float expected = 0.0F;
+    world_get(w, bits, device, w->blocks * (int64_t)sizeof *bits);
+    for (int64_t k = 0; k < w->count; k++) {
+        for (int64_t e = 0; e < w->rects[k].rows * w->rects[k].cols; e++) {
+            int64_t index = world_index(w, k, field, e / w->rects[k].cols, e % w->rects[k].cols);
+            expected = fmaxf(expected, (float)fabs(number_at(all, w->field[field].type, index)));
+        }
+        if (k % 2 == 1 || k + 1 == w->count) {
+            CHECK(memcmp(&bits[k / 2], &expected, sizeof expected) == 0, "block %lld: %#x, expected the bits of %g",
+                  (long long)(k / 2), (unsigned)bits[k / 2], (double)expected);
+            expected = 0.0F;
+        }
+    }
+}
+
 /* --- gather ------------------------------------------------------------------------------------------------------ */
 
 static tch_status run_gather(world *w, const ref_setting *s)
 {
-    return w->backend->update->gather(w->context->state, &w->update, s->filter, s->l2);
+    return w->backend->update->gather(w->context->state, &w->update, s->filter, s->l2, largest, filtered);
 }
 
 static void gather_once(world *w, const ref_setting *s)
@@ -169,8 +222,6 @@ static void norms_do_not_depend_on_threads(void **state)
 
 /* --- both in one pass -------------------------------------------------------------------------------------------- */
 
-static uint32_t *largest, *filtered; /* on the device, one for a block each; or NULL */
-
 static tch_status run_gather_graft(world *w, const ref_setting *s)
 {
     return w->backend->update->gather_graft(w->context->state, &w->update, s->filter, s->l2, s->graft, w->norms,
@@ -181,16 +232,6 @@ static bool offers_gather_graft(void **state)
 {
     const tch_context *context = *state;
     return context->backend->update->gather_graft != NULL;
-}
-
-static void *device_bytes(world *w, int64_t bytes)
-{
-    void *memory = NULL;
-    unsigned char *poison = test_alloc((size_t)bytes);
-    memset(poison, 0xff, (size_t)bytes);
-    CHECK_OK(w->backend->device->allocate(w->context->state, bytes, &memory));
-    world_set(w, poison, memory, bytes);
-    return memory;
 }
 
 /* Blocks of another type than the arithmetic's are not its business. */
@@ -222,30 +263,6 @@ static void one_pass_follows_the_formulas(void **state)
     }
 }
 
-static double number_at(const unsigned char *all, tch_scalar type, int64_t index)
-{
-    return type == TCH_SCALAR_F64 ? ((const double *)(const void *)all)[index]
-                                  : (double)((const float *)(const void *)all)[index];
-}
-
-/* Of gradients, which stay, or of what was written to the second block. Two rectangles are a block. */
-static void check_largest(const world *w, ref_field field, const uint32_t *bits)
-{
-    const unsigned char *all = field == REF_GRAD ? w->field[field].before : w->field[field].after;
-    float expected = 0.0F;
-    for (int64_t k = 0; k < w->count; k++) {
-        for (int64_t e = 0; e < w->rects[k].rows * w->rects[k].cols; e++) {
-            int64_t index = world_index(w, k, field, e / w->rects[k].cols, e % w->rects[k].cols);
-            expected = fmaxf(expected, (float)fabs(number_at(all, w->field[field].type, index)));
-        }
-        if (k % 2 == 1 || k + 1 == w->count) {
-            CHECK(memcmp(&bits[k / 2], &expected, sizeof expected) == 0, "block %lld: %#x, expected the bits of %g",
-                  (long long)(k / 2), (unsigned)bits[k / 2], (double)expected);
-            expected = 0.0F;
-        }
-    }
-}
-
 /* One after the other gives the same bits, over many rectangles too, and the largest is the largest. */
 static void one_pass_has_the_bits_of_two(void **state)
 {
@@ -254,31 +271,28 @@ static void one_pass_has_the_bits_of_two(void **state)
         size_t bytes = (size_t)w->blocks * sizeof(double);
         double *together = test_alloc(bytes);
         double *apart = test_alloc(bytes);
-        uint32_t *most = test_alloc((size_t)w->blocks * sizeof *most);
         ref_setting s = lively_setting();
         test_case("gather and graft, %s, many rectangles", type_cases[t].name);
         s.filter = TCH_FILTER_EMA;
         s.graft = TCH_GRAFT_ADAM;
-        largest = device_bytes(w, w->blocks * (int64_t)sizeof *largest);
-        filtered = device_bytes(w, w->blocks * (int64_t)sizeof *filtered);
+        begin_largest(w);
         world_run(w, run_gather, &s);
+        world_download(w);
+        check_largest(w, REF_GRAD, largest);
+        check_largest(w, REF_BLOCK_1, filtered);
         CHECK_OK(run_graft(w, &s));
         world_get(w, apart, w->norms, (int64_t)bytes);
         world_run(w, run_gather_graft, &s);
         world_get(w, together, w->norms, (int64_t)bytes);
-        world_get(w, most, largest, w->blocks * (int64_t)sizeof *most);
-        check_largest(w, REF_GRAD, most);
-        world_get(w, most, filtered, w->blocks * (int64_t)sizeof *most);
         world_download(w);
-        check_largest(w, REF_BLOCK_1, most);
+        check_largest(w, REF_GRAD, largest);
+        check_largest(w, REF_BLOCK_1, filtered);
         for (int64_t b = 0; b < w->blocks; b++) {
             CHECK(memcmp(&together[b], &apart[b], sizeof *apart) == 0, "block %lld: %.17g together and %.17g apart",
                   (long long)b, together[b], apart[b]);
         }
         world_check(w, ref_gather_graft, &s, NULL); /* last: what was before is not known after it */
-        w->backend->device->release(w->context->state, largest, w->blocks * (int64_t)sizeof *largest);
-        w->backend->device->release(w->context->state, filtered, w->blocks * (int64_t)sizeof *filtered);
-        largest = filtered = NULL;
+        end_largest(w);
         world_close(w);
     }
 }
@@ -342,8 +356,7 @@ static void halves_are_the_blocks_again(void **state)
         s.graft = TCH_GRAFT_ADAM;
         s.l2 = options / 2;
         test_case("halves, filter %d, weight decay %d", (int)s.filter, s.l2);
-        largest = device_bytes(w, w->blocks * 4);
-        filtered = device_bytes(w, w->blocks * 4);
+        begin_largest(w);
         world_run(w, run_gather_graft, &s);
         world_download(w);
         world_get(w, bits[0], largest, w->blocks * 4);
@@ -358,9 +371,7 @@ static void halves_are_the_blocks_again(void **state)
             check_halves(w, (ref_field)(REF_BLOCK_0 + i), bits[i], halves);
             w->backend->device->release(w->context->state, blocks[i], bytes[i]);
         }
-        w->backend->device->release(w->context->state, largest, w->blocks * 4);
-        w->backend->device->release(w->context->state, filtered, w->blocks * 4);
-        largest = filtered = NULL;
+        end_largest(w);
         world_close(w);
     }
 }
@@ -386,7 +397,7 @@ static void one_pass_zeroes_blocks_when_skipping(void **state)
 static tch_status run_rotated_adam(world *w, const ref_setting *s)
 {
     (void)s;
-    return w->backend->update->rotated_adam(w->context->state, &w->update);
+    return w->backend->update->rotated_adam(w->context->state, &w->update, largest);
 }
 
 static void rotated_adam_follows_the_formula(void **state)
@@ -397,6 +408,21 @@ static void rotated_adam_follows_the_formula(void **state)
         test_case("rotated_adam, %s", type_cases[t].name);
         world_run(w, run_rotated_adam, &s);
         world_check(w, ref_rotated_adam, &s, NULL);
+        world_close(w);
+    }
+}
+
+static void rotated_adam_leaves_its_largest(void **state)
+{
+    for (int t = 0; t < 2 && offers_gather_graft(state); t++) {
+        world *w = world_begin(*state, &type_cases[t], many_shapes(), MANY_CHUNKS, 1650);
+        ref_setting s = lively_setting();
+        test_case("rotated_adam, %s, many rectangles", type_cases[t].name);
+        begin_largest(w);
+        world_run(w, run_rotated_adam, &s);
+        world_download(w);
+        check_largest(w, REF_BLOCK_1, largest);
+        end_largest(w);
         world_close(w);
     }
 }
@@ -514,7 +540,7 @@ static void step_alike(world *w, float *memory, const float *before, int shift, 
     }
     w->update.rects = &rect;
     w->update.count = 1;
-    CHECK_OK(t->gather(w->context->state, &w->update, TCH_FILTER_EMA, 0));
+    CHECK_OK(t->gather(w->context->state, &w->update, TCH_FILTER_EMA, 0, NULL, NULL));
     CHECK_OK(t->graft(w->context->state, &w->update, TCH_GRAFT_ADAM, 0, w->norms, w->scratch));
     CHECK_OK(t->apply(w->context->state, &w->update, TCH_BLOCK_AS_IS, w->wanted, w->norms, 0, 1));
     if (t->gather_graft != NULL) {
@@ -579,6 +605,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(halves_are_the_blocks_again),
         cmocka_unit_test(one_pass_zeroes_blocks_when_skipping),
         cmocka_unit_test(rotated_adam_follows_the_formula),
+        cmocka_unit_test(rotated_adam_leaves_its_largest),
         cmocka_unit_test(apply_follows_the_formula),
         cmocka_unit_test(skipping_writes_nothing),
         cmocka_unit_test(chunks_that_are_alike_have_the_bits_of_others),

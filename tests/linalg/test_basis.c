@@ -394,7 +394,7 @@ static void split_case(tch_context *context, int64_t rows, int64_t cols, bool no
     tch_matrices high = make_halves(context, rows, cols);
     tch_matrices low = make_halves(context, rows, cols);
     const tch_split_matrices out = {high, low, scale};
-    const tch_rows_to_split problem = {&m, normalize ? &m : NULL, &out, {NULL, 0.0}};
+    const tch_rows_to_split problem = {.x = &m, .rows = normalize ? &m : NULL, .out = &out};
     CHECK_OK(context->backend->matrix->split_rows(context->state, &problem));
     expect_rows(rows, cols, normalize, x);
     double *after = read_back(context, &m);
@@ -452,6 +452,19 @@ static int32_t *make_order(tch_context *context, tch_scalar type, int64_t n, dou
     return order;
 }
 
+/* Of the second matrix alone. */
+static void check_reset(tch_context *context, int64_t n, int32_t *device, const int32_t *before)
+{
+    static const int32_t flags[BATCH] = {TCH_REPORT_OK, TCH_REPORT_NOT_POSITIVE, TCH_REPORT_OK};
+    int32_t *device_flags = to_device(context, flags, sizeof flags);
+    CHECK_OK(context->backend->matrix->reset_order(context->state, BATCH, n, device_flags, device));
+    int32_t *order = read_integers(context, device, BATCH * n);
+    for (int64_t k = 0; k < BATCH * n; k++) {
+        CHECK(order[k] == (k / n == 1 ? k % n : before[k]), "place %lld has %d after a reset", (long long)k, order[k]);
+    }
+    release(context, device_flags, sizeof flags);
+}
+
 static void order_case(tch_context *context, tch_scalar type, int64_t n)
 {
     test_random random = test_random_stream((uint64_t)(50000 + n));
@@ -466,6 +479,7 @@ static void order_case(tch_context *context, tch_scalar type, int64_t n)
         CHECK(k % n == 0 || stands_before(w + k / n * n, order[k - 1], order[k]), "places %lld and %lld are exchanged",
               (long long)(k - 1), (long long)k);
     }
+    check_reset(context, n, device, order);
     release(context, device, BATCH * n * (int64_t)sizeof(int32_t));
 }
 
@@ -554,7 +568,9 @@ static tracked begin_tracking(tch_context *context, tch_scalar type, int64_t n, 
     t.flags = to_device(context, poison, batch * (int64_t)sizeof *t.flags);
     t.order = to_device(context, poison, batch * n * (int64_t)sizeof *t.order);
     t.drift = to_device(context, poison, batch * (int64_t)sizeof *t.drift);
-    t.bytes = tchi_basis_bytes(context, type, n, batch);
+    int64_t first = tchi_basis_init_bytes(context, type, n, batch);
+    int64_t later = tchi_basis_track_bytes(context, type, n, batch);
+    t.bytes = first > later ? first : later;
     char *dirt = test_alloc((size_t)t.bytes + 1);
     memset(dirt, 0xff, (size_t)t.bytes);
     t.scratch = to_device(context, dirt, t.bytes);

@@ -241,6 +241,8 @@ typedef tch_status tch_row_dots_op(void *state, const tch_matrices *x, const tch
                                    const tch_matrices *w);
 /* order[b n + k] is the index of the k-th largest of w_b (1 by n), equal ones by index, NaN last. */
 typedef tch_status tch_descending_op(void *state, const tch_matrices *w, int32_t *order);
+/* order[b n + k] = k wherever flags[b] is not 0. */
+typedef tch_status tch_reset_order_op(void *state, int64_t batch, int64_t n, const int32_t *flags, int32_t *order);
 /* out(i, j) = X(rows[i], cols[j]), orders per matrix as `descending` gives them; NULL keeps that order. `out`
  * may be of float64 where X is of float32. */
 typedef tch_status tch_permute_op(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
@@ -261,12 +263,14 @@ typedef struct tch_condition {
 /* X, float32, as a sum of two float16, or float64 that is rounded to float32 first: high is X scale rounded, low is
  * what that leaves of X scale, rounded. Good to 22 bits of a number of which low is not below the smallest normal
  * number, 2^-14, and to 2^-25 of smaller ones. With `rows`, of float32, which may be X, the rows of X brought to length
- * 1 go there and are what is split; sums are in float64, rows of zeros stay. Matrices of which `done` holds may be left
- * out: nothing of theirs is written then. */
+ * 1 go there and are what is split; sums are in float64, rows of zeros stay. Without, X_b stands for (X_b + shift[b] I)
+ * / bound[b], in float32, where those are not NULL. Matrices of which `done` holds may be left out: nothing of theirs
+ * is written then. */
 typedef struct tch_rows_to_split {
     const tch_matrices *x, *rows;
     const tch_split_matrices *out; /* of float16 */
     tch_condition done;
+    const double *shift, *bound; /* both or neither */
 } tch_rows_to_split;
 typedef tch_status tch_split_rows_op(void *state, const tch_rows_to_split *problem);
 
@@ -287,6 +291,8 @@ typedef struct tch_split_problem {
     tch_condition high_alone; /* where it holds, no low parts need count */
     tch_condition negligible; /* where it holds, A B may count as zero */
     double *largest;          /* with split_c, NULL or raised to the largest |alpha A B| of each matrix */
+    const tch_matrices
+        *wide; /* without, NULL or, of float64, what the result goes to; C is then only read, or scratch */
 } tch_split_problem;
 /* *taken becomes 1; or 0 and nothing is done, where `gemm` on the parts, one after the other, is no slower. */
 typedef tch_status tch_split_product_op(void *state, const tch_split_problem *problem, int32_t *taken);
@@ -317,6 +323,7 @@ typedef struct tch_matrix_ops {
     tch_cholesky_inverse_op *cholesky_inverse;
     tch_row_dots_op *row_dots;
     tch_descending_op *descending;
+    tch_reset_order_op *reset_order;
     tch_permute_op *permute;
     /* OPTIONAL: may be NULL, and the library does without or composes the result */
     tch_inspect_op *inspect;

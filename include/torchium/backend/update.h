@@ -158,22 +158,23 @@ typedef tch_status tch_sgd_op(void *state, const tch_update *update, int32_t nes
  * sign of 0 and of a NaN being 0; m = beta2 m + (1 - beta2) g. */
 typedef tch_status tch_lion_op(void *state, const tch_update *update);
 /* Reads gradients into blocks: block[0] = g, with weight_decay p added where l2 is set; block[1] by the filter. Where
- * skip is set blocks are zeroed. Either block may be NULL. */
-typedef tch_status tch_gather_op(void *state, const tch_update *update, tch_filter filter, int32_t l2);
+ * skip is set blocks are zeroed. Either block may be NULL. Where `largest` is not NULL, which it is for backends without
+ * `two_sided`, largest[block_index] becomes the bits, as float32, of the largest |g| of a block, of which a NaN counts
+ * as more than anything, and with a filter filtered[block_index] those of |f|; 0 where skip is set. */
+typedef tch_status tch_gather_op(void *state, const tch_update *update, tch_filter filter, int32_t l2,
+                                 uint32_t *largest, uint32_t *filtered);
 /* The grafted direction d from g in block[0], f in block[1] (or block[0] where that is NULL) and v in state[1]:
  * norms[block_index] = |d| over the rectangles of a block, each summed in a fixed order; with `replace`, d takes f's
  * place. `scratch` of TCH_SCRATCH_GRAFT bytes. */
 typedef tch_status tch_graft_op(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
                                 void *scratch);
-/* Both in one pass, without `replace`, for blocks of the arithmetic's type and a kind that has a v. Where `largest` is
- * not NULL, largest[block_index] becomes the bits, as float32, of the largest |g| of a block, of which a NaN counts as
- * more than anything, and with a filter filtered[block_index] those of |f|; 0 where skip is set. */
+/* Both in one pass, without `replace`, for blocks of the arithmetic's type and a kind that has a v. */
 typedef tch_status tch_gather_graft_op(void *state, const tch_update *update, tch_filter filter, int32_t l2,
                                        tch_graft kind, double *norms, void *scratch, uint32_t *largest,
                                        uint32_t *filtered);
 /* Adam inside blocks, for SOAP: v (state[1]) = beta2 v + (1 - beta2) block[0]^2; block[1] = block[1] / (sqrt(v) + eps)
- * times sqrt(correction2) / correction1. */
-typedef tch_status tch_rotated_adam_op(void *state, const tch_update *update);
+ * times sqrt(correction2) / correction1, and largest[block_index] as in gather of that. */
+typedef tch_status tch_rotated_adam_op(void *state, const tch_update *update, uint32_t *largest);
 /* d = block[1], or block[0] where that is NULL, scaled by the rule; with momentum != 0 and state[2] not NULL, buffer
  * (state[2]) = momentum buffer + d; d = d + momentum buffer (nesterov) or buffer; p = p (1 - lr weight_decay) where
  * `decay` is set; p = p - lr factor d. */

@@ -287,6 +287,7 @@ static const tch_matrix_ops matrix_ops = {
     .pack = tchi_cpu_pack_matrices,
     .unpack = tchi_cpu_unpack_matrices,
     .descending = tchi_cpu_descending,
+    .reset_order = tchi_cpu_reset_order,
     .permute = tchi_cpu_permute,
 };
 

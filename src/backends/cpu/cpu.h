@@ -92,6 +92,7 @@ tch_cholesky_inverse_op tchi_cpu_cholesky_inverse;
 tch_row_dots_op tchi_cpu_row_dots;
 tch_split_rows_op tchi_cpu_split_rows;
 tch_descending_op tchi_cpu_descending;
+tch_reset_order_op tchi_cpu_reset_order;
 tch_permute_op tchi_cpu_permute;
 
 tch_store_numbers_op tchi_cpu_store_numbers;

@@ -122,6 +122,7 @@ static const tch_matrix_ops matrix_ops = {
     .pack = tchi_cuda_pack_matrices,
     .unpack = tchi_cuda_unpack_matrices,
     .descending = tchi_cuda_descending,
+    .reset_order = tchi_cuda_reset_order,
     .permute = tchi_cuda_permute,
 };
 

@@ -238,6 +238,7 @@ tch_row_dots_op tchi_cuda_row_dots;
 tch_split_rows_op tchi_cuda_split_rows;
 tch_split_product_op tchi_cuda_split_product;
 tch_descending_op tchi_cuda_descending;
+tch_reset_order_op tchi_cuda_reset_order;
 tch_permute_op tchi_cuda_permute;
 
 /* --- networks: network.cu ---------------------------------------------------------------------------------------- */

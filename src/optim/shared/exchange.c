@@ -168,7 +168,7 @@ static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t
     }
     return o->shared->rects.count == 0
                ? TCH_OK
-               : o->context->backend->update->gather(o->context->state, finish_move(&m), filter, l2);
+               : o->context->backend->update->gather(o->context->state, finish_move(&m), filter, l2, NULL, NULL);
 }
 
 static tch_status pack_all(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list, char *wire)
@@ -303,9 +303,9 @@ static tch_status copy_types(const copy *c, tch_scalar type, tch_scalar wire)
     }
     m.update.grad_type = m.update.block_type = wire;
     keep_raw(&m);
-    return o->shared->rects.count == 0
-               ? TCH_OK
-               : o->context->backend->update->gather(o->context->state, finish_move(&m), TCH_FILTER_NONE, 0);
+    return o->shared->rects.count == 0 ? TCH_OK
+                                       : o->context->backend->update->gather(o->context->state, finish_move(&m),
+                                                                             TCH_FILTER_NONE, 0, NULL, NULL);
 }
 
 static tch_status copy_parts(const copy *c)

@@ -432,12 +432,12 @@ static tch_status graft(void *state, const tch_update *update, tch_graft kind, i
 
 static tch_status do_rotated_adam(void *state, const entry *e)
 {
-    return real->update->rotated_adam(state, &e->update);
+    return real->update->rotated_adam(state, &e->update, e->out[0]);
 }
 
-static tch_status rotated_adam(void *state, const tch_update *update)
+static tch_status rotated_adam(void *state, const tch_update *update, uint32_t *largest)
 {
-    entry e = {.run = do_rotated_adam, .update = *update};
+    entry e = {.run = do_rotated_adam, .update = *update, .out = {largest}};
     return take(state, &e);
 }
 
@@ -505,7 +505,12 @@ static tch_status row_dots(void *state, const tch_matrices *x, const tch_matrice
 static tch_status do_split_rows(void *state, const entry *e)
 {
     const tch_split_matrices out = {e->m[2], e->m[3], e->d[0]};
-    const tch_rows_to_split problem = {&e->m[0], e->m[1].data != NULL ? &e->m[1] : NULL, &out, {e->in[0], e->d[1]}};
+    const tch_rows_to_split problem = {.x = &e->m[0],
+                                       .rows = e->m[1].data != NULL ? &e->m[1] : NULL,
+                                       .out = &out,
+                                       .done = {e->in[0], e->d[1]},
+                                       .shift = e->in[1],
+                                       .bound = e->in[2]};
     return real->matrix->split_rows(state, &problem);
 }
 
@@ -513,7 +518,7 @@ static tch_status split_rows(void *state, const tch_rows_to_split *p)
 {
     entry e = {.run = do_split_rows,
                .m = {*p->x, p->rows != NULL ? *p->rows : (tch_matrices){0}, p->out->high, p->out->low},
-               .in = {p->done.of},
+               .in = {p->done.of, p->shift, p->bound},
                .d = {p->out->scale, p->done.most}};
     return take(state, &e);
 }
@@ -526,6 +531,17 @@ static tch_status do_descending(void *state, const entry *e)
 static tch_status descending(void *state, const tch_matrices *w, int32_t *order)
 {
     entry e = {.run = do_descending, .m = {*w}, .out = {order}};
+    return take(state, &e);
+}
+
+static tch_status do_reset_order(void *state, const entry *e)
+{
+    return real->matrix->reset_order(state, e->i[0], e->i[1], e->in[0], e->out[0]);
+}
+
+static tch_status reset_order(void *state, int64_t batch, int64_t n, const int32_t *flags, int32_t *order)
+{
+    entry e = {.run = do_reset_order, .i = {batch, n}, .in = {flags}, .out = {order}};
     return take(state, &e);
 }
 
@@ -650,6 +666,7 @@ static void set_operations(table_copy *t)
     t->matrix.row_dots = row_dots;
     t->matrix.split_rows = split_rows;
     t->matrix.descending = descending;
+    t->matrix.reset_order = reset_order;
     t->matrix.permute = permute;
 }
 

@@ -158,12 +158,25 @@ static void normalize_row(int64_t n, tch_scalar type, const void *x, float *out)
     }
 }
 
+/* Element (i, j) of X_b, moved and divided as the problem says. */
+static float split_value(const tch_rows_to_split *p, const tch_matrices *x, int64_t b, int64_t i, int64_t j)
+{
+    const void *row = tchi_cpu_row(x, b, i);
+    double value = x->type == TCH_SCALAR_F64 ? ((const double *)row)[j] : (double)((const float *)row)[j];
+    if (p->rows != NULL || p->bound == NULL) {
+        return (float)value;
+    }
+    return (float)((value + (i == j ? p->shift[b] : 0.0)) / p->bound[b]);
+}
+
 /* The scale is a power of two as a rule, and what the high part leaves is exact. */
-static void split_row(int64_t n, tch_scalar type, const void *x, float scale, void *high, void *low)
+static void split_row(const tch_rows_to_split *p, const tch_matrices *x, int64_t b, int64_t i)
 {
     enum { SIZE = 2 }; /* bytes of float16 */
-    for (int64_t j = 0; j < n; j++) {
-        float value = (type == TCH_SCALAR_F64 ? (float)((const double *)x)[j] : ((const float *)x)[j]) * scale;
+    void *high = tchi_cpu_row(&p->out->high, b, i);
+    void *low = tchi_cpu_row(&p->out->low, b, i);
+    for (int64_t j = 0; j < x->cols; j++) {
+        float value = split_value(p, x, b, i, j) * (float)p->out->scale;
         float top;
         tchi_convert(1, TCH_SCALAR_F16, (char *)high + SIZE * j, TCH_SCALAR_F32, &value);
         tchi_convert(1, TCH_SCALAR_F32, &top, TCH_SCALAR_F16, (const char *)high + SIZE * j);
@@ -186,8 +199,7 @@ static void split_some(void *argument, int64_t from, int64_t to)
             normalize_row(p->x->cols, p->x->type, tchi_cpu_row(p->x, b, i), tchi_cpu_row(p->rows, b, i));
             source = p->rows;
         }
-        split_row(source->cols, source->type, tchi_cpu_row(source, b, i), (float)p->out->scale,
-                  tchi_cpu_row(&p->out->high, b, i), tchi_cpu_row(&p->out->low, b, i));
+        split_row(p, source, b, i);
     }
 }
 
@@ -272,6 +284,15 @@ tch_status tchi_cpu_descending(void *state, const tch_matrices *w, int32_t *orde
     double n = (double)w->cols;
     if (w->cols > 0) {
         tchi_cpu_for_each(state, w->batch, 20.0 * n * log2(n + 1.0), order_one, &ctx);
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_cpu_reset_order(void *state, int64_t batch, int64_t n, const int32_t *flags, int32_t *order)
+{
+    (void)state;
+    for (int64_t k = 0; k < batch * n; k++) {
+        order[k] = flags[k / n] != 0 ? (int32_t)(k % n) : order[k];
     }
     return TCH_OK;
 }

@@ -68,8 +68,11 @@ static void zero_chunk(void *argument, const tchi_cpu_chunk *chunk)
     }
 }
 
-tch_status tchi_cpu_gather(void *state, const tch_update *update, tch_filter filter, int32_t l2)
+tch_status tchi_cpu_gather(void *state, const tch_update *update, tch_filter filter, int32_t l2, uint32_t *largest,
+                           uint32_t *filtered)
 {
+    (void)largest; /* NULL, since there is no two_sided here */
+    (void)filtered;
     block_ctx ctx = {.update = update, .filter = filter, .l2 = l2};
     tchi_cpu_for_chunks(state, update, true, 4.0, tchi_cpu_is_skipped(update) ? zero_chunk : gather_chunk, &ctx);
     return TCH_OK;
@@ -96,8 +99,9 @@ static void rotated_adam_chunk(void *argument, const tchi_cpu_chunk *chunk)
     tchi_cpu_tile_store(&direction, ctx->update, chunk, 1);
 }
 
-tch_status tchi_cpu_rotated_adam(void *state, const tch_update *update)
+tch_status tchi_cpu_rotated_adam(void *state, const tch_update *update, uint32_t *largest)
 {
+    (void)largest;
     block_ctx ctx = {.update = update};
     if (!tchi_cpu_is_skipped(update)) {
         tchi_cpu_for_chunks(state, update, true, 8.0, rotated_adam_chunk, &ctx);

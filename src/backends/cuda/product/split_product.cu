@@ -44,6 +44,7 @@ typedef struct split_launch {
     double *largest;                 /* NULL or one for each matrix */
     CUtensorMap a[2], b[2];          /* high and low parts */
     tchi_cuda_operand c;             /* of float32, */
+    tchi_cuda_operand wide;          /* of float64, in the place of it if there is one, */
     tchi_cuda_operand high_c, low_c; /* or split */
 } split_launch;
 
@@ -250,9 +251,23 @@ static __device__ __forceinline__ float2 read_pair(const split_launch &p, int ma
     return x + 1 < p.cols ? *(const float2 *)c : make_float2(*c, 0.0f);
 }
 
+static __device__ __forceinline__ void write_wide(const split_launch &p, int matrix, int y, int x, float2 pair)
+{
+    double *c = (double *)tchi_cuda_at(p.wide, matrix, y, x);
+    if (x + 1 < p.cols) {
+        *(double2 *)c = make_double2((double)pair.x, (double)pair.y);
+    } else {
+        *c = (double)pair.x;
+    }
+}
+
 static __device__ __forceinline__ void write_pair(const split_launch &p, int matrix, int y, int x, float2 pair)
 {
     float *c = (float *)tchi_cuda_at(p.c, matrix, y, x);
+    if (p.wide.data != NULL) {
+        write_wide(p, matrix, y, x, pair);
+        return;
+    }
     if (x + 1 < p.cols) {
         *(float2 *)c = pair;
     } else {
@@ -345,7 +360,7 @@ static __device__ __forceinline__ void write_rows(const split_launch &p, const s
 template <int low, bool split> static __device__ __forceinline__ void write_zeros(const split_launch &p, int group)
 {
     const split_sums zeros = {};
-    bool changes = split || p.beta != 1.0f;
+    bool changes = split || p.beta != 1.0f || p.wide.data != NULL;
     for (int own = 0; p.negligible.of != NULL && changes && tchi_pair_item(own) < p.items; own++) {
         split_tile t = tile_of(p, tchi_pair_item(own), tchi_cluster_rank());
         if (holds(p.negligible, t.matrix) && !is_elsewhere<low>(p, t.matrix)) {
@@ -462,6 +477,7 @@ static int takes(const tchi_cuda_state *state, const tch_split_problem *p)
                     items >= state->device.processors / CLUSTER / LEAST_SHARE && items < (1 << 30);
     int aligned = p->split_c == NULL ? pairs_lie_at(p->c, 8)
                                      : pairs_lie_at(&p->split_c->high, 4) && pairs_lie_at(&p->split_c->low, 4);
+    aligned = aligned && (p->wide == NULL || pairs_lie_at(p->wide, 16));
     tch_scalar type = p->a->high.type;
     int typed = p->b->high.type == type && (type == TCH_SCALAR_F16 || (type == TCH_SCALAR_BF16 && p->split_c == NULL));
     return state->device.major == 9 && countable && aligned && typed && takes_operand(p->a) && takes_operand(p->b);
@@ -522,6 +538,9 @@ static tch_status launch(tchi_cuda_state *state, const tch_split_problem *proble
         p.low_c = tchi_cuda_operand_of(&problem->split_c->low);
     } else {
         p.c = tchi_cuda_operand_of(c);
+    }
+    if (problem->wide != NULL) {
+        p.wide = tchi_cuda_operand_of(problem->wide);
     }
     return tchi_cuda_launch_pairs(state, "split_product", kernel_for(problem, low), p, p.items, THREADS,
                                   sizeof(split_memory));

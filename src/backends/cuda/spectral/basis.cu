@@ -83,10 +83,11 @@ typedef struct split_launch {
     tchi_cuda_operand high, low;
     float scale;
     tch_condition done;
+    const double *shift, *bound; /* or nothing */
 } split_launch;
 
 /* A row of X, of where it goes, and of what it is split into; `wide` where all of them are read and written four at a
- * time, and `cols` 0 where the matrix is left out. */
+ * time. */
 template <typename real> struct split_row {
     const real *x;
     float *to;
@@ -99,13 +100,17 @@ template <typename real> static __device__ __forceinline__ split_row<real> row_o
 {
     int64_t b = r / p.e.rows;
     int64_t i = r % p.e.rows;
-    bool out = p.done.of != NULL && p.done.of[b] <= p.done.most;
     return {(const real *)tchi_cuda_at(p.x, b, i, 0),
             (float *)tchi_cuda_at(p.rows, b, i, 0),
             (__half *)tchi_cuda_at(p.high, b, i, 0),
             (__half *)tchi_cuda_at(p.low, b, i, 0),
-            out ? 0 : (int)p.e.cols,
+            (int)p.e.cols,
             p.x.wide && p.rows.wide && p.high.wide && p.low.wide};
+}
+
+static __device__ __forceinline__ bool is_done(const split_launch &p, int64_t r)
+{
+    return p.done.of != NULL && p.done.of[r / p.e.rows] <= p.done.most;
 }
 
 static __device__ __forceinline__ float4 load_wide(const float *x)
@@ -191,11 +196,15 @@ static __device__ __forceinline__ float4 scale_four(float4 f, float2 inverse)
                        fmaf(f.z, inverse.x, f.z * inverse.y), fmaf(f.w, inverse.x, f.w * inverse.y));
 }
 
+static __device__ __forceinline__ float2 as_sum(double number)
+{
+    float high = (float)number;
+    return make_float2(high, (float)(number - (double)high));
+}
+
 static __device__ __forceinline__ float2 inverse_length(double square)
 {
-    double inverse = square == 0.0 ? 0.0 : 1.0 / sqrt(square);
-    float high = (float)inverse;
-    return make_float2(high, (float)(inverse - (double)high));
+    return as_sum(square == 0.0 ? 0.0 : 1.0 / sqrt(square));
 }
 
 /* X, rows, high and low (batch, rows, cols); a block to a row, whose beginning it keeps and of which it reads the rest,
@@ -209,10 +218,10 @@ static __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
     constexpr int step = 4 * SPLIT_THREADS;
     const float scale = p.scale;
     for (int64_t r = blockIdx.x; r < p.e.batch * p.e.rows; r += gridDim.x) {
-        split_row<real> row = row_of<real>(p, r);
-        if (row.cols == 0) {
+        if (is_done(p, r)) {
             continue;
         }
+        split_row<real> row = row_of<real>(p, r);
         int first = 4 * (int)threadIdx.x;
         float4 held[HELD];
         double square = 0.0;
@@ -242,17 +251,44 @@ static __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
     }
 }
 
-/* The same of X as it is; a block to HELD rows, all of whose loads are under way before the first is used: one row of
- * 1024 would be a single load to a thread. Bytes that must move: those of X and of the halves, once. */
-template <typename real>
+/* What is added on the diagonal of a row's matrix, and what all of it is divided by. */
+struct row_change {
+    float shift;
+    float2 inverse;
+    int diagonal;
+};
+
+static __device__ __forceinline__ row_change change_of(const split_launch &p, int64_t r)
+{
+    return {(float)p.shift[r / p.e.rows], as_sum(1.0 / p.bound[r / p.e.rows]), (int)(r % p.e.rows)};
+}
+
+static __device__ __forceinline__ float4 changed(float4 f, const row_change &c, int j)
+{
+    int at = c.diagonal - j;
+    f.x += at == 0 ? c.shift : 0.0f;
+    f.y += at == 1 ? c.shift : 0.0f;
+    f.z += at == 2 ? c.shift : 0.0f;
+    f.w += at == 3 ? c.shift : 0.0f;
+    return scale_four(f, c.inverse);
+}
+
+/* The same of X as it is, or of X moved and divided; a block to HELD rows, all of whose loads are under way before the
+ * first is used: one row of 1024 would be a single load to a thread. Bytes that must move: those of X and of the
+ * halves, once. */
+template <typename real, bool moved>
 static __global__ void __launch_bounds__(SPLIT_THREADS) split_plain_kernel(const __grid_constant__ split_launch p)
 {
     const int64_t rows = p.e.batch * p.e.rows;
     for (int64_t first = (int64_t)blockIdx.x * HELD; first < rows; first += (int64_t)gridDim.x * HELD) {
         split_row<real> row[HELD];
+        row_change change[HELD];
 #pragma unroll
         for (int k = 0; k < HELD; k++) {
             row[k] = row_of<real>(p, first + k < rows ? first + k : first);
+            if (moved) {
+                change[k] = change_of(p, first + k < rows ? first + k : first);
+            }
         }
         for (int j = 4 * (int)threadIdx.x; j < (int)p.e.cols; j += 4 * SPLIT_THREADS) {
             float4 held[HELD];
@@ -262,8 +298,8 @@ static __global__ void __launch_bounds__(SPLIT_THREADS) split_plain_kernel(const
             }
 #pragma unroll
             for (int k = 0; k < HELD; k++) {
-                if (first + k < rows) {
-                    write_four(row[k], j, held[k], p.scale);
+                if (first + k < rows && !is_done(p, first + k)) {
+                    write_four(row[k], j, moved ? changed(held[k], change[k], j) : held[k], p.scale);
                 }
             }
         }
@@ -287,10 +323,13 @@ tch_status tchi_cuda_split_rows(void *state, const tch_rows_to_split *problem)
     p.low = tchi_cuda_operand_of(&problem->out->low);
     p.scale = (float)problem->out->scale;
     p.done = problem->done;
+    p.shift = problem->shift;
+    p.bound = problem->bound;
     int64_t rows = p.e.rows * p.e.batch;
     unsigned grid = tchi_cuda_grid(normalize ? rows : tchi_cuda_ceil_div(rows, HELD));
-    auto kernel = normalize ? (wide ? split_normalized_kernel<double> : split_normalized_kernel<float>)
-                            : (wide ? split_plain_kernel<double> : split_plain_kernel<float>);
+    auto kernel = normalize         ? (wide ? split_normalized_kernel<double> : split_normalized_kernel<float>)
+                  : p.bound != NULL ? (wide ? split_plain_kernel<double, true> : split_plain_kernel<float, true>)
+                                    : (wide ? split_plain_kernel<double, false> : split_plain_kernel<float, false>);
     kernel<<<grid, SPLIT_THREADS, 0, s->stream>>>(p);
     return tchi_cuda_launched(s, normalize ? "split_normalized_kernel" : "split_plain_kernel");
 }
@@ -362,6 +401,29 @@ tch_status tchi_cuda_descending(void *state, const tch_matrices *w, int32_t *ord
     unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(w->cols, ORDER_ELEMENTS) * w->batch);
     descending_kernel<<<grid, ORDER_THREADS, 0, s->stream>>>(w->cols, w->batch, tchi_cuda_operand_of(w), order);
     return tchi_cuda_launched(s, "descending_kernel");
+}
+
+/* order (batch, n). Bytes that must move: next to none. */
+static __global__ void __launch_bounds__(ORDER_THREADS)
+    reset_order_kernel(int64_t n, int64_t batch, const int32_t *flags, int32_t *order)
+{
+    for (int64_t k = (int64_t)blockIdx.x * ORDER_THREADS + threadIdx.x; k < n * batch;
+         k += (int64_t)gridDim.x * ORDER_THREADS) {
+        if (flags[k / n] != 0) {
+            order[k] = (int32_t)(k % n);
+        }
+    }
+}
+
+tch_status tchi_cuda_reset_order(void *state, int64_t batch, int64_t n, const int32_t *flags, int32_t *order)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    if (n == 0 || batch == 0) {
+        return TCH_OK;
+    }
+    unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(n * batch, ORDER_THREADS));
+    reset_order_kernel<<<grid, ORDER_THREADS, 0, s->stream>>>(n, batch, flags, order);
+    return tchi_cuda_launched(s, "reset_order_kernel");
 }
 
 /* --- permute ----------------------------------------------------------------------------------------------------- */

@@ -11,75 +11,111 @@
  *     block[1] *= sqrt(correction2) / correction1 / (sqrt(v) + eps);
  */
 #include "gather.cuh"
+#include "largest.cuh"
 
 /* --- from gradients to blocks ------------------------------------------------------------------------------------ */
 
+typedef struct gather_rules {
+    tch_filter filter;
+    int l2;
+    uint32_t *largest, *filtered; /* or nothing */
+} gather_rules;
+
+/* All threads of the block. */
+static __device__ inline void keep_both(const gather_rules &rules, int block, const warp_maxima (&of_warps)[2])
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        keep_largest(of_warps[0], rules.largest + block);
+        if (rules.filter != TCH_FILTER_NONE) {
+            keep_largest(of_warps[1], rules.filtered + block);
+        }
+    }
+}
+
 template <typename real, tchi_cuda_access_path path>
-static __device__ inline void gather_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, tch_filter filter, int l2,
-                                           gather_numbers<real> &numbers, real *tile)
+static __device__ inline void gather_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, const gather_rules &rules,
+                                           gather_numbers<real> &numbers, real *tile, warp_maxima (&of_warps)[2])
 {
     tchi_cuda_vec4s<real> p = {};
     tchi_cuda_vec4s<real> g = tchi_cuda_fetch(ctx, TCHI_CUDA_GRAD);
-    tchi_cuda_vec4s<real> state = tchi_cuda_fetch_if(filter != TCH_FILTER_NONE, ctx, TCHI_CUDA_STATE_0);
-    if (l2) {
+    tchi_cuda_vec4s<real> state = tchi_cuda_fetch_if(rules.filter != TCH_FILTER_NONE, ctx, TCHI_CUDA_STATE_0);
+    if (rules.l2) {
         p = tchi_cuda_fetch_param(ctx);
     }
     if (threadIdx.x == 0) {
-        numbers = gather_numbers_of<real>(ctx.list, ctx.rect, filter);
+        numbers = gather_numbers_of<real>(ctx.list, ctx.rect, rules.filter);
     }
     __syncthreads();
     if (numbers.skip) {
-        zero_blocks(ctx, filter);
+        zero_blocks(ctx, rules.filter);
         return;
     }
     tchi_cuda_unpack_grad(ctx, numbers.divisor, g);
-    if (l2) {
+    if (rules.l2) {
         add_decay(ctx, numbers.l2, p, g);
+    }
+    if (rules.largest != nullptr) {
+        note_largest(g, of_warps[0]);
     }
     if (tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_0)) {
         tchi_cuda_put_block(ctx, TCHI_CUDA_BLOCK_0, tile, g);
     }
-    if (filter == TCH_FILTER_NONE) {
-        return;
-    }
+    if (rules.filter != TCH_FILTER_NONE) {
 #pragma unroll
-    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        g.at[s] = filter_four(numbers, filter, g.at[s], state.at[s]);
+        for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
+            g.at[s] = filter_four(numbers, rules.filter, g.at[s], state.at[s]);
+        }
+        tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, state);
+        if (rules.largest != nullptr) {
+            note_largest(g, of_warps[1]);
+        }
+        if (tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_1)) {
+            tchi_cuda_put_block(ctx, TCHI_CUDA_BLOCK_1, tile, g);
+        }
     }
-    tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, state);
-    if (tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_1)) {
-        tchi_cuda_put_block(ctx, TCHI_CUDA_BLOCK_1, tile, g);
+    if (rules.largest != nullptr) {
+        keep_both(rules, ctx.rect.block_index, of_warps);
     }
 }
 
 /* In float32, for an element: 4 bytes read and 4 written; with a filter 8 and 12, and 4 operations. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
-    gather_kernel(const __grid_constant__ tchi_cuda_rects list, tch_filter filter, int l2)
+    gather_kernel(const __grid_constant__ tchi_cuda_rects list, gather_rules rules)
 {
     __shared__ gather_numbers<real> numbers;
     __shared__ real tile[TCHI_CUDA_TILE];
-    tchi_cuda_with_chunk<real, true>(list, [&](const auto &ctx) { gather_chunk(ctx, filter, l2, numbers, tile); });
+    __shared__ warp_maxima of_warps[2];
+    tchi_cuda_with_chunk<real, true>(list, [&](const auto &ctx) { gather_chunk(ctx, rules, numbers, tile, of_warps); });
 }
 
 /* The same where all chunks are alike and there is no weight decay in gradients, as in Muon's step: 8 bytes read and 6
  * written. */
 template <tchi_cuda_access_path path>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVEN_RESIDENT)
-    gather_even_kernel(const __grid_constant__ tchi_cuda_rects list, tch_filter filter, int)
+    gather_even_kernel(const __grid_constant__ tchi_cuda_rects list, gather_rules rules)
 {
     __shared__ gather_numbers<float> numbers;
     __shared__ float tile[TCHI_CUDA_TILE];
-    tchi_cuda_with_even_chunk<path>(list, [&](const auto &ctx) { gather_chunk(ctx, filter, 0, numbers, tile); });
+    __shared__ warp_maxima of_warps[2];
+    rules.l2 = 0;
+    tchi_cuda_with_even_chunk<path>(list, [&](const auto &ctx) { gather_chunk(ctx, rules, numbers, tile, of_warps); });
 }
 
-tch_status tchi_cuda_gather(void *state, const tch_update *update, tch_filter filter, int32_t l2)
+tch_status tchi_cuda_gather(void *state, const tch_update *update, tch_filter filter, int32_t l2, uint32_t *largest,
+                            uint32_t *filtered)
 {
-    return tchi_cuda_launch_update<tch_filter, int>(state, update, TCHI_CUDA_BLOCKS, "gather",
-                                                    {gather_kernel<double>, gather_kernel<float>,
-                                                     l2 ? NULL : gather_even_kernel<TCHI_CUDA_SHORT>,
-                                                     l2 ? NULL : gather_even_kernel<TCHI_CUDA_PLAIN>},
-                                                    filter, l2);
+    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
+    if (largest != NULL && update->count > 0) {
+        TCHI_CUDA_PASS(clear_largest(s, update, largest, "gather"));
+        TCHI_CUDA_PASS(filter == TCH_FILTER_NONE ? TCH_OK : clear_largest(s, update, filtered, "gather"));
+    }
+    return tchi_cuda_launch_update<gather_rules>(state, update, TCHI_CUDA_BLOCKS, "gather",
+                                                 {gather_kernel<double>, gather_kernel<float>,
+                                                  l2 ? NULL : gather_even_kernel<TCHI_CUDA_SHORT>,
+                                                  l2 ? NULL : gather_even_kernel<TCHI_CUDA_PLAIN>},
+                                                 {filter, l2, largest, filtered});
 }
 
 /* --- Adam inside blocks ------------------------------------------------------------------------------------------ */
@@ -116,7 +152,7 @@ static __device__ inline void rotated_four(const rotated_numbers<real> &n, const
 
 template <typename real, tchi_cuda_access_path path>
 static __device__ inline void rotated_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, rotated_numbers<real> &numbers,
-                                            real *tile)
+                                            real *tile, warp_maxima &of_warps, uint32_t *largest)
 {
     tchi_cuda_vec4s<real> g = tchi_cuda_fetch(ctx, TCHI_CUDA_BLOCK_0);
     tchi_cuda_vec4s<real> d = tchi_cuda_fetch(ctx, TCHI_CUDA_BLOCK_1);
@@ -136,20 +172,34 @@ static __device__ inline void rotated_chunk(const tchi_cuda_chunk_ctx<real, path
     }
     tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_1, v);
     tchi_cuda_put_block(ctx, TCHI_CUDA_BLOCK_1, tile, d);
+    if (largest == nullptr) {
+        return;
+    }
+    note_largest(d, of_warps);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        keep_largest(of_warps, largest + ctx.rect.block_index);
+    }
 }
 
 /* In float32, for an element: 12 bytes read, 8 written, 8 operations. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
-    rotated_adam_kernel(const __grid_constant__ tchi_cuda_rects list)
+    rotated_adam_kernel(const __grid_constant__ tchi_cuda_rects list, uint32_t *largest)
 {
     __shared__ rotated_numbers<real> numbers;
     __shared__ real tile[TCHI_CUDA_TILE];
-    tchi_cuda_with_chunk<real, true>(list, [&](const auto &ctx) { rotated_chunk(ctx, numbers, tile); });
+    __shared__ warp_maxima of_warps;
+    tchi_cuda_with_chunk<real, true>(list,
+                                     [&](const auto &ctx) { rotated_chunk(ctx, numbers, tile, of_warps, largest); });
 }
 
-tch_status tchi_cuda_rotated_adam(void *state, const tch_update *update)
+tch_status tchi_cuda_rotated_adam(void *state, const tch_update *update, uint32_t *largest)
 {
-    return tchi_cuda_launch_update<>(state, update, TCHI_CUDA_BLOCKS, "rotated_adam",
-                                     {rotated_adam_kernel<double>, rotated_adam_kernel<float>, NULL});
+    if (largest != NULL && update->count > 0) {
+        TCHI_CUDA_PASS(clear_largest((const tchi_cuda_state *)state, update, largest, "rotated_adam"));
+    }
+    return tchi_cuda_launch_update<uint32_t *>(state, update, TCHI_CUDA_BLOCKS, "rotated_adam",
+                                               {rotated_adam_kernel<double>, rotated_adam_kernel<float>, NULL},
+                                               largest);
 }

@@ -10,6 +10,7 @@
 #include "backends/cuda/matrix/narrow.h"
 #include "gather.cuh"
 #include "graft.cuh"
+#include "largest.cuh"
 
 typedef struct gather_graft_rules {
     tch_filter filter;
@@ -23,38 +24,6 @@ template <typename real> struct gather_graft_numbers {
     gather_numbers<real> gather;
     graft_numbers<real> graft;
 };
-
-/* The most bits of a thread's numbers, and then of each warp's: one thread brings those of a block together, since a
- * warp's atomics to the one place for a matrix would wait for each other. */
-typedef uint32_t warp_maxima[TCHI_CUDA_UPDATE_THREADS / 32];
-
-/* Zeros beyond the edge of a rectangle do not count. */
-template <typename real>
-static __device__ inline void note_largest(const tchi_cuda_vec4s<real> &x, warp_maxima &of_warps)
-{
-    uint32_t most = 0;
-#pragma unroll
-    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            most = max(most, __float_as_uint((float)x.at[s].v[k]) & 0x7FFFFFFFu);
-        }
-    }
-    most = tchi_cuda_warp_max(most);
-    if (threadIdx.x % 32 == 0) {
-        of_warps[threadIdx.x / 32] = most;
-    }
-}
-
-static __device__ inline void keep_largest(const warp_maxima &of_warps, uint32_t *largest)
-{
-    uint32_t most = of_warps[0];
-#pragma unroll
-    for (int w = 1; w < TCHI_CUDA_UPDATE_THREADS / 32; w++) {
-        most = max(most, of_warps[w]);
-    }
-    atomicMax(largest, most);
-}
 
 template <typename real, tchi_cuda_access_path path>
 static __device__ inline void store_gathered(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot,
@@ -177,16 +146,6 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, EVEN_RESIDENT
         list, [&](const auto &ctx) { gather_graft_chunk(ctx, rules, numbers, tile, sums, of_warps); });
 }
 
-static tch_status clear_largest(const tchi_cuda_state *state, const tch_update *update, uint32_t *largest)
-{
-    int64_t blocks = 0;
-    for (int64_t k = 0; k < update->count; k++) {
-        blocks = update->rects[k].block_index >= blocks ? update->rects[k].block_index + 1 : blocks;
-    }
-    return tchi_cuda_check(cudaMemsetAsync(largest, 0, (size_t)blocks * sizeof *largest, state->stream),
-                           "gather_graft");
-}
-
 tch_status tchi_cuda_gather_graft(void *state, const tch_update *update, tch_filter filter, int32_t l2, tch_graft kind,
                                   double *norms, void *scratch, uint32_t *largest, uint32_t *filtered)
 {
@@ -196,8 +155,8 @@ tch_status tchi_cuda_gather_graft(void *state, const tch_update *update, tch_fil
     int64_t next = 0;
     int32_t chunks;
     if (largest != NULL && update->count > 0) {
-        TCHI_CUDA_PASS(clear_largest(s, update, largest));
-        TCHI_CUDA_PASS(filter == TCH_FILTER_NONE ? TCH_OK : clear_largest(s, update, filtered));
+        TCHI_CUDA_PASS(clear_largest(s, update, largest, "gather_graft"));
+        TCHI_CUDA_PASS(filter == TCH_FILTER_NONE ? TCH_OK : clear_largest(s, update, filtered, "gather_graft"));
     }
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, TCHI_CUDA_BLOCKS, &next, &list)) > 0) {
         bool even = list.even && list.plain && !l2;
