@@ -263,14 +263,14 @@ typedef struct tch_condition {
 /* X, float32, as a sum of two float16, or float64 that is rounded to float32 first: high is X scale rounded, low is
  * what that leaves of X scale, rounded. Good to 22 bits of a number of which low is not below the smallest normal
  * number, 2^-14, and to 2^-25 of smaller ones. With `rows`, of float32, which may be X, the rows of X brought to length
- * 1 go there and are what is split; sums are in float64, rows of zeros stay. Without, X_b stands for (X_b + shift[b] I)
- * / bound[b], in float32, where those are not NULL. Matrices of which `done` holds may be left out: nothing of theirs
- * is written then. */
+ * 1 go there and are what is split, but for matrices of which `done` holds, of which nothing is written; sums are in
+ * float64, rows of zeros stay. Without, X_b stands for (X_b + shift[b] I) / bound[b], in float32, where those are not
+ * NULL. */
 typedef struct tch_rows_to_split {
     const tch_matrices *x, *rows;
     const tch_split_matrices *out; /* of float16 */
-    tch_condition done;
-    const double *shift, *bound; /* both or neither */
+    tch_condition done;          /* with `rows` alone */
+    const double *shift, *bound; /* both or neither; without `rows` alone */
 } tch_rows_to_split;
 typedef tch_status tch_split_rows_op(void *state, const tch_rows_to_split *problem);
 

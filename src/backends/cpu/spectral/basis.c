@@ -192,7 +192,7 @@ static void split_some(void *argument, int64_t from, int64_t to)
         int64_t b = r / p->x->rows;
         int64_t i = r % p->x->rows;
         const tch_matrices *source = p->x;
-        if (p->done.of != NULL && p->done.of[b] <= p->done.most) {
+        if (p->rows != NULL && p->done.of != NULL && p->done.of[b] <= p->done.most) {
             continue;
         }
         if (p->rows != NULL) {

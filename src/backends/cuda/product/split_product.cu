@@ -57,6 +57,9 @@ typedef struct split_memory {
 /* How many operands have low parts that count. */
 enum { OF_NONE, OF_ONE, OF_BOTH };
 
+/* What comes out. */
+enum { AS_FLOATS, AS_DOUBLES, AS_HALVES };
+
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
@@ -264,10 +267,6 @@ static __device__ __forceinline__ void write_wide(const split_launch &p, int mat
 static __device__ __forceinline__ void write_pair(const split_launch &p, int matrix, int y, int x, float2 pair)
 {
     float *c = (float *)tchi_cuda_at(p.c, matrix, y, x);
-    if (p.wide.data != NULL) {
-        write_wide(p, matrix, y, x, pair);
-        return;
-    }
     if (x + 1 < p.cols) {
         *(float2 *)c = pair;
     } else {
@@ -277,7 +276,7 @@ static __device__ __forceinline__ void write_pair(const split_launch &p, int mat
 
 /* Everything is read before anything is written: the compiler does not know that they are other places, and would wait
  * for one pair after the other. */
-template <int from>
+template <int from, int result>
 static __device__ __forceinline__ void write_floats(const split_launch &p, int matrix, int row, int col,
                                                     const split_sums &sum)
 {
@@ -291,7 +290,12 @@ static __device__ __forceinline__ void write_floats(const split_launch &p, int m
         int y = row + i % 2 * 8, x = col + i / 2 * 8;
         float2 now = make_float2(fmaf(p.factor, sum[from + 2 * i], p.beta * old[i].x),
                                  fmaf(p.factor, sum[from + 2 * i + 1], p.beta * old[i].y));
-        if (y < p.rows && x < p.cols) {
+        if (y >= p.rows || x >= p.cols) {
+            continue;
+        }
+        if (result == AS_DOUBLES) {
+            write_wide(p, matrix, y, x, now);
+        } else {
             write_pair(p, matrix, y, x, now);
         }
     }
@@ -339,7 +343,7 @@ static __device__ __forceinline__ void raise_largest(const split_launch &p, int 
 }
 
 /* Four lanes have 8 neighbors of a row. */
-template <bool split>
+template <int result>
 static __device__ __forceinline__ void write_rows(const split_launch &p, const split_tile &t, int group,
                                                   const split_sums &sum)
 {
@@ -347,24 +351,24 @@ static __device__ __forceinline__ void write_rows(const split_launch &p, const s
     const int lane = (int)threadIdx.x % 32;
     const int row = t.row + group * (TILE / WARPGROUPS) + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
     const int col = t.col + lane % 4 * 2;
-    if (split) {
+    if (result == AS_HALVES) {
         write_halves<0>(p, t.matrix, row, col, sum);
         write_halves<half>(p, t.matrix, row, col + TILE / 2, sum);
     } else {
-        write_floats<0>(p, t.matrix, row, col, sum);
-        write_floats<half>(p, t.matrix, row, col + TILE / 2, sum);
+        write_floats<0, result>(p, t.matrix, row, col, sum);
+        write_floats<half, result>(p, t.matrix, row, col + TILE / 2, sum);
     }
 }
 
 /* Tiles whose product counts as zero. */
-template <int low, bool split> static __device__ __forceinline__ void write_zeros(const split_launch &p, int group)
+template <int low, int result> static __device__ __forceinline__ void write_zeros(const split_launch &p, int group)
 {
     const split_sums zeros = {};
-    bool changes = split || p.beta != 1.0f || p.wide.data != NULL;
+    bool changes = result != AS_FLOATS || p.beta != 1.0f;
     for (int own = 0; p.negligible.of != NULL && changes && tchi_pair_item(own) < p.items; own++) {
         split_tile t = tile_of(p, tchi_pair_item(own), tchi_cluster_rank());
         if (holds(p.negligible, t.matrix) && !is_elsewhere<low>(p, t.matrix)) {
-            write_rows<split>(p, t, group, zeros);
+            write_rows<result>(p, t, group, zeros);
         }
     }
 }
@@ -402,7 +406,7 @@ static __device__ __forceinline__ void create_barriers(split_memory &m)
  *
  * Copies land in the other block of a cluster too, so nobody begins before its barriers are there, and nobody exits
  * while the other block still arrives at them. */
-template <tch_scalar type, bool transposed, int low, bool split>
+template <tch_scalar type, bool transposed, int low, int result>
 static __global__ void __launch_bounds__(THREADS, 1) split_product(const __grid_constant__ split_launch p)
 {
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
@@ -425,18 +429,18 @@ static __global__ void __launch_bounds__(THREADS, 1) split_product(const __grid_
         int group = tchi_warpgroup();
         int rank = tchi_cluster_rank();
         tchi_ring_place at = {0, 0};
-        write_zeros<low, split>(p, group);
+        write_zeros<low, result>(p, group);
         for (int own = next_own<low>(p, 0); tchi_pair_item(own) < p.items; own = next_own<low>(p, own + 1)) {
             split_tile t = tile_of(p, tchi_pair_item(own), rank);
             split_sums sum;
-            if (!split) {
+            if (result != AS_HALVES) {
                 prefetch_tile(p, t);
             }
             multiply<type, transposed, low>(p, m, group, sum, &at);
-            if (split && p.largest != NULL) {
+            if (result == AS_HALVES && p.largest != NULL) {
                 raise_largest(p, t.matrix, sum);
             }
-            write_rows<split>(p, t, group, sum);
+            write_rows<result>(p, t, group, sum);
         }
         tchi_cluster_sync();
     }
@@ -479,7 +483,8 @@ static int takes(const tchi_cuda_state *state, const tch_split_problem *p)
                                      : pairs_lie_at(&p->split_c->high, 4) && pairs_lie_at(&p->split_c->low, 4);
     aligned = aligned && (p->wide == NULL || pairs_lie_at(p->wide, 16));
     tch_scalar type = p->a->high.type;
-    int typed = p->b->high.type == type && (type == TCH_SCALAR_F16 || (type == TCH_SCALAR_BF16 && p->split_c == NULL));
+    int typed = p->b->high.type == type &&
+                (type == TCH_SCALAR_F16 || (type == TCH_SCALAR_BF16 && p->split_c == NULL && p->wide == NULL));
     return state->device.major == 9 && countable && aligned && typed && takes_operand(p->a) && takes_operand(p->b);
 }
 
@@ -491,25 +496,26 @@ static tch_status describe(const tch_split_matrices *x, int box_rows, CUtensorMa
 
 typedef void (*split_kernel)(split_launch);
 
-template <tch_scalar type, bool split, int low> static split_kernel kernel_of(int transposed)
+template <tch_scalar type, int result, int low> static split_kernel kernel_of(int transposed)
 {
-    return transposed ? split_product<type, true, low, split> : split_product<type, false, low, split>;
+    return transposed ? split_product<type, true, low, result> : split_product<type, false, low, result>;
 }
 
-template <tch_scalar type, bool split> static split_kernel kernel_to(int transposed, tch_low low)
+template <tch_scalar type, int result> static split_kernel kernel_to(int transposed, tch_low low)
 {
-    return low == TCH_LOW_NONE   ? kernel_of<type, split, OF_NONE>(transposed)
-           : low == TCH_LOW_BOTH ? kernel_of<type, split, OF_BOTH>(transposed)
-                                 : kernel_of<type, split, OF_ONE>(transposed);
+    return low == TCH_LOW_NONE   ? kernel_of<type, result, OF_NONE>(transposed)
+           : low == TCH_LOW_BOTH ? kernel_of<type, result, OF_BOTH>(transposed)
+                                 : kernel_of<type, result, OF_ONE>(transposed);
 }
 
 static split_kernel kernel_for(const tch_split_problem *p, tch_low low)
 {
     if (p->a->high.type == TCH_SCALAR_BF16) {
-        return kernel_to<TCH_SCALAR_BF16, false>(p->transpose_b, low);
+        return kernel_to<TCH_SCALAR_BF16, AS_FLOATS>(p->transpose_b, low);
     }
-    return p->split_c != NULL ? kernel_to<TCH_SCALAR_F16, true>(p->transpose_b, low)
-                              : kernel_to<TCH_SCALAR_F16, false>(p->transpose_b, low);
+    return p->split_c != NULL ? kernel_to<TCH_SCALAR_F16, AS_HALVES>(p->transpose_b, low)
+           : p->wide != NULL  ? kernel_to<TCH_SCALAR_F16, AS_DOUBLES>(p->transpose_b, low)
+                              : kernel_to<TCH_SCALAR_F16, AS_FLOATS>(p->transpose_b, low);
 }
 
 static tch_status launch(tchi_cuda_state *state, const tch_split_problem *problem, tch_low low)

@@ -77,17 +77,14 @@ tch_status tchi_cuda_row_dots(void *state, const tch_matrices *x, const tch_matr
 #define HELD 4            /* vectors that a thread keeps in registers, of a row or of as many rows */
 #define SPLIT_BLOCKS 5    /* on a multiprocessor: enough of them are at their loads while others meet for a sum */
 
-typedef struct split_launch {
-    tchi_cuda_extent e;
-    tchi_cuda_operand x, rows; /* `rows` where they are normalized alone */
-    tchi_cuda_operand high, low;
-    float scale;
-    tch_condition done;
-    const double *shift, *bound; /* or nothing */
-} split_launch;
+/* Where X comes from and what it is split into. Kernels get it in parts: as one struct it took 20 registers more. */
+typedef struct split_ends {
+    const tchi_cuda_extent &e;
+    const tchi_cuda_operand &x, &rows; /* `rows` where they are normalized, and X elsewhere */
+    const tchi_cuda_operand &high, &low;
+} split_ends;
 
-/* A row of X, of where it goes, and of what it is split into; `wide` where all of them are read and written four at a
- * time. */
+/* A row of them; `wide` where all are read and written four at a time. */
 template <typename real> struct split_row {
     const real *x;
     float *to;
@@ -96,7 +93,7 @@ template <typename real> struct split_row {
     bool wide;
 };
 
-template <typename real> static __device__ __forceinline__ split_row<real> row_of(const split_launch &p, int64_t r)
+template <typename real> static __device__ __forceinline__ split_row<real> row_of(const split_ends &p, int64_t r)
 {
     int64_t b = r / p.e.rows;
     int64_t i = r % p.e.rows;
@@ -106,11 +103,6 @@ template <typename real> static __device__ __forceinline__ split_row<real> row_o
             (__half *)tchi_cuda_at(p.low, b, i, 0),
             (int)p.e.cols,
             p.x.wide && p.rows.wide && p.high.wide && p.low.wide};
-}
-
-static __device__ __forceinline__ bool is_done(const split_launch &p, int64_t r)
-{
-    return p.done.of != NULL && p.done.of[r / p.e.rows] <= p.done.most;
 }
 
 static __device__ __forceinline__ float4 load_wide(const float *x)
@@ -212,16 +204,16 @@ static __device__ __forceinline__ float2 inverse_length(double square)
  * halves. */
 template <typename real>
 static __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
-    split_normalized_kernel(const __grid_constant__ split_launch p)
+    split_normalized_kernel(tchi_cuda_extent e, tchi_cuda_operand x, tchi_cuda_operand rows, float scale,
+                            tchi_cuda_operand high, tchi_cuda_operand low, tch_condition done)
 {
     __shared__ double shared[WARP];
     constexpr int step = 4 * SPLIT_THREADS;
-    const float scale = p.scale;
-    for (int64_t r = blockIdx.x; r < p.e.batch * p.e.rows; r += gridDim.x) {
-        if (is_done(p, r)) {
+    for (int64_t r = blockIdx.x; r < e.batch * e.rows; r += gridDim.x) {
+        if (done.of != NULL && done.of[r / e.rows] <= done.most) {
             continue;
         }
-        split_row<real> row = row_of<real>(p, r);
+        split_row<real> row = row_of<real>({e, x, rows, high, low}, r);
         int first = 4 * (int)threadIdx.x;
         float4 held[HELD];
         double square = 0.0;
@@ -258,9 +250,10 @@ struct row_change {
     int diagonal;
 };
 
-static __device__ __forceinline__ row_change change_of(const split_launch &p, int64_t r)
+static __device__ __forceinline__ row_change change_of(int64_t rows, const double *shift, const double *bound,
+                                                       int64_t r)
 {
-    return {(float)p.shift[r / p.e.rows], as_sum(1.0 / p.bound[r / p.e.rows]), (int)(r % p.e.rows)};
+    return {(float)shift[r / rows], as_sum(1.0 / bound[r / rows]), (int)(r % rows)};
 }
 
 static __device__ __forceinline__ float4 changed(float4 f, const row_change &c, int j)
@@ -277,20 +270,18 @@ static __device__ __forceinline__ float4 changed(float4 f, const row_change &c, 
  * first is used: one row of 1024 would be a single load to a thread. Bytes that must move: those of X and of the
  * halves, once. */
 template <typename real, bool moved>
-static __global__ void __launch_bounds__(SPLIT_THREADS) split_plain_kernel(const __grid_constant__ split_launch p)
+static __global__ void __launch_bounds__(SPLIT_THREADS)
+    split_plain_kernel(tchi_cuda_extent e, tchi_cuda_operand x, float scale, tchi_cuda_operand high,
+                       tchi_cuda_operand low, const double *shift, const double *bound)
 {
-    const int64_t rows = p.e.batch * p.e.rows;
+    const int64_t rows = e.batch * e.rows;
     for (int64_t first = (int64_t)blockIdx.x * HELD; first < rows; first += (int64_t)gridDim.x * HELD) {
         split_row<real> row[HELD];
-        row_change change[HELD];
 #pragma unroll
         for (int k = 0; k < HELD; k++) {
-            row[k] = row_of<real>(p, first + k < rows ? first + k : first);
-            if (moved) {
-                change[k] = change_of(p, first + k < rows ? first + k : first);
-            }
+            row[k] = row_of<real>({e, x, x, high, low}, first + k < rows ? first + k : first);
         }
-        for (int j = 4 * (int)threadIdx.x; j < (int)p.e.cols; j += 4 * SPLIT_THREADS) {
+        for (int j = 4 * (int)threadIdx.x; j < (int)e.cols; j += 4 * SPLIT_THREADS) {
             float4 held[HELD];
 #pragma unroll
             for (int k = 0; k < HELD; k++) {
@@ -298,40 +289,46 @@ static __global__ void __launch_bounds__(SPLIT_THREADS) split_plain_kernel(const
             }
 #pragma unroll
             for (int k = 0; k < HELD; k++) {
-                if (first + k < rows && !is_done(p, first + k)) {
-                    write_four(row[k], j, moved ? changed(held[k], change[k], j) : held[k], p.scale);
+                if (moved && first + k < rows) {
+                    held[k] = changed(held[k], change_of(e.rows, shift, bound, first + k), j);
+                }
+                if (first + k < rows) {
+                    write_four(row[k], j, held[k], scale);
                 }
             }
         }
     }
 }
 
+static tch_status split_normalized(tchi_cuda_state *s, const tch_rows_to_split *p)
+{
+    tchi_cuda_extent e = tchi_cuda_extent_of(p->x);
+    auto kernel = p->x->type == TCH_SCALAR_F64 ? split_normalized_kernel<double> : split_normalized_kernel<float>;
+    kernel<<<tchi_cuda_grid(e.rows * e.batch), SPLIT_THREADS, 0, s->stream>>>(
+        e, tchi_cuda_operand_of(p->x), tchi_cuda_operand_of(p->rows), (float)p->out->scale,
+        tchi_cuda_operand_of(&p->out->high), tchi_cuda_operand_of(&p->out->low), p->done);
+    return tchi_cuda_launched(s, "split_normalized_kernel");
+}
+
+static tch_status split_plain(tchi_cuda_state *s, const tch_rows_to_split *p)
+{
+    tchi_cuda_extent e = tchi_cuda_extent_of(p->x);
+    bool wide = p->x->type == TCH_SCALAR_F64;
+    auto kernel = p->bound != NULL ? (wide ? split_plain_kernel<double, true> : split_plain_kernel<float, true>)
+                                   : (wide ? split_plain_kernel<double, false> : split_plain_kernel<float, false>);
+    kernel<<<tchi_cuda_grid(tchi_cuda_ceil_div(e.rows * e.batch, HELD)), SPLIT_THREADS, 0, s->stream>>>(
+        e, tchi_cuda_operand_of(p->x), (float)p->out->scale, tchi_cuda_operand_of(&p->out->high),
+        tchi_cuda_operand_of(&p->out->low), p->shift, p->bound);
+    return tchi_cuda_launched(s, "split_plain_kernel");
+}
+
 tch_status tchi_cuda_split_rows(void *state, const tch_rows_to_split *problem)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
-    const tch_matrices *x = problem->x;
-    bool normalize = problem->rows != NULL;
-    bool wide = x->type == TCH_SCALAR_F64;
-    split_launch p = {};
-    p.e = tchi_cuda_extent_of(x);
-    if (tchi_cuda_is_empty(p.e)) {
+    if (tchi_cuda_is_empty(tchi_cuda_extent_of(problem->x))) {
         return TCH_OK;
     }
-    p.x = tchi_cuda_operand_of(x);
-    p.rows = normalize ? tchi_cuda_operand_of(problem->rows) : p.x;
-    p.high = tchi_cuda_operand_of(&problem->out->high);
-    p.low = tchi_cuda_operand_of(&problem->out->low);
-    p.scale = (float)problem->out->scale;
-    p.done = problem->done;
-    p.shift = problem->shift;
-    p.bound = problem->bound;
-    int64_t rows = p.e.rows * p.e.batch;
-    unsigned grid = tchi_cuda_grid(normalize ? rows : tchi_cuda_ceil_div(rows, HELD));
-    auto kernel = normalize         ? (wide ? split_normalized_kernel<double> : split_normalized_kernel<float>)
-                  : p.bound != NULL ? (wide ? split_plain_kernel<double, true> : split_plain_kernel<float, true>)
-                                    : (wide ? split_plain_kernel<double, false> : split_plain_kernel<float, false>);
-    kernel<<<grid, SPLIT_THREADS, 0, s->stream>>>(p);
-    return tchi_cuda_launched(s, normalize ? "split_normalized_kernel" : "split_plain_kernel");
+    return problem->rows != NULL ? split_normalized(s, problem) : split_plain(s, problem);
 }
 
 /* --- order ------------------------------------------------------------------------------------------------------- */
