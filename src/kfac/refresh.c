@@ -125,6 +125,7 @@ static tch_status invert(tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t f
     b->inspection.flags = flags;
     TCHI_TRY(inspect(k, &factors, &b->inspection));
     TCHI_TRY(t->matrix->shift_scale(state, &factors, shifts, NULL, 1.0, &b->a));
+    TCHI_TRY(t->matrix->combine(state, 0.0, 0.0, NULL, 0.0, NULL, &b->x));
     TCHI_TRY(t->matrix->cholesky_inverse(state, &b->a, &b->x, flags, b->scratch));
     TCHI_TRY(tchi_gram(k->context, 1.0, &b->x, 1, 0.0, &b->a));
     TCHI_TRY(t->matrix->shift_scale(state, &factors, NULL, NULL, 1.0, &b->x));

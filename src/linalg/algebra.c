@@ -8,11 +8,6 @@
 
 #include "batch.h"
 
-/* Rows of a triangular matrix that are multiplied at once, without the columns right of them: what is wasted is half of
- * a block on the diagonal. 128 makes 0.56 of a full product at n = 1024, and tiles enough for a GPU; with 64 and with
- * 256 a step of SOAP in blocks of 1024 takes longer. */
-#define STRIP 128
-
 tch_status tchi_symmetric_product(tch_context *context, const tch_matrices *a, const tch_matrices *b,
                                   const tch_matrices *c)
 {
@@ -30,11 +25,14 @@ tch_status tchi_symmetric_polynomial(tch_context *context, double c0, double c1,
     return c0 == 0.0 && d == NULL ? TCH_OK : t->matrix->combine(context->state, c0, c1, d, 1.0, c, c);
 }
 
+/* Rows of a block on the diagonal at once, without the columns right of it: what is wasted is half of that. 128 makes
+ * 0.56 of a full product at n = 1024, and tiles enough for a GPU; with 64 and with 256 rows a step of SOAP in blocks of
+ * 1024 takes longer. */
 tch_status tchi_lower_product(tch_context *context, const tch_matrices *x, const tch_matrices *s, const tch_matrices *c)
 {
     int64_t n = x->rows;
-    for (int64_t first = 0; first < n; first += STRIP) {
-        int64_t rows = n - first < STRIP ? n - first : STRIP;
+    for (int64_t first = 0; first < n; first += TCH_LOWER_BLOCK) {
+        int64_t rows = n - first < TCH_LOWER_BLOCK ? n - first : TCH_LOWER_BLOCK;
         tch_matrices strip = tchi_matrices_block(x, first, 0, rows, first + rows);
         tch_matrices above = tchi_matrices_block(s, 0, 0, first + rows, s->cols);
         tch_matrices out = tchi_matrices_block(c, first, 0, rows, c->cols);

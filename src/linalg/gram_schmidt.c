@@ -274,10 +274,11 @@ static tch_status convert(tch_context *context, const tch_matrices *from, const 
     return context->backend->matrix->shift_scale(context->state, from, NULL, NULL, 1.0, to);
 }
 
-/* The rows of `before` become orthonormal in `after`. */
+/* The rows of `before` become orthonormal in `after`; what is above the diagonal of L^-1 are zeros, for its norm. */
 static tch_status by_cholesky(const work *w, const panel *p, const tch_matrices *before, const tch_matrices *after)
 {
     const tch_matrix_ops *t = w->context->backend->matrix;
+    TCHI_TRY(t->combine(w->context->state, 0.0, 0.0, NULL, 0.0, NULL, &p->inverse));
     TCHI_TRY(tchi_gram(w->context, 1.0, before, 0, 0.0, &p->gram));
     TCHI_TRY(t->cholesky_inverse(w->context->state, &p->gram, &p->inverse, w->flags, p->scratch));
     return tchi_lower_product(w->context, &p->inverse, before, after);

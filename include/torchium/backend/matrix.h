@@ -225,8 +225,10 @@ typedef int64_t tch_newton_limit_op(void *state);
  * I) / bound, and its X is scaled by bound^(-1/root). A and X may be of float32 or float64. */
 typedef tch_status tch_newton_op(void *state, const tch_newton_iteration *iteration, const tch_matrices *a,
                                  const double *shift, const double *bound, const tch_matrices *x);
-/* A = L L'; X = L^-1, lower triangular with zeros above. A is destroyed. flags as in spd_solve; X of a flagged matrix
- * is undefined. float32 or float64. */
+/* A = L L'; X = L^-1, lower triangular: zeros above the diagonal are written within its blocks of TCH_LOWER_BLOCK rows,
+ * and beside those X may be left as it was. A is destroyed. flags as in spd_solve; X of a flagged matrix is undefined.
+ * float32 or float64. */
+#define TCH_LOWER_BLOCK 128
 typedef tch_status tch_cholesky_inverse_op(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
                                            void *scratch);
 /* A = L L' in float64, L lower triangular. Within its diagonal blocks of TCH_CHOLESKY_BLOCK rows there is nothing but

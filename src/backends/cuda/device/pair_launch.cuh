@@ -4,15 +4,15 @@
 
 #include "backends/cuda/cuda.h"
 
-/* Two blocks for every pair of multiprocessors, or fewer where there are fewer items, of which a pair takes one at a
- * time. Should the GPU not hold all clusters at one time, those left over run after the others. */
+/* `resident` clusters for every pair of multiprocessors, or fewer where there are fewer items, of which a pair takes
+ * one at a time. Should the GPU not hold all clusters at one time, those left over run after the others. */
 template <typename problem>
 static tch_status tchi_cuda_launch_pairs(tchi_cuda_state *state, const char *name, void (*kernel)(problem),
-                                         const problem &p, int items, int threads, size_t shared)
+                                         const problem &p, int items, int threads, size_t shared, int resident = 1)
 {
     TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
                   name);
-    int pairs = state->device.processors / 2;
+    int pairs = state->device.processors / 2 * resident;
     pairs = pairs < items ? pairs : items;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;

@@ -12,7 +12,7 @@
  *     }
  *
  * High parts alone are multiplied, or nothing, where a number of the matrix on the device says that this will do. Small products have sums of their own: tensor cores cut sums off instead of rounding them, and what is added to a
- * large sum would be cut each time. Without low parts a step of the ring has two steps of k instead. The one thing to
+ * large sum would be cut each time. The one thing to
  * know before changing it is what pair_ring.cuh says of rings. How this way was chosen: bench/ladder/cuda_basis.md. */
 #include <cuda_fp16.h>
 
@@ -29,9 +29,9 @@
 #define STAGES 3
 #define CLUSTER 2
 #define WARPGROUPS 2
-#define THREADS (128 * (WARPGROUPS + 1)) /* one thread of the last ones asks for copies */
 #define MULTIPLY_REGISTERS 232
 #define LOAD_REGISTERS 40
+#define MULTIPLIERS (128 * WARPGROUPS) /* threads; one behind them asks for copies */
 
 typedef struct split_launch {
     int32_t rows, cols;
@@ -48,14 +48,23 @@ typedef struct split_launch {
     tchi_cuda_operand high_c, low_c; /* or split */
 } split_launch;
 
-typedef struct split_memory {
-    char a[STAGES][2][BOX_BYTES];
-    char b[STAGES][2][BOX_BYTES];
-    uint64_t full[STAGES], empty[STAGES];
-} split_memory;
-
 /* How many operands have low parts that count. */
 enum { OF_NONE, OF_ONE, OF_BOTH };
+
+/* Without low parts a thread has half of the sums and a step of the ring half of the bytes, so that two blocks fit on a
+ * multiprocessor: one multiplies while the other writes. */
+template <int low> struct split_means {
+    static constexpr int boxes = low == OF_NONE ? 1 : 2;
+    static constexpr int resident = low == OF_NONE ? 2 : 1;
+    static constexpr int threads = MULTIPLIERS + (low == OF_NONE ? 32 : 128); /* registers move between warpgroups */
+    static constexpr int rows_at_once = low == OF_NONE ? 1 : 2;               /* of C, on their way to a thread */
+};
+
+template <int low> struct split_memory {
+    char a[STAGES][split_means<low>::boxes][BOX_BYTES];
+    char b[STAGES][split_means<low>::boxes][BOX_BYTES];
+    uint64_t full[STAGES], empty[STAGES];
+};
 
 /* What comes out. */
 enum { AS_FLOATS, AS_DOUBLES, AS_HALVES };
@@ -102,16 +111,17 @@ template <int low> static __device__ __forceinline__ int next_own(const split_la
 
 /* --- loading: one thread ----------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void load_a(const split_launch &p, split_memory &m, int stage, const split_tile &t,
-                                              int box, int part, int k)
+template <int low>
+static __device__ __forceinline__ void load_a(const split_launch &p, split_memory<low> &m, int stage,
+                                              const split_tile &t, int box, int part, int k)
 {
     tchi_tma_load(m.a[stage][box], &p.a[part], k, t.row, t.matrix, m.full + stage);
 }
 
 /* Each block brings half of B to both. A B that is not transposed comes in boxes of 64 columns. */
-template <bool transposed>
-static __device__ __forceinline__ void load_b(const split_launch &p, split_memory &m, int stage, const split_tile &t,
-                                              int box, int part, int k)
+template <bool transposed, int low>
+static __device__ __forceinline__ void load_b(const split_launch &p, split_memory<low> &m, int stage,
+                                              const split_tile &t, int box, int part, int k)
 {
     int rank = tchi_cluster_rank();
     int col = t.col + rank * (TILE / CLUSTER);
@@ -119,19 +129,15 @@ static __device__ __forceinline__ void load_b(const split_launch &p, split_memor
                      transposed ? k : col, transposed ? col : k, t.matrix, m.full + stage);
 }
 
-/* The high parts of a step and those low parts that count; or the high parts of two steps of k. */
+/* The high parts of a step and those low parts that count. */
 template <bool transposed, int low>
-static __device__ __forceinline__ void load_step(const split_launch &p, split_memory &m, int stage, const split_tile &t,
-                                                 int step)
+static __device__ __forceinline__ void load_step(const split_launch &p, split_memory<low> &m, int stage,
+                                                 const split_tile &t, int step)
 {
-    int k = step * (low == OF_NONE ? 2 * DEPTH : DEPTH);
-    tchi_barrier_arrive_expecting(m.full + stage, (low == OF_ONE ? 3 : 4) * BOX_BYTES);
+    const int k = step * DEPTH;
+    tchi_barrier_arrive_expecting(m.full + stage, (2 + low) * BOX_BYTES);
     load_a(p, m, stage, t, 0, 0, k);
     load_b<transposed>(p, m, stage, t, 0, 0, k);
-    if (low == OF_NONE) {
-        load_a(p, m, stage, t, 1, 0, k + DEPTH);
-        load_b<transposed>(p, m, stage, t, 1, 0, k + DEPTH);
-    }
     if (low == OF_BOTH || (low == OF_ONE && (p.low & TCH_LOW_A) != 0)) {
         load_a(p, m, stage, t, 1, 1, k);
     }
@@ -140,7 +146,7 @@ static __device__ __forceinline__ void load_step(const split_launch &p, split_me
     }
 }
 
-template <bool transposed, int low> static __device__ inline void load_all(const split_launch &p, split_memory &m)
+template <bool transposed, int low> static __device__ inline void load_all(const split_launch &p, split_memory<low> &m)
 {
     int rank = tchi_cluster_rank();
     tchi_ring_place at = {0, 0};
@@ -191,21 +197,19 @@ static __device__ __forceinline__ void multiply_boxes(split_sums &sum, const cha
 
 /* All products of a step as one group in the background. */
 template <tch_scalar type, bool transposed, int low>
-static __device__ __forceinline__ void start_step(const split_launch &p, split_memory &m, int stage, int group,
+static __device__ __forceinline__ void start_step(const split_launch &p, split_memory<low> &m, int stage, int group,
                                                   split_sums &large, split_sums &small, int add)
 {
-    const char *a[2], *b[2] = {m.b[stage][0], m.b[stage][1]};
-    for (int i = 0; i < 2; i++) {
-        a[i] = m.a[stage][i] + group * (BOX_BYTES / WARPGROUPS);
-    }
+    constexpr int last = split_means<low>::boxes - 1;
+    const int mine = group * (BOX_BYTES / WARPGROUPS);
+    const char *a[2] = {m.a[stage][0] + mine, m.a[stage][last] + mine};
+    const char *b[2] = {m.b[stage][0], m.b[stage][last]};
     tchi_wgmma_fence();
     multiply_boxes<type, transposed>(large, a[0], b[0], add);
-    if (low == OF_NONE) {
-        multiply_boxes<type, transposed>(large, a[1], b[1], 1);
-    } else if (low == OF_ONE) {
+    if (low == OF_ONE) {
         bool of_a = (p.low & TCH_LOW_A) != 0;
         multiply_boxes<type, transposed>(small, of_a ? a[1] : a[0], of_a ? b[0] : b[1], add);
-    } else {
+    } else if (low == OF_BOTH) {
         multiply_boxes<type, transposed>(small, a[0], b[1], add);
         multiply_boxes<type, transposed>(small, a[1], b[0], 1);
     }
@@ -215,8 +219,8 @@ static __device__ __forceinline__ void start_step(const split_launch &p, split_m
 /* A place is left when the next step's products are already under way, so that the tensor cores do not run dry. The
  * sums are complete in `large` when it returns. */
 template <tch_scalar type, bool transposed, int low>
-static __device__ __forceinline__ void multiply(const split_launch &p, split_memory &m, int group, split_sums &large,
-                                                tchi_ring_place *at)
+static __device__ __forceinline__ void multiply(const split_launch &p, split_memory<low> &m, int group,
+                                                split_sums &large, tchi_ring_place *at)
 {
     split_sums small;
     for (int step = 0; step < p.steps; step++) {
@@ -242,61 +246,65 @@ static __device__ __forceinline__ void multiply(const split_launch &p, split_mem
 
 /* --- the result -------------------------------------------------------------------------------------------------- */
 
-/* Pairs of neighbors in a row that a thread has of 64 rows and 64 columns of a tile. */
-enum { PAIRS = 16 };
+/* Of 64 rows and 64 columns of a tile a thread has two rows, 8 apart, and pairs of neighbors in each, 8 apart too. */
+enum { ROWS = 2, PAIRS = 8, APART = 8 };
 
-static __device__ __forceinline__ float2 read_pair(const split_launch &p, int matrix, int y, int x)
+/* `left` is how many columns of C there are from here on. */
+static __device__ __forceinline__ float2 read_pair(const float *c, int left)
 {
-    const float *c = (const float *)tchi_cuda_at(p.c, matrix, y, x);
-    if (p.beta == 0.0f || y >= p.rows || x >= p.cols) {
-        return make_float2(0.0f, 0.0f);
-    }
-    return x + 1 < p.cols ? *(const float2 *)c : make_float2(*c, 0.0f);
+    return left > 1 ? *(const float2 *)c : make_float2(left == 1 ? *c : 0.0f, 0.0f);
 }
 
-static __device__ __forceinline__ void write_wide(const split_launch &p, int matrix, int y, int x, float2 pair)
+static __device__ __forceinline__ void write_pair(float *c, int left, float2 pair)
 {
-    double *c = (double *)tchi_cuda_at(p.wide, matrix, y, x);
-    if (x + 1 < p.cols) {
-        *(double2 *)c = make_double2((double)pair.x, (double)pair.y);
-    } else {
-        *c = (double)pair.x;
-    }
-}
-
-static __device__ __forceinline__ void write_pair(const split_launch &p, int matrix, int y, int x, float2 pair)
-{
-    float *c = (float *)tchi_cuda_at(p.c, matrix, y, x);
-    if (x + 1 < p.cols) {
+    if (left > 1) {
         *(float2 *)c = pair;
-    } else {
+    } else if (left == 1) {
         *c = pair.x;
     }
 }
 
-/* Everything is read before anything is written: the compiler does not know that they are other places, and would wait
- * for one pair after the other. */
-template <int from, int result>
+static __device__ __forceinline__ void write_pair(double *c, int left, float2 pair)
+{
+    if (left > 1) {
+        *(double2 *)c = make_double2((double)pair.x, (double)pair.y);
+    } else if (left == 1) {
+        *c = (double)pair.x;
+    }
+}
+
+/* Many pairs are read before one is written: the compiler does not know that they are other places, and would wait for
+ * one after the other. */
+template <int low, int from, int result>
 static __device__ __forceinline__ void write_floats(const split_launch &p, int matrix, int row, int col,
                                                     const split_sums &sum)
 {
-    float2 old[PAIRS];
+    constexpr int held = split_means<low>::rows_at_once;
+    float2 old[held][PAIRS];
 #pragma unroll
-    for (int i = 0; i < PAIRS; i++) {
-        old[i] = read_pair(p, matrix, row + i % 2 * 8, col + i / 2 * 8);
-    }
+    for (int h = 0; h < ROWS; h++) {
+        if (h % held == 0) {
 #pragma unroll
-    for (int i = 0; i < PAIRS; i++) {
-        int y = row + i % 2 * 8, x = col + i / 2 * 8;
-        float2 now = make_float2(fmaf(p.factor, sum[from + 2 * i], p.beta * old[i].x),
-                                 fmaf(p.factor, sum[from + 2 * i + 1], p.beta * old[i].y));
-        if (y >= p.rows || x >= p.cols) {
-            continue;
+            for (int k = 0; k < held * PAIRS; k++) {
+                int y = row + (h + k / PAIRS) * APART, x = col + k % PAIRS * APART;
+                const float *c = (const float *)tchi_cuda_at(p.c, matrix, y, col) + k % PAIRS * APART;
+                old[k / PAIRS][k % PAIRS] = read_pair(c, p.beta == 0.0f || y >= p.rows ? 0 : p.cols - x);
+            }
         }
-        if (result == AS_DOUBLES) {
-            write_wide(p, matrix, y, x, now);
-        } else {
-            write_pair(p, matrix, y, x, now);
+        int y = row + h * APART;
+        float *c = (float *)tchi_cuda_at(p.c, matrix, y, col);
+        double *wide = (double *)tchi_cuda_at(p.wide, matrix, y, col);
+#pragma unroll
+        for (int k = 0; k < PAIRS; k++) {
+            const int at = from + 2 * (ROWS * k + h);
+            int left = y < p.rows ? p.cols - col - k * APART : 0;
+            float2 now = make_float2(fmaf(p.factor, sum[at], p.beta * old[h % held][k].x),
+                                     fmaf(p.factor, sum[at + 1], p.beta * old[h % held][k].y));
+            if (result == AS_DOUBLES) {
+                write_pair(wide + k * APART, left, now);
+            } else {
+                write_pair(c + k * APART, left, now);
+            }
         }
     }
 }
@@ -306,8 +314,8 @@ static __device__ __forceinline__ void write_halves(const split_launch &p, int m
                                                     const split_sums &sum)
 {
 #pragma unroll
-    for (int i = 0; i < PAIRS; i++) {
-        int y = row + i % 2 * 8, x = col + i / 2 * 8;
+    for (int i = 0; i < ROWS * PAIRS; i++) {
+        int y = row + i % ROWS * APART, x = col + i / ROWS * APART;
         if (y >= p.rows || x >= p.cols) {
             continue;
         }
@@ -343,11 +351,11 @@ static __device__ __forceinline__ void raise_largest(const split_launch &p, int 
 }
 
 /* Four lanes have 8 neighbors of a row. */
-template <int result>
+template <int low, int result>
 static __device__ __forceinline__ void write_rows(const split_launch &p, const split_tile &t, int group,
                                                   const split_sums &sum)
 {
-    constexpr int half = 2 * PAIRS;
+    constexpr int half = 2 * ROWS * PAIRS;
     const int lane = (int)threadIdx.x % 32;
     const int row = t.row + group * (TILE / WARPGROUPS) + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
     const int col = t.col + lane % 4 * 2;
@@ -355,8 +363,8 @@ static __device__ __forceinline__ void write_rows(const split_launch &p, const s
         write_halves<0>(p, t.matrix, row, col, sum);
         write_halves<half>(p, t.matrix, row, col + TILE / 2, sum);
     } else {
-        write_floats<0, result>(p, t.matrix, row, col, sum);
-        write_floats<half, result>(p, t.matrix, row, col + TILE / 2, sum);
+        write_floats<low, 0, result>(p, t.matrix, row, col, sum);
+        write_floats<low, half, result>(p, t.matrix, row, col + TILE / 2, sum);
     }
 }
 
@@ -368,7 +376,7 @@ template <int low, int result> static __device__ __forceinline__ void write_zero
     for (int own = 0; p.negligible.of != NULL && changes && tchi_pair_item(own) < p.items; own++) {
         split_tile t = tile_of(p, tchi_pair_item(own), tchi_cluster_rank());
         if (holds(p.negligible, t.matrix) && !is_elsewhere<low>(p, t.matrix)) {
-            write_rows<result>(p, t, group, zeros);
+            write_rows<low, result>(p, t, group, zeros);
         }
     }
 }
@@ -387,7 +395,7 @@ static __device__ __forceinline__ void prefetch_tile(const split_launch &p, cons
     }
 }
 
-static __device__ __forceinline__ void create_barriers(split_memory &m)
+template <int low> static __device__ __forceinline__ void create_barriers(split_memory<low> &m)
 {
     for (int i = 0; i < STAGES; i++) {
         tchi_barrier_create(m.full + i, 1);
@@ -407,25 +415,30 @@ static __device__ __forceinline__ void create_barriers(split_memory &m)
  * Copies land in the other block of a cluster too, so nobody begins before its barriers are there, and nobody exits
  * while the other block still arrives at them. */
 template <tch_scalar type, bool transposed, int low, int result>
-static __global__ void __launch_bounds__(THREADS, 1) split_product(const __grid_constant__ split_launch p)
+static __global__ void __launch_bounds__(split_means<low>::threads, split_means<low>::resident)
+    split_product(const __grid_constant__ split_launch p)
 {
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
     extern __shared__ __align__(1024) char shared[];
-    split_memory &m = *(split_memory *)shared;
+    split_memory<low> &m = *(split_memory<low> *)shared;
     if (threadIdx.x == 0) {
         create_barriers(m);
     }
     __syncwarp();
     tchi_cluster_sync();
-    if (threadIdx.x >= 128 * WARPGROUPS) {
-        tchi_registers_give<LOAD_REGISTERS>();
-        if (threadIdx.x == 128 * WARPGROUPS) {
+    if (threadIdx.x >= MULTIPLIERS) {
+        if (low != OF_NONE) {
+            tchi_registers_give<LOAD_REGISTERS>();
+        }
+        if (threadIdx.x == MULTIPLIERS) {
             load_all<transposed, low>(p, m);
         }
         __syncwarp();
         tchi_cluster_sync();
     } else {
-        tchi_registers_take<MULTIPLY_REGISTERS>();
+        if (low != OF_NONE) {
+            tchi_registers_take<MULTIPLY_REGISTERS>();
+        }
         int group = tchi_warpgroup();
         int rank = tchi_cluster_rank();
         tchi_ring_place at = {0, 0};
@@ -440,7 +453,7 @@ static __global__ void __launch_bounds__(THREADS, 1) split_product(const __grid_
             if (result == AS_HALVES && p.largest != NULL) {
                 raise_largest(p, t.matrix, sum);
             }
-            write_rows<result>(p, t, group, sum);
+            write_rows<low, result>(p, t, group, sum);
         }
         tchi_cluster_sync();
     }
@@ -518,6 +531,12 @@ static split_kernel kernel_for(const tch_split_problem *p, tch_low low)
                               : kernel_to<TCH_SCALAR_F16, AS_FLOATS>(p->transpose_b, low);
 }
 
+template <int low> static tch_status launch_as(tchi_cuda_state *state, split_kernel kernel, const split_launch &p)
+{
+    return tchi_cuda_launch_pairs(state, "split_product", kernel, p, p.items, split_means<low>::threads,
+                                  sizeof(split_memory<low>), split_means<low>::resident);
+}
+
 static tch_status launch(tchi_cuda_state *state, const tch_split_problem *problem, tch_low low)
 {
     split_launch p = {};
@@ -528,7 +547,7 @@ static tch_status launch(tchi_cuda_state *state, const tch_split_problem *proble
     p.across = (int32_t)tchi_cuda_ceil_div(c->cols, TILE);
     p.items = (int32_t)items_of(c);
     p.low = low;
-    p.steps = (int32_t)tchi_cuda_ceil_div(depth_of(problem), low == TCH_LOW_NONE ? 2 * DEPTH : DEPTH);
+    p.steps = (int32_t)tchi_cuda_ceil_div(depth_of(problem), DEPTH);
     if (problem->low != TCH_LOW_NONE) {
         p.high_alone = problem->high_alone;
     }
@@ -548,8 +567,8 @@ static tch_status launch(tchi_cuda_state *state, const tch_split_problem *proble
     if (problem->wide != NULL) {
         p.wide = tchi_cuda_operand_of(problem->wide);
     }
-    return tchi_cuda_launch_pairs(state, "split_product", kernel_for(problem, low), p, p.items, THREADS,
-                                  sizeof(split_memory));
+    return low == TCH_LOW_NONE ? launch_as<OF_NONE>(state, kernel_for(problem, low), p)
+                               : launch_as<OF_BOTH>(state, kernel_for(problem, low), p);
 }
 
 tch_status tchi_cuda_split_product(void *state, const tch_split_problem *problem, int32_t *taken)

@@ -466,6 +466,57 @@ static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS, BLOCKS)
     }
 }
 
+static __device__ __forceinline__ void store_wide(float *to, float4 four)
+{
+    *(float4 *)to = four;
+}
+
+static __device__ __forceinline__ void store_wide(double *to, float4 four)
+{
+    *(double2 *)to = make_double2((double)four.x, (double)four.y);
+    *(double2 *)(to + 2) = make_double2((double)four.z, (double)four.w);
+}
+
+/* Rows of float32 alone, all aligned: a block to HELD of them, whose loads are under way before the first is written. */
+template <typename real>
+static __global__ void __launch_bounds__(SPLIT_THREADS)
+    permute_rows_kernel(tchi_cuda_extent e, tchi_cuda_operand x, const int32_t *order, tchi_cuda_operand out)
+{
+    const int64_t rows = e.batch * e.rows;
+    for (int64_t first = (int64_t)blockIdx.x * HELD; first < rows; first += (int64_t)gridDim.x * HELD) {
+        const float *from[HELD];
+        real *to[HELD];
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            int64_t r = first + k < rows ? first + k : first;
+            from[k] = (const float *)tchi_cuda_at(x, r / e.rows, order[r], 0);
+            to[k] = (real *)tchi_cuda_at(out, r / e.rows, r % e.rows, 0);
+        }
+        for (int j = 4 * (int)threadIdx.x; j < (int)e.cols; j += 4 * SPLIT_THREADS) {
+            float4 held[HELD];
+#pragma unroll
+            for (int k = 0; k < HELD; k++) {
+                held[k] = load_wide(from[k] + j);
+            }
+#pragma unroll
+            for (int k = 0; k < HELD; k++) {
+                if (first + k < rows) {
+                    store_wide(to[k] + j, held[k]);
+                }
+            }
+        }
+    }
+}
+
+static tch_status permute_rows(tchi_cuda_state *s, const tch_matrices *x, const int32_t *rows, const tch_matrices *out)
+{
+    tchi_cuda_extent e = tchi_cuda_extent_of(out);
+    auto kernel = out->type == TCH_SCALAR_F64 ? permute_rows_kernel<double> : permute_rows_kernel<float>;
+    kernel<<<tchi_cuda_grid(tchi_cuda_ceil_div(e.rows * e.batch, HELD)), SPLIT_THREADS, 0, s->stream>>>(
+        e, tchi_cuda_operand_of(x), rows, tchi_cuda_operand_of(out));
+    return tchi_cuda_launched(s, "permute_rows_kernel");
+}
+
 tch_status tchi_cuda_permute(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
                              const tch_matrices *out)
 {
@@ -473,6 +524,10 @@ tch_status tchi_cuda_permute(void *state, const tch_matrices *x, const int32_t *
     tchi_cuda_extent e = tchi_cuda_extent_of(out);
     if (tchi_cuda_is_empty(e)) {
         return TCH_OK;
+    }
+    tchi_cuda_operand from = tchi_cuda_operand_of(x), to = tchi_cuda_operand_of(out);
+    if (rows != NULL && cols == NULL && x->type == TCH_SCALAR_F32 && e.cols % 4 == 0 && from.wide && to.wide) {
+        return permute_rows(s, x, rows, out);
     }
     tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
     auto kernel = out->type == TCH_SCALAR_F64 ? permute_kernel<double> : permute_kernel<float>;

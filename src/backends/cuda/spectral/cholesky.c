@@ -13,9 +13,10 @@
 
 #define LEAF TCHI_CUDA_CHOLESKY_LEAF
 
-/* Rows or columns of a triangular factor multiplied at once, leaving out its zeros beside them. Reasoned: below 256 a
- * product of so few rows no longer fills its tiles, and what could be saved is an eighth of it. */
-#define STRIP 256
+/* Rows or columns of a triangular factor multiplied at once, without what is beside them: zeros that nobody writes. */
+#define STRIP TCH_LOWER_BLOCK
+
+_Static_assert(LEAF == STRIP, "a leaf writes the zeros above its diagonal");
 
 /* Rows [row, row + rows) and columns [col, col + cols) of every matrix. */
 static tch_matrices block(const tch_matrices *m, int64_t row, int64_t col, int64_t rows, int64_t cols)
@@ -101,7 +102,6 @@ static tch_status invert(tchi_cuda_state *state, const tch_matrices *a, const tc
     tch_matrices a21 = block(a, upper, 0, lower, upper);
     tch_matrices a22 = block(a, upper, upper, lower, lower);
     tch_matrices x11 = block(x, 0, 0, upper, upper);
-    tch_matrices x12 = block(x, 0, upper, upper, lower);
     tch_matrices x21 = block(x, upper, 0, lower, upper);
     tch_matrices x22 = block(x, upper, upper, lower, lower);
     tch_matrices l21 = {scratch, a->type, lower, upper, upper, a->batch, lower * upper};
@@ -110,8 +110,7 @@ static tch_status invert(tchi_cuda_state *state, const tch_matrices *a, const tc
     TCHI_CUDA_PASS(subtract_gram(state, &l21, &a22));
     TCHI_CUDA_PASS(multiply_right(state, &l21, &x11, &a21));
     TCHI_CUDA_PASS(invert(state, &a22, &x22, flags, scratch));
-    TCHI_CUDA_PASS(multiply_left(state, &x22, &a21, &x21));
-    return tchi_cuda_combine(state, 0.0, 0.0, NULL, 0.0, NULL, &x12);
+    return multiply_left(state, &x22, &a21, &x21);
 }
 
 /* Elements of the largest L21 of any cut. It need not be the first one's, whose lower part may be a single row. */
