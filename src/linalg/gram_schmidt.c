@@ -13,8 +13,6 @@
  * since what they miss is in the span, and the next projection takes it; Q may not, where it is subtracted. */
 #include "gram_schmidt.h"
 
-#include <math.h>
-
 #include "core/status.h"
 #include "core/tensor.h"
 
@@ -24,14 +22,17 @@
 /* Rows of a panel. The fewer, the less there is to do in float64, and the smaller the products and the more of them. */
 #define PANEL 256
 
+/* Rows of length 1 or less times this are in the range of float16, and those of 1e-5 still have all bits of it. */
+#define ROUGH_UNIT 16384.0
+
 /* The full projection is one of high parts alone where no coefficient is larger than this: then low parts change a row
  * by 2^-13 of what the coefficients add up to, sqrt(n) times this at most and a fourth of that as a rule, so by as much
  * as its rounding to float32. */
 #define SMALL_COEFFICIENT 0x1p-13
 
-/* A panel is projected once more where |L^-1|^2 is more than this many times the number of its rows, which it is of
- * orthonormal rows: what two projections leave, 1e-8 of a row's length along each row of Q, has become larger. */
-#define GROWTH 1.5
+/* A panel is projected once more where a row of L^-1, which for orthonormal rows has length 1, has a square of more than
+ * this: what two projections leave, 1e-8 of a row's length along each row of Q, becomes as many times larger. */
+#define GROWTH 3.0
 
 /* --- split products ---------------------------------------------------------------------------------------------- */
 
@@ -183,7 +184,8 @@ static int64_t bytes_for(tch_context *context, int64_t n, int64_t batch, int64_t
 /* One for each matrix, in front of everything else. */
 typedef struct numbers {
     double *largest; /* of coefficients */
-    double *growth;  /* |L^-1| */
+    double *growth;  /* the largest of `squares` */
+    double *squares; /* of the rows of L^-1 */
 } numbers;
 
 static numbers layout_numbers(tchi_arena *arena, int64_t batch)
@@ -191,6 +193,7 @@ static numbers layout_numbers(tchi_arena *arena, int64_t batch)
     numbers all;
     all.largest = tchi_arena_take(arena, batch * (int64_t)sizeof *all.largest);
     all.growth = tchi_arena_take(arena, batch * (int64_t)sizeof *all.growth);
+    all.squares = tchi_arena_take(arena, batch * PANEL * (int64_t)sizeof *all.squares);
     return all;
 }
 
@@ -256,22 +259,46 @@ static tch_status subtract(const work *w, const tch_matrices *rows, const tch_sp
     return tchi_split_product(w->context, &difference);
 }
 
-/* Rows of S, brought to length 1, less their parts along `count` rows that are done, from row `from` on; `for_panel`,
- * what comes out is where a panel has its rows before Cholesky. */
-static tch_status project(const work *w, const tch_matrices *rows, int64_t from, int64_t count, const precision *how,
-                          bool for_panel)
+/* Rows of S less their parts along `count` rows that are done, from row `from` on, roughly: by high parts alone, of
+ * rows that are brought to length 1 where they come from S. Later they have been, and are not much shorter. */
+static tch_status project_roughly(const work *w, const tch_matrices *rows, int64_t from, int64_t count, bool from_s)
 {
+    const precision rough = {.coefficients = TCH_LOW_NONE, .difference = TCH_LOW_B};
     tchi_arena arena = {.base = w->scratch};
-    tch_matrices before = layout_before(&arena, rows->batch, for_panel ? rows->rows : 0, rows->cols);
     projection p = layout_projection(&arena, rows->batch, rows->rows, rows->cols, count);
+    p.rows.scale = ROUGH_UNIT;
+    tch_split_matrices high = p.rows;
+    high.low.data = NULL;
+    const tch_rows_to_split problem = {.x = rows, .rows = from_s ? rows : NULL, .out = &high};
+    TCHI_TRY(w->context->backend->matrix->split_rows(w->context->state, &problem));
+    return subtract(w, rows, &p.rows, from, &p, &rough, NULL);
+}
+
+/* The rows of a panel, brought to length 1, less their parts along all before it, to where Cholesky reads them. */
+static tch_status project_fully(const work *w, const tch_matrices *rows, int64_t first)
+{
+    const precision full = {.coefficients = TCH_LOW_BOTH,
+                            .difference = TCH_LOW_BOTH,
+                            .high_alone = {w->of_each.largest, SMALL_COEFFICIENT}};
+    tchi_arena arena = {.base = w->scratch};
+    tch_matrices before = layout_before(&arena, rows->batch, rows->rows, rows->cols);
+    projection p = layout_projection(&arena, rows->batch, rows->rows, rows->cols, first);
     p.rows.scale = TCHI_SPLIT_UNIT;
     TCHI_TRY(split_unit_rows(w, rows, rows, &p.rows, (tch_condition){0}));
-    return subtract(w, rows, &p.rows, from, &p, how, for_panel ? &before : NULL);
+    return subtract(w, rows, &p.rows, 0, &p, &full, &before);
 }
 
 static tch_status convert(tch_context *context, const tch_matrices *from, const tch_matrices *to)
 {
     return context->backend->matrix->shift_scale(context->state, from, NULL, NULL, 1.0, to);
+}
+
+static tch_status measure_growth(const work *w, const tch_matrices *inverse)
+{
+    const tch_matrix_ops *t = w->context->backend->matrix;
+    tch_matrices squares = tchi_matrices_new(w->of_each.squares, TCH_SCALAR_F64, inverse->batch, 1, inverse->rows);
+    TCHI_TRY(t->row_dots(w->context->state, inverse, inverse, 1.0, &squares));
+    return t->reduce(w->context->state, TCH_REDUCE_MAX_ABS, &squares, w->of_each.growth);
 }
 
 /* The rows of `before` become orthonormal in `after`; what is above the diagonal of L^-1 are zeros, for its norm. */
@@ -297,9 +324,9 @@ static tch_status orthonormalize_panel(const work *w, const tch_matrices *rows, 
     if (is_first) {
         result = &p.before;
         TCHI_TRY(by_cholesky(w, &p, &p.after, &p.before));
+    } else {
+        TCHI_TRY(measure_growth(w, &p.inverse));
     }
-    TCHI_TRY(
-        w->context->backend->matrix->reduce(w->context->state, TCH_REDUCE_FROBENIUS, &p.inverse, w->of_each.growth));
     return split_unit_rows(w, result, rows, planes, (tch_condition){0});
 }
 
@@ -307,7 +334,7 @@ static tch_status orthonormalize_panel(const work *w, const tch_matrices *rows, 
 static tch_status project_again(const work *w, const tch_matrices *rows, const tch_split_matrices *planes,
                                 int64_t first)
 {
-    const tch_condition negligible = {w->of_each.growth, sqrt(GROWTH * (double)rows->rows)};
+    const tch_condition negligible = {w->of_each.growth, GROWTH};
     const precision of_little = {.coefficients = TCH_LOW_BOTH, .difference = TCH_LOW_NONE, .negligible = negligible};
     tchi_arena arena = {.base = w->scratch};
     projection p = layout_projection(&arena, rows->batch, rows->rows, rows->cols, first);
@@ -317,15 +344,12 @@ static tch_status project_again(const work *w, const tch_matrices *rows, const t
 
 static tch_status finish_panel(const work *w, int64_t first, int64_t count)
 {
-    const precision full = {.coefficients = TCH_LOW_BOTH,
-                            .difference = TCH_LOW_BOTH,
-                            .high_alone = {w->of_each.largest, SMALL_COEFFICIENT}};
     tch_matrices rows = rows_of(w->s, first, count);
     tch_split_matrices planes = split_rows_of(w->planes, first, count);
     if (first == 0) {
         return orthonormalize_panel(w, &rows, true, &planes);
     }
-    TCHI_TRY(project(w, &rows, 0, first, &full, true));
+    TCHI_TRY(project_fully(w, &rows, first));
     TCHI_TRY(orthonormalize_panel(w, &rows, false, &planes));
     return project_again(w, &rows, &planes, first);
 }
@@ -337,10 +361,9 @@ static tch_status orthonormalize(const work *w, int64_t first, int64_t count)
         return finish_panel(w, first, count);
     }
     int64_t upper = first_half(count);
-    const precision rough = {.coefficients = TCH_LOW_NONE, .difference = TCH_LOW_B};
     tch_matrices rest = rows_of(w->s, first + upper, count - upper);
     TCHI_TRY(orthonormalize(w, first, upper));
-    TCHI_TRY(project(w, &rest, first, upper, &rough, false));
+    TCHI_TRY(project_roughly(w, &rest, first, upper, first == 0));
     return orthonormalize(w, first + upper, count - upper);
 }
 

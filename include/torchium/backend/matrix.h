@@ -270,7 +270,7 @@ typedef struct tch_condition {
  * NULL. */
 typedef struct tch_rows_to_split {
     const tch_matrices *x, *rows;
-    const tch_split_matrices *out; /* of float16 */
+    const tch_split_matrices *out; /* of float16; low.data may be NULL, for high parts alone */
     tch_condition done;          /* with `rows` alone */
     const double *shift, *bound; /* both or neither; without `rows` alone */
 } tch_rows_to_split;

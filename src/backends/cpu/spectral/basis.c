@@ -173,15 +173,17 @@ static float split_value(const tch_rows_to_split *p, const tch_matrices *x, int6
 static void split_row(const tch_rows_to_split *p, const tch_matrices *x, int64_t b, int64_t i)
 {
     enum { SIZE = 2 }; /* bytes of float16 */
-    void *high = tchi_cpu_row(&p->out->high, b, i);
-    void *low = tchi_cpu_row(&p->out->low, b, i);
+    char *high = tchi_cpu_row(&p->out->high, b, i);
+    char *low = p->out->low.data != NULL ? tchi_cpu_row(&p->out->low, b, i) : NULL;
     for (int64_t j = 0; j < x->cols; j++) {
         float value = split_value(p, x, b, i, j) * (float)p->out->scale;
         float top;
-        tchi_convert(1, TCH_SCALAR_F16, (char *)high + SIZE * j, TCH_SCALAR_F32, &value);
-        tchi_convert(1, TCH_SCALAR_F32, &top, TCH_SCALAR_F16, (const char *)high + SIZE * j);
+        tchi_convert(1, TCH_SCALAR_F16, high + SIZE * j, TCH_SCALAR_F32, &value);
+        tchi_convert(1, TCH_SCALAR_F32, &top, TCH_SCALAR_F16, high + SIZE * j);
         float rest = isinf(top) ? 0.0F : value - top;
-        tchi_convert(1, TCH_SCALAR_F16, (char *)low + SIZE * j, TCH_SCALAR_F32, &rest);
+        if (low != NULL) {
+            tchi_convert(1, TCH_SCALAR_F16, low + SIZE * j, TCH_SCALAR_F32, &rest);
+        }
     }
 }
 

@@ -132,8 +132,8 @@ struct __align__(8) halves
     __half v[4];
 };
 
-/* Four numbers, split. */
-template <typename real>
+/* Four numbers, split, or their high parts alone. */
+template <bool both, typename real>
 static __device__ __forceinline__ void write_four(const split_row<real> &row, int j, float4 four, float scale)
 {
     const float v[4] = {four.x, four.y, four.z, four.w};
@@ -146,14 +146,18 @@ static __device__ __forceinline__ void write_four(const split_row<real> &row, in
     }
     if (row.wide && j + 4 <= row.cols) {
         *(halves *)(row.high + j) = high;
-        *(halves *)(row.low + j) = low;
+        if (both) {
+            *(halves *)(row.low + j) = low;
+        }
         return;
     }
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         if (j + k < row.cols) {
             row.high[j + k] = high.v[k];
-            row.low[j + k] = low.v[k];
+            if (both) {
+                row.low[j + k] = low.v[k];
+            }
         }
     }
 }
@@ -202,7 +206,7 @@ static __device__ __forceinline__ float2 inverse_length(double square)
 /* X, rows, high and low (batch, rows, cols); a block to a row, whose beginning it keeps and of which it reads the rest,
  * if there is any, once more. Bytes that must move: those of X, 4 for each of its numbers as they become, and 4 for the
  * halves. */
-template <typename real>
+template <typename real, bool both>
 static __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
     split_normalized_kernel(tchi_cuda_extent e, tchi_cuda_operand x, tchi_cuda_operand rows, float scale,
                             tchi_cuda_operand high, tchi_cuda_operand low, tch_condition done)
@@ -233,12 +237,12 @@ static __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
         for (int k = 0; k < HELD; k++) {
             float4 four = scale_four(held[k], inverse);
             write_back(row, first + k * step, four);
-            write_four(row, first + k * step, four, scale);
+            write_four<both>(row, first + k * step, four, scale);
         }
         for (int j = first + HELD * step; j < row.cols; j += step) {
             float4 four = scale_four(load_four(row, j), inverse);
             write_back(row, j, four);
-            write_four(row, j, four, scale);
+            write_four<both>(row, j, four, scale);
         }
     }
 }
@@ -269,7 +273,7 @@ static __device__ __forceinline__ float4 changed(float4 f, const row_change &c, 
 /* The same of X as it is, or of X moved and divided; a block to HELD rows, all of whose loads are under way before the
  * first is used: one row of 1024 would be a single load to a thread. Bytes that must move: those of X and of the
  * halves, once. */
-template <typename real, bool moved>
+template <typename real, bool moved, bool both>
 static __global__ void __launch_bounds__(SPLIT_THREADS)
     split_plain_kernel(tchi_cuda_extent e, tchi_cuda_operand x, float scale, tchi_cuda_operand high,
                        tchi_cuda_operand low, const double *shift, const double *bound)
@@ -293,7 +297,7 @@ static __global__ void __launch_bounds__(SPLIT_THREADS)
                     held[k] = changed(held[k], change_of(e.rows, shift, bound, first + k), j);
                 }
                 if (first + k < rows) {
-                    write_four(row[k], j, held[k], scale);
+                    write_four<both>(row[k], j, held[k], scale);
                 }
             }
         }
@@ -303,19 +307,29 @@ static __global__ void __launch_bounds__(SPLIT_THREADS)
 static tch_status split_normalized(tchi_cuda_state *s, const tch_rows_to_split *p)
 {
     tchi_cuda_extent e = tchi_cuda_extent_of(p->x);
-    auto kernel = p->x->type == TCH_SCALAR_F64 ? split_normalized_kernel<double> : split_normalized_kernel<float>;
+    bool wide = p->x->type == TCH_SCALAR_F64;
+    auto kernel = p->out->low.data != NULL
+                      ? (wide ? split_normalized_kernel<double, true> : split_normalized_kernel<float, true>)
+                      : (wide ? split_normalized_kernel<double, false> : split_normalized_kernel<float, false>);
     kernel<<<tchi_cuda_grid(e.rows * e.batch), SPLIT_THREADS, 0, s->stream>>>(
         e, tchi_cuda_operand_of(p->x), tchi_cuda_operand_of(p->rows), (float)p->out->scale,
         tchi_cuda_operand_of(&p->out->high), tchi_cuda_operand_of(&p->out->low), p->done);
     return tchi_cuda_launched(s, "split_normalized_kernel");
 }
 
+template <typename real> static auto plain_kernel(const tch_rows_to_split *p)
+{
+    return p->bound != NULL ? (p->out->low.data != NULL ? split_plain_kernel<real, true, true>
+                                                        : split_plain_kernel<real, true, false>)
+                            : (p->out->low.data != NULL ? split_plain_kernel<real, false, true>
+                                                        : split_plain_kernel<real, false, false>);
+}
+
 static tch_status split_plain(tchi_cuda_state *s, const tch_rows_to_split *p)
 {
     tchi_cuda_extent e = tchi_cuda_extent_of(p->x);
     bool wide = p->x->type == TCH_SCALAR_F64;
-    auto kernel = p->bound != NULL ? (wide ? split_plain_kernel<double, true> : split_plain_kernel<float, true>)
-                                   : (wide ? split_plain_kernel<double, false> : split_plain_kernel<float, false>);
+    auto kernel = wide ? plain_kernel<double>(p) : plain_kernel<float>(p);
     kernel<<<tchi_cuda_grid(tchi_cuda_ceil_div(e.rows * e.batch, HELD)), SPLIT_THREADS, 0, s->stream>>>(
         e, tchi_cuda_operand_of(p->x), (float)p->out->scale, tchi_cuda_operand_of(&p->out->high),
         tchi_cuda_operand_of(&p->out->low), p->shift, p->bound);
