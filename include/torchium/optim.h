@@ -187,7 +187,7 @@ typedef struct tch_optim_config {
     tch_nonfinite nonfinite;
     uint64_t seed;         /* of stochastic rounding, of parameters and of moments */
     int64_t memory_budget; /* extra memory a step may take beyond the state, in bytes; 0: an eighth of the state, and at
-                              least 2 GiB. Work is cut into chunks to stay within it */
+                              least 2 GiB and a 32nd of the GPU's memory. Work is cut into chunks to stay within it */
 } tch_optim_config;
 
 /* One parameter, or one gradient's place in the list. */

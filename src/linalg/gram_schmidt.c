@@ -305,7 +305,10 @@ static tch_status measure_growth(const work *w, const tch_matrices *inverse)
 static tch_status by_cholesky(const work *w, const panel *p, const tch_matrices *before, const tch_matrices *after)
 {
     const tch_matrix_ops *t = w->context->backend->matrix;
-    TCHI_TRY(t->combine(w->context->state, 0.0, 0.0, NULL, 0.0, NULL, &p->inverse));
+    for (int64_t first = 0, end = TCH_LOWER_BLOCK; end < p->inverse.rows; first = end, end += TCH_LOWER_BLOCK) {
+        tch_matrices beside = tchi_matrices_block(&p->inverse, first, end, end - first, p->inverse.cols - end);
+        TCHI_TRY(t->combine(w->context->state, 0.0, 0.0, NULL, 0.0, NULL, &beside));
+    }
     TCHI_TRY(tchi_gram(w->context, 1.0, before, 0, 0.0, &p->gram));
     TCHI_TRY(t->cholesky_inverse(w->context->state, &p->gram, &p->inverse, w->flags, p->scratch));
     return tchi_lower_product(w->context, &p->inverse, before, after);

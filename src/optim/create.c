@@ -519,10 +519,20 @@ static tch_status add_group(tch_optimizer *o, const tch_optim_config *config, in
     return status;
 }
 
+static int64_t device_bytes(tch_context *context)
+{
+    int64_t total;
+    int64_t free;
+    bool known = tch_context_device(context).type != TCH_DEVICE_CPU &&
+                 context->backend->device->memory_info(context->state, &total, &free) == TCH_OK;
+    return known ? total : 0;
+}
+
 void tchi_optim_prepare(tch_optimizer *o, tch_context *context, const tch_optim_config *config,
                         const tch_state_allocator *allocator)
 {
-    *o = (tch_optimizer){.context = context, .method = tchi_method_of(config)};
+    *o = (tch_optimizer){
+        .context = context, .method = tchi_method_of(config), .device_bytes = device_bytes(context)};
     o->groups.item_size = sizeof(tchi_group);
     o->params.item_size = sizeof(tchi_param);
     o->tiles.item_size = sizeof(tchi_param);

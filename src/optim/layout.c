@@ -558,13 +558,13 @@ tch_status tchi_layout_state(tch_optimizer *optimizer, int32_t group, tchi_arena
 
 /* --- scratch of a step ------------------------------------------------------------------------------------------- */
 
-/* An eighth of the state is little beside it; two gibibytes are little on a GPU that trains, and let the roots of small
- * models be taken many at a time, which is what they are fast by. */
+/* An eighth of the state is little beside it; two gibibytes, and a 32nd of its memory, are little on a GPU that trains,
+ * and let roots and bases of small models be taken many at a time, which is what they are fast by. */
 int64_t tchi_layout_budget(const tch_optimizer *optimizer)
 {
     const int64_t least = (int64_t)2 << 30;
     int64_t asked = optimizer->groups.count > 0 ? tchi_group_at(optimizer, 0)->config.memory_budget : 0;
-    int64_t share = optimizer->state_bytes / 8;
+    int64_t share = tchi_max(optimizer->state_bytes / 8, optimizer->device_bytes / 32);
     return asked > 0 ? asked : tchi_max(share, least);
 }
 

@@ -240,7 +240,7 @@ static tch_status precondition_halves(const shampoo_run *r, void **result)
     TCHI_RANGE(o->context, "precondition");
     bool filtered = r->filtered != NULL;
     *result = r->spare;
-    return tchi_run_multiply_halves(o, &r->run, &r->halves, filtered ? behind_halves(r) : r->gradient,
+    return tchi_run_multiply_halves(o, &r->run, &r->halves, TCH_SIDES_ROOTS, filtered ? behind_halves(r) : r->gradient,
                                     filtered ? o->largest_filtered : o->largest,
                                     filtered ? r->gradient : behind_halves(r), &r->work, *result, o->norms);
 }

@@ -130,6 +130,8 @@ typedef struct soap_run {
     void *gradient, *moment, *spare;
     uint32_t *largest, *largest_moment; /* elements of blocks, for products in float16, or NULL */
     bool first;                         /* no bases yet */
+    bool narrow;                        /* blocks are float16, both of them where products have their place */
+    tchi_work halves;
 } soap_run;
 
 static soap_run begin_run(tch_optimizer *o, const tchi_group *group, const tchi_run *run)
@@ -141,9 +143,12 @@ static soap_run begin_run(tch_optimizer *o, const tchi_group *group, const tchi_
     r.moment = o->scratch + bytes;
     r.spare = o->scratch + 2 * bytes;
     r.first = only_finds_bases(tchi_run_param(o, run));
+    r.halves = tchi_work_of(run->block_batch, TCH_SCALAR_F16);
     if (o->context->backend->update->two_sided != NULL) {
         r.largest = o->largest;
         r.largest_moment = o->largest_filtered;
+        r.narrow = !r.first && tchi_run_takes_halves(o, run, &r.work, r.gradient) &&
+                   tchi_run_takes_halves(o, run, &r.work, r.moment);
     }
     return r;
 }
@@ -175,17 +180,38 @@ static tch_update moments_of(tch_optimizer *o, const tchi_run *run, const tchi_w
 
 /* The filter divides by the correction of the rectangle's clock; rotated_adam will correct the moment, so here the
  * clock is the group's, which corrects nothing. */
-static tch_status gather(const soap_run *r)
+static tch_update blocks_of(const soap_run *r, const tchi_work *work, void *gradient, void *moment)
 {
     tch_optimizer *o = r->optimizer;
-    TCHI_RANGE(o->context, "gather gradients");
-    tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, r->first ? NULL : r->moment);
+    tch_update update = tchi_update_run(o, &r->run, work, gradient, moment);
     for (int64_t i = 0; i < update.count; i++) {
         o->rects[i].clock = &r->group->numbers->clock;
     }
-    return o->context->backend->update->gather(o->context->state, &update, r->first ? TCH_FILTER_NONE : TCH_FILTER_EMA,
-                                               r->group->config.decay == TCH_DECAY_L2 && !r->run.block_batch->prepared,
-                                               r->largest, r->largest_moment);
+    return update;
+}
+
+/* Where the second of the blocks of float16 lie, behind those of the gradient. */
+static void *halves_of_moment(const soap_run *r)
+{
+    return (char *)r->spare + r->run.count * r->halves.stride * tchi_scalar_size(r->halves.type);
+}
+
+/* Blocks of float16 once their largest elements are known. */
+static tch_status gather(const soap_run *r)
+{
+    tch_optimizer *o = r->optimizer;
+    const tch_update_ops *t = o->context->backend->update;
+    TCHI_RANGE(o->context, "gather gradients");
+    int32_t l2 = r->group->config.decay == TCH_DECAY_L2 && !r->run.block_batch->prepared;
+    tch_update update =
+        blocks_of(r, &r->work, r->narrow ? NULL : r->gradient, r->narrow || r->first ? NULL : r->moment);
+    TCHI_TRY(t->gather(o->context->state, &update, r->first ? TCH_FILTER_NONE : TCH_FILTER_EMA, l2, r->largest,
+                       r->largest_moment));
+    if (!r->narrow) {
+        return TCH_OK;
+    }
+    tch_update halves = blocks_of(r, &r->halves, r->spare, halves_of_moment(r));
+    return t->gather_halves(o->context->state, &halves, TCH_FILTER_EMA, l2, r->largest, r->largest_moment);
 }
 
 static tch_status apply(const soap_run *r, void *direction)
@@ -209,8 +235,19 @@ static tch_status apply(const soap_run *r, void *direction)
 static tch_status update_factors(const soap_run *r)
 {
     TCHI_RANGE(r->optimizer->context, "factors");
-    return tchi_run_update_factors(r->optimizer, &r->run, &r->work, r->gradient, r->spare, r->largest,
-                                   &r->group->numbers->clock);
+    return tchi_run_update_factors(r->optimizer, &r->run, r->narrow ? &r->halves : &r->work,
+                                   r->narrow ? r->spare : r->gradient, r->spare, r->largest, &r->group->numbers->clock);
+}
+
+/* Blocks of float16 into the bases, where they are float32: what lies between products takes the moment's place first,
+ * and then that of the gradient's float16. */
+static tch_status into_bases(const soap_run *r)
+{
+    tch_optimizer *o = r->optimizer;
+    TCHI_TRY(tchi_run_multiply_halves(o, &r->run, &r->halves, TCH_SIDES_INTO_BASES, r->spare, r->largest, r->moment,
+                                      &r->work, r->gradient, NULL));
+    return tchi_run_multiply_halves(o, &r->run, &r->halves, TCH_SIDES_INTO_BASES, halves_of_moment(r),
+                                    r->largest_moment, r->spare, &r->work, r->moment, NULL);
 }
 
 /* Gradient and moment into the bases, Adam there, and the direction back; *direction is where it is. */
@@ -221,8 +258,13 @@ static tch_status precondition(const soap_run *r, void **direction)
     void *gradient = r->gradient;
     void *spare = r->spare;
     *direction = r->moment;
-    TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_INTO_BASES, r->largest, &gradient, &spare, NULL));
-    TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_INTO_BASES, r->largest_moment, direction, &spare, NULL));
+    if (r->narrow) {
+        TCHI_TRY(into_bases(r));
+    } else {
+        TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_INTO_BASES, r->largest, &gradient, &spare, NULL));
+        TCHI_TRY(
+            tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_INTO_BASES, r->largest_moment, direction, &spare, NULL));
+    }
     tch_update moments = moments_of(o, &r->run, &r->work, gradient, *direction);
     TCHI_TRY(o->context->backend->update->rotated_adam(o->context->state, &moments, r->largest));
     return tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_OUT_OF_BASES, r->largest, direction, &spare, NULL);
@@ -438,7 +480,7 @@ static tch_status after_gather(void *argument)
 static tch_status step_run(tch_optimizer *o, const tchi_group *group, const tchi_run *run)
 {
     soap_run r = begin_run(o, group, run);
-    tchi_recording_key key = tchi_run_key(o, run, r.first);
+    tchi_recording_key key = tchi_run_key(o, run, 2 * r.narrow + r.first);
     TCHI_TRY(gather(&r));
     return tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
 }

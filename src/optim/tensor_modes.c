@@ -273,12 +273,12 @@ bool tchi_run_takes_halves(tch_optimizer *optimizer, const tchi_run *run, const 
 }
 
 tch_status tchi_run_multiply_halves(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *halves,
-                                    void *blocks, const uint32_t *largest, void *other, const tchi_work *work,
-                                    void *result, double *norms)
+                                    tch_sides sides, void *blocks, const uint32_t *largest, void *other,
+                                    const tchi_work *work, void *result, double *norms)
 {
     tch_matrices x = tchi_work_matrices(halves, blocks, run->count);
     tch_matrices y = tchi_work_matrices(work, result, run->count);
-    return multiply_both(optimizer, run, TCH_SIDES_ROOTS, &x, largest, other, &y, norms);
+    return multiply_both(optimizer, run, sides, &x, largest, other, &y, norms);
 }
 
 tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, tch_sides sides,

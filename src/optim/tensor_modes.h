@@ -20,8 +20,8 @@ tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, cons
  * of such blocks with them. `other` has room for as many bytes as the blocks have. */
 bool tchi_run_takes_halves(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *result);
 tch_status tchi_run_multiply_halves(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *halves,
-                                    void *blocks, const uint32_t *largest, void *other, const tchi_work *work,
-                                    void *result, double *norms);
+                                    tch_sides sides, void *blocks, const uint32_t *largest, void *other,
+                                    const tchi_work *work, void *result, double *norms);
 
 /* Copies blocks without gaps, `stride` elements apart, with dimension k brought to the front: [outer, size, inner]
  * becomes [size, outer, inner]; or back. */

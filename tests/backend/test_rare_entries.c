@@ -296,7 +296,7 @@ static void rows_are_split(void **state)
     }
 }
 
-/* --- symmetric products of mixed types --------------------------------------------------------------------------- */
+/* --- inspection -------------------------------------------------------------------------------------------------- */
 
 static void fill_symmetric(batch *b, uint64_t stream)
 {
@@ -309,6 +309,56 @@ static void fill_symmetric(batch *b, uint64_t stream)
         }
     }
 }
+
+/* Symmetric but for one element of the second matrix, the first of which has the largest; `bad` ones are not finite. */
+static void check_inspection(tch_context *context, tch_scalar type, int64_t n, int64_t gap, int64_t bad)
+{
+    enum { MATRICES = 2, NUMBERS = 3 * MATRICES };
+    double numbers[NUMBERS];
+    void *there = NULL;
+    test_case("inspection, type %d, n %lld, %lld apart, %lld bad", (int)type, (long long)n, (long long)gap,
+              (long long)bad);
+    batch x = make(context, type, MATRICES, n, n, gap);
+    fill_symmetric(&x, (uint64_t)(900 + n));
+    test_encode(x.dtype, -3.0, element(&x, 0, 0));
+    if (n > 1) {
+        test_encode(x.dtype, value(&x, 2 * n - 1, 0) + 0.5, element(&x, 2 * n - 1, 0));
+    }
+    for (int64_t k = 0; k < bad; k++) {
+        test_encode(x.dtype, k % 2 ? (double)NAN : (double)INFINITY, element(&x, n - 1, n - 1 - k));
+    }
+    double gap_there = n > 1 ? fabs(value(&x, 2 * n - 1, 0) - value(&x, n, n - 1)) : 0.0;
+    move(context, &x, TCH_COPY_TO_DEVICE);
+    CHECK_OK(context->backend->device->allocate(context->state, sizeof numbers, &there));
+    double *out = there;
+    CHECK_OK(context->backend->matrix->inspect(context->state, &x.m, out, out + MATRICES, out + 2 * MATRICES));
+    CHECK_OK(context->backend->device->copy_bytes(context->state, numbers, there, sizeof numbers, TCH_COPY_TO_HOST));
+    double largest = 0.0;
+    for (int64_t k = 0; k < n * n; k++) {
+        largest = fmax(largest, fabs(value(&x, n + k / n, k % n)));
+    }
+    CHECK(bad > 0 ? isinf(numbers[0]) : numbers[0] == 3.0, "the largest is %g", numbers[0]);
+    CHECK(numbers[1] == largest, "the largest is %g, expected %g", numbers[1], largest);
+    CHECK(numbers[2] == (double)bad && numbers[3] == 0.0, "%g and %g are not finite", numbers[2], numbers[3]);
+    CHECK(bad > 0 || numbers[4] == 0.0, "an asymmetry of %g", numbers[4]);
+    CHECK(fabs(numbers[5] - gap_there) <= 0x1p-22, "an asymmetry of %g, expected %g", numbers[5], gap_there);
+    context->backend->device->release(context->state, there, sizeof numbers);
+    drop(context, &x);
+}
+
+/* One tile and several, whole and ragged, in rows of aligned vectors and not. */
+static void matrices_are_inspected(void **state)
+{
+    static const int64_t sides[] = {1, 3, 4, 31, 64, 68, 129, 132, 192};
+    tch_context *context = *state;
+    for (int k = 0; context->backend->matrix->inspect != NULL && k < 9 * 4; k++) {
+        int64_t n = sides[k / 4];
+        int64_t bad = k % 2 == 0 ? 0 : n < 3 ? n : 3;
+        check_inspection(context, k % 4 < 2 ? TCH_SCALAR_F32 : TCH_SCALAR_F64, n, n % 4 == 0 ? 4 * (n % 8) : 1, bad);
+    }
+}
+
+/* --- symmetric products of mixed types --------------------------------------------------------------------------- */
 
 /* Sums are as good as the coarser of the two types, and the result is rounded to its own. */
 static void check_product(const batch *a, const batch *b, const batch *d, const batch *c)
@@ -586,6 +636,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_agree),
         cmocka_unit_test(rows_are_split),
+        cmocka_unit_test(matrices_are_inspected),
         cmocka_unit_test(products_of_mixed_types),
         cmocka_unit_test(grams_of_mixed_types),
         cmocka_unit_test(factors_of_float32_are_inverted),

@@ -1,4 +1,4 @@
-/* Shampoo's blocks in float16 where a backend takes them: the bits are those of blocks of float32, of which copies are
+/* Shampoo's and SOAP's blocks in float16 where a backend takes them: the bits are those of blocks of float32, of which copies are
  * made later, with and without a filter, with a refresh in a step and without one, whatever lies transposed. The other
  * way is had by a table without `gather_halves`. Backends that have none come to the same twice. */
 #include "core/context.h"
@@ -29,6 +29,13 @@ static const trial_option options[] = {
     {"momentum, every step", {SET(momentum, 0.9), SET(precondition_frequency, 1)}},
     {"packed factors", {SET(packed_factors, 1)}},
     {"packed factors, roots of bfloat16", {SET(packed_factors, 1), SET(root_dtype, TCH_STATE_BFLOAT16)}},
+    {.name = NULL},
+};
+
+static const trial_option soap_options[] = {
+    {.name = "SOAP"},
+    {"SOAP, weight decay in gradients", {SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.1)}},
+    {"SOAP, packed factors, every step", {SET(packed_factors, 1), SET(precondition_frequency, 1)}},
     {.name = NULL},
 };
 
@@ -65,18 +72,15 @@ static bool is_hopper(const tch_context *context)
     return info.compute_major == 9;
 }
 
-static void halves_change_no_bit(void **state)
+static void check_options(tch_context *context, const tch_optim_config *config, const trial_option *of)
 {
-    tch_context *context = *state;
     const trial_shape *shapes = test_on_cpu() ? small : large;
     own = context->backend;
-    for (const trial_option *option = options; option->name != NULL; option++) {
+    for (const trial_option *option = of; option->name != NULL; option++) {
         static trial with, without;
-        tch_optim_config c = test_optim_defaults(TCH_OPTIM_SHAMPOO);
+        tch_optim_config c = *config;
         c.lr = 0.01;
         c.beta2 = 0.95;
-        c.grafting = TCH_GRAFTING_ADAM;
-        c.relative_eps = 1e-6;
         c.precondition_frequency = 3;
         trial_set(&c, option->settings);
         test_case("%s", option->name);
@@ -92,9 +96,26 @@ static void halves_change_no_bit(void **state)
     }
 }
 
+static void halves_change_no_bit(void **state)
+{
+    tch_optim_config c = test_optim_defaults(TCH_OPTIM_SHAMPOO);
+    c.grafting = TCH_GRAFTING_ADAM;
+    c.relative_eps = 1e-6;
+    check_options(*state, &c, options);
+}
+
+static void halves_change_no_bit_of_soap(void **state)
+{
+    tch_optim_config c = test_optim_defaults(TCH_OPTIM_SOAP);
+    c.max_preconditioner_dim = 2048;
+    c.precision = TCH_PRECISION_HIGH;
+    check_options(*state, &c, soap_options);
+}
+
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(halves_change_no_bit)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(halves_change_no_bit),
+                                       cmocka_unit_test(halves_change_no_bit_of_soap)};
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);
 }

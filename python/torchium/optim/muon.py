@@ -86,7 +86,8 @@ class Muon(SecondOrder):
         state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
             rounded at random; small parameters keep float32.
         seed: of the random numbers that parameters and moments are rounded with.
-        memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 2 GiB.
+        memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 2 GiB and a
+            32nd of the GPU's memory.
         update_kernel: a custom kernel for what AdamW does to one element: a `torchium.optim.StepKernel` or its source;
             the built-in does it where that fails.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
