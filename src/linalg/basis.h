@@ -3,8 +3,9 @@
  *
  * A basis q, n by n, holds its vectors as rows, those of large eigenvalues first, so that q A q' is nearly diagonal.
  * All factors of a call have one size and lie at a constant stride; `a` and `q` are of one type, float32 or float64,
- * and do not overlap. `scratch` is device memory, aligned to 256 bytes. Callers cut a batch into parts themselves; a part of fewer matrices than the device has multiprocessors leaves some of it idle. Nothing waits
- * for the device, except tchi_basis_init where the device's eigensolver does. */
+ * and do not overlap. `scratch` is device memory, aligned to 256 bytes. Callers cut a batch into parts themselves; a
+ * part of fewer matrices than the device has multiprocessors leaves some of it idle. Nothing waits for the device,
+ * except tchi_basis_init where the device's eigensolver does. */
 #ifndef TCHI_BASIS_H
 #define TCHI_BASIS_H
 

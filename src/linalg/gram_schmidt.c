@@ -22,16 +22,16 @@
 /* Rows of a panel. The fewer, the less there is to do in float64, and the smaller the products and the more of them. */
 #define PANEL 256
 
-/* Rows of length 1 or less times this are in the range of float16, and those of 1e-5 still have all bits of it. */
+/* Rows of length 1 or less times this are in the range of float16, and those of 1e-6 still have all bits of it. */
 #define ROUGH_UNIT 16384.0
 
 /* The full projection is one of high parts alone where no coefficient is larger than this: then low parts change a row
- * by 2^-13 of what the coefficients add up to, sqrt(n) times this at most and a fourth of that as a rule, so by as much
- * as its rounding to float32. */
+ * by 2^-13 of what the coefficients add up to, sqrt(n) times this at most and a fourth of that as a rule: by a few
+ * roundings to float32. */
 #define SMALL_COEFFICIENT 0x1p-13
 
-/* A panel is projected once more where a row of L^-1, which for orthonormal rows has length 1, has a square of more than
- * this: what two projections leave, 1e-8 of a row's length along each row of Q, becomes as many times larger. */
+/* A panel is projected once more where the square of a row of L^-1, which is 1 for orthonormal rows, is more than this:
+ * what two projections leave of rows along Q, Cholesky makes larger by as much. */
 #define GROWTH 3.0
 
 /* --- split products ---------------------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
-/* Shampoo's and SOAP's blocks in float16 where a backend takes them: the bits are those of blocks of float32, of which copies are
- * made later, with and without a filter, with a refresh in a step and without one, whatever lies transposed. The other
- * way is had by a table without `gather_halves`. Backends that have none come to the same twice. */
+/* Shampoo's and SOAP's blocks in float16 where a backend takes them: the bits are those of blocks of float32, of which
+ * copies are made later, with and without a filter, with a refresh in a step and without one, whatever lies transposed.
+ * The other way is had by a table without `gather_halves`. Backends that have none come to the same twice. */
 #include "core/context.h"
 #include "support/backend/table_copy.h"
 #include "support/optim/optim_defaults.h"

@@ -158,9 +158,9 @@ typedef tch_status tch_sgd_op(void *state, const tch_update *update, int32_t nes
  * sign of 0 and of a NaN being 0; m = beta2 m + (1 - beta2) g. */
 typedef tch_status tch_lion_op(void *state, const tch_update *update);
 /* Reads gradients into blocks: block[0] = g, with weight_decay p added where l2 is set; block[1] by the filter. Where
- * skip is set blocks are zeroed. Either block may be NULL. Where `largest` is not NULL, which it is for backends without
- * `two_sided`, largest[block_index] becomes the bits, as float32, of the largest |g| of a block, of which a NaN counts
- * as more than anything, and with a filter filtered[block_index] those of |f|; 0 where skip is set. */
+ * skip is set blocks are zeroed. Either block may be NULL. Where `largest` is not NULL, as it is only for backends that
+ * have `two_sided`, largest[block_index] becomes the bits, as float32, of the largest |g| of a block, of which a NaN
+ * counts as more than anything, and with a filter filtered[block_index] those of |f|; 0 where skip is set. */
 typedef tch_status tch_gather_op(void *state, const tch_update *update, tch_filter filter, int32_t l2,
                                  uint32_t *largest, uint32_t *filtered);
 /* The grafted direction d from g in block[0], f in block[1] (or block[0] where that is NULL) and v in state[1]:
@@ -205,12 +205,13 @@ typedef tch_status tch_two_sided_op(void *state, tch_sides sides, const tch_matr
                                     const tch_matrices *x, const uint32_t *largest, void *other, const tch_matrices *y,
                                     double *norms);
 /* The two are there together, with those before. Whether `factors_update` of these factors and `two_sided` with these
- * roots or bases, to y, take blocks as `gather_halves` writes them, with their largest elements: the bits are then those of
- * blocks of float32. Of data only where it lies is looked at. */
+ * roots or bases, to y, take blocks as `gather_halves` writes them, with their largest elements: the bits are then those
+ * of blocks of float32. Of data only where it lies is looked at. */
 typedef int32_t tch_halves_take_op(void *state, const tch_matrices *rows, const tch_matrices *cols,
                                    const tch_matrices *left, const tch_matrices *right, const tch_matrices *y);
-/* After gather or gather_graft, with what it left: g to block[0] and f to block[1] once more, of float16 and times the power of
- * two that brings the largest of a block to between 2^14 and 2^15. States are read. Either block may be NULL. */
+/* After gather or gather_graft, with what it left: g to block[0] and f to block[1] once more, of float16 and times the
+ * power of two that brings the largest of a block to between 2^14 and 2^15. States are read. Either block may be
+ * NULL. */
 typedef tch_status tch_gather_halves_op(void *state, const tch_update *update, tch_filter filter, int32_t l2,
                                         const uint32_t *largest, const uint32_t *filtered);
 

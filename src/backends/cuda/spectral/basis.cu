@@ -491,7 +491,8 @@ static __device__ __forceinline__ void store_wide(double *to, float4 four)
     *(double2 *)(to + 2) = make_double2((double)four.z, (double)four.w);
 }
 
-/* Rows of float32 alone, all aligned: a block to HELD of them, whose loads are under way before the first is written. */
+/* Rows of float32 alone, all aligned: a block to HELD of them, whose loads are under way before the first is written.
+ * Bytes that must move: those of X and of the result, once. */
 template <typename real>
 static __global__ void __launch_bounds__(SPLIT_THREADS)
     permute_rows_kernel(tchi_cuda_extent e, tchi_cuda_operand x, const int32_t *order, tchi_cuda_operand out)

@@ -11,7 +11,6 @@
  *     block[1] *= sqrt(correction2) / correction1 / (sqrt(v) + eps);
  */
 #include "gather.cuh"
-#include "largest.cuh"
 
 /* --- from gradients to blocks ------------------------------------------------------------------------------------ */
 

@@ -10,7 +10,6 @@
 #include "backends/cuda/matrix/narrow.h"
 #include "gather.cuh"
 #include "graft.cuh"
-#include "largest.cuh"
 
 typedef struct gather_graft_rules {
     tch_filter filter;
