@@ -205,8 +205,8 @@ typedef tch_status tch_two_sided_op(void *state, tch_sides sides, const tch_matr
                                     const tch_matrices *x, const uint32_t *largest, void *other, const tch_matrices *y,
                                     double *norms);
 /* The two are there together, with those before. Whether `factors_update` of these factors and `two_sided` with these
- * roots or bases, to y, take blocks as `gather_halves` writes them, with their largest elements: the bits are then those
- * of blocks of float32. Of data only where it lies is looked at. */
+ * roots or bases, to y, take blocks as `gather_halves` writes them, with their largest elements: the bits are then
+ * those of blocks of float32. Of data only where it lies is looked at. */
 typedef int32_t tch_halves_take_op(void *state, const tch_matrices *rows, const tch_matrices *cols,
                                    const tch_matrices *left, const tch_matrices *right, const tch_matrices *y);
 /* After gather or gather_graft, with what it left: g to block[0] and f to block[1] once more, of float16 and times the
