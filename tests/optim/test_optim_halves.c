@@ -107,8 +107,8 @@ static void halves_change_no_bit(void **state)
 static void halves_change_no_bit_of_soap(void **state)
 {
     tch_optim_config c = test_optim_defaults(TCH_OPTIM_SOAP);
-    c.max_preconditioner_dim = 2048;
-    c.precision = TCH_PRECISION_HIGH;
+    c.block = 1;
+    c.max_preconditioner_dim = 1024;
     check_options(*state, &c, soap_options);
 }
 

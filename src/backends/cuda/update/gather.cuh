@@ -66,7 +66,7 @@ static __device__ inline void add_decay(const tchi_cuda_chunk_ctx<real, path> &c
     }
 }
 
-/* --- the largest elements of blocks, which scale those of float16 -------------------------------------------------*/
+/* --- the largest elements of blocks, which scale those of float16 ------------------------------------------------ */
 
 /* The most bits of a thread's numbers, and then of each warp's: one thread brings those of a block together, since a
  * warp's atomics to the one place for a matrix would wait for each other. */
