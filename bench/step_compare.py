@@ -64,6 +64,13 @@ def our_soap(parameters, period):
     return SOAP(parameters, lr=1e-3, precondition_frequency=period, weight_decay=DECAY, stagger=False)
 
 
+def our_soap_in_blocks(parameters, period):
+    from torchium.optim import SOAP
+
+    options = {"max_precond_dim": 1024, "block": True, "stagger": False}
+    return SOAP(parameters, lr=1e-3, precondition_frequency=period, weight_decay=DECAY, **options)
+
+
 def vyas_soap(parameters, period):
     from soap import SOAP
 
@@ -130,6 +137,7 @@ ENTRIES = {
     "emerging": Entry(
         "SOAP, whole dimensions", "Emerging-Optimizers", emerging_soap, "emerging_optimizers", slow=True, what=(ALL,)
     ),
+    "soap-blocks": Entry("SOAP, blocks of 1024", "Torchium", our_soap_in_blocks, "torchium"),
     "muon": Entry("Muon", "Torchium", our_muon, "torchium", what=(EVERY,)),
     "torch-muon": Entry("Muon", "torch.optim", torch_muon, "torch", what=(EVERY,)),
     "dion-muon": Entry("Muon", "Dion", dion_muon, "dion", what=(EVERY,)),

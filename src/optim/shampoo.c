@@ -189,7 +189,23 @@ static tch_status update_factors(const shampoo_run *r)
     TCHI_RANGE(r->optimizer->context, "factors");
     const tch_clock *clock = tchi_run_param(r->optimizer, &r->run)->clock;
     return tchi_run_update_factors(r->optimizer, &r->run, r->narrow ? &r->halves : &r->work, r->gradient, r->spare,
-                                   r->grafted ? r->optimizer->largest : NULL, clock);
+                                   r->grafted || r->narrow ? r->optimizer->largest : NULL, clock);
+}
+
+/* Gradients for factors alone, in float16 where those take it. */
+static tch_status gather_for_factors(shampoo_run *r)
+{
+    tch_optimizer *o = r->optimizer;
+    const tch_update_ops *t = o->context->backend->update;
+    r->narrow = tchi_run_takes_halves(o, &r->run, &r->work, r->spare);
+    if (!r->narrow) {
+        return gather(r, false);
+    }
+    TCHI_RANGE(o->context, "gather gradients");
+    tch_update update = tchi_update_run(o, &r->run, &r->work, NULL, NULL);
+    TCHI_TRY(t->gather(o->context->state, &update, TCH_FILTER_NONE, has_decay(r), o->largest, o->largest_filtered));
+    tch_update halves = tchi_update_run(o, &r->run, &r->halves, r->gradient, NULL);
+    return t->gather_halves(o->context->state, &halves, TCH_FILTER_NONE, has_decay(r), o->largest, o->largest_filtered);
 }
 
 /* The factors of all runs of which some root is due, then those roots. The runs are those of the step. */
@@ -201,7 +217,7 @@ static tch_status refresh(tch_optimizer *o, const tchi_step *now, int32_t group)
         while (tchi_next_run(o, now, &turn, &run)) {
             if (tchi_run_is_due(o, &run)) {
                 shampoo_run r = begin_run(o, &g->config, &run);
-                TCHI_TRY(gather(&r, false));
+                TCHI_TRY(gather_for_factors(&r));
                 TCHI_TRY(update_factors(&r));
             }
         }

@@ -83,60 +83,116 @@ static __global__ void __launch_bounds__(TILE *ROWS) pack_kernel(packed_params<w
     }
 }
 
-/* Moves: half of every matrix in, all of it out. */
-template <typename word, typename kept>
-static __global__ void __launch_bounds__(TILE *ROWS) unpack_kernel(packed_params<word, kept> p)
+#define WARPS 8 /* of a block that unpacks; a row of a tile to each */
+
+/* Where a block's tile is: row and column of its first element. */
+typedef struct tile_corner {
+    int64_t row, col;
+} tile_corner;
+
+template <typename kept, int side> using packed_tile = kept[side][side + (sizeof(kept) == 2 ? 2 : 1)];
+
+/* A tile below the diagonal and within the matrix, where nothing has to be asked: what is asked of every element takes
+ * longer than memory does. Row r of the tile is r (row + (r + 1) / 2) elements behind its first one. */
+template <typename word, typename kept, int side>
+static __device__ inline void unpack_whole(const packed_params<word, kept> &p, int64_t b, tile_corner at,
+                                           packed_tile<kept, side> &tile)
 {
-    __shared__ word turned[TILE][TILE + 1];
-    int64_t row = tchi_lower_row(blockIdx.x);
-    int64_t left = (blockIdx.x - tchi_lower_tiles(row)) * TILE;
-    int64_t first = row * TILE + threadIdx.y;
-    int64_t j = left + threadIdx.x;
-    for (int64_t b = blockIdx.y; b < p.batch; b += gridDim.y) {
-        word values[TILE / ROWS] = {};
-        const kept *from = p.packed + packed_at(p, b, first, j);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const kept *from = p.packed + packed_at(p, b, at.row, at.col) + lane;
+#pragma unroll 4
+    for (int r = warp; r < side; r += WARPS) {
+        const kept *piece = from + ((int64_t)r * at.row + r * (r + 1) / 2);
 #pragma unroll
-        for (int k = 0; k < TILE / ROWS; k++) {
-            int64_t i = first + k * ROWS;
-            if (i < p.n && j <= i) {
-                move_element(*from, &values[k]);
-            }
-            from += packed_step(i);
+        for (int k = 0; k < side; k += 32) {
+            tile[r][lane + k] = piece[k];
         }
-        word *to = p.full + b * p.stride + first * p.ld + j;
-#pragma unroll
-        for (int k = 0; k < TILE / ROWS; k++) {
-            int64_t i = first + k * ROWS;
-            turned[threadIdx.y + k * ROWS][threadIdx.x] = values[k];
-            if (i < p.n && j <= i) {
-                to[k * ROWS * p.ld] = values[k];
-            }
-        }
-        __syncthreads();
-        int64_t column = row * TILE + threadIdx.x;
-        to = p.full + b * p.stride + (left + threadIdx.y) * p.ld + column;
-#pragma unroll
-        for (int k = 0; k < TILE / ROWS; k++) {
-            int r = threadIdx.y + k * ROWS;
-            if (column < p.n && column > left + r) {
-                to[k * ROWS * p.ld] = turned[threadIdx.x][r];
-            }
-        }
-        __syncthreads();
     }
+    __syncthreads();
+    word *below = p.full + b * p.stride + (at.row + warp) * p.ld + at.col + lane;
+    word *above = p.full + b * p.stride + (at.col + warp) * p.ld + at.row + lane;
+#pragma unroll 2
+    for (int r = warp; r < side; r += WARPS) {
+#pragma unroll
+        for (int k = 0; k < side; k += 32) {
+            move_element(tile[r][lane + k], &below[k]);
+            move_element(tile[lane + k][r], &above[k]);
+        }
+        below += WARPS * p.ld;
+        above += WARPS * p.ld;
+    }
+    __syncthreads();
+}
+
+template <typename word, typename kept, int side>
+static __device__ inline void unpack_part(const packed_params<word, kept> &p, int64_t b, tile_corner at,
+                                          packed_tile<kept, side> &tile)
+{
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    for (int r = warp; r < side; r += WARPS) {
+        const kept *from = p.packed + packed_at(p, b, at.row + r, at.col);
+        for (int c = lane; c < side; c += 32) {
+            if (at.row + r < p.n && at.col + c <= at.row + r) {
+                tile[r][c] = from[c];
+            }
+        }
+    }
+    __syncthreads();
+    word *full = p.full + b * p.stride;
+    for (int r = warp; r < side; r += WARPS) {
+        for (int c = lane; c < side; c += 32) {
+            if (at.row + r < p.n && at.col + c <= at.row + r) {
+                move_element(tile[r][c], &full[(at.row + r) * p.ld + at.col + c]);
+            }
+            if (at.row + c < p.n && at.col + r < at.row + c) {
+                move_element(tile[c][r], &full[(at.col + r) * p.ld + at.row + c]);
+            }
+        }
+    }
+    __syncthreads();
+}
+
+/* Moves: half of every matrix in, all of it out. A block takes a tile of `side` rows and columns: the wider it is, the
+ * longer are the pieces of rows that it writes, below the diagonal and, turned around, above. */
+template <typename word, typename kept, int side>
+static __global__ void __launch_bounds__(32 * WARPS) unpack_kernel(packed_params<word, kept> p)
+{
+    __shared__ packed_tile<kept, side> tile;
+    const int64_t lower = tchi_lower_row(blockIdx.x);
+    const tile_corner at = {lower * side, (blockIdx.x - tchi_lower_tiles(lower)) * side};
+    const bool whole = at.row != at.col && at.row + side <= p.n;
+    for (int64_t b = blockIdx.y; b < p.batch; b += gridDim.y) {
+        if (whole) {
+            unpack_whole<word, kept, side>(p, b, at, tile);
+        } else {
+            unpack_part<word, kept, side>(p, b, at, tile);
+        }
+    }
+}
+
+template <typename word, typename kept>
+static void launch_pack(const tchi_cuda_state *s, const packed_params<word, kept> &p)
+{
+    dim3 grid((unsigned)tchi_lower_tiles(tchi_cuda_ceil_div(p.n, TILE)), tchi_cuda_grid_yz(p.batch));
+    pack_kernel<word, kept><<<grid, dim3(TILE, ROWS), 0, s->stream>>>(p);
+}
+
+template <typename word, typename kept>
+static void launch_unpack(const tchi_cuda_state *s, const packed_params<word, kept> &p)
+{
+    constexpr int side = sizeof(kept) == 2 ? 128 : sizeof(kept) == 4 ? 64 : 32;
+    dim3 grid((unsigned)tchi_lower_tiles(tchi_cuda_ceil_div(p.n, side)), tchi_cuda_grid_yz(p.batch));
+    unpack_kernel<word, kept, side><<<grid, 32 * WARPS, 0, s->stream>>>(p);
 }
 
 template <typename word, typename kept>
 static void launch(const tchi_cuda_state *s, const tch_matrices *full, void *packed, bool unpacks)
 {
-    int64_t tiles = tchi_cuda_ceil_div(full->rows, TILE);
     packed_params<word, kept> p = {(word *)full->data, (kept *)packed, full->rows, full->ld, full->stride, full->batch};
-    dim3 grid((unsigned)tchi_lower_tiles(tiles), tchi_cuda_grid_yz(full->batch));
-    dim3 block(TILE, ROWS);
     if (unpacks) {
-        unpack_kernel<word, kept><<<grid, block, 0, s->stream>>>(p);
+        launch_unpack(s, p);
     } else {
-        pack_kernel<word, kept><<<grid, block, 0, s->stream>>>(p);
+        launch_pack(s, p);
     }
 }
 
