@@ -296,6 +296,52 @@ static void rows_are_split(void **state)
     }
 }
 
+/* --- rows in another order --------------------------------------------------------------------------------------- */
+
+/* Backwards in the first matrix and every other row first in the second; float32 rows may become float64. */
+static void check_permuted(tch_context *context, tch_scalar to, int64_t rows, int64_t cols, int64_t gap)
+{
+    int32_t *order = test_alloc((size_t)(2 * rows) * sizeof *order);
+    void *there = NULL;
+    test_case("%lld by %lld, %lld apart, to type %d", (long long)rows, (long long)cols, (long long)gap, (int)to);
+    batch x = make(context, TCH_SCALAR_F32, 2, rows, cols, gap);
+    batch out = make(context, to, 2, rows, cols, gap);
+    fill_rows(&x, (uint64_t)(300 + rows + cols));
+    for (int64_t i = 0; i < rows; i++) {
+        order[i] = (int32_t)(rows - 1 - i);
+        order[rows + i] = (int32_t)(i < (rows + 1) / 2 ? 2 * i : 2 * (i - (rows + 1) / 2) + 1);
+    }
+    int64_t bytes = 2 * rows * (int64_t)sizeof *order;
+    CHECK_OK(context->backend->device->allocate(context->state, bytes, &there));
+    CHECK_OK(context->backend->device->copy_bytes(context->state, there, order, bytes, TCH_COPY_TO_DEVICE));
+    move(context, &x, TCH_COPY_TO_DEVICE);
+    move(context, &out, TCH_COPY_TO_DEVICE);
+    CHECK_OK(context->backend->matrix->permute(context->state, &x.m, there, NULL, &out.m));
+    move(context, &out, TCH_COPY_TO_HOST);
+    for (int64_t k = 0; k < 2 * rows * cols; k++) {
+        int64_t row = k / cols;
+        int64_t from = row / rows * rows + order[row];
+        CHECK(value(&out, row, k % cols) == value(&x, from, k % cols), "(%lld, %lld) is %g", (long long)row,
+              (long long)(k % cols), value(&out, row, k % cols));
+    }
+    check_gaps(&out);
+    context->backend->device->release(context->state, there, bytes);
+    drop(context, &x);
+    drop(context, &out);
+}
+
+/* Rows of aligned vectors and not, fewer and more of them than a block takes. */
+static void rows_are_put_in_order(void **state)
+{
+    static const struct {
+        int64_t rows, cols, gap;
+    } shapes[] = {{1, 4, 0}, {7, 64, 4}, {5, 1032, 8}, {6, 33, 2}, {33, 12, 3}};
+    for (int k = 0; k < 10; k++) {
+        check_permuted(*state, k % 2 ? TCH_SCALAR_F64 : TCH_SCALAR_F32, shapes[k / 2].rows, shapes[k / 2].cols,
+                       shapes[k / 2].gap);
+    }
+}
+
 /* --- inspection -------------------------------------------------------------------------------------------------- */
 
 static void fill_symmetric(batch *b, uint64_t stream)
@@ -636,6 +682,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_agree),
         cmocka_unit_test(rows_are_split),
+        cmocka_unit_test(rows_are_put_in_order),
         cmocka_unit_test(matrices_are_inspected),
         cmocka_unit_test(products_of_mixed_types),
         cmocka_unit_test(grams_of_mixed_types),
