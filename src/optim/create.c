@@ -531,8 +531,7 @@ static int64_t device_bytes(tch_context *context)
 void tchi_optim_prepare(tch_optimizer *o, tch_context *context, const tch_optim_config *config,
                         const tch_state_allocator *allocator)
 {
-    *o = (tch_optimizer){
-        .context = context, .method = tchi_method_of(config), .device_bytes = device_bytes(context)};
+    *o = (tch_optimizer){.context = context, .method = tchi_method_of(config), .device_bytes = device_bytes(context)};
     o->groups.item_size = sizeof(tchi_group);
     o->params.item_size = sizeof(tchi_param);
     o->tiles.item_size = sizeof(tchi_param);

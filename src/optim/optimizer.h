@@ -235,7 +235,7 @@ struct tch_optimizer {
     int64_t steps;     /* asked for */
     int64_t refreshes; /* factors refreshed */
     int64_t state_bytes;
-    int64_t device_bytes; /* memory of the GPU; 0 on a CPU */
+    int64_t device_bytes;       /* memory of the GPU; 0 on a CPU */
     tch_status failed;          /* not TCH_OK after an error of the device */
     tchi_user_kernel own[2];    /* by tch_optim_part */
     tchi_recordings recordings; /* of what follows the gathering of gradients */

@@ -271,8 +271,8 @@ typedef struct tch_condition {
 typedef struct tch_rows_to_split {
     const tch_matrices *x, *rows;
     const tch_split_matrices *out; /* of float16; low.data may be NULL, for high parts alone */
-    tch_condition done;          /* with `rows` alone */
-    const double *shift, *bound; /* both or neither; without `rows` alone */
+    tch_condition done;            /* with `rows` alone */
+    const double *shift, *bound;   /* both or neither; without `rows` alone */
 } tch_rows_to_split;
 typedef tch_status tch_split_rows_op(void *state, const tch_rows_to_split *problem);
 
