@@ -144,7 +144,7 @@ tch_status tchi_cpu_row_dots(void *state, const tch_matrices *x, const tch_matri
 
 /* --- rows as sums of two float16 -------------------------------------------------------------------------------- */
 
-/* out = x, of one length or the other, brought to length 1, or zero; they may be the same. */
+/* out = x, of float32 or float64, brought to length 1, or zero; a float32 x may be out. */
 static void normalize_row(int64_t n, tch_scalar type, const void *x, float *out)
 {
     for (int64_t j = 0; type == TCH_SCALAR_F64 && j < n; j++) {
