@@ -169,10 +169,9 @@ TCH_API const char *tch_kernel_name(const tch_kernel *kernel);
 
 /* $TORCHIUM_CACHE, or torchium/kernels in $XDG_CACHE_HOME, or in ~/.cache: a folder that is made for its owner alone,
  * and not used where it is another's or others may write to it. An entry's name is a hash of the source, the options,
- * everything it includes from the folders given, the architecture and the compiler with its environment; on the CPU an
- * entry counts as long as the files that the compiler found by itself are what they were. The text is good until the
- * thread's next such call. NULL, with a message, where there is no folder that can be used: then everything is compiled
- * anew. */
+ * the architecture and the compiler. A source that includes files is compiled each time, as docs/kernels.md says. The
+ * text is good until the thread's next such call. NULL, with a message, where there is no folder that can be used: then
+ * everything is compiled anew. */
 TCH_API const char *tch_kernel_cache_folder(void);
 
 /* Entries that were used longest ago are removed until the rest fits; 256 MiB unless said otherwise here or, in MiB, by

@@ -15,10 +15,9 @@
 #include "core/system.h"
 #include "file.h"
 #include "folder.h"
-#include "includes.h"
 
 /* Raised when the entries or the parts of the key change. */
-#define FORMAT "1"
+#define FORMAT "2"
 #define MAGIC "TCHKERN" FORMAT
 #define IMAGE_ALIGNMENT 64
 
@@ -32,27 +31,31 @@ _Static_assert(sizeof(header) == 80, "a header has no gaps");
 
 /* --- keys ------------------------------------------------------------------------------------------------------- */
 
+/* A part of a key: label and contents behind their lengths, so that no two lists of parts look the same. */
 static void add_text(tchi_sha256_state *hash, const char *label, const char *text)
 {
-    tchi_key_add(hash, label, text, strlen(text));
+    uint64_t sizes[2] = {strlen(label), strlen(text)};
+    tchi_sha256_add(hash, sizes, sizeof sizes);
+    tchi_sha256_add(hash, label, sizes[0]);
+    tchi_sha256_add(hash, text, sizes[1]);
 }
 
-tch_status tchi_cache_key_make(tchi_cache_key *key, const tchi_kernel_input *input, const char *compiler)
+tchi_cache_key tchi_cache_key_make(const tch_kernel_text *text, const char *compiler)
 {
+    tchi_cache_key key = {.usable = compiler[0] != '\0'};
     tchi_sha256_state hash;
     tchi_sha256_begin(&hash);
     add_text(&hash, "format", FORMAT);
     add_text(&hash, "library", TCH_VERSION_STRING);
     add_text(&hash, "compiler", compiler);
-    add_text(&hash, "file", input->text.file);
-    add_text(&hash, "source", input->text.source);
-    add_text(&hash, "name", input->text.name);
-    for (int32_t i = 0; i < input->text.option_count; i++) {
-        add_text(&hash, "option", input->text.options[i]);
+    add_text(&hash, "file", text->file);
+    add_text(&hash, "source", text->source);
+    add_text(&hash, "name", text->name);
+    for (int32_t i = 0; i < text->option_count; i++) {
+        add_text(&hash, "option", text->options[i]);
     }
-    TCHI_TRY(tchi_includes_add(&hash, input, &key->usable));
-    tchi_sha256_end(&hash, key->bytes);
-    return TCH_OK;
+    tchi_sha256_end(&hash, key.bytes);
+    return key;
 }
 
 typedef struct entry_name {

@@ -9,15 +9,17 @@
 #include <torchium/backend.h>
 
 #include "core/sha256.h"
-#include "input.h"
 
 typedef struct tchi_cache_key {
-    bool usable; /* false where not everything that the image depends on is known */
+    bool usable; /* false: compile each time and keep nothing */
     uint8_t bytes[TCHI_SHA256_BYTES];
 } tchi_cache_key;
 
-/* `compiler` is the backend's line. */
-tch_status tchi_cache_key_make(tchi_cache_key *key, const tchi_kernel_input *input, const char *compiler);
+/* Of a text that reads no files; `compiler` is the backend's line, empty where images must not be kept. */
+tchi_cache_key tchi_cache_key_make(const tch_kernel_text *text, const char *compiler);
+
+/* True where a compiler may read files that the key does not cover (includes.c). */
+bool tchi_kernel_reads_files(const tch_kernel_text *text);
 
 /* True where there was an entry, and then its image, of host memory. An entry that is damaged is removed. */
 bool tchi_cache_find(const tchi_cache_key *key, tch_kernel_image *image);

@@ -1,4 +1,4 @@
-/* Whole files in memory: sources, what they include, cache entries. */
+/* Whole files in memory: sources and cache entries. */
 #ifndef TCHI_KERNEL_FILE_H
 #define TCHI_KERNEL_FILE_H
 
@@ -6,7 +6,7 @@
 
 #include <torchium/status.h>
 
-/* The largest source, alone or included. */
+/* The largest source. */
 #define TCHI_SOURCE_MOST ((size_t)16 << 20)
 
 typedef struct tchi_file {
@@ -14,9 +14,9 @@ typedef struct tchi_file {
     size_t bytes;
 } tchi_file;
 
-/* The text of the file `path`, which `what` it is in messages. TCH_ERR_IO where it cannot be read or is no file,
- * TCH_ERR_INVALID_ARGUMENT where it is larger than TCHI_SOURCE_MOST or has a NUL. */
-tch_status tchi_file_read(const char *path, const char *what, tchi_file *file);
+/* The text of the file `path`. TCH_ERR_IO where it cannot be read or is no file, TCH_ERR_INVALID_ARGUMENT where it is
+ * larger than TCHI_SOURCE_MOST or has a NUL. */
+tch_status tchi_file_read(const char *path, tchi_file *file);
 
 /* The first `bytes` of what is open as `descriptor` into `text`; false where there are fewer. */
 int tchi_file_fill(int descriptor, void *text, size_t bytes);

@@ -123,7 +123,6 @@ static tch_status add_folders(tchi_kernel_input *input, const tch_kernel_config 
                             : length == 0 ? "/"
                                           : config->path,
                             length + (length == 0), "the folder of path"));
-        input->folder = *(const char **)input->includes.items;
     }
     for (int32_t i = 0; i < config->include_count; i++) {
         const char *folder = config->includes[i];
@@ -152,7 +151,7 @@ tch_status tchi_kernel_input_make(tchi_kernel_input *input, const tch_kernel_con
     *input = (tchi_kernel_input){.options = {.item_size = sizeof(char *)}, .includes = {.item_size = sizeof(char *)}};
     TCHI_TRY(check_config(config));
     if (config->source == NULL) {
-        TCHI_TRY(tchi_file_read(config->path, "path", &input->file));
+        TCHI_TRY(tchi_file_read(config->path, &input->file));
     }
     TCHI_TRY(add_folders(input, config));
     input->text = (tch_kernel_text){

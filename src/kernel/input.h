@@ -11,7 +11,6 @@
 typedef struct tchi_kernel_input {
     tch_kernel_text text; /* points into the rest, and into the config */
     tchi_file file;       /* empty where the caller gave the text */
-    const char *folder;   /* of the file, or NULL: where its #include "..." looks first */
     tchi_list options;    /* const char *: without the -I */
     tchi_list includes;   /* const char *: absolute, owned */
 } tchi_kernel_input;

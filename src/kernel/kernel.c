@@ -68,21 +68,11 @@ static void release_image(tch_kernel_image *image)
     *image = (tch_kernel_image){0};
 }
 
-static bool is_current(const tch_context *context, const tch_kernel_image *image)
-{
-    return context->backend->kernel->current == NULL || context->backend->kernel->current(context->state, image) != 0;
-}
-
-/* An entry that is not current any more is replaced by the one that is compiled now. */
 static tch_status load_cached(tch_context *context, const tchi_cache_key *key, void **handle)
 {
     tch_kernel_image image = {0};
     *handle = NULL;
     if (!key->usable || !tchi_cache_find(key, &image)) {
-        return TCH_OK;
-    }
-    if (!is_current(context, &image)) {
-        release_image(&image);
         return TCH_OK;
     }
     tch_status status = context->backend->kernel->load(context->state, &image, handle);
@@ -111,19 +101,25 @@ static tch_status load_new(tch_context *context, const tch_kernel_config *config
     return status;
 }
 
-/* The compiler is asked for before the cache: it is a part of the key, and what is not installed is said in one way. */
+/* The compiler is asked for before the cache: it is a part of the key, and what is not installed is said in one way. A
+ * text that reads no files is compiled without the user's folders: a header there with the name of a system header
+ * would change the image and not the key. */
 static tch_status load(tch_context *context, const tch_kernel_config *config, const tchi_kernel_input *input,
                        void **handle, int32_t *from_cache)
 {
     char compiler[COMPILER_SIZE] = "";
+    tch_kernel_text text = input->text;
     tchi_cache_key key = {0};
     TCHI_TRY(context->backend->kernel->compiler(context->state, compiler, sizeof compiler));
-    if (config->use_cache) {
-        TCHI_TRY(tchi_cache_key_make(&key, input, compiler));
+    if (!tchi_kernel_reads_files(&text)) {
+        text.include_count = 0;
+        if (config->use_cache) {
+            key = tchi_cache_key_make(&text, compiler);
+        }
     }
     TCHI_TRY(load_cached(context, &key, handle));
     *from_cache = *handle != NULL;
-    return *handle != NULL ? TCH_OK : load_new(context, config, &input->text, &key, handle);
+    return *handle != NULL ? TCH_OK : load_new(context, config, &text, &key, handle);
 }
 
 static tch_status check_parameters(const tch_kernel *kernel)

@@ -150,11 +150,6 @@ WORDS = {
     "standard": b"\x01-std=c++17",
     "file": b'\x02/a "b"\\c.cu',
     "stack": b"\x03a.cu:1:2:void f<int>(float*)\t48\tstatic\nb.cu:9:9:g\t1024\tdynamic,bounded\nh\t12\tdynamic\n",
-    "rule": b"\x04a.o: a.cu /usr/include/x.h \\\n b\\ c.h $$d /nowhere/e.h\n",
-    "rule_long": b"\x04a.o: " + b"b" * 4085 + b" c",
-    "rule_header": b"\x06b.h \\\n c.h",
-    "changes": b"\x07\x50\x01\x40\xff",
-    "list": b"\x05" + struct.pack("<QQQqqqqII", 120, 5, 7, 1, 2, 3, 4, 1, 1) + bytes(32) + b"/etc/nothing/h\0\0",
 }
 
 

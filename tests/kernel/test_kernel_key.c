@@ -1,14 +1,17 @@
-/* Keys of the cache: the hash they are made with, and that everything a compiled kernel depends on changes them. The
- * compiler is a pretended one that counts how often it is asked. */
+/* Keys of the cache: the hash they are made with, that everything a compiled kernel depends on changes them, and that a
+ * source which reads files has none. The compiler is a pretended one that counts how often it is asked, except in the
+ * last tests. */
 #define _GNU_SOURCE
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "core/sha256.h"
-#include "kernel/includes.h"
 #include "support/files.h"
 #include "support/kernel/fake_compiler.h"
+#include "support/tensors.h"
 #include "support/testing.h"
 
 #define SOURCE "__global__ void f() {}\n"
@@ -95,99 +98,152 @@ static void everything_counts(void **state)
     assert_int_equal(fake_cache_count(""), 8);
 }
 
-/* a.h includes b.h from its own folder, which includes a.h again, and one of a folder of includes. */
-static void includes_count(void **state)
+/* Compiled twice: 1, 1 where it is not cached, and then the cache has no folder; otherwise 1, 0. */
+static void check_cached(tch_context *context, tch_kernel_config *config, int cached)
 {
-    tch_context *context = *state;
-    assert_int_equal(mkdir(test_path("in"), 0700), 0);
-    assert_int_equal(mkdir(test_path("in/deep"), 0700), 0);
-    write_text("k.cu", "#include \"in/a.h\"\n" SOURCE);
-    write_text("in/a.h", "#include \"deep/b.h\"\n");
-    write_text("in/deep/b.h", "# include \"../a.h\"\n#include <c.h>\n");
-    const char *folders[] = {test_path("in")};
-    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
-    config.path = test_path("k.cu"), config.name = "f";
-    config.include_count = 1, config.includes = folders;
-    assert_int_equal(fake_compile(context, &config), 1);
-    assert_int_equal(fake_compile(context, &config), 0);
-    write_text("in/c.h", "// now it exists\n");
-    assert_int_equal(fake_compile(context, &config), 1);
-    assert_int_equal(fake_compile(context, &config), 0);
-    write_text("in/c.h", "// and changes\n");
-    assert_int_equal(fake_compile(context, &config), 1);
-    write_text("in/deep/b.h", "# include \"../a.h\"\n#include <c.h>\n// changed\n");
-    assert_int_equal(fake_compile(context, &config), 1);
-    write_text("c.h", "// the file's own folder comes first\n");
-    assert_int_equal(fake_compile(context, &config), 1);
-    assert_int_equal(fake_compile(context, &config), 0);
+    fake_remove_tree(fake_cache());
+    assert_int_equal(fake_compile(context, config), 1);
+    assert_int_equal(fake_compile(context, config), !cached);
+    assert_int_equal(fake_cache_count(""), cached ? 1 : -1);
 }
 
-/* What only the compiler can know is compiled each time. */
-static void some_sources_are_not_kept(void **state)
+static void sources_that_read_files(void **state)
 {
-    tch_context *context = *state;
-    static const char *const sources[] = {
-        "#define H \"a.h\"\n#include H\n" SOURCE,
-        "#include\\\n H\n" SOURCE,
-        "#include \"a.h\n" SOURCE,
-        "#include_next <a.h>\n" SOURCE,
-        "#import \"a.h\"\n" SOURCE,
-        "%:include H\n" SOURCE,
-        "/* x */ # /* y */ include /* z */ H\n" SOURCE,
-        "/* x\n */ #include H\n" SOURCE,
-        "#if __has_include(\"a.h\")\n#endif\n" SOURCE,
-        "const char *t = __TIME__;\n" SOURCE,
-        "?\?=include \"a.h\"\n" SOURCE,
-        "R\"(\n# /* )\"\n#include H\n*/\n" SOURCE,
+    static const struct {
+        const char *source;
+        int cached;
+    } cases[] = {
+        {SOURCE, 1},
+        {"// include this, and #if that\n#define include %\\\n1\n#define N(x) #x\nint __hash_;\n" SOURCE, 1},
+        {"#include <cuda_fp16.h>\n # inc\\\nlude <math.h> // why\n%:include<cstdint>\n" SOURCE, 1},
+        {"#include \"a.h\"\n" SOURCE, 0},
+        {"#include \"math.h\"\n" SOURCE, 0},
+        {"#include <math.h\n>\n" SOURCE, 0},
+        {"#include <sys/math.h>\n" SOURCE, 0},
+        {"#include <math.h>\n#include <a.h>\n" SOURCE, 0},
+        {"#if 0\n#include <a.h>\n#endif\n" SOURCE, 0},
+        {"#define H <math.h>\n#include H\n" SOURCE, 0},
+        {"#include_next <math.h>\n" SOURCE, 0},
+        {"#import \"a.h\"\n" SOURCE, 0},
+        {"#embed \"a.h\"\n" SOURCE, 0},
+        {"x\n \t# \v include \"a.h\"\n" SOURCE, 0},
+        {"#\\\ninc\\ \t\r\nl\\\rude \"a.h\"\n" SOURCE, 0},
+        {"%:include \"a.h\"\n" SOURCE, 0},
+        {"%\\\n:include \"a.h\"\n" SOURCE, 0},
+        {"?\?=include \"a.h\"\n" SOURCE, 0},
+        {"#inc?\?/\nlude \"a.h\"\n" SOURCE, 0},
+        {"/* x\n */ # /* y */ include \"a.h\"\n" SOURCE, 0},
+        {"#if __has_include(\"a.h\")\n#endif\n" SOURCE, 0},
+        {"#if __has_in\\\nclude(\"a.h\")\n#endif\n" SOURCE, 0},
+        {"asm(\".incbin \\\"a\\\"\");\n" SOURCE, 0},
+        {"asm(\".include \\\"a\\\"\");\n" SOURCE, 0},
+        {"const char *t = __TIME__;\n" SOURCE, 0},
+        {"const char *t = __DATE__;\n" SOURCE, 0},
     };
-    for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++) {
-        test_case("source %zu", i);
-        assert_int_equal(fake_compile_text(context, sources[i]), 1);
-        assert_int_equal(fake_compile_text(context, sources[i]), 1);
+    static const char *const option[] = {"-DX=__has_include(\"a.h\")"};
+    tch_kernel_config config = fake_config(SOURCE "#if X\n#endif\n");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        test_case("%s", cases[i].source);
+        tch_kernel_config one = fake_config(cases[i].source);
+        check_cached(*state, &one, cases[i].cached);
+    }
+    config.option_count = 1, config.options = option;
+    check_cached(*state, &config, 0);
+}
+
+/* A header of the user's with the name of a system header: the source that includes it sees it and is not cached, all
+ * others are compiled without the folder. */
+static void own_headers_of_the_user(void **state)
+{
+    const char *folders[] = {test_path("in")};
+    tch_kernel_config config = fake_config("#include <math.h>\n" SOURCE), plain = fake_config(SOURCE);
+    assert_int_equal(mkdir(test_path("in"), 0700), 0);
+    config.include_count = plain.include_count = 1, config.includes = plain.includes = folders;
+    check_cached(*state, &config, 1);
+    CHECK(strstr(fake.asked, "include ") == NULL, "it was compiled with %s", fake.asked);
+    write_text("in/math.h", "#error mine\n");
+    check_cached(*state, &config, 0);
+    CHECK(strstr(fake.asked, folders[0]) != NULL, "it was compiled with %s", fake.asked);
+    check_cached(*state, &plain, 1);
+    CHECK(strstr(fake.asked, "include ") == NULL, "it was compiled with %s", fake.asked);
+}
+
+/* --- the real compiler ------------------------------------------------------------------------------------------- */
+
+static int open_real(void **state)
+{
+    tch_context *context = NULL;
+    if (test_folder_make(state) != 0 || tch_context_create("cpu", &context) != TCH_OK ||
+        setenv("TORCHIUM_CACHE", test_path("cache"), 1) != 0 || mkdir(test_path("one"), 0700) != 0 ||
+        mkdir(test_path("two"), 0700) != 0) {
+        return -1;
+    }
+    *state = context;
+    return 0;
+}
+
+/* Compiles and runs a kernel that writes VALUE. */
+static void expect_kernel(tch_context *context, tch_kernel_config *config, int value, int cached)
+{
+    tch_kernel *kernel = NULL;
+    tch_kernel_info info = TCH_KERNEL_INFO_INIT;
+    int64_t one = 1;
+    test_tensor *y = test_tensor_make(context, TCH_INT32, 1, &one, LAYOUT_CONTIGUOUS);
+    tch_kernel_argument argument = TCH_ARGUMENT_TENSOR(&y->tensor);
+    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 1);
+    CHECK_OK(tch_kernel_compile(context, config, &kernel));
+    CHECK_OK(tch_kernel_get_info(kernel, &info));
+    CHECK_OK(tch_kernel_launch(kernel, &shape, 1, &argument));
+    double got = test_tensor_read(y)[0];
+    tch_kernel_destroy(kernel);
+    CHECK(got == value, "the kernel has %g, expected %d", got, value);
+    CHECK(info.from_cache == cached, "it %s", info.from_cache ? "came from the cache" : "was compiled");
+}
+
+#define KERNEL "__global__ void f(int *y) { *y = VALUE; }\n"
+
+/* A header changes, and then one of its name appears in an earlier folder: the library is told of the folders, or only
+ * the compiler finds them. */
+static void headers_that_change(void **state)
+{
+    static const char *const ways[] = {"includes", "options", "CPATH", "CPLUS_INCLUDE_PATH"};
+    char first[TEST_PATH_SIZE + 2], second[TEST_PATH_SIZE + 2], both[2 * TEST_PATH_SIZE + 2];
+    snprintf(first, sizeof first, "-I%s", test_path("one"));
+    snprintf(second, sizeof second, "-I%s", test_path("two"));
+    snprintf(both, sizeof both, "%s:%s", first + 2, second + 2);
+    const char *options[] = {first, second}, *folders[] = {first + 2, second + 2};
+    for (int way = 0; way < 4; way++) {
+        test_case("%s", ways[way]);
+        tch_kernel_config config = fake_config("#include <value.h>\n" KERNEL);
+        config.include_count = 2 * (way == 0), config.includes = folders;
+        config.option_count = 2 * (way == 1), config.options = options;
+        if (way > 1) {
+            setenv(ways[way], both, 1);
+        }
+        write_text("two/value.h", "#define VALUE 2\n");
+        expect_kernel(*state, &config, 2, 0);
+        write_text("two/value.h", "#define VALUE 3\n");
+        expect_kernel(*state, &config, 3, 0);
+        write_text("one/value.h", "#define VALUE 1\n");
+        expect_kernel(*state, &config, 1, 0);
+        assert_int_equal(unlink(test_path("one/value.h")), 0);
+        unsetenv(ways[way]);
     }
     assert_int_equal(fake_cache_count(""), -1);
 }
 
-static void directives_are_found(void **state)
+/* Without includes a kernel is cached, but for the environment that lets a header take the place of the system's. */
+static void a_source_without_includes(void **state)
 {
-    (void)state;
-    static const struct {
-        const char *text, *name; /* NULL: none */
-        int quoted;
-    } cases[] = {
-        {"#include \"a.h\"", "a.h", 1},
-        {"  #\tinclude<b/c.h>\n", "b/c.h", 0},
-        {"x\n#include \"a b.h\" // why", "a b.h", 1},
-        {"#inc\\\nlude \"a\\\n.h\"", "a.h", 1},
-        {"\\\r\n#include \"a.h\"", "a.h", 1},
-        {"/* a */#include \"a.h\"", "a.h", 1},
-        {"#/**/include/**/\"a.h\"", "a.h", 1},
-        {"%: include \"a.h\"", "a.h", 1},
-        {"#if 0\n#include \"a.h\"\n#endif", "a.h", 1},
-        {"// #include \"a.h\"", NULL, 0},
-        {" * use #include to\n", NULL, 0},
-        {"x #include \"a.h\"", NULL, 0},
-        {"#define include \"a.h\"", NULL, 0},
-        {"#includes \"a.h\"", NULL, 0},
-        {"#", NULL, 0},
-        {"#include_", NULL, 0},
-        {"\\", NULL, 0},
-        {"# /*", NULL, 0},
-        {"", NULL, 0},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        tchi_include include = {0};
-        const char *at = cases[i].text;
-        test_case("%s", cases[i].text);
-        bool found = tchi_include_next(&at, &include);
-        assert_int_equal(found, cases[i].name != NULL);
-        if (found) {
-            CHECK(include.known && include.quoted == cases[i].quoted, "known %d, quoted %d", include.known,
-                  include.quoted);
-            assert_string_equal(include.name, cases[i].name);
-            CHECK(!tchi_include_next(&at, &include), "found twice");
-        }
-    }
+    static const char *const option[] = {"-DVALUE=7"};
+    tch_kernel_config config = fake_config(KERNEL);
+    config.option_count = 1, config.options = option;
+    expect_kernel(*state, &config, 7, 0);
+    expect_kernel(*state, &config, 7, 1);
+    setenv("CPATH", test_path("one"), 1);
+    expect_kernel(*state, &config, 7, 0);
+    unsetenv("CPATH");
+    expect_kernel(*state, &config, 7, 1);
 }
 
 #define WITH_COMPILER(test) cmocka_unit_test_setup_teardown(test, fake_compiler_open, fake_compiler_close)
@@ -195,8 +251,12 @@ static void directives_are_found(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_digests),      WITH_COMPILER(everything_counts),       WITH_COMPILER(includes_count),
-        WITH_COMPILER(some_sources_are_not_kept), cmocka_unit_test(directives_are_found),
+        cmocka_unit_test(published_digests),
+        WITH_COMPILER(everything_counts),
+        WITH_COMPILER(sources_that_read_files),
+        WITH_COMPILER(own_headers_of_the_user),
+        cmocka_unit_test_setup_teardown(headers_that_change, open_real, fake_compiler_close),
+        cmocka_unit_test_setup_teardown(a_source_without_includes, open_real, fake_compiler_close),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);

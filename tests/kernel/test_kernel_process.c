@@ -1,5 +1,5 @@
 /* The process in which a compiler runs: its words and its status come back, and when it is over, or its time is,
- * nothing that it started goes on. The compilers are scripts. */
+ * nothing that it started goes on. The compilers are scripts. And what its report says of stacks. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdio.h>
@@ -105,6 +105,31 @@ static void a_program_that_ignores_its_children(void **state)
     signal(SIGCHLD, before);
 }
 
+/* 32 KiB and the sum, at least 64 KiB and at most 1 MiB and 32 KiB; without a bound, or without lines, the most. */
+static void what_a_stack_needs(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *lines;
+        uint64_t largest, stack;
+    } cases[] = {
+        {NULL, 0, 1081344},
+        {"", 0, 65536},
+        {"no tabs here\n\n\t\n", 0, 65536},
+        {"k.cpp:1:2:void f(int)\t100\tstatic\n", 100, 65536},
+        {"k.cpp:1:2:void f(int)\t50000\tstatic\nk.cpp:7:1:void g()\t40000\tdynamic,bounded", 50000, 122768},
+        {"k.cpp:1:2:void f(int)\t16\tdynamic\n", 16, 1081344},
+        {"a\tb\tc\t700000\tstatic\nd\t700000\tstatic\n", 700000, 1081344},
+        {"f\t99999999999999999999999\tstatic\ng\t18446744073709551615\tstatic\n", UINT64_MAX, 1081344},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tchi_stack_use use = tchi_stack_use_read(cases[i].lines);
+        test_case("case %zu", i);
+        CHECK(use.largest == cases[i].largest && use.stack_bytes == cases[i].stack, "%llu and %llu",
+              (unsigned long long)use.largest, (unsigned long long)use.stack_bytes);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -112,6 +137,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(a_compiler_that_sleeps, test_folder_make, test_folder_remove),
         cmocka_unit_test_setup_teardown(a_compiler_that_leaves_something, test_folder_make, test_folder_remove),
         cmocka_unit_test_setup_teardown(a_program_that_ignores_its_children, test_folder_make, test_folder_remove),
+        cmocka_unit_test(what_a_stack_needs),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);

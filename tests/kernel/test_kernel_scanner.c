@@ -6,7 +6,7 @@
 
 #include "backends/cpu/user_kernel/kernel.h"
 #include "backends/cpu/user_kernel/kernel_tokens.h"
-#include "kernel/includes.h"
+#include "kernel/cache.h"
 #include "support/kernel/kernel_sources.h"
 #include "support/random.h"
 #include "support/testing.h"
@@ -51,16 +51,6 @@ static void check_prepared(const char *source, const char *name)
     tchi_cpu_host()->release(made.text, made.size);
 }
 
-static void check_directives(const char *source)
-{
-    tchi_include include;
-    const char *at = source;
-    for (const char *before = at; tchi_include_next(&at, &include); before = at) {
-        CHECK(at > before, "the search for includes stands still");
-    }
-    assert_int_equal(*at, '\0');
-}
-
 static void check_text(const char *text, size_t length)
 {
     char *source = test_alloc(length + 1);
@@ -69,7 +59,8 @@ static void check_text(const char *text, size_t length)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         check_prepared(source, names[i]);
     }
-    check_directives(source);
+    const tch_kernel_text alone = {.source = source};
+    (void)tchi_kernel_reads_files(&alone);
 }
 
 /* --- changed texts ----------------------------------------------------------------------------------------------- */

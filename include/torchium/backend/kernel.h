@@ -1,7 +1,7 @@
 /* Operations table, chapter 7: custom kernels. A backend without it compiles none.
  *
  * An image is what a compiler made, in the backend's own form. It can be kept on disk and loaded later, when it may be
- * damaged or out of date. */
+ * damaged. */
 #ifndef TORCHIUM_BACKEND_KERNEL_H
 #define TORCHIUM_BACKEND_KERNEL_H
 
@@ -37,16 +37,13 @@ typedef struct tch_kernel_run {
     const void *const *arguments;
 } tch_kernel_run;
 
-/* Everything about compiler and device that an image depends on, as one line for the cache's key. Asked for every
- * kernel, those in the cache too: no compiler should be opened for it. UNAVAILABLE, with what to install, where there
- * is none. */
+/* Everything about compiler and device that an image depends on, as one line for the cache's key; empty where a line
+ * cannot say it, and then nothing is cached. Asked for every kernel, those in the cache too: no compiler should be
+ * opened for it. UNAVAILABLE, with what to install, where there is none. */
 typedef tch_status tch_kernel_compiler_op(void *state, char *text, size_t size);
 /* Compiles. What the compiler says goes to `log`, cut off at its end with a NUL; where it fails, INVALID_ARGUMENT. */
 typedef tch_status tch_kernel_build_op(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log,
                                        size_t log_size);
-/* Whether an image, which may be damaged, is what would be compiled now as far as the key does not say: whether files
- * that its compiler found by itself are what they were. Without it they all are. */
-typedef int32_t tch_kernel_current_op(void *state, const tch_kernel_image *image);
 /* From an image, which may be damaged: TCH_ERR_IO then, and nothing else has happened. */
 typedef tch_status tch_kernel_load_op(void *state, const tch_kernel_image *image, void **kernel);
 typedef void tch_kernel_unload_op(void *state, void *kernel);
@@ -64,8 +61,6 @@ typedef struct tch_kernel_ops {
     tch_kernel_unload_op *unload;
     tch_kernel_describe_op *describe;
     tch_kernel_launch_op *launch;
-    /* OPTIONAL: may be NULL, and the library does without or composes the result */
-    tch_kernel_current_op *current;
 } tch_kernel_ops;
 
 #endif

@@ -340,7 +340,6 @@ static const tch_network_ops network_ops = {
 static const tch_kernel_ops kernel_ops = {
     .compiler = tchi_cpu_kernel_compiler,
     .build = tchi_cpu_kernel_build,
-    .current = tchi_cpu_kernel_current,
     .load = tchi_cpu_kernel_load,
     .unload = tchi_cpu_kernel_unload,
     .describe = tchi_cpu_kernel_describe,

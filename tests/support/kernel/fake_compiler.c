@@ -128,7 +128,6 @@ int fake_compiler_open(void **state)
     table_copy_make(&table, context->backend);
     table.kernel.compiler = compiler;
     table.kernel.build = build;
-    table.kernel.current = NULL;
     table.kernel.load = load;
     table.kernel.unload = unload;
     table.kernel.describe = describe;

@@ -1,11 +1,9 @@
 /* Custom kernels on the CPU: what the files kernel*.c share. A kernel's way is kernel_compiler.c (which compiler),
- * kernel_source.c (the text), kernel_build.c (compiling it in a process of its own, kernel_process.c; kernel_files.c
- * knows what that has read, kernel_stack.c what its threads need), kernel_load.c (into this process) and
+ * kernel_source.c (the text), kernel_build.c (compiling it in a process of its own, kernel_process.c; kernel_stack.c
+ * knows what its threads need), kernel_load.c (into this process) and
  * kernel_launch.c (running it, with kernel_fibers.c where threads wait for each other). */
 #ifndef TCHI_CPU_KERNEL_H
 #define TCHI_CPU_KERNEL_H
-
-#include <time.h>
 
 #include <torchium/backend.h>
 
@@ -54,23 +52,6 @@ typedef struct tchi_stack_use {
 /* Of a text with an end; NULL where the compiler wrote none. */
 tchi_stack_use tchi_stack_use_read(const char *lines);
 
-/* --- kernel_files.c ---------------------------------------------------------------------------------------------- */
-
-/* What a compiler has read beside the source, in the form in which an image keeps it. */
-typedef struct tchi_cpu_files {
-    char *data; /* of host->allocate, `room` bytes */
-    size_t bytes, room;
-} tchi_cpu_files;
-
-/* Fills it from the compiler's own list, a rule for make, without what lies in `folder`; NULL where there is no list.
- * `started` is when the compiler was. Release it also after a failure. */
-tch_status tchi_cpu_files_make(tchi_cpu_files *files, const char *rule, const char *folder,
-                               const struct timespec *started);
-void tchi_cpu_files_release(tchi_cpu_files *files);
-
-/* Whether all of them are what they were. */
-int tchi_cpu_files_same(const char *data, size_t bytes);
-
 /* --- kernel_fibers.c --------------------------------------------------------------------------------------------- */
 
 /* Runs blocks whose threads wait for each other, on one thread of the CPU. */
@@ -95,13 +76,12 @@ const char *tchi_fibers_run(tchi_fibers *fibers, const tchi_cpu_kernel_entry *en
 
 /* --- kernel_load.c ----------------------------------------------------------------------------------------------- */
 
-#define TCHI_CPU_KERNEL_MAGIC "TCHCPU2"
+#define TCHI_CPU_KERNEL_MAGIC "TCHCPU3"
 
-/* At the front of an image; the shared object follows, then what the compiler has read (kernel_files.c). */
+/* At the front of an image; the shared object follows. */
 typedef struct tchi_cpu_image_header {
     char magic[8];
-    uint64_t bytes; /* of the shared object */
-    uint64_t files_bytes;
+    uint64_t bytes;       /* of the shared object */
     uint64_t stack_bytes; /* that a thread needs */
 } tchi_cpu_image_header;
 
@@ -122,7 +102,6 @@ void tchi_cpu_kernel_leave(tchi_cpu_state *state);
 tch_status tchi_cpu_kernel_compiler(void *state, char *text, size_t size);
 tch_status tchi_cpu_kernel_build(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log,
                                  size_t log_size);
-int32_t tchi_cpu_kernel_current(void *state, const tch_kernel_image *image);
 tch_status tchi_cpu_kernel_load(void *state, const tch_kernel_image *image, void **kernel);
 void tchi_cpu_kernel_unload(void *state, void *kernel);
 tch_status tchi_cpu_kernel_describe(void *state, void *kernel, tch_kernel_info *info, int32_t room,

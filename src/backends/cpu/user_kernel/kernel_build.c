@@ -1,5 +1,5 @@
 /* Compiling a kernel: texts written into a folder of our own, the compiler run on them, its output read back: the
- * object, what it needs of a stack, and which files were read. The folder is removed however it ends. The user's name
+ * object, and what it needs of a stack. The folder is removed however it ends. The user's name
  * and file reach the compiler inside the text only; options are arguments of their own and begin with what kernel.h
  * allows. */
 #define _GNU_SOURCE
@@ -21,8 +21,7 @@
 
 typedef struct work {
     char folder[TCHI_PATH_SIZE];
-    int open;                /* the folder exists */
-    struct timespec started; /* the compiler */
+    int open; /* the folder exists */
     char *log;
     size_t log_size;
 } work;
@@ -126,7 +125,7 @@ static tch_status make_folder(work *w)
 
 static void remove_folder(const work *w)
 {
-    static const char *const made[] = {"kernel.cpp", "kernel.o", "kernel.d", "kernel.su", "kernel.so"};
+    static const char *const made[] = {"kernel.cpp", "kernel.o", "kernel.su", "kernel.so"};
     const size_t made_count = sizeof made / sizeof *made;
     char path[TCHI_PATH_SIZE + 64];
     if (!w->open) {
@@ -277,7 +276,6 @@ static void fill_command(command *c, const char *compiler, const work *w, const 
         "-mcpu=native",
 #endif
     };
-    static const char *const outputs[] = {"-MD", "-MT", "kernel", "-MF"};
     add(c, compiler, "");
     add_list(c, fixed, sizeof fixed / sizeof *fixed);
     for (int32_t i = 0; i < text->option_count; i++) {
@@ -287,8 +285,6 @@ static void fill_command(command *c, const char *compiler, const work *w, const 
         add(c, "-I", text->includes[i]);
     }
     add(c, "-I", w->folder);
-    add_list(c, outputs, sizeof outputs / sizeof *outputs);
-    add_path(c, w, "kernel.d");
     add(c, STACK_OPTION, "");
     add(c, "-c", "");
     add(c, "-o", "");
@@ -353,7 +349,7 @@ static tch_status check_end(const work *w, const tch_kernel_text *text, const ch
     return TCH_OK;
 }
 
-static tch_status run_steps(command *c, work *w, const tch_kernel_text *text, const char *compiler)
+static tch_status run_steps(command *c, const work *w, const tch_kernel_text *text, const char *compiler)
 {
     c->count = 0, c->overflow = 0, c->used = 0;
     fill_command(c, compiler, w, text);
@@ -361,7 +357,6 @@ static tch_status run_steps(command *c, work *w, const tch_kernel_text *text, co
         return tchi_cpu_host()->fail(TCH_ERR_INVALID_ARGUMENT,
                                      "options and include folders are longer than %zu characters", sizeof c->room);
     }
-    clock_gettime(CLOCK_REALTIME, &w->started);
     tch_status status = check_end(w, text, compiler, run_compiler(c, w));
     if (status == TCH_OK) {
         size_t used = strlen(w->log);
@@ -372,7 +367,7 @@ static tch_status run_steps(command *c, work *w, const tch_kernel_text *text, co
     return status;
 }
 
-static tch_status compile(work *w, const tch_kernel_text *text)
+static tch_status compile(const work *w, const tch_kernel_text *text)
 {
     const tch_backend_host *host = tchi_cpu_host();
     char compiler[TCHI_PATH_SIZE];
@@ -459,24 +454,11 @@ static tch_status measure_stack(const work *w, const tch_kernel_text *text, uint
     return TCH_OK;
 }
 
-static tch_status list_files(const work *w, tchi_cpu_files *files)
-{
-    output rule;
-    *files = (tchi_cpu_files){NULL, 0, 0};
-    tch_status status = read_output(w, "kernel.d", &rule);
-    if (status == TCH_OK) {
-        status = tchi_cpu_files_make(files, rule.text, w->folder, &w->started);
-    }
-    release_output(&rule);
-    return status;
-}
-
-static tch_status join_image(const work *w, const output *object, const tchi_cpu_files *files, uint64_t stack_bytes,
-                             tch_kernel_image *image)
+static tch_status join_image(const work *w, const output *object, uint64_t stack_bytes, tch_kernel_image *image)
 {
     const tch_backend_host *host = tchi_cpu_host();
-    tchi_cpu_image_header header = {TCHI_CPU_KERNEL_MAGIC, object->bytes, files->bytes, stack_bytes};
-    size_t bytes = sizeof header + object->bytes + files->bytes;
+    tchi_cpu_image_header header = {TCHI_CPU_KERNEL_MAGIC, object->bytes, stack_bytes};
+    size_t bytes = sizeof header + object->bytes;
     if (object->text == NULL || object->bytes == 0) {
         return host->fail(TCH_ERR_IO, "the compiler left nothing in %s", w->folder);
     }
@@ -486,9 +468,6 @@ static tch_status join_image(const work *w, const output *object, const tchi_cpu
     }
     memcpy(data, &header, sizeof header);
     memcpy(data + sizeof header, object->text, object->bytes);
-    if (files->bytes > 0) {
-        memcpy(data + sizeof header + object->bytes, files->data, files->bytes);
-    }
     *image = (tch_kernel_image){data, bytes};
     return TCH_OK;
 }
@@ -496,20 +475,15 @@ static tch_status join_image(const work *w, const output *object, const tchi_cpu
 static tch_status read_image(const work *w, const tch_kernel_text *text, tch_kernel_image *image)
 {
     output object = {NULL, 0};
-    tchi_cpu_files files = {NULL, 0, 0};
     uint64_t stack_bytes = 0;
     tch_status status = measure_stack(w, text, &stack_bytes);
-    if (status == TCH_OK) {
-        status = list_files(w, &files);
-    }
     if (status == TCH_OK) {
         status = read_output(w, "kernel.so", &object);
     }
     if (status == TCH_OK) {
-        status = join_image(w, &object, &files, stack_bytes, image);
+        status = join_image(w, &object, stack_bytes, image);
     }
     release_output(&object);
-    tchi_cpu_files_release(&files);
     return status;
 }
 

@@ -1,7 +1,6 @@
-/* Which C++ compiler, and the line that names it, its environment and the processor in the cache's keys. The compiler
+/* Which C++ compiler, and the line that names it and the processor in the cache's keys. The compiler
  * is not started for that line: its file's size and time change with its version, and are known in microseconds. */
 #define _GNU_SOURCE
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,47 +115,18 @@ static unsigned long hash_prelude(void)
     return hash;
 }
 
-static void add_text(tchi_sha256_state *hash, const char *text)
+/* Variables with which a compiler reads other headers, parts of itself, libraries or options. */
+static int environment_counts(void)
 {
-    tchi_sha256_add(hash, text, strlen(text) + 1);
-}
-
-/* A folder of the list is not absolute: an empty one is the current folder. */
-static int has_relative(const char *folders)
-{
-    for (;;) {
-        size_t length = strcspn(folders, ":");
-        if (folders[0] != '/') {
-            return 1;
-        }
-        if (folders[length] == '\0') {
-            return 0;
-        }
-        folders += length + 1;
-    }
-}
-
-/* What compilers read of the environment: where headers, their own parts and libraries are, and options. */
-static unsigned long hash_environment(void)
-{
-    static const char *const names[] = {"CPATH",           "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",  "COMPILER_PATH",
-                                        "GCC_EXEC_PREFIX", "LIBRARY_PATH",   "CCC_OVERRIDE_OPTIONS"};
-    char here[PATH_MAX];
-    uint8_t digest[TCHI_SHA256_BYTES];
-    unsigned long mark = 0;
-    tchi_sha256_state hash;
-    tchi_sha256_begin(&hash);
+    static const char *const names[] = {"CPATH",           "CPLUS_INCLUDE_PATH", "COMPILER_PATH",
+                                        "GCC_EXEC_PREFIX", "LIBRARY_PATH",       "CCC_OVERRIDE_OPTIONS"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *value = getenv(names[i]);
         if (value != NULL && value[0] != '\0') {
-            add_text(&hash, names[i]);
-            add_text(&hash, value);
-            add_text(&hash, has_relative(value) && getcwd(here, sizeof here) != NULL ? here : "");
+            return 1;
         }
     }
-    tchi_sha256_end(&hash, digest);
-    memcpy(&mark, digest, sizeof mark);
-    return mark;
+    return 0;
 }
 
 tch_status tchi_cpu_kernel_compiler(void *state, char *text, size_t size)
@@ -172,8 +142,10 @@ tch_status tchi_cpu_kernel_compiler(void *state, char *text, size_t size)
         return tchi_cpu_host()->fail(TCH_ERR_UNAVAILABLE, "the C++ compiler %.200s cannot be read", path);
     }
     describe_processor(processor, sizeof processor);
-    snprintf(text, size, "%s %.300s %lld %lld.%09ld prelude %lx environment %lx", processor, real,
-             (long long)about.st_size, (long long)about.st_mtim.tv_sec, about.st_mtim.tv_nsec, hash_prelude(),
-             hash_environment());
+    snprintf(text, size, "%s %.300s %lld %lld.%09ld prelude %lx", processor, real, (long long)about.st_size,
+             (long long)about.st_mtim.tv_sec, about.st_mtim.tv_nsec, hash_prelude());
+    if (environment_counts()) {
+        text[0] = '\0';
+    }
     return TCH_OK;
 }

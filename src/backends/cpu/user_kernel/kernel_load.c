@@ -25,8 +25,7 @@ static tch_status check_image(const tch_kernel_image *image, tchi_cpu_image_head
     memcpy(&elf, (const char *)image->data + sizeof header, sizeof elf);
     *read = header;
     if (memcmp(header.magic, TCHI_CPU_KERNEL_MAGIC, sizeof header.magic) != 0 || header.bytes < sizeof elf ||
-        header.bytes > image->bytes - sizeof header ||
-        header.files_bytes != image->bytes - sizeof header - header.bytes) {
+        header.bytes != image->bytes - sizeof header) {
         return host->fail(TCH_ERR_IO, "a compiled kernel is damaged: its header is not that of a kernel for the CPU");
     }
     if (memcmp(elf.e_ident, ELFMAG, SELFMAG) != 0 || elf.e_ident[EI_CLASS] != ELFCLASS64 || elf.e_type != ET_DYN ||
@@ -93,17 +92,6 @@ static tch_status look_up(tchi_cpu_kernel *kernel)
         return tchi_cpu_host()->fail(TCH_ERR_IO, "a compiled kernel is damaged: it lacks its description");
     }
     return TCH_OK;
-}
-
-int32_t tchi_cpu_kernel_current(void *state, const tch_kernel_image *image)
-{
-    (void)state;
-    tchi_cpu_image_header header = {0};
-    if (check_image(image, &header) != TCH_OK) {
-        return 0;
-    }
-    const char *files = (const char *)image->data + sizeof header + header.bytes;
-    return tchi_cpu_files_same(files, (size_t)header.files_bytes);
 }
 
 tch_status tchi_cpu_kernel_load(void *state, const tch_kernel_image *image, void **kernel)
