@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Kernel", "KernelError", "elementwise", "kernel"]
 
-# Between __global__ and the name of a kernel there is nothing that ends a declaration, once the bounds are taken out.
-_GLOBAL = re.compile(r"__global__[^;{}()]*?\b([A-Za-z_]\w*)\s*\(")
-_BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*\)")
-_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
-_TEMPLATE = re.compile(r"template\s*<[^;{}]*>\s*$")
+# Comments and literals, of which one that has no end takes the rest: every character is in one match, and none is read
+# twice. An apostrophe behind a digit is part of a number.
+_COMMENT = re.compile(
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|\b(?:u8|[uUL])?R"(?P<raw>[^()\\\s]{0,16})\(.*?(?:\)(?P=raw)"|\Z)"""
+    r"""|"(?:\\.|[^"\\\n])*"?|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])*'?""",
+    re.DOTALL,
+)
+_TOKEN = re.compile(_COMMENT.pattern + r"|(?P<code>\w+|\S)", re.DOTALL)
 
 # How many forks this process came by. A child compiles anew: what the parent has belongs to the parent's threads.
 _forks = 0
@@ -240,16 +243,41 @@ def _read(source: Any, words: tuple[str, ...] = ("__global__",)) -> tuple[str, s
     return source, None
 
 
+def _words(text: str) -> Iterator[str]:
+    """Words and single characters, without comments, literals and what __launch_bounds__ has in parentheses."""
+    last, bounds = "", 0  # parentheses that are open
+    for match in _TOKEN.finditer(text):
+        if (word := match["code"]) is None:
+            continue
+        if bounds or (word == "(" and last == "__launch_bounds__"):
+            bounds += (word == "(") - (word == ")")
+        elif word != "__launch_bounds__":
+            yield word
+        last = word
+
+
 def _only_kernel(text: str) -> str:
-    """The name of the one kernel of a source."""
-    text = _BOUNDS.sub(" ", _COMMENT.sub(" ", text))
-    found = list(_GLOBAL.finditer(text))
-    names = {m[1] for m in found}
+    """The name of the one kernel of a source: the word before the first parenthesis behind __global__."""
+    names, templates = set(), set()
+    last, is_kernel, is_template = "", False, False
+    for token in _words(text):
+        if token == "__global__":
+            is_kernel, token = True, ""
+        elif is_kernel and token in ";{}()":
+            if token == "(" and last.isidentifier():
+                (templates if is_template else names).add(last)
+            is_kernel = False
+        if token in (";", "{", "}"):
+            is_template = False
+        elif token == "<" and last == "template":
+            is_template = True
+        last = token
+    names |= templates
     if len(names) != 1:
         what = "no kernel that could be found" if not names else f"the kernels {', '.join(sorted(names))}"
         raise ValueError(f"name is needed: the source has {what}")
     name = names.pop()
-    if any(_TEMPLATE.search(text[: m.start()]) for m in found):
+    if templates:
         raise ValueError(f"name is needed: {name} is a template, so give its arguments too, as in '{name}<float>'")
     return name
 

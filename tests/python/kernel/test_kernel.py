@@ -252,6 +252,12 @@ def test_a_file_and_what_it_includes(tmp_path, device):
         ("__global__ void twice(int *);\n__global__ void twice(int *x) { *x *= 2; }", "twice"),
         ('#define TEXT "__global__ void no("\n__global__ void yes(int *x) {}', "yes"),
         ("__launch_bounds__(64) __global__ void before(int *x) {}", "before"),
+        ("__global__ void __launch_bounds__((BLOCK(2)) * 4) nested(int *x) {}", "nested"),
+        ("#define K __global__\nK void\nmacro(int (*x)[3], int y = (1)) { f(1); }", "macro"),
+        ("template <int n> struct S {}; __global__ void plain(S<1> x) {}", "plain"),
+        ("__global__ void real(int *x) { g<1>(x); }\n/* __global__ void no(int *x) {} */", "real"),
+        ("char c = '\"'; int n = 1'000; __global__ void quoted(int *x) {} // don't", "quoted"),
+        ('const char *s = R"x(" __global__ void no(int) )" )x"; __global__ void raw(int *x) {}', "raw"),
     ],
 )
 def test_the_name_is_found(source, name):
@@ -259,10 +265,49 @@ def test_the_name_is_found(source, name):
 
 
 @pytest.mark.parametrize(
+    "unit",
+    [
+        "__global__ ",
+        "__global__ void f(int); template <int n> struct S; ",
+        "/*",
+        '"\\"',
+        'R"(',
+        "__launch_bounds__((",
+        "'\\'",
+    ],
+)
+def test_a_source_is_read_once(unit, monkeypatch):
+    """Every pattern sees the text once, and all that it reads ends up in a match: the work is that of one pass."""
+    seen, read = [], []
+
+    class Counting:
+        def __init__(self, pattern):
+            self._pattern = pattern
+
+        def __getattr__(self, name):
+            def call(*arguments):
+                seen.append(arguments[-1])
+                read.extend(self._pattern.finditer(arguments[-1]))
+                return getattr(self._pattern, name)(*arguments)
+
+            return call
+
+    text = "__global__ void f(int *x) {}\n" + 1000 * unit
+    for name, value in vars(torchium.kernels).items():
+        if isinstance(value, re.Pattern):
+            monkeypatch.setattr(torchium.kernels, name, Counting(value))
+    assert torchium.kernel(text).name == "f"
+    assert seen == [text]
+    assert sum(m.end() - m.start() for m in read) >= len("".join(text.split()))
+
+
+@pytest.mark.parametrize(
     "source, message",
     [
         (HALVE + AXPY, "name is needed: the source has the kernels axpy, halve"),
         ("template <typename S> __global__ void scale(S *x) {}", "scale is a template.*'scale<float>'"),
+        ("template <typename S> static __global__ void scale(S *x) {}", "scale is a template"),
+        ("template <> __global__ void scale<1>(int *x) {}", "name is needed: the source has no kernel"),
         ("// __global__", "name is needed: the source has no kernel"),
     ],
 )
