@@ -3,6 +3,7 @@
 import functools
 import os
 import traceback
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -212,7 +213,8 @@ def consolidates(size, folder):
         expected = train(*fresh(method, **itself()), 2 * STEPS)
         model, optimizer = fresh(method, **shared())
         train(model, optimizer, STEPS)
-        optimizer.consolidate_state_dict(to=size - 1)
+        with mock.patch.object(dist, "gather_object", side_effect=AssertionError("it unpickles what others send")):
+            optimizer.consolidate_state_dict(to=size - 1)
         if dist.get_rank() == size - 1:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f"{folder}/{method}.pt")
         else:

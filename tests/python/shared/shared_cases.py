@@ -4,6 +4,7 @@ import functools
 import inspect
 import os
 import traceback
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -267,7 +268,8 @@ def consolidates(size, folder):
     for name in OPTIONS:
         optimizer, parameters = train(name, lambda value: value, process_group=dist.group.WORLD)
         refuses_to_save(name, optimizer)
-        optimizer.consolidate_state_dict(to=to)
+        with mock.patch.object(dist, "gather_object", side_effect=AssertionError("it unpickles what others send")):
+            optimizer.consolidate_state_dict(to=to)
         if dist.get_rank() == to:
             saved = {"parameters": [p.detach() for p in parameters], "optimizer": optimizer.state_dict()}
             torch.save(saved, f"{folder}/{name}.{size}.pt")

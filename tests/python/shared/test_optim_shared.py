@@ -1,10 +1,17 @@
 """Optimizers that processes share, over gloo: bit for bit what one process comes to, in worlds of two to four ranks,
 sharded in every way, with checkpoints that go from one world to another. What the ranks do is in shared_cases.py."""
 
+import json
+import pickle
+import re
+from pathlib import Path
+
 import pytest
 import shared_cases
 import torch
+import torchium
 from processes import run_ranks
+from torchium.optim._shared.group import pack, unpack
 
 
 def start(folder, size, cases, *backend):
@@ -22,6 +29,65 @@ def test_worlds(tmp_path):
 
 def test_host_memory_on_a_mesh_of_gpus(tmp_path):
     start(tmp_path, 2, [shared_cases.on_a_mesh_of_gpus], "cuda:gloo")
+
+
+def test_tensors_as_bytes():
+    sent = {
+        "a/b": torch.randn(3, 5).t(),
+        "\u00e4": torch.tensor(7),
+        "none": torch.zeros(0, 4, dtype=torch.int8),
+        "half": torch.randn(3).bfloat16(),
+    }
+    got = unpack(pack(sent), 0)
+    assert list(got) == list(sent)
+    for name, value in sent.items():
+        assert got[name].dtype == value.dtype and torch.equal(got[name], value)
+
+
+class Dangerous:
+    def __reduce__(self):
+        return pytest.fail, ("what a rank sent was run",)
+
+
+def message(header, data=b""):
+    header = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(header).to_bytes(8, "little") + header + data
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"short",
+        pickle.dumps(Dangerous()),
+        message(pickle.dumps(Dangerous())),
+        message(b"[" * 100_000),
+        (1 << 63).to_bytes(8, "little") + b"[]",
+        message([], b"x"),
+        message([["a", "float32", [2]]], b"1234567"),
+        message([["a", "float32", [2**62, 4]]]),
+        message([["a", "float32", [0, 2**63]]]),
+        message([["a", "float32", [-1, -4]]], b"1234" * 4),
+        message([["a", "float32", [True]]], b"1234"),
+        message([["a", "float32", [1.0]]], b"1234"),
+        message([["a", "object", [1]]], b"1234"),
+        message([["a", ["int8"], [1]]], b"1"),
+        message([[["a"], "int8", [1]]], b"1"),
+        message([["a", "int8", [1]], ["a", "int8", [1]]], b"12"),
+        message({"a": 1}),
+        message(3),
+    ],
+)
+def test_bytes_that_are_refused(sent):
+    data = torch.tensor(list(sent), dtype=torch.uint8)
+    with pytest.raises(ValueError, match="rank 3 sent a state that cannot be read"):
+        unpack(data, 3)
+
+
+def test_no_collective_unpickles():
+    """PyTorch's collectives of objects run what another rank has pickled."""
+    for file in Path(torchium.__file__).parent.rglob("*.py"):
+        assert not re.search(r"_object(_list)?\(|pickle\.loads?\(", file.read_text()), file
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -270,9 +270,15 @@ class Factors:
             for name, saved in (self.state() if self._engines else {}).items()
         }
         for group in self.groups():
-            every = group.gather(mine, to)
+            flat = {
+                f"{name}/{key}": torch.as_tensor(value, device="cpu")
+                for name, saved in mine.items()
+                for key, value in saved.items()
+            }
+            every = group.gather(flat, to)
             if every is not None:
-                mine = {name: _merged([part[name] for part in every], averaged) for name in mine}
+                layers = [_by_layer(part) for part in every]
+                mine = {name: _merged([part[name] for part in layers], averaged) for name in mine}
         return None if self.groups() and not self.groups()[0].is_at(to) else mine
 
     def agreed(self, size: int, averaged: bool) -> dict[str, dict[str, Any]]:
@@ -281,12 +287,12 @@ class Factors:
         import torch.distributed as dist
 
         saved = self.state()
-        every: list[Any] = [None] * size
-        mine = {name: (len(values), values[COUNTS]) for name, values in saved.items()}
-        dist.all_gather_object(every, mine, group=self._process_group)
-        for name, values in saved.items():
-            owner = max(range(size), key=lambda rank, name=name: every[rank][name][0])
-            values[COUNTS] = every[owner][name][1]
+        for values in saved.values():
+            mine = torch.tensor([len(values), *values[COUNTS]], device=values[FACTORS[0]].device)
+            every = [torch.empty_like(mine) for _ in range(size)]
+            dist.all_gather(every, mine, group=self._process_group)
+            owner = max(range(size), key=lambda rank, every=every: int(every[rank][0]))
+            values[COUNTS] = every[owner][1:].tolist()
             for key in FACTORS:
                 parts = [torch.empty_like(values[key]) for _ in range(size)]
                 dist.all_gather(parts, values[key], group=self._process_group)
@@ -339,6 +345,15 @@ class Factors:
         total["worst_residual"] = max((part["worst_residual"] for part in parts), default=0.0)
         total["scale"] = min((part["scale"] for part in parts), default=1.0)
         return total
+
+
+def _by_layer(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
+    """What `state` gave on a rank, from the tensors that it sent."""
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    for path, tensor in tensors.items():
+        name, _, key = path.rpartition("/")
+        found[name][key] = tensor.tolist() if key == COUNTS else tensor
+    return found
 
 
 def _merged(parts: list[dict[str, Any]], averaged: bool) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +14,16 @@ from torchium._messages import shown
 
 from .sharding import Placement, is_sharded, placement_of
 
-__all__ = ["Group", "make_group", "ranks_of"]
+__all__ = ["Group", "make_group", "pack", "ranks_of", "unpack"]
+
+_TYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int8, torch.uint8),
+    )
+}
+_LENGTH = 8  # bytes of the header's length
 
 
 class _OnGPU:
@@ -103,13 +115,59 @@ class Group:
         """Whether this process is that rank of the world."""
         return self.ranks[self.rank] == rank
 
-    def gather(self, value: Any, to: int) -> list[Any] | None:
-        """What every rank gives, on rank `to` of the world; None on the others."""
+    def gather(self, tensors: Mapping[str, torch.Tensor], to: int) -> list[dict[str, torch.Tensor]] | None:
+        """The tensors of every rank, in host memory on rank `to` of the world; None on the others."""
         if not isinstance(to, int) or to not in self.ranks:
             raise ValueError(f"to is {shown(to)}, expected one of the ranks that share the state: {list(self.ranks)}")
-        every = [None] * self.size if self.is_at(to) else None
-        self._dist.gather_object(value, every, dst=to, group=self._process_group)
-        return every
+        mine = pack(tensors).to(self.device)
+        sizes = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        self._dist.all_gather(list(sizes.chunk(self.size)), sizes.new_tensor([mine.numel()]), group=self._process_group)
+        padded = mine.new_zeros(max(int(sizes.max()), mine.numel()))
+        padded[: mine.numel()] = mine
+        every = [torch.empty_like(padded) for _ in self.ranks] if self.is_at(to) else None
+        self._dist.gather(padded, every, dst=to, group=self._process_group)
+        if every is None:
+            return None
+        return [
+            unpack(part[: max(size, 0)].cpu(), rank)
+            for part, size, rank in zip(every, sizes.tolist(), self.ranks, strict=True)
+        ]
+
+
+def pack(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Tensors as bytes in host memory: the length of a header, the header as JSON, their elements. Not a pickle: what
+    another rank sends must not be able to run code."""
+    header = json.dumps([[name, str(t.dtype).removeprefix("torch."), [*t.shape]] for name, t in tensors.items()])
+    head = bytearray(len(header).to_bytes(_LENGTH, "little") + header.encode("ascii"))
+    parts = [t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in tensors.values()]
+    return torch.cat([torch.frombuffer(head, dtype=torch.uint8), *parts])
+
+
+def unpack(data: torch.Tensor, rank: int) -> dict[str, torch.Tensor]:
+    """What `pack` made on that rank."""
+    head = int.from_bytes(bytes(data[:_LENGTH].tolist()), "little") + _LENGTH
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        if head > data.numel():
+            raise ValueError(f"its header ends at byte {head} of {data.numel()}")
+        entries = json.loads(bytes(data[_LENGTH:head].tolist()))
+        for name, dtype, shape in entries:
+            size = _TYPES[dtype].itemsize * math.prod(_length(n) for n in shape)
+            if not isinstance(name, str) or name in tensors or size > data.numel() - head:
+                raise ValueError(f"the tensor {shown(name)} of {size} bytes does not fit")
+            tensors[name] = data[head : head + size].clone().view(_TYPES[dtype]).reshape(shape)
+            head += size
+        if head != data.numel():
+            raise ValueError(f"{data.numel() - head} bytes are left over")
+    except (ValueError, TypeError, KeyError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"rank {rank} sent a state that cannot be read: {error}") from error
+    return tensors
+
+
+def _length(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"a length is {shown(value)}")
+    return value
 
 
 def ranks_of(parameter: Any, process_group: Any) -> tuple[int, ...]:
