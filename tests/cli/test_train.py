@@ -398,6 +398,19 @@ class Data(Case):
             self.assertIn("\\x1b[2J", messages)
             self.assertNotIn("\x1b", messages)
 
+    def test_a_checkpoint_opens_no_file(self):
+        """The data are named again, at any path; that of the checkpoint is not looked at."""
+        images, labels = self.idx(40, 4, seed=4)
+        images, labels = self.write("images", images), self.write("labels", labels)
+        rows = self.write("rows.csv", self.csv(blobs(40, 2, 4, seed=8)))
+        path, common = self.path("some"), ["--steps", "4", "--optimizer", "sgd", "--device", DEVICE]
+        for data in (["--data", rows, "--label", "kind"], ["--images", images, "--labels", labels]):
+            self.train(*data, *common, "--checkpoint", path)
+            os.rename(data[1], self.path("moved"))
+            self.assert_refused(2, ["--resume", path], f"trained with {data[0]} '{data[1]}': give {data[0]} again")
+            again = [data[0], self.path("moved"), *data[2:]]
+            self.assertEqual(self.train("--resume", path, *again)[-1]["runs"][0]["steps"], 4)
+
     def test_what_cannot_be_read_is_named(self):
         images, labels = self.idx(10, 4, seed=4)
         good = self.write("labels", labels)
@@ -730,11 +743,14 @@ class Stopping(Case):
         """The command that is printed goes through a shell and comes back as the same path."""
         for name in ("plain", "two words", "it's", "$HOME `x`;", "\x1b[31m\n", "\u202e"):
             path = self.path(name)
-            status, output, _ = self.stop(self.start("--optimizer", "sgd", "--checkpoint", path), signal.SIGINT)
+            data = self.write(name + ".csv", Data.csv_text(blobs(40, 2, 3, seed=8)))
+            process = self.start("--optimizer", "sgd", "--checkpoint", path, "--data", data)
+            status, output, _ = self.stop(process, signal.SIGINT)
             self.assertEqual(status, -signal.SIGINT)
             command = output.splitlines()[-1].partition("To go on: torchium ")[2]
             words = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True).stdout
-            self.assertEqual(os.fsdecode(words).split("\0")[:-1], ["train", "--resume", path, "--checkpoint", path])
+            wanted = ["train", "--resume", path, "--checkpoint", path, "--data", data]
+            self.assertEqual(os.fsdecode(words).split("\0")[:-1], wanted)
 
 
 class Pictures(Case):

@@ -145,6 +145,22 @@ static int refuse_change(const char *option, const char *was, const char *is, co
     return output_fail("train", "%s cannot change: it is '%s' in %s and '%s' here", option, was, path, is);
 }
 
+/* A checkpoint may come from anybody: the files that it names are not opened. */
+static int check_data(const train_plan *plan, const tch_checkpoint *checkpoint)
+{
+    static const char *const names[] = {"data", "images"};
+    for (int i = 0; i < 2 && plan->data == NULL && plan->images == NULL; i++) {
+        char key[NAME];
+        snprintf(key, sizeof key, "train.%s", names[i]);
+        const char *text = tch_checkpoint_text(checkpoint, key);
+        if (text != NULL) {
+            return output_usage("train", "%s was trained with --%s '%s': give --%s again", plan->resume, names[i], text,
+                                names[i]);
+        }
+    }
+    return CLI_OK;
+}
+
 int train_resume_plan(int argc, char **argv, train_plan *plan, tch_checkpoint **checkpoint)
 {
     train_setting settings[TRAIN_SETTINGS];
@@ -153,7 +169,7 @@ int train_resume_plan(int argc, char **argv, train_plan *plan, tch_checkpoint **
         return output_usage("train", "--tune belongs to the beginning of a training, not to --resume");
     }
     int count = 0, status = open_checkpoint(plan->resume, checkpoint);
-    if (status != CLI_OK) {
+    if (status != CLI_OK || (status = check_data(plan, *checkpoint))) {
         return status;
     }
     char **words = malloc(((size_t)argc + 2 * TRAIN_SETTINGS) * sizeof *words);
@@ -164,7 +180,7 @@ int train_resume_plan(int argc, char **argv, train_plan *plan, tch_checkpoint **
     for (int i = 0; i < TRAIN_SETTINGS; i++) {
         char key[NAME];
         const char *text = tch_checkpoint_text(*checkpoint, setting_key(&settings[i], key));
-        if (text == NULL || (own_length && strcmp(settings[i].option, "--steps") == 0)) {
+        if (text == NULL || settings[i].path || (own_length && strcmp(settings[i].option, "--steps") == 0)) {
             continue;
         }
         words[count++] = (char *)settings[i].option;

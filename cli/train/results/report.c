@@ -314,13 +314,21 @@ static void report_json(const train_session *session)
 
 static void report_interruption(const train_session *session)
 {
-    const char *path = session->setup.plan.checkpoint;
+    const train_plan *plan = &session->setup.plan;
+    const char *path = plan->checkpoint;
+    const char *const data[][2] = {{"--data", plan->data}, {"--images", plan->images}, {"--labels", plan->labels}};
     fputs("Interrupted.", stdout);
     if (session->saves.run != NULL) {
         fputs(" To go on: torchium train --resume ", stdout);
         text_print_word(stdout, path);
         fputs(" --checkpoint ", stdout);
         text_print_word(stdout, path);
+        for (int i = 0; i < 3; i++) {
+            if (data[i][1] != NULL) {
+                printf(" %s ", data[i][0]);
+                text_print_word(stdout, data[i][1]);
+            }
+        }
     }
     fputc('\n', stdout);
 }

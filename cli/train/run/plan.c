@@ -343,7 +343,7 @@ static train_setting given(const char *option, const char *text)
 static train_setting given_path(const char *option, const char *text)
 {
     train_setting setting = given(option, text);
-    setting.free = true;
+    setting.free = setting.path = true;
     return setting;
 }
 

@@ -49,6 +49,7 @@ typedef struct train_setting {
     const char *option; /* "--hidden" */
     char text[4096];    /* empty where the option was not given */
     bool free;          /* may be another when a training is taken up again */
+    bool path;          /* of a file that is read: only the command line names it */
 } train_setting;
 enum { TRAIN_SETTINGS = 23 };
 
