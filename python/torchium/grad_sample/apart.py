@@ -1,13 +1,15 @@
-"""Whether a module that is run sample by sample keeps the samples apart: what it computes for a sample by itself must
-be what it computes for it among the others, else a single sample has no gradient of its own. It is tried once for a
-module, and once more when it or a module inside it has been put into another mode; there the host waits for the device.
+"""Where the samples are in the arguments and results of a module that is run sample by sample, and whether it keeps
+them apart: what it computes for a sample by itself must be what it computes for it among the others, else a single
+sample has no gradient of its own. Both are found by running the module on one sample at a time and on the whole batch:
+once for a module, and once more when it or a module inside it has been put into another mode, or is called or returns
+otherwise; there the host waits for the device.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,65 +18,129 @@ from torch.utils import _pytree as pytree  # as in units
 if TYPE_CHECKING:
     from torchium.grad_sample.units import SampleCall, UnitForward
 
-# What was found, by the modes of a module and of those inside it.
-_found: weakref.WeakKeyDictionary[nn.Module, dict[tuple[bool, ...], bool]] = weakref.WeakKeyDictionary()
+
+class Layout(NamedTuple):
+    """The dimension of the samples in each argument, None where all share it, and in each tensor of the results."""
+
+    arguments: list[int | None]
+    results: list[int]
 
 
-def keeps_apart(unit: UnitForward, call: SampleCall, parameters: dict[str, nn.Parameter]) -> bool:
-    """A batch of one cannot tell, and is taken to be right."""
+# The layout, or why there is none, by the modes of a module and of those inside it and by the kinds of its arguments.
+_found: weakref.WeakKeyDictionary[nn.Module, dict[Any, Layout | str]] = weakref.WeakKeyDictionary()
+
+_MIXES = (
+    "mixes the samples of a batch, or changes as it runs: what it computes for one of them by itself is not what it "
+    "computes for it among the others, so that a single sample has no gradient of its own. Let each sample's output "
+    "depend on that sample alone, as with GroupNorm in place of batch norm, or call eval() on a module that keeps "
+    "statistics"
+)
+_NO_DIMENSION = (
+    "returns tensors of shapes {whole} for {size} samples and {one} for one sample: each must have one dimension for "
+    "the samples, and otherwise the same shape. What belongs to the batch as a whole, such as a sum over the samples "
+    "or a product of them, has no gradient of a single sample: do not return it"
+)
+
+
+def layout_of(unit: UnitForward, call: SampleCall, parameters: dict[str, nn.Parameter], anew: bool) -> Layout | str:
+    """The layout of a call, or why it has none, as the end of a sentence; `anew` where what was found before does not
+    fit. With one sample any layout is right."""
     if call.size < 2:
-        return True
+        return Layout(call.dims, [])
     known = _found.setdefault(unit.module, {})
-    modes = tuple(m.training for m in unit.module.modules())
-    if modes not in known:
-        known[modes] = _try(unit, call, parameters)
-    return known[modes]
+    kind = (tuple(m.training for m in unit.module.modules()), call.kind())
+    found = known.get(kind)
+    fits = not unit.capture.plan.strict if isinstance(found, str) else found is not None and call.fits(found)
+    if anew or not fits:
+        known[kind] = found = _search(unit, call, parameters)
+    return found
 
 
-def _try(unit: UnitForward, call: SampleCall, parameters: dict[str, nn.Parameter]) -> bool:
+def _search(unit: UnitForward, call: SampleCall, parameters: dict[str, nn.Parameter]) -> Layout | str:
+    """By the first choice of the arguments' dimensions that keeps the samples apart; if none does, what is wrong with
+    the usual one."""
+    failures: list[str | RuntimeError] = []
+    for dims in call.choices():
+        try:
+            results = _try(unit, call.arranged(dims), parameters)
+        except RuntimeError as error:
+            results = error
+        if isinstance(results, list):
+            return Layout(dims, results)
+        unit.loops = False
+        failures.append(results)
+    if isinstance(failures[0], str):
+        return failures[0]
+    raise failures[0]
+
+
+def _try(unit: UnitForward, call: SampleCall, parameters: dict[str, nn.Parameter]) -> list[int] | str:
+    """The dimensions of the results, or why they have none."""
     # They ask for gradients as in the pass itself, without which some modules of PyTorch take another way.
     shared = {f"inner.{name}": p.detach().requires_grad_() for name, p in parameters.items()}
     own = {name: p.expand(call.size, *p.shape) for name, p in shared.items()}
 
     def whole(call: SampleCall, draws: int = 0) -> list[Any]:
-        return _run(unit.module, call.device, lambda: call.whole(unit.shell, shared), draws)
+        results = _run(unit.module, call.device, lambda: call.whole(unit.shell, shared), draws)
+        return pytree.tree_flatten(results)[0]
 
-    alone = _run(unit.module, call.device, lambda: unit.run(call, own), 0)
+    rows, _ = _run(unit.module, call.device, lambda: unit.run(call, own), 0)
     among = whole(call)
-    if not _have_the_same_shapes(alone, among):
-        return False
-    if _are_close(alone, among):
-        return True
-    if _are_close(whole(call, draws=1), among):
-        return False
+    dims = _result_dims(call.size, _tensors(rows), _tensors(among))
+    if isinstance(dims, str):
+        return dims
+    if len(rows) == len(among) and _are_close(call.joined(rows, dims), among):
+        return dims
+    if len(rows) != len(among) or _are_close(whole(call, draws=1), among):
+        return _MIXES
     # Random numbers are drawn. With the same numbers, other samples at the end must not change those at the beginning.
     half = call.size // 2
-    return _are_close(call.first(whole(call.repeating(half)), half), call.first(among, half))
+    first, other = (
+        [t.narrow(dim, 0, half) for t, dim in zip(_tensors(results), dims, strict=True)]
+        for results in (among, whole(call.repeating(half)))
+    )
+    return dims if _are_close(other, first) else _MIXES
 
 
-def _run(module: nn.Module, device: torch.device, forward: Callable[[], Any], draws: int) -> list[Any]:
-    """The results of a run, flat, which leaves generators and buffers as they were; it begins after so many draws."""
+def _run(module: nn.Module, device: torch.device, forward: Callable[[], Any], draws: int) -> Any:
+    """What a run returns, which leaves generators and buffers as they were; it begins after so many draws."""
     buffers = [(b, b._version, b.clone()) for b in module.buffers()]
     devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
-        torch.rand(draws)
-        torch.rand(draws, device=device)
-        results = pytree.tree_flatten(forward())[0]
-    with torch.no_grad():
-        for buffer, version, before in buffers:
-            if buffer._version != version:
-                buffer.copy_(before)
-    return results
+    try:
+        with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+            torch.rand(draws)
+            torch.rand(draws, device=device)
+            return forward()
+    finally:
+        with torch.no_grad():
+            for buffer, version, before in buffers:
+                if buffer._version != version:
+                    buffer.copy_(before)
 
 
-def _have_the_same_shapes(x: list[Any], y: list[Any]) -> bool:
-    shapes = [[t.shape if isinstance(t, Tensor) else None for t in results] for results in (x, y)]
-    return shapes[0] == shapes[1]
+def _result_dims(size: int, rows: list[Tensor], among: list[Tensor]) -> list[int] | str:
+    """The dimension of each result that has this size for the whole batch and 1 for one sample. No two can, since the
+    others are the same for both."""
+    one, whole = [list(t.shape[1:]) for t in rows], [list(t.shape) for t in among]
+    dims = [
+        d
+        for a, b in zip(one, whole, strict=False)
+        for d in range(len(a))
+        if a[d] == 1 and b == [*a[:d], size, *a[d + 1 :]]
+    ]
+    return dims if len(dims) == len(one) == len(whole) else _NO_DIMENSION.format(whole=whole, size=size, one=one)
+
+
+def _tensors(results: list[Any]) -> list[Tensor]:
+    return [t for t in results if isinstance(t, Tensor)]
 
 
 def _are_close(x: list[Any], y: list[Any]) -> bool:
     """As two ways to compute the same thing are: half of the digits are, of the largest number of a tensor."""
-    return all(_is_close(a.detach(), b.detach()) for a, b in zip(x, y, strict=True) if isinstance(a, Tensor))
+    x, y = _tensors(x), _tensors(y)
+    return [t.shape for t in x] == [t.shape for t in y] and all(
+        _is_close(a.detach(), b.detach()) for a, b in zip(x, y, strict=True)
+    )
 
 
 def _is_close(x: Tensor, y: Tensor) -> bool:

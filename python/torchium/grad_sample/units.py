@@ -2,14 +2,17 @@
 whose gradients in the ordinary backward pass are the gradients of the samples. By torch.func.vmap where that knows all
 operations inside, otherwise in a loop. Random numbers, such as dropout's, are drawn once, in this one forward.
 
-Which dimension of an argument or a result the samples are in is known for the modules of torch.nn; for others it is the
-first, and an argument that has another size there is taken to be shared by all samples.
+In which dimension of an argument the samples are is known for the modules of torch.nn and for those with an attribute
+`batch_first`; for others it is the first. An argument that has another size there is shared by all samples. Where the
+module cannot be run so, `apart` tries other dimensions of arguments after the first. The samples' dimension of a result
+is the one that is 1 for one sample and their number for the batch.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from torchium._watch.layers import Part
 from torchium._watch.uses import Use
-from torchium.grad_sample.apart import keeps_apart
+from torchium.grad_sample.apart import Layout, layout_of
 from torchium.grad_sample.forwards import Forward
 
 if TYPE_CHECKING:
@@ -53,22 +56,25 @@ class UnitForward(Forward):
         with torch.autocast(kind, enabled=False):
             return self.take(call, parameters)
 
-    def take(self, call: SampleCall, parameters: dict[str, nn.Parameter]) -> Any:
-        apart = keeps_apart(self, call, parameters)
-        if not apart and self.capture.plan.strict:
-            raise NotImplementedError(
-                f"{self.part.title} mixes the samples of a batch, or changes as it runs: what it computes for one of "
-                "them by itself is not what it computes for it among the others, so that a single sample has no "
-                "gradient of its own. Let each sample's output depend on that sample alone, as with GroupNorm in place "
-                "of batch norm, or call eval() on a module that keeps statistics"
-            )
-        if not apart:
+    def take(self, call: SampleCall, parameters: dict[str, nn.Parameter], anew: bool = False) -> Any:
+        layout = layout_of(self, call, parameters, anew)
+        if isinstance(layout, str):
+            if self.capture.plan.strict:
+                raise NotImplementedError(f"{self.part.title} {layout}")
             return call.whole(self.shell, self.sources(parameters))
+        call = call.arranged(layout.arguments)
         use = Use(self.part, self.capture.sink, self.capture.round, parameters, call.size)
-        use.sink.made(use)
         if use.batch == 0:
+            use.sink.made(use)
             return self.run_without_samples(call, use)
-        return self.run(call, {f"inner.{name}": self.own_for_each(use, p) for name, p in parameters.items()})
+        rows, spec = self.run(call, {f"inner.{name}": self.own_for_each(use, p) for name, p in parameters.items()})
+        results = call.joined(rows, layout.results)
+        if results is None:  # it returns something else than it did before
+            if anew:
+                raise NotImplementedError(f"{self.part.title} returns tensors of other shapes each time it is called")
+            return self.take(call, parameters, anew=True)
+        use.sink.made(use)
+        return pytree.tree_unflatten(results, spec)
 
     def sources(self, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
         return {f"inner.{name}": self.capture.source(p) for name, p in parameters.items()}
@@ -102,7 +108,8 @@ class UnitForward(Forward):
             own.register_post_accumulate_grad_hook(lambda leaf: sink.formed(use, parameter, take_gradient(leaf)))
         return own
 
-    def run(self, call: SampleCall, own: dict[str, Tensor]) -> Any:
+    def run(self, call: SampleCall, own: dict[str, Tensor]) -> tuple[list[Any], Any]:
+        """The results, flat, each tensor [B, ...] of what the samples have by themselves; and their structure."""
         if not self.loops:
             try:
                 return call.by_vmap(self.shell, own)
@@ -141,27 +148,19 @@ def take_gradient(leaf: Tensor) -> Tensor:
 def argument_dim(part: Part, place: Any, t: Tensor, batch_dim: int) -> int | None:
     """The dimension of the samples in a tensor among the arguments; `place` is its number or name. None for none."""
     module = part.module
-    if isinstance(module, nn.RNNBase):
-        return 1 if place in (1, "hx") else 0 if module.batch_first else 1
+    first = getattr(module, "batch_first", None)
+    if isinstance(first, bool):  # the module itself says it
+        batch_dim = 0 if first else 1
+    if isinstance(module, nn.RNNBase) and place in (1, "hx"):
+        return 1
     if isinstance(module, nn.MultiheadAttention):
         if place in (5, "attn_mask"):
             if t.dim() != 2:
                 raise RuntimeError(f"attn_mask of {part.title} has {t.dim()} dimensions, expected 2, one mask for all")
             return None
-        return 0 if module.batch_first or place in (3, "key_padding_mask") else 1
+        if place in (3, "key_padding_mask"):
+            return 0
     return batch_dim if t.dim() > batch_dim else 0 if t.dim() > 0 else None
-
-
-def result_dim(part: Part, number: int, t: Tensor, batch_dim: int) -> int:
-    """The dimension of the samples in a tensor among the results."""
-    module = part.module
-    if isinstance(module, nn.RNNBase):
-        return 0 if number == 0 and module.batch_first else 1
-    if isinstance(module, nn.MultiheadAttention):
-        return 0 if number > 0 or module.batch_first else 1
-    if t.dim() == 0:
-        raise RuntimeError("its result has no batch dimension")
-    return batch_dim if t.dim() > batch_dim else 0
 
 
 class SampleCall:
@@ -191,8 +190,51 @@ class SampleCall:
             dim if dim is not None and leaf.size(dim) == self.size else None
             for leaf, dim in zip(self.leaves, dims, strict=True)
         ]
-        self.mapped = [i for i, dim in enumerate(self.dims) if dim is not None]
         self.device = self.leaves[self.mapped[0]].device
+
+    # --- in which dimensions of the arguments the samples are
+
+    @property
+    def mapped(self) -> list[int]:
+        """The arguments that are not shared, by number."""
+        return [i for i, dim in enumerate(self.dims) if dim is not None]
+
+    def arranged(self, dims: list[int | None]) -> SampleCall:
+        """The same call with the samples in these dimensions."""
+        other = copy.copy(self)
+        other.dims = dims
+        return other
+
+    def kind(self) -> tuple[Any, ...]:
+        """What calls with the same layout have in common."""
+        leaves = [
+            leaf.dim() if isinstance(leaf, Tensor) else leaf if isinstance(leaf, (bool, str)) else type(leaf)
+            for leaf in self.leaves
+        ]
+        return self.batch_dim, *self.keys, *map(str, self.specs), *leaves
+
+    def fits(self, layout: Layout) -> bool:
+        """Whether the layout of such a call can be that of this one."""
+        return all(d is None or t.size(d) == self.size for t, d in zip(self.leaves, layout.arguments, strict=True))
+
+    def choices(self) -> Iterator[list[int | None]]:
+        """The usual dimensions; then, in arguments of other shapes than the first has, others of the samples' number,
+        as in a recurrent state [layers, samples, features]. Arguments of one shape have one layout."""
+        if isinstance(self.part.module, (nn.RNNBase, nn.MultiheadAttention)):
+            yield self.dims
+            return
+        shapes = [tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in self.leaves]
+        first = shapes[self.mapped[0]]
+        usual = dict(zip(shapes, self.dims, strict=True))
+        others = {
+            shape: [d for d, size in enumerate(shape or ()) if size == self.size and d != dim and shape != first]
+            for shape, dim in usual.items()
+        }
+        for chosen in itertools.product(*([dim, *others[shape]] for shape, dim in usual.items())):
+            dims = dict(zip(usual, chosen, strict=True))
+            yield [dims[shape] for shape in shapes]
+
+    # --- running it
 
     def widen(self, dtype: torch.dtype) -> None:
         """Floating-point arguments of another type become this one."""
@@ -209,12 +251,6 @@ class SampleCall:
             for leaf, dim in zip(self.leaves, self.dims, strict=True)
         ]
         return other
-
-    def first(self, results: list[Any], count: int) -> list[Any]:
-        """The results, flat, of the first samples alone."""
-        tensors = [t for t in results if isinstance(t, Tensor)]
-        dims = [result_dim(self.part, number, t, self.batch_dim) for number, t in enumerate(tensors)]
-        return [t.narrow(dim, 0, count) for t, dim in zip(tensors, dims, strict=True)]
 
     def whole(self, shell: Shell, shared: dict[str, Tensor]) -> Any:
         """For all samples at once."""
@@ -235,36 +271,39 @@ class SampleCall:
                 kwargs[key] = value
         return pytree.tree_flatten(functional_call(shell, own, tuple(args), kwargs))
 
-    def by_vmap(self, shell: Shell, own: dict[str, Tensor]) -> Any:
+    def by_vmap(self, shell: Shell, own: dict[str, Tensor]) -> tuple[list[Any], Any]:
         shape: list[Any] = []  # of the results, which vmap wants to be tensors alone
 
         def one(own: dict[str, Tensor], *samples: Tensor) -> tuple[Tensor, ...]:
             whole = [t.unsqueeze(self.dims[i]) for i, t in zip(self.mapped, samples, strict=True)]
-            results, spec = self.call(shell, own, whole)
-            places = [(i, t) for i, t in enumerate(results) if isinstance(t, Tensor)]
-            dims = {i: result_dim(self.part, n, t, self.batch_dim) for n, (i, t) in enumerate(places)}
-            shape[:] = [results, spec, dims]
-            return tuple(t.squeeze(dims[i]) for i, t in places)
+            shape[:] = self.call(shell, own, whole)
+            return tuple(t for t in shape[0] if isinstance(t, Tensor))
 
         in_dims = (0, *(self.dims[i] for i in self.mapped))
         # The other kernels for attention on GPUs want their results laid out as vmap does not keep them.
         with sdpa_kernel(SDPBackend.MATH):
             tensors = vmap(one, in_dims=in_dims, randomness="different")(own, *(self.leaves[i] for i in self.mapped))
-        results, spec, dims = shape
-        for (i, dim), t in zip(dims.items(), tensors, strict=True):
-            results[i] = t.movedim(0, dim)
-        return pytree.tree_unflatten(results, spec)
+        results, spec = shape
+        rows = iter(tensors)
+        return [next(rows) if isinstance(t, Tensor) else t for t in results], spec
 
-    def by_loop(self, shell: Shell, own: dict[str, Tensor]) -> Any:
+    def by_loop(self, shell: Shell, own: dict[str, Tensor]) -> tuple[list[Any], Any]:
         rows = []
         for b in range(self.size):
             samples = [self.leaves[i].narrow(self.dims[i], b, 1) for i in self.mapped]
             results, spec = self.call(shell, {name: p[b] for name, p in own.items()}, samples)
             rows.append(results)
-        joined, number = list(rows[0]), 0
-        for i, first in enumerate(rows[0]):
-            if isinstance(first, Tensor):
-                dim = result_dim(self.part, number, first, self.batch_dim)
-                joined[i] = torch.cat([row[i] for row in rows], dim)
-                number += 1
-        return pytree.tree_unflatten(joined, spec)
+        return [torch.stack(t) if isinstance(t[0], Tensor) else t[0] for t in zip(*rows, strict=True)], spec
+
+    def joined(self, rows: list[Any], dims: list[int]) -> list[Any] | None:
+        """The results for all samples from those by themselves; None where these dimensions do not fit them."""
+        tensors = [t for t in rows if isinstance(t, Tensor)]
+        if self.size == 1:
+            joined = iter([t.squeeze(0) for t in tensors])
+        elif len(tensors) == len(dims) and all(
+            t.shape[d + 1 :][:1] == (1,) for t, d in zip(tensors, dims, strict=True)
+        ):
+            joined = iter([t.movedim(0, d).squeeze(d + 1) for t, d in zip(tensors, dims, strict=True)])
+        else:
+            return None
+        return [next(joined) if isinstance(t, Tensor) else t for t in rows]

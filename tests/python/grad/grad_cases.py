@@ -44,6 +44,42 @@ class First(nn.Module):
         return self.inner(x)[0]
 
 
+class Recurrent(nn.Module):
+    """No rule, and the samples in another dimension of each result: of y in the first or second, of the states, nested,
+    in the second of [layers, samples, width]."""
+
+    def __init__(self, layers, width, batch_first):
+        super().__init__()
+        self.weight, self.batch_first, self.states = nn.Parameter(torch.randn(layers, width, width)), batch_first, True
+
+    def forward(self, x, state):
+        h, c = state
+        rows, last = x.unbind(1 if self.batch_first else 0), []
+        for k, weight in enumerate(self.weight):
+            one, seen = h[k], []
+            for row in rows:
+                one = torch.tanh(row @ weight + one * c[k])
+                seen.append(one)
+            rows = seen
+            last.append(one)
+        y, h = torch.stack(rows, 1 if self.batch_first else 0), torch.stack(last)
+        return (y, {"h": h, "c": (h * c, [h.argmax(2)])}) if self.states else y
+
+
+class RecurrentModel(nn.Module):
+    """[samples, T, width] to [samples, width], by all that a recurrent module returns, from states of the samples."""
+
+    def __init__(self, layers, width, batch_first=True):
+        super().__init__()
+        self.layers, self.inner = layers, Recurrent(layers, width, batch_first)
+
+    def forward(self, x):
+        h = torch.stack([x.mean(1) + k for k in range(self.layers)])
+        y = self.inner(x if self.inner.batch_first else x.transpose(0, 1), (h, 2 * h))
+        y, states = y if isinstance(y, tuple) else (y, {"h": h, "c": (h,)})
+        return y.sum(1 if self.inner.batch_first else 0) + (states["h"] * 3 + states["c"][0]).sum(0)
+
+
 class Attention(nn.Module):
     def __init__(self, width, heads, batch_first=True, **kwargs):
         super().__init__()
@@ -121,6 +157,8 @@ UNITS = {
         lambda: First(nn.GRU(3, 4, num_layers=2, batch_first=True, bidirectional=True)),
         numbers(4, 3),
     ),
+    "recurrent, with states": (lambda: RecurrentModel(2, 3), numbers(4, 3)),
+    "recurrent, sequence first": (lambda: RecurrentModel(2, 3, batch_first=False), numbers(4, 3)),
     "batch norm in eval mode": (lambda: trained_batch_norm(), numbers(3, 4, 2)),
     "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), numbers(4)),
     "subclass of linear": (lambda: Doubled(4, 3), numbers(4)),

@@ -247,22 +247,34 @@ MIXING = {
     "mean taken off, noise": lambda m, h: noisy(h) - h.mean(0),
     "mean taken off, dropout": lambda m, h: F.dropout(h - h.mean(0)),
     "mean taken off in a tuple": lambda m, h: (h, h - h.mean(0)),
+    "mean taken off in a state": lambda m, h: (h, (h - h.mean(0))[None]),
+    "one for each sample": lambda m, h: list(h),
+    "one number for each sample": lambda m, h: (h, *range(len(h))),
+}
+# What the message says of them where it is not that the numbers are others.
+SHAPES = {
+    "products of samples": r"shapes \[\[4, 4\]\] for 4 samples and \[\[1, 1\]\] for one",
+    "one output": r"shapes \[\[6\]\] for 4 samples and \[\[6\]\] for one",
+    "one for each sample": r"shapes \[\[6\], \[6\], \[6\], \[6\]\] for 4 samples and \[\[6\]\] for one",
 }
 APART = {
     "noise": lambda m, h: noisy(h),
     "dropout": lambda m, h: F.dropout(h),
     "not finite": lambda m, h: h / h[:, :1].sub(h[:, :1]),
     "largest place": lambda m, h: (h, h.argmax(1)),
+    "a state": lambda m, h: (h, h[None]),
+    "a state with noise": lambda m, h: (noisy(h), noisy(h)[None]),
     "mean taken off in training": lambda m, h: h - h.mean(0) if m.training else h,
 }
 
 
 @pytest.mark.parametrize("way", ["module", "norms", "clipping", "norms with gradients", "functions"])
-@pytest.mark.parametrize("then", MIXING.values(), ids=MIXING)
-def test_mixed_samples(way, then):
-    model, x = nn.Sequential(Scaled(then), First()), torch.randint(1, 5, (4, 6))
+@pytest.mark.parametrize("name", MIXING)
+def test_mixed_samples(way, name):
+    model, x = nn.Sequential(Scaled(MIXING[name]), First()), torch.randint(1, 5, (4, 6))
     before = pictures(model)
-    with pytest.raises(NotImplementedError, match=re.compile(r"0 \(Scaled\) mixes the samples.*depend on that sample")):
+    words = SHAPES.get(name, "mixes the samples.*depend on that sample")
+    with pytest.raises(NotImplementedError, match=re.compile(rf"0 \(Scaled\) .*{words}")):
         run(way, model, x)
     assert pictures(model) == before
     assert all(p.grad is None for p in model.parameters())

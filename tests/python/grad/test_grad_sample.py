@@ -317,10 +317,12 @@ def test_sequence_first(device):
         def __init__(self):
             super().__init__()
             self.tokens, self.lstm, self.norm = nn.Embedding(7, 4), nn.LSTM(4, 5), nn.LayerNorm(5)
-            self.head = nn.Linear(5, 3)
+            self.recurrent, self.head = cases.Recurrent(3, 5, batch_first=False), nn.Linear(5, 3)
 
         def forward(self, x):
-            return self.head(self.norm(self.lstm(self.tokens(x))[0]))
+            y, (h, c) = self.lstm(self.tokens(x))
+            y, states = self.recurrent(self.norm(y), (h.expand(3, -1, -1), c.expand(3, -1, -1)))
+            return self.head(y + states["c"][0][1:2])
 
     model = Model().double().to(device)
     x = torch.randint(7, (6, 3), device=device)
@@ -334,6 +336,20 @@ def test_sequence_first(device):
         ((model(x[:, i : i + 1]) - y[:, i : i + 1]) ** 2).sum().backward()
         for name, p in model.named_parameters():
             assert cases.error(got[name][i], p.grad) < cases.BOUND64, name
+
+
+@pytest.mark.parametrize("layers, width", [(1, 2), (2, 2), (2, 3), (3, 4)])
+def test_states_with_the_samples_in_another_dimension(layers, width, device):
+    """Also where the numbers of samples, layers and features are the same, and with other results from call to call."""
+    model = cases.RecurrentModel(layers, width).double().to(device)
+    wrapped = torchium.GradSampleModule(model)
+    for batch, states in ((1, True), (2, True), (3, True), (4, False), (2, False), (2, True), (4, True)):
+        model.inner.states = states
+        x, y = torch.randn(batch, 4, width).double().to(device), torch.randn(batch, width).double().to(device)
+        expected = cases.reference(model, x, y)
+        wrapped.zero_grad()
+        cases.loss_of(wrapped(x), y).mean().backward()
+        check(model, expected, cases.BOUND64)
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "transposed", "expanded"])
