@@ -191,7 +191,7 @@ class KFAC(OfModel):
         self.preconditioner.consolidate_state_dict(to)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a `state_dict()` to the bit.
+        """Goes on from a `state_dict()` to the bit. After an error nothing has changed.
 
         Args:
             state_dict: of an optimizer for the same model.
@@ -200,8 +200,8 @@ class KFAC(OfModel):
             state_dict = self._gathered(state_dict)
         if not isinstance(state_dict, dict) or "kfac" not in state_dict:
             raise ValueError("a state_dict of KFAC must have 'state', 'param_groups' and 'kfac'")
-        self.preconditioner.load_state_dict(state_dict["kfac"])
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "kfac"})
+        others = {key: value for key, value in state_dict.items() if key != "kfac"}
+        self.preconditioner._load(state_dict["kfac"], lambda: super(KFAC, self).load_state_dict(others))
 
     def memory_report(self) -> MemoryReport:
         """Bytes of state and scratch, the factors' state among them: a forecast before the first step."""

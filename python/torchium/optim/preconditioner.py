@@ -313,15 +313,25 @@ class KFACPreconditioner:
         Args:
             state_dict: of a preconditioner for the same model.
         """
+        self._load(state_dict, lambda: None)
+
+    def _load(self, state_dict: Any, load_others: Callable[[], None]) -> None:
+        """`load_others` is called when nothing of this can fail any more, and before anything is written: what it
+        raises leaves everything as it was."""
         if not isinstance(state_dict, Mapping) or not {"steps", "layers"} <= state_dict.keys():
             raise ValueError("a state_dict of KFAC must have 'steps' and 'layers'")
         steps, layers = state_dict["steps"], state_dict["layers"]
         if not isinstance(steps, int) or not isinstance(layers, Mapping):
             raise ValueError("a state_dict of KFAC must have 'steps', a number, and 'layers', a dictionary")
         check_counts("the state_dict's 'steps'", [steps], [MOST_STEPS])
-        if layers:
-            self._factors.settle()
-            self._factors.load(layers)
+        with self._factors.kept():
+            if layers:
+                self._factors.settle()
+                self._factors.check(layers)
+            else:
+                self._factors.forget()
+            load_others()
+        self._factors.restore(layers)
         self._steps = steps
         self._consolidated = None
         self._observed = 0

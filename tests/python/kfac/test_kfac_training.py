@@ -361,8 +361,60 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
     for name, state in before["layers"].items():
         for key, value in state.items():
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(after["layers"][name][key]))
-    with pytest.raises(ValueError, match="'kfac'"):
-        KFAC(model).load_state_dict({"state": {}, "param_groups": []})
+
+
+WRONG = {
+    "no factors": lambda s: s.pop("kfac"),
+    "no groups": lambda s: s.pop("param_groups"),
+    "other groups": lambda s: s["param_groups"].append(s["param_groups"][0]),
+    "other parameters": lambda s: s["param_groups"][0]["params"].pop(),
+    "a negative lr": lambda s: s["param_groups"][0].update(lr=-1.0),
+    "a momentum that is a list": lambda s: s["state"].update({0: [1]}),
+    "momenta of another shape": lambda s: s["state"][0].update(momentum_buffer=torch.ones(3)),
+    "no layers": lambda s: s["kfac"].pop("layers"),
+    "a layer less": lambda s: s["kfac"]["layers"].pop("2"),
+    "no counts": lambda s: s["kfac"]["layers"]["2"].pop("counts"),
+    "a factor of another shape": lambda s: s["kfac"]["layers"]["2"].update(input_factor=torch.ones(2, 2)),
+    "a factor of integers": lambda s: s["kfac"]["layers"]["4"].update(output_factor=torch.ones(3, 3, dtype=torch.int)),
+    "a factor without storage": lambda s: s["kfac"]["layers"]["4"].update(
+        output_factor=torch.ones(3, 3, device="meta")
+    ),
+    "a factor that is a list": lambda s: s["kfac"]["layers"]["4"].update(output_factor=[1.0]),
+}
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("damage", WRONG.values(), ids=WRONG)
+def test_a_state_that_is_refused_changes_nothing(damage, steps):
+    models = [mlp()]
+    models += [copy.deepcopy(models[0]) for _ in range(2)]
+    options = {"lr": 0.05, "TCov": 1, "TInv": 2}
+    loaded, untouched, giver = (KFAC(model, **options) for model in models)
+    for model, optimizer in zip(models, (loaded, untouched, giver), strict=True):
+        train(model, optimizer, 2 if optimizer is giver else steps, first=7 if optimizer is giver else 0)
+    state = copy.deepcopy(giver.state_dict())
+    state["param_groups"][0]["damping"] = 0.5
+    damage(state)
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        loaded.load_state_dict(state)
+    first, second = loaded.state_dict(), untouched.state_dict()
+    assert first["param_groups"] == second["param_groups"] and first["kfac"]["steps"] == second["kfac"]["steps"]
+    flat = [
+        torch.utils._pytree.tree_flatten(s)[0]
+        for s in ((first["state"], first["kfac"]), (second["state"], second["kfac"]))
+    ]
+    assert_same(*([torch.as_tensor(t) for t in leaves] for leaves in flat))
+    assert_same(train(models[0], loaded, 3, first=steps), train(models[1], untouched, 3, first=steps))
+
+
+def test_a_state_of_the_beginning_begins_anew():
+    model = mlp()
+    optimizer, start = KFAC(model, TCov=1, TInv=1), copy.deepcopy(model.state_dict())
+    saved = copy.deepcopy(optimizer.state_dict())
+    expected = train(model, optimizer, 3)
+    model.load_state_dict(start)
+    optimizer.load_state_dict(saved)
+    assert_same(expected, train(model, optimizer, 3))
 
 
 def test_copies():

@@ -6,17 +6,19 @@ parameter frozen, another is made, with the state of the first as far as it fits
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from torchium import _C
+from torchium._functions.ops import is_hollow
 from torchium._messages import shown
 from torchium._watch.layers import Part, kind_of, layer_of
 
@@ -144,7 +146,7 @@ class Factors:
         before = self.state() if self._engines else {}
         self._make(signature)
         if before:
-            self._restore({name: saved for name, saved in before.items() if self._fit(name, saved)})
+            self.restore({name: saved for name, saved in before.items() if self._fit(name, saved)})
 
     def _make(self, signature: list[Any]) -> None:
         members: dict[torch.device, list[int]] = {}
@@ -300,8 +302,22 @@ class Factors:
                     values[key] = _one_factor(parts, owner, averaged)
         return saved
 
-    def load(self, saved: Mapping[str, Any]) -> None:
-        """Everything is compared before anything is written."""
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """After an error inside, the C objects are those there were before."""
+        before = self._signature, self._engines, self._members, self._places
+        try:
+            yield
+        except BaseException:
+            self._signature, self._engines, self._members, self._places = before
+            raise
+
+    def forget(self) -> None:
+        """As before the first batch."""
+        self._signature, self._engines, self._members, self._places = None, {}, {}, {}
+
+    def check(self, saved: Mapping[str, Any]) -> None:
+        """Refuses what `restore` could not write."""
         names = {layer.name for layer in self._layers}
         if saved.keys() != names:
             missing, strange = (sorted(map(shown, keys)) for keys in (names - saved.keys(), saved.keys() - names))
@@ -312,7 +328,6 @@ class Factors:
         views = self.views()
         for name in names:
             self._check(name, views[name], saved[name])
-        self._restore(saved)
 
     def _check(self, name: str, views: Mapping[str, torch.Tensor], saved: Any) -> None:
         known = isinstance(saved, Mapping) and saved.keys() >= {*views, COUNTS}
@@ -323,13 +338,18 @@ class Factors:
             if not isinstance(value, torch.Tensor) or value.shape != view.shape:
                 got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
                 raise ValueError(f"the state {key!r} of layer {name!r} is {got}, expected shape {list(view.shape)}")
+            if not value.is_floating_point() or value.layout != torch.strided or value.is_meta or is_hollow(value):
+                raise ValueError(
+                    f"the state {key!r} of layer {name!r} is a tensor of {value.dtype} with layout {value.layout} on "
+                    f"{value.device}, expected floating-point numbers in memory"
+                )
         _check_counts(name, saved[COUNTS])
 
     def _fit(self, name: str, saved: Mapping[str, Any]) -> bool:
         views = self.views()[name]
         return all(key in saved and saved[key].shape == view.shape for key, view in views.items())
 
-    def _restore(self, saved: Mapping[str, Any]) -> None:
+    def restore(self, saved: Mapping[str, Any]) -> None:
         views = self.views()
         for layer, (device, number) in self._places.items():
             if layer.name in saved:
