@@ -18,7 +18,11 @@ from torchium._functions.transforms import in_transform
 from torchium._watch.layers import Part
 from torchium._watch.uses import Use
 
-__all__ = ["Hook", "Watch", "remove_all"]
+__all__ = ["Hook", "Watch", "backward_number", "remove_all"]
+
+# The number of the backward pass at work, -1 outside: there is no public way to tell whether two hooks were called by
+# one. Without it every pass is -1.
+backward_number: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 class Hook:

@@ -8,18 +8,14 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torchium._watch.uses import Use
+from torchium._watch.watch import backward_number
 from torchium.grad_sample import products
 from torchium.grad_sample.capture import Capture
 from torchium.grad_sample.norms import check_reduction
 from torchium.grad_sample.plan import Plan
-
-# The number of the backward pass at work: there is no public way to tell whether two hooks were called by one. Without
-# it two passes through the model before one backward are refused.
-_backward_number = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 class SampleSink:
@@ -43,7 +39,7 @@ class SampleSink:
         self.add(use, parameter, gradient * (use.batch if self.mean else 1))
 
     def add(self, use: Use, parameter: nn.Parameter, gradient: Tensor) -> None:
-        now = (use.round, _backward_number())
+        now = (use.round, backward_number())  # without the latter two forwards before one backward are refused
         present = getattr(parameter, "grad_sample", None)
         if present is None:
             parameter.grad_sample = gradient

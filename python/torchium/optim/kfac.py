@@ -47,7 +47,8 @@ class KFAC(OfModel):
         nesterov: look ahead with the momentum.
         skip_layers: regular expressions; a layer whose name or class one is found in is left out.
         loss_reduction: 'mean' or 'sum': what the loss is over the samples.
-        accumulation_steps: backward passes before each step, whose losses have been divided by their number.
+        accumulation_steps: backward passes before each step, whose losses have been divided by their number; more
+            raise an error.
         grad_scaler: the GradScaler that steps this optimizer, if one does.
         factor_dtype: of the factors, see `KFACPreconditioner`.
         precision: 'high' or 'highest', see `KFACPreconditioner`.
@@ -116,6 +117,7 @@ class KFAC(OfModel):
             process_group=process_group,
             average_factors=average_factors,
         )
+        self._watch = self.preconditioner._watch
 
     def _reader(self, name: str) -> Callable[[int], Any]:
         return lambda step: self.param_groups[0][name]

@@ -88,13 +88,19 @@ class NaturalGradient(OfModel):
         self._captured: dict[Part, list[Pair]] = {layer: [] for layer in self._layers}
         self._span: _Span | None = None
         self._count = 0
-        self._watch = PassWatch(model, self._layers, lambda module: self._is_due(), lambda: True, self._complete)
+        self._watch = PassWatch(
+            model, self._layers, lambda module: self._is_due(), lambda: True, self._complete, self._accumulation
+        )
 
     def _is_due(self) -> bool:
         return self._span is None or self._count % whole("update_freq", self.param_groups[0]["update_freq"]) == 0
 
     def _complete(self, layer: Part, pairs: list[Pair]) -> None:
         self._captured[layer].append(of_one_pass(layer, pairs))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self._captured = {layer: [] for layer in self._layers}
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Forward and backward passes inside are not looked at."""
@@ -121,6 +127,7 @@ class NaturalGradient(OfModel):
 
     def _take_span(self) -> _Span:
         captured, self._captured = self._captured, {layer: [] for layer in self._layers}
+        self._watch.begin()
         batches = []
         for layer, pairs in captured.items():
             if not pairs and all(p.grad is None for p in layer.module.parameters(recurse=False)):

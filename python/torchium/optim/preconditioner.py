@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ from ._engine.state import MOST_STEPS, check_counts
 from ._model.factors import FACTORS, Factors, find_layers
 from ._model.watch import PassWatch, of_one_pass
 from ._shared.consolidate import wanted_by_checkpoint
+from .base import outside
 from .options import Option, Options, or_else, plain, shown
 
 __all__ = ["KFACPreconditioner", "loss_scale_of", "whole", "word"]
@@ -139,7 +141,9 @@ class KFACPreconditioner:
         self._layers = layers
         self._factors = Factors(layers, _dtype(factor_dtype, inv_dtype), process_group)
         self._prepare()
-        self._watch = PassWatch(model, layers, self._wanted, self._listening, self._complete)
+        # The labels of a sampled Fisher matrix are not the loss's, and have no gradients that could add up.
+        accumulation = None if fisher == "sampled" else self._accumulation
+        self._watch = PassWatch(model, layers, self._wanted, self._listening, self._complete, accumulation)
 
     # --- numbers of a step
 
@@ -240,15 +244,30 @@ class KFACPreconditioner:
         with profiled_range("torchium::kfac/precondition"):
             self._factors.precondition(float(self._number("lr")))
         self._observed = 0
+        self._watch.begin()
         self._steps += 1
 
     def _check_seen(self) -> None:
-        missing = self._fisher == "sampled" and self._observed == 0 and self._is_due("factor_update_steps")
-        if missing and not wanted_by_checkpoint():  # which takes a step of nothing, to see what state there is
+        """That a step which updates the factors has something to update them with. Without any factors it would be a
+        step with plain gradients."""
+        if self._observed > 0 or not self._is_due("factor_update_steps"):
+            return
+        if wanted_by_checkpoint():  # which takes a step of nothing, to see what state there is
+            return
+        if self._fisher == "sampled":
             raise RuntimeError(
                 "fisher='sampled' and this step updates the factors: observe_sampled(outputs) must be called after the "
                 "forward pass, with the model in training mode"
             )
+        if not self._factors.have_gradients():
+            return
+        message = (
+            "KFAC has observed no backward pass through its layers since the last step: those of a model in eval() "
+            "mode and inside paused() do not count; call model.train() before the forward pass"
+        )
+        if not self._factors.made():
+            raise RuntimeError(message)
+        warnings.warn(f"{message}. The step uses the factors of earlier steps", stacklevel=outside())
 
     def _world(self) -> int:
         """How many processes keep factors of the same layers."""

@@ -2,11 +2,13 @@
 sampled labels, a restart.
 """
 
+import contextlib
 import copy
 import gc
 import io
 import math
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -23,7 +25,8 @@ from kfac_cases import (
     train,
 )
 from torch import nn
-from torchium.optim import KFAC, KFACPreconditioner
+from torch.utils.checkpoint import checkpoint
+from torchium.optim import KFAC, KFACPreconditioner, NaturalGradient
 
 # --- what a training loop may do --------------------------------------------------------------------------------------
 
@@ -219,9 +222,124 @@ def test_a_second_backward_pass_is_refused_by_name():
         loss.backward()
 
 
-def test_gradient_checkpointing(device):
-    from torch.utils.checkpoint import checkpoint
+@pytest.mark.parametrize("declared", [1, 3])
+@pytest.mark.parametrize("cls", [KFAC, KFACPreconditioner, NaturalGradient])
+def test_accumulation_that_was_not_declared_is_refused(device, cls, declared):
+    """Factors would be too small by the square of the number of passes."""
+    model = mlp(device)
+    optimizer = cls(model, accumulation_steps=declared)
+    message = rf"{declared + 1} backward passes .* layer '4' .* accumulation_steps = {declared}:"
+    for passes in (4, declared):
+        getattr(optimizer, "zero_grad", model.zero_grad)()
+        for k, (x, y) in enumerate(zip(*(t.chunk(4)[:passes] for t in batch(model, 8)), strict=True)):
+            with pytest.raises(RuntimeError, match=message) if k == declared else contextlib.nullcontext():
+                (mse(model(x), y) / 4).backward()
+            if k == declared:
+                break
+    optimizer.step()
 
+
+def cleared(clear):
+    return 1, lambda model, kfac, loss: [clear(model, kfac) or loss().backward() for _ in range(3)]
+
+
+def cleared_in_the_middle(model, kfac, loss):
+    for zero_grad in (model.zero_grad, lambda: kfac.zero_grad(set_to_none=False)):
+        loss().backward()
+        zero_grad()
+    loss().backward()
+    loss().backward()
+
+
+def evaluated(model, kfac, loss):
+    loss().backward()
+    with torch.no_grad():
+        loss()
+    with kfac.paused():
+        loss().backward()
+    model.eval()
+    loss().backward()
+    model.train()
+
+
+# What a loop may do before a step: accumulation_steps, and the passes.
+LOOPS = {
+    "cleared": cleared(lambda model, kfac: kfac.zero_grad()),
+    "cleared to 0": cleared(lambda model, kfac: kfac.zero_grad(set_to_none=False)),
+    "model cleared": cleared(lambda model, kfac: model.zero_grad()),
+    "model cleared to 0": cleared(lambda model, kfac: model.zero_grad(set_to_none=False)),
+    "cleared in the middle": (2, cleared_in_the_middle),
+    "two forwards, one backward": (1, lambda model, kfac, loss: (loss() + loss()).backward()),
+    "returned": (1, lambda model, kfac, loss: torch.autograd.grad(loss(), model.out.weight) and loss().backward()),
+    "evaluated": (1, evaluated),
+}
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_passes_that_are_no_accumulation(device, loop, reentrant):
+    """Also with a layer that is used outside of checkpoints and in two of them, whose gradients come by several passes
+    inside one where these are reentrant."""
+    accumulation, passes = loop
+    model = CheckpointedTwice(reentrant).double().to(device)
+    optimizer = KFAC(model, lr=0.01, TCov=1, TInv=1, accumulation_steps=accumulation)
+    x, y = batch(model, 6)
+    for _ in range(2):
+        optimizer.zero_grad()
+        passes(model, optimizer, lambda: mse(model(x), y))
+        optimizer.step()
+        assert optimizer.preconditioner.stats()["observations"] > 0
+
+
+class CheckpointedTwice(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.into, self.step, self.out = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        x = self.step(self.into(x))
+        for _ in range(2):
+            x = self.step(x) if self.reentrant is None else checkpoint(self.step, x, use_reentrant=self.reentrant)
+        return self.out(x)
+
+
+def test_a_step_without_observations(device):
+    """In eval() mode, say: an error where there are no factors, else a warning that they are old."""
+    model = mlp(device).eval()
+    kfac = KFACPreconditioner(model, factor_update_steps=2)
+    kfac.step()  # without gradients either
+    kfac.load_state_dict({"steps": 0, "layers": {}})
+    x, y = batch(model, 4)
+    mse(model(x), y).backward()
+    with pytest.raises(RuntimeError, match=r"observed no backward pass .* eval\(\) .* model\.train\(\)"):
+        kfac.step()
+    assert not kfac.stats()["steps"]
+    train(model.train(), optimizer := KFAC(model, TCov=2), 2)
+    model.eval()
+    with pytest.warns(UserWarning, match=r"eval\(\).*The step uses the factors of earlier steps"):
+        train(model, optimizer, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, 1)  # updates no factors
+    assert optimizer.stats()["steps"] == 4 and optimizer.stats()["observations"] == 3
+
+
+@pytest.mark.parametrize("cls", [KFAC, KFACPreconditioner, NaturalGradient])
+def test_data_parallel_is_refused(cls):
+    for model in (nn.DataParallel(mlp()), nn.Sequential(nn.DataParallel(nn.Linear(3, 3)))):
+        with pytest.raises(NotImplementedError, match=r"model is run by DataParallel.*DistributedDataParallel"):
+            cls(model)
+    model = mlp()
+    optimizer = cls(model)
+    replica = model[0]._replicate_for_data_parallel()
+    replica._parameters = dict(model[0]._parameters)
+    with pytest.raises(NotImplementedError, match="layer '0' is run by DataParallel"):
+        replica(batch(model, 2)[0])
+    optimizer.remove()
+
+
+def test_gradient_checkpointing(device):
     first = mlp(device)
     second = copy.deepcopy(first)
     x, y = batch(first, 6)

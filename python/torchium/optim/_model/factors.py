@@ -216,6 +216,9 @@ class Factors:
 
     # --- a step
 
+    def have_gradients(self) -> bool:
+        return any(weights.weight().grad is not None for weights in self._weights)
+
     def observe(self, layer: Part, x: torch.Tensor, gradient: torch.Tensor, scale: float, loss_scale: Any) -> None:
         if is_sharded(x) or is_sharded(gradient):
             raise TypeError(

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..options import Options
 from ..sgd import SGD
+from .watch import PassWatch
 
 __all__ = ["OfModel"]
 
@@ -23,6 +24,7 @@ class OfModel(SGD):
     # The options of groups beside those of SGD: they say how gradients are turned, and the library's steps have no use
     # for them.
     _turning: ClassVar[Options] = Options()
+    _watch: PassWatch
 
     def __init__(self, model: nn.Module, arguments: dict[str, Any]) -> None:
         """`arguments` are those of a class's own constructor, by name."""
@@ -41,6 +43,10 @@ class OfModel(SGD):
     def _take_fused(self) -> None:
         """Always: a GradScaler that nobody has told of would go unnoticed otherwise."""
         self._step_supports_amp_scaling = True
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self._watch.begin()
 
     def _turn_gradients(self) -> None:
         """Turns p.grad of the parameters in place."""

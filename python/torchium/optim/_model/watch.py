@@ -17,9 +17,16 @@ from torch import nn
 from torchium._functions.transforms import in_transform, untraced
 from torchium._watch.layers import Part, has_batch
 from torchium._watch.uses import Pair, Use, joined
-from torchium._watch.watch import Hook, Watch, remove_all
+from torchium._watch.watch import Hook, Watch, backward_number, remove_all
+
+from .._shared.sharding import is_sharded, local_tensor
 
 __all__ = ["PassWatch", "of_one_pass"]
+
+_REPLICATED = (
+    "is run by DataParallel, whose replicas each see a part of the batch: use DistributedDataParallel, one process for "
+    "each GPU"
+)
 
 
 class _Pass:
@@ -28,16 +35,18 @@ class _Pass:
 
     def __init__(self, watch: PassWatch, part: Part) -> None:
         self.watch, self.part = watch, part
-        self.waiting: weakref.WeakSet[Use] = weakref.WeakSet()
+        # With the backward pass in which a checkpoint ran the layer again, to open one of its own for it; or -1.
+        self.waiting: weakref.WeakKeyDictionary[Use, int] = weakref.WeakKeyDictionary()
         self.pairs: list[Pair] = []
 
     def made(self, use: Use) -> None:
-        self.waiting.add(use)
+        self.waiting[use] = backward_number()
 
     def arrived(self, use: Use) -> None:
+        number = self.waiting.pop(use, -1)
+        self.watch.count(self.part, backward_number() if number < 0 else number)
         self.pairs.append((use.input, use.gradient))
         use.release()
-        self.waiting.discard(use)
         if self.waiting:
             self.watch.partial[self] = None
         else:
@@ -70,7 +79,8 @@ class PassWatch(Watch):
     """Hooks on the layers of a model.
 
     `wanted(module)` tells, in the forward pass, whether a use is noted; `listening()`, in the backward pass, whether
-    gradients are taken. `complete(part, pairs)` gets what has come for a layer.
+    gradients are taken. `complete(part, pairs)` gets what has come for a layer. `accumulation` is how many backward
+    passes there may be before a step, None for any number.
     """
 
     INSIDE_TRANSFORM = (
@@ -91,9 +101,16 @@ class PassWatch(Watch):
         wanted: Callable[[nn.Module], bool],
         listening: Callable[[], bool],
         complete: Callable[[Part, list[Pair]], None],
+        accumulation: int | None,
     ) -> None:
         super().__init__()
-        self.complete = complete
+        if any(isinstance(module, nn.DataParallel) for module in model.modules()):
+            raise NotImplementedError(f"model {_REPLICATED}")
+        self.complete, self._accumulation = complete, accumulation
+        self._backward: dict[Part, set[int]] = {}  # passes that the gradients are of, by number
+        self._sharded = {
+            layer: [p for p in layer.module.parameters(recurse=False) if is_sharded(p)] for layer in layers
+        }
         self.partial: dict[_Pass, None] = {}  # some gradients have come, others not yet
         self._wanted, self._listening = wanted, listening
         self._passes: weakref.WeakValueDictionary[tuple[Part, int], _Pass] = weakref.WeakValueDictionary()
@@ -114,6 +131,8 @@ class PassWatch(Watch):
             return
         if not output.requires_grad:
             return
+        if getattr(module, "_is_replica", False):
+            raise NotImplementedError(f"layer {part.name!r} {_REPLICATED}")
         key = (part, self.round)
         together = self._passes.get(key)
         if together is None:
@@ -126,6 +145,31 @@ class PassWatch(Watch):
         if self.enabled and self._listening():
             Watch.arrive(self, use, gradient.detach())
 
+    def count(self, part: Part, number: int) -> None:
+        """Refuses a backward pass that would add to gradients that are of as many passes as there should be already.
+        Gradients that were cleared are None, or 0; the latter is looked for only before an error: it waits for the
+        device."""
+        seen = self._backward.setdefault(part, set())
+        if self._accumulation is None or number in seen:
+            return
+        parameters = [*self._sharded[part], *part.module.parameters(recurse=False)]
+        gradients = [local_tensor(p.grad) for p in parameters if p.grad is not None]
+        is_full = len(seen) >= self._accumulation
+        if is_full and any(gradient.any() for gradient in gradients):
+            raise RuntimeError(
+                f"{len(seen) + 1} backward passes have gone through layer {part.name!r} since the last step, expected "
+                f"accumulation_steps = {self._accumulation}: set accumulation_steps to their number and divide each "
+                "loss by it, call zero_grad() before a pass that begins anew, and put passes that are not the loss's "
+                "inside `with optimizer.paused():`"
+            )
+        if is_full or not gradients:
+            seen.clear()
+        seen.add(number)
+
+    def begin(self) -> None:
+        """Gradients begin anew: after a step, or when they have been cleared."""
+        self._backward.clear()
+
     def flush(self) -> None:
         """Hands over what has come of passes that gave some outputs no gradient."""
         for together in list(self.partial):
@@ -135,6 +179,7 @@ class PassWatch(Watch):
         """Begins anew: what is on its way no longer counts."""
         self._passes.clear()
         self.partial.clear()
+        self.begin()
 
 
 def of_one_pass(part: Part, pairs: list[Pair]) -> Pair:
