@@ -285,10 +285,6 @@ def test_passes_that_do_not_fit_a_step():
     optimizer = NaturalGradient(model)
     optimizer.step()  # nothing has a gradient
     x, y = batch(model, 4)
-    mse(model(x), y).backward()
-    with pytest.raises(RuntimeError, match=r"2 backward passes .* layer '4' .* accumulation_steps = 1"):
-        mse(model(x), y).backward()
-    optimizer.zero_grad()
     loss = mse(model(x), y)
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="second backward pass"):
