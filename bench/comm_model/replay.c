@@ -119,7 +119,8 @@ static double work_of(const tch_optimizer *o, const tchi_tile *tile)
         return 0.0; /* the memory's, and little */
     }
     for (int32_t k = 0; k < p->dims.order && blocks->has_factor != NULL; k++) {
-        work += blocks->has_factor(config, tile->size[k]) ? 4.0 * elements * (double)tile->size[k] : 0.0;
+        bool factor = blocks->has_factor(config, p->dims.order, tile->size, k);
+        work += factor ? 4.0 * elements * (double)tile->size[k] : 0.0;
     }
     return blocks->has_factor != NULL ? work : orthogonalization(tile->size, p->dims.order);
 }

@@ -129,7 +129,8 @@ typedef struct tch_optim_config {
 
     /* --- Shampoo and SOAP: which matrices have factors */
     int64_t max_preconditioner_dim; /* Shampoo: larger dimensions are cut into blocks of at most this size. SOAP: into
-                                       blocks too if `block` is set, otherwise a larger dimension has no factor */
+                                       blocks too if `block` is set, otherwise a larger dimension has no factor. Nor
+                                       has a side of a block that is over 100 times as long as the others' product */
     int32_t block;                  /* SOAP */
     int32_t merge_dims;      /* tensors of rank above 2: neighboring dimensions, innermost first, are merged while
                                        their product stays within max_preconditioner_dim; 0 keeps a factor for each */

@@ -167,11 +167,6 @@ static tch_status make_blocks(tch_optimizer *o, int32_t index)
 
 /* --- factor batches ---------------------------------------------------------------------------------------------- */
 
-static bool has_factor(const tchi_block_method *blocks, const tch_optim_config *config, int64_t size)
-{
-    return blocks->has_factor != NULL && blocks->has_factor(config, size);
-}
-
 static tch_status find_factor_batch(tch_optimizer *o, const tchi_group *group, const tchi_factor_batch *wanted,
                                     int32_t *found)
 {
@@ -194,7 +189,7 @@ static tch_status join_factor_batches(tch_optimizer *o, int32_t index, tchi_bloc
     int32_t root = blocks->root == NULL ? 0 : blocks->root(config, block_batch->order);
     for (int32_t k = 0; k < block_batch->order; k++) {
         block_batch->factor_batch[k] = -1;
-        if (has_factor(blocks, config, block_batch->size[k])) {
+        if (blocks->has_factor != NULL && blocks->has_factor(config, block_batch->order, block_batch->size, k)) {
             tchi_factor_batch wanted = {.group = index,
                                         .n = block_batch->size[k],
                                         .root = root,

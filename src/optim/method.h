@@ -42,8 +42,8 @@ typedef struct tchi_block_method {
     /* --- what is kept for them */
     /* What the moments that are laid out like the parameter are called, NULL for those that are not kept. */
     void (*moments)(const tch_optim_config *config, const char *names[TCHI_MOMENTS]);
-    /* Whether a dimension of this size has factors. NULL: none has. */
-    bool (*has_factor)(const tch_optim_config *config, int64_t size);
+    /* Whether side k of a block has a factor. NULL: none has. */
+    bool (*has_factor)(const tch_optim_config *config, int32_t order, const int64_t *size, int32_t k);
     /* Which root of its factors is taken, for blocks of this order. NULL: factors have bases. */
     int32_t (*root)(const tch_optim_config *config, int32_t order);
     /* How many numbers each block of a block batch has in block_batch->moment. NULL: none. */

@@ -16,6 +16,7 @@
 #include "method.h"
 #include "rects.h"
 #include "refresh.h"
+#include "shape.h"
 #include "shared/shared.h"
 #include "tensor_modes.h"
 
@@ -69,11 +70,10 @@ static void moments(const tch_optim_config *config, const char *names[TCHI_MOMEN
     names[2] = config->momentum != 0.0 ? "momentum_buffer" : NULL;
 }
 
-static bool has_factor(const tch_optim_config *config, int64_t size)
+static bool has_factor(const tch_optim_config *config, int32_t order, const int64_t *size, int32_t k)
 {
     (void)config;
-    (void)size;
-    return true;
+    return !tchi_is_thin_side(order, size, k);
 }
 
 static int32_t root_of(const tch_optim_config *config, int32_t order)

@@ -101,6 +101,15 @@ bool tchi_is_row_major(int32_t ndim, const int64_t *shape, const int64_t *stride
     return true;
 }
 
+bool tchi_is_thin_side(int32_t order, const int64_t *size, int32_t k)
+{
+    int64_t left = (size[k] - 1) / TCHI_THIN;
+    for (int32_t i = 0; i < order; i++) {
+        left = i == k ? left : left / size[i];
+    }
+    return order > 1 && left > 0;
+}
+
 /* --- blocks ------------------------------------------------------------------------------------------------------ */
 
 static int64_t parts_of(int64_t size, int64_t most)

@@ -22,6 +22,12 @@ int64_t tchi_dims_count(const tchi_dims *dims);
 /* Whether the last dimension is the innermost in memory, and so on outwards. */
 bool tchi_is_row_major(int32_t ndim, const int64_t *shape, const int64_t *strides);
 
+/* Whether side k of a block is more than TCHI_THIN times as long as the others' product. Its factor would take as many
+ * steps to reach full rank, and its root would cost size / others times what an element of a square block does, so the
+ * side has no factor. */
+#define TCHI_THIN 100
+bool tchi_is_thin_side(int32_t order, const int64_t *size, int32_t k);
+
 /* The blocks of a parameter: every matrix of it is cut into parts of `most` along each dimension, the last one shorter.
  * Dimension k > 0 gives counts[k] parts. */
 typedef struct tchi_cut {

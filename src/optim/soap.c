@@ -21,6 +21,7 @@
 #include "outcomes.h"
 #include "rects.h"
 #include "refresh.h"
+#include "shape.h"
 #include "shared/shared.h"
 #include "tensor_modes.h"
 
@@ -63,9 +64,9 @@ static void moments(const tch_optim_config *config, const char *names[TCHI_MOMEN
     names[0] = "exp_avg";
 }
 
-static bool has_factor(const tch_optim_config *config, int64_t size)
+static bool has_factor(const tch_optim_config *config, int32_t order, const int64_t *size, int32_t k)
 {
-    return size <= config->max_preconditioner_dim;
+    return size[k] <= config->max_preconditioner_dim && !tchi_is_thin_side(order, size, k);
 }
 
 /* Second moments in the basis. */

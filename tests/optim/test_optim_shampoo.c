@@ -174,6 +174,37 @@ static void defaults_in_float32(void **state)
     }
 }
 
+/* A side over 100 times as long as the rest of its block has no factor; at 100 it has one. A side of 12000 would have
+ * twelve factors of 1024. */
+static void thin_sides_have_no_factor(void **state)
+{
+    static const trial_shape thin[] = {
+        {.ndim = 2, .shape = {2, 201}},    {.ndim = 2, .shape = {301, 3}}, {.ndim = 2, .shape = {2, 200}},
+        {.ndim = 3, .shape = {2, 401, 2}}, {.ndim = 1, .shape = {150}},    {.ndim = 2, .shape = {2, 12000}},
+    };
+    static const int64_t factors[] = {2 * 2, 3 * 3, 2 * 2 + 200 * 200, 2 * 2 + 2 * 2, 150 * 150, 12 * 2 * 2};
+    for (size_t i = 0; i < TEST_COUNT(thin); i++) {
+        trial t;
+        int64_t elements = 0;
+        tch_optim_config c = base();
+        c.max_preconditioner_dim = 1024;
+        c.merge_dims = 0;
+        c.precondition_1d = 1;
+        test_case("%d dimensions, the first %lld", thin[i].ndim, (long long)thin[i].shape[0]);
+        trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 1, &thin[i]);
+        trial_steps(&t, 2);
+        trial_check(&t, EXACT);
+        for (int32_t k = 0; k < tch_optimizer_state_count(t.optimizer); k++) {
+            tch_optim_state s = TCH_OPTIM_STATE_INIT;
+            CHECK_OK(tch_optimizer_get_state(t.optimizer, k, &s));
+            elements += strstr(s.name, "factor.") != NULL ? tch_tensor_numel(s.tensor) : 0;
+        }
+        CHECK(elements == factors[i], "factors have %lld elements, expected %lld", (long long)elements,
+              (long long)factors[i]);
+        trial_close(&t);
+    }
+}
+
 static void groups_and_changing_numbers(void **state)
 {
     static const trial_setting first[] = {
@@ -380,6 +411,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(merged_dimensions),
+        cmocka_unit_test(thin_sides_have_no_factor),
         cmocka_unit_test(every_option_in_float64),
         cmocka_unit_test(every_option_in_float32),
         cmocka_unit_test(graftings),

@@ -92,12 +92,17 @@ static void large_dimensions(void **state)
         {.ndim = 3, .shape = {4, 21, 5}},
         {.ndim = 4, .shape = {9, 2, 2, 3}},
     };
+    static const trial_shape thin[] = {{.ndim = 2, .shape = {2, 201}}, {.ndim = 2, .shape = {301, 3}}};
     static const trial_shape cut[] = {{.ndim = 2, .shape = {16, 24}}, {.ndim = 3, .shape = {16, 3, 8}}};
     for (int dtype = 0; dtype < 2; dtype++) {
         tch_optim_config c = base();
         c.max_preconditioner_dim = 8;
         test_case("one-sided, %s", dtype ? "float32" : "float64");
         trial_run(*state, dtype ? TCH_FLOAT32 : TCH_FLOAT64, &c, 5, one_sided, STEPS, dtype ? EXACT_F32 : EXACT);
+        c.max_preconditioner_dim = 1000;
+        test_case("thin, %s", dtype ? "float32" : "float64");
+        trial_run(*state, dtype ? TCH_FLOAT32 : TCH_FLOAT64, &c, 2, thin, STEPS, dtype ? EXACT_F32 : EXACT);
+        c.max_preconditioner_dim = 8;
         c.block = 1;
         test_case("blocks, %s", dtype ? "float32" : "float64");
         trial_run(*state, dtype ? TCH_FLOAT32 : TCH_FLOAT64, &c, 2, cut, STEPS, dtype ? EXACT_F32 : EXACT);

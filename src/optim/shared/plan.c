@@ -51,7 +51,7 @@ static int64_t cost_of(const tch_optimizer *o, const tchi_tile *tile)
     }
     for (int32_t k = 0; k < p->dims.order; k++) {
         int64_t n = tile->size[k];
-        if (blocks->has_factor != NULL && blocks->has_factor(config, n)) {
+        if (blocks->has_factor != NULL && blocks->has_factor(config, p->dims.order, tile->size, k)) {
             cost += (n * n / 1024) * n * 16 / 1024 + (elements / 1024) * n * 2 / 1024;
         }
     }

@@ -108,10 +108,14 @@ static void make_block(ref_optim *r, const tch_optim_config *config, int64_t wid
         b->size[k] = r->dims[k] - b->start[k] < width ? r->dims[k] - b->start[k] : width;
         b->count *= b->size[k];
         number /= blocks;
-        bool second_order = r->method == TCH_OPTIM_SHAMPOO || r->method == TCH_OPTIM_SOAP;
-        if (second_order && b->size[k] <= config->max_preconditioner_dim) {
-            b->factor[k] = test_zeros(b->size[k] * b->size[k]);
-            b->root[k] = test_zeros(b->size[k] * b->size[k]);
+    }
+    bool second_order = r->method == TCH_OPTIM_SHAMPOO || r->method == TCH_OPTIM_SOAP;
+    for (int32_t k = 0; k < r->order && second_order; k++) {
+        int64_t n = b->size[k];
+        bool thin = r->order > 1 && n > 100 * (b->count / n);
+        if (n <= config->max_preconditioner_dim && !thin) {
+            b->factor[k] = test_zeros(n * n);
+            b->root[k] = test_zeros(n * n);
         }
     }
     b->average = test_zeros(b->count);
@@ -180,7 +184,7 @@ static int64_t after(const ref_optim *r, const ref_block *b, int32_t k)
 /* C = weight G + keep C, G(i, j) being the product of slices i and j of x. */
 static void update_factor(const ref_optim *r, ref_block *b, int32_t k, const double *x, double weight, double keep)
 {
-    int64_t n = b->size[k];
+    int64_t n = b->factor[k] == NULL ? 0 : b->size[k];
     int64_t inner = after(r, b, k);
     for (int64_t i = 0; i < n; i++) {
         for (int64_t j = 0; j < n; j++) {
@@ -319,7 +323,9 @@ static void refresh_if_due(ref_optim *r, const tch_optim_config *c, ref_block *b
 {
     int64_t since = r->step - first_refresh(c);
     for (int32_t k = 0; k < r->order && since >= 0 && since % c->precondition_frequency == 0; k++) {
-        take_root(c, r->order, b->size[k], b->factor[k], b->root[k]);
+        if (b->factor[k] != NULL) {
+            take_root(c, r->order, b->size[k], b->factor[k], b->root[k]);
+        }
     }
 }
 
