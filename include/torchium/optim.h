@@ -83,7 +83,7 @@ typedef enum tch_precision {
 } tch_precision;
 
 /* How moments of single elements are kept: AdamW's two, also of what other kinds leave to AdamW, Lion's and SGD's. They
- * are rounded at random, right on average, by bits that depend on `seed`, the step and the element alone. */
+ * are rounded stochastically, by bits that depend on `seed`, the step and the element alone. */
 typedef enum tch_state_dtype {
     TCH_STATE_FLOAT32 = 0,
     TCH_STATE_BFLOAT16 = 1,

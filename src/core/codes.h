@@ -1,17 +1,22 @@
-/* Moments in eight bits, for both languages: floating-point numbers with three bits of fraction, whose exponents count
- * down from that of a block of TCH_CODE_BLOCK neighbors. The block's scale is that exponent as a power of two in
- * float32, the one of its largest magnitude, or a higher one where rounding might carry.
+/* Moments in eight bits, for both languages. A block of TCH_CODE_BLOCK neighbors has one float32 word of scale, two
+ * bfloat16: `top` in its upper half, at least the block's largest magnitude, and `floor` in its lower half. Codes
+ * count equal steps of a float32's bits, which are close to equal steps of its logarithm:
  *
- *     second moments   code c > 0 is (1 + c % 8 / 8) 2^(c / 8 - 31) scale: 255 numbers over 32 powers of two
- *     first moments    a sign and code c > 0 of seven bits, (1 + c % 8 / 8) 2^(c / 8 - 15) scale: over 16
+ *     second moments   from floor, at most the least v > 0 of the block, to top:
+ *                      code 0 is 0, code c > 0 is float(bits(floor) + (c - 1) step), at most top
+ *     first moments    a sign and seven bits c, of |m| + floor from floor to top + floor:
+ *                      |m| = float(bits(floor) + c step) - floor, so that codes are linear below floor and logarithmic
+ *                      above it (mu-law companding with a mu for each block)
  *
- * and code 0 is 0. In terms of a float32's bits all of it is addition and shifting, and rounding at random is adding
- * random bits below those that stay: the same on every device, to the bit. Scales are powers of two so that a number
- * which does not change keeps its code exactly when its block's scale does.
+ * Second moments of a block are close to each other after some steps, and their codes then lie as close. What AdamW
+ * needs of m is its ratio to sqrt(v), so the floor of m follows from the range of v: it is
+ * 2 top sqrt(floor of v / top of v). Momentum of SGD is added as it is, and its floor is a quarter of top. Lion takes
+ * signs, and its floor is the least maximum of two neighbors of the block.
  *
- * A second moment above 0 never becomes 0, however small it is beside its neighbors: it is divided by, and the step
- * would have no bound. It becomes the least code instead, and what is below the least code of the first moments is at
- * most that small itself: the step stays bounded by what AdamW's own bound is times a small number. */
+ * Rounding adds random bits below those that stay, the same on every device, to the bit, and exact codes stay as they
+ * are. It is unbiased where both neighbors have one exponent. A second moment above 0 never becomes 0, however small it
+ * is relative to its neighbors: the step divides by its root. It becomes the least code instead, at least 2^-48 of
+ * top. */
 #ifndef TCHI_CODES_H
 #define TCHI_CODES_H
 
@@ -26,11 +31,22 @@
 #define TCHI_CODE_FN static inline
 #endif
 
-#define TCHI_CODE_SHIFT 20        /* a code's unit among a float32's bits */
 #define TCHI_CODE_NEAREST 0x8000u /* for `random`: to the nearest code */
-#define TCHI_CODE_TOP_SQUARE 248u /* the code of the scale itself */
-#define TCHI_CODE_TOP_SIGNED 120u
-#define TCHI_CODE_LEAST_EXPONENT 32u /* of a scale, as a float32 has it: the least codes are normal numbers then */
+#define TCHI_CODE_LEAST 0x80u     /* the least bfloat16 that is normal: what every floor is at least */
+#define TCHI_CODE_OCTAVE 0x80     /* a factor of two, among a bfloat16's bits */
+
+/* What floors of first moments follow from. */
+typedef enum tchi_code_use {
+    TCHI_CODE_ADAMW, /* the range of the second moments */
+    TCHI_CODE_LION,  /* the moments themselves */
+    TCHI_CODE_SGD    /* top alone */
+} tchi_code_use;
+
+/* A block's scale, taken apart. */
+typedef struct tchi_code_range {
+    uint32_t floor, top; /* bits of the least number and of the largest, for first moments of both plus floor */
+    uint32_t step;       /* of bits, from one code to the next */
+} tchi_code_range;
 
 TCHI_CODE_FN uint32_t tchi_code_bits(float value)
 {
@@ -46,81 +62,145 @@ TCHI_CODE_FN float tchi_code_float(uint32_t bits)
     return value;
 }
 
-/* The scale, in bits, of a block whose largest magnitude has these. */
-TCHI_CODE_FN uint32_t tchi_code_scale(uint32_t largest)
+TCHI_CODE_FN uint32_t tchi_code_magnitude(float value)
 {
-    uint32_t exponent = (largest + ((1u << TCHI_CODE_SHIFT) - 1)) >> 23;
-    exponent = exponent < TCHI_CODE_LEAST_EXPONENT ? TCHI_CODE_LEAST_EXPONENT : exponent > 255u ? 255u : exponent;
-    return exponent << 23;
+    return tchi_code_bits(value) & 0x7FFFFFFFu;
 }
 
-/* 16 random bits, at the top of what is cut off, and half a bit below them: what is a code already stays as it is. */
-TCHI_CODE_FN uint32_t tchi_code_dither(uint32_t random)
+TCHI_CODE_FN int32_t tchi_code_between(int32_t value, int32_t least, int32_t most)
 {
-    return random << 4 | 8u;
+    value = value < least ? least : value;
+    return value > most ? most : value;
 }
 
-/* The code of a magnitude, `top` being that of the scale; below 1 where it is smaller than the least. Scales are
- * multiples of a code's unit, so that one sum and one shift do it. */
-TCHI_CODE_FN int32_t tchi_code_below(uint32_t magnitude, uint32_t scale, uint32_t top, uint32_t random)
+/* A scale with this floor, a bfloat16, if it is within `octaves` below top and `above` bits above it. */
+TCHI_CODE_FN uint32_t tchi_code_scale(uint32_t largest, int32_t floor, int32_t octaves, int32_t above)
 {
-    return (int32_t)(magnitude + tchi_code_dither(random) + ((top << TCHI_CODE_SHIFT) - scale)) >> TCHI_CODE_SHIFT;
+    int32_t top = tchi_code_between((int32_t)((largest + 0xFFFFu) >> 16), TCHI_CODE_LEAST + 1, 0x7F80);
+    int32_t least = top - octaves * TCHI_CODE_OCTAVE;
+    least = least < (int32_t)TCHI_CODE_LEAST ? (int32_t)TCHI_CODE_LEAST : least;
+    return (uint32_t)top << 16 | (uint32_t)tchi_code_between(floor, least, top + above);
 }
 
-TCHI_CODE_FN uint32_t tchi_code_square(float value, uint32_t scale, uint32_t random)
+/* What a block's scale follows from, in bits: the largest magnitude, the least, and the least maximum of elements 2 i
+ * and 2 i + 1. The last two are less 1, so that 0 counts as more than everything. */
+typedef struct tchi_code_extent {
+    uint32_t largest, least, pairs;
+} tchi_code_extent;
+
+#define TCHI_CODE_EXTENT_INIT                                                                                          \
+    {                                                                                                                  \
+        0u, 0xFFFFFFFFu, 0xFFFFFFFFu                                                                                   \
+    }
+
+TCHI_CODE_FN tchi_code_extent tchi_code_extend(tchi_code_extent e, float first, float second)
 {
-    uint32_t magnitude = tchi_code_bits(value) & 0x7FFFFFFFu;
-    int32_t code = tchi_code_below(magnitude, scale, TCHI_CODE_TOP_SQUARE, random);
-    int32_t least = magnitude != 0;
-    code = code < least ? least : code;
-    return code > 255 ? 255u : (uint32_t)code;
+    uint32_t a = tchi_code_magnitude(first);
+    uint32_t b = tchi_code_magnitude(second);
+    uint32_t most = a > b ? a : b;
+    uint32_t least = a - 1u < b - 1u ? a - 1u : b - 1u;
+    e.largest = most > e.largest ? most : e.largest;
+    e.least = least < e.least ? least : e.least;
+    e.pairs = most - 1u < e.pairs ? most - 1u : e.pairs;
+    return e;
 }
 
-TCHI_CODE_FN uint32_t tchi_code_least_signed(uint32_t scale)
+TCHI_CODE_FN uint32_t tchi_code_scale_squares(tchi_code_extent e)
 {
-    return scale - ((TCHI_CODE_TOP_SIGNED - 1) << TCHI_CODE_SHIFT);
+    return tchi_code_scale(e.largest, (int32_t)(e.least >> 16), 48, -1);
 }
 
-/* A first moment that is 0, or at least the least code. */
-TCHI_CODE_FN uint32_t tchi_code_signed_large(float value, uint32_t scale, uint32_t random)
+/* `squares` is the scale of the second moments, which only AdamW has. */
+TCHI_CODE_FN uint32_t tchi_code_scale_signed(tchi_code_use use, tchi_code_extent e, uint32_t squares)
 {
-    uint32_t bits = tchi_code_bits(value);
-    int32_t code = tchi_code_below(bits & 0x7FFFFFFFu, scale, TCHI_CODE_TOP_SIGNED, random);
-    code = code < 0 ? 0 : code > 127 ? 127 : code;
-    return code == 0 ? 0u : (bits >> 24 & 0x80u) | (uint32_t)code;
+    int32_t top = (int32_t)((e.largest + 0xFFFFu) >> 16);
+    int32_t range = (int32_t)(squares >> 16) - (int32_t)(squares & 0xFFFFu);
+    int32_t floor = use == TCHI_CODE_LION  ? (int32_t)(e.pairs >> 16)
+                    : use == TCHI_CODE_SGD ? top - 2 * TCHI_CODE_OCTAVE
+                                           : top + TCHI_CODE_OCTAVE - range / 2;
+    return tchi_code_scale(e.largest, floor, 24, TCHI_CODE_OCTAVE);
 }
 
-/* Below the least code a number becomes that or 0, in proportion; both products are exact. */
-TCHI_CODE_FN uint32_t tchi_code_signed_small(float value, uint32_t scale, uint32_t random)
+TCHI_CODE_FN tchi_code_range tchi_code_range_squares(uint32_t scale)
 {
-    uint32_t bits = tchi_code_bits(value);
-    float least = tchi_code_float(tchi_code_least_signed(scale));
-    float magnitude = tchi_code_float(bits & 0x7FFFFFFFu);
-    return magnitude * 131072.0f > (float)(131071u - 2u * random) * least ? (bits >> 24 & 0x80u) | 1u : 0u;
+    tchi_code_range range = {scale << 16, scale & 0xFFFF0000u, 0};
+    range.step = (range.top - range.floor + 253u) / 254u;
+    return range;
 }
 
-TCHI_CODE_FN int tchi_code_is_small(float value, uint32_t scale)
+TCHI_CODE_FN tchi_code_range tchi_code_range_signed(uint32_t scale)
 {
-    return (tchi_code_bits(value) & 0x7FFFFFFFu) < tchi_code_least_signed(scale);
+    tchi_code_range range = {scale << 16, 0, 0};
+    range.top = tchi_code_bits(tchi_code_float(scale & 0xFFFF0000u) + tchi_code_float(range.floor));
+    range.step = (range.top - range.floor + 126u) / 127u;
+    return range;
 }
 
-TCHI_CODE_FN uint32_t tchi_code_signed(float value, uint32_t scale, uint32_t random)
+/* What rounds to the codes of a range, without conversions between integers and floats for each element: with
+ * step 2^k in [2^23, 2^24), code = (bits 2^k + base + random offset) * reciprocal / 2^54. Steps are 259 at least, since
+ * top and floor are different bfloat16, and less than 2^21. The quotient is off by less than 2e-5, and offsets stay
+ * `margin`, 1e-4, away from a whole step: what is a code already stays as it is. */
+typedef struct tchi_code_rounding {
+    uint32_t floor, top;
+    uint32_t power, base, width, reciprocal;
+} tchi_code_rounding;
+
+TCHI_CODE_FN uint32_t tchi_code_high(uint32_t a, uint32_t b)
 {
-    return tchi_code_is_small(value, scale) ? tchi_code_signed_small(value, scale, random)
-                                            : tchi_code_signed_large(value, scale, random);
+    return (uint32_t)((uint64_t)a * b >> 32);
 }
 
-TCHI_CODE_FN float tchi_decode_square(uint32_t code, uint32_t scale)
+TCHI_CODE_FN tchi_code_rounding tchi_code_rounding_of(tchi_code_range range)
 {
-    uint32_t bits = (code << TCHI_CODE_SHIFT) + (scale - (TCHI_CODE_TOP_SQUARE << TCHI_CODE_SHIFT));
-    return tchi_code_float(code == 0 ? 0u : bits);
+    uint32_t bits = tchi_code_bits((float)(int32_t)range.step);
+    uint32_t step = (bits & 0x7FFFFFu) | 0x800000u;
+    uint32_t margin = step >> 13;
+    tchi_code_rounding r = {range.floor, range.top, 1u << (150u - (bits >> 23)), 0, step - 2u * margin, 0};
+    r.base = margin - range.floor * r.power;
+    r.reciprocal = (uint32_t)(0x1p54f / (float)(int32_t)step);
+    return r;
 }
 
-TCHI_CODE_FN float tchi_decode_signed(uint32_t code, uint32_t scale)
+/* How many steps `bits` are above the floor, rounded by 16 random bits. */
+TCHI_CODE_FN uint32_t tchi_code_steps(uint32_t bits, tchi_code_rounding r, uint32_t random)
 {
-    uint32_t magnitude = code & 127u;
-    uint32_t bits = (magnitude << TCHI_CODE_SHIFT) + (scale - (TCHI_CODE_TOP_SIGNED << TCHI_CODE_SHIFT));
-    return tchi_code_float(magnitude == 0 ? 0u : (code & 0x80u) << 24 | bits);
+    uint32_t within = bits > r.top ? r.top : bits;
+    within = within < r.floor ? r.floor : within;
+    return tchi_code_high(within * r.power + (tchi_code_high(random << 16 | 0x8000u, r.width) + r.base),
+                          r.reciprocal) >>
+           22;
+}
+
+TCHI_CODE_FN uint32_t tchi_code_square(float value, tchi_code_rounding r, uint32_t random)
+{
+    uint32_t magnitude = tchi_code_magnitude(value);
+    uint32_t code = 1u + tchi_code_steps(magnitude, r, random);
+    return magnitude == 0 ? 0u : code > 255u ? 255u : code;
+}
+
+TCHI_CODE_FN uint32_t tchi_code_signed(float value, tchi_code_rounding r, uint32_t random)
+{
+    float raised = tchi_code_float(tchi_code_magnitude(value)) + tchi_code_float(r.floor);
+    uint32_t steps = tchi_code_steps(tchi_code_bits(raised), r, random);
+    uint32_t sign = steps == 0 ? 0u : tchi_code_bits(value) >> 24 & 0x80u;
+    return sign | (steps > 127u ? 127u : steps);
+}
+
+TCHI_CODE_FN uint32_t tchi_code_at(uint32_t steps, tchi_code_range range)
+{
+    uint32_t bits = range.floor + steps * range.step;
+    return bits > range.top ? range.top : bits;
+}
+
+TCHI_CODE_FN float tchi_decode_square(uint32_t code, tchi_code_range range)
+{
+    return tchi_code_float(code == 0 ? 0u : tchi_code_at(code - 1u, range));
+}
+
+TCHI_CODE_FN float tchi_decode_signed(uint32_t code, tchi_code_range range)
+{
+    float magnitude = tchi_code_float(tchi_code_at(code & 127u, range)) - tchi_code_float(range.floor);
+    return tchi_code_float(tchi_code_bits(magnitude) | (code & 0x80u) << 24);
 }
 
 /* --- bfloat16 ---------------------------------------------------------------------------------------------------- */

@@ -48,25 +48,27 @@ static void widen(const host_moment *h, int32_t k)
     for (int64_t i = 0; i < h->count && h->kept != TCH_MOMENTS_REAL; i++) {
         uint32_t scale = tchi_code_bits(h->scales[i / TCH_CODE_BLOCK]);
         h->values[i] = h->kept == TCH_MOMENTS_BF16 ? tchi_code_float((uint32_t)halves[i] << 16)
-                       : k == 0                    ? tchi_decode_signed(codes[i], scale)
-                                                   : tchi_decode_square(codes[i], scale);
+                       : k == 0                    ? tchi_decode_signed(codes[i], tchi_code_range_signed(scale))
+                                                   : tchi_decode_square(codes[i], tchi_code_range_squares(scale));
     }
 }
 
+/* First moments as Lion's, which need no others; the next step of another optimizer chooses its own floor. */
 static void encode_block(const host_moment *h, int32_t k, int64_t first)
 {
     uint8_t *codes = h->raw;
     int64_t end = tchi_min(h->count, first + TCH_CODE_BLOCK);
-    uint32_t largest = 0;
-    for (int64_t i = first; i < end; i++) {
-        uint32_t magnitude = tchi_code_bits(h->values[i]) & 0x7FFFFFFFu;
-        largest = magnitude > largest ? magnitude : largest;
+    tchi_code_extent extent = TCHI_CODE_EXTENT_INIT;
+    for (int64_t i = first; i < end; i += 2) {
+        extent = tchi_code_extend(extent, h->values[i], i + 1 < end ? h->values[i + 1] : 0.0f);
     }
-    uint32_t scale = tchi_code_scale(largest);
+    uint32_t scale = k == 0 ? tchi_code_scale_signed(TCHI_CODE_LION, extent, 0) : tchi_code_scale_squares(extent);
+    tchi_code_rounding r =
+        tchi_code_rounding_of(k == 0 ? tchi_code_range_signed(scale) : tchi_code_range_squares(scale));
     h->scales[first / TCH_CODE_BLOCK] = tchi_code_float(scale);
     for (int64_t i = first; i < end; i++) {
-        codes[i] = (uint8_t)(k == 0 ? tchi_code_signed(h->values[i], scale, TCHI_CODE_NEAREST)
-                                    : tchi_code_square(h->values[i], scale, TCHI_CODE_NEAREST));
+        codes[i] = (uint8_t)(k == 0 ? tchi_code_signed(h->values[i], r, TCHI_CODE_NEAREST)
+                                    : tchi_code_square(h->values[i], r, TCHI_CODE_NEAREST));
     }
 }
 
@@ -122,6 +124,29 @@ static void describe(const tchi_param *p, const host_moment *h, forms *f)
 
 static const int64_t beginning[TCH_MAX_RANK];
 
+/* Codes of versions before 0.1.0 had powers of two as scales, which have no floor. */
+tch_status tchi_saved_scales_check(const tchi_param *param, const tch_checkpoint *file, const char *name)
+{
+    int64_t blocks = tchi_ceil_div(param->count, TCH_CODE_BLOCK);
+    tch_tensor scales = tch_tensor_view(NULL, TCH_FLOAT32, 1, &blocks);
+    size_t bytes = (size_t)blocks * sizeof(float);
+    uint32_t *words = NULL;
+    TCHI_TRY(tchi_saved_check(file, name, &scales));
+    TCHI_TRY(tchi_host_take(bytes, "scales to be checked", &words));
+    scales.data = words;
+    tch_status status = tch_checkpoint_read(file, NULL, name, &scales);
+    for (int64_t i = 0; status == TCH_OK && i < blocks; i++) {
+        if (words[i] != 0 && (words[i] & 0xFFFFu) < TCHI_CODE_LEAST) {
+            status = tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                               "%s is not a scale of 8-bit codes: they were written before version 0.1.0 or are "
+                               "damaged; save the moments as float32 with the version that wrote them",
+                               name);
+        }
+    }
+    tchi_host_release(words, bytes);
+    return status;
+}
+
 tch_status tchi_saved_moment_check(const tchi_param *param, const tch_checkpoint *file, const char *name)
 {
     char text[TCHI_SAVED_NAME];
@@ -130,7 +155,7 @@ tch_status tchi_saved_moment_check(const tchi_param *param, const tch_checkpoint
     describe(param, &nowhere, &f);
     if (nowhere.kept == TCH_MOMENTS_CODES) {
         TCHI_TRY(tchi_saved_check(file, name, &f.codes));
-        return tchi_saved_check(file, scale_name(text, name), &f.scales);
+        return tchi_saved_scales_check(param, file, scale_name(text, name));
     }
     return tch_checkpoint_find(file, name) >= 0
                ? tchi_saved_check(file, name, &f.like)

@@ -12,6 +12,9 @@ tch_moments tchi_saved_moments_of(const tch_checkpoint *file, const char *name);
 /* The file has the moment in this form, and of the parameter's size. */
 tch_status tchi_saved_moment_check(const tchi_param *param, const tch_checkpoint *file, const char *name);
 
+/* The file has the scales of codes, and they are of these codes. */
+tch_status tchi_saved_scales_check(const tchi_param *param, const tch_checkpoint *file, const char *name);
+
 /* Reads moment `k` of a parameter, with the scales it gets. */
 tch_status tchi_saved_moment_read(const tch_optimizer *optimizer, const tchi_param *param, int32_t k,
                                   const tch_checkpoint *file, const char *name);

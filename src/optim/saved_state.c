@@ -207,8 +207,10 @@ tch_status tchi_saved_state_check(const tch_optimizer *optimizer, int64_t index,
     for (int64_t i = 0; i < count_saved(optimizer, s) && form != MADE_WITH_ITS_MOMENT; i++) {
         saved f;
         find_saved(optimizer, s, i, prefix, &f);
-        TCHI_TRY(form == CONVERTED  ? tchi_saved_moment_check(tchi_param_at(optimizer, s->param), file, f.name)
+        const tchi_param *param = tchi_param_at(optimizer, s->param);
+        TCHI_TRY(form == CONVERTED  ? tchi_saved_moment_check(param, file, f.name)
                  : form == REPACKED ? tchi_saved_matrix_check(s, file, f.name)
+                 : s->moment < 0    ? tchi_saved_scales_check(param, file, f.name)
                                     : check_one(file, s, &f));
     }
     return TCH_OK;

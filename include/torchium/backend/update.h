@@ -37,10 +37,15 @@ typedef struct tch_hyper {
 
 /* How the moments of adamw, sgd and lion are kept: state[0] and state[1].
  *
- * BF16: rounded at random. CODES: one byte for an element, and in `scale` a float32 for each TCH_CODE_BLOCK elements, a
- * power of two. Of state[1], code c > 0 is (1 + c % 8 / 8) 2^(c / 8 - 31) of the scale; of state[0], the seven low bits
- * c > 0 are (1 + c % 8 / 8) 2^(c / 8 - 15) of it, and the highest bit is the sign; code 0 is 0. Codes lie in whole
- * words of 4 bytes, of which those beyond the last element become 0. src/core/codes.h has the rules of rounding.
+ * BF16: stochastic rounding. CODES: one byte for an element, and in `scale` a float32 for each TCH_CODE_BLOCK elements,
+ * whose upper and lower halves are two bfloat16, the top and the floor of the block. With bits(x) for the bits of the
+ * float32 x as a number and float(b) for its inverse,
+ *     state[1]: code 0 is 0; code c > 0 is float(bits(floor) + (c - 1) step), at most top,
+ *               step = (bits(top) - bits(floor)) / 254, rounded up
+ *     state[0]: the highest bit is the sign, the others are c: float(bits(floor) + c step), at most top + floor, less
+ *               floor; step = (bits(top + floor) - bits(floor)) / 127, rounded up
+ * A scale of 0 goes with codes of 0. Codes fill whole words of 4 bytes; those beyond the last element become 0.
+ * src/core/codes.h says how top and floor are chosen and how numbers are rounded.
  *
  * With either, rectangles have no gaps between rows, and `first` is a multiple of TCH_CODE_BLOCK. The arithmetic is the
  * same float32, and what it results in reaches the parameter before it is rounded to be kept. */

@@ -3,9 +3,11 @@
  * must be the ones that the random bits of torchium/backend/update.h decide for. Beside that: means that stay right in
  * many steps, second moments that never become 0, sizes around a block, what a skipped step leaves, and checkpoints.
  *
- * Codes are decoded by ldexp from their definition, and random bits come from the tests' own generator. */
+ * Codes are decoded by their definition in torchium/backend/update.h, and random bits come from the tests' own
+ * generator. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -60,10 +62,43 @@ static tch_tensor *state_of(const trial *t, int32_t parameter, const char *what)
     return trial_state(t, name);
 }
 
-static double decode(int second, unsigned code, double scale)
+/* A float32's bits as a number, and between two float32 what lies linearly between theirs. */
+static double bits_of(double x)
 {
+    int exponent;
+    double fraction = frexp(x, &exponent);
+    return x == 0.0 ? 0.0 : ldexp(exponent + 125 + 2.0 * fraction, 23);
+}
+
+static double of_bits(double bits)
+{
+    int exponent = (int)floor(ldexp(bits, -23));
+    return ldexp(1.0 + ldexp(bits, -23) - exponent, exponent - 127);
+}
+
+/* The codes of a block: from `floor` upwards, `step` bits apart, and what is taken off again. */
+typedef struct lattice {
+    double floor, top, step, raised;
+} lattice;
+
+static lattice lattice_of(int second, float scale)
+{
+    uint32_t word;
+    memcpy(&word, &scale, sizeof word);
+    lattice l = {.floor = ldexp(word & 0xFFFF, 16), .top = ldexp(word >> 16, 16)};
+    if (word != 0 && !second) {
+        l.raised = of_bits(l.floor);
+        l.top = bits_of(of_bits(l.top) + l.raised);
+    }
+    l.step = ceil((l.top - l.floor) / (second ? 254.0 : 127.0));
+    return l;
+}
+
+static double decode(int second, unsigned code, float scale)
+{
+    lattice l = lattice_of(second, scale);
     int c = (int)(second ? code : code & 127);
-    double magnitude = c == 0 ? 0.0 : ldexp((1.0 + c % 8 / 8.0) * scale, c / 8 - (second ? 31 : 15));
+    double magnitude = c == 0 ? 0.0 : of_bits(fmin(l.floor + (c - second) * l.step, l.top)) - l.raised;
     return !second && code > 127 ? -magnitude : magnitude;
 }
 
@@ -120,19 +155,44 @@ typedef struct neighbors {
     double below, above;
 } neighbors;
 
-static neighbors neighbors_of(tch_state_dtype dtype, int second, double scale, double magnitude)
+/* A second moment below the least code becomes that, never 0. */
+static neighbors neighboring_codes(int second, float scale, double magnitude)
+{
+    lattice l = lattice_of(second, scale);
+    if (magnitude == 0.0) {
+        return (neighbors){0.0, 0.0};
+    }
+    double steps = fmax((bits_of(magnitude + l.raised) - l.floor) / l.step, 0.0);
+    double below = of_bits(fmin(l.floor + floor(steps) * l.step, l.top)) - l.raised;
+    double above = of_bits(fmin(l.floor + ceil(steps) * l.step, l.top)) - l.raised;
+    return (neighbors){below, above};
+}
+
+static neighbors neighbors_of(tch_state_dtype dtype, int second, float scale, double magnitude)
 {
     if (dtype == TCH_STATE_FLOAT32) {
         return (neighbors){magnitude, magnitude};
     }
-    double least = dtype == TCH_STATE_INT8 ? decode(second, 1, scale) : 0x1p-126;
-    if (magnitude < least) {
-        return (neighbors){second && magnitude > 0.0 ? least : 0.0, magnitude > 0.0 ? least : 0.0};
+    if (dtype == TCH_STATE_INT8) {
+        return neighboring_codes(second, scale, magnitude);
+    }
+    if (magnitude < 0x1p-126) {
+        return (neighbors){0.0, magnitude > 0.0 ? 0x1p-126 : 0.0};
     }
     int exponent;
-    double bits = dtype == TCH_STATE_INT8 ? 16.0 : 256.0; /* a fraction of three bits, or of seven */
-    double fraction = frexp(magnitude, &exponent) * bits;
-    return (neighbors){ldexp(floor(fraction) / bits, exponent), ldexp(ceil(fraction) / bits, exponent)};
+    double fraction = frexp(magnitude, &exponent) * 256.0;
+    return (neighbors){ldexp(floor(fraction) / 256.0, exponent), ldexp(ceil(fraction) / 256.0, exponent)};
+}
+
+/* What a number between two neighbors exceeds the lower one by, as a part of their distance: linear for bfloat16, by
+ * bits for codes. */
+static double part_above(tch_state_dtype dtype, int second, float scale, neighbors n, double magnitude)
+{
+    if (dtype != TCH_STATE_INT8) {
+        return (magnitude - n.below) / (n.above - n.below);
+    }
+    lattice l = lattice_of(second, scale);
+    return (bits_of(magnitude + l.raised) - bits_of(n.below + l.raised)) / l.step;
 }
 
 /* A number, and the sum of the magnitudes it was made of: float32 is off by some units of that. */
@@ -142,7 +202,7 @@ typedef struct sum {
 
 /* The random bits choose: up where they exceed what is missing. Where the value lies within float32's rounding of the
  * decision, either is right; `open` counts those. */
-static void check_kept(tch_state_dtype dtype, int second, double scale, sum exact, double kept, uint32_t random,
+static void check_kept(tch_state_dtype dtype, int second, float scale, sum exact, double kept, uint32_t random,
                        int64_t *open)
 {
     double value = exact.value;
@@ -157,15 +217,16 @@ static void check_kept(tch_state_dtype dtype, int second, double scale, sum exac
     }
     CHECK(magnitude >= n.below - step && magnitude <= n.above + step, "%.9g is kept as %.9g, far from %.9g and %.9g",
           value, kept, n.below, n.above);
-    double decision = n.above - step * (random + 0.5) / 65536.0;
-    double doubt = slack + step / 65536.0;
-    if (fabs(fabs(value) - decision) <= doubt) {
+    double part = part_above(dtype, second, scale, n, fabs(value));
+    double least = 1.0 - (random + 0.5) / 65536.0;
+    double doubt = 2.0 * slack / step + (dtype == TCH_STATE_INT8 ? 0x1p-11 : 0x1p-16);
+    if (fabs(part - least) <= doubt) {
         ++*open;
         return;
     }
-    double expected = fabs(value) > decision ? n.above : n.below;
-    CHECK(fabs(magnitude - expected) <= slack, "%.9g is kept as %.9g, expected %.9g by the random bits", value, kept,
-          expected);
+    double expected = part > least ? n.above : n.below;
+    CHECK(fabs(magnitude - expected) <= slack + 1e-6 * expected,
+          "%.9g is kept as %.9g, expected %.9g by the random bits", value, kept, expected);
 }
 
 /* --- one step ---------------------------------------------------------------------------------------------------- */
@@ -224,31 +285,66 @@ static tch_state_dtype kept_as(const trial *t, int32_t i, const tch_optim_config
     return t->parameters[i].memory->count < 4096 ? TCH_STATE_FLOAT32 : c->state_dtype;
 }
 
-static double scale_of(const trial *t, int32_t i, const char *what, int64_t at)
+/* The bfloat16 at or below a number, and the one at or above it, as bits. */
+static int bfloat_below(double x)
+{
+    return (int)floor(bits_of(x) / 65536.0);
+}
+
+static int bfloat_above(double x)
+{
+    return (int)ceil(bits_of(x) / 65536.0);
+}
+
+/* top is the largest magnitude, rounded up; floor is the least, rounded down, or for first moments what the optimizer
+ * needs: see src/core/codes.h. Numbers that float32 rounds may be one bfloat16 off. */
+static void check_scale(const tch_optim_config *c, int second, float scale, float squares, int64_t count,
+                        const sum *exact)
+{
+    uint32_t word;
+    uint32_t range;
+    double largest = 0.0;
+    double least = HUGE_VAL;
+    memcpy(&word, &scale, sizeof word);
+    memcpy(&range, &squares, sizeof range);
+    int top = (int)(word >> 16);
+    int floor = (int)(word & 0xFFFF);
+    bool pairs = !second && c->kind == TCH_OPTIM_LION;
+    for (int64_t k = 0; k < count; k++) {
+        double size = fabs(exact[k].value);
+        double next = k + 1 < count ? fabs(exact[k + 1].value) : 0.0;
+        double one = !pairs ? size : k % 2 == 0 ? fmax(size, next) : HUGE_VAL;
+        largest = fmax(largest, size);
+        least = one > 0.0 ? fmin(least, one) : least;
+    }
+    CHECK(abs(top - bfloat_above(largest)) <= 1, "top is %#x, the largest %.9g", (unsigned)top, largest);
+    int expected = second || pairs            ? bfloat_below(least)
+                   : c->kind == TCH_OPTIM_SGD ? top - 2 * 128
+                                              : top + 128 - ((int)(range >> 16) - (int)(range & 0xFFFF)) / 2;
+    int lowest = top - (second ? 48 : 24) * 128;
+    expected = expected < lowest ? lowest : second && expected >= top ? top - 1 : expected;
+    CHECK(abs(floor - expected) <= 1, "floor is %#x, expected %#x; top is %#x", (unsigned)floor, (unsigned)expected,
+          (unsigned)top);
+}
+
+static float *scales_of(const trial *t, int32_t i, const char *what)
 {
     char name[64];
     snprintf(name, sizeof name, "%s_scale", what);
-    float *scales = raw(t, state_of(t, i, name));
-    double scale = scales[at / BLOCK];
-    test_drop(scales);
-    return scale;
+    return raw(t, state_of(t, i, name));
 }
 
-/* A scale is the power of two of the block's largest magnitude, or the next where rounding might carry. */
-static void check_scales(const trial *t, int32_t i, const char *what, const sum *exact)
+static void check_scales(const trial *t, int32_t i, const tch_optim_config *c, const float *scales, int second,
+                         const sum *exact)
 {
     int64_t count = t->parameters[i].memory->count;
+    float *squares = has_second(c) ? scales_of(t, i, "exp_avg_sq") : NULL;
     for (int64_t first = 0; first < count; first += BLOCK) {
-        double largest = 0.0;
-        int exponent;
-        for (int64_t k = first; k < count && k < first + BLOCK; k++) {
-            largest = fmax(largest, fabs(exact[k].value));
-        }
-        double scale = scale_of(t, i, what, first);
-        CHECK(frexp(scale, &exponent) == 0.5, "the scale of block %lld is %.9g", (long long)(first / BLOCK), scale);
-        CHECK(largest <= 1.875 * scale * (1.0 + 1e-6) && largest * (1.0 + 1e-6) > 0.9375 * scale,
-              "the scale of block %lld is %.9g, its largest %.9g", (long long)(first / BLOCK), scale, largest);
+        int64_t size = count - first < BLOCK ? count - first : BLOCK;
+        float range = squares == NULL ? 0.0f : squares[first / BLOCK];
+        check_scale(c, second, scales[first / BLOCK], range, size, exact + first);
     }
+    test_drop(squares);
 }
 
 static void check_moment(const trial *t, int32_t i, const tch_optim_config *c, const char *what, int second,
@@ -260,16 +356,14 @@ static void check_moment(const trial *t, int32_t i, const tch_optim_config *c, c
     float *scales = NULL;
     int64_t open = 0;
     if (dtype == TCH_STATE_INT8) {
-        char name[64];
-        snprintf(name, sizeof name, "%s_scale", what);
-        scales = raw(t, state_of(t, i, name));
-        check_scales(t, i, what, exact);
+        scales = scales_of(t, i, what);
+        check_scales(t, i, c, scales, second, exact);
     }
     for (int64_t k = 0; k < count; k++) {
         uint32_t random = random_half(c, i, t->steps, k, second);
-        check_kept(dtype, second, scales == NULL ? 1.0 : scales[k / BLOCK], exact[k], kept[k], random, &open);
+        check_kept(dtype, second, scales == NULL ? 1.0f : scales[k / BLOCK], exact[k], kept[k], random, &open);
     }
-    CHECK(open <= 4 + count / 500, "%lld of %lld are open: the test decides too little", (long long)open,
+    CHECK(open <= 4 + count / 200, "%lld of %lld are open: the test decides too little", (long long)open,
           (long long)count);
     test_drop(kept);
     test_drop(scales);
@@ -360,14 +454,14 @@ static void every_step_is_the_formula(void **state)
 
 /* --- many steps -------------------------------------------------------------------------------------------------- */
 
-/* A moment of eight bits is off by a sixteenth at most as a standard deviation, at each step, and by what is left of
- * the steps before: 1 / sqrt(1 - beta1^2) = 2.3 times that for the first. Of the second a step changes a thousandth, so
- * that in 120 steps a code moves by chance in few of them: less than an eighth in all. So a step is off by less than
- * 0.2 of itself, and of the way no more than that; bfloat16 has 32 times finer steps. Float32 is there to show that the
- * rest of the test has an error far below. */
+/* First moments of white gradients are linear codes up to 2.7 standard deviations, in the mean: 127 steps of 0.021, off
+ * by 0.41 of one as a standard deviation, at each step, and by what is left of the steps before: 1 / sqrt(1 -
+ * beta1^2) = 2.3 times that, 0.02. Errors of later steps are independent, so of a path of 120 steps they are a third of
+ * that: 0.006 was measured, and twice as much is allowed. Codes of three bits of fraction are off by 0.03. float32 is
+ * there to show that the rest of the test has an error far below. */
 static void trajectories_stay_near(void **state)
 {
-    const double allowed[] = {1e-5, 0.2 / 32, 0.2};
+    const double allowed[] = {1e-5, 0.2 / 32, 0.012};
     const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_SGD, TCH_OPTIM_MUON};
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
         for (int dtype = 0; dtype <= TCH_STATE_INT8; dtype++) {
@@ -406,9 +500,9 @@ static void second_moments_are_right_on_average(void **state)
 /* --- no step without a bound ------------------------------------------------------------------------------------- */
 
 /* One element of each block with gradients 1e12 times larger than its neighbors': their second moments, 1e-24 of the
- * largest, have no code. They keep the least one, and their steps stay below AdamW's own bound, |m| <= 7.3 sqrt(v),
- * times what the least codes of both moments allow: 1.125 2^-15 over sqrt(1.125 2^-31), 1.5. eps is 0: nothing else
- * bounds them. */
+ * largest, have no code. They keep the least one, the square of 2^-24 of the largest root. Their steps stay below
+ * AdamW's own bound, |m| <= 7.3 sqrt(v): the least first moment above 0 is 0.37 2^-24 of the largest. eps is 0: nothing
+ * else bounds them. */
 static void steps_have_a_bound(void **state)
 {
     enum { COUNT = 4160, STEPS = 60 };
@@ -442,7 +536,7 @@ static void steps_have_a_bound(void **state)
         for (int i = 0; i < COUNT; i++) {
             bool still = i % BLOCK == 6; /* never had a gradient: nothing over nothing is not asked for, eps being 0 */
             CHECK(still ? v[i] == 0.0 && m[i] == 0.0 : v[i] > 0.0, "step %d: second moment %d is %g", step, i, v[i]);
-            CHECK(still || fabs(after[i] - before[i]) <= c.lr * 7.3 * 1.5, "step %d moves element %d by %g", step, i,
+            CHECK(still || fabs(after[i] - before[i]) <= c.lr * 7.3, "step %d moves element %d by %g", step, i,
                   after[i] - before[i]);
         }
         test_drop(before);
@@ -599,13 +693,15 @@ static void training_goes_on_to_the_bit(void **state)
 }
 
 /* What is kept as the nearest of another form: within half the distance of its neighbors. */
-static void check_converted(tch_state_dtype to, int second, double scale, double from, double got)
+static void check_converted(tch_state_dtype to, int second, float scale, double from, double got)
 {
     neighbors n = neighbors_of(to, second, scale, fabs(from));
-    double allowed = 0.5 * (n.above - n.below) * (1.0 + 1e-4) + 1e-30;
-    bool clamped = second && n.above == n.below;
-    CHECK(clamped ? got == (from == 0.0 ? 0.0 : n.below) || got == from : fabs(got - from) <= allowed,
-          "%.9g became %.9g", from, got);
+    bool exact = n.above == n.below;
+    double part = exact ? 0.0 : part_above(to, second, scale, n, fabs(from));
+    double nearest = part > 0.5 ? n.above : n.below;
+    CHECK(fabs(part - 0.5) < 1e-3 || fabs(fabs(got) - nearest) <= 1e-6 * fabs(from) + 1e-30, "%.9g became %.9g", from,
+          got);
+    CHECK(got * from >= 0.0, "%.9g became %.9g", from, got);
 }
 
 static void check_conversion(const trial *a, const trial *b, int32_t i, const char *what, int second)
@@ -617,10 +713,9 @@ static void check_conversion(const trial *a, const trial *b, int32_t i, const ch
     snprintf(name, sizeof name, "%s_scale", what);
     float *scales = to == TCH_STATE_INT8 ? raw(b, state_of(b, i, name)) : NULL;
     for (int64_t k = 0; k < a->parameters[i].memory->count; k++) {
-        double scale = scales == NULL ? 1.0 : scales[k / BLOCK];
+        float scale = scales == NULL ? 1.0f : scales[k / BLOCK];
         check_converted(to, second, scale, from[k], got[k]);
-        CHECK(to >= a->configs[0].state_dtype || from[k] == got[k], "%.9g became %.9g in a wider form", from[k],
-              got[k]);
+        CHECK(to != TCH_STATE_FLOAT32 || from[k] == got[k], "%.9g became %.9g in float32", from[k], got[k]);
     }
 }
 
@@ -644,6 +739,41 @@ static void other_forms_are_converted(void **state)
             check_conversion(&a, &b, i, "exp_avg_sq", 1);
         }
         trial_steps(&b, 1);
+        trial_close(&a);
+        trial_close(&b);
+    }
+}
+
+/* Scales that are powers of two are those of earlier codes, in a state of the same form and in one to be converted. */
+static void earlier_codes_are_refused(void **state)
+{
+    const char *path = test_path("state_dtype.safetensors");
+    for (int dtype = TCH_STATE_FLOAT32; dtype <= TCH_STATE_INT8; dtype += TCH_STATE_INT8) {
+        trial a;
+        trial b;
+        size_t bytes;
+        tch_checkpoint *file = NULL;
+        tch_optim_config coded = config_of(TCH_OPTIM_ADAMW, TCH_STATE_INT8);
+        tch_optim_config other = config_of(TCH_OPTIM_ADAMW, (tch_state_dtype)dtype);
+        test_case("into %s", dtype_names[dtype]);
+        trial_open(&a, *state, TCH_FLOAT32, TCH_FLOAT32, &coded, SHAPES, shapes);
+        trial_open(&b, *state, TCH_FLOAT32, TCH_FLOAT32, &other, SHAPES, shapes);
+        trial_steps(&a, 2);
+        trial_steps(&b, 1);
+        tch_tensor *scales = state_of(&a, 4, "exp_avg_sq_scale");
+        float power = 0x1p-20f;
+        tch_tensor one = tch_tensor_view(&power, TCH_FLOAT32, 1, (int64_t[]){1});
+        tch_tensor last = *scales;
+        last.shape = (int64_t[]){1};
+        last.byte_offset += (uint64_t)(tch_tensor_numel(scales) - 1) * sizeof(float);
+        CHECK_OK(tch_tensor_copy(a.context, &last, &one));
+        trial_save(&a, path);
+        unsigned char *before = all_of(&b, &bytes);
+        CHECK_OK(tch_checkpoint_open(path, &file));
+        test_check_refused(tch_optimizer_load(b.optimizer, file, "optimizer"), TCH_ERR_INVALID_ARGUMENT,
+                           "exp_avg_sq_scale");
+        tch_checkpoint_close(file);
+        CHECK(memcmp(before, all_of(&b, &bytes), bytes) == 0, "a refused state was written");
         trial_close(&a);
         trial_close(&b);
     }
@@ -724,6 +854,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_state_begins_at_zero),
         cmocka_unit_test(training_goes_on_to_the_bit),
         cmocka_unit_test(other_forms_are_converted),
+        cmocka_unit_test(earlier_codes_are_refused),
         cmocka_unit_test(bad_options_are_refused),
         cmocka_unit_test(forecasts_know_it),
         cmocka_unit_test(float64_stays),

@@ -1,8 +1,8 @@
 """Moments in eight bits (`state_dtype="int8"`) as tensors: what the library keeps, and the way to and from float32.
 
 A moment is a uint8 tensor of codes and a float32 tensor of scales, `exp_avg` and `exp_avg_scale`, one scale for each
-128 elements in the order of the parameter's memory. Codes have the parameter's shape where it is contiguous; otherwise
-they are one row, since nothing else would say in which order they lie.
+128 elements in the order of the parameter's memory; src/core/codes.h defines both. Codes have the parameter's shape
+where it is contiguous; otherwise they are one row in the order of the parameter's memory.
 
 Factors and roots are matrices, or one row each where `packed_factors` keeps their lower triangles.
 """
@@ -18,8 +18,7 @@ __all__ = ["SCALED", "adapt", "codes_of", "decode", "encode"]
 
 SCALED = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 _BLOCK = 128
-_LEAST_EXPONENT, _MOST_EXPONENT = 32, 255
-_HALF = 0x80008  # of a code's unit, as the library rounds to nearest
+_OCTAVE = 0x80  # a factor of two, among a bfloat16's bits; also the least normal number
 
 
 def codes_of(parameter: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
@@ -40,16 +39,35 @@ def _blocks(values: torch.Tensor) -> torch.Tensor:
     return rows.view(-1, _BLOCK)
 
 
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    return values.view(torch.int32).to(torch.int64)
+
+
+def _floats(bits: torch.Tensor) -> torch.Tensor:
+    return bits.to(torch.int32).view(torch.float32)
+
+
+def _range(signed: bool, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The floor and the top of each block and the step from code to code, in bits of float32."""
+    words = _bits(scales.float()).view(-1, 1) & 0xFFFFFFFF
+    floor, top = words << 16 & 0xFFFFFFFF, words & 0xFFFF0000
+    if signed:
+        top = _bits(_floats(top) + _floats(floor))
+    most = 127 if signed else 254
+    return floor, top, (top - floor + most - 1) // most
+
+
 def decode(name: str, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """The moment in float32, in the shape of the codes."""
     signed = not _is_second(name)
-    given = _blocks(codes.to(torch.int32))
-    magnitudes = given & 127 if signed else given
-    top = 120 if signed else 248
-    bits = (magnitudes << 20) + scales.float().view(torch.int32).view(-1, 1) - (top << 20)
-    values = torch.where(magnitudes == 0, 0, bits).view(torch.float32)
+    given = _blocks(codes.to(torch.int64))
+    floor, top, step = _range(signed, scales)
+    steps = given & 127 if signed else given - 1
+    values = _floats(torch.minimum(floor + steps * step, top))
     if signed:
-        values = torch.where(given > 127, -values, values)
+        values = (values - _floats(floor)) * torch.where(given > 127, -1.0, 1.0)
+    else:
+        values = torch.where(given == 0, 0.0, values)
     return values.view(-1)[: codes.numel()].view(codes.shape)
 
 
@@ -57,17 +75,32 @@ def encode(name: str, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     """The nearest codes of a row of float32, and their scales."""
     signed = not _is_second(name)
     rows = _blocks(values.float())
-    bits = rows.abs().view(torch.int32).to(torch.int64)
-    exponents = ((bits.amax(1, keepdim=True) + 0xFFFFF) >> 23).clamp(_LEAST_EXPONENT, _MOST_EXPONENT)
-    scales = exponents << 23
-    codes = (bits + _HALF + ((120 if signed else 248) << 20) - scales) >> 20
+    sizes = rows.abs()
+    smallest = sizes.view(-1, _BLOCK // 2, 2).amax(2) if signed else sizes
+    smallest = torch.where(smallest == 0, torch.inf, smallest).amin(1, keepdim=True)
+    top = ((_bits(sizes.amax(1, keepdim=True)) + 0xFFFF) >> 16).clamp(_OCTAVE + 1, 0x7F80)
+    least = (top - (24 if signed else 48) * _OCTAVE).clamp_min(_OCTAVE)
+    floor = torch.minimum(torch.maximum((_bits(smallest) - 1) >> 16, least), top + (_OCTAVE if signed else -1))
+    scales = _floats(top << 16 | floor).view(-1)
+    floor, _, step = _range(signed, scales)
+    above = _bits(sizes + _floats(floor) if signed else sizes) - floor
+    codes = (above.clamp_min(0) + step // 2) // step
     if signed:
-        least = (scales - (119 << 20)).to(torch.int32).view(torch.float32)
-        codes = torch.where(rows.abs() < least, (rows.abs() * 131072.0 > 65535.0 * least).long(), codes).clamp(0, 127)
+        codes = codes.clamp_max(127)
         codes = torch.where((rows < 0) & (codes > 0), codes | 128, codes)
     else:
-        codes = torch.maximum(codes, (bits != 0).long()).clamp(0, 255)
-    return codes.view(-1)[: values.numel()].to(torch.uint8), scales.view(-1).to(torch.int32).view(torch.float32)
+        codes = torch.where(sizes == 0, 0, codes.clamp_max(254) + 1)
+    return codes.view(-1)[: values.numel()].to(torch.uint8), scales
+
+
+def _check_scales(name: str, scales: torch.Tensor) -> None:
+    """The codes of versions before 0.1 had powers of two as scales, which have no floor."""
+    words = scales.float().view(torch.int32)
+    if bool(((words & 0xFFFF == 0) & (words != 0)).any()):
+        raise ValueError(
+            f"{name} has the 8-bit codes of an earlier version, which this one cannot read; remove {name} and its "
+            "scale from the state to begin it anew, or save the state as float32 with the version that wrote it"
+        )
 
 
 def _in_memory_order(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -104,6 +137,8 @@ def adapt(parameter: torch.Tensor, views: Mapping[str, torch.Tensor], saved: dic
         if not isinstance(value, torch.Tensor):
             continue
         coded = isinstance(saved.get(scale), torch.Tensor)
+        if coded:
+            _check_scales(name, saved[scale])
         fits = value.numel() == parameter.numel() and value.is_floating_point()  # or an error names it
         if coded and scale not in views:
             adapted[name] = decode(name, value, adapted.pop(scale).to(value.device))

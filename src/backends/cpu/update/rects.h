@@ -67,9 +67,9 @@ const void *tchi_cpu_run_gradient(tchi_cpu_run *run, const void *p, double decay
 
 void *tchi_cpu_run_state(const tchi_cpu_run *run, int index);
 
-/* State 0 or 1 as update->moments says, to be changed; and what makes the changes of the first `count` last. */
+/* State 0 or 1 as update->moments says, to be changed; and what stores the changed ones: both for AdamW. */
 void *tchi_cpu_run_moment(tchi_cpu_run *run, int index);
-void tchi_cpu_run_store_moments(const tchi_cpu_run *run, int count);
+void tchi_cpu_run_store_moments(const tchi_cpu_run *run, tchi_code_use use);
 
 /* --- blocks ----------------------------------------------------------------------------------------------------- */
 

@@ -137,18 +137,28 @@ static void clear_rest(const tchi_cpu_run *run, uint8_t *codes)
     }
 }
 
-static void store_moment(const tchi_cpu_run *run, int index, const uint32_t *words)
+static void store_bfloats(const tchi_cpu_run *run, int index, const uint32_t *words)
 {
-    if (run->update->moments == TCH_MOMENTS_BF16) {
-        run->steps->cut(run->n, index, run->moment[index], words, (uint16_t *)run->rect->state[index] + run->at);
-        return;
+    run->steps->cut(run->n, index, run->moment[index], words, (uint16_t *)run->rect->state[index] + run->at);
+}
+
+/* Second moments first: the scales of first ones follow from theirs. */
+static void store_codes(const tchi_cpu_run *run, tchi_code_use use, const uint32_t *words)
+{
+    const float *squares = NULL;
+    uint8_t *codes;
+    if (use == TCHI_CODE_ADAMW) {
+        codes = (uint8_t *)run->rect->state[1] + run->at;
+        run->steps->encode_squares(run->n, run->moment[1], words, codes, scales_of(run, 1));
+        clear_rest(run, codes);
+        squares = scales_of(run, 1);
     }
-    uint8_t *codes = (uint8_t *)run->rect->state[index] + run->at;
-    run->steps->encode(run->n, index, run->moment[index], words, codes, scales_of(run, index));
+    codes = (uint8_t *)run->rect->state[0] + run->at;
+    run->steps->encode_signed(run->n, use, run->moment[0], words, squares, codes, scales_of(run, 0));
     clear_rest(run, codes);
 }
 
-void tchi_cpu_run_store_moments(const tchi_cpu_run *run, int count)
+void tchi_cpu_run_store_moments(const tchi_cpu_run *run, tchi_code_use use)
 {
     if (run->update->moments == TCH_MOMENTS_REAL) {
         return;
@@ -158,8 +168,12 @@ void tchi_cpu_run_store_moments(const tchi_cpu_run *run, int count)
     tchi_cpu_random_run random = {run->update->seed, (uint32_t)rect->parameter + 0x80000000u,
                                   (uint32_t)rect->clock->step, rect->first + run->at};
     run->steps->random_words(run->n, &random, words);
-    for (int k = 0; k < count; k++) {
-        store_moment(run, k, words);
+    if (run->update->moments == TCH_MOMENTS_CODES) {
+        store_codes(run, use, words);
+        return;
+    }
+    for (int k = 0; k < (use == TCHI_CODE_ADAMW ? 2 : 1); k++) {
+        store_bfloats(run, k, words);
     }
 }
 

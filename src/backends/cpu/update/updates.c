@@ -37,7 +37,7 @@ static void adamw_chunk(void *argument, const tchi_cpu_chunk *chunk)
         const void *g = tchi_cpu_run_gradient(&run, ctx->l2 ? p : NULL, hyper->weight_decay);
         run.steps->adamw(run.n, &numbers, p, g, tchi_cpu_run_moment(&run, 0), tchi_cpu_run_moment(&run, 1),
                          ctx->amsgrad ? tchi_cpu_run_state(&run, 2) : NULL);
-        tchi_cpu_run_store_moments(&run, 2);
+        tchi_cpu_run_store_moments(&run, TCHI_CODE_ADAMW);
         tchi_cpu_run_store_param(&run, p);
     }
 }
@@ -81,7 +81,9 @@ static void sgd_chunk(void *argument, const tchi_cpu_chunk *chunk)
         void *p = tchi_cpu_run_param(&run);
         const void *g = tchi_cpu_run_gradient(&run, p, hyper->weight_decay);
         const void *d = momentum ? with_momentum(&run, g, ctx->nesterov) : g;
-        tchi_cpu_run_store_moments(&run, momentum);
+        if (momentum) {
+            tchi_cpu_run_store_moments(&run, TCHI_CODE_SGD);
+        }
         run.loops->combine(run.n, 1.0, p, -hyper->lr * (double)chunk->rect->factor, d, p);
         tchi_cpu_run_store_param(&run, p);
     }
@@ -120,7 +122,7 @@ static void lion_chunk(void *argument, const tchi_cpu_chunk *chunk)
         void *p = tchi_cpu_run_param(&run);
         const void *g = tchi_cpu_run_gradient(&run, NULL, 0.0);
         run.steps->lion(run.n, &numbers, p, g, tchi_cpu_run_moment(&run, 0));
-        tchi_cpu_run_store_moments(&run, 1);
+        tchi_cpu_run_store_moments(&run, TCHI_CODE_LION);
         tchi_cpu_run_store_param(&run, p);
     }
 }

@@ -66,7 +66,7 @@ static __device__ inline void lion_chunk(const tchi_cuda_chunk_ctx<real, path> &
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
         update_four(numbers, p.at[s], g.at[s], m.at[s]);
     }
-    tchi_cuda_put_moments<kept>(ctx, 1, m, m);
+    tchi_cuda_put_moments<TCHI_CODE_LION, kept>(ctx, m, m);
     tchi_cuda_put_param(ctx, p);
 }
 

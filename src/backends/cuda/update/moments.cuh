@@ -62,11 +62,12 @@ static __device__ inline tchi_cuda_vec4<float> tchi_cuda_decode(const tchi_cuda_
 {
     uint32_t word = __float_as_uint(raw.v[0]);
     uint32_t scale = __float_as_uint(raw.v[1]);
+    tchi_code_range range = index == 0 ? tchi_code_range_signed(scale) : tchi_code_range_squares(scale);
     tchi_cuda_vec4<float> four;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         uint32_t code = word >> (8 * k) & 0xFFu;
-        four.v[k] = index == 0 ? tchi_decode_signed(code, scale) : tchi_decode_square(code, scale);
+        four.v[k] = index == 0 ? tchi_decode_signed(code, range) : tchi_decode_square(code, range);
     }
     return four;
 }
@@ -85,21 +86,34 @@ static __device__ inline void tchi_cuda_unpack_moment(int index, tchi_cuda_vec4s
 
 /* --- the way back ------------------------------------------------------------------------------------------------ */
 
+/* Of a warp's 128 elements, those beyond the end being 0: what the scale of squares or of a use follows from. */
+template <bool squares, tchi_code_use use>
+static __device__ inline tchi_code_extent tchi_cuda_code_extent(const tchi_cuda_place &place,
+                                                                const tchi_cuda_vec4<float> &four)
+{
+    tchi_code_extent e = TCHI_CODE_EXTENT_INIT;
+#pragma unroll
+    for (int k = 0; k < 4; k += 2) {
+        e = tchi_code_extend(e, k < place.count ? four.v[k] : 0.0f, k + 1 < place.count ? four.v[k + 1] : 0.0f);
+    }
+    e.largest = tchi_cuda_warp_max(e.largest);
+    e.least = squares ? ~tchi_cuda_warp_max(~e.least) : 0u;
+    e.pairs = !squares && use == TCHI_CODE_LION ? ~tchi_cuda_warp_max(~e.pairs) : 0u;
+    return e;
+}
+
 /* The words of a warp's 128 elements and their scale. All lanes come here, those beyond the end with zeros. */
 static __device__ inline void tchi_cuda_store_codes(const tchi_cuda_rect &rect, int index, const tchi_cuda_place &place,
-                                                    const tchi_cuda_vec4<float> &four, const uint32_t random[4])
+                                                    const tchi_cuda_vec4<float> &four, const uint32_t random[4],
+                                                    uint32_t scale)
 {
-    uint32_t largest = 0;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        largest = max(largest, __float_as_uint(four.v[k]) & (k < place.count ? 0x7FFFFFFFu : 0u));
-    }
-    uint32_t scale = tchi_code_scale(tchi_cuda_warp_max(largest));
+    tchi_code_rounding r =
+        tchi_code_rounding_of(index == 0 ? tchi_code_range_signed(scale) : tchi_code_range_squares(scale));
     uint32_t word = 0;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        uint32_t code = index == 0 ? tchi_code_signed(four.v[k], scale, random[k] & 0xFFFFu)
-                                   : tchi_code_square(four.v[k], scale, random[k] >> 16);
+        uint32_t code = index == 0 ? tchi_code_signed(four.v[k], r, random[k] & 0xFFFFu)
+                                   : tchi_code_square(four.v[k], r, random[k] >> 16);
         word |= k < place.count ? code << (8 * k) : 0u;
     }
     if (place.count > 0) {
@@ -121,13 +135,15 @@ static __device__ inline void tchi_cuda_store_bfloats(void *data, bool wide, int
     tchi_cuda_put_shorts((unsigned short *)data + place.offset, wide, place.count, bits, false);
 }
 
-/* Rounds `count` moments, those of state 0 and 1, and puts them back. */
-TCHI_CUDA_MOMENT_FN void tchi_cuda_put_moments(const tchi_cuda_chunk_ctx<real, path> &ctx, int count,
-                                               const tchi_cuda_vec4s<real> &first, const tchi_cuda_vec4s<real> &second)
+/* Rounds the moments of state 0 and, for AdamW, of state 1, and stores them. */
+template <tchi_code_use use, tch_moments kept, typename real, tchi_cuda_access_path path>
+static __device__ inline void tchi_cuda_put_moments(const tchi_cuda_chunk_ctx<real, path> &ctx,
+                                                    const tchi_cuda_vec4s<real> &first,
+                                                    const tchi_cuda_vec4s<real> &second)
 {
     if constexpr (kept == TCH_MOMENTS_REAL) {
         tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, first);
-        if (count > 1) {
+        if (use == TCHI_CODE_ADAMW) {
             tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_1, second);
         }
     } else {
@@ -138,15 +154,21 @@ TCHI_CUDA_MOMENT_FN void tchi_cuda_put_moments(const tchi_cuda_chunk_ctx<real, p
             tchi_cuda_place place = tchi_cuda_chunk_place(ctx, TCHI_CUDA_STATE_0, s);
             uint4 words = tchi_cuda_random_words(dice, (uint64_t)(ctx.rect.first + place.offset));
             const uint32_t random[4] = {words.x, words.y, words.z, words.w};
+            if constexpr (kept == TCH_MOMENTS_CODES) {
+                uint32_t squares = 0;
+                if (use == TCHI_CODE_ADAMW) {
+                    squares = tchi_code_scale_squares(tchi_cuda_code_extent<true, use>(place, second.at[s]));
+                    tchi_cuda_store_codes(ctx.rect, 1, place, second.at[s], random, squares);
+                }
+                uint32_t scale =
+                    tchi_code_scale_signed(use, tchi_cuda_code_extent<false, use>(place, first.at[s]), squares);
+                tchi_cuda_store_codes(ctx.rect, 0, place, first.at[s], random, scale);
+            } else {
 #pragma unroll
-            for (int k = 0; k < count; k++) {
-                const tchi_cuda_vec4<real> &four = k == 0 ? first.at[s] : second.at[s];
-                tchi_cuda_slot slot = (tchi_cuda_slot)(TCHI_CUDA_STATE_0 + k);
-                if constexpr (kept == TCH_MOMENTS_CODES) {
-                    tchi_cuda_store_codes(ctx.rect, k, place, four, random);
-                } else {
-                    tchi_cuda_store_bfloats(ctx.rect.data[slot], tchi_cuda_chunk_wide(ctx, slot), k, place, four,
-                                            random);
+                for (int k = 0; k < (use == TCHI_CODE_ADAMW ? 2 : 1); k++) {
+                    tchi_cuda_slot slot = (tchi_cuda_slot)(TCHI_CUDA_STATE_0 + k);
+                    tchi_cuda_store_bfloats(ctx.rect.data[slot], tchi_cuda_chunk_wide(ctx, slot), k, place,
+                                            k == 0 ? first.at[s] : second.at[s], random);
                 }
             }
         }

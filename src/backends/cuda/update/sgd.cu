@@ -76,7 +76,7 @@ static __device__ inline void sgd_chunk(const tchi_cuda_chunk_ctx<real, path> &c
         update_four(numbers, nesterov, p.at[s], g.at[s], buffer.at[s]);
     }
     if (numbers.momentum) {
-        tchi_cuda_put_moments<kept>(ctx, 1, buffer, buffer);
+        tchi_cuda_put_moments<TCHI_CODE_SGD, kept>(ctx, buffer, buffer);
     }
     tchi_cuda_put_param(ctx, p);
 }

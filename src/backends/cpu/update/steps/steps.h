@@ -8,6 +8,8 @@
 
 #include <torchium/backend.h>
 
+#include "core/codes.h"
+
 /* An AdamW step of one parameter, its hyperparameters and its clock reduced to what the loop needs. */
 typedef struct tchi_cpu_adamw_numbers {
     double keep1, take1; /* m = keep1 m + take1 g */
@@ -55,8 +57,10 @@ typedef struct tchi_cpu_steps {
     /* The words themselves, one for each element. */
     void (*random_words)(int64_t n, const tchi_cpu_random_run *random, uint32_t *words);
     /* To codes of TCH_MOMENTS_CODES with their scales, by the upper or the lower half of the words, and back. The run
-     * begins with a block; the last one may be short. */
-    void (*encode)(int64_t n, int second, const float *x, const uint32_t *words, uint8_t *codes, float *scales);
+     * begins with a block; the last one may be short. `squares` are the scales of second moments, or NULL. */
+    void (*encode_squares)(int64_t n, const float *x, const uint32_t *words, uint8_t *codes, float *scales);
+    void (*encode_signed)(int64_t n, tchi_code_use use, const float *x, const uint32_t *words, const float *squares,
+                          uint8_t *codes, float *scales);
     void (*decode)(int64_t n, int second, const uint8_t *codes, const float *scales, float *x);
     /* To bfloat16 by the upper or the lower half of the words. */
     void (*cut)(int64_t n, int second, const float *x, const uint32_t *words, uint16_t *out);

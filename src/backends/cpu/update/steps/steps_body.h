@@ -192,40 +192,61 @@ static void round_at_random(int64_t n, const tchi_cpu_random_run *random, const 
 
 /* --- moments in eight bits --------------------------------------------------------------------------------------- */
 
-static uint32_t largest_magnitude(int64_t n, const float *x)
+static tchi_code_extent extent_of(int64_t n, const float *x)
 {
-    uint32_t largest = 0;
-#pragma omp simd reduction(max : largest)
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t magnitude = tchi_code_bits(x[i]) & 0x7FFFFFFFu;
-        largest = magnitude > largest ? magnitude : largest;
+    tchi_code_extent e = TCHI_CODE_EXTENT_INIT;
+    uint32_t largest = e.largest;
+    uint32_t least = e.least;
+    uint32_t pairs = e.pairs;
+#pragma omp simd reduction(max : largest) reduction(min : least, pairs)
+    for (int64_t i = 0; i < n / 2; i++) {
+        tchi_code_extent pair = tchi_code_extend(e, x[2 * i], x[2 * i + 1]);
+        largest = pair.largest > largest ? pair.largest : largest;
+        least = pair.least < least ? pair.least : least;
+        pairs = pair.pairs < pairs ? pair.pairs : pairs;
     }
-    return largest;
+    e = (tchi_code_extent){largest, least, pairs};
+    return n % 2 == 0 ? e : tchi_code_extend(e, x[n - 1], 0.0f);
 }
 
-static void encode_second(int64_t n, const float *x, const uint32_t *words, uint8_t *codes, uint32_t scale)
+static void encode_second(int64_t n, const float *x, const uint32_t *words, uint8_t *codes, tchi_code_range range)
 {
+    tchi_code_rounding r = tchi_code_rounding_of(range);
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        codes[i] = (uint8_t)tchi_code_square(x[i], scale, words[i] >> 16);
+        codes[i] = (uint8_t)tchi_code_square(x[i], r, words[i] >> 16);
     }
 }
 
-static void encode_first(int64_t n, const float *x, const uint32_t *words, uint8_t *codes, uint32_t scale)
+static void encode_first(int64_t n, const float *x, const uint32_t *words, uint8_t *codes, tchi_code_range range)
 {
+    tchi_code_rounding r = tchi_code_rounding_of(range);
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        codes[i] = (uint8_t)tchi_code_signed(x[i], scale, words[i] & 0xFFFFu);
+        codes[i] = (uint8_t)tchi_code_signed(x[i], r, words[i] & 0xFFFFu);
     }
 }
 
-static void encode(int64_t n, int second, const float *x, const uint32_t *words, uint8_t *codes, float *scales)
+static void encode_squares(int64_t n, const float *x, const uint32_t *words, uint8_t *codes, float *scales)
 {
     for (int64_t first = 0; first < n; first += TCH_CODE_BLOCK) {
         int64_t count = n - first < TCH_CODE_BLOCK ? n - first : TCH_CODE_BLOCK;
-        uint32_t scale = tchi_code_scale(largest_magnitude(count, x + first));
-        (second ? encode_second : encode_first)(count, x + first, words + first, codes + first, scale);
+        uint32_t scale = tchi_code_scale_squares(extent_of(count, x + first));
+        encode_second(count, x + first, words + first, codes + first, tchi_code_range_squares(scale));
         scales[first / TCH_CODE_BLOCK] = tchi_code_float(scale);
+    }
+}
+
+static void encode_signed(int64_t n, tchi_code_use use, const float *x, const uint32_t *words, const float *squares,
+                          uint8_t *codes, float *scales)
+{
+    for (int64_t first = 0; first < n; first += TCH_CODE_BLOCK) {
+        int64_t block = first / TCH_CODE_BLOCK;
+        int64_t count = n - first < TCH_CODE_BLOCK ? n - first : TCH_CODE_BLOCK;
+        uint32_t second = squares == NULL ? 0u : tchi_code_bits(squares[block]);
+        uint32_t scale = tchi_code_scale_signed(use, extent_of(count, x + first), second);
+        encode_first(count, x + first, words + first, codes + first, tchi_code_range_signed(scale));
+        scales[block] = tchi_code_float(scale);
     }
 }
 
@@ -234,9 +255,10 @@ static void decode(int64_t n, int second, const uint8_t *codes, const float *sca
     for (int64_t first = 0; first < n; first += TCH_CODE_BLOCK) {
         int64_t end = n - first < TCH_CODE_BLOCK ? n : first + TCH_CODE_BLOCK;
         uint32_t scale = tchi_code_bits(scales[first / TCH_CODE_BLOCK]);
+        tchi_code_range range = second ? tchi_code_range_squares(scale) : tchi_code_range_signed(scale);
 #pragma omp simd
         for (int64_t i = first; i < end; i++) {
-            x[i] = second ? tchi_decode_square(codes[i], scale) : tchi_decode_signed(codes[i], scale);
+            x[i] = second ? tchi_decode_square(codes[i], range) : tchi_decode_signed(codes[i], range);
         }
     }
 }
@@ -245,6 +267,6 @@ static void decode(int64_t n, int second, const uint8_t *codes, const float *sca
     {                                                                                                                  \
         .divide = divide, .adamw = adamw, .lion = lion, .divide_by_roots = divide_by_roots,                            \
         .add_squares = add_squares, .square = square, .whiten = whiten, .transpose = transpose,                        \
-        .round_at_random = round_at_random, .random_words = random_words, .encode = encode, .decode = decode,          \
-        .cut = cut,                                                                                                    \
+        .round_at_random = round_at_random, .random_words = random_words, .cut = cut, .decode = decode,                \
+        .encode_squares = encode_squares, .encode_signed = encode_signed,                                              \
     }
