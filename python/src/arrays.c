@@ -123,16 +123,63 @@ int py_array_adopt(py_array *array, const py_operand *operand, const tch_tensor 
     return 0;
 }
 
-int py_array_borrow(py_array *array, const py_operand *operand, const DLPackExchange *table)
+int64_t py_stride_of(const tch_tensor *tensor, int32_t k)
+{
+    if (tensor->strides != NULL) {
+        return tensor->strides[k];
+    }
+    int64_t stride = 1;
+    for (int32_t i = k + 1; i < tensor->ndim; i++) {
+        stride *= tensor->shape[i];
+    }
+    return stride;
+}
+
+bool py_same_form(const tch_tensor *a, const tch_tensor *b)
+{
+    bool same = a->ndim == b->ndim && tch_dtype_equal(a->dtype, b->dtype) && a->device.type == b->device.type &&
+                a->device.index == b->device.index;
+    for (int32_t k = 0; same && k < a->ndim; k++) {
+        same = a->shape[k] == b->shape[k] && (a->shape[k] <= 1 || py_stride_of(a, k) == py_stride_of(b, k));
+    }
+    return same;
+}
+
+const char *py_data_of(const tch_tensor *tensor)
+{
+    return (const char *)tensor->data + tensor->byte_offset;
+}
+
+static int refuse_shrunk(const py_array *array, const py_operand *operand)
+{
+    int shrunk = (operand->use & PY_WHOLE) != 0 ? py_is_shrunk(operand->object, &array->tensor) : 0;
+    if (shrunk < 0) {
+        return py_array_refuse_because(PyExc_TypeError, operand, "cannot be used as an array");
+    }
+    return shrunk == 0 ? 0
+                       : py_array_refuse(PyExc_ValueError, operand,
+                                         "has less memory than its shape needs: its storage was resized");
+}
+
+static int refuse_negated(const py_operand *operand)
 {
     int negated = py_is_negated(operand->object);
     if (negated < 0) {
         return py_array_refuse_because(PyExc_TypeError, operand, "cannot be used as an array");
     }
-    if (negated) {
-        return py_array_refuse(PyExc_TypeError, operand, "is lazily negated; use its resolve_neg()");
+    return negated ? py_array_refuse(PyExc_TypeError, operand, "is lazily negated; use its resolve_neg()") : 0;
+}
+
+int py_array_borrow(py_array *array, const py_operand *operand, const DLPackExchange *table)
+{
+    if (refuse_negated(operand) < 0 || py_array_borrow_new(array, operand, table) < 0) {
+        return -1;
     }
-    return py_array_borrow_new(array, operand, table);
+    if (refuse_shrunk(array, operand) < 0) {
+        Py_CLEAR(array->owner);
+        return -1;
+    }
+    return 0;
 }
 
 int py_array_borrow_new(py_array *array, const py_operand *operand, const DLPackExchange *table)
@@ -236,26 +283,34 @@ static int import_others(py_array *arrays, tch_tensor **tensors, const py_operan
     int imported = 0;
     for (int i = 0; i < count; i++) {
         if (tensors[i] == NULL && !is_absent(&operands[i])) {
-            if (py_array_import(&arrays[i], &operands[i], stream) < 0) {
+            if (refuse_negated(&operands[i]) < 0 || py_array_import(&arrays[i], &operands[i], stream) < 0) {
                 return -1;
             }
             tensors[i] = &arrays[i].tensor;
             imported++;
+            if (refuse_shrunk(&arrays[i], &operands[i]) < 0) {
+                return -1;
+            }
         }
     }
     return imported;
 }
 
-/* Importing ran code of other libraries, which may have changed what was borrowed before. */
-static int borrow_again(py_array *arrays, tch_tensor *const *tensors, const py_operand *operands, int count)
+/* Classes of tensors may have methods of their own, and importing ran code of other libraries: either may have changed
+ * what was borrowed before. Asked by the table alone, which runs no such code. */
+static int check_unchanged(const py_array *arrays, tch_tensor *const *tensors, const py_operand *operands, int count)
 {
     for (int i = 0; i < count; i++) {
-        if (tensors[i] != NULL && arrays[i].table != NULL) {
-            PyObject *held = arrays[i].owner;
-            if (py_array_borrow(&arrays[i], &operands[i], arrays[i].table) < 0) {
-                return -1; /* `held` is still the owner, to be released */
-            }
-            Py_DECREF(held);
+        tch_tensor now;
+        if (tensors[i] == NULL || arrays[i].table == NULL) {
+            continue;
+        }
+        if (arrays[i].table->borrow(operands[i].object, &now) != 0) {
+            return py_array_refuse_because(PyExc_TypeError, &operands[i], "cannot be used as an array");
+        }
+        if (py_data_of(&now) != py_data_of(tensors[i]) || !py_same_form(&now, tensors[i])) {
+            return py_array_refuse(PyExc_ValueError, &operands[i],
+                                   "was changed while the arrays of the call were read");
         }
     }
     return 0;
@@ -285,7 +340,7 @@ static int take(py_array *arrays, tch_tensor **tensors, const py_operand *operan
         return -1;
     }
     int imported = import_others(arrays, tensors, operands, count, stream->handle);
-    if (imported < 0 || (imported > 0 && borrow_again(arrays, tensors, operands, count) < 0)) {
+    if (imported < 0 || check_unchanged(arrays, tensors, operands, count) < 0) {
         return -1;
     }
     stream->wait = imported > 0 && !is_given && any_on_gpu(arrays, tensors, count, false);

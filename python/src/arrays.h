@@ -24,12 +24,14 @@ typedef struct py_array {
 typedef struct py_operand {
     PyObject *object;
     const char *name;
-    int use; /* of PY_WRITTEN: the call writes to it; PY_REQUIRED: it may not be None; PY_ANY_DTYPE: not only ours */
+    int use; /* of PY_WRITTEN: the call writes to it; PY_REQUIRED: it may not be None; PY_ANY_DTYPE: not only ours;
+                PY_WHOLE: its storage must not have been shrunk, which PyTorch is asked */
 } py_operand;
 
 #define PY_WRITTEN 1
 #define PY_REQUIRED 2
 #define PY_ANY_DTYPE 4
+#define PY_WHOLE 8
 
 /* What is known of the stream that a call's arrays are worked on. */
 typedef struct py_stream {
@@ -67,6 +69,16 @@ const DLPackExchange *py_table_of(PyObject *object);
 /* 1 for a tensor that PyTorch has negated only in name, so that its memory holds the numbers with the other sign; 0, or
  * -1 with an exception set. */
 int py_is_negated(PyObject *object);
+
+/* 1 for a tensor of PyTorch whose storage ends before its last element; 0, or -1 with an exception set. */
+int py_is_shrunk(PyObject *object, const tch_tensor *tensor);
+
+int64_t py_stride_of(const tch_tensor *tensor, int32_t k);
+
+/* Whether shape, strides where they matter, dtype and device are the same. */
+bool py_same_form(const tch_tensor *a, const tch_tensor *b);
+
+const char *py_data_of(const tch_tensor *tensor);
 
 /* Whether the object's library can be asked for a new array. */
 bool py_makes_new(PyObject *object);

@@ -1,14 +1,15 @@
-/* What a type of arrays publishes: the table of C functions, and two methods of PyTorch's. A type is looked up once:
+/* What a type of arrays publishes: the table of C functions, and some methods of PyTorch's. A type is looked up once:
  * the last few are remembered, with and without a table. */
 #include "arrays.h"
 
 #define MOST_TYPES 16
 
+enum { IS_NEG, UNTYPED_STORAGE, STORAGE_OFFSET, NEW_EMPTY, METHODS };
+
 typedef struct kind {
     PyObject *type; /* a reference is held, so that the address stays this type's */
     const DLPackExchange *table;
-    PyObject *is_neg; /* methods, or NULL */
-    PyObject *new_empty;
+    PyObject *methods[METHODS]; /* or NULL */
 } kind;
 
 static kind kinds[MOST_TYPES];
@@ -41,12 +42,11 @@ static const DLPackExchange *find_table(PyObject *type)
 static kind look_up(PyObject *type)
 {
     kind found = {.type = Py_NewRef(type), .table = find_table(type)};
-    if (found.table != NULL) {
-        found.is_neg = PyObject_GetAttrString(type, "is_neg");
+    static const char *const names[METHODS] = {"is_neg", "untyped_storage", "storage_offset", "new_empty"};
+    for (int i = 0; i < METHODS; i++) {
+        found.methods[i] = PyObject_GetAttrString(type, names[i]);
         PyErr_Clear();
     }
-    found.new_empty = PyObject_GetAttrString(type, "new_empty"); /* tensors of PyTorch before 2.10 have no table */
-    PyErr_Clear();
     return found;
 }
 
@@ -63,8 +63,9 @@ static const kind *kind_of(PyObject *object)
     kind *place = &kinds[next_place++ % MOST_TYPES];
     kind forgotten = *place;
     *place = found;
-    Py_XDECREF(forgotten.is_neg);
-    Py_XDECREF(forgotten.new_empty);
+    for (int i = 0; i < METHODS; i++) {
+        Py_XDECREF(forgotten.methods[i]);
+    }
     Py_XDECREF(forgotten.type);
     return place;
 }
@@ -74,18 +75,54 @@ const DLPackExchange *py_table_of(PyObject *object)
     return kind_of(object)->table;
 }
 
+/* The answer, a new reference; None where the type has no such method. A class may override it: any code may run. */
+static PyObject *ask(PyObject *object, int which)
+{
+    PyObject *method = kind_of(object)->methods[which];
+    if (method == NULL) {
+        return Py_NewRef(Py_None);
+    }
+    Py_INCREF(method);
+    PyObject *answer = PyObject_CallFunctionObjArgs(method, object, NULL);
+    Py_DECREF(method);
+    return answer;
+}
+
 int py_is_negated(PyObject *object)
 {
-    PyObject *method = kind_of(object)->is_neg;
-    if (method == NULL) {
-        return 0;
-    }
-    Py_INCREF(method); /* a class may have a method of its own, which may do anything */
-    PyObject *answer = PyObject_CallFunctionObjArgs(method, object, NULL);
+    PyObject *answer = ask(object, IS_NEG);
     int negated = answer != NULL ? answer == Py_True : -1;
     Py_XDECREF(answer);
-    Py_DECREF(method);
     return negated;
+}
+
+/* Elements from the first to the last of the tensor; strides are PyTorch's, never negative. */
+static int64_t extent_of(const tch_tensor *tensor)
+{
+    int64_t last = 0;
+    for (int32_t k = 0; k < tensor->ndim; k++) {
+        if (tensor->shape[k] == 0) {
+            return 0;
+        }
+        last += (tensor->shape[k] - 1) * py_stride_of(tensor, k);
+    }
+    return last + 1;
+}
+
+int py_is_shrunk(PyObject *object, const tch_tensor *tensor)
+{
+    int64_t extent = extent_of(tensor), size = (int64_t)tch_dtype_size(tensor->dtype); /* before any code runs */
+    PyObject *storage = ask(object, UNTYPED_STORAGE);
+    PyObject *offset = storage == NULL || storage == Py_None ? NULL : ask(object, STORAGE_OFFSET);
+    int shrunk = storage == Py_None ? 0 : -1;
+    if (offset != NULL) {
+        Py_ssize_t bytes = PyObject_Size(storage);
+        int64_t start = PyLong_AsLongLong(offset);
+        shrunk = PyErr_Occurred() ? -1 : extent > 0 && bytes < (start + extent) * size;
+    }
+    Py_XDECREF(offset);
+    Py_XDECREF(storage);
+    return shrunk;
 }
 
 /* (object, sizes...): sizes one by one are what PyTorch reads fastest; no sizes at all must be an empty tuple. */
@@ -111,12 +148,12 @@ static PyObject *arguments_of_new_empty(PyObject *object, int32_t rank, const in
 
 bool py_makes_new(PyObject *object)
 {
-    return kind_of(object)->new_empty != NULL;
+    return kind_of(object)->methods[NEW_EMPTY] != NULL;
 }
 
 PyObject *py_new_like(PyObject *object, int32_t rank, const int64_t *sizes)
 {
-    PyObject *method = kind_of(object)->new_empty;
+    PyObject *method = kind_of(object)->methods[NEW_EMPTY];
     if (method == NULL) {
         PyErr_SetString(PyExc_TypeError, "a result must be given: arrays of this library are not made here");
         return NULL;

@@ -15,6 +15,7 @@
 typedef struct py_place {
     tch_tensor tensor;
     int64_t shape[TCH_MAX_RANK], strides[TCH_MAX_RANK];
+    const void *gradient, *sizes, *data;  /* what its gradient was told from when it was last asked */
     char label[256], gradient_label[256]; /* for messages */
 } py_place;
 

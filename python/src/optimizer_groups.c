@@ -49,8 +49,8 @@ static void name_operands(py_optimizer *self)
 {
     py_operand *at = self->step.operands;
     for (int32_t i = 0; i < self->count; i++) {
-        at[i] = (py_operand){NULL, self->places[i]->label, true};
-        at[self->count + i] = (py_operand){NULL, self->places[i]->gradient_label, false};
+        at[i] = (py_operand){NULL, self->places[i]->label, PY_WRITTEN | PY_WHOLE};
+        at[self->count + i] = (py_operand){NULL, self->places[i]->gradient_label, PY_WHOLE};
     }
     at[2 * self->count] = (py_operand){NULL, "grad_scale", false};
     at[2 * self->count + 1] = (py_operand){NULL, "found_inf", false};
@@ -162,7 +162,7 @@ static int describe_parameters(PyObject *const *tuples, int32_t count, py_operan
             py_take_role(PyTuple_GetItem(tuples[2], i), &entries[i]) < 0) {
             return -1;
         }
-        operands[i] = (py_operand){PyTuple_GetItem(tuples[0], i), name, true};
+        operands[i] = (py_operand){PyTuple_GetItem(tuples[0], i), name, PY_WRITTEN | PY_WHOLE};
         entries[i].name = name;
     }
     return 0;

@@ -9,39 +9,12 @@
 
 enum { FITS = -1 };
 
-static int64_t stride_of(const tch_tensor *tensor, int32_t k)
-{
-    if (tensor->strides != NULL) {
-        return tensor->strides[k];
-    }
-    int64_t stride = 1;
-    for (int32_t i = k + 1; i < tensor->ndim; i++) {
-        stride *= tensor->shape[i];
-    }
-    return stride;
-}
-
-static bool same_form(const tch_tensor *a, const tch_tensor *b)
-{
-    bool same = a->ndim == b->ndim && tch_dtype_equal(a->dtype, b->dtype) && a->device.type == b->device.type &&
-                a->device.index == b->device.index;
-    for (int32_t k = 0; same && k < a->ndim; k++) {
-        same = a->shape[k] == b->shape[k] && (a->shape[k] <= 1 || stride_of(a, k) == stride_of(b, k));
-    }
-    return same;
-}
-
-static const char *data_of(const tch_tensor *tensor)
-{
-    return (const char *)tensor->data + tensor->byte_offset;
-}
-
 /* --- parameters that have moved ---------------------------------------------------------------------------------- */
 
 static int32_t first_unlike(const py_optimizer *self)
 {
     for (int32_t i = 0; i < self->count; i++) {
-        if (!same_form(&self->places[i]->tensor, self->step.tensors[i])) {
+        if (!py_same_form(&self->places[i]->tensor, self->step.tensors[i])) {
             return i;
         }
     }
@@ -56,7 +29,7 @@ static int32_t follow_once(py_optimizer *self, int32_t *left)
     *left = FITS;
     for (int32_t i = 0; i < self->count; i++) {
         tch_tensor *now = self->step.tensors[i];
-        if (data_of(now) == data_of(&self->places[i]->tensor)) {
+        if (py_data_of(now) == py_data_of(&self->places[i]->tensor)) {
             continue;
         }
         if (tch_optimizer_set_parameter(self->optimizer, i, now) == TCH_OK) {
@@ -146,25 +119,33 @@ static bool look_at(PyObject *object, const DLPackExchange *table, tch_tensor *n
 static bool is_in_place(PyObject *parameter, const py_place *place)
 {
     tch_tensor now;
-    return look_at(parameter, py_table_of(parameter), &now) && data_of(&now) == data_of(&place->tensor) &&
-           same_form(&now, &place->tensor);
+    return look_at(parameter, py_table_of(parameter), &now) && py_data_of(&now) == py_data_of(&place->tensor) &&
+           py_same_form(&now, &place->tensor);
 }
 
-/* What PyTorch has negated only in name are the imaginary parts of a conjugate, which lie two apart in memory. Where
- * elements are neighbors the gradient is not asked, which would take longer than fetching it. */
-static bool has_neighbors(const tch_tensor *tensor)
+/* Asking PyTorch whether a gradient is lazily negated or its storage was shrunk takes longer than fetching it, so only
+ * another tensor than last time is asked. A tensor is recognized by its object, by where its sizes are, which is within
+ * the tensor, and by its memory, which moves when a storage is resized. */
+static bool is_known(const py_place *place, PyObject *gradient, const tch_tensor *now)
 {
-    for (int32_t k = tensor->ndim - 1; k >= 0; k--) {
-        if (tensor->shape[k] > 1 && stride_of(tensor, k) == 1) {
-            return true;
-        }
+    return place->gradient == gradient && place->sizes == now->shape && place->data == py_data_of(now);
+}
+
+static bool ask(py_place *place, PyObject *gradient, const tch_tensor *now)
+{
+    place->gradient = gradient;
+    place->sizes = now->shape;
+    place->data = py_data_of(now);
+    if (py_is_shrunk(gradient, now) != 0 || py_is_negated(gradient) != 0) {
+        place->gradient = NULL;
+        return false;
     }
-    return false;
+    return true;
 }
 
 /* The tensor of a gradient, which has the shape and the strides of its parameter's where they are the same. Nobody owns
  * it: the caller holds all gradients. False where it must be taken as any array is, perhaps with an exception set. */
-static bool take_gradient(py_optimizer *self, int32_t i, PyObject *gradient)
+static bool take_gradient(py_optimizer *self, int32_t i, PyObject *gradient, bool *asked)
 {
     int32_t at = self->count + i;
     py_array *array = &self->step.arrays[at];
@@ -176,12 +157,16 @@ static bool take_gradient(py_optimizer *self, int32_t i, PyObject *gradient)
         return true;
     }
     array->table = py_table_of(gradient);
-    if (!look_at(gradient, array->table, &now) || (!has_neighbors(&now) && py_is_negated(gradient) != 0)) {
+    if (!look_at(gradient, array->table, &now)) {
         return false;
+    }
+    if (!is_known(self->places[i], gradient, &now)) {
+        *asked = true;
+        return ask(self->places[i], gradient, &now);
     }
     operand->object = gradient;
     self->step.tensors[at] = &array->tensor;
-    if (now.data == NULL || !same_form(&now, like)) {
+    if (now.data == NULL || !py_same_form(&now, like)) {
         return py_array_adopt(array, operand, &now) == 0;
     }
     array->tensor = now;
@@ -195,57 +180,54 @@ static bool is_borrowed_or_absent(PyObject *object)
     return object == NULL || object == Py_None || py_table_of(object) != NULL;
 }
 
-/* Whether all parameters are in place, and all other arrays PyTorch's. */
-static bool is_usual(py_optimizer *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
+/* Whether all parameters are in place, and all other arrays PyTorch's. A class of tensors may have methods of its own,
+ * which may change anything: where a gradient was asked, all arrays are looked at again. */
+static bool is_usual(py_optimizer *self, PyObject *parameters, PyObject *gradients)
 {
-    if (!is_borrowed_or_absent(values[2]) || !is_borrowed_or_absent(values[3])) {
-        return false;
+    bool asked = true;
+    for (int pass = 0; pass < 2 && asked; pass++) {
+        asked = false;
+        for (int32_t i = 0; i < self->count; i++) {
+            if (!take_gradient(self, i, PyTuple_GetItem(gradients, i), &asked)) {
+                PyErr_Clear();
+                return false;
+            }
+        }
     }
-    for (int32_t i = 0; i < self->count; i++) {
-        if (!is_in_place(PyTuple_GetItem(parameters, i), self->places[i]) ||
-            !take_gradient(self, i, PyTuple_GetItem(gradients, i))) {
+    for (int32_t i = 0; i < self->count && !asked; i++) {
+        if (!is_in_place(PyTuple_GetItem(parameters, i), self->places[i])) {
             PyErr_Clear();
             return false;
         }
     }
-    return true;
+    return !asked;
 }
 
-/* grad_scale and found_inf, which are seldom given, and the stream of the gradients. */
-static int take_others(py_optimizer *self, PyObject *const *values, py_stream *stream)
-{
-    const py_operands *o = &self->step;
-    int32_t n = self->count, last = 2 * n;
-    bool given = values[4] != NULL && values[4] != Py_None;
-    o->operands[last].object = values[2];
-    o->operands[last + 1].object = values[3];
-    if (py_arrays_take(o->arrays + last, o->tensors + last, o->operands + last, 2, values[4], stream) < 0) {
-        return -1;
-    }
-    if (!given && py_arrays_stream(o->arrays + n, o->tensors + n, o->operands + n, n, stream) < 0) {
-        py_arrays_release(o->arrays + last, o->tensors + last, 2);
-        return -1;
-    }
-    return 0;
-}
-
+/* grad_scale and found_inf, which are seldom given, come first: taking them may run code, too. */
 static PyObject *step(py_optimizer *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
 {
     py_stream stream;
     const py_operands *o = &self->step;
     int32_t n = self->count, last = 2 * n;
-    if (!is_usual(self, parameters, gradients, values)) {
+    bool given = values[4] != NULL && values[4] != Py_None;
+    PyObject *result = NULL;
+    if (!is_borrowed_or_absent(values[2]) || !is_borrowed_or_absent(values[3])) {
         return step_any(self, parameters, gradients, values);
     }
-    if (take_others(self, values, &stream) < 0) {
+    o->operands[last].object = values[2];
+    o->operands[last + 1].object = values[3];
+    if (py_arrays_take(o->arrays + last, o->tensors + last, o->operands + last, 2, values[4], &stream) < 0) {
         return NULL;
     }
-    if (self->on.device.type == TCH_DEVICE_CPU) {
-        py_arrays_device(o->tensors + n, n + 2); /* page-locked memory counts as the CPU's */
+    bool usual = is_usual(self, parameters, gradients);
+    if (usual && (given || py_arrays_stream(o->arrays + n, o->tensors + n, o->operands + n, n, &stream) == 0)) {
+        if (self->on.device.type == TCH_DEVICE_CPU) {
+            py_arrays_device(o->tensors + n, n + 2); /* page-locked memory counts as the CPU's */
+        }
+        result = py_runner_follow(&self->on, stream.handle) == 0 ? run(self, &stream) : NULL;
     }
-    PyObject *result = py_runner_follow(&self->on, stream.handle) == 0 ? run(self, &stream) : NULL;
     py_arrays_release(o->arrays + last, o->tensors + last, 2);
-    return result;
+    return usual ? result : step_any(self, parameters, gradients, values);
 }
 
 static PyObject *take_list(const py_optimizer *self, PyObject *list, const char *name)

@@ -146,9 +146,11 @@ def test_lazily_negated_gradients_are_refused_by_name(kind, shape, device):
     named = [("first", torch.nn.Parameter(torch.randn(3, device=device)))]
     named.append(("second", torch.nn.Parameter(torch.randn(shape, device=device))))
     optimizer = make(kind, named)
-    for _ in range(2):
+    spread = torch.randn(shape, dtype=torch.complex64, device=device).conj().imag
+    dense = torch._neg_view(torch.randn(shape, device=device))
+    for gradient in (spread, dense, spread, dense):
         named[0][1].grad = torch.randn(3, device=device)
-        named[1][1].grad = torch.randn(shape, dtype=torch.complex64, device=device).conj().imag
+        named[1][1].grad = gradient
         assert named[1][1].grad.is_neg()
         before = copies(p for _, p in named)
         with pytest.raises((RuntimeError, TypeError, ValueError), match=r"second.*negated"):
@@ -156,6 +158,40 @@ def test_lazily_negated_gradients_are_refused_by_name(kind, shape, device):
         assert_same_bits(before, copies(p for _, p in named))
         named[1][1].grad = named[1][1].grad.resolve_neg()
         optimizer.step()
+
+
+@pytest.mark.parametrize("change", ["moved", "emptied", "shrunk"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_that_change_a_parameter_when_asked(kind, change, device):
+    """A class of tensors may do anything when it is asked about itself: the step follows the parameter or names it."""
+    first, second = (torch.nn.Parameter(torch.ones(40, 30, device=device)) for _ in range(2))
+    optimizer = make(kind, [("first", first), ("second", second)])
+    calls = []
+
+    class Meddler(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if not calls and function in (torch.Tensor.is_neg, torch.Tensor.untyped_storage):
+                calls.append(function)
+                if change == "shrunk":
+                    first.untyped_storage().resize_(16)
+                else:
+                    first.data = torch.ones(*((40, 30) if change == "moved" else (0, 30)), device=device)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    for p in (first, second):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    second.grad = torch.ones(40, 60, device=device)[:, ::2].as_subclass(Meddler)
+    before = copies([second])
+    if change == "moved":
+        optimizer.step()
+        assert (first != 1.0).any()
+    else:
+        with pytest.raises(ValueError, match="first"):
+            optimizer.step()
+        assert_same_bits(before, copies([second]))
+    assert calls
 
 
 # --- layouts
