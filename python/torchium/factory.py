@@ -99,6 +99,11 @@ def create_optimizer(
     return optimizer
 
 
+def class_of(kind: Any) -> str:
+    """The name of the class of a kind of optimizer."""
+    return _CLASSES.get(kind, repr(kind))
+
+
 def _known_name(name: Any) -> str:
     if not isinstance(name, str):
         raise TypeError(f"name must be a str, got {type(name).__name__!r}")

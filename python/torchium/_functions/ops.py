@@ -61,7 +61,9 @@ def is_hollow(value: Any) -> bool:
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         return False
     try:
-        return value.numel() > 0 and value.untyped_storage().size() == 0
+        last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+        needed = (value.storage_offset() + last + 1) * value.element_size()
+        return value.numel() > 0 and value.untyped_storage().nbytes() < needed
     except (RuntimeError, NotImplementedError):  # it has no storage, and says so
         return False
 

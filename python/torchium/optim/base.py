@@ -22,6 +22,7 @@ import torch
 
 from torchium import _C
 from torchium._functions.transforms import untraced
+from torchium.factory import class_of
 
 from ._engine import state as saved_state
 from ._engine.engine import Engine, Members, profiler_enabled
@@ -95,6 +96,13 @@ def _shield(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dic
         raise ValueError("a state_dict must have 'state', a dictionary, and 'param_groups', a list")
     if not all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups):
         raise ValueError("each of a state_dict's 'param_groups' must be a dictionary with 'params', a list")
+    kinds, who = saved_state.kinds_of(state_dict), type(optimizer).__name__
+    if kinds and optimizer.kind not in kinds:
+        others = " or ".join(sorted(class_of(kind) for kind in kinds))
+        raise ValueError(
+            f"{who}: the state_dict is of {others}, and {who} cannot continue from that. To begin anew, load no "
+            "state_dict into a new optimizer; what is to be kept, such as a learning rate, goes into its constructor"
+        )
     return {**state_dict, "state": {key: _Shielded(value) for key, value in state.items()}}
 
 
@@ -534,11 +542,17 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         """What the engines count on the host, into the state."""
         for engine in self._engines.values():
             for i, p in enumerate(engine.parameters):
-                counts = self.state[p].get(saved_state.COUNTS) if p in self.state else None
-                if counts is not None:
-                    counts.copy_(torch.tensor([engine.generation_of(i), *engine.counts(i)]))
-                for name, numbers in engine.failures(i).items():
-                    self.state[p][name].copy_(torch.tensor(numbers))
+                counts = {saved_state.COUNTS: [engine.generation_of(i), *engine.counts(i)]} | engine.failures(i)
+                for name, numbers in counts.items() if saved_state.COUNTS in self.state.get(p, ()) else ():
+                    self.state[p][name] = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+    def _check_state(self) -> None:
+        """Refuses state that was resized by its user: what would be saved could not be loaded."""
+        for engine in self._engines.values():
+            for label, p, views in zip(engine.labels, engine.parameters, engine.states(), strict=True):
+                for name, value in self.state[p].items() if p in self.state else ():
+                    if name in views:
+                        saved_state.check_form(label, name, views[name], value)
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Brings the state that ranks have divided together on rank `to` of the world, where `state_dict()` then has
@@ -563,14 +577,15 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 "it: call consolidate_state_dict(to=RANK) on all ranks after the latest step and state_dict() on that "
                 "one alone, or save with torch.distributed.checkpoint (get_state_dict and dcp.save)"
             )
-        return super().state_dict()
+        self._check_state()
+        return super().state_dict() | {saved_state.KIND: self.kind}
 
     def _packed(self, state: dict[Any, Any]) -> dict[str, Any]:
         """A state_dict with other state than there is here."""
         own = self.state
         self.state = defaultdict(dict, state)
         try:
-            return super().state_dict()
+            return super().state_dict() | {saved_state.KIND: self.kind}
         finally:
             self.state = own
 

@@ -393,7 +393,7 @@ def loss_scale_of(scaler: Any) -> torch.Tensor | None:
         return None
     scale = getattr(scaler, "_scale", None)
     if not isinstance(scale, torch.Tensor):
-        scale = torch.tensor(scaler.get_scale())
+        scale = torch.tensor(scaler.get_scale(), device="cpu")
     return scale.detach().float()
 
 

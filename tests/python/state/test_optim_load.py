@@ -20,6 +20,7 @@ from optim_cases import (
     small,
     square,
     square_batch,
+    tensors_of,
     through_file,
     train,
 )
@@ -150,14 +151,76 @@ def test_numbers_that_nothing_has_counted_are_refused(kind, device):
     assert_go_on_alike(model, optimizer, twin, beside, steps=3)
 
 
-def test_state_of_another_kind_is_refused(device):
+def without_kind(state):
+    """As versions before the kind was saved wrote it."""
+    return {name: value for name, value in state.items() if name != "torchium_kind"}
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_of_another_kind_is_refused(kind, steps, device):
+    """With both names and what to do, from the kind that was saved or from what groups and states are called; the
+    optimizer stays as it was. Its own state loads without a kind, too."""
+    model, twin = small(device), small(device)
+    optimizer, beside = make(kind, model.named_parameters()), make(kind, twin.named_parameters())
+    train(model, optimizer, 2)
+    train(twin, beside, 2)
+    sources = [(other, CLASSES[other]) for other in KINDS if other != kind]
+    sources += [(other, c) for other, c in (("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)) if other != kind]
+    for other, source in sources:
+        theirs = small(device)
+        that = source(theirs.named_parameters(), **LIVELY[other])
+        train(theirs, that, steps)
+        state = that.state_dict()
+        states = [state, without_kind(state)]
+        if steps and other in ("shampoo", "soap"):
+            bare = [{"params": group["params"], "lr": 0.1} for group in state["param_groups"]]
+            states.append({"state": state["state"], "param_groups": bare})
+        names = CLASSES[kind].__name__, source.__name__
+        for refused in states:
+            with pytest.raises(ValueError, match=rf"^{names[0]}: the state_dict is of {names[1]},.* begin anew"):
+                optimizer.load_state_dict(refused)
+    assert_go_on_alike(model, optimizer, twin, beside, steps=2)
+    again, other = fresh(kind, model)
+    other.load_state_dict(without_kind(through_file(optimizer.state_dict())))
+    assert_go_on_alike(model, optimizer, again, other, steps=2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_default_device(kind, device):
+    """What is on the host stays there inside `with torch.device(...)`, which libraries use to make models."""
     model = small(device)
-    shampoo = make("shampoo", model.parameters())
-    train(model, shampoo, 3)
-    muon = make("muon", model.parameters())
-    with pytest.raises((ValueError, KeyError, RuntimeError)):
-        muon.load_state_dict(shampoo.state_dict())
-        train(model, muon, 1)
+    optimizer = make(kind, model.named_parameters())
+    train(model, optimizer, 3)
+    twin, other = fresh(kind, model)
+    with torch.device("meta"):
+        state = optimizer.state_dict()
+        other.load_state_dict(copy.deepcopy(state))
+    assert_same_bits(tensors_of(optimizer), tensors_of(other))
+    assert_go_on_alike(model, optimizer, twin, other)
+
+
+@pytest.mark.parametrize("left", [0, 8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_that_was_resized(kind, left, device):
+    """An error names it, in what is saved and in what is loaded; the counts of the host are written anew."""
+    model = small(device)
+    optimizer = make(kind, model.named_parameters())
+    train(model, optimizer, 2)
+    good = copy.deepcopy(optimizer.state_dict())
+    p = model.conv.weight
+    optimizer.state[p]["counts"].untyped_storage().resize_(left)
+    assert torch.equal(optimizer.state_dict()["state"][1]["counts"], good["state"][1]["counts"])
+    for name in good["state"][1]:
+        bad = copy.deepcopy(good)
+        bad["state"][1][name].untyped_storage().resize_(left if name != "step" else 0)
+        with pytest.raises(ValueError, match=rf"'{name}' of 'conv\.weight' has no memory"):
+            optimizer.load_state_dict(bad)
+    train(model, optimizer, 1)
+    name = next(name for name, value in optimizer.state[p].items() if value.ndim > 1)
+    optimizer.state[p][name].resize_(0)
+    with pytest.raises(ValueError, match=rf"'{name}' of 'conv\.weight' has shape \[0\]"):
+        optimizer.state_dict()
 
 
 @pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16"), ("float64", "float32")])

@@ -223,7 +223,8 @@ def test_what_a_state_dict_holds(kind, device):
     optimizer = make(kind, model.named_parameters())
     train(model, optimizer, 3)
     state = optimizer.state_dict()
-    assert set(state) == {"state", "param_groups"}
+    assert set(state) == {"state", "param_groups", "torchium_kind"}
+    assert state["torchium_kind"] == kind
     assert list(state["state"]) == list(range(len(list(model.parameters()))))
     assert state["param_groups"][0]["param_names"] == [n for n, _ in model.named_parameters()]
     for entry in state["state"].values():

@@ -132,6 +132,7 @@ def _saved(engine: Engine, i: int, views: dict[str, torch.Tensor], state: Mappin
     """The saved state of a parameter; of one that is shared, with tiles cut out of moments that were saved whole, and
     failures out of the counts of one process."""
     saved = dict(state.get(engine.parameters[i]) or {})
+    saved_state.check_memory(engine.labels[i], saved)
     if saved_state.has_state(saved):
         saved = adapt(engine.parameters[i], views, saved)
     if engine.group and saved_state.has_state(saved):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torchium._functions.ops import is_hollow
 from torchium._messages import shown
 
 from .._shared.sharding import is_sharded, local_part, local_tensor
@@ -19,17 +20,33 @@ from .moments import SCALED
 
 __all__ = [
     "COUNTS",
+    "KIND",
     "MOST_STEPS",
     "check",
     "check_counts",
+    "check_form",
+    "check_memory",
     "counts_of",
     "generation_of",
     "has_state",
     "is_ours",
+    "kinds_of",
     "restore",
 ]
 
 COUNTS = "counts"
+KIND = "torchium_kind"  # beside 'state' and 'param_groups'
+# What tells of which kind a state_dict without KIND is, of an earlier version or of torch.optim: options of its groups,
+# or else names of its state.
+_OPTIONS_OF = {
+    "adamw": {"amsgrad"},
+    "sgd": {"dampening"},
+    "muon": {"ns_steps"},
+    "normuon": {"ns_steps", "beta2"},
+    "shampoo": {"grafting"},
+    "soap": {"shampoo_beta"},
+}
+_STATE_OF = {"root": "shampoo", "basis": "soap"}
 MOST_STEPS = 2**53  # clocks are float64: above it a step and the next are the same
 _MOST_FACTOR_COUNT = 0xFFF  # of a factor: failed refreshes, 0 to 2, in two bits, then two gaps of five bits, up to 30
 _NAMES = {COUNTS, "step", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "grafting_sq"}
@@ -48,6 +65,22 @@ _NUMBERED = (
 )
 # What may be missing: a clock follows from the rest, a master copy from the parameter, and SGD begins without momentum.
 _MAY_BE_MISSING = ("step", "master", "momentum_buffer", "momentum_buffer_scale")
+_RESIZED = "; a parameter that was resized begins anew after `del optimizer.state[parameter]`"
+
+
+def kinds_of(state_dict: Mapping[str, Any]) -> set[str]:
+    """The kinds of optimizer that may have written it; empty where nothing tells."""
+    if KIND in state_dict:
+        return {str(state_dict[KIND])}
+    options = {name for group in state_dict["param_groups"] for name in group}
+    found = {kind for kind, names in _OPTIONS_OF.items() if names <= options}
+    if "normuon" in found:
+        found.discard("muon")
+    if not found and "betas" in options and "eps" not in options:
+        found = {"lion"}
+    states = [saved for saved in state_dict["state"].values() if isinstance(saved, Mapping)]
+    names = {str(name).partition(".")[0] for saved in states for name in saved}
+    return found or {kind for name, kind in _STATE_OF.items() if name in names}
 
 
 def is_ours(name: Any) -> bool:
@@ -63,7 +96,7 @@ def has_state(saved: Any) -> bool:
 def generation_of(saved: Any) -> int | None:
     """Which arrival of parameters this one was part of, or None where nothing tells."""
     counts = saved.get(COUNTS) if isinstance(saved, Mapping) else None
-    return None if counts is None else int(counts[0])
+    return None if counts is None or is_hollow(counts) else int(counts[0])
 
 
 def check(label: str, views: Mapping[str, torch.Tensor], saved: Mapping[str, Any], counts: int, strict: bool) -> None:
@@ -76,13 +109,11 @@ def check(label: str, views: Mapping[str, torch.Tensor], saved: Mapping[str, Any
                     f"the state of {label!r} has no {name!r}: it is of another optimizer or of other options"
                 )
             continue
-        shape = list(_tensor(label, name, value).shape)
-        if shape != list(view.shape) and not (view.ndim == 0 and shape == [1]):
-            raise ValueError(f"the state {name!r} of {label!r} has shape {shape}, expected {list(view.shape)}")
-        if name in SCALED and torch.as_tensor(value).is_floating_point() != view.is_floating_point():
-            raise ValueError(f"the state {name!r} of {label!r} is {value.dtype}, expected {view.dtype}")
+        tensor = check_form(label, name, view, value, "" if strict else _RESIZED)
+        if name in SCALED and tensor.is_floating_point() != view.is_floating_point():
+            raise ValueError(f"the state {name!r} of {label!r} is {tensor.dtype}, expected {view.dtype}")
         if name == "step":
-            check_counts(f"the state 'step' of {label!r}", torch.as_tensor(value).reshape(1), [MOST_STEPS])
+            check_counts(f"the state 'step' of {label!r}", tensor.reshape(1), [MOST_STEPS])
     given = saved.get(COUNTS)
     if strict and given is not None and len(given) != counts + 1:
         raise ValueError(f"the state 'counts' of {label!r} has {len(given)} numbers, expected {counts + 1}")
@@ -108,10 +139,26 @@ def check_counts(what: str, given: Any, most: Sequence[int]) -> None:
             raise ValueError(f"{what} has {shown(number)}, expected a number from 0 to {limit}, without a fraction")
 
 
-def _tensor(label: str, name: str, value: Any) -> torch.Tensor:
+def check_memory(label: str, saved: Mapping[str, Any]) -> None:
+    for name, value in saved.items():
+        if is_hollow(value):
+            raise ValueError(f"the state {name!r} of {label!r} has no memory: its storage was resized")
+
+
+def check_form(label: str, name: str, view: torch.Tensor, value: Any, remedy: str = "") -> torch.Tensor:
+    """A value of the state as a tensor, which must have the shape that the optimizer keeps."""
     if not isinstance(value, (torch.Tensor, int, float)):
         raise TypeError(f"the state {name!r} of {label!r} is a {type(value).__name__}, expected a tensor")
-    return torch.as_tensor(value)
+    tensor = _as_tensor(value)
+    shape = list(tensor.shape)
+    if shape != list(view.shape) and not (view.ndim == 0 and shape == [1]):
+        raise ValueError(f"the state {name!r} of {label!r} has shape {shape}, expected {list(view.shape)}{remedy}")
+    return tensor
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    """Not by torch.as_tensor, which moves tensors too where `with torch.device(...)` asks for it."""
+    return value if isinstance(value, torch.Tensor) else torch.tensor(value, device="cpu")
 
 
 def restore(views: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> None:
@@ -122,7 +169,7 @@ def restore(views: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> None
             if is_sharded(view) or is_sharded(value):
                 local_tensor(view).copy_(local_part(value, view))
             else:
-                view.copy_(torch.as_tensor(value).detach().reshape(view.shape))
+                view.copy_(_as_tensor(value).detach().reshape(view.shape))
     if saved.get("step") is None:
         views["step"].fill_(1.0)
 

@@ -87,7 +87,7 @@ def _merged(own: State, every: Iterable[State], tiles: Mapping[int, Any], shape:
             failures[int(number)] = value.tolist()
         elif what in _WHOLE:
             dims, at = tiles[int(number)]
-            merged.setdefault(what, torch.zeros(dims, dtype=value.dtype))[at] = value
+            merged.setdefault(what, torch.zeros(dims, dtype=value.dtype, device="cpu"))[at] = value
         else:
             numbered[name] = value
     for what in _WHOLE:
@@ -95,5 +95,5 @@ def _merged(own: State, every: Iterable[State], tiles: Mapping[int, Any], shape:
             merged[what] = merged[what].reshape(shape)
     if failures:
         in_order = [count for number in sorted(failures) for count in failures[number]]
-        merged["counts"] = torch.cat([merged["counts"], torch.tensor(in_order, dtype=torch.int64)])
+        merged["counts"] = torch.cat([merged["counts"], torch.tensor(in_order, dtype=torch.int64, device="cpu")])
     return merged | numbered

@@ -94,7 +94,7 @@ def local_part(value: Any, like: Any) -> torch.Tensor:
             value = value.redistribute(like.device_mesh, like.placements)
         return local_tensor(value)
     part = local_tensor(like).new_empty(local_tensor(like).shape)
-    whole = torch.as_tensor(value).reshape(like.shape)
+    whole = (value if isinstance(value, torch.Tensor) else torch.tensor(value, device="cpu")).reshape(like.shape)
     sides, at = tuple(like.device_mesh.mesh.shape), tuple(like.device_mesh.get_coordinate())
     for start, offset, size in _shards_at(tuple(like.shape), tuple(like.placements), sides, at):
         there = tuple(slice(a, a + n) for a, n in zip(offset, size, strict=True))
@@ -127,7 +127,7 @@ def _intervals(indices: torch.Tensor) -> list[Interval]:
 
 def _shards_at(shape: tuple[int, ...], placements: tuple[Any, ...], sides: tuple[int, ...], at: tuple[int, ...]) -> Any:
     """The rectangles of one coordinate of the mesh: (start, size, offset) each."""
-    indices = [torch.arange(size) for size in shape]
+    indices = [torch.arange(size, device="cpu") for size in shape]
     for placement, parts, part in zip(placements, sides, at, strict=True):
         if placement.is_partial():
             raise ValueError("a parameter whose placement is Partial has no values of its own to update")
