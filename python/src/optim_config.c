@@ -124,6 +124,12 @@ static int take_int32(PyObject *value, const char *name, int64_t low, int64_t hi
 int py_take_field(const py_field *f, PyObject *value, void *config)
 {
     void *at = (char *)config + f->offset;
+    char expected[96];
+    bool whole = f->kind == PY_INT32 || f->kind == PY_INT64 || f->kind == PY_UINT64;
+    if (whole && PyBool_Check(value)) { /* an int to Python, and hardly meant as one */
+        PyErr_Format(PyExc_TypeError, "%s must be an integer, got %s", f->name, value == Py_True ? "True" : "False");
+        return -1;
+    }
     switch (f->kind) {
     case PY_REAL:
         return py_take_double(value, f->name, at);
@@ -134,7 +140,8 @@ int py_take_field(const py_field *f, PyObject *value, void *config)
     case PY_UINT64:
         return py_take_int(value, f->name, 0, INT64_MAX, at);
     case PY_BOOL: /* or 0 and 1, as in a checkpoint */
-        return take_int32(value, f->name, 0, 1, at);
+        snprintf(expected, sizeof expected, "%s must be True or False", f->name);
+        return PyIndex_Check(value) ? take_int32(value, f->name, 0, 1, at) : py_wrong_type(value, expected);
     case PY_WORD: /* enumerations have the size of an int */
         return py_take_word(value, f->name, f->words, at);
     case PY_DTYPE:

@@ -21,7 +21,10 @@ static void set_defaults(tch_optim_config *c)
 static tch_status check(const char *function, const tch_optim_config *c)
 {
     if (c->amsgrad && c->state_dtype != TCH_STATE_FLOAT32) {
-        return tchi_config_refuse(function, "state_dtype", c->state_dtype, "float32 (0) with amsgrad");
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "%s: state_dtype is %s, expected float32 with amsgrad: its largest second moments are kept in "
+                         "float32 alone",
+                         function, c->state_dtype == TCH_STATE_INT8 ? "int8" : "bfloat16");
     }
     return tchi_config_check_beta2(function, c);
 }

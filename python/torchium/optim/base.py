@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import inspect
 import operator
+import re
 import sys
 import warnings
 from collections import defaultdict
@@ -33,7 +35,7 @@ from ._shared.consolidate import consolidate, is_divided, wanted_by_checkpoint
 from ._shared.group import Group as SharedGroup
 from ._shared.group import make_group, ranks_of
 from .kernel import StepKernel, as_kernel, report_of
-from .options import Options, begin_share, has_ratio, keep_ratio, keep_saved_ratio, lr_for, plain, shown
+from .options import Options, begin_share, has_ratio, hint_for, keep_ratio, keep_saved_ratio, lr_for, plain, shown
 
 __all__ = ["TorchiumOptimizer", "outside"]
 
@@ -82,6 +84,26 @@ def _device_of_forecast(device: torch.device) -> str:
     return "cuda" if _C.device_count("cuda") > 0 else "cpu"
 
 
+def _hinting(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that says of an unknown argument which one is meant."""
+
+    @functools.wraps(init)
+    def hinting(self: Any, *args: Any, **keywords: Any) -> None:
+        try:
+            init(self, *args, **keywords)
+        except TypeError as error:
+            unknown = re.match(
+                rf"{re.escape(init.__qualname__)}\(\) got an unexpected keyword argument '(\w+)'", str(error)
+            )
+            name = unknown and hint_for(unknown[1], inspect.signature(init).parameters)
+            if not name:
+                raise
+            who = type(self).__name__
+            raise TypeError(f"{who}() got an unexpected argument {unknown[1]!r}: {who} calls it {name!r}") from None
+
+    return hinting
+
+
 class _Shielded:
     """Saved state that torch.optim's load_state_dict must not cast to the type of the parameter."""
 
@@ -117,6 +139,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     # The parts of a step that a kernel of the user's can do: what the argument PART_kernel is for.
     _parts: ClassVar[tuple[str, ...]] = ("update",)
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "__init__" in vars(cls):
+            cls.__init__ = _hinting(cls.__init__)
+
     def __init__(self, params: Any, arguments: dict[str, Any]) -> None:
         """`arguments` are those of a class's own constructor, by name; what is no option among them is left alone."""
         if not self.kind or not isinstance(arguments, dict):
@@ -130,7 +157,13 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._told: set[tuple[str, str]] = set()  # what was said of kernels that are not in use
         self._process_group = arguments.get("process_group")
         self._warn_of_former_names(arguments)
+        given, params = params, self._listed(params)
+        if not isinstance(params, torch.Tensor) and not params:
+            used = "" if isinstance(given, (list, tuple)) else ": a generator is used up after one pass"
+            what = "give list(model.parameters()), or call model.parameters() again"
+            raise ValueError(f"{type(self).__name__}: params is an empty parameter list{used}; {what}")
         super().__init__(params, self._options.defaults(arguments))
+        self._warn_of_patterns(self.defaults.get("use_adamw"), self.param_groups)
         self._take_fused()
 
     def _warn_of_former_names(self, given: Mapping[str, Any]) -> None:
@@ -169,6 +202,8 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 raise ValueError(f"{type(self).__name__}: a group must have 'params', its parameters")
             self._unwrap_names(param_group)
             self._rename_options(param_group)
+            self._warn_of_unknown(param_group)
+            self._warn_of_patterns(param_group.get("use_adamw"), [param_group])
         super().add_param_group(param_group)
         begin_share(self.param_groups[-1], self._adamw_share(self.param_groups[-1]))
         try:
@@ -181,13 +216,42 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._warn_of_former_names(group)
         self._options.rename(group)
 
-    @staticmethod
-    def _unwrap_names(group: Group) -> None:
+    def _warn_of_unknown(self, group: Group) -> None:
+        """Keys of a group that are probably meant for an option, once each; others may be of a framework."""
+        who, options = type(self).__name__, [option.name for option in self._options]
+        for key in group:
+            what = hint_for(key, options) if isinstance(key, str) and key not in options else None
+            if key == "use_muon" and self.kind not in ("muon", "normuon"):
+                what = "use_adamw=True for a group of AdamW's" if "use_adamw" in options else "Muon for such groups"
+            if what and ("group", key) not in self._told:
+                self._told.add(("group", key))
+                text = f"{who}: a group has {key!r}, which {who} does not read: use {what}"
+                warnings.warn(text, UserWarning, stacklevel=outside())
+
+    def _warn_of_patterns(self, chosen: Any, groups: list[Group]) -> None:
+        """Patterns of use_adamw without a match: probably misspelt, which would show in the loss alone."""
+        patterns = [chosen] if isinstance(chosen, str) else chosen if isinstance(chosen, (tuple, list)) else ()
+        names = [name for group in groups for name in group.get("param_names") or () if isinstance(name, str)]
+        for pattern in patterns if names else ():
+            if isinstance(pattern, str) and not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                text = f"use_adamw has {pattern!r}, which matches none of {len(names)} names such as {names[0]!r}"
+                warnings.warn(f"{type(self).__name__}: {text}", UserWarning, stacklevel=outside())
+
+    def _listed(self, params: Any) -> Any:
+        """Parameters in a list; what is not iterable is refused with what to give instead."""
+        if isinstance(params, (torch.Tensor, dict, set)):  # which PyTorch refuses, or takes
+            return params
+        if isinstance(params, Iterable):
+            return list(params)
+        called = callable(params) and not isinstance(params, torch.nn.Module)
+        what = f"call it: model.{getattr(params, '__name__', 'parameters')}()" if called else "give model.parameters()"
+        raise TypeError(f"{type(self).__name__}: params is {shown(params)}, which is not iterable; {what}")
+
+    def _unwrap_names(self, group: Group) -> None:
         """(name, parameter) pairs, which PyTorch takes apart from 2.6 on."""
-        params = group.get("params")
-        if isinstance(params, (torch.Tensor, set)) or not isinstance(params, Iterable):
+        params = self._listed(group["params"])
+        if isinstance(params, (torch.Tensor, set)):
             return
-        params = list(params)
         group["params"] = params
         if params and all(isinstance(item, tuple) and len(item) == 2 for item in params):
             group["param_names"] = [name for name, _ in params]
@@ -314,6 +378,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         labels = labels_of(groups)
         for arrival in newcomers:
             self._check_parameters(groups, arrival.index, arrival.positions)
+            if arrival.home[0].type == "meta":
+                raise ValueError(
+                    f"{type(self).__name__}: {labels[arrival.index][arrival.positions[0]]!r} is on the meta device and "
+                    "has no memory: model.to_empty(device=...) gives it some, before steps and load_state_dict"
+                )
         engines, placed_state = place(
             engines,
             newcomers,

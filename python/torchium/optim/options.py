@@ -5,8 +5,9 @@ library, and the names in its messages all follow from the rows.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ __all__ = [
     "drift",
     "dtype_name",
     "has_ratio",
+    "hint_for",
     "keep_lr",
     "keep_ratio",
     "keep_saved_ratio",
@@ -124,6 +126,32 @@ def _adamw_weight_decay(name: str, value: Any) -> Any:
     if decay is not None and decay == -1.0:  # which the library takes for "as the others"
         raise ValueError(f"{name} is -1, expected 0 or more")
     return -1.0 if decay is None else decay
+
+
+# --- names that are meant for options ---------------------------------------------------------------------------------
+
+# What other classes, here or elsewhere, call an option.
+_SYNONYMS = (
+    {"lr", "learning_rate"},
+    {"eps", "epsilon"},
+    {"weight_decay", "wd"},
+    {"update_freq", "precondition_frequency"},
+    {"max_preconditioner_dim", "max_precond_dim"},
+    {"use_bias_correction", "correct_bias", "bias_correction"},
+    {"betas", "adamw_betas"},
+    {"ns_steps", "backend_steps", "newton_schulz_steps"},
+)
+
+
+def hint_for(name: str, known: Iterable[str]) -> str | None:
+    """The option that a name is probably meant for: what it is called here, or one that is spelled nearly so."""
+    known = list(known)
+    for names in _SYNONYMS:
+        for other in known:
+            if name in names and other in names:
+                return other
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8)
+    return close[0] if close and f"_{close[0]}_" not in f"_{name}_" else None  # max_momentum is no misspelt momentum
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

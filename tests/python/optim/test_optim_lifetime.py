@@ -289,15 +289,16 @@ def test_a_step_within_a_step(kind, device):
 # --- tensors that cannot be worked on
 
 
+@pytest.mark.parametrize("left", [0, 140])
 @pytest.mark.parametrize("whose", ["parameter", "gradient"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_memory_that_is_gone(kind, whose, device):
-    """Freed as FSDP frees it: an error that names it."""
+def test_memory_that_is_gone(kind, whose, left, device):
+    """Freed as FSDP frees it, or a number short: an error that names it."""
     model = small(device)
     optimizer = make(kind, model.named_parameters())
     train(model, optimizer, 2)
     p = model.out.weight
-    (p if whose == "parameter" else p.grad).untyped_storage().resize_(0)
+    (p if whose == "parameter" else p.grad).untyped_storage().resize_(left)
     before = copies(q for q in model.parameters() if q is not p)
     with pytest.raises((TypeError, ValueError, RuntimeError), match=r"out\.weight"):
         optimizer.step()
@@ -309,10 +310,30 @@ def test_parameters_without_memory(kind):
     """On the meta device an optimizer can be made, but not step."""
     with torch.device("meta"):
         p = torch.nn.Parameter(torch.zeros(3, 3))
-    optimizer = make(kind, [p])
+    optimizer = make(kind, [("weight", p)])
     p.grad = torch.zeros_like(p)
-    with pytest.raises((TypeError, ValueError, RuntimeError), match="meta"):
+    with pytest.raises(ValueError, match=r"'weight' is on the meta device .*to_empty"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_parameter_that_was_resized(kind, device):
+    """Its state does not fit: an error names it, and what it says to do lets the parameter begin anew."""
+    model = small(device)
+    optimizer = make(kind, model.named_parameters())
+    train(model, optimizer, 2)
+    p = model.out.weight
+    p.data = torch.cat([p.data, p.data])
+    p.grad = torch.ones_like(p)
+    before = copies(model.parameters())
+    with pytest.raises(ValueError, match=r"'out\.weight' has shape .* `del optimizer\.state\[parameter\]`"):
+        optimizer.step()
+    assert_same_bits(before, copies(model.parameters()))
+    del optimizer.state[p]
+    optimizer.step()
+    steps = [int(optimizer.state[q]["counts"][2]) for q in (p, model.hidden.weight)]
+    optimizer.state_dict()
+    assert [int(optimizer.state[q]["counts"][2]) for q in (p, model.hidden.weight)] == [1, 3], steps
 
 
 @pytest.mark.parametrize("kind", KINDS)

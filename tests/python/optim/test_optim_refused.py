@@ -2,10 +2,12 @@
 that are none, complex and integer parameters. Each refusal names the argument and shows its value.
 """
 
+import warnings
+
 import pytest
 import torch
 import torchium.optim
-from optim_cases import CLASSES, KINDS, assert_same_bits, copies, make, small, train
+from optim_cases import CLASSES, KINDS, SECOND_ORDER, assert_same_bits, copies, make, small, train
 from torchium import _C
 
 
@@ -31,6 +33,74 @@ def test_lists_that_are_refused(kind):
         CLASSES[kind]([3.0])
     with pytest.raises(ValueError, match="leaf"):
         CLASSES[kind]([p * 2])
+
+
+# What is given for params, the exception, and what the message says to do.
+NO_PARAMETERS = [
+    (lambda model: iter(()), ValueError, r"generator is used up after one pass.*list\(model\.parameters\(\)\)"),
+    (lambda model: model.parameters, TypeError, r"call it: model\.parameters\(\)"),
+    (lambda model: [{"params": model.named_parameters}], TypeError, r"call it: model\.named_parameters\(\)"),
+    (lambda model: None, TypeError, r"params is None.*give model\.parameters\(\)"),
+    (lambda model: [{"params": model}], TypeError, r"type Linear.*give model\.parameters\(\)"),
+]
+
+
+@pytest.mark.parametrize(("params", "error", "text"), NO_PARAMETERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_to_give_instead_of_no_parameters(kind, params, error, text):
+    with pytest.raises(error, match=text):
+        CLASSES[kind](params(torch.nn.Linear(3, 2)))
+
+
+# The class, an argument of another class or a misspelt one, and what it is called here.
+OTHER_NAMES = [
+    ("soap", "update_freq", "precondition_frequency"),
+    ("soap", "max_preconditioner_dim", "max_precond_dim"),
+    ("shampoo", "max_precond_dim", "max_preconditioner_dim"),
+    ("adamw", "learning_rate", "lr"),
+    ("sgd", "momentun", "momentum"),
+    ("muon", "betas", "adamw_betas"),
+    ("lion", "weigth_decay", "weight_decay"),
+    ("normuon", "Beta2", "beta2"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "here"), OTHER_NAMES)
+def test_arguments_and_options_by_another_name(kind, name, here):
+    """Of a constructor they are refused; in a group, where others have keys of their own, a warning names the option,
+    once and at the caller's line."""
+    who = CLASSES[kind].__name__
+    with pytest.raises(TypeError, match=rf"{who}\(\) got .* '{name}': {who} calls it '{here}'"):
+        CLASSES[kind]([matrix()], **{name: 0.5})
+    with pytest.warns(UserWarning, match=rf"{who}: a group has '{name}', .* use {here}$") as told:
+        CLASSES[kind]([{"params": [matrix()], name: 0.5}, {"params": [matrix()], name: 0.5}])
+    assert [warning.filename for warning in told] == [__file__]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_of_groups_that_are_no_options(kind):
+    of_others = ("name", "names", "group_name", "initial_lr", "lr_mult", "lr_scale", "layer_scale", "max_momentum", 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CLASSES[kind]([{"params": [matrix()], "weight_decay_mult": 0.5, **dict.fromkeys(of_others, 0.5)}])
+    if kind not in ("muon", "normuon"):
+        what = "use_adamw=True" if kind in SECOND_ORDER else "Muon"
+        with pytest.warns(UserWarning, match=f"'use_muon', which {CLASSES[kind].__name__} does not read: use {what}"):
+            CLASSES[kind]([{"params": [matrix()], "use_muon": False}])
+
+
+@pytest.mark.parametrize("kind", SECOND_ORDER)
+def test_patterns_without_a_match_are_told(kind):
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 3))
+    text = r"use_adamw has '\*embd\*', which matches none of 3 names such as '0\.weight'"
+    with pytest.warns(UserWarning, match=text) as told:
+        CLASSES[kind](model.named_parameters(), use_adamw=("*embd*", "0.*"))
+    assert [warning.filename for warning in told] == [__file__]
+    with pytest.warns(UserWarning, match="none of 3 names"):
+        CLASSES[kind]([{"params": model.named_parameters(), "use_adamw": "*embd*"}])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CLASSES[kind](model, use_adamw="0.*")  # which the rules for models have chosen already
 
 
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
@@ -172,6 +242,23 @@ def test_arguments_of_the_wrong_kind_are_refused(kind):
         CLASSES[kind]([matrix()], learning_rate=0.1)
     with pytest.raises(ValueError):
         CLASSES[kind]([matrix()], lr=torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "error", "text"),
+    [
+        ("shampoo", {"stagger": "no"}, TypeError, "stagger must be True or False, got an object of type str"),
+        ("sgd", {"maximize": None}, TypeError, "maximize must be True or False, got an object of type NoneType"),
+        ("shampoo", {"update_freq": True}, TypeError, "update_freq .*must be an integer, got True"),
+        ("soap", {"max_precond_dim": False}, TypeError, "max_precond_dim must be an integer, got False"),
+        ("lion", {"seed": True}, TypeError, "seed must be an integer, got True"),
+        ("adamw", {"amsgrad": True, "state_dtype": "int8"}, ValueError, "state_dtype is int8, expected float32 with"),
+        ("adamw", {"amsgrad": True, "state_dtype": torch.bfloat16}, ValueError, "state_dtype is bfloat16, expected"),
+    ],
+)
+def test_messages_have_the_words_of_the_caller(kind, options, error, text):
+    with pytest.raises(error, match=text):
+        CLASSES[kind]([matrix()], **options)
 
 
 def test_nesterov_without_momentum_is_refused_as_torch_does():
