@@ -2,13 +2,13 @@
  * must work when there is no memory left, and lives as long as the process. */
 #include "registry.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "allocator.h"
 #include "loader.h"
 #include "status.h"
+#include "threads.h"
 
 #define MAX_BACKENDS 16
 
@@ -21,7 +21,7 @@ typedef struct entry {
 
 static entry entries[MAX_BACKENDS];
 static int32_t entry_count;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static atomic_bool filled;
 
 static tch_backend_host host = {sizeof(tch_backend_host), tchi_fail, tchi_host_allocate, tchi_host_release, NULL};
 
@@ -60,7 +60,7 @@ static void fill_registry(void)
 
 static void ensure_filled(void)
 {
-    pthread_once(&once, fill_registry);
+    tchi_once(&filled, fill_registry);
 }
 
 /* Devices are counted at every question, not kept: a driver may start to fail while the process runs. */

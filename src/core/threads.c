@@ -1,8 +1,11 @@
-/* The thread count. The default is OpenMP's, which knows OMP_NUM_THREADS and the cores this process may run on. */
+/* The thread count. The default is OpenMP's, which knows OMP_NUM_THREADS and the cores this process may run on. And
+ * what forks wait for. */
 #include "threads.h"
 
 #include <omp.h>
-#include <stdatomic.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <time.h>
 
 #include <torchium/device.h>
 
@@ -31,4 +34,68 @@ tch_status tch_set_num_threads(int32_t count)
     }
     atomic_store(&chosen, count);
     return TCH_OK;
+}
+
+/* --- forks ------------------------------------------------------------------------------------------------------- */
+
+/* Opening OpenBLAS takes 10 milliseconds, a GPU's libraries seconds. The wait must end: glibc 2.28 to 2.36, where its
+ * bug 24595 is not fixed, holds a lock during the handlers of a fork that OpenBLAS asks for while it is opened. */
+#define LONGEST_WAIT_S 30
+
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local bool held;
+
+/* Recursive, and made anew in a child: its owner would be a thread of the parent. */
+static void make_mutex(void)
+{
+    pthread_mutexattr_t recursive;
+    pthread_mutexattr_init(&recursive);
+    pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&opening, &recursive);
+    pthread_mutexattr_destroy(&recursive);
+}
+
+static void before_fork(void)
+{
+    struct timespec until = {0};
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LONGEST_WAIT_S;
+    held = pthread_mutex_timedlock(&opening, &until) == 0;
+}
+
+static void after_fork(void)
+{
+    if (held) {
+        pthread_mutex_unlock(&opening);
+    }
+}
+
+/* When the library is loaded: a fork that has begun does not run handlers that are registered later. */
+__attribute__((constructor)) static void watch_forks(void)
+{
+    make_mutex();
+    (void)pthread_atfork(before_fork, after_fork, make_mutex);
+}
+
+void tchi_fork_hold(void)
+{
+    pthread_mutex_lock(&opening);
+}
+
+void tchi_fork_release(void)
+{
+    pthread_mutex_unlock(&opening);
+}
+
+void tchi_once(atomic_bool *done, void (*body)(void))
+{
+    if (atomic_load_explicit(done, memory_order_acquire)) {
+        return;
+    }
+    tchi_fork_hold();
+    if (!atomic_load_explicit(done, memory_order_relaxed)) {
+        body();
+        atomic_store_explicit(done, true, memory_order_release);
+    }
+    tchi_fork_release();
 }

@@ -3,6 +3,8 @@
  * system has does not matter. OpenBLAS is opened once in a process: every case is a child of its own. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,6 +107,35 @@ static void relative_path(void)
     }
 }
 
+static void *open_on_thread(void *argument)
+{
+    (void)opened();
+    return argument;
+}
+
+/* A child of a fork while another thread opens the library finds it opened. */
+static void fork_while_it_is_opened(void)
+{
+    int ends[2];
+    int status = -1;
+    char text[16];
+    pthread_t thread;
+    tch_set_openblas_file(FAKE_OPENBLAS);
+    bool began = pipe(ends) == 0 && snprintf(text, sizeof text, "%d", ends[1]) > 0 &&
+                 setenv("FAKE_OPENBLAS_PIPE", text, 1) == 0 &&
+                 pthread_create(&thread, NULL, open_on_thread, NULL) == 0 && read(ends[0], text, 1) == 1;
+    pid_t child = began ? fork() : -1;
+    if (child == 0) {
+        alarm(20); /* a lock that the other thread held would never be released */
+        expect(opened()->version, "9.8.7");
+        _exit(0);
+    }
+    if (child < 0 || pthread_join(thread, NULL) != 0 || waitpid(child, &status, 0) != child || status != 0) {
+        fprintf(stderr, "the child ended with status %d\n", status);
+        _exit(1);
+    }
+}
+
 typedef struct search {
     const char *name;
     void (*body)(void);
@@ -117,6 +148,7 @@ static const search searches[] = {
     {"nothing_at_all", nothing_at_all},
     {"wide_integers", wide_integers},
     {"relative_path", relative_path},
+    {"fork_while_it_is_opened", fork_while_it_is_opened},
 };
 
 static int status_of_child(void (*body)(void))

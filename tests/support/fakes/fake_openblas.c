@@ -1,6 +1,9 @@
 /* The names of an OpenBLAS from PyPI without the arithmetic, for the search for the library. It has threads of its own,
- * and says of itself what FAKE_OPENBLAS in the environment says. */
+ * and says of itself what FAKE_OPENBLAS in the environment says, once it is initialized. Where FAKE_OPENBLAS_PIPE is
+ * a file descriptor, it writes a byte there when initialization begins, which then takes 0.2 seconds. */
 #include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
 
 #define FUNCTION(name)                                                                                                 \
     int name(void);                                                                                                    \
@@ -31,9 +34,20 @@ int scipy_openblas_get_parallel(void);
 int scipy_openblas_get_num_threads(void);
 void scipy_openblas_set_num_threads(int count);
 
+static const char *config = "half initialized";
+
+__attribute__((constructor)) static void initialize(void)
+{
+    const char *file = getenv("FAKE_OPENBLAS_PIPE");
+    if (file != NULL && write((int)strtol(file, NULL, 10), "", 1) == 1) {
+        nanosleep(&(struct timespec){0, 200000000}, NULL);
+    }
+    config = getenv("FAKE_OPENBLAS");
+}
+
 const char *scipy_openblas_get_config(void)
 {
-    return getenv("FAKE_OPENBLAS");
+    return config;
 }
 
 int scipy_openblas_get_parallel(void)

@@ -9,7 +9,6 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <omp.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,9 +16,9 @@
 
 #include <torchium/device.h>
 
-#include "core/status.h"
-
 #include "core/cpu_features.h"
+#include "core/status.h"
+#include "core/threads.h"
 
 #ifndef TCHI_BLAS_PATH
 #define TCHI_BLAS_PATH "" /* the library found when Torchium was configured */
@@ -28,11 +27,9 @@
 #define NOT_THERE "no such file"
 #define PIP_LIBRARY "scipy_openblas32/lib/libscipy_openblas.so" /* as pip lays it out */
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static atomic_bool opened_once; /* the others change before it does, under tchi_fork_hold */
 static tchi_blas table;
 static char failure[1024];
-
-static pthread_mutex_t named_mutex = PTHREAD_MUTEX_INITIALIZER;
 static char named[PATH_MAX]; /* by tch_set_openblas_file, or empty */
 
 /* --- binding ---------------------------------------------------------------------------------------------------- */
@@ -304,14 +301,11 @@ static void open_first_that_works(void)
         open_asked(asked);
         return;
     }
-    char beside[2 * PATH_MAX], by_program[PATH_MAX];
+    char beside[2 * PATH_MAX];
     find_beside_package(beside, sizeof beside);
-    pthread_mutex_lock(&named_mutex);
-    memcpy(by_program, named, sizeof by_program);
-    pthread_mutex_unlock(&named_mutex);
     const candidate candidates[] = {
         {beside, origin_of(beside, "")},
-        {by_program, origin_of(by_program, "named by the program")},
+        {named, origin_of(named, "named by the program")},
         {TCHI_BLAS_PATH, origin_of(TCHI_BLAS_PATH, "the system's, found when Torchium was built")},
         {"libopenblas.so.0", "the system's"},
         {"libopenblas.so", "the system's"},
@@ -321,7 +315,7 @@ static void open_first_that_works(void)
 
 const tchi_blas *tchi_blas_open(const char **reason)
 {
-    pthread_once(&once, open_first_that_works);
+    tchi_once(&opened_once, open_first_that_works);
     if (table.library[0] == '\0') {
         if (reason != NULL) {
             *reason = failure;
@@ -338,8 +332,8 @@ tch_status tch_set_openblas_file(const char *path)
                          "tch_set_openblas_file: path is '%.200s', expected an absolute one of at most %d characters",
                          path != NULL ? path : "(null)", (int)sizeof named - 1);
     }
-    pthread_mutex_lock(&named_mutex);
+    tchi_fork_hold();
     snprintf(named, sizeof named, "%s", path);
-    pthread_mutex_unlock(&named_mutex);
+    tchi_fork_release();
     return TCH_OK;
 }
