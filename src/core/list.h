@@ -29,4 +29,10 @@ void tchi_list_release(tchi_list *list);
 /* Zeroed memory of the host in *(void **)pointer; `what` it is for goes into the message. 0 bytes give NULL. */
 tch_status tchi_host_take(size_t bytes, const char *what, void *pointer);
 
+/* base + bytes, for offsets into what may be empty: C does not define NULL + 0. */
+static inline char *tchi_offset(void *base, int64_t bytes)
+{
+    return base == NULL ? NULL : (char *)base + bytes;
+}
+
 #endif

@@ -80,7 +80,7 @@ static tch_status check_apart(const tch_optimizer *o)
     TCHI_TRY(tchi_host_take(bytes, "the list of parameters", &spans));
     for (int32_t i = 0; i < count; i++) {
         const tchi_param *p = tchi_param_at(o, i);
-        spans[i] = (span){p->data, p->data + p->count * tchi_scalar_size(p->type), i};
+        spans[i] = (span){p->data, tchi_offset(p->data, p->count * tchi_scalar_size(p->type)), i};
     }
     if (count > 1) {
         qsort(spans, (size_t)count, sizeof *spans, by_address);

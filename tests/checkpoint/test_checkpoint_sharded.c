@@ -573,8 +573,8 @@ static void good_index(void **state)
     (void)state;
     static const char *const texts[] = {
         "{\"weight_map\":{\"a\":\"good\"}}",
-        " {\n \"metadata\" : {\"total_size\": 1.5e3, \"x\": [1, -2, {\"y\": null}], \"z\": {}, \"t\": true},\n"
-        " \"weight_map\": {\"a\": \"good\"} }\n",
+        (" {\n \"metadata\" : {\"total_size\": 1.5e3, \"x\": [1, -2, {\"y\": null}], \"z\": {}, \"t\": true},\n"
+         " \"weight_map\": {\"a\": \"good\"} }\n"),
         "{\"weight_map\":{\"a\":\"good\"},\"metadata\":\"none\"}",
     };
     test_safetensors_write(test_path("good"), "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", -1,

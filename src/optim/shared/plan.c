@@ -112,7 +112,7 @@ static void count_held(planner *p, const tchi_tile *tile)
         }
         int64_t count = tchi_elements(extent, r->order);
         for (int32_t h = 0; h < region->holders; h++) {
-            hold(p, ((const int32_t *)r->holders.items)[region->first_holder + h], count);
+            hold(p, tchi_region_holders(r, region)[h], count);
         }
     }
 }

@@ -41,6 +41,12 @@ static inline const tchi_region *tchi_region_at(const tchi_regions *r, int64_t i
     return (const tchi_region *)r->list.items + i;
 }
 
+/* The ranks that have it. */
+static inline const int32_t *tchi_region_holders(const tchi_regions *r, const tchi_region *region)
+{
+    return (const int32_t *)tchi_offset(r->holders.items, region->first_holder * (int64_t)sizeof(int32_t));
+}
+
 /* The part of a block that a region has: where it begins and its sizes, in the parameter's dims; false for none. */
 bool tchi_region_meets(const tchi_region *region, int32_t order, const int64_t *start, const int64_t *size,
                        int64_t *from, int64_t *extent);

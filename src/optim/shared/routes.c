@@ -163,7 +163,7 @@ static void look_at(route_planner *r, const tchi_regions *regions)
     memset(r->replica, 0xFF, (size_t)r->ranks * sizeof *r->replica);
     for (int64_t i = 0; i < regions->list.count; i++) {
         const tchi_region *region = tchi_region_at(regions, i);
-        const int32_t *holders = (const int32_t *)regions->holders.items + region->first_holder;
+        const int32_t *holders = tchi_region_holders(regions, region);
         for (int32_t h = 0; h < region->holders; h++) {
             r->replica[holders[h]] = r->replica[holders[h]] < 0 ? h : r->replica[holders[h]];
         }
@@ -195,7 +195,7 @@ static tch_status add_part(const route_planner *r, tchi_route *route, bool sends
 /* The rank that sends a region of a tile: its owner, if it has it; otherwise the holder of the same replica. */
 static int32_t source_of(const route_planner *r, const tchi_region *region, int32_t owner)
 {
-    const int32_t *holders = (const int32_t *)r->regions->holders.items + region->first_holder;
+    const int32_t *holders = tchi_region_holders(r->regions, region);
     for (int32_t h = 0; h < region->holders; h++) {
         if (holders[h] == owner) {
             return owner;
@@ -232,7 +232,7 @@ static tch_status plan_sharded(const route_planner *r, int64_t number, const tch
     const tchi_regions *regions = r->regions;
     const tchi_tile *tile = tchi_shared_tile(r->optimizer, number);
     const tchi_param *p = tchi_param_at(r->optimizer, tile->param);
-    const int32_t *holders = (const int32_t *)regions->holders.items + region->first_holder;
+    const int32_t *holders = tchi_region_holders(regions, region);
     int64_t count = tchi_elements(part.size, regions->order);
     int64_t in = padded(count * tchi_scalar_size(p->wire_in));
     int64_t out = padded(count * tchi_scalar_size(p->wire_out));
@@ -396,7 +396,7 @@ static bool tile_crosses(const route_planner *r, const tchi_tile *tile)
         const tchi_region *region = tchi_region_at(of, k);
         int64_t from[TCHI_MOST_ORDER];
         int64_t extent[TCHI_MOST_ORDER];
-        bool alone = region->holders == 1 && ((const int32_t *)of->holders.items)[region->first_holder] == tile->owner;
+        bool alone = region->holders == 1 && tchi_region_holders(of, region)[0] == tile->owner;
         crosses = !alone && tchi_region_meets(region, of->order, tile->start, tile->size, from, extent);
     }
     return crosses;

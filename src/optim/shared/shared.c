@@ -306,7 +306,8 @@ tch_status tchi_shared_look_back(tch_optimizer *optimizer)
 tchi_param *tchi_shared_find_span(const tch_optimizer *optimizer, tchi_param *tile)
 {
     if (!tile->blocked) {
-        tile->data = tchi_param_at(optimizer, tile->index)->data + tile->base * tchi_scalar_size(tile->type);
+        tile->data =
+            tchi_offset(tchi_param_at(optimizer, tile->index)->data, tile->base * tchi_scalar_size(tile->type));
     }
     return tile;
 }
@@ -320,8 +321,8 @@ void tchi_shared_follow(tch_optimizer *optimizer, const tchi_step *now)
         now->of_tiles[i] = (tchi_gradient){gradient->data != NULL ? t->staged : NULL, t->wire_in};
         if (!t->blocked) { /* where it lies */
             tchi_shared_find_span(optimizer, t);
-            now->of_tiles[i] = *gradient;
-            now->of_tiles[i].data += gradient->data == NULL ? 0 : t->base * tchi_scalar_size(gradient->type);
+            int64_t bytes = t->base * tchi_scalar_size(gradient->type);
+            now->of_tiles[i] = (tchi_gradient){tchi_offset(gradient->data, bytes), gradient->type};
         }
         t->steps_seen = p->steps_seen;
         t->clock_id = p->clock_id;

@@ -140,7 +140,9 @@ void shared_run(shared_training *training, int32_t ranks, placed_how place, bool
     training->place = place;
     pretend_run(&group, shared_train, training);
     for (int32_t r = 0; r < ranks; r++) {
-        print_message(training->statuses[r] == TCH_OK ? "" : "rank %d: %s\n", r, training->messages[r]);
+        if (training->statuses[r] != TCH_OK) {
+            print_message("rank %d: %s\n", r, training->messages[r]);
+        }
     }
     for (int32_t r = 0; r < ranks; r++) {
         CHECK(training->statuses[r] == TCH_OK, "rank %d: %s", r, training->messages[r]);
