@@ -48,6 +48,7 @@ char *fuzz_text(const uint8_t *bytes, size_t count);
 /* A folder in memory where the system has one, removed when the program ends; and a file there, which is overwritten.
  * The descriptor stays open, so that writing it again is cheap. */
 const char *fuzz_folder(void);
+void fuzz_empty_folder(void);
 void fuzz_write(const char *name, int *descriptor, const uint8_t *bytes, size_t count);
 
 #endif

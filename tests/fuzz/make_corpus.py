@@ -180,7 +180,24 @@ DLPACK = {
     "not_one": capsule(which=164),
 }
 
+# fuzz_forms.c: kind and form that are saved, kind and form that are loaded, checksums, changes. A form is the type of
+# moments, with 3 added for packed factors and 6 for bfloat16 roots.
+FORMS = {
+    f"{kind}_{saved}_{loaded}": bytes((kind, saved, kind, loaded, 0))
+    for kind in range(7)
+    for saved, loaded in ((0, 2 + 3 * (kind % 2)), (11, kind % 2))
+}
+FORMS["changed"] = bytes((0, 2, 0, 0, 1, 255, 255, 255, 1))
+
+# fuzz_comm.c: kind, group, use, then what other ranks send.
+COMM = {
+    f"{kind}_{use}": bytes((kind, 7 * kind, use)) for kind in range(8) for use in (15 + kind, 48 + kind)[: 2 - kind % 2]
+}
+COMM["disagree"] = bytes((2, 1, 9, 0, 0, 0, 0, 2, 0)) + bytes(range(120, 160))
+
 CORPORA = {
+    "comm": COMM,
+    "forms": FORMS,
     "checkpoint": {name: checkpoint(text, 0 if name == "empty" else 24) for name, text in HEADERS.items()},
     "header": HEADERS,
     "index": INDEX,

@@ -69,7 +69,7 @@ char *fuzz_text(const uint8_t *bytes, size_t count)
 
 static char folder[64];
 
-static void remove_folder(void)
+void fuzz_empty_folder(void)
 {
     DIR *entries = opendir(folder);
     for (const struct dirent *e = entries == NULL ? NULL : readdir(entries); e != NULL; e = readdir(entries)) {
@@ -80,6 +80,11 @@ static void remove_folder(void)
     if (entries != NULL) {
         closedir(entries);
     }
+}
+
+static void remove_folder(void)
+{
+    fuzz_empty_folder();
     (void)rmdir(folder);
 }
 

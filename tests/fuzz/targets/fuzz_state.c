@@ -26,7 +26,7 @@ static stateful kept[STATE_KINDS];
 static stateful *fresh(int kind)
 {
     if (kept[kind].optimizer == NULL && kept[kind].kfac == NULL) {
-        REQUIRE(stateful_make(fuzz_context(), kind, &kept[kind]) == TCH_OK);
+        REQUIRE(stateful_make(fuzz_context(), kind, STATE_SMALL, &kept[kind]) == TCH_OK);
     }
     return &kept[kind];
 }

@@ -1,7 +1,8 @@
 /* See state.h. */
 #include "state.h"
 
-static const int64_t weight_shape[] = {3, 2};
+#include <stdbool.h>
+
 static const int64_t bias_shape[] = {4};
 static const int64_t square_shape[] = {2, 2}; /* of the layer's weight; the other two are a batch of three */
 
@@ -19,20 +20,21 @@ const char *stateful_name(int kind)
                                   : tch_optim_kind_name((tch_optim_kind)kind);
 }
 
-tch_status stateful_make(tch_context *context, int kind, stateful *s)
+tch_status stateful_make(tch_context *context, int kind, int form, stateful *s)
 {
-    *s = (stateful){.kfac = NULL};
-    for (int i = 0; i < 6; i++) {
-        s->weight[i] = 0.1F * (float)i;
-        s->weight_gradient[i] = 0.5F - 0.2F * (float)i;
+    bool small = form == STATE_SMALL;
+    *s = (stateful){.shape = {small ? 3 : STATE_SIDE, small ? 2 : STATE_SIDE}};
+    for (int64_t i = 0; i < s->shape[0] * s->shape[1]; i++) {
+        s->weight[i] = 0.1F * (float)(i % 23);
+        s->weight_gradient[i] = 0.5F - 0.2F * (float)(i % 19);
     }
     for (int i = 0; i < 4; i++) {
         s->bias[i] = 1.0F;
         s->bias_gradient[i] = 0.1F * (float)(i + 1);
     }
-    s->tensors[0] = tch_tensor_view(s->weight, TCH_FLOAT32, 2, (int64_t *)weight_shape);
+    s->tensors[0] = tch_tensor_view(s->weight, TCH_FLOAT32, 2, s->shape);
     s->tensors[1] = tch_tensor_view(s->bias, TCH_FLOAT32, 1, (int64_t *)bias_shape);
-    s->gradients[0] = tch_tensor_view(s->weight_gradient, TCH_FLOAT32, 2, (int64_t *)weight_shape);
+    s->gradients[0] = tch_tensor_view(s->weight_gradient, TCH_FLOAT32, 2, s->shape);
     s->gradients[1] = tch_tensor_view(s->bias_gradient, TCH_FLOAT32, 1, (int64_t *)bias_shape);
     if (kind == STATE_KFAC) {
         return make_kfac(context, s);
@@ -40,8 +42,9 @@ tch_status stateful_make(tch_context *context, int kind, stateful *s)
     const tch_parameter parameters[] = {{.tensor = &s->tensors[0], .name = "w"},
                                         {.tensor = &s->tensors[1], .name = "b"}};
     tch_optim_config config = tch_optim_defaults(kind == STATE_NARROW ? TCH_OPTIM_SHAMPOO : (tch_optim_kind)kind);
-    config.packed_factors = kind == STATE_NARROW;
-    config.root_dtype = kind == STATE_NARROW ? TCH_STATE_BFLOAT16 : TCH_STATE_FLOAT32;
+    config.packed_factors = small ? kind == STATE_NARROW : form / 3 % 2;
+    config.root_dtype = (small ? kind == STATE_NARROW : form / 6 % 2) ? TCH_STATE_BFLOAT16 : TCH_STATE_FLOAT32;
+    config.state_dtype = small ? TCH_STATE_FLOAT32 : (tch_state_dtype)(form % 3);
     config.momentum = 0.9;
     config.precondition_frequency = 2;
     return tch_optimizer_create(context, &config, 2, parameters, &s->optimizer);

@@ -97,7 +97,7 @@ int main(int argc, char **argv)
     for (int kind = 0; kind < STATE_KINDS; kind++) {
         char path[1024];
         snprintf(path, sizeof path, "%s/%s", argv[checks ? 2 : 1], stateful_name(kind));
-        must(stateful_make(context, kind, &s));
+        must(stateful_make(context, kind, STATE_SMALL, &s));
         if (checks) {
             check_seed(&s, path, kind, argv[3]);
         } else {
