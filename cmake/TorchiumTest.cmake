@@ -152,7 +152,7 @@ function(torchium_python_test name)
         set(arg_TIMEOUT 900) # several files, and they compile kernels
     endif()
     list(TRANSFORM arg_FILES REPLACE "(.+)/(.+)" "${folder}/\\1/test_\\2.py")
-    set(command "${Python3_EXECUTABLE}" "${folder}/run.py" -q -p no:cacheprovider ${arg_FILES})
+    set(command ${test_launcher} "${Python3_EXECUTABLE}" "${folder}/run.py" -q -p no:cacheprovider ${arg_FILES})
     set(environment "PYTHONPATH=${PROJECT_BINARY_DIR}/python" "PYTHONDONTWRITEBYTECODE=1")
     add_test(NAME python_${name} COMMAND ${command} -m "not gpu")
     torchium_test_settings(python_${name} TIMEOUT ${arg_TIMEOUT})

@@ -20,7 +20,14 @@
 #define SANITIZER ", address sanitizer"
 #elif defined(__SANITIZE_THREAD__)
 #define SANITIZER ", thread sanitizer"
-#else
+#elif defined(__has_feature) /* by clang */
+#if __has_feature(address_sanitizer)
+#define SANITIZER ", address sanitizer"
+#elif __has_feature(thread_sanitizer)
+#define SANITIZER ", thread sanitizer"
+#endif
+#endif
+#ifndef SANITIZER
 #define SANITIZER ""
 #endif
 

@@ -524,7 +524,8 @@ class Checkpoints(Case):
 
 
 def limited(most):
-    """For a child: no file may grow beyond so many bytes, as on a disk that is full. More can be allowed later."""
+    """For a child: no file may grow beyond so many bytes, as on a disk that is full. More can be allowed later.
+    clang's OpenMP runtime needs 1024."""
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
 
 
@@ -589,7 +590,7 @@ class Outputs(Case):
         path, plot = self.path("full"), self.path("full.svg")
         files = ["--checkpoint", path, "--checkpoint-every", "2", "--plot", plot]
         for json_lines in (False, True):
-            process = self.start("--steps", "9", "--optimizer", "adamw,sgd", *files, most=1000, json=json_lines)
+            process = self.start("--steps", "9", "--optimizer", "adamw,sgd", *files, most=2000, json=json_lines)
             status, output, messages = self.end(process)
             self.assertEqual(status, 1, messages)
             if json_lines:
@@ -629,7 +630,7 @@ class Outputs(Case):
         """Once a later save succeeds, nothing is missing."""
         path = self.path("some")
         length = ["--schedule", "constant", "--steps", "1000000", "--log-every", "5", "--optimizer", "sgd"]
-        process = self.start(*length, "--checkpoint", path, "--checkpoint-every", "3", most=1000)
+        process = self.start(*length, "--checkpoint", path, "--checkpoint-every", "3", most=2000)
         self.assertIn(b"could not be saved", process.stderr.readline())
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         process.send_signal(signal.SIGTERM)
