@@ -73,18 +73,17 @@ static tch_status read_field(tchi_json *json, tchi_header *header, tchi_stored *
                             : read_offsets(json, stored);
 }
 
-/* Bytes that a shape of this type takes; -1 when they are no whole number or do not fit in 63 bits. */
+/* Bytes that a shape of this type takes; -1 when they are no whole number, or the product of the sizes, in their order,
+ * or the bits do not fit in 64 bits: the same as the format's own library refuses, of empty tensors too. */
 static int64_t bytes_of(const int64_t *sizes, int32_t ndim, int32_t bits)
 {
-    int64_t total = bits;
+    uint64_t total = 1;
     bool overflow = false;
     for (int32_t i = 0; i < ndim; i++) {
-        if (sizes[i] == 0) {
-            return 0;
-        }
-        overflow = overflow || __builtin_mul_overflow(total, sizes[i], &total);
+        overflow = overflow || __builtin_mul_overflow(total, (uint64_t)sizes[i], &total);
     }
-    return overflow || total % 8 != 0 ? -1 : total / 8;
+    overflow = overflow || __builtin_mul_overflow(total, (uint64_t)bits, &total);
+    return overflow || total % 8 != 0 ? -1 : (int64_t)(total / 8);
 }
 
 static tch_status check_extent(const tchi_json *json, const tchi_header *header, const tchi_stored *stored,

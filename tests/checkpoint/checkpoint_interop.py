@@ -228,15 +228,23 @@ def read_our_index(safetensors, library, folder):
         check_checksums(file)
 
 
-def main():
+def find_safetensors():
+    """The package, in the virtual environment if need be; None where there is none."""
     if importlib.util.find_spec("safetensors") is None:
         python = VENV / "bin" / "python"
         if pathlib.Path(sys.prefix) != VENV and python.exists():
             os.execv(python, [str(python), *sys.argv])
         print("skipped: no safetensors package")
-        return SKIPPED
+        return None
     import safetensors
 
+    return safetensors
+
+
+def main():
+    safetensors = find_safetensors()
+    if safetensors is None:
+        return SKIPPED
     library = Library(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
         ours = os.path.join(folder, "ours.safetensors")

@@ -93,6 +93,7 @@ static const bad_file bad_files[] = {
     {"{" F32("a", "[1]", 0, 18446744073709551620) "}", 4, "above 2^63 - 1"},
     /* shapes and bytes */
     {"{" F32("a", "[4294967296,4294967296]", 0, 0) "}", 0, "does not give a whole number of bytes below 2^63"},
+    {"{" F32("a", "[4294967296,4294967296,0]", 0, 0) "}", 0, "does not give a whole number of bytes below 2^63"},
     {"{" F32("a", "[4611686018427387905]", 0, 4) "}", 4, "does not give a whole number of bytes below 2^63"},
     {"{" F32("a", "[2]", 0, 4) "}", 4, "has 8 bytes by its shape and 4 by its offsets"},
     {"{" F32("a", "[]", 0, 0) "}", 0, "has 4 bytes by its shape and 0 by its offsets"},
@@ -220,7 +221,7 @@ static void unusual_files_open(void **state)
         {"{" F32("", "[1]", 0, 4) "}", 4, NULL},
         {"{" F32("b", "[1]", 4, 8) "," F32("a", "[1]", 0, 4) "}", 8, NULL},
         {"{" F32("a", "[1]", 0, 4) "," F32("e", "[0,9]", 4, 4) "," F32("f", "[0]", 0, 0) "}", 4, NULL},
-        {"{" F32("a", "[9223372036854775807,9223372036854775807,0]", 0, 0) "}", 0, NULL},
+        {"{" F32("a", "[0,9223372036854775807,9223372036854775807]", 0, 0) "}", 0, NULL},
         {"{\"a\":{\"data_offsets\":[0,4],\"shape\":[ 1 , 1 ],\"dtype\":\"\\u0046\\u00332\"}}", 4, NULL},
     };
     const char *path = test_path("unusual");
