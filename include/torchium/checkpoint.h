@@ -85,7 +85,8 @@ TCH_API tch_status tch_checkpoint_writer_add(tch_checkpoint_writer *writer, cons
 
 /* The same for a rectangle of a larger tensor, which has `shape` and in which it begins at `start`, both with as many
  * numbers as `tensor` has dimensions. In the file it is called by its rectangle, "layer1.weight[0:64,0:128]", and
- * tch_checkpoint_read_shard finds it under `name`. Rectangles of one name do not overlap. */
+ * tch_checkpoint_read_shard finds it under `name`. Rectangles of one name do not overlap: saving an index and reading
+ * them refuse those that do. */
 TCH_API tch_status tch_checkpoint_writer_add_shard(tch_checkpoint_writer *writer, const char *name,
                                                    const tch_tensor *tensor, const int64_t *shape,
                                                    const int64_t *start);
@@ -108,7 +109,8 @@ TCH_API tch_status tch_checkpoint_writer_set_checksums(tch_checkpoint_writer *wr
  *
  * The bytes go to a temporary file ".torchium-*.part" in the folder of `path`, and reach the disk before that file
  * takes the name `path`. When the call fails it is removed and `path` is as it was. A process killed on the way leaves
- * it behind; the next save into the folder removes it. A symbolic link at `path` is replaced, not followed.
+ * it behind; a save into the folder by the same user removes it once it is an hour old. A symbolic link at `path` is
+ * replaced, not followed.
  *
  * The same writer can save again, to the same path or another. */
 TCH_API tch_status tch_checkpoint_writer_save(tch_checkpoint_writer *writer, tch_context *context, const char *path);
@@ -119,20 +121,24 @@ TCH_API tch_status tch_checkpoint_writer_save(tch_checkpoint_writer *writer, tch
  * that several ranks add under one name is read from the first one's file. `comm` NULL: one process, one file.
  *
  * The index takes its name when every file is on the disk. When the call fails on one rank it fails on all, the files
- * are removed, and the old index stands with its own; when it succeeds, the first rank removes those of earlier saves
- * to the same path, also of such as were killed. Who is about to open the old index at that moment finds its files
- * gone; those who have opened it keep them. */
+ * are removed, and the old index stands with its own; when it succeeds, the first rank removes the files that the
+ * replaced index named, and no others. The files have the permissions of those. Several processes or groups may save to
+ * one path at once: the last one to finish stays, whole. For the moment in which the index is replaced the first rank
+ * holds a lock on ".INDEX.lock" beside it, and waits up to two seconds for others; without it, files of the save that
+ * was replaced may be left behind. */
 TCH_API tch_status tch_checkpoint_writer_save_sharded(tch_checkpoint_writer *writer, tch_context *context,
                                                       tch_comm *comm, const char *path);
 
 /* --- reading ---------------------------------------------------------------------------------------------------- */
 
 /* Opens a safetensors file of whatever origin, or the files of an index where the path ends in ".index.json": they lie
- * in its folder, and stay open until the checkpoint is closed. A setting that several of them have is the first one's.
- * TCH_ERR_IO, with what is wrong and where, for one that cannot be read,
- * breaks a rule of the format, was written by a later version of Torchium in a form this one does not know, or whose
- * header is not what its checksum says. A file without checksums, of another program or an older version, opens all the
- * same: ask tch_checkpoint_has_checksums. */
+ * in its folder. An index may have more files than the process has descriptors: half of these hold files open, so that
+ * a later save takes nothing away from the reader, and the other files are opened for each read, which fails when they
+ * were removed or replaced. A setting that several of them have is the first one's.
+ *
+ * TCH_ERR_IO, with what is wrong and where, for one that cannot be read, breaks a rule of the format, was written by a
+ * later version of Torchium in a form this one does not know, or whose header is not what its checksum says. A file
+ * without checksums, of another program or an older version, opens all the same: ask tch_checkpoint_has_checksums. */
 TCH_API tch_status tch_checkpoint_open(const char *path, tch_checkpoint **checkpoint);
 
 /* Views of the checkpoint's tensors end here. NULL is allowed. */
@@ -147,7 +153,9 @@ TCH_API tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_con
 
 /* The same for a rectangle of a tensor that is there in shards, or whole: `out` begins at `start` of a tensor of
  * `shape`, both with as many numbers as `out` has dimensions. The shards may be cut in another way, and the file's
- * tensor may have dimensions merged that `shape` has apart. What is not one shard is put together in host memory. */
+ * tensor may have dimensions merged that `shape` has apart. What is not one shard is put together in host memory, after
+ * the checksums of all its shards were compared: when one differs, nothing of `out` has been written. Shards that
+ * overlap inside of it are refused. */
 TCH_API tch_status tch_checkpoint_read_shard(const tch_checkpoint *checkpoint, tch_context *context, const char *name,
                                              const int64_t *shape, const int64_t *start, tch_tensor *out);
 

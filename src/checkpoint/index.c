@@ -5,6 +5,7 @@
  * and the files are opened as any other. A file is named by the last part of its path alone, and lies beside the
  * index: a name that leads elsewhere is refused. */
 #include <string.h>
+#include <unistd.h>
 
 #include "core/allocator.h"
 #include "core/status.h"
@@ -30,23 +31,15 @@ typedef struct mapped {
     int32_t file;
 } mapped;
 
-typedef struct index_text {
-    tchi_list map;    /* mapped */
-    tchi_list files;  /* const char * */
-    tchi_names names; /* of files */
-} index_text;
-
-static tch_status read_text(tch_checkpoint *c)
+static tch_status read_text(const char *path, int file, int64_t bytes, tchi_index_text *index)
 {
-    int64_t bytes = 0;
-    TCHI_TRY(tchi_open_file(c->path, &c->file, &bytes));
     if (bytes > MOST_INDEX_BYTES) {
-        return tchi_fail(TCH_ERR_IO, "%.600s: not an index: it has %lld bytes, more than the %lld allowed", c->path,
+        return tchi_fail(TCH_ERR_IO, "%.600s: not an index: it has %lld bytes, more than the %lld allowed", path,
                          (long long)bytes, (long long)MOST_INDEX_BYTES);
     }
-    TCHI_TRY(tchi_host_take((size_t)bytes, "an index", &c->text));
-    c->text_bytes = bytes;
-    return tchi_checkpoint_bytes(c->file, c->path, 0, c->text, bytes);
+    TCHI_TRY(tchi_host_take((size_t)bytes, "an index", &index->text));
+    index->bytes = bytes;
+    return tchi_checkpoint_bytes(file, path, 0, index->text, bytes);
 }
 
 static bool is_word(char c)
@@ -95,7 +88,7 @@ static tch_status check_file_name(const tchi_json *json, const char *name)
     return TCH_OK;
 }
 
-static tch_status read_entry(tchi_json *json, index_text *text)
+static tch_status read_entry(tchi_json *json, tchi_index_text *text)
 {
     mapped entry;
     const char *file;
@@ -113,7 +106,7 @@ static tch_status read_entry(tchi_json *json, index_text *text)
     return tchi_list_add(&text->map, &entry);
 }
 
-static tch_status read_map(tchi_json *json, index_text *text)
+static tch_status read_map(tchi_json *json, tchi_index_text *text)
 {
     TCHI_TRY(tchi_json_expect(json, '{'));
     if (tchi_json_accept(json, '}')) {
@@ -125,9 +118,9 @@ static tch_status read_map(tchi_json *json, index_text *text)
     return tchi_json_expect(json, '}');
 }
 
-static tch_status parse(const tch_checkpoint *c, index_text *text)
+static tch_status parse(const char *path, tchi_index_text *text)
 {
-    tchi_json json = {.path = c->path, .what = "index", .text = c->text, .length = c->text_bytes};
+    tchi_json json = {.path = path, .what = "index", .text = text->text, .length = text->bytes};
     bool seen = false;
     TCHI_TRY(tchi_json_expect(&json, '{'));
     do {
@@ -146,33 +139,49 @@ static tch_status parse(const tch_checkpoint *c, index_text *text)
     return seen ? TCH_OK : tchi_json_fail(&json, "there is no \"weight_map\"");
 }
 
+tch_status tchi_index_read(const char *path, tchi_index_text *index, struct stat *status)
+{
+    int file = -1;
+    *index = (tchi_index_text){.map = {.item_size = sizeof(mapped)}, .files = {.item_size = sizeof(const char *)}};
+    tch_status read = tchi_open_file(path, &file, status);
+    read = read != TCH_OK ? read : read_text(path, file, status->st_size, index);
+    if (file >= 0) {
+        close(file);
+    }
+    return read != TCH_OK ? read : parse(path, index);
+}
+
+void tchi_index_release(tchi_index_text *index)
+{
+    tchi_host_release(index->text, (size_t)index->bytes);
+    tchi_list_release(&index->map);
+    tchi_list_release(&index->files);
+    tchi_names_release(&index->names);
+}
+
 /* --- the files --------------------------------------------------------------------------------------------------- */
 
-static tch_status open_one(tch_checkpoint *c, const char *name)
+static tch_status open_file(tch_checkpoint *c, const char *path)
+{
+    tch_checkpoint *file = NULL;
+    TCHI_TRY(tchi_list_reserve(&c->files, c->files.count + 1));
+    TCHI_TRY(tchi_is_index(path) ? tchi_fail(TCH_ERR_IO, "%.600s: it names another index as one of its files", c->path)
+                                 : tch_checkpoint_open(path, &file));
+    return tchi_list_add(&c->files, &file);
+}
+
+static tch_status open_named(tch_checkpoint *c, const char *name)
 {
     const char *slash = strrchr(c->path, '/');
     size_t folder = slash == NULL ? 0 : (size_t)(slash + 1 - c->path);
     size_t bytes = folder + strlen(name) + 1;
     char *path;
-    tch_checkpoint *file = NULL;
-    TCHI_TRY(tchi_list_reserve(&c->files, c->files.count + 1));
     TCHI_TRY(tchi_host_take(bytes, "the path of a file", &path));
     memcpy(path, c->path, folder);
     memcpy(path + folder, name, bytes - folder);
-    tch_status status = tchi_is_index(name)
-                            ? tchi_fail(TCH_ERR_IO, "%.600s: it names another index as one of its files", c->path)
-                            : tch_checkpoint_open(path, &file);
+    tch_status status = open_file(c, path);
     tchi_host_release(path, bytes);
-    return status == TCH_OK ? tchi_list_add(&c->files, &file) : status;
-}
-
-static tch_status open_files(tch_checkpoint *c, const index_text *text)
-{
-    const char *const *names = text->files.items;
-    for (int64_t i = 0; i < text->files.count; i++) {
-        TCHI_TRY(open_one(c, names[i]));
-    }
-    return TCH_OK;
+    return status;
 }
 
 static tch_status add_tensor(tch_checkpoint *c, const mapped *entry)
@@ -221,39 +230,53 @@ static tch_status add_settings(tchi_header *h, const tchi_header *file)
     return TCH_OK;
 }
 
-static tch_status put_together(tch_checkpoint *c, const index_text *text)
+tch_status tchi_index_finish(tch_checkpoint *c)
 {
-    TCHI_TRY(open_files(c, text));
-    const mapped *entries = text->map.items;
-    for (int64_t i = 0; i < text->map.count; i++) {
-        TCHI_TRY(add_tensor(c, &entries[i]));
-    }
     c->header.complete = true;
     for (int64_t i = 0; i < c->files.count; i++) {
         const tchi_header *file = &((tch_checkpoint **)c->files.items)[i]->header;
         TCHI_TRY(add_settings(&c->header, file));
         c->header.complete = c->header.complete && file->complete;
     }
-    return TCH_OK;
+    return tchi_shards_find(c);
+}
+
+static tch_status put_together(tch_checkpoint *c, const tchi_index_text *text)
+{
+    const char *const *names = text->files.items;
+    for (int64_t i = 0; i < text->files.count; i++) {
+        TCHI_TRY(open_named(c, names[i]));
+    }
+    const mapped *entries = text->map.items;
+    for (int64_t i = 0; i < text->map.count; i++) {
+        TCHI_TRY(add_tensor(c, &entries[i]));
+    }
+    return tchi_index_finish(c);
 }
 
 tch_status tchi_index_open(tch_checkpoint *checkpoint)
 {
-    checkpoint->files.item_size = sizeof(tch_checkpoint *);
-    checkpoint->header = (tchi_header){.tensors = {.item_size = sizeof(tchi_stored)},
-                                       .sizes = {.item_size = sizeof(int64_t)},
-                                       .settings = {.item_size = sizeof(tchi_setting)},
-                                       .noted = {.item_size = sizeof(tchi_setting)}};
-    index_text text = {.map = {.item_size = sizeof(mapped)}, .files = {.item_size = sizeof(const char *)}};
-    tch_status status = read_text(checkpoint);
-    if (status == TCH_OK) {
-        status = parse(checkpoint, &text);
+    struct stat status;
+    tchi_index_text text;
+    tch_status opened = tchi_index_read(checkpoint->path, &text, &status);
+    if (opened == TCH_OK) {
+        checkpoint->device = status.st_dev;
+        checkpoint->inode = status.st_ino;
+        opened = put_together(checkpoint, &text);
     }
-    if (status == TCH_OK) {
-        status = put_together(checkpoint, &text);
+    tchi_index_release(&text);
+    return opened;
+}
+
+tch_status tchi_index_add(tch_checkpoint *index, const char *path)
+{
+    TCHI_TRY(open_file(index, path));
+    int32_t number = (int32_t)index->files.count - 1;
+    const tch_checkpoint *file = ((tch_checkpoint **)index->files.items)[number];
+    for (int64_t i = 0; i < tch_checkpoint_count(file); i++) {
+        mapped entry = {tch_checkpoint_name(file, i), number};
+        bool known = tchi_names_find(&index->header.names, entry.tensor) >= 0;
+        TCHI_TRY(known ? TCH_OK : add_tensor(index, &entry));
     }
-    tchi_list_release(&text.map);
-    tchi_list_release(&text.files);
-    tchi_names_release(&text.names);
-    return status;
+    return TCH_OK;
 }

@@ -56,30 +56,22 @@ static tch_status check_target(tchi_part_file *part)
                          "tch_checkpoint_writer_save: path %.600s: it is a device, a pipe or a socket, expected a file",
                          part->path);
     }
-    part->replaces = true;
-    part->mode = target.st_mode & (S_IRWXU | S_IRWXG | S_IRWXO);
-    part->group = target.st_gid;
+    part->permissions = (tchi_permissions){true, target.st_mode & (S_IRWXU | S_IRWXG | S_IRWXO), target.st_gid};
     return TCH_OK;
 }
 
 /* A new file is made like any other, with what the umask and the folder leave of all permissions. One that replaces
  * another is for our eyes only until it is whole and gets the other's permissions: these may be stricter, and somebody
  * who opens a file keeps it open. */
-static int create_locked(tchi_part_file *part)
+static int create_file(tchi_part_file *part)
 {
-    mode_t mode = part->replaces ? S_IRUSR | S_IWUSR : 0666;
+    mode_t mode = part->permissions.replaces ? S_IRUSR | S_IWUSR : 0666;
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         snprintf(part->name, sizeof part->name, "%s%0*llx%s", TCHI_PART_PREFIX, TCHI_PART_DIGITS,
                  (unsigned long long)tchi_random_bits(), TCHI_PART_SUFFIX);
         int file = openat(part->folder, part->name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
-        if (file < 0 && errno != EEXIST) {
-            return -1;
-        }
-        if (file >= 0 && tchi_part_lock(file)) {
+        if (file >= 0 || errno != EEXIST) {
             return file;
-        }
-        if (file >= 0) {
-            close(file);
         }
     }
     errno = EEXIST;
@@ -90,19 +82,20 @@ static tch_status create(tchi_part_file *part)
 {
     TCHI_TRY(open_folder(part));
     TCHI_TRY(check_target(part));
-    tchi_remove_leftovers(part->folder);
-    part->file = create_locked(part);
+    part->file = create_file(part);
     if (part->file < 0) {
         part->name[0] = '\0';
         return fail(part, "no file can be created in its folder", errno);
     }
+    tchi_remove_leftovers(part->folder, part->file);
     return TCH_OK;
 }
 
-tch_status tchi_part_file_create(tchi_part_file *part, const char *path)
+tch_status tchi_part_file_create(tchi_part_file *part, const char *path, const tchi_permissions *permissions)
 {
     const char *slash = strrchr(path, '/');
     *part = (tchi_part_file){.path = path, .base = slash != NULL ? slash + 1 : path, .folder = -1, .file = -1};
+    part->permissions = permissions != NULL ? *permissions : part->permissions;
     tch_status status = create(part);
     if (status != TCH_OK) {
         tchi_part_file_close(part);
@@ -142,11 +135,12 @@ static tch_status sync_folder(const tchi_part_file *part)
 static tch_status give_permissions(const tchi_part_file *part)
 {
     struct stat now;
-    mode_t mode = part->mode;
+    mode_t mode = part->permissions.mode;
+    gid_t group = part->permissions.group;
     if (fstat(part->file, &now) != 0) {
         return fail(part, "the permissions of the file it replaces cannot be kept", errno);
     }
-    if (now.st_gid != part->group && fchown(part->file, (uid_t)-1, part->group) != 0) {
+    if (now.st_gid != group && fchown(part->file, (uid_t)-1, group) != 0) {
         mode &= ~(mode_t)S_IRWXG | (mode & S_IRWXO) << 3;
     }
     if (fchmod(part->file, mode) != 0) {
@@ -155,14 +149,14 @@ static tch_status give_permissions(const tchi_part_file *part)
     return TCH_OK;
 }
 
+tch_status tchi_part_file_flush(tchi_part_file *part)
+{
+    TCHI_TRY(part->permissions.replaces ? give_permissions(part) : TCH_OK);
+    return fsync(part->file) == 0 ? TCH_OK : fail(part, "the file could not be written to the disk", errno);
+}
+
 tch_status tchi_part_file_commit(tchi_part_file *part)
 {
-    if (part->replaces) {
-        TCHI_TRY(give_permissions(part));
-    }
-    if (fsync(part->file) != 0) {
-        return fail(part, "the file could not be written to the disk", errno);
-    }
     if (renameat(part->folder, part->name, part->folder, part->base) != 0) {
         return fail(part, "the finished file could not be given this name", errno);
     }

@@ -2,9 +2,10 @@
  * the name when all of them are on the disk.
  *
  *     tchi_part_file file;
- *     tchi_part_file_create(&file, path);
+ *     tchi_part_file_create(&file, path, NULL);
  *     tchi_part_file_write(&file, at, bytes, count); // in any order, as often as needed
- *     tchi_part_file_commit(&file);
+ *     tchi_part_file_flush(&file);                   // all bytes are on the disk
+ *     tchi_part_file_commit(&file);                  // under its name
  *     tchi_part_file_close(&file);                   // after a failure too: removes what was not committed
  */
 #ifndef TCHI_CHECKPOINT_PART_FILE_H
@@ -21,29 +22,34 @@
 #define TCHI_PART_DIGITS 16
 #define TCHI_PART_SIZE (sizeof TCHI_PART_PREFIX + TCHI_PART_DIGITS + sizeof TCHI_PART_SUFFIX - 1)
 
+/* Those of the file that is replaced, if any. */
+typedef struct tchi_permissions {
+    bool replaces;
+    mode_t mode;
+    gid_t group;
+} tchi_permissions;
+
 typedef struct tchi_part_file {
     const char *path;          /* where it shall appear */
     const char *base;          /* the last part of it */
     char name[TCHI_PART_SIZE]; /* of the temporary file; "" when there is none */
     int folder;                /* descriptors, or -1 */
     int file;
-    bool replaces; /* another file, whose permissions and group these are */
-    mode_t mode;
-    gid_t group;
+    tchi_permissions permissions;
 } tchi_part_file;
 
-/* On failure there is nothing to close. Removes what processes that were killed left in the folder. */
-tch_status tchi_part_file_create(tchi_part_file *part, const char *path);
+/* On failure there is nothing to close. `permissions`, or NULL, are for a path that does not exist yet. Removes what
+ * processes that were killed left in the folder. */
+tch_status tchi_part_file_create(tchi_part_file *part, const char *path, const tchi_permissions *permissions);
 tch_status tchi_part_file_write(tchi_part_file *part, int64_t at, const void *bytes, int64_t count);
+tch_status tchi_part_file_flush(tchi_part_file *part);
 tch_status tchi_part_file_commit(tchi_part_file *part);
 void tchi_part_file_close(tchi_part_file *part);
 
 /* --- leftovers.c ------------------------------------------------------------------------------------------------ */
 
-/* Takes the lock that tells the file from a leftover. False when it was taken for one and removed: make another. */
-bool tchi_part_lock(int file);
-
-/* Removes the temporary files of a folder that no living process holds. What cannot be removed stays. */
-void tchi_remove_leftovers(int folder);
+/* Locks the temporary file that was just created, and removes those that killed processes have left beside it. What
+ * cannot be removed stays. */
+void tchi_remove_leftovers(int folder, int file);
 
 #endif

@@ -95,6 +95,7 @@ typedef struct reading {
     const tch_checkpoint *checkpoint;
     const tchi_stored *stored;
     tch_context *context;
+    int descriptor;
     int64_t at; /* in the file */
     uint32_t checksum;
     char *buffer;
@@ -108,7 +109,7 @@ static tch_status read_bytes(reading *r, char *to, int64_t count)
     int64_t most = summed ? TCHI_SUMMED_BYTES : count;
     for (int64_t done = 0; done < count; done += most) {
         int64_t here = count - done < most ? count - done : most;
-        TCHI_TRY(tchi_checkpoint_bytes(r->checkpoint->file, r->checkpoint->path, r->at, to + done, here));
+        TCHI_TRY(tchi_checkpoint_bytes(r->descriptor, r->checkpoint->path, r->at, to + done, here));
         r->checksum = summed ? tchi_crc32c(r->checksum, to + done, here) : 0;
         r->at += here;
     }
@@ -181,8 +182,10 @@ tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_context *co
     reading r = {.checkpoint = file, .stored = stored, .context = context};
     r.at = file->data_begin + stored->begin;
     if (stored->begin < stored->end) { /* an empty tensor may have no memory */
-        TCHI_TRY(tchi_is_plain(out) ? read_bytes(&r, tchi_tensor_data(out), stored->end - stored->begin)
-                                    : read_through_buffer(&r, out));
+        TCHI_TRY(tchi_descriptor_borrow(file, &r.descriptor));
+        status = tchi_is_plain(out) ? read_bytes(&r, tchi_tensor_data(out), stored->end - stored->begin)
+                                    : read_through_buffer(&r, out);
+        tchi_descriptor_return(file, r.descriptor);
     }
-    return tchi_checkpoint_compare(file, stored, r.checksum);
+    return status == TCH_OK ? tchi_checkpoint_compare(file, stored, r.checksum) : status;
 }

@@ -6,7 +6,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "core/allocator.h"
@@ -43,19 +43,53 @@ tch_status tchi_checkpoint_bytes(int file, const char *path, int64_t offset, voi
 }
 
 /* O_NONBLOCK, so that a pipe does not hold us up before we see that it is one. */
-tch_status tchi_open_file(const char *path, int *file, int64_t *bytes)
+tch_status tchi_open_file(const char *path, int *file, struct stat *status)
 {
-    struct stat status;
     *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (*file < 0 || fstat(*file, &status) != 0) {
+    if (*file < 0 || fstat(*file, status) != 0) {
         return fail_system(path, "it cannot be opened", errno);
     }
-    if (!S_ISREG(status.st_mode)) {
+    if (!S_ISREG(status->st_mode)) {
         return tchi_fail(TCH_ERR_IO, "%.600s: it is %s, expected a file", path,
-                         S_ISDIR(status.st_mode) ? "a folder" : "a device, a pipe or a socket");
+                         S_ISDIR(status->st_mode) ? "a folder" : "a device, a pipe or a socket");
     }
-    *bytes = status.st_size;
     return TCH_OK;
+}
+
+tch_status tchi_descriptor_borrow(const tch_checkpoint *file, int *descriptor)
+{
+    struct stat now;
+    *descriptor = file->file;
+    if (file->file >= 0) {
+        return TCH_OK;
+    }
+    tch_status status = tchi_open_file(file->path, descriptor, &now);
+    if (status == TCH_OK && (now.st_dev != file->device || now.st_ino != file->inode)) {
+        status = tchi_fail(TCH_ERR_IO, "%.600s: the file was replaced after it was opened; open the checkpoint again",
+                           file->path);
+    }
+    if (status != TCH_OK) {
+        tchi_descriptor_return(file, *descriptor);
+        *descriptor = -1;
+    }
+    return status;
+}
+
+void tchi_descriptor_return(const tch_checkpoint *file, int descriptor)
+{
+    if (descriptor >= 0 && descriptor != file->file) {
+        close(descriptor);
+    }
+}
+
+/* Descriptors are numbered from the lowest free one on. */
+static void release_high_descriptor(tch_checkpoint *c)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && (rlim_t)c->file >= limit.rlim_cur / 2) {
+        close(c->file);
+        c->file = -1;
+    }
 }
 
 /* The length before the header, held against the file's. */
@@ -110,28 +144,46 @@ static void map_file(tch_checkpoint *c, int64_t file_bytes)
 
 static tch_status open_and_read(tch_checkpoint *c)
 {
-    int64_t file_bytes = 0;
+    struct stat status;
     if (tchi_is_index(c->path)) {
-        TCHI_TRY(tchi_index_open(c));
-        return tchi_shards_find(c);
+        return tchi_index_open(c);
     }
-    TCHI_TRY(tchi_open_file(c->path, &c->file, &file_bytes));
-    TCHI_TRY(read_header(c, file_bytes));
-    map_file(c, file_bytes);
+    TCHI_TRY(tchi_open_file(c->path, &c->file, &status));
+    c->device = status.st_dev;
+    c->inode = status.st_ino;
+    TCHI_TRY(read_header(c, status.st_size));
+    map_file(c, status.st_size);
+    release_high_descriptor(c);
     return tchi_shards_find(c);
 }
 
 /* One block for the struct and, behind it, the path. */
-static tch_checkpoint *make(const char *path)
+tch_checkpoint *tchi_checkpoint_make(const char *path)
 {
     size_t path_bytes = strlen(path) + 1;
     size_t bytes = sizeof(tch_checkpoint) + path_bytes;
     tch_checkpoint *c = tchi_host_allocate(bytes, _Alignof(tch_checkpoint));
     if (c != NULL) {
-        *c = (tch_checkpoint){.file = -1, .path = (char *)(c + 1), .block_bytes = bytes};
+        *c = (tch_checkpoint){.file = -1,
+                              .header = {.tensors = {.item_size = sizeof(tchi_stored)},
+                                         .sizes = {.item_size = sizeof(int64_t)},
+                                         .settings = {.item_size = sizeof(tchi_setting)},
+                                         .noted = {.item_size = sizeof(tchi_setting)}},
+                              .files = {.item_size = sizeof(tch_checkpoint *)},
+                              .path = (char *)(c + 1),
+                              .block_bytes = bytes};
         memcpy(c->path, path, path_bytes);
     }
     return c;
+}
+
+/* An index that a save has replaced since it was read, and with it the files it names. */
+#define MOST_ATTEMPTS 100
+static bool was_replaced(const tch_checkpoint *c)
+{
+    struct stat now;
+    return c->inode != 0 && tchi_is_index(c->path) && stat(c->path, &now) == 0 &&
+           (now.st_dev != c->device || now.st_ino != c->inode);
 }
 
 tch_status tch_checkpoint_open(const char *path, tch_checkpoint **checkpoint)
@@ -140,17 +192,22 @@ tch_status tch_checkpoint_open(const char *path, tch_checkpoint **checkpoint)
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_open: %s is NULL",
                          path == NULL ? "path" : "checkpoint");
     }
-    tch_checkpoint *opened = make(path);
-    if (opened == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "tch_checkpoint_open: out of host memory");
+    bool again = true;
+    tch_status status = TCH_OK;
+    for (int attempt = 0; attempt < MOST_ATTEMPTS && again; attempt++) {
+        tch_checkpoint *opened = tchi_checkpoint_make(path);
+        if (opened == NULL) {
+            return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "tch_checkpoint_open: out of host memory");
+        }
+        status = open_and_read(opened);
+        again = status == TCH_ERR_IO && was_replaced(opened);
+        if (status == TCH_OK) {
+            *checkpoint = opened;
+        } else {
+            tch_checkpoint_close(opened);
+        }
     }
-    tch_status status = open_and_read(opened);
-    if (status != TCH_OK) {
-        tch_checkpoint_close(opened);
-        return status;
-    }
-    *checkpoint = opened;
-    return TCH_OK;
+    return status;
 }
 
 void tch_checkpoint_close(tch_checkpoint *checkpoint)

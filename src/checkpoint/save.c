@@ -26,7 +26,7 @@ typedef struct saving {
     tchi_list covered;   /* tchi_covered: what the header's own is of */
     int64_t at;          /* in the file */
     uint32_t checksum;   /* of the tensor under way */
-    tchi_part_file file;
+    tchi_part_file *file;
 } saving;
 
 static const tchi_added *added_at(const tch_checkpoint_writer *writer, int64_t number)
@@ -127,7 +127,7 @@ static tch_status write_bytes(saving *s, const char *bytes, int64_t count)
     if (s->writer->checksums) {
         tchi_summing_begin(&summing, s->checksum, bytes, count);
     }
-    tch_status status = tchi_part_file_write(&s->file, s->at, bytes, count);
+    tch_status status = tchi_part_file_write(s->file, s->at, bytes, count);
     if (s->writer->checksums) {
         s->checksum = tchi_summing_end(&summing);
     }
@@ -193,11 +193,11 @@ static tch_status write_all(saving *s)
     TCHI_TRY(write_tensors(s));
     uint32_t own = s->writer->checksums ? tchi_header_checksum(s->covered.items, s->covered.count) : 0;
     tchi_header_text(s->writer, &s->order, s->checksums.items, own, s->header);
-    TCHI_TRY(tchi_part_file_write(&s->file, 0, s->header, s->header_bytes));
-    return tchi_part_file_commit(&s->file);
+    TCHI_TRY(tchi_part_file_write(s->file, 0, s->header, s->header_bytes));
+    return tchi_part_file_flush(s->file);
 }
 
-static tch_status save(saving *s, const char *path)
+static tch_status write(saving *s, const char *path, const tchi_permissions *permissions)
 {
     TCHI_TRY(put_in_order(s));
     TCHI_TRY(take_buffer(s));
@@ -205,25 +205,37 @@ static tch_status save(saving *s, const char *path)
     if (s->writer->checksums) {
         TCHI_TRY(take_covered(s));
     }
-    TCHI_TRY(tchi_part_file_create(&s->file, path));
+    TCHI_TRY(tchi_part_file_create(s->file, path, permissions));
     tch_status status = write_all(s);
-    tchi_part_file_close(&s->file);
+    if (status != TCH_OK) {
+        tchi_part_file_close(s->file);
+    }
     return status;
 }
 
-tch_status tch_checkpoint_writer_save(tch_checkpoint_writer *writer, tch_context *context, const char *path)
+tch_status tchi_writer_write(const tch_checkpoint_writer *writer, tch_context *context, const char *path,
+                             const tchi_permissions *permissions, tchi_part_file *file)
 {
-    if (writer == NULL || path == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_save: %s is NULL",
-                         writer == NULL ? "writer" : "path");
-    }
     TCHI_TRY(check_places(writer, context));
-    saving s = {.writer = writer, .context = context};
-    tch_status status = save(&s, path);
+    saving s = {.writer = writer, .context = context, .file = file};
+    tch_status status = write(&s, path, permissions);
     tchi_list_release(&s.order);
     tchi_host_release(s.header, (size_t)s.header_bytes);
     tchi_host_release(s.buffer, (size_t)s.buffer_bytes);
     tchi_list_release(&s.checksums);
     tchi_list_release(&s.covered);
+    return status;
+}
+
+tch_status tch_checkpoint_writer_save(tch_checkpoint_writer *writer, tch_context *context, const char *path)
+{
+    tchi_part_file file;
+    if (writer == NULL || path == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_save: %s is NULL",
+                         writer == NULL ? "writer" : "path");
+    }
+    TCHI_TRY(tchi_writer_write(writer, context, path, NULL, &file));
+    tch_status status = tchi_part_file_commit(&file);
+    tchi_part_file_close(&file);
     return status;
 }

@@ -1,14 +1,17 @@
 /* From the writers of all ranks to one checkpoint: a file of each rank, then the index, which takes its name last.
  * Until then the old index stands, with its files beside it: those of a save have a number of their own in their names,
- * and go when the next index stands.
+ * and are removed when an index has replaced the one that names them. Nothing else is ever removed, so that of two
+ * processes that save to one path at once, neither removes the files of the other.
  *
- * The ranks meet three times: to take the number, when every file is on the disk, and when the index is. A rank that
- * fails goes on to the next meeting all the same and says so there, and then nobody goes further. */
-#include <dirent.h>
+ * The ranks meet four times: to take the number, when every file is on the disk, when every file has its name, and when
+ * the index has. A rank that fails goes on to the next meeting and reports it there; then all ranks stop. */
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <torchium/version.h>
@@ -28,16 +31,19 @@ static const char ending[] = ".index.json";
 static const char middle[] = ".safetensors";
 
 /* What a rank may come with to a meeting; the largest counts. */
-enum { WELL, FAILED, FAILED_LATE /* the index stands, and so its files must */ };
+enum { WELL, FAILED };
 
 typedef struct shard_save {
     tch_checkpoint_writer *writer;
     tch_context *context;
     tch_comm *comm;
     const char *path;
-    size_t stem; /* bytes of the path that names of files begin with too */
+    size_t folder; /* bytes of the path up to the last slash */
+    size_t stem;   /* and up to the end of what names of files begin with too */
     int32_t rank, ranks;
-    uint32_t number[2]; /* of this save, 31 bits each */
+    uint32_t number[2];           /* of this save, 31 bits each */
+    tchi_permissions permissions; /* of the files of the old index */
+    tchi_part_file part;          /* of this rank */
     char file[PATH_MAX];
 } shard_save;
 
@@ -49,19 +55,12 @@ static size_t without(const char *path, size_t length, const char *end)
     return length > bytes && memcmp(path + length - bytes, end, bytes) == 0 ? length - bytes : length;
 }
 
-/* "-0123456789abcdef-00002-of-00004.safetensors" */
+/* "model-0123456789abcdef-00002-of-00004.safetensors" */
 #define TAIL_SIZE 64
-static const char *tail_of(const shard_save *s, int32_t rank, char text[TAIL_SIZE])
-{
-    snprintf(text, TAIL_SIZE, "-%08x%08x-%05d-of-%05d%s", (unsigned)s->number[0], (unsigned)s->number[1], rank + 1,
-             s->ranks, middle);
-    return text;
-}
-
 static void name_file(const shard_save *s, int32_t rank, char path[PATH_MAX])
 {
-    char tail[TAIL_SIZE];
-    snprintf(path, PATH_MAX, "%.*s%s", (int)s->stem, s->path, tail_of(s, rank, tail));
+    snprintf(path, PATH_MAX, "%.*s-%08x%08x-%05d-of-%05d%s", (int)s->stem, s->path, (unsigned)s->number[0],
+             (unsigned)s->number[1], rank + 1, s->ranks, middle);
 }
 
 /* Passes over `count` characters of a kind; false where they are not there. */
@@ -73,80 +72,135 @@ static bool pass(const char **text, const char *kind, size_t count, const char *
 }
 
 /* Whether a name is that of a file of some save to this path. */
-static bool is_of_a_save(const char *name, const char *stem, size_t stem_bytes)
+static bool is_of_a_save(const shard_save *s, const char *name)
 {
-    if (strncmp(name, stem, stem_bytes) != 0 || name[stem_bytes] != '-') {
+    size_t stem = s->stem - s->folder;
+    if (strncmp(name, s->path + s->folder, stem) != 0 || name[stem] != '-') {
         return false;
     }
-    name += stem_bytes + 1;
+    name += stem + 1;
     return pass(&name, "0123456789abcdef", 16, "-") && pass(&name, "0123456789", 5, "-of-") &&
            pass(&name, "0123456789", 5, middle) && *name == '\0';
 }
 
-/* --- the index --------------------------------------------------------------------------------------------------- */
+/* --- the old index ----------------------------------------------------------------------------------------------- */
 
-/* The opened files of all ranks, and which of their tensors the index lists: a name that several ranks have added is
- * the first one's. */
-typedef struct listing {
-    tchi_list files; /* tch_checkpoint * */
-    tchi_names names;
-    int64_t bytes; /* of tensors */
-} listing;
+/* The files that the index at the path names; none where there is no index, or a broken one. */
+static tch_status read_old(const shard_save *s, tchi_index_text *old)
+{
+    struct stat status;
+    tch_status read = tchi_index_read(s->path, old, &status);
+    if (read != TCH_OK) {
+        tchi_index_release(old);
+        *old = (tchi_index_text){0};
+    }
+    return read == TCH_ERR_OUT_OF_MEMORY ? read : TCH_OK;
+}
 
-static tch_status open_all(const shard_save *s, listing *l)
+static const char *old_path(const shard_save *s, const tchi_index_text *old, int64_t number, char path[PATH_MAX])
+{
+    int length = snprintf(path, PATH_MAX, "%.*s%s", (int)s->folder, s->path, ((char **)old->files.items)[number]);
+    return length < PATH_MAX ? path : "";
+}
+
+/* What all of its files allow. */
+static tch_status find_permissions(shard_save *s)
 {
     char path[PATH_MAX];
-    TCHI_TRY(tchi_list_reserve(&l->files, s->ranks));
-    for (int32_t r = 0; r < s->ranks; r++) {
-        tch_checkpoint *file = NULL;
-        name_file(s, r, path);
-        TCHI_TRY(tch_checkpoint_open(path, &file));
-        *(tch_checkpoint **)tchi_list_extend(&l->files) = file;
-    }
-    return TCH_OK;
-}
-
-static const tch_checkpoint *file_at(const listing *l, int64_t number)
-{
-    return ((tch_checkpoint **)l->files.items)[number];
-}
-
-static tch_status note_names(listing *l)
-{
-    for (int64_t r = 0; r < l->files.count; r++) {
-        for (int64_t i = 0; i < tch_checkpoint_count(file_at(l, r)); i++) {
-            const char *name = tch_checkpoint_name(file_at(l, r), i);
-            const tchi_stored *stored = (const tchi_stored *)file_at(l, r)->header.tensors.items + i;
-            if (tchi_names_find(&l->names, name) < 0) {
-                TCHI_TRY(tchi_names_add(&l->names, name, r));
-                l->bytes += stored->end - stored->begin;
-            }
+    struct stat file;
+    tchi_index_text old;
+    tchi_permissions *found = &s->permissions;
+    TCHI_TRY(read_old(s, &old));
+    for (int64_t i = 0; i < old.files.count; i++) {
+        if (stat(old_path(s, &old, i, path), &file) == 0) {
+            mode_t mode = file.st_mode & (S_IRWXU | S_IRWXG | S_IRWXO);
+            *found = (tchi_permissions){true, found->replaces ? mode & found->mode : mode, file.st_gid};
         }
     }
+    tchi_index_release(&old);
     return TCH_OK;
 }
 
-static void put_index(tchi_json_text *out, const shard_save *s, const listing *l)
+/* Only what a save has written: an index of another program may name files that are kept for something else. */
+static void remove_old(const shard_save *s, const tchi_index_text *old)
 {
-    const char *slash = strrchr(s->path, '/');
-    size_t folder = slash == NULL ? 0 : (size_t)(slash + 1 - s->path);
-    bool first = true;
-    tchi_json_put_format(out, "{\"metadata\":{\"total_size\":%lld,\"%s\":\"%s\",", (long long)l->bytes, TCHI_FORMAT_KEY,
+    char path[PATH_MAX];
+    for (int64_t i = 0; i < old->files.count; i++) {
+        if (is_of_a_save(s, ((char **)old->files.items)[i])) {
+            (void)unlink(old_path(s, old, i, path));
+        }
+    }
+}
+
+/* --- the lock ---------------------------------------------------------------------------------------------------- */
+
+#define LOCK_ATTEMPTS 200
+#define LOCK_PAUSE_NS 10000000
+
+static const char *lock_path(const shard_save *s, char path[PATH_MAX])
+{
+    int length = snprintf(path, PATH_MAX, "%.*s.%s.lock", (int)s->folder, s->path, s->path + s->folder);
+    return length < PATH_MAX ? path : "";
+}
+
+/* Whether the file still has its name: who held the lock before has removed it. */
+static bool is_named(int file, const char *path)
+{
+    struct stat opened;
+    struct stat named;
+    return fstat(file, &opened) == 0 && stat(path, &named) == 0 && opened.st_dev == named.st_dev &&
+           opened.st_ino == named.st_ino;
+}
+
+/* Two that replace the index at once would both see the same old one, and the files of the one that was replaced last
+ * would stay for ever: hence the lock. That is all that depends on it, so a save goes on without it, where the file
+ * system has no locks or another process keeps it for two seconds. Returns the descriptor, or -1. */
+static int take_lock(const char *path)
+{
+    const struct timespec pause = {.tv_nsec = LOCK_PAUSE_NS};
+    for (int attempt = 0; attempt < LOCK_ATTEMPTS; attempt++) {
+        int file = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+        bool locked = file >= 0 && flock(file, LOCK_EX | LOCK_NB) == 0;
+        bool busy = file >= 0 && !locked && (errno == EWOULDBLOCK || errno == EINTR);
+        if (locked && is_named(file, path)) {
+            return file;
+        }
+        if (file >= 0) {
+            close(file);
+        }
+        if (!locked && !busy) {
+            return -1;
+        }
+        nanosleep(&pause, NULL);
+    }
+    return -1;
+}
+
+static void release_lock(const char *path, int file)
+{
+    if (file >= 0) {
+        (void)unlink(path);
+        close(file);
+    }
+}
+
+/* --- the index --------------------------------------------------------------------------------------------------- */
+
+static void put_index(tchi_json_text *out, const shard_save *s, const tch_checkpoint *all)
+{
+    const tchi_stored *tensors = all->header.tensors.items;
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < all->header.tensors.count; i++) {
+        bytes += tensors[i].end - tensors[i].begin;
+    }
+    tchi_json_put_format(out, "{\"metadata\":{\"total_size\":%lld,\"%s\":\"%s\",", (long long)bytes, TCHI_FORMAT_KEY,
                          TCHI_FORMAT_NAME);
     tchi_json_put_format(out, "\"%s\":\"%s\"},\n\"weight_map\":{", TCHI_LIBRARY_VERSION_KEY, TCH_VERSION_STRING);
-    for (int32_t r = 0; r < s->ranks; r++) {
-        char path[PATH_MAX];
-        name_file(s, r, path);
-        for (int64_t i = 0; i < tch_checkpoint_count(file_at(l, r)); i++) {
-            const char *name = tch_checkpoint_name(file_at(l, r), i);
-            if (tchi_names_find(&l->names, name) == r) {
-                tchi_json_put(out, first ? "\n" : ",\n", first ? 1 : 2);
-                tchi_json_put_string(out, name);
-                tchi_json_put(out, ":", 1);
-                tchi_json_put_string(out, path + folder);
-                first = false;
-            }
-        }
+    for (int64_t i = 0; i < all->header.tensors.count; i++) {
+        tchi_json_put(out, i == 0 ? "\n" : ",\n", i == 0 ? 1 : 2);
+        tchi_json_put_string(out, tensors[i].name);
+        tchi_json_put(out, ":", 1);
+        tchi_json_put_string(out, tchi_checkpoint_file(all, &tensors[i])->path + s->folder);
     }
     tchi_json_put(out, "}}\n", 3);
 }
@@ -155,8 +209,9 @@ static void put_index(tchi_json_text *out, const shard_save *s, const listing *l
 static tch_status write_text(const char *path, const char *text, int64_t bytes, bool *standing)
 {
     tchi_part_file part;
-    TCHI_TRY(tchi_part_file_create(&part, path));
+    TCHI_TRY(tchi_part_file_create(&part, path, NULL));
     tch_status status = tchi_part_file_write(&part, 0, text, bytes);
+    status = status != TCH_OK ? status : tchi_part_file_flush(&part);
     if (status == TCH_OK) {
         status = tchi_part_file_commit(&part);
         *standing = part.name[0] == '\0';
@@ -165,58 +220,49 @@ static tch_status write_text(const char *path, const char *text, int64_t bytes, 
     return status;
 }
 
-static tch_status write_listing(const shard_save *s, const listing *l, bool *standing)
+/* Replaces the index, and then removes the files of the one that it has replaced. */
+static tch_status replace_index(const shard_save *s, const char *text, int64_t bytes, bool *standing)
+{
+    char path[PATH_MAX];
+    tchi_index_text old;
+    int lock = take_lock(lock_path(s, path));
+    tch_status status = read_old(s, &old);
+    status = status != TCH_OK ? status : write_text(s->path, text, bytes, standing);
+    if (status == TCH_OK) {
+        remove_old(s, &old);
+    }
+    release_lock(path, lock);
+    tchi_index_release(&old);
+    return status;
+}
+
+static tch_status write_gathered(const shard_save *s, const tch_checkpoint *all, bool *standing)
 {
     tchi_json_text out = {0};
-    put_index(&out, s, l);
+    put_index(&out, s, all);
     int64_t bytes = out.used;
     TCHI_TRY(tchi_host_take((size_t)bytes, "an index", &out.text));
     out.used = 0;
-    put_index(&out, s, l);
-    tch_status status = write_text(s->path, out.text, bytes, standing);
+    put_index(&out, s, all);
+    tch_status status = replace_index(s, out.text, bytes, standing);
     tchi_host_release(out.text, (size_t)bytes);
     return status;
 }
 
 static tch_status write_index(const shard_save *s, bool *standing)
 {
-    listing l = {.files = {.item_size = sizeof(tch_checkpoint *)}};
-    tch_status status = open_all(s, &l);
-    if (status == TCH_OK) {
-        status = note_names(&l);
+    char path[PATH_MAX];
+    tch_checkpoint *all = tchi_checkpoint_make(s->path);
+    tch_status status = all == NULL ? tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory for an index") : TCH_OK;
+    for (int32_t r = 0; r < s->ranks && status == TCH_OK; r++) {
+        name_file(s, r, path);
+        status = tchi_index_add(all, path);
     }
-    if (status == TCH_OK) {
-        status = write_listing(s, &l, standing);
-    }
-    for (int64_t i = 0; i < l.files.count; i++) {
-        tch_checkpoint_close((tch_checkpoint *)file_at(&l, i));
-    }
-    tchi_list_release(&l.files);
-    tchi_names_release(&l.names);
+    status = status != TCH_OK ? status : tchi_index_finish(all);
+    status = status != TCH_OK ? status : tchi_shards_check_overlaps(all);
+    status = status != TCH_OK ? status : write_gathered(s, all, standing);
+    tch_checkpoint_close(all);
     return status;
-}
-
-/* Files of earlier saves to the same path, and of some that did not end. What cannot be removed stays. */
-static void remove_earlier(const shard_save *s)
-{
-    char folder[PATH_MAX];
-    char mine[TAIL_SIZE];
-    const char *slash = strrchr(s->path, '/');
-    size_t length = slash == NULL ? 0 : (size_t)(slash + 1 - s->path);
-    snprintf(folder, sizeof folder, "%.*s", (int)length, s->path);
-    DIR *entries = opendir(length > 0 ? folder : ".");
-    if (entries == NULL) {
-        return;
-    }
-    tail_of(s, 0, mine);
-    for (const struct dirent *entry = readdir(entries); entry != NULL; entry = readdir(entries)) {
-        const char *name = entry->d_name;
-        if (is_of_a_save(name, s->path + length, s->stem - length) &&
-            strncmp(name + s->stem - length, mine, 18) != 0) { /* up to the dash behind the number */
-            (void)unlinkat(dirfd(entries), name, 0);
-        }
-    }
-    closedir(entries);
 }
 
 /* --- the ranks together ------------------------------------------------------------------------------------------ */
@@ -246,51 +292,78 @@ static void keep_message(char message[1024], tch_status status)
     snprintf(message, 1024, "%s", status == TCH_OK ? "" : tch_last_error());
 }
 
-/* All take the number that the first rank has drawn. */
-static tch_status take_number(shard_save *s, tch_status status)
+/* All take the number that the first rank has drawn, and the permissions that it has found. */
+static tch_status begin(shard_save *s, tch_status status)
 {
+    enum { MODES = 01000 }; /* of permissions; above them stands whether there are any, and then the outcome */
     char message[1024];
-    keep_message(message, status);
-    uint64_t bits = tchi_random_bits();
-    int32_t values[4] = {status == TCH_OK ? WELL : FAILED, (int32_t)(bits & 0x7FFFFFFF),
-                         (int32_t)((bits >> 32) & 0x7FFFFFFF), 0};
-    if (s->rank != 0) {
-        values[1] = values[2] = 0;
+    int32_t values[4] = {0, 0, 0, INT32_MIN};
+    if (s->rank == 0 && status == TCH_OK) {
+        uint64_t bits = tchi_random_bits();
+        status = find_permissions(s);
+        values[0] = s->permissions.replaces ? MODES | (int32_t)s->permissions.mode : 0;
+        values[1] = (int32_t)(bits & 0x7FFFFFFF);
+        values[2] = (int32_t)((bits >> 32) & 0x7FFFFFFF);
+        values[3] = (int32_t)s->permissions.group;
     }
+    keep_message(message, status);
+    values[0] |= status == TCH_OK ? 0 : 2 * MODES;
     TCHI_TRY(s->comm == NULL ? TCH_OK : tchi_comm_largest(s->comm, s->context, values));
     s->number[0] = (uint32_t)values[1];
     s->number[1] = (uint32_t)values[2];
-    return values[0] == WELL ? TCH_OK : fail_together(status, message, "begin");
+    s->permissions = (tchi_permissions){(values[0] & MODES) != 0, (mode_t)values[0] & (MODES - 1), (gid_t)values[3]};
+    return values[0] < 2 * MODES ? TCH_OK : fail_together(status, message, "begin");
 }
 
+/* The file is on the disk of every rank, under a temporary name: what a killed save leaves is found by it. */
 static tch_status write_file(shard_save *s)
 {
     int32_t worst;
     char message[1024];
     name_file(s, s->rank, s->file);
-    tch_status status = tch_checkpoint_writer_save(s->writer, s->context, s->file);
+    tch_status status = tchi_writer_write(s->writer, s->context, s->file, &s->permissions, &s->part);
     keep_message(message, status);
-    TCHI_TRY(meet(s, status == TCH_OK ? WELL : FAILED, &worst));
-    if (worst != WELL) {
-        (void)unlink(s->file);
-        return fail_together(status, message, "write its file");
+    tch_status met = meet(s, status == TCH_OK ? WELL : FAILED, &worst);
+    if (status == TCH_OK && (met != TCH_OK || worst != WELL)) {
+        tchi_part_file_close(&s->part);
     }
-    return TCH_OK;
+    return met != TCH_OK ? met : worst == WELL ? TCH_OK : fail_together(status, message, "write its file");
 }
 
-static tch_status finish_index(const shard_save *s)
+/* Of all ranks where the first one gives up: no index will name them. */
+static void remove_files(shard_save *s)
+{
+    for (int32_t r = 0; r < (s->rank == 0 ? s->ranks : 1); r++) {
+        name_file(s, s->rank == 0 ? r : s->rank, s->file);
+        (void)unlink(s->file);
+    }
+}
+
+static tch_status name_files(shard_save *s)
+{
+    int32_t worst;
+    char message[1024];
+    tch_status status = tchi_part_file_commit(&s->part);
+    keep_message(message, status);
+    tchi_part_file_close(&s->part);
+    tch_status met = meet(s, status == TCH_OK ? WELL : FAILED, &worst);
+    if (met == TCH_OK ? worst != WELL : s->rank == 0) {
+        remove_files(s);
+    }
+    return met != TCH_OK ? met : worst == WELL ? TCH_OK : fail_together(status, message, "name its file");
+}
+
+static tch_status finish_index(shard_save *s)
 {
     int32_t worst;
     char message[1024];
     bool standing = false;
     tch_status status = s->rank == 0 ? write_index(s, &standing) : TCH_OK;
     keep_message(message, status);
-    TCHI_TRY(meet(s, status == TCH_OK ? WELL : standing ? FAILED_LATE : FAILED, &worst));
-    if (worst == FAILED) {
-        (void)unlink(s->file);
-    } else if (worst == WELL && s->rank == 0) {
-        remove_earlier(s);
+    if (status != TCH_OK && !standing) {
+        remove_files(s);
     }
+    TCHI_TRY(meet(s, status == TCH_OK ? WELL : FAILED, &worst));
     return worst == WELL ? TCH_OK : fail_together(status, message, "write the index");
 }
 
@@ -300,9 +373,7 @@ static tch_status check(const shard_save *s)
     if (s->writer == NULL || s->path == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is NULL", function, s->writer == NULL ? "writer" : "path");
     }
-    const char *slash = strrchr(s->path, '/');
-    size_t folder = slash == NULL ? 0 : (size_t)(slash + 1 - s->path);
-    if (!tchi_is_index(s->path) || s->stem == folder || s->path[folder] == '.') {
+    if (!tchi_is_index(s->path) || s->stem == s->folder || s->path[s->folder] == '.') {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "%s: path is %.600s, expected the name of an index, such as model.safetensors%s", function,
                          s->path, ending);
@@ -315,8 +386,9 @@ static tch_status check(const shard_save *s)
 
 static tch_status save_all(shard_save *s)
 {
-    TCHI_TRY(take_number(s, check(s)));
+    TCHI_TRY(begin(s, check(s)));
     TCHI_TRY(write_file(s));
+    TCHI_TRY(name_files(s));
     return finish_index(s);
 }
 
@@ -324,6 +396,8 @@ tch_status tch_checkpoint_writer_save_sharded(tch_checkpoint_writer *writer, tch
                                               const char *path)
 {
     shard_save s = {.writer = writer, .context = context, .comm = comm, .path = path, .ranks = 1};
+    const char *slash = path == NULL ? NULL : strrchr(path, '/');
+    s.folder = slash == NULL ? 0 : (size_t)(slash + 1 - path);
     s.stem = path == NULL ? 0 : without(path, without(path, strlen(path), ending), middle);
     if (comm == NULL) {
         return save_all(&s);

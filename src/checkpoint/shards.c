@@ -229,12 +229,81 @@ static tch_status check_source(const source *s, const char *name, const tchi_sli
     return TCH_OK;
 }
 
+/* Refuses a shard that has an element of one before it. */
+static tch_status check_overlap(const source *s, const char *name)
+{
+    char quoted[TCHI_QUOTE_SIZE];
+    char one[TCHI_QUOTE_SIZE];
+    char other[TCHI_QUOTE_SIZE];
+    const tch_checkpoint *c = s->checkpoint;
+    tchi_slice slice = slice_of(s);
+    for (source before = first_source(c, name); before.tensor != s->tensor; next_source(&before)) {
+        tchi_slice theirs = slice_of(&before);
+        if (tchi_slice_overlap(&slice, &theirs)) {
+            return tchi_fail(TCH_ERR_IO,
+                             "%.600s: the shards \"%s\" and \"%s\" of \"%s\" overlap, expected each element in one of "
+                             "them; save it again from shards that do not",
+                             c->path, tchi_quote(stored_at(c, s->tensor)->name, one),
+                             tchi_quote(stored_at(c, before.tensor)->name, other), tchi_quote(name, quoted));
+        }
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_shards_check_overlaps(const tch_checkpoint *checkpoint)
+{
+    for (int64_t i = 0; i < checkpoint->shards.wholes.count; i++) {
+        const char *name = whole_at(checkpoint, i)->name;
+        for (source s = first_source(checkpoint, name); s.tensor >= 0; next_source(&s)) {
+            TCHI_TRY(check_overlap(&s, name));
+        }
+    }
+    return TCH_OK;
+}
+
+/* Sets a bit for each element of the run; fails, without a message, where one is set already. */
+static tch_status mark_run(void *user, int64_t in_from, int64_t in_to, int64_t count)
+{
+    uint64_t *words = user;
+    int64_t end = in_to + count;
+    (void)in_from;
+    for (int64_t x = in_to; x < end; x = (x | 63) + 1) {
+        int64_t last = (x | 63) < end ? x | 63 : end - 1;
+        uint64_t mask = (UINT64_MAX << (x & 63)) & (UINT64_MAX >> (63 - (last & 63)));
+        if ((words[x / 64] & mask) != 0) {
+            return TCH_ERR_IO;
+        }
+        words[x / 64] |= mask;
+    }
+    return TCH_OK;
+}
+
+/* Refuses shards that overlap inside the rectangle: as many elements as it has may still leave a gap. With a bit for
+ * each element the time is linear in the shards, of which a hostile file may have a million. */
+static tch_status check_marks(const tch_checkpoint *checkpoint, const char *name, const tchi_slice *wanted)
+{
+    size_t bytes = (size_t)((tchi_slice_count(wanted) + 63) / 64 * 8);
+    uint64_t *words;
+    tch_status status = TCH_OK;
+    TCHI_TRY(tchi_host_take(bytes, "a map of shards", &words));
+    for (source s = first_source(checkpoint, name); s.tensor >= 0 && status == TCH_OK; next_source(&s)) {
+        int64_t shared;
+        tchi_slice slice = slice_of(&s);
+        if (tchi_slice_meet(&slice, wanted, mark_run, words, &shared) != TCH_OK) {
+            status = check_overlap(&s, name);
+        }
+    }
+    tchi_host_release(words, bytes);
+    return status;
+}
+
 /* Whether there is all of a rectangle, of this type: looks at no element. */
 static tch_status check_sources(const tch_checkpoint *checkpoint, const char *name, const tchi_slice *wanted,
                                 tch_dtype dtype)
 {
     char quoted[TCHI_QUOTE_SIZE];
     int64_t covered = 0;
+    int32_t parts = 0;
     source s = first_source(checkpoint, name);
     if (s.tensor < 0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%.600s has no tensor with the name \"%s\", whole or in shards",
@@ -246,7 +315,9 @@ static tch_status check_sources(const tch_checkpoint *checkpoint, const char *na
         tchi_slice slice = slice_of(&s);
         TCHI_TRY(tchi_slice_meet(&slice, wanted, NULL, NULL, &shared));
         covered += shared;
+        parts += shared > 0;
     }
+    TCHI_TRY(parts > 1 ? check_marks(checkpoint, name, wanted) : TCH_OK);
     if (covered != tchi_slice_count(wanted)) {
         return tchi_fail(TCH_ERR_IO, "%.600s: the shards of \"%s\" have %lld of %lld elements that are requested",
                          checkpoint->path, tchi_quote(name, quoted), (long long)covered,
@@ -258,6 +329,7 @@ static tch_status check_sources(const tch_checkpoint *checkpoint, const char *na
 /* A window of a tensor's bytes, which goes forward only. */
 typedef struct window {
     const tch_checkpoint *file;
+    int descriptor;
     const tchi_stored *stored;
     int64_t size; /* of an element */
     char *buffer;
@@ -270,7 +342,7 @@ static tch_status move_window(window *w, int64_t first)
     int64_t left = (w->stored->end - w->stored->begin) / w->size - first;
     w->begin = first;
     w->end = first + (left < w->room ? left : w->room);
-    return tchi_checkpoint_bytes(w->file->file, w->file->path, w->file->data_begin + w->stored->begin + first * w->size,
+    return tchi_checkpoint_bytes(w->descriptor, w->file->path, w->file->data_begin + w->stored->begin + first * w->size,
                                  w->buffer, (w->end - w->begin) * w->size);
 }
 
@@ -290,24 +362,29 @@ static tch_status copy_run(void *user, int64_t in_from, int64_t in_to, int64_t c
     return TCH_OK;
 }
 
-/* What one source has of the rectangle; nothing is read where that is nothing. */
+static bool has_some_of(const source *s, const tchi_slice *wanted)
+{
+    int64_t shared;
+    tchi_slice slice = slice_of(s);
+    return tchi_slice_meet(&slice, wanted, NULL, NULL, &shared) == TCH_OK && shared > 0;
+}
+
+/* What one source has of the rectangle. */
 static tch_status copy_source(const source *s, const tchi_slice *wanted, char *buffer, int64_t room, char *to)
 {
     int64_t shared;
     tchi_slice slice = slice_of(s);
-    TCHI_TRY(tchi_slice_meet(&slice, wanted, NULL, NULL, &shared));
-    if (shared == 0) {
-        return TCH_OK;
-    }
-    tchi_stored *stored = stored_at(s->checkpoint, s->tensor);
-    TCHI_TRY(tchi_checkpoint_verify_once(s->checkpoint, stored));
+    const tchi_stored *stored = stored_at(s->checkpoint, s->tensor);
     window w = {.file = tchi_checkpoint_file(s->checkpoint, stored),
                 .stored = stored,
                 .size = (int64_t)tch_dtype_size(stored->type->dtype),
                 .buffer = buffer,
                 .to = to};
     w.room = room / w.size;
-    return tchi_slice_meet(&slice, wanted, copy_run, &w, &shared);
+    TCHI_TRY(tchi_descriptor_borrow(w.file, &w.descriptor));
+    tch_status status = tchi_slice_meet(&slice, wanted, copy_run, &w, &shared);
+    tchi_descriptor_return(w.file, w.descriptor);
+    return status;
 }
 
 static int64_t buffer_of(const tch_checkpoint *c, const char *name)
@@ -320,14 +397,18 @@ static int64_t buffer_of(const tch_checkpoint *c, const char *name)
     return most < TCHI_BUFFER_BYTES ? most : TCHI_BUFFER_BYTES;
 }
 
+/* All checksums are compared before the first element is written. */
 static tch_status copy_sources(const tch_checkpoint *c, const char *name, const tchi_slice *wanted, char *to)
 {
     char *buffer;
+    for (source s = first_source(c, name); s.tensor >= 0; next_source(&s)) {
+        TCHI_TRY(has_some_of(&s, wanted) ? tchi_checkpoint_verify_once(c, stored_at(c, s.tensor)) : TCH_OK);
+    }
     int64_t room = buffer_of(c, name);
     TCHI_TRY(tchi_host_take((size_t)room, "a buffer", &buffer));
     tch_status status = TCH_OK;
     for (source s = first_source(c, name); s.tensor >= 0 && status == TCH_OK; next_source(&s)) {
-        status = copy_source(&s, wanted, buffer, room, to);
+        status = has_some_of(&s, wanted) ? copy_source(&s, wanted, buffer, room, to) : TCH_OK;
     }
     tchi_host_release(buffer, (size_t)room);
     return status;

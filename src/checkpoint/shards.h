@@ -38,6 +38,10 @@ typedef struct tchi_shards {
 tch_status tchi_shards_find(tch_checkpoint *checkpoint);
 void tchi_shards_release(tchi_shards *shards);
 
+/* Whether no two shards of a tensor overlap: TCH_ERR_IO names both. Quadratic in the shards of one tensor, for a
+ * checkpoint that is being saved; reading checks the rectangle that is read. */
+tch_status tchi_shards_check_overlaps(const tch_checkpoint *checkpoint);
+
 /* The end of a shard's name. */
 #define TCHI_SHARD_SUFFIX_SIZE (TCH_MAX_RANK * 42 + 3)
 const char *tchi_shard_suffix(const tchi_slice *slice, char text[TCHI_SHARD_SUFFIX_SIZE]);

@@ -5,24 +5,28 @@
 
 #include "core/status.h"
 
-bool tchi_slice_is_sound(const tchi_slice *s)
-{
-    int64_t count = 1;
-    bool good = s->ndim >= 0;
-    for (int32_t k = 0; good && k < s->ndim; k++) {
-        good = s->shape[k] >= 0 && s->size[k] >= 0 && s->start[k] >= 0 && s->size[k] <= s->shape[k] &&
-               s->start[k] <= s->shape[k] - s->size[k] && !__builtin_mul_overflow(count, s->shape[k], &count);
-    }
-    return good;
-}
-
+/* -1 where it does not fit in 63 bits. An empty tensor may have sizes that overflow before the 0 among them. */
 static int64_t product(const int64_t *sizes, int32_t from, int32_t to)
 {
     int64_t count = 1;
+    bool overflow = false;
     for (int32_t k = from; k < to; k++) {
-        count *= sizes[k];
+        if (sizes[k] == 0) {
+            return 0;
+        }
+        overflow = overflow || __builtin_mul_overflow(count, sizes[k], &count);
     }
-    return count;
+    return overflow ? -1 : count;
+}
+
+bool tchi_slice_is_sound(const tchi_slice *s)
+{
+    bool good = s->ndim >= 0;
+    for (int32_t k = 0; good && k < s->ndim; k++) {
+        good = s->shape[k] >= 0 && s->size[k] >= 0 && s->start[k] >= 0 && s->size[k] <= s->shape[k] &&
+               s->start[k] <= s->shape[k] - s->size[k];
+    }
+    return good && product(s->shape, 0, s->ndim) >= 0;
 }
 
 int64_t tchi_slice_count(const tchi_slice *slice)
@@ -72,6 +76,18 @@ bool tchi_slice_equal(const tchi_slice *a, const tchi_slice *b)
         same = a->shape[k] == b->shape[k] && a->start[k] == b->start[k] && a->size[k] == b->size[k];
     }
     return same;
+}
+
+bool tchi_slice_overlap(const tchi_slice *a, const tchi_slice *b)
+{
+    bool overlap = true;
+    for (int32_t k = 0; overlap && k < a->ndim; k++) {
+        int64_t end_a = a->start[k] + a->size[k];
+        int64_t end_b = b->start[k] + b->size[k];
+        int64_t start = a->start[k] > b->start[k] ? a->start[k] : b->start[k];
+        overlap = start < (end_a < end_b ? end_a : end_b);
+    }
+    return overlap;
 }
 
 /* --- runs -------------------------------------------------------------------------------------------------------- */

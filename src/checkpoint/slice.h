@@ -25,6 +25,9 @@ bool tchi_slice_same_whole(const tchi_slice *a, const tchi_slice *b);
 
 bool tchi_slice_equal(const tchi_slice *a, const tchi_slice *b);
 
+/* Whether two rectangles of one whole share an element. */
+bool tchi_slice_overlap(const tchi_slice *a, const tchi_slice *b);
+
 /* Calls visit for everything that `from` and `to` share: `count` elements, which follow each other in both, from the
  * element `in_from` of the one and `in_to` of the other on. In rising order of both. *shared is how many in all. */
 typedef tch_status (*tchi_slice_visit)(void *user, int64_t in_from, int64_t in_to, int64_t count);

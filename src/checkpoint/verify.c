@@ -23,12 +23,18 @@ static tch_status verify_tensor(const tch_checkpoint *checkpoint, const tchi_sto
 {
     const tch_checkpoint *file = tchi_checkpoint_file(checkpoint, stored);
     uint32_t found = 0;
-    for (int64_t at = stored->begin; stored->has_checksum && at < stored->end; at += TCHI_SUMMED_BYTES) {
+    int descriptor;
+    if (!stored->has_checksum) {
+        return TCH_OK;
+    }
+    tch_status status = tchi_descriptor_borrow(file, &descriptor);
+    for (int64_t at = stored->begin; at < stored->end && status == TCH_OK; at += TCHI_SUMMED_BYTES) {
         int64_t here = stored->end - at < TCHI_SUMMED_BYTES ? stored->end - at : TCHI_SUMMED_BYTES;
-        TCHI_TRY(tchi_checkpoint_bytes(file->file, file->path, file->data_begin + at, buffer, here));
+        status = tchi_checkpoint_bytes(descriptor, file->path, file->data_begin + at, buffer, here);
         found = tchi_crc32c(found, buffer, here);
     }
-    return tchi_checkpoint_compare(file, stored, found);
+    tchi_descriptor_return(file, descriptor);
+    return status == TCH_OK ? tchi_checkpoint_compare(file, stored, found) : status;
 }
 
 static tch_status verify(const tch_checkpoint *checkpoint, int64_t first, int64_t count)

@@ -8,6 +8,7 @@
 
 #include "core/list.h"
 #include "names.h"
+#include "part_file.h"
 #include "types.h"
 
 /* A tensor to be written. It moves when the list grows, so `tensor` does not point at `shape` and `strides`: take it by
@@ -37,6 +38,11 @@ struct tch_checkpoint_writer {
 
 /* The tensor with its shape and strides. */
 tch_tensor tchi_added_tensor(const tchi_added *added);
+
+/* Writes the checkpoint to the disk, for tchi_part_file_commit to give it its name. On failure there is nothing to
+ * close. */
+tch_status tchi_writer_write(const tch_checkpoint_writer *writer, tch_context *context, const char *path,
+                             const tchi_permissions *permissions, tchi_part_file *file);
 
 /* The settings that the library adds; `index` from 0 on. False past the last one. */
 bool tchi_user_kernel_setting(int32_t index, const char **key, const char **value);

@@ -3,7 +3,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "support/files.h"
@@ -372,27 +371,6 @@ static void saving_again(void **state)
     tch_checkpoint_writer_destroy(writer);
 }
 
-static int mode_of(const char *path)
-{
-    struct stat status;
-    CHECK(stat(path, &status) == 0, "%s is not there", path);
-    return status.st_mode & 0777;
-}
-
-static void permissions_are_those_of_the_file_replaced(void **state)
-{
-    tch_checkpoint_writer *writer = new_writer();
-    const char *path = test_path("mode");
-    mode_t before = umask(027);
-    CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
-    umask(before);
-    assert_int_equal(mode_of(path), 0640);
-    assert_int_equal(chmod(path, 0604), 0);
-    CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
-    assert_int_equal(mode_of(path), 0604);
-    tch_checkpoint_writer_destroy(writer);
-}
-
 /* The bytes themselves, so that a change of the format is seen. The header's checksum depends on the version: see
  * test_checkpoint_checksums.c. */
 static void the_file_is_as_documented(void **state)
@@ -450,7 +428,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_thousand_tensors),
         cmocka_unit_test(numbers_come_back_exactly),
         cmocka_unit_test(saving_again),
-        cmocka_unit_test(permissions_are_those_of_the_file_replaced),
         cmocka_unit_test(the_file_is_as_documented),
         cmocka_unit_test(no_temporary_file_is_left),
     };

@@ -165,11 +165,13 @@ static pid_t start_writer(const char *path, int number)
     return child;
 }
 
-/* Whoever reads meanwhile always finds a whole version of one or the other, and in the end it is one's last. */
-static void two_writers(void **state)
+/* Whoever reads meanwhile always finds a whole version of one or the other, and in the end it is one's last, without
+ * files of others beside it. */
+static void check_two_writers(const char *name, int files)
 {
-    (void)state;
-    const char *path = test_path("shared");
+    char path[TEST_PATH_SIZE];
+    snprintf(path, sizeof path, "%s", test_path(name));
+    int before = count_files(test_path(""));
     pid_t writers[WRITERS];
     int running = WRITERS;
     int reads = 0;
@@ -189,13 +191,26 @@ static void two_writers(void **state)
     }
     int64_t last = version_of(path);
     CHECK(last % 1000 == SAVES - 1 && reads > 1, "version %lld is there after %d reads", (long long)last, reads);
-    CHECK(test_leftover_count() == 0, "a temporary file is left");
+    CHECK(count_files(test_path("")) - before == files, "%d files are left", count_files(test_path("")) - before);
+}
+
+static void two_writers(void **state)
+{
+    (void)state;
+    check_two_writers("shared", 1);
+}
+
+static void two_writers_of_an_index(void **state)
+{
+    (void)state;
+    check_two_writers("shared.safetensors.index.json", 2);
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(a_full_disk), cmocka_unit_test(a_full_disk_and_an_index),
-                                       cmocka_unit_test(a_read_only_disk), cmocka_unit_test(two_writers)};
+                                       cmocka_unit_test(a_read_only_disk), cmocka_unit_test(two_writers),
+                                       cmocka_unit_test(two_writers_of_an_index)};
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_folder_make, test_folder_remove);
 }

@@ -248,17 +248,49 @@ static void a_folder_without_permission(void **state)
     check_nothing_left();
 }
 
-/* Only what has the name of a leftover and is a file is removed, and not what a living writer holds. */
+/* Each call that may fail on the way fails once: an error leaves the old file or, once it has its name, the new one. */
+static void every_call_fails_once(void **state)
+{
+    (void)state;
+    const char *path = test_path("calls");
+    bool failed = true;
+    int errors = 0;
+    for (int k = 1; failed; k++) {
+        test_case("call %d", k);
+        CHECK_OK(save(path, "old"));
+        test_fail_file_call(k);
+        tch_status status = save(path, "new");
+        failed = test_fail_file_call(0);
+        CHECK(status == TCH_OK || (failed && status == TCH_ERR_IO), "gave %s", tch_status_name(status));
+        check_nothing_left();
+        bool named = status == TCH_OK || strstr(tch_last_error(), "the file is complete") != NULL;
+        CHECK_OK(load(path, named ? "new" : "old"));
+        errors += status != TCH_OK;
+    }
+    CHECK(errors >= 5, "%d calls failed: not two writes, two of fsync and a rename", errors);
+}
+
+/* Only what has the name of a leftover, is a file of ours, is old and not locked is removed. */
 static void leftovers_are_told_from_other_files(void **state)
 {
     (void)state;
     static const char *const kept[] = {".torchium-0123456789abcde.part", ".torchium-0123456789abcdeg.part",
                                        ".torchium-0123456789abcdef.part~", "torchium-0123456789abcdef.part"};
-    const char *leftover = test_path(".torchium-0123456789abcdef.part");
+    char leftover[TEST_PATH_SIZE];
+    snprintf(leftover, sizeof leftover, "%s", test_path(".torchium-0123456789abcdef.part"));
     for (int i = 0; i < 4; i++) {
         test_file_write(test_path(kept[i]), "x", 1);
+        test_file_make_old(test_path(kept[i]));
     }
     test_file_write(leftover, "x", 1);
+    CHECK_OK(save(test_path("clean"), "new"));
+    CHECK(access(leftover, F_OK) == 0, "a file that may be written on another machine was removed");
+    test_file_make_old(leftover);
+    if (geteuid() == 0) {
+        CHECK(chown(leftover, NOBODY, NOBODY) == 0, "the test cannot give its file away");
+        CHECK_OK(save(test_path("clean"), "new"));
+        CHECK(access(leftover, F_OK) == 0 && chown(leftover, 0, 0) == 0, "the file of another user was removed");
+    }
     int held = open(leftover, O_WRONLY);
     CHECK(held >= 0 && flock(held, LOCK_EX) == 0, "the test cannot lock its file");
     CHECK_OK(save(test_path("clean"), "new"));
@@ -267,6 +299,7 @@ static void leftovers_are_told_from_other_files(void **state)
     CHECK_OK(save(test_path("clean"), "new"));
     CHECK(access(leftover, F_OK) != 0, "the leftover is still there");
     assert_int_equal(symlink(kept[0], leftover), 0);
+    test_file_make_old(leftover);
     CHECK_OK(save(test_path("clean"), "new"));
     CHECK(access(leftover, F_OK) == 0, "a link was removed");
     for (int i = 0; i < 4; i++) {
@@ -491,6 +524,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_full_disk),
         cmocka_unit_test(paths_that_cannot_be_written),
         cmocka_unit_test(a_folder_without_permission),
+        cmocka_unit_test(every_call_fails_once),
         cmocka_unit_test(leftovers_are_told_from_other_files),
         cmocka_unit_test(a_link_is_replaced),
         cmocka_unit_test(nobody_sees_a_file_before_it_is_whole),

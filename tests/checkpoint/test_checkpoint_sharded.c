@@ -2,16 +2,18 @@
  * that lies is refused; and a save that fails on one rank fails on all, with the old checkpoint whole. Ranks are
  * threads. */
 #include <dirent.h>
+#include <glob.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "support/comm/pretend_group.h"
 #include "support/fakes/counting_allocator.h"
+#include "support/fakes/watch_open.h"
 #include "support/files.h"
 #include "support/messages.h"
-#include "support/random.h"
 #include "support/testing.h"
 
 #define INDEX "model.safetensors.index.json"
@@ -319,18 +321,19 @@ static void earlier_files_go(void **state)
     (void)state;
     static const char *const others[] = {"model-00001-of-00002.safetensors", "model.safetensors",
                                          "model-0123456789abcdef-00001-of-00002.safetensors.bak",
+                                         "model-0123456789abcdef-00001-of-00002.safetensors",
                                          "other-0123456789abcdef-00001-of-00002.safetensors"};
+    static const char theirs[] = "{\"weight_map\":{\"a\":\"model-00001-of-00002.safetensors\"}}";
     const char *path = index_path();
     for (size_t i = 0; i < TEST_COUNT(others); i++) {
         test_file_write(test_path(others[i]), "x", 1);
     }
-    test_file_write(test_path("model-0123456789abcdef-00001-of-00002.safetensors"), "x",
-                    1); /* of one that was killed */
+    test_file_write(path, theirs, sizeof theirs - 1); /* names what no save has written */
     save_well(&cuttings[1], 4, path, "first");
     CHECK(count_files("-of-00004.safetensors") == 4, "there are other files than four");
     save_well(&cuttings[1], 2, path, "second");
     CHECK(count_files("-of-00004.safetensors") == 0, "files of the first save are left");
-    CHECK(count_files("-of-00002.safetensors") == 2 + 2, "not two files, and two of others");
+    CHECK(count_files("-of-00002.safetensors") == 2 + 3, "not two files, and three of others");
     for (size_t i = 0; i < TEST_COUNT(others); i++) {
         CHECK(access(test_path(others[i]), F_OK) == 0, "%s is gone", others[i]);
     }
@@ -343,6 +346,129 @@ static void check_mark(const char *path, const char *mark)
     CHECK(strcmp(tch_checkpoint_text(c, "mark"), mark) == 0, "the checkpoint is %s", tch_checkpoint_text(c, "mark"));
     check_elements(c, &cuttings[4], false);
     tch_checkpoint_close(c);
+}
+
+enum { GROUP = 54321 };
+
+/* How many files are for their owner alone, and of this group where root may choose one. */
+static int count_private(bool make_so)
+{
+    glob_t files = {0};
+    struct stat status;
+    int count = 0;
+    bool root = geteuid() == 0;
+    CHECK(glob(test_path("*.safetensors"), 0, NULL, &files) == 0, "there are no files");
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        const char *path = files.gl_pathv[i];
+        CHECK(!make_so || ((!root || chown(path, 0, GROUP) == 0) && chmod(path, 0600) == 0), "the test cannot prepare");
+        CHECK(stat(path, &status) == 0, "%s is gone", path);
+        count += (status.st_mode & 0777) == 0600 && (!root || status.st_gid == GROUP);
+    }
+    globfree(&files);
+    return count;
+}
+
+/* Two indexes whose files begin with the same word; and files that only their owner may read stay so, for any number of
+ * ranks, whatever the umask is. */
+static void beside_another_index(void **state)
+{
+    (void)state;
+    char path[TEST_PATH_SIZE];
+    char other[TEST_PATH_SIZE];
+    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    snprintf(other, sizeof other, "%s", test_path("model.index.json"));
+    save_well(&cuttings[1], 2, other, "other");
+    save_well(&cuttings[1], 3, path, "first");
+    CHECK(count_private(true) == 5, "the test cannot change permissions");
+    mode_t before = umask(022);
+    for (int32_t ranks = 1; ranks <= 4; ranks += 3) {
+        save_well(&cuttings[1], ranks, path, "second");
+        check_mark(path, "second");
+        check_mark(other, "other");
+        CHECK(count_files(".safetensors") == 2 + ranks, "%d files are there", count_files(".safetensors"));
+        CHECK(count_private(false) == 2 + ranks, "permissions or groups were not kept");
+    }
+    umask(before);
+}
+
+static char between_path[TEST_PATH_SIZE];
+static const char *between_name;
+static bool between_done;
+
+/* A whole save by another process before this file gets its name. */
+static void save_between(const char *name)
+{
+    size_t length = strlen(name);
+    size_t end = strlen(between_name);
+    if (!between_done && length > end && strcmp(name + length - end, between_name) == 0) {
+        test_before_rename = NULL;
+        trial t = trial_of(&cuttings[1], between_path, "between");
+        between_done = save_rank(&t, NULL, 0) == TCH_OK;
+    }
+}
+
+/* Before the first file has its name, and before the index has: while this process has the lock. Then the other goes on
+ * without, and no file that the index names is lost. */
+static void another_save_in_between(void **state)
+{
+    (void)state;
+    static const char *const names[] = {".safetensors", ".index.json"};
+    snprintf(between_path, sizeof between_path, "%s", index_path());
+    for (int i = 0; i < 2; i++) {
+        test_case("before %s", names[i]);
+        save_well(&cuttings[1], 1, between_path, "old");
+        between_name = names[i];
+        between_done = false;
+        test_before_rename = save_between;
+        trial t = trial_of(&cuttings[1], between_path, "new");
+        CHECK_OK(save_rank(&t, NULL, 0));
+        CHECK(between_done, "the test did not save in between");
+        check_mark(between_path, "new");
+        CHECK(count_files(".lock") == 0, "a lock is left");
+    }
+}
+
+/* A file system whose locks are local to each machine: the files that ranks are writing look free to the others. */
+static void local_locks(void **state)
+{
+    (void)state;
+    test_local_locks = true;
+    for (int i = 0; i < 5; i++) {
+        save_well(&cuttings[1], 8, index_path(), "now");
+        check_mark(index_path(), "now");
+    }
+    test_local_locks = false;
+}
+
+/* Each call that may fail on the way fails once, on one rank or the other: all get an error, and the old checkpoint is
+ * there; or the new one, where it has its name and its folder could not be written to the disk. */
+static void every_call_fails_once(void **state)
+{
+    (void)state;
+    const char *path = index_path();
+    for (int32_t ranks = 1; ranks <= 2; ranks++) {
+        bool failed = true;
+        int errors = 0;
+        for (int k = 1; failed; k++) {
+            test_case("call %d of %d ranks", k, ranks);
+            save_well(&cuttings[1], ranks, path, "old");
+            int files = count_files(".safetensors");
+            trial t = trial_of(&cuttings[1], path, "new");
+            test_fail_file_call(k);
+            run(&t, ranks, 0, 0);
+            failed = test_fail_file_call(0);
+            bool well = t.status[0] == TCH_OK;
+            CHECK(well || (failed && t.status[0] == TCH_ERR_IO), "gave %s", t.message[0]);
+            CHECK(ranks == 1 || well == (t.status[1] == TCH_OK), "and the other: %s", t.message[1]);
+            bool named = well || strstr(t.message[0], INDEX ": the file is complete") != NULL;
+            check_mark(path, named ? "new" : "old");
+            int left = count_files(".safetensors") - files;
+            CHECK(test_leftover_count() == 0 && left == (named && !well ? ranks : 0), "%d files are left", left);
+            CHECK(count_files(".lock") == 0, "a lock is left");
+            errors += !well;
+        }
+        CHECK(errors >= 5 * (ranks + 1), "%d calls failed: not two writes, two of fsync and a rename of each", errors);
+    }
 }
 
 /* --- ranks that fail --------------------------------------------------------------------------------------------- */
@@ -365,20 +491,6 @@ static void one_rank_cannot_write(void **state)
         check_mark(path, "old");
         CHECK(count_files(".safetensors") == 3 && test_leftover_count() == 0, "files are left");
     }
-}
-
-static void read_only_folder(void **state)
-{
-    (void)state;
-    const char *path = index_path();
-    save_well(&cuttings[1], 2, path, "old");
-    chmod(test_path(""), S_IRUSR | S_IXUSR);
-    bool closed = access(test_path(""), W_OK) != 0; /* not to the system's administrator */
-    trial t = trial_of(&cuttings[1], path, "new");
-    run(&t, 2, 0, 0);
-    chmod(test_path(""), S_IRWXU);
-    CHECK(!closed || (t.status[0] == TCH_ERR_IO && t.status[1] == TCH_ERR_IO), "%s", t.message[0]);
-    check_mark(path, closed ? "old" : "new");
 }
 
 /* The index cannot be written: where it should be is a folder. */
@@ -409,24 +521,24 @@ static void one_rank_is_wrong(void **state)
     CHECK(count_files(".safetensors") == 0, "files are left");
 }
 
-/* A rank dies at each of the three meetings: the others get an error, and what is there is old or new, and whole; the
- * next save clears up. */
+/* A rank dies at each of the four meetings: the others get an error. What is there is old or new, and whole, without
+ * files of the other. */
 static void rank_that_dies(void **state)
 {
     (void)state;
     const char *path = index_path();
     save_well(&cuttings[1], 3, path, "old");
     for (int32_t bad = 0; bad < 3; bad++) {
-        for (int64_t call = 1; call <= 3; call++) {
+        for (int64_t call = 1; call <= 4; call++) {
             test_case("rank %d at meeting %lld", bad, (long long)call);
             trial t = trial_of(&cuttings[1], path, "new");
             run(&t, 3, bad, call);
             for (int32_t r = 0; r < 3; r++) {
                 CHECK(t.status[r] == TCH_ERR_COMM, "rank %d: %s", r, t.message[r]);
             }
-            check_mark(path, call < 3 ? "old" : "new");
-            save_well(&cuttings[1], 3, path, "old");
+            check_mark(path, call < 4 ? "old" : "new");
             CHECK(count_files(".safetensors") == 3, "files are left");
+            save_well(&cuttings[1], 3, path, "old");
         }
     }
 }
@@ -588,37 +700,6 @@ static void good_index(void **state)
     }
 }
 
-/* An index with bytes changed at random, or cut short: it opens or it does not, and nothing else happens. */
-static void changed_index(void **state)
-{
-    (void)state;
-    enum { ROUNDS = 1000 };
-    static const char some[] = "\"{}[]:,\\ 0e-.az/";
-    const char *path = index_path();
-    test_random random = test_random_stream(3);
-    save_well(&cuttings[4], 2, path, "old");
-    int64_t bytes;
-    int opened = 0;
-    const char *good = test_file_read(path, &bytes);
-    char *text = test_alloc((size_t)bytes);
-    for (int i = 0; i < ROUNDS; i++) {
-        memcpy(text, good, (size_t)bytes);
-        for (int k = 0; k <= i % 3; k++) {
-            char with = some[(size_t)(test_random_uniform(&random) * (double)(sizeof some - 1))];
-            text[(int64_t)(test_random_uniform(&random) * (double)bytes)] = with;
-        }
-        test_file_write(path, text, i % 10 == 0 ? (int64_t)(test_random_uniform(&random) * (double)bytes) : bytes);
-        tch_checkpoint *c = NULL;
-        tch_status status = tch_checkpoint_open(path, &c);
-        CHECK((status == TCH_OK) == (c != NULL) && (status == TCH_OK || status == TCH_ERR_IO), "gave %s",
-              tch_status_name(status));
-        opened += status == TCH_OK;
-        tch_checkpoint_close(c);
-    }
-    CHECK(opened > 0 && opened < ROUNDS, "%d of %d opened", opened, ROUNDS);
-    test_counting_check_empty();
-}
-
 #define SHARD(name, shape, begin, end)                                                                                 \
     "\"" name "\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
 
@@ -650,6 +731,155 @@ static void bad_shards(void **state)
         CHECK(tch_checkpoint_open(test_path("bad"), &c) == TCH_ERR_IO, "it was opened, or failed otherwise");
         CHECK(strstr(tch_last_error(), cases[i].message) != NULL, "it said: %s", tch_last_error());
     }
+}
+
+/* Rows [from, to) of a whole of four elements, each its number. */
+static void add_rows(tch_checkpoint_writer *writer, double *values, int64_t from, int64_t to)
+{
+    static const int64_t whole[] = {4};
+    int64_t size = to - from;
+    tch_tensor view = tch_tensor_view(values + from, TCH_FLOAT64, 1, &size);
+    CHECK_OK(tch_checkpoint_writer_add_shard(writer, "w", &view, whole, &from));
+}
+
+/* As many elements as the whole has, and yet a gap: refused, when read and when saved. Where it is read, the result
+ * does not depend on what memory held. */
+static void overlapping_shards(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t ends[2][2];
+        const char *message;
+    } cases[] = {{{{0, 3}, {1, 2}}, "\"w[0:3]\""},
+                 {{{0, 2}, {1, 3}}, "\"w[1:3]\""},
+                 {{{0, 4}, {3, 3}}, NULL},
+                 {{{0, 3}, {3, 4}}, NULL}};
+    double values[] = {0, 1, 2, 3};
+    int64_t size[] = {4};
+    static const int64_t start[] = {0};
+    char file[TEST_PATH_SIZE];
+    save_well(&cuttings[1], 1, index_path(), "old");
+    snprintf(file, sizeof file, "%s", test_path("overlap"));
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        test_case("case %d", (int)i);
+        tch_checkpoint *c;
+        tch_checkpoint_writer *writer;
+        CHECK_OK(tch_checkpoint_writer_create(&writer));
+        for (int k = 0; k < 2; k++) {
+            add_rows(writer, values, cases[i].ends[k][0], cases[i].ends[k][1]);
+        }
+        CHECK_OK(tch_checkpoint_writer_save(writer, NULL, file));
+        if (cases[i].message != NULL) {
+            test_check_refused(tch_checkpoint_writer_save_sharded(writer, NULL, NULL, index_path()), TCH_ERR_IO,
+                               "of \"w\" overlap");
+            check_mark(index_path(), "old");
+        }
+        tch_checkpoint_writer_destroy(writer);
+        CHECK_OK(tch_checkpoint_open(file, &c));
+        for (int fill = 0; fill < 256; fill += 255) {
+            double got[4];
+            memset(got, fill, sizeof got);
+            tch_tensor out = tch_tensor_view(got, TCH_FLOAT64, 1, size);
+            tch_status status = tch_checkpoint_read_shard(c, NULL, "w", size, start, &out);
+            CHECK((status == TCH_OK) == (cases[i].message == NULL), "gave %s", tch_status_name(status));
+            CHECK(status != TCH_OK || memcmp(got, values, sizeof got) == 0, "memory shows through");
+            CHECK(status == TCH_OK || (strstr(tch_last_error(), "of \"w\" overlap") != NULL &&
+                                       strstr(tch_last_error(), cases[i].message) != NULL),
+                  "it said: %s", tch_last_error());
+        }
+        tch_checkpoint_close(c);
+    }
+}
+
+/* Sizes whose product is above 2^63, but for a 0 behind them: a tensor without elements, as any other. */
+static void sizes_that_overflow(void **state)
+{
+    (void)state;
+    tch_checkpoint *c;
+    int64_t large[] = {(int64_t)1 << 62, 3, 0};
+    int64_t none[] = {0};
+    static const int64_t start[3];
+    test_safetensors_write(test_path("large"),
+                           "{\"w\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,3,0],\"data_offsets\":[0,0]}}", -1,
+                           0);
+    CHECK_OK(tch_checkpoint_open(test_path("large"), &c));
+    tch_tensor out = tch_tensor_view(NULL, TCH_FLOAT32, 1, none);
+    CHECK_OK(tch_checkpoint_check_shard(c, "w", none, start, &out));
+    out = tch_tensor_view(NULL, TCH_FLOAT32, 3, large);
+    CHECK_OK(tch_checkpoint_check_shard(c, "w", large, start, &out));
+    large[2] = 1;
+    CHECK(tch_checkpoint_check_shard(c, "w", large, start, &out) == TCH_ERR_SHAPE, "3 2^62 elements are there");
+    tch_checkpoint_close(c);
+}
+
+/* The last of several shards is damaged: nothing of the others has been written. */
+static void damage_is_found_first(void **state)
+{
+    (void)state;
+    double values[] = {0, 1, 2, 3};
+    double got[4] = {-1, -1, -1, -1};
+    int64_t size[] = {4};
+    int64_t bytes;
+    static const int64_t start[] = {0};
+    for (int damaged = 0; damaged < 2; damaged++) {
+        tch_checkpoint *c;
+        tch_checkpoint_writer *writer;
+        CHECK_OK(tch_checkpoint_writer_create(&writer));
+        add_rows(writer, values, 0, 2);
+        add_rows(writer, values, 2, 4);
+        CHECK_OK(tch_checkpoint_writer_save(writer, NULL, test_path("damaged")));
+        tch_checkpoint_writer_destroy(writer);
+        char *content = test_file_read(test_path("damaged"), &bytes);
+        content[bytes - (damaged == 0 ? 1 : 32)] ^= 1;
+        test_file_write(test_path("damaged"), content, bytes);
+        CHECK_OK(tch_checkpoint_open(test_path("damaged"), &c));
+        tch_tensor out = tch_tensor_view(got, TCH_FLOAT64, 1, size);
+        test_check_refused(tch_checkpoint_read_shard(c, NULL, "w", size, start, &out), TCH_ERR_IO, "damaged");
+        tch_checkpoint_close(c);
+        for (int i = 0; i < 4; i++) {
+            CHECK(got[i] == -1.0, "element %d was written", i);
+        }
+    }
+}
+
+/* A thousand files and forty descriptors. Those that cannot be held open must still be the same when they are read. */
+static void more_files_than_descriptors(void **state)
+{
+    (void)state;
+    enum { FILES = 1000 };
+    char *text = test_alloc(FILES * 64);
+    size_t used = (size_t)snprintf(text, 64, "{\"weight_map\":{");
+    char name[32];
+    for (int i = 0; i < FILES; i++) {
+        char header[96];
+        snprintf(name, sizeof name, "%d.safetensors", i);
+        snprintf(header, sizeof header, "{\"t%d\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", i);
+        test_safetensors_write(test_path(name), header, -1, 8);
+        used += (size_t)snprintf(text + used, 64, "%s\"t%d\":\"%s\"", i == 0 ? "" : ",", i, name);
+    }
+    used += (size_t)snprintf(text + used, 64, "}}");
+    test_file_write(index_path(), text, (int64_t)used);
+    struct rlimit limit;
+    tch_checkpoint *c = NULL;
+    float got[2];
+    int64_t size[] = {2};
+    tch_tensor out = tch_tensor_view(got, TCH_FLOAT32, 1, size);
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0, "the test cannot ask for the limit");
+    struct rlimit few = {40, limit.rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0, "the test cannot set the limit");
+    tch_status status = tch_checkpoint_open(index_path(), &c);
+    for (int i = 0; i < FILES && status == TCH_OK; i++) {
+        snprintf(name, sizeof name, "t%d", i);
+        status = tch_checkpoint_read(c, NULL, name, &out);
+        status = status != TCH_OK ? status : tch_checkpoint_verify(c, name);
+    }
+    CHECK_OK(setrlimit(RLIMIT_NOFILE, &limit) == 0 ? status : TCH_ERR_INTERNAL);
+    test_safetensors_write(test_path("new"), "{}", -1, 0);
+    CHECK(rename(test_path("new"), test_path("900.safetensors")) == 0, "the test cannot replace a file");
+    test_check_refused(tch_checkpoint_read(c, NULL, "t900", &out), TCH_ERR_IO, "replaced after it was opened");
+    CHECK(remove(test_path("900.safetensors")) == 0, "the test cannot remove a file");
+    test_check_refused(tch_checkpoint_read(c, NULL, "t900", &out), TCH_ERR_IO, "cannot be opened");
+    tch_checkpoint_close(c);
 }
 
 /* A file of the index is gone, is cut short, or has another byte. */
@@ -739,8 +969,11 @@ int main(int argc, char **argv)
         IN_A_FOLDER(whole_from_one_file),
         IN_A_FOLDER(what_each_rank_has),
         IN_A_FOLDER(earlier_files_go),
+        IN_A_FOLDER(beside_another_index),
+        IN_A_FOLDER(another_save_in_between),
+        IN_A_FOLDER(local_locks),
+        IN_A_FOLDER(every_call_fails_once),
         IN_A_FOLDER(one_rank_cannot_write),
-        IN_A_FOLDER(read_only_folder),
         IN_A_FOLDER(index_cannot_be_written),
         IN_A_FOLDER(one_rank_is_wrong),
         IN_A_FOLDER(rank_that_dies),
@@ -748,8 +981,11 @@ int main(int argc, char **argv)
         IN_A_FOLDER(no_memory_to_read),
         IN_A_FOLDER(bad_index),
         IN_A_FOLDER(good_index),
-        IN_A_FOLDER(changed_index),
         IN_A_FOLDER(bad_shards),
+        IN_A_FOLDER(overlapping_shards),
+        IN_A_FOLDER(sizes_that_overflow),
+        IN_A_FOLDER(damage_is_found_first),
+        IN_A_FOLDER(more_files_than_descriptors),
         IN_A_FOLDER(damaged_files),
         IN_A_FOLDER(not_what_is_there),
     };

@@ -21,7 +21,6 @@ def checkpoint(header, data=24):
 
 HEADERS = {
     "empty": b"{}",
-    "one": b'{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}',
     "types": b'{"__metadata__":{"format":"torchium","torchium.format_version":"1","step":"12","lr":"0.5"},'
     b'"b":{"dtype":"F64","shape":[],"data_offsets":[0,8]},'
     b'"c":{"dtype":"BF16","shape":[1,2],"data_offsets":[8,12]},'
@@ -42,6 +41,11 @@ HEADERS = {
     b'"w[1:2,1:2]":{"dtype":"F32","shape":[1,1],"data_offsets":[12,16]},'
     b'"x[0:2,0:1,0:1]":{"dtype":"F16","shape":[2,1,1],"data_offsets":[16,20]},'
     b'"y":{"dtype":"F32","shape":[1],"data_offsets":[20,24]}}',
+    "shards_overlap": b'{"__metadata__":{"torchium.shard/w[0:2,0:1]":"2,2;0,0","torchium.shard/w[0:1,0:2]":"2,2;0,0"},'
+    b'"w[0:2,0:1]":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},'
+    b'"w[0:1,0:2]":{"dtype":"F32","shape":[1,2],"data_offsets":[8,16]},'
+    b'"x":{"dtype":"F32","shape":[4611686018427387904,3,0],"data_offsets":[16,16]},'
+    b'"y":{"dtype":"F32","shape":[2],"data_offsets":[16,24]}}',
     "shard_scalar": b'{"__metadata__":{"torchium.shard/x[]":""},"x[]":{"dtype":"F64","shape":[],"data_offsets":[0,8]},'
     b'"y":{"dtype":"I8","shape":[16],"data_offsets":[8,24]}}',
     "whole": b'{"w":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},'

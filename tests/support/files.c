@@ -2,10 +2,12 @@
 #include "files.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "testing.h"
@@ -84,6 +86,15 @@ void test_file_write(const char *path, const void *bytes, int64_t count)
     size_t written = count > 0 ? fwrite(bytes, 1, (size_t)count, file) : 0;
     int closed = fclose(file);
     CHECK(closed == 0 && (int64_t)written == count, "the test cannot write %s", path);
+}
+
+void test_file_make_old(const char *path)
+{
+    struct timespec times[2];
+    clock_gettime(CLOCK_REALTIME, &times[0]);
+    times[0].tv_sec -= 7200;
+    times[1] = times[0];
+    CHECK(utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW) == 0, "the test cannot change a time");
 }
 
 char *test_file_read(const char *path, int64_t *count)

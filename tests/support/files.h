@@ -24,6 +24,9 @@ int test_leftover_count(void);
 
 void test_file_write(const char *path, const void *bytes, int64_t count);
 
+/* As if nothing had been written to it for two hours; a link itself, not what it points to. */
+void test_file_make_old(const char *path);
+
 /* All bytes of a file. */
 char *test_file_read(const char *path, int64_t *count);
 

@@ -1,14 +1,37 @@
-/* See watch_open.h. Without fcntl.h, whose openat may be inline. */
+/* See watch_open.h. Without the headers whose functions may be inline or have other attributes. */
 #define _GNU_SOURCE
 #include "watch_open.h"
 
+#include <errno.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 int test_opened_mode = -1;
+bool test_local_locks;
+void (*test_before_rename)(const char *name);
+
+static atomic_int left; /* calls up to the one that fails */
+static atomic_bool failed;
+
+bool test_fail_file_call(int number)
+{
+    atomic_store(&left, number);
+    return atomic_exchange(&failed, false);
+}
+
+static bool fails(void)
+{
+    if (atomic_load(&left) <= 0 || atomic_fetch_sub(&left, 1) != 1) {
+        return false;
+    }
+    atomic_store(&failed, true);
+    errno = EIO;
+    return true;
+}
 
 int openat(int folder, const char *path, int flags, ...);
 int openat(int folder, const char *path, int flags, ...)
@@ -23,4 +46,36 @@ int openat(int folder, const char *path, int flags, ...)
         test_opened_mode = status.st_mode & 0777;
     }
     return file;
+}
+
+ssize_t pwrite(int file, const void *bytes, size_t count, off_t offset)
+{
+    return fails() ? -1 : syscall(SYS_pwrite64, file, bytes, count, offset);
+}
+
+int fsync(int file)
+{
+    return fails() ? -1 : (int)syscall(SYS_fsync, file);
+}
+
+int renameat(int from_folder, const char *from, int to_folder, const char *to);
+int renameat(int from_folder, const char *from, int to_folder, const char *to)
+{
+    if (test_before_rename != NULL) {
+        test_before_rename(to);
+    }
+    return fails() ? -1 : (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, 0);
+}
+
+/* The descriptor is gone all the same, as it is in Linux. */
+int close(int file)
+{
+    int closed = (int)syscall(SYS_close, file);
+    return fails() ? -1 : closed;
+}
+
+int flock(int file, int operation);
+int flock(int file, int operation)
+{
+    return test_local_locks ? 0 : (int)syscall(SYS_flock, file, operation);
 }
