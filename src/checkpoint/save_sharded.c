@@ -30,8 +30,8 @@
 static const char ending[] = ".index.json";
 static const char middle[] = ".safetensors";
 
-/* What a rank may come with to a meeting; the largest counts. */
-enum { WELL, FAILED };
+/* The first number that a rank comes with to a meeting: permissions, whether there are any, whether it has failed. */
+enum { REPLACES = 01000, FAILED = 02000 };
 
 typedef struct shard_save {
     tch_checkpoint_writer *writer;
@@ -267,19 +267,18 @@ static tch_status write_index(const shard_save *s, bool *standing)
 
 /* --- the ranks together ------------------------------------------------------------------------------------------ */
 
-/* Every rank comes, whatever happened to it. *worst is what the worst one came with; the error is of the group. */
-static tch_status meet(const shard_save *s, int32_t mine, int32_t *worst)
+/* Every rank comes, whatever happened to it, with numbers of which the largest count. The error is that of this rank, or
+ * says that another has failed; where the group itself fails, *met is false. */
+static tch_status agree(const shard_save *s, tch_status status, int32_t values[4], const char *what, bool *met)
 {
-    int32_t values[4] = {mine, 0, 0, 0};
-    *worst = mine;
-    TCHI_TRY(s->comm == NULL ? TCH_OK : tchi_comm_largest(s->comm, s->context, values));
-    *worst = values[0];
-    return TCH_OK;
-}
-
-/* The error of this rank, or one that says whose it was not. */
-static tch_status fail_together(tch_status status, const char *message, const char *what)
-{
+    char message[1024];
+    snprintf(message, sizeof message, "%s", status == TCH_OK ? "" : tch_last_error());
+    values[0] |= status == TCH_OK ? 0 : FAILED;
+    tch_status comm = s->comm == NULL ? TCH_OK : tchi_comm_largest(s->comm, s->context, values);
+    *met = comm == TCH_OK;
+    if (!*met || values[0] < FAILED) {
+        return comm;
+    }
     return status != TCH_OK ? tchi_fail(status, "%s", message)
                             : tchi_fail(TCH_ERR_IO,
                                         "tch_checkpoint_writer_save_sharded: another rank could not %s; the "
@@ -287,47 +286,37 @@ static tch_status fail_together(tch_status status, const char *message, const ch
                                         what);
 }
 
-static void keep_message(char message[1024], tch_status status)
-{
-    snprintf(message, 1024, "%s", status == TCH_OK ? "" : tch_last_error());
-}
-
 /* All take the number that the first rank has drawn, and the permissions that it has found. */
 static tch_status begin(shard_save *s, tch_status status)
 {
-    enum { MODES = 01000 }; /* of permissions; above them stands whether there are any, and then the outcome */
-    char message[1024];
+    bool met;
     int32_t values[4] = {0, 0, 0, INT32_MIN};
     if (s->rank == 0 && status == TCH_OK) {
         uint64_t bits = tchi_random_bits();
         status = find_permissions(s);
-        values[0] = s->permissions.replaces ? MODES | (int32_t)s->permissions.mode : 0;
+        values[0] = s->permissions.replaces ? REPLACES | (int32_t)s->permissions.mode : 0;
         values[1] = (int32_t)(bits & 0x7FFFFFFF);
         values[2] = (int32_t)((bits >> 32) & 0x7FFFFFFF);
         values[3] = (int32_t)s->permissions.group;
     }
-    keep_message(message, status);
-    values[0] |= status == TCH_OK ? 0 : 2 * MODES;
-    TCHI_TRY(s->comm == NULL ? TCH_OK : tchi_comm_largest(s->comm, s->context, values));
+    TCHI_TRY(agree(s, status, values, "begin", &met));
     s->number[0] = (uint32_t)values[1];
     s->number[1] = (uint32_t)values[2];
-    s->permissions = (tchi_permissions){(values[0] & MODES) != 0, (mode_t)values[0] & (MODES - 1), (gid_t)values[3]};
-    return values[0] < 2 * MODES ? TCH_OK : fail_together(status, message, "begin");
+    s->permissions = (tchi_permissions){values[0] >= REPLACES, (mode_t)values[0] & (REPLACES - 1), (gid_t)values[3]};
+    return TCH_OK;
 }
 
-/* The file is on the disk of every rank, under a temporary name: what a killed save leaves is found by it. */
+/* The file of every rank is on the disk, under a temporary name, by which the one of a killed save is found. */
 static tch_status write_file(shard_save *s)
 {
-    int32_t worst;
-    char message[1024];
+    bool met;
     name_file(s, s->rank, s->file);
-    tch_status status = tchi_writer_write(s->writer, s->context, s->file, &s->permissions, &s->part);
-    keep_message(message, status);
-    tch_status met = meet(s, status == TCH_OK ? WELL : FAILED, &worst);
-    if (status == TCH_OK && (met != TCH_OK || worst != WELL)) {
+    tch_status written = tchi_writer_write(s->writer, s->context, s->file, &s->permissions, &s->part);
+    tch_status status = agree(s, written, (int32_t[4]){0}, "write its file", &met);
+    if (written == TCH_OK && status != TCH_OK) {
         tchi_part_file_close(&s->part);
     }
-    return met != TCH_OK ? met : worst == WELL ? TCH_OK : fail_together(status, message, "write its file");
+    return status;
 }
 
 /* Of all ranks where the first one gives up: no index will name them. */
@@ -339,32 +328,28 @@ static void remove_files(shard_save *s)
     }
 }
 
+/* Where the group fails here, only the first rank knows that there will be no index. */
 static tch_status name_files(shard_save *s)
 {
-    int32_t worst;
-    char message[1024];
+    bool met;
     tch_status status = tchi_part_file_commit(&s->part);
-    keep_message(message, status);
     tchi_part_file_close(&s->part);
-    tch_status met = meet(s, status == TCH_OK ? WELL : FAILED, &worst);
-    if (met == TCH_OK ? worst != WELL : s->rank == 0) {
+    status = agree(s, status, (int32_t[4]){0}, "name its file", &met);
+    if (status != TCH_OK && (met || s->rank == 0)) {
         remove_files(s);
     }
-    return met != TCH_OK ? met : worst == WELL ? TCH_OK : fail_together(status, message, "name its file");
+    return status;
 }
 
 static tch_status finish_index(shard_save *s)
 {
-    int32_t worst;
-    char message[1024];
+    bool met;
     bool standing = false;
     tch_status status = s->rank == 0 ? write_index(s, &standing) : TCH_OK;
-    keep_message(message, status);
     if (status != TCH_OK && !standing) {
         remove_files(s);
     }
-    TCHI_TRY(meet(s, status == TCH_OK ? WELL : FAILED, &worst));
-    return worst == WELL ? TCH_OK : fail_together(status, message, "write the index");
+    return agree(s, status, (int32_t[4]){0}, "write the index", &met);
 }
 
 static tch_status check(const shard_save *s)
