@@ -267,7 +267,7 @@ static tch_status write_index(const shard_save *s, bool *standing)
 
 /* --- the ranks together ------------------------------------------------------------------------------------------ */
 
-/* Every rank comes, whatever happened to it, with numbers of which the largest count. The error is that of this rank, or
+/* Every rank comes, whatever happened to it, with numbers of which the largest count. The error is of this rank, or
  * says that another has failed; where the group itself fails, *met is false. */
 static tch_status agree(const shard_save *s, tch_status status, int32_t values[4], const char *what, bool *met)
 {

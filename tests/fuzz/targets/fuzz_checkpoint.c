@@ -89,8 +89,7 @@ static uint64_t take(uint64_t *hash, uint64_t below)
 }
 
 /* A rectangle of a tensor that some files have in shards, others whole. The hash chooses name, whole and rectangle,
- * also outside of the whole and without elements, and where it goes: packed, strided, to a device's memory, nowhere.
- * What is read does not depend on what memory held: it is read over zeros and over ones. */
+ * also outside of the whole and without elements, and where it goes: packed, strided, to a device's memory, nowhere. */
 static void check_shards(const tch_checkpoint *checkpoint, uint64_t hash)
 {
     static const struct {
@@ -103,18 +102,14 @@ static void check_shards(const tch_checkpoint *checkpoint, uint64_t hash)
     uint64_t which = take(&hash, 6);
     const int64_t *shape = wholes[which].shape;
     int64_t start[3], size[3], strides[] = {1, 4, 16}; /* columns, so that it is read by way of a copy */
-    uint8_t values[2][256];
+    float values[64];
     bool inside = true;
-    int64_t bytes = which == 5 ? 2 : 4;
     for (int32_t k = 0; k < wholes[which].ndim; k++) {
         start[k] = (int64_t)take(&hash, 3);
         size[k] = (int64_t)take(&hash, 4);
         inside = inside && start[k] + size[k] <= shape[k];
-        bytes *= size[k];
     }
-    memset(values[0], 0, sizeof values[0]);
-    memset(values[1], 255, sizeof values[1]);
-    tch_tensor out = tch_tensor_view(values[0], which == 5 ? TCH_FLOAT16 : TCH_FLOAT32, wholes[which].ndim, size);
+    tch_tensor out = tch_tensor_view(values, which == 5 ? TCH_FLOAT16 : TCH_FLOAT32, wholes[which].ndim, size);
     out.strides = way % 2 == 0 ? NULL : strides;
     out.device.type = way == 2 ? TCH_DEVICE_CUDA : TCH_DEVICE_CPU;
     tch_context *context = way == 4 ? fuzz_context() : NULL;
@@ -122,15 +117,10 @@ static void check_shards(const tch_checkpoint *checkpoint, uint64_t hash)
     tch_status got = tch_checkpoint_read_shard(way == 8 ? NULL : checkpoint, context, name, shape, start, &out);
     REQUIRE(inside || name == NULL || way == 6 || checked == TCH_ERR_SHAPE);
     REQUIRE(checked == TCH_OK || got != TCH_OK || way == 6);
-    out.data = values[1];
-    REQUIRE(tch_checkpoint_read_shard(way == 8 ? NULL : checkpoint, context, name, shape, start, &out) == got);
-    for (int i = 0; i < 256 && got == TCH_OK; i++) {
-        bytes -= values[0][i] == values[1][i];
-    }
-    REQUIRE(got != TCH_OK || bytes == 0);
 }
 
-/* The square that the seeds have in shards, and a column of it. */
+/* The square that the seeds have in shards, and a column of it. What is read does not depend on what memory held: the
+ * square is read over zeros and over ones. */
 static void check_usual_shards(const tch_checkpoint *checkpoint)
 {
     static const int64_t shape[] = {2, 2};
@@ -141,11 +131,16 @@ static void check_usual_shards(const tch_checkpoint *checkpoint)
     (void)tch_checkpoint_read_shard(checkpoint, NULL, "w", shape, start, &out);
     int64_t turned[] = {1, 2}; /* strides, so that it is read by way of a copy */
     int64_t all[] = {2, 2};
-    float square[4];
-    tch_tensor strided = tch_tensor_view(square, TCH_FLOAT32, 2, all);
-    strided.strides = turned;
     static const int64_t origin[] = {0, 0};
-    (void)tch_checkpoint_read_shard(checkpoint, NULL, "w", shape, origin, &strided);
+    float square[3][4];
+    bool read = true;
+    for (int i = 0; i < 3; i++) {
+        memset(square[i], i == 0 ? 0 : 255, sizeof square[i]);
+        tch_tensor strided = tch_tensor_view(square[i], TCH_FLOAT32, 2, all);
+        strided.strides = i == 2 ? turned : NULL;
+        read = tch_checkpoint_read_shard(checkpoint, NULL, "w", shape, origin, &strided) == TCH_OK && read;
+    }
+    REQUIRE(!read || memcmp(square[0], square[1], sizeof square[0]) == 0);
 }
 
 /* The files of the corpus have this much behind their header, if anything. */
