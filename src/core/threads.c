@@ -43,24 +43,15 @@ tch_status tch_set_num_threads(int32_t count)
 #define LONGEST_WAIT_S 30
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
-static _Thread_local bool held;
-
-/* Recursive, and made anew in a child: its owner would be a thread of the parent. */
-static void make_mutex(void)
-{
-    pthread_mutexattr_t recursive;
-    pthread_mutexattr_init(&recursive);
-    pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
-    pthread_mutex_init(&opening, &recursive);
-    pthread_mutexattr_destroy(&recursive);
-}
+static _Thread_local int depth; /* of this thread's holds: the first locks, the last unlocks */
+static _Thread_local bool held; /* by the fork that is under way */
 
 static void before_fork(void)
 {
     struct timespec until = {0};
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += LONGEST_WAIT_S;
-    held = pthread_mutex_timedlock(&opening, &until) == 0;
+    held = depth == 0 && pthread_mutex_timedlock(&opening, &until) == 0;
 }
 
 static void after_fork(void)
@@ -70,21 +61,33 @@ static void after_fork(void)
     }
 }
 
+/* After a wait that was too long, the thread that would unlock it is not in the child. */
+static void after_fork_in_child(void)
+{
+    if (!held && depth == 0) {
+        pthread_mutex_init(&opening, NULL);
+    }
+    after_fork();
+}
+
 /* When the library is loaded: a fork that has begun does not run handlers that are registered later. */
 __attribute__((constructor)) static void watch_forks(void)
 {
-    make_mutex();
-    (void)pthread_atfork(before_fork, after_fork, make_mutex);
+    (void)pthread_atfork(before_fork, after_fork, after_fork_in_child);
 }
 
 void tchi_fork_hold(void)
 {
-    pthread_mutex_lock(&opening);
+    if (depth++ == 0) {
+        pthread_mutex_lock(&opening);
+    }
 }
 
 void tchi_fork_release(void)
 {
-    pthread_mutex_unlock(&opening);
+    if (--depth == 0) {
+        pthread_mutex_unlock(&opening);
+    }
 }
 
 void tchi_once(atomic_bool *done, void (*body)(void))
