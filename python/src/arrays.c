@@ -147,7 +147,7 @@ bool py_same_form(const tch_tensor *a, const tch_tensor *b)
 
 const char *py_data_of(const tch_tensor *tensor)
 {
-    return (const char *)tensor->data + tensor->byte_offset;
+    return tensor->data == NULL ? NULL : (const char *)tensor->data + tensor->byte_offset;
 }
 
 static int refuse_shrunk(const py_array *array, const py_operand *operand)
