@@ -3,7 +3,8 @@
  * count equal steps of a float32's bits, which are close to equal steps of its logarithm:
  *
  *     second moments   from floor, at most the least v > 0 of the block, to top:
- *                      code 0 is 0, code c > 0 is float(bits(floor) + (c - 1) step), at most top
+ *                      code 0 is 0, code c > 0 is float(bits(floor) + (c - 1) step), at most top, where step is the
+ *                      least power of two that reaches top with code 255: rounding is an addition and a shift
  *     first moments    a sign and seven bits c, of |m| + floor from floor to top + floor:
  *                      |m| = float(bits(floor) + c step) - floor, so that codes are linear below floor and logarithmic
  *                      above it (mu-law companding with a mu for each block)
@@ -13,10 +14,10 @@
  * 2 top sqrt(floor of v / top of v). Momentum of SGD is added as it is, and its floor is a quarter of top. Lion takes
  * signs, and its floor is the least maximum of two neighbors of the block.
  *
- * Rounding adds random bits below those that stay, the same on every device, to the bit, and exact codes stay as they
- * are. It is unbiased where both neighbors have one exponent. A second moment above 0 never becomes 0, however small it
- * is relative to its neighbors: the step divides by its root. It becomes the least code instead, at least 2^-48 of
- * top. */
+ * Rounding adds random bits below those that stay; exact codes stay as they are. It is unbiased where both neighbors
+ * have one exponent. Devices may differ by a code of m where the sum is within 1e-4 of one. A second moment above 0
+ * never becomes 0, however small it is relative to its neighbors: the step divides by its root. It becomes the least
+ * code instead, at least 2^-48 of top. */
 #ifndef TCHI_CODES_H
 #define TCHI_CODES_H
 
@@ -45,7 +46,7 @@ typedef enum tchi_code_use {
 /* A block's scale, taken apart. */
 typedef struct tchi_code_range {
     uint32_t floor, top; /* bits of the least number and of the largest, for first moments of both plus floor */
-    uint32_t step;       /* of bits, from one code to the next */
+    uint32_t step;       /* of bits, from one code to the next; for second moments its exponent */
 } tchi_code_range;
 
 TCHI_CODE_FN uint32_t tchi_code_bits(float value)
@@ -121,10 +122,13 @@ TCHI_CODE_FN uint32_t tchi_code_scale_signed(tchi_code_use use, tchi_code_extent
     return tchi_code_scale(e.largest, floor, 24, TCHI_CODE_OCTAVE);
 }
 
+/* top and floor are different bfloat16, so that their distance is exact in float32. */
 TCHI_CODE_FN tchi_code_range tchi_code_range_squares(uint32_t scale)
 {
     tchi_code_range range = {scale << 16, scale & 0xFFFF0000u, 0};
-    range.step = (range.top - range.floor + 253u) / 254u;
+    uint32_t length = range.top - range.floor;
+    uint32_t shift = (tchi_code_bits((float)(int32_t)length) >> 23) - 134u;
+    range.step = shift + (length > 254u << (shift & 31u));
     return range;
 }
 
@@ -136,10 +140,23 @@ TCHI_CODE_FN tchi_code_range tchi_code_range_signed(uint32_t scale)
     return range;
 }
 
-/* What rounds to the codes of a range, without conversions between integers and floats for each element: with
- * step 2^k in [2^23, 2^24), code = (bits 2^k + base + random offset) * reciprocal / 2^54. Steps are 259 at least, since
- * top and floor are different bfloat16, and less than 2^21. The quotient is off by less than 2e-5, and offsets stay
- * `margin`, 1e-4, away from a whole step: what is a code already stays as it is. */
+TCHI_CODE_FN uint32_t tchi_code_within(uint32_t bits, uint32_t floor, uint32_t top)
+{
+    bits = bits > top ? top : bits;
+    return bits < floor ? floor : bits;
+}
+
+TCHI_CODE_FN uint32_t tchi_code_square(float value, tchi_code_range range, uint32_t random)
+{
+    uint32_t magnitude = tchi_code_magnitude(value);
+    uint32_t above = tchi_code_within(magnitude, range.floor, range.top) - range.floor;
+    uint32_t offset = (random << 16 | 0x8000u) >> (32u - range.step);
+    return magnitude == 0 ? 0u : 1u + ((above + offset) >> range.step);
+}
+
+/* What rounds to the codes of first moments, without conversions for each element: with step 2^k in [2^23, 2^24),
+ * code = (bits 2^k + base + random offset) reciprocal / 2^54. Steps are less than 2^21. The quotient is off by less
+ * than 6e-5, and offsets stay 1e-4 of a step away from a whole one. */
 typedef struct tchi_code_rounding {
     uint32_t floor, top;
     uint32_t power, base, width, reciprocal;
@@ -150,56 +167,46 @@ TCHI_CODE_FN uint32_t tchi_code_high(uint32_t a, uint32_t b)
     return (uint32_t)((uint64_t)a * b >> 32);
 }
 
+TCHI_CODE_FN float tchi_code_quotient(float a, float b)
+{
+#ifdef __CUDA_ARCH__
+    return __fdividef(a, b); /* two instructions in place of ten */
+#else
+    return a / b;
+#endif
+}
+
 TCHI_CODE_FN tchi_code_rounding tchi_code_rounding_of(tchi_code_range range)
 {
     uint32_t bits = tchi_code_bits((float)(int32_t)range.step);
     uint32_t step = (bits & 0x7FFFFFu) | 0x800000u;
     uint32_t margin = step >> 13;
-    tchi_code_rounding r = {range.floor, range.top, 1u << (150u - (bits >> 23)), 0, step - 2u * margin, 0};
+    tchi_code_rounding r = {range.floor, range.top, 1u << ((150u - (bits >> 23)) & 31u), 0, step - 2u * margin, 0};
     r.base = margin - range.floor * r.power;
-    r.reciprocal = (uint32_t)(0x1p54f / (float)(int32_t)step);
+    r.reciprocal = (uint32_t)tchi_code_quotient(0x1p54f, (float)(int32_t)step);
     return r;
-}
-
-/* How many steps `bits` are above the floor, rounded by 16 random bits. */
-TCHI_CODE_FN uint32_t tchi_code_steps(uint32_t bits, tchi_code_rounding r, uint32_t random)
-{
-    uint32_t within = bits > r.top ? r.top : bits;
-    within = within < r.floor ? r.floor : within;
-    return tchi_code_high(within * r.power + (tchi_code_high(random << 16 | 0x8000u, r.width) + r.base),
-                          r.reciprocal) >>
-           22;
-}
-
-TCHI_CODE_FN uint32_t tchi_code_square(float value, tchi_code_rounding r, uint32_t random)
-{
-    uint32_t magnitude = tchi_code_magnitude(value);
-    uint32_t code = 1u + tchi_code_steps(magnitude, r, random);
-    return magnitude == 0 ? 0u : code > 255u ? 255u : code;
 }
 
 TCHI_CODE_FN uint32_t tchi_code_signed(float value, tchi_code_rounding r, uint32_t random)
 {
     float raised = tchi_code_float(tchi_code_magnitude(value)) + tchi_code_float(r.floor);
-    uint32_t steps = tchi_code_steps(tchi_code_bits(raised), r, random);
+    uint32_t within = tchi_code_within(tchi_code_bits(raised), r.floor, r.top);
+    uint32_t offset = tchi_code_high(random << 16 | 0x8000u, r.width) + r.base;
+    uint32_t steps = tchi_code_high(within * r.power + offset, r.reciprocal) >> 22;
     uint32_t sign = steps == 0 ? 0u : tchi_code_bits(value) >> 24 & 0x80u;
     return sign | (steps > 127u ? 127u : steps);
 }
 
-TCHI_CODE_FN uint32_t tchi_code_at(uint32_t steps, tchi_code_range range)
-{
-    uint32_t bits = range.floor + steps * range.step;
-    return bits > range.top ? range.top : bits;
-}
-
 TCHI_CODE_FN float tchi_decode_square(uint32_t code, tchi_code_range range)
 {
-    return tchi_code_float(code == 0 ? 0u : tchi_code_at(code - 1u, range));
+    uint32_t bits = range.floor + ((code - 1u) << range.step);
+    return tchi_code_float(code == 0 ? 0u : bits > range.top ? range.top : bits);
 }
 
 TCHI_CODE_FN float tchi_decode_signed(uint32_t code, tchi_code_range range)
 {
-    float magnitude = tchi_code_float(tchi_code_at(code & 127u, range)) - tchi_code_float(range.floor);
+    uint32_t bits = range.floor + (code & 127u) * range.step;
+    float magnitude = tchi_code_float(bits > range.top ? range.top : bits) - tchi_code_float(range.floor);
     return tchi_code_float(tchi_code_bits(magnitude) | (code & 0x80u) << 24);
 }
 

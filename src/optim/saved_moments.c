@@ -63,12 +63,17 @@ static void encode_block(const host_moment *h, int32_t k, int64_t first)
         extent = tchi_code_extend(extent, h->values[i], i + 1 < end ? h->values[i + 1] : 0.0f);
     }
     uint32_t scale = k == 0 ? tchi_code_scale_signed(TCHI_CODE_LION, extent, 0) : tchi_code_scale_squares(extent);
-    tchi_code_rounding r =
-        tchi_code_rounding_of(k == 0 ? tchi_code_range_signed(scale) : tchi_code_range_squares(scale));
     h->scales[first / TCH_CODE_BLOCK] = tchi_code_float(scale);
-    for (int64_t i = first; i < end; i++) {
-        codes[i] = (uint8_t)(k == 0 ? tchi_code_signed(h->values[i], r, TCHI_CODE_NEAREST)
-                                    : tchi_code_square(h->values[i], r, TCHI_CODE_NEAREST));
+    if (k == 0) {
+        tchi_code_rounding rounding = tchi_code_rounding_of(tchi_code_range_signed(scale));
+        for (int64_t i = first; i < end; i++) {
+            codes[i] = (uint8_t)tchi_code_signed(h->values[i], rounding, TCHI_CODE_NEAREST);
+        }
+    } else {
+        tchi_code_range range = tchi_code_range_squares(scale);
+        for (int64_t i = first; i < end; i++) {
+            codes[i] = (uint8_t)tchi_code_square(h->values[i], range, TCHI_CODE_NEAREST);
+        }
     }
 }
 

@@ -41,7 +41,7 @@ typedef struct tch_hyper {
  * whose upper and lower halves are two bfloat16, the top and the floor of the block. With bits(x) for the bits of the
  * float32 x as a number and float(b) for its inverse,
  *     state[1]: code 0 is 0; code c > 0 is float(bits(floor) + (c - 1) step), at most top,
- *               step = (bits(top) - bits(floor)) / 254, rounded up
+ *               step being the least power of two with bits(floor) + 254 step >= bits(top)
  *     state[0]: the highest bit is the sign, the others are c: float(bits(floor) + c step), at most top + floor, less
  *               floor; step = (bits(top + floor) - bits(floor)) / 127, rounded up
  * A scale of 0 goes with codes of 0. Codes fill whole words of 4 bytes; those beyond the last element become 0.

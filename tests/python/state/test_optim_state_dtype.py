@@ -11,8 +11,8 @@ from optim_cases import CLASSES, LIVELY, OTHER, assert_same_bits, through_file
 from torchium.optim._engine.moments import decode, encode
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.uint8}
-# Of v, or of |m| + floor: 254 steps for 48 octaves at most, 127 for 24.
-HALF_STEP = 24 / 254
+# Of v, or of |m| + floor: 254 steps of at most a fourth for 48 octaves, 127 for 24.
+HALF_STEP = 1 / 8
 MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "lion": ("exp_avg",), "sgd": ("momentum_buffer",)}
 
 

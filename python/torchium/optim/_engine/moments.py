@@ -53,8 +53,9 @@ def _range(signed: bool, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     floor, top = words << 16 & 0xFFFFFFFF, words & 0xFFFF0000
     if signed:
         top = _bits(_floats(top) + _floats(floor))
-    most = 127 if signed else 254
-    return floor, top, (top - floor + most - 1) // most
+        return floor, top, (top - floor + 126) // 127
+    powers = 1 << torch.arange(8, 24, device=scales.device)
+    return floor, top, powers[torch.searchsorted(254 * powers, top - floor).clamp_max(15)]
 
 
 def decode(name: str, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -211,10 +211,9 @@ static tchi_code_extent extent_of(int64_t n, const float *x)
 
 static void encode_second(int64_t n, const float *x, const uint32_t *words, uint8_t *codes, tchi_code_range range)
 {
-    tchi_code_rounding r = tchi_code_rounding_of(range);
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        codes[i] = (uint8_t)tchi_code_square(x[i], r, words[i] >> 16);
+        codes[i] = (uint8_t)tchi_code_square(x[i], range, words[i] >> 16);
     }
 }
 
