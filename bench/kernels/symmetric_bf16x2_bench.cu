@@ -1,12 +1,11 @@
 /* A laboratory for the symmetric product in bfloat16: every kernel against a plain one on shapes that are hard on
- * edges, then their speed. The library's, and of those that lost the best one, symmetric_together.cuh. Stands alone,
- * on a GPU of sm_90; from the root of the repository:
+ * edges, then their speed. Stands alone, on a GPU of sm_90; from the root of the
+ * repository:
  *   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/symmetric_bf16x2_bench.cu \
  *       src/backends/cuda/product/symmetric/symmetric_pingpong.cu src/backends/cuda/device/tensor_map.c
  * With the argument `plain` only the products of an orthogonalization are timed, with `split` only those of inverse
  * roots. Exits with 1 if a check fails. */
 #include "common.cuh"
-#include "symmetric_together.cuh" /* before the library's files, whose macros have the same short names */
 
 #include "backends/cuda/product/symmetric/symmetric_bf16x2.cu"
 #include "backends/cuda/product/symmetric/symmetric_bf16x2_wgmma.cu"
@@ -14,10 +13,10 @@
 /* --- variants ---------------------------------------------------------------------------------------------------- */
 
 /* CHOSEN is symmetric_bf16x2.cu's own choice, which does not know PINGPONG. */
-enum variant { MMA_64, MMA_128, WGMMA_128, CHOSEN, PINGPONG, TOGETHER, VARIANTS };
+enum variant { MMA_64, MMA_128, WGMMA_128, CHOSEN, PINGPONG, VARIANTS };
 
-static const char *const variant_names[VARIANTS] = {"mma 64x64", "mma 128x128", "wgmma 128x128",
-                                                    "as chosen", "ping-pong",   "together"};
+static const char *const variant_names[VARIANTS] = {"mma 64x64", "mma 128x128", "wgmma 128x128", "as chosen",
+                                                    "ping-pong"};
 
 typedef struct product {
     double c0, c1, c2;
@@ -35,9 +34,6 @@ static bool takes(const tchi_cuda_state *state, enum variant v, const product *q
 {
     tchi_cuda_state small = *state;
     small.device.processors = 1;
-    if (v == TOGETHER) {
-        return together::takes(q->has_d ? &q->d : NULL, &q->a, &q->b, &q->c);
-    }
     return v != PINGPONG || tchi_cuda_symmetric_pingpong_takes(&small, q->has_d ? &q->d : NULL, &q->a, &q->b, &q->c);
 }
 
@@ -50,8 +46,6 @@ static void run(tchi_cuda_state *state, enum variant v, const product *q)
         status = tchi_cuda_symmetric_bf16x2(state, q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
     } else if (v == PINGPONG) {
         status = tchi_cuda_symmetric_pingpong(state, q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
-    } else if (v == TOGETHER) {
-        status = together::run(state, q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
     } else if (v == MMA_64 || v == MMA_128) {
         status = split_mma(state, &p, q->c.batch, v == MMA_64 ? 64 : 128);
     } else {
