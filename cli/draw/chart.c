@@ -1,5 +1,4 @@
-/* Lays out a chart: title, legend, and panels that share a vertical axis. It knows nothing of files but their names'
- * ends; canvas.h draws. */
+/* Lays out a chart: title, legend, and panels that share a vertical axis. svg.h draws. */
 #define _POSIX_C_SOURCE 200809L
 #include "chart.h"
 
@@ -11,7 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "canvas.h"
+#include "svg.h"
 
 static const double page_width = 960, page_height = 420, left_margin = 64, right_margin = 20, top_margin = 92,
                     bottom_margin = 48, gap = 56, letters = 12;
@@ -121,37 +120,36 @@ static int find_ticks(const axis *a, double ticks[TICKS])
 
 /* --- drawing ----------------------------------------------------------------------------------------------------- */
 
-static void draw_line(canvas *page, double x0, double y0, double x1, double y1, canvas_color color, double width)
+static void draw_line(FILE *out, double x0, double y0, double x1, double y1, svg_color color, double width)
 {
     const double points[] = {x0, y0, x1, y1};
-    page->line(page, points, 2, color, width);
+    svg_line(out, points, 2, color, width);
 }
 
-static void draw_grid(canvas *page, const axis *x, const axis *y)
+static void draw_grid(FILE *out, const axis *x, const axis *y)
 {
     double ticks[TICKS];
     char text[32];
     int count = find_ticks(y, ticks);
     for (int i = 0; i < count; i++) {
         double at = place(y, ticks[i]);
-        draw_line(page, x->start, at, x->stop, at, CANVAS_GRID, 0.6);
+        draw_line(out, x->start, at, x->stop, at, SVG_GRID, 0.6);
         snprintf(text, sizeof text, "%g", ticks[i]);
-        page->text(page, x->start - 8, at + 4, CANVAS_RIGHT, letters, text);
+        svg_text(out, x->start - 8, at + 4, SVG_RIGHT, letters, text);
     }
     count = find_ticks(x, ticks);
     for (int i = 0; i < count; i++) {
         double at = place(x, ticks[i]);
-        draw_line(page, at, y->start, at, y->stop, CANVAS_GRID, 0.6);
+        draw_line(out, at, y->start, at, y->stop, SVG_GRID, 0.6);
         snprintf(text, sizeof text, "%g", ticks[i]);
-        page->text(page, at, y->start + 18, CANVAS_MIDDLE, letters, text);
+        svg_text(out, at, y->start + 18, SVG_MIDDLE, letters, text);
     }
-    draw_line(page, x->start, y->start, x->stop, y->start, CANVAS_INK, 1);
-    draw_line(page, x->start, y->start, x->start, y->stop, CANVAS_INK, 1);
+    draw_line(out, x->start, y->start, x->stop, y->start, SVG_INK, 1);
+    draw_line(out, x->start, y->start, x->start, y->stop, SVG_INK, 1);
 }
 
 /* `points` has room for the longest series. */
-static void draw_curve(canvas *page, const axis *x, const axis *y, const chart_series *series, int color,
-                       double *points)
+static void draw_curve(FILE *out, const axis *x, const axis *y, const chart_series *series, int color, double *points)
 {
     int64_t count = 0;
     for (int64_t i = 0; i < series->count; i++) {
@@ -163,36 +161,36 @@ static void draw_curve(canvas *page, const axis *x, const axis *y, const chart_s
         count++;
     }
     if (count > 1) {
-        page->line(page, points, count, (canvas_color)(CANVAS_SERIES + color), 2);
+        svg_line(out, points, count, (svg_color)(SVG_SERIES + color), 2);
     }
 }
 
-static void draw_legend(canvas *page, const chart *c)
+static void draw_legend(FILE *out, const chart *c)
 {
     double x = left_margin, y = top_margin - 28;
     for (int i = 0; i < c->series_count; i++) {
         const char *name = c->panels[0].series[i].name;
-        draw_line(page, x, y - 4, x + 24, y - 4, (canvas_color)(CANVAS_SERIES + i), 3);
-        page->text(page, x + 30, y, CANVAS_LEFT, letters, name);
+        draw_line(out, x, y - 4, x + 24, y - 4, (svg_color)(SVG_SERIES + i), 3);
+        svg_text(out, x + 30, y, SVG_LEFT, letters, name);
         x += 56 + 8.0 * (double)strlen(name);
     }
 }
 
-static void draw_chart(canvas *page, const chart *c, double *points)
+static void draw_chart(FILE *out, const chart *c, double *points)
 {
     double width = (page_width - left_margin - right_margin - gap * (c->panel_count - 1)) / c->panel_count;
     axis y = vertical(c);
-    page->text(page, 12, 24, CANVAS_LEFT, 16, c->title);
-    page->text(page, 12, 43, CANVAS_LEFT, letters, c->remark);
-    draw_legend(page, c);
+    svg_text(out, 12, 24, SVG_LEFT, 16, c->title);
+    svg_text(out, 12, 43, SVG_LEFT, letters, c->remark);
+    draw_legend(out, c);
     for (int p = 0; p < c->panel_count; p++) {
         double start = left_margin + p * (width + gap);
         axis x = horizontal(c, &c->panels[p], start, start + width);
-        draw_grid(page, &x, &y);
-        page->text(page, start - 48, top_margin - 10, CANVAS_LEFT, letters, c->y_name);
-        page->text(page, start + 0.5 * width, page_height - 12, CANVAS_MIDDLE, letters, c->panels[p].x_name);
+        draw_grid(out, &x, &y);
+        svg_text(out, start - 48, top_margin - 10, SVG_LEFT, letters, c->y_name);
+        svg_text(out, start + 0.5 * width, page_height - 12, SVG_MIDDLE, letters, c->panels[p].x_name);
         for (int i = 0; i < c->series_count; i++) {
-            draw_curve(page, &x, &y, &c->panels[p].series[i], i, points);
+            draw_curve(out, &x, &y, &c->panels[p].series[i], i, points);
         }
     }
 }
@@ -208,21 +206,18 @@ static double *allocate_points(const chart *c)
     return malloc(2 * (size_t)most * sizeof(double));
 }
 
-static bool write_page(const chart *c, FILE *out, bool png)
+static bool write_page(const chart *c, FILE *out)
 {
-    canvas page;
     double *points = allocate_points(c);
-    bool good = points != NULL;
-    good = good &&
-           (png ? canvas_png(&page, out, page_width, page_height) : canvas_svg(&page, out, page_width, page_height));
-    if (good) {
-        draw_chart(&page, c, points);
-        good = page.finish(&page);
-    } else {
+    if (points == NULL) {
         errno = ENOMEM;
+        return false;
     }
+    svg_begin(out, page_width, page_height);
+    draw_chart(out, c, points);
+    svg_end(out);
     free(points);
-    return good;
+    return fflush(out) == 0 && !ferror(out);
 }
 
 /* Half a picture is no picture; but a device or a pipe by that name is not ours to remove. */
@@ -236,13 +231,11 @@ static void remove_file(const char *path)
 
 bool chart_write(const chart *c, const char *path)
 {
-    size_t length = strlen(path);
-    bool png = length >= 4 && strcmp(path + length - 4, ".png") == 0;
     FILE *out = fopen(path, "wb");
     if (out == NULL) {
         return false;
     }
-    bool good = write_page(c, out, png);
+    bool good = write_page(c, out);
     int problem = errno;
     if (fclose(out) != 0 && good) {
         good = false;

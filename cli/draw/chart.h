@@ -1,4 +1,4 @@
-/* Curves side by side as a picture, SVG or PNG by the name of the file. */
+/* Curves side by side as an SVG picture. */
 #ifndef CLI_CHART_H
 #define CLI_CHART_H
 

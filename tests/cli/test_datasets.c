@@ -12,7 +12,6 @@
 #include "data/dataset_idx.h"
 #include "data/dataset_read.h"
 #include "data/digits.h"
-#include "draw/samples.h"
 #include "support/testing.h"
 
 static char folder[] = "datasets-XXXXXX";
@@ -627,32 +626,6 @@ static void digits_can_be_told_apart(void **state)
     dataset_release(&data);
 }
 
-static void samples_become_a_picture(void **state)
-{
-    (void)state;
-    static const unsigned char start[] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n', 0, 0, 0, 13,
-                                          'I',  'H', 'D', 'R', 0,    0,    0,    200,  0, 0, 0, 80};
-    unsigned char bytes[sizeof start];
-    dataset data;
-    dataset_error error = {""};
-    CHECK(digits_draw(0, 10, 1, &data, &error), "%s", error.text);
-    CHECK(samples_write_png(path_of("digits.png"), &data, 2, 5, 2, &error), "%s", error.text);
-    FILE *file = fopen(path_of("digits.png"), "rb");
-    CHECK(file != NULL && fread(bytes, 1, sizeof bytes, file) == sizeof bytes, "there is no picture");
-    fclose(file);
-    CHECK(memcmp(bytes, start, sizeof start) == 0, "it does not begin as a picture of 200 by 80 does");
-    unlink(path_of("digits.png"));
-    test_case("more samples than there are");
-    CHECK(!samples_write_png(path_of("digits.png"), &data, 3, 5, 2, &error), "it was written");
-    CHECK(!samples_write_png(path_of("digits.png"), &data, INT64_MAX, INT64_MAX, 1, &error), "it was written");
-    test_case("more pixels than a picture has");
-    CHECK(!samples_write_png(path_of("digits.png"), &data, 2, 5, INT64_MAX, &error), "it was written");
-    test_case("a folder that is not there");
-    CHECK(!samples_write_png(path_of("no/digits.png"), &data, 2, 5, 2, &error), "it was written");
-    CHECK(strstr(error.text, "No such file") != NULL, "the message is %s", error.text);
-    dataset_release(&data);
-}
-
 static void absurd_sizes_are_refused(void **state)
 {
     (void)state;
@@ -682,7 +655,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(columns_are_standardized),
         cmocka_unit_test(digits_depend_on_seed_and_number),
         cmocka_unit_test(digits_can_be_told_apart),
-        cmocka_unit_test(samples_become_a_picture),
         cmocka_unit_test(absurd_sizes_are_refused),
     };
     test_begin(argc, argv);

@@ -20,7 +20,6 @@ import tempfile
 import time
 import unittest
 import xml.dom.minidom
-import zlib
 
 import test_cli
 from test_cli import DEVICE, PLAIN, SKIPPED, run_on_terminal
@@ -755,16 +754,12 @@ class Stopping(Case):
 
 
 class Pictures(Case):
-    def plot(self, name):
-        path = self.path(name)
+    def test_svg(self):
+        path = self.path("curves.svg")
         status, output, messages = run(*SMALL, "--steps", "30", "--optimizer", "shampoo,adamw", "--plot", path)
         self.assertEqual((status, messages), (0, ""))
         self.assertIn(path, output)
-        with open(path, "rb") as file:
-            return file.read()
-
-    def test_svg(self):
-        document = xml.dom.minidom.parseString(self.plot("curves.svg"))
+        document = xml.dom.minidom.parse(path)
         lines_drawn = [line for line in document.getElementsByTagName("polyline") if line.hasAttribute("stroke")]
         self.assertEqual(len(lines_drawn), 2 * (1 + 2))  # the legend's, and one in each panel
         curves = [line for line in lines_drawn if len(line.getAttribute("points").split()) > 2]
@@ -776,31 +771,6 @@ class Pictures(Case):
         words = " ".join(text.firstChild.data for text in document.getElementsByTagName("text"))
         for word in ("shampoo", "adamw", "steps", "seconds", "loss"):
             self.assertIn(word, words)
-
-    def test_png(self):
-        content = self.plot("curves.png")
-        self.assertEqual(content[:8], b"\x89PNG\r\n\x1a\n")
-        at, chunks = 8, {}
-        while at < len(content):
-            (length,) = struct.unpack(">I", content[at : at + 4])
-            kind, body = content[at + 4 : at + 8], content[at + 8 : at + 8 + length]
-            (check,) = struct.unpack(">I", content[at + 8 + length : at + 12 + length])
-            self.assertEqual(check, zlib.crc32(kind + body))
-            chunks[kind] = body
-            at += 12 + length
-        self.assertEqual(list(chunks), [b"IHDR", b"IDAT", b"IEND"])
-        width, height, depth, colors, *rest = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
-        self.assertEqual((depth, colors, rest), (8, 2, [0, 0, 0]))
-        rows = zlib.decompress(chunks[b"IDAT"])
-        self.assertEqual(len(rows), height * (3 * width + 1))
-        self.assertEqual({rows[y * (3 * width + 1)] for y in range(height)}, {2})
-        # Rows are differences from the one above: summed up, most of the page is white and some of it is not.
-        above, white = bytearray(3 * width), 0
-        for y in range(height):
-            row = rows[y * (3 * width + 1) + 1 : (y + 1) * (3 * width + 1)]
-            above = bytearray((a + b) & 255 for a, b in zip(above, row, strict=True))
-            white += above.count(255)
-        self.assertTrue(0.7 < white / (3 * width * height) < 0.99, white)
 
 
 class Usage(Case):
@@ -838,8 +808,8 @@ class Usage(Case):
             (["--data", "x", "--images", "y"], "not both"),
             (["--label", "x"], "--data"),
             (["--checkpoint-every", "3"], "--checkpoint"),
-            (["--plot", "curves.jpg"], ".svg or .png", "curves.jpg"),
-            (["--plot", ".svg"], ".svg or .png"),
+            (["--plot", "curves.png"], "use a name that ends in .svg, not 'curves.png'"),
+            (["--plot", ".svg"], "use a name that ends in .svg, not '.svg'"),
             (["--data", ""], "--data takes the name of a file, not ''"),
             (["--resume="], "--resume takes the name of a file, not ''"),
             (["--checkpoint", ""], "--checkpoint takes the name of a file, not ''"),

@@ -112,7 +112,7 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
         {"--device", "D", OPTION_TEXT, &plan->device, 0, 0, "auto, cpu, cuda or cuda:N (auto)"},
         {"--threads", "N", OPTION_INTEGER, &plan->threads, 1, 1024, "CPU threads (all)"},
         {"--log-every", "N", OPTION_INTEGER, &plan->log_every, 1, 1e9, "steps between measurements (steps / 50)"},
-        {"--plot", "FILE", OPTION_TEXT, &plan->plot, 0, 0, "learning curves, .svg or .png"},
+        {"--plot", "FILE", OPTION_TEXT, &plan->plot, 0, 0, "learning curves, an .svg file"},
         {"--checkpoint", "FILE", OPTION_TEXT, &plan->checkpoint, 0, 0, "saved at the end and when interrupted"},
         {"--checkpoint-every", "N", OPTION_INTEGER, &plan->checkpoint_every, 1, 1e9, "also save every N steps"},
         {"--resume", "FILE", OPTION_TEXT, &plan->resume, 0, 0, "resume from a checkpoint, with its settings"},
@@ -279,9 +279,8 @@ static int check_settings(const train_plan *plan)
         return output_usage("train", "--checkpoint-every belongs to --checkpoint, which is missing");
     }
     size_t length = plan->plot != NULL ? strlen(plan->plot) : 0;
-    if (plan->plot != NULL && (length < 5 || (strcmp(plan->plot + length - 4, ".svg") != 0 &&
-                                              strcmp(plan->plot + length - 4, ".png") != 0))) {
-        return output_usage("train", "--plot takes a name that ends in .svg or .png, not '%s'", plan->plot);
+    if (plan->plot != NULL && (length < 5 || strcmp(plan->plot + length - 4, ".svg") != 0)) {
+        return output_usage("train", "--plot writes SVG: use a name that ends in .svg, not '%s'", plan->plot);
     }
     return CLI_OK;
 }
