@@ -141,18 +141,18 @@ static tch_status parse(const char *path, tchi_index_text *text)
 
 tch_status tchi_index_read(const char *path, tchi_index_text *index, struct stat *status)
 {
-    int file = -1;
-    *index = (tchi_index_text){.map = {.item_size = sizeof(mapped)}, .files = {.item_size = sizeof(const char *)}};
-    tch_status read = tchi_open_file(path, &file, status);
-    read = read != TCH_OK ? read : read_text(path, file, status->st_size, index);
-    if (file >= 0) {
-        close(file);
-    }
+    *index = (tchi_index_text){
+        .file = -1, .map = {.item_size = sizeof(mapped)}, .files = {.item_size = sizeof(const char *)}};
+    tch_status read = tchi_open_file(path, &index->file, status);
+    read = read != TCH_OK ? read : read_text(path, index->file, status->st_size, index);
     return read != TCH_OK ? read : parse(path, index);
 }
 
 void tchi_index_release(tchi_index_text *index)
 {
+    if (index->file >= 0) {
+        close(index->file);
+    }
     tchi_host_release(index->text, (size_t)index->bytes);
     tchi_list_release(&index->map);
     tchi_list_release(&index->files);
@@ -254,15 +254,21 @@ static tch_status put_together(tch_checkpoint *c, const tchi_index_text *text)
     return tchi_index_finish(c);
 }
 
-tch_status tchi_index_open(tch_checkpoint *checkpoint)
+/* Asked while the index that was read is still open, so that another cannot have its number. */
+static bool is_replaced(const char *path, const struct stat *read)
+{
+    struct stat now;
+    return stat(path, &now) == 0 && (now.st_dev != read->st_dev || now.st_ino != read->st_ino);
+}
+
+tch_status tchi_index_open(tch_checkpoint *checkpoint, bool *replaced)
 {
     struct stat status;
     tchi_index_text text;
     tch_status opened = tchi_index_read(checkpoint->path, &text, &status);
     if (opened == TCH_OK) {
-        checkpoint->device = status.st_dev;
-        checkpoint->inode = status.st_ino;
         opened = put_together(checkpoint, &text);
+        *replaced = opened == TCH_ERR_IO && is_replaced(checkpoint->path, &status);
     }
     tchi_index_release(&text);
     return opened;

@@ -145,9 +145,6 @@ static void map_file(tch_checkpoint *c, int64_t file_bytes)
 static tch_status open_and_read(tch_checkpoint *c)
 {
     struct stat status;
-    if (tchi_is_index(c->path)) {
-        return tchi_index_open(c);
-    }
     TCHI_TRY(tchi_open_file(c->path, &c->file, &status));
     c->device = status.st_dev;
     c->inode = status.st_ino;
@@ -177,14 +174,8 @@ tch_checkpoint *tchi_checkpoint_make(const char *path)
     return c;
 }
 
-/* An index that a save has replaced since it was read, and with it the files it names. */
+/* Of an index that saves replace while it is read, and with it the files it names. */
 #define MOST_ATTEMPTS 100
-static bool was_replaced(const tch_checkpoint *c)
-{
-    struct stat now;
-    return c->inode != 0 && tchi_is_index(c->path) && stat(c->path, &now) == 0 &&
-           (now.st_dev != c->device || now.st_ino != c->inode);
-}
 
 tch_status tch_checkpoint_open(const char *path, tch_checkpoint **checkpoint)
 {
@@ -199,8 +190,8 @@ tch_status tch_checkpoint_open(const char *path, tch_checkpoint **checkpoint)
         if (opened == NULL) {
             return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "tch_checkpoint_open: out of host memory");
         }
-        status = open_and_read(opened);
-        again = status == TCH_ERR_IO && was_replaced(opened);
+        again = false;
+        status = tchi_is_index(path) ? tchi_index_open(opened, &again) : open_and_read(opened);
         if (status == TCH_OK) {
             *checkpoint = opened;
         } else {

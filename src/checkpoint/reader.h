@@ -63,6 +63,7 @@ bool tchi_is_index(const char *path);
 typedef struct tchi_index_text {
     char *text; /* names point into it */
     int64_t bytes;
+    int file;         /* the index itself, open until it is released */
     tchi_list map;    /* which tensor is in which file */
     tchi_list files;  /* const char *: names of files, each once */
     tchi_names names; /* of files */
@@ -72,8 +73,9 @@ typedef struct tchi_index_text {
 tch_status tchi_index_read(const char *path, tchi_index_text *index, struct stat *status);
 void tchi_index_release(tchi_index_text *index);
 
-/* Reads the index, opens its files, and puts their tensors and settings together. */
-tch_status tchi_index_open(tch_checkpoint *checkpoint);
+/* Reads the index, opens its files, and puts their tensors and settings together. *replaced is set where a file was
+ * missing and another index has taken the place of this one since. */
+tch_status tchi_index_open(tch_checkpoint *checkpoint, bool *replaced);
 
 /* For an index that is to be written: adds a file with its tensors, of one name the first, and after the last file the
  * settings. */

@@ -92,7 +92,7 @@ static tch_status read_old(const shard_save *s, tchi_index_text *old)
     tch_status read = tchi_index_read(s->path, old, &status);
     if (read != TCH_OK) {
         tchi_index_release(old);
-        *old = (tchi_index_text){0};
+        *old = (tchi_index_text){.file = -1};
     }
     return read == TCH_ERR_OUT_OF_MEMORY ? read : TCH_OK;
 }
