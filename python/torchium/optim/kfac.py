@@ -159,10 +159,10 @@ class KFAC(OfModel):
 
     def _spread(self, state: dict[str, Any], kfac: dict[str, Any]) -> dict[str, Any]:
         numbers = {id(p): k for k, p in enumerate(p for group in self.param_groups for p in group["params"])}
-        steps = torch.tensor(kfac["steps"])
+        steps = torch.tensor(kfac["steps"], device="cpu")
         for name, weight in self.preconditioner._weights().items():
             part = kfac["layers"][name]
-            part = part | {"steps": steps.clone(), COUNTS: torch.tensor(part[COUNTS])}
+            part = part | {"steps": steps.clone(), COUNTS: torch.tensor(part[COUNTS], device="cpu")}
             number = numbers[id(weight)]
             state["state"][number] = state["state"].get(number, {}) | {"kfac": part}
         return state

@@ -25,6 +25,7 @@ from kfac_cases import (
     train,
 )
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.utils.checkpoint import checkpoint
 from torchium.optim import KFAC, KFACPreconditioner, NaturalGradient
 
@@ -447,6 +448,20 @@ def test_a_restart_goes_on_to_the_bit(device, method):
     other.load_state_dict(saved["optimizer"])
     assert other.param_groups[0]["damping"] == 0.01
     assert_same(train(first, optimizer, 6, first=7), train(second, other, 6, first=7))
+
+
+def test_state_inside_another_default_device():
+    """Counts stay on the host, for torch.distributed.checkpoint too, which wants them as tensors."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    optimizer = KFAC(model)
+    model(torch.randn(8, 5)).square().mean().backward()
+    optimizer.step()
+    with torch.device("meta"):
+        state = get_optimizer_state_dict(model, optimizer)["state"]["weight"]["kfac"]
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert int(state["steps"]) == 1
+    assert all(value.device.type == "cpu" for value in state.values())
 
 
 def layer(name, **values):
