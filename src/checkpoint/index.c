@@ -230,15 +230,15 @@ static tch_status add_settings(tchi_header *h, const tchi_header *file)
     return TCH_OK;
 }
 
-tch_status tchi_index_finish(tch_checkpoint *c)
+tch_status tchi_index_finish(tch_checkpoint *checkpoint)
 {
-    c->header.complete = true;
-    for (int64_t i = 0; i < c->files.count; i++) {
-        const tchi_header *file = &((tch_checkpoint **)c->files.items)[i]->header;
-        TCHI_TRY(add_settings(&c->header, file));
-        c->header.complete = c->header.complete && file->complete;
+    checkpoint->header.complete = true;
+    for (int64_t i = 0; i < checkpoint->files.count; i++) {
+        const tchi_header *file = &((tch_checkpoint **)checkpoint->files.items)[i]->header;
+        TCHI_TRY(add_settings(&checkpoint->header, file));
+        checkpoint->header.complete = checkpoint->header.complete && file->complete;
     }
-    return tchi_shards_find(c);
+    return tchi_shards_find(checkpoint);
 }
 
 static tch_status put_together(tch_checkpoint *c, const tchi_index_text *text)
@@ -263,7 +263,7 @@ static bool is_replaced(const char *path, const struct stat *read)
 
 tch_status tchi_index_open(tch_checkpoint *checkpoint, bool *replaced)
 {
-    struct stat status;
+    struct stat status = {0};
     tchi_index_text text;
     tch_status opened = tchi_index_read(checkpoint->path, &text, &status);
     if (opened == TCH_OK) {

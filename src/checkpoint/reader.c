@@ -58,7 +58,7 @@ tch_status tchi_open_file(const char *path, int *file, struct stat *status)
 
 tch_status tchi_descriptor_borrow(const tch_checkpoint *file, int *descriptor)
 {
-    struct stat now;
+    struct stat now = {0};
     *descriptor = file->file;
     if (file->file >= 0) {
         return TCH_OK;
@@ -144,7 +144,7 @@ static void map_file(tch_checkpoint *c, int64_t file_bytes)
 
 static tch_status open_and_read(tch_checkpoint *c)
 {
-    struct stat status;
+    struct stat status = {0};
     TCHI_TRY(tchi_open_file(c->path, &c->file, &status));
     c->device = status.st_dev;
     c->inode = status.st_ino;

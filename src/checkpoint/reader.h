@@ -80,6 +80,6 @@ tch_status tchi_index_open(tch_checkpoint *checkpoint, bool *replaced);
 /* For an index that is to be written: adds a file with its tensors, of one name the first, and after the last file the
  * settings. */
 tch_status tchi_index_add(tch_checkpoint *index, const char *path);
-tch_status tchi_index_finish(tch_checkpoint *index);
+tch_status tchi_index_finish(tch_checkpoint *checkpoint);
 
 #endif
