@@ -122,13 +122,14 @@ TCHI_CODE_FN uint32_t tchi_code_scale_signed(tchi_code_use use, tchi_code_extent
     return tchi_code_scale(e.largest, floor, 24, TCHI_CODE_OCTAVE);
 }
 
-/* top and floor are different bfloat16, so that their distance is exact in float32. */
+/* top and floor are different bfloat16, so that their distance is exact in float32. A scale of 0, as state begins, has
+ * no step, and any will do. */
 TCHI_CODE_FN tchi_code_range tchi_code_range_squares(uint32_t scale)
 {
     tchi_code_range range = {scale << 16, scale & 0xFFFF0000u, 0};
     uint32_t length = range.top - range.floor;
     uint32_t shift = (tchi_code_bits((float)(int32_t)length) >> 23) - 134u;
-    range.step = shift + (length > 254u << (shift & 31u));
+    range.step = (shift + (length > 254u << (shift & 31u))) & 31u;
     return range;
 }
 
