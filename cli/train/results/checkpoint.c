@@ -145,7 +145,7 @@ static int refuse_change(const char *option, const char *was, const char *is, co
     return output_fail("train", "%s cannot change: it is '%s' in %s and '%s' here", option, was, path, is);
 }
 
-/* A checkpoint may come from anybody: the files that it names are not opened. */
+/* Checkpoints are untrusted: the files that it names are not opened. */
 static int check_data(const train_plan *plan, const tch_checkpoint *checkpoint)
 {
     static const char *const names[] = {"data", "images"};

@@ -66,7 +66,7 @@ class SOAP(SecondOrder):
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
         stochastic_rounding: round bfloat16 parameters without a copy at random.
         state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
-            rounded at random; small parameters keep float32.
+            rounded stochastically; small parameters keep float32.
         seed: of the random numbers that parameters and moments are rounded with.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 2 GiB and a
             32nd of the GPU's memory.
