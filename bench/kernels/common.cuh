@@ -1,6 +1,5 @@
-/* What the laboratories of kernels share: the few functions of the module that kernels call, clocks, and matrices full
- * of noise. Any failure ends the program, which has nothing to save. A laboratory that links runtime/errors.c defines
- * BENCH_LINKS_ERRORS first. */
+/* What a laboratory of kernels needs: the few functions of the module that kernels call, a clock, and matrices full of
+ * noise. Any failure ends the program, which has nothing to save. */
 #ifndef BENCH_COMMON_CUH
 #define BENCH_COMMON_CUH
 
@@ -49,7 +48,6 @@ static void must(tch_status status, const char *what)
     }
 }
 
-#ifndef BENCH_LINKS_ERRORS
 tch_status tchi_cuda_check(cudaError_t error, const char *what)
 {
     must(error, what);
@@ -60,7 +58,6 @@ tch_status tchi_cuda_launched(const tchi_cuda_state *, const char *kernel)
 {
     return tchi_cuda_check(cudaGetLastError(), kernel);
 }
-#endif
 
 /* The first GPU, with a stream of its own for what is timed; the default stream, on which checks run, waits for it. */
 static inline tchi_cuda_state this_device()
@@ -104,24 +101,6 @@ template <typename function> static double median_ms(cudaStream_t stream, functi
     return times[times.size() / 2];
 }
 
-/* Microseconds of one call among four in a row, recorded once and replayed, so that the host is not timed. */
-template <typename function> static double replayed_us(cudaStream_t stream, function call)
-{
-    const int calls = 4;
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
-    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    for (int i = 0; i < calls; i++) {
-        call();
-    }
-    must(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-    must(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-    double ms = median_ms(stream, [&] { must(cudaGraphLaunch(replay, stream), "cudaGraphLaunch"); });
-    must(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
-    must(cudaGraphDestroy(graph), "cudaGraphDestroy");
-    return ms * 1e3 / calls;
-}
-
 /* --- data -------------------------------------------------------------------------------------------------------- */
 
 template <typename T> static T *device_array(int64_t count)
@@ -143,15 +122,6 @@ static __host__ __device__ inline double noise(uint64_t index)
 static inline int64_t planes_of(tch_scalar type)
 {
     return type == TCH_SCALAR_BF16X2 ? 2 : 1;
-}
-
-static inline const char *type_name(tch_scalar type)
-{
-    return type == TCH_SCALAR_F64      ? "float64"
-           : type == TCH_SCALAR_F32    ? "float32"
-           : type == TCH_SCALAR_F16    ? "float16"
-           : type == TCH_SCALAR_BF16X2 ? "split"
-                                       : "bfloat16";
 }
 
 /* A batch in memory of its own, all bytes 0xFF, NaN in every type, padding included; `shift` elements off alignment. */
