@@ -1,218 +1,229 @@
 #!/usr/bin/env python3
-"""Times libtorchium beside PyTorch's CPU build on the same inputs, in one process and one run.
+"""Times Torchium beside PyTorch and other optimizers in one process, on the same inputs: the table of targets.
 
-    bench/compare.py build/release/src/libtorchium.so [--json FILE] [--svg FILE] [--quick]
+    bench/compare.py [LIBRARY] [--device cpu] [--quick] [--only TEXT] [--peer-path DIR ...] [--json FILE] [--svg FILE]
 
-Every row has fresh random matrices, an output that is poisoned before it is checked, and the error of both sides
-against float64. Times on a shared machine are noisy, so both sides run in turns and the medians are compared; the ratio
-is what counts.
+LIBRARY is libtorchium.so; the package's own where it is left out. With the package in PYTHONPATH steps are timed from
+Python too. A line has the row of the table of targets, our milliseconds, those of the fastest other, what part of the
+limit is reached, and whether the target is met, with an error no larger than is allowed or than the other's. Medians,
+by device events on a GPU; on the CPU, which others use too, sides run in turns and only the ratio counts. Outputs are
+poisoned before, and errors are against float64. What fails is said, and the rest goes on.
 """
 
 import argparse
+import gc
+import os
+import re
 import sys
+import warnings
+from functools import partial
 
 import figures
-import numpy as np
+import matrices
+import overhead
+import samples
+import steps
 import torch
-from library import Library, linear_layer
+from cases import Bench, Case
+from library import Library
+from peers import found
 from plots.bars import ratio_bars
-from timing import in_turns, machine
+from timing import machine
+
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+TARGET = "target_ms", "target_ratio", "met"
 
 
-def symmetric_batch(rng, batch, n, condition, dtype):
-    """Symmetric matrices with log-spaced eigenvalues from 1 down to 1/condition and random eigenvectors."""
-    spectrum = np.logspace(0, -np.log10(condition), n)
-    matrices = np.empty((batch, n, n), dtype)
-    for i in range(batch):
-        q, _ = np.linalg.qr(rng.standard_normal((n, n)))
-        a = (q * spectrum) @ q.T
-        matrices[i] = (0.5 * (a + a.T)).astype(dtype)
-    return matrices
+def gpu_cases(tiny):
+    """Sizes of rows are those of the table of targets; a dry run has tiny ones."""
+
+    def sized(make, *size, small, **options):
+        return partial(make, *(small if tiny else size), **options)
+
+    root = partial(sized, matrices.inverse_root, small=(3, 32))
+    power = partial(sized, matrices.eigen_power, small=(3, 32))
+    product = (200, 64, 48, 2**20) if tiny else (65536, 16384, 16384, 4 * 2**30)
+    layer, layer_size = (3, 5, 24, 40) if tiny else (32, 256, 768, 3072), "32x256 768->3072"
+    cases = [
+        Case(1, "inverse root", "16x1024", root(16, 1024), 8.0, 4.5),
+        Case(2, "inverse root", "64x256", root(64, 256), 1.2, 0.4),
+        Case(3, "inverse root", "4x2048", root(4, 2048), 16.0, 9.0),
+        Case(4, "eigen power", "64x256", power(64, 256), 4.5),
+        Case(4, "eigen power", "16x1024", power(16, 1024), 75.0),
+        *steps.gpu_cases(),
+        Case(
+            11, "sample gradients", "256x1024->1024",
+            sized(samples.gradients, 256, 1, 1024, 1024, small=(3, 1, 24, 40)), 0.31, 0.26,
+        ),
+        Case(12, "sample norms, float32", layer_size, partial(samples.norms, *layer, F32), 0.15, 0.05),
+        Case(12, "sample norms, no bias", layer_size, partial(samples.norms, *layer, F32, bias=False), 0.15, 0.05),
+        Case(12, "sample norms, bfloat16", layer_size, partial(samples.norms, *layer, BF16), 0.15, 0.05),
+        Case(13, "KFAC factors, float32", layer_size, partial(samples.factors, *layer, F32), 0.6, 0.2),
+        Case(13, "KFAC factors, bfloat16", layer_size, partial(samples.factors, *layer, BF16), 0.6, 0.2),
+        Case(14, "kronecker product", "64 (x) 128", sized(matrices.kronecker, 64, 128, small=(4, 6)), 0.085, 0.064),
+    ]  # fmt: skip
+    for where, pinned in (("pageable", False), ("page-locked", True)):
+        make = partial(matrices.host_product, *product, pinned)
+        cases.append(Case(15, f"host product, {where}", "65536x16384x16384", make, slow=pinned))
+    if found("torchium"):
+        for vocabulary in (50257, 50304):
+            for tied in (False, True):
+                sizes = (2, 32, 2, 101, 16, 4, tied) if tiny else (12, 768, 12, vocabulary, 1024, 8, tied)
+                work = f"GPT with per-sample gradients, backward, V = {vocabulary}, tied head: {tied}"
+                cases.append(Case(None, work, "12 x 768", partial(samples.gpt, *sizes), slow=True))
+    return cases
 
 
-def reference_root(a, power, damping):
-    """The power of the damped matrices, from float64 decompositions of the very numbers given. In float64 by singular
-    values, which are the eigenvalues here: where NumPy and PyTorch are built with the same LAPACK, an
-    eigendecomposition would compare PyTorch with itself."""
-    if a.dtype == np.float64:
-        v, w, _ = np.linalg.svd(a)
-    else:
-        w, v = np.linalg.eigh(a.astype(np.float64))
-    return (v * (np.maximum(w, 0) + damping)[:, None, :] ** power) @ v.transpose(0, 2, 1)
-
-
-def error(x, reference):
-    """Largest relative Frobenius error of the batch; NaN counts as infinite."""
-    gap = np.linalg.norm(x.astype(np.float64) - reference, axis=(1, 2)) / np.linalg.norm(reference, axis=(1, 2))
-    return float(np.max(np.where(np.isnan(gap), np.inf, gap)))
-
-
-def torch_power(t, power, damping):
-    """What people write today."""
-    w, v = torch.linalg.eigh(t)
-    return (v * (w.clamp_min(0) + damping).pow(power).unsqueeze(-2)) @ v.transpose(-1, -2)
-
-
-class Comparison:
-    def __init__(self, library, seconds, quiet):
-        self.library = library
-        self.seconds = seconds
-        self.quiet = quiet
-        self.rows = []
-        self.rng = np.random.default_rng(20240607)
-
-    def add(self, work, size, dtype, target, times, errors, allowed, note=""):
-        """A row; `allowed` is the error ours may have where PyTorch's is smaller, `target` None where none was set."""
-        ours, theirs = times
-        row = {
-            "work": work,
-            "size": size,
-            "dtype": np.dtype(dtype).name,
-            "ours_ms": round(ours, 4),
-            "torch_ms": round(theirs, 4),
-            "ratio": round(theirs / ours, 3),
-            "target": target,
-            "ours_error": errors[0],
-            "torch_error": errors[1],
-            "note": note,
-        }
-        self.rows.append(row)
-        if not self.quiet:
-            fast = target is None or row["ratio"] >= target
-            met = "met" if fast and errors[0] <= max(errors[1], allowed) else "NOT MET"
-            aim = "no target" if target is None else f"target {target:.1f}"
-            print(
-                f"{work:<16} {size:>16} {row['dtype']:<8} {ours:10.3f} ms {theirs:10.3f} ms "
-                f"{row['ratio']:6.2f} ({aim}) {met:<8} "
-                f"{errors[0]:8.1e} {errors[1]:8.1e} {note}",
-                flush=True,
-            )
-
-    def times(self, ours, theirs):
-        """Milliseconds of both, after a call of each that is not counted."""
-        ours()
-        theirs()
-        return in_turns({"ours": ours, "torch": theirs}, self.seconds / 6).values()
-
-    def eigen_power(self, batch, n, dtype):
-        a = symmetric_batch(self.rng, batch, n, 1e6, dtype)
-        t = torch.from_numpy(a)
-        out = np.full_like(a, np.nan)
-        damping = 1e-6
-        times = self.times(self.library.matrix_power(a, -0.25, damping, out), lambda: torch_power(t, -0.25, damping))
-        reference = reference_root(a, -0.25, damping)
-        errors = error(out, reference), error(torch_power(t, -0.25, damping).numpy(), reference)
-        # Both are rounding, of the same size: which one is larger is chance.
-        self.add("eigen power", f"{batch}x{n}", dtype, 1.0, times, errors, 2.0 * errors[1])
-
-    def inverse_root(self, batch, n, dtype, tolerance, target, note, theirs=None):
-        """A^(-1/4) with relative damping 1e-6; `tolerance` 0 is the library's own default, `theirs` is the type that
-        PyTorch computes in, where it is not the matrix's."""
-        a = symmetric_batch(self.rng, batch, n, 1e6, dtype)
-        t = torch.from_numpy(a)
-        out = np.full_like(a, np.nan)
-        damping = 1e-6 * float(np.linalg.eigvalsh(a[0].astype(np.float64))[-1])
-        ours = self.library.inverse_root(a, 4, out, relative_eps=1e-6, tolerance=tolerance)
-
-        def by_torch():
-            return torch_power(t.to(theirs or t.dtype), -0.25, damping).to(t.dtype)
-
-        times = self.times(ours, by_torch)
-        reference = reference_root(a, -0.25, damping)
-        errors = error(out, reference), error(by_torch().numpy(), reference)
-        asked = tolerance or (1e-9 if dtype == np.float64 else 1e-3)
-        self.add("inverse root", f"{batch}x{n}", dtype, target, times, errors, asked, note)
-
-    def kronecker(self, m, p, dtype):
-        a = self.rng.standard_normal((m, m)).astype(dtype)
-        b = self.rng.standard_normal((p, p)).astype(dtype)
-        out = np.full((m * p, m * p), np.nan, dtype)
-        ta, tb = torch.from_numpy(a), torch.from_numpy(b)
-        times = self.times(self.library.kronecker_product(a, b, out), lambda: torch.kron(ta, tb))
-        reference = np.kron(a.astype(np.float64), b.astype(np.float64))[None]
-        errors = error(out[None], reference), error(torch.kron(ta, tb).numpy()[None], reference)
-        self.add("kronecker", f"{m} (x) {p}", dtype, 1.0, times, errors, 0.0)
-
-    def sample_gradients(self, batch, positions, inputs, outputs, dtype):
-        x = self.rng.standard_normal((batch, positions, inputs)).astype(dtype)
-        g = self.rng.standard_normal((batch, positions, outputs)).astype(dtype)
-        out = np.full((batch, outputs, inputs), np.nan, dtype)
-        tx, tg = torch.from_numpy(x), torch.from_numpy(g)
-
-        def theirs():
-            return torch.einsum("btp,btd->bpd", tg, tx)
-
-        times = self.times(self.library.grad_samples(linear_layer(), x, g, out), theirs)
-        reference = g.astype(np.float64).transpose(0, 2, 1) @ x.astype(np.float64)
-        errors = error(out, reference), error(theirs().numpy(), reference)
-        # Both are rounding, of the same size: which one is larger is chance.
-        size = f"{batch}x{positions} {inputs}->{outputs}"
-        self.add("sample gradients", size, dtype, 1.0, times, errors, 2.0 * errors[1])
-
-
-def run(library, seconds, quick, quiet):
-    c = Comparison(library, seconds, quiet)
+def cpu_cases(quick):
     single = (64, 128, 256, 512, 1024) if quick else (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
     batches = ((64, 64), (16, 256)) if quick else ((256, 32), (64, 64), (64, 128), (16, 256), (4, 512))
-    for dtype in (np.float32, np.float64):
-        for n in single:
-            c.eigen_power(1, n, dtype)
-        for batch, n in batches:
-            c.eigen_power(batch, n, dtype)
-    run_roots(c, single, batches)
-    for dtype in (np.float32, np.float64):
-        c.kronecker(16, 32, dtype)
-        c.kronecker(32, 64, dtype)
-        if not quick:
-            c.kronecker(64, 128 if dtype == np.float32 else 64, dtype)
-    run_gradients(c, quick)
-    return c.rows
+    alone = [(1, n) for n in single]
+    cases = []
+
+    def add(work, size, make, target, dtype, **options):
+        name = str(dtype).removeprefix("torch.")
+        cases.append(Case(None, f"{work}, {name}", size, partial(make, dtype=dtype, **options), target))
+
+    for dtype in (F32, F64):
+        for batch, n in (*alone, *batches):
+            make = partial(matrices.eigen_power, batch, n)
+            add("eigen power", f"{batch}x{n}", make, 1.0, dtype, power=-0.25, spectrum="ratios")
+    roots = [
+        ("inverse root, error as PyTorch's", F32, 1e-2, None, alone),
+        ("inverse root", F32, 0.0, None, alone),
+        ("inverse root, PyTorch in float64", F32, 0.0, F64, alone),
+        ("inverse root", F64, 0.0, None, alone),
+        ("inverse root, error as PyTorch's", F32, 1e-2, None, batches),
+    ]
+    for work, dtype, tolerance, theirs, sizes in roots:
+        for batch, n in sizes:
+            target = 1.5 if tolerance and batch == 1 and n >= 512 else 1.0
+            target = None if dtype == F32 and not tolerance and not theirs else target
+            options = {"tolerance": tolerance, "theirs": theirs, "methods": ("auto",), "spectrum": "ratios"}
+            add(work, f"{batch}x{n}", partial(matrices.inverse_root, batch, n), target, dtype, **options)
+    for dtype, last in ((F32, (64, 128)), (F64, (64, 64))):
+        for m, p in ((16, 32), (32, 64)) if quick else ((16, 32), (32, 64), last):
+            add("kronecker product", f"{m} (x) {p}", partial(matrices.kronecker, m, p), 1.0, dtype)
+    return cases + sample_cases(quick) + steps.cpu_cases()
 
 
-def run_roots(c, single, batches):
-    """Matrices alone, of each size, and in batches."""
-    for n in single:
-        target = 1.5 if n >= 512 else 1.0
-        c.inverse_root(1, n, np.float32, 1e-2, target, "error as PyTorch's or smaller")
-    for n in single:
-        c.inverse_root(1, n, np.float32, 0.0, None, "default: error below 1e-3, far below PyTorch's")
-    for n in single:
-        c.inverse_root(1, n, np.float32, 0.0, 1.0, "default; PyTorch in float64, to be below 1e-3", torch.float64)
-    for n in single:
-        c.inverse_root(1, n, np.float64, 1e-9, 1.0, "default: error below 1e-9")
-    for batch, n in batches:
-        c.inverse_root(batch, n, np.float32, 1e-2, 1.0, "error as PyTorch's or smaller")
-
-
-def run_gradients(c, quick):
-    """Samples, positions, inputs and outputs of linear layers."""
+def sample_cases(quick):
+    """Per-sample gradients on the CPU: of a linear layer, and of modules beside Opacus."""
+    cases = []
     layers = [(64, 1, 256, 256), (16, 64, 256, 256)]
-    if not quick:
-        layers += [(256, 1, 512, 512), (32, 128, 256, 512), (8, 256, 768, 768)]
-    for shape in layers:
-        c.sample_gradients(*shape, np.float32)
-    c.sample_gradients(*layers[0], np.float64)
+    layers += [] if quick else [(256, 1, 512, 512), (32, 128, 256, 512), (8, 256, 768, 768)]
+    for dtype, shapes in ((F32, layers), (F64, layers[:1])):
+        for shape in shapes:
+            size = "{}x{} {}->{}".format(*shape)
+            work = f"sample gradients, {str(dtype).removeprefix('torch.')}"
+            cases.append(Case(None, work, size, partial(samples.gradients, *shape, dtype=dtype), 1.0))
+    if found("torchium"):
+        models = ((samples.mlp, (128, 784)), (samples.convolutions, (32, 3, 32, 32)))
+        for make, shape in (*models, (samples.feed, (32, 64, 128)), (samples.words, (32, 32))):
+            size = " x ".join(map(str, shape))
+            work = f"sample gradients of a module, {make.__name__}"
+            cases.append(Case(None, work, size, partial(samples.module, make, shape), slow=True))
+    return cases
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def line(row):
+    """A row of the table."""
+    said = f"row {row['row'] or '-':<4} {row['work']:<46} {row['size']:<18} {row['ours_ms']:>10.3f} ms"
+    for name, ms in row.get("variants_ms", {}).items():
+        said += f"  {name} {ms:.3f}"
+    if row["anchors_ms"]:
+        name, ms = min(row["anchors_ms"].items(), key=lambda item: item[1])
+        said += f"  | {name} {ms:.3f} ms ({row['ratio']:.2f}x)"
+    if row.get("limit_ms"):
+        said += f"  | limit {row['limit_ms']:.3g} ms, {row['limit_ms'] / row['ours_ms']:.0%} of it"
+    if "met" in row:
+        aim = f"{row['target_ms']:.3g} ms" if "target_ms" in row else f"{row['target_ratio']:g}x"
+        said += f"  | target {aim} {'met' if row['met'] else 'NOT MET'}"
+    said += "  | errors " + " ".join(f"{error:.1e}" for error in row["errors"].values()) if row["errors"] else ""
+    known = ("host_ms", "mean_ms", "slowest_over_median", "extra_share", "worst_residual", "failed")
+    said += "".join(f"  {name} {row[name]:.3g}" for name in known if name in row)
+    return said + (f"  state {row['state'] / 1e9:.3g} GB" if row.get("state", 0) > 1e7 else "")
+
+
+def chosen(arguments, bench):
+    table = gpu_cases(bench.tiny) if bench.cuda or bench.tiny else cpu_cases(bench.quick)
+    pattern = re.compile(arguments.only or "")
+    for case in table:
+        if not (case.slow and bench.quick) and pattern.search(f"row {case.row}: {case.work}, {case.size}"):
+            yield case
+
+
+def run(arguments, bench, report, path):
+    h200 = bench.cuda and "H200" in torch.cuda.get_device_name(bench.device)
+    for case in chosen(arguments, bench):
+        try:
+            row = bench.measure(case)
+        except Exception as failure:
+            why = f"{type(failure).__name__}: {failure}".splitlines()[0]
+            report["failed"].append({"work": case.work, "size": case.size, "why": why})
+            print(f"FAILED {case.work}, {case.size}: {why}", flush=True)
+            continue
+        finally:
+            gc.collect()
+            if bench.cuda:
+                torch.cuda.empty_cache()
+        if bench.tiny or (bench.cuda and not h200):  # targets and limits are an H200's
+            row = {name: value for name, value in row.items() if name not in ("limit_ms", *TARGET)}
+        report["rows"].append(row)
+        print(line(row), flush=True)
+        figures.write(path, report)  # kept even if the rest runs out of time
+    host = [row["host_ms"] for row in report["rows"] if "host_ms" in row]
+    if host and bench.cuda:
+        print(f"row 17   host time of one step: {min(host):.2f} to {max(host):.2f} ms  | target 0.5 ms", flush=True)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library", nargs="?", help="libtorchium.so; the package's own where it is left out")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, shorter, without slow anchors and sweeps")
+    parser.add_argument("--only", metavar="TEXT", help="cases whose 'row N: work, size' this pattern is found in")
+    parser.add_argument("--tiny", action="store_true", help="a dry run of a GPU's cases: its figures mean nothing")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds after which no point of a sweep is begun")
+    parser.add_argument("--peer-path", action="append", default=[], metavar="DIR", help="where a peer lies")
+    parser.add_argument("--json", help="where the figures go; bench/results/targets-DEVICE.json where it is left out")
+    parser.add_argument("--svg", help="draw the ratios here")
+    return parser.parse_args()
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library")
-    parser.add_argument("--json", help="write the rows here")
-    parser.add_argument("--svg", help="draw the ratios here")
-    parser.add_argument("--quick", action="store_true", help="fewer sizes, shorter measurements")
-    arguments = parser.parse_args()
-    library = Library(arguments.library)
+    arguments = parse()
+    sys.path += arguments.peer_path + [p for p in os.environ.get("TORCHIUM_PEERS", "").split(os.pathsep) if p]
+    warnings.filterwarnings("ignore")  # of others
+    if not arguments.library:
+        from torchium import _C
+
+        arguments.library = _C.library_path()
+    device = torch.device(arguments.device)
+    torch.set_float32_matmul_precision("highest")
+    library = Library(arguments.library, arguments.device)
     library.set_threads(torch.get_num_threads())
-    info = machine("cpu", library.version()) | {"processor": library.processor(), "numpy": np.__version__}
-    print(f"{info['processor']}, {info['device']}; PyTorch {info['torch']}; Torchium {info['torchium']}")
-    print(f"{'work':<16} {'size':>16} {'dtype':<8} {'ours':>13} {'PyTorch':>13} ratio of times, and errors of both")
-    rows = run(library, 0.6 if arguments.quick else 2.0, arguments.quick, False)
-    if arguments.json:
-        figures.write(arguments.json, {"machine": info, "rows": rows})
+    info = machine(device, library.version()) | {"processor": library.processor()}
+    path = arguments.json or os.path.join(figures.RESULTS, f"targets-{figures.device_name(info['device'])}.json")
+    print(f"{info['device']}; {info['processor']}; PyTorch {info['torch']}; Torchium {info['torchium']}")
+    seconds = 0.02 if arguments.tiny else (0.15 if arguments.quick else 0.3) * (1 if device.type == "cuda" else 5)
+    bench = Bench(library, device, seconds, arguments.quick, arguments.tiny)
+    report = {"machine": info, "rows": [], "failed": []}
+    run(arguments, bench, report, path)
+    if not arguments.only and (bench.cuda or bench.tiny):
+        report["memory"] = list(matrices.scratch(*((3, 32) if bench.tiny else (128, 1024)), bench))
+        report["sweeps"] = [] if arguments.quick else list(matrices.sweep(bench, arguments.limit))
+    if found("torchium") and not arguments.only:
+        report |= overhead.measure(bench)
+    figures.write(path, report)
     if arguments.svg:
         with open(arguments.svg, "w", encoding="ascii") as file:
-            file.write(ratio_bars([row for row in rows if row["target"] is not None]))
-    return 0
+            file.write(ratio_bars(f"Times faster than PyTorch, {info['device']}", report["rows"]))
+    print(f"figures in {path}")
+    return 1 if report["failed"] else 0
 
 
 if __name__ == "__main__":

@@ -210,9 +210,9 @@ class Library:
     def grad_samples(self, layer, x, g, weight, bias=None):
         return self.prepare("tch_grad_samples", layer, tensor(x), tensor(g), tensor(weight), _optional(bias))
 
-    def grad_norms(self, layer, x, g, norms):
-        """Of weight and bias together."""
-        return self.prepare("tch_grad_norms", layer, tensor(x), tensor(g), 3, 0, tensor(norms))
+    def grad_norms(self, layer, x, g, norms, bias=True):
+        """Of the weight, and of the bias together with it."""
+        return self.prepare("tch_grad_norms", layer, tensor(x), tensor(g), 3 if bias else 1, 0, tensor(norms))
 
     def grad_factors(self, layer, x, g, alpha, beta, input_factor, output_factor):
         """Without a bias, every position being a sample of its own."""

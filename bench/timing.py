@@ -49,16 +49,16 @@ class Clock:
         return [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
 
     def median(self, function, seconds):
-        """Median of at least three calls for about `seconds`, after a warm-up; of one where a call takes long."""
+        """Median of as many calls as take `seconds`, three at least, after a warm-up; of one where it takes long."""
         function()
         first = self.times(function, 1)[0]
         if first > 1e3 * LONG:
             return first
-        times = self.times(function, 3)
-        stop = time.perf_counter() + seconds
-        while time.perf_counter() < stop and len(times) < 500:
-            times += self.times(function, 10)
-        return statistics.median(times)
+        return statistics.median(self.times(function, max(3, min(500, int(1e3 * seconds / first)))))
+
+
+def median_of(count, function):
+    return statistics.median(function() for _ in range(count))
 
 
 def host_ms(function):

@@ -1,42 +1,62 @@
-"""Draws the ratios of a comparison as an SVG with the standard library alone."""
+#!/usr/bin/env python3
+"""Draws how many times faster ours is than the fastest other, for every row of bench/compare.py that has one, as an SVG
+with the standard library alone.
 
-from xml.sax.saxutils import escape
+    bench/plots/bars.py bench/results/h200.json docs/images/performance-gpu.svg
+"""
 
-ROW, LEFT, WIDTH, TOP = 20, 210, 720, 64
-LONGEST = 4.0  # longer bars are cut here; their label says how much it was
-COLORS = {"eigen power": "#4269d0", "inverse root": "#3ca951", "kronecker": "#ff725c"}
+import json
+import math
+import pathlib
+import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from plots.lines import STYLE, _text
 
-def _text(x, y, content, **attributes):
-    extra = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in attributes.items())
-    return f'<text x="{x}" y="{y}"{extra}>{escape(content)}</text>'
-
-
-def _row(row, y, unit):
-    length = min(row["ratio"], LONGEST) * unit
-    label = f"{row['work']} {row['size']} {row['dtype']}"
-    return [
-        _text(LEFT - 8, y + 13, label, text_anchor="end"),
-        f'<rect x="{LEFT}" y="{y + 2}" width="{length:.1f}" height="{ROW - 5}" '
-        f'fill="{COLORS.get(row["work"], "#888")}"/>',
-        _text(LEFT + length + 6, y + 13, f"{row['ratio']:.2f}  ({row['ours_ms']:.2f} ms)"),
-    ]
+ROW, LEFT, WIDTH, TOP = 18, 330, 860, 64
+FAST, SLOW = "#3ca951", "#ff725c"
 
 
-def ratio_bars(rows):
-    """One bar per row: how many times faster than PyTorch, with the line of equality."""
-    unit = (WIDTH - LEFT - 150) / LONGEST
+def ratio_bars(title, rows):
+    """A bar for each row on a logarithmic scale, from the line of equal times to the right where ours is faster."""
+    rows = [row for row in rows if row.get("ratio")]
+    low = min([0.5] + [row["ratio"] for row in rows])
+    high = max([2.0] + [row["ratio"] for row in rows])
+    unit = (WIDTH - LEFT - 150) / math.log2(high / low)
     height = TOP + ROW * len(rows) + 24
+
+    def at(ratio):
+        return LEFT + unit * math.log2(ratio / low)
+
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">',
-        "<style>text{fill:#222}line{stroke:#222}"
-        "@media (prefers-color-scheme:dark){text{fill:#ddd}line{stroke:#ddd}}</style>",
-        _text(12, 24, "Times faster than PyTorch on the same CPU", font_size="16", font_weight="bold"),
-        _text(12, 44, "longer is better; the line marks equal times; ours in ms beside each bar"),
+        STYLE,
+        _text(12, 24, title, font_size="16", font_weight="bold"),
+        _text(12, 44, "fastest other over ours, logarithmic: the line marks equal times; ours in ms beside each bar"),
     ]
     for i, row in enumerate(rows):
-        parts += _row(row, TOP + i * ROW, unit)
-    x = LEFT + unit
-    parts.append(f'<line x1="{x:.1f}" y1="{TOP - 6}" x2="{x:.1f}" y2="{height - 20}" stroke-dasharray="4 3"/>')
+        y, ends = TOP + i * ROW, sorted((at(1), at(row["ratio"])))
+        label = f"{row['work']}, {row['size']}" + (f", {row['dtype']}" if "dtype" in row else "")
+        parts.append(_text(LEFT - 8, y + 13, label, text_anchor="end"))
+        color = FAST if row["ratio"] >= 1 else SLOW
+        bar = f'x="{ends[0]:.1f}" y="{y + 2}" width="{ends[1] - ends[0]:.1f}" height="{ROW - 5}"'
+        parts.append(f'<rect {bar} fill="{color}"/>')
+        parts.append(_text(ends[1] + 6, y + 13, f"{row['ratio']:.3g}  ({row['ours_ms']:.3g} ms)"))
+    parts.append(f'<line class="axis" x1="{at(1):.1f}" y1="{TOP - 6}" x2="{at(1):.1f}" y2="{height - 20}"/>')
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def main():
+    if len(sys.argv) != 3:
+        print(__doc__)
+        return 2
+    with open(sys.argv[1], encoding="ascii") as file:
+        figures = json.load(file)
+    with open(sys.argv[2], "w", encoding="ascii") as file:
+        file.write(ratio_bars(f"Times faster than PyTorch, {figures['machine']['device']}", figures["rows"]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the sweeps of bench/gpu_compare.py: inverse roots, time and error against the size, time against the batch.
+"""Draws the sweeps of bench/compare.py: inverse roots, time and error against the size, time against the batch.
 
     bench/plots/gpu.py bench/results/h200.json docs/images
 

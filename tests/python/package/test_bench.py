@@ -176,17 +176,34 @@ def test_wrong_arguments_are_errors(train, capsys, tmp_path, arguments, message)
 # --- other benchmarks -------------------------------------------------------------------------------------------------
 
 
+def test_the_table_of_targets(tmp_path, monkeypatch):
+    """A dry run of every case that a GPU has: no row is missing, and no error large."""
+    import compare
+
+    out, svg = tmp_path / "table.json", tmp_path / "table.svg"
+    arguments = ["--device", "cpu", "--tiny", "--quick", "--json", str(out), "--svg", str(svg)]
+    monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
+    assert compare.main() == 0
+    found = json.loads(out.read_text())
+    assert found["failed"] == [] and {*range(1, 17), 18, 19, 20, 21, 24} <= {row["row"] for row in found["rows"]}
+    assert all(row["ours_ms"] > 0 for row in found["rows"])
+    errors = [error for row in found["rows"] for error in row["errors"].values()]
+    assert errors and all(error is not None and error < 1e-2 for error in errors)
+    assert len(found["memory"]) == 5 and len(found["calls"]) == 36 and len(found["steps"]) == 5
+    assert ElementTree.parse(svg).getroot().tag == SVG + "svg"
+
+
 def test_forms_of_state(tmp_path, monkeypatch):
     """To keep a quarter of the roots takes more than to keep half of roots and factors."""
-    import state_compare
+    import compare
 
     out = tmp_path / "state.json"
-    monkeypatch.setattr(sys, "argv", ["state_compare.py", "--device", "cpu", "--size", "small", "--out", str(out)])
-    assert state_compare.main() == 0
-    rows = {row["form"]: row for row in json.loads(out.read_text())["rows"]}
-    state = [rows[form]["state_gb"] for form in ("whole", "bf16-roots", "packed", "packed-bf16-roots")]
-    assert state == sorted(state, reverse=True) and len(set(state)) == 4
-    assert all(row["all_roots_ms"] > 0 and row["slowest_ms"] >= row["period_ms"] for row in rows.values())
+    arguments = ["--device", "cpu", "--tiny", "--only", "row 22: Shampoo, all roots", "--json", str(out)]
+    monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
+    assert compare.main() == 0
+    state = [row["state"] for row in json.loads(out.read_text())["rows"]]
+    whole, packed, narrow, both = state
+    assert whole > narrow > packed > both
 
 
 # --- the text ---------------------------------------------------------------------------------------------------------
