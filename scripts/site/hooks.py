@@ -170,8 +170,8 @@ def made_pages():
     yield place(examples), examples, (ROOT / examples).read_text(encoding="utf-8")
     words = "What a newcomer would question: the question, the choice, what was measured, what would change our mind."
     yield "decisions/index.md", None, section(decisions(), "decisions/index.md", "Decisions", words)
-    words = "How kernels came to be as they are: what was tried, rung by rung, with figures, and what lost."
-    yield "ladder/index.md", None, section(ladders(), "ladder/index.md", "Ladders", words)
+    words = "How kernels came to be as they are: the plain way, the best that lost, what the library does, and why."
+    yield "ladder/index.md", None, section(ladders(), "ladder/index.md", "Optimization logs", words)
     c_pages, rows = headers.pages(ROOT / "include/torchium")
     words = "Made of the headers: each says at its head what to know, and above each declaration what it promises."
     yield "api/c/index.md", None, f"# C API\n\n{words}\n\n| header | what it has |\n|---|---|\n{rows}\n"
