@@ -1,6 +1,7 @@
 """Steps of optimizers, ours from C and from Python and those of others: the same parameters and gradients, which are of
 rank 64 plus noise where they are matrices, as those of layers are."""
 
+import dataclasses
 import statistics
 from functools import partial
 
@@ -194,8 +195,8 @@ def shampoo_cases(size, shapes, targets=(None, None, None), limits=(None, None, 
     make = partial(step, "shampoo", shapes)
     return [
         Case(5, "Shampoo step, no refresh", size, partial(make, never, plain), targets[0], limits[0]),
-        Case("5+", "the same with grafting adam", size, partial(make, never | {"grafting": "adam"}, ())),
-        Case("5+", "the same with highest", size, partial(make, never | {"precision": "highest"}, ())),
+        Case("5+", "the same with grafting adam", size, partial(make, never | {"grafting": "adam"}, ()), slow=True),
+        Case("5+", "the same with highest", size, partial(make, never | {"precision": "highest"}, ()), slow=True),
         Case(
             6, "Shampoo step, all roots refreshed", size, partial(make, always, plain, capture=False), targets[1],
             limits[1],
@@ -228,8 +229,8 @@ def soap_case(size, shapes, target=None):
 def adamw_cases(size, shapes, target=None, limit=None):
     anchors = ("torch fused", "torch foreach")
     cases = [Case(10, "AdamW step", size, partial(step, "adamw", shapes, ADAMW, anchors), target, limit)]
-    checked = ADAMW | {"nonfinite": "skip"}
-    cases.append(Case("10+", "the same, gradients checked", size, partial(step, "adamw", shapes, checked, ())))
+    checked = partial(step, "adamw", shapes, ADAMW | {"nonfinite": "skip"}, ())
+    cases.append(Case("10+", "the same, gradients checked", size, checked, slow=True))
     for dtype, peers in (("bfloat16", ()), ("int8", ("bitsandbytes, 8 bits",))):
         options = ADAMW | {"state_dtype": dtype}
         cases.append(Case(24, f"the same, state in {dtype}", size, partial(step, "adamw", shapes, options, peers)))
@@ -239,8 +240,8 @@ def adamw_cases(size, shapes, target=None, limit=None):
 def muon_cases(size, shapes, target=None, limit=None):
     cases = [Case(9, "Muon step", size, partial(step, "muon", shapes, MUON, MUONS), target, limit)]
     for method in ("polar_express", "muon"):
-        options = MUON | {"method": method}
-        cases.append(Case("9+", f"the same, method {method}", size, partial(step, "muon", shapes, options, ())))
+        make = partial(step, "muon", shapes, MUON | {"method": method}, ())
+        cases.append(Case("9+", f"the same, method {method}", size, make, slow=True))
     return cases
 
 
@@ -277,4 +278,5 @@ def cpu_cases():
     cases += muon_cases("MLP", MLP)
     for size, shapes in (("64 to 128", SMALL), ("MLP", MLP)):
         cases += shampoo_cases(size, shapes)
-    return [*cases, soap_case("MLP", MLP), *peer_cases("GPT of 192", GPT192), *muon_cases("GPT of 192", GPT192)]
+    peers = [*peer_cases("GPT of 192", GPT192), *muon_cases("GPT of 192", GPT192)]
+    return [*cases, soap_case("MLP", MLP), *(dataclasses.replace(case, slow=True) for case in peers)]

@@ -17,9 +17,15 @@ ROW, LEFT, WIDTH, TOP = 18, 330, 860, 64
 FAST, SLOW = "#3ca951", "#ff725c"
 
 
+def ratio_of(row):
+    """The fastest other's time over ours; None where there is no other."""
+    others = row.get("anchors_ms")
+    return row.get("ratio") or (min(others.values()) / row["ours_ms"] if others else None)
+
+
 def ratio_bars(title, rows):
     """A bar for each row on a logarithmic scale, from the line of equal times to the right where ours is faster."""
-    rows = [row for row in rows if row.get("ratio")]
+    rows = [row | {"ratio": ratio_of(row)} for row in rows if ratio_of(row)]
     low = min([0.5] + [row["ratio"] for row in rows])
     high = max([2.0] + [row["ratio"] for row in rows])
     unit = (WIDTH - LEFT - 150) / math.log2(high / low)

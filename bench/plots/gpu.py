@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Draws the sweeps of bench/compare.py: inverse roots, time and error against the size, time against the batch.
+"""Draws the sweeps of bench/compare.py: inverse roots, time against the size and against the batch.
 
     bench/plots/gpu.py bench/results/h200.json docs/images
 
-writes performance-gpu-time.svg, performance-gpu-error.svg and performance-gpu-batch.svg. Results that failed have no
-error in the file and are left out of the lines.
+writes performance-gpu-time.svg and performance-gpu-batch.svg. Points without an error in the file failed,
+and are left out of the lines.
 """
 
 import json
@@ -25,12 +25,12 @@ COLORS = {
 SIZE_COLORS = ("#4269d0", "#3ca951", "#efb118", "#ff725c", "#a463f2", "#6cc5b0")
 
 
-def by_size(points, key):
+def by_size(points):
     """One line per method, of the sweep over sizes."""
     lines = []
     for name, color in COLORS.items():
         mine = [p for p in points if p["sweep"] == "size" and p["method"] == name]
-        pairs = [(p["n"], p[key]) for p in mine if p["error"] is not None and p[key]]
+        pairs = [(p["n"], p["us_per_matrix"]) for p in mine if p["error"] is not None]
         lines.append({"name": name, "color": color, "points": pairs, "dashed": name.startswith("torch")})
     return [line for line in lines if line["points"]]
 
@@ -59,14 +59,7 @@ def pictures(figures):
             f"{kind}; batches of about 2^24 elements; PyTorch's lines dashed",
             "n",
             "microseconds per matrix",
-            by_size(points, "us_per_matrix"),
-        ),
-        "error": log_lines(
-            f"Error of an inverse root on {device}",
-            f"{kind}; against float64 on the same numbers",
-            "n",
-            "relative Frobenius error",
-            by_size(points, "error"),
+            by_size(points),
         ),
         "batch": log_lines(
             f"Inverse roots in batches on {device}",
