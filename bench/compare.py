@@ -5,7 +5,7 @@
 
 LIBRARY is libtorchium.so; the package's own where it is left out. With the package in PYTHONPATH steps are timed from
 Python too. A line has the row of the table of targets, our milliseconds, those of the fastest other, what part of the
-limit is reached, and whether the target is met, with an error no larger than is allowed or than the other's. Medians,
+limit is reached, and whether the target is met, with an error no larger than is allowed. Medians,
 by device events on a GPU; on the CPU, which others use too, sides run in turns and only the ratio counts. Outputs are
 poisoned before, and errors are against float64. What fails is said, and the rest goes on.
 """
@@ -148,6 +148,16 @@ def line(row):
     return said + (f"  state {row['state'] / 1e9:.3g} GB" if row.get("state", 0) > 1e7 else "")
 
 
+def printed(rows):
+    """The rows, each printed as it comes."""
+    kept = []
+    for row in rows:
+        kept.append(row)
+        said = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
+        print("  ".join(said), flush=True)
+    return kept
+
+
 def chosen(arguments, bench):
     table = gpu_cases(bench.tiny) if bench.cuda or bench.tiny else cpu_cases(bench.quick)
     pattern = re.compile(arguments.only or "")
@@ -159,17 +169,12 @@ def chosen(arguments, bench):
 def run(arguments, bench, report, path):
     h200 = bench.cuda and "H200" in torch.cuda.get_device_name(bench.device)
     for case in chosen(arguments, bench):
-        try:
-            row = bench.measure(case)
-        except Exception as failure:
-            why = f"{type(failure).__name__}: {failure}".splitlines()[0]
-            report["failed"].append({"work": case.work, "size": case.size, "why": why})
-            print(f"FAILED {case.work}, {case.size}: {why}", flush=True)
+        row = bench.attempt(f"{case.work}, {case.size}", bench.measure, case)
+        gc.collect()
+        if bench.cuda:
+            torch.cuda.empty_cache()
+        if row is None:
             continue
-        finally:
-            gc.collect()
-            if bench.cuda:
-                torch.cuda.empty_cache()
         if bench.tiny or (bench.cuda and not h200):  # targets and limits are an H200's
             row = {name: value for name, value in row.items() if name not in ("limit_ms", *TARGET)}
         report["rows"].append(row)
@@ -211,13 +216,15 @@ def main():
     print(f"{info['device']}; {info['processor']}; PyTorch {info['torch']}; Torchium {info['torchium']}")
     seconds = 0.02 if arguments.tiny else (0.15 if arguments.quick else 0.3) * (1 if device.type == "cuda" else 5)
     bench = Bench(library, device, seconds, arguments.quick, arguments.tiny)
-    report = {"machine": info, "rows": [], "failed": []}
+    report = {"machine": info, "rows": [], "failed": bench.failed}
     run(arguments, bench, report, path)
     if not arguments.only and (bench.cuda or bench.tiny):
-        report["memory"] = list(matrices.scratch(*((3, 32) if bench.tiny else (128, 1024)), bench))
-        report["sweeps"] = [] if arguments.quick else list(matrices.sweep(bench, arguments.limit))
+        scratch = matrices.scratch(*((3, 32) if bench.tiny else (128, 1024)), bench)
+        report["memory"] = bench.attempt("scratch", printed, scratch) or []
+        points = [] if arguments.quick else matrices.sweep(bench, arguments.limit)
+        report["sweeps"] = bench.attempt("sweeps", printed, points) or []
     if found("torchium") and not arguments.only:
-        report |= overhead.measure(bench)
+        report |= bench.attempt("overhead", overhead.measure, bench) or {}
     figures.write(path, report)
     if arguments.svg:
         with open(arguments.svg, "w", encoding="ascii") as file:

@@ -90,12 +90,9 @@ def others(bench, names, parameters, period):
         module, maker = PEERS[name]
         if not found(module) or (bench.quick and name.startswith("plain") and bench.cuda):
             continue
-        try:
-            step = maker(copies(parameters), period).step
-            step()
-            steps[name] = step
-        except Exception as failure:
-            print(f"FAILED {name}: {type(failure).__name__}: {failure}".splitlines()[0], flush=True)
+        peer = bench.attempt(name, maker, copies(parameters), period)
+        if peer and bench.attempt(name, lambda peer=peer: (peer.step(), True)):
+            steps[name] = peer.step
     return steps
 
 
@@ -112,7 +109,7 @@ def replayed(bench, step):
     return {"replay_host_ms": bench.host_ms(graph.replay), "replay_ms": bench.clock.median(graph.replay, bench.seconds)}
 
 
-def step(kind, shapes, options, peers, bench, c=True, capture=True):
+def step(kind, shapes, options, peers, bench, c=True, capture=False):
     """One step, from C where `c` says so and from Python where the package is found."""
     parameters, optimizers, c = make(bench, shapes, kind == "muon"), {}, c or not found("torchium")
     if c:
@@ -194,11 +191,11 @@ def shampoo_cases(size, shapes, targets=(None, None, None), limits=(None, None, 
     plain = ("plain PyTorch Shampoo",)
     make = partial(step, "shampoo", shapes)
     return [
-        Case(5, "Shampoo step, no refresh", size, partial(make, never, plain), targets[0], limits[0]),
+        Case(5, "Shampoo step, no refresh", size, partial(make, never, plain, capture=True), targets[0], limits[0]),
         Case("5+", "the same with grafting adam", size, partial(make, never | {"grafting": "adam"}, ()), slow=True),
         Case("5+", "the same with highest", size, partial(make, never | {"precision": "highest"}, ()), slow=True),
         Case(
-            6, "Shampoo step, all roots refreshed", size, partial(make, always, plain, capture=False), targets[1],
+            6, "Shampoo step, all roots refreshed", size, partial(make, always, plain), targets[1],
             limits[1],
         ),
         Case(
@@ -223,12 +220,13 @@ def peer_cases(size, shapes):
 def soap_case(size, shapes, target=None):
     options = SOAP | {"precondition_frequency": 1}
     work = "SOAP step, basis tracked every step"
-    return Case(8, work, size, partial(step, "soap", shapes, options, ("plain PyTorch SOAP",)), target)
+    make = partial(step, "soap", shapes, options, ("plain PyTorch SOAP",), capture=True)
+    return Case(8, work, size, make, target)
 
 
 def adamw_cases(size, shapes, target=None, limit=None):
     anchors = ("torch fused", "torch foreach")
-    cases = [Case(10, "AdamW step", size, partial(step, "adamw", shapes, ADAMW, anchors), target, limit)]
+    cases = [Case(10, "AdamW step", size, partial(step, "adamw", shapes, ADAMW, anchors, capture=True), target, limit)]
     checked = partial(step, "adamw", shapes, ADAMW | {"nonfinite": "skip"}, ())
     cases.append(Case("10+", "the same, gradients checked", size, checked, slow=True))
     for dtype, peers in (("bfloat16", ()), ("int8", ("bitsandbytes, 8 bits",))):
@@ -238,7 +236,7 @@ def adamw_cases(size, shapes, target=None, limit=None):
 
 
 def muon_cases(size, shapes, target=None, limit=None):
-    cases = [Case(9, "Muon step", size, partial(step, "muon", shapes, MUON, MUONS), target, limit)]
+    cases = [Case(9, "Muon step", size, partial(step, "muon", shapes, MUON, MUONS, capture=True), target, limit)]
     for method in ("polar_express", "muon"):
         make = partial(step, "muon", shapes, MUON | {"method": method}, ())
         cases.append(Case("9+", f"the same, method {method}", size, make, slow=True))
