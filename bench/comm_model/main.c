@@ -2,8 +2,7 @@
  * collectives are counted in the plans of all ranks; times are a model, a clock that adds what a link and a GPU of the
  * rates below would take, in the order of exchange.c.
  *
- *     comm_model [--quick] [--most RANKS] [--commit HASH] >bench/results/comm-model.json
- *     comm_model --plan TILES RANKS      the processor's time of one plan alone
+ *     comm_model [--quick] >bench/results/comm-model.json
  *
  * Parameters are float32, and directions of Muon bfloat16, as on a GPU. Embeddings are updated element by element:
  * replicated, their state is divided and their new values are gathered, which a second run leaves out, since tables of
@@ -76,15 +75,6 @@ static void list_parameters(parameter_list *list, const model *m, bool embedding
     }
     for (int32_t i = 0; i < m->layers; i++) {
         add_layer(list, m);
-    }
-}
-
-/* Matrices of 10 by 25 blocks, so many that the tiles are as many as asked for, or a few more. */
-static void list_tiles(parameter_list *list, int64_t tiles)
-{
-    list->count = 0;
-    for (int64_t i = 0; i < (tiles + 249) / 250 && list->count < MOST_PARAMETERS; i++) {
-        add(list, 2, 10 * 1024, 25 * 1024, 0);
     }
 }
 
@@ -283,14 +273,13 @@ static tch_optim_config config_of(bool muon)
     return c;
 }
 
-/* Every rank, or the first `some`. */
-static tch_status replay_all(tch_context *context, world *w, bool muon, int32_t ranks, int32_t some, bool by_rows)
+static tch_status replay_all(tch_context *context, world *w, bool muon, int32_t ranks, bool by_rows)
 {
     tch_optim_config config = config_of(muon);
     replay_group group = {.size = ranks, .node = NODE};
     place(w, ranks, by_rows);
     tch_status status = TCH_OK;
-    for (int32_t r = 0; r < some && status == TCH_OK; r++) {
+    for (int32_t r = 0; r < ranks && status == TCH_OK; r++) {
         be_rank(w, r, ranks, by_rows);
         status = replay_step(context, &config, &group, r, w->list.count, w->parameters, w->placements, &w->ranks[r]);
     }
@@ -308,7 +297,7 @@ static tch_status print_rows(tch_context *context, world *w, const model *m, int
             bool by_rows = kind % 3 == 2;
             bool embeddings = kind % 3 != 1;
             list_parameters(&w->list, m, embeddings);
-            tch_status status = replay_all(context, w, muon, sizes[i], sizes[i], by_rows);
+            tch_status status = replay_all(context, w, muon, sizes[i], by_rows);
             if (status != TCH_OK) {
                 return status;
             }
@@ -319,10 +308,10 @@ static tch_status print_rows(tch_context *context, world *w, const model *m, int
     return TCH_OK;
 }
 
-static tch_status print_all(tch_context *context, world *w, bool quick, int32_t most, const char *commit)
+static tch_status print_all(tch_context *context, world *w, bool quick)
 {
     printf("{\n \"machine\": {\n  \"device\": \"none: plans are made on a CPU, times are a model\",\n");
-    printf("  \"torchium\": \"%s\",\n  \"commit\": \"%s\"\n },\n", TCH_VERSION_STRING, commit);
+    printf("  \"torchium\": \"%s\"\n },\n", TCH_VERSION_STRING);
     printf(" \"model\": {\n  \"node\": %d,\n  \"bytes_per_s_in_node\": %.3g,\n  \"bytes_per_s_between\": %.3g,\n", NODE,
            NEAR, FAR);
     printf("  \"latency_s\": %.3g,\n  \"flops_muon\": %.3g,\n  \"flops_shampoo\": %.3g,\n  \"period\": %d\n },\n",
@@ -330,25 +319,10 @@ static tch_status print_all(tch_context *context, world *w, bool quick, int32_t 
     printf(" \"rows\": [\n");
     tch_status status = TCH_OK;
     for (int32_t i = 0; i < (quick ? 1 : 2) && status == TCH_OK; i++) {
-        status = print_rows(context, w, &models[i], most);
+        status = print_rows(context, w, &models[i], quick ? NODE : MOST_RANKS);
     }
     printf("\n ]\n}\n");
     return status;
-}
-
-/* The plan of one rank, replicated and by rows. */
-static tch_status time_plans(tch_context *context, world *w, int64_t tiles, int32_t ranks)
-{
-    for (int by_rows = 0; by_rows < 2; by_rows++) {
-        list_tiles(&w->list, tiles);
-        tch_status status = replay_all(context, w, false, ranks, 1, by_rows != 0);
-        if (status != TCH_OK) {
-            return status;
-        }
-        printf("%lld tiles, %d ranks, %s: %.3f s\n", (long long)w->ranks[0].tiles, ranks,
-               by_rows ? "sharded by rows" : "replicated", w->ranks[0].plan_seconds);
-    }
-    return TCH_OK;
 }
 
 /* --- a CPU whose products in bfloat16 are as fast as a GPU's ------------------------------------------------------ */
@@ -357,22 +331,6 @@ static void gpu_rates(void *state, tch_product_rates *rates)
 {
     (void)state;
     *rates = (tch_product_rates){.f64 = 60.0, .f32 = 50.0, .bf16x2 = 200.0, .bf16 = 700.0};
-}
-
-static tch_status run(int argc, char **argv, tch_context *context, world *w)
-{
-    bool quick = false;
-    int32_t most = MOST_RANKS;
-    const char *commit = "";
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--plan") == 0 && i + 2 < argc) {
-            return time_plans(context, w, atoll(argv[i + 1]), atoi(argv[i + 2]));
-        }
-        quick = quick || strcmp(argv[i], "--quick") == 0;
-        most = strcmp(argv[i], "--most") == 0 && i + 1 < argc ? atoi(argv[++i]) : most;
-        commit = strcmp(argv[i], "--commit") == 0 && i + 1 < argc ? argv[++i] : commit;
-    }
-    return print_all(context, w, quick, quick ? NODE : most, commit);
 }
 
 int main(int argc, char **argv)
@@ -390,7 +348,7 @@ int main(int argc, char **argv)
         context->backend = &table.backend;
         w->shards = shards;
         w->ranks = ranks;
-        status = run(argc, argv, context, w);
+        status = print_all(context, w, argc > 1 && strcmp(argv[1], "--quick") == 0);
         context->backend = own;
     }
     if (status != TCH_OK) {
