@@ -34,7 +34,7 @@ template <typename... P, void (*kernel)(P...)> struct tchi_entry<void (*)(P...),
     /* Parameters are copied once: what a thread stores through a pointer cannot be one of them. */
     static __attribute__((flatten, noinline)) void blocks(const tchi_cpu_launch *l, int64_t from, int64_t to, P... p)
     {
-        const int width = (int)l->block[0];
+        const int width = TCHI_STRIDE ? 1 : (int)l->block[0]; /* a reordered loop takes the range of its whole block */
         const unsigned height = l->block[1], depth = l->block[2];
         for (int64_t block = from; block < to; block++) {
             enter_block(l, block);
@@ -44,10 +44,6 @@ template <typename... P, void (*kernel)(P...)> struct tchi_entry<void (*)(P...),
 #pragma GCC ivdep
                     for (int x = 0; x < width; x++) {
                         threadIdx.x.value = x;
-#ifdef TCHI_STRIDE
-                        strides.first = (int64_t)blockIdx.x.value * width + x;
-                        strides.chunk = 1, strides.step = (int64_t)width * l->grid[0];
-#endif
                         kernel(p...);
                     }
                 }
@@ -55,24 +51,10 @@ template <typename... P, void (*kernel)(P...)> struct tchi_entry<void (*)(P...),
         }
     }
 
-    /* A grid-stride loop whose turns are independent takes all threads of neighboring blocks in one. */
-    static __attribute__((flatten, noinline)) void together(const tchi_cpu_launch *l, int64_t from, int64_t to, P... p)
-    {
-        int64_t width = l->block[0];
-        strides.first = from * width, strides.chunk = (to - from) * width, strides.step = width * l->grid[0];
-        kernel(p...);
-    }
-
     template <int... i> static void unpack(const tchi_cpu_launch *l, int64_t from, int64_t to, numbers<i...>)
     {
         const void *const *values = l->arguments;
         (void)values;
-#ifdef TCHI_STRIDE
-        if (l->grid[1] * l->grid[2] * l->block[1] * l->block[2] == 1) {
-            together(l, from, to, *(const P *)values[i]...);
-            return;
-        }
-#endif
         blocks(l, from, to, *(const P *)values[i]...);
     }
     template <int... i> static void call(const tchi_cpu_launch *l, numbers<i...>)

@@ -33,10 +33,11 @@ typedef struct tchi_cpu_source {
     char *text; /* of host->allocate, `size` bytes */
     size_t size;
     int dynamic; /* it has "extern __shared__" arrays, which became pointers */
-    int stride;  /* it is one grid-stride loop with independent turns, which became two loops */
+    int stride;  /* it is one grid-stride loop, which takes its elements in order now */
 } tchi_cpu_source;
 
-tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, tchi_cpu_source *source);
+/* Loops are left as they are unless `reorder`. */
+tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, int reorder, tchi_cpu_source *source);
 
 /* --- kernel_stack.c ---------------------------------------------------------------------------------------------- */
 

@@ -77,7 +77,7 @@ static FILE *create_file(const work *w, const char *name)
 {
     char path[TCHI_PATH_SIZE + 64];
     path_of(w, name, path);
-    int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
     FILE *stream = file >= 0 ? fdopen(file, "w") : NULL;
     if (file >= 0 && stream == NULL) {
         close(file);
@@ -148,8 +148,7 @@ static void remove_folder(const work *w)
 static void write_kernel(FILE *stream, const tch_kernel_text *text, const tchi_cpu_source *source, const char *macros,
                          const char *file)
 {
-    fprintf(stream, "%s%s", source->dynamic ? "#define TCHI_DYNAMIC 1\n" : "",
-            source->stride ? "#define TCHI_STRIDE 1\n" : "");
+    fprintf(stream, "%s#define TCHI_STRIDE %d\n", source->dynamic ? "#define TCHI_DYNAMIC 1\n" : "", source->stride);
     for (size_t i = 0; i < part_count; i++) {
         if (parts[i].text == tchi_prelude_signature) {
             fprintf(stream, "%s#line 1 \"%s\"\n%s\n#line 1 \"the kernel's name\"\n#define TCHI_KERNEL %s\n", macros,
@@ -161,8 +160,8 @@ static void write_kernel(FILE *stream, const tch_kernel_text *text, const tchi_c
     }
 }
 
-/* kernel.cpp, which includes the prelude's parts. */
-static tch_status write_source(const work *w, const tch_kernel_text *text)
+/* kernel.cpp, which includes the prelude's parts. *reorder: whether loops may be reordered, and then whether one was. */
+static tch_status write_source(const work *w, const tch_kernel_text *text, int *reorder)
 {
     const tch_backend_host *host = tchi_cpu_host();
     tchi_cpu_source source;
@@ -174,8 +173,9 @@ static tch_status write_source(const work *w, const tch_kernel_text *text)
     char *macros = file + file_bytes;
     tchi_quoted_write(text->file, file);
     tchi_macros_write(text, macros, bytes - file_bytes);
-    tch_status status = tchi_cpu_source_prepare(text, &source);
+    tch_status status = tchi_cpu_source_prepare(text, *reorder, &source);
     if (status == TCH_OK) {
+        *reorder = source.stride;
         FILE *stream = create_file(w, "kernel.cpp");
         if (stream != NULL) {
             write_kernel(stream, text, &source, macros, file);
@@ -187,7 +187,7 @@ static tch_status write_source(const work *w, const tch_kernel_text *text)
     return status;
 }
 
-static tch_status write_texts(const work *w, const tch_kernel_text *text)
+static tch_status write_texts(const work *w)
 {
     tch_status status = TCH_OK;
     for (size_t i = 0; i < shim_count && status == TCH_OK; i++) {
@@ -196,7 +196,7 @@ static tch_status write_texts(const work *w, const tch_kernel_text *text)
     for (size_t i = 0; i < part_count && status == TCH_OK; i++) {
         status = write_file(w, parts[i].name, parts[i].text, *parts[i].size);
     }
-    return status == TCH_OK ? write_source(w, text) : status;
+    return status;
 }
 
 /* --- the compiler ----------------------------------------------------------------------------------------------- */
@@ -487,6 +487,22 @@ static tch_status read_image(const work *w, const tch_kernel_text *text, tch_ker
     return status;
 }
 
+/* A kernel whose loop could not be reordered is compiled again as it was written. */
+static tch_status compile_source(const work *w, const tch_kernel_text *text)
+{
+    int reorder = 1;
+    tch_status status = write_source(w, text, &reorder);
+    if (status == TCH_OK) {
+        status = compile(w, text);
+    }
+    if (status == TCH_ERR_INVALID_ARGUMENT && reorder) {
+        reorder = 0;
+        status = write_source(w, text, &reorder);
+        status = status == TCH_OK ? compile(w, text) : status;
+    }
+    return status;
+}
+
 tch_status tchi_cpu_kernel_build(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log,
                                  size_t log_size)
 {
@@ -495,10 +511,10 @@ tch_status tchi_cpu_kernel_build(void *state, const tch_kernel_text *text, tch_k
     log[0] = '\0';
     tch_status status = make_folder(&w);
     if (status == TCH_OK) {
-        status = write_texts(&w, text);
+        status = write_texts(&w);
     }
     if (status == TCH_OK) {
-        status = compile(&w, text);
+        status = compile_source(&w, text);
     }
     if (status == TCH_OK) {
         status = read_image(&w, text, image);

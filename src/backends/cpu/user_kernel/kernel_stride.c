@@ -1,151 +1,124 @@
-/* Recognizing a kernel that is one grid-stride loop,
+/* Recognizes a kernel that is one grid-stride loop,
  *
  *     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x * gridDim.x) ...
  *
- * and nothing else. On a GPU neighboring threads take neighboring elements at once; a CPU that ran thread after thread
- * would stride through memory instead. Where the turns are independent the order does not matter, and the library takes
- * neighbors one after another.
+ * and nothing else. Run thread after thread it would stride through memory, 10 to 80 times slower than in order. Where
+ * no iteration depends on its thread the order is free, and each block takes a contiguous range of [0, n) instead.
  *
- * It must be certain: nothing of a turn may reach the next one of its thread, or see which thread it is. So the loop is
- * all there is in the kernel, its variable and the parameters are never changed, no reference to anything is taken, the
- * words threadIdx, blockIdx, blockDim and gridDim stand nowhere else, and macros that could hide any of this are
- * absent. Everything else runs thread after thread. */
+ * An iteration could depend on its thread by the four index words, which therefore appear nowhere else; by leaving the
+ * loop; and by a variable that outlasts it. The loop variable and the parameters are the only such variables, and the
+ * rewritten kernel declares them const: where it does not compile, the source is compiled as it is. Macros could hide
+ * any of this, so sources with macros are left alone. */
 #include "kernel_tokens.h"
 
-#define LONG_WORD 48 /* longer ones would not fit into the loops that take the place of this one */
+typedef struct matcher {
+    const tchi_token *end;
+    const tchi_token *words[5]; /* what the digits of a pattern stand for */
+} matcher;
 
-/* Every word of the loop is looked for among the parameters: 64 of them, the most there are, have fewer tokens. */
-#define PARAMETER_TOKENS_MOST 1024
+/* Loop patterns: 1 is the loop variable, 2 its bound, 3 and 4 names that are given to the place and the span. */
+static const char *const loops[] = {
+    "for ( T 1 = P ; 1 < 2 ; 1 + = S )",
+    "T 3 = P ; T 4 = S ; for ( T 1 = 3 ; 1 < 2 ; 1 + = 4 )",
+    "T 3 = P ; for ( T 1 = 3 ; 1 < 2 ; 1 + = S )",
+    "T 4 = S ; for ( T 1 = P ; 1 < 2 ; 1 + = 4 )",
+};
+static const char *const types[] = {"int",     "unsigned", "long",     "size_t",  "const",
+                                    "int64_t", "int32_t",  "uint32_t", "uint64_t"};
+static const char *const places[] = {
+    "blockIdx . x * blockDim . x + threadIdx . x",
+    "blockDim . x * blockIdx . x + threadIdx . x",
+    "threadIdx . x + blockIdx . x * blockDim . x",
+    "threadIdx . x + blockDim . x * blockIdx . x",
+};
+static const char *const spans[] = {"blockDim . x * gridDim . x", "gridDim . x * blockDim . x"};
 
-/* A place in the tokens that only moves over what is expected. */
-typedef struct cursor {
-    const tchi_token *at, *end;
-} cursor;
+#define COUNT(list) (sizeof(list) / sizeof *(list))
 
-static int accept(cursor *c, const char *text)
+static int is_one_of(const tchi_token *token, const char *const *words, size_t count)
 {
-    if (c->at == c->end || !tchi_token_is(c->at, text)) {
-        return 0;
-    }
-    c->at++;
-    return 1;
-}
-
-static int accept_all(cursor *c, const char *const *words)
-{
-    cursor trial = *c;
-    for (; *words != NULL; words++) {
-        if (!accept(&trial, *words)) {
-            return 0;
-        }
-    }
-    *c = trial;
-    return 1;
-}
-
-static const tchi_token *accept_word(cursor *c)
-{
-    return c->at != c->end && c->at->kind == TCHI_TOKEN_WORD ? c->at++ : NULL;
-}
-
-/* --- the two sums ------------------------------------------------------------------------------------------------ */
-
-#define X ".", "x"
-
-static int accept_place(cursor *c)
-{
-    static const char *const forms[][12] = {
-        {"blockIdx", X, "*", "blockDim", X, "+", "threadIdx", X, NULL},
-        {"blockDim", X, "*", "blockIdx", X, "+", "threadIdx", X, NULL},
-        {"threadIdx", X, "+", "blockIdx", X, "*", "blockDim", X, NULL},
-        {"threadIdx", X, "+", "blockDim", X, "*", "blockIdx", X, NULL},
-    };
-    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
-        if (accept_all(c, forms[i])) {
+    for (size_t i = 0; i < count; i++) {
+        if (tchi_token_is(token, words[i])) {
             return 1;
         }
     }
     return 0;
 }
 
-static int accept_span(cursor *c)
-{
-    static const char *const forms[][8] = {
-        {"blockDim", X, "*", "gridDim", X, NULL},
-        {"gridDim", X, "*", "blockDim", X, NULL},
-    };
-    return accept_all(c, forms[0]) || accept_all(c, forms[1]);
-}
+static const tchi_token *match(matcher *m, const tchi_token *at, const char *pattern);
 
-/* --- the kernel -------------------------------------------------------------------------------------------------- */
-
-/* `type name = ` of an integer type; the type's words lie side by side from `type` to `name`. */
-static int accept_declared(cursor *c, const tchi_token **type, const tchi_token **name)
+static const tchi_token *match_any(matcher *m, const tchi_token *at, const char *const *patterns, size_t count)
 {
-    static const char *const types[] = {"int",     "unsigned", "long",     "size_t",
-                                        "int64_t", "int32_t",  "uint32_t", "uint64_t"};
-    *type = c->at;
-    for (size_t i = 0; i < sizeof types / sizeof *types;) {
-        i = accept(c, types[i]) ? 0 : i + 1;
+    const tchi_token *behind = NULL;
+    for (size_t i = 0; i < count && behind == NULL; i++) {
+        behind = match(m, at, patterns[i]);
     }
-    *name = c->at > *type ? accept_word(c) : NULL;
-    return *name != NULL && accept(c, "=");
+    return behind;
 }
 
-/* The names that declarations before the loop give to the two sums; NULL where there are none. */
-typedef struct sums {
-    const tchi_token *place, *span;
-} sums;
-
-static void accept_sums(cursor *c, sums *named)
+static const tchi_token *match_word(matcher *m, const tchi_token *at, int digit)
 {
-    const tchi_token *type, *name;
-    for (;;) {
-        cursor trial = *c;
-        accept(&trial, "const");
-        if (!accept_declared(&trial, &type, &name)) {
-            return;
+    if (m->words[digit] == NULL && at->kind == TCHI_TOKEN_WORD) {
+        m->words[digit] = at;
+    }
+    return m->words[digit] != NULL && tchi_token_same(at, m->words[digit]) ? at + 1 : NULL;
+}
+
+/* Tokens with spaces between: T is an integer type, P and S are the two sums, a digit is a word, the same throughout.
+ * Returns the token behind the match, or NULL. */
+static const tchi_token *match(matcher *m, const tchi_token *at, const char *pattern)
+{
+    for (; at != NULL && *pattern != '\0'; pattern += *pattern == ' ') {
+        size_t size = strcspn(pattern, " ");
+        const tchi_token *from = at;
+        if (at == m->end) {
+            return NULL;
         }
-        if (accept_place(&trial)) {
-            named->place = name;
-        } else if (accept_span(&trial)) {
-            named->span = name;
+        if (*pattern == 'P') {
+            at = match_any(m, at, places, COUNT(places));
+        } else if (*pattern == 'S') {
+            at = match_any(m, at, spans, COUNT(spans));
+        } else if (*pattern == 'T') {
+            for (; at < m->end && is_one_of(at, types, COUNT(types)); at++) {
+            }
+            at = at > from ? at : NULL;
+        } else if (*pattern >= '1' && *pattern <= '4') {
+            at = match_word(m, at, *pattern - '0');
         } else {
-            return;
+            at = at->size == size && memcmp(at->at, pattern, size) == 0 ? at + 1 : NULL;
         }
-        if (!accept(&trial, ";")) {
-            return;
-        }
-        *c = trial;
+        pattern += size;
     }
+    return at;
 }
 
-static int accept_same(cursor *c, const tchi_token *word)
+static int names(const tchi_token *at, const tchi_token *end, const tchi_token *word)
 {
-    if (word == NULL || c->at == c->end || !tchi_token_same(c->at, word)) {
-        return 0;
+    while (word != NULL && at < end && !tchi_token_same(at, word)) {
+        at++;
     }
-    c->at++;
-    return 1;
+    return word != NULL && at < end;
 }
 
-static int accept_header(cursor *c, const sums *named, tchi_stride_loop *loop)
+static int count_of(const tchi_token *at, const tchi_token *end, const char *word)
 {
-    const tchi_token *type;
-    loop->from = c->at != c->end ? c->at->at : NULL;
-    if (!accept(c, "for") || !accept(c, "(") || !accept_declared(c, &type, &loop->variable) ||
-        !(accept_place(c) || accept_same(c, named->place)) || !accept(c, ";")) {
-        return 0;
+    int count = 0;
+    for (; at < end; at++) {
+        count += tchi_token_is(at, word);
     }
-    loop->type = type->at;
-    loop->type_size = (size_t)(loop->variable->at - type->at);
-    if (!accept_same(c, loop->variable) || !accept(c, "<") || (loop->bound = accept_word(c)) == NULL ||
-        !accept(c, ";") || !accept_same(c, loop->variable) || !accept(c, "+") || !accept(c, "=") ||
-        !(accept_span(c) || accept_same(c, named->span)) || !accept(c, ")")) {
-        return 0;
+    return count;
+}
+
+static int has_macros(const tchi_kernel_tokens *t)
+{
+    static const char *const harmless[] = {"#include <cuda_fp16.h>", "#include <cuda_bf16.h>", "#include <stdint.h>",
+                                           "#pragma unroll"};
+    for (size_t i = 0; i < t->count; i++) {
+        if (t->list[i].kind == TCHI_TOKEN_DIRECTIVE && !is_one_of(&t->list[i], harmless, COUNT(harmless))) {
+            return 1;
+        }
     }
-    loop->to = c->at[-1].at + 1;
-    return 1;
+    return 0;
 }
 
 /* From the opening bracket at `at` to behind the one that closes it; NULL where none does. */
@@ -161,133 +134,30 @@ static const tchi_token *behind(const tchi_token *at, const tchi_token *end, con
     return NULL;
 }
 
-/* --- what must not be there -------------------------------------------------------------------------------------- */
-
-static int is_one_of(const tchi_token *token, const char *const *words)
+/* The body is one statement, in braces or without any other, up to `end`, and does not leave the loop. */
+static int is_whole_body(const tchi_token *at, const tchi_token *end)
 {
-    for (; *words != NULL; words++) {
-        if (tchi_token_is(token, *words)) {
-            return 1;
-        }
-    }
-    return 0;
-}
-
-/* Barriers, shuffles, votes and the like begin with two underscores, and so do a few words that are harmless. */
-static int may_wait(const tchi_token *token)
-{
-    static const char *const harmless[] = {
-        "__global__",      "__device__",        "__host__",     "__restrict__",     "__restrict",
-        "__forceinline__", "__launch_bounds__", "__constant__", "__half",           "__nv_bfloat16",
-        "__half2float",    "__float2half",      "__ldg",        "__bfloat162float", "__float2bfloat16",
-        "__expf",          "__fdividef",        "__logf",       "__powf",           NULL};
-    return token->size > 2 && token->at[0] == '_' && token->at[1] == '_' && !is_one_of(token, harmless);
-}
-
-/* In the whole source: waiting, shared memory, references and addresses, macros, a second kernel. */
-static int is_plain(const tchi_kernel_tokens *t)
-{
-    static const char *const unwanted[] = {"__shared__", "goto",    "asm",     "__asm__",
-                                           "volatile",   "mutable", "clock64", NULL};
-    static const char *const headers[] = {"#include <cuda_fp16.h>", "#include <cuda_bf16.h>", "#include <stdint.h>",
-                                          "#pragma unroll", NULL};
-    int kernels = 0;
-    for (size_t i = 0; i < t->count; i++) {
-        const tchi_token *token = &t->list[i];
-        kernels += tchi_token_is(token, "__global__");
-        int pair = tchi_token_is(token, "&") && i + 1 < t->count && t->list[i + 1].at == token->at + 1 &&
-                   tchi_token_is(&t->list[i + 1], "&");
-        if (token->kind == TCHI_TOKEN_DIRECTIVE ? !is_one_of(token, headers) : is_one_of(token, unwanted)) {
-            return 0;
-        }
-        if (token->kind == TCHI_TOKEN_WORD && may_wait(token)) {
-            return 0;
-        }
-        if (tchi_token_is(token, "&") && !pair) {
-            return 0;
-        }
-        i += pair;
-    }
-    return kernels == 1;
-}
-
-/* Each of the four words as often as the loop needs it. */
-static int has_no_other_index(const tchi_kernel_tokens *t)
-{
-    static const char *const names[] = {"threadIdx", "blockIdx", "gridDim", "blockDim"};
-    int found[4] = {0};
-    for (size_t i = 0; i < t->count; i++) {
-        for (int k = 0; k < 4; k++) {
-            found[k] += tchi_token_is(&t->list[i], names[k]);
-        }
-    }
-    return found[0] == 1 && found[1] == 1 && found[2] == 1 && found[3] == 2;
-}
-
-/* ++x, x++, x = 1, x += 1 and their like; x.y too, where a part could be changed. Marks are one character each. */
-static int is_changed(const tchi_token *word, const tchi_token *end)
-{
-    const tchi_token *next = word + 1;
-    if ((tchi_token_is(word - 1, "+") && tchi_token_is(word - 2, "+")) ||
-        (tchi_token_is(word - 1, "-") && tchi_token_is(word - 2, "-"))) {
-        return 1;
-    }
-    if (next + 1 >= end) {
+    static const char *const leaves[] = {"return", "break", "goto", "static"};
+    if (at >= end || (tchi_token_is(at, "{") ? behind(at, end, "{", "}") != end
+                                             : count_of(at, end, ";") != 1 || !tchi_token_is(end - 1, ";"))) {
         return 0;
     }
-    if (tchi_token_is(next, ".") || (tchi_token_is(next, "=") && !tchi_token_is(next + 1, "="))) {
-        return 1;
-    }
-    if ((tchi_token_is(next, "+") && tchi_token_is(next + 1, "+")) ||
-        (tchi_token_is(next, "-") && tchi_token_is(next + 1, "-"))) {
-        return 1;
-    }
-    static const char *const before_equals[] = {"+", "-", "*", "/", "%", "|", "^", NULL};
-    if (is_one_of(next, before_equals) && tchi_token_is(next + 1, "=")) {
-        return 1;
-    }
-    return (tchi_token_is(next, "<") || tchi_token_is(next, ">")) && tchi_token_same(next, next + 1) &&
-           tchi_token_is(next + 2, "=");
-}
-
-static int names(const tchi_token *from, const tchi_token *to, const tchi_token *word)
-{
-    for (; from < to; from++) {
-        if (from->kind == TCHI_TOKEN_WORD && tchi_token_same(from, word)) {
-            return 1;
-        }
-    }
-    return 0;
-}
-
-/* The turns: nothing that leaves the loop, or outlasts a turn. Parameters stand between `from` and `to`. */
-static int is_independent(cursor body, const tchi_token *from, const tchi_token *to, const sums *named,
-                          const tchi_stride_loop *loop)
-{
-    static const char *const unwanted[] = {"return", "break", "static", "thread_local", NULL};
-    for (const tchi_token *token = body.at; token < body.end; token++) {
-        if (token->kind != TCHI_TOKEN_WORD) {
-            continue;
-        }
-        int kept = tchi_token_same(token, loop->variable) || names(from, to, token);
-        if (is_one_of(token, unwanted) || (kept && is_changed(token, body.end))) {
-            return 0;
-        }
-        if ((named->place != NULL && tchi_token_same(token, named->place)) ||
-            (named->span != NULL && tchi_token_same(token, named->span))) {
+    for (; at < end; at++) {
+        if (is_one_of(at, leaves, COUNT(leaves))) {
             return 0;
         }
     }
     return 1;
 }
 
-/* --- all together ------------------------------------------------------------------------------------------------ */
-
 int tchi_find_stride_loop(const tchi_kernel_tokens *t, tchi_stride_loop *loop)
 {
+    static const char *const counted[] = {"__global__", "threadIdx", "blockIdx", "gridDim", "blockDim"};
     const tchi_token *end = t->list + t->count, *at = t->list;
-    if (!is_plain(t) || !has_no_other_index(t)) {
-        return 0;
+    for (size_t i = 0; i < COUNT(counted); i++) {
+        if (count_of(t->list, end, counted[i]) != (i == 4 ? 2 : 1)) {
+            return 0;
+        }
     }
     while (at < end && !tchi_token_is(at, "__global__")) {
         at++;
@@ -295,27 +165,24 @@ int tchi_find_stride_loop(const tchi_kernel_tokens *t, tchi_stride_loop *loop)
     while (at < end && !tchi_token_is(at, "(")) {
         at++;
     }
-    const tchi_token *parameters = at, *open = behind(at, end, "(", ")");
+    const tchi_token *open = behind(at, end, "(", ")");
     const tchi_token *close =
         open != NULL && open < end && tchi_token_is(open, "{") ? behind(open, end, "{", "}") : NULL;
-    if (close == NULL || open - parameters > PARAMETER_TOKENS_MOST) {
+    if (close == NULL || has_macros(t) ||
+        count_of(at, open, "<") + count_of(at, open, "[") + count_of(at, open, "=") > 0) {
         return 0;
     }
-    cursor c = {open + 1, close - 1};
-    sums named = {NULL, NULL};
-    accept_sums(&c, &named);
-    if (!accept_header(&c, &named, loop)) {
-        return 0;
-    }
-    /* One statement: a block, or up to the first semicolon where no other statement begins. */
-    const tchi_token *last = c.at < c.end && tchi_token_is(c.at, "{") ? behind(c.at, c.end, "{", "}") : NULL;
-    if (last == NULL) {
-        static const char *const keywords[] = {"for", "if", "while", "do", "switch", "else", NULL};
-        for (last = c.at; last < c.end && !tchi_token_is(last, ";") && !is_one_of(last, keywords); last++) {
+    for (size_t i = 0; i < COUNT(loops); i++) {
+        matcher m = {.end = close - 1};
+        const tchi_token *body = match(&m, open + 1, loops[i]);
+        if (body != NULL) {
+            const tchi_token *first = open + 1;
+            while (!tchi_token_is(first, "for")) {
+                first++;
+            }
+            *loop = (tchi_stride_loop){at, open, first, body, m.words[1], m.words[2]};
+            return is_whole_body(body, close - 1) && !names(body, close, m.words[3]) && !names(body, close, m.words[4]);
         }
-        last = last < c.end && tchi_token_is(last, ";") ? last + 1 : NULL;
     }
-    int short_names = loop->variable->size < LONG_WORD && loop->bound->size < LONG_WORD && loop->type_size < LONG_WORD;
-    int one_line = memchr(loop->type, '\n', loop->type_size) == NULL; /* it is written several times */
-    return last == c.end && short_names && one_line && is_independent(c, parameters, open, &named, loop);
+    return 0;
 }
