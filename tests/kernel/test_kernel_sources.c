@@ -10,20 +10,37 @@
 #include "support/tensors.h"
 #include "support/testing.h"
 
-static tch_status compile(tch_context *context, const char *source, const char *name, tch_kernel **kernel)
+static tch_kernel_config config_of(const char *source, const char *name)
 {
     tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
-    config.source = source;
-    config.path = "mine.cu";
-    config.name = name;
-    config.use_cache = 0;
+    config.source = source, config.path = "mine.cu", config.name = name, config.use_cache = 0;
+    return config;
+}
+
+static tch_status compile(tch_context *context, const char *source, const char *name, tch_kernel **kernel)
+{
+    tch_kernel_config config = config_of(source, name);
     return tch_kernel_compile(context, &config, kernel);
+}
+
+/* What a kernel f(T *y) in one block writes to the elements of y. */
+static double *run(tch_context *context, const tch_kernel_config *config, tch_dtype dtype, int64_t count,
+                   int64_t threads)
+{
+    tch_kernel *kernel = NULL;
+    test_tensor *y = test_tensor_make(context, dtype, 1, &count, LAYOUT_CONTIGUOUS);
+    tch_kernel_argument argument = TCH_ARGUMENT_TENSOR(&y->tensor);
+    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, threads);
+    CHECK_OK(tch_kernel_compile(context, config, &kernel));
+    CHECK_OK(tch_kernel_launch(kernel, &shape, 1, &argument));
+    tch_kernel_destroy(kernel);
+    return test_tensor_read(y);
 }
 
 static void all_sources(void **state)
 {
     for (int i = 0; i < kernel_source_count; i++) {
-        kernel_trial trial = {.context = *state};
+        kernel_trial trial = {*state, NULL, &kernel_sources[i], (uint64_t)i};
         test_case("%s", kernel_sources[i].title);
         CHECK_OK(compile(*state, kernel_sources[i].text, kernel_sources[i].name, &trial.kernel));
         kernel_sources[i].check(&trial);
@@ -125,24 +142,17 @@ static void keep_across_a_barrier(tch_context *context, int64_t count)
 {
     enum { THREADS = 40 };
     char source[400];
-    tch_kernel *kernel = NULL;
-    int64_t threads = THREADS;
+    tch_kernel_config config = config_of(source, "f");
     snprintf(source, sizeof source,
              "__global__ void f(long long *y)\n{\n    volatile int a[%lld];\n    long long sum = 0;\n"
              "    for (int i = 0; i < %lld; i++) a[i] = i + (int)threadIdx.x;\n    __syncthreads();\n"
              "    for (int i = 0; i < %lld; i++) sum += a[i];\n    y[threadIdx.x] = sum;\n}\n",
              (long long)count, (long long)count, (long long)count);
     test_case("%lld integers on each stack", (long long)count);
-    test_tensor *y = test_tensor_make(context, TCH_INT64, 1, &threads, LAYOUT_CONTIGUOUS);
-    tch_kernel_argument argument = TCH_ARGUMENT_TENSOR(&y->tensor);
-    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, THREADS);
-    CHECK_OK(compile(context, source, "f", &kernel));
-    CHECK_OK(tch_kernel_launch(kernel, &shape, 1, &argument));
-    double *got = test_tensor_read(y);
-    for (int64_t i = 0; i < threads; i++) {
+    const double *got = run(context, &config, TCH_INT64, THREADS, THREADS);
+    for (int64_t i = 0; i < THREADS; i++) {
         CHECK(got[i] == (double)(count * (count - 1) / 2 + count * i), "thread %lld has %g", (long long)i, got[i]);
     }
-    tch_kernel_destroy(kernel);
 }
 
 static void large_stacks(void **state)
@@ -169,8 +179,7 @@ static void fast_math_stays_inside(void **state)
     static const char *const options[] = {"--use_fast_math"};
     volatile float small = FLT_MIN;
     tch_kernel *kernel = NULL;
-    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
-    config.source = "__global__ void f(float *x) { *x = expf(*x); }\n", config.name = "f", config.use_cache = 0;
+    tch_kernel_config config = config_of("__global__ void f(float *x) { *x = expf(*x); }\n", "f");
     config.options = options, config.option_count = 1;
     CHECK_OK(tch_kernel_compile(*state, &config, &kernel));
     CHECK(small / 4 > 0, "%g / 4 is %g", (double)small, (double)(small / 4));
@@ -180,21 +189,15 @@ static void fast_math_stays_inside(void **state)
 /* Threads that have returned are not waited for. */
 static void returned_threads(void **state)
 {
-    static const char source[] = "__global__ void f(int *y, int n)\n{\n    if (threadIdx.x >= n) return;\n"
-                                 "    __shared__ int s[64];\n    s[threadIdx.x] = threadIdx.x;\n    __syncthreads();\n"
-                                 "    y[threadIdx.x] = s[n - 1 - threadIdx.x];\n}\n";
-    tch_kernel *kernel = NULL;
-    int64_t count = 40;
-    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 64);
-    test_tensor *y = test_tensor_make(*state, TCH_INT32, 1, &count, LAYOUT_CONTIGUOUS);
-    tch_kernel_argument arguments[] = {TCH_ARGUMENT_TENSOR(&y->tensor), TCH_ARGUMENT_INT(count)};
-    CHECK_OK(compile(*state, source, "f", &kernel));
-    CHECK_OK(tch_kernel_launch(kernel, &shape, 2, arguments));
-    double *got = test_tensor_read(y);
-    for (int64_t i = 0; i < count; i++) {
-        CHECK(got[i] == (double)(count - 1 - i), "element %lld is %g", (long long)i, got[i]);
+    enum { COUNT = 40 };
+    tch_kernel_config config = config_of("__global__ void f(int *y)\n{\n    if (threadIdx.x >= 40) return;\n"
+                                         "    __shared__ int s[64];\n    s[threadIdx.x] = threadIdx.x;\n"
+                                         "    __syncthreads();\n    y[threadIdx.x] = s[39 - threadIdx.x];\n}\n",
+                                         "f");
+    const double *got = run(*state, &config, TCH_INT32, COUNT, 64);
+    for (int i = 0; i < COUNT; i++) {
+        CHECK(got[i] == COUNT - 1 - i, "element %d is %g", i, got[i]);
     }
-    tch_kernel_destroy(kernel);
 }
 
 /* --- what a machine may lack ------------------------------------------------------------------------------------- */
@@ -291,20 +294,11 @@ static void macros_of_the_source(void **state)
         "#define T float\n#define P 3\n#define N 64\n#define n N\n#define INT int\n#define block 1\n"
         "#define kernel f\n#define run 2\n#define value 7\n#define size 8\n#define E 9\n#define l 5\n"
         "__global__ void f(int *y) { *y = P + N + E + F + BLOCK + FLAG; }\n";
-    tch_kernel *kernel = NULL;
-    int64_t one = 1;
-    test_tensor *y = test_tensor_make(*state, TCH_INT32, 1, &one, LAYOUT_CONTIGUOUS);
-    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 1);
-    tch_kernel_argument argument = TCH_ARGUMENT_TENSOR(&y->tensor);
     const char *options[] = {"-DF=4", "-DBLOCK=5", "-Da=x", "-DFLAG"};
-    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
-    config.source = source, config.name = "f", config.use_cache = 0;
+    tch_kernel_config config = config_of(source, "f");
     config.options = options, config.option_count = 4;
-    CHECK_OK(tch_kernel_compile(*state, &config, &kernel));
-    CHECK_OK(tch_kernel_launch(kernel, &shape, 1, &argument));
-    double *got = test_tensor_read(y);
+    const double *got = run(*state, &config, TCH_INT32, 1, 1);
     CHECK(got[0] == 3 + 64 + 9 + 4 + 5 + 1, "the kernel wrote %g", got[0]);
-    tch_kernel_destroy(kernel);
 }
 
 int main(int argc, char **argv)
