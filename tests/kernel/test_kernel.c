@@ -282,28 +282,6 @@ static void shapes(void **state)
     tch_kernel_destroy(kernel);
 }
 
-/* Nothing is left over from one launch to the next. How long one takes is measured by bench/kernel_bench.py. */
-static void a_kernel_is_launched_many_times(void **state)
-{
-    tch_context *context = *state;
-    static float memory[4];
-    int64_t size[] = {4};
-    tch_tensor x = tch_tensor_view(memory, TCH_FLOAT32, 1, size);
-    tch_kernel_argument arguments[] = {TCH_ARGUMENT_TENSOR(&x), TCH_ARGUMENT_TENSOR(&x), TCH_ARGUMENT_INT(4),
-                                       TCH_ARGUMENT_REAL(0.5)};
-    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 256);
-    fake.parameter_count = 4;
-    fake.parameters[0] = fake.parameters[1] = fake_pointer(TCH_PARAMETER_REAL, 4);
-    fake.parameters[2] = fake_number(TCH_PARAMETER_INT, 4);
-    fake.parameters[3] = fake_number(TCH_PARAMETER_REAL, 4);
-    tch_kernel *kernel = compile(context, "f");
-    for (int i = 0; i < 1000; i++) {
-        CHECK_OK(tch_kernel_launch(kernel, &shape, 4, arguments));
-    }
-    assert_int_equal(fake.launches, 1000);
-    tch_kernel_destroy(kernel);
-}
-
 /* --- with the device's own compiler ----------------------------------------------------------------------------- */
 
 #define COUNT 1000
@@ -404,27 +382,6 @@ static void a_real_kernel(void **state)
     }
 }
 
-/* Neither runs the other's code, and each outlives the other. */
-static void two_kernels_at_once(void **state)
-{
-    tch_context *context = *state;
-    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
-    config.source = real_source;
-    for (int round = 0; round < 2; round++) { /* the second from the cache */
-        config.name = "axpy<double>";
-        tch_kernel *other = compile_for_real(context, &config);
-        config.name = "axpy<float>";
-        tch_kernel *kernel = compile_for_real(context, &config);
-        run_axpy(context, kernel);
-        tch_kernel_destroy(other);
-        config.name = "axpy<double>";
-        other = compile_for_real(context, &config);
-        run_axpy(context, kernel);
-        tch_kernel_destroy(kernel);
-        tch_kernel_destroy(other);
-    }
-}
-
 static int open_real(void **state)
 {
     return test_folder_make(state) == 0 && setenv("TORCHIUM_CACHE", test_path("cache"), 1) == 0
@@ -453,9 +410,7 @@ int main(int argc, char **argv)
         WITH_COMPILER(structs),
         WITH_COMPILER(many_arguments),
         WITH_COMPILER(shapes),
-        WITH_COMPILER(a_kernel_is_launched_many_times),
         cmocka_unit_test_setup_teardown(a_real_kernel, open_real, close_real),
-        cmocka_unit_test_setup_teardown(two_kernels_at_once, open_real, close_real),
         cmocka_unit_test_setup_teardown(a_real_kernel_in_a_strange_place, open_real, close_real),
     };
     test_begin(argc, argv);

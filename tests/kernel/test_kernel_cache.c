@@ -412,17 +412,6 @@ static void many_processes(void **state)
     }
 }
 
-/* A large image comes from the cache each time. How long that takes is measured by bench/kernel_bench.py. */
-static void a_large_kernel_is_cached(void **state)
-{
-    tch_context *context = *state;
-    fake.image_bytes = 100000;
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
-    for (int i = 0; i < 10; i++) {
-        assert_int_equal(fake_compile_text(context, SOURCE), 0);
-    }
-}
-
 #define WITH_COMPILER(test) cmocka_unit_test_setup_teardown(test, fake_compiler_open, fake_compiler_close)
 
 int main(int argc, char **argv)
@@ -440,7 +429,6 @@ int main(int argc, char **argv)
         WITH_COMPILER(the_oldest_go_first),
         WITH_COMPILER(leftovers_go),
         WITH_COMPILER(many_processes),
-        WITH_COMPILER(a_large_kernel_is_cached),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
