@@ -60,22 +60,16 @@ template <typename T> static inline T atomicAdd(T *address, tchi::value_of<T> va
 {
     return tchi::adder<T>::add(address, value);
 }
-template <typename T> static inline T atomicSub(T *address, tchi::value_of<T> value)
-{
-    return __atomic_fetch_sub(address, value, __ATOMIC_RELAXED);
-}
-template <typename T> static inline T atomicAnd(T *address, tchi::value_of<T> value)
-{
-    return __atomic_fetch_and(address, value, __ATOMIC_RELAXED);
-}
-template <typename T> static inline T atomicOr(T *address, tchi::value_of<T> value)
-{
-    return __atomic_fetch_or(address, value, __ATOMIC_RELAXED);
-}
-template <typename T> static inline T atomicXor(T *address, tchi::value_of<T> value)
-{
-    return __atomic_fetch_xor(address, value, __ATOMIC_RELAXED);
-}
+#define TCHI_ATOMIC(name, fetch)                                                                                       \
+    template <typename T> static inline T name(T *address, tchi::value_of<T> value)                                    \
+    {                                                                                                                  \
+        return fetch(address, value, __ATOMIC_RELAXED);                                                                \
+    }
+TCHI_ATOMIC(atomicSub, __atomic_fetch_sub)
+TCHI_ATOMIC(atomicAnd, __atomic_fetch_and)
+TCHI_ATOMIC(atomicOr, __atomic_fetch_or)
+TCHI_ATOMIC(atomicXor, __atomic_fetch_xor)
+#undef TCHI_ATOMIC
 template <typename T> static inline T atomicMin(T *address, tchi::value_of<T> value)
 {
     return tchi::change(address, [=](T now) { return value < now ? value : now; });
@@ -101,16 +95,3 @@ static inline unsigned atomicDec(unsigned *address, unsigned last)
 {
     return tchi::change(address, [=](unsigned now) { return now == 0 || now > last ? last : now - 1; });
 }
-
-#define atomicAdd_block atomicAdd
-#define atomicSub_block atomicSub
-#define atomicAnd_block atomicAnd
-#define atomicOr_block atomicOr
-#define atomicXor_block atomicXor
-#define atomicMin_block atomicMin
-#define atomicMax_block atomicMax
-#define atomicExch_block atomicExch
-#define atomicCAS_block atomicCAS
-#define atomicAdd_system atomicAdd
-#define atomicExch_system atomicExch
-#define atomicCAS_system atomicCAS

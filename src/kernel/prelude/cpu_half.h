@@ -35,34 +35,22 @@ static inline uint16_t brain_from_float(float x)
 
 } // namespace tchi
 
+#define TCHI_HALF_FROM(H, T, write)                                                                                    \
+    H(T x) : __x(write((float)x))                                                                                      \
+    {                                                                                                                  \
+    }
 #define TCHI_HALF_TYPE(H, read, write)                                                                                 \
     struct alignas(2) H {                                                                                              \
         unsigned short __x;                                                                                            \
         H() = default;                                                                                                 \
-        H(float x) : __x(write(x))                                                                                     \
-        {                                                                                                              \
-        }                                                                                                              \
-        H(double x) : __x(write((float)x))                                                                             \
-        {                                                                                                              \
-        }                                                                                                              \
-        H(int x) : __x(write((float)x))                                                                                \
-        {                                                                                                              \
-        }                                                                                                              \
-        H(unsigned x) : __x(write((float)x))                                                                           \
-        {                                                                                                              \
-        }                                                                                                              \
-        H(long x) : __x(write((float)x))                                                                               \
-        {                                                                                                              \
-        }                                                                                                              \
-        H(unsigned long x) : __x(write((float)x))                                                                      \
-        {                                                                                                              \
-        }                                                                                                              \
-        H(long long x) : __x(write((float)x))                                                                          \
-        {                                                                                                              \
-        }                                                                                                              \
-        H(unsigned long long x) : __x(write((float)x))                                                                 \
-        {                                                                                                              \
-        }                                                                                                              \
+        TCHI_HALF_FROM(H, float, write)                                                                                \
+        TCHI_HALF_FROM(H, double, write)                                                                               \
+        TCHI_HALF_FROM(H, int, write)                                                                                  \
+        TCHI_HALF_FROM(H, unsigned, write)                                                                             \
+        TCHI_HALF_FROM(H, long, write)                                                                                 \
+        TCHI_HALF_FROM(H, unsigned long, write)                                                                        \
+        TCHI_HALF_FROM(H, long long, write)                                                                            \
+        TCHI_HALF_FROM(H, unsigned long long, write)                                                                   \
         operator float() const                                                                                         \
         {                                                                                                              \
             return read(__x);                                                                                          \
@@ -116,12 +104,11 @@ static inline uint16_t brain_from_float(float x)
     TCHI_FUNCTION(H, hlog, (H x), return H(logf((float)x)))                                                            \
     TCHI_FUNCTION(H, hsqrt, (H x), return H(sqrtf((float)x)))                                                          \
     TCHI_FUNCTION(H, hrsqrt, (H x), return H(rsqrtf((float)x)))                                                        \
-    TCHI_FUNCTION(H, hrcp, (H x), return H(1.0f / (float)x))                                                           \
-    TCHI_FUNCTION(H, hsin, (H x), return H(sinf((float)x)))                                                            \
-    TCHI_FUNCTION(H, hcos, (H x), return H(cosf((float)x)))
+    TCHI_FUNCTION(H, hrcp, (H x), return H(1.0f / (float)x))
 TCHI_HALF_TYPE(__half, tchi::half_to_float, tchi::half_from_float)
 TCHI_HALF_TYPE(__nv_bfloat16, tchi::brain_to_float, tchi::brain_from_float)
 #undef TCHI_HALF_TYPE
+#undef TCHI_HALF_FROM
 
 #define TCHI_HALF_PAIR(H, P, make)                                                                                     \
     struct alignas(4) P {                                                                                              \
@@ -150,11 +137,7 @@ typedef __nv_bfloat162 nv_bfloat162;
 
 TCHI_FUNCTION(__half, __float2half, (float x), return __half(x))
 TCHI_FUNCTION(__half, __float2half_rn, (float x), return __half(x))
-TCHI_FUNCTION(__half, __double2half, (double x), return __half(x))
-TCHI_FUNCTION(__half, __int2half_rn, (int x), return __half(x))
 TCHI_FUNCTION(float, __half2float, (__half x), return (float)x)
-TCHI_FUNCTION(int, __half2int_rn, (__half x), return __float2int_rn((float)x))
-TCHI_FUNCTION(int, __half2int_rz, (__half x), return __float2int_rz((float)x))
 TCHI_FUNCTION(unsigned short, __half_as_ushort, (__half x), return x.__x)
 TCHI_FUNCTION(__half, __ushort_as_half, (unsigned short bits), return tchi::reinterpret<__half>(bits))
 TCHI_FUNCTION(__half, __low2half, (__half2 p), return p.x)
@@ -165,12 +148,10 @@ TCHI_FUNCTION(__half2, __halves2half2, (__half x, __half y), return __half2(x, y
 TCHI_FUNCTION(__half2, __half2half2, (__half x), return __half2(x, x))
 TCHI_FUNCTION(__half2, __float2half2_rn, (float x), return __half2(x, x))
 TCHI_FUNCTION(__half2, __floats2half2_rn, (float x, float y), return __half2(x, y))
-TCHI_FUNCTION(__half2, __float22half2_rn, (float2 v), return __half2(v.x, v.y))
 TCHI_FUNCTION(float2, __half22float2, (__half2 p), return {(float)p.x, (float)p.y})
 
 TCHI_FUNCTION(__nv_bfloat16, __float2bfloat16, (float x), return __nv_bfloat16(x))
 TCHI_FUNCTION(__nv_bfloat16, __float2bfloat16_rn, (float x), return __nv_bfloat16(x))
-TCHI_FUNCTION(__nv_bfloat16, __double2bfloat16, (double x), return __nv_bfloat16(x))
 TCHI_FUNCTION(float, __bfloat162float, (__nv_bfloat16 x), return (float)x)
 TCHI_FUNCTION(unsigned short, __bfloat16_as_ushort, (__nv_bfloat16 x), return x.__x)
 TCHI_FUNCTION(__nv_bfloat16, __ushort_as_bfloat16, (unsigned short bits), return tchi::reinterpret<__nv_bfloat16>(bits))

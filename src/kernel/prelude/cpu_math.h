@@ -1,7 +1,6 @@
 /* CUDA's mathematical functions, integer intrinsics and conversions that C's library does not have. The fast ones
  * (__expf and friends) are the exact ones here; they are macros since the C library has reserved the names. */
 #define __expf(x) expf(x)
-#define __exp10f(x) exp10f(x)
 #define __logf(x) logf(x)
 #define __log2f(x) log2f(x)
 #define __log10f(x) log10f(x)
@@ -9,7 +8,6 @@
 #define __sinf(x) sinf(x)
 #define __cosf(x) cosf(x)
 #define __tanf(x) tanf(x)
-#define __tanhf(x) tanhf(x)
 #define __sincosf(x, s, c) sincosf(x, s, c)
 
 /* --- min and max, with CUDA's mixtures of types ------------------------------------------------------------------ */
@@ -38,8 +36,6 @@ TCHI_FUNCTION(double, min, (float a, double b), return fmin((double)a, b))
 TCHI_FUNCTION(double, max, (float a, double b), return fmax((double)a, b))
 TCHI_FUNCTION(double, min, (double a, float b), return fmin(a, (double)b))
 TCHI_FUNCTION(double, max, (double a, float b), return fmax(a, (double)b))
-TCHI_FUNCTION(unsigned, umin, (unsigned a, unsigned b), return min(a, b))
-TCHI_FUNCTION(unsigned, umax, (unsigned a, unsigned b), return max(a, b))
 
 /* --- functions of real numbers ----------------------------------------------------------------------------------- */
 
@@ -53,20 +49,9 @@ TCHI_FUNCTION(unsigned, umax, (unsigned a, unsigned b), return max(a, b))
 
 #define TCHI_REAL_FUNCTIONS(T, f)                                                                                      \
     TCHI_FUNCTION(T, rsqrt##f, (T x), return (T)1 / sqrt##f(x))                                                        \
-    TCHI_FUNCTION(T, rcbrt##f, (T x), return (T)1 / cbrt##f(x))                                                        \
-    TCHI_FUNCTION(T, rhypot##f, (T x, T y), return (T)1 / hypot##f(x, y))                                              \
-    TCHI_FUNCTION(T, norm3d##f, (T x, T y, T z), return sqrt##f(x * x + y * y + z * z))                                \
-    TCHI_FUNCTION(T, norm4d##f, (T x, T y, T z, T w), return sqrt##f(x * x + y * y + z * z + w * w))                   \
-    TCHI_FUNCTION(T, rnorm3d##f, (T x, T y, T z), return (T)1 / norm3d##f(x, y, z))                                    \
-    TCHI_FUNCTION(T, rnorm4d##f, (T x, T y, T z, T w), return (T)1 / norm4d##f(x, y, z, w))                            \
     TCHI_FUNCTION(T, sinpi##f, (T x), return sin##f((T)M_PI * remainder##f(x, (T)2)))                                  \
     TCHI_FUNCTION(T, cospi##f, (T x), return cos##f((T)M_PI * remainder##f(x, (T)2)))                                  \
-    static inline void sincospi##f(T x, T *s, T *c)                                                                    \
-    {                                                                                                                  \
-        *s = sinpi##f(x), *c = cospi##f(x);                                                                            \
-    }                                                                                                                  \
-    TCHI_FUNCTION(T, normcdf##f, (T x), return (T)0.5 * erfc##f(x * (T)-M_SQRT1_2))                                    \
-    TCHI_FUNCTION(T, erfcx##f, (T x), return exp##f(x * x) * erfc##f(x))
+    TCHI_FUNCTION(T, normcdf##f, (T x), return (T)0.5 * erfc##f(x * (T)-M_SQRT1_2))
 TCHI_REAL_FUNCTIONS(double, )
 TCHI_REAL_FUNCTIONS(float, f)
 #undef TCHI_REAL_FUNCTIONS
@@ -76,40 +61,13 @@ TCHI_FUNCTION(float, fdividef, (float x, float y), return x / y)
 TCHI_FUNCTION(float, __fdividef, (float x, float y), return x / y)
 TCHI_FUNCTION(float, __saturatef, (float x), return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f)
 
-/* A first guess from a formula for the logarithm of 1 - x^2, then Newton's method on erf in double precision. */
-static inline double erfinv(double x)
-{
-    if (!(fabs(x) < 1.0)) {
-        return fabs(x) == 1.0 ? copysign(HUGE_VAL, x) : (double)NAN;
-    }
-    double log_rest = log1p(-x * x), half = 2.0 / (M_PI * 0.147) + 0.5 * log_rest;
-    double y = copysign(sqrt(sqrt(half * half - log_rest / 0.147) - half), x);
-    for (int step = 0; step < 4; step++) {
-        double slope = M_2_SQRTPI * exp(-y * y);
-        y -= slope > 0.0 ? (x > 0.5 ? (1.0 - x) - erfc(y) : x < -0.5 ? erfc(-y) - (1.0 + x) : erf(y) - x) / slope : 0.0;
-    }
-    return y;
-}
-TCHI_FUNCTION(float, erfinvf, (float x), return (float)erfinv((double)x))
-
 /* The rounding is the nearest: the CPU's, which nothing here changes. */
-#define TCHI_ROUNDED(mode)                                                                                             \
-    TCHI_FUNCTION(float, __fadd_##mode, (float x, float y), return x + y)                                              \
-    TCHI_FUNCTION(float, __fsub_##mode, (float x, float y), return x - y)                                              \
-    TCHI_FUNCTION(float, __fmul_##mode, (float x, float y), return x * y)                                              \
-    TCHI_FUNCTION(float, __fdiv_##mode, (float x, float y), return x / y)                                              \
-    TCHI_FUNCTION(float, __fmaf_##mode, (float x, float y, float z), return fmaf(x, y, z))                             \
-    TCHI_FUNCTION(float, __frcp_##mode, (float x), return 1.0f / x)                                                    \
-    TCHI_FUNCTION(float, __fsqrt_##mode, (float x), return sqrtf(x))                                                   \
-    TCHI_FUNCTION(double, __dadd_##mode, (double x, double y), return x + y)                                           \
-    TCHI_FUNCTION(double, __dsub_##mode, (double x, double y), return x - y)                                           \
-    TCHI_FUNCTION(double, __dmul_##mode, (double x, double y), return x * y)                                           \
-    TCHI_FUNCTION(double, __ddiv_##mode, (double x, double y), return x / y)                                           \
-    TCHI_FUNCTION(double, __fma_##mode, (double x, double y, double z), return fma(x, y, z))                           \
-    TCHI_FUNCTION(double, __drcp_##mode, (double x), return 1.0 / x)                                                   \
-    TCHI_FUNCTION(double, __dsqrt_##mode, (double x), return sqrt(x))
-TCHI_ROUNDED(rn)
-#undef TCHI_ROUNDED
+TCHI_FUNCTION(float, __fadd_rn, (float x, float y), return x + y)
+TCHI_FUNCTION(float, __fmul_rn, (float x, float y), return x * y)
+TCHI_FUNCTION(float, __fmaf_rn, (float x, float y, float z), return fmaf(x, y, z))
+TCHI_FUNCTION(float, __fdiv_rn, (float x, float y), return x / y)
+TCHI_FUNCTION(float, __frcp_rn, (float x), return 1.0f / x)
+TCHI_FUNCTION(float, __fsqrt_rn, (float x), return sqrtf(x))
 TCHI_FUNCTION(float, __frsqrt_rn, (float x), return rsqrtf(x))
 
 /* --- conversions ------------------------------------------------------------------------------------------------- */
@@ -145,12 +103,7 @@ TCHI_TO_INTEGER(double, double, ull, unsigned long long, 0.0, 0x1p64)
 #undef TCHI_TO_INTEGER
 TCHI_FUNCTION(float, __int2float_rn, (int x), return (float)x)
 TCHI_FUNCTION(float, __uint2float_rn, (unsigned x), return (float)x)
-TCHI_FUNCTION(float, __ll2float_rn, (long long x), return (float)x)
-TCHI_FUNCTION(float, __ull2float_rn, (unsigned long long x), return (float)x)
 TCHI_FUNCTION(double, __int2double_rn, (int x), return (double)x)
-TCHI_FUNCTION(double, __uint2double_rn, (unsigned x), return (double)x)
-TCHI_FUNCTION(double, __ll2double_rn, (long long x), return (double)x)
-TCHI_FUNCTION(double, __ull2double_rn, (unsigned long long x), return (double)x)
 TCHI_FUNCTION(float, __double2float_rn, (double x), return (float)x)
 
 namespace tchi
@@ -172,10 +125,6 @@ TCHI_FUNCTION(float, __int_as_float, (int x), return tchi::reinterpret<float>(x)
 TCHI_FUNCTION(float, __uint_as_float, (unsigned x), return tchi::reinterpret<float>(x))
 TCHI_FUNCTION(long long, __double_as_longlong, (double x), return tchi::reinterpret<long long>(x))
 TCHI_FUNCTION(double, __longlong_as_double, (long long x), return tchi::reinterpret<double>(x))
-TCHI_FUNCTION(int, __double2hiint, (double x), return (int)(tchi::reinterpret<uint64_t>(x) >> 32))
-TCHI_FUNCTION(int, __double2loint, (double x), return (int)tchi::reinterpret<uint64_t>(x))
-TCHI_FUNCTION(double, __hiloint2double, (int high, int low),
-              return tchi::reinterpret<double>((uint64_t)(unsigned)high << 32 | (unsigned)low))
 
 /* --- integers ---------------------------------------------------------------------------------------------------- */
 
@@ -193,29 +142,10 @@ static inline unsigned __brev(unsigned x)
     }
     return turned;
 }
-TCHI_FUNCTION(unsigned long long, __brevll, (unsigned long long x),
-              return (unsigned long long)__brev((unsigned)x) << 32 | __brev((unsigned)(x >> 32)))
 TCHI_FUNCTION(int, __mulhi, (int a, int b), return (int)((long long)a * b >> 32))
 TCHI_FUNCTION(unsigned, __umulhi, (unsigned a, unsigned b), return (unsigned)((unsigned long long)a * b >> 32))
-TCHI_FUNCTION(long long, __mul64hi, (long long a, long long b), return (long long)((__int128)a * b >> 64))
 TCHI_FUNCTION(unsigned long long, __umul64hi, (unsigned long long a, unsigned long long b),
               return (unsigned long long)((unsigned __int128)a * b >> 64))
-TCHI_FUNCTION(int, __mul24, (int a, int b),
-              return (int)((unsigned)((int)((unsigned)a << 8) >> 8) * (unsigned)((int)((unsigned)b << 8) >> 8)))
-TCHI_FUNCTION(unsigned, __umul24, (unsigned a, unsigned b), return (a & 0xffffffu) * (b & 0xffffffu))
-TCHI_FUNCTION(unsigned, __sad, (int a, int b, unsigned c),
-              return (a < b ? (unsigned)b - (unsigned)a : (unsigned)a - (unsigned)b) + c)
-TCHI_FUNCTION(unsigned, __usad, (unsigned a, unsigned b, unsigned c), return (a < b ? b - a : a - b) + c)
-static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector)
-{
-    uint64_t bytes = (uint64_t)high << 32 | low;
-    unsigned result = 0;
-    for (int i = 0; i < 4; i++) {
-        unsigned nibble = selector >> (4 * i), byte = (unsigned)(bytes >> (8 * (nibble & 7))) & 0xffu;
-        result |= (nibble & 8 ? (byte & 0x80u ? 0xffu : 0u) : byte) << (8 * i);
-    }
-    return result;
-}
 TCHI_FUNCTION(unsigned, __funnelshift_l, (unsigned low, unsigned high, unsigned shift),
               return (unsigned)(((uint64_t)high << 32 | low) << (shift & 31) >> 32))
 TCHI_FUNCTION(unsigned, __funnelshift_r, (unsigned low, unsigned high, unsigned shift),
@@ -230,17 +160,14 @@ static inline int __dp4a(int a, int b, int c)
 
 /* --- loads and stores with a hint, which is ignored -------------------------------------------------------------- */
 
-#define TCHI_LOAD(name, U)                                                                                             \
+#define TCHI_LOAD(name)                                                                                                \
     template <typename T> static inline T name(const T *p)                                                             \
     {                                                                                                                  \
-        return *(U *)p;                                                                                                \
+        return *p;                                                                                                     \
     }
-TCHI_LOAD(__ldg, const T)
-TCHI_LOAD(__ldcg, const T)
-TCHI_LOAD(__ldca, const T)
-TCHI_LOAD(__ldcs, const T)
-TCHI_LOAD(__ldlu, const T)
-TCHI_LOAD(__ldcv, const volatile T)
+TCHI_LOAD(__ldg)
+TCHI_LOAD(__ldcg)
+TCHI_LOAD(__ldcs)
 #undef TCHI_LOAD
 
 #define TCHI_STORE(name)                                                                                               \
@@ -248,8 +175,6 @@ TCHI_LOAD(__ldcv, const volatile T)
     {                                                                                                                  \
         *p = value;                                                                                                    \
     }
-TCHI_STORE(__stwb)
 TCHI_STORE(__stcg)
 TCHI_STORE(__stcs)
-TCHI_STORE(__stwt)
 #undef TCHI_STORE

@@ -6,8 +6,6 @@
 #define asm TCHI_REFUSED("inline PTX cannot run on the CPU: guard it with #if __CUDA_ARCH__") asm
 #define __asm__ TCHI_REFUSED("inline PTX cannot run on the CPU: guard it with #if __CUDA_ARCH__") __asm__
 #define cudaTextureObject_t TCHI_REFUSED("textures are not available on the CPU") int
-#define cudaSurfaceObject_t TCHI_REFUSED("surfaces are not available on the CPU") int
-#define cudaGetParameterBuffer TCHI_REFUSED("a kernel cannot launch kernels on the CPU") tchi_refused
 #define cudaLaunchDevice TCHI_REFUSED("a kernel cannot launch kernels on the CPU") tchi_refused
 #define __nv_fp8_e4m3 TCHI_REFUSED("8-bit floating-point types are not available on the CPU") tchi_refused
 #define __nv_fp8_e5m2 TCHI_REFUSED("8-bit floating-point types are not available on the CPU") tchi_refused

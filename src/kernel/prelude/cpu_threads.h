@@ -245,23 +245,16 @@ template <typename T> struct turns {
     ((condition) ? (void)0 : tchi::fail(__FILE__ ":" TCHI_TEXT(__LINE__) ": assertion failed: " #condition))
 #endif
 #define __trap() tchi::fail(__FILE__ ":" TCHI_TEXT(__LINE__) ": __trap()")
-#define __brkpt() ((void)0)
 #define __threadfence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
 #define __threadfence_block() __atomic_thread_fence(__ATOMIC_SEQ_CST)
 #define __threadfence_system() __atomic_thread_fence(__ATOMIC_SEQ_CST)
 #define __nanosleep(ns) ((void)(ns))
+
+/* Nanoseconds, near a processor's clock. */
 static inline long long clock64()
 {
-#if defined(__x86_64__)
-    return (long long)__builtin_ia32_rdtsc();
-#elif defined(__aarch64__)
-    unsigned long long ticks, each_second; /* from 24 million to a billion: brought near a processor's clock */
-    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));
-    __asm__("mrs %0, cntfrq_el0" : "=r"(each_second));
-    return (long long)(each_second > 0 && each_second < 1000000000 ? ticks * (1000000000 / each_second) : ticks);
-#else
-    static thread_local long long ticks;
-    return ++ticks;
-#endif
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 #define clock() ((int)clock64())

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #define __CUDACC_RTC__ 1
 #define __CUDA_ARCH__ 0
@@ -13,12 +14,10 @@
 #define __device__
 #define __host__
 #define __constant__
-#define __managed__
 #define __grid_constant__
 #define __shared__ thread_local /* a block stays on one thread of the CPU */
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
-#define __inline_hint__
 #define __launch_bounds__(...)
 #define __maxnreg__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -70,8 +69,6 @@ TCHI_VECTORS(short, short, 4, 8)
 TCHI_VECTORS(unsigned short, ushort, 4, 8)
 TCHI_VECTORS(int, int, 8, 16)
 TCHI_VECTORS(unsigned int, uint, 8, 16)
-TCHI_VECTORS(long, long, 16, 16)
-TCHI_VECTORS(unsigned long, ulong, 16, 16)
 TCHI_VECTORS(long long, longlong, 16, 16)
 TCHI_VECTORS(unsigned long long, ulonglong, 16, 16)
 TCHI_VECTORS(float, float, 8, 16)

@@ -25,38 +25,26 @@ template <typename tchi_t> struct tchi_kind<volatile tchi_t> : tchi_kind<tchi_t>
 };
 template <typename tchi_t> struct tchi_kind<const volatile tchi_t> : tchi_kind<tchi_t> {
 };
-template <> struct tchi_kind<bool> : tchi_number<TCHI_UINT> {
-};
-template <> struct tchi_kind<char> : tchi_number<(char)-1 < 0 ? TCHI_INT : TCHI_UINT> {
-};
-template <> struct tchi_kind<signed char> : tchi_number<TCHI_INT> {
-};
-template <> struct tchi_kind<short> : tchi_number<TCHI_INT> {
-};
-template <> struct tchi_kind<int> : tchi_number<TCHI_INT> {
-};
-template <> struct tchi_kind<long> : tchi_number<TCHI_INT> {
-};
-template <> struct tchi_kind<long long> : tchi_number<TCHI_INT> {
-};
-template <> struct tchi_kind<unsigned char> : tchi_number<TCHI_UINT> {
-};
-template <> struct tchi_kind<unsigned short> : tchi_number<TCHI_UINT> {
-};
-template <> struct tchi_kind<unsigned int> : tchi_number<TCHI_UINT> {
-};
-template <> struct tchi_kind<unsigned long> : tchi_number<TCHI_UINT> {
-};
-template <> struct tchi_kind<unsigned long long> : tchi_number<TCHI_UINT> {
-};
-template <> struct tchi_kind<float> : tchi_number<TCHI_REAL> {
-};
-template <> struct tchi_kind<double> : tchi_number<TCHI_REAL> {
-};
-template <> struct tchi_kind<__half> : tchi_number<TCHI_REAL> {
-};
-template <> struct tchi_kind<__nv_bfloat16> : tchi_number<TCHI_REAL, 1> {
-};
+#define TCHI_KIND(tchi_t, ...)                                                                                         \
+    template <> struct tchi_kind<tchi_t> : tchi_number<__VA_ARGS__> {                                                  \
+    };
+TCHI_KIND(bool, TCHI_UINT)
+TCHI_KIND(char, (char)-1 < 0 ? TCHI_INT : TCHI_UINT)
+TCHI_KIND(signed char, TCHI_INT)
+TCHI_KIND(short, TCHI_INT)
+TCHI_KIND(int, TCHI_INT)
+TCHI_KIND(long, TCHI_INT)
+TCHI_KIND(long long, TCHI_INT)
+TCHI_KIND(unsigned char, TCHI_UINT)
+TCHI_KIND(unsigned short, TCHI_UINT)
+TCHI_KIND(unsigned int, TCHI_UINT)
+TCHI_KIND(unsigned long, TCHI_UINT)
+TCHI_KIND(unsigned long long, TCHI_UINT)
+TCHI_KIND(float, TCHI_REAL)
+TCHI_KIND(double, TCHI_REAL)
+TCHI_KIND(__half, TCHI_REAL)
+TCHI_KIND(__nv_bfloat16, TCHI_REAL, 1)
+#undef TCHI_KIND
 
 /* 0 where there is no size to know: void, and types that are only declared. */
 template <typename tchi_t, typename = void> struct tchi_size {
