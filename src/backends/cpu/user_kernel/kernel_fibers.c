@@ -4,9 +4,8 @@
  *
  * Stacks are not taken from the library's allocator: below each lies memory that must not be touched.
  *
- * Switching is a few instructions on x86-64 and aarch64, and swapcontext, which asks the kernel each time, elsewhere. A
- * test defines TCHI_FIBERS_UCONTEXT to try the latter on any processor, and an unknown TCHI_GUARD_ADVICE to try the
- * guards of older kernels. */
+ * Switching is a few instructions, for each processor its own. An unknown TCHI_GUARD_ADVICE tries the guards of older
+ * kernels. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <stdio.h>
@@ -26,15 +25,10 @@
 
 #include "kernel.h"
 
-#if defined(__x86_64__) && !defined(TCHI_FIBERS_UCONTEXT)
-#define SWITCH_X86_64
-#elif defined(__aarch64__) && defined(__ELF__) && !defined(TCHI_FIBERS_UCONTEXT)
-#define SWITCH_AARCH64
-#else
-#include <ucontext.h>
-#endif
-
 #define LANES 32
+
+/* Three quarters of the 65530 mappings that Linux gives a process. */
+#define MAPPINGS_MOST 49152
 
 /* What compilers with -fstack-clash-protection may step over without looking, on any processor. */
 #define GUARD_BYTES 65536
@@ -45,11 +39,7 @@
 
 typedef enum fiber_state { READY, WAITING, DONE } fiber_state;
 
-#if defined(SWITCH_X86_64) || defined(SWITCH_AARCH64)
 typedef void *fiber_place; /* the stack pointer */
-#else
-typedef ucontext_t fiber_place;
-#endif
 
 typedef struct fiber {
     fiber_state state;
@@ -83,8 +73,6 @@ struct tchi_fibers {
 
 static void run_thread(tchi_fibers *f);
 
-#if defined(SWITCH_X86_64) || defined(SWITCH_AARCH64)
-
 /* Stores where it stands in *from and goes on at `to`: what the calling convention lets a function change is the
  * compiler's concern, the rest lies on the stack. A new stack begins in tchi_fiber_begin, with its argument in a
  * register that was loaded from there: r12 or x19. */
@@ -108,9 +96,7 @@ static uintptr_t *top_of(const tchi_fibers *f, int number)
     return (uintptr_t *)(f->stacks + (size_t)(number + 1) * f->layout.stride - (size_t)(number % 64) * 64);
 }
 
-#endif
-
-#if defined(SWITCH_X86_64)
+#if defined(__x86_64__)
 
 /* The bytes are "endbr64", where an indirect call may land in a program that checks that; older processors pass over
  * them. */
@@ -157,7 +143,7 @@ static void set_up(tchi_fibers *f, int number)
     f->list[number].place = sp;
 }
 
-#elif defined(SWITCH_AARCH64)
+#elif defined(__aarch64__)
 
 /* Kept are x19 to x28, the frame pointer x29, the return address x30 and the lower halves of v8 to v15. "hint #34" is
  * "bti c", where an indirect call may land in a program that checks that; older processors pass over it. Returns are
@@ -215,29 +201,7 @@ static void set_up(tchi_fibers *f, int number)
 }
 
 #else
-
-static void begin(unsigned high, unsigned low)
-{
-    run_thread((tchi_fibers *)(uintptr_t)((uint64_t)high << 32 | low));
-}
-
-static void set_up(tchi_fibers *f, int number)
-{
-    ucontext_t *place = &f->list[number].place;
-    /* cppcheck-suppress getcontextCalled ; left out of POSIX, still in every C library that this path is for */
-    getcontext(place);
-    place->uc_stack.ss_sp = f->stacks + (size_t)number * f->layout.stride + f->layout.guard;
-    place->uc_stack.ss_size = f->layout.stride - f->layout.guard;
-    place->uc_link = NULL;
-    makecontext(place, (void (*)(void))begin, 2, (unsigned)((uint64_t)(uintptr_t)f >> 32), (unsigned)(uintptr_t)f);
-}
-
-static void go(fiber_place *from, fiber_place *to)
-{
-    /* cppcheck-suppress swapcontextCalled */
-    swapcontext(from, to);
-}
-
+#error "custom kernels need x86-64 or aarch64"
 #endif
 
 static void go_home(tchi_fibers *f)
@@ -528,20 +492,6 @@ int tchi_fibers_reserve(tchi_fibers *f, int threads, size_t stack_bytes)
                                                                                                                 : 0;
 }
 
-/* How many mappings a process may have; 65530 where nobody has changed it. */
-static long mappings_most(void)
-{
-    long most = 65530;
-    FILE *setting = fopen("/proc/sys/vm/max_map_count", "re");
-    if (setting != NULL) {
-        if (fscanf(setting, "%ld", &most) != 1) {
-            most = 65530;
-        }
-        fclose(setting);
-    }
-    return most;
-}
-
 static int guards_are_mappings(void)
 {
     size_t page = (size_t)page_size();
@@ -558,8 +508,7 @@ int tchi_fibers_most(int threads)
     if (!guards_are_mappings()) {
         return INT_MAX;
     }
-    long most = mappings_most() * 3 / 4 / (2L * threads);
-    return most < 1 ? 1 : most < INT_MAX ? (int)most : INT_MAX;
+    return MAPPINGS_MOST / (2 * threads);
 }
 
 void tchi_fibers_destroy(tchi_fibers *f)
