@@ -19,14 +19,15 @@ static char words[LOG];
 /* Runs a shell script, which finds a folder of its own in $1. */
 static int run(const char *text, int seconds)
 {
-    char script[TEST_PATH_SIZE], folder[TEST_PATH_SIZE];
+    char script[TEST_PATH_SIZE], folder[TEST_PATH_SIZE], log[TEST_PATH_SIZE];
     snprintf(script, sizeof script, "%s", test_path("compiler"));
     snprintf(folder, sizeof folder, "%s", test_path("."));
+    snprintf(log, sizeof log, "%s", test_path("log"));
     test_file_write(script, text, (int64_t)strlen(text));
     assert_int_equal(chmod(script, 0700), 0);
     char *arguments[] = {script, folder, NULL};
     test_case("%s", text);
-    return tchi_process_run(arguments, seconds, words, sizeof words);
+    return tchi_process_run(arguments, log, seconds, words, sizeof words);
 }
 
 /* Whether the process whose number a script has written is alive. One that nobody has collected yet is not. */

@@ -19,11 +19,11 @@ tch_status tchi_cpu_find_compiler(char path[TCHI_PATH_SIZE]);
 
 /* --- kernel_process.c -------------------------------------------------------------------------------------------- */
 
-/* Runs a program, with no shell between, until it ends or `seconds` have passed. What it prints goes to `log`, cut off
- * at its end with a NUL. Returns the exit status, 256 for a signal, TCHI_PROCESS_NOT_STARTED or
+/* Runs a program, with no shell between, until it ends or `seconds` have passed. What it prints goes to `file` and, cut
+ * off at its end with a NUL, to `log`. Returns the exit status, 256 for a signal, TCHI_PROCESS_NOT_STARTED or
  * TCHI_PROCESS_TOO_LONG. */
 enum { TCHI_PROCESS_NOT_STARTED = -1, TCHI_PROCESS_TOO_LONG = -2 };
-int tchi_process_run(char *const *arguments, int seconds, char *log, size_t log_size);
+int tchi_process_run(char *const *arguments, const char *file, int seconds, char *log, size_t log_size);
 
 /* --- kernel_source.c --------------------------------------------------------------------------------------------- */
 
@@ -38,6 +38,17 @@ typedef struct tchi_cpu_source {
 
 /* Loops are left as they are unless `reorder`. */
 tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, int reorder, tchi_cpu_source *source);
+
+/* --- kernel_build.c ---------------------------------------------------------------------------------------------- */
+
+/* The texts around a source, in their order. */
+typedef struct tchi_cpu_part {
+    const char *name, *text;
+    const size_t *size;
+} tchi_cpu_part;
+
+#define TCHI_CPU_PARTS 10
+extern const tchi_cpu_part tchi_cpu_parts[TCHI_CPU_PARTS];
 
 /* --- kernel_stack.c ---------------------------------------------------------------------------------------------- */
 

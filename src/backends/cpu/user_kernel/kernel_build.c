@@ -47,10 +47,7 @@ static const struct {
     {"curand_kernel.h", "#error \"cuRAND is not available on the CPU\"\n"},
 };
 
-static const struct {
-    const char *name, *text;
-    const size_t *size;
-} parts[] = {
+const tchi_cpu_part tchi_cpu_parts[TCHI_CPU_PARTS] = {
     {"cpu_launch.h", tchi_prelude_cpu_launch, &tchi_prelude_cpu_launch_size},
     {"cpu_types.h", tchi_prelude_cpu_types, &tchi_prelude_cpu_types_size},
     {"cpu_threads.h", tchi_prelude_cpu_threads, &tchi_prelude_cpu_threads_size},
@@ -64,7 +61,6 @@ static const struct {
 };
 
 static const size_t shim_count = sizeof shims / sizeof *shims;
-static const size_t part_count = sizeof parts / sizeof *parts;
 
 /* --- the folder ------------------------------------------------------------------------------------------------- */
 
@@ -125,17 +121,17 @@ static tch_status make_folder(work *w)
 
 static void remove_folder(const work *w)
 {
-    static const char *const made[] = {"kernel.cpp", "kernel.o", "kernel.su", "kernel.so"};
+    static const char *const made[] = {"kernel.cpp", "kernel.o", "kernel.su", "kernel.so", "kernel.log"};
     const size_t made_count = sizeof made / sizeof *made;
     char path[TCHI_PATH_SIZE + 64];
     if (!w->open) {
         return;
     }
-    for (size_t i = 0; i < shim_count + part_count + made_count; i++) {
+    for (size_t i = 0; i < shim_count + TCHI_CPU_PARTS + made_count; i++) {
         path_of(w,
-                i < shim_count                ? shims[i].name
-                : i < shim_count + part_count ? parts[i - shim_count].name
-                                              : made[i - shim_count - part_count],
+                i < shim_count                    ? shims[i].name
+                : i < shim_count + TCHI_CPU_PARTS ? tchi_cpu_parts[i - shim_count].name
+                                                  : made[i - shim_count - TCHI_CPU_PARTS],
                 path);
         unlink(path);
     }
@@ -149,18 +145,18 @@ static void write_kernel(FILE *stream, const tch_kernel_text *text, const tchi_c
                          const char *file)
 {
     fprintf(stream, "%s#define TCHI_STRIDE %d\n", source->dynamic ? "#define TCHI_DYNAMIC 1\n" : "", source->stride);
-    for (size_t i = 0; i < part_count; i++) {
-        if (parts[i].text == tchi_prelude_signature) {
+    for (size_t i = 0; i < TCHI_CPU_PARTS; i++) {
+        if (tchi_cpu_parts[i].text == tchi_prelude_signature) {
             fprintf(stream, "%s#line 1 \"%s\"\n%s\n#line 1 \"the kernel's name\"\n#define TCHI_KERNEL %s\n", macros,
                     file, source->text, text->name);
             fputs("#define TCHI_EXPORT extern \"C\" __attribute__((__visibility__(\"default\"), __used__)) const\n",
                   stream);
         }
-        fprintf(stream, "#include \"%s\"\n", parts[i].name);
+        fprintf(stream, "#include \"%s\"\n", tchi_cpu_parts[i].name);
     }
 }
 
-/* kernel.cpp, which includes the prelude's parts. *reorder: whether loops may be reordered, and then whether one was. */
+/* kernel.cpp, which includes the prelude's parts. *reorder: whether a loop may be reordered, then whether one was. */
 static tch_status write_source(const work *w, const tch_kernel_text *text, int *reorder)
 {
     const tch_backend_host *host = tchi_cpu_host();
@@ -193,8 +189,8 @@ static tch_status write_texts(const work *w)
     for (size_t i = 0; i < shim_count && status == TCH_OK; i++) {
         status = write_file(w, shims[i].name, shims[i].text, strlen(shims[i].text));
     }
-    for (size_t i = 0; i < part_count && status == TCH_OK; i++) {
-        status = write_file(w, parts[i].name, parts[i].text, *parts[i].size);
+    for (size_t i = 0; i < TCHI_CPU_PARTS && status == TCH_OK; i++) {
+        status = write_file(w, tchi_cpu_parts[i].name, tchi_cpu_parts[i].text, *tchi_cpu_parts[i].size);
     }
     return status;
 }
@@ -317,17 +313,25 @@ static int drop_stack_option(command *c, const char *log)
     return 0;
 }
 
+/* Its messages go behind `used` bytes of the log. */
+static int run_command(const command *c, const work *w, size_t used)
+{
+    char path[TCHI_PATH_SIZE + 64];
+    path_of(w, "kernel.log", path);
+    return tchi_process_run(c->arguments, path, COMPILE_SECONDS, w->log + used, w->log_size - used);
+}
+
 /* A compiler that crashes is asked again without vectors, where most such faults are: GCC 12.2 for aarch64 has one
  * that the largest of some halves is enough to meet. */
 static int run_compiler(command *c, const work *w)
 {
-    int end = tchi_process_run(c->arguments, COMPILE_SECONDS, w->log, w->log_size);
+    int end = run_command(c, w, 0);
     if (end > 0 && drop_stack_option(c, w->log)) {
-        end = tchi_process_run(c->arguments, COMPILE_SECONDS, w->log, w->log_size);
+        end = run_command(c, w, 0);
     }
     if (end > 0 && strstr(w->log, "internal compiler error") != NULL) {
         add(c, "-fno-tree-vectorize", "");
-        end = c->overflow ? end : tchi_process_run(c->arguments, COMPILE_SECONDS, w->log, w->log_size);
+        end = c->overflow ? end : run_command(c, w, 0);
     }
     return end;
 }
@@ -361,8 +365,7 @@ static tch_status run_steps(command *c, const work *w, const tch_kernel_text *te
     if (status == TCH_OK) {
         size_t used = strlen(w->log);
         fill_link(c, compiler, w);
-        int end = tchi_process_run(c->arguments, COMPILE_SECONDS, w->log + used, w->log_size - used);
-        status = check_end(w, text, compiler, end);
+        status = check_end(w, text, compiler, run_command(c, w, used));
     }
     return status;
 }

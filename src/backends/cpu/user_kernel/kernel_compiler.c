@@ -14,7 +14,6 @@
 
 #include "core/sha256.h"
 #include "kernel.h"
-#include "kernel/prelude.h"
 
 static int is_program(const char *path)
 {
@@ -89,25 +88,10 @@ static void describe_processor(char *text, size_t size)
 /* The texts around a source are part of what an image depends on. */
 static unsigned long hash_prelude(void)
 {
-    const struct {
-        const char *text;
-        size_t size;
-    } parts[] = {
-        {tchi_prelude_signature, tchi_prelude_signature_size},
-        {tchi_prelude_cpu_launch, tchi_prelude_cpu_launch_size},
-        {tchi_prelude_cpu_types, tchi_prelude_cpu_types_size},
-        {tchi_prelude_cpu_threads, tchi_prelude_cpu_threads_size},
-        {tchi_prelude_cpu_math, tchi_prelude_cpu_math_size},
-        {tchi_prelude_cpu_half, tchi_prelude_cpu_half_size},
-        {tchi_prelude_cpu_atomics, tchi_prelude_cpu_atomics_size},
-        {tchi_prelude_cpu_runner, tchi_prelude_cpu_runner_size},
-        {tchi_prelude_cpu_refused, tchi_prelude_cpu_refused_size},
-        {tchi_prelude_cpu_entry, tchi_prelude_cpu_entry_size},
-    };
     unsigned long hash = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        uint8_t digest[32];
-        tchi_sha256(parts[i].text, parts[i].size, digest);
+    for (int i = 0; i < TCHI_CPU_PARTS; i++) {
+        uint8_t digest[TCHI_SHA256_BYTES];
+        tchi_sha256(tchi_cpu_parts[i].text, *tchi_cpu_parts[i].size, digest);
         for (int byte = 0; byte < 8; byte++) {
             hash = hash * 31 + digest[byte];
         }

@@ -1,20 +1,17 @@
-/* Running the compiler: a process with an argument vector, its words through a pipe, an end to waiting. It is the
- * leader of a process group, so that what it started ends with it, whether it closes its outputs, sleeps or goes on in
- * the background. */
+/* Running the compiler: a process with an argument vector, its output in a file, a limit on its time. It leads a
+ * process group, so that what it started ends with it, also what it left in the background. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "kernel.h"
 
-#define STEP_MILLISECONDS 100 /* for an end that the pipe does not show */
+#define STEP_NANOSECONDS 1000000 /* from one look at whether it has ended to the next */
 
 extern char **environ;
 
@@ -25,7 +22,7 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* The child has no input, both outputs in the pipe, and none of our other files. */
+/* The child has no input, both outputs in the file, and none of our other files. */
 static int set_files(posix_spawn_file_actions_t *actions, int output)
 {
     int failed = posix_spawn_file_actions_addopen(actions, 0, "/dev/null", O_RDONLY, 0);
@@ -64,38 +61,6 @@ static int start(char *const *arguments, int output, pid_t *child)
     return failed;
 }
 
-/* What the process prints: into the log as long as it fits, the rest is read and dropped, so that the writer is never
- * held up. */
-typedef struct listener {
-    int input;
-    int over; /* nobody has the other end any more */
-    char *log;
-    size_t size, used;
-} listener;
-
-static void read_once(listener *l)
-{
-    char rest[4096];
-    int fits = l->used + 1 < l->size;
-    ssize_t count = read(l->input, fits ? l->log + l->used : rest, fits ? l->size - 1 - l->used : sizeof rest);
-    l->over = count == 0 || (count < 0 && errno != EINTR);
-    if (fits && count > 0) {
-        l->used += (size_t)count;
-        l->log[l->used] = '\0';
-    }
-}
-
-/* Waits `milliseconds` for words, and takes those that are there; false where none came. */
-static int listen_for(listener *l, int milliseconds)
-{
-    struct pollfd entry = {l->over ? -1 : l->input, POLLIN, 0};
-    int ready = poll(&entry, 1, milliseconds) > 0;
-    if (ready) {
-        read_once(l);
-    }
-    return ready && !l->over;
-}
-
 /* Whether the process has ended. It stays in the system's books, and so does the number of its group. */
 static int has_ended(pid_t child)
 {
@@ -104,17 +69,15 @@ static int has_ended(pid_t child)
     return failed ? errno != EINTR : about.si_pid == child;
 }
 
-/* Until the process ends, or -1 where the time was over first. Its end shows at once where it closes the pipe; what it
- * left behind may hold that open, and it may itself have closed it long ago: hence both are looked at. */
-static int follow(listener *l, pid_t child, double deadline)
+/* Until the process ends; nonzero where the time was over first. */
+static int follow(pid_t child, double deadline)
 {
+    const struct timespec step = {0, STEP_NANOSECONDS};
     while (!has_ended(child)) {
         if (now() >= deadline) {
             return -1;
         }
-        listen_for(l, l->over ? 1 : STEP_MILLISECONDS);
-    }
-    while (listen_for(l, 0)) {
+        nanosleep(&step, NULL);
     }
     return 0;
 }
@@ -133,24 +96,23 @@ static int wait_for(pid_t child)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 256;
 }
 
-int tchi_process_run(char *const *arguments, int seconds, char *log, size_t log_size)
+int tchi_process_run(char *const *arguments, const char *file, int seconds, char *log, size_t log_size)
 {
-    int ends[2];
     pid_t child = 0;
-    if (pipe2(ends, O_CLOEXEC) != 0) {
-        return TCHI_PROCESS_NOT_STARTED;
-    }
-    int failed = start(arguments, ends[1], &child);
-    close(ends[1]);
-    if (failed) {
-        close(ends[0]);
-        return TCHI_PROCESS_NOT_STARTED;
-    }
-    listener l = {.input = ends[0], .log = log, .size = log_size};
     log[0] = '\0';
-    int late = follow(&l, child, now() + seconds) != 0;
+    int output = open(file, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (output < 0) {
+        return TCHI_PROCESS_NOT_STARTED;
+    }
+    if (start(arguments, output, &child) != 0) {
+        close(output);
+        return TCHI_PROCESS_NOT_STARTED;
+    }
+    int late = follow(child, now() + seconds) != 0;
     kill(-child, SIGKILL); /* what it has started and left goes with it */
     int status = wait_for(child);
-    close(ends[0]);
+    ssize_t count = pread(output, log, log_size - 1, 0);
+    log[count > 0 ? count : 0] = '\0';
+    close(output);
     return late ? TCHI_PROCESS_TOO_LONG : status;
 }

@@ -1,5 +1,6 @@
 /* What no macro can make C++ of: "extern __shared__ T name[]", an array of no size, becomes a pointer to the block's
- * dynamic shared memory; and a grid-stride loop takes its elements in order (kernel_stride.c). Lines stay lines, so that messages name the right ones. */
+ * dynamic shared memory; and a grid-stride loop takes its elements in order (kernel_stride.c). Lines stay lines, so
+ * that messages name the right ones. */
 #define _GNU_SOURCE /* memmem */
 #include <stdio.h>
 #include <string.h>
