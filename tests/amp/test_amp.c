@@ -216,14 +216,9 @@ static void state_goes_out_and_in(void **state)
 /* The gradient on the device is `scale` times the drawn one; with `bad`, one element is an infinity. */
 static void scale_gradients(trial *t, double scale, bool bad)
 {
-    for (int32_t i = 0; i < t->count; i++) {
-        trial_parameter *p = &t->parameters[i];
-        double *values = test_tensor_read(p->gradient_memory);
-        for (int64_t k = 0; k < p->memory->count; k++) {
-            values[k] *= scale;
-        }
-        values[0] = bad && i == t->count / 2 ? INFINITY : values[0];
-        test_tensor_write(p->gradient_memory, values);
+    trial_scale_gradients(t, scale);
+    if (bad) {
+        trial_spoil(t, t->count / 2, INFINITY);
     }
 }
 

@@ -88,7 +88,7 @@ static const test_range ranges[] = {
     {FIELD(master_weights), 0, 2, {-1, 2}},
     {FIELD(stochastic_rounding), 0, 2, {-1, 2}},
     {FIELD(nonfinite), 0, 2, {-1, 3}},
-    {FIELD(memory_budget), 0, 2, {-1, 9.2e18}},
+    {FIELD(memory_budget), 0, 3, {-1, 9.2e18, -0x1p33}}, /* a number of 64 bits is looked at as one */
 };
 
 /* A value that is too large is not answered with a least one that it is above, nor the other way round. */

@@ -32,6 +32,7 @@ static const trial_shape shapes[] = {
     {.ndim = 4, .shape = {6, 3, 2, 2}},
     {.ndim = 4, .shape = {9, 2, 2, 4}, .order = {0, 3, 1, 2}},
     {.ndim = 5, .shape = {3, 2, 3, 2, 3}},
+    {.ndim = 5, .shape = {4, 5, 2, 3, 4}},
     {.ndim = 2, .shape = {7, 12}, .order = {1, 0}},
     {.ndim = 2, .shape = {7, 12}, .order = {1, 0}, .gradient_follows = 1},
     {.ndim = 1, .shape = {19}},

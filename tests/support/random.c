@@ -3,6 +3,7 @@
 #include "random.h"
 
 #include <math.h>
+#include <string.h>
 
 static uint64_t seed = 20260101u;
 
@@ -51,5 +52,21 @@ void test_random_fill_normal(test_random *random, double *values, int64_t count)
 {
     for (int64_t i = 0; i < count; ++i) {
         values[i] = test_random_normal(random);
+    }
+}
+
+void test_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
+{
+    uint32_t k0 = key[0];
+    uint32_t k1 = key[1];
+    memcpy(out, counter, 4 * sizeof *out);
+    for (int round = 0; round < 10; round++) {
+        uint64_t a = 0xD2511F53ull * out[0];
+        uint64_t b = 0xCD9E8D57ull * out[2];
+        uint32_t next[4] = {(uint32_t)(b >> 32) ^ out[1] ^ k0, (uint32_t)b, (uint32_t)(a >> 32) ^ out[3] ^ k1,
+                            (uint32_t)a};
+        memcpy(out, next, sizeof next);
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
     }
 }

@@ -26,4 +26,7 @@ double test_random_normal(test_random *random);
 
 void test_random_fill_normal(test_random *random, double *values, int64_t count);
 
+/* Philox-4x32-10, by which the library rounds at random. */
+void test_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
 #endif

@@ -15,7 +15,6 @@
 #include "support/messages.h"
 #include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
-#include "support/optim/update_reference.h"
 #include "support/testing.h"
 
 #define BLOCK 128
@@ -146,7 +145,7 @@ static uint32_t random_half(const tch_optim_config *c, int32_t parameter, int64_
     const uint32_t key[2] = {(uint32_t)c->seed, (uint32_t)(c->seed >> 32)};
     const uint32_t counter[4] = {(uint32_t)(element / 4), 0, (uint32_t)parameter + 0x80000000u, (uint32_t)step};
     uint32_t words[4];
-    ref_philox(counter, key, words);
+    test_philox(counter, key, words);
     return second ? words[element % 4] >> 16 : words[element % 4] & 0xFFFF;
 }
 
@@ -639,59 +638,6 @@ static void the_state_begins_at_zero(void **state)
 
 /* --- checkpoints ------------------------------------------------------------------------------------------------- */
 
-static void load(const trial *t, const char *path)
-{
-    tch_checkpoint *file = NULL;
-    CHECK_OK(tch_checkpoint_open(path, &file));
-    CHECK_OK(tch_optimizer_load(t->optimizer, file, "optimizer"));
-    tch_checkpoint_close(file);
-}
-
-/* Parameters of the one trial into the other. */
-static void take_parameters(const trial *to, const trial *from)
-{
-    for (int32_t i = 0; i < from->count; i++) {
-        test_tensor_write(to->parameters[i].memory, test_tensor_read(from->parameters[i].memory));
-    }
-}
-
-/* Both trials draw the same gradients. */
-static void same_steps(trial *a, trial *b)
-{
-    b->random = a->random;
-    trial_steps(a, 5);
-    trial_steps(b, 5);
-    for (int32_t i = 0; i < a->count; i++) {
-        double *x = test_tensor_read(a->parameters[i].memory);
-        double *y = test_tensor_read(b->parameters[i].memory);
-        CHECK(memcmp(x, y, (size_t)a->parameters[i].memory->count * sizeof *x) == 0, "parameter %d goes another way",
-              i);
-    }
-}
-
-static void training_goes_on_to_the_bit(void **state)
-{
-    const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_LION, TCH_OPTIM_SGD, TCH_OPTIM_SHAMPOO};
-    const char *path = test_path("state_dtype.safetensors");
-    for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
-        for (int dtype = 0; dtype <= TCH_STATE_INT8; dtype++) {
-            trial first;
-            trial second;
-            tch_optim_config c = config_of(kinds[k], (tch_state_dtype)dtype);
-            test_case("%s, moments in %s", tch_optim_kind_name(kinds[k]), dtype_names[dtype]);
-            trial_open(&first, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
-            trial_open(&second, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
-            trial_steps(&first, 4);
-            trial_save(&first, path);
-            take_parameters(&second, &first);
-            load(&second, path);
-            same_steps(&first, &second);
-            trial_close(&first);
-            trial_close(&second);
-        }
-    }
-}
-
 /* What is kept as the nearest of another form: within half the distance of its neighbors. */
 static void check_converted(tch_state_dtype to, int second, float scale, double from, double got)
 {
@@ -733,7 +679,7 @@ static void other_forms_are_converted(void **state)
         trial_steps(&a, 6);
         trial_steps(&b, 1);
         trial_save(&a, path);
-        load(&b, path);
+        CHECK_OK(trial_load(&b, path));
         for (int32_t i = 0; i < SHAPES; i++) {
             check_conversion(&a, &b, i, "exp_avg", 0);
             check_conversion(&a, &b, i, "exp_avg_sq", 1);
@@ -852,7 +798,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(steps_have_a_bound),
         cmocka_unit_test(skipped_steps_leave_codes),
         cmocka_unit_test(the_state_begins_at_zero),
-        cmocka_unit_test(training_goes_on_to_the_bit),
         cmocka_unit_test(other_forms_are_converted),
         cmocka_unit_test(earlier_codes_are_refused),
         cmocka_unit_test(bad_options_are_refused),

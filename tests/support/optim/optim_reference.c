@@ -67,6 +67,21 @@ bool ref_orthogonalizes(tch_optim_kind kind)
     return kind == TCH_OPTIM_MUON || kind == TCH_OPTIM_NORMUON;
 }
 
+/* SOAP without blocks has nothing to do for a matrix of which all sides are above the limit. */
+static void leave_large_sides(ref_optim *r, const tch_optim_config *config)
+{
+    bool fits = config->kind != TCH_OPTIM_SOAP || config->block;
+    for (int32_t k = 0; k < r->order; k++) {
+        fits = fits || r->dims[k] <= config->max_preconditioner_dim;
+    }
+    if (!fits) {
+        r->method = TCH_OPTIM_ADAMW;
+        r->scalar = 1;
+        r->order = 1;
+        r->dims[0] = r->count;
+    }
+}
+
 static void choose_method(ref_optim *r, const tch_optim_config *config, int32_t ndim, const int64_t *shape,
                           int32_t elementwise)
 {
@@ -90,6 +105,7 @@ static void choose_method(ref_optim *r, const tch_optim_config *config, int32_t 
     } else {
         r->order = ref_merge_dims(config, n, dims);
         memcpy(r->dims, dims, (size_t)r->order * sizeof *dims);
+        leave_large_sides(r, config);
     }
 }
 

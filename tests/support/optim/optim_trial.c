@@ -8,9 +8,37 @@
 
 #include "support/elements.h"
 #include "support/linalg/reference.h"
+#include "support/optim/optim_defaults.h"
 #include "support/testing.h"
 
 #define PARAMETER_SCALE 0.5
+
+tch_optim_config trial_config(tch_optim_kind kind)
+{
+    tch_optim_config c = test_optim_defaults(kind);
+    c.lr = 0.02;
+    c.weight_decay = 0.05;
+    c.precision = TCH_PRECISION_HIGHEST;
+    c.precondition_frequency = 3;
+    c.stagger = 0;
+    if (kind == TCH_OPTIM_SGD) {
+        c.momentum = 0.9;
+    }
+    if (kind == TCH_OPTIM_SHAMPOO) {
+        c.beta2 = 0.95;
+        c.relative_eps = 1e-3;
+        c.root_method = TCH_ROOT_EIGEN;
+    }
+    return c;
+}
+
+/* See the tests of each kind. A GPU orthogonalizes in bfloat16. */
+double trial_tolerance(tch_optim_kind kind, tch_dtype dtype)
+{
+    static const double exact[] = {1e-13, 1e-13, 1e-11, 1e-10, 1e-11, 1e-13, 1e-11};
+    static const double rounded[] = {5e-6, 5e-6, 1e-4, 1e-4, 1e-4, 5e-6, 1e-4};
+    return dtype.bits == 64 ? exact[kind] : ref_orthogonalizes(kind) && !test_on_cpu() ? 0.05 : rounded[kind];
+}
 
 void trial_set(tch_optim_config *config, const trial_setting *settings)
 {
@@ -189,6 +217,13 @@ static double *in_tensor_order(const trial_parameter *p, const double *values)
     return out;
 }
 
+static void upload_gradient(trial_parameter *p)
+{
+    double *values = p->shape.gradient_follows ? NULL : in_tensor_order(p, p->drawn);
+    test_tensor_write(p->gradient_memory, values == NULL ? p->drawn : values);
+    test_drop(values);
+}
+
 /* Normal numbers whose size falls along the parameter, so that factors have a spectrum. */
 static void draw(trial *t, trial_parameter *p)
 {
@@ -196,9 +231,7 @@ static void draw(trial *t, trial_parameter *p)
         double share = (double)i / (double)p->memory->count;
         p->drawn[i] = test_round(t->gradient_dtype, test_random_normal(&t->random) * (1.0 - 0.8 * share));
     }
-    double *values = p->shape.gradient_follows ? NULL : in_tensor_order(p, p->drawn);
-    test_tensor_write(p->gradient_memory, values == NULL ? p->drawn : values);
-    test_drop(values);
+    upload_gradient(p);
 }
 
 void trial_draw(trial *t)
@@ -232,12 +265,17 @@ void trial_step_references(trial *t)
     }
 }
 
-void trial_step(trial *t)
+tch_status trial_step_library(const trial *t)
 {
     const tch_tensor *gradients[TRIAL_MOST_PARAMETERS];
-    trial_draw(t);
     trial_list_gradients(t, gradients);
-    CHECK_OK(tch_optimizer_step(t->optimizer, t->count, gradients));
+    return tch_optimizer_step(t->optimizer, t->count, gradients);
+}
+
+void trial_step(trial *t)
+{
+    trial_draw(t);
+    CHECK_OK(trial_step_library(t));
     trial_step_references(t);
 }
 
@@ -252,7 +290,7 @@ void trial_erase(trial *t, int32_t parameter, int64_t count)
 {
     trial_parameter *p = &t->parameters[parameter];
     memset(p->drawn, 0, (size_t)count * sizeof *p->drawn);
-    test_tensor_write(p->gradient_memory, p->drawn);
+    upload_gradient(p);
 }
 
 void trial_spoil(trial *t, int32_t parameter, double value)
@@ -262,6 +300,19 @@ void trial_spoil(trial *t, int32_t parameter, double value)
     values[p->memory->count - 1] = value;
     test_tensor_write(p->gradient_memory, values);
     test_drop(values);
+}
+
+void trial_scale_gradients(trial *t, double factor)
+{
+    for (int32_t i = 0; i < t->count; i++) {
+        test_tensor *gradient = t->parameters[i].gradient_memory;
+        double *values = test_tensor_read(gradient);
+        for (int64_t k = 0; k < gradient->count; k++) {
+            values[k] *= factor;
+        }
+        test_tensor_write(gradient, values);
+        test_drop(values);
+    }
 }
 
 tch_optim_stats trial_stats(const trial *t)
@@ -305,6 +356,27 @@ void trial_save(const trial *t, const char *path)
     tch_checkpoint_writer_destroy(writer);
 }
 
+tch_status trial_load(const trial *t, const char *path)
+{
+    tch_checkpoint *file = NULL;
+    CHECK_OK(tch_checkpoint_open(path, &file));
+    tch_status status = tch_optimizer_load(t->optimizer, file, "optimizer");
+    tch_checkpoint_close(file);
+    return status;
+}
+
+void trial_replace_optimizer(trial *t, const tch_optim_config *config)
+{
+    tch_parameter entries[TRIAL_MOST_PARAMETERS];
+    for (int32_t i = 0; i < t->count; i++) {
+        const trial_parameter *p = &t->parameters[i];
+        entries[i] = (tch_parameter){.tensor = (tch_tensor *)&p->tensor, .elementwise = p->shape.elementwise};
+    }
+    tch_optimizer_destroy(t->optimizer);
+    t->optimizer = NULL;
+    CHECK_OK(tch_optimizer_create(t->context, config, t->count, entries, &t->optimizer));
+}
+
 void trial_copy_parameters(const trial *to, const trial *from)
 {
     for (int32_t i = 0; i < from->count; i++) {
@@ -314,12 +386,9 @@ void trial_copy_parameters(const trial *to, const trial *from)
 
 void trial_take_over(trial *to, const trial *from, const char *path)
 {
-    tch_checkpoint *file = NULL;
     trial_save(from, path);
     trial_copy_parameters(to, from);
-    CHECK_OK(tch_checkpoint_open(path, &file));
-    CHECK_OK(tch_optimizer_load(to->optimizer, file, "optimizer"));
-    tch_checkpoint_close(file);
+    CHECK_OK(trial_load(to, path));
     to->random = from->random;
 }
 

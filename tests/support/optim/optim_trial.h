@@ -9,7 +9,7 @@
 #include "support/random.h"
 #include "support/tensors.h"
 
-#define TRIAL_MOST_PARAMETERS 24
+#define TRIAL_MOST_PARAMETERS 256
 #define TRIAL_MOST_GROUPS 4
 
 /* An option of a kind: its name and the fields of the configuration that it sets, by SET. A list of fields ends where
@@ -28,6 +28,12 @@ typedef struct trial_option {
     const char *name;
     trial_setting settings[TRIAL_MOST_SETTINGS];
 } trial_option;
+
+/* What tests of every kind begin with, so that the references can follow: refreshes all at once, by the eigen method.
+ * And the share of the way by which arithmetic in a type may be off: in float64, and in float32, which all others
+ * use. */
+tch_optim_config trial_config(tch_optim_kind kind);
+double trial_tolerance(tch_optim_kind kind, tch_dtype dtype);
 
 void trial_set(tch_optim_config *config, const trial_setting *settings);
 void trial_set_option(tch_optim_config *config, const trial_option *options, const char *name);
@@ -90,6 +96,12 @@ void trial_erase(trial *t, int32_t parameter, int64_t count);
 /* Puts a number that is not finite, or any other, into the last element of a gradient that was drawn. */
 void trial_spoil(trial *t, int32_t parameter, double value);
 
+/* Multiplies the gradients on the device, not those of the references. */
+void trial_scale_gradients(trial *t, double factor);
+
+/* The library's step alone, with the gradients that were drawn. */
+tch_status trial_step_library(const trial *t);
+
 tch_optim_stats trial_stats(const trial *t);
 
 /* The state of a name, and the numbers of any tensor on the device, as float64. */
@@ -98,6 +110,10 @@ double *trial_read(const trial *t, const tch_tensor *tensor);
 
 /* The optimizer as a checkpoint, under the prefix "optimizer". */
 void trial_save(const trial *t, const char *path);
+tch_status trial_load(const trial *t, const char *path);
+
+/* A fresh optimizer of the same parameters takes the place of the trial's. */
+void trial_replace_optimizer(trial *t, const tch_optim_config *config);
 
 /* `to` goes on where `from` is: its parameters, its gradients to come, and its state by way of a checkpoint. */
 void trial_take_over(trial *to, const trial *from, const char *path);

@@ -1,0 +1,335 @@
+/* The forms in which factors and roots are kept: whole, as lower triangles (packed_factors), and Shampoo's roots in
+ * bfloat16 (root_dtype). Triangles are the numbers that whole matrices would hold: what an optimizer comes to is
+ * bitwise-identical, with every kind of block and in as many parts as its memory allows. A root in bfloat16 is the
+ * nearest to the one that float32 would keep, and steps multiply by exactly that. Checkpoints of any form are read by
+ * any other. Beside that: float64 parameters, forecasts, and a backend that cannot pack. The tests of Shampoo and SOAP
+ * have packed rows beside float64 references.
+ *
+ * Factors do not depend on roots, so that two optimizers with the same gradients have the same ones. On a GPU libraries
+ * choose kernels by how many matrices there are, which differs, and by how they are aligned. With `world_invariant` it
+ * is one at a time, and with sizes that are multiples of 4 all lie at multiples of 16 bytes: so bits are compared there
+ * too. */
+#include <math.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "support/backend/table_copy.h"
+#include "support/files.h"
+#include "support/messages.h"
+#include "support/optim/optim_defaults.h"
+#include "support/optim/optim_trial.h"
+#include "support/testing.h"
+
+/* Several blocks of a size, blocks cut both ways, a middle dimension, a vector, one that has no factors. */
+static const trial_shape odd[] = {
+    {.ndim = 2, .shape = {24, 17}, .gradient = LAYOUT_ROW_GAPS},
+    {.ndim = 2, .shape = {24, 17}},
+    {.ndim = 2, .shape = {9, 40}, .order = {1, 0}},
+    {.ndim = 3, .shape = {5, 7, 6}},
+    {.ndim = 1, .shape = {13}},
+    {.ndim = 0},
+};
+static const trial_shape even[] = {
+    {.ndim = 2, .shape = {24, 12}, .gradient = LAYOUT_ROW_GAPS},
+    {.ndim = 2, .shape = {24, 12}},
+    {.ndim = 2, .shape = {8, 48}, .order = {1, 0}},
+    {.ndim = 3, .shape = {4, 8, 4}},
+    {.ndim = 1, .shape = {12}},
+    {.ndim = 0},
+};
+
+typedef struct kept_form {
+    const char *name;
+    int32_t packed;
+    tch_state_dtype roots;
+} kept_form;
+
+/* SOAP, which has no roots, has the first two. */
+static const kept_form forms[] = {
+    {"whole", 0, TCH_STATE_FLOAT32},
+    {"packed", 1, TCH_STATE_FLOAT32},
+    {"bfloat16", 0, TCH_STATE_BFLOAT16},
+    {"bfloat16 and packed", 1, TCH_STATE_BFLOAT16},
+};
+#define FORMS ((int)TEST_COUNT(forms))
+
+static const trial_option options[] = {
+    {.name = "defaults"},
+    {"by need",
+     {SET(refresh_drift, 5.0), SET(precondition_frequency, 8)}}, /* not with rounded roots, which drift more */
+    {"at every step, without a filter", {SET(beta1, 0), SET(precondition_frequency, 1)}},
+    {"spread over a period", {SET(stagger, 1), SET(precondition_frequency, 3)}},
+    {"every dimension, vectors too", {SET(merge_dims, 0), SET(precondition_1d, 1)}},
+    {"little memory", {SET(memory_budget, 1)}},
+    {.name = NULL},
+};
+
+/* Roots of the first step alone. */
+static const trial_option once[] = {{"once", {SET(precondition_frequency, 1000)}}};
+
+static tch_optim_config config_of(tch_optim_kind kind, const trial_option *option, const kept_form *form)
+{
+    tch_optim_config c = test_optim_defaults(kind);
+    c.lr = 0.02;
+    c.max_preconditioner_dim = 16;
+    c.block = 1;
+    c.precondition_frequency = 2;
+    c.relative_eps = 1e-3;
+    c.stagger = 0;
+    trial_set(&c, option->settings);
+    c.world_invariant = !test_on_cpu();
+    c.packed_factors = form->packed;
+    c.root_dtype = form->roots;
+    return c;
+}
+
+/* Two trials of one kind, which draw the same gradients. */
+static void open_both(tch_context *context, trial *a, trial *b, tch_dtype dtype, const tch_optim_config *of_a,
+                      const tch_optim_config *of_b)
+{
+    const trial_shape *shapes = test_on_cpu() ? odd : even;
+    trial_open(a, context, dtype, dtype, of_a, (int32_t)TEST_COUNT(odd), shapes);
+    trial_open(b, context, dtype, dtype, of_b, (int32_t)TEST_COUNT(odd), shapes);
+    b->random = a->random;
+}
+
+static void step_both(trial *a, trial *b, int32_t steps)
+{
+    trial_steps(a, steps);
+    trial_steps(b, steps);
+}
+
+static void close_both(trial *a, trial *b)
+{
+    trial_close(a);
+    trial_close(b);
+}
+
+/* A root or factor as a whole matrix, whatever it is kept as, and its size. */
+static double *matrix_of(const trial *t, const char *name, int64_t *n)
+{
+    const tch_tensor *kept = trial_state(t, name);
+    double *values = trial_read(t, kept);
+    if (kept->ndim == 2) {
+        *n = kept->shape[0];
+        return values;
+    }
+    *n = (int64_t)((sqrt(8.0 * (double)kept->shape[0] + 1.0) - 1.0) / 2.0 + 0.5);
+    CHECK(kept->shape[0] == *n * (*n + 1) / 2, "%s has %lld elements", name, (long long)kept->shape[0]);
+    double *whole = test_zeros(*n * *n);
+    for (int64_t i = 0, k = 0; i < *n; i++) {
+        for (int64_t j = 0; j <= i; j++, k++) {
+            whole[i * *n + j] = whole[j * *n + i] = values[k];
+        }
+    }
+    return whole;
+}
+
+/* The nearest number of eight significant bits, ties to even. */
+static double to_bfloat16(double value)
+{
+    int exponent;
+    double digits = frexp(value, &exponent);
+    return ldexp(nearbyint(ldexp(digits, 8)), exponent - 8);
+}
+
+static bool is_narrow(const trial *t)
+{
+    return t->configs[0].root_dtype == TCH_STATE_BFLOAT16 && t->dtype.bits != 64;
+}
+
+/* Matrices of `a` beside those of `b`, which has roots rounded where it alone does. Returns how many there are. */
+static int check_matrices(const trial *a, const trial *b)
+{
+    int matrices = 0;
+    CHECK(tch_optimizer_state_count(a->optimizer) == tch_optimizer_state_count(b->optimizer), "other tensors of state");
+    for (int32_t i = 0; i < tch_optimizer_state_count(a->optimizer); i++) {
+        tch_optim_state s = TCH_OPTIM_STATE_INIT;
+        CHECK_OK(tch_optimizer_get_state(a->optimizer, i, &s));
+        bool root = strstr(s.name, "/root.") != NULL;
+        const tch_tensor *kept = trial_state(b, s.name);
+        bool narrow = root && is_narrow(b);
+        if (!root && strstr(s.name, "/factor.") == NULL) {
+            CHECK(kept->ndim == s.tensor->ndim, "%s has %d dimensions", s.name, kept->ndim);
+            continue;
+        }
+        tch_dtype real = b->dtype.bits == 64 ? TCH_FLOAT64 : TCH_FLOAT32;
+        bool packed = b->configs[0].packed_factors || narrow;
+        CHECK(tch_dtype_equal(kept->dtype, narrow ? TCH_BFLOAT16 : real) && kept->ndim == (packed ? 1 : 2),
+              "%s is %s of %d dimensions", s.name, tch_dtype_name(kept->dtype), kept->ndim);
+        int64_t n;
+        int64_t m;
+        double *x = matrix_of(a, s.name, &n);
+        double *y = matrix_of(b, s.name, &m);
+        CHECK(n == m, "%s is of %lld rows, expected %lld", s.name, (long long)m, (long long)n);
+        for (int64_t k = 0; k < n * n; k++) {
+            double wanted = narrow && !is_narrow(a) ? to_bfloat16(x[k]) : x[k];
+            CHECK(y[k] == wanted, "%s[%lld] is %.9g, expected %.9g", s.name, (long long)k, y[k], wanted);
+        }
+        matrices++;
+    }
+    return matrices;
+}
+
+static void compare_forms(tch_context *context, tch_optim_kind kind, tch_dtype dtype, const trial_option *option,
+                          const kept_form *form)
+{
+    trial whole;
+    trial other;
+    tch_optim_config c = config_of(kind, option, &forms[0]);
+    tch_optim_config d = config_of(kind, option, form);
+    test_case("%s, %s, %s, %s", tch_optim_kind_name(kind), tch_dtype_name(dtype), option->name, form->name);
+    open_both(context, &whole, &other, dtype, &c, &d);
+    step_both(&whole, &other, 9);
+    if (!is_narrow(&other)) {
+        trial_check_same_parameters(&whole, &other);
+    }
+    int matrices = check_matrices(&whole, &other);
+    CHECK(matrices >= (kind == TCH_OPTIM_SHAMPOO ? 24 : 6), "only %d matrices", matrices);
+    CHECK(trial_stats(&other).failed == 0, "%lld refreshes failed", (long long)trial_stats(&other).failed);
+    close_both(&whole, &other);
+}
+
+/* On a GPU a product of a column and a row in float64 need not be symmetric to the last bit, and of a vector's factor
+ * most of SOAP's basis is made of such bits. */
+static void the_numbers_are_the_same(void **state)
+{
+    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64, TCH_BFLOAT16};
+    int types_of_soap = test_on_cpu() ? 3 : 1;
+    for (const trial_option *option = options; option->name != NULL; option++) {
+        for (int k = 0; k < 3 * (FORMS - 1); k++) {
+            const kept_form *form = &forms[1 + k / 3];
+            if (form->roots != TCH_STATE_BFLOAT16 || option != &options[1]) {
+                compare_forms(*state, TCH_OPTIM_SHAMPOO, dtypes[k % 3], option, form);
+            }
+        }
+        for (int k = 0; k < types_of_soap; k++) {
+            compare_forms(*state, TCH_OPTIM_SOAP, dtypes[k], option, &forms[1]);
+        }
+    }
+}
+
+/* Writes the roots that `from` keeps into the float32 roots of `to`. */
+static void hand_over_roots(const trial *from, const trial *to)
+{
+    for (int32_t i = 0; i < tch_optimizer_state_count(to->optimizer); i++) {
+        tch_optim_state s = TCH_OPTIM_STATE_INIT;
+        CHECK_OK(tch_optimizer_get_state(to->optimizer, i, &s));
+        if (strstr(s.name, "/root.") != NULL) {
+            int64_t n;
+            double *root = matrix_of(from, s.name, &n);
+            int64_t shape[2] = {n, n};
+            tch_tensor host = tch_tensor_view(root, TCH_FLOAT64, 2, shape);
+            CHECK_OK(tch_tensor_copy(to->context, s.tensor, &host));
+        }
+    }
+    CHECK_OK(tch_context_synchronize(to->context));
+}
+
+static void steps_multiply_by_what_is_kept(void **state)
+{
+    trial whole;
+    trial rounded;
+    tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO, once, &forms[0]);
+    tch_optim_config d = config_of(TCH_OPTIM_SHAMPOO, once, &forms[2]);
+    test_case("float32 roots that are handed those of bfloat16");
+    open_both(*state, &whole, &rounded, TCH_FLOAT32, &c, &d);
+    step_both(&whole, &rounded, 1);
+    hand_over_roots(&rounded, &whole);
+    trial_copy_parameters(&whole, &rounded);
+    step_both(&whole, &rounded, 4);
+    trial_check_same_parameters(&whole, &rounded);
+    close_both(&whole, &rounded);
+}
+
+/* Every form reads what every other has saved; where nothing is rounded it goes on as the one that saved. */
+static void exchange(tch_context *context, tch_optim_kind kind, const kept_form *from, const kept_form *to)
+{
+    trial a;
+    trial b;
+    bool narrow = from->roots == TCH_STATE_BFLOAT16 || to->roots == TCH_STATE_BFLOAT16;
+    tch_optim_config c = config_of(kind, narrow ? once : options, from);
+    tch_optim_config d = config_of(kind, narrow ? once : options, to);
+    test_case("%s, %s to %s", tch_optim_kind_name(kind), from->name, to->name);
+    open_both(context, &a, &b, TCH_FLOAT32, &c, &d);
+    trial_steps(&a, 5);
+    trial_take_over(&b, &a, test_path("form.safetensors"));
+    check_matrices(&a, &b);
+    step_both(&a, &b, 5);
+    if (is_narrow(&a) || !is_narrow(&b)) {
+        trial_check_same_parameters(&a, &b);
+    }
+    close_both(&a, &b);
+}
+
+static void checkpoints_are_exchanged(void **state)
+{
+    for (int k = 0; k < FORMS * FORMS; k++) {
+        exchange(*state, TCH_OPTIM_SHAMPOO, &forms[k / FORMS], &forms[k % FORMS]);
+    }
+    for (int k = 0; k < 2 * 2; k++) {
+        exchange(*state, TCH_OPTIM_SOAP, &forms[k / 2], &forms[k % 2]);
+    }
+}
+
+/* Of 4 blocks of 1024 there are 8 factors and roots. */
+static void forecasts_know_it(void **state)
+{
+    int64_t shape[] = {2048, 2048};
+    tch_tensor nothing = tch_tensor_view(NULL, TCH_FLOAT32, 2, shape);
+    const tch_parameter entry = {.tensor = &nothing};
+    double whole = 8.0 * 4.0 * 1024.0 * 1024.0;
+    double triangle = 8.0 * 1024.0 * 1025.0 / 2.0;
+    double expected[] = {2.0 * whole, 8.0 * triangle, whole + 2.0 * triangle, 6.0 * triangle};
+    double rest = 0.0;
+    for (int k = 0; k < FORMS; k++) {
+        tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
+        tch_optim_config c = test_optim_defaults(TCH_OPTIM_SHAMPOO);
+        c.packed_factors = forms[k].packed;
+        c.root_dtype = forms[k].roots;
+        CHECK_OK(tch_optim_forecast(*state, &c, 1, &entry, &memory));
+        double other = (double)memory.state - expected[k];
+        CHECK(k == 0 || fabs(other - rest) < 4096.0, "%s: %.0f bytes beside factors and roots, expected %.0f",
+              forms[k].name, other, rest);
+        rest = k == 0 ? other : rest;
+    }
+}
+
+/* Refused by a backend that cannot pack, or unpack; and not to be changed later. */
+static void a_backend_that_cannot_pack(void **state)
+{
+    static const char *const words[] = {"packed_factors", "root_dtype is bfloat16"};
+    static const char *const names[] = {"packed_factors", "root_dtype"};
+    tch_context *context = *state;
+    const tch_backend *own = context->backend;
+    for (int i = 0; i < 2; i++) {
+        static table_copy table;
+        tch_optimizer *optimizer = NULL;
+        test_tensor *p = test_tensor_make(context, TCH_FLOAT32, 2, (const int64_t[]){4, 4}, LAYOUT_CONTIGUOUS);
+        const tch_parameter entry = {.tensor = &p->tensor};
+        tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO, options, &forms[1 + i]);
+        test_tensor_write(p, test_zeros(16));
+        table_copy_make(&table, own);
+        table.matrix.pack = i == 0 ? NULL : table.matrix.pack;
+        table.matrix.unpack = i == 1 ? NULL : table.matrix.unpack;
+        context->backend = &table.backend;
+        tch_status status = tch_optimizer_create(context, &c, 1, &entry, &optimizer);
+        context->backend = own;
+        test_check_refused(status, TCH_ERR_UNSUPPORTED, words[i]);
+        CHECK_OK(tch_optimizer_create(context, &c, 1, &entry, &optimizer));
+        c = config_of(TCH_OPTIM_SHAMPOO, options, &forms[0]);
+        test_check_refused(tch_optimizer_set_config(optimizer, 0, &c), TCH_ERR_INVALID_ARGUMENT, names[i]);
+        tch_optimizer_destroy(optimizer);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_numbers_are_the_same),   cmocka_unit_test(steps_multiply_by_what_is_kept),
+        cmocka_unit_test(checkpoints_are_exchanged),  cmocka_unit_test(forecasts_know_it),
+        cmocka_unit_test(a_backend_that_cannot_pack),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);
+}

@@ -1,0 +1,411 @@
+/* Checkpoints of optimizers: a training that is resumed goes on bit for bit, from a file and from state that a caller
+ * keeps himself, tensors copied by hand and counts; and files that are loaded into an optimizer unlike the one that
+ * wrote them. */
+#include <stdio.h>
+#include <string.h>
+
+#include "support/files.h"
+#include "support/messages.h"
+#include "support/optim/optim_trial.h"
+#include "support/testing.h"
+
+#define STEPS 15
+#define AT 6
+#define MOST_STATES 256
+#define MOST_COUNTS 64
+
+/* Several of one class, of which the first four are determined in SOAP too; blocks with a ragged edge, a scalar, an
+ * embedding, a convolution, a vector that is large enough for moments in less than float32. */
+static const trial_shape shapes[] = {
+    {.ndim = 2, .shape = {8, 8}},
+    {.ndim = 2, .shape = {8, 8}},
+    {.ndim = 2, .shape = {8, 8}},
+    {.ndim = 1, .shape = {19}},
+    {.ndim = 2, .shape = {21, 6}},
+    {.ndim = 0},
+    {.ndim = 2, .shape = {5, 7}, .elementwise = 1},
+    {.ndim = 4, .shape = {4, 3, 2, 2}},
+    {.ndim = 1, .shape = {4097}},
+};
+#define SHAPES ((int32_t)TEST_COUNT(shapes))
+#define DETERMINED 4
+
+/* --- resumed to the bit ------------------------------------------------------------------------------------------ */
+
+typedef struct resume_case {
+    const char *what;
+    int32_t narrow, master, stochastic, by_hand;
+    tch_state_dtype moments;
+    double drift; /* 0: refreshes by a fixed period */
+} resume_case;
+
+static const resume_case cases[] = {
+    {"float32", 0, 0, 0, 0, TCH_STATE_FLOAT32, 0.0},
+    {"bfloat16 with master", 1, 1, 0, 0, TCH_STATE_FLOAT32, 0.0},
+    {"bfloat16, rounded at random", 1, 0, 1, 0, TCH_STATE_FLOAT32, 0.0},
+    {"refreshes by need, gaps that halve", 1, 0, 1, 0, TCH_STATE_FLOAT32, 1e-9},
+    {"refreshes by need, gaps that stay", 1, 0, 1, 0, TCH_STATE_FLOAT32, 1.5},
+    {"refreshes by need, gaps that double", 1, 0, 1, 0, TCH_STATE_FLOAT32, 1e6},
+    {"moments in bfloat16", 0, 0, 0, 0, TCH_STATE_BFLOAT16, 0.0},
+    {"moments in int8", 0, 0, 0, 0, TCH_STATE_INT8, 0.0},
+    {"float32 by hand", 0, 0, 0, 1, TCH_STATE_FLOAT32, 0.0},
+    {"bfloat16 by hand, rounded at random", 1, 0, 1, 1, TCH_STATE_FLOAT32, 0.0},
+};
+
+static tch_optim_config config_of(tch_optim_kind kind)
+{
+    tch_optim_config c = trial_config(kind);
+    c.max_preconditioner_dim = 8;
+    c.block = 1;
+    c.momentum = 0.9;
+    c.seed = 11;
+    if (kind == TCH_OPTIM_SHAMPOO) {
+        c.grafting = TCH_GRAFTING_ADAM;
+    }
+    return c;
+}
+
+static tch_optim_state state_at(const trial *t, int32_t index)
+{
+    tch_optim_state s = TCH_OPTIM_STATE_INIT;
+    CHECK_OK(tch_optimizer_get_state(t->optimizer, index, &s));
+    return s;
+}
+
+/* The state goes from the trial's optimizer to a fresh one by copies of its tensors and its counts. */
+static void replace_by_hand(trial *t, const tch_optim_config *config)
+{
+    tch_tensor *tensors[MOST_STATES];
+    int64_t counts[TRIAL_MOST_PARAMETERS][MOST_COUNTS];
+    int32_t states = tch_optimizer_state_count(t->optimizer);
+    CHECK(states <= MOST_STATES, "%d states are too many for the test", states);
+    for (int32_t i = 0; i < states; i++) {
+        const tch_tensor *from = state_at(t, i).tensor;
+        CHECK_OK(tch_tensor_create(t->context, from->dtype, from->ndim, from->shape, TCH_CONTIGUOUS, &tensors[i]));
+        CHECK_OK(tch_tensor_copy(t->context, tensors[i], from));
+    }
+    for (int32_t p = 0; p < t->count; p++) {
+        int64_t length = tch_optimizer_counts_length(t->optimizer, p);
+        CHECK(length <= MOST_COUNTS, "%lld counts are too many for the test", (long long)length);
+        CHECK_OK(tch_optimizer_get_counts(t->optimizer, p, length, counts[p]));
+    }
+    trial_replace_optimizer(t, config);
+    CHECK(states == tch_optimizer_state_count(t->optimizer), "another number of states");
+    for (int32_t i = 0; i < states; i++) {
+        CHECK_OK(tch_tensor_copy(t->context, state_at(t, i).tensor, tensors[i]));
+        tch_tensor_destroy(tensors[i]);
+    }
+    for (int32_t p = 0; p < t->count; p++) {
+        CHECK_OK(tch_optimizer_set_counts(t->optimizer, p, tch_optimizer_counts_length(t->optimizer, p), counts[p]));
+    }
+}
+
+/* By a file, into an optimizer that was made with another rate and another seed. */
+static void replace_by_file(trial *t, const tch_optim_config *config)
+{
+    tch_optim_config other = *config;
+    const char *path = test_path("resumed.safetensors");
+    other.lr = 7.0;
+    other.seed = 12;
+    trial_save(t, path);
+    trial_replace_optimizer(t, &other);
+    CHECK_OK(trial_load(t, path));
+}
+
+/* The first has every gradient, the second misses the first and then some, the third begins after the checkpoint. */
+static void take_step(trial *t, int step)
+{
+    t->parameters[1].missing = step % 5 == 0;
+    t->parameters[2].missing = step <= AT + 1 || step % 2 == 1;
+    trial_draw(t);
+    CHECK_OK(trial_step_library(t));
+}
+
+static void resume(tch_context *context, tch_optim_kind kind)
+{
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        trial t[2];
+        tch_optim_config c = config_of(kind);
+        tch_dtype dtype = cases[i].narrow ? TCH_BFLOAT16 : TCH_FLOAT32;
+        test_case("%s, %s", tch_optim_kind_name(kind), cases[i].what);
+        c.master_weights = cases[i].master;
+        c.stochastic_rounding = cases[i].stochastic;
+        c.state_dtype = cases[i].moments;
+        c.refresh_drift = cases[i].drift;
+        c.precondition_frequency = cases[i].drift > 0.0 ? 16 : c.precondition_frequency;
+        for (int k = 0; k < 2; k++) {
+            trial_open(&t[k], context, dtype, dtype, &c, SHAPES, shapes);
+        }
+        for (int step = 0; step < STEPS; step++) {
+            take_step(&t[0], step);
+            take_step(&t[1], step);
+            if (step == AT) {
+                (cases[i].by_hand ? replace_by_hand : replace_by_file)(&t[1], &c);
+            }
+        }
+        trial_check_same_parameters(&t[0], &t[1]);
+        trial_close(&t[0]);
+        trial_close(&t[1]);
+    }
+}
+
+static void training_is_resumed_bit_for_bit(void **state)
+{
+    trial_for_every_kind(*state, "resumed", resume);
+}
+
+/* Back to an earlier state in the same optimizer, whose learning rate has changed since: the same steps again. */
+static void rewind_training(tch_context *context, tch_optim_kind kind)
+{
+    trial t[2];
+    double *before[SHAPES];
+    const char *path = test_path("rewound.safetensors");
+    tch_optim_config c = trial_config(kind);
+    for (int k = 0; k < 2; k++) {
+        trial_open(&t[k], context, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
+        trial_step(&t[k]);
+    }
+    trial_save(&t[1], path);
+    CHECK_OK(tch_optimizer_set_lr(t[1].optimizer, 0, 0.3));
+    for (int32_t i = 0; i < SHAPES; i++) {
+        before[i] = test_tensor_read(t[1].parameters[i].memory);
+    }
+    CHECK_OK(trial_step_library(&t[1]));
+    CHECK_OK(trial_load(&t[1], path));
+    for (int32_t i = 0; i < SHAPES; i++) {
+        test_tensor_write(t[1].parameters[i].memory, before[i]);
+    }
+    for (int k = 0; k < 2; k++) {
+        trial_steps(&t[k], STEPS);
+    }
+    trial_check_same_parameters(&t[0], &t[1]);
+    trial_close(&t[0]);
+    trial_close(&t[1]);
+}
+
+static void training_is_rewound(void **state)
+{
+    trial_for_every_kind(*state, "rewound", rewind_training);
+}
+
+/* --- counts ------------------------------------------------------------------------------------------------------ */
+
+static void counts_are_what_happened(void **state)
+{
+    trial t;
+    int64_t counts[MOST_COUNTS];
+    tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
+    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
+    for (int i = 0; i < STEPS; i++) {
+        take_step(&t, i);
+    }
+    /* Parameters, their steps, and their factors: 21 by 6 is three blocks; a vector has none. */
+    const struct {
+        int32_t parameter;
+        int64_t taken, factors;
+    } expected[] = {{0, STEPS, 2}, {1, STEPS - 3, 2}, {2, 4, 2}, {3, STEPS, 0}, {4, STEPS, 6}};
+    for (size_t i = 0; i < TEST_COUNT(expected); i++) {
+        int64_t length = tch_optimizer_counts_length(t.optimizer, expected[i].parameter);
+        test_case("the counts of parameter %d", expected[i].parameter);
+        CHECK(length == 2 + expected[i].factors, "%lld numbers", (long long)length);
+        CHECK_OK(tch_optimizer_get_counts(t.optimizer, expected[i].parameter, length, counts));
+        CHECK(counts[0] == STEPS && counts[1] == expected[i].taken, "%lld and %lld", (long long)counts[0],
+              (long long)counts[1]);
+    }
+    trial_close(&t);
+}
+
+/* Each factor of a ragged parameter keeps the number it was given. */
+static void trouble_comes_back(void **state)
+{
+    trial t;
+    tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
+    const int64_t given[] = {40, 30, 0, 1, 2, 0, 2, 1};
+    int64_t back[8];
+    int64_t other[4];
+    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
+    CHECK_OK(tch_optimizer_set_counts(t.optimizer, 4, 8, given));
+    CHECK_OK(tch_optimizer_get_counts(t.optimizer, 4, 8, back));
+    CHECK(memcmp(given, back, sizeof given) == 0, "other numbers came back");
+    CHECK_OK(tch_optimizer_get_counts(t.optimizer, 0, 4, other));
+    CHECK(other[0] == 40 && other[1] == 0 && other[2] == 0 && other[3] == 0, "another parameter's have changed");
+    trial_close(&t);
+}
+
+static void wrong_counts_are_refused(void **state)
+{
+    trial t;
+    tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
+    int64_t counts[MOST_COUNTS] = {1, 1};
+    trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+    tch_optimizer *o = t.optimizer;
+    test_case("no such parameter, no optimizer");
+    test_check_refused(tch_optimizer_get_counts(o, SHAPES, 2, counts), TCH_ERR_INVALID_ARGUMENT, "parameter");
+    test_check_refused(tch_optimizer_set_counts(o, -1, 2, counts), TCH_ERR_INVALID_ARGUMENT, "parameter");
+    test_check_refused(tch_optimizer_set_counts(NULL, 0, 2, counts), TCH_ERR_INVALID_ARGUMENT, "parameter");
+    CHECK(tch_optimizer_counts_length(NULL, 0) == 0 && tch_optimizer_counts_length(o, SHAPES) == 0, "a length");
+    test_case("another length, NULL");
+    test_check_refused(tch_optimizer_set_counts(o, 0, 3, counts), TCH_ERR_INVALID_ARGUMENT, "parameter0");
+    test_check_refused(tch_optimizer_get_counts(o, 0, 4, NULL), TCH_ERR_INVALID_ARGUMENT, "parameter0");
+    for (int64_t i = 0; i < 4; i++) {
+        int64_t wrong[4] = {1, 1, 0, 0};
+        wrong[i] = i < 2 ? -1 : 3;
+        test_case("counts[%lld] out of range", (long long)i);
+        test_check_refused(tch_optimizer_set_counts(o, 0, 4, wrong), TCH_ERR_INVALID_ARGUMENT, "counts");
+    }
+    CHECK_OK(tch_optimizer_get_counts(o, 0, 4, counts));
+    CHECK(counts[0] == 0 && counts[1] == 0, "a refused call has changed them");
+    trial_close(&t);
+}
+
+/* --- files of others --------------------------------------------------------------------------------------------- */
+
+/* What is of this machine and not of the training stays the optimizer's own. */
+static void checkpoints_leave_the_machines_options(void **state)
+{
+    trial t;
+    const char *path = test_path("own.safetensors");
+    tch_optim_config c = trial_config(TCH_OPTIM_SHAMPOO);
+    tch_optim_config now;
+    test_case("another budget, policy and precision");
+    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
+    trial_step(&t);
+    trial_save(&t, path);
+    c.memory_budget = 1 << 22;
+    c.nonfinite = TCH_NONFINITE_RAISE;
+    c.precision = TCH_PRECISION_HIGH;
+    trial_replace_optimizer(&t, &c);
+    CHECK_OK(trial_load(&t, path));
+    CHECK_OK(tch_optimizer_get_config(t.optimizer, 0, &now));
+    CHECK(now.memory_budget == c.memory_budget && now.nonfinite == c.nonfinite && now.precision == c.precision,
+          "the checkpoint's were taken");
+    trial_step(&t);
+    trial_check(&t, trial_tolerance(TCH_OPTIM_SHAMPOO, TCH_FLOAT64));
+    trial_close(&t);
+}
+
+/* Saved where a schedule has lr at 0, the ratio goes on. A file of a version that kept none leaves that which the
+ * optimizer was made with. */
+static void checkpoints_keep_the_ratio(void **state)
+{
+    for (int old = 0; old < 2; old++) {
+        trial t;
+        const char *path = test_path("ratio.safetensors");
+        const char *older = test_path("older.safetensors");
+        tch_optim_config c = trial_config(TCH_OPTIM_MUON);
+        c.scalar_lr = 0.007;
+        test_case("a ratio, %s", old ? "of an earlier version" : "saved");
+        trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, DETERMINED, shapes);
+        trial_step(&t);
+        t.configs[0].lr = 0.0;
+        CHECK_OK(tch_optimizer_set_lr(t.optimizer, 0, 0.0));
+        trial_step(&t);
+        trial_save(&t, path);
+        test_checkpoint_set_text(path, older, "optimizer/group0.scalar_base_lr", NULL);
+        c.lr = old ? c.lr : 0.5; /* what the file has is taken */
+        trial_replace_optimizer(&t, &c);
+        CHECK_OK(trial_load(&t, old ? older : path));
+        t.configs[0].lr = 0.01;
+        CHECK_OK(tch_optimizer_set_lr(t.optimizer, 0, 0.01));
+        trial_step(&t);
+        trial_check(&t, trial_tolerance(TCH_OPTIM_MUON, TCH_FLOAT64));
+        trial_close(&t);
+    }
+}
+
+/* There a rate that was not given was lr itself, and it goes on so. */
+static void checkpoints_without_a_share(void **state)
+{
+    const char *path = test_path("share.safetensors");
+    const char *older = test_path("older.safetensors");
+    tch_optim_config c = trial_config(TCH_OPTIM_MUON);
+    trial t;
+    test_case("no share of lr in an earlier version");
+    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, DETERMINED, shapes);
+    trial_step(&t);
+    trial_save(&t, path);
+    test_checkpoint_set_text(path, older, "optimizer/group0.scalar_lr", "0");
+    trial_replace_optimizer(&t, &c);
+    CHECK_OK(trial_load(&t, older));
+    c.lr = 0.01;
+    CHECK_OK(tch_optimizer_set_config(t.optimizer, 0, &c));
+    t.configs[0] = c; /* 0 is lr to the reference */
+    trial_step(&t);
+    trial_check(&t, trial_tolerance(TCH_OPTIM_MUON, TCH_FLOAT64));
+    trial_close(&t);
+}
+
+/* A file without the options that came later loads, and leaves those of the optimizer. */
+static void checkpoints_of_earlier_versions(void **state)
+{
+    static const char *const later[] = {"refresh_drift", "world_invariant", "scalar_base_lr"};
+    const char *paths[] = {test_path("new.safetensors"), test_path("old.safetensors")};
+    tch_optim_config c = trial_config(TCH_OPTIM_SHAMPOO);
+    tch_optim_config now;
+    trial t;
+    test_case("options that a file does not have");
+    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
+    trial_step(&t);
+    trial_save(&t, paths[0]);
+    for (size_t i = 0; i < TEST_COUNT(later); i++) {
+        char key[64];
+        snprintf(key, sizeof key, "optimizer/group0.%s", later[i]);
+        test_checkpoint_set_text(paths[i % 2], paths[(i + 1) % 2], key, NULL);
+    }
+    c.refresh_drift = 0.25;
+    trial_replace_optimizer(&t, &c);
+    CHECK_OK(trial_load(&t, paths[TEST_COUNT(later) % 2]));
+    CHECK_OK(tch_optimizer_get_config(t.optimizer, 0, &now));
+    CHECK(now.refresh_drift == 0.25, "refresh_drift became %g", now.refresh_drift);
+    trial_close(&t);
+}
+
+/* A checkpoint of other options is refused, and the optimizer goes on as if it had not been tried. */
+static void checkpoints_of_other_options(void **state)
+{
+    static const struct {
+        const char *name;
+        tch_optim_kind kind;
+        trial_setting changed[2];
+    } others[] = {
+        {"a buffer that this one has no place for", TCH_OPTIM_SHAMPOO, {SET(momentum, 0.9)}},
+        {"maximize", TCH_OPTIM_SHAMPOO, {SET(maximize, 1)}},
+        {"maximize", TCH_OPTIM_ADAMW, {SET(maximize, 1)}},
+        {"maximize", TCH_OPTIM_LION, {SET(maximize, 1)}},
+        {"maximize", TCH_OPTIM_NORMUON, {SET(maximize, 1)}},
+    };
+    for (size_t k = 0; k < TEST_COUNT(others); k++) {
+        trial t;
+        trial other;
+        const char *path = test_path("other.safetensors");
+        tch_optim_config c = trial_config(others[k].kind);
+        tch_optim_config changed = c;
+        trial_set(&changed, others[k].changed);
+        test_case("a checkpoint of another optimizer: %s", others[k].name);
+        trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
+        trial_open(&other, *state, TCH_FLOAT64, TCH_FLOAT64, &changed, SHAPES, shapes);
+        trial_step(&t);
+        trial_step(&other);
+        trial_step(&other);
+        trial_save(&other, path);
+        tch_status got = trial_load(&t, path);
+        CHECK(got == TCH_ERR_INVALID_ARGUMENT, "gave %s", tch_status_name(got));
+        trial_steps(&t, STEPS);
+        trial_check(&t, trial_tolerance(others[k].kind, TCH_FLOAT64));
+        trial_close(&other);
+        trial_close(&t);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(training_is_resumed_bit_for_bit), cmocka_unit_test(training_is_rewound),
+        cmocka_unit_test(counts_are_what_happened),        cmocka_unit_test(trouble_comes_back),
+        cmocka_unit_test(wrong_counts_are_refused),        cmocka_unit_test(checkpoints_leave_the_machines_options),
+        cmocka_unit_test(checkpoints_of_earlier_versions), cmocka_unit_test(checkpoints_keep_the_ratio),
+        cmocka_unit_test(checkpoints_without_a_share),     cmocka_unit_test(checkpoints_of_other_options),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);
+}

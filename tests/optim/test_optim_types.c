@@ -1,0 +1,222 @@
+/* Every kind of optimizer with every type of parameters and gradients, at the sizes at which a backend divides work:
+ * around its chunks, long and thin, blocks with gaps between their rows, transposed, in memory that is aligned for
+ * vectors and not, and more rectangles than one launch takes. Beside the references, and nothing else is written. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "support/elements.h"
+#include "support/optim/optim_trial.h"
+#include "support/testing.h"
+
+typedef struct type_case {
+    const char *name;
+    tch_dtype dtype, gradients;
+    int32_t master, stochastic;
+    double scale; /* of the gradients, which the step divides by; 1 for none */
+} type_case;
+
+/* clang-format off */
+#define F64 {TCH_FLOAT, 64, 1}
+#define F32 {TCH_FLOAT, 32, 1}
+#define F16 {TCH_FLOAT, 16, 1}
+#define BF16 {TCH_BFLOAT, 16, 1}
+/* clang-format on */
+
+static const type_case types[] = {
+    {"float64", F64, F64, 0, 0, 1.0},
+    {"float64, a loss scale", F64, F64, 0, 0, 8.0},
+    {"float32", F32, F32, 0, 0, 1.0},
+    {"float32, float16 gradients with a loss scale", F32, F16, 0, 0, 8.0},
+    {"float32, bfloat16 gradients", F32, BF16, 0, 0, 1.0},
+    {"float16 with master", F16, F16, 1, 0, 8.0},
+    {"float16", F16, F16, 0, 0, 1.0},
+    {"bfloat16 with master", BF16, BF16, 1, 0, 1.0},
+    {"bfloat16", BF16, BF16, 0, 0, 8.0},
+    {"bfloat16, rounded at random", BF16, BF16, 0, 1, 1.0},
+};
+
+/* The first are small. Lion, whose sign is open where a sum is no more than its rounding, about one in three million in
+ * float32, has no more than 12000 elements in other types than float64. */
+static const trial_shape shapes[] = {
+    {.ndim = 2, .shape = {9, 9}},
+    {.ndim = 1, .shape = {37}},
+    {.ndim = 3, .shape = {3, 4, 5}, .order = {2, 0, 1}},
+    {.ndim = 0},
+    {.ndim = 2, .shape = {8, 8}, .gradient = LAYOUT_ROW_GAPS},
+    {.ndim = 2, .shape = {5, 6}, .elementwise = 1},
+    {.ndim = 1, .shape = {4096}},
+    {.ndim = 1, .shape = {4097}, .gradient = LAYOUT_OFFSET},
+    {.ndim = 2, .shape = {64, 64}},
+    {.ndim = 2, .shape = {128, 64}},
+    {.ndim = 2, .shape = {65, 63}, .order = {1, 0}},
+    {.ndim = 2, .shape = {130, 131}},
+    {.ndim = 2, .shape = {2, 5000}},
+    {.ndim = 2, .shape = {2500, 3}, .gradient = LAYOUT_ROW_GAPS},
+    {.ndim = 2, .shape = {3, 2600}, .order = {1, 0}},
+    {.ndim = 2, .shape = {128, 192}, .order = {1, 0}, .gradient_follows = 1},
+    {.ndim = 2, .shape = {2, 20011}, .elementwise = 1},
+};
+#define SMALL 6
+#define OF_LION 9
+#define EMULATED 11
+
+/* With the grafting and the momentum that most use, and refreshes at every step. */
+static tch_optim_config config_of(tch_optim_kind kind)
+{
+    tch_optim_config c = trial_config(kind);
+    c.max_preconditioner_dim = kind == TCH_OPTIM_SOAP ? 9 : 64; /* bases are known to u / gap: small ones in float32 */
+    if (kind == TCH_OPTIM_SHAMPOO) {
+        c.precondition_frequency = 1;
+        c.grafting = TCH_GRAFTING_ADAM;
+        c.momentum = 0.5;
+    }
+    return c;
+}
+
+static void take_steps(trial *t, int32_t steps, double scale)
+{
+    const tch_tensor *gradients[TRIAL_MOST_PARAMETERS];
+    test_tensor *by = test_tensor_make(t->context, TCH_FLOAT32, 0, NULL, LAYOUT_CONTIGUOUS);
+    test_tensor_write(by, &scale);
+    trial_list_gradients(t, gradients);
+    for (int32_t i = 0; i < steps; i++) {
+        trial_draw(t);
+        trial_scale_gradients(t, scale);
+        CHECK_OK(tch_optimizer_step_scaled(t->optimizer, t->count, gradients, scale == 1.0 ? NULL : &by->tensor, NULL));
+        trial_step_references(t);
+    }
+}
+
+/* With a master copy the only half-precision error is that of the last rounding. Without one each step adds its own, at
+ * random up to a whole spacing. */
+static void check(const trial *t, const type_case *type, int32_t steps)
+{
+    for (int32_t i = 0; i < t->count; i++) {
+        double error = trial_error(t, i, type->master ? 1.01 : (1 + type->stochastic) * steps);
+        double most = trial_tolerance(t->configs[0].kind, t->dtype) + (type->master ? 0x1p-24 * steps : 0.0);
+        CHECK(error <= most, "parameter %d: off by %.3e of the way, allowed %.1e", i, error, most);
+        test_tensor_check_written(t->parameters[i].memory, "the parameter");
+        test_tensor_check_unchanged(t->parameters[i].gradient_memory, "the gradient");
+    }
+}
+
+static void run(tch_context *context, const tch_optim_config *config, const type_case *type, int32_t count,
+                const trial_shape *which, int32_t steps)
+{
+    trial t;
+    tch_optim_config c = *config;
+    size_t mark = test_mark();
+    test_case("%s, %s, %d parameters", tch_optim_kind_name(c.kind), type->name, count);
+    c.master_weights = type->master;
+    c.stochastic_rounding = type->stochastic;
+    trial_open(&t, context, type->dtype, type->gradients, &c, count, which);
+    take_steps(&t, steps, type->scale);
+    check(&t, type, steps);
+    trial_close(&t);
+    test_release_since(mark);
+}
+
+/* An emulated device takes two steps of all but the largest. */
+static void every_type(tch_context *context, tch_optim_kind kind)
+{
+    const tch_optim_config c = config_of(kind);
+    bool emulated = getenv("TORCHIUM_EMULATOR_CAPABILITY") != NULL;
+    for (size_t i = 0; i < TEST_COUNT(types); i++) {
+        bool open = kind == TCH_OPTIM_LION && types[i].dtype.bits != 64;
+        int32_t count = open ? OF_LION : emulated ? EMULATED : (int32_t)TEST_COUNT(shapes);
+        run(context, &c, &types[i], count, shapes, emulated ? 2 : 3);
+        if (!emulated) {
+            run(context, &c, &types[i], SMALL, shapes, 24);
+        }
+    }
+}
+
+static void types_and_sizes(void **state)
+{
+    trial_for_every_kind(*state, "every type", every_type);
+}
+
+/* Square blocks, whose bases SOAP's first gradient determines. */
+static void blocks_of_soap(void **state)
+{
+    static const trial_shape cut[] = {{.ndim = 2, .shape = {128, 192}},
+                                      {.ndim = 2, .shape = {64, 64}, .order = {1, 0}}};
+    tch_optim_config c = config_of(TCH_OPTIM_SOAP);
+    c.block = 1;
+    c.max_preconditioner_dim = 8;
+    for (size_t i = 0; i < TEST_COUNT(types); i++) {
+        run(*state, &c, &types[i], 2, cut, 4);
+    }
+}
+
+/* 250 matrices of 3 by 3, as many rows of vectors, and 900 blocks: rectangles for several launches of every kernel. */
+static void many(tch_context *context, tch_optim_kind kind)
+{
+    enum { COUNT = 250 };
+    static trial_shape small[COUNT + 1];
+    tch_optim_config c = config_of(kind);
+    c.max_preconditioner_dim = 4;
+    c.block = 1;
+    c.precondition_frequency = 2;
+    for (int i = 0; i < COUNT; i++) {
+        small[i] = (trial_shape){.ndim = 2, .shape = {3, 3}, .elementwise = i % 5 == 4};
+    }
+    small[COUNT] = (trial_shape){.ndim = 2, .shape = {120, 120}};
+    run(context, &c, &types[0], COUNT + 1, small, 4);
+}
+
+static void many_parameters(void **state)
+{
+    trial_for_every_kind(*state, "many parameters", many);
+}
+
+/* One element of one gradient, first, in the middle or last, keeps every parameter where it is; gaps hold NaN all the
+ * time. */
+static void every_bad_gradient_is_found(void **state)
+{
+    static const double bad[] = {NAN, INFINITY, -INFINITY};
+    for (size_t k = 0; k < TEST_COUNT(types); k += 2) {
+        trial t;
+        tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
+        int32_t count = (int32_t)TEST_COUNT(shapes);
+        c.master_weights = types[k].master;
+        trial_open(&t, *state, types[k].dtype, types[k].gradients, &c, count, shapes);
+        trial_draw(&t);
+        for (int i = 0; i < 3 * count; i++) {
+            test_tensor *gradient = t.parameters[i / 3].gradient_memory;
+            size_t mark = test_mark();
+            double *values = test_tensor_read(gradient);
+            int64_t at = i % 3 * (gradient->count - 1) / 2;
+            double kept = values[at];
+            test_case("%s, element %lld of gradient %d", types[k].name, (long long)at, i / 3);
+            values[at] = bad[i % 3];
+            test_tensor_write(gradient, values);
+            CHECK_OK(trial_step_library(&t));
+            CHECK(trial_stats(&t).skipped == i + 1, "the step was taken");
+            values[at] = kept;
+            test_tensor_write(gradient, values);
+            test_release_since(mark);
+        }
+        for (int32_t i = 0; i < count; i++) {
+            test_tensor_check_unchanged(t.parameters[i].memory, "a parameter");
+        }
+        CHECK_OK(trial_step_library(&t));
+        CHECK(trial_stats(&t).skipped == 3 * count, "a good step was skipped");
+        trial_close(&t);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(types_and_sizes),
+        cmocka_unit_test(blocks_of_soap),
+        cmocka_unit_test(many_parameters),
+        cmocka_unit_test(every_bad_gradient_is_found),
+    };
+    test_begin(argc, argv);
+    if (argc > 2) {
+        cmocka_set_test_filter(argv[2]);
+    }
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}
