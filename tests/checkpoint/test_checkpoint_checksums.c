@@ -137,6 +137,7 @@ static content random_content(uint64_t stream)
     return c;
 }
 
+/* A file, or where the path is that of an index one beside it. */
 static void write_content(content *c, const char *path, int32_t checksums)
 {
     tch_checkpoint_writer *writer = NULL;
@@ -150,7 +151,8 @@ static void write_content(content *c, const char *path, int32_t checksums)
     CHECK_OK(tch_checkpoint_writer_set_number(writer, "number", c->number));
     CHECK_OK(tch_checkpoint_writer_set_integer(writer, "integer", c->integer));
     CHECK_OK(tch_checkpoint_writer_set_text(writer, "text", c->text));
-    CHECK_OK(tch_checkpoint_writer_save(writer, NULL, path));
+    CHECK_OK(strstr(path, ".index.json") != NULL ? tch_checkpoint_writer_save_sharded(writer, NULL, NULL, path)
+                                                 : tch_checkpoint_writer_save(writer, NULL, path));
     tch_checkpoint_writer_destroy(writer);
 }
 
@@ -227,13 +229,14 @@ static bool take(const char *path, int way, content *c)
     return taken;
 }
 
-/* How many of all bits of the file can be turned so that what comes out is something else. */
-static int silent_changes(const content *expected, const char *path, int *refused)
+/* How many of all bits of a file can be turned so that what comes out of `path`, which is it or its index, is something
+ * else. */
+static int silent_changes(const content *expected, const char *path, const char *name, int *refused)
 {
     int64_t bytes;
     int silent = 0;
-    char *content_of = test_file_read(path, &bytes);
-    int file = open(path, O_WRONLY);
+    char *content_of = test_file_read(name, &bytes);
+    int file = open(name, O_WRONLY);
     *refused = 0;
     for (int64_t bit = 0; bit < 8 * bytes; bit++) {
         content got;
@@ -250,6 +253,16 @@ static int silent_changes(const content *expected, const char *path, int *refuse
     return silent;
 }
 
+/* The one file that an index names. */
+static const char *file_of_index(const char *path)
+{
+    int64_t bytes;
+    char *text = test_file_read(path, &bytes);
+    const char *name = strstr(text, "whole-");
+    CHECK(name != NULL, "the index has no file");
+    return test_path(strtok((char *)name, "\""));
+}
+
 /* Without checksums the same search finds what it is looking for. */
 static void no_bit_changes_unseen(void **state)
 {
@@ -257,17 +270,19 @@ static void no_bit_changes_unseen(void **state)
     content c = random_content(10);
     content got;
     int refused;
-    const char *path = test_path("whole");
-    write_content(&c, path, 1);
-    for (int way = 0; way < WAYS; way++) {
-        CHECK(take(path, way, &got) && memcmp(&got, &c, sizeof c) == 0, "the file is not read back: %s",
-              tch_last_error());
+    const char *const paths[] = {test_path("whole"), test_path("whole.safetensors.index.json")};
+    for (int i = 0; i < 2; i++) {
+        test_case("%s", paths[i]);
+        write_content(&c, paths[i], 1);
+        for (int way = 0; way < WAYS; way++) {
+            CHECK(take(paths[i], way, &got) && memcmp(&got, &c, sizeof c) == 0, "the file is not read back: %s",
+                  tch_last_error());
+        }
+        int silent = silent_changes(&c, paths[i], i == 0 ? paths[i] : file_of_index(paths[i]), &refused);
+        CHECK(silent == 0 && refused > 0, "%d changes of one bit came through", silent);
     }
-    int silent = silent_changes(&c, path, &refused);
-    CHECK(silent == 0 && refused > 0, "%d changes of one bit came through", silent);
-    write_content(&c, path, 0);
-    silent = silent_changes(&c, path, &refused);
-    CHECK(silent > 0, "the test finds no change at all");
+    write_content(&c, paths[0], 0);
+    CHECK(silent_changes(&c, paths[0], paths[0], &refused) > 0, "the test finds no change at all");
 }
 
 static void check_differs(tch_status status, const char *path, const char *name)

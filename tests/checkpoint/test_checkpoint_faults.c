@@ -276,8 +276,7 @@ static void leftovers_are_told_from_other_files(void **state)
     (void)state;
     static const char *const kept[] = {".torchium-0123456789abcde.part", ".torchium-0123456789abcdeg.part",
                                        ".torchium-0123456789abcdef.part~", "torchium-0123456789abcdef.part"};
-    char leftover[TEST_PATH_SIZE];
-    snprintf(leftover, sizeof leftover, "%s", test_path(".torchium-0123456789abcdef.part"));
+    const char *leftover = test_path(".torchium-0123456789abcdef.part");
     for (int i = 0; i < 4; i++) {
         test_file_write(test_path(kept[i]), "x", 1);
         test_file_make_old(test_path(kept[i]));

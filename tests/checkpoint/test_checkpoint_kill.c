@@ -1,7 +1,7 @@
 /* A process that saves without pause is killed at a random moment, many times. Afterwards the path always holds one
  * whole version, at least as new as the last one whose save had returned, and temporary files that the killed left
  * behind go with the next save, once they are old. The same for an index and its files, which are whole as soon as they
- * have their names. TORCHIUM_TEST_KILLS asks for another number of kills. */
+ * have their names. TORCHIUM_TEST_KILLS asks for another number of kills. And two processes that want the same file. */
 #include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
@@ -147,8 +147,7 @@ static int visit_files(const char *start, void (*visit)(const char *path))
 
 static void kill_often(saver save, const char *name, int kills)
 {
-    char path[TEST_PATH_SIZE];
-    snprintf(path, sizeof path, "%s", test_path(name));
+    const char *path = test_path(name);
     test_random random = test_random_stream(1);
     tch_checkpoint_writer *writer = new_writer();
     int64_t version = 1;
@@ -201,9 +200,74 @@ static void killed_with_an_index(void **state)
     CHECK(files >= 1 && visit_files(".shards", test_file_make_old) == 0, "files are missing, or a lock is left");
 }
 
+/* --- two writers ------------------------------------------------------------------------------------------------- */
+
+enum { WRITERS = 2, SAVES = 20 };
+
+static pid_t start_writer(saver save, tch_checkpoint_writer *writer, const char *path, int number)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        for (int i = 0; i < SAVES; i++) {
+            if (save_version(save, writer, path, 1000 * (number + 1) + i) != TCH_OK) {
+                _exit(1);
+            }
+        }
+        _exit(0);
+    }
+    CHECK(child > 0, "the test cannot fork");
+    return child;
+}
+
+static void leave(const char *path)
+{
+    (void)path;
+}
+
+/* Whoever reads meanwhile always finds a whole version of one or the other, and in the end it is one's last, without
+ * files of others beside it. */
+static void check_two_writers(saver save, const char *name, int files)
+{
+    const char *path = test_path(name);
+    tch_checkpoint_writer *writer = new_writer();
+    int running = WRITERS;
+    int reads = 0;
+    CHECK_OK(save_version(save, writer, path, 1));
+    for (int i = 0; i < WRITERS; i++) {
+        start_writer(save, writer, path, i);
+    }
+    while (running > 0) {
+        int status = 0;
+        (void)version_of(path);
+        reads++;
+        while (running > 0 && waitpid(-1, &status, WNOHANG) > 0) {
+            CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a writer failed");
+            running--;
+        }
+    }
+    int64_t last = version_of(path);
+    CHECK(last % 1000 == SAVES - 1 && reads > 1, "version %lld is there after %d reads", (long long)last, reads);
+    CHECK(visit_files("two", leave) == files && test_leftover_count() == 0, "%d files are left",
+          visit_files("two", leave));
+    tch_checkpoint_writer_destroy(writer);
+}
+
+static void two_writers(void **state)
+{
+    (void)state;
+    check_two_writers(save_file, "two", 1);
+}
+
+static void two_writers_of_an_index(void **state)
+{
+    (void)state;
+    check_two_writers(save_with_index, "twofold.safetensors.index.json", 3); /* with the file of the test before */
+}
+
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(killed_at_any_moment), cmocka_unit_test(killed_with_an_index)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(killed_at_any_moment), cmocka_unit_test(killed_with_an_index),
+                                       cmocka_unit_test(two_writers), cmocka_unit_test(two_writers_of_an_index)};
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_folder_make, test_folder_remove);
 }

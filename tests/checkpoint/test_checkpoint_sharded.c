@@ -18,14 +18,6 @@
 
 #define INDEX "model.safetensors.index.json"
 
-/* Longer than test_path keeps it. */
-static const char *index_path(void)
-{
-    static char path[TEST_PATH_SIZE];
-    snprintf(path, sizeof path, "%s", test_path(INDEX));
-    return path;
-}
-
 /* --- a tensor in rectangles -------------------------------------------------------------------------------------- */
 
 enum { ELEMENTS = 12 * 10 * 6 };
@@ -226,7 +218,7 @@ static void every_cutting_from_every_other(void **state)
 {
     (void)state;
     for (size_t a = 0; a < TEST_COUNT(cuttings); a++) {
-        const char *path = index_path();
+        const char *path = test_path(INDEX);
         tch_checkpoint *c;
         save_well(&cuttings[a], 1 + (int32_t)a % 4, path, "now");
         CHECK_OK(tch_checkpoint_open(path, &c));
@@ -275,7 +267,7 @@ static void whole_from_one_file(void **state)
 static void what_each_rank_has(void **state)
 {
     (void)state;
-    const char *path = index_path();
+    const char *path = test_path(INDEX);
     tch_checkpoint *c;
     save_well(&cuttings[1], 3, path, "now");
     CHECK_OK(tch_checkpoint_open(path, &c));
@@ -304,9 +296,8 @@ static void what_each_rank_has(void **state)
 
 static int count_files(const char *ending)
 {
-    char folder[TEST_PATH_SIZE];
     int count = 0;
-    snprintf(folder, sizeof folder, "%s", test_path(""));
+    const char *folder = test_path("");
     DIR *entries = opendir(folder);
     for (const struct dirent *e = readdir(entries); e != NULL; e = readdir(entries)) {
         size_t length = strlen(e->d_name);
@@ -324,7 +315,7 @@ static void earlier_files_go(void **state)
                                          "model-0123456789abcdef-00001-of-00002.safetensors",
                                          "other-0123456789abcdef-00001-of-00002.safetensors"};
     static const char theirs[] = "{\"weight_map\":{\"a\":\"model-00001-of-00002.safetensors\"}}";
-    const char *path = index_path();
+    const char *path = test_path(INDEX);
     for (size_t i = 0; i < TEST_COUNT(others); i++) {
         test_file_write(test_path(others[i]), "x", 1);
     }
@@ -373,10 +364,8 @@ static int count_private(bool make_so)
 static void beside_another_index(void **state)
 {
     (void)state;
-    char path[TEST_PATH_SIZE];
-    char other[TEST_PATH_SIZE];
-    snprintf(path, sizeof path, "%s", test_path(INDEX));
-    snprintf(other, sizeof other, "%s", test_path("model.index.json"));
+    const char *path = test_path(INDEX);
+    const char *other = test_path("model.index.json");
     save_well(&cuttings[1], 2, other, "other");
     save_well(&cuttings[1], 3, path, "first");
     CHECK(count_private(true) == 5, "the test cannot change permissions");
@@ -413,7 +402,7 @@ static void another_save_in_between(void **state)
 {
     (void)state;
     static const char *const names[] = {".safetensors", ".index.json"};
-    snprintf(between_path, sizeof between_path, "%s", index_path());
+    snprintf(between_path, sizeof between_path, "%s", test_path(INDEX));
     for (int i = 0; i < 2; i++) {
         test_case("before %s", names[i]);
         save_well(&cuttings[1], 1, between_path, "old");
@@ -434,8 +423,8 @@ static void local_locks(void **state)
     (void)state;
     test_local_locks = true;
     for (int i = 0; i < 5; i++) {
-        save_well(&cuttings[1], 8, index_path(), "now");
-        check_mark(index_path(), "now");
+        save_well(&cuttings[1], 8, test_path(INDEX), "now");
+        check_mark(test_path(INDEX), "now");
     }
     test_local_locks = false;
 }
@@ -445,7 +434,7 @@ static void local_locks(void **state)
 static void every_call_fails_once(void **state)
 {
     (void)state;
-    const char *path = index_path();
+    const char *path = test_path(INDEX);
     for (int32_t ranks = 1; ranks <= 2; ranks++) {
         bool failed = true;
         int errors = 0;
@@ -477,7 +466,7 @@ static void every_call_fails_once(void **state)
 static void one_rank_cannot_write(void **state)
 {
     (void)state;
-    const char *path = index_path();
+    const char *path = test_path(INDEX);
     save_well(&cuttings[1], 3, path, "old");
     for (int32_t bad = 0; bad < 3; bad++) {
         test_case("rank %d", bad);
@@ -497,7 +486,7 @@ static void one_rank_cannot_write(void **state)
 static void index_cannot_be_written(void **state)
 {
     (void)state;
-    const char *path = index_path();
+    const char *path = test_path(INDEX);
     CHECK(mkdir(path, 0700) == 0, "the test cannot make a folder");
     trial t = trial_of(&cuttings[1], path, "new");
     run(&t, 2, 0, 0);
@@ -526,7 +515,7 @@ static void one_rank_is_wrong(void **state)
 static void rank_that_dies(void **state)
 {
     (void)state;
-    const char *path = index_path();
+    const char *path = test_path(INDEX);
     save_well(&cuttings[1], 3, path, "old");
     for (int32_t bad = 0; bad < 3; bad++) {
         for (int64_t call = 1; call <= 4; call++) {
@@ -592,7 +581,7 @@ static long long save_without(trial *t, long long allocation)
 static void no_memory_to_save(void **state)
 {
     (void)state;
-    const char *path = index_path();
+    const char *path = test_path(INDEX);
     save_well(&cuttings[1], 2, path, "old");
     bool through = false;
     for (long long k = 1; !through; k++) {
@@ -625,7 +614,7 @@ static tch_status open_and_read(const char *path)
 static void no_memory_to_read(void **state)
 {
     (void)state;
-    const char *path = index_path();
+    const char *path = test_path(INDEX);
     save_well(&cuttings[4], 3, path, "old");
     bool through = false;
     for (long long k = 1; !through; k++) {
@@ -757,9 +746,8 @@ static void overlapping_shards(void **state)
     double values[] = {0, 1, 2, 3};
     int64_t size[] = {4};
     static const int64_t start[] = {0};
-    char file[TEST_PATH_SIZE];
-    save_well(&cuttings[1], 1, index_path(), "old");
-    snprintf(file, sizeof file, "%s", test_path("overlap"));
+    save_well(&cuttings[1], 1, test_path(INDEX), "old");
+    const char *file = test_path("overlap");
     for (size_t i = 0; i < TEST_COUNT(cases); i++) {
         test_case("case %d", (int)i);
         tch_checkpoint *c;
@@ -770,9 +758,9 @@ static void overlapping_shards(void **state)
         }
         CHECK_OK(tch_checkpoint_writer_save(writer, NULL, file));
         if (cases[i].message != NULL) {
-            test_check_refused(tch_checkpoint_writer_save_sharded(writer, NULL, NULL, index_path()), TCH_ERR_IO,
+            test_check_refused(tch_checkpoint_writer_save_sharded(writer, NULL, NULL, test_path(INDEX)), TCH_ERR_IO,
                                "of \"w\" overlap");
-            check_mark(index_path(), "old");
+            check_mark(test_path(INDEX), "old");
         }
         tch_checkpoint_writer_destroy(writer);
         CHECK_OK(tch_checkpoint_open(file, &c));
@@ -858,7 +846,7 @@ static void more_files_than_descriptors(void **state)
         used += (size_t)snprintf(text + used, 64, "%s\"t%d\":\"%s\"", i == 0 ? "" : ",", i, name);
     }
     used += (size_t)snprintf(text + used, 64, "}}");
-    test_file_write(index_path(), text, (int64_t)used);
+    test_file_write(test_path(INDEX), text, (int64_t)used);
     struct rlimit limit;
     tch_checkpoint *c = NULL;
     float got[2];
@@ -867,7 +855,7 @@ static void more_files_than_descriptors(void **state)
     CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0, "the test cannot ask for the limit");
     struct rlimit few = {40, limit.rlim_max};
     CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0, "the test cannot set the limit");
-    tch_status status = tch_checkpoint_open(index_path(), &c);
+    tch_status status = tch_checkpoint_open(test_path(INDEX), &c);
     for (int i = 0; i < FILES && status == TCH_OK; i++) {
         snprintf(name, sizeof name, "t%d", i);
         status = tch_checkpoint_read(c, NULL, name, &out);
@@ -886,7 +874,7 @@ static void more_files_than_descriptors(void **state)
 static void damaged_files(void **state)
 {
     (void)state;
-    const char *path = index_path();
+    const char *path = test_path(INDEX);
     save_well(&cuttings[4], 2, path, "old");
     int64_t bytes;
     char *text = test_file_read(path, &bytes);

@@ -187,9 +187,7 @@ static void try_sequence(const tch_kfac_config *config, const int32_t *ranks, co
 {
     size_t mark = test_mark();
     const char *from = NULL;
-    char paths[2][TEST_PATH_SIZE];
-    snprintf(paths[0], sizeof paths[0], "%s", test_path(INDEX));
-    snprintf(paths[1], sizeof paths[1], "%s", test_path("kfac.safetensors"));
+    const char *const paths[] = {test_path(INDEX), test_path("kfac.safetensors")};
     for (int32_t k = 0; k < 5; k++) {
         run r = run_of(config, ranks[k]);
         r.first = EACH * k;
@@ -240,9 +238,8 @@ static void factors_are_the_owners(void **state)
     int32_t owned[RANKS][KFAC_LAYERS] = {{0}};
     int32_t loaded_owned[1][KFAC_LAYERS] = {{0}};
     int32_t owners = 0;
-    char path[TEST_PATH_SIZE];
     (void)state;
-    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    const char *path = test_path(INDEX);
     tch_kfac_config config = config_of(TCH_KFAC_INVERSE, TCH_FLOAT64);
     config.accumulation = 1;
     run r = run_of(&config, RANKS);
@@ -318,9 +315,8 @@ static void another_model(void **state)
         {widen_one, 0, TCH_ERR_SHAPE, "'kfac/layer4/input_factor' has another shape or type"},
         {NULL, KFAC_LAYERS - 1, TCH_ERR_SHAPE, "kfac/counts"},
     };
-    char path[TEST_PATH_SIZE];
     (void)state;
-    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    const char *path = test_path(INDEX);
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT64);
     save_by(2, &config, path, 1);
     for (size_t i = 0; i < TEST_COUNT(cases); i++) {
@@ -343,12 +339,11 @@ static void another_model(void **state)
 static void more_than_this_model(void **state)
 {
     static const char *const names[] = {"kfac/stray", "kfac/counts[0:1/input_factor", "kfac/countless"};
-    char path[TEST_PATH_SIZE];
     tch_context *context = NULL;
     int32_t number = 1;
     tch_tensor stray = tch_tensor_view(&number, TCH_INT32, 0, NULL);
     (void)state;
-    snprintf(path, sizeof path, "%s", test_path("kfac.safetensors"));
+    const char *path = test_path("kfac.safetensors");
     tch_kfac_config config = config_of(TCH_KFAC_INVERSE, TCH_FLOAT32);
     run r = run_of(&config, 0);
     CHECK_OK(tch_context_create("cpu", &context));
@@ -384,10 +379,9 @@ static void a_part_alone(tch_comm *comm, int32_t rank, void *user)
 
 static void layers_missing(void **state)
 {
-    char path[TEST_PATH_SIZE];
     pretend_group group;
     (void)state;
-    snprintf(path, sizeof path, "%s", test_path("part.safetensors"));
+    const char *path = test_path("part.safetensors");
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT64);
     run r = run_of(&config, 2);
     r.to = path;
@@ -406,9 +400,8 @@ static void layers_missing(void **state)
 /* A rank that could not open the checkpoint: no other waits for it, and none goes on alone. */
 static void one_rank_cannot_open(void **state)
 {
-    char path[TEST_PATH_SIZE];
     (void)state;
-    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    const char *path = test_path(INDEX);
     tch_kfac_config config = config_of(TCH_KFAC_EKFAC, TCH_FLOAT32);
     save_by(2, &config, path, 2);
     run r = run_of(&config, 3);
@@ -422,10 +415,8 @@ static void one_rank_cannot_open(void **state)
 
 static void different_checkpoints(void **state)
 {
-    char paths[2][TEST_PATH_SIZE];
+    const char *const paths[] = {test_path("early.safetensors"), test_path("late.safetensors")};
     (void)state;
-    snprintf(paths[0], sizeof paths[0], "%s", test_path("early.safetensors"));
-    snprintf(paths[1], sizeof paths[1], "%s", test_path("late.safetensors"));
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT32);
     save_by(0, &config, paths[0], 2);
     save_by(0, &config, paths[1], 4);
@@ -440,14 +431,11 @@ static void different_checkpoints(void **state)
  * something was written already: then KFAC has failed on all ranks until a checkpoint is loaded. */
 static void damaged_files(void **state)
 {
-    char good[TEST_PATH_SIZE];
-    char bad[TEST_PATH_SIZE];
-    char cut[TEST_PATH_SIZE];
     int64_t bytes;
     (void)state;
-    snprintf(good, sizeof good, "%s", test_path("good.safetensors"));
-    snprintf(bad, sizeof bad, "%s", test_path("bad.safetensors"));
-    snprintf(cut, sizeof cut, "%s", test_path("cut.safetensors"));
+    const char *good = test_path("good.safetensors");
+    const char *bad = test_path("bad.safetensors");
+    const char *cut = test_path("cut.safetensors");
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT64);
     save_by(0, &config, good, 2);
     char *text = test_file_read(good, &bytes);
@@ -520,11 +508,10 @@ static void fail_at(half *halves, int loads, long long k, bool *through)
 
 static void no_memory(void **state)
 {
-    char path[TEST_PATH_SIZE];
     half halves[2];
     pretend_group group;
     (void)state;
-    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    const char *path = test_path(INDEX);
     tch_kfac_config config = config_of(TCH_KFAC_EKFAC, TCH_FLOAT32);
     save_by(2, &config, path, 1);
     run r = run_of(&config, 2);

@@ -8,6 +8,7 @@
 #include "support/fakes/counting_allocator.h"
 #include "support/files.h"
 #include "support/optim/optim_defaults.h"
+#include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
 #define EACH 2 /* steps between interruptions */
@@ -233,10 +234,8 @@ static void try_sequence(const placed_numbers *n, const tch_optim_config *config
     size_t mark = test_mark();
     double *one[PARAMETERS];
     double *many[PARAMETERS];
-    char index[TEST_PATH_SIZE];
-    char file[TEST_PATH_SIZE];
-    snprintf(index, sizeof index, "%s", test_path(INDEX));
-    snprintf(file, sizeof file, "%s", test_path("model.safetensors"));
+    const char *index = test_path(INDEX);
+    const char *file = test_path("model.safetensors");
     placed_room(one, PARAMETERS, model, 0);
     placed_room(many, PARAMETERS, model, 0xFF);
     run alone = run_of(n, config, dtype);
@@ -264,13 +263,11 @@ static void try_sequence(const placed_numbers *n, const tch_optim_config *config
     test_release_since(mark);
 }
 
-static void try_all(const placed_numbers *n, const char *name, const tch_optim_config *config, tch_dtype dtype)
-{
-    for (size_t q = 0; q < TEST_COUNT(sequences); q++) {
-        test_case("%s, %s, %s", name, tch_dtype_name(dtype), sequences[q].name);
-        try_sequence(n, config, dtype, 0, q);
-    }
-}
+/* clang-format off */
+#define F64 {TCH_FLOAT, 64, 1}
+#define F32 {TCH_FLOAT, 32, 1}
+#define BF16 {TCH_BFLOAT, 16, 1}
+/* clang-format on */
 
 static tch_optim_config config_of(tch_optim_kind kind)
 {
@@ -282,51 +279,38 @@ static tch_optim_config config_of(tch_optim_kind kind)
     return c;
 }
 
-static void elementwise(void **state)
+static void every_kind(void **state)
 {
-    tch_optim_config c = config_of(TCH_OPTIM_SGD);
-    c.momentum = 0.9;
-    try_all(*state, "sgd", &c, TCH_FLOAT32);
-    c = config_of(TCH_OPTIM_ADAMW);
-    c.amsgrad = 1;
-    try_all(*state, "adamw", &c, TCH_FLOAT32);
-    c.master_weights = 1;
-    try_all(*state, "adamw", &c, TCH_BFLOAT16);
-    c = config_of(TCH_OPTIM_LION);
-    try_all(*state, "lion", &c, TCH_FLOAT64);
-}
-
-static void shampoo(void **state)
-{
-    tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
-    c.grafting = TCH_GRAFTING_ADAM;
-    c.momentum = 0.5;
-    try_all(*state, "shampoo", &c, TCH_FLOAT32);
-    c.momentum = 0.0;
-    c.merge_dims = 0;
-    c.master_weights = 1;
-    c.packed_factors = 1;
-    c.root_dtype = TCH_STATE_BFLOAT16;
-    try_all(*state, "shampoo with master weights, packed, roots in bfloat16", &c, TCH_BFLOAT16);
-}
-
-static void soap(void **state)
-{
-    tch_optim_config c = config_of(TCH_OPTIM_SOAP);
-    try_all(*state, "soap", &c, TCH_FLOAT32);
-    c.block = 1;
-    c.packed_factors = 1;
-    try_all(*state, "soap in blocks, packed", &c, TCH_FLOAT64);
-}
-
-static void muon_and_normuon(void **state)
-{
-    tch_optim_config c = config_of(TCH_OPTIM_MUON);
-    try_all(*state, "muon", &c, TCH_FLOAT32);
-    c.master_weights = 1;
-    try_all(*state, "muon with master weights", &c, TCH_BFLOAT16);
-    c = config_of(TCH_OPTIM_NORMUON);
-    try_all(*state, "normuon", &c, TCH_FLOAT32);
+    static const struct {
+        const char *name;
+        tch_optim_kind kind;
+        tch_dtype dtype;
+        trial_setting settings[6];
+    } cases[] = {
+        {"sgd", TCH_OPTIM_SGD, F32, {SET(momentum, 0.9)}},
+        {"adamw", TCH_OPTIM_ADAMW, F32, {SET(amsgrad, 1)}},
+        {"adamw", TCH_OPTIM_ADAMW, BF16, {SET(amsgrad, 1), SET(master_weights, 1)}},
+        {"lion", TCH_OPTIM_LION, F64, {{{0}, 0}}},
+        {"shampoo", TCH_OPTIM_SHAMPOO, F32, {SET(grafting, TCH_GRAFTING_ADAM), SET(momentum, 0.5)}},
+        {"shampoo with master weights, packed, roots in bfloat16",
+         TCH_OPTIM_SHAMPOO,
+         BF16,
+         {SET(grafting, TCH_GRAFTING_ADAM), SET(merge_dims, 0), SET(master_weights, 1), SET(packed_factors, 1),
+          SET(root_dtype, TCH_STATE_BFLOAT16)}},
+        {"soap", TCH_OPTIM_SOAP, F32, {{{0}, 0}}},
+        {"soap in blocks, packed", TCH_OPTIM_SOAP, F64, {SET(block, 1), SET(packed_factors, 1)}},
+        {"muon", TCH_OPTIM_MUON, F32, {{{0}, 0}}},
+        {"muon with master weights", TCH_OPTIM_MUON, BF16, {SET(master_weights, 1)}},
+        {"normuon", TCH_OPTIM_NORMUON, F32, {{{0}, 0}}},
+    };
+    for (size_t i = 0; i < TEST_COUNT(cases) * TEST_COUNT(sequences); i++) {
+        size_t k = i / TEST_COUNT(sequences);
+        size_t q = i % TEST_COUNT(sequences);
+        tch_optim_config c = config_of(cases[k].kind);
+        trial_set(&c, cases[k].settings);
+        test_case("%s, %s, %s", cases[k].name, tch_dtype_name(cases[k].dtype), sequences[q].name);
+        try_sequence(*state, &c, cases[k].dtype, 0, q);
+    }
 }
 
 /* Failed refreshes of single factors are remembered through all of it, and make a difference. */
@@ -371,8 +355,7 @@ static void expect(const run *r, int32_t rank, tch_status status, const char *wo
 static void one_rank_cannot_open(void **state)
 {
     tch_optim_config c = config_of(TCH_OPTIM_MUON);
-    char path[TEST_PATH_SIZE];
-    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    const char *path = test_path(INDEX);
     run r = run_of(*state, &c, TCH_FLOAT32);
     r.from = saved_by_two(*state, &c, path);
     r.now = (segment){3, placed_by_columns};
@@ -387,8 +370,7 @@ static void one_rank_cannot_open(void **state)
 static void moments_in_less_memory(void **state)
 {
     tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
-    char path[TEST_PATH_SIZE];
-    snprintf(path, sizeof path, "%s", test_path("narrow.safetensors"));
+    const char *path = test_path("narrow.safetensors");
     c.state_dtype = TCH_STATE_INT8;
     run r = run_of(*state, &c, TCH_FLOAT32);
     r.steps = EACH;
@@ -406,8 +388,7 @@ static void moments_in_less_memory(void **state)
 static void another_model(void **state)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_SHAMPOO};
-    char path[TEST_PATH_SIZE];
-    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    const char *path = test_path(INDEX);
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
         tch_optim_config c = config_of(kinds[k]);
         run r = run_of(*state, &c, TCH_FLOAT32);
@@ -439,8 +420,7 @@ static void more_than_this_model(void **state)
     tch_checkpoint *checkpoint;
     tch_tensor *tensor;
     tch_optimizer *o;
-    char path[TEST_PATH_SIZE];
-    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    const char *path = test_path(INDEX);
     saved_by_two(n, &c, path);
     CHECK_OK(tch_context_create("cpu", &context));
     CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 2, model[0].size, TCH_CONTIGUOUS, &tensor));
@@ -461,9 +441,8 @@ static void more_than_this_model(void **state)
 /* Saving and loading with each allocation failing in turn, in a group of one: an error, and nothing is lost. */
 static void no_memory(void **state)
 {
-    char path[TEST_PATH_SIZE];
     static const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_SHAMPOO};
-    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    const char *path = test_path(INDEX);
     for (size_t kind = 0; kind < TEST_COUNT(kinds); kind++) {
         tch_optim_config c = config_of(kinds[kind]);
         run r = run_of(*state, &c, TCH_FLOAT32);
@@ -530,11 +509,13 @@ int main(int argc, char **argv)
 {
     test_begin(argc, argv);
     const struct CMUnitTest tests[] = {
-        IN_A_FOLDER(elementwise),   IN_A_FOLDER(shampoo),
-        IN_A_FOLDER(soap),          IN_A_FOLDER(muon_and_normuon),
-        IN_A_FOLDER(failures),      IN_A_FOLDER(one_rank_cannot_open),
-        IN_A_FOLDER(another_model), IN_A_FOLDER(more_than_this_model),
-        IN_A_FOLDER(no_memory),     IN_A_FOLDER(moments_in_less_memory),
+        IN_A_FOLDER(every_kind),
+        IN_A_FOLDER(failures),
+        IN_A_FOLDER(one_rank_cannot_open),
+        IN_A_FOLDER(another_model),
+        IN_A_FOLDER(more_than_this_model),
+        IN_A_FOLDER(no_memory),
+        IN_A_FOLDER(moments_in_less_memory),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "support/comm/shared_trial.h"
+#include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
 /* --- placements -------------------------------------------------------------------------------------------------- */
@@ -77,6 +78,14 @@ static void compare(const placed_numbers *n, double *const *expected, double *co
     }
 }
 
+/* clang-format off */
+#define F64 {TCH_FLOAT, 64, 1}
+#define F32 {TCH_FLOAT, 32, 1}
+#define BF16 {TCH_BFLOAT, 16, 1}
+/* clang-format on */
+#define GRAFTED SET(grafting, TCH_GRAFTING_ADAM), SET(beta2, 0.99), SET(relative_eps, 1e-4)
+#define BLOCKS SET(block, 1), SET(normalize_grads, 1), SET(packed_factors, 1)
+
 static const int32_t group_sizes[] = {1, 2, 3, 4, 7};
 
 /* All placements and sizes of one configuration. `many` is poisoned before each. */
@@ -106,76 +115,54 @@ static void try_all(const placed_numbers *n, const char *name, const tch_optim_c
     }
 }
 
-static void sgd_adamw_lion(void **state)
+static void every_kind(void **state)
 {
-    const placed_numbers *n = *state;
-    tch_optim_config c = shared_config(TCH_OPTIM_SGD);
-    c.momentum = 0.9;
-    try_all(n, "sgd", &c, TCH_FLOAT32, 1e-5);
-    c = shared_config(TCH_OPTIM_ADAMW);
-    try_all(n, "adamw", &c, TCH_FLOAT32, 1e-5);
-    c.master_weights = 1;
-    try_all(n, "adamw", &c, TCH_BFLOAT16, 1e-5);
-    c = shared_config(TCH_OPTIM_LION);
-    try_all(n, "lion", &c, TCH_FLOAT32, 1e-5);
-}
-
-static void shampoo(void **state)
-{
-    const placed_numbers *n = *state;
-    tch_optim_config c = shared_config(TCH_OPTIM_SHAMPOO);
-    try_all(n, "shampoo", &c, TCH_FLOAT32, 1e-4);
-    c.grafting = TCH_GRAFTING_ADAM;
-    c.beta2 = 0.99;
-    c.relative_eps = 1e-4;
-    c.momentum = 0.5;
-    try_all(n, "shampoo with grafting and momentum", &c, TCH_FLOAT32, 1e-4);
-    c.momentum = 0.0;
-    c.decay = TCH_DECAY_L2;
-    c.stagger = 0;
-    c.packed_factors = 1;
-    try_all(n, "shampoo with grafting and l2, packed", &c, TCH_FLOAT64, 1e-4);
-    c.master_weights = 1;
-    c.root_dtype = TCH_STATE_BFLOAT16;
-    try_all(n, "shampoo with master weights and l2, roots in bfloat16", &c, TCH_BFLOAT16, 1e-2);
-    c = shared_config(TCH_OPTIM_SHAMPOO);
-    c.refresh_drift = 1.5;
-    c.precondition_frequency = 8;
-    try_all(n, "shampoo by need", &c, TCH_FLOAT32, 1e-4);
-}
-
-static void soap(void **state)
-{
-    const placed_numbers *n = *state;
-    tch_optim_config c = shared_config(TCH_OPTIM_SOAP);
-    try_all(n, "soap", &c, TCH_FLOAT32, 1e-3);
-    c.block = 1;
-    c.normalize_grads = 1;
-    c.packed_factors = 1;
-    try_all(n, "soap in blocks, packed", &c, TCH_FLOAT64, 1e-4);
-    c.refresh_drift = 1.0;
-    c.precondition_frequency = 8;
-    try_all(n, "soap by need", &c, TCH_FLOAT64, 1e-4);
-}
-
-static void muon(void **state)
-{
-    const placed_numbers *n = *state;
-    tch_optim_config c = shared_config(TCH_OPTIM_MUON);
-    try_all(n, "muon", &c, TCH_FLOAT32, 0x1p-7);
-    c.decay = TCH_DECAY_L2; /* which Muon does not read */
-    try_all(n, "muon with another's decay", &c, TCH_FLOAT32, 0x1p-7);
-    c.nesterov = 0;
-    c.muon_lr = TCH_MUON_LR_MATCH_RMS_ADAMW;
-    c.maximize = 1;
-    c.master_weights = 1;
-    try_all(n, "muon with master weights", &c, TCH_BFLOAT16, 0x1p-6);
-}
-
-static void normuon(void **state)
-{
-    tch_optim_config c = shared_config(TCH_OPTIM_NORMUON);
-    try_all(*state, "normuon", &c, TCH_FLOAT32, 0x1p-7);
+    static const struct {
+        const char *name;
+        tch_optim_kind kind;
+        tch_dtype dtype;
+        double gpu_tolerance;
+        trial_setting settings[10];
+    } cases[] = {
+        {"sgd", TCH_OPTIM_SGD, F32, 1e-5, {SET(momentum, 0.9)}},
+        {"adamw", TCH_OPTIM_ADAMW, F32, 1e-5, {{{0}, 0}}},
+        {"adamw", TCH_OPTIM_ADAMW, BF16, 1e-5, {SET(master_weights, 1)}},
+        {"lion", TCH_OPTIM_LION, F32, 1e-5, {{{0}, 0}}},
+        {"shampoo", TCH_OPTIM_SHAMPOO, F32, 1e-4, {{{0}, 0}}},
+        {"shampoo with grafting and momentum", TCH_OPTIM_SHAMPOO, F32, 1e-4, {GRAFTED, SET(momentum, 0.5)}},
+        {"shampoo with grafting and l2, packed",
+         TCH_OPTIM_SHAMPOO,
+         F64,
+         1e-4,
+         {GRAFTED, SET(decay, TCH_DECAY_L2), SET(stagger, 0), SET(packed_factors, 1)}},
+        {"shampoo with master weights and l2, roots in bfloat16",
+         TCH_OPTIM_SHAMPOO,
+         BF16,
+         1e-2,
+         {GRAFTED, SET(decay, TCH_DECAY_L2), SET(stagger, 0), SET(packed_factors, 1), SET(master_weights, 1),
+          SET(root_dtype, TCH_STATE_BFLOAT16)}},
+        {"shampoo by need", TCH_OPTIM_SHAMPOO, F32, 1e-4, {SET(refresh_drift, 1.5), SET(precondition_frequency, 8)}},
+        {"soap", TCH_OPTIM_SOAP, F32, 1e-3, {{{0}, 0}}},
+        {"soap in blocks, packed", TCH_OPTIM_SOAP, F64, 1e-4, {BLOCKS}},
+        {"soap by need", TCH_OPTIM_SOAP, F64, 1e-4, {BLOCKS, SET(refresh_drift, 1.0), SET(precondition_frequency, 8)}},
+        {"muon", TCH_OPTIM_MUON, F32, 0x1p-7, {{{0}, 0}}},
+        {"muon with another's decay",
+         TCH_OPTIM_MUON,
+         F32,
+         0x1p-7,
+         {SET(decay, TCH_DECAY_L2)}}, /* which it does not read */
+        {"muon with master weights",
+         TCH_OPTIM_MUON,
+         BF16,
+         0x1p-6,
+         {SET(nesterov, 0), SET(muon_lr, TCH_MUON_LR_MATCH_RMS_ADAMW), SET(maximize, 1), SET(master_weights, 1)}},
+        {"normuon", TCH_OPTIM_NORMUON, F32, 0x1p-7, {{{0}, 0}}},
+    };
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        tch_optim_config c = shared_config(cases[i].kind);
+        trial_set(&c, cases[i].settings);
+        try_all(*state, cases[i].name, &c, cases[i].dtype, cases[i].gpu_tolerance);
+    }
 }
 
 /* Block by block a GPU too comes to the same bits for any number of ranks. */
@@ -219,11 +206,7 @@ int main(int argc, char **argv)
 {
     test_begin(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sgd_adamw_lion),
-        cmocka_unit_test(shampoo),
-        cmocka_unit_test(soap),
-        cmocka_unit_test(muon),
-        cmocka_unit_test(normuon),
+        cmocka_unit_test(every_kind),
         cmocka_unit_test(world_invariant),
         cmocka_unit_test(sixty_four_ranks),
     };

@@ -17,6 +17,17 @@ static void check_all(const shared_training *t, int32_t ranks, tch_status expect
     }
 }
 
+/* Ranks of a group of their own, of which something goes wrong. */
+static void run_bad(shared_training *t, int32_t ranks, placed_how place, pretend_task task)
+{
+    pretend_group group;
+    pretend_open(&group, ranks);
+    t->group = &group;
+    t->place = place;
+    pretend_run(&group, task, t);
+    pretend_close(&group);
+}
+
 static const placed_how failing_placements[] = {placed_replicated, placed_by_rows, placed_by_columns};
 
 /* A NaN that one rank alone sees: with SKIP the step is skipped by all, so that the end is the same as without the
@@ -27,18 +38,13 @@ static void nan_on_one_rank(void **state)
     const placed_numbers *n = *state;
     for (size_t p = 0; p < TEST_COUNT(failing_placements); p++) {
         test_case("placement %d", (int)p);
-        pretend_group group;
-        pretend_open(&group, 3);
         tch_optim_config c = shared_config(TCH_OPTIM_MUON);
         c.nonfinite = TCH_NONFINITE_RAISE;
         shared_training t = shared_training_of(n, &c, TCH_FLOAT32);
-        t.group = &group;
-        t.place = failing_placements[p];
         t.bad_rank = 1;
         t.bad_step = 3;
-        pretend_run(&group, shared_train, &t);
+        run_bad(&t, 3, failing_placements[p], shared_train);
         check_all(&t, 3, TCH_ERR_NUMERIC, "nothing was changed");
-        pretend_close(&group);
 
         double *ends[SHARED_PARAMETERS];
         placed_room(ends, SHARED_PARAMETERS, shared_model, 0xFF);
@@ -60,45 +66,37 @@ static void gradient_missing_on_one_rank(void **state)
 {
     for (size_t p = 0; p < TEST_COUNT(failing_placements); p++) {
         test_case("placement %d", (int)p);
-        pretend_group group;
-        pretend_open(&group, 4);
         tch_optim_config c = shared_config(TCH_OPTIM_SHAMPOO);
         c.nonfinite = TCH_NONFINITE_RAISE; /* so that the host learns of it at once on a GPU too */
         shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
-        t.group = &group;
-        t.place = failing_placements[p];
         t.lacking_rank = 2;
-        pretend_run(&group, shared_train, &t);
+        run_bad(&t, 4, failing_placements[p], shared_train);
         check_all(&t, 4, TCH_ERR_COMM, "gradients of different parameters");
-        pretend_close(&group);
     }
 }
 
 /* A wrong gradient on one rank: that one has its error, the others do not wait for it, and nothing is changed. */
 static void wrong_gradient_on_one_rank(void **state)
 {
-    pretend_group group;
-    pretend_open(&group, 3);
     tch_optim_config c = shared_config(TCH_OPTIM_MUON);
     c.nonfinite = TCH_NONFINITE_RAISE;
     shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
-    t.group = &group;
-    t.place = placed_replicated;
     t.wrong_rank = 1;
-    pretend_run(&group, shared_train, &t);
+    run_bad(&t, 3, placed_replicated, shared_train);
     CHECK(t.statuses[1] == TCH_ERR_SHAPE, "%s", t.messages[1]);
     for (int32_t r = 0; r < 3; r += 2) {
         CHECK(t.statuses[r] == TCH_ERR_COMM && strstr(t.messages[r], "nothing was changed") != NULL, "%s",
               t.messages[r]);
     }
-    pretend_close(&group);
 }
 
-static void other_options_on_one_rank(tch_comm *comm, int32_t rank, void *user)
+static double rate_of_the_first;
+
+static void other_rate_on_the_first(tch_comm *comm, int32_t rank, void *user)
 {
     shared_training *t = user;
     shared_training mine = *t;
-    mine.config.lr = rank == 1 ? 0.5 : t->config.lr;
+    mine.config.lr = rank == 0 ? rate_of_the_first : t->config.lr;
     shared_train(comm, rank, &mine);
     t->statuses[rank] = mine.statuses[rank];
     memcpy(t->messages[rank], mine.messages[rank], sizeof mine.messages[rank]);
@@ -106,15 +104,11 @@ static void other_options_on_one_rank(tch_comm *comm, int32_t rank, void *user)
 
 static void different_code(void **state)
 {
-    pretend_group group;
-    pretend_open(&group, 3);
     tch_optim_config c = shared_config(TCH_OPTIM_SOAP);
     shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
-    t.group = &group;
-    t.place = placed_by_rows;
-    pretend_run(&group, other_options_on_one_rank, &t);
+    rate_of_the_first = 0.5;
+    run_bad(&t, 3, placed_by_rows, other_rate_on_the_first);
     check_all(&t, 3, TCH_ERR_COMM, "different models, options or placements");
-    pretend_close(&group);
 }
 
 static int32_t wrong_on_one_rank(const placed_shape *s, int32_t ranks, tch_shard *shards)
@@ -124,37 +118,20 @@ static int32_t wrong_on_one_rank(const placed_shape *s, int32_t ranks, tch_shard
     return ranks;
 }
 
-static void bad_options_on_one_rank(tch_comm *comm, int32_t rank, void *user)
-{
-    shared_training *t = user;
-    shared_training mine = *t;
-    mine.config.lr = rank == 0 ? -1.0 : t->config.lr;
-    shared_train(comm, rank, &mine);
-    t->statuses[rank] = mine.statuses[rank];
-    memcpy(t->messages[rank], mine.messages[rank], sizeof mine.messages[rank]);
-}
-
 /* A rank that cannot make its part has its own error, and the others do not wait for it. */
 static void refused_by_one_rank(void **state)
 {
-    pretend_group group;
-    pretend_open(&group, 3);
     tch_optim_config c = shared_config(TCH_OPTIM_MUON);
     shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
-    t.group = &group;
-    t.place = placed_by_rows;
-    pretend_run(&group, bad_options_on_one_rank, &t);
+    rate_of_the_first = -1.0;
+    run_bad(&t, 3, placed_by_rows, other_rate_on_the_first);
     CHECK(t.statuses[0] == TCH_ERR_INVALID_ARGUMENT && strstr(t.messages[0], "lr is -1") != NULL, "%s", t.messages[0]);
     for (int32_t r = 1; r < 3; r++) {
         CHECK(t.statuses[r] == TCH_ERR_COMM && strstr(t.messages[r], "could not make its part") != NULL, "%s",
               t.messages[r]);
     }
-    pretend_close(&group);
-    pretend_open(&group, 3);
-    t.place = wrong_on_one_rank;
-    pretend_run(&group, shared_train, &t);
+    run_bad(&t, 3, wrong_on_one_rank, shared_train);
     check_all(&t, 3, TCH_ERR_INVALID_ARGUMENT, "outside the tensor or the group");
-    pretend_close(&group);
 }
 
 /* A rank dies at each of the collectives of the first steps, or its transport fails there: every other rank ends with
@@ -219,15 +196,10 @@ static void bad_placements(void **state)
     };
     for (size_t k = 0; k < TEST_COUNT(cases); k++) {
         test_case("case %d", (int)k);
-        pretend_group group;
-        pretend_open(&group, 2);
         tch_optim_config c = shared_config(TCH_OPTIM_MUON);
         shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
-        t.group = &group;
-        t.place = cases[k].place;
-        pretend_run(&group, shared_train, &t);
+        run_bad(&t, 2, cases[k].place, shared_train);
         check_all(&t, 2, TCH_ERR_INVALID_ARGUMENT, cases[k].words);
-        pretend_close(&group);
     }
 }
 
@@ -235,16 +207,11 @@ static void moments_in_less_memory(void **state)
 {
     for (int dtype = TCH_STATE_BFLOAT16; dtype <= TCH_STATE_INT8; dtype++) {
         test_case("state_dtype %d", dtype);
-        pretend_group group;
-        pretend_open(&group, 2);
         tch_optim_config c = shared_config(TCH_OPTIM_ADAMW);
         c.state_dtype = (tch_state_dtype)dtype;
         shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
-        t.group = &group;
-        t.place = placed_by_rows;
-        pretend_run(&group, shared_train, &t);
+        run_bad(&t, 2, placed_by_rows, shared_train);
         check_all(&t, 2, TCH_ERR_UNSUPPORTED, "state_dtype is");
-        pretend_close(&group);
     }
 }
 

@@ -71,10 +71,7 @@ int test_close_context_and_folder(void **state)
 
 const char *test_path(const char *name)
 {
-    static char paths[TEST_PATHS][TEST_PATH_SIZE];
-    static int next;
-    char *path = paths[next];
-    next = (next + 1) % TEST_PATHS;
+    char *path = test_alloc(TEST_PATH_SIZE);
     snprintf(path, TEST_PATH_SIZE, "%s/%s", folder, name);
     return path;
 }

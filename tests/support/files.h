@@ -6,7 +6,6 @@
 #include <stdint.h>
 
 #define TEST_PATH_SIZE 768
-#define TEST_PATHS 16
 
 /* Fixtures of cmocka: a fresh folder, removed with all its files. One at a time. */
 int test_folder_make(void **state);
@@ -16,7 +15,7 @@ int test_folder_remove(void **state);
 int test_open_context_and_folder(void **state);
 int test_close_context_and_folder(void **state);
 
-/* "FOLDER/name"; the text is good until TEST_PATHS more were asked for. */
+/* "FOLDER/name", in memory of the test. */
 const char *test_path(const char *name);
 
 /* How many temporary files of a checkpoint's writer the folder has. */
