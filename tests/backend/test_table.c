@@ -252,26 +252,6 @@ static void float32_powers_are_sharpened(void **state)
     }
 }
 
-/* --- decompositions within a limit ------------------------------------------------------------------------------- */
-
-static void powers_keep_to_the_limit(void **state)
-{
-    enum { BATCH = 9, SIZE = 50 };
-    tch_context *context = *state;
-    test_variation shape = {.n = SIZE, .matrices = BATCH, .batch_rank = 1, .batch = {BATCH}};
-    test_tensor *a = test_known_tensor(context, &shape, 50.0, TCH_FLOAT64);
-    test_tensor *out = test_case_tensor(context, &shape, TCH_FLOAT64, SIZE, SIZE, LAYOUT_CONTIGUOUS);
-    CHECK_OK(tch_matrix_power(context, &a->tensor, -0.5, 1e-9, &out->tensor, NULL));
-    double *whole = test_tensor_read(out);
-    CHECK_OK(tch_context_set_workspace_limit(context, 5 * SIZE * SIZE * 8 * 2));
-    test_tensor_poison(out);
-    CHECK_OK(tch_matrix_power(context, &a->tensor, -0.5, 1e-9, &out->tensor, NULL));
-    double *parts = test_tensor_read(out);
-    double moved = ref_distance(out->count, parts, whole);
-    CHECK(moved <= 1e-10 * ref_norm(out->count, whole), "the limit moved the result by %.3g", moved);
-    CHECK_OK(tch_context_set_workspace_limit(context, 0));
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -280,7 +260,6 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(flags_on_a_device_are_read_only_without_a_report, change_table, restore_table),
         cmocka_unit_test_setup_teardown(a_method_asked_for_does_not_fall_back, change_table, restore_table),
         cmocka_unit_test_setup_teardown(float32_powers_are_sharpened, change_table, restore_table),
-        cmocka_unit_test_setup_teardown(powers_keep_to_the_limit, change_table, restore_table),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_known);

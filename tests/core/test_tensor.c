@@ -34,25 +34,6 @@ static void layout_is_dltensors(void **state)
 {
     (void)state;
     assert_int_equal(sizeof(tch_tensor), 48);
-    assert_int_equal(offsetof(tch_tensor, data), 0);
-    assert_int_equal(offsetof(tch_tensor, device), 8);
-    assert_int_equal(offsetof(tch_tensor, ndim), 16);
-    assert_int_equal(offsetof(tch_tensor, dtype), 20);
-    assert_int_equal(offsetof(tch_tensor, shape), 24);
-    assert_int_equal(offsetof(tch_tensor, strides), 32);
-    assert_int_equal(offsetof(tch_tensor, byte_offset), 40);
-    assert_int_equal(sizeof(tch_device), 8);
-    assert_int_equal(offsetof(tch_device, type), 0);
-    assert_int_equal(offsetof(tch_device, index), 4);
-    assert_int_equal(sizeof(tch_dtype), 4);
-    assert_int_equal(offsetof(tch_dtype, code), 0);
-    assert_int_equal(offsetof(tch_dtype, bits), 1);
-    assert_int_equal(offsetof(tch_dtype, lanes), 2);
-}
-
-static void layout_agrees_with_the_specifications_structs(void **state)
-{
-    (void)state;
     assert_int_equal(sizeof(tch_tensor), sizeof(struct dl_tensor));
     assert_int_equal(_Alignof(tch_tensor), _Alignof(struct dl_tensor));
     assert_int_equal(offsetof(tch_tensor, device), offsetof(struct dl_tensor, device));
@@ -62,7 +43,10 @@ static void layout_agrees_with_the_specifications_structs(void **state)
     assert_int_equal(offsetof(tch_tensor, strides), offsetof(struct dl_tensor, strides));
     assert_int_equal(offsetof(tch_tensor, byte_offset), offsetof(struct dl_tensor, byte_offset));
     assert_int_equal(sizeof(tch_device), sizeof(struct dl_device));
+    assert_int_equal(offsetof(tch_device, index), offsetof(struct dl_device, device_id));
     assert_int_equal(sizeof(tch_dtype), sizeof(struct dl_data_type));
+    assert_int_equal(offsetof(tch_dtype, bits), offsetof(struct dl_data_type, bits));
+    assert_int_equal(offsetof(tch_dtype, lanes), offsetof(struct dl_data_type, lanes));
     assert_int_equal(TCH_DEVICE_CPU, 1);
     assert_int_equal(TCH_DEVICE_CUDA, 2);
     assert_int_equal(TCH_DEVICE_CUDA_HOST, 3);
@@ -241,46 +225,16 @@ static void scalars_and_empty_tensors(void **state)
 }
 
 /* Values on both sides of every decision of rounding: ties, the largest, subnormal, overflowing, and not finite. */
-static const double delicate[] = {0.0,
-                                  -0.0,
-                                  1.0,
-                                  -1.0,
-                                  1.0 / 3.0,
-                                  65504.0,
-                                  65519.0,
-                                  65520.0,
-                                  -65536.0,
-                                  0x1p-24,
-                                  0x1p-25,
-                                  0x1.8p-25,
-                                  0x1p-14,
-                                  0x1.ffcp-15,
-                                  1e-300,
-                                  3.0e38,
-                                  3.39e38,
-                                  3.4e38,
-                                  1e39,
-                                  1e300,
-                                  INFINITY,
-                                  1.00390625,
-                                  1.01171875,
-                                  0x1.002p0,
-                                  0x1.006p0,
-                                  0x1.000001p0,
-                                  0x1.000003p0,
-                                  -2.5,
-                                  0x1p-126,
-                                  0x1p-133,
-                                  0x1p-134,
-                                  0x1.8p-133,
-                                  0x1p-149,
-                                  0x1p-150,
-                                  2047.5,
-                                  2048.5,
-                                  0x1.00100000001p0,
-                                  0x1.01000000001p0,
-                                  0x1.003fffffp0,
-                                  0x1.02ffffffp0};
+/* clang-format off */
+static const double delicate[] = {
+    0.0, -0.0, 1.0, -1.0, 1.0 / 3.0, 65504.0, 65519.0, 65520.0,
+    -65536.0, 0x1p-24, 0x1p-25, 0x1.8p-25, 0x1p-14, 0x1.ffcp-15, 1e-300, 3.0e38,
+    3.39e38, 3.4e38, 1e39, 1e300, INFINITY, 1.00390625, 1.01171875, 0x1.002p0,
+    0x1.006p0, 0x1.000001p0, 0x1.000003p0, -2.5, 0x1p-126, 0x1p-133, 0x1p-134, 0x1.8p-133,
+    0x1p-149, 0x1p-150, 2047.5, 2048.5, 0x1.00100000001p0, 0x1.01000000001p0, 0x1.003fffffp0, 0x1.02ffffffp0,
+    NAN, -NAN,
+};
+/* clang-format on */
 #define DELICATE ((int64_t)(sizeof delicate / sizeof delicate[0]))
 
 static bool same_number(double a, double b)
@@ -306,24 +260,6 @@ static void copies_convert(void **state)
                 double expected = test_round(dtypes[to], test_round(dtypes[from], delicate[i]));
                 CHECK(same_number(values[i], expected), "%a became %a, expected %a", delicate[i], values[i], expected);
             }
-        }
-    }
-}
-
-static void nan_stays_nan(void **state)
-{
-    tch_context *context = *state;
-    const int64_t shape[] = {3};
-    const double values[] = {NAN, 1.0, -NAN};
-    for (size_t from = 0; from < 4; from++) {
-        for (size_t to = 0; to < 4; to++) {
-            test_case("%s to %s", tch_dtype_name(dtypes[from]), tch_dtype_name(dtypes[to]));
-            test_tensor *src = test_tensor_make(context, dtypes[from], 1, shape, LAYOUT_CONTIGUOUS);
-            test_tensor *dst = test_tensor_make(context, dtypes[to], 1, shape, LAYOUT_CONTIGUOUS);
-            test_tensor_write(src, values);
-            CHECK_OK(tch_tensor_copy(context, &dst->tensor, &src->tensor));
-            double *got = test_tensor_read(dst);
-            CHECK(isnan(got[0]) && got[1] == 1.0 && isnan(got[2]), "NaN became %g and %g", got[0], got[2]);
         }
     }
 }
@@ -386,28 +322,6 @@ static void copies_follow_any_strides(void **state)
         }
     }
     copy_one(context, 2, (const int64_t[]){1000, 1000}, TCH_FLOAT64, LAYOUT_TRANSPOSED, LAYOUT_ROW_GAPS);
-}
-
-static void backwards_strides_are_followed(void **state)
-{
-    tch_context *context = *state;
-    const int64_t shape[] = {3, 4};
-    double values[12];
-    test_tensor *src = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_OFFSET);
-    test_tensor *dst = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_CONTIGUOUS);
-    for (int i = 0; i < 12; i++) {
-        values[i] = i;
-    }
-    test_tensor_write(src, values);
-    tch_tensor flipped = src->tensor;
-    int64_t strides[] = {-4, -1};
-    flipped.strides = strides;
-    flipped.byte_offset += 11 * sizeof(double);
-    CHECK_OK(tch_tensor_copy(context, &dst->tensor, &flipped));
-    double *got = test_tensor_read(dst);
-    for (int i = 0; i < 12; i++) {
-        CHECK(got[i] == 11 - i, "element %d is %g", i, got[i]);
-    }
 }
 
 /* A tensor with negative strides reaches below its first element, and a copy into that memory is an overlap. */
@@ -639,7 +553,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layout_is_dltensors),
-        cmocka_unit_test(layout_agrees_with_the_specifications_structs),
         cmocka_unit_test(a_dltensor_is_accepted_as_it_is),
         cmocka_unit_test(dtypes_have_sizes_and_names),
         cmocka_unit_test(elements_are_counted),
@@ -648,10 +561,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(channels_last_strides),
         cmocka_unit_test(scalars_and_empty_tensors),
         cmocka_unit_test(copies_convert),
-        cmocka_unit_test(nan_stays_nan),
         cmocka_unit_test(integers_keep_their_type),
         cmocka_unit_test(copies_follow_any_strides),
-        cmocka_unit_test(backwards_strides_are_followed),
         cmocka_unit_test(backwards_tensors_overlap_below_their_start),
         cmocka_unit_test(crossings_convert),
         cmocka_unit_test(crossings_follow_any_strides),
