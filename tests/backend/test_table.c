@@ -9,6 +9,7 @@
 #include "support/backend/table_copy.h"
 #include "support/linalg/reference.h"
 #include "support/linalg/symmetric_cases.h"
+#include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
 static table_copy table;
@@ -26,7 +27,7 @@ static int change_table(void **state)
 static int restore_table(void **state)
 {
     ((tch_context *)*state)->backend = own_table;
-    return 0;
+    return test_release(state);
 }
 
 /* --- calls are bracketed ----------------------------------------------------------------------------------------- */
@@ -252,6 +253,59 @@ static void float32_powers_are_sharpened(void **state)
     }
 }
 
+/* --- steps that are skipped unknown to the host ------------------------------------------------------------------ */
+
+/* All numbers of the state, then of the parameters. */
+static double *numbers_of(const trial *t, int64_t *count)
+{
+    enum { MOST = 4096 };
+    double *all = test_zeros(MOST);
+    *count = 0;
+    for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer) + t->count; i++) {
+        int32_t parameter = i - tch_optimizer_state_count(t->optimizer);
+        tch_optim_state s = TCH_OPTIM_STATE_INIT;
+        if (parameter < 0) {
+            CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
+        }
+        const tch_tensor *tensor = parameter < 0 ? s.tensor : &t->parameters[parameter].memory->tensor;
+        CHECK(*count + tch_tensor_numel(tensor) <= MOST, "too many numbers for the test");
+        memcpy(all + *count, trial_read(t, tensor), (size_t)tch_tensor_numel(tensor) * sizeof *all);
+        *count += tch_tensor_numel(tensor);
+    }
+    return all;
+}
+
+/* Where flags are a device's the step goes on, and every operation leaves all as it was. Roots that are due are taken
+ * once more, from the same factors; bases are not. */
+static void skip_on_a_device(tch_context *context, tch_optim_kind kind)
+{
+    static const trial_shape shapes[] = {
+        {.ndim = 2, .shape = {8, 8}}, {.ndim = 1, .shape = {19}}, {.ndim = 2, .shape = {12, 6}}};
+    trial t;
+    int64_t count;
+    tch_optim_config c = trial_config(kind);
+    c.precondition_frequency = kind == TCH_OPTIM_SHAMPOO ? 1 : 1000;
+    c.grafting = TCH_GRAFTING_ADAM;
+    c.momentum = 0.9;
+    trial_open(&t, context, TCH_FLOAT32, TCH_FLOAT32, &c, (int32_t)TEST_COUNT(shapes), shapes);
+    trial_steps(&t, 3);
+    double *before = numbers_of(&t, &count);
+    trial_draw(&t);
+    trial_spoil(&t, 0, (double)NAN);
+    table.backend.host_memory = 0;
+    tch_status status = trial_step_library(&t);
+    table.backend.host_memory = 1;
+    CHECK_OK(status);
+    CHECK(memcmp(before, numbers_of(&t, &count), (size_t)count * sizeof *before) == 0, "a number has changed");
+    CHECK(trial_stats(&t).skipped == 1, "%lld steps were skipped", (long long)trial_stats(&t).skipped);
+    trial_close(&t);
+}
+
+static void skipped_steps_write_nothing(void **state)
+{
+    trial_for_every_kind(*state, "skipped unknown to the host", skip_on_a_device);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -260,6 +314,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(flags_on_a_device_are_read_only_without_a_report, change_table, restore_table),
         cmocka_unit_test_setup_teardown(a_method_asked_for_does_not_fall_back, change_table, restore_table),
         cmocka_unit_test_setup_teardown(float32_powers_are_sharpened, change_table, restore_table),
+        cmocka_unit_test_setup_teardown(skipped_steps_write_nothing, change_table, restore_table),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_known);

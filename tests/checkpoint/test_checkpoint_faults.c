@@ -22,23 +22,19 @@
 #define MOST_ALLOCATIONS 300
 #define NOBODY 65534
 
-static counting_allocator counting;
-
 static int install(void **state)
 {
-    tch_host_allocator allocator = counting_allocator_interface(&counting);
-    return tch_set_host_allocator(&allocator) == TCH_OK ? test_folder_make(state) : -1;
+    return test_counting_install(state) == 0 ? test_folder_make(state) : -1;
 }
 
 static int uninstall(void **state)
 {
-    return tch_set_host_allocator(NULL) == TCH_OK ? test_folder_remove(state) : -1;
+    return test_counting_remove(state) == 0 ? test_folder_remove(state) : -1;
 }
 
 static void check_nothing_left(void)
 {
-    CHECK(atomic_load(&counting.blocks) == 0, "%lld blocks leaked", atomic_load(&counting.blocks));
-    CHECK(atomic_load(&counting.mistakes) == 0, "a release does not match its allocation");
+    test_counting_check_empty();
     CHECK(test_leftover_count() == 0, "a temporary file is left");
 }
 
@@ -93,10 +89,10 @@ static void fail_each_allocation(tch_status (*call)(const char *path, const char
         test_case("allocation %lld", k);
         CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
         tch_clear_error();
-        counting_allocator_arm(&counting, k);
+        counting_allocator_arm(&test_counting, k);
         tch_status status = call(path, mark);
-        through = atomic_load(&counting.calls) < k;
-        counting_allocator_arm(&counting, 0);
+        through = atomic_load(&test_counting.calls) < k;
+        counting_allocator_arm(&test_counting, 0);
         CHECK(status == (through ? TCH_OK : TCH_ERR_OUT_OF_MEMORY), "gave %s", tch_status_name(status));
         CHECK(through || strstr(tch_last_error(), "out of host memory") != NULL, "said %s", tch_last_error());
         check_nothing_left();
@@ -150,11 +146,11 @@ static void a_writer_survives_want_of_memory(void **state)
     const char *path = test_path("survivor");
     CHECK_OK(tch_checkpoint_writer_create(&writer));
     for (long long k = 1; k <= 3; k++) {
-        counting_allocator_arm(&counting, k);
+        counting_allocator_arm(&test_counting, k);
         CHECK(tch_checkpoint_writer_add(writer, "t", &t) == TCH_ERR_OUT_OF_MEMORY, "allocation %lld", k);
-        counting_allocator_arm(&counting, k);
+        counting_allocator_arm(&test_counting, k);
         CHECK(tch_checkpoint_writer_set_number(writer, "k", 1.0) == TCH_ERR_OUT_OF_MEMORY, "allocation %lld", k);
-        counting_allocator_arm(&counting, 0);
+        counting_allocator_arm(&test_counting, 0);
         CHECK_OK(tch_checkpoint_writer_save(writer, NULL, path));
         CHECK_OK(tch_checkpoint_open(path, &checkpoint));
         CHECK(tch_checkpoint_count(checkpoint) == 0 && tch_checkpoint_text(checkpoint, "k") == NULL, "half there");

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "support/comm/placed_model.h"
+#include "support/comm/shared_trial.h"
 #include "support/fakes/counting_allocator.h"
 #include "support/files.h"
 #include "support/optim/optim_defaults.h"
@@ -12,24 +12,8 @@
 #include "support/testing.h"
 
 #define EACH 2 /* steps between interruptions */
-#define MOST_SEGMENTS 5
-#define MOST_STEPS (EACH * MOST_SEGMENTS)
+#define MOST_SEGMENTS (PLACED_STEPS / EACH)
 #define INDEX "model.safetensors.index.json"
-
-/* --- a small model ----------------------------------------------------------------------------------------------- */
-
-static const placed_shape model[] = {
-    {.ndim = 2, .size = {24, 17}},
-    {.ndim = 2, .size = {24, 17}},
-    {.ndim = 2, .size = {40, 9}},
-    {.ndim = 1, .size = {31}},
-    {.ndim = 4, .size = {10, 3, 3, 2}},
-    {.ndim = 2, .size = {33, 6}, .elementwise = 1},
-    {.ndim = 3, .size = {6, 5, 8}, .batch_dims = 1},
-    {.ndim = 2, .size = {28, 11}, .cut_count = 3, .cuts = {14, 7, 7}},
-};
-#define PARAMETERS ((int32_t)TEST_COUNT(model))
-/* --- placements -------------------------------------------------------------------------------------------------- */
 
 /* Two halves, each on every other rank. */
 static int32_t in_halves(const placed_shape *s, int32_t ranks, tch_shard *shards)
@@ -41,168 +25,11 @@ static int32_t in_halves(const placed_shape *s, int32_t ranks, tch_shard *shards
     return ranks < 2 ? 0 : ranks;
 }
 
-/* --- one rank ---------------------------------------------------------------------------------------------------- */
-
 /* Steps by a number of ranks, from a checkpoint on and into the next one. */
 typedef struct segment {
     int32_t ranks; /* 0: one process without a group */
     placed_how how;
 } segment;
-
-typedef struct run {
-    const placed_numbers *numbers;
-    tch_optim_config config;
-    tch_dtype dtype;
-    segment now;
-    int32_t first, steps;
-    const char *from, *to; /* paths; NULL: from the start, or nowhere */
-    int32_t failures;      /* of a factor, set at the start */
-    int32_t other_rank;    /* has another model; -1 for none */
-    int32_t blind_rank;    /* could not open the checkpoint; -1 for none */
-    double **end;
-    tch_status status[PRETEND_MOST];
-    char message[PRETEND_MOST][256];
-} run;
-
-static void open_model(placed_model *m, const run *r, tch_context *context, int32_t rank)
-{
-    placed_config config = {.shapes = model,
-                            .count = PARAMETERS,
-                            .place = r->now.ranks > 0 ? r->now.how : placed_replicated,
-                            .dtype = r->dtype,
-                            .prefix = rank == r->other_rank ? "q" : "p",
-                            .start = r->numbers->start};
-    placed_open(m, &config, context, rank, r->now.ranks > 0 ? r->now.ranks : 1);
-}
-
-/* The parameters that this rank has: a shard that several have is saved by all of them, under the same name. */
-static tch_status save_model(const placed_model *m, tch_checkpoint_writer *writer)
-{
-    tch_status status = TCH_OK;
-    for (int32_t i = 0; i < PARAMETERS && status == TCH_OK; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "model/%d", i);
-        if (tch_tensor_numel(m->parameter[i]) > 0) {
-            status = tch_checkpoint_writer_add_shard(writer, name, m->parameter[i], model[i].size, m->own[i].start);
-        }
-    }
-    return status;
-}
-
-static tch_status save(const run *r, const placed_model *m, tch_context *context, tch_comm *comm, tch_optimizer *o)
-{
-    tch_checkpoint_writer *writer = NULL;
-    tch_status status = tch_checkpoint_writer_create(&writer);
-    status = status != TCH_OK ? status : save_model(m, writer);
-    status = status != TCH_OK ? status : tch_optimizer_save(o, writer, "optimizer");
-    if (strstr(r->to, ".index.json") == NULL) {
-        status = status != TCH_OK ? status : tch_checkpoint_writer_save(writer, context, r->to);
-    } else if (status == TCH_OK || comm != NULL) {
-        status = tch_checkpoint_writer_save_sharded(status == TCH_OK ? writer : NULL, context, comm, r->to);
-    }
-    tch_checkpoint_writer_destroy(writer);
-    return status;
-}
-
-/* The optimizer comes first: it is the call that all ranks make together. */
-static tch_status load(const run *r, placed_model *m, tch_context *context, tch_optimizer *o, int32_t rank)
-{
-    tch_checkpoint *c = NULL;
-    tch_status status = rank == r->blind_rank ? TCH_ERR_IO : tch_checkpoint_open(r->from, &c);
-    tch_status loaded = tch_optimizer_load(o, c, "optimizer");
-    status = status != TCH_OK ? status : loaded;
-    for (int32_t i = 0; i < PARAMETERS && status == TCH_OK; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "model/%d", i);
-        status = tch_checkpoint_read_shard(c, context, name, model[i].size, m->own[i].start, m->parameter[i]);
-    }
-    tch_checkpoint_close(c);
-    return status;
-}
-
-/* As if the refreshes of the first factors had failed: they get more damping from then on. */
-static tch_status spoil(tch_optimizer *o, int32_t failures)
-{
-    tch_status status = TCH_OK;
-    for (int32_t i = 0; i < PARAMETERS && status == TCH_OK; i++) {
-        int64_t counts[32] = {0};
-        int64_t length = tch_optimizer_counts_length(o, i);
-        status = tch_optimizer_get_counts(o, i, length, counts);
-        for (int64_t k = 2; k < length; k += 3) {
-            counts[k] = failures;
-        }
-        status = status != TCH_OK ? status : tch_optimizer_set_counts(o, i, length, counts);
-    }
-    return status;
-}
-
-static tch_status step(const run *r, placed_model *m, tch_context *context, tch_optimizer *o, int32_t number)
-{
-    const tch_tensor *gradients[PARAMETERS];
-    for (int32_t i = 0; i < PARAMETERS; i++) {
-        double values[PLACED_ELEMENTS];
-        placed_take(m, i, r->numbers->gradient[number][i], values);
-        placed_move(context, m->gradient[i], values, true);
-        gradients[i] = i == 1 && number == 2 ? NULL : m->gradient[i];
-    }
-    return tch_optimizer_step(o, PARAMETERS, gradients);
-}
-
-static tch_status train(run *r, placed_model *m, tch_context *context, tch_comm *comm, int32_t rank, tch_optimizer *o)
-{
-    tch_status status = r->from == NULL ? TCH_OK : load(r, m, context, o, rank);
-    if (status == TCH_OK && r->from == NULL && r->failures > 0) {
-        status = spoil(o, r->failures);
-    }
-    for (int32_t s = r->first; s < r->first + r->steps && status == TCH_OK; s++) {
-        status = step(r, m, context, o, s);
-    }
-    return status != TCH_OK || r->to == NULL ? status : save(r, m, context, comm, o);
-}
-
-static void task(tch_comm *comm, int32_t rank, void *user)
-{
-    run *r = user;
-    placed_model *m = test_alloc(sizeof *m);
-    tch_context *context = NULL;
-    tch_optimizer *o = NULL;
-    assert_int_equal(tch_context_create("cpu", &context), TCH_OK);
-    open_model(m, r, context, rank);
-    tch_status status =
-        tch_optimizer_create_shared(context, &r->config, comm, PARAMETERS, m->entries, m->placement, NULL, &o);
-    r->status[rank] = status != TCH_OK ? status : train(r, m, context, comm, rank, o);
-    snprintf(r->message[rank], sizeof r->message[rank], "%s", r->status[rank] == TCH_OK ? "" : tch_last_error());
-    if (r->end != NULL) {
-        placed_read(m, context, r->end);
-    }
-    tch_optimizer_destroy(o);
-    placed_close(m);
-    test_drop(m);
-    tch_context_destroy(context);
-}
-
-static void run_ranks(run *r)
-{
-    if (r->now.ranks == 0) {
-        task(NULL, 0, r);
-        return;
-    }
-    pretend_group group;
-    pretend_open(&group, r->now.ranks);
-    group.bucket_bytes = 1000;
-    group.span_bytes = r->now.ranks % 2 == 0 ? 100 : 0; /* the state of vectors is divided, or not */
-    pretend_run(&group, task, r);
-    CHECK(group.mismatches == 0, "ranks disagree on counts");
-    pretend_close(&group);
-}
-
-static void run_well(run *r)
-{
-    run_ranks(r);
-    for (int32_t k = 0; k < (r->now.ranks > 0 ? r->now.ranks : 1); k++) {
-        CHECK(r->status[k] == TCH_OK, "rank %d: %s", k, r->message[k]);
-    }
-}
 
 /* --- interrupted and not ----------------------------------------------------------------------------------------- */
 
@@ -223,42 +50,36 @@ static const struct {
     {"twice", 4, {{4, in_halves}, {3, in_halves}, {2, placed_by_columns}, {0, placed_by_rows}}},
 };
 
-static run run_of(const placed_numbers *n, const tch_optim_config *config, tch_dtype dtype)
-{
-    return (run){.numbers = n, .config = *config, .dtype = dtype, .other_rank = -1, .blind_rank = -1};
-}
-
 static void try_sequence(const placed_numbers *n, const tch_optim_config *config, tch_dtype dtype, int32_t failures,
                          size_t q)
 {
     size_t mark = test_mark();
-    double *one[PARAMETERS];
-    double *many[PARAMETERS];
+    double *one[SHARED_PARAMETERS];
+    double *many[SHARED_PARAMETERS];
     const char *index = test_path(INDEX);
-    const char *file = test_path("model.safetensors");
-    placed_room(one, PARAMETERS, model, 0);
-    placed_room(many, PARAMETERS, model, 0xFF);
-    run alone = run_of(n, config, dtype);
+    const char *from = NULL;
+    placed_room(one, SHARED_PARAMETERS, shared_model, 0);
+    placed_room(many, SHARED_PARAMETERS, shared_model, 0xFF);
+    shared_training alone = shared_training_of(n, config, dtype);
     alone.steps = EACH * sequences[q].count;
     alone.failures = failures;
     alone.end = one;
-    run_well(&alone);
-    const char *from = NULL;
+    shared_run(&alone, 0, placed_replicated, false);
     for (int32_t k = 0; k < sequences[q].count; k++) {
-        run r = run_of(n, config, dtype);
-        r.now = sequences[q].segments[k];
-        r.first = EACH * k;
-        r.steps = EACH;
-        r.failures = failures;
-        r.from = from;
-        r.to = k == 0 && r.now.ranks == 0 ? file : index; /* of one process a file alone, and one with an index */
-        r.end = many;
-        run_well(&r);
-        from = r.to;
+        const segment *now = &sequences[q].segments[k];
+        shared_training t = shared_training_of(n, config, dtype);
+        t.first = EACH * k;
+        t.steps = EACH;
+        t.failures = failures;
+        t.from = from;
+        t.to = k == 0 && now->ranks == 0 ? test_path("model.safetensors") : index; /* a file alone, or with an index */
+        t.end = many;
+        shared_run(&t, now->ranks, now->how, false);
+        from = t.to;
     }
-    for (int32_t i = 0; i < PARAMETERS; i++) {
-        CHECK(memcmp(one[i], many[i], (size_t)placed_count(&model[i]) * sizeof(double)) == 0, "parameter %d differs",
-              i);
+    for (int32_t i = 0; i < SHARED_PARAMETERS; i++) {
+        CHECK(memcmp(one[i], many[i], (size_t)placed_count(&shared_model[i]) * sizeof(double)) == 0,
+              "parameter %d differs", i);
     }
     test_release_since(mark);
 }
@@ -317,14 +138,14 @@ static void every_kind(void **state)
 static void failures(void **state)
 {
     tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
-    double *ends[2][PARAMETERS];
+    double *ends[2][SHARED_PARAMETERS];
     for (int k = 0; k < 2; k++) {
-        placed_room(ends[k], PARAMETERS, model, 0);
-        run alone = run_of(*state, &c, TCH_FLOAT64);
-        alone.steps = MOST_STEPS;
+        placed_room(ends[k], SHARED_PARAMETERS, shared_model, 0);
+        shared_training alone = shared_training_of(*state, &c, TCH_FLOAT64);
+        alone.steps = PLACED_STEPS;
         alone.failures = k;
         alone.end = ends[k];
-        run_well(&alone);
+        shared_run(&alone, 0, placed_replicated, false);
     }
     CHECK(memcmp(ends[0][0], ends[1][0], sizeof(double) * 24 * 17) != 0, "failures make no difference");
     for (size_t q = 3; q < 5; q++) { /* those that begin with one process, which knows its factors */
@@ -335,79 +156,73 @@ static void failures(void **state)
 
 /* --- what must not go on ----------------------------------------------------------------------------------------- */
 
-static const char *saved_by_two(const placed_numbers *n, tch_optim_config *c, const char *path)
+/* Training that ends as soon as the checkpoint is loaded. */
+static shared_training load_by(const placed_numbers *n, const tch_optim_config *c, tch_dtype dtype, const char *from)
 {
-    run r = run_of(n, c, TCH_FLOAT32);
-    r.now = (segment){2, placed_by_rows};
-    r.steps = EACH;
-    r.to = path;
-    run_well(&r);
+    shared_training t = shared_training_of(n, c, dtype);
+    t.steps = 0;
+    t.from = from;
+    return t;
+}
+
+static const char *saved_by(int32_t ranks, const placed_numbers *n, const tch_optim_config *c, const char *path)
+{
+    shared_training t = shared_training_of(n, c, TCH_FLOAT32);
+    t.steps = EACH;
+    t.to = path;
+    shared_run(&t, ranks, placed_by_rows, false);
     return path;
 }
 
-static void expect(const run *r, int32_t rank, tch_status status, const char *words)
+static void expect(const shared_training *t, int32_t rank, tch_status status, const char *words)
 {
-    CHECK(r->status[rank] == status && strstr(r->message[rank], words) != NULL, "rank %d gave %s: %s", rank,
-          tch_status_name(r->status[rank]), r->message[rank]);
+    CHECK(t->statuses[rank] == status && strstr(t->messages[rank], words) != NULL, "rank %d gave %s: %s", rank,
+          tch_status_name(t->statuses[rank]), t->messages[rank]);
 }
 
 /* A rank that could not open the checkpoint: no other waits for it, and none goes on alone. */
 static void one_rank_cannot_open(void **state)
 {
     tch_optim_config c = config_of(TCH_OPTIM_MUON);
-    const char *path = test_path(INDEX);
-    run r = run_of(*state, &c, TCH_FLOAT32);
-    r.from = saved_by_two(*state, &c, path);
-    r.now = (segment){3, placed_by_columns};
-    r.blind_rank = 1;
-    run_ranks(&r);
-    expect(&r, 0, TCH_ERR_COMM, "another rank could not load its part; nothing was changed");
-    expect(&r, 1, TCH_ERR_IO, "checkpoint is NULL");
-    expect(&r, 2, TCH_ERR_COMM, "another rank could not load its part; nothing was changed");
+    shared_training t = load_by(*state, &c, TCH_FLOAT32, saved_by(2, *state, &c, test_path(INDEX)));
+    t.blind_rank = 1;
+    shared_try(&t, 3, placed_by_columns, false);
+    expect(&t, 0, TCH_ERR_COMM, "another rank could not load its part; nothing was changed");
+    expect(&t, 1, TCH_ERR_IO, "checkpoint is NULL");
+    expect(&t, 2, TCH_ERR_COMM, "another rank could not load its part; nothing was changed");
 }
 
 /* Blocks of moments do not end where shards do: ranks read those in float32 alone, and say what to do. */
 static void moments_in_less_memory(void **state)
 {
     tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
-    const char *path = test_path("narrow.safetensors");
     c.state_dtype = TCH_STATE_INT8;
-    run r = run_of(*state, &c, TCH_FLOAT32);
-    r.steps = EACH;
-    r.to = path;
-    run_well(&r);
+    const char *path = saved_by(0, *state, &c, test_path("narrow.safetensors"));
     c.state_dtype = TCH_STATE_FLOAT32;
-    r = run_of(*state, &c, TCH_FLOAT32);
-    r.from = path;
-    r.now = (segment){2, placed_by_rows};
-    run_ranks(&r);
-    expect(&r, 0, TCH_ERR_UNSUPPORTED, "state_dtype float32");
-    expect(&r, 1, TCH_ERR_UNSUPPORTED, "state_dtype float32");
+    shared_training t = load_by(*state, &c, TCH_FLOAT32, path);
+    shared_try(&t, 2, placed_by_rows, false);
+    expect(&t, 0, TCH_ERR_UNSUPPORTED, "state_dtype float32");
+    expect(&t, 1, TCH_ERR_UNSUPPORTED, "state_dtype float32");
 }
 
 static void another_model(void **state)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_SHAMPOO};
-    const char *path = test_path(INDEX);
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
         tch_optim_config c = config_of(kinds[k]);
-        run r = run_of(*state, &c, TCH_FLOAT32);
-        r.from = saved_by_two(*state, &c, path);
-        r.other_rank = 0;
-        run_ranks(&r);
-        expect(&r, 0, TCH_ERR_INVALID_ARGUMENT, "the checkpoint has no 'optimizer/q0/step'");
-        r = run_of(*state, &c, TCH_FLOAT64); /* of other types */
-        r.from = path;
-        r.now = (segment){2, placed_by_rows};
-        run_ranks(&r);
-        expect(&r, 0, TCH_ERR_SHAPE, "expected float64");
-        expect(&r, 1, TCH_ERR_SHAPE, "expected float64");
+        const char *path = saved_by(2, *state, &c, test_path(INDEX));
+        shared_training t = load_by(*state, &c, TCH_FLOAT32, path);
+        t.other_rank = 0;
+        shared_try(&t, 0, placed_replicated, false);
+        expect(&t, 0, TCH_ERR_INVALID_ARGUMENT, "the checkpoint has no 'optimizer/q0/step'");
+        t = load_by(*state, &c, TCH_FLOAT64, path); /* of other types */
+        shared_try(&t, 2, placed_by_rows, false);
+        expect(&t, 0, TCH_ERR_SHAPE, "expected float64");
+        expect(&t, 1, TCH_ERR_SHAPE, "expected float64");
         c = config_of(TCH_OPTIM_LION);
-        r = run_of(*state, &c, TCH_FLOAT32);
-        r.from = path;
-        r.now = (segment){2, placed_by_rows};
-        run_ranks(&r);
-        expect(&r, 1, TCH_ERR_INVALID_ARGUMENT, "expected one of lion");
+        t = load_by(*state, &c, TCH_FLOAT32, path);
+        shared_try(&t, 2, placed_by_rows, false);
+        expect(&t, 1, TCH_ERR_INVALID_ARGUMENT, "expected one of lion");
     }
 }
 
@@ -415,15 +230,13 @@ static void another_model(void **state)
 static void more_than_this_model(void **state)
 {
     tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
-    const placed_numbers *n = *state;
     tch_context *context;
     tch_checkpoint *checkpoint;
     tch_tensor *tensor;
     tch_optimizer *o;
-    const char *path = test_path(INDEX);
-    saved_by_two(n, &c, path);
+    const char *path = saved_by(2, *state, &c, test_path(INDEX));
     CHECK_OK(tch_context_create("cpu", &context));
-    CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 2, model[0].size, TCH_CONTIGUOUS, &tensor));
+    CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 2, shared_model[0].size, TCH_CONTIGUOUS, &tensor));
     tch_parameter entry = {.tensor = tensor, .name = "p0"};
     CHECK_OK(tch_optimizer_create(context, &c, 1, &entry, &o));
     CHECK_OK(tch_checkpoint_open(path, &checkpoint));
@@ -445,19 +258,19 @@ static void no_memory(void **state)
     const char *path = test_path(INDEX);
     for (size_t kind = 0; kind < TEST_COUNT(kinds); kind++) {
         tch_optim_config c = config_of(kinds[kind]);
-        run r = run_of(*state, &c, TCH_FLOAT32);
+        shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
         placed_model *m = test_alloc(sizeof *m);
         tch_context *context;
         tch_optimizer *o;
         pretend_group group;
         pretend_open(&group, 1);
         tch_comm *comm = pretend_comm(&group, 0);
-        r.now = (segment){1, placed_by_rows};
-        r.from = r.to = path;
+        t.place = placed_by_rows;
+        t.from = t.to = path;
         CHECK_OK(tch_context_create("cpu", &context));
-        open_model(m, &r, context, 0);
-        CHECK_OK(tch_optimizer_create_shared(context, &c, comm, PARAMETERS, m->entries, m->placement, NULL, &o));
-        CHECK_OK(save(&r, m, context, comm, o));
+        shared_open_model(m, &t, context, 0, 1);
+        CHECK_OK(tch_optimizer_create_shared(context, &c, comm, SHARED_PARAMETERS, m->entries, m->placement, NULL, &o));
+        CHECK_OK(shared_save(&t, m, context, comm, o));
         long long blocks = atomic_load(&test_counting.blocks);
         for (int loads = 0; loads < 2; loads++) {
             bool through = false;
@@ -465,7 +278,7 @@ static void no_memory(void **state)
                 test_case("kind %d, %s, allocation %lld", (int)kinds[kind], loads ? "load" : "save", k);
                 CHECK(k < 20000, "it never gets by");
                 counting_allocator_arm(&test_counting, k);
-                tch_status status = loads ? load(&r, m, context, o, 0) : save(&r, m, context, comm, o);
+                tch_status status = loads ? shared_load(&t, m, context, o, 0) : shared_save(&t, m, context, comm, o);
                 through = atomic_load(&test_counting.calls) < k;
                 counting_allocator_arm(&test_counting, 0);
                 CHECK((status == TCH_OK) == through, "gave %s: %s", tch_status_name(status), tch_last_error());
@@ -483,24 +296,22 @@ static void no_memory(void **state)
 
 /* --- all --------------------------------------------------------------------------------------------------------- */
 
-static placed_numbers all_numbers;
+static void *all_numbers;
 
 static int open_folder(void **state)
 {
-    *state = &all_numbers;
+    *state = all_numbers;
     return test_folder_make(state);
 }
 
 static int open_all(void **state)
 {
-    placed_numbers_open(&all_numbers, 23, PARAMETERS, model, MOST_STEPS);
-    return test_counting_install(state);
+    return test_counting_install(state) == 0 ? shared_open(&all_numbers) : -1;
 }
 
 static int close_all(void **state)
 {
-    placed_numbers_close(&all_numbers);
-    return test_counting_remove(state);
+    return shared_close(&all_numbers) == 0 ? test_counting_remove(state) : -1;
 }
 
 #define IN_A_FOLDER(test) cmocka_unit_test_setup_teardown(test, open_folder, test_folder_remove)

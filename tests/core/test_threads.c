@@ -126,17 +126,11 @@ static void run_together(int count, tch_dtype dtype)
     pthread_barrier_destroy(&start);
 }
 
-static void two_contexts_in_two_threads(void **state)
-{
-    (void)state;
-    run_together(2, TCH_FLOAT32);
-    run_together(2, TCH_FLOAT64);
-}
-
-static void four_contexts_in_four_threads(void **state)
+static void contexts_in_several_threads(void **state)
 {
     (void)state;
     run_together(4, TCH_FLOAT32);
+    run_together(2, TCH_FLOAT64);
 }
 
 /* --- larger matrices, whose work goes through the blocked algorithms --------------------------------------------- */
@@ -340,8 +334,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(contexts_come_and_go_in_many_threads),
         cmocka_unit_test(messages_belong_to_their_thread),
         cmocka_unit_test(tensors_may_be_destroyed_by_another_thread),
-        cmocka_unit_test(two_contexts_in_two_threads),
-        cmocka_unit_test(four_contexts_in_four_threads),
+        cmocka_unit_test(contexts_in_several_threads),
         cmocka_unit_test(large_roots_in_two_threads),
     };
     test_begin(argc, argv);

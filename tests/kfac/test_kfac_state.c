@@ -19,8 +19,6 @@ static const test_layer_case cases[] = {
 static const test_kfac_layer layers[] = {{&cases[0], 1}, {&cases[1], 0}, {&cases[2], 1}};
 #define LAYERS 3
 
-static counting_allocator counting;
-
 static tch_kfac_config config_of(tch_kfac_method method)
 {
     tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
@@ -494,14 +492,13 @@ static void empty_batches_and_no_layers(void **state)
 
 static int install_allocator(void **state)
 {
-    tch_host_allocator allocator = counting_allocator_interface(&counting);
-    return tch_set_host_allocator(&allocator) == TCH_OK ? test_open_context(state) : -1;
+    return test_counting_install(state) == 0 ? test_open_context(state) : -1;
 }
 
 static int remove_allocator(void **state)
 {
     int closed = test_close_context(state);
-    return tch_set_host_allocator(NULL) == TCH_OK ? closed : -1;
+    return test_counting_remove(state) == 0 ? closed : -1;
 }
 
 /* One round of all calls; TCH_OK, or the first failure, after which the others were still made. */
@@ -536,7 +533,7 @@ static bool rounds_without(tch_kfac_method method, long long k)
     gradients[0] = test_tensor_make(context, TCH_FLOAT32, 2, (const int64_t[]){3, 4}, LAYOUT_CONTIGUOUS);
     gradients[1] = test_tensor_make(context, TCH_FLOAT32, 1, (const int64_t[]){3}, LAYOUT_CONTIGUOUS);
     CHECK_OK(tch_memory_trim(context, 0));
-    counting_allocator_arm(&counting, k);
+    counting_allocator_arm(&test_counting, k);
     tch_status status = tch_kfac_create(context, &config, LAYERS, described, &t.kfac);
     int failures = status != TCH_OK;
     for (int i = 0; failures == 0 ? i < 3 : t.kfac != NULL && i < 4; i++) {
@@ -545,8 +542,8 @@ static bool rounds_without(tch_kfac_method method, long long k)
         CHECK(status == TCH_OK || status == TCH_ERR_OUT_OF_MEMORY, "gave %s: %s", tch_status_name(status),
               tch_last_error());
     }
-    bool reached = atomic_load(&counting.calls) >= k;
-    counting_allocator_arm(&counting, 0);
+    bool reached = atomic_load(&test_counting.calls) >= k;
+    counting_allocator_arm(&test_counting, 0);
     CHECK(failures <= reached, "%d failures: %s", failures,
           tch_last_error()); /* the pool tries again, and may succeed */
     CHECK(t.kfac == NULL || status == TCH_OK, "it did not go on: %s", tch_last_error());
@@ -561,14 +558,16 @@ static void without_memory(void **state)
     (void)state;
     for (int method = 0; method < 3; method++) {
         bool through = false;
-        long long bytes = atomic_load(&counting.bytes);
+        long long bytes = atomic_load(&test_counting.bytes);
         for (long long k = 1; !through; k++) {
             test_case("method %d, allocation %lld", method, k);
             CHECK(k < 200, "it never gets by");
             through = rounds_without(method, k);
-            CHECK(atomic_load(&counting.bytes) == bytes, "%lld bytes leaked", atomic_load(&counting.bytes) - bytes);
+            CHECK(atomic_load(&test_counting.bytes) == bytes, "%lld bytes leaked",
+                  atomic_load(&test_counting.bytes) - bytes);
         }
-        CHECK(atomic_load(&counting.mistakes) == 0, "%lld releases do not match", atomic_load(&counting.mistakes));
+        CHECK(atomic_load(&test_counting.mistakes) == 0, "%lld releases do not match",
+              atomic_load(&test_counting.mistakes));
     }
 }
 
@@ -585,14 +584,14 @@ static void later_steps_allocate_nothing(void **state)
         }
         test_case("method %d", method);
         for (int pass = 0; pass < 4; pass++) {
-            counting_allocator_arm(&counting, 0);
+            counting_allocator_arm(&test_counting, 0);
             for (int32_t i = 0; i < LAYERS; i++) {
                 CHECK_OK(tch_kfac_observe(t->kfac, i, &batch[i].input->tensor, &batch[i].gradient->tensor, 1.0, NULL));
             }
             CHECK_OK(tch_kfac_refresh(t->kfac));
             CHECK_OK(precondition(t, -1));
-            CHECK(pass < 2 || atomic_load(&counting.calls) == 0, "%lld allocations in step %d",
-                  atomic_load(&counting.calls), pass);
+            CHECK(pass < 2 || atomic_load(&test_counting.calls) == 0, "%lld allocations in step %d",
+                  atomic_load(&test_counting.calls), pass);
         }
     }
 }
