@@ -677,6 +677,100 @@ static void factors_of_float64_are_taken(void **state)
     }
 }
 
+/* --- blocks in float16 ------------------------------------------------------------------------------------------- */
+
+static void *upload(tch_context *context, const void *bytes, int64_t count)
+{
+    void *there = NULL;
+    CHECK_OK(context->backend->device->allocate(context->state, count, &there));
+    CHECK_OK(context->backend->device->copy_bytes(context->state, there, bytes, count, TCH_COPY_TO_DEVICE));
+    return there;
+}
+
+/* Every number of a block that `gather` has written, times the power of two that brings the largest to between 2^14 and
+ * 2^15, once more in float16; and nothing between them. */
+static void check_halves(const batch *block, const batch *halves, uint32_t bits)
+{
+    float largest;
+    memcpy(&largest, &bits, sizeof largest);
+    double power = ldexp(1.0, 14 - ilogbf(largest));
+    for (int64_t k = 0; k < block->m.rows * block->m.cols; k++) {
+        double expected = test_round(halves->dtype, power * value(block, k / block->m.cols, k % block->m.cols));
+        CHECK(value(halves, k / block->m.cols, k % block->m.cols) == expected, "element %lld is %g, expected %g",
+              (long long)k, value(halves, k / block->m.cols, k % block->m.cols), expected);
+    }
+    check_gaps(halves);
+}
+
+static void gather_in_halves(tch_context *context, int64_t rows, int64_t cols, int64_t gap, int32_t transposed,
+                             tch_filter filter)
+{
+    const tch_update_ops *t = context->backend->update;
+    const tch_hyper hyper = {.beta1 = 0.8};
+    const tch_clock clock = {.step = 3.0, .correction1 = 0.5, .correction2 = 0.5};
+    static const uint32_t zeros[2];
+    uint32_t bits[2];
+    batch all[6]; /* gradient, state, two blocks, the same in float16 */
+    test_case("%lld by %lld, %lld apart, transposed %d, filter %d", (long long)rows, (long long)cols, (long long)gap,
+              transposed, (int)filter);
+    for (int i = 0; i < 6; i++) {
+        bool turned = transposed && i >= 2;
+        all[i] =
+            make(context, i < 4 ? TCH_SCALAR_F32 : TCH_SCALAR_F16, 1, turned ? cols : rows, turned ? rows : cols, gap);
+        if (i < 2) {
+            fill_rows(&all[i], (uint64_t)(rows + i));
+        }
+        move(context, &all[i], TCH_COPY_TO_DEVICE);
+    }
+    tch_rect rect = {.grad = all[0].m.data,
+                     .state = {all[1].m.data},
+                     .block = {all[2].m.data, all[3].m.data},
+                     .clock = upload(context, &clock, sizeof clock),
+                     .rows = rows,
+                     .cols = cols,
+                     .stride = cols + gap,
+                     .block_ld = all[2].m.ld,
+                     .transposed = transposed,
+                     .factor = 1.0};
+    tch_update update = {.rects = &rect,
+                         .count = 1,
+                         .real = TCH_SCALAR_F32,
+                         .param_type = TCH_SCALAR_F32,
+                         .grad_type = TCH_SCALAR_F32,
+                         .block_type = TCH_SCALAR_F32,
+                         .hyper = upload(context, &hyper, sizeof hyper)};
+    uint32_t *largest = upload(context, zeros, sizeof zeros);
+    CHECK_OK(t->gather(context->state, &update, filter, 0, largest, largest + 1));
+    rect.block[0] = all[4].m.data;
+    rect.block[1] = all[5].m.data;
+    update.block_type = TCH_SCALAR_F16;
+    CHECK_OK(t->gather_halves(context->state, &update, filter, 0, largest, largest + 1));
+    CHECK_OK(context->backend->device->copy_bytes(context->state, bits, largest, sizeof bits, TCH_COPY_TO_HOST));
+    for (int i = 0; i < 6; i++) {
+        move(context, &all[i], TCH_COPY_TO_HOST);
+    }
+    check_halves(&all[2], &all[4], bits[0]);
+    check_halves(&all[3], &all[5], bits[1]);
+    context->backend->device->release(context->state, (void *)rect.clock, sizeof clock);
+    context->backend->device->release(context->state, (void *)update.hyper, sizeof hyper);
+    context->backend->device->release(context->state, largest, sizeof zeros);
+    for (int i = 0; i < 6; i++) {
+        drop(context, &all[i]);
+    }
+}
+
+/* Rows with gaps, transposed, and chunks that are all full and aligned. */
+static void blocks_are_gathered_in_float16(void **state)
+{
+    static const int64_t cases[][4] = {
+        {17, 33, 3, 0}, {33, 17, 3, 1}, {64, 128, 0, 0}, {64, 128, 0, 1}, {2, 300, 4, 1}};
+    tch_context *context = *state;
+    for (size_t i = 0; i < 2 * TEST_COUNT(cases) && context->backend->update->gather_halves != NULL; i++) {
+        const int64_t *c = cases[i / 2];
+        gather_in_halves(context, c[0], c[1], c[2], (int32_t)c[3], i % 2 ? TCH_FILTER_EMA : TCH_FILTER_NESTEROV);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -688,6 +782,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(grams_of_mixed_types),
         cmocka_unit_test(factors_of_float32_are_inverted),
         cmocka_unit_test(factors_of_float64_are_taken),
+        cmocka_unit_test(blocks_are_gathered_in_float16),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);

@@ -60,7 +60,7 @@ static const trial_shape shapes[] = {
 #define OF_LION 9
 #define EMULATED 11
 
-/* With the grafting and the momentum that most use. Blocks are larger than a chunk. */
+/* Blocks are larger than a chunk. */
 static tch_optim_config config_of(tch_optim_kind kind)
 {
     tch_optim_config c = trial_config(kind);
@@ -116,13 +116,15 @@ static void run(tch_context *context, const tch_optim_config *config, const type
     test_release_since(mark);
 }
 
-/* An emulated device takes two steps of all but the largest. */
+/* Every grafting has some of the types. An emulated device takes two steps of all but the largest. */
 static void every_type(tch_context *context, tch_optim_kind kind)
 {
-    const tch_optim_config c = config_of(kind);
+    tch_optim_config c = config_of(kind);
     bool emulated = getenv("TORCHIUM_EMULATOR_CAPABILITY") != NULL;
     for (size_t i = 0; i < TEST_COUNT(types); i++) {
         bool open = kind == TCH_OPTIM_LION && types[i].dtype.bits != 64;
+        c.grafting = kind == TCH_OPTIM_SHAMPOO ? (tch_grafting)(TCH_GRAFTING_SGD + i % 4) : c.grafting;
+        c.start_preconditioning_step = kind == TCH_OPTIM_SHAMPOO && i % 3 == 1 ? 2 : -1;
         int32_t count = open ? OF_LION : emulated ? EMULATED : (int32_t)TEST_COUNT(shapes);
         run(context, &c, &types[i], count, shapes, emulated ? 2 : 3);
         if (!emulated) {
