@@ -240,14 +240,14 @@ static bool cut_row(csv_table *t, csv_cursor *c, dataset_error *error)
     return true;
 }
 
-static bool cut_rows(csv_table *t, char separator, dataset_error *error)
+static bool cut_rows(csv_table *t, dataset_error *error)
 {
     static const char mark[] = "\xef\xbb\xbf"; /* some programs begin UTF-8 with it */
     csv_cursor c = {t->text + (strncmp(t->text, mark, 3) == 0 ? 3 : 0), 1};
     if (!skip_empty_lines(&c)) {
         return dataset_fail(error, "%.300s: is empty", t->path);
     }
-    t->separator = separator != '\0' ? separator : guess_separator(c.at);
+    t->separator = guess_separator(c.at);
     t->cols = count_columns(c.at, t->separator);
     if (t->cols < 2) {
         return dataset_fail(error,
@@ -262,8 +262,8 @@ static bool cut_rows(csv_table *t, char separator, dataset_error *error)
     return true;
 }
 
-bool csv_table_read(const char *path, char separator, csv_table *table, dataset_error *error)
+bool csv_table_read(const char *path, csv_table *table, dataset_error *error)
 {
     *table = (csv_table){.path = path};
-    return read_file(table, error) && cut_rows(table, separator, error);
+    return read_file(table, error) && cut_rows(table, error);
 }

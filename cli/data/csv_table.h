@@ -17,8 +17,8 @@ typedef struct csv_table {
     int64_t room;   /* of rows in the two lists */
 } csv_table;
 
-/* Reads the file; `separator` may be 0, to be found out. The table is to be released in either case. */
-bool csv_table_read(const char *path, char separator, csv_table *table, dataset_error *error);
+/* Reads the file. The table is to be released in either case. */
+bool csv_table_read(const char *path, csv_table *table, dataset_error *error);
 void csv_table_release(csv_table *table);
 
 #endif

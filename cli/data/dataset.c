@@ -39,9 +39,8 @@ bool dataset_allocate(dataset *data, dataset_error *error)
     if (countable) {
         data->features = malloc((size_t)(data->rows * data->cols) * sizeof *data->features + 1);
         data->labels = malloc((size_t)data->rows * sizeof *data->labels + 1);
-        data->class_names = calloc((size_t)data->classes + 1, sizeof *data->class_names);
     }
-    if (!countable || data->features == NULL || data->labels == NULL || data->class_names == NULL) {
+    if (!countable || data->features == NULL || data->labels == NULL) {
         double bytes = 4.0 * (double)data->rows * ((double)data->cols + 1.0);
         dataset_fail(error, "out of memory: a data set of %lld rows and %lld columns takes %.3g bytes",
                      (long long)data->rows, (long long)data->cols, bytes);
@@ -53,38 +52,9 @@ bool dataset_allocate(dataset *data, dataset_error *error)
 
 void dataset_release(dataset *data)
 {
-    for (int32_t i = 0; data->class_names != NULL && i < data->classes; i++) {
-        free(data->class_names[i]);
-    }
-    free(data->class_names);
     free(data->features);
     free(data->labels);
     *data = (dataset){0};
-}
-
-static bool set_class_name(dataset *data, int32_t index, const char *name, dataset_error *error)
-{
-    size_t size = strlen(name) + 1;
-    data->class_names[index] = malloc(size);
-    if (data->class_names[index] == NULL) {
-        dataset_release(data);
-        dataset_fail(error, "out of memory for the names of classes");
-        return false;
-    }
-    memcpy(data->class_names[index], name, size);
-    return true;
-}
-
-bool dataset_number_classes(dataset *data, dataset_error *error)
-{
-    for (int32_t i = 0, n = data->classes; i < n; i++) {
-        char name[16];
-        snprintf(name, sizeof name, "%d", i);
-        if (!set_class_name(data, i, name, error)) {
-            return false;
-        }
-    }
-    return true;
 }
 
 /* --- orders and splits ------------------------------------------------------------------------------------------- */
@@ -115,15 +85,9 @@ void dataset_gather(const dataset *data, const int64_t *order, int64_t count, fl
 /* The rows named by an order, as a data set of its own. */
 static bool select_rows(const dataset *all, const int64_t *order, int64_t count, dataset *part, dataset_error *error)
 {
-    *part = (dataset){
-        .rows = count, .cols = all->cols, .height = all->height, .width = all->width, .classes = all->classes};
+    *part = (dataset){.rows = count, .cols = all->cols, .images = all->images, .classes = all->classes};
     if (!dataset_allocate(part, error)) {
         return false;
-    }
-    for (int32_t i = 0; i < all->classes; i++) {
-        if (!set_class_name(part, i, all->class_names[i], error)) {
-            return false;
-        }
     }
     dataset_gather(all, order, count, part->features, part->labels);
     return true;
@@ -199,7 +163,7 @@ static void rescale(dataset *data, int64_t first, int64_t count, scaling by)
 
 void dataset_standardize(dataset *train, dataset *test)
 {
-    int64_t together = train->width > 0 ? train->cols : 1;
+    int64_t together = train->images ? train->cols : 1;
     for (int64_t first = 0; first < train->cols && train->rows > 0; first += together) {
         scaling by = measure(train, first, together);
         rescale(train, first, together, by);

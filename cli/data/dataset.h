@@ -1,4 +1,4 @@
-/* Data sets for training: a table of float32 features with one integer label per row, in host memory. dataset_read.h
+/* Data sets for training: a table of float32 features with one integer label per row, in host memory. dataset_csv.h
  * reads one from a file, digits.h draws one. Functions that can fail return false with a sentence in `error`, and then
  * leave nothing to free. */
 #ifndef CLI_DATASET_H
@@ -10,11 +10,10 @@
 
 typedef struct dataset {
     int64_t rows, cols;
-    int64_t height, width; /* rows are images of this size, row by row; 0 where they are not */
+    bool images; /* columns are pixels, all on one scale */
     int32_t classes;
-    float *features;    /* rows by cols, without gaps */
-    int32_t *labels;    /* 0 to classes - 1 */
-    char **class_names; /* one for each class, as the file has it */
+    float *features; /* rows by cols, without gaps */
+    int32_t *labels; /* 0 to classes - 1 */
 } dataset;
 
 typedef struct dataset_error {
@@ -41,12 +40,9 @@ void dataset_release(dataset *data);
 
 /* --- for those who make data sets -------------------------------------------------------------------------------- */
 
-/* Takes memory for the fields rows, cols and classes that are set: features and labels undefined, class names NULL.
+/* Takes memory for the fields rows, cols and classes that are set: features and labels are undefined.
  * False, with the size in the message, when it is not to be had. */
 bool dataset_allocate(dataset *data, dataset_error *error);
-
-/* Class names "0", "1", ... */
-bool dataset_number_classes(dataset *data, dataset_error *error);
 
 /* Opens a file to read. What is not a regular file, such as a pipe, a device or a folder, is refused without waiting
  * for it. NULL with the message. */

@@ -59,13 +59,10 @@ static int64_t label_column(const csv_table *t, const char *label, bool header, 
 }
 
 /* A first line is a header if one of its cells, those of the label left aside, is no number. */
-static bool has_header(const csv_table *t, const csv_options *options)
+static bool has_header(const csv_table *t, const char *label)
 {
     double value;
-    if (options->no_header) {
-        return false;
-    }
-    int64_t skipped = options->label != NULL ? numbered_column(t, options->label) : t->cols - 1;
+    int64_t skipped = label != NULL ? numbered_column(t, label) : t->cols - 1;
     for (int64_t j = 0; j < t->cols; j++) {
         if (j != skipped && !is_number(cell_at(t, 0, j), &value) && *cell_at(t, 0, j) != '\0') {
             return true;
@@ -134,28 +131,6 @@ static int64_t number_classes(const dataset *data, const label_entry *entries,
     return class + 1;
 }
 
-/* Each class is called as the first of its entries is. */
-static bool name_classes(dataset *data, const label_entry *entries, int64_t count, dataset_error *error)
-{
-    char **names = calloc((size_t)count, sizeof *names);
-    free(data->class_names);
-    data->class_names = names;
-    data->classes = names != NULL ? (int32_t)count : 0;
-    bool good = names != NULL;
-    for (int64_t i = 0; good && i < data->rows; i++) {
-        char **name = &names[data->labels[entries[i].row]];
-        if (*name == NULL) {
-            size_t size = strlen(entries[i].text) + 1;
-            *name = malloc(size);
-            good = *name != NULL;
-            if (good) {
-                memcpy(*name, entries[i].text, size);
-            }
-        }
-    }
-    return good ? true : dataset_fail(error, "out of memory for the names of classes");
-}
-
 static bool sort_labels(const csv_table *t, dataset *data, label_entry *entries, dataset_error *error)
 {
     bool numbers = true;
@@ -169,7 +144,8 @@ static bool sort_labels(const csv_table *t, dataset *data, label_entry *entries,
         return dataset_fail(error, "%.300s: the label column has %lld different values: is it the right column?",
                             t->path, (long long)count);
     }
-    return name_classes(data, entries, count, error);
+    data->classes = (int32_t)count;
+    return true;
 }
 
 static bool read_labels(const csv_table *t, int64_t col, bool header, dataset *data, dataset_error *error)
@@ -206,11 +182,11 @@ static bool fill(const csv_table *t, int64_t label, bool header, dataset *data, 
     return read_labels(t, label, header, data, error);
 }
 
-static bool convert(const csv_table *t, const csv_options *options, dataset *data, dataset_error *error)
+static bool convert(const csv_table *t, const char *label, dataset *data, dataset_error *error)
 {
-    bool header = has_header(t, options);
-    int64_t label = label_column(t, options->label, header, error);
-    if (label < 0) {
+    bool header = has_header(t, label);
+    int64_t column = label_column(t, label, header, error);
+    if (column < 0) {
         return false;
     }
     if (t->rows == header) {
@@ -220,20 +196,18 @@ static bool convert(const csv_table *t, const csv_options *options, dataset *dat
     if (!dataset_allocate(data, error)) {
         return false;
     }
-    bool good = fill(t, label, header, data, error);
+    bool good = fill(t, column, header, data, error);
     if (!good) {
         dataset_release(data);
     }
     return good;
 }
 
-bool dataset_read_csv(const char *path, const csv_options *options, dataset *data, dataset_error *error)
+bool dataset_read_csv(const char *path, const char *label, dataset *data, dataset_error *error)
 {
-    static const csv_options usual = {0};
-    const csv_options *chosen = options != NULL ? options : &usual;
     csv_table table;
     *data = (dataset){0};
-    bool good = csv_table_read(path, chosen->separator, &table, error) && convert(&table, chosen, data, error);
+    bool good = csv_table_read(path, &table, error) && convert(&table, label, data, error);
     csv_table_release(&table);
     return good;
 }

@@ -251,8 +251,8 @@ static int32_t draw_digit(dice *d, float *image)
 
 bool digits_draw(int64_t first, int64_t count, uint64_t seed, dataset *data, dataset_error *error)
 {
-    *data = (dataset){.rows = count, .cols = PIXELS, .height = DIGITS_SIZE, .width = DIGITS_SIZE, .classes = 10};
-    if (!dataset_allocate(data, error) || !dataset_number_classes(data, error)) {
+    *data = (dataset){.rows = count, .cols = PIXELS, .images = true, .classes = 10};
+    if (!dataset_allocate(data, error)) {
         return false;
     }
     for (int64_t i = 0; i < count; i++) {

@@ -292,32 +292,11 @@ class Data(Case):
             self.assertEqual((summary["columns"], summary["classes"]), (3, 2))
         self.assert_refused(1, ["--data", path, "--label", "color"], "color")
 
-    def idx(self, rows, side, seed):
-        """Images in which the label's row of pixels is bright."""
-        source = random.Random(seed)
-        labels = [source.randrange(side) for _ in range(rows)]
-        pixels = bytearray()
-        for label in labels:
-            for y in range(side):
-                pixels += bytes(source.randrange(60) + (180 if y == label else 0) for _ in range(side))
-        images = struct.pack(">IIII", 0x0803, rows, side, side) + bytes(pixels)
-        return images, struct.pack(">II", 0x0801, rows) + bytes(labels)
-
-    def test_idx(self):
-        images, labels = self.idx(300, 6, seed=3)
-        names = [self.write("some-images-idx3-ubyte", images), self.write("some-labels-idx1-ubyte", labels)]
-        for arguments in (["--images", names[0], "--labels", names[1]], ["--data", names[0]]):
-            summary = self.train(*arguments, "--steps", "60", "--optimizer", "adamw", "--device", DEVICE)[-1]
-            self.assertEqual((summary["columns"], summary["classes"]), (36, 6))
-            self.assertGreater(summary["runs"][0]["test_accuracy"], 0.9)
-
     def test_pipes_sockets_and_devices_are_refused(self):
         os.mkfifo(self.path("pipe"))
         listening = socket.socket(socket.AF_UNIX)
         self.addCleanup(listening.close)
         listening.bind(self.path("socket"))
-        images, labels = self.idx(10, 4, seed=4)
-        good = {"--images": self.write("images", images), "--labels": self.write("labels", labels)}
         for path, kind in (
             (self.path("pipe"), "a pipe"),
             (self.path("socket"), "a socket"),
@@ -325,10 +304,6 @@ class Data(Case):
             (self.folder.name, "a folder"),
         ):
             self.assert_refused(1, ["--data", path], path, f"not a regular file but {kind}")
-            for option in good:
-                pair = dict(good, **{option: path})
-                arguments = [word for item in pair.items() for word in item]
-                self.assert_refused(1, arguments, path, f"not a regular file but {kind}")
             self.assert_refused(1, ["--resume", path], path)
 
     @unittest.skipUnless(os.path.exists("/dev/stdin"), "needs /dev/stdin")
@@ -399,27 +374,21 @@ class Data(Case):
 
     def test_a_checkpoint_opens_no_file(self):
         """The data are named again, at any path; that of the checkpoint is not looked at."""
-        images, labels = self.idx(40, 4, seed=4)
-        images, labels = self.write("images", images), self.write("labels", labels)
         rows = self.write("rows.csv", self.csv(blobs(40, 2, 4, seed=8)))
-        path, common = self.path("some"), ["--steps", "4", "--optimizer", "sgd", "--device", DEVICE]
-        for data in (["--data", rows, "--label", "kind"], ["--images", images, "--labels", labels]):
-            self.train(*data, *common, "--checkpoint", path)
-            os.rename(data[1], self.path("moved"))
-            self.assert_refused(2, ["--resume", path], f"trained with {data[0]} '{data[1]}': give {data[0]} again")
-            again = [data[0], self.path("moved"), *data[2:]]
-            self.assertEqual(self.train("--resume", path, *again)[-1]["runs"][0]["steps"], 4)
+        path, moved = self.path("some"), self.path("moved")
+        common = ["--label", "kind", "--steps", "4", "--optimizer", "sgd", "--device", DEVICE]
+        self.train("--data", rows, *common, "--checkpoint", path)
+        os.rename(rows, moved)
+        self.assert_refused(2, ["--resume", path], f"trained with --data '{rows}': give --data again")
+        again = self.train("--resume", path, "--data", moved, "--label", "kind", "--device", DEVICE)
+        self.assertEqual(again[-1]["runs"][0]["steps"], 4)
 
     def test_what_cannot_be_read_is_named(self):
-        images, labels = self.idx(10, 4, seed=4)
-        good = self.write("labels", labels)
         self.assert_refused(1, ["--data", self.path("absent.csv")], "absent.csv")
         self.assert_refused(1, ["--data", self.folder.name])
         self.assert_refused(1, ["--data", self.write("empty.csv", "")], "empty.csv")
         self.assert_refused(1, ["--data", self.write("hole.csv", "a,b,k\n1,2,x\n1,,y\n")], "hole.csv", "3")
         self.assert_refused(1, ["--data", self.write("one.csv", "a,k\n1,x\n2,x\n3,x\n")], "same label")
-        self.assert_refused(1, ["--images", self.write("short", images[:-1]), "--labels", good], "short")
-        self.assert_refused(1, ["--images", self.path("absent"), "--labels", good], "absent")
 
 
 class Checkpoints(Case):
@@ -563,10 +532,6 @@ class Outputs(Case):
         for name in ("rows.svg", "link.svg", "twin.svg", "./rows.svg"):
             for option in ("--checkpoint", "--plot"):
                 self.assert_refused(1, ["--data", data, option, self.path(name)], f"{option} ", "the file of --data")
-        images = self.write("images.svg", b"")
-        for source in ("--images", "--labels"):
-            arguments = ["--images", data, "--labels", data, source, images]
-            self.assert_refused(1, [*arguments, "--checkpoint", images], f"the file of {source}")
         both = ["--checkpoint", self.path("new.svg"), "--plot", self.path("new.svg")]
         self.assert_refused(1, both, "--plot", "the file of --checkpoint")
         path = self.path("some.svg")
@@ -804,8 +769,6 @@ class Usage(Case):
             (["--per-sample-clip", "-2"], "--per-sample-clip takes"),
             (["--fisher", "sample"], "did you mean 'sampled'"),
             (["--fisher", "true"], "sampled, empirical"),
-            (["--labels", "x"], "--images"),
-            (["--data", "x", "--images", "y"], "not both"),
             (["--label", "x"], "--data"),
             (["--checkpoint-every", "3"], "--checkpoint"),
             (["--plot", "curves.png"], "use a name that ends in .svg, not 'curves.png'"),

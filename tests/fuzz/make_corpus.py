@@ -89,29 +89,6 @@ CSV = {
     "third": b"\x18a|b|c\n1|2|3\n",
 }
 
-
-def idx(rank, sizes, body):
-    return struct.pack(">BBBB", 0, 0, 8, rank) + b"".join(struct.pack(">I", s) for s in sizes) + body
-
-
-def images(labels, sizes, body):
-    written = idx(1, (len(labels),), bytes(labels))
-    return bytes((len(written),)) + idx(3, sizes, body) + written
-
-
-IDX = {
-    "two": images([0, 1], (2, 2, 3), bytes(range(12))),
-    "one": images([9], (1, 4, 4), bytes(16)),
-    "more": images([0, 1, 2], (2, 2, 3), bytes(range(12))),
-    "short": images([0, 1], (2, 2, 3), bytes(range(11))),
-    "huge": images([0, 1], (2**32 - 1, 2**32 - 1, 2**32 - 1), b""),
-    "zero": images([0], (1, 0, 4), b""),
-    "named": bytes((255,)) + images([0, 1], (2, 2, 3), bytes(range(12)))[1:],
-    "alone": bytes((253,)) + images([0, 1], (2, 2, 3), bytes(range(12)))[1:],
-    "nameless": bytes((254,)) + images([0, 1], (2, 2, 3), bytes(range(12)))[1:],
-    "gzip": bytes((4,)) + b"\x1f\x8b\x08\x00\x00\x00\x08\x01",
-}
-
 KERNEL = {
     "shared": b"template <int n> __global__ void f(float *x) { extern __shared__ float s[]; s[0] = x[0]; }",
     "odd": b"extern __shared__ []; __shared__ extern []; extern __shared__ T[]; __global__ void f(float *x) {}",
@@ -206,7 +183,6 @@ CORPORA = {
     "header": HEADERS,
     "index": INDEX,
     "csv": CSV,
-    "idx": IDX,
     "kernel_source": KERNEL,
     "kernel_words": WORDS,
     "dlpack": DLPACK,

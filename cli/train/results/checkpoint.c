@@ -145,20 +145,14 @@ static int refuse_change(const char *option, const char *was, const char *is, co
     return output_fail("train", "%s cannot change: it is '%s' in %s and '%s' here", option, was, path, is);
 }
 
-/* Checkpoints are untrusted: the files that it names are not opened. */
+/* Checkpoints are untrusted: the file that one names is not opened. */
 static int check_data(const train_plan *plan, const tch_checkpoint *checkpoint)
 {
-    static const char *const names[] = {"data", "images"};
-    for (int i = 0; i < 2 && plan->data == NULL && plan->images == NULL; i++) {
-        char key[NAME];
-        snprintf(key, sizeof key, "train.%s", names[i]);
-        const char *text = tch_checkpoint_text(checkpoint, key);
-        if (text != NULL) {
-            return output_usage("train", "%s was trained with --%s '%s': give --%s again", plan->resume, names[i], text,
-                                names[i]);
-        }
+    const char *text = tch_checkpoint_text(checkpoint, "train.data");
+    if (plan->data != NULL || text == NULL) {
+        return CLI_OK;
     }
-    return CLI_OK;
+    return output_usage("train", "%s was trained with --data '%s': give --data again", plan->resume, text);
 }
 
 int train_resume_plan(int argc, char **argv, train_plan *plan, tch_checkpoint **checkpoint)

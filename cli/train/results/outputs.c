@@ -88,12 +88,10 @@ static int check_output(const train_plan *plan, const char *option, const char *
     if (path == NULL) {
         return CLI_OK;
     }
-    if ((status = check_folder(option, path)) || (status = check_target(option, path, written_into)) ||
-        (status = check_distinct(option, path, "--data", plan->data)) ||
-        (status = check_distinct(option, path, "--images", plan->images))) {
+    if ((status = check_folder(option, path)) || (status = check_target(option, path, written_into))) {
         return status;
     }
-    return check_distinct(option, path, "--labels", plan->labels);
+    return check_distinct(option, path, "--data", plan->data);
 }
 
 int train_outputs_check(const train_plan *plan)

@@ -24,10 +24,7 @@ static const double redraw = 0.1;
 
 static const char *data_name(const train_plan *plan)
 {
-    if (plan->data != NULL) {
-        return plan->data;
-    }
-    return plan->images != NULL ? plan->images : "built-in digits";
+    return plan->data != NULL ? plan->data : "built-in digits";
 }
 
 /* "400-256-128-10" */
@@ -316,18 +313,15 @@ static void report_interruption(const train_session *session)
 {
     const train_plan *plan = &session->setup.plan;
     const char *path = plan->checkpoint;
-    const char *const data[][2] = {{"--data", plan->data}, {"--images", plan->images}, {"--labels", plan->labels}};
     fputs("Interrupted.", stdout);
     if (session->saves.run != NULL) {
         fputs(" To go on: torchium train --resume ", stdout);
         text_print_word(stdout, path);
         fputs(" --checkpoint ", stdout);
         text_print_word(stdout, path);
-        for (int i = 0; i < 3; i++) {
-            if (data[i][1] != NULL) {
-                printf(" %s ", data[i][0]);
-                text_print_word(stdout, data[i][1]);
-            }
+        if (plan->data != NULL) {
+            fputs(" --data ", stdout);
+            text_print_word(stdout, plan->data);
         }
     }
     fputc('\n', stdout);

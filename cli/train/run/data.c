@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/dataset_idx.h"
-#include "data/dataset_read.h"
+#include "data/dataset_csv.h"
 #include "data/digits.h"
 #include "terminal/output.h"
 
@@ -18,7 +17,7 @@ static int check_samples(const train_plan *plan)
     tch_memory_info memory = TCH_MEMORY_INFO_INIT;
     double needed = 3.0 * (double)plan->samples * (DIGITS_SIZE * DIGITS_SIZE + 1) * sizeof(float);
     char need[32], available[32];
-    if (plan->data != NULL || plan->images != NULL) {
+    if (plan->data != NULL) {
         return CLI_OK;
     }
     bool known = tch_context_create("cpu", &host) == TCH_OK && tch_memory_get_info(host, &memory) == TCH_OK;
@@ -35,12 +34,8 @@ static int check_samples(const train_plan *plan)
 
 static bool read_rows(const train_plan *plan, dataset *all, dataset_error *error)
 {
-    const csv_options csv = {.label = plan->label_column};
     if (plan->data != NULL) {
-        return dataset_read(plan->data, &csv, all, error);
-    }
-    if (plan->images != NULL) {
-        return dataset_read_idx(plan->images, plan->labels, all, error);
+        return dataset_read_csv(plan->data, plan->label_column, all, error);
     }
     return digits_draw(0, plan->samples, (uint64_t)plan->seed, all, error);
 }

@@ -81,10 +81,8 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
 {
     *plan = defaults;
     const option_spec specs[] = {
-        {"--data", "FILE", OPTION_TEXT, &plan->data, 0, 0, "a CSV file, or IDX images with the labels beside them"},
-        {"--label", "COLUMN", OPTION_TEXT, &plan->label_column, 0, 0, "CSV: name or number of the label (last)"},
-        {"--images", "FILE", OPTION_TEXT, &plan->images, 0, 0, "IDX images, the format of MNIST"},
-        {"--labels", "FILE", OPTION_TEXT, &plan->labels, 0, 0, "IDX labels of --images"},
+        {"--data", "FILE", OPTION_TEXT, &plan->data, 0, 0, "a CSV file: features and a label in each row"},
+        {"--label", "COLUMN", OPTION_TEXT, &plan->label_column, 0, 0, "name or number of the label's column (last)"},
         {"--samples", "N", OPTION_INTEGER, &plan->samples, 2, 1e7, "number of built-in digits (12000)"},
         {"--test-fraction", "X", OPTION_REAL, &plan->test_fraction, 0.001, 0.999,
          "fraction held out for testing (0.2)"},
@@ -266,12 +264,6 @@ static int check_settings(const train_plan *plan)
     if (plan->steps > 0 && plan->epochs > 0) {
         return output_usage("train", "give --steps or --epochs, not both");
     }
-    if (plan->data != NULL && (plan->images != NULL || plan->labels != NULL)) {
-        return output_usage("train", "give --data or --images and --labels, not both");
-    }
-    if (plan->labels != NULL && plan->images == NULL) {
-        return output_usage("train", "--labels belongs to --images, which is missing");
-    }
     if (plan->label_column != NULL && plan->data == NULL) {
         return output_usage("train", "--label names a column of --data, which is missing");
     }
@@ -338,14 +330,6 @@ static train_setting given(const char *option, const char *text)
     return setting;
 }
 
-/* A path: what it leads to is compared, not the path. */
-static train_setting given_path(const char *option, const char *text)
-{
-    train_setting setting = given(option, text);
-    setting.free = setting.path = true;
-    return setting;
-}
-
 static train_setting given_number(const char *option, double number)
 {
     char text[32];
@@ -367,13 +351,12 @@ static train_setting given_positive(const char *option, double number)
 
 void train_plan_settings(const train_plan *plan, train_setting settings[TRAIN_SETTINGS])
 {
-    bool drawn = plan->data == NULL && plan->images == NULL;
     train_setting *next = settings;
-    *next++ = given_path("--data", plan->data);
-    *next++ = given_path("--images", plan->images);
-    *next++ = given_path("--labels", plan->labels);
+    *next = given("--data", plan->data);
+    next->free = next->path = true; /* the rows are compared, not the path */
+    next++;
     *next++ = given("--label", plan->label_column);
-    *next++ = given_integer("--samples", drawn ? plan->samples : 0);
+    *next++ = given_integer("--samples", plan->data == NULL ? plan->samples : 0);
     *next++ = given_number("--test-fraction", plan->test_fraction);
     *next++ = given_integer("--seed", plan->seed);
     *next++ = given("--optimizer", plan->optimizer);

@@ -25,7 +25,7 @@ typedef struct train_method {
 
 typedef struct train_plan {
     /* as the options give it */
-    const char *data, *images, *labels, *label_column;
+    const char *data, *label_column;
     const char *optimizer, *lr, *hidden, *activation, *schedule, *fisher;
     const char *device, *plot, *checkpoint, *resume;
     int64_t samples, seed, batch, steps, epochs, warmup, threads;
@@ -51,7 +51,7 @@ typedef struct train_setting {
     bool free;          /* may be another when a training is taken up again */
     bool path;          /* of a file that is read: only the command line names it */
 } train_setting;
-enum { TRAIN_SETTINGS = 23 };
+enum { TRAIN_SETTINGS = 21 };
 
 /* Reads the command line: CLI_OK, or the exit status of a failure that has been said. *go is false where the help was
  * asked for. */
