@@ -3,15 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "advance.h"
 #include "commands.h"
+#include "measure/timing.h"
 #include "results/checkpoint.h"
 #include "results/outputs.h"
 #include "results/report.h"
 #include "run/session.h"
 #include "stop.h"
 #include "terminal/output.h"
-#include "tune.h"
 
 /* The next step at which something other than a step is done. */
 static int64_t next_halt(const train_plan *plan, int64_t step)
@@ -22,6 +21,23 @@ static int64_t next_halt(const train_plan *plan, int64_t step)
         halt = saved < halt ? saved : halt;
     }
     return halt < plan->steps ? halt : plan->steps;
+}
+
+/* Steps up to `until`, or to the next one after a signal. The clock stops at the end of the last one on the device, and
+ * stands still while losses are measured. */
+static tch_status advance(train_session *session, train_run *run, int64_t until)
+{
+    tch_status status = TCH_OK;
+    double started = timing_now();
+    while (status == TCH_OK && run->step < until && !train_stop_asked()) {
+        status = train_run_step(&session->setup, run);
+        train_report_progress(session, run);
+    }
+    if (status == TCH_OK) {
+        status = tch_context_synchronize(session->setup.context);
+    }
+    run->seconds += timing_now() - started;
+    return status;
 }
 
 /* Says why a call of the library failed, on a line of its own. */
@@ -53,7 +69,7 @@ static int train_run_whole(train_session *session, train_run *run)
     const train_plan *plan = &session->setup.plan;
     int status = measure(session, run);
     while (status == CLI_OK && run->step < plan->steps && !run->diverged && !train_stop_asked()) {
-        if (train_advance(session, run, next_halt(plan, run->step))) {
+        if (advance(session, run, next_halt(plan, run->step))) {
             return fail(session);
         }
         if (run->step % plan->log_every == 0 || run->step == plan->steps) {
@@ -81,10 +97,7 @@ static int create_runs(train_session *session)
 
 static int train_all(train_session *session, tch_checkpoint *checkpoint)
 {
-    int status = session->setup.plan.tune ? train_tune(session) : CLI_OK;
-    if (status == CLI_OK) {
-        status = create_runs(session);
-    }
+    int status = create_runs(session);
     if (status == CLI_OK && checkpoint != NULL) {
         status = train_resume_runs(session, checkpoint, session->setup.plan.resume);
     }
@@ -99,12 +112,6 @@ static int train_all(train_session *session, tch_checkpoint *checkpoint)
         train_outputs_save(session, at_work);
     }
     return status;
-}
-
-/* Amount of work in steps, for the bar. */
-static double work(const train_plan *plan)
-{
-    return (double)plan->steps * plan->method_count * (plan->tune ? 1 + TRAIN_RATES : 1);
 }
 
 /* The device, the data on it, and what follows from them. */
@@ -135,7 +142,7 @@ static int run_session(train_session *session, tch_checkpoint *checkpoint)
     }
     train_stop_watch();
     train_report_start(session);
-    session->bar = progress_start(work(&session->setup.plan));
+    session->bar = progress_start((double)session->setup.plan.steps * session->setup.plan.method_count);
     status = train_all(session, checkpoint);
     if (status != CLI_OK) {
         return status;

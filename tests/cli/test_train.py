@@ -168,16 +168,6 @@ class Training(Case):
             self.assertNotIn("L = ", run(*arguments, "--optimizer", "sgd")[1])
         self.assertEqual((good["steps"], good["diverged"]), (30, False))
 
-    def test_tune_takes_the_best_rate(self):
-        data = self.train(*SMALL, "--steps", "8", "--optimizer", "adamw", "--tune", "--lr", "0.003")
-        trials = {line["lr"]: line["train_loss"] for line in data if "tune" in line}
-        self.assertEqual(len(trials), 5)
-        self.assertAlmostEqual(min(trials), 0.0003)
-        self.assertAlmostEqual(max(trials), 0.03)
-        best = data[-1]["runs"][0]
-        self.assertEqual(trials[best["lr"]], min(trials.values()))
-        self.assertEqual(best["train_loss"], min(trials.values()))
-
     def test_text_without_a_terminal_is_short_and_plain(self):
         status, output, messages = run(*SMALL, "--steps", "100", "--optimizer", "sgd")
         self.assertEqual((status, messages), (0, ""))
@@ -665,7 +655,7 @@ class Stopping(Case):
         self.assertIn("steps to L", output)
 
     def test_the_second_signal_ends_at_once(self):
-        process = self.start("--json", "--optimizer", "adamw", "--tune", "--steps", "2000")
+        process = self.start("--json", "--optimizer", "adamw")
         process.stdout.readline()
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
@@ -789,7 +779,6 @@ class Usage(Case):
             (["--stpes", "5"], "did you mean '--steps'"),
         ):
             self.assert_refused(2, arguments, *wanted)
-        self.assert_refused(2, ["--resume", "x", "--tune"])
 
     def test_absent_devices_and_sizes_that_do_not_fit(self):
         self.assert_refused(1, ["--device", "tpu"], "tpu")
@@ -801,7 +790,7 @@ class Usage(Case):
     def test_help(self):
         status, output, messages = run("--help")
         self.assertEqual((status, messages), (0, ""))
-        for option in ("--data", "--optimizer", "--resume", "--plot", "--tune", "--kl-clip", "--per-sample-clip"):
+        for option in ("--data", "--optimizer", "--resume", "--plot", "--kl-clip", "--per-sample-clip"):
             self.assertIn(option, output)
         self.assertLessEqual(max(map(len, output.splitlines())), 120)
 

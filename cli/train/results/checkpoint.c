@@ -159,9 +159,6 @@ int train_resume_plan(int argc, char **argv, train_plan *plan, tch_checkpoint **
 {
     train_setting settings[TRAIN_SETTINGS];
     bool go, own_length = plan->epochs > 0; /* the checkpoint's --steps would contradict it */
-    if (plan->tune) {
-        return output_usage("train", "--tune belongs to the beginning of a training, not to --resume");
-    }
     int count = 0, status = open_checkpoint(plan->resume, checkpoint);
     if (status != CLI_OK || (status = check_data(plan, *checkpoint))) {
         return status;

@@ -119,30 +119,6 @@ void train_report_progress(train_session *session, const train_run *run)
     session->drawn = now;
 }
 
-void train_report_trial(train_session *session, const train_method *method, double loss)
-{
-    if (session->setup.plan.json) {
-        json_writer json = json_start_line(stdout);
-        json_object_begin(&json, NULL);
-        json_text(&json, "tune", method->name);
-        json_real(&json, "lr", method->rate);
-        json_real(&json, "train_loss", loss);
-        json_object_end(&json);
-    } else {
-        progress_clear(&session->bar);
-        printf("tune %-8s rate %-9.3g loss %.5f\n", method->name, method->rate, loss);
-    }
-    fflush(stdout);
-}
-
-void train_report_choice(train_session *session, const train_method *method, bool at_edge)
-{
-    if (!session->setup.plan.json) {
-        printf("tune %-8s takes %.3g%s\n\n", method->name, method->rate,
-               at_edge ? ", the end of the range: a better one may be beyond it, --lr moves it" : "");
-    }
-}
-
 /* --- the end ----------------------------------------------------------------------------------------------------- */
 
 /* AdamW's run, or else the last one: what the others are compared with. */

@@ -2,8 +2,6 @@
 #ifndef CLI_TRAIN_REPORT_H
 #define CLI_TRAIN_REPORT_H
 
-#include <stdbool.h>
-
 #include "train/run/session.h"
 
 void train_report_start(const train_session *session);
@@ -13,10 +11,6 @@ void train_report_point(train_session *session, const train_run *run, const trai
 
 /* Moves the bar, if there is one and it was not moved a moment ago. */
 void train_report_progress(train_session *session, const train_run *run);
-
-/* One rate tried by --tune, and the one chosen. */
-void train_report_trial(train_session *session, const train_method *method, double loss);
-void train_report_choice(train_session *session, const train_method *method, bool at_edge);
 
 /* The table, or the last line of JSON. */
 void train_report_end(train_session *session);

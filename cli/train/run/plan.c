@@ -1,5 +1,5 @@
 /* The plan of a training: options read into numbers, defaults that depend on the data, and each optimizer's
- * configuration. The rates below were found with --tune; docs/training.md says how, and changes with them. */
+ * configuration. docs/training.md says how the rates below were found, and changes with them. */
 #include "plan.h"
 
 #include <errno.h>
@@ -90,7 +90,6 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
         {"--optimizer", "NAMES", OPTION_TEXT, &plan->optimizer, 0, 0,
          "shampoo,soap,muon,normuon,kfac,ekfac,natural,adamw,lion,sgd (shampoo,adamw)"},
         {"--lr", "X", OPTION_TEXT, &plan->lr, 0, 0, "learning rate, or rates: shampoo=0.01,adamw=0.003"},
-        {"--tune", NULL, OPTION_FLAG, &plan->tune, 0, 0, "try five rates around each and take the best"},
         {"--schedule", "NAME", OPTION_TEXT, &plan->schedule, 0, 0, "learning rate: constant or cosine (cosine)"},
         {"--warmup", "N", OPTION_INTEGER, &plan->warmup, 0, 1e9, "warm-up steps (0)"},
         {"--weight-decay", "X", OPTION_REAL, &plan->weight_decay, 0, 1e6, "weight decay of every optimizer (0)"},
@@ -222,17 +221,12 @@ static int parse_rates(train_plan *plan)
     while (status == CLI_OK && next_word(&list, word)) {
         status = parse_rate(plan, word);
     }
-    train_plan_spell_rates(plan);
-    return status;
-}
-
-void train_plan_spell_rates(train_plan *plan)
-{
     size_t used = 0;
     for (int32_t i = 0; i < plan->method_count; i++) {
         used += (size_t)snprintf(plan->lr_text + used, sizeof plan->lr_text - used, "%s%s=%.17g", i ? "," : "",
                                  plan->methods[i].name, plan->methods[i].rate);
     }
+    return status;
 }
 
 static int parse_hidden(train_plan *plan)

@@ -34,7 +34,7 @@ typedef struct train_plan {
     double test_fraction, weight_decay;
     double damping, kl_clip; /* below 0: each method's own */
     double per_sample_clip;  /* 0: none */
-    bool tune, json;
+    bool json;
     /* read from it */
     int32_t method_count, hidden_count;
     train_method methods[TRAIN_METHODS];
@@ -66,9 +66,6 @@ int train_plan_settle(train_plan *plan, int64_t rows);
 
 /* The settings of a settled plan. */
 void train_plan_settings(const train_plan *plan, train_setting settings[TRAIN_SETTINGS]);
-
-/* Writes the methods' rates into lr_text, after a change of theirs. */
-void train_plan_spell_rates(train_plan *plan);
 
 /* An optimizer's configuration: its defaults, what the options say, and what suits a small network (plan.c). */
 tch_optim_config train_plan_config(const train_plan *plan, const train_method *method);

@@ -114,12 +114,6 @@ tch_status train_run_measure(const train_setup *setup, train_run *run, train_poi
     return evaluate(setup, run, &setup->data.test_rows, &point->test_loss, &point->test_accuracy);
 }
 
-tch_status train_run_loss(const train_setup *setup, train_run *run, double *loss)
-{
-    double ignored;
-    return evaluate(setup, run, &setup->data.sample, loss, &ignored);
-}
-
 bool train_run_record(train_run *run, const train_point *point)
 {
     if (run->point_count == run->point_room) {

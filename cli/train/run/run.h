@@ -44,9 +44,6 @@ tch_status train_run_measure(const train_setup *setup, train_run *run, train_poi
 /* Keeps a measurement; false when there is no memory for it. A loss that is no number marks the run as diverged. */
 bool train_run_record(train_run *run, const train_point *point);
 
-/* The mean loss over the training rows kept for measuring: what --tune compares. */
-tch_status train_run_loss(const train_setup *setup, train_run *run, double *loss);
-
 /* The run's first measurement with at most this training loss, or NULL. */
 const train_point *train_run_reach(const train_run *run, double loss);
 
