@@ -1,8 +1,12 @@
 /* `torchium demo`: a batch of ill-conditioned matrices and their inverse roots by every method, with what each costs
- * and how far each is from the float64 root. The matrices are singular until damping gives them the condition number
- * asked for, which is how an optimizer meets them. */
+ * and its error. The matrices are singular until damping gives them the condition number asked for, which is how an
+ * optimizer meets them. In float32 the reference is the float64 root of the same float32 matrices: what rounding the
+ * input costs is not the method's fault. In float64 it is the root known from how the matrices were made, which is
+ * independent of every method. */
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 
 #include <torchium/torchium.h>
 
@@ -20,7 +24,8 @@
 typedef struct demo_options {
     int64_t n, batch, root, seed;
     double condition;
-    const char *device;
+    const char *device, *type;
+    bool wide; /* the type is float64 */
 } demo_options;
 
 typedef struct demo_row {
@@ -31,23 +36,19 @@ typedef struct demo_row {
     root_verdict verdict;
 } demo_row;
 
-/* The first row is the reference of the others, the second the one their speed is compared with. */
-static const demo_row plan[] = {
-    {.dtype = {TCH_FLOAT, 64, 1}, .method = TCH_ROOT_EIGEN},
-    {.dtype = {TCH_FLOAT, 32, 1}, .method = TCH_ROOT_EIGEN},
-    {.dtype = {TCH_FLOAT, 32, 1}, .method = TCH_ROOT_NEWTON},
-    {.dtype = {TCH_FLOAT, 32, 1}, .method = TCH_ROOT_RATIONAL},
-    {.dtype = {TCH_FLOAT, 32, 1}, .method = TCH_ROOT_AUTO},
-};
-enum { ROWS = sizeof plan / sizeof plan[0] };
+/* The first row is always in float64: the reference of the others where they are in float32, left out elsewhere.
+ * Speed is compared with the second. */
+static const tch_root_method methods[] = {TCH_ROOT_EIGEN, TCH_ROOT_EIGEN, TCH_ROOT_NEWTON, TCH_ROOT_RATIONAL,
+                                          TCH_ROOT_AUTO};
+enum { ROWS = sizeof methods / sizeof methods[0] };
 
 /* Seconds spent on timing one row. */
 static const double row_seconds = 0.3;
 
-/* The matrices, in both precisions, with the same numbers. */
 typedef struct demo_inputs {
-    tch_tensor *f32;
-    tch_tensor *f64;
+    tch_tensor *f32;       /* NULL where the type is float64 */
+    tch_tensor *f64;       /* the numbers of f32, or unrounded */
+    tch_tensor *reference; /* host; where the type is float32, NULL until the first row is done */
 } demo_inputs;
 
 /* Eigenvalues falling as a power from nearly 1 to 0; damping by 1/condition makes the smallest 1/condition. */
@@ -62,25 +63,44 @@ static tch_status fill_spectrum(const workplace *place, const demo_options *opti
     return TCH_OK;
 }
 
+/* The same seed has the same eigenvectors: the root is made like the matrix, from the roots of its eigenvalues. */
+static tch_status make_wide(const workplace *place, const demo_options *options, double *w, demo_inputs *inputs)
+{
+    uint64_t seed = (uint64_t)options->seed;
+    double damping = w[0] / options->condition;
+    tch_tensor *truth = NULL;
+    CLI_TRY(random_symmetric(place, seed, w, inputs->f64));
+    for (int64_t i = 0; i < options->n; i++) {
+        w[i] = pow(w[i] + damping, -1.0 / (double)options->root);
+    }
+    CLI_TRY(workplace_matrices(place->device, TCH_FLOAT64, options->batch, options->n, options->n, &truth));
+    tch_status status = random_symmetric(place, seed, w, truth);
+    if (status == TCH_OK) {
+        status = workplace_fetch(place, truth, &inputs->reference);
+    }
+    tch_tensor_destroy(truth);
+    return status;
+}
+
 static tch_status make_inputs(const workplace *place, const demo_options *options, demo_inputs *inputs)
 {
-    tch_status status;
     tch_tensor *spectrum = NULL;
     int64_t n = options->n, batch = options->batch;
-    *inputs = (demo_inputs){NULL, NULL};
-    if ((status = workplace_matrices(place->device, TCH_FLOAT32, batch, n, n, &inputs->f32)) == TCH_OK &&
-        (status = workplace_matrices(place->device, TCH_FLOAT64, batch, n, n, &inputs->f64)) == TCH_OK &&
-        (status = fill_spectrum(place, options, &spectrum)) == TCH_OK &&
-        (status = random_symmetric(place, (uint64_t)options->seed, spectrum->data, inputs->f32)) == TCH_OK) {
+    CLI_TRY(workplace_matrices(place->device, TCH_FLOAT64, batch, n, n, &inputs->f64));
+    tch_status status = fill_spectrum(place, options, &spectrum);
+    if (status == TCH_OK && options->wide) {
+        status = make_wide(place, options, spectrum->data, inputs);
+    } else if (status == TCH_OK &&
+               (status = workplace_matrices(place->device, TCH_FLOAT32, batch, n, n, &inputs->f32)) == TCH_OK &&
+               (status = random_symmetric(place, (uint64_t)options->seed, spectrum->data, inputs->f32)) == TCH_OK) {
         status = tch_tensor_copy(place->device, inputs->f64, inputs->f32);
     }
     tch_tensor_destroy(spectrum);
     return status;
 }
 
-/* Runs one row. The first one, which has no reference yet, leaves its result in *reference. */
-static tch_status run_row(const workplace *place, const demo_options *options, const demo_inputs *inputs, demo_row *row,
-                          tch_tensor **reference)
+/* Runs one row. The first one, which has no reference yet, leaves its result as the reference. */
+static tch_status run_row(const workplace *place, const demo_options *options, demo_inputs *inputs, demo_row *row)
 {
     root_trial trial;
     bool wide = tch_dtype_equal(row->dtype, TCH_FLOAT64);
@@ -92,10 +112,10 @@ static tch_status run_row(const workplace *place, const demo_options *options, c
                                               &trial.config, &row->used, NULL);
     if (status == TCH_OK &&
         (status = timing_measure(place->device, root_trial_run, &trial, row_seconds, &row->time)) == TCH_OK) {
-        status = root_trial_judge(place, &trial, *reference, &row->verdict);
+        status = root_trial_judge(place, &trial, inputs->reference, &row->verdict);
     }
-    if (status == TCH_OK && *reference == NULL) {
-        status = workplace_fetch(place, trial.out, reference);
+    if (status == TCH_OK && inputs->reference == NULL) {
+        status = workplace_fetch(place, trial.out, &inputs->reference);
     }
     root_trial_end(&trial);
     row->offered = status != TCH_ERR_UNSUPPORTED;
@@ -104,19 +124,18 @@ static tch_status run_row(const workplace *place, const demo_options *options, c
 
 static tch_status run_rows(const workplace *place, const demo_options *options, demo_row *rows)
 {
-    demo_inputs inputs;
-    tch_tensor *reference = NULL;
+    demo_inputs inputs = {NULL, NULL, NULL};
     progress p = progress_start(ROWS);
     progress_show(&p, "making the matrices");
     tch_status status = make_inputs(place, options, &inputs);
-    for (int i = 0; i < ROWS && status == TCH_OK; i++) {
-        rows[i] = plan[i];
+    for (int i = options->wide; i < ROWS && status == TCH_OK; i++) {
+        rows[i] = (demo_row){.dtype = options->wide || i == 0 ? TCH_FLOAT64 : TCH_FLOAT32, .method = methods[i]};
         progress_show(&p, tch_root_method_name(rows[i].method));
-        status = run_row(place, options, &inputs, &rows[i], &reference);
+        status = run_row(place, options, &inputs, &rows[i]);
         progress_advance(&p, 1.0);
     }
     progress_clear(&p);
-    tch_tensor_destroy(reference);
+    tch_tensor_destroy(inputs.reference);
     tch_tensor_destroy(inputs.f32);
     tch_tensor_destroy(inputs.f64);
     return status;
@@ -152,7 +171,7 @@ static void print_table(const demo_options *options, const demo_row *rows)
 {
     static table t; /* too large for the stack of a small thread */
     table_start(&t, "method|<used|<type|error|residual|ms|speed|<");
-    for (int i = 0; i < ROWS; i++) {
+    for (int i = options->wide; i < ROWS; i++) {
         print_row(&t, options, rows, &rows[i]);
     }
     table_print(&t);
@@ -169,11 +188,12 @@ static void print_heading(const workplace *place, const demo_options *options)
 static void print_explanation(const demo_options *options)
 {
     printf(
-        "\nerror     largest of the batch, relative Frobenius norm, against the float64 root of the same float32\n"
+        "\nerror     largest of the batch, relative Frobenius norm, against %s\n"
         "          matrices, which are singular until damped by %.0e of their largest eigenvalue.\n"
         "residual  largest |X^%lld A X^%lld - I| / sqrt(n), A damped: the certificate every result comes with, found\n"
-        "          without knowing the answer; speed is against eigen in float32.\n",
-        1.0 / options->condition, (long long)(options->root - options->root / 2), (long long)(options->root / 2));
+        "          without knowing the answer; speed is against eigen in %s.\n",
+        options->wide ? "the known root of the" : "the float64 root of the same float32", 1.0 / options->condition,
+        (long long)(options->root - options->root / 2), (long long)(options->root / 2), options->type);
 }
 
 static int check_free(tch_context *context, const char *place, double needed)
@@ -232,12 +252,14 @@ static int run_demo(const demo_options *options)
 
 int command_demo(int argc, char **argv)
 {
-    demo_options options = {.n = 256, .batch = 16, .root = 4, .seed = 1, .condition = 1e6, .device = "auto"};
+    demo_options options = {
+        .n = 256, .batch = 16, .root = 4, .seed = 1, .condition = 1e6, .device = "auto", .type = "float32"};
     const option_spec specs[] = {
         {"--n", "N", OPTION_INTEGER, &options.n, 1, 0x1p62, "size of the matrices (256)"},
         {"--batch", "B", OPTION_INTEGER, &options.batch, 1, 0x1p62, "how many of them (16)"},
         {"--condition", "K", OPTION_REAL, &options.condition, 10, 1e14, "condition number after damping (1e6)"},
         {"--root", "P", OPTION_INTEGER, &options.root, 1, 8, "which root: 1, 2, 3, 4, 6 or 8 (4)"},
+        {"--type", "T", OPTION_TEXT, &options.type, 0, 0, "float32 or float64 (float32)"},
         {"--seed", "S", OPTION_INTEGER, &options.seed, 0, 0x1p62, "random seed (1)"},
         {"--device", "D", OPTION_TEXT, &options.device, 0, 0, "auto, cpu, cuda or cuda:N (auto)"},
     };
@@ -251,6 +273,10 @@ int command_demo(int argc, char **argv)
     }
     if (options.root == 5 || options.root == 7) {
         return output_usage("demo", "--root takes 1, 2, 3, 4, 6 or 8, not %lld", (long long)options.root);
+    }
+    options.wide = strcmp(options.type, "float64") == 0;
+    if (!options.wide && strcmp(options.type, "float32") != 0) {
+        return output_usage("demo", "--type takes float32 or float64, not '%s'", options.type);
     }
     return run_demo(&options);
 }

@@ -1,256 +1,324 @@
-/* `torchium bench`: measures the limits of the machine, then every case, then the accuracy table. A case that fails is
- * a row that says so; the others are still measured, and the command then exits with 1. */
+/* `torchium bench`: measures the limits of the machine, then every case, a table for each operation. A case that fails
+ * is a row that says so; the others are still measured, and the command then exits with 1. */
 #include "bench.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "commands.h"
 #include "measure/machine.h"
+#include "measure/timing.h"
 #include "terminal/options.h"
 #include "terminal/output.h"
 #include "terminal/progress.h"
+#include "text/table.h"
 
-typedef struct bench_options {
-    bool json, quick, list;
-    const char *device;
-    const char *only;
-    double seconds;
-} bench_options;
+typedef struct bench {
+    bool quick, list;
+    const char *device, *only;
+    double seconds; /* for each case */
+    bool large;     /* the device is not the CPU: sizes that keep it busy are measured too */
+    workplace place;
+    double flops_f32, flops_f64, flops_bf16; /* per second, of one large product */
+    double copy_bytes;                       /* per second, read plus written */
+    progress bar;
+    int matched, failed;
+    double eigen_ms; /* least time of the eigendecomposition at this size, or NaN */
+} bench;
 
-/* The accuracy table's own name for --only and --list. */
-static const char accuracy_name[] = "accuracy";
-static const double conditions[] = {1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8};
-static const int32_t accuracy_roots[] = {2, 4};
-enum { CONDITIONS = sizeof conditions / sizeof conditions[0] };
+typedef struct bench_row {
+    timing time;
+    tch_root_method used; /* inverse roots only */
+    root_verdict verdict; /* inverse roots only */
+} bench_row;
 
-/* A device without arithmetic for bfloat16 widens it, and may be no faster than that. */
-static double product_limit(const bench_limits *limits, tch_dtype dtype)
-{
-    if (tch_dtype_equal(dtype, TCH_FLOAT64)) {
-        return limits->flops_f64;
-    }
-    return tch_dtype_equal(dtype, TCH_BFLOAT16) ? fmax(limits->flops_bf16, limits->flops_f32) : limits->flops_f32;
-}
+static const double dampings[] = {1e-6, 1e-4};
+static const tch_root_method methods[] = {TCH_ROOT_EIGEN, TCH_ROOT_NEWTON, TCH_ROOT_RATIONAL, TCH_ROOT_AUTO};
 
-static void count_work(const bench_results *results, bench_row *row)
-{
-    const bench_case *c = row->c;
-    const bench_operation *operation = c->operation;
-    double seconds = 1e-3 * row->time.least_ms, batch = (double)c->batch;
-    double peak = product_limit(&results->limits, c->dtype);
-    if (operation->flops != NULL) {
-        row->rate = operation->flops(c) / seconds;
-        row->share = row->rate / peak;
-    } else if (operation->bytes != NULL) {
-        row->rate = operation->bytes(c) / seconds;
-        row->share = row->rate / results->limits.copy_bytes;
-    } else if (c->m == c->n && c->n == c->k) {
-        row->products = seconds * peak / (2.0 * batch * (double)c->n * (double)c->n * (double)c->n);
-    }
-}
+static table t; /* one at a time, and too large for the stack of a small thread */
 
-static tch_status judge(const workplace *place, const bench_data *data, bench_row *row)
-{
-    bool good = true;
-    if (row->c->damping > 0.0) {
-        tch_status status = tch_inverse_root_plan(place->device, row->c->dtype, row->c->batch, row->c->n,
-                                                  data->trial.root, &data->trial.config, &row->used, NULL);
-        return status ? status : root_trial_judge(place, &data->trial, NULL, &row->verdict);
-    }
-    tch_status status = bench_check(place, data, &good);
-    if (status == TCH_OK && !good) {
-        row->status = TCH_ERR_NUMERIC;
-        snprintf(row->failure, sizeof row->failure, "the output was not written completely, or is not finite");
-    }
-    return status;
-}
+/* --- limits ------------------------------------------------------------------------------------------------------ */
 
-static void measure_case(const workplace *place, const bench_results *results, const bench_case *c, bench_row *row)
+/* What the machine can do at best is measured rather than looked up: a shared or throttled machine is then compared
+ * with itself. A large product for arithmetic; copying memory well beyond the caches for bandwidth. A device with more
+ * of both needs more work to show it. */
+static tch_status measure_product(bench *b, int bits, double *flops)
 {
     bench_data data;
-    *row = (bench_row){
-        .c = c, .verdict = ROOT_VERDICT_NONE, .rate = (double)NAN, .share = (double)NAN, .products = (double)NAN};
-    row->status = bench_prepare(place, c, &data);
-    if (row->status == TCH_OK) {
-        row->status = timing_measure(place->device, c->operation->run, &data, results->seconds, &row->time);
-        if (row->status == TCH_OK) {
-            count_work(results, row);
-        }
-        tch_status status = row->status == TCH_OK ? judge(place, &data, row) : row->status;
-        row->status = status ? status : row->status;
-        bench_release(&data);
-    }
-    if (row->status != TCH_OK && row->failure[0] == '\0') {
-        snprintf(row->failure, sizeof row->failure, "%s", tch_last_error());
-    }
-}
-
-/* Seconds a case is expected to take: its timing, and its runs where they are long. */
-static double expected_seconds(const bench_results *results, const bench_case *c)
-{
-    double n = (double)(c->n > c->m ? c->n : c->m);
-    double once = c->operation->products * 2.0 * n * n * n * (double)c->batch / results->limits.flops_f32;
-    double runs = once > results->seconds ? 4.0 * once : 2.0 * once + results->seconds;
-    return 0.02 + (runs < 10.0 * results->seconds ? runs : 10.0 * results->seconds);
-}
-
-/* Seconds per condition number of the accuracy table, as measured on two cores. */
-static const double expected_accuracy = 0.5;
-
-/* Measures every case; in text mode each operation's table is printed once its last case is done. */
-static int measure_cases(const workplace *place, bool text, progress *p, bench_results *results)
-{
-    int failed = 0, first = 0;
-    for (int i = 0; i < results->case_count; i++) {
-        const bench_case *c = &results->cases[i];
-        progress_show(p, c->name);
-        measure_case(place, results, c, &results->rows[i]);
-        tch_status status = results->rows[i].status;
-        failed += status != TCH_OK && status != TCH_ERR_UNSUPPORTED;
-        results->row_count = i + 1;
-        progress_advance(p, expected_seconds(results, c));
-        if (i + 1 == results->case_count || results->cases[i + 1].operation != c->operation) {
-            progress_clear(p);
-            if (text) {
-                bench_text_rows(results, first, i + 1);
-            }
-            first = i + 1;
-        }
-    }
-    return failed;
-}
-
-static tch_status measure_accuracy(const workplace *place, progress *p, bench_results *results)
-{
-    tch_status status = TCH_OK;
-    for (size_t r = 0; r < sizeof accuracy_roots / sizeof accuracy_roots[0]; r++) {
-        for (int i = 0; i < CONDITIONS && status == TCH_OK; i++) {
-            progress_show(p, accuracy_name);
-            status = bench_accuracy_measure(place, accuracy_roots[r], conditions[i], results);
-            progress_advance(p, expected_accuracy);
-        }
-    }
-    progress_clear(p);
+    timing time;
+    const bench_list list = {"matmul", bits, NULL};
+    const char *size = b->large ? (b->quick ? "4096" : "8192") : b->quick ? "1024" : "2048";
+    const bench_case c = bench_case_of(&list, size, TCH_ROOT_AUTO, 0.0);
+    CLI_TRY(bench_prepare(&b->place, &c, &data));
+    tch_status status = timing_measure(b->place.device, c.operation->run, &data, 4.0 * b->seconds, &time);
+    bench_release(&data);
+    *flops = status ? 0.0 : c.operation->flops(&c) / (1e-3 * time.least_ms);
     return status;
 }
 
-static bool wants_accuracy(const bench_options *options)
+static tch_status run_copy(tch_context *context, void *user)
 {
-    return options->only == NULL || strstr(accuracy_name, options->only) != NULL;
+    tch_tensor **tensors = user;
+    return tch_tensor_copy(context, tensors[1], tensors[0]);
 }
 
-static progress start_progress(const bench_options *options, const bench_results *results)
+static tch_status measure_copy(bench *b)
 {
-    double total = 0.0;
-    for (int i = 0; i < results->case_count; i++) {
-        total += expected_seconds(results, &results->cases[i]);
+    const int64_t rows = b->large ? 32768 : 8192, cols = 8192;
+    tch_tensor *tensors[2] = {NULL, NULL};
+    timing time;
+    tch_status status;
+    if ((status = workplace_matrices(b->place.device, TCH_FLOAT32, 1, rows, cols, &tensors[0])) == TCH_OK &&
+        (status = workplace_matrices(b->place.device, TCH_FLOAT32, 1, rows, cols, &tensors[1])) == TCH_OK &&
+        (status = tch_tensor_fill(b->place.device, tensors[0], 1.25)) == TCH_OK &&
+        (status = timing_measure(b->place.device, run_copy, tensors, 4.0 * b->seconds, &time)) == TCH_OK) {
+        b->copy_bytes = 8.0 * (double)rows * (double)cols / (1e-3 * time.least_ms);
     }
-    if (wants_accuracy(options)) {
-        total += 2.0 * CONDITIONS * expected_accuracy;
-    }
-    return progress_start(total);
+    tch_tensor_destroy(tensors[0]);
+    tch_tensor_destroy(tensors[1]);
+    return status;
 }
 
-static int run_all(const bench_options *options, const workplace *place, bench_results *results)
+static tch_status measure_limits(bench *b)
 {
-    progress early = progress_start(0.0);
-    progress_show(&early, "limits of this machine");
-    tch_status status = bench_limits_measure(place, 4.0 * options->seconds, results);
-    progress_clear(&early);
+    CLI_TRY(measure_product(b, 32, &b->flops_f32));
+    CLI_TRY(measure_product(b, 64, &b->flops_f64));
+    CLI_TRY(measure_product(b, 16, &b->flops_bf16));
+    CLI_TRY(measure_copy(b));
+    return tch_memory_trim(b->place.device, 0); /* gigabytes that no case needs */
+}
+
+static void print_limits(const bench *b)
+{
+    char line[192];
+    printf("Torchium %s on %s\n\n", tch_version(), machine_context_line(b->place.device, line));
+    output_heading("Limits measured now");
+    printf("  product float32  %8.1f GFLOP/s\n", 1e-9 * b->flops_f32);
+    printf("  product float64  %8.1f GFLOP/s\n", 1e-9 * b->flops_f64);
+    printf("  product bfloat16 %8.1f GFLOP/s\n", 1e-9 * b->flops_bf16);
+    printf("  copy             %8.1f GB/s, read and written\n", 1e-9 * b->copy_bytes);
+    fflush(stdout);
+}
+
+/* A device without arithmetic for bfloat16 widens it, and may be no faster than that. */
+static double product_limit(const bench *b, int bits)
+{
+    return bits == 64 ? b->flops_f64 : bits == 16 ? fmax(b->flops_bf16, b->flops_f32) : b->flops_f32;
+}
+
+/* --- a case ------------------------------------------------------------------------------------------------------ */
+
+static tch_status judge(const bench *b, const bench_data *data, bench_row *row, const char **problem)
+{
+    bool good = true;
+    const bench_case *c = data->c;
+    if (c->damping > 0.0) {
+        CLI_TRY(tch_inverse_root_plan(b->place.device, c->dtype, c->batch, c->n, data->trial.root, &data->trial.config,
+                                      &row->used, NULL));
+        return root_trial_judge(&b->place, &data->trial, NULL, &row->verdict);
+    }
+    CLI_TRY(bench_check(&b->place, data, &good));
+    *problem = "the output was not written completely, or is not finite";
+    return good ? TCH_OK : TCH_ERR_NUMERIC;
+}
+
+static tch_status measure_case(const bench *b, const bench_case *c, bench_row *row, const char **problem)
+{
+    bench_data data;
+    CLI_TRY(bench_prepare(&b->place, c, &data));
+    tch_status status = timing_measure(b->place.device, c->operation->run, &data, b->seconds, &row->time);
+    if (status == TCH_OK) {
+        status = judge(b, &data, row, problem);
+    }
+    bench_release(&data);
+    return status;
+}
+
+static void set_time(int column, double ms)
+{
+    table_set(&t, column, ms < 1.0 ? "%.4f" : ms < 100.0 ? "%.2f" : "%.1f", ms);
+}
+
+static void set_work(const bench *b, const bench_case *c, double seconds)
+{
+    double peak = product_limit(b, c->dtype.bits);
+    if (c->operation->flops != NULL) {
+        double rate = c->operation->flops(c) / seconds;
+        table_set(&t, 4, "%.1f GFLOP/s", 1e-9 * rate);
+        table_set(&t, 5, "%.0f %%", 100.0 * rate / peak);
+    } else if (c->operation->bytes != NULL) {
+        double rate = c->operation->bytes(c) / seconds;
+        table_set(&t, 4, "%.1f GB/s", 1e-9 * rate);
+        table_set(&t, 5, "%.0f %%", 100.0 * rate / b->copy_bytes);
+    } else if (c->m == c->n && c->n == c->k) {
+        double n = (double)c->n, products = seconds * peak / (2.0 * (double)c->batch * n * n * n);
+        table_set(&t, 6, products < 100.0 ? "%.1f" : "%.0f", products);
+    }
+}
+
+static void set_root(const bench *b, const bench_case *c, const bench_row *row)
+{
+    const char *method = tch_root_method_name(c->method);
+    if (c->method == TCH_ROOT_AUTO) {
+        table_set(&t, 1, "%s: %s", method, tch_root_method_name(row->used));
+    } else {
+        table_set(&t, 1, "%s", method);
+    }
+    if (!isnan(b->eigen_ms)) {
+        table_set(&t, 7, "%.2f x", b->eigen_ms / row->time.least_ms);
+    }
+    if (row->verdict.failed < c->batch) {
+        table_set(&t, 8, "%.1e", row->verdict.residual);
+    }
+    if (row->verdict.failed > 0) {
+        table_set(&t, 9, "%lld failed: %s", (long long)row->verdict.failed, root_report_text(row->verdict.reason));
+    }
+}
+
+static void run_case(bench *b, const bench_case *c)
+{
+    bench_row row = {.verdict = ROOT_VERDICT_NONE};
+    const char *problem = NULL;
+    progress_show(&b->bar, c->name);
+    tch_status status = measure_case(b, c, &row, &problem);
+    progress_advance(&b->bar, 1.0);
+    table_row(&t);
+    table_set(&t, 0, "%s", c->size);
+    if (status == TCH_ERR_UNSUPPORTED) {
+        table_set(&t, 9, "not offered");
+    } else if (status != TCH_OK) {
+        progress_clear(&b->bar);
+        output_warn("bench", "%s: %s", c->name, problem != NULL ? problem : tch_last_error());
+        table_set(&t, 9, "failed");
+        b->failed++;
+    } else {
+        b->eigen_ms = c->damping > 0.0 && c->method == TCH_ROOT_EIGEN ? row.time.least_ms : b->eigen_ms;
+        set_time(2, row.time.median_ms);
+        set_time(3, row.time.least_ms);
+        set_work(b, c, 1e-3 * row.time.least_ms);
+        if (c->damping > 0.0) {
+            set_root(b, c, &row);
+        }
+    }
+}
+
+static void count_case(bench *b, const bench_case *c)
+{
+    (void)c;
+    b->matched++;
+}
+
+static void list_case(bench *b, const bench_case *c)
+{
+    (void)b;
+    puts(c->name);
+}
+
+/* --- all of them ------------------------------------------------------------------------------------------------- */
+
+static void print_rows(bench *b, const bench_list *list, double damping)
+{
+    const bench_case c = bench_case_of(list, list->sizes, TCH_ROOT_AUTO, damping);
+    char text[64] = "";
+    if (damping > 0.0) {
+        snprintf(text, sizeof text, ", damping %.0e of the largest eigenvalue", damping);
+    }
+    progress_clear(&b->bar);
+    puts("");
+    output_heading("%s: %s, %s%s", c.operation->name, c.operation->formula, tch_dtype_name(c.dtype), text);
+    table_print(&t);
+    fflush(stdout);
+}
+
+static void visit_size(bench *b, const bench_list *list, const char *size, double damping,
+                       void (*visit)(bench *, const bench_case *))
+{
+    char mark = size[strcspn(size, "*+ ")];
+    int count = damping > 0.0 ? (int)(sizeof methods / sizeof methods[0]) : 1;
+    b->eigen_ms = (double)NAN;
+    for (int i = 0; i < count && (b->quick ? mark == '*' : b->large || mark != '+'); i++) {
+        const bench_case c = bench_case_of(list, size, damping > 0.0 ? methods[i] : TCH_ROOT_AUTO, damping);
+        if (b->only == NULL || strstr(c.name, b->only) != NULL) {
+            visit(b, &c);
+        }
+    }
+}
+
+/* Every case with --only in its name. */
+static void visit_cases(bench *b, void (*visit)(bench *, const bench_case *))
+{
+    for (int i = 0; i < bench_list_count; i++) {
+        const bench_list *list = &bench_lists[i];
+        bool roots = strcmp(list->operation, "inverse_root") == 0;
+        for (int j = 0; j < (roots ? 2 : 1); j++) {
+            double damping = roots ? dampings[j] : 0.0;
+            table_start(&t, "size|<method|ms|least|rate|of limit|products|to eigen|residual|<");
+            for (const char *size = list->sizes; *size != '\0'; size += strspn(size, " ")) {
+                visit_size(b, list, size, damping, visit);
+                size += strcspn(size, " ");
+            }
+            if (t.rows > 0) {
+                print_rows(b, list, damping);
+            }
+        }
+    }
+}
+
+static int run_bench(bench *b)
+{
+    b->bar = progress_start(0.0);
+    progress_show(&b->bar, "limits of this machine");
+    tch_status status = measure_limits(b);
+    progress_clear(&b->bar);
     if (status != TCH_OK) {
         return output_fail_library("bench");
     }
-    if (!options->json) {
-        char line[192];
-        printf("Torchium %s on %s\n\n", tch_version(), machine_context_line(place->device, line));
-        bench_text_limits(results);
-    }
-    progress p = start_progress(options, results);
-    int failed = measure_cases(place, !options->json, &p, results);
-    if (wants_accuracy(options) && measure_accuracy(place, &p, results)) {
-        return output_fail_library("bench");
-    }
-    if (options->json) {
-        bench_json(results, place);
-    } else {
-        bench_text_scaling(results);
-        bench_text_accuracy(results);
-    }
-    return failed == 0 ? CLI_OK : output_fail("bench", "%d of %d cases failed", failed, results->case_count);
-}
-
-static int list_cases(const bench_options *options, const bench_results *results)
-{
-    for (int i = 0; i < results->case_count; i++) {
-        puts(results->cases[i].name);
-    }
-    if (wants_accuracy(options)) {
-        puts(accuracy_name);
-    }
-    return CLI_OK;
-}
-
-static int run_bench(const bench_options *options, bench_results *results)
-{
-    workplace place;
-    tch_device device;
-    if (tch_device_parse(options->device, &device)) {
-        return output_fail_library("bench");
-    }
-    machine_facts_get(&results->machine);
-    results->large = device.type != TCH_DEVICE_CPU;
-    results->quick = options->quick;
-    results->seconds = options->seconds;
-    bench_cases_fill(results, options->only);
-    if (results->case_count == 0 && !wants_accuracy(options)) {
-        return output_usage("bench", "no case has '%s' in its name; 'torchium bench --list' shows them%s",
-                            options->only, options->quick ? ", with --quick those of the short run" : "");
-    }
-    if (options->list) {
-        return list_cases(options, results);
-    }
-    if (workplace_open(options->device, &place)) {
-        return output_fail_library("bench");
-    }
-    int result = run_all(options, &place, results);
-    workplace_close(&place);
-    return result;
+    print_limits(b);
+    b->bar = progress_start(b->matched);
+    visit_cases(b, run_case);
+    return b->failed == 0 ? CLI_OK : output_fail("bench", "%d of %d cases failed", b->failed, b->matched);
 }
 
 int command_bench(int argc, char **argv)
 {
-    bench_options options = {.device = "auto", .seconds = 0.0};
+    tch_device device;
+    bench b = {.device = "auto", .seconds = 0.0};
     const option_spec specs[] = {
-        {"--json", NULL, OPTION_FLAG, &options.json, 0, 0, "one JSON document instead of tables"},
-        {"--quick", NULL, OPTION_FLAG, &options.quick, 0, 0, "fewer and smaller cases, less time for each"},
-        {"--device", "D", OPTION_TEXT, &options.device, 0, 0, "auto, cpu, cuda or cuda:N (auto)"},
-        {"--only", "NAME", OPTION_TEXT, &options.only, 0, 0, "only cases with NAME in their name, or 'accuracy'"},
-        {"--seconds", "S", OPTION_REAL, &options.seconds, 0.001, 600, "time spent on each case (0.5, quick 0.1)"},
-        {"--list", NULL, OPTION_FLAG, &options.list, 0, 0, "names of the cases, without running them"},
+        {"--quick", NULL, OPTION_FLAG, &b.quick, 0, 0, "fewer and smaller cases, less time for each"},
+        {"--device", "D", OPTION_TEXT, &b.device, 0, 0, "auto, cpu, cuda or cuda:N (auto)"},
+        {"--only", "NAME", OPTION_TEXT, &b.only, 0, 0, "only cases with NAME in their name"},
+        {"--seconds", "S", OPTION_REAL, &b.seconds, 0.001, 600, "time spent on each case (0.5, quick 0.1)"},
+        {"--list", NULL, OPTION_FLAG, &b.list, 0, 0, "names of the cases, without running them"},
     };
     const option_table table = {
         "bench",
         "Times the operations at named sizes. The limits of the machine are measured first, in the same run; each row\n"
-        "shows the fraction of the limit that it reached, or its time in matrix products. Then come the growth of the\n"
-        "cost with n and with the batch, and the error of each inverse root over condition numbers. Times are medians\n"
-        "with the minimum beside them; rates and ratios use the minimum, which other load disturbs less. On a GPU\n"
-        "larger sizes are measured too.",
+        "shows the fraction of the limit that it reached, or its time in matrix products. Times are medians with the\n"
+        "minimum beside them; rates and ratios use the minimum, which other load disturbs less. On a GPU larger sizes\n"
+        "are measured too.",
         specs, sizeof specs / sizeof specs[0]};
     options_result result = options_read(&table, argc, argv);
     if (result != OPTIONS_GO) {
         return result == OPTIONS_HELPED ? CLI_OK : CLI_USAGE;
     }
-    if (options.seconds == 0.0) {
-        options.seconds = options.quick ? 0.1 : 0.5;
+    if (tch_device_parse(b.device, &device)) {
+        return output_fail_library("bench");
     }
-    bench_results *results = calloc(1, sizeof *results);
-    if (results == NULL) {
-        return output_fail("bench", "out of memory");
+    b.large = device.type != TCH_DEVICE_CPU;
+    b.seconds = b.seconds > 0.0 ? b.seconds : b.quick ? 0.1 : 0.5;
+    visit_cases(&b, b.list ? list_case : count_case);
+    if (b.list) {
+        return CLI_OK;
     }
-    int status = run_bench(&options, results);
-    free(results);
+    if (b.matched == 0) {
+        return output_usage("bench", "no case has '%s' in its name; 'torchium bench --list' shows them%s", b.only,
+                            b.quick ? ", with --quick those of the short run" : "");
+    }
+    if (workplace_open(b.device, &b.place)) {
+        return output_fail_library("bench");
+    }
+    int status = run_bench(&b);
+    workplace_close(&b.place);
     return status;
 }

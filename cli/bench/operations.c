@@ -1,28 +1,82 @@
-/* How each operation is set up, run and counted. The counts are of the arithmetic that the result needs when it is
- * computed in the plain way (half for symmetric results); where the work depends on the method there is no count, and
- * only the time speaks. */
+/* The operations and the sizes they are measured at. To measure another size, add it to a list; another operation is an
+ * entry of the table and a list. Work is counted as the arithmetic of the plain way (half for symmetric results); where
+ * it depends on the method there is no count. */
 #include "bench.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
-/* Inputs that need a spectrum are nearly singular, so that the damping decides the conditioning. */
-static const double spectrum_condition = 1e8;
+#include "measure/random_matrices.h"
 
-static tch_status add_output(const workplace *place, bench_data *d, int index, int64_t rows, int64_t cols)
+/* --- sizes ------------------------------------------------------------------------------------------------------- */
+
+/* A GPU is not busy with less than LARGE, and a CPU would be for too long. */
+#define SINGLE "32 64* 128* 256* 512* 1024 2048 "
+#define BATCHES "4x128 16x128* 64x128 256x128 64x256 16x1024 "
+#define LARGE "1024x128+ 4x2048+ 4096+"
+/* Samples, positions, inputs, outputs: two layers of a small language model. */
+#define LAYERS "32x64-768-to-768 32x256-768-to-3072+"
+
+const bench_list bench_lists[] = {
+    {"matmul", 32, SINGLE BATCHES LARGE},
+    {"matmul", 64, "256 512* 1024 2048"},
+    {"symmetric_product", 32, SINGLE "64x256 16x1024 4x2048+"},
+    {"symmetric_product", 64, "512* 1024 2048"},
+    {"gram", 32, "256-by-1024* 768-by-3072* 1024-by-4096 4096-by-16384+"},
+    {"gram", 64, "768-by-3072*"},
+    {"matmul_chunked", 32, "512* 1024 4096+"},
+    {"matmul_chunked", 16, "512* 1024 4096+"},
+    {"eigh", 32, SINGLE BATCHES LARGE},
+    {"eigh", 64, "256* 512* 1024"},
+    {"matrix_power", 32, SINGLE "64x256 16x1024 4x2048+"},
+    {"matrix_power", 64, "256* 512* 1024"},
+    {"inverse_root", 32, SINGLE BATCHES LARGE},
+    {"inverse_root", 64, "256* 512* 1024"},
+    {"orthogonalize", 32, "256-by-256* 1024-by-1024 768-by-3072* 4096-by-4096+"},
+    {"kronecker_product", 32, "32-kron-64* 64-kron-128*"},
+    {"kronecker_product", 64, "64-kron-128"},
+    {"kronecker_matmul", 32, "64-kron-128-by-16* 256-kron-512-by-16"},
+    {"kronecker_solve", 32, "64-kron-128* 256-kron-512* 768-kron-768 2048-kron-2048+"},
+    {"kronecker_solve", 64, "256-kron-512*"},
+    {"nearest_kronecker", 32, "16-kron-32* 32-kron-64"},
+    {"sample_gradients", 32, "64x1-256-to-256* 16x64-256-to-256* 256x1-512-to-512 256x1-1024-to-1024+"},
+    {"sample_norms", 32, "16x64-256-to-512* " LAYERS},
+    {"sample_norms", 16, LAYERS},
+    {"weighted_sum", 32, "16x64-256-to-512* " LAYERS},
+    {"weighted_sum", 16, LAYERS},
+    {"kfac_factors", 32, "16x64-256-to-512* " LAYERS},
+    {"kfac_factors", 16, LAYERS},
+};
+const int bench_list_count = sizeof bench_lists / sizeof bench_lists[0];
+
+static void read_size(bench_case *c)
 {
-    CLI_TRY(workplace_matrices(place->device, d->c->dtype, d->c->batch, rows, cols, &d->out[index]));
-    return workplace_poison(place, d->out[index]);
+    int64_t numbers[4] = {0};
+    const char *at = c->size;
+    for (int i = 0; i < 4 && *at != '\0'; i++) {
+        char *end;
+        numbers[i] = strtoll(at, &end, 10);
+        at = end + strcspn(end, "0123456789");
+    }
+    c->batch = 1;
+    if (strstr(c->size, "-to-") != NULL) {
+        c->batch = numbers[0], c->k = numbers[1], c->n = numbers[2], c->m = numbers[3];
+    } else if (strstr(c->size, "-kron-") != NULL) {
+        c->m = numbers[0], c->n = numbers[1], c->k = numbers[2];
+    } else if (strstr(c->size, "-by-") != NULL) {
+        c->m = numbers[0], c->n = c->k = numbers[1];
+    } else if (numbers[1] > 0) {
+        c->batch = numbers[0], c->m = c->n = c->k = numbers[1];
+    } else {
+        c->m = c->n = c->k = numbers[0];
+    }
 }
 
-/* --- products: [m, k] times [k, n] --- */
+/* --- running and counting ---------------------------------------------------------------------------------------- */
 
-static tch_status matmul_prepare(const workplace *place, bench_data *d)
-{
-    const bench_case *c = d->c;
-    CLI_TRY(bench_add_random(place, d, 0, c->m, c->k));
-    CLI_TRY(bench_add_random(place, d, 1, c->k, c->n));
-    return add_output(place, d, 0, c->m, c->n);
-}
+static const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
 
 static tch_status matmul_run(tch_context *context, void *data)
 {
@@ -42,30 +96,10 @@ static tch_status chunked_run(tch_context *context, void *data)
     return tch_matmul_chunked(context, d->in[0], d->in[1], d->c->m * d->c->k * 4 / 8, d->out[0]);
 }
 
-/* n by n, both symmetric and commuting */
-static tch_status symmetric_prepare(const workplace *place, bench_data *d)
-{
-    CLI_TRY(bench_add_symmetric(place, d, 0, d->c->n, 1e2));
-    CLI_TRY(bench_add_symmetric(place, d, 1, d->c->n, 1e3));
-    return add_output(place, d, 0, d->c->n, d->c->n);
-}
-
 static tch_status symmetric_run(tch_context *context, void *data)
 {
     bench_data *d = data;
     return tch_symmetric_product(context, d->in[0], d->in[1], d->out[0]);
-}
-
-/* A A' of A [m, k]; also the count of a symmetric product, with k = n = m */
-static double gram_flops(const bench_case *c)
-{
-    return (double)c->batch * (double)c->m * (double)(c->m + 1) * (double)c->k;
-}
-
-static tch_status gram_prepare(const workplace *place, bench_data *d)
-{
-    CLI_TRY(bench_add_random(place, d, 0, d->c->m, d->c->k));
-    return add_output(place, d, 0, d->c->m, d->c->m);
 }
 
 static tch_status gram_run(tch_context *context, void *data)
@@ -74,15 +108,10 @@ static tch_status gram_run(tch_context *context, void *data)
     return tch_gram(context, 1.0 / (double)d->c->k, d->in[0], 0, 0.0, d->out[0]);
 }
 
-/* --- functions of a symmetric matrix: n by n --- */
-
-static tch_status eigh_prepare(const workplace *place, bench_data *d)
+/* A A' of A [m, k]; also the count of a symmetric product, with k = n = m */
+static double gram_flops(const bench_case *c)
 {
-    CLI_TRY(bench_add_symmetric(place, d, 0, d->c->n, spectrum_condition));
-    const int64_t shape[] = {d->c->batch, d->c->n};
-    CLI_TRY(add_output(place, d, 0, d->c->n, d->c->n));
-    CLI_TRY(tch_tensor_create_uninitialized(place->device, d->c->dtype, 2, shape, TCH_CONTIGUOUS, &d->out[1]));
-    return workplace_poison(place, d->out[1]);
+    return (double)c->batch * (double)c->m * (double)(c->m + 1) * (double)c->k;
 }
 
 static tch_status eigh_run(tch_context *context, void *data)
@@ -91,38 +120,15 @@ static tch_status eigh_run(tch_context *context, void *data)
     return tch_eigh(context, d->in[0], d->out[1], d->out[0], NULL);
 }
 
-static tch_status power_prepare(const workplace *place, bench_data *d)
-{
-    CLI_TRY(bench_add_symmetric(place, d, 0, d->c->n, spectrum_condition));
-    return add_output(place, d, 0, d->c->n, d->c->n);
-}
-
 static tch_status power_run(tch_context *context, void *data)
 {
     bench_data *d = data;
     return tch_matrix_power(context, d->in[0], -0.25, 1e-6, d->out[0], NULL);
 }
 
-static tch_status root_prepare(const workplace *place, bench_data *d)
-{
-    CLI_TRY(bench_add_symmetric(place, d, 0, d->c->n, spectrum_condition));
-    CLI_TRY(root_trial_start(place, d->in[0], &d->trial));
-    d->trial.config.method = d->c->method;
-    d->trial.config.relative_eps = d->c->damping;
-    return TCH_OK;
-}
-
 static tch_status root_run(tch_context *context, void *data)
 {
     return root_trial_run(context, &((bench_data *)data)->trial);
-}
-
-/* --- orthogonalization: m by n --- */
-
-static tch_status ortho_prepare(const workplace *place, bench_data *d)
-{
-    CLI_TRY(bench_add_random(place, d, 0, d->c->m, d->c->n));
-    return add_output(place, d, 0, d->c->m, d->c->n);
 }
 
 static tch_status ortho_run(tch_context *context, void *data)
@@ -138,16 +144,6 @@ static double ortho_flops(const bench_case *c)
     return 5.0 * (double)c->batch * (s * s * l + s * s * s + 2.0 * s * s * l);
 }
 
-/* --- Kronecker algebra: A is m by m, B is n by n --- */
-
-static tch_status kron_prepare(const workplace *place, bench_data *d)
-{
-    const bench_case *c = d->c;
-    CLI_TRY(bench_add_random(place, d, 0, c->m, c->m));
-    CLI_TRY(bench_add_random(place, d, 1, c->n, c->n));
-    return add_output(place, d, 0, c->m * c->n, c->m * c->n);
-}
-
 static tch_status kron_run(tch_context *context, void *data)
 {
     bench_data *d = data;
@@ -160,16 +156,6 @@ static double kron_bytes(const bench_case *c)
     return (double)c->batch * side * side * (double)tch_dtype_size(c->dtype);
 }
 
-/* X is [m n, k] */
-static tch_status kron_matmul_prepare(const workplace *place, bench_data *d)
-{
-    const bench_case *c = d->c;
-    CLI_TRY(bench_add_random(place, d, 0, c->m, c->m));
-    CLI_TRY(bench_add_random(place, d, 1, c->n, c->n));
-    CLI_TRY(bench_add_random(place, d, 2, c->m * c->n, c->k));
-    return add_output(place, d, 0, c->m * c->n, c->k);
-}
-
 static tch_status kron_matmul_run(tch_context *context, void *data)
 {
     bench_data *d = data;
@@ -179,16 +165,6 @@ static tch_status kron_matmul_run(tch_context *context, void *data)
 static double kron_matmul_flops(const bench_case *c)
 {
     return 2.0 * (double)c->batch * (double)c->k * (double)(c->m * c->n) * (double)(c->m + c->n);
-}
-
-/* X is [m, n] */
-static tch_status kron_solve_prepare(const workplace *place, bench_data *d)
-{
-    const bench_case *c = d->c;
-    CLI_TRY(bench_add_symmetric(place, d, 0, c->m, spectrum_condition));
-    CLI_TRY(bench_add_symmetric(place, d, 1, c->n, spectrum_condition));
-    CLI_TRY(bench_add_random(place, d, 2, c->m, c->n));
-    return add_output(place, d, 0, c->m, c->n);
 }
 
 static tch_status kron_solve_run(tch_context *context, void *data)
@@ -204,65 +180,189 @@ static double kron_solve_flops(const bench_case *c)
     return (double)c->batch * ((m * m * m + n * n * n) / 3.0 + 2.0 * m * n * (m + n));
 }
 
-/* M is [m n, m n] */
-static tch_status nearest_prepare(const workplace *place, bench_data *d)
-{
-    const bench_case *c = d->c;
-    CLI_TRY(bench_add_random(place, d, 0, c->m * c->n, c->m * c->n));
-    CLI_TRY(add_output(place, d, 0, c->m, c->m));
-    return add_output(place, d, 1, c->n, c->n);
-}
-
 static tch_status nearest_run(tch_context *context, void *data)
 {
     bench_data *d = data;
     return tch_nearest_kronecker(context, d->in[0], d->out[0], d->out[1], NULL);
 }
 
-static const bench_operation matmul = {"matmul", "A B", matmul_prepare, matmul_run, matmul_flops, NULL, 1};
-static const bench_operation symmetric = {
-    "symmetric_product", "A B, known to be symmetric", symmetric_prepare, symmetric_run, gram_flops, NULL, 1};
-static const bench_operation gram = {"gram", "A A'", gram_prepare, gram_run, gram_flops, NULL, 1};
-static const bench_operation chunked = {
-    "matmul_chunked", "A B within a memory budget", matmul_prepare, chunked_run, matmul_flops, NULL, 1};
-static const bench_operation eigh = {"eigh", "A = V diag(w) V'", eigh_prepare, eigh_run, NULL, NULL, 15};
-static const bench_operation power = {
-    "matrix_power", "A^(-0.25) by eigendecomposition", power_prepare, power_run, NULL, NULL, 17};
-static const bench_operation root = {"inverse_root", "A^(-1/4)", root_prepare, root_run, NULL, NULL, 17};
-static const bench_operation ortho = {
-    "orthogonalize", "five Newton-Schulz steps", ortho_prepare, ortho_run, ortho_flops, NULL, 8};
-static const bench_operation kron = {"kronecker_product", "A (x) B", kron_prepare, kron_run, NULL, kron_bytes, 1};
-static const bench_operation kron_matmul = {
-    "kronecker_matmul", "(A (x) B) X, not formed", kron_matmul_prepare, kron_matmul_run, kron_matmul_flops, NULL, 1};
-static const bench_operation kron_solve = {
-    "kronecker_solve", "damped A^-1 X B^-1", kron_solve_prepare, kron_solve_run, kron_solve_flops, NULL, 2};
-static const bench_operation nearest = {
-    "nearest_kronecker", "the A (x) B nearest to M", nearest_prepare, nearest_run, NULL, NULL, 1};
+static tch_status samples_run(tch_context *context, void *data)
+{
+    bench_data *d = data;
+    return tch_grad_samples(context, &layer, d->in[0], d->in[1], d->out[0], d->out[1]);
+}
 
-const bench_operation *const bench_operations[] = {
-    &matmul,
-    &symmetric,
-    &gram,
-    &chunked,
-    &eigh,
-    &power,
-    &root,
-    &ortho,
-    &kron,
-    &kron_matmul,
-    &kron_solve,
-    &nearest,
-    &bench_sample_gradients,
-    &bench_sample_norms,
-    &bench_weighted_sum,
-    &bench_factors,
-    NULL,
+static double samples_bytes(const bench_case *c)
+{
+    return (double)c->batch * (double)c->m * (double)(c->n + 1) * (double)tch_dtype_size(c->dtype);
+}
+
+static tch_status norms_run(tch_context *context, void *data)
+{
+    bench_data *d = data;
+    return tch_grad_norms(context, &layer, d->in[0], d->in[1], TCH_GRAD_BOTH, 0, d->out[0]);
+}
+
+/* Inner products of positions, half of them for symmetry, or the gradient itself. */
+static double norms_flops(const bench_case *c)
+{
+    double m = (double)c->m, n = (double)c->n, k = (double)c->k;
+    double gram = k * (k + 1.0) * (m + n), tiles = 2.0 * k * m * n;
+    return (double)c->batch * (gram < tiles ? gram : tiles);
+}
+
+static tch_status weighted_run(tch_context *context, void *data)
+{
+    bench_data *d = data;
+    return tch_grad_weighted_sum(context, &layer, d->in[0], d->in[1], d->in[2], 0.0, d->out[0], d->out[1]);
+}
+
+static tch_status factors_run(tch_context *context, void *data)
+{
+    bench_data *d = data;
+    return tch_grad_factors(context, &layer, d->in[0], d->in[1], 0, TCH_SHARING_EXPAND, 1.0, 0.0, d->out[0], d->out[1]);
+}
+
+static double factors_flops(const bench_case *c)
+{
+    double m = (double)c->m, n = (double)c->n;
+    return (double)c->batch * (double)c->k * (m * (m + 1.0) + n * (n + 1.0));
+}
+
+/* clang-format off */
+static const bench_operation operations[] = {
+    {"matmul", "A B", {"bmk", "bkn"}, {"bmn"}, matmul_run, matmul_flops, NULL},
+    {"symmetric_product", "A B, known to be symmetric", {"sbnn", "sbnn"}, {"bnn"}, symmetric_run, gram_flops, NULL},
+    {"gram", "A A'", {"bmk"}, {"bmm"}, gram_run, gram_flops, NULL},
+    {"matmul_chunked", "A B within a memory budget", {"bmk", "bkn"}, {"bmn"}, chunked_run, matmul_flops, NULL},
+    {"eigh", "A = V diag(w) V'", {"sbnn"}, {"bnn", "bn"}, eigh_run, NULL, NULL},
+    {"matrix_power", "A^(-0.25) by eigendecomposition", {"sbnn"}, {"bnn"}, power_run, NULL, NULL},
+    {"inverse_root", "A^(-1/4)", {"sbnn"}, {NULL}, root_run, NULL, NULL},
+    {"orthogonalize", "five Newton-Schulz steps", {"bmn"}, {"bmn"}, ortho_run, ortho_flops, NULL},
+    {"kronecker_product", "A (x) B", {"bmm", "bnn"}, {"bpp"}, kron_run, NULL, kron_bytes},
+    {"kronecker_matmul", "(A (x) B) X, not formed", {"bmm", "bnn", "bpk"}, {"bpk"},
+     kron_matmul_run, kron_matmul_flops, NULL},
+    {"kronecker_solve", "damped A^-1 X B^-1", {"sbmm", "sbnn", "bmn"}, {"bmn"}, kron_solve_run, kron_solve_flops, NULL},
+    {"nearest_kronecker", "the A (x) B nearest to M", {"bpp"}, {"bmm", "bnn"}, nearest_run, NULL, NULL},
+    {"sample_gradients", "the gradient of every sample", {"bkn", "bkm"}, {"bmn", "bm"},
+     samples_run, NULL, samples_bytes},
+    {"sample_norms", "the norm of every sample's gradient", {"bkn", "bkm"}, {"b"}, norms_run, norms_flops, NULL},
+    {"weighted_sum", "the sum of weighted gradients", {"bkn", "bkm", "wb"}, {"mn", "m"},
+     weighted_run, matmul_flops, NULL},
+    {"kfac_factors", "A'A and G'G", {"bkn", "bkm"}, {"nn", "mm"}, factors_run, factors_flops, NULL},
 };
+/* clang-format on */
+
+static const bench_operation *find_operation(const char *name)
+{
+    const bench_operation *found = operations;
+    while (strcmp(found->name, name) != 0) {
+        found++;
+    }
+    return found;
+}
+
+bench_case bench_case_of(const bench_list *list, const char *size, tch_root_method method, double damping)
+{
+    bench_case c = {.operation = find_operation(list->operation), .method = method, .damping = damping};
+    c.dtype = list->bits == 16 ? TCH_BFLOAT16 : list->bits == 64 ? TCH_FLOAT64 : TCH_FLOAT32;
+    snprintf(c.size, sizeof c.size, "%.*s", (int)strcspn(size, "*+ "), size);
+    read_size(&c);
+    if (damping > 0.0) {
+        snprintf(c.name, sizeof c.name, "%s/%s/%s/%s/%.0e", list->operation, tch_root_method_name(method), c.size,
+                 tch_dtype_name(c.dtype), damping);
+    } else {
+        snprintf(c.name, sizeof c.name, "%s/%s/%s", list->operation, c.size, tch_dtype_name(c.dtype));
+    }
+    return c;
+}
+
+/* --- operands ---------------------------------------------------------------------------------------------------- */
+
+static tch_status create(const workplace *place, const bench_case *c, tch_dtype dtype, const char *letters,
+                         tch_tensor **tensor)
+{
+    int64_t shape[3];
+    int32_t ndim = 0;
+    for (; letters[ndim] != '\0'; ndim++) {
+        char letter = letters[ndim];
+        shape[ndim] = letter == 'b'   ? c->batch
+                      : letter == 'm' ? c->m
+                      : letter == 'n' ? c->n
+                      : letter == 'k' ? c->k
+                                      : c->m * c->n;
+    }
+    return tch_tensor_create_uninitialized(place->device, dtype, ndim, shape, TCH_CONTIGUOUS, tensor);
+}
+
+/* The same numbers in every run. */
+enum { FIRST_SEED = 1000 };
+
+/* Each matrix costs the host three products to build, so that a large batch repeats the first ones. Matrices of one
+ * seed commute. */
+static tch_status fill_symmetric(const workplace *place, tch_tensor *out)
+{
+    enum { DISTINCT = 16 };
+    tch_tensor *spectrum = NULL;
+    int64_t batch = out->shape[0], n = out->shape[2];
+    int64_t shape[] = {batch < DISTINCT ? batch : DISTINCT, n, n};
+    tch_tensor distinct = *out;
+    distinct.shape = shape;
+    CLI_TRY(workplace_vector(place->host, TCH_FLOAT64, n, &spectrum));
+    random_power_law(n, 1e8, spectrum->data);
+    tch_status status = random_symmetric(place, FIRST_SEED, spectrum->data, &distinct);
+    for (int64_t i = DISTINCT; i < batch && status == TCH_OK; i++) {
+        tch_tensor slice = workplace_slice(out, i), earlier = workplace_slice(out, i % DISTINCT);
+        status = tch_tensor_copy(place->device, &slice, &earlier);
+    }
+    tch_tensor_destroy(spectrum);
+    return status;
+}
+
+static tch_status add_input(const workplace *place, bench_data *d, int index)
+{
+    const char *shape = d->c->operation->in[index];
+    tch_tensor **tensor = &d->in[index];
+    bool symmetric = shape[0] == 's', weights = shape[0] == 'w';
+    CLI_TRY(create(place, d->c, weights ? TCH_FLOAT64 : d->c->dtype, shape + (symmetric || weights), tensor));
+    if (symmetric) {
+        return fill_symmetric(place, *tensor);
+    }
+    return weights ? tch_tensor_fill(place->device, *tensor, 0.5)
+                   : random_entries(place, FIRST_SEED + (uint64_t)index, *tensor);
+}
+
+/* Norms are float64; gradients and factors of 16-bit layers are float32. */
+static tch_status add_output(const workplace *place, bench_data *d, int index)
+{
+    const char *shape = d->c->operation->out[index];
+    bool of_layer = strstr(d->c->size, "-to-") != NULL;
+    tch_dtype dtype = of_layer && d->c->dtype.bits == 16 ? TCH_FLOAT32 : d->c->dtype;
+    CLI_TRY(create(place, d->c, shape[1] == '\0' && shape[0] == 'b' ? TCH_FLOAT64 : dtype, shape, &d->out[index]));
+    return workplace_poison(place, d->out[index]);
+}
+
+static tch_status prepare(const workplace *place, bench_data *d)
+{
+    const bench_operation *operation = d->c->operation;
+    for (int i = 0; i < 3 && operation->in[i] != NULL; i++) {
+        CLI_TRY(add_input(place, d, i));
+    }
+    for (int i = 0; i < 2 && operation->out[i] != NULL; i++) {
+        CLI_TRY(add_output(place, d, i));
+    }
+    if (d->c->damping > 0.0) {
+        CLI_TRY(root_trial_start(place, d->in[0], &d->trial));
+        d->trial.config.method = d->c->method;
+        d->trial.config.relative_eps = d->c->damping;
+    }
+    return TCH_OK;
+}
 
 tch_status bench_prepare(const workplace *place, const bench_case *c, bench_data *data)
 {
     *data = (bench_data){.c = c};
-    tch_status status = c->operation->prepare(place, data);
+    tch_status status = prepare(place, data);
     if (status != TCH_OK) {
         bench_release(data);
     }
@@ -278,28 +378,19 @@ void bench_release(bench_data *data)
         tch_tensor_destroy(data->out[i]);
     }
     root_trial_end(&data->trial);
-    *data = (bench_data){0};
-}
-
-static tch_status all_finite(const workplace *place, const tch_tensor *output, bool *good)
-{
-    tch_tensor *host = NULL;
-    CLI_TRY(workplace_fetch(place, output, &host));
-    int64_t count = tch_tensor_numel(host);
-    for (int64_t i = 0; i < count && *good; i++) {
-        *good = isfinite(workplace_entry(host, i));
-    }
-    tch_tensor_destroy(host);
-    return TCH_OK;
 }
 
 tch_status bench_check(const workplace *place, const bench_data *data, bool *good)
 {
     *good = true;
-    for (int i = 0; i < 2; i++) {
-        if (data->out[i] != NULL) {
-            CLI_TRY(all_finite(place, data->out[i], good));
+    for (int i = 0; i < 2 && data->out[i] != NULL; i++) {
+        tch_tensor *host = NULL;
+        CLI_TRY(workplace_fetch(place, data->out[i], &host));
+        int64_t count = tch_tensor_numel(host);
+        for (int64_t j = 0; j < count && *good; j++) {
+            *good = isfinite(workplace_entry(host, j));
         }
+        tch_tensor_destroy(host);
     }
     return TCH_OK;
 }
