@@ -1,6 +1,6 @@
 """Trains one model with several optimizers, from the same first weights over the same batches, and shows what came out.
 
-char_gpt.py and vision.py say what is trained, by a `Task`; the training loop, the clock, the progress bar, the
+char_gpt.py and kfac.py say what is trained, by a `Task`; the training loop, the clock, the progress bar, the
 checkpoints and the table are here. `train` is the loop as one would write it for any optimizer of PyTorch.
 """
 
@@ -12,10 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import torch
-from curves import Series, draw
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -33,8 +31,6 @@ class Task:
     rates: dict[str, float]  # the optimizers there are, and the learning rate of each
     batch: Callable[[int], Batch]  # of a step: the same for every optimizer, and again after a restart
     held_out: list[Batch]
-    floor: float | None = None  # the least loss that is possible, where it is known
-    floor_label: str = ""
 
 
 @dataclass
@@ -63,12 +59,10 @@ def options(description: str, steps: int, rates: dict[str, float]) -> argparse.A
     parser.add_argument("--precision", choices=["auto", *PRECISIONS], default="auto", help="auto: bf16 on a GPU")
     parser.add_argument("--optimizers", default=",".join(rates), help="which ones, separated by commas")
     parser.add_argument("--lr", action="append", default=[], metavar="NAME=RATE", help="another rate for one of them")
-    parser.add_argument("--tune", action="store_true", help="try five rates for each and take the best")
     parser.add_argument("--steps", type=int, default=steps, help="of each optimizer")
     parser.add_argument("--batch", type=int, default=32, help="examples in a step")
     parser.add_argument("--seed", type=int, default=0, help="of data, first weights and batches")
     parser.add_argument("--log-every", type=int, default=0, help="steps between measurements; 0: a thirtieth of them")
-    parser.add_argument("--plot", metavar="FILE", help="learning curves as an SVG file")
     parser.add_argument("--save", metavar="FILE", help="checkpoint, written at every measurement")
     parser.add_argument("--resume", metavar="FILE", help="go on from a checkpoint")
     return parser
@@ -236,18 +230,12 @@ def table(runs: list[Run]) -> None:
     print(f"\n  L = {goal:.4f}, what {baseline.name} ends with. Losses are of data that was not trained on.")
 
 
-def plot(task: Task, args: argparse.Namespace, runs: list[Run], subtitle: str) -> None:
-    series = [Series(f"{run.name}, rate {run.lr:.2g}", run.steps, run.seconds, run.losses) for run in runs]
-    draw(args.plot, series, task.title, subtitle, "held-out loss", task.floor, task.floor_label)
-    print(f"  curves in {args.plot}")
-
-
 # --- the comparison --------------------------------------------------------------------------------------------------
 
 
 def checkpoint_of(args: argparse.Namespace) -> dict:
     """The checkpoint to go on from, or an empty one. What would change the course must be as it was."""
-    free = ("device", "optimizers", "plot", "save", "resume", "sample", "tune")
+    free = ("device", "optimizers", "save", "resume", "sample")
     course = {key: value for key, value in vars(args).items() if key not in free}
     if not args.resume:
         return {"course": course, "runs": {}}
@@ -258,19 +246,8 @@ def checkpoint_of(args: argparse.Namespace) -> dict:
     return checkpoint
 
 
-def tune(task: Task, args: argparse.Namespace, name: str, middle: float) -> float:
-    """The best of five rates, half a power of ten apart."""
-    rates = [middle * 10 ** (k / 2) for k in (-2, -1, 0, 1, 2)]
-    runs = [Run(name, lr) for lr in rates]
-    for run in runs:
-        train(task, args, run, None, lambda state: None)
-    losses = [run.losses[-1] if math.isfinite(run.losses[-1]) else math.inf for run in runs]
-    print(f"  {name}: " + ", ".join(f"{lr:.2g} gives {loss:.4f}" for lr, loss in zip(rates, losses, strict=True)))
-    return rates[losses.index(min(losses))]
-
-
 def compare(task: Task, args: argparse.Namespace, subtitle: str) -> dict[str, nn.Module]:
-    """Trains with each optimizer in turn, prints the table, draws the picture; returns the trained models by name."""
+    """Trains with each optimizer in turn, prints the table; returns the trained models by name."""
     checkpoint = checkpoint_of(args)
     models, runs = {}, []
     print(f"{task.title}\n  {subtitle}\n  on {args.device}, {args.precision}")
@@ -278,8 +255,6 @@ def compare(task: Task, args: argparse.Namespace, subtitle: str) -> dict[str, nn
     for name in args.optimizers:
         saved = checkpoint["runs"].get(name, {"state": None})
         lr = float(args.lr.get(name, task.rates[name]))
-        if args.tune:
-            lr = tune(task, args, name, lr)
         run = Run(**saved["run"]) if saved["state"] else Run(name, lr)
 
         def save(state: dict, run: Run = run) -> None:
@@ -291,7 +266,4 @@ def compare(task: Task, args: argparse.Namespace, subtitle: str) -> dict[str, nn
         models[name] = train(task, args, run, saved["state"], save)
         runs.append(run)
     table(runs)
-    if args.plot:
-        Path(args.plot).parent.mkdir(parents=True, exist_ok=True)
-        plot(task, args, runs, subtitle)
     return models

@@ -47,7 +47,8 @@ def batch(step: int, rank: int, device: str) -> tuple[torch.Tensor, torch.Tensor
     return x, torch.sin(x).sum(1, keepdim=True)
 
 
-def train(net: nn.Module, optimizer: Shampoo, steps: range, device: str) -> float:
+def train(net: nn.Module, optimizer: Shampoo, steps: range, device: str) -> list[float]:
+    losses = []
     for step in steps:
         x, y = batch(step, distributed.get_rank(), device)
         optimizer.zero_grad()
@@ -55,7 +56,8 @@ def train(net: nn.Module, optimizer: Shampoo, steps: range, device: str) -> floa
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
-    return loss.item()
+        losses.append(loss.item())
+    return losses
 
 
 def main() -> None:
@@ -68,15 +70,20 @@ def main() -> None:
     size = distributed.get_world_size()
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    mesh = init_device_mesh(device, (args.replicas, size // args.replicas) if args.replicas > 1 else (size,))
+    if args.replicas > 1:
+        shape = (args.replicas, size // args.replicas)
+        mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh(device, (size,))
 
     net = sharded_model(mesh)
     optimizer = make_optimizer(net)
-    loss = train(net, optimizer, range(args.steps), device)
+    losses = train(net, optimizer, range(args.steps), device)
     kilobytes = optimizer.memory_report()["state"] / 1e3
-    print(f"rank {distributed.get_rank()}: loss {loss:.3f}, {kilobytes:.0f} kB of optimizer state", flush=True)
+    rank = distributed.get_rank()
+    print(f"rank {rank}: loss {losses[0]:.3f} to {losses[-1]:.3f}, {kilobytes:.0f} kB of optimizer state", flush=True)
 
-    folder = [tempfile.mkdtemp()] if distributed.get_rank() == 0 else [None]
+    folder = [tempfile.mkdtemp() if rank == 0 else None]
     distributed.broadcast_object_list(folder)
     model_state, optimizer_state = get_state_dict(net, optimizer)
     dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder[0])
@@ -88,7 +95,7 @@ def main() -> None:
     set_state_dict(other, resumed, model_state_dict=model_state, optim_state_dict=optimizer_state)
     again = train(other, resumed, range(args.steps, args.steps + 2), device)
     same = train(net, optimizer, range(args.steps, args.steps + 2), device) == again
-    print(f"rank {distributed.get_rank()}: resumed {'bitwise identical' if same else 'with a difference'}", flush=True)
+    print(f"rank {rank}: resumed {'bitwise identical' if same else 'with a difference'}", flush=True)
     distributed.barrier()  # no process leaves while another still waits for it
     distributed.destroy_process_group()
 

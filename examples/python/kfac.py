@@ -1,8 +1,7 @@
 """KFAC, EKFAC and the natural gradient beside AdamW, on images of digits and a network of convolutions.
 
     python kfac.py                               # drawn digits; a few seconds on two cores
-    python kfac.py --plot curves.svg
-    python kfac.py --optimizers kfac,adamw --tune
+    python kfac.py --optimizers kfac,adamw --lr kfac=0.05
     python kfac.py --quick                       # a few steps of a tiny network
 
 These optimizers look at the layers of a model, so they are made from the model and not from its parameters:

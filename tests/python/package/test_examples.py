@@ -4,21 +4,17 @@ Those that train are run inside this process, as a script would be, because impo
 """
 
 import dataclasses
-import gzip
 import math
 import os
 import re
 import runpy
 import shutil
 import socket
-import struct
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import launch_cases
-import numpy
 import pytest
 from processes import run_ranks
 
@@ -27,7 +23,6 @@ torch = pytest.importorskip("torch")
 FOLDER = Path(__file__).resolve().parents[3] / "examples" / "python"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
 TINY_GPT = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--batch", "4", "--sample", "5"]
-TINY_VISION = ["--width", "4", "--batch", "16", "--samples", "400"]
 
 
 @pytest.fixture(autouse=True)
@@ -71,19 +66,16 @@ def table(output: str) -> dict[str, list[str]]:
 def test_says_what_it_shows(name):
     head = (FOLDER / name).read_text(encoding="utf-8").split('"""')
     assert head[0] == "" and len(head[1]) > 60
-    assert name in head[1] or name in ("compare.py", "curves.py", "digits.py", "grammar.py")
+    assert name in head[1] or name in ("compare.py", "digits.py", "grammar.py")
 
 
-# --- char_gpt.py, vision.py ------------------------------------------------------------------------------------------
+# --- char_gpt.py, kfac.py --------------------------------------------------------------------------------------------
 
 
 def test_char_gpt_learns_with_every_optimizer(script, device, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat.\n" * 60)
-    picture = tmp_path / "new" / "curves.svg"
-    output = script(
-        "char_gpt.py", *TINY_GPT, "--device", device, "--text", str(text), "--steps", "60", "--plot", str(picture)
-    )
+    output = script("char_gpt.py", *TINY_GPT, "--device", device, "--text", str(text), "--steps", "60")
     rows = table(output)
     assert list(rows) == ["shampoo", "soap", "muon", "adamw"]
     letters = len(set(text.read_text()))
@@ -91,33 +83,11 @@ def test_char_gpt_learns_with_every_optimizer(script, device, tmp_path):
         assert row[1] == "60"
         assert float(row[2]) < 0.8 * math.log(letters), f"{name} has not learnt"
     assert output.count("writes:") == 4
-    check_picture(picture, rows)
-
-
-def check_picture(path: Path, names) -> None:
-    root = ElementTree.parse(path).getroot()
-    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"steps", "seconds", "held-out loss"} <= set(words)
-    for name in names:
-        assert sum(name in (word or "") for word in words) == 1
-    curves = [e for e in root.iter("{http://www.w3.org/2000/svg}polyline") if e.get("stroke-linejoin")]
-    assert len(curves) == 2 * len(list(names))
-    for curve in curves:
-        for place in curve.get("points").split():
-            x, y = map(float, place.split(","))
-            assert 0 <= x <= 960 and 0 <= y <= 420
 
 
 def test_char_gpt_on_the_grammar(script):
     output = script("char_gpt.py", *TINY_GPT, "--steps", "2", "--optimizers", "muon", "--lr", "muon=0.01")
     assert table(output)["muon"][0] == "0.01"
-
-
-def test_tuning_tries_five_rates(script, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("abcabcabd" * 100)
-    output = script("char_gpt.py", *TINY_GPT, "--text", str(text), "--steps", "3", "--optimizers", "adamw", "--tune")
-    assert output.count(" gives ") == 5
 
 
 def small_course(tmp_path, *more: str):
@@ -177,84 +147,30 @@ def test_a_text_shorter_than_the_context_is_refused(script, tmp_path):
         script("char_gpt.py", *TINY_GPT, "--text", str(text))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_vision_in_every_precision(script, device, precision):
-    # Most of the time would go into measurements on what is held out.
-    course = ["--steps", "12", "--log-every", "6", "--channels-last"]
-    output = script("vision.py", *TINY_VISION, "--device", device, "--precision", precision, *course)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_char_gpt_in_every_precision(script, device, precision):
+    output = script("char_gpt.py", *TINY_GPT, "--device", device, "--precision", precision, "--steps", "12")
     rows = table(output)
     assert list(rows) == ["shampoo", "soap", "muon", "adamw"]
     assert all(math.isfinite(float(row[2])) for row in rows.values())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_kfac(script, device, precision, tmp_path):
-    picture = tmp_path / "curves.svg"
-    output = script("kfac.py", "--quick", "--device", device, "--precision", precision, "--plot", str(picture))
-    rows = table(output)
+def test_kfac(script, device, precision):
+    rows = table(script("kfac.py", "--quick", "--device", device, "--precision", precision))
     assert list(rows) == ["kfac", "ekfac", "natural", "adamw"]
     assert all(math.isfinite(float(row[2])) for row in rows.values())
-    words = [e.text for e in ElementTree.parse(picture).getroot().iter("{http://www.w3.org/2000/svg}text")]
-    assert all(any((word or "").startswith(name + ",") for word in words) for name in rows)
-
-
-def write_idx(path: Path, values: numpy.ndarray) -> None:
-    path.write_bytes(
-        gzip.compress(struct.pack(f">HBB{values.ndim}i", 0, 8, values.ndim, *values.shape) + values.tobytes())
-    )
-
-
-@pytest.mark.parametrize("kind", ["idx", "npy"])
-def test_vision_reads_files(script, tmp_path, kind):
-    """Two classes that brightness alone tells apart."""
-    random = numpy.random.default_rng(0)
-    labels = random.integers(0, 2, 300).astype(numpy.uint8)
-    images = (random.integers(0, 50, (300, 14, 17)) + 150 * labels[:, None, None]).astype(numpy.uint8)
-    paths = tmp_path / f"images.{kind}", tmp_path / f"labels.{kind}"
-    for path, values in zip(paths, (images, labels), strict=True):
-        write_idx(path, values) if kind == "idx" else numpy.save(path, values)
-    output = script(
-        "vision.py",
-        *TINY_VISION,
-        "--images",
-        str(paths[0]),
-        "--labels",
-        str(paths[1]),
-        "--steps",
-        "60",
-        "--optimizers",
-        "soap",
-    )
-    assert float(table(output)["soap"][3]) > 95
-
-
-def test_vision_refuses_a_broken_file(script, tmp_path):
-    path = tmp_path / "images"
-    for data, message in ((b"not an array", "neither"), (b"\0\0\x08\x01" + struct.pack(">i", 10) + b"123", "10 bytes")):
-        path.write_bytes(data)
-        with pytest.raises(SystemExit, match=message):
-            script("vision.py", "--images", str(path), "--labels", str(path))
-
-
-def test_a_curve_that_diverged_is_drawn_as_far_as_it_goes(tmp_path):
-    from curves import Series, draw
-
-    runs = [Series("a & b", [0, 1, 2], [0.0, 0.5, 1.0], [2.0, math.nan, math.inf]), Series("c", [0], [0.0], [3.0])]
-    draw(tmp_path / "c.svg", runs, "title", floor=0.5, floor_label="least")
-    root = ElementTree.parse(tmp_path / "c.svg").getroot()
-    assert "a & b" in [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_the_grammar_keeps_its_promises():
     from grammar import NUMBERS, write
 
-    text, nats = write(50_000, seed=5)
+    text = write(50_000, seed=5)
     sums = re.findall(r"(\w+) and (\w+) make (\w+)\.", text)
     assert len(sums) > 20 and all(NUMBERS.index(a) + NUMBERS.index(b) == NUMBERS.index(c) for a, b, c in sums)
     names = re.findall(r'(\w+) said: "[^"]*", and (\w+) ', text)
     assert len(names) > 20 and all(a == b for a, b in names)
-    assert write(50_000, seed=5) == (text, nats)
-    assert abs(write(50_000, seed=6)[1] - nats) < 0.05 * nats
+    assert write(50_000, seed=5) == text and write(50_000, seed=6) != text
 
 
 # --- the others ------------------------------------------------------------------------------------------------------
@@ -364,13 +280,6 @@ def test_ddp():
     assert "replicas after 40 steps: 0.0" in done.stdout and "resumed bitwise identical" in done.stdout
 
 
-def test_fsdp():
-    run = ["-m", "torch.distributed.run", "--nproc-per-node", "2", str(FOLDER / "fsdp.py"), "--steps", "6"]
-    done = run_apart(*run)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("resumed bitwise identical") == 2, done.stdout
-
-
 def check_learnt(said: str) -> None:
     first, last = map(float, re.search(r"loss ([\d.]+) to ([\d.]+)", said).groups())
     assert last < 0.9 * first and "resumed bitwise identical" in said, said
@@ -388,9 +297,12 @@ def test_ddp_by_torchrun(tmp_path):
     assert "replicas after 40 steps: 0.0" in said and "resumed bitwise identical" in said, said
 
 
-@pytest.mark.parametrize(("name", "size"), [("hsdp.py", 4), ("tensor_parallel.py", 2), ("experts.py", 2)])
-def test_by_torchrun(name, size, tmp_path):
-    for said in run_by_torchrun(size, tmp_path, name, "--steps", "12"):
+BY_TORCHRUN = [(2, "fsdp.py"), (4, "fsdp.py", "--replicas", "2"), (2, "tensor_parallel.py"), (2, "experts.py")]
+
+
+@pytest.mark.parametrize("run", BY_TORCHRUN, ids=lambda run: f"{run[1]}-{run[0]}")
+def test_by_torchrun(run, tmp_path):
+    for said in run_by_torchrun(run[0], tmp_path, *run[1:], "--steps", "12"):
         check_learnt(said)
 
 
