@@ -4,7 +4,7 @@
 
 Matrices get the second-order method; embeddings, the output layer and everything else get AdamW in the same optimizer.
 KFAC and NaturalGradient look at a model's layers and are made from the model; KFACPreconditioner turns the gradients
-for any optimizer.
+for any optimizer. MatrixOptimizer is a base class for other methods, written in Python.
 
     optimizer = torchium.optim.KFAC(model, lr=0.01)
 """
@@ -19,6 +19,7 @@ from .base import TorchiumOptimizer
 from .kernel import StepKernel
 from .kfac import KFAC
 from .lion import Lion
+from .matrix import MatrixOptimizer
 from .muon import Muon
 from .natural import NaturalGradient
 from .normuon import NorMuon
@@ -35,6 +36,7 @@ __all__ = [
     "CUDAShampoo",
     "KFACPreconditioner",
     "Lion",
+    "MatrixOptimizer",
     "Muon",
     "NaturalGradient",
     "NorMuon",

@@ -77,6 +77,10 @@ def outside() -> int:
     return level
 
 
+def _is_trained(parameter: torch.Tensor) -> bool:
+    return parameter.requires_grad or parameter.grad is not None
+
+
 def _device_of_forecast(device: torch.device) -> str:
     """A model on "meta", made to ask how much it would take, is taken to be meant for a GPU where there is one."""
     if device.type != "meta":
@@ -162,7 +166,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             used = "" if isinstance(given, (list, tuple)) else ": a generator is used up after one pass"
             what = "give list(model.parameters()), or call model.parameters() again"
             raise ValueError(f"{type(self).__name__}: params is an empty parameter list{used}; {what}")
-        super().__init__(params, self._options.defaults(arguments))
+        super().__init__(params, self._defaults_of(arguments))
         self._warn_of_patterns(self.defaults.get("use_adamw"), self.param_groups)
         self._take_fused()
 
@@ -175,6 +179,9 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         do not clip the gradients of an optimizer that says so, since they are still scaled: others are unscaled by
         GradScaler, and their steps skipped by it."""
         self._step_supports_amp_scaling = bool(self.defaults.get("fused"))
+
+    def _defaults_of(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return self._options.defaults(arguments)
 
     def _config(self, group: Group, lr: float) -> dict[str, Any]:
         """The library's configuration for a group, with this learning rate."""
@@ -396,15 +403,15 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 self._tell(engines[home], part, kernel, engines[home].set_kernel(part, kernel))
         return engines, placed_state
 
+    def _arrivals(
+        self, engines: Engines, groups: list[Group], state: Mapping[Any, Any], wanted: Callable[[torch.Tensor], bool]
+    ) -> list[Arrival]:
+        """Parameters without a place in these engines that are wanted, or have state."""
+        return arrivals(engines, groups, state, wanted, self._home_of)
+
     def _admit(self) -> None:
         """Places for all that require a gradient or have one."""
-        newcomers = arrivals(
-            self._engines,
-            self.param_groups,
-            self.state,
-            lambda p: p.requires_grad or p.grad is not None,
-            self._home_of,
-        )
+        newcomers = self._arrivals(self._engines, self.param_groups, self.state, _is_trained)
         try:
             self._engines, state = self._place(self._engines, newcomers, self.param_groups, self.state, strict=False)
         except BaseException:
@@ -712,7 +719,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     def _engines_for(self, groups: list[Group], loaded: Any) -> tuple[Engines, dict[torch.Tensor, dict[str, Any]]]:
         """Engines with this state: those there are, where they fit, or else new ones beside them."""
-        newcomers = arrivals({}, groups, loaded, lambda p: False, self._home_of)
+        newcomers = self._arrivals({}, groups, loaded, lambda p: False)
         wanted = [(str(a.home), a.generation, a.index, [id(p) for p in a.parameters]) for a in newcomers]
         present = [
             (str(home), m.generation, m.index, [id(p) for p in m.parameters])
@@ -744,10 +751,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         if self._engines:
             return MemoryReport((engine.memory() for engine in self._engines.values()), forecast=False)
         parts = []
-        wanted = arrivals(
-            {}, self.param_groups, self.state, lambda p: p.requires_grad or p.grad is not None, self._home_of
-        )
-        for arrival in wanted:
+        for arrival in self._arrivals({}, self.param_groups, self.state, _is_trained):
             group = self.param_groups[arrival.index]
             roles = self._roles(self.param_groups, arrival.index)
             parameters = [
