@@ -57,13 +57,7 @@ class _Memory(ctypes.Structure):
 
 
 class _Stats(ctypes.Structure):
-    _fields_ = fields(
-        "size struct_size",
-        "long steps skipped refreshes failed",
-        "real worst_residual",
-        "int own_root own_update",
-        "long refused",
-    )
+    _fields_ = fields("size struct_size", "long steps skipped refreshes failed", "real worst_residual")
 
 
 def _figures(struct):

@@ -25,7 +25,6 @@
 #include <torchium/comm.h>
 #include <torchium/context.h>
 #include <torchium/export.h>
-#include <torchium/kernel.h>
 #include <torchium/linalg.h>
 #include <torchium/status.h>
 #include <torchium/tensor.h>
@@ -398,97 +397,15 @@ typedef struct tch_optim_stats {
     int64_t refreshes;     /* of roots or bases, each factor counted */
     int64_t failed;        /* factors whose latest refresh failed; they go on with their last good root */
     double worst_residual; /* the largest certificate among the latest roots; see tch_inverse_root */
-    int32_t own_root;      /* 1 where a kernel of the user's is at work, see tch_optimizer_set_kernel */
-    int32_t own_update;
-    int64_t refused; /* roots of such a kernel that failed their certificate */
 } tch_optim_stats;
 #define TCH_OPTIM_STATS_INIT                                                                                           \
     {                                                                                                                  \
-        sizeof(tch_optim_stats), 0, 0, 0, 0, 0.0, 0, 0, 0                                                              \
+        sizeof(tch_optim_stats), 0, 0, 0, 0, 0.0                                                                       \
     }
 
 /* Waits for the device, and changes nothing: a factor whose refresh failed gets ten times the relative damping at its
  * next one, and goes over to the eigen method if that fails too, whether anybody looks or not. */
 TCH_API tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_stats *stats);
-
-/* === Custom kernels ========================================================================================= */
-
-/* Two parts of a step can be done by a kernel of the user's, on a GPU or the CPU; kernel.h says what a source may use.
- *
- * UPDATE: what SGD, AdamW, Lion, and the AdamW for what the others do not take do to one element. The user writes a
- * function, and the library calls it for every element of every parameter of a group, up to 52 parameters in a launch:
- *
- *     __device__ void my_update(tch_element &e, const tch_numbers &k)
- *     {
- *         e.m = k.beta1 * e.m + k.one_minus_beta1 * e.g;
- *         e.v = k.beta2 * e.v + k.one_minus_beta2 * e.g * e.g;
- *         e.p -= k.lr * (e.m / k.correction1 / (sqrt(e.v / k.correction2) + k.eps) + k.weight_decay * e.p);
- *     }
- *
- * All are of type tch_real: double for float64 parameters, float for all others. The source is compiled for the types
- * that are there. An element is p, the parameter (its master copy, where it has one); g, the gradient, unscaled, with
- * its sign changed to maximize; m, v and vmax, the state: AdamW's moments and, with amsgrad, the largest v so far;
- * SGD's buffer and Lion's average are m. g is only read, and what an optimizer does not keep reads 0 and is not
- * written. Parameters whose moments are in less than float32 are left to the built-in. The numbers are those of the
- * group: lr, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, weight_decay, momentum, dampening, step (of the
- * parameter, from 1), correction1 and correction2 (1 - beta^step), and the flags l2, nesterov and amsgrad. Skipped
- * steps, loss scaling, types, master copies and stochastic rounding are the library's.
- *
- * ROOT: the inverse roots of Shampoo's factors. The user writes a kernel for one matrix per block of threads:
- *
- *     __global__ void my_root(const float *factors, float *roots, float *scratch, int n, int root)
- *
- * Block b has matrix b: n * n elements from b * n * n on, of which it writes the power -1/root to the same place of
- * `roots`, and four matrices of scratch from 4 * b * n * n on. The factors are symmetric, damped, and scaled so that
- * their eigenvalues lie in (0, 1]; the library scales the roots back. A kernel of double pointers serves float64
- * factors instead. Every root is certified as the built-in's are. Where one fails, the factor keeps its last good root,
- * and the built-in takes over: at once on the CPU, on a GPU at its next refresh. */
-typedef enum tch_optim_part { TCH_OPTIM_PART_ROOT = 0, TCH_OPTIM_PART_UPDATE = 1 } tch_optim_part;
-
-typedef struct tch_optim_kernel {
-    size_t struct_size;
-    const tch_kernel_config *kernel; /* the source, and the name of the function; read before the call returns */
-    double tolerance;  /* ROOT: the error allowed in a root, 0 for root_tolerance. UPDATE: the largest difference to the
-                             built-in, relative to what an update changes; 0: it may differ, and must only be finite */
-    int64_t most_size; /* ROOT: larger factors are left to the built-in; 0: the kernel takes any */
-    int32_t threads;   /* ROOT: of a block; 0: 256, or as many as the kernel can have */
-    int64_t shared_bytes; /* ROOT: dynamic shared memory of a block */
-} tch_optim_kernel;
-#define TCH_OPTIM_KERNEL_INIT                                                                                          \
-    {                                                                                                                  \
-        sizeof(tch_optim_kernel), NULL, 0.0, 0, 0, 0                                                                   \
-    }
-
-typedef struct tch_optim_kernel_info {
-    size_t struct_size;
-    int32_t in_use; /* 1: it works on something */
-    const char
-        *reason; /* why the built-in works on what is left, with the compiler's words; "" where nothing is. Good until
-                           the next tch_optimizer_set_kernel */
-    int64_t served;   /* factors, or parameters, that it works on */
-    int64_t left;     /* those that the built-in keeps */
-    int64_t launches; /* in steps, counted by the host: those of a graph that is replayed are not */
-    int64_t refused;  /* roots that failed their certificate; on a GPU those that the next refresh has seen */
-    double worst;     /* the largest certificate or difference that the check of the kernel has seen */
-} tch_optim_kernel_info;
-#define TCH_OPTIM_KERNEL_INFO_INIT                                                                                     \
-    {                                                                                                                  \
-        sizeof(tch_optim_kernel_info), 0, NULL, 0, 0, 0, 0, 0.0                                                        \
-    }
-
-/* Compiles the kernel, tries it on random numbers, and uses it from the next step on; `kernel` NULL: the built-in
- * again. Waits for the device and allocates. Groups that are added later keep the built-in until it is set again.
- * Checkpoints hold nothing of it.
- *
- * A wrong call is an error and changes nothing: a config that tch_kernel_compile would refuse, a part that the
- * optimizer does not have. A kernel that does not compile, has other parameters than those above, or fails its check is
- * no error: the built-in does its work, and tch_optimizer_get_kernel says why. */
-TCH_API tch_status tch_optimizer_set_kernel(tch_optimizer *optimizer, tch_optim_part part,
-                                            const tch_optim_kernel *kernel);
-
-/* What became of it. Waits for nothing. */
-TCH_API tch_status tch_optimizer_get_kernel(const tch_optimizer *optimizer, tch_optim_part part,
-                                            tch_optim_kernel_info *info);
 
 /* === Checkpoints ================================================================================================== */
 

@@ -170,9 +170,6 @@ static PyMethodDef methods[] = {
     PY_METHOD("tiles", py_optimizer_tiles, "What the ranks of a group divide."),
     PY_METHOD("memory", py_optimizer_memory, "Bytes of state, scratch and refreshes."),
     PY_METHOD("stats", py_optimizer_stats, "Steps, skipped steps, refreshes. Waits for the device."),
-    PY_METHOD("set_kernel", py_optimizer_set_kernel, "A kernel of the user's for a part of a step."),
-    PY_METHOD("clear_kernel", py_optimizer_clear_kernel, "The built-in again."),
-    PY_METHOD("get_kernel", py_optimizer_get_kernel, "What became of a kernel."),
     PY_METHOD("set_range_hook", set_range_hook, "Functions that are told of a step's phases, or None and None."),
     {NULL, NULL, 0, NULL}};
 

@@ -54,7 +54,7 @@ int py_take_role(PyObject *item, tch_parameter *parameter);
 
 void py_place_set(py_place *place, const tch_tensor *tensor);
 
-/* Methods: of optimizer_groups.c, optimizer_step.c, optimizer_state.c and optimizer_kernel.c. */
+/* Methods: of optimizer_groups.c, optimizer_step.c and optimizer_state.c. */
 PyObject *py_optimizer_add_group(PY_ARGUMENTS);
 PyObject *py_optimizer_set_config(PY_ARGUMENTS);
 PyObject *py_optimizer_set_lr(PY_ARGUMENTS);
@@ -67,9 +67,6 @@ PyObject *py_optimizer_set_counts(PY_ARGUMENTS);
 PyObject *py_optimizer_tiles(PY_ARGUMENTS);
 PyObject *py_optimizer_memory(PY_ARGUMENTS);
 PyObject *py_optimizer_stats(PY_ARGUMENTS);
-PyObject *py_optimizer_set_kernel(PY_ARGUMENTS);
-PyObject *py_optimizer_clear_kernel(PY_ARGUMENTS);
-PyObject *py_optimizer_get_kernel(PY_ARGUMENTS);
 PyObject *py_optim_forecast(PY_ARGUMENTS);
 
 #endif

@@ -305,27 +305,6 @@ class Optimizer:
 
     def memory(self) -> dict[str, int]: ...
     def stats(self) -> dict[str, float]: ...
-    def set_kernel(
-        self,
-        part: str,
-        source: str | None,
-        path: str | None,
-        name: str,
-        options: Sequence[str],
-        includes: Sequence[str],
-        cache: bool,
-        tolerance: float = 0.0,
-        most_size: int = 0,
-        threads: int = 0,
-        shared_bytes: int = 0,
-    ) -> None:
-        """A kernel of the user's for 'root' or 'update'. Groups that come later have the built-in until it is set
-        again."""
-
-    def clear_kernel(self, part: str) -> None: ...
-    def get_kernel(self, part: str) -> dict[str, Any]:
-        """in_use, reason, served, left, launches, refused, worst."""
-
     def set_range_hook(self, push: Callable[[str], object] | None, pop: Callable[[], object] | None) -> None: ...
 
 # --- curvature --------------------------------------------------------------------------------------------------------

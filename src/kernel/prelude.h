@@ -1,6 +1,5 @@
 /* The texts that are put around a user's source, compiled into the library: the files of src/kernel/prelude, each an
- * array with a NUL at its end, made by the build. signature.h serves both devices, those of optim an optimizer's update
- * by a user's function, the others the CPU. */
+ * array with a NUL at its end, made by the build. signature.h serves both devices, the others the CPU. */
 #ifndef TCHI_KERNEL_PRELUDE_H
 #define TCHI_KERNEL_PRELUDE_H
 
@@ -20,8 +19,5 @@ TCHI_PRELUDE(cpu_atomics);
 TCHI_PRELUDE(cpu_runner);
 TCHI_PRELUDE(cpu_refused);
 TCHI_PRELUDE(cpu_entry);
-TCHI_PRELUDE(optim_list);
-TCHI_PRELUDE(optim_update);
-TCHI_PRELUDE(optim_entry);
 
 #endif

@@ -61,8 +61,7 @@ static int64_t scratch_of(tch_context *context, const tchi_root_plan *plan, int6
         {TCH_SCRATCH_SHIFTED_INVERSE, plan->method == TCH_ROOT_RATIONAL,
          plan->ready ? plan->poles : TCHI_MINIMAX_MAX_POLES},
     };
-    int64_t matrices = plan->user_root != NULL ? plan->user_root->matrices : 0;
-    int64_t most = matrices * batch * n * n * tchi_scalar_size(plan->type);
+    int64_t most = 0;
     for (size_t i = 0; i < sizeof users / sizeof users[0]; i++) {
         int64_t bytes = !users[i].used
                             ? 0
@@ -217,19 +216,8 @@ static tch_status by_poles(tch_context *context, const tchi_root_plan *plan, roo
     return context->backend->matrix->shift_scale(context->state, x, NULL, r->inspection.bound, -1.0 / plan->root, x);
 }
 
-static tch_status by_user(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
-{
-    *x = r->m.m[1];
-    TCHI_TRY(scale_down(context, r));
-    TCHI_TRY(plan->user_root->take(plan->user_root->user, plan->root, &r->m.m[0], x, r->scratch));
-    return context->backend->matrix->shift_scale(context->state, x, NULL, r->inspection.bound, -1.0 / plan->root, x);
-}
-
 static tch_status take_root(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
 {
-    if (plan->user_root != NULL) {
-        return by_user(context, plan, r, x);
-    }
     switch (plan->method) {
     case TCH_ROOT_NEWTON:
         return by_newton(context, plan, r, x);
@@ -317,7 +305,7 @@ static tch_status compute(tch_context *context, tchi_root_plan *plan, const root
     if (!plan->ready) {
         TCHI_TRY(finish_plan(context, plan, call, first, count, r));
     }
-    tchi_range_push(context, plan->user_root != NULL ? "custom kernel" : tch_root_method_name(plan->method));
+    tchi_range_push(context, tch_root_method_name(plan->method));
     tch_status status = take_root(context, plan, r, x);
     tchi_range_pop(context);
     TCHI_TRY(status);
@@ -407,31 +395,25 @@ static tch_status check_call(tch_context *context, const tch_tensor *a, const tc
     return tchi_check_all_disjoint(outputs, 3, inputs, 1);
 }
 
-/* The eigen method's plan is the one that takes no time to make, and that nothing can be wrong with. */
-static tch_root_config eigen_config(const tch_root_config *config)
-{
-    tch_root_config c = *config;
-    c.method = TCH_ROOT_EIGEN;
-    c.degree = 0;
-    return c;
-}
-
-/* For no matrices, or matrices without rows, by any method. */
+/* For no matrices, or matrices without rows, by any method: the eigen method's plan is the one that takes no time to
+ * make, and that nothing can be wrong with. */
 static tch_status plan_nothing(tch_context *context, const root_call *call, int32_t root, const tch_root_config *config,
                                tchi_root_plan *plan)
 {
     static const tch_root_config defaults = TCH_ROOT_CONFIG_INIT;
     const tch_root_config *given = config != NULL ? config : &defaults;
     TCHI_TRY(tchi_root_check(root, given));
-    tch_root_config c = eigen_config(given);
+    tch_root_config c = *given;
+    c.method = TCH_ROOT_EIGEN;
+    c.degree = 0;
     return tchi_root_plan_make(context, call->a.type, call->a.rows, root, &c, plan);
 }
 
-/* `user_root` is NULL for the methods here. */
-static tch_status take_roots(tch_context *context, const tchi_user_root *user_root, const tch_tensor *a, int32_t root,
-                             const tch_root_config *config, const tch_tensor *out, const tch_tensor *residual,
-                             const tch_tensor *report, double *drift)
+tch_status tchi_inverse_root_measured(tch_context *context, const tch_tensor *a, int32_t root,
+                                      const tch_root_config *config, tch_tensor *out, tch_tensor *residual,
+                                      tch_tensor *report, double *drift)
 {
+    TCHI_TRY(check_call(context, a, out, residual, report));
     root_call call = {.a = tchi_batch_of(a, 2), .out = tchi_batch_of(out, 2), .report = report, .drift = drift};
     if (residual != NULL) {
         call.residual = tchi_batch_of(residual, 0);
@@ -441,9 +423,6 @@ static tch_status take_roots(tch_context *context, const tchi_user_root *user_ro
     bool nothing = call.a.rows == 0 || call.a.count == 0;
     TCHI_TRY(nothing ? plan_nothing(context, &call, root, config, &plan)
                      : tchi_root_plan_make(context, call.a.type, call.a.rows, root, config, &plan));
-    if (user_root != NULL) {
-        tchi_root_plan_give(&plan, call.a.type, user_root);
-    }
     tch_status bad = TCH_OK;
     int64_t chunk = choose_chunk(context, &plan, call.a.count, call.a.rows);
     for (int64_t first = 0; first < call.a.count; first += chunk) {
@@ -457,25 +436,7 @@ tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t r
                             tch_tensor *out, tch_tensor *residual, tch_tensor *report)
 {
     TCHI_ENTER(context, "tch_inverse_root");
-    TCHI_TRY(check_call(context, a, out, residual, report));
-    return take_roots(context, NULL, a, root, config, out, residual, report, NULL);
-}
-
-tch_status tchi_inverse_root_by(tch_context *context, const tchi_user_root *user_root, const tch_tensor *a,
-                                int32_t root, const tch_root_config *config, tch_tensor *out, tch_tensor *residual,
-                                tch_tensor *report, double *drift)
-{
-    tch_root_config c = user_root != NULL ? eigen_config(config) : *config;
-    TCHI_TRY(check_call(context, a, out, residual, report));
-    return take_roots(context, user_root, a, root, &c, out, residual, report, drift);
-}
-
-int64_t tchi_inverse_root_by_bytes(tch_context *context, const tchi_user_root *user_root, tch_scalar type, int64_t n,
-                                   int32_t root)
-{
-    tchi_root_plan plan = {.root = root, .probes = 4};
-    tchi_root_plan_give(&plan, type, user_root);
-    return layout_bytes(context, &plan, 1, n);
+    return tchi_inverse_root_measured(context, a, root, config, out, residual, report, NULL);
 }
 
 tch_status tch_inverse_root_plan(tch_context *context, tch_dtype dtype, int64_t batch, int64_t n, int32_t root,

@@ -121,14 +121,12 @@ static bool is_one_launch(const tch_context *context, int64_t n)
 /* What probes show of an error that is spread over many directions may be less than it is by this. */
 #define SPREAD 1.1
 
-/* The certificate bounds the error itself, for a symmetric X. One of a custom kernel need not be symmetric, and for
- * square roots the bound then holds with half the factor (docs/numerics/inverse-roots.md). The eigen method in float64
- * has no better to fall back on, so only nonsense is refused. */
+/* The certificate bounds the error itself (docs/numerics/inverse-roots.md). The eigen method in float64 has no better
+ * to fall back on, so only nonsense is refused. */
 static double error_allowed(const tchi_root_plan *p)
 {
     bool last = p->method == TCH_ROOT_EIGEN && p->type == TCH_SCALAR_F64;
-    double allowed = p->user_root != NULL && p->root == 2 ? 0.5 * p->tolerance : p->tolerance;
-    allowed = p->probes > 0 ? allowed / SPREAD : allowed;
+    double allowed = p->probes > 0 ? p->tolerance / SPREAD : p->tolerance;
     return last ? fmax(allowed, MOST_RESIDUAL / p->root) : allowed;
 }
 
@@ -359,16 +357,6 @@ tch_status tchi_root_plan_finish(tchi_root_plan *plan, double low)
         "method %s cannot reach an error of %g when the smallest eigenvalue may be %.3g of the largest; add "
         "damping, loosen the tolerance, or use the eigen method",
         tch_root_method_name(plan->method), plan->tolerance, plan->low);
-}
-
-void tchi_root_plan_give(tchi_root_plan *plan, tch_scalar type, const tchi_user_root *user_root)
-{
-    plan->user_root = user_root;
-    plan->method = TCH_ROOT_NEWTON;
-    plan->one_launch = plan->ready = true;
-    plan->mixed = plan->fall_back = false;
-    plan->type = tchi_compute_type(type);
-    plan->error = error_allowed(plan);
 }
 
 bool tchi_root_plan_has_better(const tchi_root_plan *plan)

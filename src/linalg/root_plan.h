@@ -6,7 +6,6 @@
 
 #include "core/context.h"
 
-#include "inverse_root.h"
 #include "newton.h"
 
 /* The matrix is scaled by this much more than its largest eigenvalue as estimated, so that none comes out above 1. */
@@ -32,7 +31,6 @@ typedef struct tchi_root_plan {
     tch_product_rates rates;
     tch_scalar widest; /* type of the steps that needs most room */
     tchi_newton_plan newton;
-    const tchi_user_root *user_root; /* NULL, or who takes the root: then `method` is Newton's, in one launch */
     /* rational */
     int poles;
     double shifts[TCHI_MINIMAX_MAX_POLES], weights[TCHI_MINIMAX_MAX_POLES];
@@ -51,9 +49,6 @@ tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int6
 /* Fills in the coefficients once `low` is known, 0 meaning that it never will be. Turns to the eigen method where it
  * must and may. */
 tch_status tchi_root_plan_finish(tchi_root_plan *plan, double low);
-
-/* A plan made for `type`, turned over to somebody else, who has to reach its tolerance. */
-void tchi_root_plan_give(tchi_root_plan *plan, tch_scalar type, const tchi_user_root *user_root);
 
 /* Whether there is another plan for matrices on which this one failed, and that plan: the eigen method in float64,
  * where the method was our choice or was the eigen method already. */

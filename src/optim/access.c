@@ -8,7 +8,6 @@
 #include "counts.h"
 #include "method.h"
 #include "shape.h"
-#include "user_kernel.h"
 
 static tch_status check_group(const tch_optimizer *o, const char *function, int32_t group)
 {
@@ -172,8 +171,6 @@ static tch_status read_factor_batch(const tch_optimizer *o, const tchi_factor_ba
         for (int64_t k = 0; k < n; k++) {
             bool bad = flags[k] != TCH_REPORT_OK;
             stats->failed += bad;
-            stats->refused += f->unread[done + k] && f->own[done + k] == TCHI_USER_KERNEL_LATEST &&
-                              flags[k] == TCH_REPORT_NO_CONVERGENCE;
             if (!bad && residuals[k] > stats->worst_residual) {
                 stats->worst_residual = residuals[k];
             }
@@ -199,12 +196,9 @@ tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_stats *st
     s.steps = (int64_t)counts[0];
     s.skipped = (int64_t)counts[1];
     s.refreshes = optimizer->refreshes;
-    s.refused = optimizer->own[TCH_OPTIM_PART_ROOT].refused;
     for (int32_t i = 0; i < optimizer->factor_batches.count; i++) {
         TCHI_TRY(read_factor_batch(optimizer, tchi_factor_batch_at(optimizer, i), &s));
     }
-    s.own_root = tchi_user_kernel_in_use(&optimizer->own[TCH_OPTIM_PART_ROOT]);
-    s.own_update = tchi_user_kernel_in_use(&optimizer->own[TCH_OPTIM_PART_UPDATE]);
     *stats = s;
     return TCH_OK;
 }

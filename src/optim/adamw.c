@@ -42,25 +42,19 @@ static void moments(const tch_optim_config *config, const char *names[TCHI_MOMEN
     names[2] = config->amsgrad ? "max_exp_avg_sq" : NULL;
 }
 
-static tchi_update_flags flags_of_rest(const tch_optim_config *config)
+static tch_status update_rest(const tch_context *context, const tch_optim_config *config, const tch_update *update)
 {
-    return (tchi_update_flags){.l2 = config->decay == TCH_DECAY_L2};
+    return context->backend->update->adamw(context->state, update, false, config->decay == TCH_DECAY_L2);
 }
 
-static tchi_update_flags flags(const tch_optim_config *config)
+static tch_status update_adamw(const tch_context *context, const tch_optim_config *config, const tch_update *update)
 {
-    return (tchi_update_flags){.l2 = config->decay == TCH_DECAY_L2, .amsgrad = config->amsgrad};
+    return context->backend->update->adamw(context->state, update, config->amsgrad, config->decay == TCH_DECAY_L2);
 }
 
-static tch_status update(const tch_context *context, const tch_update *update, const tchi_update_flags *flags)
-{
-    return context->backend->update->adamw(context->state, update, flags->amsgrad, flags->l2);
-}
+static const tchi_elementwise elementwise = {.moments = moments, .update = update_adamw};
 
-static const tchi_elementwise elementwise = {.moments = moments, .flags = flags, .update = update};
-
-const tchi_elementwise tchi_adamw_of_rest = {
-    .moments = moments_of_rest, .flags = flags_of_rest, .update = update, .of_rest = true};
+const tchi_elementwise tchi_adamw_of_rest = {.moments = moments_of_rest, .update = update_rest, .of_rest = true};
 
 const tchi_optim_method tchi_method_adamw = {
     .name = "adamw", .set_defaults = set_defaults, .check = check, .elementwise = &elementwise};

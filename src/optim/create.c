@@ -18,7 +18,6 @@
 #include "packed.h"
 #include "shape.h"
 #include "shared/shared.h"
-#include "user_kernel.h"
 
 /* --- parameters -------------------------------------------------------------------------------------------------- */
 
@@ -552,8 +551,6 @@ void tchi_optim_prepare(tch_optimizer *o, tch_context *context, const tch_optim_
 void tchi_optim_empty(tch_optimizer *o)
 {
     tchi_recordings_close(o->context, &o->recordings);
-    tchi_user_kernel_release(&o->own[TCH_OPTIM_PART_ROOT]);
-    tchi_user_kernel_release(&o->own[TCH_OPTIM_PART_UPDATE]);
     tchi_shared_wait(o);
     return_to(o, &(mark){0});
     tchi_shared_close(o);

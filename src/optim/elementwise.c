@@ -6,21 +6,10 @@
 
 #include "method.h"
 #include "rects.h"
-#include "user_kernel.h"
-
-tch_status tchi_elementwise_built_in(tch_optimizer *optimizer, int32_t group, const tch_update *update)
-{
-    const tchi_elementwise *elementwise = optimizer->method->elementwise;
-    tchi_update_flags flags = elementwise->flags(&tchi_group_at(optimizer, group)->config);
-    return elementwise->update(optimizer->context, update, &flags);
-}
 
 static tch_status apply(tch_optimizer *o, int32_t group, const tch_update *update)
 {
-    tchi_user_kernel *own = &o->own[TCH_OPTIM_PART_UPDATE];
-    bool may = update->moments == TCH_MOMENTS_REAL; /* a custom kernel knows no other */
-    return may && tchi_user_kernel_updates(own, group, update->real) ? tchi_user_kernel_update(o, own, group, update)
-                                                                     : tchi_elementwise_built_in(o, group, update);
+    return o->method->elementwise->update(o->context, &tchi_group_at(o, group)->config, update);
 }
 
 const tch_hyper *tchi_elementwise_hyper(const tch_optimizer *optimizer, const tchi_group *group)

@@ -10,7 +10,4 @@ tch_status tchi_elementwise_step(tch_optimizer *optimizer, const tchi_step *now,
 /* Their numbers, on the device. */
 const tch_hyper *tchi_elementwise_hyper(const tch_optimizer *optimizer, const tchi_group *group);
 
-/* One update of the group by the backend's own operation. */
-tch_status tchi_elementwise_built_in(tch_optimizer *optimizer, int32_t group, const tch_update *update);
-
 #endif

@@ -11,7 +11,6 @@
 #include "create.h"
 #include "layout.h"
 #include "refresh.h"
-#include "user_kernel.h"
 
 /* Workspace for one factor of a factor batch, by products and by the eigen method, which may have to take over, and by
  * the user's kernel where there is one. */
@@ -31,8 +30,6 @@ static tch_status one_refresh(const tch_optimizer *o, const tchi_factor_batch *f
                                        f->root, &how, NULL, &need));
         *bytes = need > *bytes ? need : *bytes;
     }
-    int64_t own = f->own_root ? tchi_user_kernel_root_bytes(o, f) : 0;
-    *bytes = own > *bytes ? own : *bytes;
     return TCH_OK;
 }
 

@@ -217,7 +217,6 @@ static tch_status take_factor_batch_lists(tchi_factor_batch *f)
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->gap));
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->next_gap));
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->unread));
-    TCHI_TRY(tchi_host_take(n, "a factor batch", &f->own));
     TCHI_TRY(tchi_host_take(n * sizeof *f->block_batch, "a factor batch", &f->block_batch));
     TCHI_TRY(tchi_host_take(n * sizeof *f->among, "a factor batch", &f->among));
     return tchi_host_take(n * sizeof *f->block, "a factor batch", &f->block);
@@ -232,7 +231,6 @@ void tchi_layout_free_factor_batch(tchi_factor_batch *f)
     tchi_host_release(f->gap, n);
     tchi_host_release(f->next_gap, n);
     tchi_host_release(f->unread, n);
-    tchi_host_release(f->own, n);
     tchi_host_release(f->block_batch, n * sizeof *f->block_batch);
     tchi_host_release(f->among, n * sizeof *f->among);
     tchi_host_release(f->block, n * sizeof *f->block);

@@ -21,19 +21,13 @@ static void moments(const tch_optim_config *config, const char *names[TCHI_MOMEN
     names[0] = "exp_avg";
 }
 
-static tchi_update_flags flags(const tch_optim_config *config)
+static tch_status update_lion(const tch_context *context, const tch_optim_config *config, const tch_update *update)
 {
     (void)config;
-    return (tchi_update_flags){.l2 = false};
-}
-
-static tch_status update(const tch_context *context, const tch_update *update, const tchi_update_flags *flags)
-{
-    (void)flags;
     return context->backend->update->lion(context->state, update);
 }
 
-static const tchi_elementwise elementwise = {.moments = moments, .flags = flags, .update = update};
+static const tchi_elementwise elementwise = {.moments = moments, .update = update_lion};
 
 const tchi_optim_method tchi_method_lion = {
     .name = "lion",

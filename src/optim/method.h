@@ -5,17 +5,11 @@
 
 #include "optimizer.h"
 
-/* What an update of single elements is told beside the numbers on the device. */
-typedef struct tchi_update_flags {
-    bool l2, nesterov, amsgrad;
-} tchi_update_flags;
-
 /* The parameters without blocks, which are updated element by element. */
 typedef struct tchi_elementwise {
     /* What its moments are called, NULL for those that are not kept; all are NULL before. */
     void (*moments)(const tch_optim_config *config, const char *names[TCHI_MOMENTS]);
-    tchi_update_flags (*flags)(const tch_optim_config *config);
-    tch_status (*update)(const tch_context *context, const tch_update *update, const tchi_update_flags *flags);
+    tch_status (*update)(const tch_context *context, const tch_optim_config *config, const tch_update *update);
     bool of_rest; /* its numbers are scalar_lr and the like: it is what another optimizer leaves */
 } tchi_elementwise;
 

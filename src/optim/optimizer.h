@@ -124,12 +124,10 @@ typedef struct tchi_factor_batch {
     uint8_t *gap;      /* by need: 2^gap steps between two refreshes, and from the next refresh on 2^next_gap */
     uint8_t *next_gap;
     uint8_t *unread;      /* what became of its latest refresh has not been looked at: see outcomes.h */
-    uint8_t *own;         /* a tchi_user_kernel_state: how it stands with the custom kernel */
     int32_t *block_batch; /* whose it is, and which block of that block batch */
     int64_t *block;
     int64_t *among; /* which it is of all ranks' factors */
     int32_t phases; /* the period that `phase` was made for, 0 for none yet */
-    bool own_root;  /* the custom kernel has passed its check at this size */
     void *readback; /* of flags and drift, where the device has memory of its own; NULL until the first refresh */
 } tchi_factor_batch;
 
@@ -190,18 +188,6 @@ typedef struct tchi_control {
     double counts[2]; /* steps asked for, steps skipped */
 } tchi_control;
 
-/* A kernel of the user's for a part of the step: see user_kernel.h. All zero for the built-in. */
-typedef struct tchi_user_kernel {
-    tch_kernel *kernel[2]; /* for float64 and for float32 arithmetic; NULL where the built-in works */
-    int32_t groups;        /* that were there when it was set */
-    int32_t threads;       /* of a block, for roots, as the three that follow */
-    int64_t shared_bytes, most_size;
-    double tolerance;
-    int64_t served, left, launches, refused;
-    double worst;
-    char reason[2048]; /* as long as the longest message */
-} tchi_user_kernel;
-
 typedef struct tchi_optim_method tchi_optim_method; /* see method.h */
 typedef struct tchi_shared tchi_shared;             /* see shared/shared.h */
 
@@ -237,7 +223,6 @@ struct tch_optimizer {
     int64_t state_bytes;
     int64_t device_bytes;       /* memory of the GPU; 0 on a CPU */
     tch_status failed;          /* not TCH_OK after an error of the device */
-    tchi_user_kernel own[2];    /* by tch_optim_part */
     tchi_recordings recordings; /* of what follows the gathering of gradients */
 };
 

@@ -9,7 +9,6 @@
 
 #include "counts.h"
 #include "refresh.h"
-#include "user_kernel.h"
 
 /* --- where it lies ----------------------------------------------------------------------------------------------- */
 
@@ -29,18 +28,6 @@ double *tchi_outcome_drift(const tchi_factor_batch *factor_batch, int32_t *flags
 }
 
 /* --- what follows ------------------------------------------------------------------------------------------------ */
-
-/* A root that the custom kernel failed is the built-in's next time, as if nothing had been. */
-static void note_failure(tch_optimizer *o, tchi_factor_batch *f, int64_t factor, int32_t flag)
-{
-    uint8_t *own = &f->own[factor];
-    if (*own == TCHI_USER_KERNEL_LATEST && flag == TCH_REPORT_NO_CONVERGENCE) {
-        *own = TCHI_USER_KERNEL_REFUSED;
-        o->own[TCH_OPTIM_PART_ROOT].refused++;
-    } else if (*own != TCHI_USER_KERNEL_REFUSED && f->failures[factor] < TCHI_MOST_FAILURES) {
-        f->failures[factor]++;
-    }
-}
 
 /* A first basis has nothing to be measured by, and leaves a 0. */
 static void note_drift(const tch_optim_config *config, tchi_factor_batch *f, int64_t factor, double drift)
@@ -62,8 +49,8 @@ static void note_all(tch_optimizer *o, tchi_factor_batch *f, const int32_t *flag
         f->unread[k] = 0;
         if (flags[k] == TCH_REPORT_OK) {
             note_drift(config, f, k, drift[k]);
-        } else if (f->root > 0) {
-            note_failure(o, f, k, flags[k]);
+        } else if (f->root > 0 && f->failures[k] < TCHI_MOST_FAILURES) {
+            f->failures[k]++;
         }
     }
 }

@@ -7,12 +7,12 @@
 #include "core/arith.h"
 #include "core/check.h"
 #include "core/status.h"
+#include "linalg/inverse_root.h"
 
 #include "outcomes.h"
 #include "layout.h"
 #include "method.h"
 #include "packed.h"
-#include "user_kernel.h"
 
 /* --- the plan of a period ---------------------------------------------------------------------------------------- */
 
@@ -256,14 +256,12 @@ tch_root_config tchi_refresh_how(const tch_optim_config *config, const tchi_fact
     return how;
 }
 
-/* Factors [first, first + count) of a factor batch, all due, all in equal trouble, by the built-in or by the custom
- * kernel. */
+/* Factors [first, first + count) of a factor batch, all due, all in equal trouble. */
 typedef struct root_run {
     tch_optimizer *optimizer;
     tchi_factor_batch *factor_batch;
     int64_t first, count;
-    tchi_user_kernel *own; /* NULL for the built-in */
-    bool measured;         /* how far the old roots are off */
+    bool measured; /* how far the old roots are off */
     tch_root_config how;
 } root_run;
 
@@ -272,9 +270,7 @@ static tch_root_config config_of(const root_run *r)
     const tch_optimizer *o = r->optimizer;
     const tchi_factor_batch *f = r->factor_batch;
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
-    tch_root_config how = tchi_refresh_how(config, f, relative_damping(o, config, f), f->failures[r->first]);
-    how.tolerance = r->own != NULL ? tchi_user_kernel_root_tolerance(o, r->own, f) : how.tolerance;
-    return how;
+    return tchi_refresh_how(config, f, relative_damping(o, config, f), f->failures[r->first]);
 }
 
 static tch_tensor tensor_of(const tch_optimizer *o, const tch_matrices *m, int64_t shape[3])
@@ -299,9 +295,8 @@ static tch_status compute_part(const root_run *r, int64_t first, int64_t count)
     tch_tensor residuals = tch_tensor_view(f->residuals + first, TCH_FLOAT64, 1, shape);
     tch_tensor report = tch_tensor_view(f->flags + first, TCH_INT32, 1, shape);
     residuals.device = report.device = a.device;
-    tchi_user_root root = r->own != NULL ? tchi_user_kernel_root_of(r->own) : (tchi_user_root){0};
-    TCHI_TRY(tchi_inverse_root_by(o->context, r->own != NULL ? &root : NULL, &a, f->root, &r->how, &x, &residuals,
-                                  &report, r->measured ? f->drift + first : NULL));
+    TCHI_TRY(tchi_inverse_root_measured(o->context, &a, f->root, &r->how, &x, &residuals, &report,
+                                        r->measured ? f->drift + first : NULL));
     return tchi_matrices_close(o, f, TCHI_ROOTS, first, &roots);
 }
 
@@ -324,55 +319,28 @@ static tchi_recording_key key_of(const root_run *r)
                                  tchi_recording_number(r->how.tolerance)}};
 }
 
-/* The eigen method waits for the device, and so does damping by eps alone; a custom kernel may do anything. */
-static tch_status take_roots(tch_optimizer *o, tchi_factor_batch *f, int64_t first, int64_t count,
-                             tchi_user_kernel *own)
+/* The eigen method waits for the device, and so does damping by eps alone: neither can be recorded. */
+static tch_status take_roots(tch_optimizer *o, tchi_factor_batch *f, int64_t first, int64_t count)
 {
-    root_run r = {.optimizer = o, .factor_batch = f, .first = first, .count = count, .own = own};
+    root_run r = {.optimizer = o, .factor_batch = f, .first = first, .count = count};
     r.measured = tchi_refresh_by_need(&tchi_group_at(o, f->group)->config);
     r.how = config_of(&r);
     tchi_recording_key key = key_of(&r);
-    bool may = own == NULL && r.how.method != TCH_ROOT_EIGEN && r.how.relative_eps > 0.0;
+    bool may = r.how.method != TCH_ROOT_EIGEN && r.how.relative_eps > 0.0;
     return may ? tchi_recorded(o->context, &o->recordings, &key, compute_roots, &r) : compute_roots(&r);
-}
-
-static tch_status take_built_in(tch_optimizer *o, tchi_factor_batch *f, int64_t first, int64_t count)
-{
-    for (int64_t k = first; k < first + count; k++) {
-        f->own[k] = f->own[k] >= TCHI_USER_KERNEL_REFUSED ? TCHI_USER_KERNEL_LEFT : TCHI_USER_KERNEL_NEVER;
-    }
-    return take_roots(o, f, first, count, NULL);
-}
-
-/* Where the host reads the flags without waiting, the built-in takes over at once. */
-static tch_status take_own(tch_optimizer *o, tchi_factor_batch *f, int64_t first, int64_t count)
-{
-    tchi_user_kernel *own = &o->own[TCH_OPTIM_PART_ROOT];
-    memset(f->own + first, TCHI_USER_KERNEL_LATEST, (size_t)count);
-    TCHI_TRY(take_roots(o, f, first, count, own));
-    for (int64_t k = first; k < first + count && o->context->backend->host_memory; k++) {
-        if (f->flags[k] == TCH_REPORT_NO_CONVERGENCE) {
-            own->refused++;
-            f->own[k] = TCHI_USER_KERNEL_REFUSED;
-            TCHI_TRY(take_built_in(o, f, k, 1));
-        }
-    }
-    return TCH_OK;
 }
 
 static tch_status refresh_factor_batch(tch_optimizer *o, tchi_factor_batch *f)
 {
     for (int64_t first = 0; first < f->count;) {
         int64_t end = first;
-        bool own = tchi_user_kernel_roots(f, first);
         int64_t most = tchi_group_at(o, f->group)->config.world_invariant ? first + 1 : f->count;
-        while (end < most && f->due[end] && f->failures[end] == f->failures[first] &&
-               tchi_user_kernel_roots(f, end) == own) {
+        while (end < most && f->due[end] && f->failures[end] == f->failures[first]) {
             end++;
         }
         if (end > first) {
             o->refreshes += end - first;
-            TCHI_TRY(own ? take_own(o, f, first, end - first) : take_built_in(o, f, first, end - first));
+            TCHI_TRY(take_roots(o, f, first, end - first));
         }
         first = end > first ? end : first + 1;
     }

@@ -31,17 +31,12 @@ static void moments(const tch_optim_config *config, const char *names[TCHI_MOMEN
     names[0] = config->momentum != 0.0 ? "momentum_buffer" : NULL;
 }
 
-static tchi_update_flags flags(const tch_optim_config *config)
+static tch_status update_sgd(const tch_context *context, const tch_optim_config *config, const tch_update *update)
 {
-    return (tchi_update_flags){.l2 = true, .nesterov = config->nesterov};
+    return context->backend->update->sgd(context->state, update, config->nesterov);
 }
 
-static tch_status update(const tch_context *context, const tch_update *update, const tchi_update_flags *flags)
-{
-    return context->backend->update->sgd(context->state, update, flags->nesterov);
-}
-
-static const tchi_elementwise elementwise = {.moments = moments, .flags = flags, .update = update};
+static const tchi_elementwise elementwise = {.moments = moments, .update = update_sgd};
 
 const tchi_optim_method tchi_method_sgd = {
     .name = "sgd", .check = check, .check_change = check_change, .elementwise = &elementwise};

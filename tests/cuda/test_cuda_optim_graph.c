@@ -28,41 +28,6 @@ typedef struct training {
     const tch_tensor *gradients[PARAMETERS];
 } training;
 
-/* Custom kernels for the parts that there are. The roots are crude, and the tolerance lets them pass: what matters here
- * is that the same is launched. */
-static void set_kernel(tch_optimizer *optimizer, tch_optim_part part, const char *source, double tolerance)
-{
-    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
-    tch_optim_kernel kernel = TCH_OPTIM_KERNEL_INIT;
-    tch_optim_kernel_info info = TCH_OPTIM_KERNEL_INFO_INIT;
-    config.source = source;
-    config.name = "f";
-    kernel.kernel = &config;
-    kernel.tolerance = tolerance;
-    CHECK_OK(tch_optimizer_set_kernel(optimizer, part, &kernel));
-    CHECK_OK(tch_optimizer_get_kernel(optimizer, part, &info));
-    CHECK(info.in_use && info.left == 0, "%s", info.reason);
-}
-
-static void set_kernels(tch_optimizer *optimizer, tch_optim_kind kind)
-{
-    set_kernel(optimizer, TCH_OPTIM_PART_UPDATE,
-               "__device__ void f(tch_element &e, const tch_numbers &k)\n"
-               "{ e.m = k.beta1 * e.m + k.one_minus_beta1 * e.g; e.p -= k.lr * e.m / k.correction1; }\n",
-               0.0);
-    if (kind == TCH_OPTIM_SHAMPOO) {
-        set_kernel(optimizer, TCH_OPTIM_PART_ROOT,
-                   "__global__ void f(const float *a, float *x, float *s, int n, int root)\n"
-                   "{\n"
-                   "    for (int e = threadIdx.x; e < n * n; e += blockDim.x) {\n"
-                   "        size_t at = (size_t)blockIdx.x * n * n + e;\n"
-                   "        x[at] = e % (n + 1) == 0 ? powf(a[at], -1.0f / root) : 0.0f;\n"
-                   "    }\n"
-                   "}\n",
-                   1e6);
-    }
-}
-
 static training begin(tch_context *context, const tch_optim_config *config)
 {
     training t = {.context = context};
@@ -128,7 +93,7 @@ static void compare(const training *a, const training *b)
     }
 }
 
-static void check_kind(tch_context *context, const tch_optim_config *config, const char *name, bool own)
+static void check_kind(tch_context *context, const tch_optim_config *config, const char *name)
 {
     cudaStream_t stream;
     tch_memory_info before = TCH_MEMORY_INFO_INIT;
@@ -138,10 +103,6 @@ static void check_kind(tch_context *context, const tch_optim_config *config, con
     CHECK_OK(tch_context_set_stream(context, stream));
     training called = begin(context, config);
     training replayed = begin(context, config);
-    if (own) {
-        set_kernels(called.optimizer, config->kind);
-        set_kernels(replayed.optimizer, config->kind);
-    }
     for (int step = 0; step < WARM; step++) {
         call(&called, step);
         call(&replayed, step);
@@ -174,15 +135,13 @@ static void steps_are_captured_and_replayed(void **state)
         config.precondition_frequency = 1;
         config.max_preconditioner_dim = kind == TCH_OPTIM_SHAMPOO ? 40 : config.max_preconditioner_dim;
         char name[64];
-        check_kind(*state, &config, tch_optim_kind_name(config.kind), false);
+        check_kind(*state, &config, tch_optim_kind_name(config.kind));
         for (int dtype = TCH_STATE_BFLOAT16; dtype <= TCH_STATE_INT8; dtype++) {
             tch_optim_config narrow = config;
             narrow.state_dtype = (tch_state_dtype)dtype;
             snprintf(name, sizeof name, "%s, state_dtype %d", tch_optim_kind_name(config.kind), dtype);
-            check_kind(*state, &narrow, name, false);
+            check_kind(*state, &narrow, name);
         }
-        snprintf(name, sizeof name, "%s with custom kernels", tch_optim_kind_name(config.kind));
-        check_kind(*state, &config, name, true);
     }
     tch_optim_config config = test_optim_defaults(TCH_OPTIM_SHAMPOO);
     config.grafting = TCH_GRAFTING_ADAM;
@@ -190,7 +149,7 @@ static void steps_are_captured_and_replayed(void **state)
     config.momentum = 0.5;
     config.precondition_frequency = 100;
     config.stagger = 0;
-    check_kind(*state, &config, "shampoo between refreshes", false);
+    check_kind(*state, &config, "shampoo between refreshes");
 }
 
 /* The decision to skip is taken on the device, inside the graph. */

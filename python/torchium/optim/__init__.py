@@ -9,14 +9,10 @@ for any optimizer. MatrixOptimizer is a base class for other methods, written in
     optimizer = torchium.optim.KFAC(model, lr=0.01)
 """
 
-import warnings
-from typing import Any
-
 from torchium.factory import create_optimizer
 
 from .adamw import AdamW
 from .base import TorchiumOptimizer
-from .kernel import StepKernel
 from .kfac import KFAC
 from .lion import Lion
 from .matrix import MatrixOptimizer
@@ -41,17 +37,6 @@ __all__ = [
     "NaturalGradient",
     "NorMuon",
     "Shampoo",
-    "StepKernel",
     "TorchiumOptimizer",
     "create_optimizer",
 ]
-
-_RENAMED = {"Kernel": "StepKernel"}  # to tell it apart from torchium.kernels.Kernel
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = _RENAMED[name]
-    warnings.warn(f"torchium.optim.{name} is called torchium.optim.{new} now", DeprecationWarning, stacklevel=2)
-    return globals()[new]

@@ -34,7 +34,6 @@ from ._engine.report import MemoryReport
 from ._shared.consolidate import consolidate, is_divided, wanted_by_checkpoint
 from ._shared.group import Group as SharedGroup
 from ._shared.group import make_group, ranks_of
-from .kernel import StepKernel, as_kernel, report_of
 from .options import Options, begin_share, has_ratio, hint_for, keep_ratio, keep_saved_ratio, lr_for, plain, shown
 
 __all__ = ["TorchiumOptimizer", "outside"]
@@ -135,13 +134,11 @@ def _shield(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dic
 class TorchiumOptimizer(torch.optim.Optimizer):
     """What all optimizers of torchium.optim have in common; not for direct use.
 
-    Beside the contract of torch.optim.Optimizer there are `memory_report()`, `stats()` and `set_kernel()`.
+    Beside the contract of torch.optim.Optimizer there are `memory_report()` and `stats()`.
     """
 
     kind: ClassVar[str] = ""
     _options: ClassVar[Options] = Options()
-    # The parts of a step that a kernel of the user's can do: what the argument PART_kernel is for.
-    _parts: ClassVar[tuple[str, ...]] = ("update",)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -156,9 +153,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 "these"
             )
         self._forget_engines()
-        kernels = {part: arguments.get(f"{part}_kernel") for part in self._parts}
-        self._kernels = {part: as_kernel(part, given) for part, given in kernels.items() if given is not None}
-        self._told: set[tuple[str, str]] = set()  # what was said of kernels that are not in use
+        self._told: set[str] = set()  # keys of groups that were warned of
         self._process_group = arguments.get("process_group")
         self._warn_of_former_names(arguments)
         given, params = params, self._listed(params)
@@ -230,8 +225,8 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             what = hint_for(key, options) if isinstance(key, str) and key not in options else None
             if key == "use_muon" and self.kind not in ("muon", "normuon"):
                 what = "use_adamw=True for a group of AdamW's" if "use_adamw" in options else "Muon for such groups"
-            if what and ("group", key) not in self._told:
-                self._told.add(("group", key))
+            if what and key not in self._told:
+                self._told.add(key)
                 text = f"{who}: a group has {key!r}, which {who} does not read: use {what}"
                 warnings.warn(text, UserWarning, stacklevel=outside())
 
@@ -390,7 +385,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                     f"{type(self).__name__}: {labels[arrival.index][arrival.positions[0]]!r} is on the meta device and "
                     "has no memory: model.to_empty(device=...) gives it some, before steps and load_state_dict"
                 )
-        engines, placed_state = place(
+        return place(
             engines,
             newcomers,
             lambda engine, arrival: self._join(engine, arrival, groups, labels[arrival.index]),
@@ -398,10 +393,6 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             state,
             strict,
         )
-        for home in dict.fromkeys(arrival.home for arrival in newcomers):
-            for part, kernel in self._kernels.items():
-                self._tell(engines[home], part, kernel, engines[home].set_kernel(part, kernel))
-        return engines, placed_state
 
     def _arrivals(
         self, engines: Engines, groups: list[Group], state: Mapping[Any, Any], wanted: Callable[[torch.Tensor], bool]
@@ -419,52 +410,6 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             raise
         self.state.update(state)
         self._look_at_groups()
-
-    # --- kernels of the user's
-
-    def set_kernel(self, part: str, kernel: StepKernel | str | None) -> None:
-        """A custom kernel for a part of the steps from now on, or with None the built-in again.
-
-        Args:
-            part: 'update', what SGD, AdamW, Lion, and the AdamW of the others do to one element; or 'root', the inverse
-                root of a factor of Shampoo.
-            kernel: the kernel or its source; None for the built-in.
-
-        Where a kernel does not compile or fails its check, the built-in goes on, a RuntimeWarning says so, and
-        `stats()["kernels"]` has the reason. `state_dict()` has no kernels; copies and pickles do.
-        """
-        who = type(self).__name__
-        if part not in self._parts:
-            known = " or ".join(map(repr, self._parts))
-            raise ValueError(f"{who}: part is {shown(part)}, expected {known}")
-        wanted = None if kernel is None else as_kernel(part, kernel)
-        changed: list[Engine] = []
-        try:
-            for engine in self._engines.values():
-                info = engine.set_kernel(part, wanted)
-                changed.append(engine)
-                self._tell(engine, part, wanted, info)
-        except BaseException:
-            for engine in changed:
-                engine.set_kernel(part, self._kernels.get(part))
-            raise
-        self._kernels.pop(part, None)
-        if wanted is not None:
-            self._kernels[part] = wanted
-
-    def _tell(self, engine: Engine, part: str, kernel: StepKernel | None, info: dict[str, Any]) -> None:
-        """Warns, once for each reason, where the built-in does what a kernel was to do."""
-        if kernel is None or info["left"] == 0 or (info["in_use"] and kernel.max_size > 0):
-            return
-        if (part, info["reason"]) not in self._told:
-            self._told.add((part, info["reason"]))
-            extent = "for some parameters" if info["in_use"] else f"on {engine.device}"
-            warnings.warn(
-                f"{type(self).__name__}: the built-in is used {extent} instead of {kernel.name!r} for {part!r}: "
-                f"{info['reason']}",
-                RuntimeWarning,
-                stacklevel=outside(),
-            )
 
     # --- a step
 
@@ -682,12 +627,12 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         self._collect_counts()
-        return {**super().__getstate__(), "_kernels": dict(self._kernels)}
+        return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "defaults" in state:  # from a pickle or a deepcopy: engines come with the next step
             self._forget_engines()
-            self._kernels, self._told, self._process_group = {}, set(), None
+            self._told, self._process_group = set(), None
             super().__setstate__(state)
             self._take_fused()
             self._complete_groups(self.param_groups)
@@ -762,24 +707,17 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             parts.append(_C.optim_forecast(_device_of_forecast(arrival.home[0]), config, parameters))
         return MemoryReport(parts, forecast=True)
 
-    def stats(self) -> dict[str, Any]:
-        """A dictionary for loggers, flat unless there are custom kernels. Waits for the device.
+    def stats(self) -> dict[str, float]:
+        """A flat dictionary for loggers. Waits for the device.
 
-        - steps: taken or skipped since the optimizer was made or loaded; skipped: of them; refreshes: of roots or
-          bases, each factor counted; failed: factors whose latest refresh failed, which go on with their last good
-          root; worst_residual: the largest error certificate among the latest roots.
-        - kernels: only where kernels were given; for each part a dictionary: in_use; the reason where the built-in does
-          all or some of the work; served and left, the parameters or factors of each; launches; refused, roots that
-          failed their certificate; worst, the largest error that the kernel's check has seen.
+        steps: taken or skipped since the optimizer was made or loaded; skipped: of them; refreshes: of roots or bases,
+        each factor counted; failed: factors whose latest refresh failed, which go on with their last good root;
+        worst_residual: the largest error certificate among the latest roots.
         """
         parts = [engine.stats() for engine in self._engines.values()]
         total = {name: sum(part[name] for part in parts) for name in ("refreshes", "failed")}
         most = {
             name: max((part[name] for part in parts), default=0.0) for name in ("steps", "skipped", "worst_residual")
-        }
-        kernels = {
-            part: report_of((str(engine.device), engine.kernel_info(part)) for engine in self._engines.values())
-            for part in self._kernels
         }
         return {
             "steps": most["steps"],
@@ -787,5 +725,4 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             "refreshes": float(total["refreshes"]),
             "failed": float(total["failed"]),
             "worst_residual": most["worst_residual"],
-            **({"kernels": kernels} if kernels else {}),
         }

@@ -300,6 +300,6 @@ class MatrixOptimizer(SecondOrder):
         size = sum(value.nbytes for p in matrices for value in self.state[p].values())
         return MemoryReport([report, dict.fromkeys(report, 0) | {"state": size}], report.forecast and not matrices)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, float]:
         """`steps`, taken or skipped, and `skipped` of them, since the optimizer was made."""
         return {"steps": float(self._taken + self._skipped), "skipped": float(self._skipped)}

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 
 from .base import outside
-from .kernel import StepKernel
 from .options import ADAMW, COMMON, Option, Options, number, or_else, plain, shown
 from .second_order import SecondOrder
 
@@ -88,8 +87,6 @@ class Muon(SecondOrder):
         seed: of the random numbers that parameters and moments are rounded with.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 2 GiB and a
             32nd of the GPU's memory.
-        update_kernel: a custom kernel for what AdamW does to one element: a `torchium.optim.StepKernel` or its source;
-            the built-in does it where that fails.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
         fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
@@ -149,7 +146,6 @@ class Muon(SecondOrder):
         state_dtype: str | torch.dtype = "float32",
         seed: int = 0,
         memory_budget: int | None = None,
-        update_kernel: StepKernel | str | None = None,
         process_group: Any = None,
         elementwise: bool | Sequence[str] | None = None,
     ) -> None:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from .kernel import StepKernel
 from .options import ADAMW, COMMON, Option, Options, drift, dtype_name, number, or_else, pair, period
 from .second_order import SecondOrder
 
@@ -84,9 +83,6 @@ class Shampoo(SecondOrder):
         seed: of the random numbers that parameters and moments are rounded with.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 2 GiB and a
             32nd of the GPU's memory.
-        root_kernel: a custom kernel for the roots of factors: a `torchium.optim.StepKernel` or its source; the built-in
-            does it where that fails.
-        update_kernel: the same for what AdamW does to one element.
         process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
             DistributedDataParallel: they divide the work and the state. DTensors need none.
         fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
@@ -103,7 +99,6 @@ class Shampoo(SecondOrder):
     """
 
     kind = "shampoo"
-    _parts: ClassVar = ("root", "update")
     _options: ClassVar = Options(
         Option("betas", ("beta1", "beta2"), pair),
         Option("eps", "eps", number, alias="epsilon", default=1e-12),
@@ -181,8 +176,6 @@ class Shampoo(SecondOrder):
         state_dtype: str | torch.dtype = "float32",
         seed: int = 0,
         memory_budget: int | None = None,
-        root_kernel: StepKernel | str | None = None,
-        update_kernel: StepKernel | str | None = None,
         process_group: Any = None,
         elementwise: bool | Sequence[str] | None = None,
     ) -> None:

@@ -261,7 +261,7 @@ def specimen(cls):
         return scaler
     if cls is torchium.GhostClipping:
         return cls(small_model(random), 1.0)
-    if cls in (torchium.kernels.Kernel, torchium.optim.StepKernel):
+    if cls is torchium.kernels.Kernel:
         return cls(SOURCE)
     return cls(small_model(random)) if cls in (torchium.GradSampleModule, torchium.per_sample_norms) else cls()
 

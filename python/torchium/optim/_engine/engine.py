@@ -19,7 +19,6 @@ import torch
 from torchium import _C
 
 from .._shared.sharding import is_sharded, local_gradient, local_tensor, wrap_like
-from ..kernel import StepKernel, arguments_of
 from .matrices import Role
 from .moments import SCALED, codes_of
 
@@ -233,17 +232,6 @@ class Engine:
         if isinstance(outcome, int):
             return None
         return [p for p, g in zip(local, gradients, strict=True) if g is not None]
-
-    def set_kernel(self, part: str, kernel: StepKernel | None) -> dict[str, Any]:
-        """A kernel of the user's for a part of the steps from now on, or the built-in; tells what became of it."""
-        if kernel is None:
-            self._handle.clear_kernel(part)
-        else:
-            self._handle.set_kernel(part, *arguments_of(kernel))
-        return self._handle.get_kernel(part)
-
-    def kernel_info(self, part: str) -> dict[str, Any]:
-        return self._handle.get_kernel(part)
 
     def memory(self) -> dict[str, int]:
         return self._handle.memory()
