@@ -2,7 +2,8 @@
  * edges, then their speed. Stands alone, on a GPU of sm_90; from the root of the
  * repository:
  *   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/symmetric_bf16x2_bench.cu \
- *       src/backends/cuda/product/symmetric/symmetric_pingpong.cu src/backends/cuda/device/tensor_map.c
+ *       src/backends/cuda/product/symmetric/symmetric_pingpong.cu src/backends/cuda/device/tensor_map.c \
+ *       src/backends/cuda/product/kernel_choice.c
  * With the argument `plain` only the products of an orthogonalization are timed, with `split` only those of inverse
  * roots. Exits with 1 if a check fails. */
 #include "common.cuh"
@@ -34,7 +35,8 @@ static bool takes(const tchi_cuda_state *state, enum variant v, const product *q
 {
     tchi_cuda_state small = *state;
     small.device.processors = 1;
-    return v != PINGPONG || tchi_cuda_symmetric_pingpong_takes(&small, q->has_d ? &q->d : NULL, &q->a, &q->b, &q->c);
+    return v != PINGPONG ||
+           tchi_cuda_symmetric_pingpong_supported(&small, q->has_d ? &q->d : NULL, &q->a, &q->b, &q->c);
 }
 
 static void run(tchi_cuda_state *state, enum variant v, const product *q)

@@ -10,6 +10,7 @@
 
 #include <torchium/backend.h>
 
+#include "backends/cuda/product/kernel_choice.h"
 #include "backends/cuda/runtime/libraries/cublas.h"
 #include "backends/cuda/runtime/libraries/cusolver.h"
 
@@ -49,6 +50,13 @@ typedef struct tchi_cuda_state {
     tchi_cuda_staging *staging;
     tchi_cuda_recorder recorder;
 } tchi_cuda_state;
+
+/* tchi_kernel_fits on this device. */
+static inline int tchi_cuda_kernel_fits(const tchi_cuda_state *state, tchi_kernel kernel, const tch_matrices *a,
+                                        const tch_matrices *c)
+{
+    return tchi_kernel_fits(kernel, state->device.major, state->device.processors, a, c);
+}
 
 TCH_BEGIN_DECLS
 
@@ -165,20 +173,18 @@ tch_spectrum_power_op tchi_cuda_spectrum_power;
 tch_gemm_op tchi_cuda_gemm;
 tch_gram_op tchi_cuda_gram;
 tch_symmetric_product_op tchi_cuda_symmetric_product;
-/* Kernels of our own for it; each says whether it can take these operands, and should. C = c0 I + c1 D + c2 A B' over
- * the lower tiles, mirrored; D may be NULL; A and B n by k, rows aligned to 16 bytes. */
-int tchi_cuda_symmetric_f64_takes(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
-                                  const tch_matrices *b, const tch_matrices *c);
-tch_status tchi_cuda_symmetric_f64(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
-                                   const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
-int tchi_cuda_symmetric_pingpong_takes(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
-                                       const tch_matrices *b, const tch_matrices *c);
-tch_status tchi_cuda_symmetric_pingpong(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
-                                        const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
-int tchi_cuda_symmetric_bf16x2_takes(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
+/* Kernels of our own for it, and whether the table and the kernel support these operands. C = c0 I + c1 D + c2 A B'
+ * over the lower tiles, mirrored; D may be NULL; A and B n by k, rows aligned to 16 bytes. */
+typedef int tchi_symmetric_supported(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
                                      const tch_matrices *b, const tch_matrices *c);
-tch_status tchi_cuda_symmetric_bf16x2(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
-                                      const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+typedef tch_status tchi_symmetric_kernel(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
+                                         const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+tchi_symmetric_supported tchi_cuda_symmetric_f64_supported;
+tchi_symmetric_kernel tchi_cuda_symmetric_f64;
+tchi_symmetric_supported tchi_cuda_symmetric_pingpong_supported;
+tchi_symmetric_kernel tchi_cuda_symmetric_pingpong;
+tchi_symmetric_supported tchi_cuda_symmetric_bf16x2_supported;
+tchi_symmetric_kernel tchi_cuda_symmetric_bf16x2;
 tch_normalize_takes_op tchi_cuda_normalize_takes;
 tch_normalize_op tchi_cuda_normalize;
 tch_scaled_product_op tchi_cuda_scaled_product;

@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include <torchium/backend.h>
+
 #include "ptx.cuh"
 
 /* --- threads ----------------------------------------------------------------------------------------------------- */
@@ -120,57 +122,45 @@ struct matrix_parts {
 
 /* --- products of a warpgroup ------------------------------------------------------------------------------------- */
 
+static __device__ inline uint64_t tchi_wgmma_rows(const void *shared)
+{
+    uint64_t address = (tchi_shared_address(shared) & 0x3FFFFu) >> 4;
+    return address | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+static __device__ inline void tchi_wgmma_fence()
+{
+}
+
+static __device__ inline void tchi_wgmma_commit()
+{
+    emulator_wgmma_commit();
+}
+
+template <int pending> static __device__ inline void tchi_wgmma_wait()
+{
+    emulator_wgmma_wait(pending);
+}
+
 static __device__ inline uint64_t tchi_wgmma_columns(const void *shared, int apart)
 {
     uint64_t address = (tchi_shared_address(shared) & 0x3FFFFu) >> 4;
     return address | (uint64_t)(apart >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-static __device__ inline void tchi_wgmma_bf16_n256_columns(float (&d)[128], uint64_t a, uint64_t b, int add)
+template <tch_scalar type, bool a_columns = false, bool b_columns = a_columns, int count>
+static __device__ inline void tchi_wgmma(float (&d)[count], uint64_t a, uint64_t b, int add)
 {
-    emulator_wgmma product = {d, a, b, EMULATOR_BF16, 256, EMULATOR_BY_COLUMNS, add};
-    emulator_wgmma_start(&product);
-}
-
-static __device__ inline void tchi_wgmma_f16_n256_columns(float (&d)[128], uint64_t a, uint64_t b, int add)
-{
-    emulator_wgmma product = {d, a, b, EMULATOR_F16, 256, EMULATOR_BY_COLUMNS, add};
-    emulator_wgmma_start(&product);
-}
-
-static __device__ inline void tchi_wgmma_f16_n128_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
-{
-    emulator_wgmma product = {d, a, b, EMULATOR_F16, 128, EMULATOR_BY_COLUMNS, add};
-    emulator_wgmma_start(&product);
-}
-
-static __device__ inline void tchi_wgmma_f16_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
-{
-    emulator_wgmma product = {d, a, b, EMULATOR_F16, 128, EMULATOR_BY_ROWS, add};
-    emulator_wgmma_start(&product);
-}
-
-static __device__ inline void tchi_wgmma_f16_n128_by_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
-{
-    emulator_wgmma product = {d, a, b, EMULATOR_F16, 128, EMULATOR_B_BY_COLUMNS, add};
-    emulator_wgmma_start(&product);
-}
-
-static __device__ inline void tchi_wgmma_bf16_n128_by_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
-{
-    emulator_wgmma product = {d, a, b, EMULATOR_BF16, 128, EMULATOR_B_BY_COLUMNS, add};
-    emulator_wgmma_start(&product);
-}
-
-static __device__ inline void tchi_wgmma_tf32_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
-{
-    emulator_wgmma product = {d, a, b, EMULATOR_TF32, 128, EMULATOR_BY_ROWS, add};
+    emulator_wgmma product = {
+        d,         a,
+        b,         type == TCH_SCALAR_F32 ? EMULATOR_TF32 : type == TCH_SCALAR_F16 ? EMULATOR_F16 : EMULATOR_BF16,
+        2 * count, a_columns ? EMULATOR_BY_COLUMNS : b_columns ? EMULATOR_B_BY_COLUMNS : EMULATOR_BY_ROWS,
+        add};
     emulator_wgmma_start(&product);
 }
 
 /* The lanes of four have a row together. */
-static __device__ inline void tchi_wgmma_f16_n256_registers(float (&d)[128], const uint32_t (&a)[4], uint64_t b,
-                                                            int add)
+static __device__ inline void tchi_wgmma_registers(float (&d)[128], const uint32_t (&a)[4], uint64_t b, int add)
 {
     auto all = tchi::exchange_records(tchi::matrix_parts{{a[0], a[1], a[2], a[3]}});
     float rows[2][16];

@@ -240,36 +240,4 @@ static __device__ inline void *tchi_cluster_map(void *shared, int rank)
     return emulator_cluster_map(shared, rank);
 }
 
-/* --- warpgroup products of bfloat16 ------------------------------------------------------------------------------ */
-
-static __device__ inline uint64_t tchi_wgmma_rows(const void *shared)
-{
-    uint64_t address = (tchi_shared_address(shared) & 0x3FFFFu) >> 4;
-    return address | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
-}
-
-static __device__ inline void tchi_wgmma_fence()
-{
-}
-
-static __device__ inline void tchi_wgmma_commit()
-{
-    emulator_wgmma_commit();
-}
-
-template <int pending> static __device__ inline void tchi_wgmma_wait()
-{
-    emulator_wgmma_wait(pending);
-}
-
-static __device__ inline void tchi_wgmma_publish()
-{
-}
-
-static __device__ inline void tchi_wgmma_bf16_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
-{
-    emulator_wgmma product = {d, a, b, EMULATOR_BF16, 128, EMULATOR_BY_ROWS, add};
-    emulator_wgmma_start(&product);
-}
-
 #endif

@@ -6,7 +6,15 @@
 
 #include <stdint.h>
 
+#include <torchium/backend.h>
+
 #include "ptx.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define TCHI_WGMMA 1
+#else
+#define TCHI_WGMMA 0
+#endif
 
 /* --- threads ----------------------------------------------------------------------------------------------------- */
 
@@ -163,131 +171,111 @@ static __device__ __forceinline__ void tchi_tma_publish()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* --- products of columns ----------------------------------------------------------------------------------------- */
+/* --- products of a warpgroup -------------------------------------------------------------------------------------- */
 
-/* Describes columns to wgmma: boxes of 64 of them, each with a row of 128 bytes for every step of the contraction, its
- * 16-byte chunks permuted by chunk ^ (row % 8). Boxes begin at multiples of 1024 bytes, `apart` from each other;
- * `shared` points at a row of the first that is a multiple of 8. Fields as in tchi_wgmma_rows, but from bit 16: bytes
- * from box to box, / 16; from 32: from eight rows to the next eight, / 16. */
+/* Describes rows of 128 bytes in shared memory, their 16-byte chunks permuted by chunk ^ (row % 8), to wgmma. The rows
+ * begin at a multiple of 1024 bytes; `shared` may point at any of the first row's chunks. Fields, from bit 0: address /
+ * 16; from 16: unused here, 1; from 32: bytes from eight rows to the next eight, / 16; from 62: 1, this permutation. */
+static __device__ __forceinline__ uint64_t tchi_wgmma_rows(const void *shared)
+{
+    uint64_t address = (tchi_shared_address(shared) & 0x3FFFFu) >> 4;
+    return address | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* Describes columns: boxes of 64 of them, each with a row of 128 bytes for every step of the contraction, its 16-byte
+ * chunks permuted likewise. Boxes begin at multiples of 1024 bytes, `apart` from each other; `shared` points at a row
+ * of the first that is a multiple of 8. Fields as above, but from bit 16: bytes from box to box, / 16; from 32: from
+ * eight rows to the next eight, / 16. */
 static __device__ __forceinline__ uint64_t tchi_wgmma_columns(const void *shared, int apart)
 {
     uint64_t address = (tchi_shared_address(shared) & 0x3FFFFu) >> 4;
     return address | (uint64_t)(apart >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* D += A' B, or D = A' B if `add` is 0, for 16 rows of 64 columns of A and of 256 columns of B as tchi_wgmma_columns
- * describes them; otherwise as tchi_wgmma_bf16_n128. */
-static __device__ __forceinline__ void tchi_wgmma_bf16_n256_columns(float (&d)[128], uint64_t a, uint64_t b, int add)
+/* Before the first wgmma, and after other instructions have written its accumulators. */
+static __device__ __forceinline__ void tchi_wgmma_fence()
 {
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" TCHI_WGMMA_NAMES_128
-                 "}, %128, %129, p, 1, 1, 1, 1;\n"
-                 "}"
-                 : TCHI_WGMMA_SUMS_64(d, 0), TCHI_WGMMA_SUMS_64(d, 64)
-                 : "l"(a), "l"(b), "r"(add));
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-/* The same for float16. */
-static __device__ __forceinline__ void tchi_wgmma_f16_n256_columns(float (&d)[128], uint64_t a, uint64_t b, int add)
+static __device__ __forceinline__ void tchi_wgmma_commit()
 {
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" TCHI_WGMMA_NAMES_128
-                 "}, %128, %129, p, 1, 1, 1, 1;\n"
-                 "}"
-                 : TCHI_WGMMA_SUMS_64(d, 0), TCHI_WGMMA_SUMS_64(d, 64)
-                 : "l"(a), "l"(b), "r"(add));
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* The same for 128 columns of B. */
-static __device__ __forceinline__ void tchi_wgmma_f16_n128_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
+/* Waits until at most `pending` of the warpgroup's groups are running. */
+template <int pending> static __device__ __forceinline__ void tchi_wgmma_wait()
 {
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" TCHI_WGMMA_NAMES_64
-                 "}, %64, %65, p, 1, 1, 1, 1;\n"
-                 "}"
-                 : TCHI_WGMMA_SUMS_64(d, 0)
-                 : "l"(a), "l"(b), "r"(add));
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-/* D += A B, or D = A B if `add` is 0, for A 64 by 16 in registers and 16 rows of 256 columns of B as tchi_wgmma_columns
- * describes them. With lane =
- * 4 g + t, warp w has of A in a[2 i + h] row 16 w + g + 8 h and columns 8 i + 2 t and the next, the first in the lower
- * half; they stay as they are until the product is over. */
-static __device__ __forceinline__ void tchi_wgmma_f16_n256_registers(float (&d)[128], const uint32_t (&a)[4],
-                                                                     uint64_t b, int add)
+/* Registers 0 to 63 or 127 in the text of a wgmma, and the sums that are to be in them. */
+#define TCHI_WGMMA_NAMES_64                                                                                            \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                           \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                                 \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                                 \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TCHI_WGMMA_NAMES_128 TCHI_WGMMA_NAMES_64 TCHI_WGMMA_NAMES_REST
+#define TCHI_WGMMA_NAMES_REST                                                                                          \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"                                 \
+    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"                                 \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"                     \
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define TCHI_WGMMA_SUMS_8(d, i)                                                                                        \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
+        "+f"(d[i + 7])
+#define TCHI_WGMMA_SUMS_32(d, i)                                                                                       \
+    TCHI_WGMMA_SUMS_8(d, i), TCHI_WGMMA_SUMS_8(d, i + 8), TCHI_WGMMA_SUMS_8(d, i + 16), TCHI_WGMMA_SUMS_8(d, i + 24)
+#define TCHI_WGMMA_SUMS_64(d, i) TCHI_WGMMA_SUMS_32(d, i), TCHI_WGMMA_SUMS_32(d, i + 32)
+
+#define TCHI_WGMMA_TEXT(shape, names, a, b, add, columns)                                                              \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\nwgmma.mma_async.sync.aligned." shape " {" names "}, " a ", " b      \
+    ", p, 1, 1" columns ";\n}"
+#define TCHI_WGMMA_TEXT_64(shape) TCHI_WGMMA_TEXT(shape, TCHI_WGMMA_NAMES_64, "%64", "%65", "%66", ", %67, %68")
+#define TCHI_WGMMA_TEXT_128(shape) TCHI_WGMMA_TEXT(shape, TCHI_WGMMA_NAMES_128, "%128", "%129", "%130", ", %131, %132")
+
+/* D += A B', or D = A B' if `add` is 0, run in the background by the 128 threads of a warpgroup, for A 64 by 16 and B
+ * 2 `count` by 16 of bfloat16 or float16 in shared memory, given by rows or by columns; or by 8 of float32, given by
+ * rows, of which the last 13 bits are not looked at. Warp w holds rows 16 w to 16 w + 15; its d[4 j] to d[4 j + 3] are
+ * columns 8 j to 8 j + 7, laid out as in tchi_mma_bf16. */
+template <tch_scalar type, bool a_columns = false, bool b_columns = a_columns, int count>
+static __device__ __forceinline__ void tchi_wgmma(float (&d)[count], uint64_t a, uint64_t b, int add)
 {
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %133, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" TCHI_WGMMA_NAMES_128
-                 "}, {%128, %129, %130, %131}, %132, p, 1, 1, 1;\n"
-                 "}"
+    constexpr int of_a = a_columns, of_b = b_columns;
+    if constexpr (type == TCH_SCALAR_F32) {
+        asm volatile(TCHI_WGMMA_TEXT("m64n128k8.f32.tf32.tf32", TCHI_WGMMA_NAMES_64, "%64", "%65", "%66", "")
+                     : TCHI_WGMMA_SUMS_64(d, 0)
+                     : "l"(a), "l"(b), "r"(add));
+    } else if constexpr (type == TCH_SCALAR_F16 && count == 64) {
+        asm volatile(TCHI_WGMMA_TEXT_64("m64n128k16.f32.f16.f16")
+                     : TCHI_WGMMA_SUMS_64(d, 0)
+                     : "l"(a), "l"(b), "r"(add), "n"(of_a), "n"(of_b));
+    } else if constexpr (type == TCH_SCALAR_F16) {
+        asm volatile(TCHI_WGMMA_TEXT_128("m64n256k16.f32.f16.f16")
+                     : TCHI_WGMMA_SUMS_64(d, 0), TCHI_WGMMA_SUMS_64(d, 64)
+                     : "l"(a), "l"(b), "r"(add), "n"(of_a), "n"(of_b));
+    } else if constexpr (count == 64) {
+        asm volatile(TCHI_WGMMA_TEXT_64("m64n128k16.f32.bf16.bf16")
+                     : TCHI_WGMMA_SUMS_64(d, 0)
+                     : "l"(a), "l"(b), "r"(add), "n"(of_a), "n"(of_b));
+    } else {
+        asm volatile(TCHI_WGMMA_TEXT_128("m64n256k16.f32.bf16.bf16")
+                     : TCHI_WGMMA_SUMS_64(d, 0), TCHI_WGMMA_SUMS_64(d, 64)
+                     : "l"(a), "l"(b), "r"(add), "n"(of_a), "n"(of_b));
+    }
+}
+
+/* The same for float16, A in registers and B by columns. With lane = 4 g + t, warp w has of A in a[2 i + h] row
+ * 16 w + g + 8 h and columns 8 i + 2 t and the next, the first in the lower half; they stay as they are until the
+ * product is over. */
+static __device__ __forceinline__ void tchi_wgmma_registers(float (&d)[128], const uint32_t (&a)[4], uint64_t b,
+                                                            int add)
+{
+    asm volatile(TCHI_WGMMA_TEXT("m64n256k16.f32.f16.f16", TCHI_WGMMA_NAMES_128, "{%128, %129, %130, %131}", "%132",
+                                 "%133", ", 1")
                  : TCHI_WGMMA_SUMS_64(d, 0), TCHI_WGMMA_SUMS_64(d, 64)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
-
-/* --- products by rows, and of rows by columns --------------------------------------------------------------------- */
-
-/* As tchi_wgmma_bf16_n128, for float16. */
-static __device__ __forceinline__ void tchi_wgmma_f16_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
-{
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" TCHI_WGMMA_NAMES_64
-                 "}, %64, %65, p, 1, 1, 0, 0;\n"
-                 "}"
-                 : TCHI_WGMMA_SUMS_64(d, 0)
-                 : "l"(a), "l"(b), "r"(add));
-}
-
-/* The same where B lies by columns, as tchi_wgmma_columns describes them. */
-static __device__ __forceinline__ void tchi_wgmma_f16_n128_by_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
-{
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" TCHI_WGMMA_NAMES_64
-                 "}, %64, %65, p, 1, 1, 0, 1;\n"
-                 "}"
-                 : TCHI_WGMMA_SUMS_64(d, 0)
-                 : "l"(a), "l"(b), "r"(add));
-}
-
-static __device__ __forceinline__ void tchi_wgmma_bf16_n128_by_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
-{
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" TCHI_WGMMA_NAMES_64
-                 "}, %64, %65, p, 1, 1, 0, 1;\n"
-                 "}"
-                 : TCHI_WGMMA_SUMS_64(d, 0)
-                 : "l"(a), "l"(b), "r"(add));
-}
-
-/* --- products of float32, cut to TF32 ---------------------------------------------------------------------------- */
-
-/* D += A B', or D = A B' if `add` is 0, for A 64 by 8 and B 128 by 8 of float32, of which the last 13 bits are not
- * looked at; otherwise as tchi_wgmma_bf16_n128. */
-static __device__ __forceinline__ void tchi_wgmma_tf32_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
-{
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" TCHI_WGMMA_NAMES_64 "}, %64, %65, p, 1, 1;\n"
-                 "}"
-                 : TCHI_WGMMA_SUMS_64(d, 0)
-                 : "l"(a), "l"(b), "r"(add));
-}
-
-/* --- sums of wgmma ----------------------------------------------------------------------------------------------- */
 
 /* After the last wait: the compiler must not have read the sums before. */
 template <int count> static __device__ __forceinline__ void tchi_wgmma_results(float (&d)[count])

@@ -117,32 +117,28 @@ static __device__ __forceinline__ void tchi_ldmatrix_x4_transposed(uint32_t r[4]
                  : "memory");
 }
 
+/* A product of tensor cores from a[4] and b[2] into the float32 sums c[4]. */
+#if __CUDA_ARCH__ >= 800
+#define TCHI_MMA(shape)                                                                                                \
+    asm volatile("mma.sync.aligned." shape " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"          \
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                      \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+#else
+#define TCHI_MMA(shape) __trap()
+#endif
+
 /* C (16 by 8, float32) += A (16 by 16) B (16 by 8), bfloat16. a[0], a[1]: rows g, g + 8 at columns 2 t, 2 t + 1;
  * a[2], a[3]: the same rows, columns 2 t + 8, 2 t + 9. b[0], b[1]: rows 2 t, 2 t + 1 and 2 t + 8, 2 t + 9 of column g.
  * c[0], c[1]: row g, columns 2 t, 2 t + 1; c[2], c[3]: row g + 8. */
 static __device__ __forceinline__ void tchi_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2])
 {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else
-    __trap();
-#endif
+    TCHI_MMA("m16n8k16.row.col.f32.bf16.bf16.f32");
 }
 
 /* The same for float16. */
 static __device__ __forceinline__ void tchi_mma_f16(float c[4], const uint32_t a[4], const uint32_t b[2])
 {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else
-    __trap();
-#endif
+    TCHI_MMA("m16n8k16.row.col.f32.f16.f16.f32");
 }
 
 /* --- float32 products of operands rounded to TF32: sm_80 --------------------------------------------------------- */
@@ -158,14 +154,7 @@ static __device__ __forceinline__ uint32_t tchi_round_tf32(uint32_t bits)
  * b[1]: rows t, t + 4 of column g. c as in tchi_mma_bf16. */
 static __device__ __forceinline__ void tchi_mma_tf32(float c[4], const uint32_t a[4], const uint32_t b[2])
 {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else
-    __trap();
-#endif
+    TCHI_MMA("m16n8k8.row.col.f32.tf32.tf32.f32");
 }
 
 /* --- float64 products: 8x8x4 is sm_80, the larger ones sm_90; 8x8x4 and 16x8x16 work everywhere, if slowly ------- */
@@ -269,92 +258,6 @@ static __device__ __forceinline__ void *tchi_cluster_map(void *shared, int rank)
     return (void *)mapped;
 #else
     return rank == 0 ? shared : nullptr;
-#endif
-}
-
-/* --- warpgroup products of bfloat16: sm_90a and nothing newer ---------------------------------------------------- */
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define TCHI_WGMMA 1
-#else
-#define TCHI_WGMMA 0
-#endif
-
-/* Describes rows of 128 bytes in shared memory, their 16-byte chunks permuted by chunk ^ (row % 8), to wgmma. The rows
- * begin at a multiple of 1024 bytes; `shared` may point at any of the first row's chunks. Fields, from bit 0: address /
- * 16; from 16: unused here, 1; from 32: bytes from eight rows to the next eight, / 16; from 62: 1, this permutation. */
-static __device__ __forceinline__ uint64_t tchi_wgmma_rows(const void *shared)
-{
-    uint64_t address = (tchi_shared_address(shared) & 0x3FFFFu) >> 4;
-    return address | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
-}
-
-/* Before the first wgmma, and after other instructions have written its accumulators. */
-static __device__ __forceinline__ void tchi_wgmma_fence()
-{
-#if TCHI_WGMMA
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-}
-
-static __device__ __forceinline__ void tchi_wgmma_commit()
-{
-#if TCHI_WGMMA
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
-}
-
-/* Waits until at most `pending` of the warpgroup's groups are running. */
-template <int pending> static __device__ __forceinline__ void tchi_wgmma_wait()
-{
-#if TCHI_WGMMA
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-#endif
-}
-
-/* Shows what this thread has written to shared memory, cp.async included, to wgmma; a barrier has to follow. */
-static __device__ __forceinline__ void tchi_wgmma_publish()
-{
-#if TCHI_WGMMA
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
-/* Registers 0 to 63 or 127 in the text of a wgmma, and the sums that are to be in them. */
-#define TCHI_WGMMA_NAMES_64                                                                                            \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                           \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                                 \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                                 \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define TCHI_WGMMA_NAMES_128 TCHI_WGMMA_NAMES_64 TCHI_WGMMA_NAMES_REST
-#define TCHI_WGMMA_NAMES_REST                                                                                          \
-    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"                                 \
-    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"                                 \
-    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"                     \
-    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define TCHI_WGMMA_SUMS_8(d, i)                                                                                        \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
-        "+f"(d[i + 7])
-#define TCHI_WGMMA_SUMS_32(d, i)                                                                                       \
-    TCHI_WGMMA_SUMS_8(d, i), TCHI_WGMMA_SUMS_8(d, i + 8), TCHI_WGMMA_SUMS_8(d, i + 16), TCHI_WGMMA_SUMS_8(d, i + 24)
-#define TCHI_WGMMA_SUMS_64(d, i) TCHI_WGMMA_SUMS_32(d, i), TCHI_WGMMA_SUMS_32(d, i + 32)
-
-/* D += A B', or D = A B' if `add` is 0, for A 64 by 16 and B 128 by 16 of bfloat16, both in shared memory as
- * tchi_wgmma_rows describes them, run in the background by the 128 threads of a warpgroup. Warp w holds rows 16 w to
- * 16 w + 15; its d[4 j] to d[4 j + 3] are columns 8 j to 8 j + 7, laid out as in tchi_mma_bf16. */
-static __device__ __forceinline__ void tchi_wgmma_bf16_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
-{
-#if TCHI_WGMMA
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" TCHI_WGMMA_NAMES_64
-                 "}, %64, %65, p, 1, 1, 0, 0;\n"
-                 "}"
-                 : TCHI_WGMMA_SUMS_64(d, 0)
-                 : "l"(a), "l"(b), "r"(add));
-#else
-    __trap();
 #endif
 }
 

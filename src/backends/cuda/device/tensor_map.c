@@ -23,24 +23,15 @@ static void find_encode(void)
 }
 
 /* Sizes and strides have limits of 2^32 elements and 2^40 bytes. */
-static int is_describable(const tch_matrices *m)
+int tchi_cuda_tensor_map_supported(const tch_matrices *m, int bytes)
 {
     const int64_t most = (int64_t)1 << 31;
-    int unit = m->type == TCH_SCALAR_F32 ? 4 : 8; /* elements in 16 bytes */
+    int unit = 16 / bytes; /* elements in 16 bytes */
+    int typed = bytes == 4 ? m->type == TCH_SCALAR_F32 : m->type == TCH_SCALAR_BF16 || m->type == TCH_SCALAR_F16;
     int aligned = (uintptr_t)m->data % 16 == 0 && m->ld % unit == 0 && (m->batch == 1 || m->stride % unit == 0);
     int inside = m->rows < most && m->cols < most && m->batch < most && m->ld < most * 128 && m->stride < most * 128;
     int distinct = m->batch == 1 || m->stride > 0;
-    return aligned && inside && distinct && m->rows > 0 && m->cols > 0 && m->batch > 0;
-}
-
-int tchi_cuda_tensor_map_takes(const tch_matrices *m)
-{
-    return (m->type == TCH_SCALAR_BF16 || m->type == TCH_SCALAR_F16) && is_describable(m);
-}
-
-int tchi_cuda_tensor_map_takes_floats(const tch_matrices *m)
-{
-    return m->type == TCH_SCALAR_F32 && is_describable(m);
+    return typed && aligned && inside && distinct && m->rows > 0 && m->cols > 0 && m->batch > 0;
 }
 
 tch_status tchi_cuda_tensor_map(const tch_matrices *m, int box_rows, CUtensorMap *map)

@@ -13,10 +13,9 @@ TCH_BEGIN_DECLS
  * place c ^ (r % 8). */
 #define TCHI_CUDA_BOX_COLS 64
 
-/* Whether the accelerator can describe a batch of bfloat16 or float16, or one of float32: rows and matrices begin at
- * multiples of 16 bytes. */
-int tchi_cuda_tensor_map_takes(const tch_matrices *m);
-int tchi_cuda_tensor_map_takes_floats(const tch_matrices *m);
+/* Whether the accelerator can describe a batch of bfloat16 or float16 (`bytes` 2), or one of float32 (4): rows and
+ * matrices begin at multiples of 16 bytes. */
+int tchi_cuda_tensor_map_supported(const tch_matrices *m, int bytes);
 
 /* Describes it as cols by rows by batch, to be copied in boxes of 128 bytes and `box_rows` rows. */
 tch_status tchi_cuda_tensor_map(const tch_matrices *m, int box_rows, CUtensorMap *map);

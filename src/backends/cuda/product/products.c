@@ -150,7 +150,7 @@ tch_status tchi_cuda_factor_update(void *state, const tch_matrices *a, int32_t t
     if ((transpose ? a->rows : a->cols) == 0) {
         return weigh_factor(state, clock, c);
     }
-    if (rounded && tchi_cuda_factor_narrow_takes(s, a, transpose, c)) {
+    if (rounded && tchi_cuda_factor_narrow_supported(s, a, transpose, c)) {
         return tchi_cuda_factor_narrow(s, (tchi_factor_weights){0.0F, 0.0F, clock->narrow, 0}, a, transpose, c);
     }
     TCHI_CUBLAS_TRY(blas->set_pointer_mode(s->blas, TCHI_CUBLAS_SCALARS_ON_DEVICE), "cublasSetPointerMode");
@@ -164,7 +164,7 @@ tch_status tchi_cuda_factors_update(void *state, const tch_matrices *a, const ui
                                     int64_t scratch_bytes)
 {
     tchi_factor_pair pair = {a, rows, cols, largest, scratch, scratch_bytes};
-    if (rounded && tchi_cuda_factor_pair_takes(state, &pair)) {
+    if (rounded && tchi_cuda_factor_pair_supported(state, &pair)) {
         return tchi_cuda_factor_pair(state, (tchi_factor_weights){0.0F, 0.0F, clock->narrow, 0}, &pair);
     }
     TCHI_CUDA_PASS(tchi_cuda_factor_update(state, a, 0, clock, rounded, rows));

@@ -1,45 +1,34 @@
 /* Products of matrices that are split into two of float16 or of bfloat16, for sm_90: C = alpha (high high + low high +
- * high low) + beta C in one pass, in float32 or split again. A persistent kernel: a producer warp asks the tensor
- * memory accelerator for k-tiles of both parts of A and B, which serve three products where they come once, and two
- * warpgroups multiply 64 rows of a tile each. The two blocks of a cluster have tiles below each other and share B.
+ * high low) + beta C in one pass, in float32 or split again. A persistent GEMM (persistent_gemm.cuh): k-tiles of both
+ * parts of A and B, loaded once, serve three products, and each warpgroup multiplies 64 rows of a tile. The two CTAs of
+ * a cluster have tiles below each other and share B.
  *
  *     for (each tile of 128 by 128 of C) {
  *         for (k = 0; k < depth; k += 64) {
  *             small += A.high[rows][k ..] B.low[k ..][cols] + A.low[rows][k ..] B.high[k ..][cols];
  *             large += A.high[rows][k ..] B.high[k ..][cols];
  *         }
- *         C[rows][cols] = factor (large + small) + beta C[rows][cols];   // or the two halves of scale times that
+ *         C[rows][cols] = factor (large + small) + beta C[rows][cols];   // or scale times that, split
  *     }
  *
  * High parts alone are multiplied, or nothing, where a number of the matrix on the device says that this will do. Small
  * products have sums of their own: tensor cores cut sums off instead of rounding them, and what is added to a large sum
- * would be cut each time. The one thing to know before changing it is what pair_ring.cuh says of rings. How this way
- * was chosen: bench/ladder/cuda_basis.md. */
+ * would be cut each time. How this way was chosen: bench/ladder/cuda_basis.md. */
 #include <cuda_fp16.h>
 
 #include "backends/cuda/device/elements.cuh"
-#include "backends/cuda/device/hopper.cuh"
-#include "backends/cuda/device/pair_launch.cuh"
-#include "backends/cuda/device/pair_ring.cuh"
-#include "backends/cuda/device/tensor_map.h"
+#include "backends/cuda/device/persistent_gemm.cuh"
 
-#define TILE 128 /* rows and columns of C, of which a warpgroup has half of the rows */
-#define DEPTH TCHI_CUDA_BOX_COLS
-#define ROW_BYTES (2 * DEPTH)
-#define BOX_BYTES (TILE * ROW_BYTES)
+#define TILE TCHI_GEMM_BOX /* rows and columns of C, of which a warpgroup has half of the rows */
 #define STAGES 3
 #define CLUSTER 2
-#define WARPGROUPS 2
-#define MULTIPLY_REGISTERS 232
-#define LOAD_REGISTERS 40
-#define MULTIPLIERS (128 * WARPGROUPS) /* threads; one behind them asks for copies */
 
 typedef struct split_launch {
     int32_t rows, cols;
     int32_t pairs, across; /* tiles of one matrix: two by two down, and across */
-    int32_t items;         /* one is a tile for each block of a cluster */
-    int32_t steps;         /* of the ring for a tile */
-    int32_t low;           /* whose low parts count */
+    int32_t items;         /* one is a tile for each CTA of a cluster */
+    int32_t ktiles;
+    int32_t low; /* whose low parts count */
     float factor, beta, scale;
     tch_condition high_alone, negligible;
     double *largest;                 /* NULL or one for each matrix */
@@ -52,25 +41,8 @@ typedef struct split_launch {
 /* How many operands have low parts that count. */
 enum { OF_NONE, OF_ONE, OF_BOTH };
 
-/* Without low parts a thread has half of the sums and a step of the ring half of the bytes, so that two blocks fit on a
- * multiprocessor: one multiplies while the other writes. */
-template <int low> struct split_means {
-    static constexpr int boxes = low == OF_NONE ? 1 : 2;
-    static constexpr int resident = low == OF_NONE ? 2 : 1;
-    static constexpr int threads = MULTIPLIERS + (low == OF_NONE ? 32 : 128); /* registers move between warpgroups */
-    static constexpr int rows_at_once = low == OF_NONE ? 1 : 2;               /* of C, on their way to a thread */
-};
-
-template <int low> struct split_memory {
-    char a[STAGES][split_means<low>::boxes][BOX_BYTES];
-    char b[STAGES][split_means<low>::boxes][BOX_BYTES];
-    uint64_t full[STAGES], empty[STAGES];
-};
-
 /* What comes out. */
-enum { AS_FLOATS, AS_DOUBLES, AS_HALVES };
-
-#if !defined(__CUDA_ARCH__) || TCHI_WGMMA
+enum { AS_FLOATS, AS_DOUBLES, AS_FP16 };
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
 
@@ -79,7 +51,7 @@ typedef struct split_tile {
 } split_tile;
 
 /* Those of a matrix one after the other, so that it stays in the L2 cache for as long as it is needed. */
-static __device__ inline split_tile tile_of(const split_launch &p, int item, int rank)
+static __device__ inline split_tile split_tile_of(const split_launch &p, int item, int rank)
 {
     int each = p.pairs * p.across;
     int left = item % each;
@@ -98,154 +70,10 @@ template <int low> static __device__ __forceinline__ bool is_elsewhere(const spl
     return p.high_alone.of != NULL && holds(p.high_alone, matrix) != (low == OF_NONE);
 }
 
-/* The pair's next item to be multiplied, number `own` of its own or a later one. */
-template <int low> static __device__ __forceinline__ int next_own(const split_launch &p, int own)
-{
-    for (; tchi_pair_item(own) < p.items; own++) {
-        int matrix = tile_of(p, tchi_pair_item(own), 0).matrix;
-        if (!is_elsewhere<low>(p, matrix) && !holds(p.negligible, matrix)) {
-            break;
-        }
-    }
-    return own;
-}
-
-/* --- loading: one thread ----------------------------------------------------------------------------------------- */
-
-template <int low>
-static __device__ __forceinline__ void load_a(const split_launch &p, split_memory<low> &m, int stage,
-                                              const split_tile &t, int box, int part, int k)
-{
-    tchi_tma_load(m.a[stage][box], &p.a[part], k, t.row, t.matrix, m.full + stage);
-}
-
-/* Each block brings half of B to both. A B that is not transposed comes in boxes of 64 columns. */
-template <bool transposed, int low>
-static __device__ __forceinline__ void load_b(const split_launch &p, split_memory<low> &m, int stage,
-                                              const split_tile &t, int box, int part, int k)
-{
-    int rank = tchi_cluster_rank();
-    int col = t.col + rank * (TILE / CLUSTER);
-    tchi_tma_load_to((1 << CLUSTER) - 1, m.b[stage][box] + rank * (BOX_BYTES / CLUSTER), &p.b[part],
-                     transposed ? k : col, transposed ? col : k, t.matrix, m.full + stage);
-}
-
-/* The high parts of a step and those low parts that count. */
-template <bool transposed, int low>
-static __device__ __forceinline__ void load_step(const split_launch &p, split_memory<low> &m, int stage,
-                                                 const split_tile &t, int step)
-{
-    const int k = step * DEPTH;
-    tchi_barrier_arrive_expecting(m.full + stage, (2 + low) * BOX_BYTES);
-    load_a(p, m, stage, t, 0, 0, k);
-    load_b<transposed>(p, m, stage, t, 0, 0, k);
-    if (low == OF_BOTH || (low == OF_ONE && (p.low & TCH_LOW_A) != 0)) {
-        load_a(p, m, stage, t, 1, 1, k);
-    }
-    if (low == OF_BOTH || (low == OF_ONE && (p.low & TCH_LOW_B) != 0)) {
-        load_b<transposed>(p, m, stage, t, 1, 1, k);
-    }
-}
-
-template <bool transposed, int low> static __device__ inline void load_all(const split_launch &p, split_memory<low> &m)
-{
-    int rank = tchi_cluster_rank();
-    tchi_ring_place at = {0, 0};
-    for (int own = next_own<low>(p, 0); tchi_pair_item(own) < p.items; own = next_own<low>(p, own + 1)) {
-        split_tile t = tile_of(p, tchi_pair_item(own), rank);
-        for (int step = 0; step < p.steps; step++) {
-            tchi_barrier_wait(m.empty + at.stage, at.parity ^ 1);
-            load_step<transposed, low>(p, m, at.stage, t, step);
-            tchi_ring_step<STAGES>(&at);
-        }
-    }
-}
-
-/* --- multiplying ------------------------------------------------------------------------------------------------- */
+/* --- the result -------------------------------------------------------------------------------------------------- */
 
 /* Of a warpgroup's 64 rows of a tile. */
 typedef float split_sums[64];
-
-/* 64 rows of A and all of B, which lies transposed or not. */
-template <tch_scalar type, bool transposed>
-static __device__ __forceinline__ void multiply_rows(split_sums &sum, uint64_t a, uint64_t b, int add)
-{
-    if (type == TCH_SCALAR_F16 && transposed) {
-        tchi_wgmma_f16_n128(sum, a, b, add);
-    } else if (type == TCH_SCALAR_F16) {
-        tchi_wgmma_f16_n128_by_columns(sum, a, b, add);
-    } else if (transposed) {
-        tchi_wgmma_bf16_n128(sum, a, b, add);
-    } else {
-        tchi_wgmma_bf16_n128_by_columns(sum, a, b, add);
-    }
-}
-
-/* The product of a warpgroup's rows of a box of A and a box of B, the first of a tile (`add` 0) into sums that hold
- * nothing. A step of 16 along k is 32 bytes of a row, or 16 rows of boxes of columns; addresses in descriptors count
- * 16. */
-template <tch_scalar type, bool transposed>
-static __device__ __forceinline__ void multiply_boxes(split_sums &sum, const char *a, const char *b, int add)
-{
-    constexpr int down = transposed ? 2 : 16 * ROW_BYTES >> 4;
-    uint64_t left = tchi_wgmma_rows(a);
-    uint64_t right = transposed ? tchi_wgmma_rows(b) : tchi_wgmma_columns(b, BOX_BYTES / 2);
-#pragma unroll
-    for (int k = 0; k < DEPTH / 16; k++) {
-        multiply_rows<type, transposed>(sum, left + 2 * k, right + down * k, k > 0 ? 1 : add);
-    }
-}
-
-/* All products of a step as one group in the background. */
-template <tch_scalar type, bool transposed, int low>
-static __device__ __forceinline__ void start_step(const split_launch &p, split_memory<low> &m, int stage, int group,
-                                                  split_sums &large, split_sums &small, int add)
-{
-    constexpr int last = split_means<low>::boxes - 1;
-    const int mine = group * (BOX_BYTES / WARPGROUPS);
-    const char *a[2] = {m.a[stage][0] + mine, m.a[stage][last] + mine};
-    const char *b[2] = {m.b[stage][0], m.b[stage][last]};
-    tchi_wgmma_fence();
-    multiply_boxes<type, transposed>(large, a[0], b[0], add);
-    if (low == OF_ONE) {
-        bool of_a = (p.low & TCH_LOW_A) != 0;
-        multiply_boxes<type, transposed>(small, of_a ? a[1] : a[0], of_a ? b[0] : b[1], add);
-    } else if (low == OF_BOTH) {
-        multiply_boxes<type, transposed>(small, a[0], b[1], add);
-        multiply_boxes<type, transposed>(small, a[1], b[0], 1);
-    }
-    tchi_wgmma_commit();
-}
-
-/* A place is left when the next step's products are already under way, so that the tensor cores do not run dry. The
- * sums are complete in `large` when it returns. */
-template <tch_scalar type, bool transposed, int low>
-static __device__ __forceinline__ void multiply(const split_launch &p, split_memory<low> &m, int group,
-                                                split_sums &large, tchi_ring_place *at)
-{
-    split_sums small;
-    for (int step = 0; step < p.steps; step++) {
-        tchi_barrier_wait(m.full + at->stage, at->parity);
-        start_step<type, transposed, low>(p, m, at->stage, group, large, small, step > 0);
-        tchi_wgmma_wait<1>();
-        if (step > 0) {
-            tchi_ring_leave(m.empty + (at->stage + STAGES - 1) % STAGES);
-        }
-        tchi_ring_step<STAGES>(at);
-    }
-    tchi_wgmma_wait<0>();
-    tchi_wgmma_results(large);
-    tchi_ring_leave(m.empty + (at->stage + STAGES - 1) % STAGES);
-    if (low != OF_NONE) {
-        tchi_wgmma_results(small);
-#pragma unroll
-        for (int i = 0; i < 64; i++) {
-            large[i] += small[i];
-        }
-    }
-}
-
-/* --- the result -------------------------------------------------------------------------------------------------- */
 
 /* Of 64 rows and 64 columns of a tile a thread has two rows, 8 apart, and pairs of neighbors in each, 8 apart too. */
 enum { ROWS = 2, PAIRS = 8, APART = 8 };
@@ -280,7 +108,7 @@ template <int low, int from, int result>
 static __device__ __forceinline__ void write_floats(const split_launch &p, int matrix, int row, int col,
                                                     const split_sums &sum)
 {
-    constexpr int held = split_means<low>::rows_at_once;
+    constexpr int held = low == OF_NONE ? 1 : 2; /* rows of C on their way to a thread */
     float2 old[held][PAIRS];
 #pragma unroll
     for (int h = 0; h < ROWS; h++) {
@@ -311,8 +139,8 @@ static __device__ __forceinline__ void write_floats(const split_launch &p, int m
 }
 
 template <int from>
-static __device__ __forceinline__ void write_halves(const split_launch &p, int matrix, int row, int col,
-                                                    const split_sums &sum)
+static __device__ __forceinline__ void write_fp16(const split_launch &p, int matrix, int row, int col,
+                                                  const split_sums &sum)
 {
 #pragma unroll
     for (int i = 0; i < ROWS * PAIRS; i++) {
@@ -358,27 +186,14 @@ static __device__ __forceinline__ void write_rows(const split_launch &p, const s
 {
     constexpr int half = 2 * ROWS * PAIRS;
     const int lane = (int)threadIdx.x % 32;
-    const int row = t.row + group * (TILE / WARPGROUPS) + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const int row = t.row + group * (TILE / TCHI_GEMM_WARPGROUPS) + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
     const int col = t.col + lane % 4 * 2;
-    if (result == AS_HALVES) {
-        write_halves<0>(p, t.matrix, row, col, sum);
-        write_halves<half>(p, t.matrix, row, col + TILE / 2, sum);
+    if (result == AS_FP16) {
+        write_fp16<0>(p, t.matrix, row, col, sum);
+        write_fp16<half>(p, t.matrix, row, col + TILE / 2, sum);
     } else {
         write_floats<low, 0, result>(p, t.matrix, row, col, sum);
         write_floats<low, half, result>(p, t.matrix, row, col + TILE / 2, sum);
-    }
-}
-
-/* Tiles whose product counts as zero. */
-template <int low, int result> static __device__ __forceinline__ void write_zeros(const split_launch &p, int group)
-{
-    const split_sums zeros = {};
-    bool changes = result != AS_FLOATS || p.beta != 1.0f;
-    for (int own = 0; p.negligible.of != NULL && changes && tchi_pair_item(own) < p.items; own++) {
-        split_tile t = tile_of(p, tchi_pair_item(own), tchi_cluster_rank());
-        if (holds(p.negligible, t.matrix) && !is_elsewhere<low>(p, t.matrix)) {
-            write_rows<low, result>(p, t, group, zeros);
-        }
     }
 }
 
@@ -387,86 +202,134 @@ template <int low, int result> static __device__ __forceinline__ void write_zero
 static __device__ __forceinline__ void prefetch_tile(const split_launch &p, const split_tile &t)
 {
     int row = t.row + (int)threadIdx.x % TILE;
-    int first = t.col + (int)threadIdx.x / TILE * (TILE / WARPGROUPS);
+    int first = t.col + (int)threadIdx.x / TILE * (TILE / TCHI_GEMM_WARPGROUPS);
 #pragma unroll
-    for (int col = first; col < first + TILE / WARPGROUPS; col += 32) {
+    for (int col = first; col < first + TILE / TCHI_GEMM_WARPGROUPS; col += 32) {
         if (p.beta != 0.0f && row < p.rows && col < p.cols) {
             tchi_prefetch(tchi_cuda_at(p.c, t.matrix, row, col));
         }
     }
 }
 
-template <int low> static __device__ __forceinline__ void create_barriers(split_memory<low> &m)
-{
-    for (int i = 0; i < STAGES; i++) {
-        tchi_barrier_create(m.full + i, 1);
-        tchi_barrier_create(m.empty + i, 4 * WARPGROUPS * CLUSTER);
-    }
-    tchi_barrier_publish();
-}
-
-#endif
-
 /* --- the kernel -------------------------------------------------------------------------------------------------- */
+
+/* Without low parts a thread has half of the sums and a stage half of the bytes, so that two CTAs fit on a
+ * multiprocessor: one multiplies while the other writes. */
+template <tch_scalar type, bool transposed, int low, int result>
+struct split_gemm : tchi_gemm<STAGES, CLUSTER, false, low != OF_NONE> {
+    static constexpr int boxes = low == OF_NONE ? 1 : 2;
+    static constexpr int resident = low == OF_NONE ? 2 : 1;
+    using problem = split_launch;
+    struct memory {
+        char a[STAGES][boxes][TCHI_GEMM_BOX_BYTES];
+        char b[STAGES][boxes][TCHI_GEMM_BOX_BYTES];
+        tchi_ring<STAGES> ring;
+    };
+
+    static __device__ __forceinline__ split_tile tile_of(const split_launch &p, int item, int rank)
+    {
+        return split_tile_of(p, item, rank);
+    }
+
+    /* The pair's next item to be multiplied, number `i` of its own or a later one. */
+    static __device__ __forceinline__ int next(const split_launch &p, int i)
+    {
+        for (; tchi_gemm_item<split_gemm>(i) < p.items; i++) {
+            int matrix = tile_of(p, tchi_gemm_item<split_gemm>(i), 0).matrix;
+            if (!is_elsewhere<low>(p, matrix) && !holds(p.negligible, matrix)) {
+                break;
+            }
+        }
+        return i;
+    }
+
+    /* The high parts of a k-tile and those low parts that count. */
+    static __device__ __forceinline__ void load(const split_launch &p, memory &m, int stage, const split_tile &t,
+                                                int rank, int ktile)
+    {
+        constexpr bool columns = !transposed;
+        const int k = ktile * TCHI_GEMM_DEPTH;
+        uint64_t *full = m.ring.full + stage;
+        tchi_barrier_arrive_expecting(full, (2 + low) * TCHI_GEMM_BOX_BYTES);
+        tchi_gemm_load_a<false>(m.a[stage][0], &p.a[0], k, t.row, t.matrix, full);
+        tchi_gemm_load_b<columns>(m.b[stage][0], &p.b[0], k, t.col, t.matrix, full, rank, true);
+        if (low == OF_BOTH || (low == OF_ONE && (p.low & TCH_LOW_A) != 0)) {
+            tchi_gemm_load_a<false>(m.a[stage][boxes - 1], &p.a[1], k, t.row, t.matrix, full);
+        }
+        if (low == OF_BOTH || (low == OF_ONE && (p.low & TCH_LOW_B) != 0)) {
+            tchi_gemm_load_b<columns>(m.b[stage][boxes - 1], &p.b[1], k, t.col, t.matrix, full, rank, true);
+        }
+    }
+
+    /* sum[0] gets the products of high parts, sum[1] those with low ones. */
+    static __device__ __forceinline__ void start(const split_launch &p, memory &m, int stage, int group,
+                                                 float (&sum)[boxes][64], tchi_no_fragment &, int add)
+    {
+        const int mine = group * (TCHI_GEMM_BOX_BYTES / TCHI_GEMM_WARPGROUPS);
+        const char *a[2] = {m.a[stage][0] + mine, m.a[stage][boxes - 1] + mine};
+        const char *b[2] = {m.b[stage][0], m.b[stage][boxes - 1]};
+        tchi_wgmma_fence();
+        tchi_gemm_boxes<type, false, !transposed, 1>(sum, a[0], b[0], add);
+        if (low == OF_ONE) {
+            bool of_a = (p.low & TCH_LOW_A) != 0;
+            tchi_gemm_boxes<type, false, !transposed, 1>(sum + 1, of_a ? a[1] : a[0], of_a ? b[0] : b[1], add);
+        } else if (low == OF_BOTH) {
+            tchi_gemm_boxes<type, false, !transposed, 1>(sum + 1, a[0], b[1], add);
+            tchi_gemm_boxes<type, false, !transposed, 1>(sum + 1, a[1], b[0], 1);
+        }
+    }
+
+    /* Tiles whose product counts as zero. */
+    static __device__ __forceinline__ void begin(const split_launch &p, int group)
+    {
+        const split_sums zeros = {};
+        bool changes = result != AS_FLOATS || p.beta != 1.0f;
+        for (int i = 0; p.negligible.of != NULL && changes && tchi_gemm_item<split_gemm>(i) < p.items; i++) {
+            split_tile t = tile_of(p, tchi_gemm_item<split_gemm>(i), tchi_cluster_rank());
+            if (holds(p.negligible, t.matrix) && !is_elsewhere<low>(p, t.matrix)) {
+                write_rows<low, result>(p, t, group, zeros);
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void compute(const split_launch &p, memory &m, const split_tile &t, int group,
+                                                   int, tchi_ring_place *at)
+    {
+        float sum[boxes][64];
+        if (result != AS_FP16) {
+            prefetch_tile(p, t);
+        }
+        int last = tchi_gemm_multiply<split_gemm>(p, m, group, sum, p.ktiles, at);
+        tchi_gemm_finish<split_gemm>(m, sum, last);
+#pragma unroll
+        for (int i = 0; low != OF_NONE && i < 64; i++) {
+            sum[0][i] += sum[boxes - 1][i];
+        }
+        tchi_wgmma_results(sum[0]); /* before C is read, for which registers become free here */
+        if (result == AS_FP16 && p.largest != NULL) {
+            raise_largest(p, t.matrix, sum[0]);
+        }
+        write_rows<low, result>(p, t, group, sum[0]);
+    }
+};
 
 /* For 12 matrices of n = 3072, all low parts: 2.09 TFLOP, 3.0 ms at 700 TFLOP/s; to and from memory 4 bytes an element
  * of A, of B and of C, 1.4 GB, 0.32 ms at 4.2 TB/s. Of the 64 KiB that a multiprocessor multiplies at a step 16 come
- * from its neighbor.
- *
- * Copies land in the other block of a cluster too, so nobody begins before its barriers are there, and nobody exits
- * while the other block still arrives at them. */
-template <tch_scalar type, bool transposed, int low, int result>
-static __global__ void __launch_bounds__(split_means<low>::threads, split_means<low>::resident)
+ * from its neighbor. */
+template <class gemm>
+static __global__ void __launch_bounds__(gemm::threads, gemm::resident)
     split_product(const __grid_constant__ split_launch p)
 {
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
-    extern __shared__ __align__(1024) char shared[];
-    split_memory<low> &m = *(split_memory<low> *)shared;
-    if (threadIdx.x == 0) {
-        create_barriers(m);
-    }
-    __syncwarp();
-    tchi_cluster_sync();
-    if (threadIdx.x >= MULTIPLIERS) {
-        if (low != OF_NONE) {
-            tchi_registers_give<LOAD_REGISTERS>();
-        }
-        if (threadIdx.x == MULTIPLIERS) {
-            load_all<transposed, low>(p, m);
-        }
-        __syncwarp();
-        tchi_cluster_sync();
-    } else {
-        if (low != OF_NONE) {
-            tchi_registers_take<MULTIPLY_REGISTERS>();
-        }
-        int group = tchi_warpgroup();
-        int rank = tchi_cluster_rank();
-        tchi_ring_place at = {0, 0};
-        write_zeros<low, result>(p, group);
-        for (int own = next_own<low>(p, 0); tchi_pair_item(own) < p.items; own = next_own<low>(p, own + 1)) {
-            split_tile t = tile_of(p, tchi_pair_item(own), rank);
-            split_sums sum;
-            if (result != AS_HALVES) {
-                prefetch_tile(p, t);
-            }
-            multiply<type, transposed, low>(p, m, group, sum, &at);
-            if (result == AS_HALVES && p.largest != NULL) {
-                raise_largest(p, t.matrix, sum);
-            }
-            write_rows<low, result>(p, t, group, sum);
-        }
-        tchi_cluster_sync();
-    }
+    tchi_gemm_run<gemm>(p);
 #endif
 }
 
 /* --- host -------------------------------------------------------------------------------------------------------- */
 
-/* With fewer pairs of tiles than a third of the multiprocessors' pairs cuBLAS, which cuts products finer. SOAP with a
- * period of 10, which has two or three factors of 3072 at a time, takes as long with all of them and with fewer. */
-#define LEAST_SHARE 3
-
+/* With fewer pairs of tiles than a third of the multiprocessors' pairs (kernel_choice.c) cuBLAS, which cuts products
+ * finer. SOAP with a period of 10, which has two or three factors of 3072 at a time, takes as long with all of them and
+ * with fewer. */
 static int pairs_lie_at(const tch_matrices *m, int64_t bytes)
 {
     return (uintptr_t)m->data % (uintptr_t)bytes == 0 && m->ld % 2 == 0 && (m->batch == 1 || m->stride % 2 == 0);
@@ -482,24 +345,26 @@ static int64_t items_of(const tch_matrices *c)
     return tchi_cuda_ceil_div(c->rows, TILE * CLUSTER) * tchi_cuda_ceil_div(c->cols, TILE) * c->batch;
 }
 
-static int takes_operand(const tch_split_matrices *x)
+static int is_supported(const tch_split_matrices *x)
 {
-    return x->high.type == x->low.type && tchi_cuda_tensor_map_takes(&x->high) && tchi_cuda_tensor_map_takes(&x->low);
+    return x->high.type == x->low.type && tchi_cuda_tensor_map_supported(&x->high, 2) &&
+           tchi_cuda_tensor_map_supported(&x->low, 2);
 }
 
-static int takes(const tchi_cuda_state *state, const tch_split_problem *p)
+static int supported(const tchi_cuda_state *state, const tch_split_problem *p)
 {
     const int64_t most = (int64_t)1 << 20;
     int64_t items = items_of(p->c);
-    int countable = p->c->rows < most && p->c->cols < most && depth_of(p) > 0 && depth_of(p) < most &&
-                    items >= state->device.processors / CLUSTER / LEAST_SHARE && items < (1 << 30);
+    int countable =
+        p->c->rows < most && p->c->cols < most && depth_of(p) > 0 && depth_of(p) < most && items < (1 << 30);
     int aligned = p->split_c == NULL ? pairs_lie_at(p->c, 8)
                                      : pairs_lie_at(&p->split_c->high, 4) && pairs_lie_at(&p->split_c->low, 4);
     aligned = aligned && (p->wide == NULL || pairs_lie_at(p->wide, 16));
     tch_scalar type = p->a->high.type;
     int typed = p->b->high.type == type &&
                 (type == TCH_SCALAR_F16 || (type == TCH_SCALAR_BF16 && p->split_c == NULL && p->wide == NULL));
-    return state->device.major == 9 && countable && aligned && typed && takes_operand(p->a) && takes_operand(p->b);
+    return tchi_cuda_kernel_fits(state, TCHI_SPLIT_PRODUCT, &p->a->high, p->c) && countable && aligned && typed &&
+           is_supported(p->a) && is_supported(p->b);
 }
 
 static tch_status describe(const tch_split_matrices *x, int box_rows, CUtensorMap (&maps)[2])
@@ -508,34 +373,21 @@ static tch_status describe(const tch_split_matrices *x, int box_rows, CUtensorMa
     return tchi_cuda_tensor_map(&x->low, box_rows, &maps[1]);
 }
 
-typedef void (*split_kernel)(split_launch);
-
-template <tch_scalar type, int result, int low> static split_kernel kernel_of(int transposed)
+template <tch_scalar type, int result, int low>
+static tch_status launch_as(tchi_cuda_state *state, int transposed, const split_launch &p)
 {
-    return transposed ? split_product<type, true, low, result> : split_product<type, false, low, result>;
+    using by_rows = split_gemm<type, true, low, result>;
+    using by_columns = split_gemm<type, false, low, result>;
+    return transposed ? tchi_gemm_launch<by_rows>(state, "split_product", split_product<by_rows>, p)
+                      : tchi_gemm_launch<by_columns>(state, "split_product", split_product<by_columns>, p);
 }
 
-template <tch_scalar type, int result> static split_kernel kernel_to(int transposed, tch_low low)
+template <tch_scalar type, int result>
+static tch_status launch_to(tchi_cuda_state *state, int transposed, const split_launch &p)
 {
-    return low == TCH_LOW_NONE   ? kernel_of<type, result, OF_NONE>(transposed)
-           : low == TCH_LOW_BOTH ? kernel_of<type, result, OF_BOTH>(transposed)
-                                 : kernel_of<type, result, OF_ONE>(transposed);
-}
-
-static split_kernel kernel_for(const tch_split_problem *p, tch_low low)
-{
-    if (p->a->high.type == TCH_SCALAR_BF16) {
-        return kernel_to<TCH_SCALAR_BF16, AS_FLOATS>(p->transpose_b, low);
-    }
-    return p->split_c != NULL ? kernel_to<TCH_SCALAR_F16, AS_HALVES>(p->transpose_b, low)
-           : p->wide != NULL  ? kernel_to<TCH_SCALAR_F16, AS_DOUBLES>(p->transpose_b, low)
-                              : kernel_to<TCH_SCALAR_F16, AS_FLOATS>(p->transpose_b, low);
-}
-
-template <int low> static tch_status launch_as(tchi_cuda_state *state, split_kernel kernel, const split_launch &p)
-{
-    return tchi_cuda_launch_pairs(state, "split_product", kernel, p, p.items, split_means<low>::threads,
-                                  sizeof(split_memory<low>), split_means<low>::resident);
+    return p.low == TCH_LOW_NONE   ? launch_as<type, result, OF_NONE>(state, transposed, p)
+           : p.low == TCH_LOW_BOTH ? launch_as<type, result, OF_BOTH>(state, transposed, p)
+                                   : launch_as<type, result, OF_ONE>(state, transposed, p);
 }
 
 static tch_status launch(tchi_cuda_state *state, const tch_split_problem *problem, tch_low low)
@@ -548,7 +400,7 @@ static tch_status launch(tchi_cuda_state *state, const tch_split_problem *proble
     p.across = (int32_t)tchi_cuda_ceil_div(c->cols, TILE);
     p.items = (int32_t)items_of(c);
     p.low = low;
-    p.steps = (int32_t)tchi_cuda_ceil_div(depth_of(problem), DEPTH);
+    p.ktiles = (int32_t)tchi_cuda_ceil_div(depth_of(problem), TCHI_GEMM_DEPTH);
     if (problem->low != TCH_LOW_NONE) {
         p.high_alone = problem->high_alone;
     }
@@ -557,7 +409,7 @@ static tch_status launch(tchi_cuda_state *state, const tch_split_problem *proble
     p.factor = (float)(problem->alpha / (problem->a->scale * problem->b->scale));
     p.beta = (float)problem->beta;
     TCHI_CUDA_PASS(describe(problem->a, TILE, p.a));
-    TCHI_CUDA_PASS(describe(problem->b, problem->transpose_b ? TILE / CLUSTER : DEPTH, p.b));
+    TCHI_CUDA_PASS(describe(problem->b, problem->transpose_b ? TILE / CLUSTER : TCHI_GEMM_DEPTH, p.b));
     if (problem->split_c != NULL) {
         p.scale = (float)problem->split_c->scale;
         p.high_c = tchi_cuda_operand_of(&problem->split_c->high);
@@ -568,16 +420,21 @@ static tch_status launch(tchi_cuda_state *state, const tch_split_problem *proble
     if (problem->wide != NULL) {
         p.wide = tchi_cuda_operand_of(problem->wide);
     }
-    return low == TCH_LOW_NONE ? launch_as<OF_NONE>(state, kernel_for(problem, low), p)
-                               : launch_as<OF_BOTH>(state, kernel_for(problem, low), p);
+    const int transposed = problem->transpose_b;
+    if (problem->a->high.type == TCH_SCALAR_BF16) {
+        return launch_to<TCH_SCALAR_BF16, AS_FLOATS>(state, transposed, p);
+    }
+    return problem->split_c != NULL ? launch_to<TCH_SCALAR_F16, AS_FP16>(state, transposed, p)
+           : problem->wide != NULL  ? launch_to<TCH_SCALAR_F16, AS_DOUBLES>(state, transposed, p)
+                                    : launch_to<TCH_SCALAR_F16, AS_FLOATS>(state, transposed, p);
 }
 
-tch_status tchi_cuda_split_product(void *state, const tch_split_problem *problem, int32_t *taken)
+tch_status tchi_cuda_split_product(void *state, const tch_split_problem *problem, int32_t *handled)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
-    *taken = takes(s, problem);
-    if (*taken && problem->low != TCH_LOW_NONE && problem->high_alone.of != NULL) {
+    *handled = supported(s, problem);
+    if (*handled && problem->low != TCH_LOW_NONE && problem->high_alone.of != NULL) {
         TCHI_CUDA_PASS(launch(s, problem, TCH_LOW_NONE));
     }
-    return *taken ? launch(s, problem, problem->low) : TCH_OK;
+    return *handled ? launch(s, problem, problem->low) : TCH_OK;
 }

@@ -117,8 +117,8 @@ static tch_status add_part(tchi_cuda_state *state, tchi_factor_weights weights, 
 
 /* Whether the lower tiles of as many matrices as are copied at a time are enough for every multiprocessor: each has the
  * whole contraction. */
-int tchi_cuda_factor_narrow_takes(const tchi_cuda_state *state, const tch_matrices *a, int32_t transpose,
-                                  const tch_matrices *c)
+int tchi_cuda_factor_narrow_supported(const tchi_cuda_state *state, const tch_matrices *a, int32_t transpose,
+                                      const tch_matrices *c)
 {
     int64_t depth = transpose ? a->rows : a->cols;
     if (state->blas_workspace == NULL || a->type != TCH_SCALAR_F32 || c->rows == 0 || c->batch == 0 || depth == 0 ||
@@ -127,7 +127,7 @@ int tchi_cuda_factor_narrow_takes(const tchi_cuda_state *state, const tch_matric
     }
     copy_plan plan = plan_copies(state, c, transpose, depth);
     tch_matrices some = some_of(c, 0, plan.matrices);
-    return plan.depth > 0 && tchi_cuda_factor_pingpong_takes(state, &some);
+    return plan.depth > 0 && tchi_cuda_factor_pingpong_supported(state, &some);
 }
 
 tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
@@ -179,7 +179,7 @@ static char *aligned(char *at)
 
 /* Enough lower tiles for every multiprocessor, on either side, if all matrices came at once. How much scratch there is
  * has no part in it: a step must have the same bits with any. */
-int tchi_cuda_factor_pair_takes(const tchi_cuda_state *state, const tchi_factor_pair *pair)
+int tchi_cuda_factor_pair_supported(const tchi_cuda_state *state, const tchi_factor_pair *pair)
 {
     const tch_matrices *a = pair->a;
     if (a->type == TCH_SCALAR_F16) {
@@ -189,8 +189,9 @@ int tchi_cuda_factor_pair_takes(const tchi_cuda_state *state, const tchi_factor_
         a->rows >= 1 << 30 || a->cols >= 1 << 30) {
         return 0;
     }
-    return copies_in(a, tchi_cuda_workspace_bytes(state)) > 0 && tchi_cuda_factor_pingpong_takes(state, pair->rows) &&
-           tchi_cuda_factor_pingpong_takes(state, pair->cols);
+    return copies_in(a, tchi_cuda_workspace_bytes(state)) > 0 &&
+           tchi_cuda_factor_pingpong_supported(state, pair->rows) &&
+           tchi_cuda_factor_pingpong_supported(state, pair->cols);
 }
 
 static tch_status from_copy(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *copy,
@@ -235,7 +236,7 @@ tch_status tchi_cuda_gram_rounded(void *state, double alpha, const tch_matrices 
     if (c->type != TCH_SCALAR_F32 || a->type == TCH_SCALAR_F64 || (a->type == TCH_SCALAR_F32 && s->device.major < 8)) {
         return tchi_cuda_gram(state, alpha, a, transpose, beta, c);
     }
-    if (tchi_cuda_factor_narrow_takes(s, a, transpose, c)) {
+    if (tchi_cuda_factor_narrow_supported(s, a, transpose, c)) {
         return tchi_cuda_factor_narrow(s, (tchi_factor_weights){(float)alpha, (float)beta, NULL, 0}, a, transpose, c);
     }
     return tchi_cuda_factor_gram_panels(s, panels_for(a->type, c->rows), alpha, a, transpose, beta, c);

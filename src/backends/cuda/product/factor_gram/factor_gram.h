@@ -20,14 +20,14 @@ typedef struct tchi_factor_weights {
 
 /* The lower tiles of alpha A A' + beta C, or transposed of alpha A' A + beta C, by symmetric_pingpong.cu: sm_90, A of
  * float16 with aligned rows, as tchi_cuda_narrow left it. A C whose `ld` is 0 is packed. */
-int tchi_cuda_factor_pingpong_takes(const tchi_cuda_state *state, const tch_matrices *c);
+int tchi_cuda_factor_pingpong_supported(const tchi_cuda_state *state, const tch_matrices *c);
 tch_status tchi_cuda_factor_pingpong(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
                                      int32_t transpose, const uint32_t *largest, const tch_matrices *c);
 
 /* The same for A of float32, through such copies in the workspace: as many matrices at a time as it holds, or as much
  * of the contraction of one. */
-int tchi_cuda_factor_narrow_takes(const tchi_cuda_state *state, const tch_matrices *a, int32_t transpose,
-                                  const tch_matrices *c);
+int tchi_cuda_factor_narrow_supported(const tchi_cuda_state *state, const tch_matrices *a, int32_t transpose,
+                                      const tch_matrices *c);
 tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
                                    int32_t transpose, const tch_matrices *c);
 
@@ -41,7 +41,7 @@ typedef struct tchi_factor_pair {
     int64_t bytes;
 } tchi_factor_pair;
 
-int tchi_cuda_factor_pair_takes(const tchi_cuda_state *state, const tchi_factor_pair *pair);
+int tchi_cuda_factor_pair_supported(const tchi_cuda_state *state, const tchi_factor_pair *pair);
 tch_status tchi_cuda_factor_pair(tchi_cuda_state *state, tchi_factor_weights weights, const tchi_factor_pair *pair);
 
 TCH_END_DECLS

@@ -24,14 +24,11 @@
 #else
 #define LARGE_BLOCKS 1
 #endif
-/* Large tiles take the place of small ones from these n on, for wgmma and for mma.sync: on the diagonal half of a tile
- * is computed for nothing. On an H200 wgmma takes 0.026 ms for 256 x 128 where small tiles take 0.029. The GPUs that
- * mma.sync is for were not measured; on an H200 its large tiles win at 4096 alone and lose up to a sixth elsewhere. */
-#define WGMMA_FROM 128
-#define MMA_FROM 192
-/* Below so many large tiles for each multiprocessor, small ones: on an H200, which has 132, 1 x 1024 of 36 large tiles
- * takes 0.039 ms by wgmma and 0.034 with small ones, 64 x 256 of 192 takes 0.028 and 0.031. */
-#define LARGE_TILES_PER_PROCESSOR 1
+/* Large tiles take the place of small ones from n = 128 for wgmma and 192 for mma.sync (kernel_choice.c): on the
+ * diagonal half of a tile is computed for nothing. On an H200 wgmma takes 0.026 ms for 256 x 128 where small tiles take
+ * 0.029. The GPUs that mma.sync is for were not measured; on an H200 its large tiles win at 4096 alone and lose up to a
+ * sixth elsewhere. With fewer large tiles than multiprocessors, small ones: on an H200, which has 132, 1 x 1024 of 36
+ * large tiles takes 0.039 ms by wgmma and 0.034 with small ones, 64 x 256 of 192 takes 0.028 and 0.031. */
 
 /* --- mma.sync ---------------------------------------------------------------------------------------------------- */
 
@@ -160,30 +157,15 @@ static tch_status split_mma(tchi_cuda_state *state, tchi_bf16x2_problem *p, int6
 
 /* --- the choice -------------------------------------------------------------------------------------------------- */
 
-/* Every row of every matrix begins at a multiple of 16 bytes. */
-static int rows_aligned(const tch_matrices *m)
-{
-    int several = m->batch > 1 || m->type == TCH_SCALAR_BF16X2;
-    return (uintptr_t)m->data % 16 == 0 && m->ld % 8 == 0 && (!several || m->stride % 8 == 0);
-}
-
 /* Tiles and elements of one matrix are counted in 32 bits. */
 #define SIZE_LIMIT (1 << 21)
 
-extern "C" int tchi_cuda_symmetric_bf16x2_takes(const tchi_cuda_state *state, const tch_matrices *,
-                                                const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+extern "C" int tchi_cuda_symmetric_bf16x2_supported(const tchi_cuda_state *state, const tch_matrices *,
+                                                    const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
-    int in = a->type == TCH_SCALAR_BF16X2 || a->type == TCH_SCALAR_BF16;
-    int out = c->type == TCH_SCALAR_BF16X2 || c->type == TCH_SCALAR_BF16 || c->type == TCH_SCALAR_F32 ||
-              c->type == TCH_SCALAR_F64;
-    int size = c->rows < SIZE_LIMIT && a->cols < (1 << 30);
-    return state->device.major >= 8 && in && out && size && b->type == a->type && rows_aligned(a) && rows_aligned(b);
-}
-
-static int large_tiles(const tchi_cuda_state *state, int64_t n, int64_t batch, int64_t from)
-{
-    int64_t tiles = batch * tchi_bf16x2_tile_count(n, 128);
-    return n >= from && tiles >= (int64_t)LARGE_TILES_PER_PROCESSOR * state->device.processors;
+    return b->type == a->type && c->rows < SIZE_LIMIT && a->cols < (1 << 30) &&
+           tchi_cuda_kernel_fits(state, TCHI_SYMMETRIC_MMA_64, a, c) &&
+           tchi_cuda_kernel_fits(state, TCHI_SYMMETRIC_MMA_64, b, c);
 }
 
 static tchi_bf16x2_problem problem_of(double c0, double c1, const tch_matrices *d, double c2, const tch_matrices *a,
@@ -214,9 +196,8 @@ extern "C" tch_status tchi_cuda_symmetric_bf16x2(tchi_cuda_state *state, double 
         return TCH_OK;
     }
     tchi_bf16x2_problem p = problem_of(c0, c1, d, c2, a, b, c);
-    int has_wgmma = state->device.major == 9;
-    if (!large_tiles(state, c->rows, c->batch, has_wgmma ? WGMMA_FROM : MMA_FROM)) {
-        return split_mma(state, &p, c->batch, 64);
+    if (tchi_cuda_kernel_fits(state, TCHI_SYMMETRIC_WGMMA, a, c)) {
+        return tchi_cuda_split_wgmma(state, &p, c->batch);
     }
-    return has_wgmma ? tchi_cuda_split_wgmma(state, &p, c->batch) : split_mma(state, &p, c->batch, 128);
+    return split_mma(state, &p, c->batch, tchi_cuda_kernel_fits(state, TCHI_SYMMETRIC_MMA_128, a, c) ? 128 : 64);
 }

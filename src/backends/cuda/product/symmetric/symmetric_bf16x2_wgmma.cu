@@ -2,6 +2,7 @@
  * wgmma, which takes both operands from shared memory and runs in the background. The one thing to know before changing
  * the main loop: a stage may be filled again only after EVERY warpgroup has waited for its own wgmma on it, and what
  * cp.async wrote may be read by wgmma only after every thread has published its part and met the others. */
+#include "backends/cuda/device/hopper.cuh"
 #include "symmetric_bf16x2.cuh"
 
 #define SIZE 128 /* of a tile: 64 rows for each of two warpgroups */
@@ -18,10 +19,10 @@ template <int planes> static __device__ inline void start_ktile(float (&sum)[64]
     tchi_wgmma_fence();
 #pragma unroll
     for (int chunk = 0; chunk < 8 / planes; chunk += 2) {
-        tchi_wgmma_bf16_n128(sum, a + chunk, b + chunk, 1);
+        tchi_wgmma<TCH_SCALAR_BF16>(sum, a + chunk, b + chunk, 1);
         if (planes == 2) {
-            tchi_wgmma_bf16_n128(sum, a + chunk, b + chunk + low, 1);
-            tchi_wgmma_bf16_n128(sum, a + chunk + low, b + chunk, 1);
+            tchi_wgmma<TCH_SCALAR_BF16>(sum, a + chunk, b + chunk + low, 1);
+            tchi_wgmma<TCH_SCALAR_BF16>(sum, a + chunk + low, b + chunk, 1);
         }
     }
     tchi_wgmma_commit();
@@ -40,7 +41,7 @@ static __device__ inline void multiply(const tchi_bf16x2_problem &p, const tchi_
     for (int s = 0; s < ktiles; s++) {
         char *stage = shared + s % STAGES * STAGE_BYTES;
         tchi_cp_async_wait<STAGES - 2>();
-        tchi_wgmma_publish();
+        tchi_tma_publish();
         __syncthreads(); /* k-tile s has landed for all */
         start_ktile<planes>(sum, tchi_wgmma_rows(stage + group * 64 * TCHI_BF16X2_ROW_BYTES),
                             tchi_wgmma_rows(stage + SIZE * TCHI_BF16X2_ROW_BYTES));

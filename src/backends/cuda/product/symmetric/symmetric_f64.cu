@@ -4,6 +4,7 @@
  * A batch of N matrices asks for N n^2 k operations (half of 2 N n^2 k), and at least 8 N (2 n k + n^2) bytes, with
  * 4 N n^2 more for D. From L2 a tile of R by C reads 8 k (R + C) bytes for its 2 R C k operations: 8 operations a byte
  * for 64 by 64. bench/ladder/cuda_symmetric_f64.md has the reasons and the measurements. */
+#include "backends/cuda/device/triangle.cuh"
 #include "symmetric_f64_tile.cuh"
 
 /* float64 tensor cores at full rate: compute capability 8.0, 9.0 and 10.0. Elsewhere the kernel is empty. */
@@ -13,28 +14,16 @@
 
 /* --- which tile -------------------------------------------------------------------------------------------------- */
 
-/* Tiles in rows of tiles 0 to count - 1: with tiles `wide` times as high as wide, row i has `wide` (i + 1) of them. */
-static __host__ __device__ __forceinline__ int64_t tiles_above(int64_t count, int wide)
-{
-    return wide * (count * (count + 1) / 2);
-}
-
-/* The square root is only a guess, good to one or two for any number of tiles. */
+/* With tiles `wide` times as high as wide, row i has `wide` (i + 1) of them. */
 template <class T> static __device__ __forceinline__ place place_of(const problem &p, int64_t tile)
 {
     constexpr int wide = T::rows / T::cols;
+    int64_t t = tile % p.tiles;
+    int64_t i = tchi_lower_row(t / wide);
     place at;
     at.matrix = (int)(tile / p.tiles);
-    int64_t t = tile % p.tiles;
-    int64_t i = (int64_t)((sqrtf(8.0f * (float)(t / wide) + 1.0f) - 1.0f) * 0.5f);
-    while (tiles_above(i, wide) > t) {
-        i--;
-    }
-    while (tiles_above(i + 1, wide) <= t) {
-        i++;
-    }
     at.row = (int)i * T::rows;
-    at.col = (int)(t - tiles_above(i, wide)) * T::cols;
+    at.col = (int)(t - wide * tchi_lower_tiles(i)) * T::cols;
     return at;
 }
 
@@ -66,7 +55,7 @@ static tch_status ask_for_shared_memory(const void *kernel, int bytes)
 
 template <class T> static int64_t tiles_of(int64_t n)
 {
-    return tiles_above((n + T::rows - 1) / T::rows, T::rows / T::cols);
+    return T::rows / T::cols * tchi_lower_tiles((n + T::rows - 1) / T::rows);
 }
 
 template <class T> static tch_status launch(const tchi_cuda_state *state, problem p, int64_t batch)
@@ -93,19 +82,17 @@ static int rows_are_aligned(const tch_matrices *x)
     return (uintptr_t)x->data % 16 == 0 && (x->rows <= 1 || x->ld % 2 == 0) && (x->batch <= 1 || x->stride % 2 == 0);
 }
 
-static int is_taken(const tch_matrices *x)
+static int is_supported(const tch_matrices *x)
 {
     return x->type == TCH_SCALAR_F64 && rows_are_aligned(x) && (x->rows <= 1 || x->ld <= MOST_LD);
 }
 
-extern "C" int tchi_cuda_symmetric_f64_takes(const tchi_cuda_state *state, const tch_matrices *, const tch_matrices *a,
-                                             const tch_matrices *b, const tch_matrices *c)
+extern "C" int tchi_cuda_symmetric_f64_supported(const tchi_cuda_state *state, const tch_matrices *,
+                                                 const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
-    int major = state->device.major;
-    int tensor_cores = (major == 8 || major == 9 || major == 10) && state->device.minor == 0;
-    int output = c->type == TCH_SCALAR_F64 || c->type == TCH_SCALAR_F32 || c->type == TCH_SCALAR_BF16X2;
-    return tensor_cores && state->device.shared_per_block >= usual_tiling::shared_bytes && output && is_taken(a) &&
-           is_taken(b) && c->rows <= MOST_ROWS && a->cols <= MOST_COLUMNS;
+    return tchi_cuda_kernel_fits(state, TCHI_SYMMETRIC_F64, a, c) && state->device.minor == 0 &&
+           state->device.shared_per_block >= usual_tiling::shared_bytes && is_supported(a) && is_supported(b) &&
+           c->rows <= MOST_ROWS && a->cols <= MOST_COLUMNS;
 }
 
 static operand operand_of(const tch_matrices *x)

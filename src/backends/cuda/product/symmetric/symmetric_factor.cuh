@@ -6,8 +6,6 @@
 #include "backends/cuda/matrix/narrow.h"
 #include "symmetric_pingpong.cuh"
 
-#if !defined(__CUDA_ARCH__) || TCHI_WGMMA
-
 /* Weights that lie on the device are those of a step. `back` is what a narrowed matrix was divided by. */
 typedef struct pingpong_factor {
     float alpha, beta, back;
@@ -156,5 +154,4 @@ static __device__ __forceinline__ void prefetch_factor_tile(const pingpong_probl
     }
 }
 
-#endif
 #endif

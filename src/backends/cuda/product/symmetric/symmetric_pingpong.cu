@@ -1,201 +1,18 @@
 /* Symmetric products of bfloat16, float16 and split bfloat16 for sm_90: C = scale (c0 I + c1 D + c2 A B') over the
  * lower tiles of C, mirrored, with a scale for each matrix or none; and factors of curvature, C = alpha A A' + beta C
- * in float32, from float16 that stands for float32. A persistent ping-pong kernel: a producer warp asks the tensor
- * memory accelerator for k-tiles of A and B, and two consumer warpgroups have tiles in turn, so that one is in its
- * epilogue while the other multiplies. The two blocks of a cluster have tiles below each other and share B.
+ * in float32, from float16 that stands for float32. A persistent GEMM (persistent_gemm.cuh) in ping-pong: one warpgroup
+ * is in its epilogue while the other multiplies. The two CTAs of a cluster have tiles below each other and share B.
  *
- * The one thing to know before changing it is what pair_ring.cuh says of rings. How this way was chosen:
- * bench/ladder/cuda_orthogonalize.md, and for split operands cuda_symmetric_bf16x2.md. */
-#include "backends/cuda/device/pair_launch.cuh"
-#include "backends/cuda/device/pair_ring.cuh"
+ * How this way was chosen: bench/ladder/cuda_orthogonalize.md, and for split operands cuda_symmetric_bf16x2.md. */
 #include "symmetric_factor.cuh"
 #include "symmetric_pingpong.cuh"
-
-#if !defined(__CUDA_ARCH__) || TCHI_WGMMA /* what follows has instructions of sm_90a */
-
-/* --- the ring ---------------------------------------------------------------------------------------------------- */
-
-template <bool staged_d> static __device__ inline int ktiles_of_tile(const pingpong_problem &p)
-{
-    return p.ktiles + staged_d;
-}
-
-template <int planes> static __device__ __forceinline__ void step(tchi_ring_place *at)
-{
-    tchi_ring_step<pingpong_memory<planes>::stages>(at);
-}
-
-/* --- loading: one thread ----------------------------------------------------------------------------------------- */
-
-/* A k-tile where A and B lie transposed: a box of 64 columns for each half of the rows of the tile. */
-static __device__ __forceinline__ void load_columns(const pingpong_problem &p, pingpong_memory<1> &m, int stage,
-                                                    const pingpong_tile &t, int rank, int ktile)
-{
-    constexpr int half = TILE / CLUSTER, box_bytes = KTILE_BYTES / CLUSTER;
-    char *a = m.stage[stage][0][0], *b = m.stage[stage][1][0];
-    uint64_t *full = m.full + stage;
-    int y = ktile * DEPTH;
-    tchi_barrier_arrive_expecting(full, 2 * KTILE_BYTES);
-    tchi_tma_load(a, &p.a, t.row, y, t.matrix, full);
-    tchi_tma_load(a + box_bytes, &p.a, t.row + half, y, t.matrix, full);
-    if (t.shares_b) {
-        tchi_tma_load_to((1 << CLUSTER) - 1, b + rank * box_bytes, &p.b, t.col + rank * half, y, t.matrix, full);
-    } else {
-        tchi_tma_load(b, &p.b, t.col, y, t.matrix, full);
-        tchi_tma_load(b + box_bytes, &p.b, t.col + half, y, t.matrix, full);
-    }
-}
-
-/* Each block brings its own A. Of a B they share each brings half, to both. */
-template <int planes>
-static __device__ __forceinline__ void load_ktile(const pingpong_problem &p, pingpong_memory<planes> &m, int stage,
-                                                  const pingpong_tile &t, int rank, int ktile)
-{
-    constexpr int half = TILE / CLUSTER;
-    uint64_t *full = m.full + stage;
-    int x = ktile * DEPTH;
-    tchi_barrier_arrive_expecting(full, 2 * planes * KTILE_BYTES);
-#pragma unroll
-    for (int plane = 0; plane < planes; plane++) {
-        int z = t.matrix * planes + plane;
-        char *b = m.stage[stage][1][plane];
-        tchi_tma_load(m.stage[stage][0][plane], &p.a, x, t.row, z, full);
-        if (t.shares_b) {
-            tchi_tma_load_to((1 << CLUSTER) - 1, b + rank * half * ROW_BYTES, &p.b, x, t.col + rank * half, z, full);
-        } else {
-            tchi_tma_load(b, &p.b, x, t.col, z, full);
-            tchi_tma_load(b + half * ROW_BYTES, &p.b, x, t.col + half, z, full);
-        }
-    }
-}
-
-static __device__ __forceinline__ void load_d(const pingpong_problem &p, pingpong_memory<1> &m, int stage,
-                                              const pingpong_tile &t)
-{
-    uint64_t *full = m.full + stage;
-    tchi_barrier_arrive_expecting(full, 2 * KTILE_BYTES);
-    tchi_tma_load(m.stage[stage][0][0], &p.d, t.col, t.row, t.matrix, full);
-    tchi_tma_load(m.stage[stage][1][0], &p.d, t.col + DEPTH, t.row, t.matrix, full);
-}
-
-/* The k-tiles of all tiles, and behind each tile's its D: so D arrives while the products run. */
-template <bool staged_d, bool by_columns, int planes>
-static __device__ inline void load_all(const pingpong_problem &p, pingpong_memory<planes> &m)
-{
-    int rank = tchi_cluster_rank();
-    tchi_ring_place at = {0, 0};
-    for (int own = 0; tchi_pair_item(own) < p.items; own++) {
-        pingpong_tile t = tile_of(p, tchi_pair_item(own), rank);
-        for (int ktile = 0; ktile < ktiles_of_tile<staged_d>(p); ktile++) {
-            tchi_barrier_wait(m.empty + at.stage, at.parity ^ 1);
-            if constexpr (staged_d) {
-                if (ktile == p.ktiles) {
-                    load_d(p, m, at.stage, t);
-                    step<planes>(&at);
-                    continue;
-                }
-            }
-            if constexpr (by_columns) {
-                load_columns(p, m, at.stage, t, rank, ktile);
-            } else {
-                load_ktile(p, m, at.stage, t, rank, ktile);
-            }
-            step<planes>(&at);
-        }
-    }
-}
-
-/* --- multiplying ------------------------------------------------------------------------------------------------- */
-
-/* 64 rows of A and all of B. */
-template <tch_scalar type>
-static __device__ __forceinline__ void multiply_rows(float (&sum)[64], uint64_t a, uint64_t b, int add)
-{
-    if (type == TCH_SCALAR_F16) {
-        tchi_wgmma_f16_n128(sum, a, b, add);
-    } else {
-        tchi_wgmma_bf16_n128(sum, a, b, add);
-    }
-}
-
-/* The product of a plane of A and one of B over a k-tile, the first of a tile (`add` 0) into sums that hold nothing. A
- * step of 16 along k is 32 bytes of a row, and addresses in descriptors count 16. */
-template <tch_scalar type>
-static __device__ __forceinline__ void multiply_planes(pingpong_sums &sum, const char (&a)[KTILE_BYTES],
-                                                       const char (&b)[KTILE_BYTES], int add)
-{
-    uint64_t upper = tchi_wgmma_rows(a);
-    uint64_t lower = tchi_wgmma_rows(a + KTILE_BYTES / 2);
-    uint64_t all = tchi_wgmma_rows(b);
-#pragma unroll
-    for (int k = 0; k < DEPTH / 16; k++) {
-        int more = k > 0 ? 1 : add;
-        multiply_rows<type>(sum[0], upper + 2 * k, all + 2 * k, more);
-        multiply_rows<type>(sum[1], lower + 2 * k, all + 2 * k, more);
-    }
-}
-
-/* The same where they lie transposed, columns of boxes in the place of rows: a step of 16 along k is 16 of a box's
- * rows. */
-static __device__ __forceinline__ void multiply_columns(pingpong_sums &sum, const char (&a)[KTILE_BYTES],
-                                                        const char (&b)[KTILE_BYTES], int add)
-{
-    uint64_t upper = tchi_wgmma_columns(a, KTILE_BYTES / 2);
-    uint64_t lower = tchi_wgmma_columns(a + KTILE_BYTES / 2, KTILE_BYTES / 2);
-    uint64_t all = tchi_wgmma_columns(b, KTILE_BYTES / 2);
-#pragma unroll
-    for (int k = 0; k < DEPTH / 16; k++) {
-        int more = k > 0 ? 1 : add;
-        int down = k * (16 * ROW_BYTES >> 4);
-        tchi_wgmma_f16_n128_columns(sum[0], upper + down, all + down, more);
-        tchi_wgmma_f16_n128_columns(sum[1], lower + down, all + down, more);
-    }
-}
-
-/* All products of a k-tile as one group in the background. Of split operands that of the low parts is left out. */
-template <tch_scalar type, bool by_columns, int planes>
-static __device__ __forceinline__ void start_ktile(pingpong_sums &sum, const char (&stage)[2][planes][KTILE_BYTES],
-                                                   int add)
-{
-    tchi_wgmma_fence();
-    if constexpr (by_columns) {
-        multiply_columns(sum, stage[0][0], stage[1][0], add);
-    } else {
-        multiply_planes<type>(sum, stage[0][0], stage[1][0], add);
-    }
-    if constexpr (planes == 2) {
-        multiply_planes<type>(sum, stage[0][0], stage[1][1], 1);
-        multiply_planes<type>(sum, stage[0][1], stage[1][0], 1);
-    }
-    tchi_wgmma_commit();
-}
-
-/* A k-tile is left when the next one is already being multiplied, so that the tensor cores do not run dry. The last one
- * is left to the caller: its stage is returned. */
-template <tch_scalar type, bool by_columns, int planes>
-static __device__ __forceinline__ int multiply(const pingpong_problem &p, pingpong_memory<planes> &m,
-                                               pingpong_sums &sum, tchi_ring_place *at)
-{
-    int before = 0;
-    for (int ktile = 0; ktile < p.ktiles; ktile++) {
-        tchi_barrier_wait(m.full + at->stage, at->parity);
-        start_ktile<type, by_columns>(sum, m.stage[at->stage], ktile > 0);
-        tchi_wgmma_wait<1>();
-        if (ktile > 0) {
-            tchi_ring_leave(m.empty + before);
-        }
-        before = at->stage;
-        step<planes>(at);
-    }
-    return before;
-}
 
 /* --- the result -------------------------------------------------------------------------------------------------- */
 
 /* What a thread's sums need of a tile of D, square by square. */
 typedef uint32_t pingpong_addends[4][16];
 
-static __device__ __forceinline__ void read_d(pingpong_addends &d, char (&stage)[2][1][KTILE_BYTES])
+static __device__ __forceinline__ void read_d(pingpong_addends &d, char (&stage)[2][1][TCHI_GEMM_BOX_BYTES])
 {
 #pragma unroll
     for (int number = 0; number < 4; number++) {
@@ -262,15 +79,15 @@ template <int from> static __device__ __forceinline__ void keep_low_parts(float 
     }
 }
 
-/* Writes a plane of one square of C, on or below the diagonal, and its mirror image. One thread of the warpgroup speaks
- * to the accelerator, and waits until it has read what was there before. */
+/* Writes a plane of one square of C, on or below the diagonal, and its mirror image. One elected thread of the
+ * warpgroup issues the TMA stores, and waits until they have read what was there before. */
 template <int from, tch_scalar type>
 static __device__ __forceinline__ void write_plane(const pingpong_problem &p, int z, int row, int col,
                                                    const float (&sum)[64], char (&place)[2][TCHI_SQUARE_BYTES])
 {
-    bool speaker = threadIdx.x % 128 == 0;
+    bool elected = threadIdx.x % 128 == 0;
     int barrier = 1 + tchi_warpgroup();
-    if (speaker) {
+    if (elected) {
         tchi_tma_wait_read();
     }
     tchi_warpgroup_sync(barrier);
@@ -281,7 +98,7 @@ static __device__ __forceinline__ void write_plane(const pingpong_problem &p, in
     }
     tchi_tma_publish();
     tchi_warpgroup_sync(barrier);
-    if (speaker) {
+    if (elected) {
         tchi_tma_store(&p.c, col, row, z, place[0]);
         if (row != col) {
             tchi_tma_store(&p.c, row, col, z, place[1]);
@@ -363,109 +180,112 @@ static __device__ __forceinline__ void write_tile(const pingpong_problem &p, con
 
 /* --- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* One tile: its products in turn, its result while the other warpgroup multiplies. */
-template <bool has_d, tch_scalar in, tch_scalar out, bool by_columns, int planes>
-static __device__ __forceinline__ void compute_tile(const pingpong_problem &p, pingpong_memory<planes> &m, int group,
-                                                    int own, const pingpong_tile &t)
-{
-    constexpr bool staged_d = has_d && planes == 1;
-    pingpong_sums sum;
-    pingpong_addends d;
-    int64_t first = (int64_t)own * ktiles_of_tile<staged_d>(p);
-    tchi_ring_place at = tchi_ring_at<pingpong_memory<planes>::stages>(first);
-    if constexpr (out == TCH_SCALAR_F32) {
-        prefetch_factor_tile(p, t);
-    }
-    tchi_turn_await(m.turn, group, own);
-    int last = multiply<in, by_columns>(p, m, sum, &at);
-    if constexpr (staged_d) {
-        tchi_barrier_wait(m.full + at.stage, at.parity);
-        tchi_turn_pass(m.turn, group);
-        read_d(d, m.stage[at.stage]);
-        tchi_tma_publish(); /* reads, too, must be over before the accelerator may write there again */
-        __syncwarp();
-        tchi_ring_leave(m.empty + at.stage);
-    } else {
-        tchi_turn_pass(m.turn, group);
-    }
-    tchi_wgmma_wait<0>();
-    tchi_wgmma_results(sum[0]);
-    tchi_wgmma_results(sum[1]);
-    tchi_ring_leave(m.empty + last);
-    if constexpr (out == TCH_SCALAR_F32) {
-        write_factor_tile(p, t, sum);
-    } else {
-        write_tile<has_d, in, out>(p, t, sum, d, m.result[group]);
-    }
-}
+template <bool has_d_, tch_scalar in_, tch_scalar out_, bool columns_ = false>
+struct pingpong_gemm : tchi_gemm<STAGES / planes_of(in_), CLUSTER, true> {
+    static constexpr tch_scalar in = in_, out = out_;
+    static constexpr bool has_d = has_d_, columns = columns_; /* A and B lie transposed */
+    static constexpr int planes = planes_of(in);
+    static constexpr int stages = STAGES / planes;
+    static constexpr bool staged_d = has_d && planes == 1; /* D follows the k-tiles of a tile through the ring */
+    static constexpr bool stores_by_tma = true;
+    using problem = pingpong_problem;
+    struct memory {
+        char stage[stages][2][planes][TCHI_GEMM_BOX_BYTES]; /* A and B; or the left and the right half of a tile of D */
+        char result[TCHI_GEMM_WARPGROUPS][2][TCHI_SQUARE_BYTES]; /* a square and its mirror image */
+        tchi_ring<stages> ring;
+    };
 
-template <int planes> static __device__ __forceinline__ void create_barriers(pingpong_memory<planes> &m)
-{
-    for (int i = 0; i < m.stages; i++) {
-        tchi_barrier_create(m.full + i, 1);
-        tchi_barrier_create(m.empty + i, 4 * CLUSTER); /* the warps of one warpgroup in each block */
+    static __device__ __forceinline__ pingpong_tile tile_of(const pingpong_problem &p, int item, int rank)
+    {
+        return pingpong_tile_of(p, item, rank);
     }
-    for (int i = 0; i < WARPGROUPS; i++) {
-        tchi_barrier_create(m.turn + i, 4);
-    }
-    tchi_barrier_publish();
-}
 
-#endif
+    static __device__ __forceinline__ int ktiles(const pingpong_problem &p)
+    {
+        return p.ktiles + staged_d;
+    }
+
+    static __device__ __forceinline__ void load(const pingpong_problem &p, memory &m, int stage, const pingpong_tile &t,
+                                                int rank, int ktile)
+    {
+        uint64_t *full = m.ring.full + stage;
+        tchi_barrier_arrive_expecting(full, 2 * planes * TCHI_GEMM_BOX_BYTES);
+        if (staged_d && ktile == p.ktiles) {
+            tchi_tma_load(m.stage[stage][0][0], &p.d, t.col, t.row, t.matrix, full);
+            tchi_tma_load(m.stage[stage][1][0], &p.d, t.col + TCHI_GEMM_DEPTH, t.row, t.matrix, full);
+            return;
+        }
+#pragma unroll
+        for (int plane = 0; plane < planes; plane++) {
+            int k = ktile * TCHI_GEMM_DEPTH, z = t.matrix * planes + plane;
+            tchi_gemm_load_a<columns>(m.stage[stage][0][plane], &p.a, k, t.row, z, full);
+            tchi_gemm_load_b<columns>(m.stage[stage][1][plane], &p.b, k, t.col, z, full, rank, t.shares_b);
+        }
+    }
+
+    /* Of split operands the product of the low parts is left out. */
+    static __device__ __forceinline__ void start(const pingpong_problem &, memory &m, int stage, int,
+                                                 pingpong_sums &sum, tchi_no_fragment &, int add)
+    {
+        constexpr tch_scalar type = in == TCH_SCALAR_F16 ? TCH_SCALAR_F16 : TCH_SCALAR_BF16;
+        const auto &a = m.stage[stage][0], &b = m.stage[stage][1];
+        tchi_wgmma_fence();
+        tchi_gemm_boxes<type, columns, columns, 2>(sum, a[0], b[0], add);
+        if constexpr (planes == 2) {
+            tchi_gemm_boxes<type, columns, columns, 2>(sum, a[0], b[1], 1);
+            tchi_gemm_boxes<type, columns, columns, 2>(sum, a[1], b[0], 1);
+        }
+    }
+
+    /* One tile: its products in turn, its result while the other warpgroup multiplies. */
+    static __device__ __forceinline__ void compute(const pingpong_problem &p, memory &m, const pingpong_tile &t,
+                                                   int group, int i, tchi_ring_place *at)
+    {
+        pingpong_sums sum;
+        pingpong_addends d;
+        if constexpr (out == TCH_SCALAR_F32) {
+            prefetch_factor_tile(p, t);
+        }
+        tchi_turn_await(m.ring.turn, group, i);
+        int last = tchi_gemm_multiply<pingpong_gemm>(p, m, group, sum, p.ktiles, at);
+        if constexpr (staged_d) {
+            tchi_barrier_wait(m.ring.full + at->stage, at->parity);
+            tchi_turn_pass(m.ring.turn, group);
+            read_d(d, m.stage[at->stage]);
+            tchi_tma_publish(); /* reads, too, must be over before the accelerator may write there again */
+            __syncwarp();
+            tchi_ring_leave<CLUSTER>(m.ring.empty + at->stage);
+        } else {
+            tchi_turn_pass(m.ring.turn, group);
+        }
+        tchi_gemm_finish<pingpong_gemm>(m, sum, last);
+        if constexpr (out == TCH_SCALAR_F32) {
+            write_factor_tile(p, t, sum);
+        } else {
+            write_tile<has_d, in, out>(p, t, sum, d, m.result[group]);
+        }
+    }
+};
 
 /* For 64 matrices of n = k = 2048: 550 GFLOP for exact halves, 0.73 ms at the 757 TFLOP/s of a whole product by cuBLAS;
- * to and from memory 512 MiB for each of A, B and C and half of it for D, 0.45 ms at 4.3 TB/s with all of them.
- *
- * Copies land in the other block of a cluster too, so nobody begins before its barriers are there, and nobody exits
- * while the other block still arrives at them. */
-template <bool has_d, tch_scalar in, tch_scalar out, bool by_columns = false>
-static __global__ void __launch_bounds__(THREADS, 1) symmetric_pingpong(const __grid_constant__ pingpong_problem p)
+ * to and from memory 512 MiB for each of A, B and C and half of it for D, 0.45 ms at 4.3 TB/s with all of them. */
+template <class gemm>
+static __global__ void __launch_bounds__(gemm::threads, 1)
+    symmetric_pingpong(const __grid_constant__ pingpong_problem p)
 {
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
-    extern __shared__ __align__(1024) char shared[];
-    constexpr int planes = planes_of(in);
-    pingpong_memory<planes> &m = *(pingpong_memory<planes> *)shared;
-    if (threadIdx.x == 0) {
-        create_barriers(m);
-    }
-    __syncwarp();
-    tchi_cluster_sync();
-    if (threadIdx.x >= 128 * WARPGROUPS) {
-        tchi_registers_give<LOAD_REGISTERS>();
-        if (threadIdx.x == 128 * WARPGROUPS) {
-            load_all<has_d && planes == 1, by_columns>(p, m);
-        }
-        __syncwarp();
-        tchi_cluster_sync();
-    } else {
-        tchi_registers_take<MULTIPLY_REGISTERS>();
-        int group = tchi_warpgroup();
-        int rank = tchi_cluster_rank();
-        for (int own = group; tchi_pair_item(own) < p.items; own += WARPGROUPS) {
-            compute_tile<has_d, in, out, by_columns>(p, m, group, own, tile_of(p, tchi_pair_item(own), rank));
-        }
-        if (threadIdx.x % 128 == 0) {
-            tchi_tma_wait_read();
-        }
-        __syncwarp();
-        tchi_cluster_sync();
-    }
+    tchi_gemm_run<gemm>(p);
 #endif
 }
 
 /* --- host -------------------------------------------------------------------------------------------------------- */
 
-/* Smaller matrices have no tiles that share B without much of them outside. Measured on an H200 from 768 on, where this
- * is 1.46 to 1.62 times as fast as symmetric_bf16x2_wgmma.cu was in another run; 256 and 512 are reasoned. */
-#define SMALLEST 256
-/* With fewer tiles than multiprocessors the small tiles of symmetric_bf16x2.cu, which keep more of the device at work:
- * the limit is that of its own large tiles, which are as large as these. For split operands it is a quarter: with 36
- * tiles on 132 multiprocessors, 1 x 1024, these take 0.030 ms on an H200 and small tiles 0.034. */
-static int64_t least_tiles(const tchi_cuda_state *state, tch_scalar in)
-{
-    return in == TCH_SCALAR_BF16X2 ? state->device.processors / 4 : state->device.processors;
-}
-
+/* Limits of the table (kernel_choice.c): matrices smaller than 256 have no tiles that share B without much of them
+ * outside. Measured on an H200 from 768 on, 1.46 to 1.62 times as fast as symmetric_bf16x2_wgmma.cu; 256 and 512 are
+ * reasoned. With fewer tiles than multiprocessors the small tiles of symmetric_bf16x2.cu
+ * keep more of the device at work. For split operands the limit is a quarter: with 36 tiles on 132 multiprocessors, 1 x
+ * 1024, these take 0.030 ms on an H200 and small tiles 0.034. C's rows are multiples of 8: the accelerator would write
+ * beyond the ends of others (tchi_tma_store). */
 static int64_t tiles_of(int64_t n)
 {
     return tchi_lower_tiles(tchi_cuda_ceil_div(n, TILE));
@@ -482,10 +302,10 @@ static tch_matrices as_planes(const tch_matrices *m)
     return planes;
 }
 
-static int map_takes(const tch_matrices *m)
+static int map_supported(const tch_matrices *m)
 {
     tch_matrices planes = as_planes(m);
-    return tchi_cuda_tensor_map_takes(&planes);
+    return tchi_cuda_tensor_map_supported(&planes, 2);
 }
 
 static tch_status map_of(const tch_matrices *m, int box_rows, CUtensorMap *map)
@@ -494,26 +314,17 @@ static tch_status map_of(const tch_matrices *m, int box_rows, CUtensorMap *map)
     return tchi_cuda_tensor_map(&planes, box_rows, map);
 }
 
-/* Split products come out split or in float64, others in 16 bits. */
-static int takes_result(tch_scalar in, const tch_matrices *c)
+extern "C" int tchi_cuda_symmetric_pingpong_supported(const tchi_cuda_state *state, const tch_matrices *d,
+                                                      const tch_matrices *a, const tch_matrices *b,
+                                                      const tch_matrices *c)
 {
-    if (in == TCH_SCALAR_BF16X2 && c->type == TCH_SCALAR_F64) {
-        return tchi_cuda_operand_of(c).wide;
-    }
-    return (in == TCH_SCALAR_BF16X2) == (c->type == TCH_SCALAR_BF16X2) && map_takes(c);
-}
-
-extern "C" int tchi_cuda_symmetric_pingpong_takes(const tchi_cuda_state *state, const tch_matrices *d,
-                                                  const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
-{
-    int64_t tiles = tiles_of(c->rows) * c->batch;
-    int large = c->rows >= SMALLEST && tiles >= least_tiles(state, a->type);
-    int countable =
-        c->rows < (1 << 20) && c->batch < (1 << 30) && tiles < (1 << 30) && a->cols > 0 && a->cols < (1 << 30);
-    int whole = c->rows % 8 == 0; /* the accelerator would write beyond the ends of other rows: tchi_tma_store */
+    tchi_kernel kernel = a->type == TCH_SCALAR_BF16X2 ? TCHI_SYMMETRIC_PINGPONG_SPLIT : TCHI_SYMMETRIC_PINGPONG;
+    int countable = c->rows < (1 << 20) && c->batch < (1 << 30) && tiles_of(c->rows) * c->batch < (1 << 30) &&
+                    a->cols > 0 && a->cols < (1 << 30);
     int typed = a->type == b->type && (d == NULL || d->type == a->type);
-    return state->device.major == 9 && large && countable && whole && typed && map_takes(a) && map_takes(b) &&
-           takes_result(a->type, c) && (d == NULL || map_takes(d));
+    return tchi_cuda_kernel_fits(state, kernel, a, c) && countable && typed && map_supported(a) && map_supported(b) &&
+           (c->type == TCH_SCALAR_F64 ? tchi_cuda_operand_of(c).wide : map_supported(c)) &&
+           (d == NULL || map_supported(d));
 }
 
 static pingpong_problem problem_of(double c0, double c1, double c2, const tch_matrices *a, const tch_matrices *c)
@@ -525,42 +336,32 @@ static pingpong_problem problem_of(double c0, double c1, double c2, const tch_ma
     p.singles = (p.side + 1) / 2;
     p.pairs = (int32_t)(tiles_of(c->rows) - p.singles) / 2;
     p.items = p.batch / GROUP * group_items(p, GROUP) + group_items(p, p.batch % GROUP);
-    p.ktiles = (int32_t)tchi_cuda_ceil_div(a->cols, DEPTH);
+    p.ktiles = (int32_t)tchi_cuda_ceil_div(a->cols, TCHI_GEMM_DEPTH);
     p.c0 = (float)c0;
     p.c1 = (float)c1;
     p.c2 = (float)c2;
     return p;
 }
 
-static tch_status launch(tchi_cuda_state *state, const pingpong_problem *p, void (*kernel)(pingpong_problem))
+template <bool has_d, tch_scalar in, tch_scalar out, bool columns = false>
+static tch_status launch(const tchi_cuda_state *state, const pingpong_problem &p)
 {
-    const size_t shared = sizeof(pingpong_memory<1>); /* which is no less than that of two planes */
-    return tchi_cuda_launch_pairs(state, "symmetric_pingpong", kernel, *p, p->items, THREADS, shared);
+    using gemm = pingpong_gemm<has_d, in, out, columns>;
+    return tchi_gemm_launch<gemm>(state, "symmetric_pingpong", symmetric_pingpong<gemm>, p);
 }
 
-typedef void (*pingpong_kernel)(pingpong_problem);
-
-template <tch_scalar in> static pingpong_kernel kernel_to(tch_scalar out, int has_d)
+template <bool has_d>
+static tch_status launch_as(const tchi_cuda_state *state, tch_scalar in, tch_scalar out, const pingpong_problem &p)
 {
-    if (out == TCH_SCALAR_F16) {
-        return has_d ? symmetric_pingpong<true, in, TCH_SCALAR_F16> : symmetric_pingpong<false, in, TCH_SCALAR_F16>;
+    constexpr tch_scalar f16 = TCH_SCALAR_F16, bf16 = TCH_SCALAR_BF16, split = TCH_SCALAR_BF16X2;
+    if (in == split) {
+        return out == TCH_SCALAR_F64 ? launch<has_d, split, TCH_SCALAR_F64>(state, p)
+                                     : launch<has_d, split, split>(state, p);
     }
-    return has_d ? symmetric_pingpong<true, in, TCH_SCALAR_BF16> : symmetric_pingpong<false, in, TCH_SCALAR_BF16>;
-}
-
-template <tch_scalar out> static pingpong_kernel split_kernel_to(int has_d)
-{
-    constexpr tch_scalar split = TCH_SCALAR_BF16X2;
-    return has_d ? symmetric_pingpong<true, split, out> : symmetric_pingpong<false, split, out>;
-}
-
-static pingpong_kernel kernel_for(tch_scalar in, tch_scalar out, int has_d)
-{
-    if (in == TCH_SCALAR_BF16X2) {
-        return out == TCH_SCALAR_F64 ? split_kernel_to<TCH_SCALAR_F64>(has_d)
-                                     : split_kernel_to<TCH_SCALAR_BF16X2>(has_d);
+    if (in == f16) {
+        return out == f16 ? launch<has_d, f16, f16>(state, p) : launch<has_d, f16, bf16>(state, p);
     }
-    return in == TCH_SCALAR_F16 ? kernel_to<TCH_SCALAR_F16>(out, has_d) : kernel_to<TCH_SCALAR_BF16>(out, has_d);
+    return out == f16 ? launch<has_d, bf16, f16>(state, p) : launch<has_d, bf16, bf16>(state, p);
 }
 
 static tch_status run(tchi_cuda_state *state, pingpong_problem *p, const tch_matrices *d, const tch_matrices *a,
@@ -578,7 +379,7 @@ static tch_status run(tchi_cuda_state *state, pingpong_problem *p, const tch_mat
     } else if (d != NULL) {
         TCHI_CUDA_PASS(map_of(d, TILE, &p->d));
     }
-    return launch(state, p, kernel_for(a->type, c->type, d != NULL));
+    return d != NULL ? launch_as<true>(state, a->type, c->type, *p) : launch_as<false>(state, a->type, c->type, *p);
 }
 
 extern "C" tch_status tchi_cuda_symmetric_pingpong(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d,
@@ -592,12 +393,11 @@ extern "C" tch_status tchi_cuda_symmetric_pingpong(tchi_cuda_state *state, doubl
 /* --- factors ----------------------------------------------------------------------------------------------------- */
 
 /* Pairs of C's rows are read and written together, where C is not packed. */
-extern "C" int tchi_cuda_factor_pingpong_takes(const tchi_cuda_state *state, const tch_matrices *c)
+extern "C" int tchi_cuda_factor_pingpong_supported(const tchi_cuda_state *state, const tch_matrices *c)
 {
-    int64_t tiles = tiles_of(c->rows) * c->batch;
     int paired = c->ld == 0 || ((uintptr_t)c->data % 8 == 0 && c->ld % 2 == 0 && (c->batch == 1 || c->stride % 2 == 0));
-    return state->device.major == 9 && c->type == TCH_SCALAR_F32 && c->rows >= SMALLEST && c->rows < (1 << 20) &&
-           tiles >= least_tiles(state, TCH_SCALAR_F16) && tiles < (1 << 30) && paired;
+    return tchi_cuda_kernel_fits(state, TCHI_FACTOR_PINGPONG, c, c) && c->rows < (1 << 20) &&
+           tiles_of(c->rows) * c->batch < (1 << 30) && paired;
 }
 
 extern "C" tch_status tchi_cuda_factor_pingpong(tchi_cuda_state *state, tchi_factor_weights weights,
@@ -605,15 +405,14 @@ extern "C" tch_status tchi_cuda_factor_pingpong(tchi_cuda_state *state, tchi_fac
                                                 const tch_matrices *c)
 {
     pingpong_problem p = problem_of(0.0, 0.0, 1.0, a, c);
-    p.ktiles = (int32_t)tchi_cuda_ceil_div(transpose ? a->rows : a->cols, DEPTH);
+    p.ktiles = (int32_t)tchi_cuda_ceil_div(transpose ? a->rows : a->cols, TCHI_GEMM_DEPTH);
     p.factor = weights;
     p.largest = largest;
     p.wide_c = tchi_cuda_operand_of(c);
-    TCHI_CUDA_PASS(map_of(a, transpose ? DEPTH : TILE, &p.a));
-    TCHI_CUDA_PASS(map_of(a, transpose ? DEPTH : TILE / CLUSTER, &p.b));
-    return launch(state, &p,
-                  transpose ? symmetric_pingpong<false, TCH_SCALAR_F16, TCH_SCALAR_F32, true>
-                            : symmetric_pingpong<false, TCH_SCALAR_F16, TCH_SCALAR_F32>);
+    TCHI_CUDA_PASS(map_of(a, transpose ? TCHI_GEMM_DEPTH : TILE, &p.a));
+    TCHI_CUDA_PASS(map_of(a, transpose ? TCHI_GEMM_DEPTH : TILE / CLUSTER, &p.b));
+    return transpose ? launch<false, TCH_SCALAR_F16, TCH_SCALAR_F32, true>(state, p)
+                     : launch<false, TCH_SCALAR_F16, TCH_SCALAR_F32>(state, p);
 }
 
 /* --- orthogonalization ------------------------------------------------------------------------------------------- */
@@ -626,8 +425,8 @@ extern "C" int32_t tchi_cuda_normalize_takes(void *state, const tch_matrices *x)
     m.cols = m.rows;
     m.ld = tchi_cuda_ceil_div(m.rows, 8) * 8;
     m.stride = m.rows * m.ld;
-    return x->type == TCH_SCALAR_BF16 && tchi_cuda_symmetric_pingpong_takes(s, NULL, x, x, &m) &&
-           tchi_cuda_symmetric_pingpong_takes(s, &m, &m, &m, &m);
+    return x->type == TCH_SCALAR_BF16 && tchi_cuda_symmetric_pingpong_supported(s, NULL, x, x, &m) &&
+           tchi_cuda_symmetric_pingpong_supported(s, &m, &m, &m, &m);
 }
 
 extern "C" tch_status tchi_cuda_scaled_product(void *state, double c0, double c1, const tch_matrices *d, double c2,

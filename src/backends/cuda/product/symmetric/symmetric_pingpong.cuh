@@ -1,35 +1,26 @@
-/* What symmetric_pingpong.cu and its epilogues share: the problem, and which tiles of it a block has. */
+/* What symmetric_pingpong.cu and its epilogues share: the problem, and which tiles of it a CTA has. */
 #ifndef TCHI_CUDA_SYMMETRIC_PINGPONG_CUH
 #define TCHI_CUDA_SYMMETRIC_PINGPONG_CUH
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
-#include "backends/cuda/device/hopper.cuh"
-#include "backends/cuda/device/tensor_map.h"
+#include "backends/cuda/device/persistent_gemm.cuh"
 #include "backends/cuda/device/triangle.cuh"
 #include "backends/cuda/product/factor_gram/factor_gram.h"
 #include "symmetric_squares.cuh"
 
-#define TILE 128                 /* rows and columns of C that a warpgroup computes at a time */
-#define DEPTH TCHI_CUDA_BOX_COLS /* numbers along k in a k-tile */
-#define ROW_BYTES (2 * DEPTH)
-#define KTILE_BYTES (TILE * ROW_BYTES) /* of a plane of A, and of B */
-#define STAGES 6                       /* of one plane; half as many of two */
+#define TILE TCHI_GEMM_BOX /* rows and columns of C that a warpgroup computes at a time */
+#define STAGES 6           /* of one plane; half as many of two */
 #define CLUSTER 2
-#define WARPGROUPS 2                     /* that multiply */
-#define THREADS (128 * (WARPGROUPS + 1)) /* one thread of the last ones asks for copies */
-/* A thread begins with 168 registers. The sums of a tile are 128 of each thread that multiplies. */
-#define MULTIPLY_REGISTERS 232
-#define LOAD_REGISTERS 40
 /* Matrices whose tiles come one after the other, those on the diagonal last: so a matrix is still in the L2 cache when
- * its last tiles come, and these, which come singly, seldom leave a block of a cluster without one. */
+ * its last tiles come, and these, which come singly, seldom leave a CTA of a cluster without one. */
 #define GROUP 4
 
 typedef struct pingpong_problem {
     int32_t n, batch;
     int32_t side;           /* tiles along one side of C */
     int32_t pairs, singles; /* of one matrix */
-    int32_t items;          /* one is a tile for each block of a cluster */
+    int32_t items;          /* one is a tile for each CTA of a cluster */
     int32_t ktiles;         /* of A and of B for a tile */
     float c0, c1, c2;
     const double *scale; /* one per matrix, to the power of `exponent`; NULL for 1 */
@@ -48,15 +39,7 @@ static __host__ __device__ constexpr int planes_of(tch_scalar type)
     return type == TCH_SCALAR_BF16X2 ? 2 : 1;
 }
 
-template <int planes> struct pingpong_memory {
-    static constexpr int stages = STAGES / planes;
-    char stage[stages][2][planes][KTILE_BYTES];    /* A and B; or the left and the right half of a tile of D */
-    char result[WARPGROUPS][2][TCHI_SQUARE_BYTES]; /* a square and its mirror image */
-    uint64_t full[stages], empty[stages];
-    uint64_t turn[WARPGROUPS];
-};
-
-/* Items of so many matrices: pairs of tiles for the two blocks of a cluster, then two singles at a time. */
+/* Items of so many matrices: pairs of tiles for the two CTAs of a cluster, then two singles at a time. */
 static __host__ __device__ inline int group_items(const pingpong_problem &p, int matrices)
 {
     return matrices * p.pairs + (matrices * p.singles + CLUSTER - 1) / CLUSTER;
@@ -66,8 +49,8 @@ static __host__ __device__ inline int group_items(const pingpong_problem &p, int
 
 typedef struct pingpong_tile {
     int matrix, row, col;
-    bool shares_b; /* with the other block */
-    bool nothing;  /* none was left for this block: it goes through the motions with another and writes nothing */
+    bool shares_b; /* with the other CTA */
+    bool nothing;  /* none was left for this CTA: it runs with another without storing */
 } pingpong_tile;
 
 /* Tiles of a column of C are taken two by two from below; one on the diagonal may be left, of every second column. */
@@ -88,8 +71,8 @@ static __device__ inline pingpong_tile single_tile(const pingpong_problem &p, in
     return {matrix, col * TILE, col * TILE, false, false};
 }
 
-/* This block's tile of an item: all pairs of a group of matrices, then their singles. */
-static __device__ inline pingpong_tile tile_of(const pingpong_problem &p, int item, int rank)
+/* This CTA's tile of an item: all pairs of a group of matrices, then their singles. */
+static __device__ inline pingpong_tile pingpong_tile_of(const pingpong_problem &p, int item, int rank)
 {
     int first = item / group_items(p, GROUP) * GROUP;
     int left = item % group_items(p, GROUP);

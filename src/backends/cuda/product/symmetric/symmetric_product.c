@@ -1,30 +1,25 @@
-/* The symmetric products: which of the ways to compute one takes the operands at hand. Our kernels compute the lower
- * half and mirror it; cuBLAS computes all of C, symmetric up to rounding only, of which the upper half is then
- * replaced. */
+/* The symmetric products: by the first kernel of the table (kernel_choice.c) that supports the operands. Our kernels
+ * compute the lower half and mirror it; cuBLAS computes all of C, symmetric up to rounding only, of which the upper
+ * half is then replaced. */
 #include "backends/cuda/cuda.h"
 #include "symmetric_any.h"
 
-typedef int (*takes_operands)(const tchi_cuda_state *, const tch_matrices *, const tch_matrices *, const tch_matrices *,
-                              const tch_matrices *);
-typedef tch_status (*half_product)(tchi_cuda_state *, double, double, const tch_matrices *, double,
-                                   const tch_matrices *, const tch_matrices *, const tch_matrices *);
-
-/* The first that takes the operands is used. */
+/* The kernels of the table's symmetric rows, in its order. */
 static const struct half_kernel {
-    takes_operands takes;
-    half_product run;
+    tchi_symmetric_supported *supported;
+    tchi_symmetric_kernel *run;
 } half_kernels[] = {
-    {tchi_cuda_symmetric_f64_takes, tchi_cuda_symmetric_f64},
-    {tchi_cuda_symmetric_pingpong_takes, tchi_cuda_symmetric_pingpong},
-    {tchi_cuda_symmetric_bf16x2_takes, tchi_cuda_symmetric_bf16x2},
+    {tchi_cuda_symmetric_f64_supported, tchi_cuda_symmetric_f64},
+    {tchi_cuda_symmetric_pingpong_supported, tchi_cuda_symmetric_pingpong},
+    {tchi_cuda_symmetric_bf16x2_supported, tchi_cuda_symmetric_bf16x2},
 };
 
-/* The symmetric product that takes these operands, or NULL. */
-static half_product find_half_product(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
-                                      const tch_matrices *b, const tch_matrices *c)
+/* The first that supports these operands, or NULL. */
+static tchi_symmetric_kernel *find_half_product(const tchi_cuda_state *state, const tch_matrices *d,
+                                                const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
     for (size_t i = 0; i < sizeof half_kernels / sizeof half_kernels[0]; i++) {
-        if (half_kernels[i].takes(state, d, a, b, c)) {
+        if (half_kernels[i].supported(state, d, a, b, c)) {
             return half_kernels[i].run;
         }
     }
@@ -32,7 +27,7 @@ static half_product find_half_product(const tchi_cuda_state *state, const tch_ma
 }
 
 /* cuBLAS multiplies matrices of one type, and not of the split one. */
-static int gemm_takes(const tch_matrices *a, const tch_matrices *c)
+static int gemm_supported(const tch_matrices *a, const tch_matrices *c)
 {
     return a->type == c->type && c->type != TCH_SCALAR_BF16X2;
 }
@@ -41,11 +36,11 @@ static int gemm_takes(const tch_matrices *a, const tch_matrices *c)
 tch_status tchi_cuda_symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
                                        const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
-    half_product half = find_half_product(state, d, a, b, c);
+    tchi_symmetric_kernel *half = find_half_product(state, d, a, b, c);
     if (half != NULL) {
         return half(state, c0, c1, d, c2, a, b, c);
     }
-    if (!gemm_takes(a, c)) {
+    if (!gemm_supported(a, c)) {
         return tchi_cuda_symmetric_any(state, c0, c1, d, c2, a, b, c);
     }
     TCHI_CUDA_PASS(tchi_cuda_gemm(state, c2, a, 0, b, 0, 0.0, c));
@@ -69,11 +64,12 @@ static int fills_device(const tchi_cuda_state *state, const tch_matrices *a, con
 tch_status tchi_cuda_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
                           const tch_matrices *c)
 {
-    half_product half = transpose || !fills_device(state, a, c) ? NULL : find_half_product(state, NULL, a, a, c);
+    tchi_symmetric_kernel *half =
+        transpose || !fills_device(state, a, c) ? NULL : find_half_product(state, NULL, a, a, c);
     if (half != NULL && beta == 0.0) {
         return half(state, 0.0, 0.0, NULL, alpha, a, a, c);
     }
-    if (!transpose && beta == 0.0 && !gemm_takes(a, c)) {
+    if (!transpose && beta == 0.0 && !gemm_supported(a, c)) {
         return tchi_cuda_symmetric_any(state, 0.0, 0.0, NULL, alpha, a, a, c);
     }
     if (half == tchi_cuda_symmetric_f64 && c->type == TCH_SCALAR_F64) {

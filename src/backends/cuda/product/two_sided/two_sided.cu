@@ -1,7 +1,7 @@
 /* Products from both sides: Y = L X R' with roots, and L X R' or L' X R with bases.
  *
  *     X16 = half(scale X)                               // narrow.cu, or as gather_halves left it
- *     T   = (L X16)', in float16                        // turned_product.cu
+ *     T   = (L X16)', in float16                        // transposed_product.cu
  *     Y   = (R T)', with all scales taken back          // and |Y| with it
  *
  * Sums of a product of k terms stay below 2^16 k where numbers of X16 are below 2^15 and those of a side below 2, so T
@@ -66,13 +66,13 @@ static __global__ void __launch_bounds__(THREADS)
 /* Both copies take as much room as X of float32 does. */
 typedef struct two_sided_plan {
     tch_matrices copy; /* of X, or X itself */
-    tch_matrices turned;
+    tch_matrices transposed;
     uint32_t *left, *right, *x; /* their largest numbers, in the workspace, one behind the other */
     double *partial;
     int64_t each; /* sums of one matrix */
 } two_sided_plan;
 
-static tch_matrices halves_at(void *data, int64_t rows, int64_t cols, int64_t batch)
+static tch_matrices fp16_at(void *data, int64_t rows, int64_t cols, int64_t batch)
 {
     return (tch_matrices){data, TCH_SCALAR_F16, rows, cols, cols, batch, rows * cols};
 }
@@ -87,9 +87,9 @@ static two_sided_plan plan_of(const tchi_cuda_state *state, const tch_matrices *
     two_sided_plan p = {};
     int is_copy = x->type == TCH_SCALAR_F16;
     int64_t copied = is_copy ? 0 : x->rows * x->cols * x->batch;
-    p.copy = is_copy ? *x : halves_at(other, x->rows, x->cols, x->batch);
-    p.turned = halves_at((uint16_t *)other + copied, x->cols, x->rows, x->batch);
-    p.each = tchi_cuda_turned_partials(x->cols, x->rows);
+    p.copy = is_copy ? *x : fp16_at(other, x->rows, x->cols, x->batch);
+    p.transposed = fp16_at((uint16_t *)other + copied, x->cols, x->rows, x->batch);
+    p.each = tchi_cuda_transposed_partials(x->cols, x->rows);
     p.partial = (double *)state->blas_workspace;
     p.left = (uint32_t *)(p.partial + p.each * x->batch);
     p.right = p.left + x->batch;
@@ -97,13 +97,13 @@ static two_sided_plan plan_of(const tchi_cuda_state *state, const tch_matrices *
     return p;
 }
 
-static int takes(const tchi_cuda_state *state, const tch_matrices *left, const tch_matrices *right,
-                 const tch_matrices *y, const two_sided_plan *p)
+static int supported(const tchi_cuda_state *state, const tch_matrices *left, const tch_matrices *right,
+                     const tch_matrices *y, const two_sided_plan *p)
 {
     return y->type == TCH_SCALAR_F32 && state->blas_workspace != NULL && y->batch > 0 &&
            y->stride >= y->rows * y->cols && workspace_for(y->batch, p->each) <= tchi_cuda_workspace_bytes(state) &&
-           tchi_cuda_turned_product_takes(state, left, &p->copy, &p->turned) &&
-           tchi_cuda_turned_product_takes(state, right, &p->turned, y);
+           tchi_cuda_transposed_product_supported(state, left, &p->copy, &p->transposed) &&
+           tchi_cuda_transposed_product_supported(state, right, &p->transposed, y);
 }
 
 /* 1 + ceil(log2(terms)) */
@@ -116,15 +116,15 @@ static int32_t power_for(int64_t terms)
     return power;
 }
 
-static tch_status by_halves(tchi_cuda_state *state, tch_sides sides, const tch_matrices *left,
-                            const tch_matrices *right, const tch_matrices *x, const uint32_t *largest,
-                            const tch_matrices *y, double *norms, const two_sided_plan *p)
+static tch_status in_fp16(tchi_cuda_state *state, tch_sides sides, const tch_matrices *left, const tch_matrices *right,
+                          const tch_matrices *x, const uint32_t *largest, const tch_matrices *y, double *norms,
+                          const two_sided_plan *p)
 {
     const int roots = sides == TCH_SIDES_ROOTS, back = sides == TCH_SIDES_OUT_OF_BASES;
     const uint32_t *of_x = largest != NULL ? largest : p->x;
     const int32_t power = power_for(x->rows);
-    const tchi_turned_scales first = {roots ? p->left : NULL, NULL, NULL, -power};
-    const tchi_turned_scales second = {roots ? p->right : NULL, roots ? p->left : NULL, of_x, power};
+    const tchi_transposed_scales first = {roots ? p->left : NULL, NULL, NULL, -power};
+    const tchi_transposed_scales second = {roots ? p->right : NULL, roots ? p->left : NULL, of_x, power};
     if (roots) {
         diagonal_bits<<<tchi_cuda_grid(2 * x->batch), THREADS, 0, state->stream>>>(
             tchi_cuda_operand_of(left), x->rows, tchi_cuda_operand_of(right), x->cols, x->batch, p->left);
@@ -134,9 +134,9 @@ static tch_status by_halves(tchi_cuda_state *state, tch_sides sides, const tch_m
         TCHI_CUDA_PASS(largest != NULL ? TCH_OK : tchi_cuda_largest_bits(state, x, p->x));
         TCHI_CUDA_PASS(tchi_cuda_narrow(state, x, of_x, &p->copy));
     }
-    TCHI_CUDA_PASS(tchi_cuda_turned_product(state, left, back, &p->copy, &p->turned, &first, NULL));
-    TCHI_CUDA_PASS(
-        tchi_cuda_turned_product(state, right, back, &p->turned, y, &second, norms != NULL ? p->partial : NULL));
+    TCHI_CUDA_PASS(tchi_cuda_transposed_product(state, left, back, &p->copy, &p->transposed, &first, NULL));
+    TCHI_CUDA_PASS(tchi_cuda_transposed_product(state, right, back, &p->transposed, y, &second,
+                                                norms != NULL ? p->partial : NULL));
     if (norms == NULL) {
         return TCH_OK;
     }
@@ -156,8 +156,8 @@ extern "C" tch_status tchi_cuda_two_sided(void *state, tch_sides sides, const tc
     const int back = sides == TCH_SIDES_OUT_OF_BASES;
     tch_matrices between = *x;
     between.data = other;
-    if (takes(s, left, right, y, &p)) {
-        return by_halves(s, sides, left, right, x, largest, y, norms, &p);
+    if (supported(s, left, right, y, &p)) {
+        return in_fp16(s, sides, left, right, x, largest, y, norms, &p);
     }
     TCHI_CUDA_PASS(tchi_cuda_gemm_rounded(state, 1.0, left, back, x, 0, 0.0, &between));
     TCHI_CUDA_PASS(tchi_cuda_gemm_rounded(state, 1.0, &between, 0, right, !back, 0.0, y));
@@ -168,8 +168,8 @@ extern "C" int32_t tchi_cuda_halves_take(void *state, const tch_matrices *rows, 
                                          const tch_matrices *left, const tch_matrices *right, const tch_matrices *y)
 {
     const tchi_cuda_state *s = (const tchi_cuda_state *)state;
-    const tch_matrices x = halves_at(y->data, y->rows, y->cols, y->batch); /* for its size; aligned like y */
+    const tch_matrices x = fp16_at(y->data, y->rows, y->cols, y->batch); /* for its size; aligned like y */
     const two_sided_plan p = plan_of(s, &x, y->data);
-    return takes(s, left, right, y, &p) && tchi_cuda_factor_pingpong_takes(s, rows) &&
-           tchi_cuda_factor_pingpong_takes(s, cols);
+    return supported(s, left, right, y, &p) && tchi_cuda_factor_pingpong_supported(s, rows) &&
+           tchi_cuda_factor_pingpong_supported(s, cols);
 }

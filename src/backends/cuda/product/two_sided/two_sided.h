@@ -8,23 +8,23 @@ TCH_BEGIN_DECLS
 
 /* What operands of a product were multiplied by on their way to float16, by the bits of their largest numbers
  * (matrix/narrow.h). */
-typedef struct tchi_turned_scales {
+typedef struct tchi_transposed_scales {
     const uint32_t *a;      /* of A, or NULL where numbers are at most 1 and stay as they are */
     const uint32_t *before; /* of the A of the product that made B, or NULL */
     const uint32_t *b;      /* of what B was first narrowed from; only looked at for a C of float32 */
     int32_t power;          /* sums are multiplied by 2^power */
-} tchi_turned_scales;
+} tchi_transposed_scales;
 
 /* C = (op(A) B)' for A of float32 and B of float16. In float16 C is 2^power times the product of what the operands have
- * become; in float32 scales are taken back, too. `partial`, or NULL, gets tchi_cuda_turned_partials numbers for each
- * matrix that add up to the squares of a C of float32. */
-int tchi_cuda_turned_product_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *b,
-                                   const tch_matrices *c);
-tch_status tchi_cuda_turned_product(tchi_cuda_state *state, const tch_matrices *a, int32_t turned_a,
-                                    const tch_matrices *b, const tch_matrices *c, const tchi_turned_scales *scales,
-                                    double *partial);
+ * become; in float32 scales are taken back, too. `partial`, or NULL, gets tchi_cuda_transposed_partials numbers for
+ * each matrix that add up to the squares of a C of float32. */
+int tchi_cuda_transposed_product_supported(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *b,
+                                           const tch_matrices *c);
+tch_status tchi_cuda_transposed_product(tchi_cuda_state *state, const tch_matrices *a, int32_t transposed_a,
+                                        const tch_matrices *b, const tch_matrices *c,
+                                        const tchi_transposed_scales *scales, double *partial);
 /* For rows and columns of op(A) B. */
-int64_t tchi_cuda_turned_partials(int64_t rows, int64_t cols);
+int64_t tchi_cuda_transposed_partials(int64_t rows, int64_t cols);
 
 TCH_END_DECLS
 

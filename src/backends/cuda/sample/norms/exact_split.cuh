@@ -109,13 +109,13 @@ static __device__ __forceinline__ void tchi_exact_start(float (&integers)[64], f
     tchi_wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k += 2) {
-        tchi_wgmma_f16_n128(integers, x + k, y + k, k > 0 ? 1 : add);
+        tchi_wgmma<TCH_SCALAR_F16>(integers, x + k, y + k, k > 0 ? 1 : add);
     }
 #pragma unroll
     for (int k = 0; k < 4; k += 2) {
-        tchi_wgmma_f16_n128(rests, x + k + 4, y + k + 4, 1);
-        tchi_wgmma_f16_n128(rests, x + k, y + k + 4, 1);
-        tchi_wgmma_f16_n128(rests, x + k + 4, y + k, 1);
+        tchi_wgmma<TCH_SCALAR_F16>(rests, x + k + 4, y + k + 4, 1);
+        tchi_wgmma<TCH_SCALAR_F16>(rests, x + k, y + k + 4, 1);
+        tchi_wgmma<TCH_SCALAR_F16>(rests, x + k + 4, y + k, 1);
     }
     tchi_wgmma_commit();
 }

@@ -239,20 +239,19 @@ static bool gram_is_less(const tch_matrices *a, const tch_matrices *g, norms_pat
 static norms_path exact_path(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g)
 {
     bool many = a->cols >= 32 && g->cols >= 32;
-    return many && tchi_cuda_sample_norms_split_takes(state, a, g) ? SPLIT : PLAIN;
+    return many && tchi_cuda_sample_norms_gram_supported(state, a, g) ? SPLIT : PLAIN;
 }
 
 static norms_path path_of(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
                           int32_t rounded)
 {
-    bool half = a->type == TCH_SCALAR_F16 || a->type == TCH_SCALAR_BF16;
-    if (state->device.major < 8 || !(half || (a->type == TCH_SCALAR_F32 && rounded))) {
+    if (!tchi_cuda_kernel_fits(state, TCHI_NORMS_MMA, a, NULL) || (a->type == TCH_SCALAR_F32 && !rounded)) {
         return exact_path(state, a, g);
     }
-    if (tchi_cuda_sample_norms_wgmma_takes(state, a, g)) {
+    if (tchi_cuda_sample_norms_wgmma_supported(state, a, g)) {
         return WGMMA;
     }
-    return tchi_cuda_sample_norms_narrow_takes(state, a, g, groups) ? NARROW : MMA;
+    return tchi_cuda_sample_norms_narrow_supported(state, a, g, groups) ? NARROW : MMA;
 }
 
 /* `bias` in Gram form alone. */
@@ -268,7 +267,7 @@ static tch_status compute_parts(const tchi_cuda_state *state, const tch_matrices
     if (path == WGMMA && !gram) {
         return tchi_cuda_sample_norms_wgmma(state, a, g, parts, tiles);
     }
-    if (gram && tchi_cuda_sample_norms_wgmma_gram_takes(state, a, g)) {
+    if (gram && tchi_cuda_sample_norms_gram_supported(state, a, g)) {
         return tchi_cuda_sample_norms_wgmma_gram(state, a, g, bias, parts, sizes, tiles);
     }
     return tchi_cuda_sample_norms_mma(state, a, g, gram ? TCHI_NORMS_GRAM : TCHI_NORMS_TILES, bias, parts, sizes,

@@ -32,20 +32,23 @@ tch_status tchi_cuda_sample_norms_listed(const tchi_cuda_state *state, const tch
 /* Half types, and float32 rounded to TF32, by mma.sync: sm_80 and newer. */
 tch_status tchi_cuda_sample_norms_mma(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                       tchi_norms_form form, bool bias, double *parts, double *sizes, int64_t *tiles);
-/* Tile form of half types by wgmma: sm_90, with rows aligned to 16 bytes. */
-bool tchi_cuda_sample_norms_wgmma_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g);
+#define TCHI_NORMS_TILE_COLS 256
+
+/* Tile form of half types by wgmma, tiles of 128 by 256: sm_90, with rows aligned to 16 bytes. */
+bool tchi_cuda_sample_norms_wgmma_supported(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g);
 tch_status tchi_cuda_sample_norms_wgmma(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                         double *parts, int64_t *tiles);
 
-/* Gram form of float32, rounded to TF32, by wgmma: sm_90, with rows aligned to 16 bytes. */
-bool tchi_cuda_sample_norms_wgmma_gram_takes(const tchi_cuda_state *state, const tch_matrices *a,
-                                             const tch_matrices *g);
+/* Of the Gram kernels of float32 for sm_90: tiles of 128 by 128, and k-tiles of 32 numbers of each row. */
+#define TCHI_GRAM_TILE 128
+#define TCHI_GRAM_DEPTH 32
+#define TCHI_GRAM_KTILE_BYTES (TCHI_GRAM_TILE * TCHI_GRAM_DEPTH * 4)
+
+/* Gram form of float32 by wgmma, sm_90 with rows aligned to 16 bytes: rounded to TF32, and with products of split
+ * operands as exact as float32, which uses cuBLAS's workspace, if there is one. */
+bool tchi_cuda_sample_norms_gram_supported(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g);
 tch_status tchi_cuda_sample_norms_wgmma_gram(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                              bool bias, double *parts, double *sizes, int64_t *tiles);
-
-/* Gram form of float32 by wgmma, with products of split operands as exact as float32: sm_90, with rows aligned to 16
- * bytes. Uses cuBLAS's workspace, if there is one. */
-bool tchi_cuda_sample_norms_split_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g);
 tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                         bool bias, double *parts, double *sizes, int64_t *tiles);
 
@@ -63,8 +66,8 @@ tch_status tchi_cuda_sample_norms_add(const tchi_cuda_state *state, int64_t samp
 
 /* Tile form of float32, or of half types in rows that are not aligned, by wgmma through copies in the workspace. Does
  * the whole: norms[i] += scale |gradient|^2. */
-bool tchi_cuda_sample_norms_narrow_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                         int64_t groups);
+bool tchi_cuda_sample_norms_narrow_supported(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                             int64_t groups);
 tch_status tchi_cuda_sample_norms_narrow(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                          int64_t groups, double scale, double *norms, double *parts);
 

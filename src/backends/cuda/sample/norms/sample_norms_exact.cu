@@ -11,9 +11,9 @@
 #include "sample_norms.h"
 
 #include "backends/cuda/device/elements.cuh"
-#include "backends/cuda/device/hopper.cuh"
+#include "backends/cuda/device/persistent_gemm.cuh"
+#include "backends/cuda/device/triangle.cuh"
 #include "exact_split.cuh"
-#include "sample_gram.cuh"
 #include "stream_k.cuh"
 
 #define TILE TCHI_GRAM_TILE
@@ -47,7 +47,7 @@ typedef struct split_tile {
 
 /* The next k-tile to ask for. */
 typedef struct split_walk {
-    tchi_gram_place at;
+    tchi_ring_place at;
     tchi_k_range run;
     split_tile tile;
     int number, ktile;
@@ -94,7 +94,6 @@ static __device__ __forceinline__ bool find_ktile(const split_problem &p, split_
     return true;
 }
 
-/* To the accelerator a number is two of 16 bits. */
 static __device__ __forceinline__ void ask(const split_problem &p, split_memory &m)
 {
     split_walk *next = &m.next;
@@ -103,7 +102,7 @@ static __device__ __forceinline__ void ask(const split_problem &p, split_memory 
     }
     bool diagonal = next->tile.row == next->tile.col;
     const CUtensorMap *map = next->run.of_g ? &p.g : &p.a;
-    int x = (next->run.first + next->ktile) * 2 * TCHI_GRAM_DEPTH;
+    int x = (next->run.first + next->ktile) * TCHI_GRAM_DEPTH;
     int stage = next->at.stage;
     tchi_barrier_wait(m.empty + stage, next->at.parity ^ 1);
     m.diagonal[stage] = diagonal;
@@ -113,7 +112,7 @@ static __device__ __forceinline__ void ask(const split_problem &p, split_memory 
     if (!diagonal) {
         tchi_tma_load(m.stage[stage][1], map, x, next->tile.col, next->tile.matrix, m.full + stage);
     }
-    tchi_gram_step<STAGES>(&next->at);
+    tchi_ring_step<STAGES>(&next->at);
     next->ktile++;
 }
 
@@ -145,7 +144,7 @@ static __device__ __forceinline__ void split_all(const split_problem &p, split_m
     int units[2] = {TCHI_EXACT_NO_UNIT, TCHI_EXACT_NO_UNIT};
     int ktiles = ktiles_of(p.runs);
     bool asks = threadIdx.x % 128 == 0;
-    tchi_gram_place at = {0, 0};
+    tchi_ring_place at = {0, 0};
     if (asks) {
         m.next = {{0, 0}, {0, 0, 0, 0}, {0, 0, 0}, -1, 0};
         for (int ktile = 0; ktile < AHEAD; ktile++) {
@@ -158,12 +157,12 @@ static __device__ __forceinline__ void split_all(const split_problem &p, split_m
         if (!m.diagonal[at.stage]) {
             split_operand(m, at.stage, 1, &units[1]);
         }
-        tchi_wgmma_publish();
+        tchi_tma_publish();
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             tchi_barrier_arrive(m.ready + at.stage);
         }
-        tchi_gram_step<STAGES>(&at);
+        tchi_ring_step<STAGES>(&at);
         if (asks) {
             ask(p, m);
         }
@@ -185,9 +184,7 @@ static __device__ __forceinline__ bool has_grown(const split_memory &m, int stag
 static __device__ __forceinline__ void leave(uint64_t *empty)
 {
     __syncwarp(); /* all lanes have read their units */
-    if (threadIdx.x % 32 == 0) {
-        tchi_barrier_arrive(empty);
-    }
+    tchi_ring_leave<1>(empty);
 }
 
 /* Waits for all products, and adds those of integers to the tile. */
@@ -205,7 +202,7 @@ static __device__ __forceinline__ void settle(float (&sum)[64], float (&integers
 /* K-tiles in which no unit grows, TOGETHER of them at most. A k-tile's products start when those of the one before are
  * still under way. Returns how many k-tiles there were. */
 static __device__ __forceinline__ int start_some(split_memory &m, float (&integers)[64], float (&rests)[64], int ktiles,
-                                                 int other, tchi_gram_place *at)
+                                                 int other, tchi_ring_place *at)
 {
     int count = 0;
     int before = 0;
@@ -217,7 +214,7 @@ static __device__ __forceinline__ int start_some(split_memory &m, float (&intege
             leave(m.empty + before);
         }
         before = at->stage;
-        tchi_gram_step<STAGES>(at);
+        tchi_ring_step<STAGES>(at);
         count++;
         if (count == TOGETHER || count == ktiles) {
             break;
@@ -229,7 +226,7 @@ static __device__ __forceinline__ int start_some(split_memory &m, float (&intege
 
 /* One run. */
 static __device__ __forceinline__ void multiply(split_memory &m, float (&sum)[64], int ktiles, bool diagonal,
-                                                tchi_gram_place *at)
+                                                tchi_ring_place *at)
 {
     int other = diagonal ? 0 : 1;
     float rests[64];
@@ -327,7 +324,7 @@ static __device__ __forceinline__ void finish_run(const split_problem &p, split_
 
 static __device__ __forceinline__ void multiply_all(const split_problem &p, split_memory &m)
 {
-    tchi_gram_place at = {0, 0};
+    tchi_ring_place at = {0, 0};
 #pragma unroll 1
     for (int number = 0; number < tchi_stream_k_count(p.runs); number++) {
         tchi_k_range run = tchi_stream_k_get(p.runs, number);
@@ -422,9 +419,12 @@ static __global__ void __launch_bounds__(JOIN_THREADS) sample_norms_join(const _
 
 /* --- host -------------------------------------------------------------------------------------------------------- */
 
-bool tchi_cuda_sample_norms_split_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g)
+bool tchi_cuda_sample_norms_gram_supported(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g)
 {
-    return tchi_gram_takes(state, a, g);
+    int64_t tiles = tchi_lower_tiles(tchi_cuda_ceil_div(a->rows, TCHI_GRAM_TILE));
+    return tchi_cuda_kernel_fits(state, TCHI_GRAM_NORMS_WGMMA, a, NULL) && tiles < ((int64_t)1 << 28) / a->batch &&
+           a->cols < (1 << 28) && g->cols < (1 << 28) && tchi_cuda_tensor_map_supported(a, 4) &&
+           tchi_cuda_tensor_map_supported(g, 4);
 }
 
 static bool has_room(const tchi_cuda_state *state, const tchi_stream_k *r)
@@ -471,7 +471,7 @@ tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_
     p.parts = parts;
     p.sizes = sizes;
     *tiles = (int64_t)p.tiles * PARTS;
-    TCHI_CUDA_PASS(tchi_gram_describe(less, &p.a));
-    TCHI_CUDA_PASS(tchi_gram_describe(more, &p.g));
+    TCHI_CUDA_PASS(tchi_cuda_tensor_map(less, TILE, &p.a));
+    TCHI_CUDA_PASS(tchi_cuda_tensor_map(more, TILE, &p.g));
     return launch(state, &p);
 }

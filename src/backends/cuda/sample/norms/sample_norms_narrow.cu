@@ -12,7 +12,8 @@
  */
 #include "sample_norms.h"
 
-#include "backends/cuda/device/wgmma_tiles.cuh"
+#include "backends/cuda/device/elements.cuh"
+#include "backends/cuda/device/tensor_map.h"
 #include "backends/cuda/matrix/narrow.h"
 
 /* What is copied, and how much of it at a time. */
@@ -38,7 +39,7 @@ static int64_t copied_bytes(const tch_matrices *m, int64_t groups, int64_t cols)
 static narrow_plan plan_of(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, int64_t groups)
 {
     int64_t room = state->blas_workspace == nullptr ? 0 : tchi_cuda_workspace_bytes(state) - SPARE_BYTES;
-    narrow_plan plan = {!tchi_wgmma_takes(state, a), !tchi_wgmma_takes(state, g), 0, g->cols};
+    narrow_plan plan = {!tchi_cuda_tensor_map_supported(a, 2), !tchi_cuda_tensor_map_supported(g, 2), 0, g->cols};
     int64_t of_a = plan.copy_a ? copied_bytes(a, groups, a->cols) : 0;
     int64_t of_g = plan.copy_g ? copied_bytes(g, groups, g->cols) : 0;
     if (of_a + of_g <= room) {
@@ -46,17 +47,17 @@ static narrow_plan plan_of(const tchi_cuda_state *state, const tch_matrices *a, 
         plan.samples = of_a + of_g == 0 ? samples : room / (of_a + of_g);
         plan.samples = plan.samples < samples ? plan.samples : samples;
     } else if (plan.copy_g) {
-        plan.cols = (room - of_a - 4 * groups) / (2 * g->rows * groups) / TCHI_WGMMA_COLS * TCHI_WGMMA_COLS;
+        plan.cols = (room - of_a - 4 * groups) / (2 * g->rows * groups) / TCHI_NORMS_TILE_COLS * TCHI_NORMS_TILE_COLS;
         plan.samples = plan.cols > 0 ? 1 : 0;
     }
     return plan;
 }
 
-bool tchi_cuda_sample_norms_narrow_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                         int64_t groups)
+bool tchi_cuda_sample_norms_narrow_supported(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                             int64_t groups)
 {
-    bool narrow = a->type == TCH_SCALAR_F32 || a->type == TCH_SCALAR_F16 || a->type == TCH_SCALAR_BF16;
-    return narrow && state->device.major == 9 && a->batch < (1 << 20) && plan_of(state, a, g, groups).samples > 0;
+    return tchi_cuda_kernel_fits(state, TCHI_NORMS_FP16, a, NULL) && a->batch < (1 << 20) &&
+           plan_of(state, a, g, groups).samples > 0;
 }
 
 /* Takes from the workspace what lies from *at on, in whole 256 bytes. */

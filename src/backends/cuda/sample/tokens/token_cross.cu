@@ -184,7 +184,7 @@ tch_status tchi_cuda_token_cross(void *state, const tch_matrices *tokens, int64_
     if (c.samples == 0 || c.tiles == 0 || c.rows == 0 || c.cols == 0) {
         return TCH_OK;
     }
-    if (tchi_cuda_token_cross_mma_takes(s, h, a)) {
+    if (tchi_cuda_token_cross_mma_supported(s, h, a)) {
         TCHI_CUDA_PASS(tchi_cuda_token_cross_mma(s, c, h, a, partial));
     } else {
         TCHI_CUDA_PASS(run_cross(s, c, partial));

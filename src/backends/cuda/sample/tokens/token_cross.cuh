@@ -16,7 +16,7 @@ typedef struct tchi_cuda_cross {
 } tchi_cuda_cross;
 
 /* Whether tensor cores take these; partial[(sample tiles + tile) ranges + range] gets the sums. */
-bool tchi_cuda_token_cross_mma_takes(const tchi_cuda_state *state, const tch_matrices *h, const tch_matrices *a);
+bool tchi_cuda_token_cross_mma_supported(const tchi_cuda_state *state, const tch_matrices *h, const tch_matrices *a);
 tch_status tchi_cuda_token_cross_mma(const tchi_cuda_state *state, const tchi_cuda_cross &c, const tch_matrices *h,
                                      const tch_matrices *a, double *partial);
 

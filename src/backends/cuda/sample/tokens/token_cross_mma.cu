@@ -66,10 +66,9 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, 1)
 #endif
 }
 
-bool tchi_cuda_token_cross_mma_takes(const tchi_cuda_state *state, const tch_matrices *h, const tch_matrices *a)
+bool tchi_cuda_token_cross_mma_supported(const tchi_cuda_state *state, const tch_matrices *h, const tch_matrices *a)
 {
-    bool half = a->type == TCH_SCALAR_F16 || a->type == TCH_SCALAR_BF16;
-    return half && h->type == a->type && state->device.major >= 8 &&
+    return tchi_cuda_kernel_fits(state, TCHI_CROSS_MMA, a, NULL) && h->type == a->type &&
            state->device.shared_per_block >= tchi_tile_shape<WIDE>::shared_bytes + 1024;
 }
 
