@@ -153,11 +153,12 @@ template <class gemm, class memory, int count, int each>
 static __device__ __forceinline__ void tchi_gemm_finish(memory &m, float (&sum)[count][each], int last)
 {
     tchi_wgmma_wait<0>();
+    tchi_wgmma_results(sum[0]);
+    tchi_ring_leave<gemm::cluster>(m.ring.empty + last);
 #pragma unroll
-    for (int i = 0; i < count; i++) {
+    for (int i = 1; i < count; i++) {
         tchi_wgmma_results(sum[i]);
     }
-    tchi_ring_leave<gemm::cluster>(m.ring.empty + last);
 }
 
 /* --- the frame ---------------------------------------------------------------------------------------------------- */

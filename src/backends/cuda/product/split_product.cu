@@ -305,7 +305,6 @@ struct split_gemm : tchi_gemm<STAGES, CLUSTER, false, low != OF_NONE> {
         for (int i = 0; low != OF_NONE && i < 64; i++) {
             sum[0][i] += sum[boxes - 1][i];
         }
-        tchi_wgmma_results(sum[0]); /* before C is read, for which registers become free here */
         if (result == AS_FP16 && p.largest != NULL) {
             raise_largest(p, t.matrix, sum[0]);
         }
