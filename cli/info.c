@@ -6,10 +6,12 @@
 
 #include <torchium/torchium.h>
 
+#include "backends/cuda/product/kernel_choice.h"
 #include "commands.h"
 #include "measure/machine.h"
 #include "terminal/options.h"
 #include "terminal/output.h"
+#include "text/table.h"
 #include "text/text.h"
 
 enum { LABEL_WIDTH = 12, LINE_WIDTH = 96 };
@@ -242,10 +244,61 @@ static int print_json(void)
     return CLI_OK;
 }
 
+/* --- kernels ----------------------------------------------------------------------------------------------------- */
+
+static void set_types(table *t, int column, int32_t types)
+{
+    static const char *const names[TCH_SCALAR_COUNT] = {" f64", " f32", " f16", " bf16", "", "", " bf16x2"};
+    char text[TABLE_CELL] = "";
+    for (int i = 0; i < TCH_SCALAR_COUNT; i++) {
+        strcat(text, (types >> i & 1) != 0 ? names[i] : "");
+    }
+    table_set(t, column, "%s", text[0] != 0 ? text + 1 : "");
+}
+
+/* The table by which the CUDA backend chooses: of each operation the first row that fits. */
+static int print_kernels(void)
+{
+    table t;
+    table_start(&t, "operation|<kernel|GPU|<A|<C|n|n %|aligned|tile|tiles");
+    for (int i = 0; i < TCHI_KERNEL_COUNT; i++) {
+        const tchi_kernel_row *row = &tchi_kernel_rows[i];
+        table_row(&t);
+        table_set(&t, 0, "%s", row->operation);
+        table_set(&t, 1, "%s", row->kernel);
+        if (row->major > 0 && row->last_major > 90) {
+            table_set(&t, 2, "sm_%d0+", (int)row->major);
+        } else if (row->last_major > row->major && row->major > 0) {
+            table_set(&t, 2, "sm_%d0-%d0", (int)row->major, (int)row->last_major);
+        } else if (row->major > 0) {
+            table_set(&t, 2, "sm_%d0", (int)row->major);
+        }
+        set_types(&t, 3, row->a);
+        set_types(&t, 4, row->c);
+        const int numbers[] = {row->side, row->multiple > 1 ? row->multiple : 0, row->aligned};
+        for (int k = 0; k < 3; k++) {
+            if (numbers[k] > 0) {
+                table_set(&t, 5 + k, "%d", numbers[k]);
+            }
+        }
+        if (row->tile_rows > 0) {
+            table_set(&t, 8, "%d x %d", (int)row->tile_rows, (int)row->tile_cols);
+        }
+        if (row->share > 0) {
+            table_set(&t, 9, "SMs / %d", (int)row->share);
+        }
+    }
+    table_print(&t);
+    return CLI_OK;
+}
+
 int command_info(int argc, char **argv)
 {
-    bool as_json = false;
-    const option_spec specs[] = {{"--json", NULL, OPTION_FLAG, &as_json, 0, 0, "one JSON document instead of text"}};
+    bool as_json = false, kernels = false;
+    const option_spec specs[] = {
+        {"--json", NULL, OPTION_FLAG, &as_json, 0, 0, "one JSON document instead of text"},
+        {"--kernels", NULL, OPTION_FLAG, &kernels, 0, 0, "which CUDA kernel computes which product"},
+    };
     const option_table table = {"info",
                                 "Shows the version and build, this machine, and every backend with its devices; for a\n"
                                 "backend that cannot be used, the reason and what to do about it.",
@@ -254,5 +307,5 @@ int command_info(int argc, char **argv)
     if (result != OPTIONS_GO) {
         return result == OPTIONS_HELPED ? CLI_OK : CLI_USAGE;
     }
-    return as_json ? print_json() : print_text();
+    return kernels ? print_kernels() : as_json ? print_json() : print_text();
 }

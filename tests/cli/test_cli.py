@@ -15,6 +15,7 @@ import select
 import subprocess
 import sys
 import unittest
+from pathlib import Path
 
 COMMAND = None
 DEVICE = os.environ.get("TORCHIUM_TEST_DEVICE", "cpu")
@@ -186,6 +187,12 @@ class Info(unittest.TestCase):
             if not backend["available"]:
                 self.assertTrue(backend["reason"])
                 self.assertEqual(backend["devices"], [])
+
+    def test_info_kernels_prints_the_table_of_the_docs(self):
+        status, output, messages = run("info", "--kernels")
+        self.assertEqual((status, messages), (0, ""))
+        page = Path(__file__).parents[2] / "docs" / "architecture.md"
+        self.assertIn(f"```text\n{output}```\n", page.read_text())
 
     def test_variables_that_are_set_are_shown(self):
         env = dict(PLAIN, TORCHIUM_CUDA_PATH="/no/toolkit", TORCHIUM_CUBLAS="/no/libcublas.so", TORCHIUM_CPU="plain")
