@@ -198,13 +198,16 @@ static int lacks_global(const tchi_kernel_tokens *t, const char *name)
 
 /* --- the whole --------------------------------------------------------------------------------------------------- */
 
-static int has_macros(const tch_kernel_text *text)
+/* A macro of the options could hide anything; numbers hide nothing. */
+static int only_numbers_defined(const tch_kernel_text *text)
 {
-    int found = 0;
     for (int32_t i = 0; i < text->option_count; i++) {
-        found |= strncmp(text->options[i], "-D", 2) == 0;
+        const char *value = strncmp(text->options[i], "-D", 2) == 0 ? strchr(text->options[i], '=') : NULL;
+        if (value != NULL && strspn(value + 1, "0123456789.-") != strlen(value + 1)) {
+            return 0;
+        }
     }
-    return found;
+    return 1;
 }
 
 tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, int reorder, tchi_cpu_source *source)
@@ -233,7 +236,7 @@ tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, int reorder, tch
     }
     writer w = {source->text, 0, text->source};
     source->dynamic = 0;
-    source->stride = reorder && !has_macros(text) && tchi_find_stride_loop(&tokens, &loop);
+    source->stride = reorder && only_numbers_defined(text) && tchi_find_stride_loop(&tokens, &loop);
     if (source->stride) {
         rewrite_stride(&w, &loop);
     } else {
