@@ -1,6 +1,6 @@
 /* The threads of a block on one thread of the CPU: numbers that a thread keeps in registers while it waits are its own
  * again afterwards, barriers, shuffles and votes answer as CUDA says, and a wait without end is an error. The file
- * under test is included, so that test_fibers_ucontext.c can have it switch in the other way. */
+ * under test is included, so that test_fibers_guards.c can give it the guards of older kernels. */
 #include "backends/cpu/user_kernel/kernel_fibers.c"
 
 #include <stdlib.h>
