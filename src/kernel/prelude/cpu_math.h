@@ -125,6 +125,10 @@ TCHI_FUNCTION(float, __int_as_float, (int x), return tchi::reinterpret<float>(x)
 TCHI_FUNCTION(float, __uint_as_float, (unsigned x), return tchi::reinterpret<float>(x))
 TCHI_FUNCTION(long long, __double_as_longlong, (double x), return tchi::reinterpret<long long>(x))
 TCHI_FUNCTION(double, __longlong_as_double, (long long x), return tchi::reinterpret<double>(x))
+TCHI_FUNCTION(int, __double2hiint, (double x), return (int)(tchi::reinterpret<uint64_t>(x) >> 32))
+TCHI_FUNCTION(int, __double2loint, (double x), return (int)tchi::reinterpret<uint64_t>(x))
+TCHI_FUNCTION(double, __hiloint2double, (int high, int low),
+              return tchi::reinterpret<double>((uint64_t)(unsigned)high << 32 | (unsigned)low))
 
 /* --- integers ---------------------------------------------------------------------------------------------------- */
 
@@ -177,4 +181,5 @@ TCHI_LOAD(__ldcs)
     }
 TCHI_STORE(__stcg)
 TCHI_STORE(__stcs)
+TCHI_STORE(__stwb)
 #undef TCHI_STORE
