@@ -142,7 +142,6 @@ RIGHT = {
     "gradients": lambda r: [torch.ones(3, 2), r.choice((None, torch.ones(4)))],
     "config": lambda r: {"kind": r.choice(("shampoo", "soap", "muon", "normuon", "adamw", "lion", "sgd")), "lr": 0.1},
     "names": lambda r: ["a", "b"],
-    "elementwise": lambda r: r.choice(([False, True], (), ("*",))),
     "use_adamw": lambda r: r.choice(([False, True], (), ("*",))),
     "group": lambda r: 0,
     "parameter": lambda r: 0,
@@ -244,6 +243,11 @@ def targets_of_class(title, cls):
             yield Target(f"{title}().{name}", lambda n=name: getattr(specimen(cls), n), defaults, is_ours(function))
 
 
+class Descent(torchium.optim.MatrixOptimizer):
+    def direction(self, gradients, state, group):
+        return gradients
+
+
 def specimen(cls):
     """An object in the middle of its life, to call methods of."""
     if cls in (torchium.optim.KFAC, torchium.optim.NaturalGradient, torchium.optim.KFACPreconditioner):
@@ -252,7 +256,7 @@ def specimen(cls):
         made = parameters(random)
         for parameter in made:
             parameter.grad = torch.ones_like(parameter)
-        optimizer = cls(made, lr=0.1)
+        optimizer = (Descent if cls is torchium.optim.MatrixOptimizer else cls)(made, lr=0.1)
         optimizer.step()
         return optimizer
     if issubclass(cls, torch.amp.GradScaler):
