@@ -83,7 +83,7 @@ def our_shampoo(parameters, mesh):
         lr=0.01,
         betas=(0.9, 0.99),
         grafting="adam",
-        precondition_frequency=PERIOD,
+        update_freq=PERIOD,
         max_preconditioner_dim=256,
         **({} if mesh else {"process_group": dist.group.WORLD}),
     )

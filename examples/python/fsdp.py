@@ -36,7 +36,7 @@ def make_optimizer(net: nn.Module) -> Shampoo:
         betas=(0.9, 0.99),
         grafting="adam",
         relative_eps=1e-4,
-        precondition_frequency=5,
+        update_freq=5,
         max_preconditioner_dim=64,
     )
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import importlib
-import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +50,6 @@ def create_optimizer(
     *,
     use_adamw: str | type | Iterable[str | type] = (),
     no_decay_1d: bool = False,
-    elementwise: str | type | Iterable[str | type] | None = None,
     **options: Any,
 ) -> torch.optim.Optimizer:
     """An optimizer of torchium.optim by its name, in any case: "shampoo", "soap", "muon", "normuon", "kfac",
@@ -66,18 +64,12 @@ def create_optimizer(
             case, with the name of a parameter, the name of its module ("transformer.wte"), the last part of that
             ("wte") and the name of the module's class ("Embedding").
         no_decay_1d: for a model, whether parameters with fewer than two dimensions go without weight decay.
-        elementwise: deprecated, the former name of `use_adamw`.
         options: the optimizer's own, such as lr and weight_decay.
 
     Examples:
         >>> optimizer = torchium.create_optimizer("muon", model, lr=0.02, no_decay_1d=True)
     """
     key = _known_name(name)
-    if elementwise is not None:
-        warnings.warn("create_optimizer: elementwise is called use_adamw now", DeprecationWarning, stacklevel=2)
-        if use_adamw != ():
-            raise TypeError("use_adamw and elementwise are both given: they are two names of one option")
-        use_adamw = elementwise
     patterns = _as_patterns(use_adamw)
     optim = importlib.import_module("torchium.optim")
     make = getattr(optim, _CLASSES.get(key) or _VARIANTS[key])

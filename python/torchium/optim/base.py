@@ -155,7 +155,6 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._forget_engines()
         self._told: set[str] = set()  # keys of groups that were warned of
         self._process_group = arguments.get("process_group")
-        self._warn_of_former_names(arguments)
         given, params = params, self._listed(params)
         if not isinstance(params, torch.Tensor) and not params:
             used = "" if isinstance(given, (list, tuple)) else ": a generator is used up after one pass"
@@ -164,10 +163,6 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         super().__init__(params, self._defaults_of(arguments))
         self._warn_of_patterns(self.defaults.get("use_adamw"), self.param_groups)
         self._take_fused()
-
-    def _warn_of_former_names(self, given: Mapping[str, Any]) -> None:
-        for old, new in self._options.former_names(given):
-            warnings.warn(f"{type(self).__name__}: {old} is called {new} now", DeprecationWarning, stacklevel=outside())
 
     def _take_fused(self) -> None:
         """With fused=True GradScaler leaves the scaling and the skipping to the step, as for PyTorch's own. Frameworks
@@ -203,7 +198,6 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             if "params" not in param_group:
                 raise ValueError(f"{type(self).__name__}: a group must have 'params', its parameters")
             self._unwrap_names(param_group)
-            self._rename_options(param_group)
             self._warn_of_unknown(param_group)
             self._warn_of_patterns(param_group.get("use_adamw"), [param_group])
         super().add_param_group(param_group)
@@ -213,10 +207,6 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         except BaseException:
             self.param_groups.pop()
             raise
-
-    def _rename_options(self, group: Group) -> None:
-        self._warn_of_former_names(group)
-        self._options.rename(group)
 
     def _warn_of_unknown(self, group: Group) -> None:
         """Keys of a group that are probably meant for an option, once each; others may be of a framework."""
@@ -654,7 +644,6 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def _complete_groups(self, groups: list[Group]) -> None:
         """Groups of another class or an older version lack some options."""
         for group in groups:
-            self._options.rename(group)
             of_another = "adamw_lr" not in group
             for name, value in self.defaults.items():
                 group.setdefault(name, value)

@@ -94,7 +94,6 @@ class Muon(SecondOrder):
         foreach: accepted; a step takes all parameters at once anyway.
         capturable: accepted; a step can be captured in a CUDA graph anyway.
         differentiable: only False.
-        elementwise: deprecated, the former name of `use_adamw`.
 
     Examples:
         >>> optimizer = torchium.optim.Muon(model.named_parameters(), lr=0.02, use_adamw=("*embed*",))
@@ -132,7 +131,7 @@ class Muon(SecondOrder):
         adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
         adamw_weight_decay: float | None = None,
-        use_adamw: bool | Sequence[str] | None = None,
+        use_adamw: bool | Sequence[str] = False,
         precision: str = "high",
         world_invariant: bool = False,
         maximize: bool = False,
@@ -147,7 +146,6 @@ class Muon(SecondOrder):
         seed: int = 0,
         memory_budget: int | None = None,
         process_group: Any = None,
-        elementwise: bool | Sequence[str] | None = None,
     ) -> None:
         method, ns_steps = usual_steps(method, ns_steps, ns_coefficients)
         super().__init__(params, locals())

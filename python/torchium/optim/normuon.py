@@ -70,7 +70,6 @@ class NorMuon(Muon):
         foreach: accepted; a step takes all parameters at once anyway.
         capturable: accepted; a step can be captured in a CUDA graph anyway.
         differentiable: only False.
-        elementwise: deprecated, the former name of `use_adamw`.
 
     Examples:
         >>> optimizer = torchium.optim.NorMuon(model.named_parameters(), lr=1e-3, use_adamw=("*embed*",))
@@ -99,7 +98,7 @@ class NorMuon(Muon):
         adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
         adamw_weight_decay: float | None = None,
-        use_adamw: bool | Sequence[str] | None = None,
+        use_adamw: bool | Sequence[str] = False,
         precision: str = "high",
         world_invariant: bool = False,
         maximize: bool = False,
@@ -114,7 +113,6 @@ class NorMuon(Muon):
         seed: int = 0,
         memory_budget: int | None = None,
         process_group: Any = None,
-        elementwise: bool | Sequence[str] | None = None,
     ) -> None:
         method, ns_steps = usual_steps(method, ns_steps, ns_coefficients)
         SecondOrder.__init__(self, params, locals())

@@ -163,10 +163,7 @@ class Option(NamedTuple):
     name: str
     c_name: str | tuple[str, ...] | None  # several for a value of several numbers; None: it is not the library's
     convert: Callable[[str, Any], Any] = as_given
-    alias: str | None = None  # another name, in the constructor and in groups
-    default: Any = None  # of one with an alias, whose arguments are None where they are not given
     whole: bool = False  # of the whole optimizer: the same in all groups
-    renamed: bool = False  # the alias is a former name, of which users are told
 
 
 # What all optimizers have. The learning rate comes to the library by itself, since it may be a tensor on the device.
@@ -193,7 +190,7 @@ ADAMW = (
     Option("adamw_weight_decay", "scalar_weight_decay", _adamw_weight_decay),
     Option("precision", "precision"),
     Option("world_invariant", "world_invariant"),
-    Option("use_adamw", None, alias="elementwise", default=False, renamed=True),
+    Option("use_adamw", None),
 )
 
 
@@ -202,7 +199,6 @@ class Options:
 
     def __init__(self, *options: Option) -> None:
         self._options = {option.name: option for option in options}
-        self._aliases = {option.name: option.alias for option in options if option.alias is not None}
         read = [(name, c_name, convert) for name, c_name, convert, *_ in options if c_name is not None]
         self._given = [(name, c_name) for name, c_name, convert in read if convert is as_given]
         self._converted = [row for row in read if row[2] is not as_given]
@@ -215,34 +211,7 @@ class Options:
 
     def defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The defaults of groups from a constructor's arguments, in their order."""
-        return {name: self._given_by(arguments, name) for name in arguments if name in self._options}
-
-    def _given_by(self, arguments: Mapping[str, Any], name: str) -> Any:
-        """An argument, by either of its names."""
-        alias = self._aliases.get(name)
-        if alias is None:
-            return arguments[name]
-        given = [arguments[word] for word in (name, alias) if arguments[word] is not None]
-        if len(given) > 1:
-            raise self._twice(name)
-        return given[0] if given else self._options[name].default
-
-    def _twice(self, name: str) -> TypeError:
-        alias = self._aliases[name]
-        return TypeError(f"{name} and {alias} are both given: they are two names of one option, of which one is enough")
-
-    def former_names(self, given: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Options that are given by a former name: that and the present one."""
-        renamed = [(option.alias, option.name) for option in self if option.renamed]
-        return [(old, new) for old, new in renamed if given.get(old) is not None]
-
-    def rename(self, group: dict[str, Any]) -> None:
-        """Options of a group that go by another name."""
-        for name, alias in self._aliases.items():
-            if alias in group:
-                if name in group:
-                    raise self._twice(name)
-                group[name] = group.pop(alias)
+        return {name: value for name, value in arguments.items() if name in self._options}
 
     def config(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """What the library gets of a group's options."""
@@ -276,7 +245,7 @@ class Options:
             if isinstance(option.c_name, tuple):
                 titles.update({c_name: f"{option.name}[{i}]" for i, c_name in enumerate(option.c_name)})
             elif option.c_name is not None:
-                titles[option.c_name] = f"{option.name} ({option.alias})" if option.alias else option.name
+                titles[option.c_name] = option.name
         return titles
 
 

@@ -60,7 +60,6 @@ class SecondOrder(TorchiumOptimizer):
                 and `algorithm`, as other implementations have them in groups, are understood.
         """
         if isinstance(param_group, dict):
-            self._rename_options(param_group)
             self._understand(param_group)
             if param_group.get("use_adamw") is True and "lr" in param_group:
                 keep_lr(param_group)

@@ -34,8 +34,6 @@ class Shampoo(SecondOrder):
         update_freq: steps between two refreshes of a root; None refreshes by need, at least every 100 steps.
         weight_decay: of the kind that `weight_decay_type` says.
         betas: of the filtered gradient (0: none) and of the factors (1: a sum).
-        epsilon: another name for `eps`.
-        precondition_frequency: another name for `update_freq`.
         weight_decay_type: 'decoupled', or 'l2': added to the gradient.
         relative_eps: the least damping relative to a factor's largest eigenvalue; bounds the cost of a root in advance.
         max_preconditioner_dim: larger dimensions are cut into blocks of at most this size.
@@ -90,7 +88,6 @@ class Shampoo(SecondOrder):
         foreach: accepted; a step takes all parameters at once anyway.
         capturable: accepted; a step can be captured in a CUDA graph anyway.
         differentiable: only False.
-        elementwise: deprecated, the former name of `use_adamw`.
 
     Examples:
         >>> optimizer = torchium.optim.Shampoo(model, lr=1e-3, update_freq=20)
@@ -101,8 +98,8 @@ class Shampoo(SecondOrder):
     kind = "shampoo"
     _options: ClassVar = Options(
         Option("betas", ("beta1", "beta2"), pair),
-        Option("eps", "eps", number, alias="epsilon", default=1e-12),
-        Option("update_freq", "precondition_frequency", period, alias="precondition_frequency"),
+        Option("eps", "eps", number),
+        Option("update_freq", "precondition_frequency", period),
         Option("refresh_drift", "refresh_drift", drift(10.0)),
         Option("refresh_budget", "refresh_budget", number),
         Option("weight_decay_type", "decay"),
@@ -131,13 +128,11 @@ class Shampoo(SecondOrder):
         self,
         params: Any,
         lr: Any = 1e-3,
-        eps: float | None = None,
+        eps: float = 1e-12,
         update_freq: int | None = None,
         weight_decay: float = 0,
         *,
         betas: tuple[float, float] = (0.9, 0.95),
-        epsilon: float | None = None,
-        precondition_frequency: int | None = None,
         weight_decay_type: str = "decoupled",
         relative_eps: float = 1e-6,
         max_preconditioner_dim: int = 1024,
@@ -162,7 +157,7 @@ class Shampoo(SecondOrder):
         adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
         adamw_weight_decay: float | None = None,
-        use_adamw: bool | Sequence[str] | None = None,
+        use_adamw: bool | Sequence[str] = False,
         precision: str = "high",
         world_invariant: bool = False,
         maximize: bool = False,
@@ -177,7 +172,6 @@ class Shampoo(SecondOrder):
         seed: int = 0,
         memory_budget: int | None = None,
         process_group: Any = None,
-        elementwise: bool | Sequence[str] | None = None,
     ) -> None:
         super().__init__(params, locals())
 
@@ -189,8 +183,8 @@ class CUDAShampoo(Shampoo):
     Args:
         params: as for `Shampoo`.
         lr: learning rate, a number or a tensor of one element.
-        eps: damping; None means 1e-4.
-        update_freq: steps between refreshes of a root; None means 100.
+        eps: damping.
+        update_freq: steps between refreshes of a root; None refreshes by need.
         weight_decay: decoupled weight decay.
         options: further arguments of `Shampoo`.
     """
@@ -199,14 +193,10 @@ class CUDAShampoo(Shampoo):
         self,
         params: Any,
         lr: Any = 0.03,
-        eps: float | None = None,
-        update_freq: int | None = None,
+        eps: float = 1e-4,
+        update_freq: int | None = 100,
         weight_decay: float = 0,
         **options: Any,
     ) -> None:
-        if eps is None and options.get("epsilon") is None:
-            eps = 1e-4
-        if update_freq is None and options.get("precondition_frequency") is None:
-            update_freq = 100
         before = {"betas": (0.9, 1.0), "grafting": None}
         super().__init__(params, lr, eps, update_freq, weight_decay, **(before | options))

@@ -76,7 +76,6 @@ class SOAP(SecondOrder):
         foreach: accepted; a step takes all parameters at once anyway.
         capturable: accepted; a step can be captured in a CUDA graph anyway.
         differentiable: only False.
-        elementwise: deprecated, the former name of `use_adamw`.
 
     Examples:
         >>> optimizer = torchium.optim.SOAP(model.parameters(), lr=3e-3)
@@ -130,7 +129,7 @@ class SOAP(SecondOrder):
         adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
         adamw_weight_decay: float | None = None,
-        use_adamw: bool | Sequence[str] | None = None,
+        use_adamw: bool | Sequence[str] = False,
         precision: str = "high",
         world_invariant: bool = False,
         maximize: bool = False,
@@ -145,6 +144,5 @@ class SOAP(SecondOrder):
         seed: int = 0,
         memory_budget: int | None = None,
         process_group: Any = None,
-        elementwise: bool | Sequence[str] | None = None,
     ) -> None:
         super().__init__(params, locals())

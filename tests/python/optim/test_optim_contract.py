@@ -41,11 +41,9 @@ def test_signature_begins_as_torchs(kind):
     assert mine[: len(positional)] == positional
 
 
-def test_shampoo_by_position_and_by_its_other_names():
+def test_shampoo_by_position():
     first = torchium.optim.Shampoo([matrix()], 0.1, 1e-3, 7, 0.2).param_groups[0]
     assert (first["lr"], first["eps"], first["update_freq"], first["weight_decay"]) == (0.1, 1e-3, 7, 0.2)
-    second = torchium.optim.Shampoo([matrix()], epsilon=1e-3, precondition_frequency=7).param_groups[0]
-    assert (second["eps"], second["update_freq"]) == (1e-3, 7)
 
 
 def test_cuda_shampoo_keeps_its_defaults():
@@ -57,7 +55,6 @@ def test_cuda_shampoo_keeps_its_defaults():
     assert issubclass(torchium.optim.CUDAShampoo, torchium.optim.Shampoo)
     by_position = torchium.optim.CUDAShampoo([matrix()], 0.1, 1e-3, 7, 0.2, grafting="sgd").param_groups[0]
     assert [by_position[name] for name in ("lr", "eps", "update_freq", "grafting")] == [0.1, 1e-3, 7, "sgd"]
-    assert torchium.optim.CUDAShampoo([matrix()], epsilon=1e-3).param_groups[0]["eps"] == 1e-3
 
 
 @pytest.mark.parametrize("make_muon", [torchium.optim.Muon, torchium.optim.NorMuon])
@@ -70,16 +67,6 @@ def test_a_number_of_steps_alone_is_not_silent(make_muon):
         make_muon([matrix()])
         make_muon([matrix()], ns_steps=5, method="muon")
         make_muon([matrix()], ns_steps=5, ns_coefficients=(3.4445, -4.7750, 2.0315))
-
-
-@pytest.mark.parametrize("make_shampoo", [torchium.optim.Shampoo, torchium.optim.CUDAShampoo])
-@pytest.mark.parametrize("names", [("eps", "epsilon"), ("update_freq", "precondition_frequency")])
-def test_two_names_of_one_option(names, make_shampoo):
-    for both in ({names[0]: 1, names[1]: 1}, {names[0]: 1, names[1]: 2}):
-        with pytest.raises(TypeError, match=f"{names[0]} and {names[1]} are both given"):
-            make_shampoo([matrix()], **both)
-        with pytest.raises(TypeError, match=f"{names[0]} and {names[1]} are both given"):
-            make_shampoo([{"params": [matrix()], **both}])
 
 
 @pytest.mark.parametrize("kind", KINDS)

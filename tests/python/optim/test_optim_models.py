@@ -233,43 +233,6 @@ def test_groups_that_cannot_be(group, error, message):
         torchium.optim.Muon([{"params": [parameter(3, 3)], **group}])
 
 
-# --- the former name
-
-
-@pytest.mark.parametrize("kind", SECOND_ORDER)
-def test_the_former_name_of_use_adamw(kind):
-    """`elementwise`, which torchium.elementwise is too: understood everywhere, with a warning on the user's line."""
-    who = CLASSES[kind].__name__
-    with pytest.warns(DeprecationWarning, match=f"{who}: elementwise is called use_adamw now") as caught:
-        optimizer = CLASSES[kind]([("a", parameter(4, 4)), ("b", parameter(5, 4))], elementwise=("b",))
-    assert [w.filename for w in caught] == [__file__]
-    assert methods_of(optimizer) == {"a": (who, "matrix"), "b": ("AdamW", "use_adamw")}
-    with pytest.warns(DeprecationWarning, match=f"{who}: elementwise is called use_adamw now"):
-        optimizer.add_param_group({"params": [("c", parameter(3, 3))], "elementwise": True})
-    assert optimizer.param_groups[1]["use_adamw"] is True and "elementwise" not in optimizer.param_groups[1]
-    with pytest.warns(DeprecationWarning), pytest.raises(TypeError, match="use_adamw and elementwise are both given"):
-        make(kind, [parameter(3, 3)], use_adamw=True, elementwise=True)
-    with pytest.warns(DeprecationWarning, match="create_optimizer: elementwise is called use_adamw now"):
-        by_name = torchium.create_optimizer(kind, Llama(), elementwise=("down_proj",))
-    assert methods_of(by_name)["model.layers.0.mlp.down_proj.weight"] == ("AdamW", "use_adamw")
-    with pytest.warns(DeprecationWarning), pytest.raises(TypeError, match="use_adamw and elementwise are both given"):
-        torchium.create_optimizer(kind, Llama(), use_adamw="down_proj", elementwise="down_proj")
-
-
-def test_a_state_dict_with_the_former_name():
-    """Loads without a word: nobody has written it."""
-    params = [parameter(4, 4), parameter(5, 4)]
-    optimizer = torchium.optim.Muon([{"params": params[:1]}, {"params": params[1:], "use_adamw": True}])
-    saved = optimizer.state_dict()
-    for group in saved["param_groups"]:
-        group["elementwise"] = group.pop("use_adamw")
-    again = torchium.optim.Muon([{"params": params[:1]}, {"params": params[1:]}])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        again.load_state_dict(saved)
-    assert [row.method for row in again.summary()] == ["Muon", "AdamW"]
-
-
 # --- the warning
 
 

@@ -136,9 +136,8 @@ WRONG = {
     "shampoo": [
         ("lr", -0.5, "-0.5"),
         ("eps", -0.5, "-0.5"),
-        ("epsilon", -0.5, "-0.5"),
         ("update_freq", 0, "0"),
-        ("precondition_frequency", -3, "-3"),
+        ("update_freq", -3, "-3"),
         ("betas", (1.0, 1.0), "1"),
         ("betas", (0.9, 1.5), "1.5"),
         ("weight_decay", -0.5, "-0.5"),

@@ -51,9 +51,7 @@ def test_round_trip(kind, way, device):
 @pytest.mark.parametrize("kind", ["shampoo", "soap"])
 def test_refreshes_by_need_go_on(kind, drift, device):
     """The gaps that factors have come to are part of the state."""
-    options = {"precondition_frequency": None, "refresh_drift": drift}
-    if kind == "shampoo":
-        options["update_freq"] = None
+    options = {"update_freq" if kind == "shampoo" else "precondition_frequency": None, "refresh_drift": drift}
     model = small(device)
     optimizer = make(kind, model.parameters(), **options)
     train(model, optimizer, 7)
