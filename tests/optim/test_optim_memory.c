@@ -194,6 +194,7 @@ static void memory_of_the_caller(void **state)
             caller_memory m = {.context = open_context(), .fail_at = cases[i].fail_at, .off = cases[i].off};
             const tch_state_allocator allocator = {sizeof allocator, caller_allocate, caller_release, &m};
             c.momentum = kind == TCH_OPTIM_SGD ? 0.9 : c.momentum;
+            c.precision = TCH_PRECISION_HIGHEST; /* as the reference's */
             test_case("%s, memory of the caller's, case %d", tch_optim_kind_name(kind), (int)i);
             trial_prepare(&t, m.context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes, entries);
             tch_status got = tch_optimizer_create_with(m.context, &c, SHAPES, entries, &allocator, &t.optimizer);

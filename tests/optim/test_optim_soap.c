@@ -29,12 +29,12 @@ static const trial_shape shapes[] = {
     {.ndim = 3, .shape = {3, 4, 2}},
     {.ndim = 4, .shape = {5, 2, 3, 4}, .order = {0, 3, 1, 2}},
     {.ndim = 5, .shape = {2, 3, 2, 3, 2}},
-    {.ndim = 5, .shape = {4, 5, 2, 3, 4}},
     {.ndim = 4, .shape = {1, 6, 1, 6}},
     {.ndim = 1, .shape = {19}},
     {.ndim = 0},
     {.ndim = 2, .shape = {6, 5}, .elementwise = 1},
     {.ndim = 2, .shape = {0, 5}},
+    {.ndim = 5, .shape = {4, 5, 2, 3, 4}},
 };
 #define SHAPES ((int32_t)(sizeof shapes / sizeof shapes[0]))
 
