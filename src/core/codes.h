@@ -12,12 +12,16 @@
  * Second moments of a block are close to each other after some steps, and their codes then lie as close. What AdamW
  * needs of m is its ratio to sqrt(v), so the floor of m follows from the range of v: it is
  * 2 top sqrt(floor of v / top of v). Momentum of SGD is added as it is, and its floor is a quarter of top. Lion takes
- * signs, and its floor is the least maximum of two neighbors of the block.
+ * the sign of m plus a multiple of its last change d, so its floor is a quarter of the least max(|m|, 16 |d|) of two
+ * neighbors of the block: codes are fine around 0 only where neither m nor gradients are large.
  *
  * Rounding adds random bits below those that stay; exact codes stay as they are. It is unbiased where both neighbors
- * have one exponent. Devices may differ by a code of m where the sum is within 1e-4 of one. A second moment above 0
- * never becomes 0, however small it is relative to its neighbors: the step divides by its root. It becomes the least
- * code instead, at least 2^-48 of top. */
+ * have one exponent. Moments of Lion and SGD that changed by half a code or more are rounded to nearest, with half
+ * the variance: only smaller changes would be lost. Above the last code but one rounding stays stochastic: the largest
+ * number of a block lies there at every step, always close to top. Devices may differ by a code of m where the sum is
+ * within 1e-4 of one or the change is half a code to float32's rounding. A second moment above 0 never becomes 0,
+ * however small it is relative to its neighbors: the step divides by its root. It becomes the least code instead, at
+ * least 2^-48 of top. */
 #ifndef TCHI_CODES_H
 #define TCHI_CODES_H
 
@@ -39,7 +43,7 @@
 /* What floors of first moments follow from. */
 typedef enum tchi_code_use {
     TCHI_CODE_ADAMW, /* the range of the second moments */
-    TCHI_CODE_LION,  /* the moments themselves */
+    TCHI_CODE_LION,  /* the moments and their changes */
     TCHI_CODE_SGD    /* top alone */
 } tchi_code_use;
 
@@ -84,7 +88,7 @@ TCHI_CODE_FN uint32_t tchi_code_scale(uint32_t largest, int32_t floor, int32_t o
 }
 
 /* What a block's scale follows from, in bits: the largest magnitude, the least, and the least maximum of elements 2 i
- * and 2 i + 1. The last two are less 1, so that 0 counts as more than everything. */
+ * and 2 i + 1 and 16 times their changes. The last two are less 1, so that 0 counts as more than everything. */
 typedef struct tchi_code_extent {
     uint32_t largest, least, pairs;
 } tchi_code_extent;
@@ -94,15 +98,20 @@ typedef struct tchi_code_extent {
         0u, 0xFFFFFFFFu, 0xFFFFFFFFu                                                                                   \
     }
 
-TCHI_CODE_FN tchi_code_extent tchi_code_extend(tchi_code_extent e, float first, float second)
+/* Two elements and what each was before, which only Lion's scale follows from. */
+TCHI_CODE_FN tchi_code_extent tchi_code_extend(tchi_code_extent e, const float now[2], const float was[2])
 {
-    uint32_t a = tchi_code_magnitude(first);
-    uint32_t b = tchi_code_magnitude(second);
+    uint32_t a = tchi_code_magnitude(now[0]);
+    uint32_t b = tchi_code_magnitude(now[1]);
+    uint32_t c = tchi_code_magnitude(16.0f * (now[0] - was[0]));
+    uint32_t d = tchi_code_magnitude(16.0f * (now[1] - was[1]));
     uint32_t most = a > b ? a : b;
     uint32_t least = a - 1u < b - 1u ? a - 1u : b - 1u;
+    uint32_t change = c > d ? c : d;
+    uint32_t pair = most > change ? most : change;
     e.largest = most > e.largest ? most : e.largest;
     e.least = least < e.least ? least : e.least;
-    e.pairs = most - 1u < e.pairs ? most - 1u : e.pairs;
+    e.pairs = pair - 1u < e.pairs ? pair - 1u : e.pairs;
     return e;
 }
 
@@ -116,7 +125,7 @@ TCHI_CODE_FN uint32_t tchi_code_scale_signed(tchi_code_use use, tchi_code_extent
 {
     int32_t top = (int32_t)((e.largest + 0xFFFFu) >> 16);
     int32_t range = (int32_t)(squares >> 16) - (int32_t)(squares & 0xFFFFu);
-    int32_t floor = use == TCHI_CODE_LION  ? (int32_t)(e.pairs >> 16)
+    int32_t floor = use == TCHI_CODE_LION  ? (int32_t)(e.pairs >> 16) - 2 * TCHI_CODE_OCTAVE
                     : use == TCHI_CODE_SGD ? top - 2 * TCHI_CODE_OCTAVE
                                            : top + TCHI_CODE_OCTAVE - range / 2;
     return tchi_code_scale(e.largest, floor, 24, TCHI_CODE_OCTAVE);
@@ -159,7 +168,7 @@ TCHI_CODE_FN uint32_t tchi_code_square(float value, tchi_code_range range, uint3
  * code = (bits 2^k + base + random offset) reciprocal / 2^54. Steps are less than 2^21. The quotient is off by less
  * than 6e-5, and offsets stay 1e-4 of a step away from a whole one. */
 typedef struct tchi_code_rounding {
-    uint32_t floor, top;
+    uint32_t floor, top, step;
     uint32_t power, base, width, reciprocal;
 } tchi_code_rounding;
 
@@ -182,16 +191,32 @@ TCHI_CODE_FN tchi_code_rounding tchi_code_rounding_of(tchi_code_range range)
     uint32_t bits = tchi_code_bits((float)(int32_t)range.step);
     uint32_t step = (bits & 0x7FFFFFu) | 0x800000u;
     uint32_t margin = step >> 13;
-    tchi_code_rounding r = {range.floor, range.top, 1u << ((150u - (bits >> 23)) & 31u), 0, step - 2u * margin, 0};
+    uint32_t power = 1u << ((150u - (bits >> 23)) & 31u);
+    tchi_code_rounding r = {range.floor, range.top, range.step, power, 0, step - 2u * margin, 0};
     r.base = margin - range.floor * r.power;
     r.reciprocal = (uint32_t)tchi_code_quotient(0x1p54f, (float)(int32_t)step);
     return r;
 }
 
-TCHI_CODE_FN uint32_t tchi_code_signed(float value, tchi_code_rounding r, uint32_t random)
+TCHI_CODE_FN uint32_t tchi_code_raised(float value, tchi_code_rounding r)
 {
     float raised = tchi_code_float(tchi_code_magnitude(value)) + tchi_code_float(r.floor);
-    uint32_t within = tchi_code_within(tchi_code_bits(raised), r.floor, r.top);
+    return tchi_code_within(tchi_code_bits(raised), r.floor, r.top);
+}
+
+/* The bits to round a first moment by: those of the nearest code where it has changed by at least half of one. */
+TCHI_CODE_FN uint32_t tchi_code_random(float value, float was, tchi_code_rounding r, uint32_t random)
+{
+    uint32_t within = tchi_code_raised(value, r);
+    uint32_t next = within + r.step;
+    float change = tchi_code_float(tchi_code_magnitude(value - was));
+    int nearest = next <= r.top && 2.0f * change >= tchi_code_float(next) - tchi_code_float(within);
+    return nearest ? TCHI_CODE_NEAREST : random;
+}
+
+TCHI_CODE_FN uint32_t tchi_code_signed(float value, tchi_code_rounding r, uint32_t random)
+{
+    uint32_t within = tchi_code_raised(value, r);
     uint32_t offset = tchi_code_high(random << 16 | 0x8000u, r.width) + r.base;
     uint32_t steps = tchi_code_high(within * r.power + offset, r.reciprocal) >> 22;
     uint32_t sign = steps == 0 ? 0u : tchi_code_bits(value) >> 24 & 0x80u;

@@ -60,7 +60,8 @@ static void encode_block(const host_moment *h, int32_t k, int64_t first)
     int64_t end = tchi_min(h->count, first + TCH_CODE_BLOCK);
     tchi_code_extent extent = TCHI_CODE_EXTENT_INIT;
     for (int64_t i = first; i < end; i += 2) {
-        extent = tchi_code_extend(extent, h->values[i], i + 1 < end ? h->values[i + 1] : 0.0f);
+        const float pair[2] = {h->values[i], i + 1 < end ? h->values[i + 1] : 0.0f};
+        extent = tchi_code_extend(extent, pair, pair);
     }
     uint32_t scale = k == 0 ? tchi_code_scale_signed(TCHI_CODE_LION, extent, 0) : tchi_code_scale_squares(extent);
     h->scales[first / TCH_CODE_BLOCK] = tchi_code_float(scale);

@@ -194,15 +194,26 @@ static double part_above(tch_state_dtype dtype, int second, float scale, neighbo
     return (bits_of(magnitude + l.raised) - bits_of(n.below + l.raised)) / l.step;
 }
 
-/* A number, and the sum of the magnitudes it was made of: float32 is off by some units of that. */
+/* A number, the sum of the magnitudes it was made of, and what it was before: float32 is off by some units of the
+ * size. */
 typedef struct sum {
-    double value, size;
+    double value, size, was;
 } sum;
 
+/* By how much twice the change of a first moment is less than the code above it: rounding is to nearest where that is
+ * not above 0, except above the last code but one. */
+static double short_of_a_code(float scale, sum exact)
+{
+    lattice l = lattice_of(0, scale);
+    double next = bits_of(fabs(exact.value) + l.raised) + l.step;
+    return next > l.top ? HUGE_VAL : of_bits(next) - l.raised - fabs(exact.value) - 2.0 * fabs(exact.value - exact.was);
+}
+
 /* The random bits choose: up where they exceed what is missing. Where the value lies within float32's rounding of the
- * decision, either is right; `open` counts those. */
-static void check_kept(tch_state_dtype dtype, int second, float scale, sum exact, double kept, uint32_t random,
-                       int64_t *open)
+ * decision, either is right; `open` counts those. First moments but AdamW's are rounded to nearest after a change
+ * by half a code. */
+static void check_kept(tch_state_dtype dtype, int second, bool nearest, float scale, sum exact, double kept,
+                       uint32_t random, int64_t *open)
 {
     double value = exact.value;
     neighbors n = neighbors_of(dtype, second, scale, fabs(value));
@@ -217,9 +228,10 @@ static void check_kept(tch_state_dtype dtype, int second, float scale, sum exact
     CHECK(magnitude >= n.below - step && magnitude <= n.above + step, "%.9g is kept as %.9g, far from %.9g and %.9g",
           value, kept, n.below, n.above);
     double part = part_above(dtype, second, scale, n, fabs(value));
-    double least = 1.0 - (random + 0.5) / 65536.0;
+    double missing = nearest && dtype == TCH_STATE_INT8 ? short_of_a_code(scale, exact) : HUGE_VAL;
+    double least = missing <= 0.0 ? 0.5 : 1.0 - (random + 0.5) / 65536.0;
     double doubt = 2.0 * slack / step + (dtype == TCH_STATE_INT8 ? 0x1p-11 : 0x1p-16);
-    if (fabs(part - least) <= doubt) {
+    if (fabs(part - least) <= doubt || fabs(missing) <= doubt * step) {
         ++*open;
         return;
     }
@@ -238,6 +250,7 @@ typedef struct element {
 static void average(sum *s, double keep, double take, double x)
 {
     s->size = fabs(keep * s->value) + fabs(take * x);
+    s->was = s->value;
     s->value = keep * s->value + take * x;
 }
 
@@ -312,16 +325,20 @@ static void check_scale(const tch_optim_config *c, int second, float scale, floa
     for (int64_t k = 0; k < count; k++) {
         double size = fabs(exact[k].value);
         double next = k + 1 < count ? fabs(exact[k + 1].value) : 0.0;
-        double one = !pairs ? size : k % 2 == 0 ? fmax(size, next) : HUGE_VAL;
+        double change = fabs(exact[k].value - exact[k].was);
+        change = k + 1 < count ? fmax(change, fabs(exact[k + 1].value - exact[k + 1].was)) : change;
+        double one = !pairs ? size : k % 2 == 0 ? fmax(fmax(size, next), 16.0 * change) : HUGE_VAL;
         largest = fmax(largest, size);
         least = one > 0.0 ? fmin(least, one) : least;
     }
     CHECK(abs(top - bfloat_above(largest)) <= 1, "top is %#x, the largest %.9g", (unsigned)top, largest);
-    int expected = second || pairs            ? bfloat_below(least)
+    int expected = second                     ? bfloat_below(least)
+                   : pairs                    ? bfloat_below(least / 4.0)
                    : c->kind == TCH_OPTIM_SGD ? top - 2 * 128
                                               : top + 128 - ((int)(range >> 16) - (int)(range & 0xFFFF)) / 2;
     int lowest = top - (second ? 48 : 24) * 128;
-    expected = expected < lowest ? lowest : second && expected >= top ? top - 1 : expected;
+    int highest = top + (second ? -1 : 128);
+    expected = expected < lowest ? lowest : expected > highest ? highest : expected;
     CHECK(abs(floor - expected) <= 1, "floor is %#x, expected %#x; top is %#x", (unsigned)floor, (unsigned)expected,
           (unsigned)top);
 }
@@ -360,7 +377,8 @@ static void check_moment(const trial *t, int32_t i, const tch_optim_config *c, c
     }
     for (int64_t k = 0; k < count; k++) {
         uint32_t random = random_half(c, i, t->steps, k, second);
-        check_kept(dtype, second, scales == NULL ? 1.0f : scales[k / BLOCK], exact[k], kept[k], random, &open);
+        check_kept(dtype, second, !has_second(c), scales == NULL ? 1.0f : scales[k / BLOCK], exact[k], kept[k], random,
+                   &open);
     }
     CHECK(open <= 4 + count / 200, "%lld of %lld are open: the test decides too little", (long long)open,
           (long long)count);
@@ -456,20 +474,28 @@ static void every_step_is_the_formula(void **state)
 /* First moments of white gradients are linear codes up to 2.7 standard deviations, in the mean: 127 steps of 0.021, off
  * by 0.41 of one as a standard deviation, at each step, and by what is left of the steps before: 1 / sqrt(1 -
  * beta1^2) = 2.3 times that, 0.02. Errors of later steps are independent, so of a path of 120 steps they are a third of
- * that: 0.006 was measured, and twice as much is allowed. Codes of three bits of fraction are off by 0.03. float32 is
- * there to show that the rest of the test has an error far below. */
+ * that: 0.006 was measured, and twice as much is allowed. Codes of three bits of fraction are off by 0.03. SGD and Lion
+ * round larger changes to nearest: 0.0033 and, some signs being wrong, 0.015 were measured, 0.0045 and 0.021 without
+ * that. float32 is there to show that the rest of the test has an error far below. */
 static void trajectories_stay_near(void **state)
 {
-    const double allowed[] = {1e-5, 0.2 / 32, 0.012};
-    const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_SGD, TCH_OPTIM_MUON};
-    for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
+    const struct {
+        tch_optim_kind kind;
+        double allowed[3];
+    } cases[] = {
+        {TCH_OPTIM_ADAMW, {1e-5, 0.2 / 32, 0.012}},
+        {TCH_OPTIM_SGD, {1e-5, 0.2 / 32, 0.004}},
+        {TCH_OPTIM_LION, {1e-5, 0.01, 0.018}},
+        {TCH_OPTIM_MUON, {1e-5, 0.2 / 32, 0.012}},
+    };
+    for (size_t k = 0; k < TEST_COUNT(cases); k++) {
         for (int dtype = 0; dtype <= TCH_STATE_INT8; dtype++) {
             trial t;
-            tch_optim_config c = config_of(kinds[k], (tch_state_dtype)dtype);
-            test_case("%s, moments in %s", tch_optim_kind_name(kinds[k]), dtype_names[dtype]);
+            tch_optim_config c = config_of(cases[k].kind, (tch_state_dtype)dtype);
+            test_case("%s, moments in %s", tch_optim_kind_name(c.kind), dtype_names[dtype]);
             trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
             trial_steps(&t, 120);
-            trial_check(&t, allowed[dtype]);
+            trial_check(&t, cases[k].allowed[dtype]);
             CHECK(dtype == 0 || trial_error(&t, 4, 120.0) > 1e-4, "nothing was rounded");
             trial_close(&t);
         }
@@ -493,6 +519,46 @@ static void second_moments_are_right_on_average(void **state)
         }
         CHECK(fabs(ratio - 1.0) < 0.01, "second moments are %.4f times what they should be", ratio);
         trial_close(&t);
+    }
+}
+
+/* Constant gradients, that moments come close to by a hundredth of what is missing at every step: less than a code.
+ * Rounded to nearest they would stop half way. */
+static void first_moments_follow_slow_changes(void **state)
+{
+    enum { COUNT = 4160, STEPS = 300, SIZES = 97 };
+    const tch_optim_kind kinds[] = {TCH_OPTIM_LION, TCH_OPTIM_SGD};
+    const int64_t shape[] = {COUNT};
+    double reached = 1.0 - pow(0.99, STEPS);
+    for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
+        tch_optimizer *optimizer = NULL;
+        tch_optim_config c = config_of(kinds[k], TCH_STATE_INT8);
+        test_tensor *p = test_tensor_make(*state, TCH_FLOAT32, 1, shape, LAYOUT_CONTIGUOUS);
+        test_tensor *g = test_tensor_make(*state, TCH_FLOAT32, 1, shape, LAYOUT_CONTIGUOUS);
+        const tch_parameter entry = {.tensor = &p->tensor, .name = "parameter0"};
+        const tch_tensor *gradient = &g->tensor;
+        double *values = test_zeros(COUNT);
+        test_case("%s", tch_optim_kind_name(c.kind));
+        c.beta2 = c.momentum = 0.99;
+        c.weight_decay = 0.0;
+        for (int i = 0; i < COUNT; i++) {
+            values[i] = test_round(TCH_FLOAT32, (i % SIZES + 1.0) / SIZES);
+        }
+        test_tensor_write(g, values);
+        test_tensor_write(p, test_zeros(COUNT));
+        CHECK_OK(tch_optimizer_create(*state, &c, 1, &entry, &optimizer));
+        for (int step = 0; step < STEPS; step++) {
+            CHECK_OK(tch_optimizer_step(optimizer, 1, &gradient));
+        }
+        trial t = {.context = *state, .optimizer = optimizer, .parameters = {{.memory = p}}};
+        double *m = moment_of(&t, 0, first_name(&c), 0);
+        double full = c.kind == TCH_OPTIM_SGD ? 100.0 : 1.0;
+        double ratio = 0.0;
+        for (int i = 0; i < COUNT; i++) {
+            ratio += m[i] / (full * reached * values[i]) / COUNT;
+        }
+        CHECK(fabs(ratio - 1.0) < 0.01, "moments are %.4f times what they should be", ratio);
+        tch_optimizer_destroy(optimizer);
     }
 }
 
@@ -795,6 +861,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_step_is_the_formula),
         cmocka_unit_test(trajectories_stay_near),
         cmocka_unit_test(second_moments_are_right_on_average),
+        cmocka_unit_test(first_moments_follow_slow_changes),
         cmocka_unit_test(steps_have_a_bound),
         cmocka_unit_test(skipped_steps_leave_codes),
         cmocka_unit_test(the_state_begins_at_zero),

@@ -81,7 +81,8 @@ def encode(name: str, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     smallest = torch.where(smallest == 0, torch.inf, smallest).amin(1, keepdim=True)
     top = ((_bits(sizes.amax(1, keepdim=True)) + 0xFFFF) >> 16).clamp(_OCTAVE + 1, 0x7F80)
     least = (top - (24 if signed else 48) * _OCTAVE).clamp_min(_OCTAVE)
-    floor = torch.minimum(torch.maximum((_bits(smallest) - 1) >> 16, least), top + (_OCTAVE if signed else -1))
+    floor = ((_bits(smallest) - 1) >> 16) - (2 * _OCTAVE if signed else 0)
+    floor = torch.minimum(torch.maximum(floor, least), top + (_OCTAVE if signed else -1))
     scales = _floats(top << 16 | floor).view(-1)
     floor, _, step = _range(signed, scales)
     above = _bits(sizes + _floats(floor) if signed else sizes) - floor

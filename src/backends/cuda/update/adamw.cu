@@ -88,7 +88,7 @@ static __device__ inline void adamw_chunk(const tchi_cuda_chunk_ctx<real, path> 
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
         update_four(numbers, p.at[s], g.at[s], m.at[s], v.at[s], amsgrad ? &largest.at[s] : NULL);
     }
-    tchi_cuda_put_moments<TCHI_CODE_ADAMW, kept>(ctx, m, v);
+    tchi_cuda_put_moments<TCHI_CODE_ADAMW, kept>(ctx, m, v, m);
     if (amsgrad) {
         tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_2, largest);
     }

@@ -62,11 +62,12 @@ static __device__ inline void lion_chunk(const tchi_cuda_chunk_ctx<real, path> &
     tchi_cuda_unpack_grad(ctx, numbers.divisor, g);
     tchi_cuda_unpack_param(ctx, p);
     tchi_cuda_unpack_moment<kept>(0, m);
+    tchi_cuda_vec4s<real> was = m;
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
         update_four(numbers, p.at[s], g.at[s], m.at[s]);
     }
-    tchi_cuda_put_moments<TCHI_CODE_LION, kept>(ctx, m, m);
+    tchi_cuda_put_moments<TCHI_CODE_LION, kept>(ctx, m, m, was);
     tchi_cuda_put_param(ctx, p);
 }
 

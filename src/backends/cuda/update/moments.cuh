@@ -87,15 +87,18 @@ static __device__ inline void tchi_cuda_unpack_moment(int index, tchi_cuda_vec4s
 
 /* --- the way back ------------------------------------------------------------------------------------------------ */
 
-/* Of a warp's 128 elements, those beyond the end being 0: what the scale of squares or of a use follows from. */
+/* Of a warp's 128 elements, those beyond the end being 0: what the scale of squares or of a use follows from. `was` are
+ * first moments before the step. */
 template <bool squares, tchi_code_use use>
-static __device__ inline tchi_code_extent tchi_cuda_code_extent(const tchi_cuda_place &place,
-                                                                const tchi_cuda_vec4<float> &four)
+static __device__ inline tchi_code_extent
+tchi_cuda_code_extent(const tchi_cuda_place &place, const tchi_cuda_vec4<float> &four, const tchi_cuda_vec4<float> &was)
 {
     tchi_code_extent e = TCHI_CODE_EXTENT_INIT;
 #pragma unroll
     for (int k = 0; k < 4; k += 2) {
-        e = tchi_code_extend(e, k < place.count ? four.v[k] : 0.0f, k + 1 < place.count ? four.v[k + 1] : 0.0f);
+        const float now[2] = {k < place.count ? four.v[k] : 0.0f, k + 1 < place.count ? four.v[k + 1] : 0.0f};
+        const float then[2] = {k < place.count ? was.v[k] : 0.0f, k + 1 < place.count ? was.v[k + 1] : 0.0f};
+        e = tchi_code_extend(e, now, then);
     }
     e.largest = tchi_cuda_warp_max(e.largest);
     e.least = squares ? ~tchi_cuda_warp_max(~e.least) : 0u;
@@ -104,16 +107,19 @@ static __device__ inline tchi_code_extent tchi_cuda_code_extent(const tchi_cuda_
 }
 
 /* The words of a warp's 128 elements and their scale. All lanes come here, those beyond the end with zeros. */
+template <tchi_code_use use>
 static __device__ inline void tchi_cuda_store_codes(const tchi_cuda_rect &rect, int index, const tchi_cuda_place &place,
-                                                    const tchi_cuda_vec4<float> &four, const uint32_t random[4],
-                                                    uint32_t scale)
+                                                    const tchi_cuda_vec4<float> &four, const tchi_cuda_vec4<float> &was,
+                                                    const uint32_t random[4], uint32_t scale)
 {
     tchi_code_range range = tchi_code_range_squares(scale);
     tchi_code_rounding rounding = tchi_code_rounding_of(tchi_code_range_signed(scale)); /* unused ones are left out */
     uint32_t word = 0;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        uint32_t code = index == 0 ? tchi_code_signed(four.v[k], rounding, random[k] & 0xFFFFu)
+        uint32_t low = random[k] & 0xFFFFu;
+        low = use == TCHI_CODE_ADAMW ? low : tchi_code_random(four.v[k], was.v[k], rounding, low);
+        uint32_t code = index == 0 ? tchi_code_signed(four.v[k], rounding, low)
                                    : tchi_code_square(four.v[k], range, random[k] >> 16);
         word |= k < place.count ? code << (8 * k) : 0u;
     }
@@ -136,11 +142,12 @@ static __device__ inline void tchi_cuda_store_bfloats(void *data, bool wide, int
     tchi_cuda_put_shorts((unsigned short *)data + place.offset, wide, place.count, bits, false);
 }
 
-/* Rounds the moments of state 0 and, for AdamW, of state 1, and stores them. */
+/* Rounds the moments of state 0 and, for AdamW, of state 1, and stores them. `was` are those of state 0 before the
+ * step, which AdamW's codes do not depend on. */
 template <tchi_code_use use, tch_moments kept, typename real, tchi_cuda_access_path path>
-static __device__ inline void tchi_cuda_put_moments(const tchi_cuda_chunk_ctx<real, path> &ctx,
-                                                    const tchi_cuda_vec4s<real> &first,
-                                                    const tchi_cuda_vec4s<real> &second)
+static __device__ inline void
+tchi_cuda_put_moments(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cuda_vec4s<real> &first,
+                      const tchi_cuda_vec4s<real> &second, const tchi_cuda_vec4s<real> &was)
 {
     if constexpr (kept == TCH_MOMENTS_REAL) {
         tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, first);
@@ -158,12 +165,13 @@ static __device__ inline void tchi_cuda_put_moments(const tchi_cuda_chunk_ctx<re
             if constexpr (kept == TCH_MOMENTS_CODES) {
                 uint32_t squares = 0;
                 if (use == TCHI_CODE_ADAMW) {
-                    squares = tchi_code_scale_squares(tchi_cuda_code_extent<true, use>(place, second.at[s]));
-                    tchi_cuda_store_codes(ctx.rect, 1, place, second.at[s], random, squares);
+                    squares =
+                        tchi_code_scale_squares(tchi_cuda_code_extent<true, use>(place, second.at[s], second.at[s]));
+                    tchi_cuda_store_codes<use>(ctx.rect, 1, place, second.at[s], second.at[s], random, squares);
                 }
-                uint32_t scale =
-                    tchi_code_scale_signed(use, tchi_cuda_code_extent<false, use>(place, first.at[s]), squares);
-                tchi_cuda_store_codes(ctx.rect, 0, place, first.at[s], random, scale);
+                uint32_t scale = tchi_code_scale_signed(
+                    use, tchi_cuda_code_extent<false, use>(place, first.at[s], was.at[s]), squares);
+                tchi_cuda_store_codes<use>(ctx.rect, 0, place, first.at[s], was.at[s], random, scale);
             } else {
 #pragma unroll
                 for (int k = 0; k < (use == TCHI_CODE_ADAMW ? 2 : 1); k++) {

@@ -71,12 +71,13 @@ static __device__ inline void sgd_chunk(const tchi_cuda_chunk_ctx<real, path> &c
     tchi_cuda_unpack_grad(ctx, numbers.divisor, g);
     tchi_cuda_unpack_param(ctx, p);
     tchi_cuda_unpack_moment<kept>(0, buffer);
+    tchi_cuda_vec4s<real> was = buffer;
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
         update_four(numbers, nesterov, p.at[s], g.at[s], buffer.at[s]);
     }
     if (numbers.momentum) {
-        tchi_cuda_put_moments<TCHI_CODE_SGD, kept>(ctx, buffer, buffer);
+        tchi_cuda_put_moments<TCHI_CODE_SGD, kept>(ctx, buffer, buffer, was);
     }
     tchi_cuda_put_param(ctx, p);
 }

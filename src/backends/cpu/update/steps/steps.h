@@ -57,7 +57,8 @@ typedef struct tchi_cpu_steps {
     /* The words themselves, one for each element. */
     void (*random_words)(int64_t n, const tchi_cpu_random_run *random, uint32_t *words);
     /* To codes of TCH_MOMENTS_CODES with their scales, by the upper or the lower half of the words, and back. The run
-     * begins with a block; the last one may be short. `squares` are the scales of second moments, or NULL. */
+     * begins with a block; the last one may be short. `squares` are the scales of second moments, or NULL. Codes and
+     * scales of first moments are read before they are written: their rounding follows from what they were. */
     void (*encode_squares)(int64_t n, const float *x, const uint32_t *words, uint8_t *codes, float *scales);
     void (*encode_signed)(int64_t n, tchi_code_use use, const float *x, const uint32_t *words, const float *squares,
                           uint8_t *codes, float *scales);

@@ -192,7 +192,7 @@ static void round_at_random(int64_t n, const tchi_cpu_random_run *random, const 
 
 /* --- moments in eight bits --------------------------------------------------------------------------------------- */
 
-static tchi_code_extent extent_of(int64_t n, const float *x)
+static tchi_code_extent extent_of(int64_t n, const float *x, const float *was)
 {
     tchi_code_extent e = TCHI_CODE_EXTENT_INIT;
     uint32_t largest = e.largest;
@@ -200,13 +200,16 @@ static tchi_code_extent extent_of(int64_t n, const float *x)
     uint32_t pairs = e.pairs;
 #pragma omp simd reduction(max : largest) reduction(min : least, pairs)
     for (int64_t i = 0; i < n / 2; i++) {
-        tchi_code_extent pair = tchi_code_extend(e, x[2 * i], x[2 * i + 1]);
+        tchi_code_extent pair = tchi_code_extend(e, x + 2 * i, was + 2 * i);
         largest = pair.largest > largest ? pair.largest : largest;
         least = pair.least < least ? pair.least : least;
         pairs = pair.pairs < pairs ? pair.pairs : pairs;
     }
     e = (tchi_code_extent){largest, least, pairs};
-    return n % 2 == 0 ? e : tchi_code_extend(e, x[n - 1], 0.0f);
+    if (n % 2 != 0) {
+        e = tchi_code_extend(e, (const float[]){x[n - 1], 0.0f}, (const float[]){was[n - 1], 0.0f});
+    }
+    return e;
 }
 
 static void encode_second(int64_t n, const float *x, const uint32_t *words, uint8_t *codes, tchi_code_range range)
@@ -217,12 +220,14 @@ static void encode_second(int64_t n, const float *x, const uint32_t *words, uint
     }
 }
 
-static void encode_first(int64_t n, const float *x, const uint32_t *words, uint8_t *codes, tchi_code_range range)
+/* Of what was `was`; without a change the random bits decide. */
+static void encode_first(int64_t n, const float *x, const float *was, const uint32_t *words, uint8_t *codes,
+                         tchi_code_range range)
 {
     tchi_code_rounding r = tchi_code_rounding_of(range);
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        codes[i] = (uint8_t)tchi_code_signed(x[i], r, words[i] & 0xFFFFu);
+        codes[i] = (uint8_t)tchi_code_signed(x[i], r, tchi_code_random(x[i], was[i], r, words[i] & 0xFFFFu));
     }
 }
 
@@ -230,22 +235,9 @@ static void encode_squares(int64_t n, const float *x, const uint32_t *words, uin
 {
     for (int64_t first = 0; first < n; first += TCH_CODE_BLOCK) {
         int64_t count = n - first < TCH_CODE_BLOCK ? n - first : TCH_CODE_BLOCK;
-        uint32_t scale = tchi_code_scale_squares(extent_of(count, x + first));
+        uint32_t scale = tchi_code_scale_squares(extent_of(count, x + first, x + first));
         encode_second(count, x + first, words + first, codes + first, tchi_code_range_squares(scale));
         scales[first / TCH_CODE_BLOCK] = tchi_code_float(scale);
-    }
-}
-
-static void encode_signed(int64_t n, tchi_code_use use, const float *x, const uint32_t *words, const float *squares,
-                          uint8_t *codes, float *scales)
-{
-    for (int64_t first = 0; first < n; first += TCH_CODE_BLOCK) {
-        int64_t block = first / TCH_CODE_BLOCK;
-        int64_t count = n - first < TCH_CODE_BLOCK ? n - first : TCH_CODE_BLOCK;
-        uint32_t second = squares == NULL ? 0u : tchi_code_bits(squares[block]);
-        uint32_t scale = tchi_code_scale_signed(use, extent_of(count, x + first), second);
-        encode_first(count, x + first, words + first, codes + first, tchi_code_range_signed(scale));
-        scales[block] = tchi_code_float(scale);
     }
 }
 
@@ -259,6 +251,24 @@ static void decode(int64_t n, int second, const uint8_t *codes, const float *sca
         for (int64_t i = first; i < end; i++) {
             x[i] = second ? tchi_decode_square(codes[i], range) : tchi_decode_signed(codes[i], range);
         }
+    }
+}
+
+static void encode_signed(int64_t n, tchi_code_use use, const float *x, const uint32_t *words, const float *squares,
+                          uint8_t *codes, float *scales)
+{
+    float decoded[TCH_CODE_BLOCK];
+    for (int64_t first = 0; first < n; first += TCH_CODE_BLOCK) {
+        int64_t block = first / TCH_CODE_BLOCK;
+        int64_t count = n - first < TCH_CODE_BLOCK ? n - first : TCH_CODE_BLOCK;
+        uint32_t second = squares == NULL ? 0u : tchi_code_bits(squares[block]);
+        const float *was = use == TCHI_CODE_ADAMW ? x + first : decoded;
+        if (use != TCHI_CODE_ADAMW) {
+            decode(count, 0, codes + first, scales + block, decoded);
+        }
+        uint32_t scale = tchi_code_scale_signed(use, extent_of(count, x + first, was), second);
+        encode_first(count, x + first, was, words + first, codes + first, tchi_code_range_signed(scale));
+        scales[block] = tchi_code_float(scale);
     }
 }
 
