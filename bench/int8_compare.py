@@ -2,7 +2,8 @@
 """Error that 8-bit state adds, vs bitsandbytes: the distance of parameters from those of float32 state, as a percentage
 of the distance that they moved, on the same gradients.
 
-    PYTHONPATH=build/release/python bench/int8_compare.py [--steps 100] [--device cpu] [--out FILE]
+    PYTHONPATH=build/release/python bench/int8_compare.py [--steps 100] [--count 8192] [--seed 77] [--device cpu]
+        [--out FILE]
 """
 
 import argparse
@@ -14,7 +15,6 @@ import torch
 import torchium
 from timing import machine
 
-COUNT = 8192
 KINDS = {
     "AdamW": (functools.partial(torchium.optim.AdamW, weight_decay=0.0), bitsandbytes.optim.AdamW8bit),
     "Lion": (functools.partial(torchium.optim.Lion, betas=(0.9, 0.99)), bitsandbytes.optim.Lion8bit),
@@ -23,19 +23,19 @@ KINDS = {
 THEIRS = {"AdamW": {"weight_decay": 0.0}, "Lion": {"betas": (0.9, 0.99)}, "SGD": {"momentum": 0.9}}
 
 
-def cases():
+def cases(count):
     """Gradients of a step, from a generator."""
     fixed = torch.Generator().manual_seed(1)
-    means = torch.randn(COUNT, generator=fixed)
-    spread = {power: 10 ** (-power * torch.rand(COUNT, generator=fixed)) for power in (2, 4)}
-    outliers = torch.ones(COUNT)
+    means = torch.randn(count, generator=fixed)
+    spread = {power: 10 ** (-power * torch.rand(count, generator=fixed)) for power in (2, 4)}
+    outliers = torch.ones(count)
     outliers[::64] = 1000.0
 
     def normal(generator):
-        return torch.randn(COUNT, generator=generator)
+        return torch.randn(count, generator=generator)
 
     def hit(generator, rows, share):
-        return (torch.rand(rows, 1, generator=generator) < share).expand(rows, COUNT // rows).reshape(-1)
+        return (torch.rand(rows, 1, generator=generator) < share).expand(rows, count // rows).reshape(-1)
 
     return {
         "white": normal,
@@ -44,18 +44,18 @@ def cases():
         "sizes spread by 100": lambda g: spread[2] * normal(g),
         "sizes spread by 10,000": lambda g: spread[4] * normal(g),
         "one of 64 a thousand times larger": lambda g: outliers * normal(g),
-        "one of 20 elements at a time": lambda g: normal(g) * hit(g, COUNT, 0.05),
-        "one of 10 rows of 256 at a time": lambda g: normal(g) * hit(g, COUNT // 256, 0.1),
-        "heavy tails": lambda g: normal(g) / torch.rand(COUNT, generator=g).sqrt().clamp_min(1e-4),
+        "one of 20 elements at a time": lambda g: normal(g) * hit(g, count, 0.05),
+        "one of 10 rows of 256 at a time": lambda g: normal(g) * hit(g, count // 256, 0.1),
+        "heavy tails": lambda g: normal(g) / torch.rand(count, generator=g).sqrt().clamp_min(1e-4),
     }
 
 
-def train(make, gradient, steps, device):
-    generator = torch.Generator().manual_seed(77)
-    parameter = torch.nn.Parameter(torch.zeros(COUNT, device=device))
+def train(make, gradient, args):
+    generator = torch.Generator().manual_seed(args.seed)
+    parameter = torch.nn.Parameter(torch.zeros(args.count, device=args.device))
     optimizer = make([parameter])
-    for _ in range(steps):
-        parameter.grad = gradient(generator).to(device)
+    for _ in range(args.steps):
+        parameter.grad = gradient(generator).to(args.device)
         optimizer.step()
     return parameter.detach()
 
@@ -63,19 +63,21 @@ def train(make, gradient, steps, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--count", type=int, default=8192)
+    parser.add_argument("--seed", type=int, default=77)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out")
     args = parser.parse_args()
     rows = []
     for kind, (ours, theirs) in KINDS.items():
-        for case, gradient in cases().items():
-            exact = train(functools.partial(ours, lr=1e-3), gradient, args.steps, args.device)
+        for case, gradient in cases(args.count).items():
+            exact = train(functools.partial(ours, lr=1e-3), gradient, args)
             row = {"optimizer": kind, "gradients": case}
             for name, make in (
                 ("ours_percent", functools.partial(ours, lr=1e-3, state_dtype="int8")),
                 ("bitsandbytes_percent", functools.partial(theirs, lr=1e-3, **THEIRS[kind])),
             ):
-                off = train(make, gradient, args.steps, args.device) - exact
+                off = train(make, gradient, args) - exact
                 row[name] = 100 * (off.norm() / exact.norm()).item()
             rows.append(row)
             percents = f"{row['ours_percent']:7.2f} {row['bitsandbytes_percent']:7.2f}"
