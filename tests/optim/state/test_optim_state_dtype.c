@@ -475,7 +475,7 @@ static void every_step_is_the_formula(void **state)
  * by 0.41 of one as a standard deviation, at each step, and by what is left of the steps before: 1 / sqrt(1 -
  * beta1^2) = 2.3 times that, 0.02. Errors of later steps are independent, so of a path of 120 steps they are a third of
  * that: 0.006 was measured, and twice as much is allowed. Codes of three bits of fraction are off by 0.03. SGD and Lion
- * round larger changes to nearest: 0.0033 and, some signs being wrong, 0.015 were measured, 0.0045 and 0.021 without
+ * round larger changes to nearest: 0.0032 and, some signs being wrong, 0.016 were measured, 0.0045 and 0.020 without
  * that. float32 is there to show that the rest of the test has an error far below. */
 static void trajectories_stay_near(void **state)
 {
@@ -523,7 +523,7 @@ static void second_moments_are_right_on_average(void **state)
 }
 
 /* Constant gradients, that moments come close to by a hundredth of what is missing at every step: less than a code.
- * Rounded to nearest they would stop half way. */
+ * Always rounded to nearest, Lion's stop at 0.966 of what they should be. */
 static void first_moments_follow_slow_changes(void **state)
 {
     enum { COUNT = 4160, STEPS = 300, SIZES = 97 };
