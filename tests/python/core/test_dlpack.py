@@ -69,12 +69,6 @@ def test_broadcast_input():
     close(out, a @ a)
 
 
-def test_output_that_repeats_itself_is_refused():
-    out = np.lib.stride_tricks.as_strided(np.zeros(4), (4, 4), (0, 8))
-    with pytest.raises(ValueError, match="out"):
-        _C.matmul(random_array(4, 4), random_array(4, 4), out)
-
-
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (2, 0, 3, 3)])
 def test_empty(shape):
     a = np.zeros(shape)
@@ -83,45 +77,45 @@ def test_empty(shape):
     assert not np.isnan(out).any()  # an empty sum is zero
 
 
-def test_scalars_and_vectors_are_refused_by_name():
-    for a in (np.float64(3.0), np.array(3.0), random_array(3)):
-        with pytest.raises((TypeError, ValueError), match=r"\ba\b"):
-            _C.matmul(a, random_array(3, 3), poisoned(3, 3))
+NO_ARRAY = r"^a \(of type .*\) (is not an array|does not tell its device)"
+# What is given for a, the exception, and its words.
+REFUSED = [
+    *[(x, (TypeError, ValueError), r"\ba\b") for x in (np.float64(3.0), np.array(3.0), np.ones(3))],
+    (np.zeros(9 * 8 + 1, np.uint8)[1:].view(np.float64).reshape(3, 3), ValueError, r"\ba\b.*not aligned"),
+    (np.zeros((1,) * 9), ValueError, "a has 9 dimensions, expected at most 8"),
+    *[(np.ones((3, 3), d), TypeError, f"a has dtype {d}, ") for d in ("bool", "int8", "uint8", "int16", "uint64")],
+    *[(np.ones((3, 3), d), TypeError, rf"\ba\b.*{d}") for d in ("int32", "int64")],
+    (
+        np.ones((3, 3), "complex64"),
+        TypeError,
+        "a has dtype complex64: complex numbers are not supported, .* or float64$",
+    ),
+    (np.ones((3, 3), "complex128"), TypeError, "a has dtype complex128: complex numbers are not supported"),
+    (np.array([["x", "y"]]), (TypeError, ValueError), r"^a \(of type numpy.ndarray\)"),
+    (np.array([[None, 1]]), (TypeError, ValueError), r"^a \(of type numpy.ndarray\)"),
+    (np.ones((2, 2), ">f8"), (TypeError, ValueError), r"^a \(of type numpy.ndarray\)"),
+    *[(x, TypeError, NO_ARRAY) for x in (3, 2.5, "text", b"bytes", [[1.0]], {}, object(), np.ndarray, np, lambda: 0)],
+    (None, TypeError, "^a must be an array, got None"),
+]
 
 
-def test_unaligned():
-    a = np.zeros(9 * 8 + 1, np.uint8)[1:].view(np.float64).reshape(3, 3)
-    with pytest.raises(ValueError, match=r"\ba\b.*not aligned"):
-        _C.matmul(a, random_array(3, 3), poisoned(3, 3))
+@pytest.mark.parametrize(("array", "error", "words"), REFUSED, ids=lambda value: type(value).__name__)
+def test_arrays_that_are_refused(array, error, words):
+    plain, out = np.ones((3, 3)), poisoned(3, 3)
+    with pytest.raises(error, match=words):
+        _C.matmul(array, plain, out)
+    with pytest.raises(error, match=words.replace(r"\ba\b", r"\bb\b").replace("^a ", "^b ").replace("a has", "b has")):
+        _C.matmul(plain, array, out)
+    if array is None:
+        with pytest.raises(TypeError, match=r"^out must be an array, got None"):
+            _C.matmul(plain, plain, array)
+    assert np.isnan(out).all()
 
 
-def test_rank_nine():
-    with pytest.raises(ValueError, match=r"a has 9 dimensions, expected at most 8"):
-        _C.matmul(np.zeros((1,) * 9), random_array(3, 3), poisoned(3, 3))
-
-
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint64"])
-def test_unknown_dtypes_are_named(dtype):
-    with pytest.raises(TypeError, match=f"b has dtype {dtype}, expected float16"):
-        _C.matmul(random_array(2, 2), np.ones((2, 2), dtype), poisoned(2, 2))
-
-
-@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-def test_complex_numbers_are_no_integers(dtype):
-    with pytest.raises(TypeError, match=f"b has dtype {dtype}: complex numbers are not supported, .* or float64$"):
-        _C.matmul(random_array(2, 2), np.ones((2, 2), dtype), poisoned(2, 2))
-
-
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_integers_where_floats_are_needed(dtype):
-    with pytest.raises(TypeError, match=rf"\ba\b.*{dtype}"):
-        _C.matmul(np.ones((2, 2), dtype), np.ones((2, 2), dtype), np.ones((2, 2), dtype))
-
-
-@pytest.mark.parametrize("array", [np.array([["x", "y"]]), np.array([[None, 1]]), np.ones((2, 2), ">f8")])
-def test_numpy_types_without_dlpack(array):
-    with pytest.raises((TypeError, ValueError), match=r"^a \(of type numpy.ndarray\)"):
-        _C.matmul(array, random_array(2, 2), poisoned(2, 2))
+def test_output_that_repeats_itself_is_refused():
+    out = np.lib.stride_tricks.as_strided(np.zeros(4), (4, 4), (0, 8))
+    with pytest.raises(ValueError, match="out"):
+        _C.matmul(random_array(4, 4), random_array(4, 4), out)
 
 
 def test_read_only():
@@ -135,18 +129,6 @@ def test_read_only():
     with pytest.raises(ValueError, match=r"^out \(of type numpy.ndarray\)"):
         _C.matmul(a, a, out)
     np.testing.assert_array_equal(out, before)
-
-
-@pytest.mark.parametrize("thing", [3, 2.5, "text", b"bytes", [[1.0]], {}, object(), np.ndarray, np, lambda: 0])
-def test_things_that_are_no_arrays(thing):
-    with pytest.raises(TypeError, match=r"^b \(of type .*\) (is not an array|does not tell its device)"):
-        _C.matmul(random_array(2, 2), thing, poisoned(2, 2))
-
-
-def test_none_where_an_array_is_needed():
-    for arguments, name in (((None, 1, 1), "a"), ((np.eye(2), None, 1), "b"), ((np.eye(2), np.eye(2), None), "out")):
-        with pytest.raises(TypeError, match=f"^{name} must be an array, got None"):
-            _C.matmul(*arguments)
 
 
 # --- producers --------------------------------------------------------------------------------------------------------
@@ -292,35 +274,29 @@ class Answers:
         return self.capsule
 
 
-@pytest.mark.parametrize("given", [None, 3, "dltensor", object(), sys.modules])
-def test_something_else_than_a_capsule(given):
-    with pytest.raises(TypeError, match=r"^a \(of type test_dlpack.Answers\) gave something else"):
-        _C.matmul(Answers(given), random_array(2, 2), poisoned(2, 2))
+WHO = r"^a \(of type test_dlpack.Answers\) "
+ANSWERS = [
+    *[(Answers(x), TypeError, WHO + "gave something else") for x in (None, 3, "dltensor", object(), sys.modules)],
+    *[
+        (Answers(device=x), TypeError, WHO + "does not tell its device")
+        for x in (None, 1, (), (1,), (1, 0, 0), ("cpu", 0), (1.5, 0), [1, 0], (2**80, 0))
+    ],
+    *[
+        (answers, TypeError, WHO + ".*: '?no'?$")
+        for error in (TypeError("no\nwhere"), RuntimeError("no"), KeyError("no"), AttributeError("no"))
+        for answers in (Answers(error), Answers(device=error))
+    ],
+    (Answers(BufferError("no")), ValueError, WHO + ".*: no$"),
+    # What is not about the array passes.
+    *[(Answers(error()), error, "") for error in (KeyboardInterrupt, SystemExit, MemoryError)],
+    *[(Answers(device=error()), error, "") for error in (KeyboardInterrupt, SystemExit, MemoryError)],
+]
 
 
-@pytest.mark.parametrize("device", [None, 1, (), (1,), (1, 0, 0), ("cpu", 0), (1.5, 0), [1, 0], (2**80, 0)])
-def test_devices_that_are_none(device):
-    with pytest.raises(TypeError, match=r"^a \(of type test_dlpack.Answers\) does not tell its device"):
-        _C.matmul(Answers(device=device), random_array(2, 2), poisoned(2, 2))
-
-
-@pytest.mark.parametrize("error", [TypeError("no\nwhere"), RuntimeError("no"), KeyError("no"), AttributeError("no")])
-def test_producers_that_raise(error):
-    for producer in (Answers(error), Answers(device=error)):
-        with pytest.raises(TypeError, match=r"^a \(of type test_dlpack.Answers\) .*: '?no'?$"):
-            _C.matmul(producer, random_array(2, 2), poisoned(2, 2))
-
-
-def test_a_buffer_error_is_about_the_value():
-    with pytest.raises(ValueError, match=r"^a \(of type test_dlpack.Answers\) .*: no$"):
-        _C.matmul(Answers(BufferError("no")), random_array(2, 2), poisoned(2, 2))
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_what_is_not_about_the_array_passes(error):
-    for producer in (Answers(error()), Answers(device=error())):
-        with pytest.raises(error):
-            _C.matmul(producer, random_array(2, 2), poisoned(2, 2))
+@pytest.mark.parametrize(("producer", "error", "words"), ANSWERS)
+def test_producers_that_answer_wrongly(producer, error, words):
+    with pytest.raises(error, match=words):
+        _C.matmul(producer, random_array(2, 2), poisoned(2, 2))
 
 
 def test_errors_give_back_what_was_taken_before_them():

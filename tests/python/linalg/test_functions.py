@@ -1,10 +1,6 @@
-"""The matrix functions on PyTorch tensors, each against its formula in float64 on the CPU: sizes 0 and 1, odd shapes,
-batches, strided views, all dtypes. Memory that a function gets for its result is full of NaN, so that an element left
-out shows. Gradients, compilation and other arrays have files of their own.
-
-Errors are in Frobenius norms relative to the result. A backward stable algorithm in float64 or float32 has n u times
-the condition of the function, here at most 100 for n at most 24; half types are computed in float32 and rounded once,
-which is u of each element, and their inputs are taken as they are after rounding.
+"""What PyTorch tensors add to the matrix functions: the names of torchium.utils.cuda_kernels, views, errors that name
+their argument, the pool, devices. What the functions compute is compared in test_arrays.py; gradients and compilation
+have files of their own.
 """
 
 import math
@@ -86,29 +82,6 @@ def views(x):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("batch", BATCHES, ids=str)
-@pytest.mark.parametrize("n", [0, 1, 2, 7, 24])
-def test_power(device, dtype, batch, n):
-    a = positive(*batch, n, n, dtype=dtype, device=device)
-    for power, eps in [(-0.25, 1e-3), (-1.0, 0.1), (0.5, 0.0), (1.7, 0.3), (0.0, 0.1)]:
-        close(linalg.matrix_power(a, power, eps), power_of(a, power, eps), BOUND[dtype])
-
-
-def test_power_has_the_defaults_people_know(device):
-    a = positive(2, 6, 6, dtype=torch.float64, device=device)
-    expected = power_of(a, -0.25, 1e-8)
-    close(CUDAMatrixOps.matrix_sqrt_inv_eigen(a), expected, 1e-12)
-    close(CUDAMatrixOps().matrix_sqrt_inv_eigen(a, -0.25, 1e-8), expected, 1e-12)
-    close(CUDAMatrixOps.matrix_sqrt_inv_eigen(matrix=a, power=-0.5, eps=0.5), power_of(a, -0.5, 0.5), 1e-12)
-
-
-def test_power_raises_what_is_below_eps(device):
-    a = torch.diag(torch.tensor([4.0, -3.0, 0.0], dtype=torch.float64, device=device))
-    expected = torch.tensor([5.0, 1.0, 1.0], dtype=torch.float64).pow(-0.5).diag()
-    close(linalg.matrix_power(a, -0.5, 1.0), expected, 1e-14)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("eps", [1e-3, 0.25, 2.0])
 def test_power_of_what_is_not_positive(device, dtype, eps):
     """Without a positive eigenvalue it is eps^power I, whatever the others of the batch are."""
@@ -151,203 +124,48 @@ def test_expanded_batches(device):
     close(linalg.kronecker_product(a, a[0, 0]), kron(wide(a), wide(a[0, 0])), 1e-14)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("method", ["auto", "eigen", "newton", "rational"])
-@pytest.mark.parametrize("root", [1, 2, 3, 4, 6, 8])
-def test_inverse_root(device, dtype, method, root):
-    if device == "cuda" and method == "rational":
-        pytest.skip("not offered on a GPU")
-    a = positive(2, 1, 3, 9, 9, dtype=dtype, device=device)
-    x, residual = CUDAMatrixOps.inverse_root(a, root, relative_eps=1e-2, method=method, return_residual=True)
-    largest = torch.linalg.eigvalsh(wide(a))[..., -1:]
-    damped = wide(a) + 1e-2 * largest.unsqueeze(-1) * torch.eye(9, dtype=torch.float64)
-    close(x, power_of(damped, -1.0 / root, 0.0), max(BOUND[dtype], 1e-9 if dtype == torch.float64 else 2e-3))
-    assert residual.shape == (2, 1, 3) and residual.dtype == torch.float64 and residual.device == x.device
-    assert (residual >= 0).all() and (residual <= 0.1).all()
-    assert torch.equal(x, linalg.inverse_root(a, root, relative_eps=1e-2, method=method))
-
-
-def test_damping_is_the_larger_of_both(device):
-    a = torch.diag(torch.tensor([4.0, 1.0, 0.25], dtype=torch.float64, device=device))
-    for eps, relative in [(1.0, 0.0), (1.0, 0.1), (0.1, 0.25)]:
-        expected = (wide(a).diagonal() + 1.0).pow(-0.5).diag()
-        close(linalg.inverse_root(a, 2, eps, relative), expected, 1e-9)
-
-
-@pytest.mark.parametrize("n", [0, 1, 2])
-@pytest.mark.parametrize("batch", BATCHES, ids=str)
-def test_small_inverse_roots(device, batch, n):
-    a = positive(*batch, n, n, dtype=torch.float64, device=device)
-    x, residual = linalg.inverse_root(a, 4, eps=0.1, return_residual=True)
-    close(x, power_of(wide(a) + 0.1 * torch.eye(n, dtype=torch.float64), -0.25, 0.0), 1e-9)
-    assert residual.shape == batch
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_eigh(device, dtype):
-    a = random(3, 2, 8, 8, dtype=torch.float64, device="cpu")
-    a = (a + a.mT).to(dtype).to(device)
-    w, v = linalg.eigh(a)
-    assert w.dtype == v.dtype == dtype and w.shape == (3, 2, 8)
-    assert (wide(w).diff(dim=-1) >= 0).all()
-    close(w, torch.linalg.eigvalsh(wide(a)), BOUND[dtype])
-    assert (wide(v).mT @ wide(v) - torch.eye(8, dtype=torch.float64)).norm(dim=(-2, -1)).max() < 10 * BOUND[dtype]
-    assert (wide(a) @ wide(v) - wide(v) * wide(w).unsqueeze(-2)).norm() < 4 * BOUND[dtype] * wide(a).norm()
-
-
 # --- products
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
-        ((3, 4), (4, 5)),
-        ((7, 3, 4), (7, 4, 5)),
-        ((7, 3, 4), (4, 5)),
-        ((3, 4), (7, 4, 5)),
-        ((2, 1, 3, 1, 4), (5, 3, 4, 2)),
-        ((1, 3, 4), (6, 4, 1)),
-        ((0, 3, 4), (4, 5)),
-        ((3, 0), (0, 5)),
-        ((0, 4), (4, 5)),
-    ],
-    ids=str,
-)
-def test_matmul(device, dtype, left, right):
-    a, b = random(*left, dtype=dtype, device=device), random(*right, dtype=dtype, device=device)
-    close(CUDAMatrixOps.batch_matrix_multiply(a, b), wide(a) @ wide(b), PRODUCT_BOUND[dtype])
-    close(CUDAMemoryOps.memory_efficient_matmul(a, b), wide(a) @ wide(b), PRODUCT_BOUND[dtype])
-    close(CUDAMemoryOps.memory_efficient_matmul(a, b, 1 << 16), wide(a) @ wide(b), PRODUCT_BOUND[dtype])
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gram(device, dtype):
-    a = random(2, 3, 5, 4, dtype=dtype, device=device)
-    close(linalg.gram(a), wide(a) @ wide(a).mT, PRODUCT_BOUND[dtype])
-    got = linalg.gram(a, transpose=True, alpha=0.5)
-    close(got, 0.5 * wide(a).mT @ wide(a), PRODUCT_BOUND[dtype])
-    assert torch.equal(got, got.mT)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_symmetric_product(device, dtype):
-    a = positive(3, 8, 8, dtype=dtype, device=device)
-    got = linalg.symmetric_product(a, a)
-    close(got, wide(a) @ wide(a), PRODUCT_BOUND[dtype])
-    assert torch.equal(got, got.mT)
-
-
-@pytest.mark.parametrize("method", ["polar_express", "muon", "minimax"])
-@pytest.mark.parametrize("shape", [(6, 6), (9, 4), (2, 3, 4, 9), (1, 1), (0, 5), (0, 4, 4)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_orthogonalize(device, dtype, shape, method):
-    a = random(*shape, dtype=dtype, device=device)
-    x = wide(CUDAMatrixOps.orthogonalize(a, 8, method))
-    assert x.shape == shape
-    if x.numel() == 0:
-        return
-    u, s, vh = torch.linalg.svd(wide(a), full_matrices=False)
-    # The same singular vectors: U' X V is diagonal, and its diagonal near 1 where A had something to go by.
-    turned = u.mT @ x @ vh.mT
-    grown = torch.diagonal(turned, dim1=-2, dim2=-1)[s > 0.02 * s.max()]
-    assert (grown > 0.6).all() and (grown < 1.3).all()
-    off = turned - torch.diag_embed(torch.diagonal(turned, dim1=-2, dim2=-1))
-    rounding = 1e-11 if dtype == torch.float64 else 0.2 if device == "cuda" or dtype == torch.bfloat16 else 0.03
-    assert off.abs().max() < rounding
 
 
 # --- Kronecker products
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("batches", [((), ()), ((4,), (4,)), ((), (3,)), ((2, 1), (3,)), ((0,), (0,))], ids=str)
-def test_kronecker(device, dtype, batches):
-    first, second = batches
-    leading = torch.broadcast_shapes(first, second)
-    a = random(*first, 2, 3, dtype=dtype, device=device)
-    b = random(*second, 5, 4, dtype=dtype, device=device)
-    x = random(*leading, 12, 7, dtype=dtype, device=device)
-    y = random(*leading, 3, 4, dtype=dtype, device=device)
-    product = kron(wide(a), wide(b))
-    close(CUDAMatrixOps.kronecker_product_approx(a, b), product, PRODUCT_BOUND[dtype])
-    close(CUDAMatrixOps.kronecker_matmul(a, b, x), product @ wide(x), 2 * PRODUCT_BOUND[dtype])
-    close(linalg.kronecker_apply(a, b, y), wide(a) @ wide(y) @ wide(b).mT, 2 * PRODUCT_BOUND[dtype])
+# The other name of a function, and the same by its first.
+ALIASES = [
+    (CUDAMatrixOps.matrix_sqrt_inv_eigen, lambda a: linalg.matrix_power(a, -0.25, 1e-8)),
+    (
+        lambda a: CUDAMatrixOps().matrix_sqrt_inv_eigen(matrix=a, power=-0.5, eps=0.5),
+        lambda a: linalg.matrix_power(a, -0.5, 0.5),
+    ),
+    (
+        lambda a: CUDAMatrixOps.inverse_root(a, 4, relative_eps=0.1),
+        lambda a: linalg.inverse_root(a, 4, relative_eps=0.1),
+    ),
+    (lambda a: CUDAMatrixOps.batch_matrix_multiply(a, a), lambda a: linalg.matmul(a, a)),
+    (lambda a: CUDAMemoryOps.memory_efficient_matmul(a, a), lambda a: linalg.matmul(a, a)),
+    (lambda a: CUDAMemoryOps.memory_efficient_matmul(a, a, 1 << 16), lambda a: linalg.matmul(a, a)),
+    (CUDAMatrixOps.orthogonalize, linalg.orthogonalize),
+    (lambda a: CUDAMatrixOps.kronecker_product_approx(a, a), lambda a: linalg.kronecker_product(a, a)),
+    (
+        lambda a: CUDAMatrixOps.kronecker_matmul(a, a[:1, :1, :1], a),
+        lambda a: linalg.kronecker_matmul(a, a[:1, :1, :1], a),
+    ),
+    (lambda a: CUDAMatrixOps.kronecker_solve(a, a, a, 0.1), lambda a: linalg.kronecker_solve(a, a, a, 0.1)),
+    (
+        lambda a: CUDAMatrixOps.nearest_kronecker(a, (2, 2), (2, 2))[0],
+        lambda a: linalg.nearest_kronecker(a, (2, 2), (2, 2))[0],
+    ),
+]
 
 
-def test_kronecker_against_torch(device):
-    a, b = (random(*shape, dtype=torch.float64, device=device) for shape in [(3, 2), (4, 5)])
-    close(linalg.kronecker_product(a, b), torch.kron(wide(a), wide(b)), 1e-15)
-    x = random(2, 5, dtype=torch.float64, device=device)
-    flat = linalg.kronecker_matmul(a, b, x.reshape(10, 1)).reshape(3, 4)
-    close(linalg.kronecker_apply(a, b, x), wide(flat), 1e-14)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("batches", [((), (), ()), ((3,), (3,), (3,)), ((), (2, 1), (3,))], ids=str)
-def test_kronecker_solve(device, dtype, batches):
-    m, n, damping = 5, 4, 0.04
-    a = positive(*batches[0], m, m, dtype=dtype, device=device)
-    b = positive(*batches[1], n, n, dtype=dtype, device=device)
-    x = random(*batches[2], m, n, dtype=dtype, device=device)
-    pi = (wide(a).diagonal(dim1=-2, dim2=-1).mean(-1) / wide(b).diagonal(dim1=-2, dim2=-1).mean(-1)).sqrt()
-    left = wide(a) + (pi * math.sqrt(damping))[..., None, None] * torch.eye(m, dtype=torch.float64)
-    right = wide(b) + (math.sqrt(damping) / pi)[..., None, None] * torch.eye(n, dtype=torch.float64)
-    expected = torch.linalg.inv(left) @ wide(x) @ torch.linalg.inv(right)
-    close(CUDAMatrixOps.kronecker_solve(a, b, x, damping), expected, BOUND[dtype])
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_nearest_kronecker(device, dtype):
-    m = random(2, 1, 6, 12, dtype=dtype, device=device)
-    a, b = CUDAMatrixOps.nearest_kronecker(m, (2, 4), (3, 3))
-    assert a.shape == (2, 1, 2, 4) and b.shape == (2, 1, 3, 3) and a.dtype == b.dtype == dtype
-    # The best is the leading singular triple of M with a row for each element of A and a column for each of B.
-    turned = wide(m).reshape(2, 1, 2, 3, 4, 3).transpose(-3, -2).reshape(2, 1, 8, 9)
-    u, s, vh = torch.linalg.svd(turned)
-    best = s[..., :1, None] * u[..., :, :1] @ vh[..., :1, :]
-    got = wide(a).reshape(2, 1, 8, 1) @ wide(b).reshape(2, 1, 1, 9)
-    close(got.contiguous(), best, 3 * BOUND[dtype])
-    error = linalg.nearest_kronecker(m, (2, 4), (3, 3), return_error=True)[2]
-    expected = (turned - best).norm(dim=(-2, -1)) / turned.norm(dim=(-2, -1))
-    assert error.dtype == torch.float64 and torch.allclose(wide(error), expected, atol=1e-3)
-    assert torch.allclose(wide(a).norm(dim=(-2, -1)), wide(b).norm(dim=(-2, -1)), rtol=1e-2)
-
-
-def test_nearest_kronecker_of_a_product(device):
-    a, b = (random(*shape, dtype=torch.float64, device=device) for shape in [(3, 2), (2, 4)])
-    m = linalg.kronecker_product(a, b)
-    first, second, error = linalg.nearest_kronecker(m, [3, 2], [2, 4], return_error=True)
-    close(linalg.kronecker_product(first, second), wide(m), 1e-12)
-    assert error < 1e-7
-
-
-# --- tensors as training has them
-
-
-def test_parameters_that_require_gradients(device):
+@pytest.mark.parametrize(("other", "first"), ALIASES)
+def test_other_names(device, other, first):
+    """Of parameters, too, whose results require no gradient where none is asked for."""
     a = torch.nn.Parameter(positive(3, 4, 4, dtype=torch.float64, device=device))
     with torch.no_grad():
-        x = CUDAMatrixOps.matrix_sqrt_inv_eigen(a)
-        assert not x.requires_grad
-        for y in (
-            CUDAMatrixOps.orthogonalize(a),
-            CUDAMatrixOps.kronecker_solve(a, a, a, 0.1),
-            CUDAMatrixOps.nearest_kronecker(a, (2, 2), (2, 2))[0],
-            CUDAMemoryOps.memory_efficient_matmul(a, a),
-        ):
-            assert not y.requires_grad and torch.isfinite(y).all()
-    close(x, power_of(a, -0.25, 1e-8), 1e-12)
-
-
-def test_inputs_are_not_changed(device):
-    a = positive(3, 4, 4, dtype=torch.float32, device=device)
-    before, version = a.clone(), a._version
-    linalg.matrix_power(a, -0.5)
-    linalg.inverse_root(a, 2)
-    linalg.orthogonalize(a)
-    linalg.eigh(a)
-    assert torch.equal(a, before) and a._version == version
+        got, expected = other(a), first(a)
+    assert not got.requires_grad
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
 # --- bad input
@@ -403,38 +221,6 @@ def test_results_too_large_are_an_error(device, function):
     a = torch.diag(torch.tensor([1.0, 1e-4], device=device))
     with pytest.raises(torchium.NumericError, match=r"matrix 0 of a.* too large for its type.*eps.*float64"):
         function(a)
-
-
-@pytest.mark.parametrize("n", [0, 3])
-@pytest.mark.parametrize("batch", BATCHES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_nothing_gives_nothing(device, dtype, batch, n):
-    if n > 0 and 0 not in batch:
-        return
-    a = torch.empty(*batch, n, n, dtype=dtype, device=device)
-    for method in ("auto", "eigen", "newton", "rational") if device == "cpu" else ("auto", "eigen", "newton"):
-        for damping in ({}, {"eps": 1e-3}, {"relative_eps": 1e-3}):
-            for root in (1, 2, 4):
-                x, residual = linalg.inverse_root(a, root, method=method, return_residual=True, **damping)
-                assert x.shape == a.shape
-                assert residual.shape == a.shape[:-2]
-                assert not residual.any()
-    for method in ("polar_express", "muon", "minimax"):
-        assert linalg.orthogonalize(a, method=method).shape == a.shape
-    results = [linalg.matrix_power(a, -0.5), linalg.matmul(a, a), linalg.gram(a), linalg.symmetric_product(a, a)]
-    results += [linalg.eigh(a)[1], linalg.kronecker_apply(a, a, a), linalg.kronecker_solve(a, a, a, 0.1)]
-    assert all(x.shape == a.shape for x in results)
-    assert linalg.eigh(a)[0].shape == a.shape[:-1]
-    assert linalg.kronecker_product(a, a).shape == (*batch, n * n, n * n)
-    assert linalg.kronecker_matmul(a, a, linalg.kronecker_product(a, a)).shape == (*batch, n * n, n * n)
-    left, right, error = linalg.nearest_kronecker(linalg.kronecker_product(a, a), (n, n), (n, n), return_error=True)
-    assert left.shape == right.shape == a.shape
-    assert error.shape == tuple(batch)
-    assert not error.any()
-    a.requires_grad_()
-    roots = linalg.inverse_root(a, 2, eps=0.1, method="newton")
-    (linalg.matrix_power(a, -0.5, 0.1) + roots + linalg.matmul(a, a) + linalg.gram(a)).sum().backward()
-    assert a.grad.shape == a.shape
 
 
 def test_mixed_dtypes_are_refused():

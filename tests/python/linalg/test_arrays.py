@@ -1,0 +1,324 @@
+"""The functions of torchium.linalg on PyTorch, NumPy and JAX arrays, against NumPy in float64: sizes 0 and 1, odd
+shapes, batches, all dtypes, and results of the same kind as the arguments. Parts are skipped where a library is
+missing.
+
+Errors are in Frobenius norms relative to the result. A backward stable algorithm in float64 or float32 has n u times
+the condition of the function, here at most 100 for n at most 24; half types are computed in float32 and rounded once,
+which is u of each element, and their inputs are taken as they are after rounding.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+numpy = pytest.importorskip("numpy")
+
+import conftest  # noqa: E402
+import torchium.linalg as linalg  # noqa: E402
+
+BOUND = {"float64": 1e-12, "float32": 3e-4, "float16": 2e-3, "bfloat16": 8e-3}
+# Products have no condition to magnify anything.
+PRODUCT = BOUND | {"float64": 1e-14, "float32": 1e-5}
+
+
+def jax_array(x, dtype):
+    return pytest.importorskip("jax").numpy.asarray(x, dtype=dtype)
+
+
+def torch_array(x, dtype, device="cpu"):
+    torch = pytest.importorskip("torch")
+    return torch.from_numpy(numpy.ascontiguousarray(x)).to(device, getattr(torch, dtype))
+
+
+KINDS = {"numpy": lambda x, dtype: x.astype(dtype), "jax": jax_array, "torch": torch_array}
+TYPES = [("numpy", d) for d in ("float64", "float32", "float16")]
+TYPES += [("jax", d) for d in ("float32", "float16", "bfloat16")]  # JAX computes in float32 unless told otherwise
+TYPES += [("torch", d) for d in BOUND]
+TYPES += [pytest.param(("cuda", d), marks=pytest.mark.gpu) for d in BOUND]
+
+
+@pytest.fixture(params=TYPES, ids=lambda p: "-".join(p))
+def make(request):
+    """Makes arrays of one kind and dtype from float64; `close` compares with what they then hold. Memory that a
+    function gets from PyTorch for its result is full of NaN, so that an element left out shows."""
+    kind, dtype = request.param
+    if kind == "cuda" and conftest.why_no_gpu() is not None:
+        pytest.skip(conftest.why_no_gpu())
+
+    def made(x):
+        return torch_array(x, dtype, "cuda") if kind == "cuda" else KINDS[kind](x, dtype)
+
+    made.kind, made.dtype = kind, dtype
+    made(numpy.eye(2))  # skips where the library is missing
+    if kind not in ("torch", "cuda"):
+        yield made
+        return
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield made
+    torch.use_deterministic_algorithms(False)
+
+
+def wide(x):
+    return numpy.asarray(x.detach().cpu().double() if hasattr(x, "detach") else x).astype("float64")
+
+
+def close(got, like, expected, scale=1.0, bounds=BOUND):
+    assert type(got) is type(like) and got.dtype == like.dtype and got.shape == expected.shape
+    assert numpy.isfinite(wide(got)).all()
+    assert not hasattr(got, "is_contiguous") or got.is_contiguous()
+    error, bound = numpy.linalg.norm(wide(got) - expected), bounds[str(like.dtype).removeprefix("torch.")]
+    assert error <= scale * bound * numpy.linalg.norm(expected), f"off by {error:.3g}"
+
+
+def positive(*shape):
+    """Symmetric, eigenvalues from 0.1 to about 10."""
+    a = numpy.random.randn(*shape)
+    return a @ a.swapaxes(-1, -2) / max(1, shape[-1]) + 0.1 * numpy.eye(shape[-1])
+
+
+def turned(x):
+    return numpy.swapaxes(x, -1, -2)
+
+
+def power_of(a, power, eps):
+    w, v = numpy.linalg.eigh(wide(a))
+    return v * numpy.maximum(w + eps, eps)[..., None, :] ** power @ turned(v)
+
+
+def kron(a, b):
+    product = numpy.einsum("...ij,...kl->...ikjl", a, b)
+    return product.reshape(*product.shape[:-4], a.shape[-2] * b.shape[-2], a.shape[-1] * b.shape[-1])
+
+
+BATCHES = [(), (3,), (2, 1, 3), (0,), (2, 0)]
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+@pytest.mark.parametrize("n", [0, 1, 2, 7, 24])
+def test_powers(make, batch, n):
+    a = make(positive(*batch, n, n))
+    for power, eps in [(-0.25, 1e-3), (-1.0, 0.1), (0.5, 0.0), (1.7, 0.3), (0.0, 0.1)]:
+        close(linalg.matrix_power(a, power, eps), a, power_of(a, power, eps))
+
+
+@pytest.mark.parametrize("method", ["auto", "eigen", "newton", "rational"])
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+@pytest.mark.parametrize("n", [0, 1, 9])
+def test_inverse_roots(make, batch, n, method):
+    if make.kind == "cuda" and method == "rational":
+        pytest.skip("not offered on a GPU")
+    a = make(positive(*batch, n, n))
+    largest = numpy.linalg.eigvalsh(wide(a))[..., -1:, None] if n else 0.0
+    bounds = BOUND | {"float64": 1e-9, "float32": 2e-3}
+    for options, damping in (({"eps": 0.1}, 0.1), ({"relative_eps": 1e-2}, 1e-2 * largest)):
+        damped = wide(a) + damping * numpy.eye(n)
+        for root in (1, 2, 3, 4, 6, 8):
+            x, residual = linalg.inverse_root(a, root, method=method, return_residual=True, **options)
+            close(x, a, power_of(damped, -1.0 / root, 0.0), bounds=bounds)
+            assert residual.shape == batch and type(residual) is type(a) and (wide(residual) <= 0.1).all()
+        assert numpy.array_equal(wide(linalg.inverse_root(a, 8, method=method, **options)), wide(x))
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+def test_eigh(make, batch):
+    a = make(positive(*batch, 6, 6))
+    w, v = linalg.eigh(a)
+    close(w, a, numpy.linalg.eigvalsh(wide(a)))
+    close(v, a, wide(v))
+    assert (numpy.diff(wide(w)) >= 0).all()
+    close(v, a, wide(v) @ turned(wide(v)) @ wide(v), 10)
+    assert numpy.linalg.norm(wide(a) @ wide(v) - wide(v) * wide(w)[..., None, :]) < 20 * BOUND[make.dtype]
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((3, 4), (4, 5)),
+        ((7, 3, 4), (7, 4, 5)),
+        ((7, 3, 4), (4, 5)),
+        ((3, 4), (7, 4, 5)),
+        ((2, 1, 3, 1, 4), (5, 3, 4, 2)),
+        ((0, 3, 4), (4, 5)),
+        ((3, 0), (0, 5)),
+        ((0, 4), (4, 5)),
+    ],
+    ids=str,
+)
+def test_products(make, left, right):
+    a, b = make(numpy.random.randn(*left)), make(numpy.random.randn(*right))
+    close(linalg.matmul(a, b), a, wide(a) @ wide(b), bounds=PRODUCT)
+    close(linalg.gram(a), a, wide(a) @ turned(wide(a)), bounds=PRODUCT)
+    close(linalg.gram(a, transpose=True, alpha=0.5), a, 0.5 * turned(wide(a)) @ wide(a), bounds=PRODUCT)
+    s = make(positive(*left[:-2], 5, 5))
+    got = linalg.symmetric_product(s, s)
+    close(got, s, wide(s) @ wide(s), bounds=PRODUCT)
+    assert numpy.array_equal(wide(got), turned(wide(got)))
+
+
+@pytest.mark.parametrize("method", ["polar_express", "muon", "minimax"])
+@pytest.mark.parametrize("shape", [(9, 4), (2, 3, 4, 9), (1, 1), (0, 5), (0, 4, 4)], ids=str)
+def test_orthogonalize(make, shape, method):
+    a = make(numpy.random.randn(*shape))
+    x = linalg.orthogonalize(a, steps=8, method=method)
+    assert x.shape == shape and type(x) is type(a) and x.dtype == a.dtype
+    if x.size if make.kind in ("numpy", "jax") else x.numel():
+        assert numpy.abs(numpy.linalg.svd(wide(x), compute_uv=False) - 1.0).max() < 0.4
+        u, _, vh = numpy.linalg.svd(wide(a), full_matrices=False)  # the same singular vectors
+        assert numpy.linalg.norm(wide(x) - u @ vh) < 0.4 * numpy.linalg.norm(u @ vh)
+
+
+@pytest.mark.parametrize("batches", [((), ()), ((3,), (3,)), ((), (4,)), ((2, 1), (3,)), ((0,), (0,))], ids=str)
+def test_kronecker(make, batches):
+    leading = numpy.broadcast_shapes(*batches)
+    a, b = make(numpy.random.randn(*batches[0], 2, 3)), make(numpy.random.randn(*batches[1], 5, 4))
+    x, y = make(numpy.random.randn(*leading, 12, 2)), make(numpy.random.randn(*leading, 3, 4))
+    product = kron(wide(a), wide(b))
+    close(linalg.kronecker_product(a, b), a, product, bounds=PRODUCT)
+    close(linalg.kronecker_matmul(a, b, x), a, product @ wide(x), 2.0, PRODUCT)
+    close(linalg.kronecker_apply(a, b, y), a, wide(a) @ wide(y) @ turned(wide(b)), 2.0, PRODUCT)
+
+
+@pytest.mark.parametrize("batches", [((), (), ()), ((3,), (3,), (3,)), ((), (2, 1), (3,)), ((0,), (), ())], ids=str)
+def test_kronecker_solve(make, batches):
+    a, b = make(positive(*batches[0], 5, 5)), make(positive(*batches[1], 4, 4))
+    x = make(numpy.random.randn(*batches[2], 5, 4))
+    pi = numpy.sqrt(numpy.trace(wide(a), axis1=-2, axis2=-1) / 5 / (numpy.trace(wide(b), axis1=-2, axis2=-1) / 4))
+    left = wide(a) + (pi * 0.2)[..., None, None] * numpy.eye(5)
+    right = wide(b) + (0.2 / pi)[..., None, None] * numpy.eye(4)
+    close(linalg.kronecker_solve(a, b, x, 0.04), a, numpy.linalg.inv(left) @ wide(x) @ numpy.linalg.inv(right))
+
+
+@pytest.mark.parametrize("batch", [(), (2, 1), (0,)], ids=str)
+def test_nearest_kronecker(make, batch):
+    """The best is the leading singular triple of M with a row for each element of A and a column for each of B."""
+    m = make(numpy.random.randn(*batch, 6, 12))
+    a, b, error = linalg.nearest_kronecker(m, (2, 4), (3, 3), return_error=True)
+    assert a.shape == (*batch, 2, 4) and b.shape == (*batch, 3, 3) and error.shape == batch
+    rows = wide(m).reshape(*batch, 2, 3, 4, 3).swapaxes(-3, -2).reshape(*batch, 8, 9)
+    u, s, vh = numpy.linalg.svd(rows)
+    best = s[..., :1, None] * u[..., :, :1] @ vh[..., :1, :]
+    expected = best.reshape(*batch, 2, 4, 3, 3).swapaxes(-3, -2).reshape(*batch, 6, 12)
+    close(linalg.kronecker_product(a, b), m, expected, 4.0)
+    off = numpy.linalg.norm(rows - best, axis=(-2, -1)) / numpy.linalg.norm(rows, axis=(-2, -1))
+    assert numpy.allclose(wide(error), off, atol=1e-3)
+    assert len(linalg.nearest_kronecker(m, (2, 4), (3, 3))) == 2
+
+
+# --- NumPy's layouts and flags
+
+
+def test_numpy_views():
+    a = positive(3, 6, 6)
+    wider = numpy.full((3, 8, 20), numpy.nan)
+    wider[:, 1:7, 3:15:2] = a
+    expected = power_of(a, -0.5, 0.1)
+    frozen = a.copy()
+    frozen.flags.writeable = False
+    for view in (
+        numpy.asfortranarray(a),
+        turned(turned(a).copy()),
+        wider[:, 1:7, 3:15:2],
+        a[::-1][::-1],
+        numpy.ascontiguousarray(a[:, ::-1, ::-1])[:, ::-1, ::-1],
+        frozen,
+    ):
+        close(linalg.matrix_power(view, -0.5, 0.1), a, expected)
+    assert not frozen.flags.writeable and numpy.array_equal(frozen, a)
+    close(linalg.matrix_power(numpy.broadcast_to(a[0], (4, 6, 6)), 0.5), a, power_of(a[:1].repeat(4, 0), 0.5, 0.0))
+
+
+def test_inputs_are_not_changed(make):
+    a = make(positive(3, 5, 5))
+    before, version = wide(a), getattr(a, "_version", 0)
+    linalg.matrix_power(a, -0.5)
+    linalg.inverse_root(a, 2)
+    linalg.eigh(a)
+    linalg.orthogonalize(a)
+    linalg.kronecker_solve(a, a, a, 0.1)
+    assert numpy.array_equal(wide(a), before) and getattr(a, "_version", 0) == version
+
+
+def test_numpy_scalars_as_numbers():
+    a = positive(4, 4)
+    assert numpy.array_equal(
+        linalg.matrix_power(a, numpy.float64(-0.5), numpy.float32(0.5)), linalg.matrix_power(a, -0.5, 0.5)
+    )
+    assert numpy.array_equal(linalg.inverse_root(a, numpy.int64(4)), linalg.inverse_root(a, 4))
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [
+        (lambda: linalg.matrix_power([[1.0]], 1.0), TypeError, "a must be .* got list; numpy.asarray"),
+        (lambda: linalg.matrix_power(None, 1.0), TypeError, "a must be"),
+        (lambda: linalg.matrix_power(numpy.float64(1.0), 1.0), TypeError, "a must be"),
+        (lambda: linalg.matmul(numpy.eye(2), [[1.0]]), TypeError, "b must be a NumPy array like a, got list"),
+        (lambda: linalg.matmul(numpy.eye(2), numpy.eye(2, dtype="float32")), TypeError, "b has dtype float32.*like a"),
+        (lambda: linalg.matmul(numpy.eye(2), numpy.eye(3)), ValueError, "b has shape"),
+        (lambda: linalg.matrix_power(numpy.eye(2, dtype="int64"), 1.0), TypeError, "int64"),
+        (lambda: linalg.matrix_power(numpy.eye(2, dtype="complex128"), 1.0), TypeError, "a"),
+        (lambda: linalg.matrix_power(numpy.array([["x"]]), 1.0), TypeError, "a"),
+        (lambda: linalg.matrix_power(numpy.array([[None]]), 1.0), TypeError, "a"),
+        (lambda: linalg.matrix_power(numpy.ones(3), 1.0), ValueError, "a"),
+        (lambda: linalg.matrix_power(numpy.full((2, 3, 3), numpy.nan), 1.0), RuntimeError, "matrix 0 of a"),
+        (lambda: linalg.inverse_root(-numpy.eye(3), 2), RuntimeError, "matrix 0 of a is not positive"),
+        (lambda: linalg.eigh(numpy.triu(numpy.ones((3, 3)))), RuntimeError, "matrix 0 of a is not symmetric"),
+        (lambda: linalg.kronecker_apply(numpy.eye(2), numpy.eye(3), numpy.eye(2)), ValueError, "x has shape"),
+        (lambda: linalg.nearest_kronecker(numpy.eye(4), (2, 2), (3, 2)), ValueError, "m has shape"),
+    ],
+)
+def test_wrong_arguments_are_named(function, error, words):
+    with pytest.raises(error, match=words):
+        function()
+
+
+def test_bfloat16_of_numpy():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    with pytest.raises(TypeError, match="a has dtype bfloat16, which NumPy cannot hand over"):
+        linalg.matrix_power(numpy.eye(3).astype(ml_dtypes.bfloat16), 1.0)
+
+
+def test_kinds_are_not_mixed():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="b must be a NumPy array like a, got Tensor"):
+        linalg.matmul(numpy.eye(2), torch.eye(2, dtype=torch.float64))
+    with pytest.raises(TypeError, match="b must be a torch tensor, got ndarray"):
+        linalg.matmul(torch.eye(2, dtype=torch.float64), numpy.eye(2))
+
+
+def test_jax_tracers():
+    jax = pytest.importorskip("jax")
+    with pytest.raises(TypeError, match="a is being traced by JAX"):
+        jax.jit(lambda a: linalg.matrix_power(a, 0.5))(jax.numpy.eye(3))
+    shape = jax.ShapeDtypeStruct((3, 3), "float32")
+
+    def root(a):
+        return jax.pure_callback(lambda x: numpy.asarray(linalg.matrix_power(numpy.asarray(x), 0.5)), shape, a)
+
+    assert numpy.allclose(jax.jit(root)(4 * jax.numpy.eye(3)), 2 * numpy.eye(3))
+
+
+def test_jax_results_last():
+    """Memory of a result belongs to its array alone."""
+    jax = pytest.importorskip("jax")
+    a = jax.numpy.asarray(positive(8, 8), "float32")
+    results = [linalg.matrix_power(a, -0.5, 0.01 * k) for k in range(1, 40)]
+    for k, x in enumerate(results, 1):
+        close(x, a, power_of(a, -0.5, 0.01 * k))
+
+
+def test_pytorch_is_not_imported():
+    program = """
+import sys, numpy, torchium.linalg as linalg
+assert numpy.allclose(linalg.matrix_power(4.0 * numpy.eye(3), 0.5), 2.0 * numpy.eye(3))
+assert "torch" not in sys.modules, "PyTorch was imported"
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
