@@ -12,7 +12,6 @@ import torchium.optim
 torch.set_num_threads(1)  # tensors are small: threads would only wait for each other
 torch.backends.cudnn.deterministic = True  # runs are compared to the bit
 
-KINDS = ["sgd", "adamw", "shampoo", "soap", "muon", "lion", "normuon"]
 SECOND_ORDER = ["shampoo", "soap", "muon", "normuon"]
 
 # Factors, roots, bases, momenta and moments all in use, refreshed more than once within ten steps.
@@ -35,24 +34,15 @@ LIVELY = {
 }
 # As the references have it: roots to rounding, all refreshed at once. Products in float32 on a GPU too.
 EXACT = {
-    "sgd": {},
-    "adamw": {},
     "shampoo": {"root_method": "eigen", "stagger": False, "relative_eps": 1e-3, "precision": "highest"},
     "soap": {"stagger": False, "precision": "highest"},
-    "muon": {},
-    "lion": {},
-    "normuon": {},
+    "muon": {"method": "muon"},
+    "normuon": {"method": "muon"},
 }
 NOT_FOR_REFERENCE = ("root_method", "stagger", "precision")
-CLASSES = {
-    "sgd": torchium.optim.SGD,
-    "adamw": torchium.optim.AdamW,
-    "shampoo": torchium.optim.Shampoo,
-    "soap": torchium.optim.SOAP,
-    "muon": torchium.optim.Muon,
-    "lion": torchium.optim.Lion,
-    "normuon": torchium.optim.NorMuon,
-}
+NAMES = ["SGD", "AdamW", "Shampoo", "SOAP", "Muon", "Lion", "NorMuon"]
+KINDS = [name.lower() for name in NAMES]
+CLASSES = {name.lower(): getattr(torchium.optim, name) for name in NAMES}
 
 
 def make(kind, params, **options):
@@ -62,7 +52,7 @@ def make(kind, params, **options):
 
 def exact(kind, **options):
     """Options under which an optimizer follows its reference to rounding."""
-    return LIVELY[kind] | EXACT[kind] | options
+    return LIVELY[kind] | EXACT.get(kind, {}) | options
 
 
 class Small(torch.nn.Module):
@@ -208,7 +198,7 @@ class Trial:
             p = shape if isinstance(shape, torch.Tensor) else 0.5 * draw(shape, self.generator)
             p = p.to(device=self.device, dtype=self.dtype, memory_format=torch.preserve_format)
             self.params.append(torch.nn.Parameter(p))
-            self.references.append(references.reference(self.kind, p, i in elementwise, **known))
+            self.references.append(references.Reference(self.kind, p, i in elementwise, **known))
         marked = [p for i, p in enumerate(self.params[started:]) if i in elementwise]
         plain = [p for i, p in enumerate(self.params[started:]) if i not in elementwise]
         return [{"params": plain}] + ([{"params": marked, "use_adamw": True}] if marked else [])
@@ -239,10 +229,9 @@ class Trial:
 
     def error(self, i):
         """The distance of a parameter from its reference, as a share of the way that has gone. Each step rounds the
-        parameter itself, which is much of the way where that is short beside it: so much is taken off. Elements that
-        the reference says are open are left out."""
+        parameter itself, which is much of the way where that is short beside it: so much is taken off."""
         p, r = self.params[i], self.references[i]
-        distance = ((p.detach().cpu().double() - r.values) * ~r.open).norm().item()
+        distance = (p.detach().cpu().double() - r.values).norm().item()
         rounding = self.steps * torch.finfo(self.dtype).eps / 2 * r.values.norm().item()
         distance = max(0.0, distance - rounding)
         return distance / r.way if r.way else distance

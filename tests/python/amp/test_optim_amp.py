@@ -241,11 +241,11 @@ def test_ignore(kind, device):
 def test_master_weights(kind, dtype, device):
     """The parameter is the rounding of a float32 copy, and the copy follows the reference on the rounded gradients."""
     generator = torch.Generator().manual_seed(0)
-    shapes = [(6, 6), (4, 3, 2), (5,), ()]
+    shapes = [(6, 6), (5,), ()]
     params = [torch.nn.Parameter(draw(s, generator).to(device=device, dtype=dtype)) for s in shapes]
     options = exact(kind)
     known = {k: v for k, v in options.items() if k not in NOT_FOR_REFERENCE}
-    beside = [references.reference(kind, p, **known) for p in params]
+    beside = [references.Reference(kind, p, **known) for p in params]
     optimizer = CLASSES[kind](params, master_weights=True, **options)
     for _ in range(20):
         for p, r in zip(params, beside, strict=True):

@@ -3,9 +3,6 @@ that move, the order in which they come, and who may be inside at a time.
 """
 
 import copy
-import gc
-import os
-import threading
 
 import pytest
 import torch
@@ -132,20 +129,6 @@ def test_an_allocation_that_fails_leaves_nothing(device):
             _C.Optimizer(device, wrong).add_group({"kind": "adamw"}, p, ["a", "b", "c"], [False] * 3)
 
 
-def test_state_outlives_the_handle(device):
-    p = parameters(device)
-    optimizer = handle(device, p)
-    give_gradients(p)
-    optimizer.step(p)
-    views = {(name, i): torch.from_dlpack(memory) for name, i, memory in optimizer.states()}
-    before = copies(views.values())
-    assert all(view.untyped_storage().nbytes() == view.nbytes for view in views.values())
-    del optimizer
-    gc.collect()
-    torch.empty(1 << 20, device=device).fill_(7.0)
-    assert_same_bits(before, list(views.values()))
-
-
 def test_calls_from_inside_are_refused(device):
     """A function that the optimizer calls finds it in use."""
     p = parameters(device)
@@ -163,46 +146,6 @@ def test_calls_from_inside_are_refused(device):
     optimizer.set_range_hook(None, None)
     assert "elementwise" in seen
     assert len(seen) == 2 * seen.count(None)
-
-
-def test_two_threads_never_step_at_once():
-    p = parameters("cpu", 8, (64, 64))
-    optimizer = torchium.optim.Shampoo(p, update_freq=1)
-    give_gradients(p)
-    optimizer.step()
-    outcomes = []
-
-    def work():
-        for _ in range(10):
-            try:
-                optimizer.step()
-                outcomes.append("done")
-            except RuntimeError as error:
-                outcomes.append("in use" in str(error))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(outcomes) == 40
-    assert set(outcomes) <= {"done", True}
-    optimizer.step()
-    assert optimizer.stats()["steps"] == 2 + outcomes.count("done")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_child_process_leaves_the_handle_alone():
-    optimizer = handle("cpu", parameters("cpu"))
-    child = os.fork()
-    if child == 0:
-        try:
-            optimizer.stats()
-        except RuntimeError as error:
-            os._exit(0 if "process" in str(error) else 3)
-        os._exit(4)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert optimizer.stats()["steps"] == 0
 
 
 # --- parameters that move
@@ -262,20 +205,6 @@ def test_versions_tell_autograd_what_was_written(device):
     assert [x._version > v for x, v in zip(p, before, strict=True)] == [True, False, True]
 
 
-def test_state_that_was_cleared_begins_anew(device):
-    p, q = parameters(device), parameters(device)
-    optimizer = torchium.optim.AdamW(p, lr=0.1)
-    run(optimizer, p, 0, 3)
-    with torch.no_grad():
-        for a, b in zip(p, q, strict=True):
-            b.copy_(a)
-    optimizer.state.clear()
-    fresh = torchium.optim.AdamW(q, lr=0.1)
-    run(optimizer, p, 3, 6)
-    run(fresh, q, 3, 6)
-    assert_same_bits(copies(p), copies(q))
-
-
 # --- names for a profiler, reports
 
 
@@ -299,6 +228,7 @@ def test_phases_have_names_in_a_profile(kind, device):
         run(optimizer, p, 1, 7)
     names = {event.key for event in profile.key_averages()}
     assert {f"torchium::{kind}/{phase}" for phase in PHASES[kind]} <= names
+    assert any(f"Optimizer.step#{CLASSES[kind].__name__}" in name for name in names)
     run(optimizer, p, 7, 8)
 
 
@@ -336,28 +266,6 @@ def test_a_forecast_allocates_nothing():
 
 
 # --- _C.Scaler
-
-
-def test_scaler_divides_or_only_looks(device):
-    scaler = _C.Scaler(device, init_scale=8.0, growth_interval=2)
-    scale, found = torch.from_dlpack(scaler.scale()), torch.from_dlpack(scaler.found_inf())
-    gradients = [torch.full((3, 2), 16.0, device=device), None, torch.full((5,), 8.0, device=device).half()]
-    scaler.unscale(gradients, divide=False)
-    assert gradients[0][0, 0].item() == 16.0
-    assert found.item() == 0.0
-    scaler.unscale(gradients)
-    assert gradients[0].unique().tolist() == [2.0]
-    assert gradients[2].unique().tolist() == [1.0]
-    gradients[2][3] = float("inf")
-    scaler.unscale(gradients, divide=False)
-    assert found.item() == 1.0
-    scaler.update()
-    assert scale.item() == 4.0
-    assert found.item() == 0.0
-    scale.fill_(32.0)
-    assert scaler.get_state()["scale"] == 32.0
-    scaler.set_state(scaler.get_state() | {"scale": 2.0, "_growth_tracker": 1})
-    assert scale.item() == 2.0
 
 
 def test_scaler_refuses():
