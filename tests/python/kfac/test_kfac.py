@@ -17,12 +17,11 @@ from kfac_cases import (
     draw,
     mlp,
     mse,
-    sample_gradients,
     train,
     twin,
 )
 from torch import nn
-from torchium.optim import KFAC, KFACPreconditioner
+from torchium.optim import KFAC, KFACPreconditioner, NaturalGradient
 
 # --- against the definition -------------------------------------------------------------------------------------------
 
@@ -88,76 +87,6 @@ def test_numbers_may_be_functions_of_the_step(device):
         assert_same([p.grad for p in first.parameters()], [p.grad for p in second.parameters()])
 
 
-def exact_gauss_newton(model, layer, x, hessian):
-    """The layer's block of the mean over samples of J' H J, for (weight, bias) as one matrix [p, d]."""
-    p, d = layer.weight.shape[0], layer.weight.shape[1] + (layer.bias is not None)
-    block = torch.zeros(p * d, p * d, dtype=torch.float64)
-    for i in range(len(x)):
-        out = model(x[i : i + 1])[0]
-        rows = []
-        for j in range(len(out)):
-            wanted = [layer.weight] + ([layer.bias] if layer.bias is not None else [])
-            parts = torch.autograd.grad(out[j], wanted, retain_graph=True)
-            grad = torch.cat([parts[0]] + ([parts[1][:, None]] if len(parts) > 1 else []), 1)
-            rows.append(grad.flatten())
-        jacobian = torch.stack(rows)
-        block += jacobian.T @ hessian @ jacobian / len(x)
-    return block
-
-
-@pytest.mark.parametrize("method", ["eigen", "ekfac"])
-def test_exact_gauss_newton_on_a_deep_linear_network(device, method):
-    """There the gradients of the outputs do not depend on the inputs, and each block is a Kronecker product. All of the
-    square root of the Hessian is shown, one column for each copy of the inputs, so that G is no estimate."""
-    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 6, bias=False), nn.Linear(6, 3)).double().to(device)
-    x = draw(11, 5, device=device)
-    p, damping = 3, 0.02
-    root = math.sqrt(2.0 / p) * torch.eye(p, dtype=torch.float64)  # of the Hessian of the mean square of p numbers
-    kfac = KFACPreconditioner(
-        model, damping=damping, kl_clip=None, compute_method=method, loss_reduction="sum", factor_decay=0.0
-    )
-    weights = math.sqrt(p) * root.repeat_interleave(len(x), 0).to(device)
-    (model(x.repeat(p, 1)) * weights).sum().backward()
-    gradients = {}
-    for name, parameter in model.named_parameters():
-        parameter.grad = draw(*parameter.shape, device=device)
-        gradients[name] = parameter.grad.double().cpu().clone()
-    kfac.step()
-    plain = twin(model)
-    for name, layer in plain.named_children():
-        block = exact_gauss_newton(plain, layer, x.cpu(), root @ root)
-        parts = [gradients[f"{name}.weight"]]
-        if layer.bias is not None:
-            parts.append(gradients[f"{name}.bias"][:, None])
-        grad = torch.cat(parts, 1)
-        solved = torch.linalg.solve(block + damping * torch.eye(len(block), dtype=torch.float64), grad.flatten())
-        solved = solved.reshape(grad.shape)
-        got = getattr(model, name)
-        assert_close(got.weight.grad, solved[:, : layer.in_features], 1e-9, name)
-        if layer.bias is not None:
-            assert_close(got.bias.grad, solved[:, -1], 1e-9, name)
-
-
-def test_ekfac_is_closer_to_the_exact_matrix(device):
-    """Of all diagonals in a basis, that of the mean squares is the closest to the matrix."""
-    model = mlp(device)
-    x, y = batch(model, 40)
-    kfac = KFACPreconditioner(model, compute_method="ekfac", factor_decay=0.0, inv_update_steps=100)
-    for _ in range(2):  # the second time scales are those of the same batch in its own basis
-        model.zero_grad()
-        mse(model(x), y).backward()
-        kfac.step()
-    rows = sample_gradients(twin(model), mse, x.cpu(), y.cpu())
-    for name, state in kfac.state_dict()["layers"].items():
-        g = torch.cat([rows[f"{name}.weight"], rows[f"{name}.bias"][:, :, None]], 2).flatten(1)
-        exact = g.T @ g / len(g)
-        basis = torch.kron(state["output_basis"].cpu(), state["input_basis"].cpu())
-        products = torch.outer(state["output_values"].cpu(), state["input_values"].cpu())
-        far = (basis.T @ torch.diag(products.flatten()) @ basis - exact).norm()
-        near = (basis.T @ torch.diag(state["scales"].cpu().flatten()) @ basis - exact).norm()
-        assert near < far, f"{name}: {near:.3g} and {far:.3g}"
-
-
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
@@ -204,22 +133,6 @@ def test_factors_of_convolutions(device, sharing):
         second = torch.einsum("bgit,bgjt->gij", g, g) / len(x)
         assert_close(states[name]["input_factor"].reshape(first.shape), first.detach(), 1e-12, name)
         assert_close(states[name]["output_factor"].reshape(second.shape), second.detach(), 1e-12, name)
-
-
-def test_convolutions_are_trained(device):
-    torch.manual_seed(0)
-    model = Convolutions().to(device)
-    optimizer = KFAC(model, lr=0.05, damping=0.01, TCov=1, TInv=5)
-    x, y = draw(32, 4, 8, device=device, dtype=torch.float32), draw(32, 3, device=device, dtype=torch.float32)
-    losses = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = mse(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.7 * losses[0]
-    assert optimizer.stats()["failed"] == 0
 
 
 class Mixed(nn.Module):
@@ -314,36 +227,6 @@ def test_an_output_that_gets_no_gradient():
     del unused
 
 
-def test_a_convolution_used_twice_is_refused_by_name():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blur = nn.Conv1d(2, 2, 3, padding=1)
-
-        def forward(self, x):
-            return self.blur(self.blur(x))
-
-    model = Net()
-    KFACPreconditioner(model)
-    with pytest.raises(NotImplementedError, match="'blur', a Conv1d, was used 2 times"):
-        model(torch.randn(3, 2, 5)).sum().backward()
-
-
-def test_uses_for_different_samples_are_refused_by_name():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.part = nn.Linear(3, 3)
-
-        def forward(self, x):
-            return self.part(x).sum() + self.part(x[1:]).sum()
-
-    model = Net()
-    KFACPreconditioner(model)
-    with pytest.raises(RuntimeError, match=r"'part' was used 2 times .* for \[3, 4\] samples"):
-        model(torch.randn(4, 3)).backward()
-
-
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (7, 2), (7, 2, 3)], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 def test_single_samples_and_operations_in_place(device, shape, bias):
@@ -362,46 +245,63 @@ def test_single_samples_and_operations_in_place(device, shape, bias):
         assert_close(p.grad, q.grad.cpu(), 1e-9)
 
 
-def test_sequences(device):
-    """[B, T, d]: B samples of T positions."""
-    model = nn.Linear(4, 3).double().to(device)
-    kfac = KFACPreconditioner(model)
-    x, y = draw(5, 6, 4, device=device), draw(5, 6, 3, device=device)
-    mse(model(x), y).backward()
-    g = 5 * (2 * (model(x) - y) / y.numel()).detach().cpu()
-    kfac.step()
-    a = torch.cat([x.cpu(), torch.ones(5, 6, 1)], 2).flatten(0, 1)
-    state = kfac.state_dict()["layers"]["Linear"]
-    assert_close(state["input_factor"], a.T @ a / 30, 1e-12)
-    assert_close(state["output_factor"], torch.einsum("bti,btj->ij", g, g) / 5, 1e-12)
-
-
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"damping": 0.0}, "damping"),
-        ({"damping": -1.0}, "damping"),
-        ({"damping": math.nan}, "damping"),
-        ({"factor_decay": 1.5}, "factor_decay"),
-        ({"kl_clip": -1.0}, "kl_clip"),
-        ({"compute_method": "newton"}, "compute_method"),
-        ({"sharing": "all"}, "sharing"),
-        ({"fisher": "true"}, "fisher must be one of"),
-        ({"loss_reduction": "none"}, "loss_reduction must be one of"),
-        ({"precision": "low"}, "precision must be one of"),
-        ({"accumulation_steps": 0}, "accumulation_steps must be a whole number"),
-        ({"factor_dtype": torch.float16}, "factor_dtype must be"),
-        ({"inv_dtype": torch.bfloat16}, "inv_dtype must be"),
-        ({"inv_dtype": torch.float64, "factor_dtype": torch.float32}, "needs factor_dtype"),
-    ],
-    ids=str,
-)
-def test_options_refused(options, message):
+class Net(nn.Module):
+    """A layer, and what is done with it."""
+
+    def __init__(self, name, layer, forward):
+        super().__init__()
+        self.add_module(name, layer)
+        self.name, self.function = name, forward
+
+    def forward(self, x):
+        return self.function(getattr(self, self.name), x)
+
+
+USES = [
+    (KFACPreconditioner, Net("blur", nn.Conv1d(2, 2, 3, padding=1), lambda f, x: f(f(x))), (3, 2, 5),
+     NotImplementedError, "'blur', a Conv1d, was used 2 times"),
+    (KFACPreconditioner, Net("part", nn.Linear(3, 3), lambda f, x: f(x).sum() + f(x[1:]).sum()), (4, 3),
+     RuntimeError, r"'part' was used 2 times .* for \[3, 4\] samples"),
+    (NaturalGradient, Net("norm", nn.GroupNorm(1, 2), lambda f, x: f(f(x) + 1)), (3, 2, 4),
+     NotImplementedError, "'norm', a GroupNorm, was used 2 times"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cls", "model", "shape", "error", "words"), USES)
+def test_uses_that_are_refused_by_name(cls, model, shape, error, words):
+    watching = cls(model)
+    with pytest.raises(error, match=words):
+        model(torch.randn(shape)).square().sum().backward()
+    watching.remove()
+
+
+OPTIONS = [
+    *[({"damping": x}, "damping") for x in (0.0, -1.0, math.nan)],
+    ({"factor_decay": 1.5}, "factor_decay"),
+    ({"kl_clip": -1.0}, "kl_clip"),
+    ({"compute_method": "newton"}, "compute_method"),
+    ({"sharing": "all"}, "sharing"),
+    ({"fisher": "true"}, "fisher must be one of"),
+    ({"loss_reduction": "none"}, "loss_reduction must be one of"),
+    ({"precision": "low"}, "precision must be one of"),
+    ({"accumulation_steps": 0}, "accumulation_steps must be a whole number"),
+    ({"factor_dtype": torch.float16}, "factor_dtype must be"),
+    ({"inv_dtype": torch.bfloat16}, "inv_dtype must be"),
+    ({"inv_dtype": torch.float64, "factor_dtype": torch.float32}, "needs factor_dtype"),
+]
+NATURAL = [({"damping": x}, "damping must be a positive number") for x in (0.0, -1.0, math.nan, math.inf, None, "1")]
+NATURAL += [({"update_freq": 0}, "update_freq"), ({"accumulation_steps": 1.5}, "accumulation_steps")]
+NATURAL += [({"loss_reduction": "none"}, "loss_reduction")]
+OPTIONS = [(KFACPreconditioner, *row) for row in OPTIONS] + [(NaturalGradient, *row) for row in NATURAL]
+
+
+@pytest.mark.parametrize(("cls", "options", "message"), OPTIONS)
+def test_options_refused(cls, options, message):
     with pytest.raises(ValueError, match=message):
-        KFACPreconditioner(mlp(), **options)
+        cls(mlp(), **options)
 
 
 def test_numbers_that_go_wrong_later_are_refused_by_name():
