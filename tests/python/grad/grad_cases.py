@@ -9,6 +9,7 @@ the reference to about 1e-13 of the norm, and BOUND64 leaves a factor for cancel
 import copy
 
 import torch
+import torchium
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -351,3 +352,54 @@ def error(value, expected):
     """Of the norm of what was expected."""
     difference = (value.double() - expected).norm()
     return (difference / expected.norm().clamp(min=1e-30)).item() if expected.numel() else 0.0
+
+
+def clipped(gradients, max_norm):
+    """The mean over the samples of the clipped gradients, and the norms."""
+    norms = reference_norms(gradients)
+    weights = (max_norm / (norms + 1e-6)).clamp(max=1.0)
+    return {name: torch.tensordot(weights, g, 1) / len(norms) for name, g in gradients.items()}, norms
+
+
+def check(model, expected, bound):
+    """`grad_sample` of every parameter that is trained."""
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            assert p.grad_sample is not None, name
+            assert p.grad_sample.shape == expected[name].shape and p.grad_sample.dtype == p.dtype, name
+            assert error(p.grad_sample, expected[name]) < bound, name
+
+
+def check_clipped(model, expected, bound):
+    for name, p in model.named_parameters():
+        assert p.grad.dtype == p.dtype
+        assert error(p.grad, expected[name]) < bound, name
+
+
+def check_all(model, expected, arguments, y, bound=BOUND64, reduction="mean"):
+    """Gradients, norms and clipped sums of one batch, by GradSampleModule, per_sample_norms and GhostClipping."""
+    plain, scale = copy.deepcopy(model)(*arguments), 1 if reduction == "mean" else len(y)
+    wrapped = torchium.GradSampleModule(model, loss_reduction=reduction)
+    for _ in range(2):  # the first pass looks for uses beside modules, the second does not
+        wrapped.zero_grad()
+        output = wrapped(*arguments)
+        assert output.shape == plain.shape and error(output.detach(), plain.double()) < bound
+        getattr(loss_of(output, y), reduction)().backward()
+        check(model, expected, bound)
+        check_clipped(model, {name: scale * g.mean(0) for name, g in expected.items()}, bound)
+    wrapped.to_standard_module()
+    norms = reference_norms(expected)
+    for gradients in (False, True):
+        model.zero_grad()
+        with torchium.per_sample_norms(model, gradients=gradients, loss_reduction=reduction) as result:
+            getattr(loss_of(model(*arguments), y), reduction)().backward()
+        assert result.norms.shape == (len(y),) and error(result.norms, norms) < bound
+        assert gradients or all(p.grad is None for p in model.parameters())
+    check_clipped(model, {name: scale * g.mean(0) for name, g in expected.items()}, bound)
+    limit = norms.median().item()  # so that some are clipped and some are not
+    for _ in range(2):  # as an optimizer's loop would
+        model.zero_grad()
+        with torchium.GhostClipping(model, limit, loss_reduction=reduction) as clipping:
+            getattr(loss_of(model(*arguments), y), reduction)().backward()
+    check_clipped(model, {name: scale * g for name, g in clipped(expected, limit)[0].items()}, bound)
+    assert error(clipping.norms, norms) < bound

@@ -72,35 +72,6 @@ OPTIONS = {
 }
 
 
-def check_all(model, expected, arguments, y, bound=cases.BOUND64):
-    """Gradients, norms and clipped sums of one batch."""
-    plain = copy.deepcopy(model)(*arguments)
-    wrapped = torchium.GradSampleModule(model)
-    for _ in range(2):  # the first pass looks for uses beside modules, the second does not
-        wrapped.zero_grad()
-        output = wrapped(*arguments)
-        assert output.shape == plain.shape and cases.error(output.detach(), plain.double()) < bound
-        cases.loss_of(output, y).mean().backward()
-        for name, p in model.named_parameters():
-            assert p.grad_sample.shape == (len(y), *p.shape), name
-            assert cases.error(p.grad_sample, expected[name]) < bound, name
-            assert cases.error(p.grad, expected[name].mean(0)) < bound, name
-    wrapped.to_standard_module()
-    model.zero_grad()
-    norms = cases.reference_norms(expected)
-    for gradients in (False, True):
-        with torchium.per_sample_norms(model, gradients=gradients) as result:
-            cases.loss_of(model(*arguments), y).mean().backward()
-        assert cases.error(result.norms, norms) < bound
-    model.zero_grad()
-    limit = norms.median().item()
-    with torchium.GhostClipping(model, limit):
-        cases.loss_of(model(*arguments), y).mean().backward()
-    weights = (limit / (norms + 1e-6)).clamp(max=1.0)
-    for name, p in model.named_parameters():
-        assert cases.error(p.grad, torch.tensordot(weights, expected[name], 1) / len(y)) < bound, name
-
-
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_bags_by_offsets(options, device):
     model = Bagged(**options).double().to(device)
@@ -108,7 +79,7 @@ def test_bags_by_offsets(options, device):
     tokens, offsets, _ = flat_batch(device, last=last)
     y = torch.randn(len(LENGTHS), 3, dtype=torch.float64, device=device)
     expected = reference(model, single_bags(tokens, offsets, None, last), y)
-    check_all(model, expected, (tokens, offsets), y)
+    cases.check_all(model, expected, (tokens, offsets), y)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -118,7 +89,7 @@ def test_weighted_bags(last, padding, device):
     tokens, offsets, weights = flat_batch(device, weighted=True, last=last)
     y = torch.randn(len(LENGTHS), 3, dtype=torch.float64, device=device)
     expected = reference(model, single_bags(tokens, offsets, weights, last), y)
-    check_all(model, expected, (tokens, offsets, weights), y)
+    cases.check_all(model, expected, (tokens, offsets, weights), y)
 
 
 def test_weights_have_their_gradient(device):
@@ -138,7 +109,7 @@ def test_bags_of_one_length(options, device):
     tokens[1] = options.get("padding_idx", 2) % ROWS  # nothing but padding, or one token over and over
     y = torch.randn(4, 3, dtype=torch.float64, device=device)
     expected = reference(model, [(tokens[i : i + 1],) for i in range(4)], y)
-    check_all(model, expected, (tokens,), y)
+    cases.check_all(model, expected, (tokens,), y)
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -161,7 +132,7 @@ def test_indices_and_half_weights(index, device):
     tokens, offsets, _ = flat_batch(device)
     y = torch.randn(len(LENGTHS), WIDTH, device=device)
     expected = reference(model, single_bags(tokens, offsets, None, False), y)
-    check_all(model, expected, (tokens.to(index), offsets.to(index)), y, cases.BOUND32)
+    cases.check_all(model, expected, (tokens.to(index), offsets.to(index)), y, cases.BOUND32)
 
 
 def test_a_bag_tied_to_a_head(device):
@@ -178,7 +149,7 @@ def test_a_bag_tied_to_a_head(device):
     tokens, offsets, _ = flat_batch(device)
     y = torch.randn(len(LENGTHS), ROWS, dtype=torch.float64, device=device)
     expected = reference(model, single_bags(tokens, offsets, None, False), y)
-    check_all(model, expected, (tokens, offsets), y)
+    cases.check_all(model, expected, (tokens, offsets), y)
 
 
 def test_a_frozen_bag(device):

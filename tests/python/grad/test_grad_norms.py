@@ -6,7 +6,6 @@ torch = pytest.importorskip("torch")
 
 import grad_cases as cases  # noqa: E402
 import torchium  # noqa: E402
-from test_grad_sample import pictures  # noqa: E402
 from torch import nn  # noqa: E402
 from torchium.utils.cuda_kernels import CUDAGradientOps  # noqa: E402
 
@@ -16,83 +15,6 @@ def without_tf32():
     """PyTorch rounds the operands of float32 convolutions on a GPU to 11 bits unless told not to."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
-
-
-def clipped(gradients, max_norm):
-    """The mean over the samples of the clipped gradients, and the norms."""
-    norms = cases.reference_norms(gradients)
-    weights = (max_norm / (norms + 1e-6)).clamp(max=1.0)
-    return {name: torch.tensordot(weights, g, 1) / len(norms) for name, g in gradients.items()}, norms
-
-
-def check_clipped(model, expected, bound):
-    for name, p in model.named_parameters():
-        assert p.grad.dtype == p.dtype
-        assert cases.error(p.grad, expected[name]) < bound, name
-
-
-@pytest.mark.parametrize("batch", [1, 5])
-@pytest.mark.parametrize("name", cases.ALL)
-def test_norms_of(name, batch, device):
-    model, x, y = cases.make(name, batch, torch.float64, device)
-    expected = cases.reference_norms(cases.reference(model, x, y))
-    with torchium.per_sample_norms(model) as result:
-        cases.loss_of(model(x), y).mean().backward()
-    assert result.norms.shape == (batch,) and result.norms.dtype == torch.float64
-    assert cases.error(result.norms, expected) < cases.BOUND64
-    assert all(p.grad is None for p in model.parameters())
-
-
-@pytest.mark.parametrize("batch", [1, 5])
-@pytest.mark.parametrize("name", cases.ALL)
-def test_clipped_sum_of(name, batch, device):
-    model, x, y = cases.make(name, batch, torch.float64, device)
-    gradients = cases.reference(model, x, y)
-    max_norm = cases.reference_norms(gradients).median().item()  # so that some are clipped and some are not
-    expected, norms = clipped(gradients, max_norm)
-    clipping = torchium.GhostClipping(model, max_norm)
-    with clipping:
-        cases.loss_of(model(x), y).mean().backward()
-    check_clipped(model, expected, cases.BOUND64)
-    assert cases.error(clipping.norms, norms) < cases.BOUND64
-
-
-@pytest.mark.parametrize("name", ["linear on sequences", "conv net", "gpt with tied head", "reused modules"])
-def test_in_float32(name, device):
-    model, x, y = cases.make(name, 4, torch.float32, device)
-    gradients = cases.reference(model, x, y)
-    expected, norms = clipped(gradients, 0.05)
-    for _ in range(2):  # as an optimizer's loop would, on the same object
-        model.zero_grad()
-        clipping = torchium.GhostClipping(model, 0.05, loss_reduction="sum")
-        with clipping:
-            cases.loss_of(model(x), y).sum().backward()
-    check_clipped(model, {n: g * 4 for n, g in expected.items()}, cases.BOUND32)
-    assert clipping.norms.dtype == torch.float32
-    assert cases.error(clipping.norms, norms) < cases.BOUND32
-
-
-@pytest.mark.parametrize("name", ["linear", "conv net", "gpt with tied head", "reused modules", "attention"])
-def test_function_leaves_the_model_alone(name, device):
-    model, x, y = cases.make(name, 3, torch.float64, device)
-    expected = cases.reference_norms(cases.reference(model, x, y))
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    before = pictures(model)
-    loss = nn.MSELoss()
-    norms = CUDAGradientOps.per_sample_gradient_norms(model, loss, x, y)
-    assert cases.error(norms, expected) < cases.BOUND64
-    assert pictures(model) == before
-    assert all((p.grad == 1).all() for p in model.parameters())
-
-
-def test_no_samples(device):
-    model, x, y = cases.make("conv net", 2, torch.float32, device)
-    assert CUDAGradientOps.per_sample_gradient_norms(model, cases.loss_of, x[:0], y[:0]).shape == (0,)
-    with torchium.GhostClipping(model, 1.0) as clipping:
-        cases.loss_of(model(x[:0]), y[:0]).sum().backward()
-    assert clipping.norms.shape == (0,)
-    assert all((p.grad == 0).all() for p in model.parameters())
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -118,7 +40,7 @@ def test_no_samples_of(name, reduction, device):
 def test_samples_after_none(device):
     """One object, an empty batch between others."""
     model, x, y = cases.make("gpt with tied head", 3, torch.float64, device)
-    expected, norms = clipped(cases.reference(model, x, y), 0.1)
+    expected, norms = cases.clipped(cases.reference(model, x, y), 0.1)
     clipping = torchium.GhostClipping(model, 0.1)
     for size in (3, 0, 3):
         model.zero_grad()
@@ -126,7 +48,7 @@ def test_samples_after_none(device):
             cases.loss_of(model(x[:size]), y[:size]).mean().backward()
         assert clipping.norms.shape == (size,)
     assert cases.error(clipping.norms, norms) < cases.BOUND64
-    check_clipped(model, expected, cases.BOUND64)
+    cases.check_clipped(model, expected, cases.BOUND64)
 
 
 def test_clipped_norms_are_below_the_limit(device):
@@ -144,19 +66,9 @@ def test_clipped_norms_are_below_the_limit(device):
             assert length == pytest.approx(norm * min(1.0, limit / (clipping.norms.item() + 1e-6)), rel=1e-12)
 
 
-def test_gradients_beside_norms(device):
-    model, x, y = cases.make("gpt with tied head", 3, torch.float64, device)
-    gradients = cases.reference(model, x, y)
-    with torchium.per_sample_norms(model, gradients=True) as result:
-        cases.loss_of(model(x), y).mean().backward()
-    assert cases.error(result.norms, cases.reference_norms(gradients)) < cases.BOUND64
-    for name, p in model.named_parameters():
-        assert cases.error(p.grad, gradients[name].mean(0)) < cases.BOUND64
-
-
 def test_clipping_adds_to_gradients(device):
     model, x, y = cases.make("conv net", 4, torch.float64, device)
-    expected, _ = clipped(cases.reference(model, x, y), 0.1)
+    expected, _ = cases.clipped(cases.reference(model, x, y), 0.1)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     with torchium.GhostClipping(model, 0.1):
@@ -170,11 +82,11 @@ def test_a_sample_that_is_not_finite_is_left_out(name, device):
     model, x, y = cases.make(name, 4, torch.float64, device)
     y[2] = float("nan")
     good = [0, 1, 3]
-    expected, norms = clipped(cases.reference(model, x[good], y[good]), 0.05)
+    expected, norms = cases.clipped(cases.reference(model, x[good], y[good]), 0.05)
     with torchium.GhostClipping(model, 0.05, loss_reduction="sum") as clipping:
         cases.loss_of(model(x), y).sum().backward()
     assert not clipping.norms[2].isfinite() and cases.error(clipping.norms[good], norms) < cases.BOUND64
-    check_clipped(model, {n: g * 3 for n, g in expected.items()}, cases.BOUND64)
+    cases.check_clipped(model, {n: g * 3 for n, g in expected.items()}, cases.BOUND64)
 
 
 def test_frozen_parameters_do_not_count(device):
@@ -187,18 +99,6 @@ def test_frozen_parameters_do_not_count(device):
     assert cases.error(norms, cases.reference_norms(trainable)) < cases.BOUND64
     model.requires_grad_(False)
     assert (CUDAGradientOps.per_sample_gradient_norms(model, cases.loss_of, x, y) == 0).all()
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_checkpoints(reentrant, device):
-    model, x, y = cases.make_checkpointed(reentrant, device)
-    gradients = cases.reference(model, x, y)
-    expected, norms = clipped(gradients, 0.1)
-    with torchium.GhostClipping(model, 0.1) as clipping:
-        cases.loss_of(model(x), y).mean().backward()
-    assert cases.error(clipping.norms, norms) < cases.BOUND64
-    check_clipped(model, expected, cases.BOUND64)
 
 
 @pytest.mark.parametrize("name", ["conv net", "gpt", "gpt with tied head"])
@@ -222,12 +122,12 @@ def test_autocast(name, device):
 def test_half_parameters(device):
     """Sums are in float32 and rounded once, to bfloat16's 8 bits, which activations and their gradients have too."""
     model, x, y = cases.make("linear on sequences", 4, torch.bfloat16, device)
-    expected, norms = clipped(cases.reference(model, x, y), 0.3)
+    expected, norms = cases.clipped(cases.reference(model, x, y), 0.3)
     for _ in range(2):  # once into an empty p.grad, and once onto what is there
         with torchium.GhostClipping(model, 0.3) as clipping:
             cases.loss_of(model(x), y).mean().backward()
     assert clipping.norms.dtype == torch.float32 and cases.error(clipping.norms, norms) < 0.03
-    check_clipped(model, {n: 2 * g for n, g in expected.items()}, 0.03)
+    cases.check_clipped(model, {n: 2 * g for n, g in expected.items()}, 0.03)
 
 
 def test_tf32_is_used_where_pytorch_may_use_it():

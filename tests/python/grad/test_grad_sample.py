@@ -1,4 +1,4 @@
-"""GradSampleModule and CUDAGradientOps.per_sample_gradients against a loop over single samples."""
+"""Gradients, norms and clipped sums of samples against a loop over single ones; and what a GradSampleModule may do."""
 
 import copy
 import pickle
@@ -21,37 +21,28 @@ def without_tf32():
         yield
 
 
-def check(model, expected, bound, suffix=""):
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            assert p.grad_sample is not None, name
-            assert p.grad_sample.shape == expected[name].shape, name
-            assert p.grad_sample.dtype == p.dtype, name
-            assert cases.error(p.grad_sample, expected[name]) < bound, name
-
-
 @pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize("name", cases.ALL)
 def test_samples_of(name, batch, device):
     model, x, y = cases.make(name, batch, torch.float64, device)
-    expected = cases.reference(model, x, y)
-    wrapped = torchium.GradSampleModule(model)
-    cases.loss_of(wrapped(x), y).mean().backward()
-    check(model, expected, cases.BOUND64)
-    for p in model.parameters():
-        assert cases.error(p.grad, p.grad_sample.mean(0)) < cases.BOUND64
+    cases.check_all(model, cases.reference(model, x, y), (x,), y)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["linear on sequences", "conv2d groups", "embedding", "layer norm", "gpt with tied head", "reused parameter"],
-)
+    ["linear on sequences", "conv2d groups", "embedding", "layer norm", "conv net", "gpt with tied head",
+     "reused modules", "reused parameter"],
+)  # fmt: skip
 def test_samples_in_float32(name, device):
     model, x, y = cases.make(name, 4, torch.float32, device)
-    expected = cases.reference(model, x, y)
-    wrapped = torchium.GradSampleModule(model, loss_reduction="sum")
-    cases.loss_of(wrapped(x), y).sum().backward()
-    check(model, expected, cases.BOUND32)
+    cases.check_all(model, cases.reference(model, x, y), (x,), y, cases.BOUND32, "sum")
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_checkpoints(reentrant, device):
+    model, x, y = cases.make_checkpointed(reentrant, device)
+    cases.check_all(model, cases.reference(model, x, y), (x,), y)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -72,19 +63,22 @@ def test_no_samples(name, reduction, device):
     assert [g.shape for g in gradients] == [(0, *p.shape) for p in model.parameters()]
 
 
-@pytest.mark.parametrize("name", ["linear", "linear on sequences", "conv net", "gpt with tied head", "reused modules"])
-def test_function_leaves_the_model_alone(name, device):
+@pytest.mark.parametrize(
+    "name", ["linear on sequences", "conv net", "gpt with tied head", "reused modules", "attention"]
+)
+def test_functions_leave_the_model_alone(name, device):
     model, x, y = cases.make(name, 3, torch.float64, device)
     expected = cases.reference(model, x, y)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     before = pictures(model)
-    loss = lambda output, target: cases.loss_of(output, target).mean()  # noqa: E731
-    gradients = CUDAGradientOps.per_sample_gradients(model, loss, x, y)
-    assert pictures(model) == before
-    assert all((p.grad == 1).all() for p in model.parameters())
+    norms = CUDAGradientOps.per_sample_gradient_norms(model, nn.MSELoss(), x, y)
+    assert cases.error(norms, cases.reference_norms(expected)) < cases.BOUND64
+    gradients = CUDAGradientOps.per_sample_gradients(model, lambda a, b: cases.loss_of(a, b).mean(), x, y)
     for (parameter, _), gradient in zip(model.named_parameters(), gradients, strict=True):
         assert cases.error(gradient, expected[parameter]) < cases.BOUND64, parameter
+    assert pictures(model) == before
+    assert all((p.grad == 1).all() for p in model.parameters())
 
 
 def pictures(model):
@@ -135,7 +129,7 @@ def test_frozen_parameters_have_none(device):
     wrapped = torchium.GradSampleModule(model)
     cases.loss_of(wrapped(x), y).mean().backward()
     assert model.features[0].weight.grad_sample is None and model.head.bias.grad_sample is None
-    check(model, expected, cases.BOUND64)
+    cases.check(model, expected, cases.BOUND64)
     wrapped.to_standard_module()
     gradients = CUDAGradientOps.per_sample_gradients(model, cases.loss_of, x, y)
     assert [g is None for g in gradients] == [not p.requires_grad for p in model.parameters()]
@@ -218,7 +212,7 @@ def test_copies_are_their_own(device):
     expected = cases.reference(other.to_standard_module(), x, y)
     other = torchium.GradSampleModule(other._module)
     cases.loss_of(other(x), y).mean().backward()
-    check(other._module, expected, cases.BOUND64)
+    cases.check(other._module, expected, cases.BOUND64)
     assert model.weight.grad_sample is None
     assert cases.error(pickle.loads(pickle.dumps(model))(x), model(x)) < 1e-12
 
@@ -230,7 +224,7 @@ def test_changed_batch_size(device):
     for size in (6, 2, 1, 4):
         wrapped.zero_grad()
         cases.loss_of(wrapped(x[:size]), y[:size]).mean().backward()
-        check(model, {name: g[:size] for name, g in expected.items()}, cases.BOUND64)
+        cases.check(model, {name: g[:size] for name, g in expected.items()}, cases.BOUND64)
 
 
 def test_two_passes_before_one_backward(device):
@@ -239,21 +233,7 @@ def test_two_passes_before_one_backward(device):
     first, second = cases.reference(model, x, y), cases.reference(model, 2 * x, y)
     wrapped = torchium.GradSampleModule(model)
     (cases.loss_of(wrapped(x), y) + cases.loss_of(wrapped(2 * x), y)).mean().backward()
-    check(model, {name: first[name] + second[name] for name in first}, cases.BOUND64)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_checkpoints(reentrant, device):
-    model, x, y = cases.make_checkpointed(reentrant, device)
-    expected = cases.reference(model, x, y)
-    wrapped = torchium.GradSampleModule(model)
-    cases.loss_of(wrapped(x), y).mean().backward()
-    check(model, expected, cases.BOUND64)
-    wrapped.to_standard_module()
-    gradients = CUDAGradientOps.per_sample_gradients(model, cases.loss_of, x, y)
-    for (name, _), gradient in zip(model.named_parameters(), gradients, strict=True):
-        assert cases.error(gradient, expected[name]) < cases.BOUND64
+    cases.check(model, {name: first[name] + second[name] for name in first}, cases.BOUND64)
 
 
 @pytest.mark.parametrize("name", ["conv net", "gpt with tied head", "encoder layer"])
@@ -276,7 +256,7 @@ def test_half_parameters(device):
     wrapped = torchium.GradSampleModule(model)
     cases.loss_of(wrapped(x), y).mean().backward()
     expected = cases.reference(model, x, y)
-    check(model, expected, 0.03)  # 8 bits in the output, in its gradient, and in the result
+    cases.check(model, expected, 0.03)  # 8 bits in the output, in its gradient, and in the result
 
 
 def test_forward_of_a_single_object(device):
@@ -349,7 +329,7 @@ def test_states_with_the_samples_in_another_dimension(layers, width, device):
         expected = cases.reference(model, x, y)
         wrapped.zero_grad()
         cases.loss_of(wrapped(x), y).mean().backward()
-        check(model, expected, cases.BOUND64)
+        cases.check(model, expected, cases.BOUND64)
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "transposed", "expanded"])
@@ -367,4 +347,4 @@ def test_layouts(layout, device):
     expected = cases.reference(model, x, y)
     wrapped = torchium.GradSampleModule(model)
     cases.loss_of(wrapped(x), y).mean().backward()
-    check(model, expected, cases.BOUND64)
+    cases.check(model, expected, cases.BOUND64)

@@ -211,7 +211,7 @@ CHANGED = [{"memory_format": torch.channels_last}] + [{"dtype": d} for d in (tor
 @pytest.mark.parametrize("change", CHANGED, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_layout_or_dtype_changed_between_steps(kind, change, device):
-    """model.half() and the like: goes on with the state, or the change is refused by name."""
+    """model.half() and the like: goes on with the state, or an error names the parameter."""
     model = small(device)
     optimizer = make(kind, model.named_parameters())
     train(model, optimizer, 4)
