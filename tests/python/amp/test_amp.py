@@ -12,7 +12,6 @@ import torchium  # noqa: E402
 from torchium import amp  # noqa: E402
 
 STEPS = 60
-SHAPES = [(33, 17), (4, 3, 5, 5), (1,)]
 INFINITIES = {3, 4, 17, 30, 31, 32, 55}
 
 
@@ -241,8 +240,4 @@ def test_disabled():
     gradients_of(parameters, 0, 1.0)
     scaler.unscale_(torch.optim.SGD(parameters, lr=0.1))
     assert scaler.state_dict() == {} and scaler.get_scale() == 1.0 and not scaler.is_enabled()
-
-
-def test_is_a_grad_scaler():
-    """Frameworks ask."""
-    assert issubclass(amp.GradScaler, torch.amp.GradScaler)
+    assert isinstance(scaler, torch.amp.GradScaler)  # frameworks ask

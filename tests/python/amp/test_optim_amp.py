@@ -13,7 +13,6 @@ import torch
 from optim_cases import (
     CLASSES,
     KINDS,
-    LIVELY,
     NOT_FOR_REFERENCE,
     assert_same_bits,
     batch,
@@ -115,49 +114,6 @@ def test_an_infinite_gradient_skips_the_step(kind, fused, unscale, device):
     go(twin, beside, 6)
     assert scaler.get_scale() == SCALE / 8
     assert optimizer.stats()["skipped"] == (3 if fused else 0)  # the scaler skips the others before they see it
-    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
-
-
-@pytest.mark.parametrize("fused", [None, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_scale_grows_and_is_followed(kind, fused, device):
-    model, twin = small(device), small(device)
-    scaler = scaler_for(device, growth_interval=2)
-    train_scaled(model, make(kind, model.parameters(), fused=fused), scaler, 6)
-    train(twin, make(kind, twin.parameters()), 6)
-    assert scaler.get_scale() == SCALE * 8
-    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_disabled_scaler(kind, device):
-    model, twin = small(device), small(device)
-    train_scaled(model, make(kind, model.parameters()), scaler_for(device, enabled=False), 3)
-    train(twin, make(kind, twin.parameters()), 3)
-    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
-
-
-@pytest.mark.parametrize("fused", [None, True])
-def test_two_optimizers_and_one_scaler(fused, device):
-    model, twin = small(device), small(device)
-    scaler = scaler_for(device)
-
-    def pair(m):
-        matrices = [p for p in m.parameters() if p.ndim >= 2]
-        rest = [p for p in m.parameters() if p.ndim < 2]
-        return make("muon", matrices, fused=fused), make("adamw", rest, fused=fused)
-
-    optimizers, beside = pair(model), pair(twin)
-    for step in range(4):
-        for optimizer in (*optimizers, *beside):
-            optimizer.zero_grad()
-        scaler.scale(loss_of(model, step)).backward()
-        loss_of(twin, step).backward()
-        for optimizer in optimizers:
-            scaler.step(optimizer)
-        scaler.update()
-        for optimizer in beside:
-            optimizer.step()
     assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
 
 
@@ -296,19 +252,3 @@ def test_stochastic_rounding_is_right_on_average(device):
     assert abs((moved / place).mean().item() - 0.125) < 5 * 0.0013
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_stochastic_rounding_trains(kind, device):
-    model = small(device, torch.bfloat16)
-    optimizer = make(kind, model.parameters(), stochastic_rounding=True, seed=3)
-    losses = [train(model, optimizer, 1)[0] for _ in range(60)]
-    assert losses[-1] < 0.6 * losses[0]
-
-
-def test_master_weights_and_stochastic_rounding_are_options_of_all():
-    for kind in KINDS:
-        p = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.bfloat16))
-        group = CLASSES[kind]([p], **LIVELY[kind]).param_groups[0]
-        assert group["master_weights"] is False
-        assert group["stochastic_rounding"] is False

@@ -115,101 +115,57 @@ def test_a_parameter_twice_in_a_group_is_refused(kind):
 # --- numbers
 
 
-# The option, a wrong value, and what of it the message must show.
+NAN, INF = float("nan"), float("inf")
+# Options and wrong values, of which the message must show one number.
 WRONG = {
-    "sgd": [
-        ("lr", -0.5, "-0.5"),
-        ("lr", float("nan"), "nan"),
-        ("momentum", -0.25, "-0.25"),
-        ("weight_decay", -2, "-2"),
-    ],
-    "adamw": [
-        ("lr", -0.5, "-0.5"),
-        ("lr", float("inf"), "inf"),
-        ("betas", (1.0, 0.9), "1"),
-        ("betas", (0.9, 1.0), "1"),
-        ("betas", (-0.25, 0.9), "-0.25"),
-        ("betas", (0.9,), "0.9"),
-        ("eps", -0.5, "-0.5"),
-        ("weight_decay", -0.5, "-0.5"),
-    ],
-    "shampoo": [
-        ("lr", -0.5, "-0.5"),
-        ("eps", -0.5, "-0.5"),
-        ("update_freq", 0, "0"),
-        ("update_freq", -3, "-3"),
-        ("betas", (1.0, 1.0), "1"),
-        ("betas", (0.9, 1.5), "1.5"),
-        ("weight_decay", -0.5, "-0.5"),
-        ("weight_decay_type", "both", "both"),
-        ("max_preconditioner_dim", 0, "0"),
-        ("start_preconditioning_step", -7, "-7"),
-        ("grafting", "adamm", "adamm"),
-        ("momentum", 1.5, "1.5"),
-        ("exponent_override", 5, "5"),
-        ("exponent_override", -2, "-2"),
-        ("root_method", "magic", "magic"),
-        ("relative_eps", 1.5, "1.5"),
-        ("precision", "lowest", "lowest"),
-        ("nonfinite", "panic", "panic"),
-        ("adamw_lr", -0.5, "-0.5"),
-        ("adamw_betas", (1.0, 0.9), "1"),
-        ("memory_budget", -5, "-5"),
-    ],
-    "soap": [
-        ("lr", -0.5, "-0.5"),
-        ("betas", (0.9, 1.0), "1"),
-        ("shampoo_beta", 1.5, "1.5"),
-        ("eps", -0.5, "-0.5"),
-        ("precondition_frequency", 0, "0"),
-        ("max_precond_dim", 0, "0"),
-        ("nonfinite", "panic", "panic"),
-    ],
-    "muon": [
-        ("lr", -0.5, "-0.5"),
-        ("momentum", 1.5, "1.5"),
-        ("weight_decay", -0.5, "-0.5"),
-        ("ns_steps", -1, "-1"),
-        ("ns_steps", 101, "101"),
-        ("adjust_lr_fn", "sqrt", "sqrt"),
-        ("method", "magic", "magic"),
-        ("ns_coefficients", (1.0, 2.0), "1.0, 2.0"),
-        ("eps", -0.5, "-0.5"),
-    ],
-    "normuon": [
-        ("lr", -0.5, "-0.5"),
-        ("momentum", 1.5, "1.5"),
-        ("beta2", 1.0, "1"),
-        ("beta2", -0.5, "-0.5"),
-        ("eps", -0.5, "-0.5"),
-        ("ns_steps", 101, "101"),
-        ("adjust_lr_fn", "sqrt", "sqrt"),
-        ("ns_coefficients", (1.0, 2.0), "1.0, 2.0"),
-    ],
-    "lion": [
-        ("lr", -0.5, "-0.5"),
-        ("betas", (1.0, 0.9), "1"),
-        ("betas", (0.9, 1.0), "1"),
-        ("betas", (0.9, -0.5), "-0.5"),
-        ("betas", 0.9, "0.9"),
-        ("weight_decay", -0.5, "-0.5"),
-        ("nonfinite", "panic", "panic"),
-    ],
+    "sgd": {"lr": [-0.5, NAN], "momentum": [-0.25], "weight_decay": [-2]},
+    "adamw": {
+        "lr": [-0.5, INF],
+        "betas": [(1.0, 0.9), (0.9, 1.0), (-0.25, 0.9), (0.9,)],
+        "eps": [-0.5],
+        "weight_decay": [-0.5],
+    },
+    "shampoo": {
+        **{"lr": [-0.5], "eps": [-0.5], "update_freq": [0, -3]},
+        **{"betas": [(1.0, 1.0), (0.9, 1.5)], "weight_decay": [-0.5], "weight_decay_type": ["both"]},
+        **{"max_preconditioner_dim": [0], "start_preconditioning_step": [-7], "grafting": ["adamm"]},
+        **{"momentum": [1.5], "exponent_override": [5, -2], "root_method": ["magic"], "relative_eps": [1.5]},
+        **{"precision": ["lowest"], "nonfinite": ["panic"], "adamw_lr": [-0.5], "adamw_betas": [(1.0, 0.9)]},
+        **{"memory_budget": [-5]},
+    },
+    "soap": {
+        **{"lr": [-0.5], "betas": [(0.9, 1.0)], "shampoo_beta": [1.5], "eps": [-0.5], "nonfinite": ["panic"]},
+        **{"precondition_frequency": [0], "max_precond_dim": [0]},
+    },
+    "muon": {
+        **{"lr": [-0.5], "momentum": [1.5], "weight_decay": [-0.5], "ns_steps": [-1, 101], "eps": [-0.5]},
+        **{"adjust_lr_fn": ["sqrt"], "method": ["magic"], "ns_coefficients": [(1.0, 2.0)]},
+    },
+    "normuon": {
+        **{"lr": [-0.5], "momentum": [1.5], "beta2": [1.0, -0.5], "eps": [-0.5], "ns_steps": [101]},
+        **{"adjust_lr_fn": ["sqrt"], "ns_coefficients": [(1.0, 2.0)]},
+    },
+    "lion": {
+        **{"lr": [-0.5], "betas": [(1.0, 0.9), (0.9, 1.0), (0.9, -0.5), 0.9], "weight_decay": [-0.5]},
+        **{"nonfinite": ["panic"]},
+    },
 }
-WRONG = [(kind, *row) for kind, rows in WRONG.items() for row in rows]
+WRONG = [(kind, name, value) for kind in WRONG for name, values in WRONG[kind].items() for value in values]
 
 
-@pytest.mark.parametrize(("kind", "name", "value", "shown"), WRONG)
-def test_numbers_out_of_range_are_refused_at_construction(kind, name, value, shown):
-    """With the argument's name and its value in the message."""
-    with pytest.raises(ValueError) as error:
+def wrong_parts(value):
+    """Numbers of a pair that are out of range, as messages show them; all where none is."""
+    parts = value if isinstance(value, tuple) else (value,)
+    bad = [x for x in parts if not isinstance(x, str) and not 0 <= x < 1] if len(parts) == 2 else []
+    return {form(x) for x in bad or parts for form in (str, lambda x: x if isinstance(x, str) else f"{x:g}")}
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), WRONG)
+def test_numbers_out_of_range_are_refused(kind, name, value):
+    """With the argument's name and its value in the message; those of a group, too."""
+    with pytest.raises(ValueError, match=name) as error:
         CLASSES[kind]([matrix()], **{name: value})
-    assert name in str(error.value)
-    assert shown in str(error.value)
-
-
-@pytest.mark.parametrize(("kind", "name", "value", "shown"), [w for w in WRONG if w[1] in ("lr", "betas", "momentum")])
-def test_numbers_of_a_group_are_refused_too(kind, name, value, shown):
+    assert any(part in str(error.value) for part in wrong_parts(value))
     with pytest.raises(ValueError, match=name):
         CLASSES[kind]([{"params": [matrix()], name: value}])
     optimizer = CLASSES[kind]([matrix()])

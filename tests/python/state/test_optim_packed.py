@@ -29,28 +29,6 @@ def steps(model, optimizer, count, first=0):
         optimizer.step()
 
 
-def names(kind):
-    return ("factor.", "root.") if kind == "shampoo" else ("factor.",)
-
-
-@pytest.mark.parametrize("kind", OPTIONS)
-def test_triangles_of_the_same_matrices(kind, device):
-    whole, packed = made(kind, False, device), made(kind, True, device)
-    for model, optimizer in (whole, packed):
-        steps(model, optimizer, 7)
-    assert_same_bits([packed[0].weight], [whole[0].weight])
-    state, other = packed[1].state[packed[0].weight], whole[1].state[whole[0].weight]
-    matrices = [name for name in state if name.startswith(names(kind))]
-    assert len(matrices) == 12 * len(names(kind))  # six blocks of two dimensions
-    for name in matrices:
-        n = other[name].shape[0]
-        rows, columns = torch.tril_indices(n, n, device=device)
-        assert state[name].shape == (n * (n + 1) // 2,)
-        assert_same_bits([state[name]], [other[name][rows, columns]])
-    report, larger = packed[1].memory_report(), whole[1].memory_report()
-    assert report["state"] < larger["state"]
-
-
 @pytest.mark.parametrize("to", [False, True])
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_either_loads_the_other(kind, to, device):
