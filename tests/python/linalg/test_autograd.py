@@ -4,8 +4,6 @@ refusals of functions that have none.
 Powers and roots take symmetric matrices only, so differences are taken through the symmetric part of a free matrix.
 """
 
-import math
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -50,28 +48,14 @@ def test_power(device, spectrum, power, eps):
     assert gradcheck(lambda x: linalg.matrix_power(symmetric(x), power, eps), a)
 
 
-@pytest.mark.parametrize("spectrum", ["apart", "equal", "nearly equal"])
-@pytest.mark.parametrize("root", [1, 2, 4])
-def test_root_with_absolute_damping(device, spectrum, root):
-    a = with_spectrum(SPECTRA[spectrum], device)
-    assert gradcheck(lambda x: CUDAMatrixOps.inverse_root(symmetric(x), root, eps=0.1, method="eigen"), a)
-
-
 @pytest.mark.parametrize("root", [1, 3, 4, 8])
-@pytest.mark.parametrize(("eps", "relative_eps"), [(0.0, 0.1), (0.2, 0.1), (0.5, 0.1)])
-def test_root_with_relative_damping(device, root, eps, relative_eps):
-    a = with_spectrum(SPECTRA["apart"], device)
+@pytest.mark.parametrize(
+    ("spectrum", "eps", "relative_eps"),
+    [*[(name, 0.1, 0.0) for name in ("apart", "equal", "nearly equal")], ("apart", 0.0, 0.1), ("apart", 0.5, 0.1)],
+)
+def test_root(device, spectrum, root, eps, relative_eps):
+    a = with_spectrum(SPECTRA[spectrum], device)
     assert gradcheck(lambda x: linalg.inverse_root(symmetric(x), root, eps, relative_eps, method="eigen"), a)
-
-
-def test_against_the_gradient_of_an_eigendecomposition(device):
-    a = with_spectrum([sorted(torch.rand(7).add(0.2).tolist())] * 6, device)
-    weight = torch.randn(6, 7, 7, dtype=torch.float64, device=device)
-    w, v = torch.linalg.eigh(symmetric(a))
-    reference = (v * (w + 1e-3).pow(-0.25).unsqueeze(-2)) @ v.mT
-    (expected,) = torch.autograd.grad(reference, a, weight)
-    (got,) = torch.autograd.grad(linalg.matrix_power(symmetric(a), -0.25, 1e-3), a, weight)
-    assert torch.allclose(got, expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -98,18 +82,6 @@ def test_every_method_has_the_same_gradient(device):
         gradients.append(torch.autograd.grad(x.square().sum(), a)[0])
     for each in gradients[1:]:
         assert torch.allclose(each, gradients[0], rtol=1e-6, atol=1e-9)
-
-
-def test_low_rank_has_the_gradient_from_above(device):
-    x = torch.randn(6, 1, dtype=torch.float64, device=device)
-    a = (x @ x.mT).requires_grad_()
-    (got,) = torch.autograd.grad(
-        linalg.matrix_power(a, -0.5, 0.25), a, torch.eye(6, dtype=torch.float64, device=device)
-    )
-    u = x / x.norm()
-    large = -0.5 * (x.square().sum() + 0.25) ** -1.5
-    expected = -0.5 * 0.25**-1.5 * (torch.eye(6, dtype=torch.float64, device=device) - u @ u.mT) + large * (u @ u.mT)
-    assert torch.allclose(got, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_gradients_in_every_layout(device):
@@ -293,20 +265,3 @@ def test_functional_gradients(device):
     assert torch.allclose(jacobian(x), torch.func.jacrev(lambda x: torch.kron(x, x) @ b.detach()[:1])(x))
     with pytest.raises(RuntimeError, match="matrix_power can be differentiated once"):
         torch.func.grad(lambda x: torch.func.grad(loss)(x).sum())(a.detach())
-
-
-def test_training_with_a_power(device):
-    """A whitening layer learns: a power inside of a model, with an optimizer around it."""
-    x = torch.randn(64, 6, dtype=torch.float64, device=device) @ torch.diag(torch.arange(1.0, 7.0)).double().to(device)
-    weight = torch.eye(6, dtype=torch.float64, device=device).requires_grad_()
-    optimizer = torch.optim.SGD([weight], lr=0.05)
-    losses = []
-    for _ in range(30):
-        y = x @ weight
-        z = y @ linalg.inverse_root(linalg.gram(y, True, 1 / 64), 2, relative_eps=1e-3)
-        loss = (z - x / x.std(0)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert all(math.isfinite(each) for each in losses) and losses[-1] < losses[0]
