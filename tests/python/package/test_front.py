@@ -76,15 +76,13 @@ def test_is_available():
     assert torchium.is_available() is torchium.is_available("cuda:0")
 
 
-@pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "meta"])
-def test_is_available_refuses(device):
-    with pytest.raises(ValueError, match="device is"):
-        torchium.is_available(device)
+NO_DEVICES = [(word, ValueError, "device is") for word in ("", "gpu", "cuda:", "cuda:x", "cuda:-1", "meta")]
+NO_DEVICES += [(x, TypeError, r"must be a str or a torch\.device") for x in (None, 3, b"cpu", torch.zeros(1))]
 
 
-@pytest.mark.parametrize("device", [None, 3, b"cpu", torch.zeros(1)])
-def test_is_available_refuses_what_is_no_device(device):
-    with pytest.raises(TypeError, match=r"device must be a str or a torch\.device"):
+@pytest.mark.parametrize(("device", "error", "words"), NO_DEVICES)
+def test_is_available_refuses(device, error, words):
+    with pytest.raises(error, match=words):
         torchium.is_available(device)
 
 
@@ -214,34 +212,28 @@ def test_patterns_find_a_shared_matrix_by_any_owner(pattern):
     assert [name for name, _ in chosen[True, False]] == ["tokens.weight"]
 
 
-def test_a_pattern_without_a_parameter_is_an_error():
-    with pytest.raises(ValueError, match="'embeding' matches no parameter of 'Model'"):
-        torchium.create_optimizer("muon", Model(), use_adamw=("embeding",))
+REFUSED = [
+    (("muon", Model(), {"use_adamw": ("embeding",)}), ValueError, "'embeding' matches no parameter of 'Model'"),
+    (("muon", list(Model().parameters()), {"use_adamw": ("embedding",)}), ValueError, "need a model"),
+    (("muon", list(Model().parameters()), {"no_decay_1d": True}), ValueError, "need a model"),
+    (("shampo", Model(), {}), ValueError, "name is 'shampo', expected one of .* did you mean 'shampoo'"),
+    (
+        ("tiger", Model(), {}),
+        ValueError,
+        "name is 'tiger', expected one of adamw, kfac, lion, muon, natural, normuon, sgd",
+    ),
+    ((None, Model(), {}), TypeError, "name must be a str, got 'NoneType'"),
+    (("muon", Model(), {"use_adamw": 3}), TypeError, "use_adamw must"),
+    (("muon", Model(), {"use_adamw": (3,)}), TypeError, "use_adamw must hold"),
+    (("muon", torch.nn.Identity(), {}), ValueError, "without parameters"),
+]
 
 
-def test_options_of_a_model_need_a_model():
-    parameters = list(Model().parameters())
-    with pytest.raises(ValueError, match="need a model"):
-        torchium.create_optimizer("muon", parameters, use_adamw=("embedding",))
-    with pytest.raises(ValueError, match="need a model"):
-        torchium.create_optimizer("muon", parameters, no_decay_1d=True)
-
-
-def test_wrong_names():
-    with pytest.raises(ValueError, match=r"name is 'shampo', expected one of .* did you mean 'shampoo'"):
-        torchium.create_optimizer("shampo", Model())
-    with pytest.raises(
-        ValueError, match="name is 'tiger', expected one of adamw, kfac, lion, muon, natural, normuon, sgd"
-    ):
-        torchium.create_optimizer("tiger", Model())
-    with pytest.raises(TypeError, match="name must be a str, got 'NoneType'"):
-        torchium.create_optimizer(None, Model())
-    with pytest.raises(TypeError, match="use_adamw must"):
-        torchium.create_optimizer("muon", Model(), use_adamw=3)
-    with pytest.raises(TypeError, match="use_adamw must hold"):
-        torchium.create_optimizer("muon", Model(), use_adamw=(3,))
-    with pytest.raises(ValueError, match="without parameters"):
-        torchium.create_optimizer("muon", torch.nn.Identity())
+@pytest.mark.parametrize(("arguments", "error", "words"), REFUSED, ids=lambda value: str(value)[:20])
+def test_what_the_factory_refuses(arguments, error, words):
+    name, model, options = arguments
+    with pytest.raises(error, match=words):
+        torchium.create_optimizer(name, model, **options)
 
 
 # --- the doctor -------------------------------------------------------------------------------------------------------
