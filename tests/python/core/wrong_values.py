@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import torch
+from producers import Producer
 
 
 class Mischief(Exception):
@@ -123,76 +124,28 @@ class WrongExchange:
 # --- capsules with impossible contents --------------------------------------------------------------------------------
 
 
-class _Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]  # fmt: skip
+IMPOSSIBLE = (
+    {"ndim": -1}, {"ndim": 2**30}, {"ndim": 65}, {"bits": 0}, {"bits": 33}, {"code": 99}, {"code": 1},
+    {"lanes": 0}, {"lanes": 4}, {"device_type": 0}, {"device_type": 99}, {"device_type": -1}, {"device_index": -5},
+    {"device_index": 77}, {"data": None}, {"byte_offset": 2**63}, {"shape": None}, {"shape": (-3, 3)},
+    {"shape": (2**62, 2**62)}, {"strides": (2**62, 1)}, {"strides": (0, 0)}, {"strides": (-3, -1)},
+    {"version": (2, 0)}, {"version": (0, 0)}, {"flags": 2**64 - 1}, {"name": b"something"},
+    {"name": b"used_dltensor"}, {},
+)  # fmt: skip
 
 
-class _Managed(ctypes.Structure):
-    _fields_ = [("tensor", _Tensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
-
-
-class _Versioned(ctypes.Structure):
-    _fields_ = [
-        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", _Tensor),
-    ]  # fmt: skip
-
-
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype = ctypes.py_object
-_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-
-
-class Capsule:
+class Capsule(Producer):
     """A 3 by 3 float32 matrix, old or versioned, with one field changed to something that cannot be."""
 
-    changes = (
-        {"ndim": -1}, {"ndim": 2**30}, {"ndim": 65}, {"bits": 0}, {"bits": 33}, {"code": 99}, {"code": 1},
-        {"lanes": 0}, {"lanes": 4}, {"device_type": 0}, {"device_type": 99}, {"device_type": -1}, {"device_id": -5},
-        {"device_id": 77}, {"data": None}, {"byte_offset": 2**63}, {"shape": None}, {"shape": (-3, 3)},
-        {"shape": (2**62, 2**62)}, {"strides": (2**62, 1)}, {"strides": (0, 0)}, {"strides": (-3, -1)}, {"major": 2},
-        {"major": 0}, {"flags": 2**64 - 1}, {"name": b"something"}, {"name": b"used_dltensor"}, {},
-    )  # fmt: skip
-
     def __init__(self, random):
-        change = random.choice(self.changes)
+        change = random.choice(IMPOSSIBLE)
         self.label = f"{change}"
-        self.versioned = random.random() < 0.5 or "major" in change or "flags" in change
-        self.memory = (ctypes.c_float * 9)(*([1.0] * 9))
-        self.sizes = {}
-        tensor = _Tensor(ctypes.addressof(self.memory), 1, 0, 2, 2, 32, 1, self._sizes("shape", (3, 3)), None, 0)
-        if random.random() < 0.5 or "strides" in change:
-            tensor.strides = self._sizes("strides", (3, 1))
-        if self.versioned:
-            self.managed = _Versioned(1, 0, None, None, 0, tensor)
-        else:
-            self.managed = _Managed(tensor, None, None)
-        self.name = change.get("name", b"dltensor_versioned" if self.versioned else b"dltensor")
-        for field, value in change.items():
-            self._change(field, value)
-
-    def _sizes(self, name, values):
-        self.sizes[name] = (ctypes.c_int64 * len(values))(*values)
-        return ctypes.cast(self.sizes[name], ctypes.POINTER(ctypes.c_int64))
-
-    def _change(self, field, value):
-        if field in ("shape", "strides") and value is not None:
-            value = self._sizes(field, value)
-        if field in ("major", "flags"):
-            setattr(self.managed, field, value)
-        elif field != "name":
-            setattr(self.managed.tensor, field, value)
-
-    def __dlpack__(self, **_):
-        return _new_capsule(ctypes.addressof(self.managed), self.name, None)
-
-    def __dlpack_device__(self):
-        return (self.managed.tensor.device_type, self.managed.tensor.device_id)
+        versioned = random.random() < 0.5 or "version" in change or "flags" in change
+        if random.random() < 0.5:
+            change = {"strides": None} | change
+        change = {k: (ctypes.c_int64 * 2)(*v) if k in ("shape", "strides") and v else v for k, v in change.items()}
+        super().__init__(np.ones((3, 3), dtype=np.float32), versioned=versioned, deleter=False, **change)
+        self.device = (self.managed.tensor.device_type, self.managed.tensor.device_index)
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
