@@ -1,6 +1,7 @@
 """What processes do for test_kfac_shared.py, and what one process does with the same samples."""
 
 import functools
+import itertools
 import os
 import traceback
 from unittest import mock
@@ -188,10 +189,10 @@ def step_sharded(model, optimizer, step, size):
 
 
 def replicas(size, folder):
-    """Under DistributedDataParallel, each rank with its part of the batch: the same on all, and what one process comes
-    to up to rounding."""
-    for method in METHODS:
-        model, optimizer = fresh(method, process_group=dist.group.WORLD)
+    """Under DistributedDataParallel, each rank with its part of the batch, the layers divided or not: the same on all,
+    and what one process comes to up to rounding."""
+    for method, more in itertools.product(METHODS, ({"process_group": dist.group.WORLD}, {})):
+        model, optimizer = fresh(method, **more)
         parallel = DistributedDataParallel(model)
         for step in range(STEPS):
             x, y = (t.chunk(size)[dist.get_rank()] for t in batch(model, SAMPLES, step))
@@ -201,10 +202,10 @@ def replicas(size, folder):
         own = [p.detach() for p in model.parameters()]
         every = [None] * size
         dist.all_gather_object(every, own)
-        assert all(same(other, own) for other in every), method
+        assert all(same(other, own) for other in every), f"{method} {more}"
         expected = train(*fresh(method, **itself()), STEPS, size=SAMPLES)
         for a, b in zip(own, expected, strict=True):
-            assert torch.allclose(a, b, rtol=1e-8, atol=1e-10), method
+            assert torch.allclose(a, b, rtol=1e-8, atol=1e-10), f"{method} {more}"
 
 
 def consolidates(size, folder):
