@@ -4,55 +4,16 @@
 
 #include <string.h>
 
-static tch_status call_copy(tch_context *context, tch_tensor *const *t)
-{
-    return tch_tensor_copy(context, t[0], t[1]);
-}
+/* A call as the rows want it, with the tensors t. */
+#define CALL(name, call)                                                                                               \
+    static tch_status name(tch_context *context, tch_tensor *const *t)                                                 \
+    {                                                                                                                  \
+        return call;                                                                                                   \
+    }
 
-static tch_status call_fill(tch_context *context, tch_tensor *const *t)
-{
-    return tch_tensor_fill(context, t[0], 2.5);
-}
-
-static tch_status call_matmul(tch_context *context, tch_tensor *const *t)
-{
-    return tch_matmul(context, t[0], t[1], t[2]);
-}
-
-static tch_status call_gemm(tch_context *context, tch_tensor *const *t)
-{
-    return tch_gemm(context, 1.5, t[0], 1, t[1], 1, 0.0, t[2]);
-}
-
-static tch_status call_symmetric_product(tch_context *context, tch_tensor *const *t)
-{
-    return tch_symmetric_product(context, t[0], t[1], t[2]);
-}
-
-static tch_status call_gram(tch_context *context, tch_tensor *const *t)
-{
-    return tch_gram(context, 0.5, t[0], 0, 0.0, t[1]);
-}
-
-static tch_status call_matmul_chunked(tch_context *context, tch_tensor *const *t)
-{
-    return tch_matmul_chunked(context, t[0], t[1], 1 << 20, t[2]);
-}
-
-static tch_status call_eigh(tch_context *context, tch_tensor *const *t)
-{
-    return tch_eigh(context, t[0], t[1], t[2], t[3]);
-}
-
-static tch_status call_matrix_power(tch_context *context, tch_tensor *const *t)
-{
-    return tch_matrix_power(context, t[0], -0.25, 1e-3, t[1], t[2]);
-}
-
-static tch_status call_power_backward(tch_context *context, tch_tensor *const *t)
-{
-    return tch_matrix_power_backward(context, t[0], -0.25, 1e-3, t[1], t[2], t[3]);
-}
+static const tch_layer linear = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
+static const tch_layer layer_norm = TCH_LAYER_INIT(TCH_LAYER_LAYER_NORM);
+static const tch_layer rms_norm = TCH_LAYER_INIT(TCH_LAYER_RMS_NORM);
 
 static tch_status call_root_backward(tch_context *context, tch_tensor *const *t)
 {
@@ -69,85 +30,6 @@ static tch_status inverse_root(tch_context *context, tch_root_method method, tch
     return tch_inverse_root(context, t[0], 4, &config, t[1], t[2], t[3]);
 }
 
-static tch_status call_root_auto(tch_context *context, tch_tensor *const *t)
-{
-    return inverse_root(context, TCH_ROOT_AUTO, t);
-}
-
-static tch_status call_root_eigen(tch_context *context, tch_tensor *const *t)
-{
-    return inverse_root(context, TCH_ROOT_EIGEN, t);
-}
-
-static tch_status call_root_newton(tch_context *context, tch_tensor *const *t)
-{
-    return inverse_root(context, TCH_ROOT_NEWTON, t);
-}
-
-static tch_status call_root_rational(tch_context *context, tch_tensor *const *t)
-{
-    return inverse_root(context, TCH_ROOT_RATIONAL, t);
-}
-
-static tch_status call_polar_express(tch_context *context, tch_tensor *const *t)
-{
-    return tch_orthogonalize(context, t[0], 5, TCH_ORTHO_POLAR_EXPRESS, t[1]);
-}
-
-static tch_status call_muon(tch_context *context, tch_tensor *const *t)
-{
-    return tch_orthogonalize(context, t[0], 5, TCH_ORTHO_MUON, t[1]);
-}
-
-static tch_status call_kronecker_product(tch_context *context, tch_tensor *const *t)
-{
-    return tch_kronecker_product(context, t[0], t[1], t[2]);
-}
-
-static tch_status call_kronecker_matmul(tch_context *context, tch_tensor *const *t)
-{
-    return tch_kronecker_matmul(context, t[0], t[1], t[2], t[3]);
-}
-
-static tch_status call_kronecker_apply(tch_context *context, tch_tensor *const *t)
-{
-    return tch_kronecker_apply(context, t[0], t[1], t[2], t[3]);
-}
-
-static tch_status call_kronecker_solve(tch_context *context, tch_tensor *const *t)
-{
-    return tch_kronecker_solve(context, t[0], t[1], t[2], 1e-2, t[3], t[4]);
-}
-
-static tch_status call_nearest_kronecker(tch_context *context, tch_tensor *const *t)
-{
-    return tch_nearest_kronecker(context, t[0], t[1], t[2], t[3]);
-}
-
-static tch_status call_grad_samples(tch_context *context, tch_tensor *const *t)
-{
-    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
-    return tch_grad_samples(context, &layer, t[0], t[1], t[2], t[3]);
-}
-
-static tch_status call_grad_norms(tch_context *context, tch_tensor *const *t)
-{
-    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
-    return tch_grad_norms(context, &layer, t[0], t[1], TCH_GRAD_BOTH, 0, t[2]);
-}
-
-static tch_status call_grad_norms_of_layer_norm(tch_context *context, tch_tensor *const *t)
-{
-    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LAYER_NORM);
-    return tch_grad_norms(context, &layer, t[0], t[1], TCH_GRAD_BOTH, 0, t[2]);
-}
-
-static tch_status call_grad_sum(tch_context *context, tch_tensor *const *t)
-{
-    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
-    return tch_grad_weighted_sum(context, &layer, t[0], t[1], t[2], 0.0, t[3], t[4]);
-}
-
 static tch_status call_grad_sum_of_group_norm(tch_context *context, tch_tensor *const *t)
 {
     tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_GROUP_NORM);
@@ -155,53 +37,42 @@ static tch_status call_grad_sum_of_group_norm(tch_context *context, tch_tensor *
     return tch_grad_weighted_sum(context, &layer, t[0], t[1], t[2], 0.0, t[3], t[4]);
 }
 
-static tch_status call_grad_gram(tch_context *context, tch_tensor *const *t)
-{
-    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
-    return tch_grad_gram(context, &layer, t[0], t[1], TCH_GRAD_BOTH, 0, t[2]);
-}
-
-static tch_status call_grad_gram_of_rms_norm(tch_context *context, tch_tensor *const *t)
-{
-    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_RMS_NORM);
-    return tch_grad_gram(context, &layer, t[0], t[1], TCH_GRAD_BOTH, 0, t[2]);
-}
-
-static tch_status call_grad_dots(tch_context *context, tch_tensor *const *t)
-{
-    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
-    return tch_grad_dots(context, &layer, t[0], t[1], t[2], t[3], 0, t[4]);
-}
-
-static tch_status call_grad_factors(tch_context *context, tch_tensor *const *t)
-{
-    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
-    return tch_grad_factors(context, &layer, t[0], t[1], 0, TCH_SHARING_EXPAND, 1.0, 0.0, t[2], t[3]);
-}
-
-static tch_status call_grad_reduced_factors(tch_context *context, tch_tensor *const *t)
-{
-    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
-    return tch_grad_factors(context, &layer, t[0], t[1], 1, TCH_SHARING_REDUCE, 1.0, 0.0, t[2], t[3]);
-}
-
-static tch_status call_grad_scales(tch_context *context, tch_tensor *const *t)
-{
-    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
-    return tch_grad_scales(context, &layer, t[0], t[1], 0, t[2], t[3], 1.0, 0.0, t[4]);
-}
-
-static tch_status call_clip_weights(tch_context *context, tch_tensor *const *t)
-{
-    return tch_grad_clip_weights(context, t[0], 0.5, t[1]);
-}
-
-static tch_status call_natural_weights(tch_context *context, tch_tensor *const *t)
-{
-    return tch_grad_natural_weights(context, t[0], t[1], 0.1, t[2], NULL);
-}
-
 /* clang-format off */
+CALL(call_copy, tch_tensor_copy(context, t[0], t[1]))
+CALL(call_fill, tch_tensor_fill(context, t[0], 2.5))
+CALL(call_matmul, tch_matmul(context, t[0], t[1], t[2]))
+CALL(call_gemm, tch_gemm(context, 1.5, t[0], 1, t[1], 1, 0.0, t[2]))
+CALL(call_symmetric_product, tch_symmetric_product(context, t[0], t[1], t[2]))
+CALL(call_gram, tch_gram(context, 0.5, t[0], 0, 0.0, t[1]))
+CALL(call_matmul_chunked, tch_matmul_chunked(context, t[0], t[1], 1 << 20, t[2]))
+CALL(call_eigh, tch_eigh(context, t[0], t[1], t[2], t[3]))
+CALL(call_matrix_power, tch_matrix_power(context, t[0], -0.25, 1e-3, t[1], t[2]))
+CALL(call_power_backward, tch_matrix_power_backward(context, t[0], -0.25, 1e-3, t[1], t[2], t[3]))
+CALL(call_root_auto, inverse_root(context, TCH_ROOT_AUTO, t))
+CALL(call_root_eigen, inverse_root(context, TCH_ROOT_EIGEN, t))
+CALL(call_root_newton, inverse_root(context, TCH_ROOT_NEWTON, t))
+CALL(call_root_rational, inverse_root(context, TCH_ROOT_RATIONAL, t))
+CALL(call_polar_express, tch_orthogonalize(context, t[0], 5, TCH_ORTHO_POLAR_EXPRESS, t[1]))
+CALL(call_muon, tch_orthogonalize(context, t[0], 5, TCH_ORTHO_MUON, t[1]))
+CALL(call_kronecker_product, tch_kronecker_product(context, t[0], t[1], t[2]))
+CALL(call_kronecker_matmul, tch_kronecker_matmul(context, t[0], t[1], t[2], t[3]))
+CALL(call_kronecker_apply, tch_kronecker_apply(context, t[0], t[1], t[2], t[3]))
+CALL(call_kronecker_solve, tch_kronecker_solve(context, t[0], t[1], t[2], 1e-2, t[3], t[4]))
+CALL(call_nearest_kronecker, tch_nearest_kronecker(context, t[0], t[1], t[2], t[3]))
+CALL(call_grad_samples, tch_grad_samples(context, &linear, t[0], t[1], t[2], t[3]))
+CALL(call_grad_norms, tch_grad_norms(context, &linear, t[0], t[1], TCH_GRAD_BOTH, 0, t[2]))
+CALL(call_grad_norms_of_layer_norm, tch_grad_norms(context, &layer_norm, t[0], t[1], TCH_GRAD_BOTH, 0, t[2]))
+CALL(call_grad_sum, tch_grad_weighted_sum(context, &linear, t[0], t[1], t[2], 0.0, t[3], t[4]))
+CALL(call_grad_gram, tch_grad_gram(context, &linear, t[0], t[1], TCH_GRAD_BOTH, 0, t[2]))
+CALL(call_grad_gram_of_rms_norm, tch_grad_gram(context, &rms_norm, t[0], t[1], TCH_GRAD_BOTH, 0, t[2]))
+CALL(call_grad_dots, tch_grad_dots(context, &linear, t[0], t[1], t[2], t[3], 0, t[4]))
+CALL(call_grad_factors, tch_grad_factors(context, &linear, t[0], t[1], 0, TCH_SHARING_EXPAND, 1.0, 0.0, t[2], t[3]))
+CALL(call_grad_reduced_factors, tch_grad_factors(context, &linear, t[0], t[1], 1, TCH_SHARING_REDUCE, 1.0, 0.0,
+     t[2], t[3]))
+CALL(call_grad_scales, tch_grad_scales(context, &linear, t[0], t[1], 0, t[2], t[3], 1.0, 0.0, t[4]))
+CALL(call_clip_weights, tch_grad_clip_weights(context, t[0], 0.5, t[1]))
+CALL(call_natural_weights, tch_grad_natural_weights(context, t[0], t[1], 0.1, t[2], NULL))
+
 #define ROOT_OPERANDS                                           \
     {{"a", ROLE_SYMMETRIC, KIND_REAL, 3, {2, 6, 6}},            \
      {"out", ROLE_OUTPUT, KIND_REAL, 3, {2, 6, 6}},             \
