@@ -220,43 +220,19 @@ static void powers_of_clamped_matrices(void **state)
 
 /* --- the tests --------------------------------------------------------------------------------------------------- */
 
-static void eigh_float32(void **state)
+static void eigh(void **state)
 {
-    test_for_each_case(*state, "eigh", TCH_FLOAT32, 200, check_eigh);
-}
-
-static void eigh_float64(void **state)
-{
-    test_for_each_case(*state, "eigh", TCH_FLOAT64, 200, check_eigh);
-}
-
-static void eigh_halves(void **state)
-{
-    test_for_each_case(*state, "eigh", TCH_FLOAT16, 65, check_eigh);
-    test_for_each_case(*state, "eigh", TCH_BFLOAT16, 65, check_eigh);
+    test_for_each_dtype(*state, "eigh", 200, 65, check_eigh);
 }
 
 static void eigenvalues_only(void **state)
 {
-    test_for_each_case(*state, "eigh, values only", TCH_FLOAT32, 129, check_eigenvalues_only);
-    test_for_each_case(*state, "eigh, values only", TCH_FLOAT64, 129, check_eigenvalues_only);
-    test_for_each_case(*state, "eigh, values only", TCH_BFLOAT16, 33, check_eigenvalues_only);
+    test_for_each_dtype(*state, "eigh, values only", 129, 33, check_eigenvalues_only);
 }
 
-static void power_float32(void **state)
+static void power(void **state)
 {
-    test_for_each_case(*state, "matrix_power", TCH_FLOAT32, 200, check_power);
-}
-
-static void power_float64(void **state)
-{
-    test_for_each_case(*state, "matrix_power", TCH_FLOAT64, 200, check_power);
-}
-
-static void power_halves(void **state)
-{
-    test_for_each_case(*state, "matrix_power", TCH_FLOAT16, 65, check_power);
-    test_for_each_case(*state, "matrix_power", TCH_BFLOAT16, 65, check_power);
+    test_for_each_dtype(*state, "matrix_power", 200, 65, check_power);
 }
 
 /* Decompositions of `count` matrices at once, checked by their residuals alone. */
@@ -395,12 +371,14 @@ static void thread_counts_agree(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(eigh_float32),        cmocka_unit_test(eigh_float64),
-        cmocka_unit_test(eigh_halves),         cmocka_unit_test(eigenvalues_only),
-        cmocka_unit_test(power_float32),       cmocka_unit_test(power_float64),
-        cmocka_unit_test(power_halves),        cmocka_unit_test(a_thousand),
-        cmocka_unit_test(awkward_matrices),    cmocka_unit_test(low_rank),
-        cmocka_unit_test(thread_counts_agree), cmocka_unit_test(powers_of_clamped_matrices),
+        cmocka_unit_test(eigh),
+        cmocka_unit_test(eigenvalues_only),
+        cmocka_unit_test(power),
+        cmocka_unit_test(a_thousand),
+        cmocka_unit_test(awkward_matrices),
+        cmocka_unit_test(low_rank),
+        cmocka_unit_test(thread_counts_agree),
+        cmocka_unit_test(powers_of_clamped_matrices),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_known);

@@ -66,19 +66,6 @@ static void check_product(tch_context *context, const test_variation *v, tch_dty
 
 /* --- products without forming it --------------------------------------------------------------------------------- */
 
-/* got against expected where the rounding errors of sums of `length` terms are bounded by magnitude. */
-static void check_sums(const double *got, const double *expected, const double *magnitude, int64_t count,
-                       int64_t length, tch_dtype dtype)
-{
-    double u = test_arithmetic_roundoff(dtype) + 0x1p-53;
-    for (int64_t i = 0; i < count; i++) {
-        double bound = (double)(length + 8) * u * magnitude[i] + test_unit_roundoff(dtype) * fabs(expected[i]) +
-                       test_underflow(dtype) * (double)(length + 8);
-        CHECK(fabs(got[i] - expected[i]) <= bound, "element %lld is %.17g, expected %.17g, off by %.3g > %.3g",
-              (long long)i, got[i], expected[i], fabs(got[i] - expected[i]), bound);
-    }
-}
-
 static void check_one_matmul(const int64_t *d, int64_t r, const double *a, const double *b, const double *x,
                              const double *got, tch_dtype dtype)
 {
@@ -90,7 +77,7 @@ static void check_one_matmul(const int64_t *d, int64_t r, const double *a, const
     ref_kronecker(d[0], d[1], a, d[2], d[3], b, formed);
     ref_matmul(rows, cols, r, formed, x, expected);
     ref_matmul_abs(rows, cols, r, formed, x, magnitude);
-    check_sums(got, expected, magnitude, rows * r, d[1] + d[3], dtype);
+    ref_check_sums(got, expected, magnitude, rows * r, d[1] + d[3] + 8, dtype);
 }
 
 static void check_matmul_of(tch_context *context, const test_variation *v, tch_dtype dtype, const int64_t *d, int64_t r)
@@ -133,7 +120,7 @@ static void check_one_apply(const test_variation *v, int64_t p, const double *a,
     ref_matmul(v->n, v->m, p, middle, transposed, expected);
     ref_matmul_abs(v->n, v->k, v->m, a, x_abs, middle);
     ref_matmul_abs(v->n, v->m, p, middle, transposed, magnitude);
-    check_sums(got, expected, magnitude, v->n * p, v->k + v->m, dtype);
+    ref_check_sums(got, expected, magnitude, v->n * p, v->k + v->m + 8, dtype);
 }
 
 static void check_apply(tch_context *context, const test_variation *v, tch_dtype dtype)
@@ -416,36 +403,29 @@ static void exact_products_are_recovered(void **state)
 
 static const tch_dtype dtypes[] = {{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
 
-static void over_all_dtypes(tch_context *context, const char *operation, int64_t largest, test_check check)
-{
-    for (int d = 0; d < 4; d++) {
-        test_for_each_case(context, operation, dtypes[d], d < 2 ? largest : 33, check);
-    }
-}
-
 static void product(void **state)
 {
-    over_all_dtypes(*state, "kronecker_product", 200, check_product);
+    test_for_each_dtype(*state, "kronecker_product", 200, 33, check_product);
 }
 
 static void matmul(void **state)
 {
-    over_all_dtypes(*state, "kronecker_matmul", 129, check_matmul);
+    test_for_each_dtype(*state, "kronecker_matmul", 129, 33, check_matmul);
 }
 
 static void apply(void **state)
 {
-    over_all_dtypes(*state, "kronecker_apply", 200, check_apply);
+    test_for_each_dtype(*state, "kronecker_apply", 200, 33, check_apply);
 }
 
 static void solve(void **state)
 {
-    over_all_dtypes(*state, "kronecker_solve", 129, check_solve);
+    test_for_each_dtype(*state, "kronecker_solve", 129, 33, check_solve);
 }
 
 static void nearest(void **state)
 {
-    over_all_dtypes(*state, "nearest_kronecker", 65, check_nearest);
+    test_for_each_dtype(*state, "nearest_kronecker", 65, 33, check_nearest);
 }
 
 static void shared_factors(void **state)

@@ -63,15 +63,9 @@ static void check_product(const streamed_case *c, const double *a, const double 
     int64_t count = c->m * c->n;
     double *expected = test_alloc((size_t)(count + 1) * sizeof *expected);
     double *magnitude = test_alloc((size_t)(count + 1) * sizeof *magnitude);
-    double u = test_arithmetic_roundoff(c->dtype) + 0x1p-53;
     ref_matmul(c->m, c->k, c->n, a, b, expected);
     ref_matmul_abs(c->m, c->k, c->n, a, b, magnitude);
-    for (int64_t i = 0; i < count; i++) {
-        double bound = (double)(c->k + 4) * (u * magnitude[i] + test_underflow(c->dtype)) +
-                       test_unit_roundoff(c->dtype) * fabs(expected[i]);
-        CHECK(fabs(got[i] - expected[i]) <= bound, "element %lld is %.17g, expected %.17g, off by %.3g > %.3g",
-              (long long)i, got[i], expected[i], fabs(got[i] - expected[i]), bound);
-    }
+    ref_check_sums(got, expected, magnitude, count, c->k + 4, c->dtype);
 }
 
 static void check_case(tch_context *context, const streamed_case *c)

@@ -163,20 +163,9 @@ static void check_layouts(tch_context *context, const test_variation *v, tch_dty
     check_roots(context, v, usual_condition(dtype), dtype, roots[which / 2 % 6], &config);
 }
 
-static void layouts_float32(void **state)
+static void layouts(void **state)
 {
-    test_for_each_case(*state, "inverse_root", TCH_FLOAT32, 200, check_layouts);
-}
-
-static void layouts_float64(void **state)
-{
-    test_for_each_case(*state, "inverse_root", TCH_FLOAT64, 200, check_layouts);
-}
-
-static void layouts_halves(void **state)
-{
-    test_for_each_case(*state, "inverse_root", TCH_FLOAT16, 65, check_layouts);
-    test_for_each_case(*state, "inverse_root", TCH_BFLOAT16, 65, check_layouts);
+    test_for_each_dtype(*state, "inverse_root", 200, 65, check_layouts);
 }
 
 static void name_root(const char *what, int64_t n, tch_dtype dtype, int32_t root, const tch_root_config *config)
@@ -284,27 +273,6 @@ static bool check_honesty(tch_context *context, double condition, tch_dtype dtyp
         test_tensor_check_unchanged(c.out, "out");
     }
     return good;
-}
-
-/* Condition numbers 1e2 to 1e8. Where (n + 10) u kappa / p is within the tolerance every method must deliver: a stable
- * method can, and one that cannot has another to fall back on. */
-static void conditioning(void **state)
-{
-    const double conditions[] = {1e2, 1e4, 1e6, 1e8};
-    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64};
-    const int32_t some_roots[] = {1, 2, 4};
-    for (int i = 0; i < 4 * 2 * 3 * 4; i++) {
-        double kappa = conditions[i % 4];
-        tch_dtype dtype = dtypes[i / 4 % 2];
-        int32_t root = some_roots[i / 8 % 3];
-        tch_root_config config = config_with(method_at(i / 24), 0.0);
-        config.relative_eps = 1.0 / kappa;
-        name_root("conditioning", 64, dtype, root, &config);
-        bool good = check_honesty(*state, kappa, dtype, root, &config);
-        double reachable = (64 + 10) * test_arithmetic_roundoff(dtype) * kappa / root;
-        CHECK(good || reachable > promised_tolerance(&config, dtype), "it was given up though %.3g can be reached",
-              reachable);
-    }
 }
 
 /* A previous root stays where the new one is not good enough. Here nothing is known of the spectrum, and its small end
@@ -452,15 +420,12 @@ static void methods_not_offered_are_refused(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layouts_float32),
-        cmocka_unit_test(layouts_float64),
-        cmocka_unit_test(layouts_halves),
+        cmocka_unit_test(layouts),
         cmocka_unit_test(every_root_by_every_method),
         cmocka_unit_test(the_larger_damping_counts),
         cmocka_unit_test(both_degrees),
         cmocka_unit_test(tolerances_are_kept),
         cmocka_unit_test(defaults_work),
-        cmocka_unit_test(conditioning),
         cmocka_unit_test(the_previous_root_is_kept),
         cmocka_unit_test(impossible_tolerances_are_refused),
         cmocka_unit_test(unusual_spectra),

@@ -72,6 +72,15 @@ void test_for_each_case(tch_context *context, const char *operation, tch_dtype d
     }
 }
 
+void test_for_each_dtype(tch_context *context, const char *operation, int64_t largest, int64_t largest_half,
+                         test_check check)
+{
+    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64, TCH_FLOAT16, TCH_BFLOAT16};
+    for (int d = 0; d < 4; d++) {
+        test_for_each_case(context, operation, dtypes[d], dtypes[d].bits == 16 ? largest_half : largest, check);
+    }
+}
+
 int32_t test_shape(const test_variation *v, int64_t rows, int64_t cols, int64_t *shape)
 {
     int32_t rank = v->batch_rank;

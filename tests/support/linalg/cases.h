@@ -24,6 +24,10 @@ typedef void (*test_check)(tch_context *context, const test_variation *v, tch_dt
 void test_for_each_case(tch_context *context, const char *operation, tch_dtype dtype, int64_t largest,
                         test_check check);
 
+/* The same for every floating-point type, half types with n at most `largest_half`. */
+void test_for_each_dtype(tch_context *context, const char *operation, int64_t largest, int64_t largest_half,
+                         test_check check);
+
 /* A shape: the batch of the case followed by up to two sizes (-1: left out). Returns the rank. */
 int32_t test_shape(const test_variation *v, int64_t rows, int64_t cols, int64_t *shape);
 

@@ -47,6 +47,18 @@ void ref_matmul_abs(int64_t m, int64_t k, int64_t n, const double *a, const doub
     test_drop(a_abs);
 }
 
+void ref_check_sums(const double *got, const double *expected, const double *magnitude, int64_t count, int64_t terms,
+                    tch_dtype dtype)
+{
+    double u = test_arithmetic_roundoff(dtype) + 0x1p-53;
+    for (int64_t i = 0; i < count; i++) {
+        double bound =
+            (double)terms * (u * magnitude[i] + test_underflow(dtype)) + test_unit_roundoff(dtype) * fabs(expected[i]);
+        CHECK(fabs(got[i] - expected[i]) <= bound, "element %lld is %.17g, expected %.17g, off by %.3g > %.3g",
+              (long long)i, got[i], expected[i], fabs(got[i] - expected[i]), bound);
+    }
+}
+
 void ref_transpose(int64_t m, int64_t n, const double *a, double *b)
 {
     for (int64_t i = 0; i < m; i++) {

@@ -5,11 +5,17 @@
 
 #include <stdint.h>
 
+#include "support/elements.h"
 #include "support/random.h"
 
 /* c = a b, a being m by k and b k by n; the _abs form sums |a| |b|, which bounds the rounding errors of a product. */
 void ref_matmul(int64_t m, int64_t k, int64_t n, const double *a, const double *b, double *c);
 void ref_matmul_abs(int64_t m, int64_t k, int64_t n, const double *a, const double *b, double *c);
+
+/* Fails unless each of `count` sums is within what rounding allows: `terms` roundings of the arithmetic, relative to
+ * the sums of absolute values, and one of the result to its dtype. */
+void ref_check_sums(const double *got, const double *expected, const double *magnitude, int64_t count, int64_t terms,
+                    tch_dtype dtype);
 
 /* b (n by m) = the transpose of a (m by n). */
 void ref_transpose(int64_t m, int64_t n, const double *a, double *b);
