@@ -1,6 +1,5 @@
-/* What comes after the norms: tied weights, clipping and the natural gradient. Tied weights are held against a small
- * language model whose loss is differentiated numerically; natural weights against a dense solve with all
- * parameters. */
+/* What comes after the norms: the cross term of tied weights against both gradients formed in full, clipping, and the
+ * weights of the natural gradient against a dense solve. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -180,121 +179,6 @@ static void the_cross_term_in_chunks(void **state)
     CHECK_OK(tch_context_set_workspace_limit(context, 0));
 }
 
-/* --- a language model with one matrix ---------------------------------------------------------------------------- */
-
-enum { WORDS = 9, WIDTH = 4, LENGTH = 6, TEXTS = 3 };
-
-/* h_t = tanh(E[token_t]), logits E h_t, cross entropy with the next token; token 0 is ordinary here. */
-static double model_loss(const double *e, const double *tokens)
-{
-    double loss = 0;
-    for (int t = 0; t + 1 < LENGTH; t++) {
-        double logits[WORDS];
-        double sum = 0;
-        for (int v = 0; v < WORDS; v++) {
-            logits[v] = 0;
-            for (int k = 0; k < WIDTH; k++) {
-                logits[v] += e[v * WIDTH + k] * tanh(e[(int)tokens[t] * WIDTH + k]);
-            }
-            sum += exp(logits[v]);
-        }
-        loss += log(sum) - logits[(int)tokens[t + 1]];
-    }
-    return loss;
-}
-
-/* Inputs of both uses and the gradients of their outputs, by the chain rule: h, dlogits, dE[token]. */
-static void model_backward(const double *e, const double *tokens, double *h, double *dlogits, double *dembedding)
-{
-    for (int t = 0; t + 1 < LENGTH; t++) {
-        double sum = 0;
-        for (int k = 0; k < WIDTH; k++) {
-            h[t * WIDTH + k] = tanh(e[(int)tokens[t] * WIDTH + k]);
-            dembedding[t * WIDTH + k] = 0;
-        }
-        for (int v = 0; v < WORDS; v++) {
-            double logit = 0;
-            for (int k = 0; k < WIDTH; k++) {
-                logit += e[v * WIDTH + k] * h[t * WIDTH + k];
-            }
-            dlogits[t * WORDS + v] = exp(logit);
-            sum += exp(logit);
-        }
-        for (int v = 0; v < WORDS; v++) {
-            dlogits[t * WORDS + v] = dlogits[t * WORDS + v] / sum - (v == (int)tokens[t + 1] ? 1 : 0);
-            for (int k = 0; k < WIDTH; k++) {
-                dembedding[t * WIDTH + k] += dlogits[t * WORDS + v] * e[v * WIDTH + k];
-            }
-        }
-        for (int k = 0; k < WIDTH; k++) {
-            dembedding[t * WIDTH + k] *= 1 - h[t * WIDTH + k] * h[t * WIDTH + k];
-        }
-    }
-}
-
-/* |gradient|^2 of one text by central differences, good to about 1e-9. */
-static double numeric_norm(double *e, const double *tokens)
-{
-    const double step = 1e-5;
-    double sum = 0;
-    for (int i = 0; i < WORDS * WIDTH; i++) {
-        double kept = e[i];
-        e[i] = kept + step;
-        double above = model_loss(e, tokens);
-        e[i] = kept - step;
-        double below = model_loss(e, tokens);
-        e[i] = kept;
-        double slope = (above - below) / (2 * step);
-        sum += slope * slope;
-    }
-    return sum;
-}
-
-static void a_tied_language_model(void **state)
-{
-    tch_context *context = *state;
-    test_random random = test_random_stream(77);
-    tch_layer embedding = TCH_LAYER_INIT(TCH_LAYER_EMBEDDING);
-    tch_layer linear = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
-    const int64_t shapes[4][3] = {
-        {TEXTS, LENGTH - 1, 1}, {TEXTS, LENGTH - 1, WIDTH}, {TEXTS, LENGTH - 1, WIDTH}, {TEXTS, LENGTH - 1, WORDS}};
-    double *e = normals(&random, WORDS * WIDTH, TCH_FLOAT64);
-    double tokens[TEXTS][LENGTH];
-    double inputs[TEXTS][LENGTH - 1];
-    double h[TEXTS][(LENGTH - 1) * WIDTH];
-    double dh[TEXTS][(LENGTH - 1) * WIDTH];
-    double dlogits[TEXTS][(LENGTH - 1) * WORDS];
-    test_case("norms of a tied language model");
-    embedding.rows = WORDS;
-    for (int b = 0; b < TEXTS; b++) {
-        for (int t = 0; t < LENGTH; t++) {
-            tokens[b][t] = (double)(test_random_bits(&random) % WORDS);
-        }
-        memcpy(inputs[b], tokens[b], sizeof inputs[b]);
-        model_backward(e, tokens[b], h[b], dlogits[b], dh[b]);
-    }
-    const int64_t count = TEXTS;
-    test_tensor *tensors[5] = {tensor_of(context, TCH_INT64, 2, shapes[0], inputs[0], LAYOUT_CONTIGUOUS),
-                               tensor_of(context, TCH_FLOAT64, 3, shapes[1], dh[0], LAYOUT_CONTIGUOUS),
-                               tensor_of(context, TCH_FLOAT64, 3, shapes[2], h[0], LAYOUT_CONTIGUOUS),
-                               tensor_of(context, TCH_FLOAT64, 3, shapes[3], dlogits[0], LAYOUT_CONTIGUOUS),
-                               test_tensor_make(context, TCH_FLOAT64, 1, &count, LAYOUT_CONTIGUOUS)};
-    tch_tensor *t[5];
-    for (int i = 0; i < 5; i++) {
-        t[i] = &tensors[i]->tensor;
-    }
-    CHECK_OK(tch_grad_norms(context, &embedding, t[0], t[1], TCH_GRAD_WEIGHT, 0, t[4]));
-    CHECK_OK(tch_grad_norms(context, &linear, t[2], t[3], TCH_GRAD_WEIGHT, 1, t[4]));
-    double *untied = test_tensor_read(tensors[4]);
-    CHECK_OK(tch_grad_tied_norms(context, &embedding, t[0], t[1], t[2], t[3], t[4]));
-    double *got = test_tensor_read(tensors[4]);
-    for (int b = 0; b < TEXTS; b++) {
-        double expected = numeric_norm(e, tokens[b]);
-        CHECK(fabs(got[b] - expected) <= 1e-7 * expected, "norm %d is %.12g, expected %.12g", b, got[b], expected);
-        CHECK(fabs(untied[b] - expected) > 1e-3 * expected, "the cross term of %d is nothing", b);
-    }
-}
-
 /* --- clipping ---------------------------------------------------------------------------------------------------- */
 
 static void weights_of_clipping(void **state)
@@ -358,64 +242,6 @@ static void solve_dense(int64_t n, double *a, double *b)
             b[i] -= a[i * n + j] * b[j];
         }
         b[i] /= a[i * n + i];
-    }
-}
-
-/* x = (J' J / B + damping I)^-1 (mean of J's rows), all parameters at once. */
-static double *dense_natural(int64_t samples, int64_t n, const double *j, double damping)
-{
-    double *f = test_zeros(n * n);
-    double *x = test_zeros(n);
-    for (int64_t b = 0; b < samples; b++) {
-        for (int64_t i = 0; i < n; i++) {
-            x[i] += j[b * n + i] / (double)samples;
-            for (int64_t k = 0; k < n; k++) {
-                f[i * n + k] += j[b * n + i] * j[b * n + k] / (double)samples;
-            }
-        }
-    }
-    for (int64_t i = 0; i < n; i++) {
-        f[i * n + i] += damping;
-    }
-    solve_dense(n, f, x);
-    return x;
-}
-
-/* From a layer to its natural gradient through the library, held against the dense solve. The error of either is that
- * of a system of condition (largest eigenvalue + damping) / damping, here below 1e4. */
-static void natural_gradient_of_an_embedding(void **state)
-{
-    enum { B = 7, S = 5, V = 6, D = 3 };
-    tch_context *context = *state;
-    test_random random = test_random_stream(55);
-    tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_EMBEDDING);
-    const int64_t samples = B;
-    const int64_t shapes[4][3] = {{B, S, 1}, {B, S, D}, {B, B, 1}, {V, D, 1}};
-    const double damping = 0.05;
-    double tokens[B * S];
-    double *g = normals(&random, B * S * D, TCH_FLOAT64);
-    double *j = test_zeros(B * V * D);
-    test_case("natural gradient of an embedding");
-    layer.rows = V;
-    for (int i = 0; i < B * S; i++) {
-        tokens[i] = (double)(test_random_bits(&random) % V);
-        for (int k = 0; k < D; k++) {
-            j[i / S * V * D + (int)tokens[i] * D + k] += g[i * D + k];
-        }
-    }
-    test_tensor *input = tensor_of(context, TCH_INT32, 2, shapes[0], tokens, LAYOUT_CONTIGUOUS);
-    test_tensor *gradient = tensor_of(context, TCH_FLOAT64, 3, shapes[1], g, LAYOUT_CONTIGUOUS);
-    test_tensor *gram = test_tensor_make(context, TCH_FLOAT64, 2, shapes[2], LAYOUT_CONTIGUOUS);
-    test_tensor *weights = test_tensor_make(context, TCH_FLOAT64, 1, &samples, LAYOUT_CONTIGUOUS);
-    test_tensor *out = test_tensor_make(context, TCH_FLOAT64, 2, shapes[3], LAYOUT_CONTIGUOUS);
-    CHECK_OK(tch_grad_gram(context, &layer, &input->tensor, &gradient->tensor, TCH_GRAD_BOTH, 0, &gram->tensor));
-    CHECK_OK(tch_grad_natural_weights(context, &gram->tensor, NULL, damping, &weights->tensor, NULL));
-    CHECK_OK(tch_grad_weighted_sum(context, &layer, &input->tensor, &gradient->tensor, &weights->tensor, 0.0,
-                                   &out->tensor, NULL));
-    double *got = test_tensor_read(out);
-    double *expected = dense_natural(B, V * D, j, damping);
-    for (int i = 0; i < V * D; i++) {
-        CHECK(fabs(got[i] - expected[i]) <= 1e-10, "element %d is %.15g, expected %.15g", i, got[i], expected[i]);
     }
 }
 
@@ -510,10 +336,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_cross_term_of_tied_weights),
         cmocka_unit_test(the_cross_term_in_chunks),
-        cmocka_unit_test(a_tied_language_model),
         cmocka_unit_test(weights_of_clipping),
         cmocka_unit_test(nothing_to_clip),
-        cmocka_unit_test(natural_gradient_of_an_embedding),
         cmocka_unit_test(natural_weights_of_many_sizes),
         cmocka_unit_test(bad_gram_matrices),
     };

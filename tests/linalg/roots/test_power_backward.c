@@ -1,5 +1,5 @@
-/* Gradients of powers and inverse roots: against the formula with the reference's eigenvectors, against differences of
- * the function itself, and where the formula has its corners: equal, clamped and vanishing eigenvalues.
+/* Gradients of powers and inverse roots: against the formula with the reference's eigenvectors, and where the formula
+ * has its corners: equal, clamped and vanishing eigenvalues.
  *
  * All arithmetic is float64's. An eigensolver is exact for A + E with |E| <= (n + 10) u |A|, which moves K by at most
  * max|f''| |E|, and the products around it round by (n + 10) u; with r the rounding of the stored result
@@ -53,13 +53,6 @@ static tch_status run_backward(tch_context *context, const function *f, const tc
     tch_root_config config = config_of(f);
     return f->root == 0 ? tch_matrix_power_backward(context, a, f->power, f->eps, grad, out, report)
                         : tch_inverse_root_backward(context, a, f->root, &config, grad, out, report);
-}
-
-static tch_status run_forward(tch_context *context, const function *f, const tch_tensor *a, tch_tensor *out)
-{
-    tch_root_config config = config_of(f);
-    return f->root == 0 ? tch_matrix_power(context, a, f->power, f->eps, out, NULL)
-                        : tch_inverse_root(context, a, f->root, &config, out, NULL, NULL);
 }
 
 /* --- the reference ----------------------------------------------------------------------------------------------- */
@@ -206,66 +199,6 @@ static void gradient_at(tch_context *context, const function *f, const double *a
     CHECK_OK(run_backward(context, f, &ta->tensor, &tgrad->tensor, &tout->tensor, NULL));
     double *got = test_tensor_read(tout);
     memcpy(out, got, N * N * sizeof *out);
-}
-
-static double inner(const double *x, const double *y)
-{
-    double sum = 0.0;
-    for (int i = 0; i < N * N; i++) {
-        sum += x[i] * y[i];
-    }
-    return sum;
-}
-
-/* <grad, f(A + h E)> */
-static double function_at(tch_context *context, const function *f, const double *a, double h, const double *e,
-                          const double *grad)
-{
-    double moved[N * N];
-    for (int i = 0; i < N * N; i++) {
-        moved[i] = a[i] + h * e[i];
-    }
-    test_tensor *ta = tensor_of(context, moved);
-    test_tensor *tout = tensor_of(context, NULL);
-    CHECK_OK(run_forward(context, f, &ta->tensor, &tout->tensor));
-    double *got = test_tensor_read(tout);
-    double result = inner(grad, got);
-    return result;
-}
-
-static void random_symmetric(test_random *random, double *e)
-{
-    for (int i = 0; i < N; i++) {
-        for (int j = 0; j <= i; j++) {
-            e[i * N + j] = e[j * N + i] = test_random_normal(random);
-        }
-    }
-}
-
-/* Differences of fourth order, so that the rounding of f over the step, 1e-12 or so, is all that is left of their
- * errors. */
-static void follows_differences(void **state)
-{
-    const double h = 1e-4;
-    for (size_t k = 0; k < FUNCTIONS; k++) {
-        const function *f = &functions[k];
-        const known_matrix *known = test_known(N, 0, f->condition, TCH_FLOAT64);
-        test_random random = test_random_stream(400 + k);
-        double grad[N * N];
-        double e[N * N];
-        double out[N * N];
-        test_case("power %g, eps %g, relative %g", exponent(f), f->eps, f->relative_eps);
-        test_random_fill_normal(&random, grad, N * N);
-        random_symmetric(&random, e);
-        gradient_at(*state, f, known->a, grad, out);
-        double near = function_at(*state, f, known->a, h, e, grad) - function_at(*state, f, known->a, -h, e, grad);
-        double far =
-            function_at(*state, f, known->a, 2 * h, e, grad) - function_at(*state, f, known->a, -2 * h, e, grad);
-        double slope = (8.0 * near - far) / (12.0 * h);
-        double scale = ref_norm(N * N, out) * ref_norm(N * N, e);
-        CHECK(fabs(inner(out, e) - slope) <= 1e-7 * scale + 1e-9, "the gradient says %.12g, differences %.12g",
-              inner(out, e), slope);
-    }
 }
 
 static void check_close(const double *got, const double *expected, double tolerance)
@@ -495,7 +428,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(follows_the_formula),
-        cmocka_unit_test(follows_differences),
         cmocka_unit_test(equal_eigenvalues),
         cmocka_unit_test(equal_largest_eigenvalues),
         cmocka_unit_test(low_rank),
