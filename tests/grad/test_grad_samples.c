@@ -1,0 +1,1001 @@
+/* Per-sample gradients of every kind of layer, their norms, weighted sums, Gram matrices and inner products, against
+ * loops over single samples in float64.
+ *
+ * A sum of n products in arithmetic of round-off u is off by at most n u times the sum of the absolute values, which
+ * the reference keeps. With M the magnitude of a gradient, element by element, of linear layers and convolutions:
+ *   gradients      T terms:              T u M
+ *   norms          |M|^2 bounds either form (inner products of positions of magnitudes add up to it), with T terms in
+ *                  an element of the gradient or d and p in inner products, each factor twice: 2 (T + d + p) u |M|^2
+ *   weighted sums  B T terms:            B T u (sum of |w| M), and one more rounding of bfloat16 operands
+ *   Gram matrices  as norms, and p d terms where slices are multiplied: (2 (T + d + p) + p d) u <M, M>
+ *   inner products (T + d + p) u <M, |V|>
+ * Some roundings of scale, storage and conversion are covered by adding 8 to each length. With `rounded` on a GPU the
+ * four operands of a norm or Gram matrix may be rounded to 11 bits: 4 * 2^-11 of |M|^2 more; see rounded_gram_operands
+ * for half types, whose elements need no rounding.
+ *
+ * Of embeddings and normalizing layers an element is off by at most u (16 + T + features) M: every term and every
+ * addition is rounded once, and a statistic over n features is off by n u at most. What is made of the gradients is
+ * off by what these errors make of it and by its own rounding. On the CPU, where float32 and half types have float64
+ * statistics, M has |x - m| / s in place of (|x| + |m|) / s: a mean far larger than the spread costs nothing. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <torchium/grad.h>
+
+#include "support/elements.h"
+#include "support/grad/grad_reference.h"
+#include "support/random.h"
+#include "support/tensors.h"
+#include "support/testing.h"
+
+/* --- cases ------------------------------------------------------------------------------------------------------- */
+
+#define CHANNELS_LAST ((test_layout)(LAYOUT_EXPANDED + 1)) /* dimension 1 innermost in memory */
+
+typedef enum token_mix { TOKENS_ANY, TOKENS_EQUAL, TOKENS_OUTSIDE } token_mix;
+
+typedef struct grad_case {
+    tch_context *context;
+    tch_layer layer;
+    tch_dtype dtype;
+    int32_t ndim;
+    int64_t shape[TCH_MAX_RANK]; /* of the input */
+    int64_t outputs;             /* columns of an embedding */
+    test_layout input, gradient, output;
+    uint64_t stream;
+    int poison;    /* a sample that holds NaN and has weight 0, or -1 */
+    int spread;    /* elements are multiplied by powers of two, from -spread to spread */
+    token_mix mix; /* of an embedding */
+    double mean;   /* of a normalized input, whose spread is 1 */
+    bool little;   /* calls get the least workspace in which they succeed */
+} grad_case;
+
+/* A case that has been set up. */
+typedef struct trial {
+    const grad_case *c;
+    test_tensor *x, *g;
+    grad_reference *reference;
+    double u;
+    int64_t limit; /* of the workspace, in the latest call that got little */
+} trial;
+
+static bool is_matrix(const grad_case *c)
+{
+    return c->layer.kind == TCH_LAYER_LINEAR || c->layer.kind == TCH_LAYER_CONV;
+}
+
+static test_tensor *make_tensor(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape,
+                                test_layout layout)
+{
+    if (layout != CHANNELS_LAST) {
+        return test_tensor_make(context, dtype, ndim, shape, layout);
+    }
+    int64_t turned[TCH_MAX_RANK] = {shape[0]};
+    memcpy(turned + 1, shape + 2, (size_t)(ndim - 2) * sizeof *shape);
+    turned[ndim - 1] = shape[1];
+    test_tensor *t = test_tensor_make(context, dtype, ndim, turned, LAYOUT_ROW_GAPS);
+    int64_t channel_stride = t->strides[ndim - 1];
+    memmove(t->strides + 2, t->strides + 1, (size_t)(ndim - 2) * sizeof *shape);
+    t->strides[1] = channel_stride;
+    memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
+    return t;
+}
+
+static double draw_token(test_random *random, const grad_case *c)
+{
+    int64_t around = c->mix == TOKENS_OUTSIDE ? 3 : 0;
+    int64_t token = (int64_t)(test_random_bits(random) % (uint64_t)(c->layer.rows + 2 * around)) - around;
+    return c->mix == TOKENS_EQUAL ? 4.0 : (double)token;
+}
+
+static void put_poison(const grad_case *c, int64_t of_sample, double *values)
+{
+    for (int64_t i = 0; c->poison >= 0 && i < of_sample; i++) {
+        values[c->poison * of_sample + i] = i % 3 == 0 ? (double)INFINITY : (double)NAN;
+    }
+}
+
+static test_tensor *random_tensor(const grad_case *c, int32_t ndim, const int64_t *shape, test_layout layout,
+                                  bool is_input)
+{
+    bool tokens = is_input && c->layer.kind == TCH_LAYER_EMBEDDING;
+    tch_dtype dtype = !tokens ? c->dtype : c->stream % 2 == 0 ? TCH_INT32 : TCH_INT64;
+    test_tensor *t = make_tensor(c->context, dtype, ndim, shape, layout);
+    double *values = test_alloc((size_t)t->count * sizeof *values);
+    test_random random = test_random_stream(c->stream * 16 + (is_input ? 1 : 2));
+    test_random_fill_normal(&random, values, t->count);
+    for (int64_t i = 0; i < t->count; i++) {
+        values[i] = tokens ? draw_token(&random, c) : values[i] + (is_input ? c->mean : 0.0);
+    }
+    for (int64_t i = 0; c->spread > 0 && i < t->count; i++) {
+        values[i] = ldexp(values[i], (int)(test_random_bits(&random) % (uint64_t)(2 * c->spread + 1)) - c->spread);
+    }
+    int64_t of_sample = t->count / (shape[0] > 0 ? shape[0] : 1);
+    for (int64_t i = 0; layout == LAYOUT_EXPANDED && i < t->count; i++) {
+        values[i] = values[i % of_sample];
+    }
+    if (!is_input || is_matrix(c)) {
+        put_poison(c, of_sample, values);
+    }
+    test_tensor_write(t, values);
+    return t;
+}
+
+static trial set_up(const grad_case *c)
+{
+    int64_t shape[TCH_MAX_RANK];
+    int32_t ndim = grad_reference_gradient_shape(&c->layer, c->ndim, c->shape, c->outputs, shape);
+    trial t = {.c = c, .u = test_arithmetic_roundoff(c->dtype) + (is_matrix(c) ? 0x1p-53 : 0.0)};
+    bool wide_statistics = test_on_cpu() && c->dtype.bits != 64;
+    t.x = random_tensor(c, c->ndim, c->shape, c->input, true);
+    t.g = random_tensor(c, ndim, shape, c->gradient, false);
+    t.reference = grad_reference_make(&c->layer, c->ndim, c->shape, c->outputs, test_tensor_read(t.x),
+                                      test_tensor_read(t.g), wide_statistics);
+    return t;
+}
+
+static void tear_down(trial *t)
+{
+    test_tensor_check_unchanged(t->x, "input");
+    test_tensor_check_unchanged(t->g, "output_gradient");
+    test_tensor_free(t->x);
+    test_tensor_free(t->g);
+}
+
+static bool is_half(tch_dtype dtype)
+{
+    return dtype.bits == 16;
+}
+
+static double rounded_operands(const grad_case *c)
+{
+    return !test_on_cpu() && c->layer.rounded && tch_dtype_equal(c->dtype, TCH_FLOAT32) ? 4.0 * 0x1p-11 : 0.0;
+}
+
+/* Of half types only what a Gram matrix multiplies last, gradients or sums of float32, may be rounded: two operands. */
+static double rounded_gram_operands(const grad_case *c)
+{
+    bool rounded = !test_on_cpu() && c->layer.rounded && is_half(c->dtype);
+    return rounded ? 2.0 * 0x1p-11 : rounded_operands(c);
+}
+
+static void check_near(const char *what, int64_t index, double got, double expected, double bound)
+{
+    CHECK(fabs(got - expected) <= bound, "%s: element %lld is %.17g, expected %.17g, off by %.3g > %.3g", what,
+          (long long)index, got, expected, fabs(got - expected), bound);
+}
+
+/* An element of a gradient. */
+static double element_bound(const trial *t, double magnitude)
+{
+    const grad_reference *r = t->reference;
+    return (double)(r->positions + (is_matrix(t->c) ? 8 : 16 + r->features)) * t->u * magnitude;
+}
+
+static double stored(tch_dtype dtype, double value)
+{
+    return test_unit_roundoff(dtype) * fabs(value) + test_underflow(dtype);
+}
+
+/* A tensor for the weight or the bias, or with `samples` for one of each sample; NULL for a bias that there is not. */
+static test_tensor *parameter_tensor(const trial *t, tch_dtype dtype, bool samples, bool bias, test_layout layout)
+{
+    const grad_reference *r = t->reference;
+    int32_t rank = bias && is_matrix(t->c) ? 2 : r->weight_ndim;
+    if (bias && r->biases == 0) {
+        return NULL;
+    }
+    return test_tensor_make(t->c->context, dtype, samples ? rank : rank - 1, r->weight_shape + (samples ? 0 : 1),
+                            layout);
+}
+
+static tch_tensor *tensor_or_null(test_tensor *t)
+{
+    return t != NULL ? &t->tensor : NULL;
+}
+
+/* --- calls ------------------------------------------------------------------------------------------------------- */
+
+/* Limits of the workspace to try, from one where nothing fits upwards, for a trial with little; otherwise none. What is
+ * refused leaves `out` as it was. */
+static bool next_limit(trial *t, tch_status status, const test_tensor *out, const double *before)
+{
+    tch_context *context = t->c->context;
+    if (status != TCH_ERR_OUT_OF_MEMORY || t->limit > (int64_t)1 << 30) {
+        CHECK_OK(tch_context_set_workspace_limit(context, 0));
+        return false;
+    }
+    size_t mark = test_mark();
+    if (t->c->little && t->limit > 0) {
+        CHECK(memcmp(before, test_tensor_read(out), (size_t)out->count * sizeof *before) == 0, "out was written");
+    }
+    test_release_since(mark);
+    t->limit += t->limit / 8 + 256;
+    CHECK_OK(tch_context_set_workspace_limit(context, t->c->little ? t->limit : 0));
+    return true;
+}
+
+#define RUN(t, out, call)                                                                                              \
+    do {                                                                                                               \
+        tch_status ran_ = TCH_ERR_OUT_OF_MEMORY;                                                                       \
+        const double *before_ = (t)->c->little ? test_tensor_read(out) : NULL;                                         \
+        for ((t)->limit = 0; next_limit(t, ran_, out, before_);) {                                                     \
+            ran_ = (call);                                                                                             \
+        }                                                                                                              \
+        CHECK(ran_ == TCH_OK, "gave %s: %s", tch_status_name(ran_), tch_last_error());                                 \
+    } while (0)
+
+/* --- samples ----------------------------------------------------------------------------------------------------- */
+
+/* The weights' part of all gradients, or the bias's. */
+static void check_elements(const trial *t, const test_tensor *out, bool bias)
+{
+    const grad_reference *r = t->reference;
+    int64_t size = bias ? r->biases : r->weights;
+    double *got = test_tensor_read(out);
+    for (int64_t i = 0; i < out->count; i++) {
+        int64_t at = i / size * (r->weights + r->biases) + (bias ? r->weights : 0) + i % size;
+        double bound = element_bound(t, r->magnitude[at]) + stored(out->tensor.dtype, r->gradient[at]);
+        check_near(bias ? "bias" : "weight", i, got[i], r->gradient[at], bound);
+    }
+}
+
+static void check_samples(trial *t, tch_dtype dtype)
+{
+    const grad_case *c = t->c;
+    test_tensor *weight = parameter_tensor(t, dtype, true, false, c->output);
+    test_tensor *bias = parameter_tensor(t, dtype, true, true, c->output);
+    RUN(t, weight,
+        tch_grad_samples(c->context, &c->layer, &t->x->tensor, &t->g->tensor, &weight->tensor, tensor_or_null(bias)));
+    test_tensor_check_written(weight, "weight");
+    check_elements(t, weight, false);
+    if (bias != NULL) {
+        test_tensor_check_written(bias, "bias");
+        check_elements(t, bias, true);
+        test_tensor_poison(weight);
+        RUN(t, weight, tch_grad_samples(c->context, &c->layer, &t->x->tensor, &t->g->tensor, &weight->tensor, NULL));
+        check_elements(t, weight, false);
+    }
+}
+
+/* --- norms, Gram matrices, inner products ------------------------------------------------------------------------ */
+
+static double positions_length(const trial *t)
+{
+    const grad_reference *r = t->reference;
+    return 2.0 * (double)(r->positions + r->inputs + r->outputs + 8);
+}
+
+/* <gradient i, gradient j> over the parts, and how far it may be off, as an element of `gram` or as a norm. */
+static double inner(const trial *t, int32_t parts, int64_t i, int64_t j, const test_tensor *gram, double *bound)
+{
+    const grad_reference *r = t->reference;
+    int64_t all = r->weights + r->biases;
+    double unit = t->u * (double)(16 + r->features);
+    double sum = 0;
+    double magnitude = 0;
+    double each = 0;
+    for (int64_t k = parts & TCH_GRAD_WEIGHT ? 0 : r->weights; k < (parts & TCH_GRAD_BIAS ? all : r->weights); k++) {
+        double x = r->gradient[i * all + k];
+        double y = r->gradient[j * all + k];
+        double off_x = element_bound(t, r->magnitude[i * all + k]);
+        double off_y = element_bound(t, r->magnitude[j * all + k]);
+        sum += x * y;
+        magnitude += r->magnitude[i * all + k] * r->magnitude[j * all + k];
+        each += fabs(x) * off_y + fabs(y) * off_x + off_x * off_y + unit * fabs(x * y);
+    }
+    double length = positions_length(t) + (gram != NULL ? (double)(r->weights + r->outputs) : 0.0);
+    double rounded = gram != NULL ? rounded_gram_operands(t->c) : rounded_operands(t->c);
+    double storing = gram != NULL ? 4 * test_unit_roundoff(gram->tensor.dtype) : 0.0;
+    *bound = is_matrix(t->c) ? (length * t->u + rounded + storing) * magnitude : each + storing * fabs(sum);
+    return sum;
+}
+
+static void check_norms(trial *t, int32_t parts)
+{
+    const grad_case *c = t->c;
+    test_tensor *norms = test_tensor_make(c->context, TCH_FLOAT64, 1, &t->reference->samples, LAYOUT_CONTIGUOUS);
+    for (int32_t times = 1; times <= 2; times++) {
+        RUN(t, norms,
+            tch_grad_norms(c->context, &c->layer, &t->x->tensor, &t->g->tensor, (tch_grad_part)parts, times - 1,
+                           &norms->tensor));
+        test_tensor_check_written(norms, "norms");
+        double *got = test_tensor_read(norms);
+        for (int64_t i = 0; i < t->reference->samples; i++) {
+            double bound;
+            double expected = inner(t, parts, i, i, NULL, &bound);
+            check_near("norms", i, got[i], times * expected, times * bound);
+        }
+    }
+}
+
+/* Of all pairs of samples, followed by how far each may be off. */
+static double *inner_of_pairs(const trial *t, int32_t parts, const test_tensor *gram)
+{
+    int64_t n = t->reference->samples;
+    double *products = test_zeros(2 * n * n);
+    for (int64_t i = 0; i < n * n; i++) {
+        int64_t mirrored = i % n * n + i / n;
+        if (mirrored < i) {
+            products[i] = products[mirrored];
+            products[n * n + i] = products[n * n + mirrored];
+        } else {
+            products[i] = inner(t, parts, i / n, i % n, gram, &products[n * n + i]);
+        }
+    }
+    return products;
+}
+
+static void compare_gram(const double *products, int32_t times, const test_tensor *gram)
+{
+    int64_t n = gram->shape[0];
+    double *got = test_tensor_read(gram);
+    for (int64_t i = 0; i < n * n; i++) {
+        check_near("gram", i, got[i], times * products[i], times * products[n * n + i]);
+        CHECK(got[i] == got[i % n * n + i / n], "gram is not symmetric");
+    }
+}
+
+/* With a little more memory than the least there are some samples at a time, and some rows of the gradient. */
+static void check_gram(trial *t, int32_t parts, tch_dtype dtype, test_layout layout)
+{
+    const grad_case *c = t->c;
+    const int64_t shape[2] = {t->reference->samples, t->reference->samples};
+    test_tensor *gram = test_tensor_make(c->context, dtype, 2, shape, layout);
+    double *products = inner_of_pairs(t, parts, gram);
+    for (int32_t times = 1; times <= 2; times++) {
+        RUN(t, gram,
+            tch_grad_gram(c->context, &c->layer, &t->x->tensor, &t->g->tensor, (tch_grad_part)parts, times - 1,
+                          &gram->tensor));
+        test_tensor_check_written(gram, "gram");
+        compare_gram(products, times, gram);
+    }
+    for (int more = 2; c->little && more <= 8; more *= 2) {
+        CHECK_OK(tch_context_set_workspace_limit(c->context, more * t->limit));
+        CHECK_OK(
+            tch_grad_gram(c->context, &c->layer, &t->x->tensor, &t->g->tensor, (tch_grad_part)parts, 0, &gram->tensor));
+        compare_gram(products, 1, gram);
+    }
+    CHECK_OK(tch_context_set_workspace_limit(c->context, 0));
+}
+
+/* Random numbers for a parameter, as its type holds them; NULL for no parameter. */
+static double *draw_parameter(const trial *t, test_tensor *parameter, uint64_t salt)
+{
+    if (parameter == NULL) {
+        return NULL;
+    }
+    test_random random = test_random_stream(t->c->stream * 16 + salt);
+    double *values = test_alloc((size_t)parameter->count * sizeof *values);
+    test_random_fill_normal(&random, values, parameter->count);
+    test_tensor_write(parameter, values);
+    return test_tensor_read(parameter);
+}
+
+/* Inner product of gradient i and a direction, whose parts may be NULL. */
+static double dot_of(const trial *t, int64_t i, const double *w, const double *b, double *bound)
+{
+    const grad_reference *r = t->reference;
+    int64_t all = r->weights + r->biases;
+    double unit = t->u * (double)(16 + r->features);
+    double sum = 0;
+    double magnitude = 0;
+    double each = 0;
+    for (int64_t k = w != NULL ? 0 : r->weights; k < (b != NULL ? all : r->weights); k++) {
+        double v = k < r->weights ? w[k] : b[k - r->weights];
+        sum += v * r->gradient[i * all + k];
+        magnitude += fabs(v) * r->magnitude[i * all + k];
+        each += fabs(v) * (element_bound(t, r->magnitude[i * all + k]) + unit * fabs(r->gradient[i * all + k]));
+    }
+    *bound = is_matrix(t->c) ? positions_length(t) * t->u * magnitude : each;
+    return sum;
+}
+
+static void check_dots(trial *t, tch_dtype dtype, bool with_weight, bool with_bias)
+{
+    const grad_case *c = t->c;
+    test_tensor *weight = with_weight ? parameter_tensor(t, dtype, false, false, c->output) : NULL;
+    test_tensor *bias = with_bias ? parameter_tensor(t, dtype, false, true, c->output) : NULL;
+    test_tensor *dots = test_tensor_make(c->context, TCH_FLOAT64, 1, &t->reference->samples, LAYOUT_CONTIGUOUS);
+    double *w = draw_parameter(t, weight, 3);
+    double *b = draw_parameter(t, bias, 6);
+    if (weight == NULL && bias == NULL) {
+        return;
+    }
+    for (int32_t times = 1; times <= 2; times++) {
+        RUN(t, dots,
+            tch_grad_dots(c->context, &c->layer, &t->x->tensor, &t->g->tensor, tensor_or_null(weight),
+                          tensor_or_null(bias), times - 1, &dots->tensor));
+        test_tensor_check_written(dots, "dots");
+        double *got = test_tensor_read(dots);
+        for (int64_t i = 0; i < t->reference->samples; i++) {
+            double bound;
+            double expected = dot_of(t, i, w, b, &bound);
+            check_near("dots", i, got[i], times * expected, times * bound);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        if ((i == 0 ? weight : bias) != NULL) {
+            test_tensor_check_unchanged(i == 0 ? weight : bias, "a direction");
+        }
+    }
+}
+
+/* --- weighted sums ----------------------------------------------------------------------------------------------- */
+
+/* w NULL: all ones. `before` is what `out` held, and not looked at where beta is 0. */
+static void check_sum_of(const trial *t, const test_tensor *out, bool bias, const double *before, double beta,
+                         const double *w)
+{
+    const grad_reference *r = t->reference;
+    double length = (double)(r->samples * (r->positions + 1)) + 8;
+    double unit = t->u * (double)(4 + r->samples);
+    double weighing = w != NULL && tch_dtype_equal(t->c->dtype, TCH_BFLOAT16) ? test_unit_roundoff(TCH_BFLOAT16) : 0.0;
+    double *got = test_tensor_read(out);
+    for (int64_t k = 0; k < out->count; k++) {
+        double expected = beta == 0.0 ? 0.0 : beta * before[k];
+        double magnitude = fabs(expected);
+        double each = unit * fabs(expected);
+        for (int64_t i = 0; i < r->samples; i++) {
+            double weight = w == NULL ? 1.0 : w[i];
+            int64_t at = i * (r->weights + r->biases) + (bias ? r->weights : 0) + k;
+            if (weight != 0.0) {
+                expected += weight * r->gradient[at];
+                magnitude += fabs(weight) * r->magnitude[at];
+                each += fabs(weight) * (element_bound(t, r->magnitude[at]) + unit * fabs(r->gradient[at]));
+            }
+        }
+        double bound = is_matrix(t->c) ? (length * t->u + weighing) * magnitude : each;
+        check_near(bias ? "sum of biases" : "sum", k, got[k], expected, bound + stored(out->tensor.dtype, expected));
+    }
+}
+
+/* Every fourth weight is 0, and that of a sample that is poison. */
+static double *draw_weights(const trial *t, test_tensor *weights)
+{
+    double *w = draw_parameter(t, weights, 4);
+    for (int64_t i = 0; i < weights->count; i++) {
+        w[i] = i % 4 == 3 || i == t->c->poison ? 0.0 : w[i];
+    }
+    test_tensor_write(weights, w);
+    return w;
+}
+
+static void check_weighted_sum(trial *t, tch_dtype dtype, bool weighed, double beta)
+{
+    const grad_case *c = t->c;
+    test_tensor *weight = parameter_tensor(t, dtype, false, false, c->output);
+    test_tensor *bias = parameter_tensor(t, dtype, false, true, c->output);
+    test_tensor *weights = test_tensor_make(c->context, TCH_FLOAT64, 1, &t->reference->samples, LAYOUT_CONTIGUOUS);
+    double *w = weighed ? draw_weights(t, weights) : NULL;
+    /* Where beta is 0 poison must not be read. */
+    double *before_weight = beta != 0.0 ? draw_parameter(t, weight, 7) : NULL;
+    double *before_bias = beta != 0.0 ? draw_parameter(t, bias, 8) : NULL;
+    RUN(t, weight,
+        tch_grad_weighted_sum(c->context, &c->layer, &t->x->tensor, &t->g->tensor, weighed ? &weights->tensor : NULL,
+                              beta, &weight->tensor, tensor_or_null(bias)));
+    test_tensor_check_written(weight, "weight");
+    check_sum_of(t, weight, false, before_weight, beta, w);
+    if (bias == NULL) {
+        return;
+    }
+    check_sum_of(t, bias, true, before_bias, beta, w);
+    if (beta == 0.0) {
+        test_tensor_poison(bias);
+        RUN(t, bias,
+            tch_grad_weighted_sum(c->context, &c->layer, &t->x->tensor, &t->g->tensor,
+                                  weighed ? &weights->tensor : NULL, beta, NULL, &bias->tensor));
+        check_sum_of(t, bias, true, NULL, beta, w);
+    }
+}
+
+/* --- everything, for one case ------------------------------------------------------------------------------------ */
+
+static void check_case(const grad_case *c)
+{
+    size_t mark = test_mark();
+    trial t = set_up(c);
+    tch_dtype wide = is_half(c->dtype) ? TCH_FLOAT32 : c->dtype;
+    check_samples(&t, c->dtype);
+    check_samples(&t, wide);
+    for (int32_t parts = TCH_GRAD_WEIGHT; parts <= TCH_GRAD_BOTH; parts++) {
+        check_norms(&t, parts);
+        check_gram(&t, parts, TCH_FLOAT64, LAYOUT_CONTIGUOUS);
+        check_gram(&t, parts, TCH_FLOAT32, LAYOUT_ROW_GAPS);
+    }
+    check_weighted_sum(&t, c->dtype, true, 0.0);
+    check_weighted_sum(&t, wide, true, -0.5);
+    check_weighted_sum(&t, wide, false, 0.0);
+    check_weighted_sum(&t, c->dtype, false, 0.25);
+    check_dots(&t, c->dtype, true, true);
+    check_dots(&t, wide, true, false);
+    check_dots(&t, wide, false, true);
+    tear_down(&t);
+    test_release_since(mark);
+}
+
+static const tch_dtype dtypes[] = {{TCH_FLOAT, 64, 1}, {TCH_FLOAT, 32, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
+static const char *const dtype_names[] = {"float64", "float32", "float16", "bfloat16"};
+
+static void check_dtypes(grad_case *c, const char *what)
+{
+    for (int k = 0; k < 4; k++) {
+        c->dtype = dtypes[k];
+        test_case("%s, %s, input %d, gradient %d, output %d", what, dtype_names[k], (int)c->input, (int)c->gradient,
+                  (int)c->output);
+        check_case(c);
+    }
+}
+
+/* --- linear layers ----------------------------------------------------------------------------------------------- */
+
+typedef struct linear_size {
+    int32_t ndim;
+    int64_t shape[5];
+    int64_t outputs;
+} linear_size;
+
+static grad_case linear_case(tch_context *context, const linear_size *size, uint64_t stream)
+{
+    grad_case c = {.context = context, .layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR), .ndim = size->ndim};
+    memcpy(c.shape, size->shape, (size_t)size->ndim * sizeof *size->shape);
+    c.outputs = size->outputs;
+    c.stream = stream;
+    c.poison = -1;
+    return c;
+}
+
+static void name_case(char *text, size_t size, const grad_case *c)
+{
+    size_t used = (size_t)snprintf(text, size, "input [");
+    for (int32_t i = 0; i < c->ndim; i++) {
+        used += (size_t)snprintf(text + used, size - used, " %lld", (long long)c->shape[i]);
+    }
+    snprintf(text + used, size - used, " ], %lld outputs", (long long)c->outputs);
+}
+
+static void run_case(grad_case *c)
+{
+    char text[128];
+    name_case(text, sizeof text, c);
+    check_dtypes(c, text);
+}
+
+static void linear_sizes(void **state)
+{
+    const linear_size sizes[] = {{2, {3, 1}, 1},        {2, {5, 17}, 3},        {2, {4, 129}, 65},
+                                 {2, {1, 63}, 130},     {3, {3, 1, 5}, 4},      {3, {3, 2, 3}, 2},
+                                 {3, {2, 3, 64}, 63},   {3, {3, 17, 65}, 127},  {3, {2, 63, 2}, 129},
+                                 {3, {2, 64, 17}, 1},   {3, {3, 65, 130}, 64},  {3, {2, 127, 3}, 3},
+                                 {3, {2, 129, 63}, 17}, {3, {1, 130, 1}, 65},   {4, {2, 3, 5, 7}, 6},
+                                 {4, {3, 1, 4, 2}, 5},  {5, {2, 2, 3, 2, 3}, 4}};
+    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
+        grad_case c = linear_case(*state, &sizes[k], 100 + k);
+        c.layer.scale = k % 3 == 0 ? 1.0 : k % 3 == 1 ? 3.0 : -0.5;
+        c.layer.rounded = k % 2 == 0;
+        run_case(&c);
+    }
+}
+
+/* Larger than the blocks that products are cut into, in either form of the norm. */
+static void linear_large(void **state)
+{
+    const linear_size sizes[] = {{3, {2, 400, 450}, 460}, {3, {3, 300, 385}, 130}, {3, {2, 193, 300}, 257}};
+    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
+        for (int half = 0; half < 2; half++) {
+            grad_case c = linear_case(*state, &sizes[k], 200 + k);
+            c.dtype = half ? TCH_BFLOAT16 : TCH_FLOAT32;
+            test_case("large case %zu, %s", k, half ? "bfloat16" : "float32");
+            check_case(&c);
+        }
+    }
+}
+
+/* Norms alone, around the edges of tiles, with rows that are aligned and rows that are not, and with elements of one
+ * row that differ by up to 2^32: rounded to 11 bits, and not. */
+static void linear_norms(void **state)
+{
+    const linear_size sizes[] = {{3, {1, 129, 64}, 96},  {3, {3, 33, 132}, 40},  {3, {2, 257, 36}, 33},
+                                 {3, {1, 128, 160}, 32}, {3, {2, 64, 100}, 256}, {3, {5, 2, 32}, 32},
+                                 {3, {2, 300, 32}, 36},  {3, {1, 70, 33}, 300}};
+    for (size_t k = 0; k < 4 * (sizeof sizes / sizeof sizes[0]); k++) {
+        grad_case c = linear_case(*state, &sizes[k / 4], 270 + k);
+        c.dtype = TCH_FLOAT32;
+        c.layer.rounded = k % 2 == 0;
+        c.layer.scale = k % 3 == 0 ? -3.0 : 1.0;
+        c.spread = k / 2 % 2 == 0 ? 0 : 16;
+        test_case("norms of case %zu, rounded %d, spread %d", k / 4, c.layer.rounded, c.spread);
+        trial t = set_up(&c);
+        check_norms(&t, TCH_GRAD_WEIGHT);
+        check_norms(&t, TCH_GRAD_BOTH);
+        tear_down(&t);
+    }
+}
+
+/* Sums of more terms than the CPU adds up in one pass, into blocks and tiles that are not filled, a block being 256 by
+ * 1024. */
+static void linear_long_sums(void **state)
+{
+    const linear_size sizes[] = {{3, {3, 257, 33}, 9},     {3, {2, 511, 100}, 257}, {3, {5, 513, 48}, 31},
+                                 {3, {1, 1000, 1041}, 12}, {3, {2, 1000, 64}, 300}, {3, {1, 770, 47}, 8}};
+    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
+        grad_case c = linear_case(*state, &sizes[k], 220 + k);
+        c.dtype = TCH_FLOAT32;
+        c.layer.scale = k % 2 == 0 ? 1.0 : -2.5;
+        c.output = k % 3 == 0 ? LAYOUT_CONTIGUOUS : LAYOUT_ROW_GAPS;
+        test_case("long sums, case %zu", k);
+        trial t = set_up(&c);
+        check_samples(&t, c.dtype);
+        tear_down(&t);
+    }
+}
+
+/* Results of more than 16 MB, which the CPU writes in other ways: into memory that nobody has touched yet, and
+ * again. */
+static void linear_huge_results(void **state)
+{
+    const linear_size sizes[] = {{2, {20, 528}, 516}, {3, {20, 3, 528}, 516}};
+    for (size_t k = 0; k < 2; k++) {
+        grad_case c = linear_case(*state, &sizes[k], 250 + k);
+        c.dtype = TCH_FLOAT32;
+        test_case("huge result %zu", k);
+        trial t = set_up(&c);
+        const grad_reference *r = t.reference;
+        int64_t shape[3] = {20, 516, 528};
+        tch_tensor *out = NULL;
+        CHECK_OK(tch_memory_trim(*state, 0));
+        CHECK_OK(tch_tensor_create_uninitialized(*state, TCH_FLOAT32, 3, shape, TCH_CONTIGUOUS, &out));
+        for (int times = 0; times < 2; times++) {
+            float *got = test_alloc((size_t)(20 * r->weights) * sizeof *got);
+            tch_tensor host = tch_tensor_view(got, TCH_FLOAT32, 3, shape);
+            CHECK_OK(tch_grad_samples(*state, &c.layer, &t.x->tensor, &t.g->tensor, out, NULL));
+            CHECK_OK(tch_tensor_copy(*state, &host, out));
+            CHECK_OK(tch_context_synchronize(*state));
+            CHECK_OK(tch_tensor_fill(*state, out, (double)NAN));
+            for (int64_t i = 0; i < 20 * r->weights; i++) {
+                int64_t at = i / r->weights * (r->weights + r->biases) + i % r->weights;
+                check_near("weight", i, (double)got[i], r->gradient[at], element_bound(&t, r->magnitude[at]));
+            }
+        }
+        tch_tensor_destroy(out);
+        tear_down(&t);
+    }
+}
+
+static void linear_layouts(void **state)
+{
+    const linear_size sizes[] = {{2, {3, 5}, 4}, {3, {3, 4, 5}, 6}, {4, {2, 3, 4, 5}, 7}};
+    for (size_t k = 0; k < 3; k++) {
+        for (int layout = 0; layout <= LAYOUT_EXPANDED; layout++) {
+            grad_case c = linear_case(*state, &sizes[k], 300 + k);
+            c.input = (test_layout)layout;
+            c.gradient = (test_layout)((layout + (int)k) % (LAYOUT_EXPANDED + 1));
+            c.output = (test_layout)((layout * 3 + (int)k) % LAYOUT_COUNT);
+            run_case(&c);
+        }
+    }
+}
+
+/* Nothing to sum over: zeros, and what is there times beta. */
+static void empty_batches_and_positions(void **state)
+{
+    const linear_size sizes[] = {{2, {0, 3}, 4},    {3, {0, 5, 3}, 4}, {3, {2, 0, 3}, 4},
+                                 {3, {2, 3, 0}, 4}, {3, {2, 3, 4}, 0}, {4, {2, 0, 3, 5}, 2}};
+    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
+        grad_case c = linear_case(*state, &sizes[k], 400 + k);
+        run_case(&c);
+    }
+}
+
+/* --- convolutions ------------------------------------------------------------------------------------------------ */
+
+typedef struct conv_size {
+    int32_t dims;
+    int64_t shape[5];
+    int64_t outputs, groups;
+    int64_t kernel[3], stride[3], dilation[3], before[3], after[3];
+    tch_padding padding;
+} conv_size;
+
+static grad_case conv_case(tch_context *context, const conv_size *s, uint64_t stream)
+{
+    grad_case c = {.context = context, .layer = TCH_LAYER_INIT(TCH_LAYER_CONV), .ndim = s->dims + 2};
+    memcpy(c.shape, s->shape, (size_t)c.ndim * sizeof *s->shape);
+    c.outputs = s->outputs;
+    c.stream = stream;
+    c.poison = -1;
+    c.layer.dims = s->dims;
+    c.layer.groups = s->groups;
+    c.layer.padding = s->padding;
+    for (int32_t i = 0; i < s->dims; i++) {
+        c.layer.kernel[i] = s->kernel[i];
+        c.layer.stride[i] = s->stride[i] > 0 ? s->stride[i] : 1;
+        c.layer.dilation[i] = s->dilation[i] > 0 ? s->dilation[i] : 1;
+        c.layer.before[i] = s->before[i];
+        c.layer.after[i] = s->after[i];
+    }
+    return c;
+}
+
+static const conv_size convolutions[] = {
+    {1, {3, 2, 7}, 3, 1, {3}, {0}, {0}, {0}, {0}, TCH_PADDING_ZEROS},
+    {1, {2, 4, 65}, 6, 2, {5}, {2}, {3}, {4}, {3}, TCH_PADDING_ZEROS},
+    {1, {2, 3, 300}, 2, 1, {290}, {3}, {0}, {1}, {0}, TCH_PADDING_ZEROS},
+    {1, {2, 3, 9}, 3, 3, {3}, {1}, {2}, {3}, {4}, TCH_PADDING_CIRCULAR},
+    {2, {3, 3, 5, 6}, 4, 1, {3, 2}, {1, 1}, {1, 1}, {1, 0}, {1, 1}, TCH_PADDING_ZEROS},
+    {2, {2, 4, 8, 8}, 8, 4, {3, 3}, {2, 1}, {1, 2}, {2, 1}, {0, 3}, TCH_PADDING_ZEROS},
+    {2, {2, 6, 7, 5}, 6, 6, {3, 3}, {0, 0}, {0, 0}, {1, 1}, {1, 1}, TCH_PADDING_ZEROS},
+    {2, {2, 3, 6, 7}, 6, 3, {1, 1}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, TCH_PADDING_ZEROS},
+    {2, {3, 17, 4, 4}, 5, 1, {1, 1}, {2, 2}, {0, 0}, {0, 0}, {0, 0}, TCH_PADDING_ZEROS},
+    {2, {2, 2, 4, 5}, 3, 1, {3, 3}, {1, 2}, {1, 1}, {3, 2}, {2, 4}, TCH_PADDING_REFLECT},
+    {2, {2, 2, 4, 5}, 2, 2, {3, 3}, {2, 1}, {2, 1}, {6, 2}, {2, 7}, TCH_PADDING_REPLICATE},
+    {2, {2, 2, 4, 5}, 3, 1, {3, 3}, {1, 1}, {1, 2}, {4, 5}, {1, 3}, TCH_PADDING_CIRCULAR},
+    {2, {1, 3, 8, 8}, 4, 1, {8, 8}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, TCH_PADDING_ZEROS},
+    {2, {2, 1, 20, 20}, 2, 1, {17, 17}, {3, 3}, {0, 0}, {0, 0}, {0, 0}, TCH_PADDING_ZEROS},
+    {3, {2, 2, 4, 3, 5}, 3, 1, {2, 3, 2}, {1, 1, 1}, {1, 1, 1}, {0, 1, 0}, {1, 1, 0}, TCH_PADDING_ZEROS},
+    {3, {2, 4, 5, 4, 6}, 4, 2, {2, 2, 3}, {2, 1, 2}, {1, 2, 1}, {1, 1, 2}, {2, 0, 1}, TCH_PADDING_REFLECT},
+    {3, {1, 2, 3, 4, 3}, 2, 2, {3, 1, 2}, {1, 1, 1}, {1, 1, 2}, {1, 2, 3}, {2, 0, 1}, TCH_PADDING_CIRCULAR},
+    {3, {0, 2, 3, 4, 3}, 2, 1, {3, 1, 2}, {1, 1, 1}, {1, 1, 1}, {1, 0, 0}, {0, 0, 0}, TCH_PADDING_ZEROS},
+};
+#define CONVOLUTIONS (sizeof convolutions / sizeof convolutions[0])
+
+static void conv_sizes(void **state)
+{
+    for (size_t k = 0; k < CONVOLUTIONS; k++) {
+        grad_case c = conv_case(*state, &convolutions[k], 500 + k);
+        c.layer.scale = k % 2 == 0 ? 1.0 : 2.5;
+        c.layer.rounded = k % 3 != 0;
+        run_case(&c);
+    }
+}
+
+/* The last of them channels last. */
+static void conv_layouts(void **state)
+{
+    for (size_t k = 0; k < CONVOLUTIONS; k++) {
+        int layout = 0;
+        while (layout < (int)CHANNELS_LAST) {
+            grad_case c = conv_case(*state, &convolutions[k], 600 + k);
+            layout += 1 + (int)(k % 3);
+            layout = layout < (int)CHANNELS_LAST ? layout : (int)CHANNELS_LAST;
+            c.input = (test_layout)layout;
+            c.gradient = (test_layout)(layout == (int)CHANNELS_LAST ? layout : (layout + (int)k) % LAYOUT_COUNT);
+            c.output = (test_layout)((layout * 3 + (int)k) % LAYOUT_COUNT);
+            run_case(&c);
+        }
+    }
+}
+
+/* --- embeddings and normalizing layers --------------------------------------------------------------------------- */
+
+typedef struct kind_size {
+    tch_layer_kind kind;
+    int32_t ndim; /* of the input */
+    int64_t shape[5];
+    int64_t rows, cols, padding; /* EMBEDDING */
+    token_mix mix;
+    int32_t normalized; /* LAYER_NORM, RMS_NORM */
+    int64_t groups;     /* GROUP_NORM */
+    double mean;        /* of the inputs, whose spread is 1 */
+} kind_size;
+
+#define EMBEDDING(ndim, rows, cols, padding, mix, ...)                                                                 \
+    {                                                                                                                  \
+        TCH_LAYER_EMBEDDING, ndim, {__VA_ARGS__}, rows, cols, padding, mix, 0, 0, 0.0                                  \
+    }
+#define LAYER_NORM(ndim, normalized, mean, ...)                                                                        \
+    {                                                                                                                  \
+        TCH_LAYER_LAYER_NORM, ndim, {__VA_ARGS__}, 0, 0, 0, TOKENS_ANY, normalized, 0, mean                            \
+    }
+#define RMS_NORM(ndim, normalized, mean, ...)                                                                          \
+    {                                                                                                                  \
+        TCH_LAYER_RMS_NORM, ndim, {__VA_ARGS__}, 0, 0, 0, TOKENS_ANY, normalized, 0, mean                              \
+    }
+#define GROUP_NORM(ndim, groups, mean, ...)                                                                            \
+    {                                                                                                                  \
+        TCH_LAYER_GROUP_NORM, ndim, {__VA_ARGS__}, 0, 0, 0, TOKENS_ANY, 0, groups, mean                                \
+    }
+
+static const kind_size kinds[] = {
+    EMBEDDING(2, 5, 4, -1, TOKENS_ANY, 3, 7),
+    EMBEDDING(2, 1, 1, -1, TOKENS_ANY, 2, 1),
+    EMBEDDING(2, 1, 3, 0, TOKENS_ANY, 2, 4), /* the only row is padding */
+    EMBEDDING(2, 11, 65, 3, TOKENS_ANY, 4, 33),
+    EMBEDDING(2, 300, 17, -1, TOKENS_ANY, 1, 130),
+    EMBEDDING(1, 70000, 3, 69999, TOKENS_ANY, 5),
+    EMBEDDING(3, 9, 257, -1, TOKENS_ANY, 2, 3, 4),
+    EMBEDDING(2, 6, 5, 2, TOKENS_OUTSIDE, 3, 19),
+    EMBEDDING(2, 7, 33, -1, TOKENS_EQUAL, 3, 65),
+    EMBEDDING(2, 5, 4, -1, TOKENS_ANY, 0, 3),
+    EMBEDDING(2, 5, 4, -1, TOKENS_ANY, 3, 0),
+    LAYER_NORM(3, 1, 0.5, 3, 5, 17),
+    LAYER_NORM(2, 1, 0.5, 4, 1),
+    LAYER_NORM(4, 2, 0.0, 2, 3, 4, 5),
+    LAYER_NORM(4, 3, 0.0, 3, 3, 4, 5),
+    LAYER_NORM(5, 1, -2.0, 2, 2, 3, 2, 7),
+    LAYER_NORM(3, 1, 1e4, 2, 9, 300),
+    LAYER_NORM(3, 1, 0.0, 0, 4, 3),
+    LAYER_NORM(3, 1, 0.0, 3, 0, 4),
+    LAYER_NORM(2, 1, 0.0, 1, 768),
+    RMS_NORM(3, 1, 0.5, 3, 5, 17),
+    RMS_NORM(2, 1, 0.0, 5, 1),
+    RMS_NORM(4, 2, 3.0, 2, 3, 5, 3),
+    RMS_NORM(3, 1, 1e4, 2, 2, 257),
+    RMS_NORM(2, 1, 0.0, 0, 6),
+    GROUP_NORM(3, 1, 0.5, 3, 6, 5),
+    GROUP_NORM(3, 2, 0.5, 3, 6, 5),
+    GROUP_NORM(4, 6, 0.0, 2, 6, 3, 4),
+    GROUP_NORM(2, 2, 0.0, 3, 4),
+    GROUP_NORM(2, 4, 0.0, 3, 4), /* one element to a group: normalized to 0 */
+    GROUP_NORM(4, 2, 1.0, 2, 4, 1, 1),
+    GROUP_NORM(5, 3, -1.0, 2, 6, 3, 5, 2),
+    GROUP_NORM(3, 3, 1e4, 2, 3, 300),
+    GROUP_NORM(3, 2, 0.0, 2, 4, 0),
+    GROUP_NORM(3, 1, 0.0, 0, 4, 5),
+};
+#define KINDS ((int)(sizeof kinds / sizeof kinds[0]))
+
+static const char *const kind_names[] = {"linear", "conv", "embedding", "layer norm", "RMS norm", "group norm"};
+
+static grad_case kind_case(tch_context *context, int which, test_layout layout, uint64_t stream)
+{
+    const kind_size *s = &kinds[which];
+    grad_case c = {.context = context, .layer = TCH_LAYER_INIT(s->kind), .ndim = s->ndim, .outputs = s->cols};
+    memcpy(c.shape, s->shape, sizeof s->shape);
+    c.layer.scale = 1.5;
+    c.layer.rows = s->rows;
+    c.layer.padding_index = s->padding;
+    c.layer.normalized = s->normalized;
+    c.layer.groups = s->groups;
+    c.mix = s->mix;
+    c.mean = s->mean;
+    c.input = c.gradient = c.output = layout;
+    c.dtype = dtypes[stream % 4];
+    c.stream = stream;
+    c.poison = -1;
+    return c;
+}
+
+static void kind_sizes(void **state)
+{
+    for (int i = 0; i < KINDS; i++) {
+        grad_case c = kind_case(*state, i, LAYOUT_CONTIGUOUS, (uint64_t)(1000 + i));
+        check_dtypes(&c, kind_names[c.layer.kind]);
+    }
+}
+
+static void kind_layouts(void **state)
+{
+    for (int i = 0; i < KINDS; i++) {
+        for (int layout = LAYOUT_CONTIGUOUS + 1; layout < LAYOUT_COUNT; layout++) {
+            grad_case c = kind_case(*state, i, (test_layout)layout, (uint64_t)(1100 + i + layout));
+            test_case("%s, case %d, %s, %s", kind_names[c.layer.kind], i, tch_dtype_name(c.dtype),
+                      test_layout_name((test_layout)layout));
+            check_case(&c);
+        }
+    }
+}
+
+/* --- threads ----------------------------------------------------------------------------------------------------- */
+
+/* Gradients of the weights of all samples, and their sum. */
+static double *results_on_threads(const grad_case *c, int32_t threads, size_t *bytes)
+{
+    grad_case own = *c;
+    CHECK_OK(tch_set_num_threads(threads));
+    CHECK_OK(tch_context_create(test_device(), &own.context));
+    trial t = set_up(&own);
+    test_tensor *out[2] = {parameter_tensor(&t, c->dtype, true, false, LAYOUT_CONTIGUOUS),
+                           parameter_tensor(&t, c->dtype, false, false, LAYOUT_CONTIGUOUS)};
+    CHECK_OK(tch_grad_samples(own.context, &own.layer, &t.x->tensor, &t.g->tensor, &out[0]->tensor, NULL));
+    CHECK_OK(
+        tch_grad_weighted_sum(own.context, &own.layer, &t.x->tensor, &t.g->tensor, NULL, 0.0, &out[1]->tensor, NULL));
+    double *got = test_alloc((size_t)(out[0]->count + out[1]->count) * sizeof *got + 1);
+    memcpy(got, test_tensor_read(out[0]), (size_t)out[0]->count * sizeof *got);
+    memcpy(got + out[0]->count, test_tensor_read(out[1]), (size_t)out[1]->count * sizeof *got);
+    *bytes = (size_t)(out[0]->count + out[1]->count) * sizeof *got;
+    test_tensor_free(out[0]);
+    test_tensor_free(out[1]);
+    tear_down(&t);
+    tch_context_destroy(own.context);
+    return got;
+}
+
+/* Products are cut into other blocks where there are more threads: the bits are the same. */
+static void results_on_any_threads(void **state)
+{
+    const linear_size sizes[] = {{3, {1, 300, 70}, 301}, {3, {3, 40, 97}, 77}};
+    int32_t usual = tch_get_num_threads();
+    for (int k = 0; k < 2 + KINDS; k++) {
+        grad_case c = k < 2 ? linear_case(*state, &sizes[k], 240 + (uint64_t)k)
+                            : kind_case(*state, k - 2, LAYOUT_CONTIGUOUS, (uint64_t)(1200 + k));
+        c.dtype = TCH_FLOAT32;
+        c.shape[0] *= k < 2 ? 1 : 5;
+        size_t mark = test_mark();
+        size_t bytes;
+        double *expected = results_on_threads(&c, 1, &bytes);
+        for (int32_t threads = 2; threads <= (k < 2 ? 5 : 2); threads++) {
+            test_case("threads, case %d on %d", k, threads);
+            CHECK(memcmp(results_on_threads(&c, threads, &bytes), expected, bytes) == 0, "gradients differ");
+        }
+        test_release_since(mark);
+    }
+    CHECK_OK(tch_set_num_threads(usual));
+}
+
+/* --- a sample that is left out ----------------------------------------------------------------------------------- */
+
+/* Samples of weight 0 add nothing, even where they are not finite. */
+static void weight_zero_leaves_out(void **state)
+{
+    const linear_size linear[] = {{2, {3, 5}, 4}, {3, {4, 6, 5}, 3}};
+    const int layers = 2 + (int)CONVOLUTIONS + KINDS;
+    for (int k = 0; k < layers * 4; k++) {
+        int which = k / 4;
+        grad_case c = which < 2 ? linear_case(*state, &linear[which], 800)
+                      : which < 2 + (int)CONVOLUTIONS
+                          ? conv_case(*state, &convolutions[which - 2], 800 + (uint64_t)k)
+                          : kind_case(*state, which - 2 - (int)CONVOLUTIONS, LAYOUT_CONTIGUOUS, 800 + (uint64_t)k);
+        c.dtype = dtypes[k % 4];
+        c.poison = c.shape[0] > 1 ? 1 : 0;
+        c.input = k % 3 == 0 ? LAYOUT_CONTIGUOUS : LAYOUT_STEPPED;
+        if (c.shape[0] == 0) {
+            continue;
+        }
+        test_case("weight 0, case %d", k);
+        trial t = set_up(&c);
+        check_weighted_sum(&t, c.dtype, true, 0.0);
+        check_weighted_sum(&t, is_half(c.dtype) ? TCH_FLOAT32 : c.dtype, true, 0.5);
+        tear_down(&t);
+    }
+}
+
+/* --- little memory ----------------------------------------------------------------------------------------------- */
+
+/* In the smallest workspace in which it gets by, a call works through its samples in chunks. */
+static void little_memory(void **state)
+{
+    const conv_size many[] = {{2, {19, 4, 6, 5}, 6, 1, {3, 3}, {0}, {0}, {1, 1}, {1, 1}, TCH_PADDING_ZEROS},
+                              {2, {19, 4, 6, 5}, 6, 2, {3, 3}, {0}, {0}, {1, 1}, {1, 1}, TCH_PADDING_ZEROS},
+                              {2, {19, 8, 3, 3}, 32, 2, {3, 3}, {0}, {0}, {1, 1}, {1, 1}, TCH_PADDING_ZEROS}};
+    const linear_size linear[] = {{3, {23, 9, 31}, 45}, {2, {70, 33}, 21}};
+    for (int k = 0; k < 20 + 2 * KINDS; k++) {
+        grad_case c = k < 12   ? conv_case(*state, &many[k / 4], 900)
+                      : k < 20 ? linear_case(*state, &linear[k / 4 - 3], 901)
+                               : kind_case(*state, (k - 20) / 2, k % 2 == 0 ? LAYOUT_CONTIGUOUS : LAYOUT_STEPPED,
+                                           (uint64_t)(1300 + k));
+        c.dtype = dtypes[k < 20 ? k % 4 : k / 2 % 2];
+        if (is_matrix(&c)) {
+            c.output = LAYOUT_REVERSED;
+            c.input = k < 12 ? LAYOUT_CONTIGUOUS : LAYOUT_STEPPED;
+        } else {
+            c.shape[0] = c.shape[0] * 3 + 1;
+        }
+        c.little = true;
+        test_case("little memory, case %d", k);
+        check_case(&c);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    test_begin(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(linear_sizes),
+        cmocka_unit_test(linear_large),
+        cmocka_unit_test(linear_norms),
+        cmocka_unit_test(linear_long_sums),
+        cmocka_unit_test(linear_huge_results),
+        cmocka_unit_test(linear_layouts),
+        cmocka_unit_test(empty_batches_and_positions),
+        cmocka_unit_test(conv_sizes),
+        cmocka_unit_test(conv_layouts),
+        cmocka_unit_test(kind_sizes),
+        cmocka_unit_test(kind_layouts),
+        cmocka_unit_test(results_on_any_threads),
+        cmocka_unit_test(weight_zero_leaves_out),
+        cmocka_unit_test(little_memory),
+    };
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}
