@@ -62,172 +62,100 @@ static const precision precisions[] = {
     {"double", 0x1p-53, 1e300, 1e-300, sizeof(double), tchi_cpu_eigh_scratch_f64, solve_f64, get_f64, set_f64},
 };
 
-/* Each fills a symmetric matrix; g holds n by n normal numbers. */
-typedef void fill(int64_t n, const double *g, double *a);
+/* The matrices: the first by their entries, those from CLUSTERED on by their eigenvalues. */
+typedef enum matrix_kind {
+    NORMAL,
+    ZERO,
+    ONES,
+    IDENTITY,
+    DIAGONAL,
+    SECOND_DIFFERENCE, /* 2 on the diagonal, 1 beside it */
+    GLUED_WILKINSON,   /* of order 21, whose eigenvalues come in close pairs, glued together by small entries */
+    RANK_ONE_PLUS_IDENTITY,
+    GRADED, /* entries fall by thirty orders of magnitude down the diagonal */
+    GRADED_UPWARDS,
+    CLUSTERED,
+    TWO_VALUES,
+    GEOMETRIC,
+    RANK_THREE,
+    KINDS
+} matrix_kind;
 
-static void fill_normal(int64_t n, const double *g, double *a)
+static const char *const kind_names[KINDS] = {"normal",
+                                              "zero",
+                                              "ones",
+                                              "identity",
+                                              "diagonal",
+                                              "second difference",
+                                              "glued Wilkinson",
+                                              "rank one plus identity",
+                                              "graded",
+                                              "graded upwards",
+                                              "clustered",
+                                              "two values",
+                                              "geometric",
+                                              "rank three"};
+
+/* g holds n by n normal numbers. */
+static double entry(matrix_kind kind, int64_t n, const double *g, int64_t row, int64_t col)
 {
-    for (int64_t i = 0; i < n * n; i++) {
-        a[i] = g[i] + g[i % n * n + i / n];
+    int64_t later = row > col ? row : col;
+    double diagonal = row == col;
+    double beside = row - col == 1 || col - row == 1;
+    double random = g[row * n + col] + g[col * n + row];
+    double place = (double)(row + col) / (double)(2 * n);
+    switch (kind) {
+    case NORMAL:
+        return random;
+    case ZERO:
+        return 0.0;
+    case ONES:
+        return 1.0;
+    case IDENTITY:
+        return diagonal;
+    case DIAGONAL:
+        return diagonal * g[row];
+    case SECOND_DIFFERENCE:
+        return 2.0 * diagonal + beside;
+    case GLUED_WILKINSON:
+        return diagonal * fabs((double)(row % 21 - 10)) + beside * (later % 21 == 0 ? 1e-7 : 1.0);
+    case RANK_ONE_PLUS_IDENTITY:
+        return g[row] * g[col] + diagonal;
+    default:
+        return random * pow(10.0, -30.0 * (kind == GRADED ? place : 1.0 - place));
     }
 }
 
-static void fill_zero(int64_t n, const double *g, double *a)
+static double eigenvalue(matrix_kind kind, int64_t n, const double *g, int64_t i)
 {
-    (void)g;
-    memset(a, 0, (size_t)(n * n) * sizeof *a);
-}
-
-static void fill_ones(int64_t n, const double *g, double *a)
-{
-    (void)g;
-    for (int64_t i = 0; i < n * n; i++) {
-        a[i] = 1.0;
+    switch (kind) {
+    case CLUSTERED:
+        return 1.0 + 1e-9 * g[i];
+    case TWO_VALUES:
+        return i < n / 2 ? -1.0 : 1.0;
+    case GEOMETRIC:
+        return pow(10.0, -12.0 * (double)i / (double)n);
+    default:
+        return i < 3 ? 1.0 : 0.0;
     }
 }
 
-static void fill_identity(int64_t n, const double *g, double *a)
-{
-    fill_zero(n, g, a);
-    for (int64_t i = 0; i < n; i++) {
-        a[i * n + i] = 1.0;
-    }
-}
-
-static void fill_diagonal(int64_t n, const double *g, double *a)
-{
-    fill_zero(n, g, a);
-    for (int64_t i = 0; i < n; i++) {
-        a[i * n + i] = g[i];
-    }
-}
-
-/* 2 on the diagonal, 1 beside it. */
-static void fill_second_difference(int64_t n, const double *g, double *a)
-{
-    fill_zero(n, g, a);
-    for (int64_t i = 0; i < n; i++) {
-        a[i * n + i] = 2.0;
-        if (i + 1 < n) {
-            a[i * n + i + 1] = a[(i + 1) * n + i] = 1.0;
-        }
-    }
-}
-
-/* Wilkinson's matrices of order 21, whose eigenvalues come in close pairs, glued together by small entries. */
-static void fill_glued_wilkinson(int64_t n, const double *g, double *a)
-{
-    fill_zero(n, g, a);
-    for (int64_t i = 0; i < n; i++) {
-        a[i * n + i] = fabs((double)(i % 21 - 10));
-        if (i + 1 < n) {
-            a[i * n + i + 1] = a[(i + 1) * n + i] = (i + 1) % 21 == 0 ? 1e-7 : 1.0;
-        }
-    }
-}
-
-static void fill_rank_one_plus_identity(int64_t n, const double *g, double *a)
-{
-    for (int64_t i = 0; i < n * n; i++) {
-        a[i] = g[i / n] * g[i % n] + (i / n == i % n ? 1.0 : 0.0);
-    }
-}
-
-/* Entries fall by thirty orders of magnitude down the diagonal. */
-static void fill_graded(int64_t n, const double *g, double *a)
-{
-    for (int64_t i = 0; i < n * n; i++) {
-        int64_t steps = i / n + i % n;
-        double place = (double)steps / (double)(2 * n);
-        a[i] = (g[i] + g[i % n * n + i / n]) * pow(10.0, -30.0 * place);
-    }
-}
-
-static void fill_graded_upwards(int64_t n, const double *g, double *a)
-{
-    for (int64_t i = 0; i < n * n; i++) {
-        int64_t steps = i / n + i % n;
-        double place = 1.0 - (double)steps / (double)(2 * n);
-        a[i] = (g[i] + g[i % n * n + i / n]) * pow(10.0, -30.0 * place);
-    }
-}
-
-/* Random vectors with the eigenvalues given. */
-static void fill_spectrum(int64_t n, const double *g, double *a, double (*value)(int64_t i, int64_t n, const double *g))
+static void fill(matrix_kind kind, int64_t n, const double *g, double *a)
 {
     test_random random = test_random_stream(900 + (uint64_t)n);
     double *w = test_alloc((size_t)n * sizeof *w);
-    for (int64_t i = 0; i < n; i++) {
-        w[i] = value(i, n, g);
+    for (int64_t i = 0; i < n && kind >= CLUSTERED; i++) {
+        w[i] = eigenvalue(kind, n, g, i);
     }
-    ref_symmetric(&random, n, w, a);
+    if (kind >= CLUSTERED) {
+        ref_symmetric(&random, n, w, a);
+    }
+    for (int64_t i = 0; i < n * n && kind < CLUSTERED; i++) {
+        a[i] = entry(kind, n, g, i / n, i % n);
+    }
 }
 
-static double value_clustered(int64_t i, int64_t n, const double *g)
-{
-    (void)n;
-    return 1.0 + 1e-9 * g[i];
-}
-
-static double value_two(int64_t i, int64_t n, const double *g)
-{
-    (void)g;
-    return i < n / 2 ? -1.0 : 1.0;
-}
-
-static double value_geometric(int64_t i, int64_t n, const double *g)
-{
-    (void)g;
-    return pow(10.0, -12.0 * (double)i / (double)n);
-}
-
-static double value_rank_three(int64_t i, int64_t n, const double *g)
-{
-    (void)n, (void)g;
-    return i < 3 ? 1.0 : 0.0;
-}
-
-static void fill_clustered(int64_t n, const double *g, double *a)
-{
-    fill_spectrum(n, g, a, value_clustered);
-}
-
-static void fill_two_values(int64_t n, const double *g, double *a)
-{
-    fill_spectrum(n, g, a, value_two);
-}
-
-static void fill_geometric(int64_t n, const double *g, double *a)
-{
-    fill_spectrum(n, g, a, value_geometric);
-}
-
-static void fill_rank_three(int64_t n, const double *g, double *a)
-{
-    fill_spectrum(n, g, a, value_rank_three);
-}
-
-static const struct {
-    const char *name;
-    fill *fill;
-} kinds[] = {
-    {"normal", fill_normal},
-    {"zero", fill_zero},
-    {"ones", fill_ones},
-    {"identity", fill_identity},
-    {"diagonal", fill_diagonal},
-    {"second difference", fill_second_difference},
-    {"glued Wilkinson", fill_glued_wilkinson},
-    {"rank one plus identity", fill_rank_one_plus_identity},
-    {"graded", fill_graded},
-    {"graded upwards", fill_graded_upwards},
-    {"clustered", fill_clustered},
-    {"two values", fill_two_values},
-    {"geometric", fill_geometric},
-    {"rank three", fill_rank_three},
-};
-
-enum { KINDS = sizeof kinds / sizeof kinds[0], PRECISIONS = sizeof precisions / sizeof precisions[0] };
+enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
 
 /* A problem as the solver sees it, and a in double, rounded to the precision. */
 typedef struct problem {
@@ -258,7 +186,7 @@ static void store(problem *p)
     }
 }
 
-static problem make_problem(const precision *kind, int64_t n, fill *how, double factor)
+static problem make_problem(const precision *kind, int64_t n, matrix_kind matrix, double factor)
 {
     problem p = {.kind = kind, .n = n, .lda = n + GAP, .scratch_bytes = kind->scratch(n)};
     test_random random = test_random_stream(500 + (uint64_t)n);
@@ -268,7 +196,7 @@ static problem make_problem(const precision *kind, int64_t n, fill *how, double 
     p.matrix = aligned((size_t)(n * p.lda) * kind->size);
     p.w = aligned((size_t)n * kind->size);
     p.scratch = aligned(p.scratch_bytes + GUARD);
-    how(n, g, p.a);
+    fill(matrix, n, g, p.a);
     for (int64_t i = 0; i < n * n; i++) {
         kind->set(p.w, 0, p.a[i] * factor);
         p.a[i] = kind->get(p.w, 0);
@@ -370,10 +298,10 @@ static void check_solved(const problem *p, int result)
     check_values(p);
 }
 
-static void check_one(const precision *kind, int64_t n, size_t matrix, double factor)
+static void check_one(const precision *kind, int64_t n, matrix_kind matrix, double factor)
 {
-    test_case("%s, n = %lld, %s times %g", kind->name, (long long)n, kinds[matrix].name, factor);
-    problem p = make_problem(kind, n, kinds[matrix].fill, factor);
+    test_case("%s, n = %lld, %s times %g", kind->name, (long long)n, kind_names[matrix], factor);
+    problem p = make_problem(kind, n, matrix, factor);
     check_solved(&p, kind->solve(n, p.matrix, p.lda, p.w, p.scratch));
 }
 
@@ -382,9 +310,9 @@ static void test_kinds(void **state)
     (void)state;
     static const int64_t sizes[] = {1, 2, 3, 4, 7, 16, 17, 24, 25, 33, 64, 65, 100, 129, 257};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
-        for (size_t k = 0; k < KINDS; k++) {
+        for (int k = 0; k < KINDS; k++) {
             for (int t = 0; t < PRECISIONS; t++) {
-                check_one(&precisions[t], sizes[s], k, 1.0);
+                check_one(&precisions[t], sizes[s], (matrix_kind)k, 1.0);
             }
         }
     }
@@ -395,7 +323,7 @@ static void test_every_small_order(void **state)
     (void)state;
     for (int64_t n = 1; n <= 80; n++) {
         for (int t = 0; t < PRECISIONS; t++) {
-            check_one(&precisions[t], n, 0, 1.0);
+            check_one(&precisions[t], n, NORMAL, 1.0);
         }
     }
 }
@@ -404,7 +332,7 @@ static void test_every_small_order(void **state)
 static void test_large(void **state)
 {
     (void)state;
-    static const size_t some[] = {0, 5, 6, 12};
+    static const matrix_kind some[] = {NORMAL, SECOND_DIFFERENCE, GLUED_WILKINSON, GEOMETRIC};
     for (size_t k = 0; k < sizeof some / sizeof some[0]; k++) {
         for (int t = 0; t < PRECISIONS; t++) {
             check_one(&precisions[t], 450, some[k], 1.0);
@@ -418,8 +346,8 @@ static void test_huge_and_tiny(void **state)
     static const int64_t sizes[] = {1, 2, 5, 40, 130};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         for (int t = 0; t < PRECISIONS; t++) {
-            check_one(&precisions[t], sizes[s], 0, precisions[t].huge);
-            check_one(&precisions[t], sizes[s], 0, precisions[t].tiny);
+            check_one(&precisions[t], sizes[s], NORMAL, precisions[t].huge);
+            check_one(&precisions[t], sizes[s], NORMAL, precisions[t].tiny);
         }
     }
 }
@@ -427,7 +355,7 @@ static void test_huge_and_tiny(void **state)
 static void check_refused(const precision *kind, int64_t n, int64_t row, int64_t column, double wrong)
 {
     test_case("%s, n = %lld, %g at (%lld, %lld)", kind->name, (long long)n, wrong, (long long)row, (long long)column);
-    problem p = make_problem(kind, n, fill_normal, 1.0);
+    problem p = make_problem(kind, n, NORMAL, 1.0);
     size_t bytes = (size_t)(n * p.lda) * kind->size;
     kind->set(p.matrix, column * p.lda + row, wrong);
     void *before = test_alloc(bytes);
@@ -474,7 +402,7 @@ static void test_batch(void **state)
         problem problems[BATCH];
         int results[BATCH];
         for (int i = 0; i < BATCH; i++) {
-            problems[i] = make_problem(&precisions[t], sizes[i], kinds[i].fill, 1.0);
+            problems[i] = make_problem(&precisions[t], sizes[i], (matrix_kind)i, 1.0);
         }
 #pragma omp parallel for schedule(dynamic)
         for (int i = 0; i < BATCH; i++) {
@@ -482,7 +410,7 @@ static void test_batch(void **state)
             results[i] = p->kind->solve(p->n, p->matrix, p->lda, p->w, p->scratch);
         }
         for (int i = 0; i < BATCH; i++) {
-            test_case("%s, %s of a batch", precisions[t].name, kinds[i].name);
+            test_case("%s, %s of a batch", precisions[t].name, kind_names[i]);
             check_solved(&problems[i], results[i]);
         }
     }

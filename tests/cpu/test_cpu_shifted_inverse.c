@@ -13,6 +13,7 @@
 #include "support/testing.h"
 
 enum { GUARD = 64, A_GAP = 3, X_GAP = 5, MAX_POLES = 24 };
+enum { FAST, PLAIN };
 
 typedef struct problem {
     int64_t n;
@@ -22,13 +23,13 @@ typedef struct problem {
     double *a;
 } problem;
 
-/* The two precisions under one face: a and x are in double, a already rounded to the precision. */
+/* The two precisions under one face: numbers are in double, a already rounded to the precision. */
 typedef struct precision {
     const char *name;
     double unit;
-    double (*round)(double value);
-    int (*fast)(const problem *p, double *x);
-    int (*plain)(const problem *p, double *x);
+    size_t size;
+    size_t (*scratch)(int64_t n, int64_t poles);
+    int (*solve)(const problem *p, void *a, int64_t lda, void *x, int64_t ldx, void *scratch, bool plain);
 } precision;
 
 static const tchi_blas *blas;
@@ -57,34 +58,28 @@ static void check_scratch(void *scratch, size_t bytes)
     }
 }
 
-static double round_f32(double value)
+static double get(const precision *kind, const void *memory, int64_t i)
 {
-    return (double)(float)value;
+    return kind->size == sizeof(float) ? (double)((const float *)memory)[i] : ((const double *)memory)[i];
 }
 
-static double round_f64(double value)
+static void set(const precision *kind, void *memory, int64_t i, double value)
 {
-    return value;
-}
-
-static float *place_f32(int64_t n, int64_t ld, const double *values)
-{
-    const int64_t count = n * ld + 2 * GUARD;
-    float *memory = aligned((size_t)count * sizeof *memory);
-    memset(memory, 0xff, (size_t)count * sizeof *memory);
-    for (int64_t i = 0; i < n * n && values != NULL; i++) {
-        memory[GUARD + i % n + i / n * ld] = (float)values[i];
+    if (kind->size == sizeof(float)) {
+        ((float *)memory)[i] = (float)value;
+    } else {
+        ((double *)memory)[i] = value;
     }
-    return memory;
 }
 
-static double *place_f64(int64_t n, int64_t ld, const double *values)
+/* A matrix between guards, poisoned where there are no values. */
+static char *place(const precision *kind, int64_t n, int64_t ld, const double *values)
 {
-    const int64_t count = n * ld + 2 * GUARD;
-    double *memory = aligned((size_t)count * sizeof *memory);
-    memset(memory, 0xff, (size_t)count * sizeof *memory);
+    const size_t bytes = (size_t)(n * ld + 2 * GUARD) * kind->size;
+    char *memory = aligned(bytes);
+    memset(memory, 0xff, bytes);
     for (int64_t i = 0; i < n * n && values != NULL; i++) {
-        memory[GUARD + i % n + i / n * ld] = values[i];
+        set(kind, memory, GUARD + i % n + i / n * ld, values[i]);
     }
     return memory;
 }
@@ -105,71 +100,39 @@ static void check_surroundings(const void *memory, size_t size, int64_t n, int64
     }
 }
 
-static int fast_f32(const problem *p, double *x)
-{
-    const int64_t n = p->n, lda = n + A_GAP, ldx = n + X_GAP;
-    const size_t bytes = tchi_cpu_shifted_inverse_scratch_f32(n, p->poles);
-    float *a = place_f32(n, lda, p->a), *result = place_f32(n, ldx, NULL);
-    void *scratch = make_scratch(bytes);
-    const int status = tchi_cpu_shifted_inverse_f32(blas, n, a + GUARD, lda, p->poles, p->shifts, p->weights,
-                                                    result + GUARD, ldx, scratch);
-    check_surroundings(a, sizeof *a, n, lda, "a");
-    check_surroundings(result, sizeof *result, n, ldx, "x");
-    for (int64_t i = 0; i < n * n; i++) {
-        x[i] = (double)result[GUARD + i % n + i / n * ldx];
+#define SOLVE(name, fast, reference)                                                                                   \
+    static int name(const problem *p, void *a, int64_t lda, void *x, int64_t ldx, void *scratch, bool plain)           \
+    {                                                                                                                  \
+        return plain ? reference(blas, p->n, a, lda, p->poles, p->shifts, p->weights, x, ldx, scratch)                 \
+                     : fast(blas, p->n, a, lda, p->poles, p->shifts, p->weights, x, ldx, scratch);                     \
     }
-    check_scratch(scratch, bytes);
-    return status;
-}
 
-static int fast_f64(const problem *p, double *x)
-{
-    const int64_t n = p->n, lda = n + A_GAP, ldx = n + X_GAP;
-    const size_t bytes = tchi_cpu_shifted_inverse_scratch_f64(n, p->poles);
-    double *a = place_f64(n, lda, p->a), *result = place_f64(n, ldx, NULL);
-    void *scratch = make_scratch(bytes);
-    const int status = tchi_cpu_shifted_inverse_f64(blas, n, a + GUARD, lda, p->poles, p->shifts, p->weights,
-                                                    result + GUARD, ldx, scratch);
-    check_surroundings(a, sizeof *a, n, lda, "a");
-    check_surroundings(result, sizeof *result, n, ldx, "x");
-    for (int64_t i = 0; i < n * n; i++) {
-        x[i] = result[GUARD + i % n + i / n * ldx];
-    }
-    check_scratch(scratch, bytes);
-    return status;
-}
-
-static int plain_f64(const problem *p, double *x)
-{
-    const size_t bytes = tchi_cpu_shifted_inverse_reference_scratch(p->n);
-    void *scratch = make_scratch(bytes);
-    const int status = tchi_cpu_shifted_inverse_reference_f64(blas, p->n, p->a, p->n, p->poles, p->shifts, p->weights,
-                                                              x, p->n, scratch);
-    check_scratch(scratch, bytes);
-    return status;
-}
-
-static int plain_f32(const problem *p, double *x)
-{
-    const size_t bytes = tchi_cpu_shifted_inverse_reference_scratch(p->n);
-    const int64_t n = p->n;
-    float *a = place_f32(n, n, p->a), *result = place_f32(n, n, NULL);
-    void *scratch = make_scratch(bytes);
-    const int status = tchi_cpu_shifted_inverse_reference_f32(blas, n, a + GUARD, n, p->poles, p->shifts, p->weights,
-                                                              result + GUARD, n, scratch);
-    check_surroundings(result, sizeof *result, n, n, "x");
-    for (int64_t i = 0; i < n * n; i++) {
-        x[i] = (double)result[GUARD + i];
-    }
-    check_scratch(scratch, bytes);
-    return status;
-}
+SOLVE(solve_f32, tchi_cpu_shifted_inverse_f32, tchi_cpu_shifted_inverse_reference_f32)
+SOLVE(solve_f64, tchi_cpu_shifted_inverse_f64, tchi_cpu_shifted_inverse_reference_f64)
 
 static const precision precisions[] = {
-    {"float32", FLT_EPSILON / 2, round_f32, fast_f32, plain_f32},
-    {"float64", DBL_EPSILON / 2, round_f64, fast_f64, plain_f64},
+    {"float32", FLT_EPSILON / 2, sizeof(float), tchi_cpu_shifted_inverse_scratch_f32, solve_f32},
+    {"float64", DBL_EPSILON / 2, sizeof(double), tchi_cpu_shifted_inverse_scratch_f64, solve_f64},
 };
 enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
+
+/* The fast form or the plain one. */
+static int solve(const precision *kind, const problem *p, bool plain, double *x)
+{
+    const int64_t n = p->n, lda = n + A_GAP, ldx = n + X_GAP;
+    const size_t bytes = plain ? tchi_cpu_shifted_inverse_reference_scratch(n) : kind->scratch(n, p->poles);
+    char *a = place(kind, n, lda, p->a), *result = place(kind, n, ldx, NULL);
+    void *scratch = make_scratch(bytes);
+    const size_t first = GUARD * kind->size;
+    const int status = kind->solve(p, a + first, lda, result + first, ldx, scratch, plain);
+    check_surroundings(a, kind->size, n, lda, "a");
+    check_surroundings(result, kind->size, n, ldx, "x");
+    for (int64_t i = 0; i < n * n; i++) {
+        x[i] = get(kind, result, GUARD + i % n + i / n * ldx);
+    }
+    check_scratch(scratch, bytes);
+    return status;
+}
 
 static double *square(int64_t n)
 {
@@ -186,10 +149,15 @@ static void choose_poles(problem *p, int64_t poles, double smallest)
     }
 }
 
+static double rounded(const precision *kind, double value)
+{
+    return kind->size == sizeof(float) ? (double)(float)value : value;
+}
+
 static void round_problem(const precision *kind, problem *p)
 {
     for (int64_t i = 0; i < p->n * p->n; i++) {
-        p->a[i] = kind->round(p->a[i]);
+        p->a[i] = rounded(kind, p->a[i]);
     }
 }
 
@@ -221,9 +189,9 @@ static void compare_forms(const precision *kind, const problem *p, double tolera
 {
     size_t mark = test_mark();
     double *x = square(p->n), *plain = square(p->n);
-    int status = plain_f64(p, plain);
+    int status = solve(&precisions[1], p, PLAIN, plain);
     CHECK(status == 0, "the plain form gave %d", status);
-    status = kind->fast(p, x);
+    status = solve(kind, p, FAST, x);
     CHECK(status == 0, "the fast form gave %d", status);
     check_symmetric(p->n, x);
     const double error = ref_distance(p->n * p->n, x, plain) / ref_norm(p->n * p->n, plain);
@@ -258,7 +226,7 @@ static void test_plain_against_eigenvalues(void **state)
                 }
             }
             ref_compose(n, v, f, exact);
-            CHECK(precisions[kind].plain(&p, x) == 0, "the plain form failed");
+            CHECK(solve(&precisions[kind], &p, PLAIN, x) == 0, "the plain form failed");
             check_symmetric(n, x);
             const double error = ref_distance(n * n, x, exact) / ref_norm(n * n, exact);
             CHECK(error <= precisions[kind].unit + 1e-12, "relative error %.3g", error);
@@ -266,62 +234,48 @@ static void test_plain_against_eigenvalues(void **state)
     }
 }
 
-static void test_sizes(void **state)
+static void check_random(int64_t n, int64_t poles, double condition)
+{
+    for (int kind = 0; kind < PRECISIONS; kind++) {
+        if (condition * precisions[kind].unit > 0.1) {
+            continue; /* rounding a makes it indefinite: either answer is right */
+        }
+        test_case("%s, n = %lld, %lld poles, condition %g", precisions[kind].name, (long long)n, (long long)poles,
+                  condition);
+        problem p = make_problem(&precisions[kind], n, poles, condition);
+        compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], n, condition));
+    }
+}
+
+static void test_sizes_conditions_and_poles(void **state)
 {
     (void)state;
     static const int64_t sizes[] = {1,   2,   3,   5,   17,  31,  32,  33,  63,  64,  65,  95,   96,   97,
                                     100, 127, 129, 160, 161, 200, 257, 289, 511, 512, 513, 1000, 1024, 1537};
-    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
-        for (int kind = 0; kind < PRECISIONS; kind++) {
-            test_case("%s, n = %lld", precisions[kind].name, (long long)sizes[s]);
-            problem p = make_problem(&precisions[kind], sizes[s], 5, 1e4);
-            compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], p.n, 1e4));
-        }
-    }
-}
-
-static void test_conditions(void **state)
-{
-    (void)state;
-    static const int64_t sizes[] = {33, 65, 200, 300};
+    static const int64_t some_sizes[] = {33, 65, 200, 300};
     static const double conditions[] = {1e2, 1e4, 1e6, 1e8};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
-        for (size_t c = 0; c < sizeof conditions / sizeof conditions[0]; c++) {
-            for (int kind = 0; kind < PRECISIONS; kind++) {
-                if (conditions[c] * precisions[kind].unit > 0.1) {
-                    continue; /* rounding a makes it indefinite: either answer is right */
-                }
-                test_case("%s, n = %lld, condition %g", precisions[kind].name, (long long)sizes[s], conditions[c]);
-                problem p = make_problem(&precisions[kind], sizes[s], 12, conditions[c]);
-                compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], p.n, conditions[c]));
-            }
-        }
+        check_random(sizes[s], 5, 1e4);
     }
-}
-
-static void test_numbers_of_poles(void **state)
-{
-    (void)state;
+    for (int k = 0; k < 4 * 4; k++) {
+        check_random(some_sizes[k / 4], 12, conditions[k % 4]);
+    }
     for (int64_t poles = 1; poles <= MAX_POLES; poles++) {
-        for (int kind = 0; kind < PRECISIONS; kind++) {
-            test_case("%s, %lld poles", precisions[kind].name, (long long)poles);
-            problem p = make_problem(&precisions[kind], 139, poles, 1e3);
-            compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], p.n, 1e3));
-        }
+        check_random(139, poles, 1e3);
     }
 }
 
-/* Diagonal matrices have a closed form; zero and the identity are among them. */
-static void check_diagonal(const precision *kind, int64_t n, double (*entry)(int64_t i, int64_t n))
+/* Diagonal matrices have a closed form: 0 is zero, 1 the identity, and 2 falls to 1e-6. */
+static void check_diagonal(const precision *kind, int64_t n, int which)
 {
     problem p = {.n = n, .a = square(n)};
     double *x = square(n);
     memset(p.a, 0, (size_t)(n * n) * sizeof *p.a);
     for (int64_t i = 0; i < n; i++) {
-        p.a[i + i * n] = kind->round(entry(i, n));
+        p.a[i + i * n] = rounded(kind, which < 2 ? which : pow(10, -6.0 * (double)((i * 7919) % n) / (double)n));
     }
     choose_poles(&p, 7, 1e-3);
-    CHECK(kind->fast(&p, x) == 0, "it failed");
+    CHECK(solve(kind, &p, FAST, x) == 0, "it failed");
     check_symmetric(n, x);
     for (int64_t i = 0; i < n * n; i++) {
         double exact = 0;
@@ -333,23 +287,6 @@ static void check_diagonal(const precision *kind, int64_t n, double (*entry)(int
     }
 }
 
-static double zero(int64_t i, int64_t n)
-{
-    (void)i, (void)n;
-    return 0;
-}
-
-static double one(int64_t i, int64_t n)
-{
-    (void)i, (void)n;
-    return 1;
-}
-
-static double falling(int64_t i, int64_t n)
-{
-    return pow(10, -6.0 * (double)((i * 7919) % n) / (double)n);
-}
-
 static void test_diagonal_matrices(void **state)
 {
     (void)state;
@@ -357,9 +294,9 @@ static void test_diagonal_matrices(void **state)
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         for (int kind = 0; kind < PRECISIONS; kind++) {
             test_case("%s, n = %lld", precisions[kind].name, (long long)sizes[s]);
-            check_diagonal(&precisions[kind], sizes[s], zero);
-            check_diagonal(&precisions[kind], sizes[s], one);
-            check_diagonal(&precisions[kind], sizes[s], falling);
+            for (int which = 0; which < 3; which++) {
+                check_diagonal(&precisions[kind], sizes[s], which);
+            }
         }
     }
 }
@@ -433,8 +370,8 @@ static void test_not_finite(void **state)
             problem p = make_problem(kind, n, 3, 10);
             double *x = square(n);
             p.a[i + j * n] = p.a[j + i * n] = bad[trial % 3];
-            CHECK(kind->fast(&p, x) == -1, "the fast form took it");
-            CHECK(kind->plain(&p, x) == -1, "the plain form took it");
+            CHECK(solve(kind, &p, FAST, x) == -1, "the fast form took it");
+            CHECK(solve(kind, &p, PLAIN, x) == -1, "the plain form took it");
         }
     }
 }
@@ -460,8 +397,8 @@ static void test_not_positive_definite(void **state)
                 p.shifts[k] = shifts[k];
                 p.weights[k] = 1;
             }
-            CHECK(precisions[kind].fast(&p, x) == 3, "the fast form did not name pole 3");
-            CHECK(precisions[kind].plain(&p, x) == 3, "the plain form did not name pole 3");
+            CHECK(solve(&precisions[kind], &p, FAST, x) == 3, "the fast form did not name pole 3");
+            CHECK(solve(&precisions[kind], &p, PLAIN, x) == 3, "the plain form did not name pole 3");
             p.poles = 2;
             compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], n, 10));
         }
@@ -490,11 +427,11 @@ static void test_inside_a_parallel_region(void **state)
             problems[i] = make_problem(&precisions[kind], 120 + 25 * i, 6, 1e3);
             alone[i] = square(problems[i].n);
             together[i] = square(problems[i].n);
-            failures += precisions[kind].fast(&problems[i], alone[i]) != 0;
+            failures += solve(&precisions[kind], &problems[i], FAST, alone[i]) != 0;
         }
 #pragma omp parallel for schedule(dynamic, 1) reduction(+ : failures)
         for (int i = 0; i < BATCH; i++) {
-            failures += precisions[kind].fast(&problems[i], together[i]) != 0;
+            failures += solve(&precisions[kind], &problems[i], FAST, together[i]) != 0;
         }
         CHECK(failures == 0, "%d calls failed", failures);
         for (int i = 0; i < BATCH; i++) {
@@ -535,9 +472,7 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain_against_eigenvalues),
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_conditions),
-        cmocka_unit_test(test_numbers_of_poles),
+        cmocka_unit_test(test_sizes_conditions_and_poles),
         cmocka_unit_test(test_diagonal_matrices),
         cmocka_unit_test(test_low_rank),
         cmocka_unit_test(test_scaling),
