@@ -42,6 +42,14 @@ static void *to_device(tch_context *context, const void *bytes, int64_t count)
     return device;
 }
 
+/* Every byte 0xff: NaN, or -1. */
+static void *poisoned(tch_context *context, int64_t count)
+{
+    char *image = test_alloc((size_t)count + 1);
+    memset(image, 0xff, (size_t)count);
+    return to_device(context, image, count);
+}
+
 static void release(tch_context *context, void *device, int64_t count)
 {
     context->backend->device->release(context->state, device, count > 0 ? count : 1);
@@ -187,26 +195,29 @@ TEST_REFERENCE static double inverse_square(int64_t n, const double *l)
     return norm * norm;
 }
 
-/* The step as its header describes it, with the order the library chose. Returns
- * |L^-1|^2: what an error in L L' is magnified by. */
-static double reference_step(int64_t n, const double *a, const double *q, const int32_t *order, double *out)
+/* The sorted rows of q (A + s I). */
+static void multiply_and_sort(int64_t n, const double *a, const double *q, const int32_t *order, double *s)
 {
-    double *shifted = test_alloc((size_t)(n * n) * sizeof *shifted);
-    double *s = test_alloc((size_t)(n * n) * sizeof *s);
+    double *product = test_alloc((size_t)(n * n) * sizeof *product);
     double trace = 0.0;
     for (int64_t i = 0; i < n; i++) {
         trace += a[i * n + i];
     }
-    for (int64_t k = 0; k < n * n; k++) {
-        shifted[k] = a[k] + (k % (n + 1) == 0 ? SHIFT * trace : 0.0);
+    ref_matmul(n, n, n, q, a, product);
+    for (int64_t i = 0; i < n * n; i++) {
+        int64_t from = order[i / n] * n + i % n;
+        s[i] = product[from] + SHIFT * trace * q[from];
     }
-    ref_matmul(n, n, n, q, shifted, s);
-    for (int64_t i = 0; i < n; i++) {
-        memcpy(out + i * n, s + order[i] * n, (size_t)n * sizeof *out);
-    }
-    gram_schmidt(n, out, s);
-    double magnified = inverse_square(n, s);
-    return magnified;
+}
+
+/* The step as its header describes it, with the order the library chose. Returns
+ * |L^-1|^2: what an error in L L' is magnified by. */
+static double reference_step(int64_t n, const double *a, const double *q, const int32_t *order, double *out)
+{
+    double *l = test_alloc((size_t)(n * n) * sizeof *l);
+    multiply_and_sort(n, a, q, order, out);
+    gram_schmidt(n, out, l);
+    return inverse_square(n, l);
 }
 
 /* --- the inverse Cholesky factor --------------------------------------------------------------------------------- */
@@ -254,9 +265,7 @@ static void cholesky_case(tch_context *context, tch_scalar type, int64_t n, int6
     tch_matrices x = make(context, type, CHOLESKY_BATCH, n, n, gap, NULL);
     int64_t bytes =
         t->device->scratch_bytes(context->state, TCH_SCRATCH_CHOLESKY_INVERSE, type, n, n, CHOLESKY_BATCH, 0);
-    char *poison = test_alloc((size_t)bytes + 1);
-    memset(poison, 0xff, (size_t)bytes);
-    void *scratch = to_device(context, poison, bytes);
+    void *scratch = poisoned(context, bytes);
     int32_t *device_flags = to_device(context, flags, sizeof flags);
     CHECK_OK(t->matrix->cholesky_inverse(context->state, &m, &x, device_flags, scratch));
     int32_t *got = read_integers(context, device_flags, CHOLESKY_BATCH);
@@ -351,15 +360,6 @@ static double *read_halves(tch_context *context, const tch_matrices *m)
     return values;
 }
 
-static tch_matrices make_halves(tch_context *context, int64_t rows, int64_t cols)
-{
-    tch_matrices m = {NULL, TCH_SCALAR_F16, rows, cols, cols + 3, BATCH, rows * (cols + 3)};
-    char *poison = test_alloc((size_t)bytes_of(&m) + 1);
-    memset(poison, 0xff, (size_t)bytes_of(&m));
-    m.data = to_device(context, poison, bytes_of(&m));
-    return m;
-}
-
 /* Rows of many magnitudes, every fifth of zeros. */
 static void fill_rows(test_random *random, int64_t rows, int64_t cols, bool same, double *x)
 {
@@ -393,8 +393,8 @@ static void split_case(tch_context *context, int64_t rows, int64_t cols, bool no
     fill_rows(&random, rows, cols, !normalize, x);
     round_values(TCH_SCALAR_F32, count, x);
     tch_matrices m = make(context, TCH_SCALAR_F32, BATCH, rows, cols, 1, x);
-    tch_matrices high = make_halves(context, rows, cols);
-    tch_matrices low = make_halves(context, rows, cols);
+    tch_matrices high = make(context, TCH_SCALAR_F16, BATCH, rows, cols, 3, NULL);
+    tch_matrices low = make(context, TCH_SCALAR_F16, BATCH, rows, cols, 3, NULL);
     const tch_split_matrices out = {high, low, scale};
     const tch_rows_to_split problem = {.x = &m, .rows = normalize ? &m : NULL, .out = &out};
     CHECK_OK(context->backend->matrix->split_rows(context->state, &problem));
@@ -444,9 +444,7 @@ static double awkward(test_random *random)
 static int32_t *make_order(tch_context *context, tch_scalar type, int64_t n, double *w)
 {
     int64_t bytes = BATCH * n * (int64_t)sizeof(int32_t);
-    char *poison = test_alloc((size_t)bytes + 1);
-    memset(poison, 0xff, (size_t)bytes);
-    int32_t *order = to_device(context, poison, bytes);
+    int32_t *order = poisoned(context, bytes);
     round_values(type, BATCH * n, w);
     tch_matrices m = make(context, type, BATCH, 1, n, 2, w);
     CHECK_OK(context->backend->matrix->descending(context->state, &m, order));
@@ -560,22 +558,16 @@ typedef struct tracked {
 static tracked begin_tracking(tch_context *context, tch_scalar type, int64_t n, int64_t batch)
 {
     tracked t = {.context = context, .type = type, .n = n, .batch = batch};
-    size_t integers = (size_t)(batch * (n + 2)) * sizeof *t.order;
-    char *poison = test_alloc(integers + 1);
-    memset(poison, 0xff, integers);
     t.a = test_alloc((size_t)(batch * n * n) * sizeof *t.a + 1);
-    t.q = NULL;
     t.device_a = make(context, type, batch, n, n, 1, NULL);
     t.device_q = make(context, type, batch, n, n, 2, NULL);
-    t.flags = to_device(context, poison, batch * (int64_t)sizeof *t.flags);
-    t.order = to_device(context, poison, batch * n * (int64_t)sizeof *t.order);
-    t.drift = to_device(context, poison, batch * (int64_t)sizeof *t.drift);
+    t.flags = poisoned(context, batch * (int64_t)sizeof *t.flags);
+    t.order = poisoned(context, batch * n * (int64_t)sizeof *t.order);
+    t.drift = poisoned(context, batch * (int64_t)sizeof *t.drift);
     int64_t first = tchi_basis_init_bytes(context, type, n, batch);
     int64_t later = tchi_basis_track_bytes(context, type, n, batch);
     t.bytes = first > later ? first : later;
-    char *dirt = test_alloc((size_t)t.bytes + 1);
-    memset(dirt, 0xff, (size_t)t.bytes);
-    t.scratch = to_device(context, dirt, t.bytes);
+    t.scratch = poisoned(context, t.bytes);
     return t;
 }
 
@@ -596,21 +588,16 @@ static void give_factors(tracked *t)
     t->device_a = make(t->context, t->type, t->batch, t->n, t->n, 1, t->a);
 }
 
-static void take_basis(tracked *t)
-{
-    t->q = read_back(t->context, &t->device_q);
-}
-
 static void start_basis(tracked *t)
 {
     CHECK_OK(tchi_basis_init(t->context, &t->device_a, &t->device_q, t->flags, t->scratch));
-    take_basis(t);
+    t->q = read_back(t->context, &t->device_q);
 }
 
 static void step_basis(tracked *t)
 {
     CHECK_OK(tchi_basis_track(t->context, &t->device_a, &t->device_q, t->order, t->flags, t->drift, t->scratch));
-    take_basis(t);
+    t->q = read_back(t->context, &t->device_q);
 }
 
 static void check_flag(const tracked *t, int64_t b, int32_t expected)
@@ -722,28 +709,43 @@ static void check_step(const tracked *t, const double *before)
     check_orthonormal(t, rounding_bound(t) + (single_pass ? magnified : 0.0));
 }
 
-static void steps_of(tracked *t, test_random *random, int steps, double share, int64_t m)
+typedef void step_check(const tracked *t, const double *before);
+
+static void steps_of(tracked *t, test_random *random, int steps, double share, int64_t m, step_check *check)
 {
     for (int step = 0; step < steps; step++) {
         add_gradient(t, random, share, m);
         double *before = t->q;
-        t->q = NULL;
         step_basis(t);
-        check_step(t, before);
+        check(t, before);
     }
 }
 
 /* Gradients of rank m: the factor's rank grows by m with every step, so that most of it is null space at first. */
-static void track_case(tch_context *context, tch_scalar type, int64_t n, int64_t m)
+static void track_case(tch_context *context, tch_scalar type, int64_t n, int64_t m, int64_t batch, int slow_steps,
+                       step_check *check)
 {
     test_random random = test_random_stream((uint64_t)(n * 1000 + m));
-    tracked t = begin_tracking(context, type, n, 2);
+    tracked t = begin_tracking(context, type, n, batch);
+    test_case("%s n %lld rank %lld", type_name(type), (long long)n, (long long)m);
     add_gradient(&t, &random, 1.0, m);
     start_basis(&t);
     check_orthonormal(&t, solver_bound(&t));
-    steps_of(&t, &random, 3, 0.05, m);
-    steps_of(&t, &random, 1, 0.9, m);
+    steps_of(&t, &random, slow_steps, 0.05, m, check);
+    steps_of(&t, &random, 1, 0.9, m, check);
     end_tracking(&t);
+}
+
+/* Runs with a table of other rates. */
+static void with_rates(tch_context *context, tch_product_rates_op *rates, void (*run)(tch_context *))
+{
+    const tch_backend *own = context->backend;
+    table_copy changed;
+    table_copy_make(&changed, own);
+    changed.matrix.product_rates = rates;
+    context->backend = &changed.backend;
+    run(context);
+    context->backend = own;
 }
 
 static void follow_ranks(tch_context *context, int count)
@@ -753,8 +755,7 @@ static void follow_ranks(tch_context *context, int count)
     } shapes[] = {{1, 1}, {2, 1}, {5, 2}, {31, 1}, {64, 16}, {65, 65}, {100, 1}, {100, 25}, {100, 100}, {270, 30}};
     for (int t = 0; t < count; t++) {
         for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-            test_case("%s n %lld rank %lld", type_name(types[t]), (long long)shapes[i].n, (long long)shapes[i].m);
-            track_case(context, types[t], shapes[i].n, shapes[i].m);
+            track_case(context, types[t], shapes[i].n, shapes[i].m, 2, 3, check_step);
         }
     }
 }
@@ -770,17 +771,15 @@ static void slow_float64(void *state, tch_product_rates *rates)
     *rates = (tch_product_rates){.f64 = 1.0, .f32 = 64.0};
 }
 
+static void follow_float32(tch_context *context)
+{
+    follow_ranks(context, 1);
+}
+
 /* The same where all of it is done in float32. */
 static void ranks_are_followed_in_float32(void **state)
 {
-    tch_context *context = *state;
-    const tch_backend *own = context->backend;
-    table_copy changed;
-    table_copy_make(&changed, own);
-    changed.matrix.product_rates = slow_float64;
-    context->backend = &changed.backend;
-    follow_ranks(context, 1);
-    context->backend = own;
+    with_rates(*state, slow_float64, follow_float32);
 }
 
 /* --- large bases, mostly in products of float16 ------------------------------------------------------------------ */
@@ -796,22 +795,6 @@ static void faster_halves(void *state, tch_product_rates *rates)
 {
     (void)state;
     *rates = (tch_product_rates){.f64 = 1.0, .f32 = 2.0, .f16x2 = 16.0};
-}
-
-/* The sorted rows of q (A + s I). */
-static void multiply_and_sort(int64_t n, const double *a, const double *q, const int32_t *order, double *s)
-{
-    double *product = test_alloc((size_t)(n * n) * sizeof *product);
-    double trace = 0.0;
-    for (int64_t i = 0; i < n; i++) {
-        trace += a[i * n + i];
-    }
-    ref_matmul(n, n, n, q, a, product);
-    for (int64_t i = 0; i < n; i++) {
-        for (int64_t j = 0; j < n; j++) {
-            s[i * n + j] = product[order[i] * n + j] + SHIFT * trace * q[order[i] * n + j];
-        }
-    }
 }
 
 /* What Householder's QR in float32 satisfies whatever the condition: S = L q with a lower triangular L up to errors of
@@ -913,7 +896,7 @@ static void check_drift(const tracked *t, const double *before, double near)
 }
 
 /* By panels, rows are orthonormal up to rounding whatever the condition. */
-static void check_large_step(const tracked *t, const double *before, bool by_panels)
+static void check_large_step(const tracked *t, const double *before, double lost)
 {
     int32_t *order = read_integers(t->context, t->order, t->batch * t->n);
     check_drift(t, before, 1.05);
@@ -922,44 +905,26 @@ static void check_large_step(const tracked *t, const double *before, bool by_pan
         check_flag(t, b, TCH_REPORT_OK);
         check_triangular(t, b, before, order);
     }
-    check_orthonormal(t, rounding_bound(t) + (by_panels ? 0.0 : lost_by_one_pass(t, before, order)));
+    check_orthonormal(t, rounding_bound(t) + lost);
 }
 
-static void large_steps(tracked *t, test_random *random, int steps, double share, int64_t m, bool by_panels)
+static void check_step_by_panels(const tracked *t, const double *before)
 {
-    for (int step = 0; step < steps; step++) {
-        add_gradient(t, random, share, m);
-        double *before = t->q;
-        t->q = NULL;
-        step_basis(t);
-        check_large_step(t, before, by_panels);
-    }
+    check_large_step(t, before, 0.0);
 }
 
-static void large_case(tch_context *context, int64_t n, int64_t m, bool by_panels)
+static void check_step_in_one_pass(const tracked *t, const double *before)
 {
-    test_random random = test_random_stream((uint64_t)(n * 1000 + m));
-    tracked t = begin_tracking(context, TCH_SCALAR_F32, n, 1);
-    add_gradient(&t, &random, 1.0, m);
-    start_basis(&t);
-    large_steps(&t, &random, 1, 0.05, m, by_panels);
-    large_steps(&t, &random, 1, 0.9, m, by_panels);
-    end_tracking(&t);
+    check_large_step(t, before, lost_by_one_pass(t, before, read_integers(t->context, t->order, t->batch * t->n)));
 }
 
-/* Runs with a table of other rates, where the backend can split at all. */
+/* Where the backend can split at all. */
 static void with_halves(tch_context *context, tch_product_rates_op *rates, void (*run)(tch_context *))
 {
-    const tch_backend *own = context->backend;
-    table_copy changed;
-    if (own->matrix->split_rows == NULL) {
+    if (context->backend->matrix->split_rows == NULL) {
         skip();
     }
-    table_copy_make(&changed, own);
-    changed.matrix.product_rates = rates;
-    context->backend = &changed.backend;
-    run(context);
-    context->backend = own;
+    with_rates(context, rates, run);
 }
 
 /* Whole panels and ragged ones, of full and of low rank. */
@@ -969,8 +934,7 @@ static void follow_by_panels(tch_context *context)
         int64_t n, m;
     } shapes[] = {{512, 100}, {513, 1}, {777, 16}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        test_case("n %lld rank %lld", (long long)shapes[i].n, (long long)shapes[i].m);
-        large_case(context, shapes[i].n, shapes[i].m, true);
+        track_case(context, TCH_SCALAR_F32, shapes[i].n, shapes[i].m, 1, 1, check_step_by_panels);
     }
 }
 
@@ -981,7 +945,7 @@ static void large_bases_are_followed(void **state)
 
 static void follow_in_one_pass(tch_context *context)
 {
-    large_case(context, 515, 30, false);
+    track_case(context, TCH_SCALAR_F32, 515, 30, 1, 1, check_step_in_one_pass);
 }
 
 static void halves_serve_the_product_alone(void **state)
@@ -1055,7 +1019,6 @@ static void equal_eigenvalues_do_no_harm(void **state)
         start_basis(&t);
         for (int step = 0; step < 6; step++) {
             double *before = t.q;
-            t.q = NULL;
             step_basis(&t);
             check_step(&t, before);
         }
@@ -1123,7 +1086,6 @@ static void failures_case(tch_context *context, tch_scalar type, int64_t n, int6
     add_gradient(&t, &random, 1.0, m);
     start_basis(&t);
     double *before = t.q;
-    t.q = NULL;
     add_gradient(&t, &random, 0.5, m);
     spoil(&t);
     step_basis(&t);

@@ -212,9 +212,16 @@ static tchi_newton_plan make_steep_plan(int32_t root, double low, double toleran
 
 enum { BATCH = 2 };
 
+typedef struct problem {
+    int64_t n;
+    double *m, *expected;
+} problem;
+
 /* Random matrices with spectra from `low` to 1, or of low rank and damped by `low`, and their inverse roots. */
-static void make_problem(int64_t n, int32_t root, double low, int64_t rank, double *m, double *expected)
+static problem make_problem(int64_t n, int32_t root, double low, int64_t rank)
 {
+    double *m = test_alloc((size_t)(BATCH * n * n) * sizeof *m);
+    double *expected = test_alloc((size_t)(BATCH * n * n) * sizeof *expected);
     test_random random = test_random_stream((uint64_t)(n * 100 + root));
     double *w = test_alloc((size_t)n * sizeof *w);
     double *v = test_alloc((size_t)(n * n) * sizeof *v);
@@ -231,6 +238,7 @@ static void make_problem(int64_t n, int32_t root, double low, int64_t rank, doub
         }
         ref_compose(n, v, values, expected + b * n * n);
     }
+    return (problem){n, m, expected};
 }
 
 static tch_matrices padded(int64_t n, tch_scalar type)
@@ -260,15 +268,15 @@ static double shown_error(int64_t n, int32_t root, const double *m, const double
 }
 
 /* The largest error of the batch; `shown`, if not NULL, receives the largest that the certificate shows. */
-static double run(tch_context *context, const tchi_newton_plan *plan, int64_t n, const double *m,
-                  const double *expected, double *shown)
+static double run(tch_context *context, const tchi_newton_plan *plan, const problem *p, double *shown)
 {
+    int64_t n = p->n;
     tchi_newton_buffers buffers;
     for (int k = 0; k < TCHI_NEWTON_BUFFERS; k++) {
         buffers.m[k] = padded(n, tchi_newton_type_of_m(plan, 0));
     }
     for (int64_t i = 0; i < BATCH * n * n; i++) {
-        put(&buffers.m[0], i / (n * n), i / n % n, i % n, m[i]);
+        put(&buffers.m[0], i / (n * n), i / n % n, i % n, p->m[i]);
     }
     tch_matrices x;
     int32_t flags[BATCH] = {TCH_REPORT_OK};
@@ -280,27 +288,46 @@ static double run(tch_context *context, const tchi_newton_plan *plan, int64_t n,
         for (int64_t i = 0; i < n * n; i++) {
             got[i] = get(&x, b, i / n, i % n);
         }
-        const double *right = expected + b * n * n;
+        const double *right = p->expected + b * n * n;
         double error = ref_distance(n * n, got, right) / ref_norm(n * n, right);
         worst = error <= worst ? worst : error;
         if (shown != NULL) {
-            *shown = fmax(*shown, shown_error(n, plan->root, m + b * n * n, got));
+            *shown = fmax(*shown, shown_error(n, plan->root, p->m + b * n * n, got));
         }
     }
     return worst;
 }
 
-/* The CPU's table with the model's products in it. */
-static void with_model(tch_context *context, table_copy *table)
+static void gpu_rates(void *state, tch_product_rates *rates)
 {
+    (void)state;
+    *rates = with_f64_cores;
+}
+
+static table_copy table;
+
+/* The CPU's table with the model's products in it. */
+static int use_model(void **state)
+{
+    tch_context *context = *state;
     own_table = context->backend;
-    table_copy_make(table, own_table);
-    table->matrix.symmetric_product = model_product;
-    table->matrix.gram = model_gram;
-    table->matrix.gemm = model_gemm;
-    table->matrix.cholesky = model_cholesky;
-    table->matrix.shift_scale = model_shift_scale;
-    context->backend = &table->backend;
+    table_copy_make(&table, own_table);
+    table.matrix.symmetric_product = model_product;
+    table.matrix.gram = model_gram;
+    table.matrix.gemm = model_gemm;
+    table.matrix.cholesky = model_cholesky;
+    table.matrix.shift_scale = model_shift_scale;
+    context->backend = &table.backend;
+    return 0;
+}
+
+/* And a GPU's choice of methods. */
+static int use_gpu_model(void **state)
+{
+    use_model(state);
+    table.matrix.product_rates = gpu_rates;
+    table.matrix.shifted_inverse = NULL;
+    return 0;
 }
 
 static int restore_table(void **state)
@@ -321,20 +348,16 @@ static void mixed_arithmetic_keeps_its_tolerance(void **state)
                    {"float64 alone", &only_f64}};
     static const double lows[] = {1e-1, 1e-3, 1e-5, 1e-6};
     tch_context *context = *state;
-    static table_copy table;
-    with_model(context, &table);
     for (int i = 0; i < 6 * 4 * 4; i++) {
         int32_t root = roots[i / 16];
         double low = lows[i / 4 % 4];
         int64_t n = 20 + i / 16;
-        double *m = test_alloc((size_t)(BATCH * n * n) * sizeof *m);
-        double *expected = test_alloc((size_t)(BATCH * n * n) * sizeof *expected);
-        make_problem(n, root, low, n, m, expected);
+        problem p = make_problem(n, root, low, n);
         for (int degree = 1; degree <= 3; degree++) {
             test_case("root %d, degree %d, low %g, %s", root, degree, low, devices[i % 4].name);
             tchi_newton_plan plan = degree < 3 ? make_plan(root, degree, low / 1.02, 1e-3, devices[i % 4].rates)
                                                : make_steep_plan(root, low / 1.02, 1e-3, devices[i % 4].rates);
-            double error = run(context, &plan, n, m, expected, NULL);
+            double error = run(context, &plan, &p, NULL);
             CHECK(error <= 1e-3, "error %.3g", error);
         }
     }
@@ -345,29 +368,19 @@ static void tight_tolerances_are_kept(void **state)
 {
     static const int32_t roots[] = {2, 3, 4, 6, 8};
     tch_context *context = *state;
-    static table_copy table;
-    with_model(context, &table);
     int shorter = 0;
     for (int i = 0; i < 5 * 3; i++) {
         int32_t root = roots[i / 3];
         double low = pow(10.0, -2.0 - i % 3);
         int64_t n = 20 + i;
-        double *m = test_alloc((size_t)(BATCH * n * n) * sizeof *m);
-        double *expected = test_alloc((size_t)(BATCH * n * n) * sizeof *expected);
         test_case("root %d, low %g", root, low);
-        make_problem(n, root, low, n, m, expected);
+        problem p = make_problem(n, root, low, n);
         tchi_newton_plan plan = make_steep_plan(root, low / 1.02, 1e-9, &with_f64_cores);
         shorter += plan.steps < make_plan(root, 2, low / 1.02, 1e-9, &with_f64_cores).steps;
-        double error = run(context, &plan, n, m, expected, NULL);
+        double error = run(context, &plan, &p, NULL);
         CHECK(error <= 1e-9, "error %.3g", error);
     }
     CHECK(shorter > 5, "%d plans are shorter", shorter);
-}
-
-static void gpu_rates(void *state, tch_product_rates *rates)
-{
-    (void)state;
-    *rates = with_f64_cores;
 }
 
 /* Matrices of low rank show most of the rounding of X, for which the plan has to leave room. */
@@ -377,13 +390,7 @@ static void mixed_arithmetic_passes_its_certificate(void **state)
     static const double dampings[] = {1e-2, 1e-4, 1e-6};
     static const double tolerances[] = {1e-3, 1e-2, 3e-2};
     tch_context *context = *state;
-    static table_copy table;
-    with_model(context, &table);
-    table.matrix.product_rates = gpu_rates;
-    table.matrix.shifted_inverse = NULL;
     const int64_t n = 48;
-    double *m = test_alloc((size_t)(BATCH * n * n) * sizeof *m);
-    double *expected = test_alloc((size_t)(BATCH * n * n) * sizeof *expected);
     for (int i = 0; i < 3 * 6 * 3 * 2; i++) {
         tchi_root_plan plan;
         tch_root_config how = TCH_ROOT_CONFIG_INIT;
@@ -391,10 +398,10 @@ static void mixed_arithmetic_passes_its_certificate(void **state)
         how.relative_eps = dampings[i / 2 % 3];
         how.tolerance = tolerances[i / 36];
         CHECK_OK(tchi_root_plan_make(context, TCH_SCALAR_F32, n, roots[i / 6 % 6], &how, &plan));
-        make_problem(n, plan.root, plan.low, i % 2 == 0 ? n / 8 : n / 2, m, expected);
+        problem p = make_problem(n, plan.root, plan.low, i % 2 == 0 ? n / 8 : n / 2);
         test_case("root %d, damping %g, rank %d, tolerance %g", plan.root, how.relative_eps,
                   (int)(i % 2 == 0 ? n / 8 : n / 2), how.tolerance);
-        double error = run(context, &plan.newton, n, m, expected, &shown);
+        double error = run(context, &plan.newton, &p, &shown);
         CHECK(error <= how.tolerance, "error %.3g", error);
         CHECK(error <= 1.01 * shown, "the certificate shows %.6g of an error of %.6g", shown, error);
         CHECK(shown <= plan.error, "the certificate shows %.3g, and %.3g may pass", shown, plan.error);
@@ -417,10 +424,6 @@ static tchi_root_plan plan_of(tch_context *context, double damping, double toler
 static void the_cheaper_degree_is_chosen(void **state)
 {
     tch_context *context = *state;
-    static table_copy table;
-    with_model(context, &table);
-    table.matrix.product_rates = gpu_rates;
-    table.matrix.shifted_inverse = NULL;
     tchi_root_plan plan = plan_of(context, 1e-3, 1e-2);
     assert_int_equal(plan.newton.degree, 2);
     CHECK(plan.newton.type[plan.newton.steps - 1] == TCH_SCALAR_BF16X2, "the last step is not split");
@@ -432,10 +435,6 @@ static void the_cheaper_degree_is_chosen(void **state)
 static void loose_tolerances_are_planned_as_tighter_ones(void **state)
 {
     tch_context *context = *state;
-    static table_copy table;
-    with_model(context, &table);
-    table.matrix.product_rates = gpu_rates;
-    table.matrix.shifted_inverse = NULL;
     tchi_root_plan loose = plan_of(context, 1e-6, 3e-2);
     tchi_root_plan tight = plan_of(context, 1e-6, 1e-2);
     assert_int_equal(loose.newton.steps, tight.newton.steps);
@@ -469,10 +468,6 @@ static tch_status never_called(void *state, const tch_newton_iteration *iteratio
 static void degree_4_is_for_those_who_leave_it_open(void **state)
 {
     tch_context *context = *state;
-    static table_copy table;
-    with_model(context, &table);
-    table.matrix.product_rates = gpu_rates;
-    table.matrix.shifted_inverse = NULL;
     tchi_root_plan plan = plan_of(context, 1e-6, 1e-3);
     assert_int_equal(steep_steps(&plan.newton), 2);
     assert_int_equal(plan.newton.ends, 6);
@@ -490,23 +485,33 @@ static void degree_4_is_for_those_who_leave_it_open(void **state)
     assert_int_equal(plan.newton.ends, 0);
 }
 
-static int count_of(const tchi_newton_plan *plan, tch_scalar type, bool congruent)
+/* The types of the steps: d float64, s float32, b the split type; capitals for congruent steps. */
+static void check_types(int32_t root, double low, double tolerance, const tch_product_rates *rates,
+                        const char *expected)
 {
-    int count = 0;
-    for (int k = 0; k < plan->steps; k++) {
-        count += plan->type[k] == type && plan->congruent[k] == congruent;
+    char got[TCHI_MINIMAX_MAX_STEPS + 1] = "";
+    tchi_newton_plan plan = make_plan(root, 2, low, tolerance, rates);
+    for (int k = 0; k < plan.steps; k++) {
+        char letter = plan.type[k] == TCH_SCALAR_F64 ? 'd' : plan.type[k] == TCH_SCALAR_F32 ? 's' : 'b';
+        got[k] = (char)(plan.congruent[k] ? letter - 'a' + 'A' : letter);
     }
-    return count;
+    test_case("root %d, low %g, tolerance %g, float64 at %g", (int)root, low, tolerance, rates->f64);
+    CHECK(strcmp(got, expected) == 0, "the types are %s, expected %s", got, expected);
 }
 
-static void float64_cores_serve_the_early_steps(void **state)
+/* Float64 cores serve the early steps, and alone what has a tight tolerance; odd roots have no congruence. Where
+ * float64 is slow, float32 takes the early steps that it can, and without bfloat16 the late ones. */
+static void types_are_chosen(void **state)
 {
     (void)state;
+    check_types(4, 1e-6, 1e-3, &with_f64_cores, "BBbbb");
+    check_types(4, 1e-6, 1e-9, &with_f64_cores, "dddddd");
+    check_types(3, 1e-6, 1e-3, &with_f64_cores, "dddbbb");
+    check_types(4, 1e-3, 1e-3, &without_f64_cores, "sbb");
+    check_types(4, 1e-6, 1e-3, &without_f64_cores, "BBbbb");
+    check_types(4, 1e-3, 1e-3, &with_f64_cores, "Bbb");
+    check_types(4, 1e-6, 1e-3, &without_bf16, "ddsss");
     tchi_newton_plan plan = make_plan(4, 2, 1e-6, 1e-3, &with_f64_cores);
-    assert_int_equal(plan.steps, 5);
-    assert_int_equal(count_of(&plan, TCH_SCALAR_BF16X2, true), 2);
-    assert_int_equal(count_of(&plan, TCH_SCALAR_BF16X2, false), 3);
-    assert_true(plan.congruent[0] && plan.congruent[1] && !plan.congruent[2]);
     assert_int_equal(tchi_newton_type_of_m(&plan, 0), TCH_SCALAR_F64);
     assert_int_equal(tchi_newton_type_of_m(&plan, 1), TCH_SCALAR_BF16X2);
     assert_int_equal(tchi_newton_type_of_m(&plan, 2), TCH_SCALAR_BF16X2);
@@ -628,61 +633,20 @@ static void steps_of_degree_4_cost_no_more(void **state)
     }
 }
 
-static void tight_tolerances_stay_in_float64(void **state)
-{
-    (void)state;
-    tchi_newton_plan plan = make_plan(4, 2, 1e-6, 1e-9, &with_f64_cores);
-    assert_int_equal(count_of(&plan, TCH_SCALAR_F64, false), plan.steps);
-}
-
-static void odd_roots_have_no_congruence(void **state)
-{
-    (void)state;
-    tchi_newton_plan plan = make_plan(3, 2, 1e-6, 1e-3, &with_f64_cores);
-    assert_int_equal(plan.type[0], TCH_SCALAR_F64);
-    assert_int_equal(count_of(&plan, TCH_SCALAR_BF16X2, true), 0);
-}
-
-/* Where float64 is slow, float32 takes the early steps that it can, and float64 only what it cannot. */
-static void slow_float64_gives_way_to_float32(void **state)
-{
-    (void)state;
-    tchi_newton_plan mild = make_plan(4, 2, 1e-3, 1e-3, &without_f64_cores);
-    assert_int_equal(mild.type[0], TCH_SCALAR_F32);
-    assert_int_equal(count_of(&mild, TCH_SCALAR_F64, false), 0);
-    tchi_newton_plan hard = make_plan(4, 2, 1e-6, 1e-3, &without_f64_cores);
-    assert_true(hard.congruent[0]);
-    tchi_newton_plan fast = make_plan(4, 2, 1e-3, 1e-3, &with_f64_cores);
-    assert_true(fast.congruent[0]);
-}
-
-static void without_bfloat16_the_late_steps_are_float32(void **state)
-{
-    (void)state;
-    tchi_newton_plan plan = make_plan(4, 2, 1e-6, 1e-3, &without_bf16);
-    assert_int_equal(plan.type[0], TCH_SCALAR_F64);
-    assert_int_equal(plan.type[plan.steps - 1], TCH_SCALAR_F32);
-    assert_int_equal(count_of(&plan, TCH_SCALAR_BF16X2, false), 0);
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(mixed_arithmetic_keeps_its_tolerance, restore_table),
-        cmocka_unit_test_teardown(tight_tolerances_are_kept, restore_table),
-        cmocka_unit_test_teardown(mixed_arithmetic_passes_its_certificate, restore_table),
-        cmocka_unit_test_teardown(the_cheaper_degree_is_chosen, restore_table),
-        cmocka_unit_test_teardown(loose_tolerances_are_planned_as_tighter_ones, restore_table),
-        cmocka_unit_test_teardown(degree_4_is_for_those_who_leave_it_open, restore_table),
-        cmocka_unit_test(float64_cores_serve_the_early_steps),
+        cmocka_unit_test_setup_teardown(mixed_arithmetic_keeps_its_tolerance, use_model, restore_table),
+        cmocka_unit_test_setup_teardown(tight_tolerances_are_kept, use_model, restore_table),
+        cmocka_unit_test_setup_teardown(mixed_arithmetic_passes_its_certificate, use_gpu_model, restore_table),
+        cmocka_unit_test_setup_teardown(the_cheaper_degree_is_chosen, use_gpu_model, restore_table),
+        cmocka_unit_test_setup_teardown(loose_tolerances_are_planned_as_tighter_ones, use_gpu_model, restore_table),
+        cmocka_unit_test_setup_teardown(degree_4_is_for_those_who_leave_it_open, use_gpu_model, restore_table),
+        cmocka_unit_test(types_are_chosen),
         cmocka_unit_test(the_last_step_is_short),
         cmocka_unit_test(endings_save_products),
         cmocka_unit_test(steps_of_degree_4_save_products),
         cmocka_unit_test(steps_of_degree_4_cost_no_more),
-        cmocka_unit_test(tight_tolerances_stay_in_float64),
-        cmocka_unit_test(odd_roots_have_no_congruence),
-        cmocka_unit_test(slow_float64_gives_way_to_float32),
-        cmocka_unit_test(without_bfloat16_the_late_steps_are_float32),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);
