@@ -11,15 +11,9 @@
 #include "support/network/network_trial.h"
 #include "support/testing.h"
 
-static const int64_t hidden[] = {5, 6, 4};
-
-static tch_network_config small_config(void)
+static tch_network_config tanh_config(void)
 {
-    tch_network_config config = TCH_NETWORK_CONFIG_INIT;
-    config.inputs = 7;
-    config.outputs = 3;
-    config.hidden_count = 1;
-    config.hidden = hidden;
+    tch_network_config config = network_trial_small_config();
     config.activation = TCH_ACTIVATION_TANH;
     return config;
 }
@@ -103,7 +97,7 @@ static void layers_are_those_of_each_sample(void **state)
     const int64_t batches[] = {5, 1, 19, 3, 0};
     const test_layout layouts[] = {LAYOUT_CONTIGUOUS, LAYOUT_ROW_GAPS, LAYOUT_OFFSET};
     for (int k = 0; k < TCH_ACTIVATION_COUNT * TCH_LOSS_COUNT; k++) {
-        tch_network_config config = small_config();
+        tch_network_config config = tanh_config();
         test_random random = test_random_stream(100 + (uint64_t)k);
         network_trial s;
         config.activation = (tch_activation)(k / TCH_LOSS_COUNT);
@@ -150,13 +144,6 @@ static void check_sums(network_trial *s, double **sums, double tolerance)
     }
 }
 
-static void poison_gradients(network_trial *s)
-{
-    for (int i = 0; i < 2 * s->reference.layers; i++) {
-        CHECK_OK(tch_tensor_fill(s->context, tch_network_gradient(s->net, i), (double)NAN));
-    }
-}
-
 /* Weights of both signs cancel in part: 5e-5 of the largest element, five times what plain sums are given. */
 static void check_weighted(network_trial *s, test_random *random)
 {
@@ -166,12 +153,12 @@ static void check_weighted(network_trial *s, test_random *random)
         weights[i] = i % 4 == 1 ? 0.0 : test_random_normal(random);
     }
     test_tensor *tensor = numbers(s, 1, weights);
-    poison_gradients(s);
+    network_trial_poison(s);
     CHECK_OK(tch_network_weigh_samples(s->net, &tensor->tensor, 0.7));
     test_tensor_check_unchanged(tensor, "weights");
     reference_sums(s, weights, 0.7, sums);
     check_sums(s, sums, 5e-5);
-    poison_gradients(s);
+    network_trial_poison(s);
     CHECK_OK(tch_network_weigh_samples(s->net, NULL, s->rows > 0 ? 1.0 / (double)s->rows : 1.0));
     reference_sums(s, NULL, s->rows > 0 ? 1.0 / (double)s->rows : 1.0, sums);
     check_sums(s, sums, 1e-5);
@@ -182,7 +169,7 @@ static void weighted_gradients_are_sums_over_single_samples(void **state)
 {
     const int64_t batches[] = {6, 1, 33, 0};
     for (int loss = 0; loss < TCH_LOSS_COUNT; loss++) {
-        tch_network_config config = small_config();
+        tch_network_config config = tanh_config();
         test_random random = test_random_stream(200 + (uint64_t)loss);
         network_trial s;
         config.loss = (tch_loss)loss;
@@ -200,7 +187,7 @@ static void weighted_gradients_are_sums_over_single_samples(void **state)
 /* An infinite sample with weight 0 leaves nothing behind. */
 static void a_weight_of_zero_takes_a_sample_out(void **state)
 {
-    tch_network_config config = small_config();
+    tch_network_config config = tanh_config();
     test_random random = test_random_stream(210);
     const double weights[] = {0.5, 0.0, 0.25};
     double *sums[2 * REFERENCE_MOST_LAYERS] = {0};
@@ -236,7 +223,7 @@ static double squared_norm(const network_trial *s)
 static void clipped_gradients_are_means_of_clipped_samples(void **state)
 {
     enum { ROWS = 21 };
-    tch_network_config config = small_config();
+    tch_network_config config = tanh_config();
     test_random random = test_random_stream(300);
     double norms[ROWS], weights[ROWS], most = 0, middle = 0;
     double *sums[2 * REFERENCE_MOST_LAYERS] = {0};
@@ -363,7 +350,7 @@ static void natural_gradient_is_the_dense_solve(void **state)
 {
     const int64_t batches[] = {9, 1, 70}; /* fewer and more than there are parameters */
     for (int loss = 0; loss < TCH_LOSS_COUNT; loss++) {
-        tch_network_config config = small_config();
+        tch_network_config config = tanh_config();
         test_random random = test_random_stream(400 + (uint64_t)loss);
         network_trial s;
         config.loss = (tch_loss)loss;
@@ -454,7 +441,7 @@ static void drawn_labels_follow_the_convention(void **state)
     const uint64_t seeds[] = {0, 1, 0x123456789abcdef0u};
     const int64_t batches[] = {40, 1, 17, 0};
     for (int outputs = 1; outputs <= 5; outputs += 2) {
-        tch_network_config config = small_config();
+        tch_network_config config = tanh_config();
         test_random random = test_random_stream(500 + (uint64_t)outputs);
         network_trial s;
         config.outputs = outputs;
@@ -484,7 +471,7 @@ static void drawn_labels_follow_the_softmax(void **state)
 {
     enum { ROWS = 4000, CLASSES = 5 };
     const double logits[CLASSES] = {0.5, -1.0, 1.25, 0.0, -2.0};
-    tch_network_config config = small_config();
+    tch_network_config config = tanh_config();
     test_random random = test_random_stream(510);
     double counts[CLASSES] = {0}, sum = 0, chi = 0;
     network_trial s;
@@ -516,7 +503,7 @@ static void rows_that_are_not_finite_draw_nothing(void **state)
 {
     const double bad[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
     for (int k = 0; k < 3; k++) {
-        tch_network_config config = small_config();
+        tch_network_config config = tanh_config();
         test_random random = test_random_stream(520);
         network_trial s;
         config.hidden_count = 0;
@@ -548,7 +535,7 @@ static void check_no_batch(network_trial *s)
 
 static void without_a_batch_everything_is_refused(void **state)
 {
-    tch_network_config config = small_config();
+    tch_network_config config = tanh_config();
     test_random random = test_random_stream(600);
     const int64_t shape[] = {6, 3};
     network_trial s;
@@ -571,7 +558,7 @@ static void without_a_batch_everything_is_refused(void **state)
 
 static void bad_arguments_are_refused(void **state)
 {
-    tch_network_config config = small_config();
+    tch_network_config config = tanh_config();
     test_random random = test_random_stream(610);
     const int64_t seven = 7, six[] = {6, 1};
     tch_network_layer at = TCH_NETWORK_LAYER_INIT, blank = {0};
@@ -607,7 +594,7 @@ static void bad_arguments_are_refused(void **state)
 
 static void squared_losses_have_no_labels(void **state)
 {
-    tch_network_config config = small_config();
+    tch_network_config config = tanh_config();
     test_random random = test_random_stream(620);
     network_trial s;
     config.loss = TCH_LOSS_SQUARED;
@@ -618,17 +605,10 @@ static void squared_losses_have_no_labels(void **state)
     check_layers(&s);
 }
 
-static int64_t pool_requests(tch_context *context)
-{
-    tch_memory_info info = TCH_MEMORY_INFO_INIT;
-    CHECK_OK(tch_memory_get_info(context, &info));
-    return info.requests;
-}
-
 /* The same bits the second time, and no memory taken. */
 static void calls_repeat_themselves(void **state)
 {
-    tch_network_config config = small_config();
+    tch_network_config config = tanh_config();
     test_random random = test_random_stream(630);
     double weights[50], *got[2];
     int64_t requests[2];
@@ -641,7 +621,7 @@ static void calls_repeat_themselves(void **state)
         CHECK_OK(network_trial_loss(&s));
         CHECK_OK(tch_network_draw_labels(s.net, 5));
         CHECK_OK(tch_network_weigh_samples(s.net, &tensor->tensor, 1.0));
-        requests[k] = pool_requests(*state);
+        requests[k] = network_trial_requests(*state);
         got[k] = network_trial_read(*state, tch_network_gradient(s.net, 0));
     }
     CHECK(memcmp(got[0], got[1], 35 * sizeof *got[0]) == 0, "gradients differ from run to run");
@@ -658,7 +638,7 @@ static void weights_without_memory(void **state)
     (void)state;
     bool through = false;
     for (long long k = 1; !through; k++) {
-        tch_network_config config = small_config();
+        tch_network_config config = tanh_config();
         test_random random = test_random_stream(700);
         tch_context *context = NULL;
         network_trial s;

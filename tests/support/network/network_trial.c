@@ -84,6 +84,18 @@ static void destroy(void *network)
     tch_network_destroy(network);
 }
 
+tch_network_config network_trial_small_config(void)
+{
+    static const int64_t hidden[] = {5, 6, 4, 3, 8};
+    tch_network_config config = TCH_NETWORK_CONFIG_INIT;
+    config.inputs = 7;
+    config.outputs = 3;
+    config.hidden_count = 1;
+    config.hidden = hidden;
+    config.seed = 42;
+    return config;
+}
+
 void network_trial_make(network_trial *s, tch_context *context, const tch_network_config *config, test_random *random)
 {
     const int64_t four[] = {TCH_NETWORK_TOTALS};
@@ -99,6 +111,20 @@ void network_trial_make(network_trial *s, tch_context *context, const tch_networ
 void network_trial_clear(network_trial *s)
 {
     CHECK_OK(tch_tensor_fill(s->context, &s->totals->tensor, 0.0));
+}
+
+void network_trial_poison(network_trial *s)
+{
+    for (int i = 0; i < 2 * s->reference.layers; i++) {
+        CHECK_OK(tch_tensor_fill(s->context, tch_network_gradient(s->net, i), (double)NAN));
+    }
+}
+
+int64_t network_trial_requests(tch_context *context)
+{
+    tch_memory_info info = TCH_MEMORY_INFO_INIT;
+    CHECK_OK(tch_memory_get_info(context, &info));
+    return info.requests;
 }
 
 tch_status network_trial_loss(network_trial *s)

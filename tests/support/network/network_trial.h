@@ -18,6 +18,9 @@ typedef struct network_trial {
     double *x, *t; /* what is in inputs and targets, as rounded */
 } network_trial;
 
+/* 7 inputs, 3 outputs and one hidden layer, of up to five that there are widths for; seed 42. */
+tch_network_config network_trial_small_config(void);
+
 /* A network with random weights and biases, and totals of 0. */
 void network_trial_make(network_trial *s, tch_context *context, const tch_network_config *config, test_random *random);
 
@@ -26,6 +29,11 @@ void network_trial_batch(network_trial *s, test_random *random, int64_t rows, te
 
 void network_trial_clear(network_trial *s);      /* totals = 0 */
 tch_status network_trial_loss(network_trial *s); /* loss and gradients */
+
+void network_trial_poison(network_trial *s); /* gradients = NaN */
+
+/* How often the pool has been asked for memory. */
+int64_t network_trial_requests(tch_context *context);
 
 /* The elements of a float32 tensor, from and to double. */
 void network_trial_write(tch_context *context, tch_tensor *tensor, const double *values);
