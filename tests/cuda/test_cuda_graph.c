@@ -1,21 +1,14 @@
 /* CUDA graphs and streams. A root, and what is done with the per-sample gradients, is captured from the caller's
  * stream after it was called once, and replayed on other numbers: nothing in it may wait for the device, allocate, or
  * depend on what the host read. */
-#include <cuda_runtime_api.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
+#include "support/cuda/graphs.h"
 #include "support/linalg/operations.h"
 #include "support/linalg/reference.h"
 #include "support/random.h"
 #include "support/testing.h"
-
-#define CHECK_CUDA(call)                                                                                               \
-    do {                                                                                                               \
-        cudaError_t error_ = (call);                                                                                   \
-        CHECK(error_ == cudaSuccess, "%s gave %s", #call, cudaGetErrorString(error_));                                 \
-    } while (0)
 
 #define BATCH 3
 
@@ -47,8 +40,7 @@ static root_case make_case(tch_context *context, int64_t n, tch_root_method meth
     root_case c = {.context = context, .n = n, .config = TCH_ROOT_CONFIG_INIT};
     c.config.relative_eps = 1e-4;
     c.config.method = method;
-    CHECK_CUDA(cudaStreamCreateWithFlags(&c.stream, cudaStreamNonBlocking));
-    CHECK_OK(tch_context_set_stream(context, c.stream));
+    c.stream = test_enter_stream(context);
     c.a = test_tensor_make(context, TCH_FLOAT32, 3, shape, LAYOUT_CONTIGUOUS);
     c.out = test_tensor_make(context, TCH_FLOAT32, 3, shape, LAYOUT_CONTIGUOUS);
     c.residual = test_tensor_make(context, TCH_FLOAT64, 1, shape, LAYOUT_CONTIGUOUS);
@@ -56,14 +48,13 @@ static root_case make_case(tch_context *context, int64_t n, tch_root_method meth
     return c;
 }
 
-static void free_case(root_case *c)
+static void free_case(root_case *c, cudaGraphExec_t graph)
 {
-    CHECK_OK(tch_context_set_stream(c->context, NULL));
+    test_leave_stream(c->context, c->stream, graph);
     test_tensor_free(c->a);
     test_tensor_free(c->out);
     test_tensor_free(c->residual);
     test_tensor_free(c->report);
-    CHECK_CUDA(cudaStreamDestroy(c->stream));
 }
 
 static void poison(root_case *c)
@@ -82,23 +73,6 @@ static tch_status take_root(const root_case *c)
 static tch_status take_root_of(const void *data)
 {
     return take_root(data);
-}
-
-/* The calls that `calls` makes, as a graph. */
-static cudaGraphExec_t capture(cudaStream_t stream, tch_status (*calls)(const void *), const void *data)
-{
-    cudaGraph_t graph = NULL;
-    cudaGraphExec_t executable = NULL;
-    CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    tch_status status = calls(data);
-    char message[512];
-    snprintf(message, sizeof message, "%s", tch_last_error());
-    cudaError_t ended = cudaStreamEndCapture(stream, &graph);
-    CHECK(status == TCH_OK, "the captured call gave %s: %s", tch_status_name(status), message);
-    CHECK(ended == cudaSuccess, "the capture ended with %s", cudaGetErrorString(ended));
-    CHECK_CUDA(cudaGraphInstantiateWithFlags(&executable, graph, 0));
-    CHECK_CUDA(cudaGraphDestroy(graph));
-    return executable;
 }
 
 static void check_equal(const test_tensor *t, const double *expected, const char *name)
@@ -138,14 +112,13 @@ static void check_graph(tch_context *context, int64_t n, tch_root_method method)
     CHECK_OK(take_root(&c)); /* sizes the workspace */
     CHECK_OK(tch_context_synchronize(context));
     CHECK_OK(tch_memory_get_info(context, &before));
-    cudaGraphExec_t graph = capture(c.stream, take_root_of, &c);
+    cudaGraphExec_t graph = test_capture(c.stream, take_root_of, &c);
     replay(&c, graph, 2);
     replay(&c, graph, 3);
     CHECK_OK(tch_memory_get_info(context, &after));
     CHECK(after.misses == before.misses, "%lld allocations after the first call",
           (long long)(after.misses - before.misses));
-    CHECK_CUDA(cudaGraphExecDestroy(graph));
-    free_case(&c);
+    free_case(&c, graph);
 }
 
 static void roots_are_captured_and_replayed(void **state)
@@ -171,7 +144,7 @@ static void a_replay_meets_a_bad_matrix(void **state)
     write_matrices(&c, 4);
     CHECK_OK(take_root(&c));
     double *expected = test_tensor_read(c.out);
-    cudaGraphExec_t graph = capture(c.stream, take_root_of, &c);
+    cudaGraphExec_t graph = test_capture(c.stream, take_root_of, &c);
     double *values = test_tensor_read(c.a);
     values[1600 + 41] = NAN;
     test_tensor_write(c.a, values);
@@ -186,8 +159,7 @@ static void a_replay_meets_a_bad_matrix(void **state)
         CHECK(i / 1600 == 1 ? isnan(out[i]) : out[i] == expected[i], "element %d of matrix %d is %g", i % 1600,
               i / 1600, out[i]);
     }
-    CHECK_CUDA(cudaGraphExecDestroy(graph));
-    free_case(&c);
+    free_case(&c, graph);
 }
 
 /* --- per-sample gradients ---------------------------------------------------------------------------------- */
@@ -290,21 +262,18 @@ static void check_gradient_graph(gradient_case *c, const char *what)
     tch_memory_info before = TCH_MEMORY_INFO_INIT;
     tch_memory_info after = TCH_MEMORY_INFO_INIT;
     test_case("gradients of %s", what);
-    CHECK_CUDA(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
-    CHECK_OK(tch_context_set_stream(c->context, c->stream));
+    c->stream = test_enter_stream(c->context);
     write_batch(c, 1);
     CHECK_OK(take_gradients(c)); /* sizes the workspace */
     CHECK_OK(tch_context_synchronize(c->context));
     CHECK_OK(tch_memory_get_info(c->context, &before));
-    cudaGraphExec_t graph = capture(c->stream, take_gradients, c);
+    cudaGraphExec_t graph = test_capture(c->stream, take_gradients, c);
     replay_gradients(c, graph, 2);
     replay_gradients(c, graph, 3);
     CHECK_OK(tch_memory_get_info(c->context, &after));
     CHECK(after.misses == before.misses, "%lld allocations after the first call",
           (long long)(after.misses - before.misses));
-    CHECK_CUDA(cudaGraphExecDestroy(graph));
-    CHECK_OK(tch_context_set_stream(c->context, NULL));
-    CHECK_CUDA(cudaStreamDestroy(c->stream));
+    test_leave_stream(c->context, c->stream, graph);
     test_tensor *outputs[OUTPUTS];
     gradient_outputs(c, outputs);
     for (int i = 0; i < OUTPUTS; i++) {
@@ -405,11 +374,9 @@ static void calls_are_ordered_on_the_callers_stream(void **state)
     enum { COUNT = 1 << 22 };
     tch_context *context = *state;
     const int64_t shape[] = {COUNT};
-    cudaStream_t stream;
     tch_tensor *t = NULL;
     test_case("between the caller's own work");
-    CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    CHECK_OK(tch_context_set_stream(context, stream));
+    cudaStream_t stream = test_enter_stream(context);
     assert_ptr_equal(tch_context_get_stream(context), stream);
     CHECK_OK(tch_tensor_create(context, TCH_INT32, 1, shape, TCH_CONTIGUOUS, &t));
     unsigned char *host = test_alloc(sizeof(int32_t) * COUNT);
@@ -424,9 +391,8 @@ static void calls_are_ordered_on_the_callers_stream(void **state)
             CHECK(got == round, "element %d of round %d is %d", i, round, got);
         }
     }
-    CHECK_OK(tch_context_set_stream(context, NULL));
+    test_leave_stream(context, stream, NULL);
     tch_tensor_destroy(t);
-    CHECK_CUDA(cudaStreamDestroy(stream));
 }
 
 int main(int argc, char **argv)

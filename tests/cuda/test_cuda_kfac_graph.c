@@ -1,18 +1,7 @@
 /* KFAC captured in a CUDA graph and replayed: factors and gradients must go the same way, to the bit, as with calls.
  * The weights of the averages are fixed in a graph, so they are the constant ones here, without bias correction; and
  * bases are made anew by calls only, since NVIDIA's eigensolver waits. */
-#include <cuda_runtime_api.h>
-#include <math.h>
-#include <stdio.h>
-
-#include "support/tensors.h"
-#include "support/testing.h"
-
-#define CHECK_CUDA(call)                                                                                               \
-    do {                                                                                                               \
-        cudaError_t error_ = (call);                                                                                   \
-        CHECK(error_ == cudaSuccess, "%s gave %s", #call, cudaGetErrorString(error_));                                 \
-    } while (0)
+#include "support/cuda/graphs.h"
 
 enum { LAYERS = 3, SAMPLES = 24, WARM = 3, REPLAYS = 5 };
 
@@ -21,6 +10,7 @@ static const int64_t outputs[LAYERS] = {33, 20, 33};
 
 typedef struct training {
     tch_kfac *kfac;
+    bool refresh; /* in every step */
     test_tensor *input[LAYERS], *output_gradient[LAYERS], *gradient[2 * LAYERS];
     tch_tensor *gradients[2 * LAYERS];
 } training;
@@ -32,7 +22,7 @@ static test_tensor *make(tch_context *context, int32_t ndim, int64_t rows, int64
 
 static training begin(tch_context *context, const tch_kfac_config *config)
 {
-    training t;
+    training t = {.refresh = true};
     tch_kfac_layer layers[LAYERS] = {0};
     for (int i = 0; i < LAYERS; i++) {
         layers[i] = (tch_kfac_layer){TCH_LAYER_INIT(TCH_LAYER_LINEAR), inputs[i], outputs[i], 1, NULL};
@@ -70,8 +60,9 @@ static void draw(training *t, int step)
     }
 }
 
-static tch_status step(training *t, bool refresh)
+static tch_status step(const void *data)
 {
+    training *t = (training *)data;
     for (int32_t i = 0; i < LAYERS; i++) {
         tch_status status =
             tch_kfac_observe(t->kfac, i, &t->input[i]->tensor, &t->output_gradient[i]->tensor, 1.0, NULL);
@@ -79,69 +70,38 @@ static tch_status step(training *t, bool refresh)
             return status;
         }
     }
-    tch_status status = refresh ? tch_kfac_refresh(t->kfac) : TCH_OK;
+    tch_status status = t->refresh ? tch_kfac_refresh(t->kfac) : TCH_OK;
     return status == TCH_OK ? tch_kfac_precondition(t->kfac, 0.1, 2 * LAYERS, t->gradients) : status;
-}
-
-static cudaGraphExec_t capture(training *t, bool refresh, cudaStream_t stream)
-{
-    cudaGraph_t graph = NULL;
-    cudaGraphExec_t executable = NULL;
-    char message[512];
-    CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    tch_status status = step(t, refresh);
-    snprintf(message, sizeof message, "%s", tch_last_error());
-    cudaError_t ended = cudaStreamEndCapture(stream, &graph);
-    CHECK(status == TCH_OK, "the captured step gave %s: %s", tch_status_name(status), message);
-    CHECK(ended == cudaSuccess, "the capture ended with %s", cudaGetErrorString(ended));
-    CHECK_CUDA(cudaGraphInstantiateWithFlags(&executable, graph, 0));
-    CHECK_CUDA(cudaGraphDestroy(graph));
-    return executable;
-}
-
-static void compare(const training *a, const training *b)
-{
-    for (int i = 0; i < 2 * LAYERS; i++) {
-        double *x = test_tensor_read(a->gradient[i]);
-        double *y = test_tensor_read(b->gradient[i]);
-        for (int64_t k = 0; k < a->gradient[i]->count; k++) {
-            CHECK(x[k] == y[k] && isfinite(x[k]), "gradient %d, element %lld: %.9g by calls, %.9g by replays", i,
-                  (long long)k, x[k], y[k]);
-        }
-    }
 }
 
 static void check_method(tch_context *context, tch_kfac_method method, bool refresh)
 {
-    cudaStream_t stream;
     tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
     config.method = method;
     config.bias_correction = 0;
     test_case("method %d, %s", (int)method, refresh ? "with a refresh" : "without a refresh");
-    CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    CHECK_OK(tch_context_set_stream(context, stream));
+    cudaStream_t stream = test_enter_stream(context);
     training called = begin(context, &config);
     training replayed = begin(context, &config);
     for (int i = 0; i < WARM; i++) {
         draw(&called, i);
         draw(&replayed, i);
-        CHECK_OK(step(&called, true));
-        CHECK_OK(step(&replayed, true));
+        CHECK_OK(step(&called));
+        CHECK_OK(step(&replayed));
     }
-    cudaGraphExec_t graph = capture(&replayed, refresh, stream);
+    called.refresh = replayed.refresh = refresh;
+    cudaGraphExec_t graph = test_capture(stream, step, &replayed);
     for (int i = WARM; i < WARM + REPLAYS; i++) {
         draw(&called, i);
         draw(&replayed, i);
-        CHECK_OK(step(&called, refresh));
+        CHECK_OK(step(&called));
         CHECK_CUDA(cudaGraphLaunch(graph, stream));
         CHECK_OK(tch_context_synchronize(context));
-        compare(&called, &replayed);
+        test_check_same(2 * LAYERS, called.gradient, replayed.gradient);
     }
-    CHECK_CUDA(cudaGraphExecDestroy(graph));
     end(&called);
     end(&replayed);
-    CHECK_OK(tch_context_set_stream(context, NULL));
-    CHECK_CUDA(cudaStreamDestroy(stream));
+    test_leave_stream(context, stream, graph);
 }
 
 static void steps_are_captured_and_replayed(void **state)

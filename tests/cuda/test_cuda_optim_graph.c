@@ -1,129 +1,46 @@
 /* A step of every optimizer, captured in a CUDA graph and replayed: parameters must go the same way, to the bit, as
  * with calls. Clocks and decisions live on the device, so a replay corrects for bias and skips a bad gradient like a
  * call. */
-#include <cuda_runtime_api.h>
-#include <math.h>
-#include <stdbool.h>
 #include <stdio.h>
-#include <string.h>
 
+#include "support/cuda/graphs.h"
 #include "support/optim/optim_defaults.h"
-#include "support/tensors.h"
-#include "support/testing.h"
 
-#define CHECK_CUDA(call)                                                                                               \
-    do {                                                                                                               \
-        cudaError_t error_ = (call);                                                                                   \
-        CHECK(error_ == cudaSuccess, "%s gave %s", #call, cudaGetErrorString(error_));                                 \
-    } while (0)
+enum { WARM = 3, REPLAYS = 6 };
 
-enum { PARAMETERS = 4, WARM = 3, REPLAYS = 6 };
-
-static const int64_t shapes[PARAMETERS][2] = {{45, 70}, {70, 33}, {64, 64}, {77, 1}};
-
-typedef struct training {
-    tch_context *context;
-    tch_optimizer *optimizer;
-    test_tensor *parameter[PARAMETERS], *gradient[PARAMETERS];
-    const tch_tensor *gradients[PARAMETERS];
-} training;
-
-static training begin(tch_context *context, const tch_optim_config *config)
+static void call(test_training *t)
 {
-    training t = {.context = context};
-    tch_parameter list[PARAMETERS] = {{0}};
-    for (int i = 0; i < PARAMETERS; i++) {
-        t.parameter[i] = test_tensor_make(context, TCH_FLOAT32, 2, shapes[i], LAYOUT_CONTIGUOUS);
-        t.gradient[i] = test_tensor_make(context, TCH_FLOAT32, 2, shapes[i], LAYOUT_CONTIGUOUS);
-        test_tensor_draw(t.parameter[i], 10 + (uint64_t)i);
-        list[i].tensor = &t.parameter[i]->tensor;
-        t.gradients[i] = &t.gradient[i]->tensor;
-    }
-    CHECK_OK(tch_optimizer_create(context, config, PARAMETERS, list, &t.optimizer));
-    return t;
-}
-
-static void end(training *t)
-{
-    tch_optimizer_destroy(t->optimizer);
-    for (int i = 0; i < PARAMETERS; i++) {
-        test_tensor_free(t->parameter[i]);
-        test_tensor_free(t->gradient[i]);
-    }
-}
-
-static void set_gradients(training *t, int step)
-{
-    for (int i = 0; i < PARAMETERS; i++) {
-        test_tensor_draw(t->gradient[i], 100 + (uint64_t)(step * PARAMETERS + i));
-    }
-}
-
-static void call(training *t, int step)
-{
-    set_gradients(t, step);
-    CHECK_OK(tch_optimizer_step(t->optimizer, PARAMETERS, t->gradients));
-}
-
-static cudaGraphExec_t capture(training *t, cudaStream_t stream)
-{
-    cudaGraph_t graph = NULL;
-    cudaGraphExec_t executable = NULL;
-    char message[512];
-    CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    tch_status status = tch_optimizer_step(t->optimizer, PARAMETERS, t->gradients);
-    snprintf(message, sizeof message, "%s", tch_last_error());
-    cudaError_t ended = cudaStreamEndCapture(stream, &graph);
-    CHECK(status == TCH_OK, "the captured step gave %s: %s", tch_status_name(status), message);
-    CHECK(ended == cudaSuccess, "the capture ended with %s", cudaGetErrorString(ended));
-    CHECK_CUDA(cudaGraphInstantiateWithFlags(&executable, graph, 0));
-    CHECK_CUDA(cudaGraphDestroy(graph));
-    return executable;
-}
-
-static void compare(const training *a, const training *b)
-{
-    for (int i = 0; i < PARAMETERS; i++) {
-        double *x = test_tensor_read(a->parameter[i]);
-        double *y = test_tensor_read(b->parameter[i]);
-        for (int64_t k = 0; k < a->parameter[i]->count; k++) {
-            CHECK(x[k] == y[k] && isfinite(x[k]), "parameter %d, element %lld: %.9g by calls, %.9g by replays", i,
-                  (long long)k, x[k], y[k]);
-        }
-    }
+    test_training_draw(t);
+    CHECK_OK(test_training_step(t));
 }
 
 static void check_kind(tch_context *context, const tch_optim_config *config, const char *name)
 {
-    cudaStream_t stream;
     tch_memory_info before = TCH_MEMORY_INFO_INIT;
     tch_memory_info after = TCH_MEMORY_INFO_INIT;
     test_case("%s", name);
-    CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    CHECK_OK(tch_context_set_stream(context, stream));
-    training called = begin(context, config);
-    training replayed = begin(context, config);
+    cudaStream_t stream = test_enter_stream(context);
+    test_training called = test_training_begin(context, config);
+    test_training replayed = test_training_begin(context, config);
     for (int step = 0; step < WARM; step++) {
-        call(&called, step);
-        call(&replayed, step);
+        call(&called);
+        call(&replayed);
     }
     CHECK_OK(tch_memory_get_info(context, &before));
-    cudaGraphExec_t graph = capture(&replayed, stream);
+    cudaGraphExec_t graph = test_capture(stream, test_training_step, &replayed);
     for (int step = WARM; step < WARM + REPLAYS; step++) {
-        call(&called, step);
-        set_gradients(&replayed, step);
+        call(&called);
+        test_training_draw(&replayed);
         CHECK_CUDA(cudaGraphLaunch(graph, stream));
     }
     CHECK_OK(tch_context_synchronize(context));
     CHECK_OK(tch_memory_get_info(context, &after));
     CHECK(after.misses == before.misses, "%lld allocations in the steady state",
           (long long)(after.misses - before.misses));
-    compare(&called, &replayed);
-    CHECK_CUDA(cudaGraphExecDestroy(graph));
-    end(&called);
-    end(&replayed);
-    CHECK_OK(tch_context_set_stream(context, NULL));
-    CHECK_CUDA(cudaStreamDestroy(stream));
+    test_check_same(TEST_PARAMETERS, called.parameter, replayed.parameter);
+    test_training_end(&called);
+    test_training_end(&replayed);
+    test_leave_stream(context, stream, graph);
 }
 
 static void steps_are_captured_and_replayed(void **state)
@@ -156,34 +73,30 @@ static void steps_are_captured_and_replayed(void **state)
 static void a_replay_skips_a_bad_gradient(void **state)
 {
     tch_context *context = *state;
-    cudaStream_t stream;
     test_case("NaN in a replay");
-    CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    CHECK_OK(tch_context_set_stream(context, stream));
+    cudaStream_t stream = test_enter_stream(context);
     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_ADAMW);
-    training good = begin(context, &config);
-    training t = begin(context, &config);
-    call(&good, 0);
-    call(&t, 0);
-    cudaGraphExec_t graph = capture(&t, stream);
+    test_training good = test_training_begin(context, &config);
+    test_training t = test_training_begin(context, &config);
+    call(&good);
+    call(&t);
+    cudaGraphExec_t graph = test_capture(stream, test_training_step, &t);
     double *values = test_tensor_read(t.gradient[1]);
     values[5] = NAN;
     test_tensor_write(t.gradient[1], values);
     CHECK_CUDA(cudaGraphLaunch(graph, stream));
-    set_gradients(&t, 1);
+    test_training_draw(&t);
     CHECK_CUDA(cudaGraphLaunch(graph, stream));
-    call(&good, 1);
+    call(&good);
     CHECK_OK(tch_context_synchronize(context));
-    compare(&good, &t);
+    test_check_same(TEST_PARAMETERS, good.parameter, t.parameter);
     tch_optim_stats stats = TCH_OPTIM_STATS_INIT;
     CHECK_OK(tch_optimizer_get_stats(t.optimizer, &stats));
     CHECK(stats.steps == 3 && stats.skipped == 1, "%lld steps, %lld skipped", (long long)stats.steps,
           (long long)stats.skipped);
-    CHECK_CUDA(cudaGraphExecDestroy(graph));
-    end(&good);
-    end(&t);
-    CHECK_OK(tch_context_set_stream(context, NULL));
-    CHECK_CUDA(cudaStreamDestroy(stream));
+    test_training_end(&good);
+    test_training_end(&t);
+    test_leave_stream(context, stream, graph);
 }
 
 int main(int argc, char **argv)
