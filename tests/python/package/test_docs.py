@@ -28,7 +28,9 @@ torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs" / "python"
-PAGES = [ROOT / "README.md", ROOT / "scripts" / "site" / "home.md", *sorted(FOLDER.glob("*.md"))]
+BOTH = [ROOT / "docs" / name for name in ("kfac.md", "per-sample-gradients.md")]  # pages with C and Python
+GUIDES = [*sorted(FOLDER.glob("*.md")), *BOTH]
+PAGES = [ROOT / "README.md", ROOT / "scripts" / "site" / "home.md", *GUIDES]
 EXAMPLES = ROOT / "examples" / "python"
 BLOCK = re.compile(r"^```(diff )?python((?: [^.\s]+)*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OUTPUT = re.compile(r"\n\n(?:[^\n ][^\n]*\bprint(?:s|ed)\b[^\n]*:\n\n)?((?:    [^\n]*\n|\n(?=    ))+)")
@@ -162,7 +164,7 @@ def test_code_of_a_page_runs_on_a_gpu(page, tmp_path, monkeypatch):
     run(page, "gpu")
 
 
-@pytest.mark.parametrize("page", sorted(FOLDER.glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
 def test_a_page_has_code(page):
     assert any(not block.needs for block in blocks(page))
 
