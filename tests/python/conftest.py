@@ -58,3 +58,17 @@ def fresh_numbers(request):
         except ImportError:
             continue
         (module.random.seed if name == "numpy" else module.manual_seed)(seed)
+
+
+@pytest.fixture
+def one_thread():
+    """For what is small: threads would only wait for each other."""
+    torch = pytest.importorskip("torch")
+    from torchium import _C
+
+    before = torch.get_num_threads(), _C.get_num_threads()
+    torch.set_num_threads(1)
+    _C.set_num_threads(1)
+    yield
+    torch.set_num_threads(before[0])
+    _C.set_num_threads(before[1])

@@ -26,6 +26,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs" / "python"
 BOTH = [ROOT / "docs" / name for name in ("kfac.md", "per-sample-gradients.md")]  # pages with C and Python
@@ -36,19 +38,6 @@ BLOCK = re.compile(r"^```(diff )?python((?: [^.\s]+)*)\n(.*?)^```$", re.MULTILIN
 OUTPUT = re.compile(r"\n\n(?:[^\n ][^\n]*\bprint(?:s|ed)\b[^\n]*:\n\n)?((?:    [^\n]*\n|\n(?=    ))+)")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 EXCERPT = re.compile(r"^```\w+ (\w+\.\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Everything here is small, and threads that wait for each other on a busy machine are slow."""
-    from torchium import _C
-
-    before = torch.get_num_threads(), _C.get_num_threads()
-    torch.set_num_threads(1)
-    _C.set_num_threads(1)
-    yield
-    torch.set_num_threads(before[0])
-    _C.set_num_threads(before[1])
 
 
 class Block:

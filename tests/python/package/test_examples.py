@@ -20,6 +20,8 @@ from processes import run_ranks
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FOLDER = Path(__file__).resolve().parents[3] / "examples" / "python"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
 TINY_GPT = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--batch", "4", "--sample", "5"]
@@ -28,19 +30,6 @@ TINY_GPT = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16",
 @pytest.fixture(autouse=True)
 def folder(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Networks are small: threads would only wait for each other."""
-    from torchium import _C
-
-    before = torch.get_num_threads(), _C.get_num_threads()
-    torch.set_num_threads(1)
-    _C.set_num_threads(1)
-    yield
-    torch.set_num_threads(before[0])
-    _C.set_num_threads(before[1])
 
 
 @pytest.fixture

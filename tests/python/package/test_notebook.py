@@ -18,19 +18,6 @@ def read(path):
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-@pytest.fixture
-def one_thread():
-    """The networks are small, and threads that wait for each other on a busy machine are slow."""
-    from torchium import _C
-
-    before = torch.get_num_threads(), _C.get_num_threads()
-    torch.set_num_threads(1)
-    _C.set_num_threads(1)
-    yield
-    torch.set_num_threads(before[0])
-    _C.set_num_threads(before[1])
-
-
 def test_there_is_one():
     assert NOTEBOOKS
 
