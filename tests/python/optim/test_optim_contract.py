@@ -63,7 +63,11 @@ def test_a_number_of_steps_alone_is_not_silent(make_muon):
         warnings.simplefilter("error")
         make_muon([matrix()])
         make_muon([matrix()], ns_steps=5, method="muon")
-        make_muon([matrix()], ns_steps=5, ns_coefficients=(3.4445, -4.7750, 2.0315))
+        made = make_muon([matrix()], ns_steps=5, ns_coefficients=(3.4445, -4.7750, 2.0315))
+    config = made._config(
+        made.param_groups[0], 0.1
+    )  # torch.optim.Muon's own argument, given alone, means its polynomial
+    assert config["muon_method"] == "muon" and config["muon_coefficients"] == (3.4445, -4.7750, 2.0315)
 
 
 @pytest.mark.parametrize("kind", KINDS)
