@@ -1,5 +1,5 @@
 """Short float64 references of the optimizers for one parameter, a matrix by rows or what AdamW gets, with the names and
-defaults of torchium.optim. They follow docs/python/optimizers.md with dense matrices, and share no code with the library.
+defaults of torchium.optim. They follow docs/python/optimizers.md with dense matrices; no code of the library.
 
 The options that they know are those of the tests in Python: the tests in C compare every option, shape and layout.
 `options` may be changed between steps, as a param_group may.
