@@ -169,6 +169,9 @@ def test_orthogonalize(make, shape, method):
         assert numpy.abs(numpy.linalg.svd(wide(x), compute_uv=False) - 1.0).max() < 0.4
         u, _, vh = numpy.linalg.svd(wide(a), full_matrices=False)  # the same singular vectors
         assert numpy.linalg.norm(wide(x) - u @ vh) < 0.4 * numpy.linalg.norm(u @ vh)
+        if "float64" in str(a.dtype):
+            diagonal = turned(u) @ wide(x) @ turned(vh)
+            assert numpy.abs(diagonal * (1.0 - numpy.eye(diagonal.shape[-1]))).max() < 1e-11
 
 
 @pytest.mark.parametrize("batches", [((), ()), ((3,), (3,)), ((), (4,)), ((2, 1), (3,)), ((0,), (0,))], ids=str)
