@@ -34,7 +34,6 @@ static const trial_shape shapes[] = {
     {.ndim = 0},
     {.ndim = 2, .shape = {6, 5}, .elementwise = 1},
     {.ndim = 2, .shape = {0, 5}},
-    {.ndim = 5, .shape = {4, 5, 2, 3, 4}},
 };
 #define SHAPES ((int32_t)(sizeof shapes / sizeof shapes[0]))
 
