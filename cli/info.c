@@ -250,8 +250,9 @@ static void set_types(table *t, int column, int32_t types)
 {
     static const char *const names[TCH_SCALAR_COUNT] = {" f64", " f32", " f16", " bf16", "", "", " bf16x2"};
     char text[TABLE_CELL] = "";
+    int length = 0;
     for (int i = 0; i < TCH_SCALAR_COUNT; i++) {
-        strcat(text, (types >> i & 1) != 0 ? names[i] : "");
+        length += snprintf(text + length, sizeof text - (size_t)length, "%s", (types >> i & 1) != 0 ? names[i] : "");
     }
     table_set(t, column, "%s", text[0] != 0 ? text + 1 : "");
 }
