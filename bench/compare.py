@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Times Torchium beside PyTorch and other optimizers in one process, on the same inputs: the table of targets.
+"""Times Torchium vs PyTorch and other optimizers in one process, on the same inputs: the table of targets.
 
-    bench/compare.py [LIBRARY] [--device cpu] [--quick] [--only TEXT] [--peer-path DIR ...] [--json FILE] [--svg FILE]
+    bench/compare.py [LIBRARY] [--device cpu] [--quick] [--only TEXT] [--peer-path DIR ...] [--json FILE]
 
-LIBRARY is libtorchium.so; the package's own where it is left out. With the package in PYTHONPATH steps are timed from
-Python too. A line has the row of the table of targets, our milliseconds, those of the fastest other, what part of the
-limit is reached, and whether the target is met, with an error no larger than is allowed. Medians,
-by device events on a GPU; on the CPU, which others use too, sides run in turns and only the ratio counts. Outputs are
-poisoned before, and errors are against float64. What fails is said, and the rest goes on.
+LIBRARY is libtorchium.so, by default the package's own. With the package in PYTHONPATH, steps run from Python too.
+Each line has the row of the table of targets, our time, the time of the fastest peer, the share of the limit that is
+reached, and whether the target is met at an allowed error. Times are medians, by device events on a GPU; on the CPU the
+sides alternate and only the ratio counts. Outputs are poisoned first, and errors are relative to float64. A case that
+fails is reported and does not end the run.
 """
 
 import argparse
@@ -27,7 +27,6 @@ import torch
 from cases import Bench, Case
 from library import Library
 from peers import found
-from plots.bars import ratio_bars
 from timing import machine
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -108,7 +107,7 @@ def cpu_cases(quick):
 
 
 def sample_cases(quick):
-    """Per-sample gradients on the CPU: of a linear layer, and of modules beside Opacus."""
+    """Per-sample gradients on the CPU: of a linear layer, and of modules vs Opacus."""
     cases = []
     layers = [(64, 1, 256, 256), (16, 64, 256, 256)]
     layers += [] if quick else [(256, 1, 512, 512), (32, 128, 256, 512), (8, 256, 768, 768)]
@@ -129,8 +128,7 @@ def sample_cases(quick):
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def line(row):
-    """A row of the table."""
+def row_text(row):
     said = f"row {row['row'] or '-':<4} {row['work']:<46} {row['size']:<18} {row['ours_ms']:>10.3f} ms"
     for name, ms in row.get("variants_ms", {}).items():
         said += f"  {name} {ms:.3f}"
@@ -148,8 +146,8 @@ def line(row):
     return said + (f"  state {row['state'] / 1e9:.3g} GB" if row.get("state", 0) > 1e7 else "")
 
 
-def printed(rows):
-    """The rows, each printed as it comes."""
+def print_rows(rows):
+    """The rows as a list, each printed when it is measured."""
     kept = []
     for row in rows:
         kept.append(row)
@@ -158,7 +156,7 @@ def printed(rows):
     return kept
 
 
-def chosen(arguments, bench):
+def selected_cases(arguments, bench):
     table = gpu_cases(bench.tiny) if bench.cuda or bench.tiny else cpu_cases(bench.quick)
     pattern = re.compile(arguments.only or "")
     for case in table:
@@ -166,9 +164,9 @@ def chosen(arguments, bench):
             yield case
 
 
-def run(arguments, bench, report, path):
+def measure_cases(arguments, bench, report, path):
     h200 = bench.cuda and "H200" in torch.cuda.get_device_name(bench.device)
-    for case in chosen(arguments, bench):
+    for case in selected_cases(arguments, bench):
         row = bench.attempt(f"{case.work}, {case.size}", bench.measure, case)
         gc.collect()
         if bench.cuda:
@@ -178,7 +176,7 @@ def run(arguments, bench, report, path):
         if bench.tiny or (bench.cuda and not h200):  # targets and limits are an H200's
             row = {name: value for name, value in row.items() if name not in ("limit_ms", *TARGET)}
         report["rows"].append(row)
-        print(line(row), flush=True)
+        print(row_text(row), flush=True)
         figures.write(path, report)  # kept even if the rest runs out of time
     host = [row["host_ms"] for row in report["rows"] if "host_ms" in row]
     if host and bench.cuda:
@@ -187,15 +185,14 @@ def run(arguments, bench, report, path):
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library", nargs="?", help="libtorchium.so; the package's own where it is left out")
+    parser.add_argument("library", nargs="?", help="libtorchium.so; the package's own by default")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
     parser.add_argument("--quick", action="store_true", help="fewer sizes, shorter, without slow anchors and sweeps")
-    parser.add_argument("--only", metavar="TEXT", help="cases whose 'row N: work, size' this pattern is found in")
-    parser.add_argument("--tiny", action="store_true", help="a dry run of a GPU's cases: its figures mean nothing")
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds after which no point of a sweep is begun")
-    parser.add_argument("--peer-path", action="append", default=[], metavar="DIR", help="where a peer lies")
-    parser.add_argument("--json", help="where the figures go; bench/results/targets-DEVICE.json where it is left out")
-    parser.add_argument("--svg", help="draw the ratios here")
+    parser.add_argument("--only", metavar="TEXT", help="cases whose 'row N: work, size' matches this pattern")
+    parser.add_argument("--tiny", action="store_true", help="a dry run of a GPU's cases; its times mean nothing")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds after which a sweep starts no more points")
+    parser.add_argument("--peer-path", action="append", default=[], metavar="DIR", help="folder of a peer")
+    parser.add_argument("--json", help="figures; by default bench/results/targets-DEVICE.json")
     return parser.parse_args()
 
 
@@ -217,18 +214,15 @@ def main():
     seconds = 0.02 if arguments.tiny else (0.15 if arguments.quick else 0.3) * (1 if device.type == "cuda" else 5)
     bench = Bench(library, device, seconds, arguments.quick, arguments.tiny)
     report = {"machine": info, "rows": [], "failed": bench.failed}
-    run(arguments, bench, report, path)
+    measure_cases(arguments, bench, report, path)
     if not arguments.only and (bench.cuda or bench.tiny):
         scratch = matrices.scratch(*((3, 32) if bench.tiny else (128, 1024)), bench)
-        report["memory"] = bench.attempt("scratch", printed, scratch) or []
+        report["memory"] = bench.attempt("scratch", print_rows, scratch) or []
         points = [] if arguments.quick else matrices.sweep(bench, arguments.limit)
-        report["sweeps"] = bench.attempt("sweeps", printed, points) or []
+        report["sweeps"] = bench.attempt("sweeps", print_rows, points) or []
     if found("torchium") and not arguments.only:
         report |= bench.attempt("overhead", overhead.measure, bench) or {}
     figures.write(path, report)
-    if arguments.svg:
-        with open(arguments.svg, "w", encoding="ascii") as file:
-            file.write(ratio_bars(f"Times faster than PyTorch, {info['device']}", report["rows"]))
     print(f"figures in {path}")
     return 1 if report["failed"] else 0
 

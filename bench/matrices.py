@@ -1,4 +1,4 @@
-"""Matrix functions beside what people write with PyTorch: inverse roots, powers, Kronecker and host products."""
+"""Matrix functions vs what people write with PyTorch: inverse roots, powers, Kronecker and host products."""
 
 import math
 import time
@@ -191,11 +191,11 @@ def affordable(bench, function, a):
     return a[: max(len(part), int(1000 / max(each, 1e-6)))].contiguous()
 
 
-def points(bench, kind, batch, n, methods, anchors):
+def sweep_rows(bench, batch, n, anchors):
     a = symmetric_batch(bench, batch, n, 1000 + n)
     picked = torch.tensor(sorted({0, batch // 2, batch - 1}), device=bench.device)
     reference = reference_power(a[picked], -1 / ROOT)
-    sides = {method: (root_call(bench, a, method), batch) for method in methods}
+    sides = {method: (root_call(bench, a, method), batch) for method in METHODS}
     for name, function in anchors.items():
         part = affordable(bench, function, a)
         sides[name] = partial(function, part), len(part)
@@ -203,19 +203,15 @@ def points(bench, kind, batch, n, methods, anchors):
         ms = bench.attempt(f"{name}, n = {n}, batch {batch}", bench.clock.median, function, bench.seconds)
         if ms is not None:
             inside = picked < count
-            row = {"sweep": kind, "method": name, "n": n, "batch": count, "ms": ms, "us_per_matrix": 1e3 * ms / count}
+            row = {"sweep": "size", "method": name, "n": n, "batch": count, "ms": ms, "us_per_matrix": 1e3 * ms / count}
             yield row | {"error": some_error(function(), picked[inside], reference[inside])}
 
 
 def sweep(bench, limit):
-    """Inverse roots over n at a constant number of elements, then over the batch, until `limit` seconds are over."""
+    """Inverse roots over n at a constant number of elements; starts no more sizes after `limit` seconds."""
     stop = time.perf_counter() + limit
     anchors = {"torch eigh": partial(torch_power, power=-1 / ROOT), "torch textbook Newton": torch_newton_root}
     sizes = (8, 16, 24) if bench.tiny else (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-    cases = [("size", max(1, (2**12 if bench.tiny else 2**24) // n**2), n, METHODS, anchors) for n in sizes]
-    for n in (8, 16) if bench.tiny else (16, 64, 128, 256, 1024):
-        batches = (1, 3) if bench.tiny else (1, 4, 16, 64, 256, 1024, 4096)
-        cases += [("batch", batch, n, ("auto",), {}) for batch in batches if batch * n * n <= 2**29]
-    for case in cases:
+    for n in sizes:
         if time.perf_counter() < stop:
-            yield from points(bench, *case)
+            yield from sweep_rows(bench, max(1, (2**12 if bench.tiny else 2**24) // n**2), n, anchors)

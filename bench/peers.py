@@ -1,6 +1,6 @@
-"""Optimizers of others, where they can be imported or lie in a folder named by --peer-path or by TORCHIUM_PEERS
+"""Peer optimizers, where they can be imported or are in a folder named by --peer-path or by TORCHIUM_PEERS
 (facebookresearch/optimizers, nikhilvyas/SOAP, HomebrewML/HeavyBall, microsoft/dion, NVIDIA-NeMo/Emerging-Optimizers,
-bitsandbytes), and Shampoo and SOAP as one writes them in PyTorch. A maker takes parameters that have gradients, and the
+bitsandbytes), and plain PyTorch versions of Shampoo and SOAP. A maker takes parameters that have gradients, and the
 number of steps between two refreshes."""
 
 import importlib.util
@@ -84,26 +84,26 @@ class PlainSoap:
                 bases[k] = torch.linalg.qr(factors[k] @ bases[k][:, order])[0]
 
 
-def meta_shampoo(parameters, period):
+def meta_shampoo(parameters, period, lr=1e-3):
     import distributed_shampoo as meta
 
-    options = {"lr": 1e-3, "betas": BETAS, "epsilon": 1e-12, "weight_decay": DECAY, "max_preconditioner_dim": 1024}
+    options = {"lr": lr, "betas": BETAS, "epsilon": 1e-12, "weight_decay": DECAY, "max_preconditioner_dim": 1024}
     grafting = meta.AdamPreconditionerConfig(beta2=BETAS[1], epsilon=1e-8)
     return meta.DistributedShampoo(parameters, precondition_frequency=period, grafting_config=grafting, **options)
 
 
-def vyas_soap(parameters, period):
+def vyas_soap(parameters, period, lr=1e-3):
     from soap import SOAP
 
-    return SOAP(parameters, lr=1e-3, precondition_frequency=period, weight_decay=DECAY)
+    return SOAP(parameters, lr=lr, precondition_frequency=period, weight_decay=DECAY)
 
 
-def heavyball_soap(parameters, period):
+def heavyball_soap(parameters, period, lr=1e-3):
     import heavyball
 
-    heavyball.utils.compile_mode = None  # it takes minutes for that, and more to try kernels out
+    heavyball.utils.compile_mode = None  # compiling takes minutes, and trying out kernels more
     options = {"max_precond_dim": 10000, "merge_dims": False, "use_precond_schedule": False, "weight_decay": DECAY}
-    return heavyball.SOAP(parameters, lr=1e-3, betas=(0.95, 0.95), precondition_frequency=period, **options)
+    return heavyball.SOAP(parameters, lr=lr, betas=(0.95, 0.95), precondition_frequency=period, **options)
 
 
 def emerging_soap(parameters, period):
@@ -112,10 +112,10 @@ def emerging_soap(parameters, period):
     return SOAP(parameters, lr=1e-3, weight_decay=DECAY)
 
 
-def dion_muon(parameters, period):
+def dion_muon(parameters, period, lr=1e-3, **options):
     from dion import Muon
 
-    return Muon(parameters, lr=1e-3, mu=0.95, nesterov=True, weight_decay=DECAY)
+    return Muon(parameters, lr=lr, mu=0.95, nesterov=True, weight_decay=DECAY, **options)
 
 
 def emerging_muon(parameters, period):

@@ -1,5 +1,5 @@
-"""Who is compared by bench/train_lm.py: PyTorch's AdamW, our optimizers as a user would set them up, and those of
-others where they can be imported.
+"""The optimizers that bench/train_lm.py compares: PyTorch's AdamW, ours as a user would set them up, and peers where
+they can be imported.
 
 Every maker gets the matrices of the blocks and the rest (the embedding, which is the head, and vectors), and a learning
 rate for each. The rest goes to AdamW in every run. Learning rates of a method hold for all that implement it: Muon here
@@ -11,11 +11,12 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import peers
 import torch
+from peers import BETAS, DECAY
 
-BETAS, DECAY = (0.9, 0.95), 0.1
 WHOLE = 10000  # dimensions up to this size are not cut
-PERIOD = 10  # steps between two refreshes, where they do not come by need
+PERIOD = 10  # steps between two refreshes that are not adaptive
 SHARE = 0.25  # of all factors that are refreshed at a step at most, where that is bounded
 
 
@@ -118,47 +119,13 @@ class Together:
             part.zero_grad(set_to_none=True)
 
 
-def torch_muon(matrices, rest, rates):
-    first = torch.optim.Muon(matrices, lr=rates[0], weight_decay=DECAY, adjust_lr_fn="match_rms_adamw")
-    return Together(first, rest, rates[1])
+def with_adamw(make, **options):
+    """A peer's optimizer for the matrices, and AdamW for the rest."""
+    return lambda matrices, rest, rates: Together(make(matrices, PERIOD, lr=rates[0], **options), rest, rates[1])
 
 
-def dion_muon(matrices, rest, rates):
-    from dion import Muon
-
-    first = Muon(matrices, lr=rates[0], mu=0.95, nesterov=True, weight_decay=DECAY, adjust_lr="rms_norm")
-    return Together(first, rest, rates[1])
-
-
-def vyas_soap(matrices, rest, rates):
-    from soap import SOAP
-
-    return Together(SOAP(matrices, lr=rates[0], weight_decay=DECAY, precondition_frequency=PERIOD), rest, rates[1])
-
-
-def heavyball_soap(matrices, rest, rates):
-    import heavyball
-
-    options = {"max_precond_dim": WHOLE, "merge_dims": False, "use_precond_schedule": False}
-    first = heavyball.SOAP(
-        matrices, lr=rates[0], betas=(0.95, 0.95), weight_decay=DECAY, precondition_frequency=PERIOD, **options
-    )
-    return Together(first, rest, rates[1])
-
-
-def meta_shampoo(matrices, rest, rates):
-    import distributed_shampoo as meta
-
-    first = meta.DistributedShampoo(
-        matrices,
-        lr=rates[0],
-        betas=BETAS,
-        epsilon=1e-12,
-        weight_decay=DECAY,
-        precondition_frequency=PERIOD,
-        grafting_config=meta.AdamPreconditionerConfig(beta2=BETAS[1], epsilon=1e-8),
-    )
-    return Together(first, rest, rates[1])
+def torch_muon(matrices, period, lr):
+    return torch.optim.Muon(matrices, lr=lr, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw")
 
 
 @dataclass(frozen=True)
@@ -191,12 +158,17 @@ ENTRIES = {
     "soap": Entry("SOAP", our_soap, "soap"),
     "soap-period": Entry(f"SOAP, bases every {PERIOD} steps", with_period(our_soap), "soap"),
     "soap-share": Entry("SOAP, a quarter of the bases at a step", with_share(our_soap), "soap"),
-    "torch-muon": Entry("torch.optim.Muon", torch_muon, "muon", "torch.optim.Muon"),
-    "dion-muon": Entry("Dion's Muon", dion_muon, "muon", "dion"),
-    "vyas-soap": Entry(f"nikhilvyas/SOAP, every {PERIOD} steps", vyas_soap, "soap", "soap"),
-    "heavyball-soap": Entry(f"HeavyBall's SOAP, every {PERIOD} steps", heavyball_soap, "soap", "heavyball"),
+    "torch-muon": Entry("torch.optim.Muon", with_adamw(torch_muon), "muon", "torch.optim.Muon"),
+    "dion-muon": Entry("Dion's Muon", with_adamw(peers.dion_muon, adjust_lr="rms_norm"), "muon", "dion"),
+    "vyas-soap": Entry(f"nikhilvyas/SOAP, every {PERIOD} steps", with_adamw(peers.vyas_soap), "soap", "soap"),
+    "heavyball-soap": Entry(
+        f"HeavyBall's SOAP, every {PERIOD} steps", with_adamw(peers.heavyball_soap), "soap", "heavyball"
+    ),
     "meta-shampoo": Entry(
-        f"Meta's Shampoo, blocks of 1024, every {PERIOD} steps", meta_shampoo, "shampoo", "distributed_shampoo"
+        f"Meta's Shampoo, blocks of 1024, every {PERIOD} steps",
+        with_adamw(peers.meta_shampoo),
+        "shampoo",
+        "distributed_shampoo",
     ),
 }
 
