@@ -1,22 +1,10 @@
 /* Inverse fourth roots of a batch, as Shampoo takes them of its factors: with damping, the certificate of every result,
- * and a report that says what became of each matrix. One matrix is spoilt on purpose. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <torchium/torchium.h>
+ * and a report with the status of each matrix. One matrix is spoilt on purpose. */
+#include "example.h"
 
 enum { BATCH = 4, N = 128, SPOILT = 2 };
 
 static const double damping = 1e-4; /* of the largest eigenvalue */
-
-static void must(tch_status status)
-{
-    if (status != TCH_OK) {
-        fprintf(stderr, "%s: %s\n", tch_status_name(status), tch_last_error());
-        exit(1);
-    }
-}
 
 /* The matrix H diag((w + shift)^power) H, where w falls from 1 to 1e-8 and H = I - (2/N) 1 1' is a reflection. */
 static void fill(float *out, double shift, double power)

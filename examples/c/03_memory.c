@@ -1,26 +1,7 @@
 /* Memory under control: what a call needs, a limit it keeps, the figures of the pool, and a product in tiles. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <torchium/torchium.h>
+#include "example.h"
 
 enum { BATCH = 16, N = 192, M = 1000 };
-
-static void must(tch_status status)
-{
-    if (status != TCH_OK) {
-        fprintf(stderr, "%s: %s\n", tch_status_name(status), tch_last_error());
-        exit(1);
-    }
-}
-
-static tch_tensor *create(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape)
-{
-    tch_tensor *tensor;
-    must(tch_tensor_create(context, dtype, ndim, shape, TCH_CONTIGUOUS, &tensor));
-    return tensor;
-}
 
 static tch_memory_info figures(tch_context *context)
 {
@@ -43,8 +24,8 @@ static int64_t scratch_of_roots(tch_context *context, const tch_tensor *a, const
 static int limited_roots(tch_context *context)
 {
     int64_t shape[] = {BATCH, N, N}, one_matrix;
-    tch_tensor *g = create(context, TCH_FLOAT32, 3, shape), *a = create(context, TCH_FLOAT32, 3, shape);
-    tch_tensor *x = create(context, TCH_FLOAT32, 3, shape), *y = create(context, TCH_FLOAT32, 3, shape);
+    tch_tensor *g = create_tensor(context, TCH_FLOAT32, 3, shape), *a = create_tensor(context, TCH_FLOAT32, 3, shape);
+    tch_tensor *x = create_tensor(context, TCH_FLOAT32, 3, shape), *y = create_tensor(context, TCH_FLOAT32, 3, shape);
     float *numbers = g->data;
     for (int64_t i = 0; i < BATCH * N * N; i++) {
         numbers[i] = sinf((float)(i * i % 7919));
@@ -81,8 +62,9 @@ static int limited_roots(tch_context *context)
 static int chunked_product(tch_context *context)
 {
     const int64_t shape[] = {M, M}, budget = 1 << 20;
-    tch_tensor *a = create(context, TCH_BFLOAT16, 2, shape), *b = create(context, TCH_BFLOAT16, 2, shape);
-    tch_tensor *c = create(context, TCH_BFLOAT16, 2, shape), *wide = create(context, TCH_FLOAT32, 2, shape);
+    tch_tensor *a = create_tensor(context, TCH_BFLOAT16, 2, shape), *b = create_tensor(context, TCH_BFLOAT16, 2, shape);
+    tch_tensor *c = create_tensor(context, TCH_BFLOAT16, 2, shape),
+               *wide = create_tensor(context, TCH_FLOAT32, 2, shape);
     must(tch_tensor_fill(context, a, 0.5));
     must(tch_tensor_fill(context, b, 0.25));
     must(tch_memory_trim(context, 0));

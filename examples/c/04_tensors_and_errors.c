@@ -1,18 +1,8 @@
 /* Tensors over your own memory: strides, slices and transposes without copies, leading dimensions as a batch, and what
  * an error looks like. */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include <torchium/torchium.h>
-
-static void must(tch_status status)
-{
-    if (status != TCH_OK) {
-        fprintf(stderr, "%s: %s\n", tch_status_name(status), tch_last_error());
-        exit(1);
-    }
-}
+#include "example.h"
 
 /* A 3 by 2 block of a 4 by 5 array, and its transpose: the same memory, other strides. */
 static int strided_views(tch_context *context)

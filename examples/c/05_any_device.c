@@ -1,28 +1,9 @@
-/* Inverse roots on the best device of this machine: memory of the device, copies in and out, a report so that nothing
- * waits in between. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <torchium/torchium.h>
+/* Inverse roots on the best device of this machine: memory of the device, copies in and out, and a report, so that no
+ * call in between synchronizes. */
+#include "example.h"
 
 #define BATCH 64
 #define N 128
-
-static void must(tch_status status)
-{
-    if (status != TCH_OK) {
-        fprintf(stderr, "%s: %s\n", tch_status_name(status), tch_last_error());
-        exit(1);
-    }
-}
-
-static tch_tensor *make(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape)
-{
-    tch_tensor *tensor;
-    must(tch_tensor_create(context, dtype, ndim, shape, TCH_CONTIGUOUS, &tensor));
-    return tensor;
-}
 
 /* A = 1 + I, all entries 1 and the diagonal 2: eigenvalues N + 1 and 1. */
 static void fill(float *a)
@@ -46,15 +27,15 @@ int main(void)
 
     tch_context *context;
     must(tch_context_create("auto", &context)); /* a GPU if one can be used, else the CPU */
-    tch_tensor *a = make(context, TCH_FLOAT32, 3, shape);
-    tch_tensor *x = make(context, TCH_FLOAT32, 3, shape);
-    tch_tensor *report = make(context, TCH_INT32, 1, shape);
+    tch_tensor *a = create_tensor(context, TCH_FLOAT32, 3, shape);
+    tch_tensor *x = create_tensor(context, TCH_FLOAT32, 3, shape);
+    tch_tensor *report = create_tensor(context, TCH_INT32, 1, shape);
 
     tch_root_config config = TCH_ROOT_CONFIG_INIT;
     config.relative_eps = 1e-6;
     must(tch_tensor_copy(context, a, &numbers));
-    must(tch_inverse_root(context, a, 4, &config, x, NULL, report)); /* queued; nothing waits */
-    must(tch_tensor_copy(context, &numbers, x));                     /* waits, and the roots are here */
+    must(tch_inverse_root(context, a, 4, &config, x, NULL, report)); /* queued; asynchronous */
+    must(tch_tensor_copy(context, &numbers, x));                     /* synchronizes */
     must(tch_tensor_copy(context, &verdicts, report));
 
     int bad = 0;

@@ -1,25 +1,10 @@
-/* A training loop of one's own: gradients computed by hand, float16 with a loss scaler, Shampoo for a matrix and AdamW
- * for a vector, a learning rate that follows a schedule, and a checkpoint from which a second program would go on to
- * bitwise identical numbers. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <torchium/amp.h>
-#include <torchium/checkpoint.h>
-#include <torchium/optim.h>
-#include <torchium/torchium.h>
+/* A complete training loop: gradients computed by hand, float16 with a loss scaler, Shampoo for a matrix and AdamW
+ * for a vector, a learning rate schedule, and a checkpoint from which a second run resumes with bitwise identical
+ * numbers. */
+#include "example.h"
 
 enum { ROWS = 64, IN = 24, OUT = 16, STEPS = 200, WARMUP = 20 };
 static const char path[] = "example_08.safetensors";
-
-static void must(tch_status status)
-{
-    if (status != TCH_OK) {
-        fprintf(stderr, "%s: %s\n", tch_status_name(status), tch_last_error());
-        exit(1);
-    }
-}
 
 /* y = W x + c, with gradients in float16 as a GPU would leave them. */
 typedef struct model {
@@ -56,13 +41,13 @@ static void model_destroy(model *m)
     tch_tensor_destroy(m->offset_gradient);
 }
 
-/* Input i of row r, and what is wanted of output o: some linear function of them, which training has to find. */
+/* Input i of row r, and the target of output o: a linear function of the inputs, which training has to find. */
 static float input(int r, int i)
 {
     return sinf(1.7f * (float)r * (float)(i + 1)) + 0.5f;
 }
 
-static float wanted(int r, int o)
+static float target(int r, int o)
 {
     float y = 0.1f * (float)o;
     for (int i = 0; i < IN; i++) {
@@ -78,7 +63,7 @@ static double backward(tch_context *context, model *m)
     double loss = 0.0;
     for (int r = 0; r < ROWS; r++) {
         for (int o = 0; o < OUT; o++) {
-            float error = m->c[o] - wanted(r, o);
+            float error = m->c[o] - target(r, o);
             for (int i = 0; i < IN; i++) {
                 error += m->w[o * IN + i] * input(r, i);
             }
@@ -177,7 +162,8 @@ int main(void)
     model_create(context, &second);
     train(context, &second, resume(context, &second), STEPS);
     int other = differences(whole.w, second.w, OUT * IN) + differences(whole.c, second.c, OUT);
-    printf("loss %.4f, after %d steps %.2e; taken up in the middle: %d numbers differ\n", first, STEPS, last, other);
+    printf("loss %.4f, after %d steps %.2e; resumed run: %s\n", first, STEPS, last,
+           other == 0 ? "identical" : "DIFFERENT");
     model_destroy(&whole);
     model_destroy(&second);
     tch_context_destroy(context);

@@ -1,21 +1,9 @@
 /* Per-sample gradients: a linear regression whose batch has one measurement that went wrong. Its gradient drowns the
  * others in the plain mean; the norms say which sample it is, and clipping every sample to the same norm bounds what
  * any one of them can do. Neither forms the gradients themselves. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <torchium/torchium.h>
+#include "example.h"
 
 enum { SAMPLES = 8, INPUTS = 5, OUTPUTS = 3, OUTLIER = 5 };
-
-static void must(tch_status status)
-{
-    if (status != TCH_OK) {
-        fprintf(stderr, "%s: %s\n", tch_status_name(status), tch_last_error());
-        exit(1);
-    }
-}
 
 /* Numbers between -1 and 1. */
 static void fill(float *x, int count, uint64_t seed)

@@ -1,32 +1,9 @@
-/* KFAC before plain SGD, on whatever device there is: the network's layers show what a batch left behind in them, the
- * factors see it, and gradients are preconditioned in place before the optimizer takes its step. AdamW on the same
- * data, points in the plane on the arms of a spiral, for comparison. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
+/* KFAC in front of plain SGD, on the best device of this machine: KFAC observes the inputs and output gradients of the
+ * network's layers and preconditions the gradients in place before the optimizer's step. AdamW on the same data, points
+ * in the plane on the arms of a spiral, for comparison. */
+#include "example.h"
 
-#include <torchium/torchium.h>
-
-enum { ROWS = 900, ARMS = 3, LAYERS = 3, STEPS = 60 };
-
-static void must(tch_status status)
-{
-    if (status != TCH_OK) {
-        fprintf(stderr, "%s: %s\n", tch_status_name(status), tch_last_error());
-        exit(1);
-    }
-}
-
-static void make_spirals(float *points, int32_t *arms)
-{
-    for (int i = 0; i < ROWS; i++) {
-        float radius = 0.05f + 0.95f * (float)i / ROWS;
-        float angle = 4.0f * radius + 2.0944f * (float)(i % ARMS);
-        points[2 * i] = radius * cosf(angle);
-        points[2 * i + 1] = radius * sinf(angle);
-        arms[i] = i % ARMS;
-    }
-}
+enum { LAYERS = 3, STEPS = 60 };
 
 static tch_kfac *make_kfac(tch_context *context, tch_network *network)
 {
@@ -70,12 +47,11 @@ static double train(tch_context *context, const tch_optim_config *config, int wi
     double sums[TCH_NETWORK_TOTALS];
     tch_tensor host_sums = tch_tensor_view(sums, TCH_FLOAT64, 1, sum_shape);
     tch_network_config shape = TCH_NETWORK_CONFIG_INIT;
-    shape.inputs = 2, shape.outputs = ARMS, shape.hidden_count = LAYERS - 1, shape.hidden = hidden;
+    shape.inputs = 2, shape.outputs = SPIRAL_ARMS, shape.hidden_count = LAYERS - 1, shape.hidden = hidden;
     shape.activation = TCH_ACTIVATION_TANH;
     tch_network *network;
-    tch_tensor *totals;
+    tch_tensor *totals = create_tensor(context, TCH_FLOAT64, 1, sum_shape);
     must(tch_network_create(context, &shape, &network));
-    must(tch_tensor_create(context, TCH_FLOAT64, 1, sum_shape, TCH_CONTIGUOUS, &totals));
     tch_parameter parameters[2 * LAYERS];
     const tch_tensor *gradients[2 * LAYERS];
     for (int32_t i = 0; i < 2 * LAYERS; i++) {
@@ -100,24 +76,15 @@ static double train(tch_context *context, const tch_optim_config *config, int wi
     tch_optimizer_destroy(optimizer);
     tch_network_destroy(network);
     tch_tensor_destroy(totals);
-    return sums[TCH_TOTAL_LOSS] / ROWS;
+    return sums[TCH_TOTAL_LOSS] / SPIRAL_ROWS;
 }
 
 int main(void)
 {
-    static float points[2 * ROWS];
-    static int32_t arms[ROWS];
-    int64_t point_shape[] = {ROWS, 2}, arm_shape[] = {ROWS};
-    make_spirals(points, arms);
-    tch_tensor host_points = tch_tensor_view(points, TCH_FLOAT32, 2, point_shape);
-    tch_tensor host_arms = tch_tensor_view(arms, TCH_INT32, 1, arm_shape);
     tch_context *context;
     tch_tensor *inputs, *labels;
     must(tch_context_create("auto", &context));
-    must(tch_tensor_create(context, TCH_FLOAT32, 2, point_shape, TCH_CONTIGUOUS, &inputs));
-    must(tch_tensor_create(context, TCH_INT32, 1, arm_shape, TCH_CONTIGUOUS, &labels));
-    must(tch_tensor_copy(context, inputs, &host_points));
-    must(tch_tensor_copy(context, labels, &host_arms));
+    create_spirals(context, &inputs, &labels);
     tch_optim_config sgd = tch_optim_defaults(TCH_OPTIM_SGD), adamw = tch_optim_defaults(TCH_OPTIM_ADAMW);
     sgd.lr = 0.1;
     sgd.momentum = 0.9;

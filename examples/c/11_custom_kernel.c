@@ -1,11 +1,7 @@
 /* A custom kernel: one CUDA source, a template, run on the GPU if there is one and else on the CPU. It takes a
  * step of sign descent, w -= lr * sign(g), and counts with an atomic how many weights moved; the result is compared
  * with a loop. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <torchium/torchium.h>
+#include "example.h"
 
 enum { N = 100003, THREADS = 256 };
 
@@ -24,22 +20,6 @@ static const char source[] =
     "    __syncthreads();\n"
     "    if (threadIdx.x == 0) atomicAdd(moved, count);\n"
     "}\n";
-
-static void must(tch_status status)
-{
-    if (status != TCH_OK) {
-        fprintf(stderr, "%s: %s\n", tch_status_name(status), tch_last_error());
-        exit(1);
-    }
-}
-
-static tch_tensor *send(tch_context *context, const tch_tensor *host)
-{
-    tch_tensor *tensor;
-    must(tch_tensor_create(context, host->dtype, host->ndim, host->shape, TCH_CONTIGUOUS, &tensor));
-    must(tch_tensor_copy(context, tensor, host));
-    return tensor;
-}
 
 /* NULL where this machine has nothing to compile with, which is no fault of the example. */
 static tch_kernel *compile(tch_context *context)
@@ -61,13 +41,13 @@ static tch_kernel *compile(tch_context *context)
 int main(void)
 {
     static float w[N], g[N], expected[N];
-    int32_t moved = 0, wanted = 0, wrong = 0;
+    int32_t moved = 0, expected_moves = 0, wrong = 0;
     int64_t shape[] = {N}, one[] = {1};
     for (int i = 0; i < N; i++) {
         w[i] = (float)i / N;
         g[i] = (float)(i % 7 - 3);
         expected[i] = w[i] - 0.125f * (float)((g[i] > 0.0f) - (g[i] < 0.0f));
-        wanted += g[i] != 0.0f;
+        expected_moves += g[i] != 0.0f;
     }
     tch_tensor W = tch_tensor_view(w, TCH_FLOAT32, 1, shape);
     tch_tensor G = tch_tensor_view(g, TCH_FLOAT32, 1, shape);
@@ -79,12 +59,13 @@ int main(void)
         tch_context_destroy(context);
         return 0;
     }
-    tch_tensor *weights = send(context, &W), *gradient = send(context, &G), *count = send(context, &M);
+    tch_tensor *weights = send_tensor(context, &W), *gradient = send_tensor(context, &G),
+               *count = send_tensor(context, &M);
     tch_kernel_argument arguments[] = {TCH_ARGUMENT_TENSOR(weights), TCH_ARGUMENT_TENSOR(gradient),
                                        TCH_ARGUMENT_REAL(0.125), TCH_ARGUMENT_INT(N), TCH_ARGUMENT_TENSOR(count)};
     tch_kernel_shape launch = TCH_KERNEL_SHAPE_INIT((N + THREADS - 1) / THREADS, THREADS);
-    must(tch_kernel_launch(kernel, &launch, 5, arguments)); /* queued; nothing waits */
-    must(tch_tensor_copy(context, &W, weights));            /* waits, and the weights are here */
+    must(tch_kernel_launch(kernel, &launch, 5, arguments)); /* queued; asynchronous */
+    must(tch_tensor_copy(context, &W, weights));            /* synchronizes */
     must(tch_tensor_copy(context, &M, count));
     for (int i = 0; i < N; i++) {
         wrong += fabsf(w[i] - expected[i]) > 1e-6f;
@@ -98,5 +79,5 @@ int main(void)
     tch_tensor_destroy(count);
     tch_kernel_destroy(kernel);
     tch_context_destroy(context);
-    return wrong == 0 && moved == wanted ? 0 : 1;
+    return wrong == 0 && moved == expected_moves ? 0 : 1;
 }

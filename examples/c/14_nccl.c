@@ -9,22 +9,12 @@
  * Without RANK and WORLD_SIZE it is one process. The first one writes NCCL's id into a file of the folder, and the
  * others wait for it: each run wants an empty folder. Where there is no GPU, or no NCCL, it says so and does
  * nothing. */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <torchium/torchium.h>
+#include "example.h"
 
 enum { ROWS = 256, COLS = 128, MATRICES = 4, STEPS = 10, WAIT_S = 60 };
-
-static void must(tch_status status)
-{
-    if (status != TCH_OK) {
-        fprintf(stderr, "%s: %s\n", tch_status_name(status), tch_last_error());
-        exit(1);
-    }
-}
 
 static int from_environment(const char *name, int otherwise)
 {

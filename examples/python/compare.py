@@ -1,17 +1,16 @@
-"""Trains one model with several optimizers, from the same first weights over the same batches, and shows what came out.
+"""Trains one model with several optimizers, from the same first weights over the same batches, and compares them.
 
-char_gpt.py and kfac.py say what is trained, by a `Task`; the training loop, the clock, the progress bar, the
-checkpoints and the table are here. `train` is the loop as one would write it for any optimizer of PyTorch.
+char_gpt.py and kfac.py define what is trained, a `Task`; the training loop, the clock, the progress bar and the table
+are here. `train` is the usual loop for any optimizer of PyTorch.
 """
 
 import argparse
 import contextlib
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +28,13 @@ class Task:
     make_model: Callable[[], nn.Module]
     make_optimizer: Callable[[str, nn.Module, float], torch.optim.Optimizer]
     rates: dict[str, float]  # the optimizers there are, and the learning rate of each
-    batch: Callable[[int], Batch]  # of a step: the same for every optimizer, and again after a restart
+    batch: Callable[[int], Batch]  # of a step: the same for every optimizer
     held_out: list[Batch]
 
 
 @dataclass
 class Run:
-    """What was measured of one optimizer. Seconds are those of training alone, without the measurements."""
+    """The measurements of one optimizer. Seconds are those of training alone, without the measurements."""
 
     name: str
     lr: float
@@ -44,6 +43,12 @@ class Run:
     losses: list[float] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
     optimizer_seconds: float = 0.0
+
+    def add(self, step: int, seconds: float, loss: float, accuracy: float) -> None:
+        self.steps.append(step)
+        self.seconds.append(seconds)
+        self.losses.append(loss)
+        self.accuracies.append(accuracy)
 
     def reached(self, loss: float) -> int | None:
         """The first measurement with at most this loss."""
@@ -63,13 +68,11 @@ def options(description: str, steps: int, rates: dict[str, float]) -> argparse.A
     parser.add_argument("--batch", type=int, default=32, help="examples in a step")
     parser.add_argument("--seed", type=int, default=0, help="of data, first weights and batches")
     parser.add_argument("--log-every", type=int, default=0, help="steps between measurements; 0: a thirtieth of them")
-    parser.add_argument("--save", metavar="FILE", help="checkpoint, written at every measurement")
-    parser.add_argument("--resume", metavar="FILE", help="go on from a checkpoint")
     return parser
 
 
 def settle(args: argparse.Namespace, rates: dict[str, float]) -> argparse.Namespace:
-    """Replaces what was given as words by what it means."""
+    """Replaces words by their meaning: devices, precisions, names of optimizers."""
     if args.device == "auto":
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
     args.device = torch.device(args.device)
@@ -90,10 +93,10 @@ def settle(args: argparse.Namespace, rates: dict[str, float]) -> argparse.Namesp
 
 
 class Stopwatch:
-    """Adds up the time spent in `with` blocks: on a GPU between events, so that nothing waits until the sum is read."""
+    """Adds up the time spent in `with` blocks; on a GPU between events, which are synchronized when the sum is read."""
 
-    def __init__(self, device: torch.device, total: float = 0.0) -> None:
-        self.on_gpu, self.total, self.events = device.type == "cuda", total, []
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu, self.total, self.events = device.type == "cuda", 0.0, []
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -142,30 +145,20 @@ def schedule(steps: int) -> Callable[[int], float]:
     return lambda step: min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps)))
 
 
-def train(
-    task: Task, args: argparse.Namespace, run: Run, saved: dict | None, save: Callable[[dict], None]
-) -> nn.Module:
+def train(task: Task, args: argparse.Namespace, run: Run) -> nn.Module:
     torch.manual_seed(args.seed)
     model = task.make_model().to(args.device)
     optimizer = task.make_optimizer(run.name, model, run.lr)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(args.steps))
     scaler = torch.amp.GradScaler(args.device.type, enabled=args.precision == "fp16")
     autocast = torch.autocast(args.device.type, PRECISIONS[args.precision], enabled=args.precision != "fp32")
-    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
-    for name, state in (saved or {}).items():
-        parts[name].load_state_dict(state)
 
-    in_optimizer = Stopwatch(args.device, run.optimizer_seconds)
-    first = run.steps[-1] if run.steps else 0
-    elapsed, begin = run.seconds[-1] if run.seconds else 0.0, time.perf_counter()
-    for step in range(first, args.steps + 1):
+    in_optimizer, elapsed, begin = Stopwatch(args.device), 0.0, time.perf_counter()
+    for step in range(args.steps + 1):
         if step % args.log_every == 0 or step == args.steps:
-            run.optimizer_seconds = in_optimizer.read()  # on a GPU this waits for the step's end
+            run.optimizer_seconds = in_optimizer.read()  # on a GPU this synchronizes with the end of the step
             elapsed += time.perf_counter() - begin
-            if step > first or step == 0:
-                loss, accuracy = measure(model, task.held_out, autocast)
-                note(run, step, elapsed, loss, accuracy)
-                save({name: part.state_dict() for name, part in parts.items()})
+            run.add(step, elapsed, *measure(model, task.held_out, autocast))
             show(run, args.steps)
             begin = time.perf_counter()
         if step == args.steps:
@@ -185,19 +178,12 @@ def train(
     return model
 
 
-def note(run: Run, step: int, seconds: float, loss: float, accuracy: float) -> None:
-    run.steps.append(step)
-    run.seconds.append(seconds)
-    run.losses.append(loss)
-    run.accuracies.append(accuracy)
-
-
 def warm_up(task: Task, args: argparse.Namespace) -> None:
-    """One pass that nobody times, so that the first optimizer does not pay for the libraries' own beginnings."""
+    """One untimed pass, so that the first optimizer does not pay for the initialization of libraries."""
     loss_of(task.make_model().to(args.device), *task.batch(0))[0].backward()
 
 
-# --- what is shown ---------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
 def show(run: Run, steps: int) -> None:
@@ -212,7 +198,7 @@ def show(run: Run, steps: int) -> None:
 
 
 def table(runs: list[Run]) -> None:
-    """One line for each run. The last two columns: when it had the loss that AdamW, or else the last one, ends with."""
+    """One line for each run. The last two columns: when it reached the final loss of AdamW, or else of the last run."""
     baseline = next((run for run in runs if run.name == "adamw"), runs[-1])
     goal = baseline.losses[-1]
     print(
@@ -227,43 +213,19 @@ def table(runs: list[Run]) -> None:
             f"{run.seconds[-1]:7.1f} s{run.seconds[-1] * per_step:7.1f} ms{run.optimizer_seconds * per_step:8.2f} ms"
             f"{when[0]:>12}{when[1]:>11}"
         )
-    print(f"\n  L = {goal:.4f}, what {baseline.name} ends with. Losses are of data that was not trained on.")
+    print(f"\n  L = {goal:.4f}, the final loss of {baseline.name}. Losses are of held-out data.")
 
 
 # --- the comparison --------------------------------------------------------------------------------------------------
 
 
-def checkpoint_of(args: argparse.Namespace) -> dict:
-    """The checkpoint to go on from, or an empty one. What would change the course must be as it was."""
-    free = ("device", "optimizers", "save", "resume", "sample")
-    course = {key: value for key, value in vars(args).items() if key not in free}
-    if not args.resume:
-        return {"course": course, "runs": {}}
-    checkpoint = torch.load(args.resume, map_location=args.device, weights_only=True)
-    for key, value in checkpoint["course"].items():
-        if course[key] != value:
-            raise SystemExit(f"{args.resume} was made with {key} {value!r}, not {course[key]!r}")
-    return checkpoint
-
-
 def compare(task: Task, args: argparse.Namespace, subtitle: str) -> dict[str, nn.Module]:
     """Trains with each optimizer in turn, prints the table; returns the trained models by name."""
-    checkpoint = checkpoint_of(args)
     models, runs = {}, []
     print(f"{task.title}\n  {subtitle}\n  on {args.device}, {args.precision}")
     warm_up(task, args)
     for name in args.optimizers:
-        saved = checkpoint["runs"].get(name, {"state": None})
-        lr = float(args.lr.get(name, task.rates[name]))
-        run = Run(**saved["run"]) if saved["state"] else Run(name, lr)
-
-        def save(state: dict, run: Run = run) -> None:
-            if args.save:
-                checkpoint["runs"][run.name] = {"run": asdict(run), "state": state}
-                torch.save(checkpoint, args.save + ".part")
-                os.replace(args.save + ".part", args.save)  # the old one stays until the new one is whole
-
-        models[name] = train(task, args, run, saved["state"], save)
-        runs.append(run)
+        runs.append(Run(name, float(args.lr.get(name, task.rates[name]))))
+        models[name] = train(task, args, runs[-1])
     table(runs)
     return models

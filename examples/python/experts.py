@@ -2,19 +2,16 @@
 
     torchrun --nproc-per-node 2 experts.py                       # four experts on two processes; some seconds on CPUs
 
-All experts are one parameter [experts, m, n], a DTensor that is sharded by experts; `batch_dims=1` says that each is a
-matrix of its own to Muon. Whole matrices lie with their owners, so the optimizer sends nothing for them. The router is
-the same on every process; its gradient is averaged, and AdamW keeps it the same.
+All experts are one parameter [experts, m, n], a DTensor sharded by experts; `batch_dims=1` tells Muon that each expert
+is a separate matrix. A process owns its experts' matrices as a whole, so the optimizer sends nothing for them. The
+router is replicated: its gradient is averaged, and AdamW keeps the replicas equal.
 """
 
 import argparse
-import os
-import tempfile
 
+import distributed_run
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import distributed, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.optim import Optimizer
@@ -85,8 +82,8 @@ def average_gradients(net: Mixture) -> None:
         p.grad.div_(size)
 
 
-def train(net: Mixture, optimizers: list[Optimizer], steps: range, device: str) -> list[float]:
-    losses = []
+def train(net: Mixture, optimizers: list[Optimizer], steps: range) -> list[float]:
+    losses, device = [], net.router.weight.device
     for step in steps:
         x = torch.randn(128, WIDTH, generator=torch.Generator().manual_seed(1000 * step + distributed.get_rank()))
         x = x.to(device)
@@ -101,45 +98,16 @@ def train(net: Mixture, optimizers: list[Optimizer], steps: range, device: str) 
     return losses
 
 
-def save(net: Mixture, optimizers: list[Optimizer], folder: str) -> None:
-    """Of experts each process writes its own; any number of processes may go on with them."""
-    net_state, state = get_state_dict(net, optimizers)
-    dcp.save({"net": net_state, "optimizers": state}, checkpoint_id=folder)
-
-
-def load(net: Mixture, optimizers: list[Optimizer], folder: str) -> None:
-    net_state, state = get_state_dict(net, optimizers)
-    dcp.load({"net": net_state, "optimizers": state}, checkpoint_id=folder)
-    set_state_dict(net, optimizers, model_state_dict=net_state, optim_state_dict=state)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=60)
     args = parser.parse_args()
-    device = "cuda" if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) else "cpu"
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
-    rank = distributed.get_rank()
-
+    device = distributed_run.start()
     net, optimizers = make(device)
-    losses = train(net, optimizers, range(args.steps), device)
-    print(
-        f"rank {rank}: experts {net.first} to {net.first + net.each - 1}, loss {losses[0]:.3f} to {losses[-1]:.3f}",
-        flush=True,
-    )
-
-    folder = [tempfile.mkdtemp() if rank == 0 else None]
-    distributed.broadcast_object_list(folder)
-    save(net, optimizers, folder[0])
-    other, resumed = make(device)
-    load(other, resumed, folder[0])
-    then = range(args.steps, args.steps + 2)
-    same = train(net, optimizers, then, device) == train(other, resumed, then, device)
-    print(f"rank {rank}: resumed {'bitwise identical' if same else 'with a difference'}", flush=True)
-    distributed.barrier()  # no process leaves while another still waits for it
-    distributed.destroy_process_group()
+    losses = train(net, optimizers, range(args.steps))
+    last = net.first + net.each - 1
+    distributed_run.say(f"experts {net.first} to {last}, loss {losses[0]:.3f} to {losses[-1]:.3f}")
+    distributed_run.finish(lambda: make(device), train, net, optimizers, args.steps)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""KFAC, EKFAC and the natural gradient beside AdamW, on images of digits and a network of convolutions.
+"""KFAC, EKFAC and the natural gradient vs AdamW, on images of digits and a network of convolutions.
 
     python kfac.py                               # drawn digits; a few seconds on two cores
     python kfac.py --optimizers kfac,adamw --lr kfac=0.05
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few steps of a tiny network, to see that it runs")
     args = settle(parser.parse_args(), RATES)
     if args.precision == "fp16":
-        raise SystemExit("fp16 wants a GradScaler that the optimizers know (grad_scaler=...); take bf16 or fp32")
+        raise SystemExit("fp16 needs a GradScaler that the optimizers know (grad_scaler=...): use bf16 or fp32")
     if args.quick:
         args.steps, args.log_every, args.samples, args.width, args.batch = 20, 5, 500, 4, 16
     task = make_task(args)

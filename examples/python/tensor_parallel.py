@@ -4,18 +4,16 @@ the rest of them.
     torchrun --nproc-per-node 2 tensor_parallel.py               # each matrix on two processes; some seconds on CPUs
     torchrun --nproc-per-node 4 tensor_parallel.py               # the same twice, sharded over both by fully_shard
 
-parallelize_module and fully_shard make DTensors of the parameters, and Muon orthogonalizes whole matrices all the same:
-one process has all of a matrix for the length of the work, and the others have other matrices.
+parallelize_module and fully_shard turn the parameters into DTensors, and Muon still orthogonalizes whole matrices: each
+matrix is gathered on one process for the time of the work, while other processes work on other matrices.
 """
 
 import argparse
-import os
-import tempfile
+import functools
 
+import distributed_run
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import distributed, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -53,7 +51,7 @@ def make(mesh: DeviceMesh) -> tuple[nn.Module, Muon]:
     return net, Muon(net.parameters(), lr=0.02, weight_decay=0.0)
 
 
-def train(net: nn.Module, optimizer: Muon, steps: range, mesh: DeviceMesh) -> list[float]:
+def train(mesh: DeviceMesh, net: nn.Module, optimizer: Muon, steps: range) -> list[float]:
     """The loss after each step, of predicting a sequence's running mean. Processes that share a matrix have the same
     sequences, those along "data" other ones."""
     losses = []
@@ -69,43 +67,19 @@ def train(net: nn.Module, optimizer: Muon, steps: range, mesh: DeviceMesh) -> li
     return losses
 
 
-def save(net: nn.Module, optimizer: Muon, folder: str) -> None:
-    net_state, state = get_state_dict(net, optimizer)
-    dcp.save({"net": net_state, "optimizer": state}, checkpoint_id=folder)
-
-
-def load(net: nn.Module, optimizer: Muon, folder: str) -> None:
-    net_state, state = get_state_dict(net, optimizer)
-    dcp.load({"net": net_state, "optimizer": state}, checkpoint_id=folder)
-    set_state_dict(net, optimizer, model_state_dict=net_state, optim_state_dict=state)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--tensor", type=int, default=2, help="processes that share a matrix; at most the heads")
     args = parser.parse_args()
-    device = "cuda" if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) else "cpu"
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    mesh = init_device_mesh(device, (size // args.tensor, args.tensor), mesh_dim_names=("data", "tensor"))
+    device = distributed_run.start()
+    shape = (distributed.get_world_size() // args.tensor, args.tensor)
+    mesh = init_device_mesh(device, shape, mesh_dim_names=("data", "tensor"))
 
     net, optimizer = make(mesh)
-    losses = train(net, optimizer, range(args.steps), mesh)
-    print(f"rank {rank}: loss {losses[0]:.3f} to {losses[-1]:.3f}, {net.up.weight.placements}", flush=True)
-
-    folder = [tempfile.mkdtemp() if rank == 0 else None]
-    distributed.broadcast_object_list(folder)
-    save(net, optimizer, folder[0])
-    other, resumed = make(mesh)
-    load(other, resumed, folder[0])
-    then = range(args.steps, args.steps + 2)
-    same = train(net, optimizer, then, mesh) == train(other, resumed, then, mesh)
-    print(f"rank {rank}: resumed {'bitwise identical' if same else 'with a difference'}", flush=True)
-    distributed.barrier()  # no process leaves while another still waits for it
-    distributed.destroy_process_group()
+    losses = train(mesh, net, optimizer, range(args.steps))
+    distributed_run.say(f"loss {losses[0]:.3f} to {losses[-1]:.3f}, {net.up.weight.placements}")
+    distributed_run.finish(lambda: make(mesh), functools.partial(train, mesh), net, optimizer, args.steps)
 
 
 if __name__ == "__main__":
