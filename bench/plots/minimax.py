@@ -10,7 +10,6 @@ import math
 import os
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -111,27 +110,6 @@ def print_overshoot(library):
     print_table("Overshoot with an error of at most 1e-3", ["p", "degree"] + [f"lo = {lo:.0e}" for lo in ends], rows)
 
 
-def best_time(function):
-    times = []
-    for _ in range(200):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return f"{1e6 * min(times):.0f} µs"
-
-
-def print_times(library):
-    rows = []
-    for degree in (1, 2):
-        took = best_time(lambda degree=degree: make_plan(library, 4, degree, 1e-6, 1e-6))
-        rows.append([f"plan, p = 4, lo = 1e-06, degree {degree}", took])
-    for lo, tolerance in ((1e-4, 1e-2), (1e-6, 1e-2), (1e-6, 1e-3), (1e-6, 1e-4), (1e-8, 1e-6), (1e-6, 1e-12)):
-        poles = len(make_poles(library, 4, lo, tolerance)[0])
-        took = best_time(lambda lo=lo, tolerance=tolerance: make_poles(library, 4, lo, tolerance))
-        rows.append([f"{poles} poles, p = 4, lo = {lo:.0e}, error ≤ {tolerance:.0e}", took])
-    print_table("Time of a call", ["request", "time"], rows)
-
-
 COLORS = ("#1b6ca8", "#2a9d8f", "#8ab17d", "#e9a83b", "#e76f51", "#9b2226")
 LEFT, TOP, WIDTH, HEIGHT, GAP = 62, 44, 380, 260, 96
 
@@ -212,7 +190,6 @@ def main():
         print_plans(library)
         print_poles(library)
         print_overshoot(library)
-        print_times(library)
         draw_picture(library, REPOSITORY / "docs/images/minimax.svg")
 
 

@@ -13,7 +13,7 @@
  * bfloat16, in any dense layout (row-major, channels last, transposed). Shampoo, SOAP, Muon and NorMuon take the
  * parameters with at least two dimensions larger than 1; the others get AdamW, in the same optimizer.
  *
- * A step waits for nothing and allocates nothing once it has run a few times, and can be captured in a CUDA graph.
+ * A step never synchronizes and allocates nothing once it has run a few times, and can be captured in a CUDA graph.
  * Results are the same, to the bit, from run to run on the same device. */
 #ifndef TORCHIUM_OPTIM_H
 #define TORCHIUM_OPTIM_H
@@ -138,10 +138,10 @@ typedef struct tch_optim_config {
                                 memory, the same numbers. Every step unpacks as many at a time as memory_budget holds */
     int32_t precondition_frequency; /* (step) refresh every so many steps, at least 1; with refresh_drift, that many at
                                        most */
-    double refresh_drift;  /* (step) Shampoo, SOAP: refresh by need. The steps between two refreshes of a factor, 1 at
+    double refresh_drift;  /* (step) Shampoo, SOAP: adaptive refresh. The steps between two refreshes of a factor, 1 at
                               first, are doubled where one found its root or basis off by less than half of this, and
                               halved where it was off by more: see docs/optimizers.md. 0: a fixed period */
-    double refresh_budget; /* (step) by need: the largest share of all factors that are refreshed at one step */
+    double refresh_budget; /* (step) adaptive refresh: the largest share of all factors that are refreshed at one step */
     int32_t start_preconditioning_step; /* Shampoo: the grafted method alone (SGD without one) before this step, counted
                                            from 1; -1 begins at once */
     int32_t stagger; /* (step) Shampoo, SOAP: spread the refreshes over the steps of a period by their cost */
@@ -258,7 +258,7 @@ TCH_API tch_status tch_optimizer_create_with(tch_context *context, const tch_opt
  * every parameter whole, as in data parallel training. `allocator` may be NULL. A group of one rank that has every
  * parameter as one shard is not used at all.
  *
- * The number of ranks does not change the mathematics: equal gradients give equal updates, whoever computes them. Every
+ * The number of ranks does not change the mathematics: equal gradients give equal updates, whichever rank computes them. Every
  * rank then calls tch_optimizer_step with its gradients, for the shards it has; a rank without elements of a parameter
  * passes its empty gradient, not NULL. Ranks that come with different models, options or gradients (one missing where
  * others have it) all get TCH_ERR_COMM, and nothing is changed. After a failure of the group the optimizer is marked
@@ -336,7 +336,7 @@ TCH_API tch_status tch_optimizer_get_state(tch_optimizer *optimizer, int32_t ind
 
 /* What the host counts for one parameter beside those tensors, for a caller who copies them himself: the steps of the
  * optimizer, the steps taken with this parameter, and for each of its factors a number that says how often a refresh
- * failed and how far apart refreshes by need are. With the
+ * failed and the intervals of adaptive refresh. With the
  * tensors and the counts of every parameter in its place a new optimizer, made from the same parameters, goes on bit
  * for bit. */
 TCH_API int64_t tch_optimizer_counts_length(const tch_optimizer *optimizer, int32_t parameter); /* 0 if there is none */

@@ -186,9 +186,9 @@ def made_pages():
 
 # The comparisons of the first page: work and size of a row of optim-h200.json, and the words for it.
 SHOWN = (
-    ("optim-h200", {"work": "Muon step", "size": "GPT-2"}, "torch Muon", "a step of Muon, beside `torch.optim.Muon`"),
-    ("steps-h200", {"method": "Shampoo, blocks of 1024"}, "Meta", "240 roots of Shampoo, beside Meta's"),
-    ("steps-h200", {"method": "SOAP, whole dimensions"}, "nikhilvyas", "all bases of SOAP, beside its authors' file"),
+    ("optim-h200", {"work": "Muon step", "size": "GPT-2"}, "torch Muon", "a step of Muon, vs `torch.optim.Muon`"),
+    ("steps-h200", {"method": "Shampoo, blocks of 1024"}, "Meta", "240 roots of Shampoo, vs Meta's"),
+    ("steps-h200", {"method": "SOAP, whole dimensions"}, "nikhilvyas", "all bases of SOAP, vs its authors' file"),
 )
 
 
@@ -206,7 +206,7 @@ def figure(results, wanted, peer, words):
         ours, theirs = times["Torchium"], times[peer]
     else:
         ours, theirs = rows[0]["ours_ms"], rows[0]["anchors_ms"][peer]
-    return f"- **{theirs / ours:.2g} times faster** {words}: {short(ours)} ms in place of {short(theirs)}"
+    return f"- **{theirs / ours:.2g} times faster** {words}: {short(ours)} ms vs {short(theirs)} ms"
 
 
 def home():
