@@ -60,9 +60,7 @@ def _series(x, y, line):
     dash = ' stroke-dasharray="5 4"' if line.get("dashed") else ""
     points = [(x.at(a), y.at(b)) for a, b in line["points"]]
     path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-    parts = [f'<polyline fill="none" stroke="{line["color"]}" stroke-width="2"{dash} points="{path}"/>']
-    parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{line["color"]}"/>' for a, b in points]
-    return parts
+    return f'<polyline fill="none" stroke="{line["color"]}" stroke-width="2"{dash} points="{path}"/>'
 
 
 def _legend(lines):
@@ -95,5 +93,5 @@ def log_lines(title, remark, x_name, y_name, lines):
         *_grid(x, y, x_name, y_name),
     ]
     for line in lines:
-        parts += _series(x, y, line) if line["points"] else []
+        parts += [_series(x, y, line)] if line["points"] else []
     return "\n".join([*parts, *_legend(lines), "</svg>"]) + "\n"

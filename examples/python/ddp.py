@@ -1,29 +1,22 @@
-"""DistributedDataParallel with Muon in two processes, the check that both replicas stay the same, and a checkpoint that
-the first process writes.
+"""DistributedDataParallel with Muon, the check that all replicas stay the same, and a checkpoint that the first process
+writes.
 
-    python ddp.py                                               # starts two processes itself; some seconds
-    torchrun --nproc-per-node 2 ddp.py                          # the same under torchrun
+    torchrun --nproc-per-node 2 ddp.py                          # some seconds on CPUs
 
-Uses gloo on CPUs, and NCCL where there is a GPU for each process. DDP averages the gradients; with `process_group=` the
-processes divide the matrices among them, each orthogonalizes its own and keeps their momentum, and what comes out is
-gathered: bitwise-identical on every process, and to what one process would have computed.
+DDP averages the gradients. With `process_group=` the processes divide the matrices: each orthogonalizes its own and
+keeps their momentum, and the results are gathered, bitwise-identical on every process and to those of one process.
 """
 
 import gc
-import os
-import socket
 import tempfile
 
+import distributed_run
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchium.optim import Muon
 
-PROCESSES, STEPS = 2, 40
-
-
-def device_of(rank: int) -> torch.device:
-    return torch.device("cuda", rank) if torch.cuda.device_count() >= PROCESSES else torch.device("cpu")
+STEPS = 40
 
 
 def part_of_batch(step: int, rank: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,11 +80,8 @@ def resumes(model: DistributedDataParallel, optimizer: Muon, rank: int, device: 
 
 
 def main() -> None:
-    rank = int(os.environ["RANK"])
-    device = device_of(rank)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    device = torch.device(distributed_run.start())
+    rank = distributed.get_rank()
     model, optimizer = make(rank, device)
     train(model, optimizer, range(STEPS), rank, device)
     apart = difference(model)
@@ -107,18 +97,5 @@ def main() -> None:
         raise SystemExit("the replicas are not the same")
 
 
-def start(rank: int, port: int) -> None:
-    """What torchrun tells its processes."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(PROCESSES), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    main()
-
-
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        main()
-    else:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            free_port = s.getsockname()[1]
-        torch.multiprocessing.spawn(start, (free_port,), nprocs=PROCESSES)
+    main()

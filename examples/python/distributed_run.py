@@ -1,5 +1,5 @@
-"""What fsdp.py, tensor_parallel.py and experts.py share: the process group that torchrun describes, and the check that
-a checkpoint resumes to the same bits."""
+"""What the programs with several processes share: the process group that torchrun describes, and the check that a
+checkpoint resumes to the same bits."""
 
 import os
 import tempfile

@@ -141,7 +141,7 @@ typedef struct tch_optim_config {
     double refresh_drift;  /* (step) Shampoo, SOAP: adaptive refresh. The steps between two refreshes of a factor, 1 at
                               first, are doubled where one found its root or basis off by less than half of this, and
                               halved where it was off by more: see docs/optimizers.md. 0: a fixed period */
-    double refresh_budget; /* (step) adaptive refresh: the largest share of all factors that are refreshed at one step */
+    double refresh_budget; /* (step) adaptive refresh: the largest share of all factors refreshed at one step */
     int32_t start_preconditioning_step; /* Shampoo: the grafted method alone (SGD without one) before this step, counted
                                            from 1; -1 begins at once */
     int32_t stagger; /* (step) Shampoo, SOAP: spread the refreshes over the steps of a period by their cost */
@@ -258,7 +258,7 @@ TCH_API tch_status tch_optimizer_create_with(tch_context *context, const tch_opt
  * every parameter whole, as in data parallel training. `allocator` may be NULL. A group of one rank that has every
  * parameter as one shard is not used at all.
  *
- * The number of ranks does not change the mathematics: equal gradients give equal updates, whichever rank computes them. Every
+ * The number of ranks does not change the mathematics: equal gradients give equal updates, on any rank. Every
  * rank then calls tch_optimizer_step with its gradients, for the shards it has; a rank without elements of a parameter
  * passes its empty gradient, not NULL. Ranks that come with different models, options or gradients (one missing where
  * others have it) all get TCH_ERR_COMM, and nothing is changed. After a failure of the group the optimizer is marked

@@ -283,17 +283,12 @@ class Data(Case):
         self.assert_refused(1, ["--data", path, "--label", "color"], "color")
 
     def test_pipes_sockets_and_devices_are_refused(self):
+        """As checkpoints; test_datasets.c gives them as data."""
         os.mkfifo(self.path("pipe"))
         listening = socket.socket(socket.AF_UNIX)
         self.addCleanup(listening.close)
         listening.bind(self.path("socket"))
-        for path, kind in (
-            (self.path("pipe"), "a pipe"),
-            (self.path("socket"), "a socket"),
-            ("/dev/null", "a device"),
-            (self.folder.name, "a folder"),
-        ):
-            self.assert_refused(1, ["--data", path], path, f"not a regular file but {kind}")
+        for path in (self.path("pipe"), self.path("socket"), "/dev/null", self.folder.name):
             self.assert_refused(1, ["--resume", path], path)
 
     @unittest.skipUnless(os.path.exists("/dev/stdin"), "needs /dev/stdin")
@@ -326,11 +321,6 @@ class Data(Case):
         )
         self.assertEqual(result.returncode, 1)
         self.assertIn(b"the cell is empty", result.stderr)
-
-    def test_columns_beyond_all_numbers(self):
-        path = self.write("rows.csv", "a,b,k\n1,2,x\n3,4,y\n")
-        for label in ("4", "0", "-1", "99999999999999999999", "-9223372036854775808", "18446744073709551617"):
-            self.assert_refused(1, ["--data", path, f"--label={label}"], f"'{label}'", "the numbers 1 to 3")
 
     def test_nothing_that_files_hold_is_obeyed_by_a_terminal(self):
         hostile, shown = "\x1b[31mred\x07\x9b2J\u202e", "\\x1b[31mred\\x07\\x9b2J\\u202e"
@@ -374,10 +364,8 @@ class Data(Case):
         self.assertEqual(again[-1]["runs"][0]["steps"], 4)
 
     def test_what_cannot_be_read_is_named(self):
+        """The rows of test_datasets.c have everything else that is wrong with a file."""
         self.assert_refused(1, ["--data", self.path("absent.csv")], "absent.csv")
-        self.assert_refused(1, ["--data", self.folder.name])
-        self.assert_refused(1, ["--data", self.write("empty.csv", "")], "empty.csv")
-        self.assert_refused(1, ["--data", self.write("hole.csv", "a,b,k\n1,2,x\n1,,y\n")], "hole.csv", "3")
         self.assert_refused(1, ["--data", self.write("one.csv", "a,k\n1,x\n2,x\n3,x\n")], "same label")
 
 
@@ -663,20 +651,6 @@ class Stopping(Case):
             time.sleep(0.001)
         process.communicate()
         self.assertEqual(process.returncode, -signal.SIGINT)
-
-    def test_a_shell_sees_the_usual_statuses(self):
-        words = [test_cli.COMMAND, "train", *SMALL, "--steps", "1000000", "--schedule", "constant", "--log-every", "5"]
-        words += ["--optimizer", "sgd", "--json"]
-        for number, wanted in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
-            # The shell tells the command's number before it becomes the command, and prints its status after it.
-            script = 'sh -c \'echo $$; exec "$@"\' sh "$@"; echo "status $?"'
-            shell = subprocess.Popen(["sh", "-c", script, "sh", *words], stdout=subprocess.PIPE, env=PLAIN)
-            command = int(shell.stdout.readline())
-            for _ in range(4):
-                shell.stdout.readline()
-            os.kill(command, number)
-            output = shell.communicate(timeout=120)[0].decode()
-            self.assertEqual(output.splitlines()[-1], f"status {wanted}")
 
     def test_what_is_ignored_stays_ignored(self):
         """As nohup has it for SIGHUP, and a shell without job control for SIGINT in the background."""

@@ -9,7 +9,6 @@ import re
 import runpy
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -182,34 +181,6 @@ def test_dp_sgd(script, device):
     small = ["--samples", "600", "--steps", "40", "--batch", "64", "--noise", "0.1"]
     output = script("dp_sgd.py", "--device", device, *small)
     assert float(re.match(r"([\d.]+) %", output)[1]) > 25  # of ten digits
-
-
-def test_matrix_functions(script):
-    output = script("matrix_functions.py")
-    assert "gradient of trace(A^0.5)" in output
-    told = [float(word) for word in re.findall(r"residual (\S+) told", output)]
-    seen = [float(word) for word in re.findall(r"sqrt\(n\) = (\S+)", output)]
-    assert len(told) == len(seen) == 3 and max(told + seen) < 1e-6
-
-
-def run_apart(*command: str) -> subprocess.CompletedProcess:
-    """In a process of its own, which finds the same packages."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-def test_matrix_functions_without_torch():
-    code = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_path({str(FOLDER / 'matrix_functions.py')!r})"
-    done = run_apart("-c", code)
-    assert "Newton-Schulz" in done.stdout and "needs PyTorch" in done.stderr, done.stderr
-
-
-def test_ddp():
-    done = run_apart(str(FOLDER / "ddp.py"))
-    assert done.returncode == 0, done.stderr
-    assert "replicas after 40 steps: 0.0" in done.stdout and "resumed bitwise identical" in done.stdout
 
 
 def check_learnt(said: str) -> None:
