@@ -11,6 +11,7 @@
 #include "measure/machine.h"
 #include "terminal/options.h"
 #include "terminal/output.h"
+#include "text/json.h"
 #include "text/table.h"
 #include "text/text.h"
 
@@ -187,7 +188,14 @@ static void write_memory(json_writer *json, const tch_memory_info *memory)
 static void write_device(json_writer *json, const device_facts *facts)
 {
     json_object_begin(json, NULL);
-    machine_device_json(json, facts->device, &facts->info);
+    json_integer(json, "index", facts->device.index);
+    json_text(json, "name", facts->info.name);
+    json_text(json, "features", facts->info.features);
+    json_integer(json, "processors", facts->info.processors);
+    json_integer(json, "compute_major", facts->info.compute_major);
+    json_integer(json, "compute_minor", facts->info.compute_minor);
+    json_integer(json, "total_memory", facts->info.total_memory);
+    json_integer(json, "free_memory", facts->info.free_memory);
     json_text(json, "problem", facts->status ? facts->failure : NULL);
     if (facts->status == TCH_OK) {
         write_memory(json, &facts->memory);
@@ -229,7 +237,10 @@ static int print_json(void)
     json_object_begin(&json, NULL);
     json_text(&json, "version", tch_version());
     json_text(&json, "header_version", TCH_VERSION_STRING);
-    machine_json(&json, &machine);
+    json_text(&json, "system", machine.system);
+    json_text(&json, "compiler", machine.compiler);
+    json_integer(&json, "threads", machine.threads);
+    json_real(&json, "load_average", machine.load);
     write_environment(&json);
     json_array_begin(&json, "backends");
     for (int32_t i = 0; i < tch_backend_count(); i++) {

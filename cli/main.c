@@ -39,11 +39,11 @@ static int print_help(void)
          "options:\n"
          "  --version\n"
          "  --help\n\n"
-         "Exit status: 0 done, 1 failed, 2 wrong usage; an interrupted training exits by its signal.");
+         "Exit status: 0 done, 1 failed, 2 wrong usage; an interrupted run exits by its signal.");
     return CLI_OK;
 }
 
-static const command *find(const char *name)
+static const command *find_command(const char *name)
 {
     for (int i = 0; i < COMMANDS; i++) {
         if (strcmp(commands[i].name, name) == 0) {
@@ -53,7 +53,7 @@ static const command *find(const char *name)
     return NULL;
 }
 
-static int unknown(const char *name)
+static int report_unknown(const char *name)
 {
     const char *names[COMMANDS + 3] = {[COMMANDS] = "help", "--help", "--version"};
     for (int i = 0; i < COMMANDS; i++) {
@@ -67,7 +67,7 @@ static int unknown(const char *name)
     return output_usage("", "unknown %s '%s'", what, name);
 }
 
-static int help(int argc, char **argv)
+static int run_help(int argc, char **argv)
 {
     char option[] = "--help";
     char *arguments[] = {option, NULL};
@@ -77,22 +77,22 @@ static int help(int argc, char **argv)
     if (argc > 1) {
         return output_usage("", "help takes one command: torchium help %s", argv[0]);
     }
-    const command *found = find(argv[0]);
-    return found != NULL ? found->run(1, arguments) : unknown(argv[0]);
+    const command *found = find_command(argv[0]);
+    return found != NULL ? found->run(1, arguments) : report_unknown(argv[0]);
 }
 
 static int dispatch(int argc, char **argv)
 {
     const char *name = argv[0];
     if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
-        return help(argc - 1, argv + 1);
+        return run_help(argc - 1, argv + 1);
     }
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
         printf("torchium %s\n", tch_version());
         return CLI_OK;
     }
-    const command *found = find(name);
-    return found != NULL ? found->run(argc - 1, argv + 1) : unknown(name);
+    const command *found = find_command(name);
+    return found != NULL ? found->run(argc - 1, argv + 1) : report_unknown(name);
 }
 
 /* Where a standard stream is closed, the next file that is opened would get its number, and a GPU's driver keeps its
@@ -109,7 +109,7 @@ static void occupy_standard_streams(void)
 }
 
 /* For whoever waits for us: a command that was stopped by a signal ends by it, as far as the system lets it. */
-static int end(int status)
+static int end_by_signal(int status)
 {
     if (status > CLI_SIGNAL) {
         signal(status - CLI_SIGNAL, SIG_DFL);
@@ -126,5 +126,5 @@ int main(int argc, char **argv)
         return output_usage("", "a command is missing; 'torchium info' is a good first one");
     }
     int status = dispatch(argc - 1, argv + 1);
-    return end(output_finish("", status));
+    return end_by_signal(output_finish("", status));
 }

@@ -51,7 +51,7 @@ static tch_status measure_product(bench *b, int bits, double *flops)
     const char *size = b->large ? (b->quick ? "4096" : "8192") : b->quick ? "1024" : "2048";
     const bench_case c = bench_case_of(&list, size, TCH_ROOT_AUTO, 0.0);
     CLI_TRY(bench_prepare(&b->place, &c, &data));
-    tch_status status = timing_measure(b->place.device, c.operation->run, &data, 4.0 * b->seconds, &time);
+    tch_status status = timing_measure(b->place.device, bench_run, &data, 4.0 * b->seconds, &time);
     bench_release(&data);
     *flops = status ? 0.0 : c.operation->flops(&c) / (1e-3 * time.least_ms);
     return status;
@@ -109,7 +109,7 @@ static double product_limit(const bench *b, int bits)
 
 /* --- a case ------------------------------------------------------------------------------------------------------ */
 
-static tch_status judge(const bench *b, const bench_data *data, bench_row *row, const char **problem)
+static tch_status judge_case(const bench *b, const bench_data *data, bench_row *row, const char **problem)
 {
     bool good = true;
     const bench_case *c = data->c;
@@ -127,9 +127,9 @@ static tch_status measure_case(const bench *b, const bench_case *c, bench_row *r
 {
     bench_data data;
     CLI_TRY(bench_prepare(&b->place, c, &data));
-    tch_status status = timing_measure(b->place.device, c->operation->run, &data, b->seconds, &row->time);
+    tch_status status = timing_measure(b->place.device, bench_run, &data, b->seconds, &row->time);
     if (status == TCH_OK) {
-        status = judge(b, &data, row, problem);
+        status = judge_case(b, &data, row, problem);
     }
     bench_release(&data);
     return status;
@@ -294,9 +294,9 @@ int command_bench(int argc, char **argv)
     const option_table table = {
         "bench",
         "Times the operations at named sizes. The limits of the machine are measured first, in the same run; each row\n"
-        "shows the fraction of the limit that it reached, or its time in matrix products. Times are medians with the\n"
-        "minimum beside them; rates and ratios use the minimum, which other load disturbs less. On a GPU larger sizes\n"
-        "are measured too.",
+        "shows the fraction of the limit that it reached, or its time in matrix products. Times are medians and\n"
+        "minima; rates and ratios use the minimum, which other load disturbs less. On a GPU larger sizes are measured\n"
+        "too.",
         specs, sizeof specs / sizeof specs[0]};
     options_result result = options_read(&table, argc, argv);
     if (result != OPTIONS_GO) {

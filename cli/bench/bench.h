@@ -41,9 +41,9 @@ struct bench_operation {
     const char *formula; /* for the heading of its table */
     const char *in[3];   /* shapes */
     const char *out[2];
-    tch_status (*run)(tch_context *context, void *data); /* a timed_call on a bench_data */
-    double (*flops)(const bench_case *c);                /* arithmetic that cannot be avoided, or NULL */
-    double (*bytes)(const bench_case *c);                /* memory written, for operations that only write, or NULL */
+    tch_status (*run)(tch_context *context, const bench_data *data);
+    double (*flops)(const bench_case *c); /* arithmetic that cannot be avoided, or NULL */
+    double (*bytes)(const bench_case *c); /* memory written, for operations that only write, or NULL */
 };
 
 /* The sizes of one operation in one type. */
@@ -60,6 +60,9 @@ bench_case bench_case_of(const bench_list *list, const char *size, tch_root_meth
 
 tch_status bench_prepare(const workplace *place, const bench_case *c, bench_data *data);
 void bench_release(bench_data *data);
+
+/* Runs the case of a bench_data: a timed_call. */
+tch_status bench_run(tch_context *context, void *data);
 
 /* Sets *good to whether every output was written and is finite. */
 tch_status bench_check(const workplace *place, const bench_data *data, bool *good);

@@ -78,9 +78,8 @@ static void read_size(bench_case *c)
 
 static const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
 
-static tch_status matmul_run(tch_context *context, void *data)
+static tch_status matmul_run(tch_context *context, const bench_data *d)
 {
-    bench_data *d = data;
     return tch_matmul(context, d->in[0], d->in[1], d->out[0]);
 }
 
@@ -90,21 +89,18 @@ static double matmul_flops(const bench_case *c)
 }
 
 /* The budget is an eighth of what widening one operand whole would take, so that the product must go in chunks. */
-static tch_status chunked_run(tch_context *context, void *data)
+static tch_status chunked_run(tch_context *context, const bench_data *d)
 {
-    bench_data *d = data;
     return tch_matmul_chunked(context, d->in[0], d->in[1], d->c->m * d->c->k * 4 / 8, d->out[0]);
 }
 
-static tch_status symmetric_run(tch_context *context, void *data)
+static tch_status symmetric_run(tch_context *context, const bench_data *d)
 {
-    bench_data *d = data;
     return tch_symmetric_product(context, d->in[0], d->in[1], d->out[0]);
 }
 
-static tch_status gram_run(tch_context *context, void *data)
+static tch_status gram_run(tch_context *context, const bench_data *d)
 {
-    bench_data *d = data;
     return tch_gram(context, 1.0 / (double)d->c->k, d->in[0], 0, 0.0, d->out[0]);
 }
 
@@ -114,26 +110,23 @@ static double gram_flops(const bench_case *c)
     return (double)c->batch * (double)c->m * (double)(c->m + 1) * (double)c->k;
 }
 
-static tch_status eigh_run(tch_context *context, void *data)
+static tch_status eigh_run(tch_context *context, const bench_data *d)
 {
-    bench_data *d = data;
     return tch_eigh(context, d->in[0], d->out[1], d->out[0], NULL);
 }
 
-static tch_status power_run(tch_context *context, void *data)
+static tch_status power_run(tch_context *context, const bench_data *d)
 {
-    bench_data *d = data;
     return tch_matrix_power(context, d->in[0], -0.25, 1e-6, d->out[0], NULL);
 }
 
-static tch_status root_run(tch_context *context, void *data)
+static tch_status root_run(tch_context *context, const bench_data *d)
 {
-    return root_trial_run(context, &((bench_data *)data)->trial);
+    return root_trial_run(context, (void *)&d->trial);
 }
 
-static tch_status ortho_run(tch_context *context, void *data)
+static tch_status ortho_run(tch_context *context, const bench_data *d)
 {
-    bench_data *d = data;
     return tch_orthogonalize(context, d->in[0], 5, TCH_ORTHO_POLAR_EXPRESS, d->out[0]);
 }
 
@@ -144,9 +137,8 @@ static double ortho_flops(const bench_case *c)
     return 5.0 * (double)c->batch * (s * s * l + s * s * s + 2.0 * s * s * l);
 }
 
-static tch_status kron_run(tch_context *context, void *data)
+static tch_status kron_run(tch_context *context, const bench_data *d)
 {
-    bench_data *d = data;
     return tch_kronecker_product(context, d->in[0], d->in[1], d->out[0]);
 }
 
@@ -156,9 +148,8 @@ static double kron_bytes(const bench_case *c)
     return (double)c->batch * side * side * (double)tch_dtype_size(c->dtype);
 }
 
-static tch_status kron_matmul_run(tch_context *context, void *data)
+static tch_status kron_matmul_run(tch_context *context, const bench_data *d)
 {
-    bench_data *d = data;
     return tch_kronecker_matmul(context, d->in[0], d->in[1], d->in[2], d->out[0]);
 }
 
@@ -167,9 +158,8 @@ static double kron_matmul_flops(const bench_case *c)
     return 2.0 * (double)c->batch * (double)c->k * (double)(c->m * c->n) * (double)(c->m + c->n);
 }
 
-static tch_status kron_solve_run(tch_context *context, void *data)
+static tch_status kron_solve_run(tch_context *context, const bench_data *d)
 {
-    bench_data *d = data;
     return tch_kronecker_solve(context, d->in[0], d->in[1], d->in[2], 1e-3, d->out[0], NULL);
 }
 
@@ -180,15 +170,13 @@ static double kron_solve_flops(const bench_case *c)
     return (double)c->batch * ((m * m * m + n * n * n) / 3.0 + 2.0 * m * n * (m + n));
 }
 
-static tch_status nearest_run(tch_context *context, void *data)
+static tch_status nearest_run(tch_context *context, const bench_data *d)
 {
-    bench_data *d = data;
     return tch_nearest_kronecker(context, d->in[0], d->out[0], d->out[1], NULL);
 }
 
-static tch_status samples_run(tch_context *context, void *data)
+static tch_status samples_run(tch_context *context, const bench_data *d)
 {
-    bench_data *d = data;
     return tch_grad_samples(context, &layer, d->in[0], d->in[1], d->out[0], d->out[1]);
 }
 
@@ -197,9 +185,8 @@ static double samples_bytes(const bench_case *c)
     return (double)c->batch * (double)c->m * (double)(c->n + 1) * (double)tch_dtype_size(c->dtype);
 }
 
-static tch_status norms_run(tch_context *context, void *data)
+static tch_status norms_run(tch_context *context, const bench_data *d)
 {
-    bench_data *d = data;
     return tch_grad_norms(context, &layer, d->in[0], d->in[1], TCH_GRAD_BOTH, 0, d->out[0]);
 }
 
@@ -211,15 +198,13 @@ static double norms_flops(const bench_case *c)
     return (double)c->batch * (gram < tiles ? gram : tiles);
 }
 
-static tch_status weighted_run(tch_context *context, void *data)
+static tch_status weighted_run(tch_context *context, const bench_data *d)
 {
-    bench_data *d = data;
     return tch_grad_weighted_sum(context, &layer, d->in[0], d->in[1], d->in[2], 0.0, d->out[0], d->out[1]);
 }
 
-static tch_status factors_run(tch_context *context, void *data)
+static tch_status factors_run(tch_context *context, const bench_data *d)
 {
-    bench_data *d = data;
     return tch_grad_factors(context, &layer, d->in[0], d->in[1], 0, TCH_SHARING_EXPAND, 1.0, 0.0, d->out[0], d->out[1]);
 }
 
@@ -279,8 +264,8 @@ bench_case bench_case_of(const bench_list *list, const char *size, tch_root_meth
 
 /* --- operands ---------------------------------------------------------------------------------------------------- */
 
-static tch_status create(const workplace *place, const bench_case *c, tch_dtype dtype, const char *letters,
-                         tch_tensor **tensor)
+static tch_status create_operand(const workplace *place, const bench_case *c, tch_dtype dtype, const char *letters,
+                                 tch_tensor **tensor)
 {
     int64_t shape[3];
     int32_t ndim = 0;
@@ -324,7 +309,7 @@ static tch_status add_input(const workplace *place, bench_data *d, int index)
     const char *shape = d->c->operation->in[index];
     tch_tensor **tensor = &d->in[index];
     bool symmetric = shape[0] == 's', weights = shape[0] == 'w';
-    CLI_TRY(create(place, d->c, weights ? TCH_FLOAT64 : d->c->dtype, shape + (symmetric || weights), tensor));
+    CLI_TRY(create_operand(place, d->c, weights ? TCH_FLOAT64 : d->c->dtype, shape + (symmetric || weights), tensor));
     if (symmetric) {
         return fill_symmetric(place, *tensor);
     }
@@ -338,11 +323,12 @@ static tch_status add_output(const workplace *place, bench_data *d, int index)
     const char *shape = d->c->operation->out[index];
     bool of_layer = strstr(d->c->size, "-to-") != NULL;
     tch_dtype dtype = of_layer && d->c->dtype.bits == 16 ? TCH_FLOAT32 : d->c->dtype;
-    CLI_TRY(create(place, d->c, shape[1] == '\0' && shape[0] == 'b' ? TCH_FLOAT64 : dtype, shape, &d->out[index]));
+    CLI_TRY(
+        create_operand(place, d->c, shape[1] == '\0' && shape[0] == 'b' ? TCH_FLOAT64 : dtype, shape, &d->out[index]));
     return workplace_poison(place, d->out[index]);
 }
 
-static tch_status prepare(const workplace *place, bench_data *d)
+static tch_status create_operands(const workplace *place, bench_data *d)
 {
     const bench_operation *operation = d->c->operation;
     for (int i = 0; i < 3 && operation->in[i] != NULL; i++) {
@@ -359,10 +345,16 @@ static tch_status prepare(const workplace *place, bench_data *d)
     return TCH_OK;
 }
 
+tch_status bench_run(tch_context *context, void *data)
+{
+    const bench_data *d = data;
+    return d->c->operation->run(context, d);
+}
+
 tch_status bench_prepare(const workplace *place, const bench_case *c, bench_data *data)
 {
     *data = (bench_data){.c = c};
-    tch_status status = prepare(place, data);
+    tch_status status = create_operands(place, data);
     if (status != TCH_OK) {
         bench_release(data);
     }

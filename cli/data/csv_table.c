@@ -125,7 +125,7 @@ static char *cut_plain(const csv_table *t, csv_cursor *c)
     return start;
 }
 
-static char *trim(char *cell, char *end)
+static char *trim_cell(char *cell, char *end)
 {
     while (end > cell && (end[-1] == ' ' || end[-1] == '\t' || end[-1] == '\r')) {
         *--end = '\0';
@@ -152,7 +152,7 @@ static char *cut_cell(const csv_table *t, csv_cursor *c, bool *more, dataset_err
     c->line += *c->at == '\n';
     c->at += *c->at != '\0';
     *end = '\0';
-    return quoted ? cell : trim(cell, end);
+    return quoted ? cell : trim_cell(cell, end);
 }
 
 static bool is_empty_line(const char *at)

@@ -130,7 +130,7 @@ typedef struct scaling {
 
 /* Columns [first, first + count) as one set of numbers. The mean is taken off before squares are summed, so that a
  * large mean costs no digits; what is left of a constant column is rounding, and is made 0. */
-static scaling measure(const dataset *data, int64_t first, int64_t count)
+static scaling measure_columns(const dataset *data, int64_t first, int64_t count)
 {
     double n = (double)data->rows * (double)count;
     double sum = 0;
@@ -151,7 +151,7 @@ static scaling measure(const dataset *data, int64_t first, int64_t count)
     return (scaling){mean, deviation > 1e-7 * fabs(mean) ? 1.0 / deviation : 0.0};
 }
 
-static void rescale(dataset *data, int64_t first, int64_t count, scaling by)
+static void rescale_columns(dataset *data, int64_t first, int64_t count, scaling by)
 {
     for (int64_t i = 0; i < data->rows; i++) {
         for (int64_t j = first; j < first + count; j++) {
@@ -165,10 +165,10 @@ void dataset_standardize(dataset *train, dataset *test)
 {
     int64_t together = train->images ? train->cols : 1;
     for (int64_t first = 0; first < train->cols && train->rows > 0; first += together) {
-        scaling by = measure(train, first, together);
-        rescale(train, first, together, by);
+        scaling by = measure_columns(train, first, together);
+        rescale_columns(train, first, together, by);
         if (test != NULL) {
-            rescale(test, first, together, by);
+            rescale_columns(test, first, together, by);
         }
     }
 }

@@ -169,7 +169,7 @@ static bool read_labels(const csv_table *t, int64_t col, bool header, dataset *d
 
 /* --- all together ------------------------------------------------------------------------------------------------ */
 
-static bool fill(const csv_table *t, int64_t label, bool header, dataset *data, dataset_error *error)
+static bool fill_features(const csv_table *t, int64_t label, bool header, dataset *data, dataset_error *error)
 {
     for (int64_t i = 0; i < data->rows; i++) {
         float *out = data->features + i * data->cols;
@@ -182,7 +182,7 @@ static bool fill(const csv_table *t, int64_t label, bool header, dataset *data, 
     return read_labels(t, label, header, data, error);
 }
 
-static bool convert(const csv_table *t, const char *label, dataset *data, dataset_error *error)
+static bool convert_table(const csv_table *t, const char *label, dataset *data, dataset_error *error)
 {
     bool header = has_header(t, label);
     int64_t column = label_column(t, label, header, error);
@@ -196,7 +196,7 @@ static bool convert(const csv_table *t, const char *label, dataset *data, datase
     if (!dataset_allocate(data, error)) {
         return false;
     }
-    bool good = fill(t, column, header, data, error);
+    bool good = fill_features(t, column, header, data, error);
     if (!good) {
         dataset_release(data);
     }
@@ -207,7 +207,7 @@ bool dataset_read_csv(const char *path, const char *label, dataset *data, datase
 {
     csv_table table;
     *data = (dataset){0};
-    bool good = csv_table_read(path, &table, error) && convert(&table, label, data, error);
+    bool good = csv_table_read(path, &table, error) && convert_table(&table, label, data, error);
     csv_table_release(&table);
     return good;
 }

@@ -125,23 +125,23 @@ static wobble draw_wobble(dice *d)
     return (wobble){size, across, down, uniform(d, 0, 1)};
 }
 
-static double wave(wobble w, point p)
+static double wave_shift(wobble w, point p)
 {
     return w.size * sin(turn * (w.across * p.x + w.down * p.y + w.phase));
 }
 
-static void bend(outline *o, dice *d)
+static void bend_outline(outline *o, dice *d)
 {
     wobble sideways = draw_wobble(d);
     wobble upright = draw_wobble(d);
     for (int i = 0; i < o->count; i++) {
         point p = o->points[i];
-        o->points[i] = (point){p.x + wave(sideways, p), p.y + wave(upright, p)};
+        o->points[i] = (point){p.x + wave_shift(sideways, p), p.y + wave_shift(upright, p)};
     }
 }
 
 /* From the unit square to pixels. */
-static void place(outline *o, dice *d)
+static void place_outline(outline *o, dice *d)
 {
     double angle = uniform(d, -0.25, 0.25);
     double shear = uniform(d, -0.25, 0.25);
@@ -203,7 +203,7 @@ static void ink_outline(float *image, const outline *o, double width, double str
 }
 
 /* Scratches that belong to no digit. */
-static void clutter(float *image, dice *d)
+static void add_clutter(float *image, dice *d)
 {
     int count = (int)uniform(d, 0, 3);
     for (int i = 0; i < count; i++) {
@@ -217,7 +217,7 @@ static void clutter(float *image, dice *d)
 }
 
 /* Light that falls off to one side, and grain. */
-static void expose(float *image, dice *d)
+static void add_light_and_grain(float *image, dice *d)
 {
     double across = uniform(d, -0.15, 0.15);
     double down = uniform(d, -0.15, 0.15);
@@ -239,13 +239,13 @@ static int32_t draw_digit(dice *d, float *image)
     for (int i = 0; i < MOST_STROKES && s[i].kind != STROKE_END; i++) {
         add_stroke(&o, &s[i]);
     }
-    bend(&o, d);
-    place(&o, d);
+    bend_outline(&o, d);
+    place_outline(&o, d);
     memset(image, 0, PIXELS * sizeof *image);
-    clutter(image, d);
+    add_clutter(image, d);
     double width = uniform(d, 1.0, 2.6);
     ink_outline(image, &o, width, uniform(d, 0.6, 1.0));
-    expose(image, d);
+    add_light_and_grain(image, d);
     return digit;
 }
 

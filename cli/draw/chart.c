@@ -1,4 +1,5 @@
-/* Lays out a chart: title, legend, and panels that share a vertical axis. svg.h draws. */
+/* Lays out and draws a chart as SVG: title, legend, and panels that share a vertical axis. Colors of ink and grid
+ * follow the reader's light or dark scheme. Write errors are left to the stream's error indicator. */
 #define _POSIX_C_SOURCE 200809L
 #include "chart.h"
 
@@ -10,8 +11,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "svg.h"
-
 static const double page_width = 960, page_height = 420, left_margin = 64, right_margin = 20, top_margin = 92,
                     bottom_margin = 48, gap = 56, letters = 12;
 
@@ -22,20 +21,20 @@ typedef struct axis {
     bool log;
 } axis;
 
-static double place(const axis *a, double value)
+static double place_value(const axis *a, double value)
 {
     double at = a->log ? log10(value) : value;
     return a->start + (at - a->low) / (a->high - a->low) * (a->stop - a->start);
 }
 
-static bool shown(const axis *a, double value)
+static bool can_show(const axis *a, double value)
 {
     return isfinite(value) && (!a->log || value > 0.0);
 }
 
 /* --- ranges and ticks -------------------------------------------------------------------------------------------- */
 
-static void widen(const double *values, int64_t count, double least, double *low, double *high)
+static void widen_range(const double *values, int64_t count, double least, double *low, double *high)
 {
     for (int64_t i = 0; i < count; i++) {
         if (isfinite(values[i]) && values[i] >= least) {
@@ -45,21 +44,21 @@ static void widen(const double *values, int64_t count, double least, double *low
     }
 }
 
-static axis horizontal(const chart *c, const chart_panel *panel, double start, double stop)
+static axis horizontal_axis(const chart *c, const chart_panel *panel, double start, double stop)
 {
     double low = 0.0, high = 0.0;
     for (int i = 0; i < c->series_count; i++) {
-        widen(panel->series[i].x, panel->series[i].count, 0.0, &low, &high);
+        widen_range(panel->series[i].x, panel->series[i].count, 0.0, &low, &high);
     }
     return (axis){low, high > low ? high : low + 1.0, start, stop, false};
 }
 
-static axis vertical(const chart *c)
+static axis vertical_axis(const chart *c)
 {
     double low = DBL_MAX, high = 0.0, start = page_height - bottom_margin;
     for (int p = 0; p < c->panel_count; p++) {
         for (int i = 0; i < c->series_count; i++) {
-            widen(c->panels[p].series[i].y, c->panels[p].series[i].count, DBL_MIN, &low, &high);
+            widen_range(c->panels[p].series[i].y, c->panels[p].series[i].count, DBL_MIN, &low, &high);
         }
     }
     if (high == 0.0) {
@@ -118,12 +117,77 @@ static int find_ticks(const axis *a, double ticks[TICKS])
     return a->log ? log_ticks(a, ticks) : linear_ticks(a, ticks);
 }
 
+/* --- SVG --------------------------------------------------------------------------------------------------------- */
+
+/* Colors by their purpose; SVG_SERIES + i is that of curve i. */
+typedef enum svg_color { SVG_INK, SVG_GRID, SVG_SERIES } svg_color;
+
+typedef enum svg_anchor { SVG_LEFT, SVG_MIDDLE, SVG_RIGHT } svg_anchor;
+
+enum { PALETTE = 8 };
+
+/* Readable on white and on black alike. */
+static const unsigned char palette[PALETTE][3] = {
+    {0xd6, 0x45, 0x5d}, {0xd9, 0x8a, 0x0b}, {0x1f, 0x9e, 0x89}, {0x3d, 0x7f, 0xd9},
+    {0x96, 0x6b, 0xb8}, {0x7a, 0x8a, 0x3a}, {0xb8, 0x6a, 0x4a}, {0x80, 0x80, 0x80},
+};
+
+static void begin_page(FILE *out)
+{
+    fprintf(out,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" viewBox=\"0 0 %g %g\" "
+            "font-family=\"sans-serif\">\n",
+            page_width, page_height, page_width, page_height);
+    fputs("<style>text{fill:#222}.axis{stroke:#222}.grid{stroke:#ccc}"
+          "@media (prefers-color-scheme:dark){text{fill:#ddd}.axis{stroke:#ddd}.grid{stroke:#444}}</style>\n",
+          out);
+}
+
+/* A polyline through `count` points x0, y0, x1, y1, ... */
+static void draw_polyline(FILE *out, const double *points, int64_t count, svg_color color, double width)
+{
+    fputs("<polyline fill=\"none\" ", out);
+    if (color < SVG_SERIES) {
+        fprintf(out, "class=\"%s\"", color == SVG_INK ? "axis" : "grid");
+    } else {
+        const unsigned char *rgb = palette[(color - SVG_SERIES) % PALETTE];
+        fprintf(out, "stroke=\"#%02x%02x%02x\" stroke-linejoin=\"round\"", rgb[0], rgb[1], rgb[2]);
+    }
+    fprintf(out, " stroke-width=\"%g\" points=\"", width);
+    for (int64_t i = 0; i < count; i++) {
+        fprintf(out, "%s%.1f,%.1f", i > 0 ? " " : "", points[2 * i], points[2 * i + 1]);
+    }
+    fputs("\"/>\n", out);
+}
+
+static void put_escaped(FILE *out, const char *text)
+{
+    for (; *text != '\0'; text++) {
+        if (*text == '<') {
+            fputs("&lt;", out);
+        } else if (*text == '&') {
+            fputs("&amp;", out);
+        } else {
+            fputc((unsigned char)*text < 0x20 ? ' ' : *text, out);
+        }
+    }
+}
+
+/* Text whose baseline begins, has its middle or ends at x, y. */
+static void draw_text(FILE *out, double x, double y, svg_anchor anchor, double size, const char *text)
+{
+    static const char *const names[] = {"start", "middle", "end"};
+    fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" font-size=\"%g\">", x, y, names[anchor], size);
+    put_escaped(out, text);
+    fputs("</text>\n", out);
+}
+
 /* --- drawing ----------------------------------------------------------------------------------------------------- */
 
 static void draw_line(FILE *out, double x0, double y0, double x1, double y1, svg_color color, double width)
 {
     const double points[] = {x0, y0, x1, y1};
-    svg_line(out, points, 2, color, width);
+    draw_polyline(out, points, 2, color, width);
 }
 
 static void draw_grid(FILE *out, const axis *x, const axis *y)
@@ -132,17 +196,17 @@ static void draw_grid(FILE *out, const axis *x, const axis *y)
     char text[32];
     int count = find_ticks(y, ticks);
     for (int i = 0; i < count; i++) {
-        double at = place(y, ticks[i]);
+        double at = place_value(y, ticks[i]);
         draw_line(out, x->start, at, x->stop, at, SVG_GRID, 0.6);
         snprintf(text, sizeof text, "%g", ticks[i]);
-        svg_text(out, x->start - 8, at + 4, SVG_RIGHT, letters, text);
+        draw_text(out, x->start - 8, at + 4, SVG_RIGHT, letters, text);
     }
     count = find_ticks(x, ticks);
     for (int i = 0; i < count; i++) {
-        double at = place(x, ticks[i]);
+        double at = place_value(x, ticks[i]);
         draw_line(out, at, y->start, at, y->stop, SVG_GRID, 0.6);
         snprintf(text, sizeof text, "%g", ticks[i]);
-        svg_text(out, at, y->start + 18, SVG_MIDDLE, letters, text);
+        draw_text(out, at, y->start + 18, SVG_MIDDLE, letters, text);
     }
     draw_line(out, x->start, y->start, x->stop, y->start, SVG_INK, 1);
     draw_line(out, x->start, y->start, x->start, y->stop, SVG_INK, 1);
@@ -153,15 +217,15 @@ static void draw_curve(FILE *out, const axis *x, const axis *y, const chart_seri
 {
     int64_t count = 0;
     for (int64_t i = 0; i < series->count; i++) {
-        if (!shown(x, series->x[i]) || !shown(y, series->y[i])) {
+        if (!can_show(x, series->x[i]) || !can_show(y, series->y[i])) {
             continue;
         }
-        points[2 * count] = place(x, series->x[i]);
-        points[2 * count + 1] = place(y, series->y[i]);
+        points[2 * count] = place_value(x, series->x[i]);
+        points[2 * count + 1] = place_value(y, series->y[i]);
         count++;
     }
     if (count > 1) {
-        svg_line(out, points, count, (svg_color)(SVG_SERIES + color), 2);
+        draw_polyline(out, points, count, (svg_color)(SVG_SERIES + color), 2);
     }
 }
 
@@ -171,7 +235,7 @@ static void draw_legend(FILE *out, const chart *c)
     for (int i = 0; i < c->series_count; i++) {
         const char *name = c->panels[0].series[i].name;
         draw_line(out, x, y - 4, x + 24, y - 4, (svg_color)(SVG_SERIES + i), 3);
-        svg_text(out, x + 30, y, SVG_LEFT, letters, name);
+        draw_text(out, x + 30, y, SVG_LEFT, letters, name);
         x += 56 + 8.0 * (double)strlen(name);
     }
 }
@@ -179,16 +243,16 @@ static void draw_legend(FILE *out, const chart *c)
 static void draw_chart(FILE *out, const chart *c, double *points)
 {
     double width = (page_width - left_margin - right_margin - gap * (c->panel_count - 1)) / c->panel_count;
-    axis y = vertical(c);
-    svg_text(out, 12, 24, SVG_LEFT, 16, c->title);
-    svg_text(out, 12, 43, SVG_LEFT, letters, c->remark);
+    axis y = vertical_axis(c);
+    draw_text(out, 12, 24, SVG_LEFT, 16, c->title);
+    draw_text(out, 12, 43, SVG_LEFT, letters, c->remark);
     draw_legend(out, c);
     for (int p = 0; p < c->panel_count; p++) {
         double start = left_margin + p * (width + gap);
-        axis x = horizontal(c, &c->panels[p], start, start + width);
+        axis x = horizontal_axis(c, &c->panels[p], start, start + width);
         draw_grid(out, &x, &y);
-        svg_text(out, start - 48, top_margin - 10, SVG_LEFT, letters, c->y_name);
-        svg_text(out, start + 0.5 * width, page_height - 12, SVG_MIDDLE, letters, c->panels[p].x_name);
+        draw_text(out, start - 48, top_margin - 10, SVG_LEFT, letters, c->y_name);
+        draw_text(out, start + 0.5 * width, page_height - 12, SVG_MIDDLE, letters, c->panels[p].x_name);
         for (int i = 0; i < c->series_count; i++) {
             draw_curve(out, &x, &y, &c->panels[p].series[i], i, points);
         }
@@ -213,9 +277,9 @@ static bool write_page(const chart *c, FILE *out)
         errno = ENOMEM;
         return false;
     }
-    svg_begin(out, page_width, page_height);
+    begin_page(out);
     draw_chart(out, c, points);
-    svg_end(out);
+    fputs("</svg>\n", out);
     free(points);
     return fflush(out) == 0 && !ferror(out);
 }

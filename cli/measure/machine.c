@@ -77,23 +77,3 @@ const char *machine_context_line(const tch_context *context, char text[192])
     }
     return text;
 }
-
-void machine_json(json_writer *json, const machine_facts *facts)
-{
-    json_text(json, "system", facts->system);
-    json_text(json, "compiler", facts->compiler);
-    json_integer(json, "threads", facts->threads);
-    json_real(json, "load_average", facts->load);
-}
-
-void machine_device_json(json_writer *json, tch_device device, const tch_device_info *info)
-{
-    json_integer(json, "index", device.index);
-    json_text(json, "name", info->name);
-    json_text(json, "features", info->features);
-    json_integer(json, "processors", info->processors);
-    json_integer(json, "compute_major", info->compute_major);
-    json_integer(json, "compute_minor", info->compute_minor);
-    json_integer(json, "total_memory", info->total_memory);
-    json_integer(json, "free_memory", info->free_memory);
-}

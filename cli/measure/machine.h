@@ -4,8 +4,6 @@
 
 #include <torchium/torchium.h>
 
-#include "text/json.h"
-
 typedef struct machine_facts {
     char system[256];   /* "Linux 6.1.0 x86_64" */
     char compiler[128]; /* "GCC 12.2.0, C17, optimized" */
@@ -20,11 +18,5 @@ const char *machine_device_name(const char *backend, int32_t index, char name[64
 
 /* Where a context computes, on a line: "Intel(R) Xeon(R) Processor, 2 threads". Returns `text`. */
 const char *machine_context_line(const tch_context *context, char text[192]);
-
-/* The members system, compiler, threads and load of the object being written. */
-void machine_json(json_writer *json, const machine_facts *facts);
-
-/* The members name, features, processors and so on of the object being written. */
-void machine_device_json(json_writer *json, tch_device device, const tch_device_info *info);
 
 #endif

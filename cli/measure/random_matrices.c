@@ -24,13 +24,13 @@ static double next_uniform(uint64_t *state)
 }
 
 /* A stream of its own for each matrix of a batch. */
-static uint64_t stream(uint64_t seed, int64_t index)
+static uint64_t matrix_stream(uint64_t seed, int64_t index)
 {
     uint64_t state = seed ^ ((uint64_t)index << 40);
     return next_bits(&state);
 }
 
-static double *values(tch_tensor *t)
+static double *host_values(tch_tensor *t)
 {
     return t->data; /* made here: contiguous float64 on the host, without an offset */
 }
@@ -39,10 +39,10 @@ tch_status random_entries(const workplace *place, uint64_t seed, tch_tensor *out
 {
     tch_tensor *host = NULL;
     CLI_TRY(tch_tensor_create_uninitialized(place->host, TCH_FLOAT64, out->ndim, out->shape, TCH_CONTIGUOUS, &host));
-    uint64_t state = stream(seed, 0);
+    uint64_t state = matrix_stream(seed, 0);
     int64_t count = tch_tensor_numel(host);
     for (int64_t i = 0; i < count; i++) {
-        values(host)[i] = next_uniform(&state);
+        host_values(host)[i] = next_uniform(&state);
     }
     tch_status status = tch_tensor_copy(place->device, out, host);
     if (status == TCH_OK) {
@@ -111,28 +111,28 @@ static tch_status builder_start(tch_context *host, int64_t n, builder *b)
     for (int i = 0; i < 3; i++) {
         CLI_TRY(tch_tensor_create_uninitialized(host, TCH_FLOAT64, 2, shape, TCH_CONTIGUOUS, tensors[i]));
     }
-    fill_hartley(n, values(b->signs), values(b->hartley));
+    fill_hartley(n, host_values(b->signs), host_values(b->hartley));
     return TCH_OK;
 }
 
 /* q = (x with the signs of its columns drawn) C */
-static tch_status mix(tch_context *host, builder *b, uint64_t *state, const tch_tensor *x)
+static tch_status mix_signs(tch_context *host, builder *b, uint64_t *state, const tch_tensor *x)
 {
     for (int64_t i = 0; i < b->n; i++) {
-        values(b->signs)[i] = next_bits(state) >> 63 ? 1.0 : -1.0;
+        host_values(b->signs)[i] = next_bits(state) >> 63 ? 1.0 : -1.0;
     }
-    copy_scaled(b->n, x->data, values(b->signs), values(b->left));
+    copy_scaled(b->n, x->data, host_values(b->signs), host_values(b->left));
     return tch_matmul(host, b->left, b->hartley, b->q);
 }
 
 /* One matrix, left in *a: Q diag(w) Q'. */
-static tch_status build(tch_context *host, builder *b, uint64_t state, const double *eigenvalues, tch_tensor *a)
+static tch_status build_matrix(tch_context *host, builder *b, uint64_t state, const double *eigenvalues, tch_tensor *a)
 {
-    CLI_TRY(mix(host, b, &state, b->hartley));
-    CLI_TRY(mix(host, b, &state, b->q));
-    copy_scaled(b->n, values(b->q), eigenvalues, values(b->left));
+    CLI_TRY(mix_signs(host, b, &state, b->hartley));
+    CLI_TRY(mix_signs(host, b, &state, b->q));
+    copy_scaled(b->n, host_values(b->q), eigenvalues, host_values(b->left));
     tch_status status = tch_gemm(host, 1.0, b->left, 0, b->q, 1, 0.0, a);
-    symmetrize(b->n, values(a));
+    symmetrize(b->n, host_values(a));
     return status;
 }
 
@@ -147,7 +147,7 @@ tch_status random_symmetric(const workplace *place, uint64_t seed, const double 
     }
     for (int64_t i = 0; i < out->shape[0] && status == TCH_OK; i++) {
         tch_tensor slice = workplace_slice(out, i);
-        status = build(place->host, &b, stream(seed, i), eigenvalues, a);
+        status = build_matrix(place->host, &b, matrix_stream(seed, i), eigenvalues, a);
         if (status == TCH_OK) {
             status = tch_tensor_copy(place->device, &slice, a);
         }

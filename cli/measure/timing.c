@@ -27,13 +27,13 @@ static tch_status run_once(tch_context *context, timed_call call, void *user, do
     return status;
 }
 
-static int compare(const void *a, const void *b)
+static int compare_doubles(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-static bool enough(int32_t runs, double spent, double seconds)
+static bool has_enough_runs(int32_t runs, double spent, double seconds)
 {
     if (runs == MOST_RUNS || spent > PATIENCE * seconds) {
         return true;
@@ -50,14 +50,14 @@ tch_status timing_measure(tch_context *context, timed_call call, void *user, dou
     if (samples[0] > seconds) {
         spent = samples[runs++];
     }
-    while (status == TCH_OK && !enough(runs, spent, seconds)) {
+    while (status == TCH_OK && !has_enough_runs(runs, spent, seconds)) {
         status = run_once(context, call, user, &samples[runs]);
         spent += samples[runs++];
     }
     if (status != TCH_OK) {
         return status;
     }
-    qsort(samples, (size_t)runs, sizeof samples[0], compare);
+    qsort(samples, (size_t)runs, sizeof samples[0], compare_doubles);
     result->median_ms = 1e3 * 0.5 * (samples[(runs - 1) / 2] + samples[runs / 2]);
     result->least_ms = 1e3 * samples[0];
     result->runs = runs;

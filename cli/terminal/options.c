@@ -74,7 +74,7 @@ static void print_help(const option_table *table)
     printf("  %-*s %s\n", width, "--help", "this text");
 }
 
-static options_result wrong_name(const option_table *table, const char *word)
+static options_result report_wrong_name(const option_table *table, const char *word)
 {
     const char *names[MOST_NAMES];
     size_t count = 0;
@@ -93,7 +93,7 @@ static options_result wrong_name(const option_table *table, const char *word)
 }
 
 /* The spec that `word` names, with or without "=value" at its end; NULL if none does. */
-static const option_spec *find(const option_table *table, const char *word, const char **value)
+static const option_spec *find_option(const option_table *table, const char *word, const char **value)
 {
     size_t length = strcspn(word, "=");
     for (size_t i = 0; i < table->count; i++) {
@@ -141,7 +141,7 @@ static bool read_real(const option_spec *spec, const char *text)
     return true;
 }
 
-static options_result wrong_number(const option_table *table, const option_spec *spec, const char *text)
+static options_result report_wrong_number(const option_table *table, const option_spec *spec, const char *text)
 {
     if (spec->kind == OPTION_INTEGER) {
         output_usage(table->command, "%s takes a whole number from %.0f to %.0f, not '%s'", spec->name, spec->least,
@@ -153,7 +153,7 @@ static options_result wrong_number(const option_table *table, const option_spec 
     return OPTIONS_WRONG;
 }
 
-static options_result store(const option_table *table, const option_spec *spec, const char *text)
+static options_result store_value(const option_table *table, const option_spec *spec, const char *text)
 {
     bool good = true;
     if (text != NULL && text[0] == '\0' && strcmp(spec->value, "FILE") == 0) {
@@ -174,7 +174,7 @@ static options_result store(const option_table *table, const option_spec *spec, 
         *(const char **)spec->target = text;
         break;
     }
-    return good ? OPTIONS_GO : wrong_number(table, spec, text);
+    return good ? OPTIONS_GO : report_wrong_number(table, spec, text);
 }
 
 options_result options_read(const option_table *table, int argc, char **argv)
@@ -185,9 +185,9 @@ options_result options_read(const option_table *table, int argc, char **argv)
             return OPTIONS_HELPED;
         }
         const char *value = NULL;
-        const option_spec *spec = find(table, argv[i], &value);
+        const option_spec *spec = find_option(table, argv[i], &value);
         if (spec == NULL) {
-            return wrong_name(table, argv[i]);
+            return report_wrong_name(table, argv[i]);
         }
         if (spec->kind == OPTION_FLAG && value != NULL) {
             output_usage(table->command, "%s takes no value", spec->name);
@@ -200,7 +200,7 @@ options_result options_read(const option_table *table, int argc, char **argv)
             output_usage(table->command, "%s needs a value: %s %s", spec->name, spec->name, spec->value);
             return OPTIONS_WRONG;
         }
-        if (store(table, spec, value) != OPTIONS_GO) {
+        if (store_value(table, spec, value) != OPTIONS_GO) {
             return OPTIONS_WRONG;
         }
     }

@@ -13,7 +13,7 @@
 
 #include "text/text.h"
 
-static void say(const char *command, const char *kind, const char *format, va_list arguments)
+static void print_message(const char *command, const char *kind, const char *format, va_list arguments)
 {
     char message[TEXT_SHOWN], shown[TEXT_SHOWN];
     vsnprintf(message, sizeof message, format, arguments);
@@ -24,7 +24,7 @@ int output_fail(const char *command, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    say(command, "", format, arguments);
+    print_message(command, "", format, arguments);
     va_end(arguments);
     return CLI_FAILED;
 }
@@ -33,7 +33,7 @@ void output_warn(const char *command, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    say(command, "warning: ", format, arguments);
+    print_message(command, "warning: ", format, arguments);
     va_end(arguments);
 }
 
@@ -46,7 +46,7 @@ int output_usage(const char *command, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    say(command, "", format, arguments);
+    print_message(command, "", format, arguments);
     va_end(arguments);
     fprintf(stderr, "Run 'torchium %s%s--help' for usage.\n", command, command[0] ? " " : "");
     return CLI_USAGE;

@@ -25,7 +25,7 @@ static int line_width(void)
 }
 
 /* "[#####...............] ", or nothing on a narrow terminal. */
-static void bar(double share, int width, char text[BAR + 4])
+static void draw_bar(double share, int width, char text[BAR + 4])
 {
     int filled = (int)(share * BAR + 0.5);
     text[0] = '\0';
@@ -67,7 +67,7 @@ void progress_show(const progress *p, const char *now)
     int width = line_width();
     double share = p->total > 0.0 && p->done < p->total ? p->done / p->total : (double)(p->total > 0.0);
     time_left(p, left, sizeof left);
-    bar(share, width, drawn);
+    draw_bar(share, width, drawn);
     snprintf(line, sizeof line, "%s%3.0f %%%s  %s", drawn, 100.0 * share, left, now);
     fprintf(stderr, "\r%-*.*s", width, width, line);
     fflush(stderr);

@@ -34,7 +34,7 @@ static void new_line(const json_writer *json)
 }
 
 /* What stands before a value: the comma, the place and the key. */
-static void lead(json_writer *json, const char *key)
+static void write_lead(json_writer *json, const char *key)
 {
     if (!json->empty) {
         fputs(json->line ? ", " : ",", json->out);
@@ -49,15 +49,15 @@ static void lead(json_writer *json, const char *key)
     }
 }
 
-static void begin(json_writer *json, const char *key, char bracket)
+static void begin_group(json_writer *json, const char *key, char bracket)
 {
-    lead(json, key);
+    write_lead(json, key);
     fputc(bracket, json->out);
     json->depth++;
     json->empty = true;
 }
 
-static void end(json_writer *json, char bracket)
+static void end_group(json_writer *json, char bracket)
 {
     json->depth--;
     if (!json->empty) {
@@ -82,27 +82,27 @@ json_writer json_start_line(FILE *out)
 
 void json_object_begin(json_writer *json, const char *key)
 {
-    begin(json, key, '{');
+    begin_group(json, key, '{');
 }
 
 void json_object_end(json_writer *json)
 {
-    end(json, '}');
+    end_group(json, '}');
 }
 
 void json_array_begin(json_writer *json, const char *key)
 {
-    begin(json, key, '[');
+    begin_group(json, key, '[');
 }
 
 void json_array_end(json_writer *json)
 {
-    end(json, ']');
+    end_group(json, ']');
 }
 
 void json_text(json_writer *json, const char *key, const char *value)
 {
-    lead(json, key);
+    write_lead(json, key);
     if (value == NULL) {
         fputs("null", json->out);
     } else {
@@ -112,13 +112,13 @@ void json_text(json_writer *json, const char *key, const char *value)
 
 void json_integer(json_writer *json, const char *key, int64_t value)
 {
-    lead(json, key);
+    write_lead(json, key);
     fprintf(json->out, "%lld", (long long)value);
 }
 
 void json_real(json_writer *json, const char *key, double value)
 {
-    lead(json, key);
+    write_lead(json, key);
     if (isfinite(value)) {
         fprintf(json->out, "%.9g", value);
     } else {
@@ -128,6 +128,6 @@ void json_real(json_writer *json, const char *key, double value)
 
 void json_bool(json_writer *json, const char *key, bool value)
 {
-    lead(json, key);
+    write_lead(json, key);
     fputs(value ? "true" : "false", json->out);
 }

@@ -32,25 +32,25 @@ void table_set(table *t, int column, const char *format, ...)
     va_end(arguments);
 }
 
-static bool set_left(const table *t, int column)
+static bool aligns_left(const table *t, int column)
 {
     return column == 0 || t->header[column][0] == '<';
 }
 
-static const char *title(const table *t, int column)
+static const char *column_title(const table *t, int column)
 {
     return t->header[column] + (t->header[column][0] == '<');
 }
 
 /* 0 for a column in which no row says anything. */
-static int width(const table *t, int column)
+static int column_width(const table *t, int column)
 {
     size_t widest = 0;
     for (int i = 0; i < t->rows; i++) {
         size_t length = strlen(t->cells[i][column]);
         widest = length > widest ? length : widest;
     }
-    size_t header = strlen(title(t, column));
+    size_t header = strlen(column_title(t, column));
     return (int)(widest > 0 && widest < header ? header : widest);
 }
 
@@ -62,14 +62,14 @@ static void print_line(const table *t, const int *widths, bool header, int row)
         if (widths[j] == 0) {
             continue;
         }
-        const char *cell = header ? title(t, j) : t->cells[row][j];
+        const char *cell = header ? column_title(t, j) : t->cells[row][j];
         int length = (int)strlen(cell), blank = widths[j] - length;
-        pending += 2 + (set_left(t, j) ? 0 : blank);
+        pending += 2 + (aligns_left(t, j) ? 0 : blank);
         if (length > 0) {
             printf("%*s%s", pending, "", cell);
             pending = 0;
         }
-        pending += set_left(t, j) ? blank : 0;
+        pending += aligns_left(t, j) ? blank : 0;
     }
     putchar('\n');
 }
@@ -78,7 +78,7 @@ void table_print(table *t)
 {
     int widths[TABLE_COLUMNS] = {0};
     for (int j = 0; j < t->columns; j++) {
-        widths[j] = width(t, j);
+        widths[j] = column_width(t, j);
     }
     print_line(t, widths, true, 0);
     for (int i = 0; i < t->rows; i++) {

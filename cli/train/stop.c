@@ -19,7 +19,7 @@ static void on_signal(int number)
 
 /* Who started us may have had a signal ignored, as nohup does with SIGHUP and a shell with SIGINT for its background:
  * then it stays ignored. */
-static void watch(int number)
+static void watch_signal(int number)
 {
     struct sigaction before, action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
@@ -31,9 +31,9 @@ static void watch(int number)
 void train_stop_watch(void)
 {
     asked = 0;
-    watch(SIGINT);
-    watch(SIGTERM);
-    watch(SIGHUP);
+    watch_signal(SIGINT);
+    watch_signal(SIGTERM);
+    watch_signal(SIGHUP);
 }
 
 int train_stop_asked(void)

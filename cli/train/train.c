@@ -25,7 +25,7 @@ static int64_t next_halt(const train_plan *plan, int64_t step)
 
 /* Steps up to `until`, or to the next one after a signal. The clock stops at the end of the last one on the device, and
  * stands still while losses are measured. */
-static tch_status advance(train_session *session, train_run *run, int64_t until)
+static tch_status advance_run(train_session *session, train_run *run, int64_t until)
 {
     tch_status status = TCH_OK;
     double started = timing_now();
@@ -41,13 +41,13 @@ static tch_status advance(train_session *session, train_run *run, int64_t until)
 }
 
 /* Says why a call of the library failed, on a line of its own. */
-static int fail(const train_session *session)
+static int fail_library(const train_session *session)
 {
     progress_clear(&session->bar);
     return output_fail_library("train");
 }
 
-static int measure(train_session *session, train_run *run)
+static int measure_run(train_session *session, train_run *run)
 {
     train_point point;
     const train_point *last = train_run_last(run);
@@ -55,7 +55,7 @@ static int measure(train_session *session, train_run *run)
         return CLI_OK;
     }
     if (train_run_measure(&session->setup, run, &point)) {
-        return fail(session);
+        return fail_library(session);
     }
     if (!train_run_record(run, &point)) {
         return output_fail("train", "out of memory for measurement %lld", (long long)run->point_count + 1);
@@ -67,13 +67,13 @@ static int measure(train_session *session, train_run *run)
 static int train_run_whole(train_session *session, train_run *run)
 {
     const train_plan *plan = &session->setup.plan;
-    int status = measure(session, run);
+    int status = measure_run(session, run);
     while (status == CLI_OK && run->step < plan->steps && !run->diverged && !train_stop_asked()) {
-        if (advance(session, run, next_halt(plan, run->step))) {
-            return fail(session);
+        if (advance_run(session, run, next_halt(plan, run->step))) {
+            return fail_library(session);
         }
         if (run->step % plan->log_every == 0 || run->step == plan->steps) {
-            status = measure(session, run);
+            status = measure_run(session, run);
         }
         bool due = plan->checkpoint_every > 0 && run->step % plan->checkpoint_every == 0;
         if (status == CLI_OK && due && run->step < plan->steps) {
@@ -115,7 +115,7 @@ static int train_all(train_session *session, tch_checkpoint *checkpoint)
 }
 
 /* The device, the data on it, and what follows from them. */
-static int prepare(train_session *session)
+static int prepare_session(train_session *session)
 {
     const int64_t totals = TCH_NETWORK_TOTALS;
     train_plan *plan = &session->setup.plan;
@@ -136,7 +136,7 @@ static int prepare(train_session *session)
 
 static int run_session(train_session *session, tch_checkpoint *checkpoint)
 {
-    int status = prepare(session);
+    int status = prepare_session(session);
     if (status != CLI_OK) {
         return status;
     }

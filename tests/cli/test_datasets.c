@@ -1,5 +1,5 @@
 /* Data sets of the command: CSV files, right and wrong ones, random orders and splits, scaling, and the digits
- * that are drawn. Files are written into a folder of their own beside the test. */
+ * that are drawn. Files are written into a separate folder. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -373,7 +373,7 @@ class Checkpoints(Case):
     ARGUMENTS = (*SMALL, "--optimizer", ALL, "--log-every", "7", "--schedule", "constant")
 
     def interesting(self, path):
-        """What two trainings of the same course share to the bit: everything but times, and checksums of them."""
+        """What two runs of the same plan share to the bit: everything but times, and checksums of them."""
         settings, tensors = read_checkpoint(path)
         settings = {
             key: value
@@ -398,7 +398,7 @@ class Checkpoints(Case):
             if not name.endswith("/curve"):
                 self.assertEqual(tensors[name], wanted[name], name)
                 continue
-            # The shorter training also measured at its own end.
+            # The shorter run also measured at its own end.
             self.assertEqual([row for row in tensors[name] if row[0] != 11], wanted[name], name)
 
     def test_a_finished_training_changes_nothing(self):
@@ -544,7 +544,7 @@ class Outputs(Case):
             self.assertRegex(warning, "^torchium train: warning: the checkpoint could not be saved: .*File too large")
             self.assertIn(f"the picture {plot} could not be written: File too large", picture)
             self.assertEqual(
-                checkpoint, f"torchium train: the checkpoint {path} is missing: it could not be saved in this training"
+                checkpoint, f"torchium train: the checkpoint {path} is missing: it could not be saved in this run"
             )
             self.assertEqual(os.listdir(self.folder.name), [])
 
@@ -564,7 +564,7 @@ class Outputs(Case):
         self.assertEqual(status, 1)
         step = int(read_checkpoint(path)[0]["train.sgd.step"])
         self.assertGreater(lines(output)[-1]["runs"][0]["steps"], step)
-        late = f"the checkpoint {path} is not from the end of the training: it holds step {step} of sgd"
+        late = f"the checkpoint {path} is not from the end of the run: it holds step {step} of sgd"
         self.assertEqual(messages, f"torchium train: {late}\n")
         self.train("--resume", path, "--steps", str(step + 5), "--device", DEVICE)
 

@@ -1,4 +1,4 @@
-/* Checkpoints of a training, written and taken up again. */
+/* Checkpoints of a training run, written and resumed. */
 #ifndef CLI_TRAIN_CHECKPOINT_H
 #define CLI_TRAIN_CHECKPOINT_H
 

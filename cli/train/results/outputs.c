@@ -1,5 +1,5 @@
-/* The files that a training writes. What cannot be written is refused before the training begins; what fails later,
- * when a disk is full, is said and ends nothing, since the training is worth more than the file. */
+/* The files that a training run writes. What cannot be written is refused before the run begins; what fails later, when
+ * a disk is full, is reported and ends nothing, since the run is worth more than the file. */
 #define _POSIX_C_SOURCE 200809L
 #include "outputs.h"
 
@@ -16,7 +16,7 @@
 
 /* --- before ------------------------------------------------------------------------------------------------------ */
 
-static int refuse(const char *option, const char *path, const char *what)
+static int refuse_path(const char *option, const char *path, const char *what)
 {
     return output_fail("train", "%s %.600s: %s", option, path, what);
 }
@@ -30,7 +30,7 @@ static int check_folder(const char *option, const char *path)
         return output_fail("train", "%s is '%.600s', expected the name of a file", option, path);
     }
     if (strlen(path) >= sizeof folder) {
-        return refuse(option, path, strerror(ENAMETOOLONG));
+        return refuse_path(option, path, strerror(ENAMETOOLONG));
     }
     if (slash != NULL) {
         snprintf(folder, sizeof folder, "%.*s", (int)(slash + 1 - path), path);
@@ -49,18 +49,18 @@ static int check_target(const char *option, const char *path, bool written_into)
     if (stat(path, &facts) != 0) {
         int problem = errno;
         if (problem == ENOENT && lstat(path, &facts) == 0) {
-            return refuse(option, path, "is a link that leads nowhere");
+            return refuse_path(option, path, "is a link that leads nowhere");
         }
-        return problem == ENOENT ? CLI_OK : refuse(option, path, strerror(problem));
+        return problem == ENOENT ? CLI_OK : refuse_path(option, path, strerror(problem));
     }
     if (S_ISDIR(facts.st_mode)) {
-        return refuse(option, path, "is a folder, expected a file");
+        return refuse_path(option, path, "is a folder, expected a file");
     }
     if (!S_ISREG(facts.st_mode) && !(written_into && S_ISCHR(facts.st_mode))) {
-        return refuse(option, path, "is a pipe, a socket or a device, expected a file");
+        return refuse_path(option, path, "is a pipe, a socket or a device, expected a file");
     }
     if (written_into && access(path, W_OK) != 0) {
-        return refuse(option, path, strerror(errno));
+        return refuse_path(option, path, strerror(errno));
     }
     return CLI_OK;
 }
@@ -128,20 +128,20 @@ void train_outputs_save(train_session *session, const train_run *run)
 
 /* --- at the end -------------------------------------------------------------------------------------------------- */
 
-static int say_missing(const train_session *session)
+static int report_missing(const train_session *session)
 {
     const train_saves *saves = &session->saves;
     const char *path = session->setup.plan.checkpoint;
     if (saves->run == NULL) {
-        return output_fail("train", "the checkpoint %.600s is missing: it could not be saved in this training", path);
+        return output_fail("train", "the checkpoint %.600s is missing: it could not be saved in this run", path);
     }
-    return output_fail("train", "the checkpoint %.600s is not from the end of the training: it holds step %lld of %s",
-                       path, (long long)saves->step, saves->run->method.name);
+    return output_fail("train", "the checkpoint %.600s is not from the end of the run: it holds step %lld of %s", path,
+                       (long long)saves->step, saves->run->method.name);
 }
 
 int train_outputs_finish(const train_session *session)
 {
     int status = session->setup.plan.plot != NULL ? train_plot(session) : CLI_OK;
     fflush(stdout);
-    return session->saves.failed > 0 ? say_missing(session) : status;
+    return session->saves.failed > 0 ? report_missing(session) : status;
 }

@@ -1,4 +1,4 @@
-/* The files that a training writes. */
+/* The files that a training run writes. */
 #ifndef CLI_TRAIN_OUTPUTS_H
 #define CLI_TRAIN_OUTPUTS_H
 

@@ -1,4 +1,4 @@
-/* The picture of a training: the training loss of every run over steps and over seconds. */
+/* The picture of a training run: the training loss of every run over steps and over seconds. */
 #include "plot.h"
 
 #include <errno.h>

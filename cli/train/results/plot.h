@@ -1,4 +1,4 @@
-/* The picture of a training. */
+/* The picture of a training run. */
 #ifndef CLI_TRAIN_PLOT_H
 #define CLI_TRAIN_PLOT_H
 

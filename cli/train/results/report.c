@@ -1,6 +1,6 @@
-/* What a training shows: a bar on a terminal, a few lines where there is none, JSON where it is asked for, and the
- * table at the end. A run is compared with the baseline by the first measurement at which its training loss was at
- * most the baseline's last one, so a comparison is as fine as the distance between measurements. */
+/* What a training run shows: a bar on a terminal, a few lines elsewhere, JSON on request, and the table at the end. A run
+ * is compared with the baseline by the first measurement at which its training loss was at most the baseline's last
+ * one, so a comparison is as fine as the distance between measurements. */
 #include "report.h"
 
 #include <math.h>
@@ -139,7 +139,7 @@ static const train_point *reach_baseline(const train_session *session, const tra
     return goal != NULL ? train_run_reach(run, goal->train_loss) : NULL;
 }
 
-/* What optimizer and KFAC have counted, together. Waits for the device. */
+/* The counts of optimizer and KFAC together. Synchronizes. */
 static bool read_stats(const train_run *run, tch_optim_stats *stats)
 {
     tch_kfac_stats kfac = TCH_KFAC_STATS_INIT;
@@ -153,7 +153,7 @@ static bool read_stats(const train_run *run, tch_optim_stats *stats)
     return true;
 }
 
-/* Bytes that stay from step to step beside the network. */
+/* Bytes that stay from step to step in addition to the network. */
 static int64_t state_bytes(const train_run *run)
 {
     tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
@@ -161,8 +161,8 @@ static int64_t state_bytes(const train_run *run)
     return memory.state + train_curvature_bytes(&run->curvature);
 }
 
-/* What the optimizer itself has to say: nothing, where all went well. */
-static const char *remark(const train_session *session, const train_run *run, char text[TRAIN_TEXT])
+/* The status of a run: empty where all went well. */
+static const char *run_remark(const train_session *session, const train_run *run, char text[TRAIN_TEXT])
 {
     tch_optim_stats stats = TCH_OPTIM_STATS_INIT;
     text[0] = '\0';
@@ -201,7 +201,7 @@ static void table_run(table *t, const train_session *session, const train_run *r
         table_set(t, 8, "-");
         table_set(t, 9, "-");
     }
-    table_set(t, 10, "%s", remark(session, run, text));
+    table_set(t, 10, "%s", run_remark(session, run, text));
 }
 
 static void report_table(const train_session *session)

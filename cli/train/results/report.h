@@ -1,4 +1,4 @@
-/* What a training shows while it goes on, and at its end. */
+/* What a training run shows while it runs, and at its end. */
 #ifndef CLI_TRAIN_REPORT_H
 #define CLI_TRAIN_REPORT_H
 

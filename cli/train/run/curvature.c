@@ -1,6 +1,6 @@
-/* What a step does with single samples and curvature, between the gradients of a batch and the optimizer's step:
+/* What a step does with per-sample gradients and curvature, between the gradients of a batch and the optimizer's step:
  * clipping each sample's gradient, the natural gradient in the span of the batch, and KFAC. Gradients change in place;
- * nothing waits for the device, and nothing here has a state of its own but KFAC. */
+ * nothing synchronizes, and only KFAC has state. */
 #include "curvature.h"
 
 #include <stdio.h>
@@ -56,10 +56,10 @@ void train_curvature_destroy(train_curvature_state *state)
     tch_tensor_destroy(state->report);
 }
 
-/* --- single samples ---------------------------------------------------------------------------------------------- */
+/* --- per-sample gradients ---------------------------------------------------------------------------------------- */
 
 /* How much of each sample's gradient is left: 1, or less where it is longer than --per-sample-clip. */
-static tch_status find_shares(const train_setup *setup, const train_curvature_state *state)
+static tch_status find_clip_weights(const train_setup *setup, const train_curvature_state *state)
 {
     for (int32_t k = 0; k < tch_network_layer_count(state->network); k++) {
         tch_network_layer at = TCH_NETWORK_LAYER_INIT;
@@ -70,17 +70,17 @@ static tch_status find_shares(const train_setup *setup, const train_curvature_st
     return tch_grad_clip_weights(setup->context, state->shares, setup->plan.per_sample_clip, state->shares);
 }
 
-static tch_status clip(const train_setup *setup, const train_curvature_state *state)
+static tch_status clip_samples(const train_setup *setup, const train_curvature_state *state)
 {
-    CLI_TRY(find_shares(setup, state));
+    CLI_TRY(find_clip_weights(setup, state));
     return tch_network_weigh_samples(state->network, state->shares, 1.0 / (double)setup->plan.batch);
 }
 
 /* (F + damping I)^-1 times the mean gradient, F being the mean of the samples' outer products. Where samples are
  * clipped it is the mean that is: F stays that of the samples as they are. */
-static tch_status make_natural(const train_setup *setup, const train_curvature_state *state)
+static tch_status apply_natural(const train_setup *setup, const train_curvature_state *state)
 {
-    CLI_TRY(state->shares != NULL ? find_shares(setup, state) : TCH_OK);
+    CLI_TRY(state->shares != NULL ? find_clip_weights(setup, state) : TCH_OK);
     for (int32_t k = 0; k < tch_network_layer_count(state->network); k++) {
         tch_network_layer at = TCH_NETWORK_LAYER_INIT;
         CLI_TRY(tch_network_get_layer(state->network, k, &at));
@@ -94,7 +94,7 @@ static tch_status make_natural(const train_setup *setup, const train_curvature_s
 
 /* --- KFAC -------------------------------------------------------------------------------------------------------- */
 
-static tch_status observe(const train_setup *setup, const train_curvature_state *state, int64_t step)
+static tch_status observe_layers(const train_setup *setup, const train_curvature_state *state, int64_t step)
 {
     const train_plan *plan = &setup->plan;
     uint64_t seed = (uint64_t)plan->seed * 0x9E3779B97F4A7C15u + (uint64_t)step;
@@ -108,21 +108,21 @@ static tch_status observe(const train_setup *setup, const train_curvature_state 
 }
 
 /* Every so many steps; in the first of these periods at each, since the factors begin with a single batch. */
-static bool refresh_is_due(const train_plan *plan, int64_t step)
+static bool refreshes_at(const train_plan *plan, int64_t step)
 {
     int64_t period = train_plan_frequency(plan);
     return step < period || step % period == 0;
 }
 
-static tch_status precondition(const train_setup *setup, const train_curvature_state *state, int64_t step, double rate)
+static tch_status apply_kfac(const train_setup *setup, const train_curvature_state *state, int64_t step, double rate)
 {
     tch_tensor *gradients[TRAIN_PARAMETERS];
     int32_t count = tch_network_parameter_count(state->network);
     for (int32_t i = 0; i < count; i++) {
         gradients[i] = tch_network_gradient(state->network, i);
     }
-    CLI_TRY(observe(setup, state, step));
-    if (refresh_is_due(&setup->plan, step)) {
+    CLI_TRY(observe_layers(setup, state, step));
+    if (refreshes_at(&setup->plan, step)) {
         CLI_TRY(tch_kfac_refresh(state->kfac));
     }
     return tch_kfac_precondition(state->kfac, rate, count, gradients);
@@ -132,10 +132,10 @@ tch_status train_curvature_apply(const train_setup *setup, const train_curvature
                                  double rate)
 {
     if (state->kind == TRAIN_NATURAL) {
-        return make_natural(setup, state);
+        return apply_natural(setup, state);
     }
-    tch_status status = state->shares != NULL ? clip(setup, state) : TCH_OK;
-    return status || state->kfac == NULL ? status : precondition(setup, state, step, rate);
+    tch_status status = state->shares != NULL ? clip_samples(setup, state) : TCH_OK;
+    return status || state->kfac == NULL ? status : apply_kfac(setup, state, step, rate);
 }
 
 /* --- what it takes ----------------------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* What a step does with single samples and curvature, between the gradients of a batch and the optimizer's step. */
+/* What a step does with per-sample gradients and curvature, between the batch's gradients and the optimizer's step. */
 #ifndef CLI_TRAIN_CURVATURE_H
 #define CLI_TRAIN_CURVATURE_H
 
@@ -10,7 +10,7 @@
 
 #include "setup.h"
 
-/* What a method keeps beside the optimizer. Members that it has no use for are NULL. */
+/* What a method keeps in addition to the optimizer. Members that it has no use for are NULL. */
 typedef struct train_curvature_state {
     train_curvature kind;
     tch_network *network;                /* the run's, whose gradients are changed */

@@ -1,4 +1,4 @@
-/* The data of a training: read or drawn, dealt out, and brought to the device one epoch at a time, so that batches are
+/* The data of a session: read or drawn, split, and brought to the device one epoch at a time, so that batches are
  * views and a step copies nothing. */
 #include "data.h"
 
@@ -40,7 +40,7 @@ static bool read_rows(const train_plan *plan, dataset *all, dataset_error *error
     return digits_draw(0, plan->samples, (uint64_t)plan->seed, all, error);
 }
 
-static uint64_t fingerprint(const dataset *data)
+static uint64_t fingerprint_of(const dataset *data)
 {
     uint64_t hash = dataset_bits((uint64_t)data->rows, (uint64_t)data->cols);
     for (int64_t i = 0; i < data->rows * data->cols; i++) {
@@ -77,7 +77,7 @@ int train_data_load(const train_plan *plan, train_data *data)
     if (!read_rows(plan, &all, &error)) {
         return output_fail("train", "%s", error.text);
     }
-    data->fingerprint = fingerprint(&all);
+    data->fingerprint = fingerprint_of(&all);
     bool one_class = all.classes < 2;
     bool dealt =
         !one_class && dataset_split(&all, plan->test_fraction, (uint64_t)plan->seed, &data->train, &data->test, &error);

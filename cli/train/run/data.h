@@ -1,4 +1,4 @@
-/* The data of a training, on the host and on the device. */
+/* The data of a session, on the host and on the device. */
 #ifndef CLI_TRAIN_DATA_H
 #define CLI_TRAIN_DATA_H
 
@@ -44,7 +44,7 @@ void train_data_release(train_data *data);
 void train_data_view(const train_rows *rows, int64_t first, int64_t count, train_batch *batch);
 
 /* The batch of a step, from 0. Every epoch has its own order, which depends on the seed and its number alone, so that
- * a training can be taken up at any step. Rows that do not fill a batch are left out of their epoch. */
+ * a run can be resumed at any step. Rows that do not fill a batch are left out of their epoch. */
 tch_status train_data_batch(tch_context *context, train_data *data, const train_plan *plan, int64_t step,
                             train_batch *batch);
 

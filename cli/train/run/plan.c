@@ -1,4 +1,4 @@
-/* The plan of a training: options read into numbers, defaults that depend on the data, and each optimizer's
+/* The plan of a session: options read into numbers, defaults that depend on the data, and each optimizer's
  * configuration. docs/training.md says how the rates below were found, and changes with them. */
 #include "plan.h"
 
@@ -40,7 +40,7 @@ static void suit_curvature(tch_optim_config *config)
     config->nesterov = 1;
 }
 
-/* All methods, with the rate each is trained with when nothing else is said. */
+/* All methods, with their default learning rates. */
 static const train_method known_methods[TRAIN_METHODS] = {
     {"shampoo", TCH_OPTIM_SHAMPOO, TRAIN_PLAIN, 0.01, suit_period, false},
     {"soap", TCH_OPTIM_SOAP, TRAIN_PLAIN, 0.01, suit_period, false},
@@ -317,59 +317,59 @@ int train_plan_settle(train_plan *plan, int64_t rows)
     return CLI_OK;
 }
 
-static train_setting given(const char *option, const char *text)
+static train_setting setting_text(const char *option, const char *text)
 {
     train_setting setting = {.option = option};
     snprintf(setting.text, sizeof setting.text, "%s", text != NULL ? text : "");
     return setting;
 }
 
-static train_setting given_number(const char *option, double number)
+static train_setting setting_number(const char *option, double number)
 {
     char text[32];
     snprintf(text, sizeof text, "%.17g", number);
-    return given(option, text);
+    return setting_text(option, text);
 }
 
-static train_setting given_integer(const char *option, int64_t number)
+static train_setting setting_integer(const char *option, int64_t number)
 {
     char text[32];
     snprintf(text, sizeof text, "%lld", (long long)number);
-    return given(option, number > 0 ? text : NULL);
+    return setting_text(option, number > 0 ? text : NULL);
 }
 
-static train_setting given_positive(const char *option, double number)
+static train_setting setting_positive(const char *option, double number)
 {
-    return number > 0.0 ? given_number(option, number) : given(option, NULL);
+    return number > 0.0 ? setting_number(option, number) : setting_text(option, NULL);
 }
 
 void train_plan_settings(const train_plan *plan, train_setting settings[TRAIN_SETTINGS])
 {
     train_setting *next = settings;
-    *next = given("--data", plan->data);
+    *next = setting_text("--data", plan->data);
     next->free = next->path = true; /* the rows are compared, not the path */
     next++;
-    *next++ = given("--label", plan->label_column);
-    *next++ = given_integer("--samples", plan->data == NULL ? plan->samples : 0);
-    *next++ = given_number("--test-fraction", plan->test_fraction);
-    *next++ = given_integer("--seed", plan->seed);
-    *next++ = given("--optimizer", plan->optimizer);
-    *next++ = given("--lr", plan->lr_text);
-    *next++ = given("--schedule", plan->schedule);
-    *next++ = given_integer("--warmup", plan->warmup);
-    *next++ = given_number("--weight-decay", plan->weight_decay);
-    *next++ = given("--hidden", plan->hidden_text);
-    *next++ = given("--activation", plan->activation);
-    *next++ = given_integer("--batch", plan->batch);
-    *next++ = given_integer("--precondition-frequency", plan->precondition_frequency);
-    *next++ = given_integer("--block", plan->block);
-    *next++ = given_positive("--damping", plan->damping);
-    *next++ = plan->kl_clip < 0.0 ? given("--kl-clip", NULL) : given_number("--kl-clip", plan->kl_clip);
-    *next++ = given("--fisher", plan->fisher);
-    *next++ = given_positive("--per-sample-clip", plan->per_sample_clip);
-    *next = given_integer("--steps", plan->steps);
-    next++->free = !plan->cosine; /* a constant rate does not know how long it will be wanted */
-    *next = given_integer("--log-every", plan->log_every);
+    *next++ = setting_text("--label", plan->label_column);
+    *next++ = setting_integer("--samples", plan->data == NULL ? plan->samples : 0);
+    *next++ = setting_number("--test-fraction", plan->test_fraction);
+    *next++ = setting_integer("--seed", plan->seed);
+    *next++ = setting_text("--optimizer", plan->optimizer);
+    *next++ = setting_text("--lr", plan->lr_text);
+    *next++ = setting_text("--schedule", plan->schedule);
+    *next++ = setting_integer("--warmup", plan->warmup);
+    *next++ = setting_number("--weight-decay", plan->weight_decay);
+    *next++ = setting_text("--hidden", plan->hidden_text);
+    *next++ = setting_text("--activation", plan->activation);
+    *next++ = setting_integer("--batch", plan->batch);
+    *next++ = setting_integer("--precondition-frequency", plan->precondition_frequency);
+    *next++ = setting_integer("--block", plan->block);
+    *next++ = setting_positive("--damping", plan->damping);
+    *next++ = plan->kl_clip < 0.0 ? setting_text("--kl-clip", NULL) : setting_number("--kl-clip", plan->kl_clip);
+    *next++ = setting_text("--fisher", plan->fisher);
+    *next++ = setting_positive("--per-sample-clip", plan->per_sample_clip);
+    *next = setting_integer("--steps", plan->steps);
+    next++->free = !plan->cosine; /* a constant rate does not depend on the length */
+    *next = setting_integer("--log-every", plan->log_every);
     next->free = true;
 }
 

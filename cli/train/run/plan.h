@@ -1,4 +1,4 @@
-/* The plan of a training: what the command line asks for, and the numbers that follow from it. */
+/* The plan of a session: what the command line asks for, and the numbers that follow from it. */
 #ifndef CLI_TRAIN_PLAN_H
 #define CLI_TRAIN_PLAN_H
 
@@ -44,11 +44,11 @@ typedef struct train_plan {
     char hidden_text[TRAIN_TEXT], lr_text[TRAIN_TEXT]; /* the same in one spelling */
 } train_plan;
 
-/* What decides the course of a training, as options and their values: what a checkpoint keeps. */
+/* What decides the course of a run, as options and their values: what a checkpoint keeps. */
 typedef struct train_setting {
     const char *option; /* "--hidden" */
     char text[4096];    /* empty where the option was not given */
-    bool free;          /* may be another when a training is taken up again */
+    bool free;          /* may change when a run is resumed */
     bool path;          /* of a file that is read: only the command line names it */
 } train_setting;
 enum { TRAIN_SETTINGS = 21 };

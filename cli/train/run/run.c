@@ -1,4 +1,4 @@
-/* One optimizer's training. Nothing in a step waits for the device. */
+/* The run of one optimizer. A step never synchronizes. */
 #include "run.h"
 
 #include <math.h>
@@ -24,7 +24,7 @@ static tch_status create_network(const train_setup *setup, tch_network **network
 }
 
 /* The last layer's columns belong to classes, and its update is not meant to be orthogonal: Muon leaves it to AdamW. */
-static bool elementwise(const train_run *run, int32_t index, int32_t count)
+static bool leaves_to_adamw(const train_run *run, int32_t index, int32_t count)
 {
     return run->method.spares_last && index == count - 2;
 }
@@ -37,7 +37,7 @@ static tch_status create_optimizer(const train_setup *setup, train_run *run)
         run->gradients[i] = tch_network_gradient(run->network, i);
         parameters[i] = (tch_parameter){.tensor = tch_network_parameter(run->network, i),
                                         .name = tch_network_parameter_name(run->network, i),
-                                        .elementwise = elementwise(run, i, count)};
+                                        .elementwise = leaves_to_adamw(run, i, count)};
     }
     tch_optim_config config = train_plan_config(&setup->plan, &run->method);
     return tch_optimizer_create(setup->context, &config, count, parameters, &run->optimizer);
@@ -86,8 +86,8 @@ tch_status train_run_step(train_setup *setup, train_run *run)
 
 /* --- measuring --------------------------------------------------------------------------------------------------- */
 
-static tch_status evaluate(const train_setup *setup, train_run *run, const train_rows *rows, double *loss,
-                           double *accuracy)
+static tch_status evaluate_rows(const train_setup *setup, train_run *run, const train_rows *rows, double *loss,
+                                double *accuracy)
 {
     double totals[TCH_NETWORK_TOTALS] = {0};
     int64_t shape[] = {TCH_NETWORK_TOTALS}, count = rows->labels->shape[0];
@@ -110,8 +110,8 @@ tch_status train_run_measure(const train_setup *setup, train_run *run, train_poi
 {
     double ignored;
     *point = (train_point){.step = run->step, .seconds = run->seconds};
-    CLI_TRY(evaluate(setup, run, &setup->data.sample, &point->train_loss, &ignored));
-    return evaluate(setup, run, &setup->data.test_rows, &point->test_loss, &point->test_accuracy);
+    CLI_TRY(evaluate_rows(setup, run, &setup->data.sample, &point->train_loss, &ignored));
+    return evaluate_rows(setup, run, &setup->data.test_rows, &point->test_loss, &point->test_accuracy);
 }
 
 bool train_run_record(train_run *run, const train_point *point)

@@ -1,4 +1,4 @@
-/* A run: one optimizer's training. Runs see the same first weights and the same batches; what differs is the optimizer
+/* A run of one optimizer. Runs see the same first weights and the same batches; what differs is the optimizer
  * and its rate. */
 #ifndef CLI_TRAIN_RUN_H
 #define CLI_TRAIN_RUN_H

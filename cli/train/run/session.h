@@ -1,4 +1,4 @@
-/* A session: all runs of a training, and how far it has come. */
+/* A session: the runs of all optimizers, and their progress. */
 #ifndef CLI_TRAIN_SESSION_H
 #define CLI_TRAIN_SESSION_H
 

@@ -1,4 +1,4 @@
-/* What all runs of a training share: the same plan, the same data, and where they compute. */
+/* What all runs of a session share: the same plan, the same data, and where they compute. */
 #ifndef CLI_TRAIN_SETUP_H
 #define CLI_TRAIN_SETUP_H
 
