@@ -1,13 +1,12 @@
 """Trains one model with several optimizers, from the same first weights over the same batches, and compares them.
 
-char_gpt.py and kfac.py define what is trained, a `Task`; the training loop, the clock, the progress bar and the table
-are here. `train` is the usual loop for any optimizer of PyTorch.
+char_gpt.py and kfac.py define what is trained, a `Task`; the training loop, the clock and the table are here. `train` is
+the usual loop for any optimizer of PyTorch.
 """
 
 import argparse
 import contextlib
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -159,7 +158,6 @@ def train(task: Task, args: argparse.Namespace, run: Run) -> nn.Module:
             run.optimizer_seconds = in_optimizer.read()  # on a GPU this synchronizes with the end of the step
             elapsed += time.perf_counter() - begin
             run.add(step, elapsed, *measure(model, task.held_out, autocast))
-            show(run, args.steps)
             begin = time.perf_counter()
         if step == args.steps:
             break
@@ -184,17 +182,6 @@ def warm_up(task: Task, args: argparse.Namespace) -> None:
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
-
-
-def show(run: Run, steps: int) -> None:
-    """A bar with the loss and the time left, on a terminal only."""
-    if not sys.stdout.isatty():
-        return
-    done, seconds = run.steps[-1], run.seconds[-1]
-    left = seconds / done * (steps - done) if done else 0.0
-    bar = ("█" * (24 * done // steps)).ljust(24, "·")
-    line = f"\r  {run.name:8} {bar} {done:6}/{steps}  loss {run.losses[-1]:.4f}  {left:4.0f} s left "
-    print(line, end="\n" if done == steps else "", flush=True)
 
 
 def table(runs: list[Run]) -> None:

@@ -8,7 +8,6 @@ depends on how the batches are drawn and on the number of steps, and takes an ac
 """
 
 import argparse
-import sys
 
 import torch
 import torchium
@@ -43,14 +42,6 @@ def private_step(model, optimizer, clipping, x: Tensor, y: Tensor, noise: float)
     return loss.detach(), (clipping.norms > clipping.max_norm).float().mean()
 
 
-def show(step: int, steps: int, loss: float, share: float) -> None:
-    """A bar, on a terminal only."""
-    if sys.stdout.isatty():
-        bar = ("█" * (24 * step // steps)).ljust(24, "·")
-        line = f"\r  {bar} {step:5}/{steps}  loss {loss:.3f}  clipped {100 * share:3.0f} % "
-        print(line, end="\n" if step == steps else "", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torchium.is_available("cuda") else "cpu")
@@ -72,7 +63,7 @@ def main() -> None:
         chosen = torch.randint(held_out, args.samples, (args.batch,), device=args.device)
         loss, share = private_step(model, optimizer, clipping, images[chosen], labels[chosen], args.noise)
         if step % 20 == 0 or step == args.steps:
-            show(step, args.steps, loss.item(), share.item())
+            print(f"step {step}: loss {loss.item():.3f}, {100 * share.item():.0f} % of the samples clipped")
     with torch.no_grad():
         right = (model(images[:held_out]).argmax(1) == labels[:held_out]).float().mean().item()
     print(

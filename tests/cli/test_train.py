@@ -518,7 +518,7 @@ class Outputs(Case):
 
     def start(self, *arguments, most, json=True):
         command = [test_cli.COMMAND, "train", *SMALL, *arguments, *(["--json"] if json else [])]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0}
         process = subprocess.Popen(command, **pipes, env=PLAIN, preexec_fn=limited(most))
         self.addCleanup(process.kill)
         return process
@@ -598,7 +598,8 @@ class Stopping(Case):
     def start(self, *arguments):
         length = ["--schedule", "constant", "--steps", "100000", "--log-every", "5"]
         command = [test_cli.COMMAND, "train", *SMALL, *length, *arguments]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=PLAIN)
+        # Unbuffered: communicate() would pass over what readline() has buffered.
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=PLAIN, bufsize=0)
 
     def stop(self, process, number):
         for _ in range(4):  # it is under way
@@ -660,6 +661,7 @@ class Stopping(Case):
                 [*command, "--optimizer", "sgd"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                bufsize=0,
                 env=PLAIN,
                 preexec_fn=lambda number=number: signal.signal(number, signal.SIG_IGN),
             )

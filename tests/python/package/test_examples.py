@@ -126,14 +126,6 @@ def kernels(tmp_path, monkeypatch):
         monkeypatch.setenv("TORCHIUM_CACHE", str(tmp_path / "kernels"))
 
 
-def test_custom_kernel(script, device, kernels):
-    output = script("custom_kernel.py", "--steps", "40", "--device", device)
-    losses = [float(word) for word in re.findall(r"loss (\S+)", output)]
-    assert len(losses) == 2 and math.isclose(*losses, rel_tol=1e-3)
-    # Both round every step's numbers to float32, in another order; a step is at most the rate, 3e-3.
-    assert float(re.search(r"difference of a weight: (\S+)", output)[1]) < 1e-4
-
-
 def test_matrix_optimizer(script, device, kernels):
     output = script("matrix_optimizer.py", "--steps", "40", "--device", device)
     sgd, by_kernel, by_library = (float(loss) for loss in re.findall(r"loss (\d+\.\d+)", output))
@@ -180,7 +172,7 @@ def test_one_line(script):
 def test_dp_sgd(script, device):
     small = ["--samples", "600", "--steps", "40", "--batch", "64", "--noise", "0.1"]
     output = script("dp_sgd.py", "--device", device, *small)
-    assert float(re.match(r"([\d.]+) %", output)[1]) > 25  # of ten digits
+    assert float(re.search(r"^([\d.]+) % of", output, re.MULTILINE)[1]) > 25  # of ten digits
 
 
 def check_learnt(said: str) -> None:
