@@ -27,7 +27,7 @@ soak: ## train for HOURS hours: memory stays flat, and a second run comes to the
 	@scripts/setup test
 	@scripts/soak
 
-bench: ## time the operations, beside PyTorch where it is installed (QUICK=1: fewer, shorter)
+bench: ## time the operations, vs PyTorch where it is installed (QUICK=1: fewer, shorter)
 	@scripts/setup run python
 	@scripts/build bench
 	@scripts/bench $(if $(QUICK),--quick)

@@ -44,7 +44,7 @@ class Bench:
             library.set_stream(torch.cuda.current_stream().cuda_stream)
 
     def attempt(self, what, function, *arguments):
-        """What goes wrong is said and kept, and the rest goes on."""
+        """A failure is printed and recorded, and the other cases run."""
         try:
             return function(*arguments)
         except Exception as failure:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times steps of Muon and Shampoo that two processes share over gloo, one thread each, beside Dion's Muon and Meta's
+"""Times steps of Muon and Shampoo that two processes share over gloo, one thread each, vs Dion's Muon and Meta's
 Distributed Shampoo, in one run: the same parameters and gradients, replicated (as under DDP) and sharded by rows (as
 under fully_shard).
 
@@ -10,8 +10,7 @@ is left out. Rounds go through all of them in turn, so that what else the machin
 milliseconds of a step there is the processor's time that both processes took for it, which a busy machine changes less.
 
 Dion orthogonalizes in bfloat16, which many CPUs have no arithmetic for: it is given five steps of Muon's polynomial in
-float32, which Torchium does beside its default, and --bfloat16 adds Dion's own. Of Meta's ways to take shards, the
-default one preconditions each shard by itself, which is other mathematics than that of one process; REPLICATE is the
+float32, as Torchium in a second row, and --bfloat16 adds Dion's own. Of Meta's ways to take shards, the default one preconditions each shard by itself, which is other mathematics than that of one process; REPLICATE is the
 same as one process. ROUND_ROBIN, which is too, sends what gloo does not take.
 """
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Times custom kernels: compiling, compiling what the cache has, launching, and torchium.elementwise beside PyTorch.
+"""Times custom kernels: compiling, compiling what the cache has, launching, and torchium.elementwise vs PyTorch.
 
     PYTHONPATH=build/cuda/python bench/kernel_bench.py [--device cpu] [--json FILE]
 
 One line for each figure, with its target, which is a GPU's; the process ends with status 1 where one is missed, but not
-with --report. Compiling is timed in fresh processes with a cache folder of their own: the first call of a process also
+with --report. Compiling is timed in fresh processes with a separate cache folder: the first call of a process also
 opens the compiler.
 """
 

@@ -1,4 +1,4 @@
-"""A thin ctypes view of the optimizers of libtorchium, for benchmarks and for tests beside PyTorch."""
+"""A thin ctypes view of the optimizers of libtorchium, for benchmarks and for tests vs PyTorch."""
 
 import ctypes
 

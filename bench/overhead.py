@@ -98,7 +98,7 @@ def call(bench, how, name, *arguments):
 
 
 def step(bench, kind):
-    """A step of 200 small parameters beside the same from C, and beside PyTorch's own where it has the class."""
+    """A step of 200 small parameters vs the same from C, and vs PyTorch's own where it has the class."""
     parameters = [torch.nn.Parameter(0.1 * torch.randn(size, device=bench.device)) for size in 100 * [(8, 8), (8,)]]
     for p in parameters:
         p.grad = 0.1 * torch.randn_like(p)

@@ -5,7 +5,7 @@ Behind a table or a paragraph stands a comment that says where its numbers come 
 list in it; a line `NUMBER = ROW -> FIELD` is about a number of the text, and for a table a line of columns is followed
 by a line for each row:
 
-    | a step of | model | ours, ms | beside it, ms | times |
+    | a step of | model | ours, ms | compared with, ms | speedup |
     |---|---|---|---|---|
     | AdamW | GPT-2 | 0.590 | 0.724 (torch fused) | **1.2** |
 

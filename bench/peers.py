@@ -24,7 +24,7 @@ def blocks_of(parameters, most):
 
 
 class PlainShampoo:
-    """Shampoo as one writes it in PyTorch: block after block, roots by eigendecomposition."""
+    """Plain Shampoo in PyTorch: block after block, roots by eigendecomposition."""
 
     def __init__(self, parameters, period, most=1024, lr=0.01, eps=1e-6):
         self.parameters, self.gradients = [p.data for p in parameters], [p.grad for p in parameters]

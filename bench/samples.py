@@ -1,5 +1,5 @@
-"""Per-sample gradients: one linear layer through the C library beside PyTorch, a small GPT through the Python package
-beside its plain backward pass, and modules beside Opacus."""
+"""Per-sample gradients: one linear layer through the C library vs PyTorch, a small GPT through the Python package
+vs its plain backward pass, and modules vs Opacus."""
 
 import contextlib
 import copy
@@ -44,7 +44,7 @@ def gradients(batch, positions, inputs, outputs, bench, dtype=torch.float32):
 
 
 def norms(batch, positions, inputs, outputs, dtype, bench, bias=True):
-    """Squared norms of the gradients of the weight, and of the bias with it, beside the Gram form."""
+    """Squared norms of the gradients of the weight, and of the bias with it, vs the Gram form."""
     x, g = layer(bench, batch, positions, inputs, outputs, dtype)
     formed = torch.stack([(b.mT @ a).square().sum() for a, b in zip(x.double(), g.double(), strict=True)])
     reference = formed + g.double().sum(1).square().sum(1) if bias else formed
@@ -167,7 +167,7 @@ def gpt(layers, width, heads, vocabulary, length, batch, tied, bench):
     return Work(ms, plain, more=lambda: {"memory": {name: memory(context) for name, context in ways.items()}})
 
 
-# --- modules beside Opacus --------------------------------------------------------------------------------------------
+# --- modules vs Opacus ------------------------------------------------------------------------------------------------
 
 
 class Feed(nn.Module):

@@ -84,7 +84,7 @@ def from_python(kind, parameters, **options):
 
 
 def others(bench, names, parameters, period):
-    """The steps of those that are found here; who fails is said."""
+    """The steps of the peers that are found; failures are reported."""
     steps = {}
     for name in names:
         module, maker = PEERS[name]

@@ -7,11 +7,11 @@ over steps and over seconds.
 
 All start from the same weights and see the same batches: cosine schedule with a warm-up, gradients clipped to a norm of
 1, on a GPU bfloat16 autocast and one compiled model. --sweep first finds the learning rates of every method, in short
-trainings that are written down: three rates of the matrices at the larger rate of the rest, more of them while the best
+runs that are recorded: three rates of the matrices at the larger rate of the rest, more of them while the best
 is the least or the largest, then the other rates of the rest at the best. Others are compared where they can be
 imported, or lie in folders named by --peer-path or by TORCHIUM_PEERS: github.com/nikhilvyas/SOAP, microsoft/dion,
-facebookresearch/optimizers, HomebrewML/HeavyBall. Who fails is reported, and the rest goes on; figures are written
-after every run.
+facebookresearch/optimizers, HomebrewML/HeavyBall. A run that fails is reported and does not end the others; figures are
+written after every run.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from plots import training as picture
 from timing import machine
 
 FURTHER = 3  # rates that a sweep may try beyond its first
-SWEEP_LAST = 2  # points that the last loss of a sweep's short training is the mean of
+SWEEP_LAST = 2  # points that the last loss of a sweep's short run is the mean of
 IMAGES = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "docs", "images")
 
 
@@ -55,7 +55,7 @@ class Report:
         return (found[-1]["matrices"], found[-1]["rest"]) if found else METHODS[method].rates
 
     def attempt(self, what, function, *arguments):
-        """Whatever goes wrong in one training is written down, and the next one has its turn."""
+        """A run that fails is recorded, and the next one starts."""
         try:
             return function(*arguments)
         except Exception as failure:
@@ -100,7 +100,7 @@ def beyond(tried):
 
 
 def sweep(course, report, method, steps):
-    """Short trainings at several rates."""
+    """Short runs at several rates."""
     tried, plan = [], METHODS[method]
     entry = ENTRIES[plan.by]
 
@@ -183,9 +183,9 @@ def arguments():
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--eager", action="store_true", help="do not compile the model; on the CPU it never is")
     parser.add_argument("--out", help="figures; bench/results/train-lm-SIZE.json")
-    parser.add_argument("--svg", help="the picture; beside --out, or docs/images/train-lm-SIZE.svg")
+    parser.add_argument("--svg", help="the picture; next to --out, or docs/images/train-lm-SIZE.svg")
     parser.add_argument("--append", action="store_true", help="keep the other runs that are in the file already")
-    parser.add_argument("--peer-path", action="append", default=[], metavar="DIR", help="where an optimizer lies")
+    parser.add_argument("--peer-path", action="append", default=[], metavar="DIR", help="folder of a peer")
     parser.add_argument("--cache", default=os.path.join(tempfile.gettempdir(), "torchium-train-lm"))
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no run is begun")
     return settle(parser, parser.parse_args())

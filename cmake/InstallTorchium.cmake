@@ -1,5 +1,5 @@
 # The installed package: headers, library, command, find_package(torchium) and pkg-config. Every path in it is relative
-# to where its file lies, so that an installed folder can be moved.
+# to the folder of its file, so that an installed folder can be moved.
 include(CMakePackageConfigHelpers)
 
 set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/torchium")
@@ -17,7 +17,7 @@ endif()
 install(TARGETS torchium EXPORT torchium-targets
         LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
         ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
-if(TORCHIUM_HAVE_CUDA) # beside the library, where it is looked for
+if(TORCHIUM_HAVE_CUDA) # next to the library, where it is looked for
     install(TARGETS torchium_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 endif()
 install(EXPORT torchium-targets NAMESPACE torchium:: DESTINATION "${package_folder}")

@@ -1,6 +1,6 @@
 # Finds an OpenBLAS for libtorchium to open at run time: its path is compiled in as one to try. Nothing is linked and
 # nothing fails when there is none; the library then looks again on the machine where it runs. The OpenMP build comes
-# first wherever it is installed beside others: it shares one pool of threads with our own loops.
+# first wherever it is installed with others: it shares one pool of threads with our own loops.
 
 set(multiarch "${CMAKE_LIBRARY_ARCHITECTURE}")
 find_file(TORCHIUM_OPENBLAS
@@ -15,7 +15,7 @@ find_file(TORCHIUM_OPENBLAS
     DOC "An OpenBLAS to try at run time")
 mark_as_advanced(TORCHIUM_OPENBLAS)
 
-# Where the system has none: the one that pip put into the checkout's own environment, so that nobody needs root. Not in
+# Where the system has none: the one that pip put into the checkout's own environment, so that root is not needed. Not in
 # the cache, since the system's may be installed later; not in a wheel, which has a dependency of its own.
 if(NOT TORCHIUM_OPENBLAS AND NOT SKBUILD)
     file(GLOB openblas_of_pip

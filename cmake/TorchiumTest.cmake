@@ -1,7 +1,7 @@
 # How tests are built and run: linking, the environment the sanitizers read, labels, time limits.
 
-# Programs lie together, whichever folder lists them, so that a test is found by its name and libraries beside it; what
-# takes the place of a library or a module lies in folders below.
+# Programs are in one folder, whichever folder lists them, so that a test is found by its name and libraries next to it;
+# what takes the place of a library or a module is in folders below.
 set(test_programs "${PROJECT_BINARY_DIR}/tests")
 set(test_modules "${test_programs}/modules")
 set(support_folder "${PROJECT_SOURCE_DIR}/tests/support")
@@ -18,7 +18,7 @@ endif()
 
 # Waiting threads sleep: on a busy machine a test whose threads spin for each other takes several times as long.
 # Under AddressSanitizer an allocation too large for the machine fails, as it does without it. Compiled kernels stay out of
-# the cache of whoever runs the tests.
+# the user's cache.
 set(test_environment "OMP_WAIT_POLICY=passive" "TORCHIUM_CACHE=${PROJECT_BINARY_DIR}/kernel-cache"
     "UBSAN_OPTIONS=print_stacktrace=1"
     "ASAN_OPTIONS=allocator_may_return_null=1:intercept_tls_get_addr=0" "TSAN_OPTIONS=allocator_may_return_null=1")
@@ -99,7 +99,7 @@ function(torchium_test name)
     if(arg_DEVICES AND TORCHIUM_HAVE_CUDA)
         add_test(NAME ${name}_cuda COMMAND ${test_launcher} $<TARGET_FILE:test_${name}> cuda)
         torchium_test_settings(${name}_cuda LABELS gpu TIMEOUT ${gpu_test_timeout})
-        if(arg_INTERNAL) # the library is linked in: the module does not lie beside it
+        if(arg_INTERNAL) # the library is linked in: the module is not next to it
             set_property(TEST ${name}_cuda APPEND PROPERTY
                 ENVIRONMENT "TORCHIUM_BACKEND_PATH=$<TARGET_FILE_DIR:torchium_cuda>")
         endif()

@@ -17,7 +17,7 @@ class Size:
     context: int
     batch: int
     text: int  # bytes at most
-    packages: bool = True  # beside the standard library
+    packages: bool = True  # in addition to the standard library
 
 
 SIZES = {

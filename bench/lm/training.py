@@ -1,4 +1,4 @@
-"""One training of bench/train_lm.py, and what is measured of it.
+"""One training run of bench/train_lm.py, and what is measured of it.
 
 All runs of a course share the model, compiled once, its first weights and the batches. Nothing in the loop waits for a
 GPU: losses stay on the device and times are events, read when the run is over.
@@ -18,7 +18,7 @@ LAST = 4  # points that a run's last loss is the mean of: batches differ by a tw
 WARM_UP = 0.1  # of the steps
 CLIP = 1.0
 HELD_OUT = 8  # batches
-FIRST_STEPS = 2  # that nobody times: what others compile, they compile here
+FIRST_STEPS = 2  # not timed: optimizers compile here what they compile
 SETTLED = 10  # steps: before, state is made and steps are recorded; the slowest step is one behind them
 
 
@@ -108,12 +108,12 @@ class Course:
             self.step(optimizer, index, Stamps(self.device))
 
     def validate(self):
-        """With gradients that nobody asks for: without them the model would be compiled once more."""
+        """With unused gradients: without them the model would be compiled once more."""
         count = max(1, min(HELD_OUT, self.held_out.windows // self.size.batch))
         return statistics.fmean(self.loss(self.held_out[index]).item() for index in range(count))
 
     def run(self, entry, rates, steps):
-        """A whole training, as a row of figures."""
+        """A whole run, as a row of figures."""
         before = self.forget()
         optimizer = self.begin(entry, rates)
         scheduled = [(group, float(group["lr"])) for group in optimizer.param_groups]
@@ -140,8 +140,7 @@ class Course:
         return torch.cuda.memory_allocated()
 
     def memory(self, before):
-        """Gigabytes: the most that PyTorch had given out, what stays between steps beside the model, and what our
-        library's own pool holds, which is not PyTorch's."""
+        """Gigabytes: PyTorch's peak, what stays between steps in addition to the model, and the pool of our library."""
         import torchium
 
         pools = [value["reserved"] for name, value in torchium.memory_report().items() if name.startswith("cuda")]

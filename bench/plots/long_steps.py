@@ -1,5 +1,5 @@
-"""The long steps of docs/numerics/orthogonalization.md: looks for better coefficients near those of the library, says
-what they leave of singular values beside the published methods, and draws docs/images/long-steps.svg.
+"""The long steps of docs/numerics/orthogonalization.md: looks for better coefficients near those of the library, prints
+what they leave of singular values vs the published methods, and draws docs/images/long-steps.svg.
 
     python3 bench/plots/long_steps.py        needs NumPy
 

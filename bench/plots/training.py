@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the trainings of bench/train_lm.py: the loss over steps and over seconds, side by side.
+"""Draws the runs of bench/train_lm.py: the loss over steps and over seconds, side by side.
 
 bench/plots/training.py bench/results/train-lm-33m.json docs/images/train-lm-33m.svg
 """

@@ -1,7 +1,7 @@
 """Trains one model with several optimizers, from the same first weights over the same batches, and compares them.
 
-char_gpt.py and kfac.py define what is trained, a `Task`; the training loop, the clock and the table are here. `train` is
-the usual loop for any optimizer of PyTorch.
+char_gpt.py and kfac.py define what is trained, a `Task`; the training loop, the clock and the table are here. `train`
+is the usual loop for any optimizer of PyTorch.
 """
 
 import argparse

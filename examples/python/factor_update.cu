@@ -1,5 +1,5 @@
 /* Shampoo's moving average F = beta F + (1 - beta) G G', G of rows x cols, by a thread for each element of F.
- * cpp_extension.py runs it by torchium.kernel beside the same call of the C library. */
+ * cpp_extension.py runs it by torchium.kernel and compares it with the same call of the C library. */
 __global__ void factor_update(const float *gradient, float *factor, int rows, int cols, float beta)
 {
     for (int e = blockIdx.x * blockDim.x + threadIdx.x; e < rows * rows; e += gridDim.x * blockDim.x) {
