@@ -10,8 +10,9 @@ is left out. Rounds go through all of them in turn, so that what else the machin
 milliseconds of a step there is the processor's time that both processes took for it, which a busy machine changes less.
 
 Dion orthogonalizes in bfloat16, which many CPUs have no arithmetic for: it is given five steps of Muon's polynomial in
-float32, as Torchium in a second row, and --bfloat16 adds Dion's own. Of Meta's ways to take shards, the default one preconditions each shard by itself, which is other mathematics than that of one process; REPLICATE is the
-same as one process. ROUND_ROBIN, which is too, sends what gloo does not take.
+float32, as Torchium in a second row, and --bfloat16 adds Dion's own. Of Meta's ways to take shards, the default one
+preconditions each shard by itself, which is other mathematics than that of one process; REPLICATE is the same as one
+process. ROUND_ROBIN, which is too, sends what gloo does not take.
 """
 
 import argparse

@@ -16,15 +16,14 @@
  *     tch_checkpoint_integer(checkpoint, "step", &step);
  *     tch_checkpoint_close(checkpoint);
  *
- * Every tensor has a checksum in the file, a CRC-32C, and so has the header: what comes out of a file is what went in,
- * or an error. That is meant for accidents, on a disk or on the way; a file that somebody changes on purpose gets new
- * ones.
+ * Every tensor has a checksum in the file, a CRC-32C, and so has the header: a read gives
+ * the bytes that were saved, or an error. It protects against accidents, not against deliberate changes.
  *
  * A save either happens or does not: whatever ends it, an error, a full disk or the end of the process, the path holds
- * the old file or the new one, whole. A file that is opened is believed in nothing: every name, shape and offset in it
- * is checked before anything is read by it.
+ * the old file or the new one, whole. Files are untrusted: every name, shape and offset is checked before it
+ * is used.
  *
- * Ranks that train one model save it together: each adds what it has to a writer of its own, rectangles of larger
+ * Ranks that train one model save it together: each adds what it has to its own writer, rectangles of larger
  * tensors among it, and all call tch_checkpoint_writer_save_sharded. What they leave is a safetensors file of each rank
  * and an index, "model.safetensors.index.json" in the layout that sharded models have everywhere. It is opened by
  * tch_checkpoint_open as a file is, and any number of ranks reads from it, each what it needs:
@@ -104,8 +103,8 @@ TCH_API tch_status tch_checkpoint_writer_set_checksums(tch_checkpoint_writer *wr
 
 /* Writes the file, each tensor row-major without gaps. `context` is of the device the tensors are on; it may be NULL
  * when all are in host memory. Their values are those after the work already queued on its stream; the call waits for
- * it. Tensors that cannot be written from where they lie pass through 16 MiB of host memory. Nobody may change them
- * during the call: their checksum would not be that of the bytes written.
+ * it. Tensors that cannot be written in place pass through 16 MiB of host memory. They must not change during the
+ * call: their checksum would not be that of the bytes written.
  *
  * The bytes go to a temporary file ".torchium-*.part" in the folder of `path`, and reach the disk before that file
  * takes the name `path`. When the call fails it is removed and `path` is as it was. A process killed on the way leaves
@@ -117,14 +116,14 @@ TCH_API tch_status tch_checkpoint_writer_save(tch_checkpoint_writer *writer, tch
 
 /* Writes one checkpoint of all ranks of a group: every rank calls it, with its own writer and the same `path`, which
  * ends in ".index.json" and is in a folder that all of them see. The context is the one that the group is used with.
- * Beside the index lie the files, "model-NUMBER-00001-of-00004.safetensors": NUMBER is another at each save. A tensor
+ * The files are next to the index, "model-NUMBER-00001-of-00004.safetensors": NUMBER is another at each save. A tensor
  * that several ranks add under one name is read from the first one's file. `comm` NULL: one process, one file.
  *
  * The index takes its name when every file is on the disk. When the call fails on one rank it fails on all, the files
  * are removed, and the old index stands with its own; when it succeeds, the first rank removes the files that the
  * replaced index named, and no others. The files have the permissions of those. Several processes or groups may save to
  * one path at once: the last one to finish stays, whole. For the moment in which the index is replaced the first rank
- * holds a lock on ".INDEX.lock" beside it, and waits up to two seconds for others; without it, files of the save that
+ * holds a lock on ".INDEX.lock" next to it, and waits up to two seconds for others; without it, files of the save that
  * was replaced may be left behind. */
 TCH_API tch_status tch_checkpoint_writer_save_sharded(tch_checkpoint_writer *writer, tch_context *context,
                                                       tch_comm *comm, const char *path);
@@ -146,7 +145,7 @@ TCH_API void tch_checkpoint_close(tch_checkpoint *checkpoint);
 
 /* Copies a tensor into `out`, which has the shape and element type of the file's: nothing is converted. Any layout, in
  * host memory or on the device of `context`, which may be NULL for host memory. When reading fails midway, because the
- * disk did or because somebody cut the file short, part of `out` has been written. The bytes are compared with their
+ * disk did or because the file was cut short, part of `out` has been written. The bytes are compared with their
  * checksum, where there is one: TCH_ERR_IO when they differ, and then `out` holds what the file does. */
 TCH_API tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_context *context, const char *name,
                                        tch_tensor *out);

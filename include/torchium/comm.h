@@ -106,7 +106,7 @@ typedef struct tch_comm_nccl_config {
  * With a time set the communicator does not block (NCCL 2.14 and later), and a thread looks on from beside. When the
  * ranks do not meet within timeout_s, when a collective does not begin within it, when no collective that is queued
  * ends for so long, or as soon as NCCL itself reports an error, the communicator is aborted: kernels that wait on the
- * GPU end, so that whoever waits for the GPU goes on, and the call under way, or the next one of the group, is
+ * GPU end, so that waits for the GPU return, and the call under way, or the next one of the group, is
  * TCH_ERR_COMM with the group, the operation and the reason. What the step left behind is not to be used: load a
  * checkpoint.
  *

@@ -29,7 +29,7 @@ TCH_API void tch_context_destroy(tch_context *context);
 TCH_API tch_device tch_context_device(const tch_context *context);
 
 /* Makes later calls run on the caller's stream: a cudaStream_t of the context's device, not owned. NULL is the device's
- * default stream. Until the first such call the context has a stream of its own. The CPU has no streams: only NULL is
+ * default stream. Until the first such call the context has its own stream. The CPU has no streams: only NULL is
  * accepted there.
  *
  * What the new stream gets from now on runs after all that the context gave the old one, without a wait of the host;

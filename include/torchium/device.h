@@ -12,7 +12,7 @@
 #include <torchium/export.h>
 #include <torchium/status.h>
 
-/* The numbers are DLPack's. TCH_DEVICE_EXTENSION is the device of a backend module of somebody else's. */
+/* The numbers are DLPack's. TCH_DEVICE_EXTENSION is the device of a third-party backend module. */
 typedef enum tch_device_type {
     TCH_DEVICE_CPU = 1,
     TCH_DEVICE_CUDA = 2,

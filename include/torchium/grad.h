@@ -10,13 +10,13 @@
  * samples' losses, so that sample i of it is the gradient of sample i's own loss; where it is that of a mean, the
  * layer's `scale` makes up for it. B, the number of samples, may be 0.
  *
- * Conventions, beside those of linalg.h:
+ * Conventions, in addition to those of linalg.h:
  * - Inputs and output gradients have one dtype, float64, float32, float16 or bfloat16, and any strides; sums are taken
  *   in float32 at least, and in float64 for float64. Outputs have the inputs' dtype, or float32 where that is a half
  *   type; numbers per sample (`norms`, `weights`, `dots`) are float64 [B], one after the other.
  * - No function makes a buffer of B times the parameters, or of B times the square of the positions: work is cut into
  *   chunks that fit the context's workspace limit.
- * - Nothing waits for the device; calls can be captured in a CUDA graph. */
+ * - Nothing synchronizes; calls can be captured in a CUDA graph. */
 #ifndef TORCHIUM_GRAD_H
 #define TORCHIUM_GRAD_H
 
@@ -42,7 +42,7 @@ typedef enum tch_layer_kind {
     TCH_LAYER_COUNT = 6
 } tch_layer_kind;
 
-/* What lies outside a convolution's input. */
+/* The values outside a convolution's input. */
 typedef enum tch_padding {
     TCH_PADDING_ZEROS = 0,
     TCH_PADDING_REFLECT = 1,   /* the edge is not repeated; less padding than input */

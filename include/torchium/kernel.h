@@ -24,7 +24,7 @@
  * is 0 on the CPU. What the CPU cannot do (inline PTX, cooperative groups, textures, dynamic parallelism, tensor cores)
  * is refused by the compiler, with the line.
  *
- * A kernel belongs to its context. A launch waits for nothing on a GPU and can be captured in a CUDA graph. */
+ * A kernel belongs to its context. A launch never synchronizes on a GPU and can be captured in a CUDA graph. */
 #ifndef TORCHIUM_KERNEL_H
 #define TORCHIUM_KERNEL_H
 

@@ -1,4 +1,4 @@
-/* Tensors: descriptions of memory somebody owns.
+/* Tensors: descriptions of memory that the caller owns.
  *
  * A tch_tensor has exactly the layout of DLPack's DLTensor, so a pointer to one can be used as the other. Make one over
  * your own memory by filling in the fields (tch_tensor_view helps), or let tch_tensor_create take memory from a
