@@ -24,7 +24,7 @@ static int from_environment(const char *name, int otherwise)
 
 /* --- meeting ----------------------------------------------------------------------------------------------------- */
 
-/* Under another name first: nobody reads half of it. */
+/* Under another name first, so that no rank reads half of it. */
 static void publish_id(const char *path, const char id[TCH_NCCL_ID_BYTES])
 {
     char temporary[1100];
@@ -107,8 +107,8 @@ static void open_model(model *m)
     tch_parameter entries[MATRICES];
     m->numbers = malloc(sizeof(float) * ROWS * COLS);
     for (int i = 0; i < MATRICES; i++) {
-        must(tch_tensor_create(m->context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &m->weights[i]));
-        must(tch_tensor_create(m->context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &m->gradients[i]));
+        m->weights[i] = create_tensor(m->context, TCH_FLOAT32, 2, shape);
+        m->gradients[i] = create_tensor(m->context, TCH_FLOAT32, 2, shape);
         fill(m, m->weights[i], i, 0);
         snprintf(m->names[i], sizeof m->names[i], "layer%d.weight", i);
         entries[i] = (tch_parameter){.tensor = m->weights[i], .name = m->names[i]};
