@@ -28,12 +28,6 @@ def adamw_groups(matrices, rest, rates):
     ]
 
 
-def our_groups(matrices, rest, rates):
-    """The same for our optimizers, which do AdamW for the second group themselves."""
-    first, second = adamw_groups(matrices, rest, rates)
-    return [first, second | {"use_adamw": True}]
-
-
 def torch_adamw(matrices, rest, rates):
     return torch.optim.AdamW(adamw_groups(matrices, rest, rates), betas=BETAS, fused=True)
 
@@ -44,66 +38,25 @@ def our_adamw(matrices, rest, rates):
     return AdamW(adamw_groups(matrices, rest, rates), betas=BETAS)
 
 
-def our_muon(matrices, rest, rates):
-    from torchium.optim import Muon
+def ours(kind, **options):
+    """Maker of our optimizer of that class, which does AdamW for the rest itself."""
 
-    return Muon(our_groups(matrices, rest, rates), adjust_lr_fn="match_rms_adamw", adamw_betas=BETAS)
+    def make(matrices, rest, rates):
+        import torchium
 
+        first, second = adamw_groups(matrices, rest, rates)
+        return getattr(torchium.optim, kind)([first, second | {"use_adamw": True}], adamw_betas=BETAS, **options)
 
-def our_muon_of_torch(matrices, rest, rates):
-    """With the polynomial that torch.optim.Muon has."""
-    from torchium.optim import Muon
-
-    groups = our_groups(matrices, rest, rates)
-    return Muon(groups, method="muon", adjust_lr_fn="match_rms_adamw", adamw_betas=BETAS)
+    return make
 
 
-def our_normuon(matrices, rest, rates):
-    from torchium.optim import NorMuon
-
-    return NorMuon(our_groups(matrices, rest, rates), adamw_betas=BETAS)
-
-
-def our_shampoo(matrices, rest, rates, period=None, share=1.0):
-    from torchium.optim import Shampoo
-
-    return Shampoo(
-        our_groups(matrices, rest, rates),
-        betas=BETAS,
-        eps=0.0,
-        update_freq=period,
-        refresh_budget=share,
-        max_preconditioner_dim=WHOLE,
-        grafting="adam",
-        grafting_beta2=BETAS[1],
-        adamw_betas=BETAS,
-    )
-
-
-def our_soap(matrices, rest, rates, period=None, share=1.0):
-    from torchium.optim import SOAP
-
-    groups = our_groups(matrices, rest, rates)
-    return SOAP(
-        groups,
-        betas=(0.95, 0.95),
-        precondition_frequency=period,
-        refresh_budget=share,
-        max_precond_dim=WHOLE,
-        adamw_betas=BETAS,
-    )
-
-
-def with_period(make):
-    return lambda matrices, rest, rates: make(matrices, rest, rates, PERIOD)
-
-
-def with_share(make):
-    return lambda matrices, rest, rates: make(matrices, rest, rates, share=SHARE)
+MUON = {"adjust_lr_fn": "match_rms_adamw"}
+SHAMPOO = {"betas": BETAS, "eps": 0.0, "max_preconditioner_dim": WHOLE, "grafting": "adam", "grafting_beta2": BETAS[1]}
+SOAP = {"betas": (0.95, 0.95), "max_precond_dim": WHOLE}
 
 
 class Together:
-    """An optimizer of matrices alone, and AdamW for the rest."""
+    """A peer's optimizer for the matrices, and AdamW for the rest."""
 
     def __init__(self, first, rest, rate):
         adamw = torch.optim.AdamW(rest, lr=rate, betas=BETAS, weight_decay=0.0, fused=True)
@@ -149,15 +102,21 @@ BASELINE = "torch-adamw"
 ENTRIES = {
     BASELINE: Entry("torch AdamW, fused", torch_adamw, "adamw", "torch"),
     "adamw": Entry("AdamW", our_adamw, "adamw"),
-    "muon": Entry("Muon", our_muon, "muon"),
-    "muon-of-torch": Entry("Muon, method 'muon'", our_muon_of_torch, "muon"),
-    "normuon": Entry("NorMuon", our_normuon, "normuon"),
-    "shampoo": Entry("Shampoo", our_shampoo, "shampoo"),
-    "shampoo-period": Entry(f"Shampoo, roots every {PERIOD} steps", with_period(our_shampoo), "shampoo"),
-    "shampoo-share": Entry("Shampoo, a quarter of the roots at a step", with_share(our_shampoo), "shampoo"),
-    "soap": Entry("SOAP", our_soap, "soap"),
-    "soap-period": Entry(f"SOAP, bases every {PERIOD} steps", with_period(our_soap), "soap"),
-    "soap-share": Entry("SOAP, a quarter of the bases at a step", with_share(our_soap), "soap"),
+    "muon": Entry("Muon", ours("Muon", **MUON), "muon"),
+    "muon-of-torch": Entry("Muon, method 'muon'", ours("Muon", method="muon", **MUON), "muon"),
+    "normuon": Entry("NorMuon", ours("NorMuon"), "normuon"),
+    "shampoo": Entry("Shampoo", ours("Shampoo", **SHAMPOO), "shampoo"),
+    "shampoo-period": Entry(
+        f"Shampoo, roots every {PERIOD} steps", ours("Shampoo", update_freq=PERIOD, **SHAMPOO), "shampoo"
+    ),
+    "shampoo-share": Entry(
+        "Shampoo, a quarter of the roots at a step", ours("Shampoo", refresh_budget=SHARE, **SHAMPOO), "shampoo"
+    ),
+    "soap": Entry("SOAP", ours("SOAP", **SOAP), "soap"),
+    "soap-period": Entry(
+        f"SOAP, bases every {PERIOD} steps", ours("SOAP", precondition_frequency=PERIOD, **SOAP), "soap"
+    ),
+    "soap-share": Entry("SOAP, a quarter of the bases at a step", ours("SOAP", refresh_budget=SHARE, **SOAP), "soap"),
     "torch-muon": Entry("torch.optim.Muon", with_adamw(torch_muon), "muon", "torch.optim.Muon"),
     "dion-muon": Entry("Dion's Muon", with_adamw(peers.dion_muon, adjust_lr="rms_norm"), "muon", "dion"),
     "vyas-soap": Entry(f"nikhilvyas/SOAP, every {PERIOD} steps", with_adamw(peers.vyas_soap), "soap", "soap"),
