@@ -5,9 +5,7 @@
 
 #include "commands.h"
 #include "measure/timing.h"
-#include "results/checkpoint.h"
-#include "results/outputs.h"
-#include "results/report.h"
+#include "results/results.h"
 #include "run/session.h"
 #include "stop.h"
 #include "terminal/output.h"

@@ -1,6 +1,6 @@
 /* Checkpoints of `torchium train`: the settings as text, and for each run its network, the state of its optimizer
  * and of KFAC, and its curve. The order of the data needs no state: it follows from the seed and the step. */
-#include "checkpoint.h"
+#include "results.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* The files that a training run writes. What cannot be written is refused before the run begins; what fails later, when
  * a disk is full, is reported and ends nothing, since the run is worth more than the file. */
 #define _POSIX_C_SOURCE 200809L
-#include "outputs.h"
+#include "results.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -10,8 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "checkpoint.h"
-#include "plot.h"
 #include "terminal/output.h"
 
 /* --- before ------------------------------------------------------------------------------------------------------ */

@@ -1,5 +1,5 @@
 /* The picture of a training run: the training loss of every run over steps and over seconds. */
-#include "plot.h"
+#include "results.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* What a training run shows: a bar on a terminal, a few lines elsewhere, JSON on request, and the table at the end. A
  * run is compared with the baseline by the first measurement at which its training loss was at most the baseline's last
  * one, so a comparison is as fine as the distance between measurements. */
-#include "report.h"
+#include "results.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -8,7 +8,7 @@
 #include <torchium/network.h>
 #include <torchium/torchium.h>
 
-#include "setup.h"
+#include "data.h"
 
 /* What a method keeps in addition to the optimizer. Members that it has no use for are NULL. */
 typedef struct train_curvature_state {

@@ -35,6 +35,14 @@ typedef struct train_data {
 } train_data;
 enum { TRAIN_SAMPLE = 4096 };
 
+/* What all runs of a session share. */
+typedef struct train_setup {
+    train_plan plan;
+    train_data data;
+    tch_context *context;
+    tch_tensor *totals; /* what calls of the network add to */
+} train_setup;
+
 /* Reads or draws the data set and deals it out. CLI_OK, or said. */
 int train_data_load(const train_plan *plan, train_data *data);
 int train_data_upload(tch_context *context, train_data *data);

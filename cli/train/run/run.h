@@ -10,7 +10,6 @@
 #include <torchium/optim.h>
 
 #include "curvature.h"
-#include "setup.h"
 
 typedef struct train_point {
     int64_t step;

@@ -5,7 +5,6 @@
 #include <stdint.h>
 
 #include "run.h"
-#include "setup.h"
 #include "terminal/progress.h"
 
 /* How the saving of checkpoints has gone. A save that fails ends nothing: the next one may succeed, and what is missing
