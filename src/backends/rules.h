@@ -130,16 +130,14 @@ TCHI_RULE void tchi_rule_update_scale(float *scale, int32_t *tracker, const floa
 /* --- per-sample gradients and curvature -------------------------------------------------------------------------- */
 
 /* A squared norm below 0 is a sum of terms that canceled, and counts as 0. */
-TCHI_RULE double tchi_rule_clip_weight(double squared_norm, double most)
+TCHI_RULE double tchi_rule_clip_weight(tch_clip_rule rule, double square, double most)
 {
-    double weight = most / (sqrt(fmax(squared_norm, 0.0)) + 1e-6);
-    return !isfinite(squared_norm) ? 0.0 : weight < 1.0 ? weight : 1.0;
-}
-
-TCHI_RULE double tchi_rule_kl_clip(double dot, double lr, double most)
-{
-    double wanted = sqrt(most / fabs(lr * lr * dot));
-    return dot != 0.0 && isfinite(wanted) && wanted < 1.0 ? wanted : 1.0;
+    if (rule == TCH_CLIP_KL) {
+        double weight = sqrt(most / fabs(square));
+        return square != 0.0 && isfinite(weight) && weight < 1.0 ? weight : 1.0;
+    }
+    double weight = most / (sqrt(fmax(square, 0.0)) + 1e-6);
+    return !isfinite(square) ? 0.0 : weight < 1.0 ? weight : 1.0;
 }
 
 #endif

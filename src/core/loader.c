@@ -70,14 +70,16 @@ static const slot update_slots[] = {
     SLOT(update, apply_rows),     SLOT(update, factor_update), SLOT(update, unscale), SLOT(update, update_scale),
 };
 static const slot sample_slots[] = {
-    SLOT(sample, sample_norms),    SLOT(sample, sample_squares), SLOT(sample, sample_sums), SLOT(sample, im2col),
-    SLOT(sample, token_norms),     SLOT(sample, token_sums),     SLOT(sample, token_cross), SLOT(sample, token_dots),
-    SLOT(sample, normalized_sums), SLOT(sample, block_dots),     SLOT(sample, pair_dots),   SLOT(sample, clip_weights),
-    SLOT(sample, weigh_samples),   SLOT(sample, damped_divide),  SLOT(sample, kl_clip),
+    SLOT(sample, sample_norms),    SLOT(sample, sample_squares), SLOT(sample, sample_sums),
+    SLOT(sample, im2col),          SLOT(sample, token_dots),     SLOT(sample, token_sums),
+    SLOT(sample, normalized_sums), SLOT(sample, block_dots),     SLOT(sample, pair_dots),
+    SLOT(sample, clip_weights),    SLOT(sample, weigh_samples),  SLOT(sample, damped_divide),
 };
 static const slot network_slots[] = {
-    SLOT(network, bias_activation), SLOT(network, activation_backward), SLOT(network, column_sums),
-    SLOT(network, softmax_loss),    SLOT(network, squared_loss),        SLOT(network, sample_labels),
+    SLOT(network, bias_activation),
+    SLOT(network, bias_activation_backward),
+    SLOT(network, loss),
+    SLOT(network, sample_labels),
 };
 static const slot recording_slots[] = {
     SLOT(recording, possible), SLOT(recording, begin), SLOT(recording, end),

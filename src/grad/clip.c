@@ -37,6 +37,6 @@ tch_status tch_grad_clip_weights(tch_context *context, const tch_tensor *norms, 
     if (norms->shape[0] == 0) {
         return TCH_OK;
     }
-    return context->backend->sample->clip_weights(context->state, norms->shape[0], tchi_tensor_data(norms), max_norm,
-                                                  tchi_tensor_data(weights));
+    return context->backend->sample->clip_weights(context->state, TCH_CLIP_NORM, norms->shape[0],
+                                                  tchi_tensor_data(norms), 1.0, max_norm, tchi_tensor_data(weights));
 }

@@ -108,8 +108,8 @@ tch_status tchi_embedding_norms(tch_context *context, const tch_layer *layer, co
         if (first == 0) {
             TCHI_TRY(tchi_clear_numbers(context, accumulate, norms, chunks.samples));
         }
-        TCHI_TRY(context->backend->sample->token_norms(context->state, &chunk.tokens, layer->rows, layer->padding_index,
-                                                       &chunk.g, scale, norms + first, chunk.scratch));
+        TCHI_TRY(context->backend->sample->token_dots(context->state, &chunk.tokens, layer->rows, layer->padding_index,
+                                                      &chunk.g, NULL, NULL, scale, norms + first, chunk.scratch));
     }
     return TCH_OK;
 }
@@ -228,8 +228,8 @@ tch_status tchi_embedding_dots(tch_context *context, const tch_layer *layer, con
     for (int64_t first = 0; first < chunks.samples; first += chunks.size) {
         tchi_token_chunk chunk;
         TCHI_TRY(parameter_chunk(context, &t, weight, arena, first, tchi_chunk_at(&chunks, first), &chunk));
-        TCHI_TRY(context->backend->sample->token_dots(context->state, &chunk.tokens, layer->padding_index, &chunk.g, &w,
-                                                      layer->scale, dots + first, chunk.scratch));
+        TCHI_TRY(context->backend->sample->token_dots(context->state, &chunk.tokens, layer->rows, layer->padding_index,
+                                                      &chunk.g, &w, NULL, layer->scale, dots + first, chunk.scratch));
     }
     return TCH_OK;
 }

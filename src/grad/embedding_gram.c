@@ -78,8 +78,8 @@ static tch_status add_products(tch_context *context, const gram_call *c, const g
         tch_matrices direction = tchi_matrices_new(b->direction.data, b->direction.type, 1, layer->rows, n);
         TCHI_TRY(t->sample->token_sums(context->state, &b->one.tokens, layer->padding_index, &g, NULL, layer->scale,
                                        0.0, 0, &direction, b->one.scratch));
-        TCHI_TRY(t->sample->token_dots(context->state, &tokens, layer->padding_index, &h, &direction, layer->scale, out,
-                                       b->block.scratch));
+        TCHI_TRY(t->sample->token_dots(context->state, &tokens, layer->rows, layer->padding_index, &h, &direction, NULL,
+                                       layer->scale, out, b->block.scratch));
     }
     return TCH_OK;
 }

@@ -48,9 +48,9 @@ static tch_status tied_part(tch_context *context, const tied_call *c, int64_t fi
     TCHI_TRY(tchi_tokens_read(context, &c->tokens, first, &p.tokens));
     TCHI_TRY(tchi_side_read(context, &c->input, first, &p.input));
     TCHI_TRY(tchi_side_read(context, &c->gradient, first, &p.gradient));
-    return context->backend->sample->token_cross(context->state, &p.tokens.tokens, layer->padding_index, &p.tokens.g,
-                                                 &p.input, &p.gradient, 2.0 * layer->scale * layer->scale,
-                                                 norms + first, p.tokens.scratch);
+    return context->backend->sample->token_dots(context->state, &p.tokens.tokens, layer->rows, layer->padding_index,
+                                                &p.tokens.g, &p.input, &p.gradient, 2.0 * layer->scale * layer->scale,
+                                                norms + first, p.tokens.scratch);
 }
 
 /* --- arguments --------------------------------------------------------------------------------------------------- */

@@ -358,7 +358,8 @@ static tch_status find_scale(tch_kfac *k, const work *w, double lr)
     const tch_backend *b = k->context->backend;
     TCHI_TRY(b->device->zero_bytes(k->context->state, &k->control->dot, sizeof k->control->dot));
     TCHI_TRY(do_all(k, w, MEASURE));
-    return b->sample->kl_clip(k->context->state, &k->control->dot, lr, k->config.kl_clip, &k->control->scale);
+    return b->sample->clip_weights(k->context->state, TCH_CLIP_KL, 1, &k->control->dot, lr * lr, k->config.kl_clip,
+                                   &k->control->scale);
 }
 
 tch_status tch_kfac_precondition(tch_kfac *kfac, double lr, int32_t count, tch_tensor *const *gradients)

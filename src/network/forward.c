@@ -27,50 +27,31 @@ static tch_status forward(tch_network *network)
     return TCH_OK;
 }
 
-/* A layer's gradients from its delta. */
-static tch_status layer_gradients(const tch_network *network, int32_t index)
+/* A layer's gradients from its delta, which is that of its output before, and the delta of the layer below. */
+static tch_status layer_backward(const tch_network *network, int32_t index, bool with_gradients)
 {
     const tch_context *context = network->context;
     const tch_backend *t = context->backend;
     const tchi_layer *layer = &network->layers[index];
+    const tch_matrices *kept = layer->activation == TCH_ACTIVATION_GELU ? &layer->z : &layer->output;
+    tch_matrices weight = parameter(layer->weight, layer->outputs, layer->inputs);
     tch_matrices weight_gradient = parameter(layer->weight_gradient, layer->outputs, layer->inputs);
     tch_matrices bias_gradient = parameter(layer->bias_gradient, 1, layer->outputs);
-    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &layer->delta, 1, &layer->input, 0, 0.0, &weight_gradient));
-    return t->network->column_sums(context->state, &layer->delta, &bias_gradient);
-}
-
-/* From a layer's delta to that of the layer before. */
-static tch_status delta_before(const tch_network *network, int32_t index)
-{
-    const tch_context *context = network->context;
-    const tch_backend *t = context->backend;
-    const tchi_layer *layer = &network->layers[index];
-    const tchi_layer *before = layer - 1;
-    const tch_matrices *kept = before->activation == TCH_ACTIVATION_GELU ? &before->z : &before->output;
-    tch_matrices weight = parameter(layer->weight, layer->outputs, layer->inputs);
-    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &layer->delta, 0, &weight, 0, 0.0, &before->delta));
-    return t->network->activation_backward(context->state, before->activation, kept, &before->delta);
+    TCHI_TRY(t->network->bias_activation_backward(context->state, layer->activation, kept, &layer->delta,
+                                                  with_gradients ? &bias_gradient : NULL));
+    if (with_gradients) {
+        TCHI_TRY(t->matrix->gemm(context->state, 1.0, &layer->delta, 1, &layer->input, 0, 0.0, &weight_gradient));
+    }
+    return index == 0 ? TCH_OK
+                      : t->matrix->gemm(context->state, 1.0, &layer->delta, 0, &weight, 0, 0.0, &layer[-1].delta);
 }
 
 tch_status tchi_network_backward(const tch_network *network, bool with_gradients)
 {
     for (int32_t i = network->layer_count - 1; i >= 0; i--) {
-        TCHI_TRY(with_gradients ? layer_gradients(network, i) : TCH_OK);
-        TCHI_TRY(i > 0 ? delta_before(network, i) : TCH_OK);
+        TCHI_TRY(layer_backward(network, i, with_gradients));
     }
     return TCH_OK;
-}
-
-static tch_status loss(const tch_network *network, const tch_tensor *targets, const tch_loss_results *results)
-{
-    const tch_context *context = network->context;
-    const tch_matrices *outputs = &network->layers[network->layer_count - 1].output;
-    if (network->loss == TCH_LOSS_CROSS_ENTROPY) {
-        return context->backend->network->softmax_loss(context->state, outputs, tchi_tensor_data(targets), results);
-    }
-    tch_matrices wanted;
-    (void)tchi_matrices_of(targets, &wanted); /* which was checked */
-    return context->backend->network->squared_loss(context->state, outputs, &wanted, results);
 }
 
 /* --- checks ------------------------------------------------------------------------------------------------------ */
@@ -204,20 +185,26 @@ tch_status tch_network_forward(tch_network *network, const tch_tensor *inputs, t
     return network->context->backend->matrix->copy(network->context->state, &to, &from);
 }
 
-static tch_status run_loss(tch_network *network, const tch_tensor *inputs, const tch_tensor *targets,
-                           const tch_tensor *scale, const tch_tensor *totals, bool with_gradients)
+static tch_status batch_loss(tch_network *network, const tch_tensor *inputs, const tch_tensor *targets,
+                             const tch_tensor *scale, const tch_tensor *totals, bool with_gradients)
 {
+    const tch_context *context = network->context;
+    const tchi_layer *last = &network->layers[network->layer_count - 1];
     int64_t rows = inputs->shape[0];
+    tch_matrices target = tchi_matrices_new(tchi_tensor_data(targets), TCH_SCALAR_I32, 1, rows, 1);
+    if (network->loss == TCH_LOSS_SQUARED) {
+        (void)tchi_matrices_of(targets, &target); /* which was checked */
+    }
     TCHI_TRY(begin_batch(network, inputs));
     TCHI_TRY(forward(network));
     const tch_loss_results results = {
-        .gradient = with_gradients ? &network->layers[network->layer_count - 1].delta : NULL,
+        .gradient = with_gradients ? &last->delta : NULL,
         .weight = rows > 0 ? 1.0 / (double)rows : 0.0,
         .scale = scale != NULL ? tchi_tensor_data(scale) : NULL,
         .totals = tchi_tensor_data(totals),
         .scratch = network->scratch,
     };
-    TCHI_TRY(loss(network, targets, &results));
+    TCHI_TRY(context->backend->network->loss(context->state, network->loss, &last->output, &target, &results));
     if (with_gradients) {
         TCHI_TRY(tchi_network_backward(network, true));
         network->rows = rows;
@@ -231,7 +218,7 @@ tch_status tch_network_loss_and_gradients(tch_network *network, const tch_tensor
     TCHI_TRY(check_network(network, "tch_network_loss_and_gradients"));
     TCHI_ENTER(network->context, "tch_network_loss_and_gradients");
     TCHI_TRY(check_loss_call(network, inputs, targets, loss_scale, totals));
-    return run_loss(network, inputs, targets, loss_scale, totals, true);
+    return batch_loss(network, inputs, targets, loss_scale, totals, true);
 }
 
 tch_status tch_network_evaluate(tch_network *network, const tch_tensor *inputs, const tch_tensor *targets,
@@ -240,5 +227,5 @@ tch_status tch_network_evaluate(tch_network *network, const tch_tensor *inputs, 
     TCHI_TRY(check_network(network, "tch_network_evaluate"));
     TCHI_ENTER(network->context, "tch_network_evaluate");
     TCHI_TRY(check_loss_call(network, inputs, targets, NULL, totals));
-    return run_loss(network, inputs, targets, NULL, totals, false);
+    return batch_loss(network, inputs, targets, NULL, totals, false);
 }

@@ -125,6 +125,7 @@ tch_status tch_network_draw_labels(tch_network *network, uint64_t seed)
     TCHI_TRY(
         context->backend->device->zero_bytes(context->state, network->ignored, TCH_NETWORK_TOTALS * sizeof(double)));
     TCHI_TRY(context->backend->network->sample_labels(context->state, &last->output, seed, network->labels));
-    TCHI_TRY(context->backend->network->softmax_loss(context->state, &last->output, network->labels, &results));
+    const tch_matrices labels = tchi_matrices_new(network->labels, TCH_SCALAR_I32, 1, network->rows, 1);
+    TCHI_TRY(context->backend->network->loss(context->state, network->loss, &last->output, &labels, &results));
     return tchi_network_backward(network, false);
 }

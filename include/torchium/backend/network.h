@@ -28,23 +28,20 @@ typedef struct tch_loss_results {
 /* z = X + bias in every row, bias being 1 by cols; out = f(z). X becomes z, unless out is X. */
 typedef tch_status tch_bias_activation_op(void *state, tch_activation activation, const tch_matrices *x,
                                           const tch_matrices *bias, const tch_matrices *out);
-/* gradient = gradient f'(z), element by element. `kept` is z for GELU and f(z) for the others, which is enough to know
- * f' by; it is not read for NONE. */
-typedef tch_status tch_activation_backward_op(void *state, tch_activation activation, const tch_matrices *kept,
-                                              const tch_matrices *gradient);
-/* out, 1 by cols, is the sum of the rows of X; 0 where there are none. */
-typedef tch_status tch_column_sums_op(void *state, const tch_matrices *x, const tch_matrices *out);
+/* gradient = gradient f'(z), element by element, and bias_gradient, 1 by cols, the sum of its rows; 0 where there are
+ * none. `kept` is z for GELU and f(z) for the others, which is enough to know f' by; it is not read for NONE.
+ * bias_gradient may be NULL. */
+typedef tch_status tch_bias_activation_backward_op(void *state, tch_activation activation, const tch_matrices *kept,
+                                                   const tch_matrices *gradient, const tch_matrices *bias_gradient);
 
 /* --- losses ------------------------------------------------------------------------------------------------------ */
 
-/* TCH_LOSS_CROSS_ENTROPY of each row of `logits` with its label: loss, right answers and rows are added to the totals;
- * gradient = (softmax - indicator of the label) weight scale. Labels outside [0, cols) are never used as an index:
- * their rows are counted as skipped and have gradient 0. */
-typedef tch_status tch_softmax_loss_op(void *state, const tch_matrices *logits, const int32_t *labels,
-                                       const tch_loss_results *results);
-/* TCH_LOSS_SQUARED: gradient = 2 (outputs - targets) / cols weight scale. */
-typedef tch_status tch_squared_loss_op(void *state, const tch_matrices *outputs, const tch_matrices *targets,
-                                       const tch_loss_results *results);
+/* TCH_LOSS_CROSS_ENTROPY of each row of `outputs` with its label, `targets` being rows by 1 of int32: loss, right answers
+ * and rows are added to the totals; gradient = (softmax - indicator of the label) weight scale. Labels outside [0, cols)
+ * are never used as an index: their rows are counted as skipped and have gradient 0.
+ * TCH_LOSS_SQUARED: gradient = 2 (outputs - targets) / cols weight scale. */
+typedef tch_status tch_loss_op(void *state, tch_loss loss, const tch_matrices *outputs, const tch_matrices *targets,
+                               const tch_loss_results *results);
 /* Labels drawn from the softmax of each row of `logits`: the Fisher matrix's own. Row r takes the first class whose
  * cumulative probability passes a uniform number, made of the low 24 bits of the first word of Philox-4x32-10 with
  * counter (r low, r high, 0, 0) and key (seed low, seed high). A row that is not finite gets label -1. */
@@ -53,10 +50,8 @@ typedef tch_status tch_sample_labels_op(void *state, const tch_matrices *logits,
 typedef struct tch_network_ops {
     /* all REQUIRED */
     tch_bias_activation_op *bias_activation;
-    tch_activation_backward_op *activation_backward;
-    tch_column_sums_op *column_sums;
-    tch_softmax_loss_op *softmax_loss;
-    tch_squared_loss_op *squared_loss;
+    tch_bias_activation_backward_op *bias_activation_backward;
+    tch_loss_op *loss;
     tch_sample_labels_op *sample_labels;
 } tch_network_ops;
 

@@ -37,6 +37,11 @@ typedef struct tch_normalized {
     double eps;
 } tch_normalized;
 
+typedef enum tch_clip_rule {
+    TCH_CLIP_NORM = 0, /* min(1, most / (sqrt(x) + 1e-6)); 0 where x is not finite, a negative x counts as 0 */
+    TCH_CLIP_KL = 1    /* min(1, sqrt(most / |x|)); 1 where that is not finite or x is 0 */
+} tch_clip_rule;
+
 /* --- per-sample gradients ---------------------------------------------------------------------------------------- */
 
 /* norms[b / groups] += scale |G_b' A_b|^2, sum of squares of a p by d matrix that is not formed whole. As a sum of
@@ -59,26 +64,21 @@ typedef tch_status tch_sample_sums_op(void *state, const tch_matrices *x, double
  * kernel's product) has in row l what output position l sees of group h: column (c, i, j, k) in the order of the
  * weight. */
 typedef tch_status tch_im2col_op(void *state, const tch_patches *patches, const tch_matrices *out);
-/* norms[b] += scale times the sum over pairs s, t of positions with equal tokens of <row s, row t of G_b>. tokens: a
- * single matrix of int32 or int64, a sample in each row; G_b is S by d. Tokens outside [0, rows) and those that equal
- * `padding` count for nothing, here and below. */
-typedef tch_status tch_token_norms_op(void *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
-                                      const tch_matrices *g, double scale, double *norms, void *scratch);
+/* dots[b] += scale times the inner product of E_b, the sum over s of e(tokens(b, s)) (row s of G_b), V by d, which is the
+ * gradient of an embedding, with another matrix of that size; V is `rows`. Without `w` it is E_b itself, and the result a
+ * squared norm; w alone is a single matrix, V by d, of G's type, or float32 where that is a half type; and with `by` it is
+ * by_b' w_b, the gradient of a linear layer, for w T by d and by T by V, of G's type. tokens: a single matrix of int32 or
+ * int64, a sample in each row; G_b is S by d. Tokens outside [0, V) and those that equal `padding` count for nothing,
+ * here and below. */
+typedef tch_status tch_token_dots_op(void *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
+                                     const tch_matrices *g, const tch_matrices *w, const tch_matrices *by, double scale,
+                                     double *dots, void *scratch);
 /* Row v of out = beta times itself + sum over samples b, positions s with token v, of weights[b] times scale times row
  * s of G_b, in a fixed order; out is V by d, float32 or float64. weights may be NULL, for 1; a weight of 0 leaves its
  * sample out. With `apart`, out is a batch with a matrix for each sample. */
 typedef tch_status tch_token_sums_op(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
                                      const double *weights, double scale, double beta, int32_t apart,
                                      const tch_matrices *out, void *scratch);
-/* norms[b] += scale times the sum over s and t of G_b(t, tokens(b, s)) <row s of H_b, row t of A_b>: H is S by d, A is
- * T by d, G is T by V. */
-typedef tch_status tch_token_cross_op(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *h,
-                                      const tch_matrices *a, const tch_matrices *g, double scale, double *norms,
-                                      void *scratch);
-/* dots[b] += scale times the sum over s of <row s of G_b, row tokens(b, s) of W>: W is a single matrix, V by d, of G's
- * type, or float32 where that is a half type. */
-typedef tch_status tch_token_dots_op(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
-                                     const tch_matrices *w, double scale, double *dots, void *scratch);
 /* For each sample and feature: weight = scale times the sum over positions of x^ g, x^ the normalized x; bias = scale
  * times that of g. Each a single matrix, samples by features, float32 or float64; either may be NULL. */
 typedef tch_status tch_normalized_sums_op(void *state, const tch_normalized *layer, double scale,
@@ -91,9 +91,10 @@ typedef tch_status tch_block_dots_op(void *state, const tch_matrices *x, const t
 /* out[b / groups] += scale times the sum of X_b(i, j) Y_b(i, j); in float64. A stride of 0 repeats one. */
 typedef tch_status tch_pair_dots_op(void *state, const tch_matrices *x, const tch_matrices *y, int64_t groups,
                                     double scale, double *out, void *scratch);
-/* weights[i] = min(1, most / (sqrt(norms[i]) + 1e-6)), 0 where norms[i] is not finite; a negative one counts as 0. May
- * be in place. */
-typedef tch_status tch_clip_weights_op(void *state, int64_t count, const double *norms, double most, double *weights);
+/* weights[i], of x = scale squares[i], so that what x is the square of stays within bounds. May be in place. One caller
+ * for each rule: with other operations it would be five launches over a few numbers. */
+typedef tch_status tch_clip_weights_op(void *state, tch_clip_rule rule, int64_t count, const double *squares,
+                                       double scale, double most, double *weights);
 /* out_b = X_b weights[b / groups], converted to out's type, and 0 where the weight is 0 whatever X is. With `drop_only`
  * weights only say which samples are left out: X_b itself where its weight is not 0. In place where the types are
  * equal. */
@@ -106,18 +107,13 @@ typedef tch_status tch_weigh_samples_op(void *state, const tch_matrices *x, int6
  * NULL, X(i, j) / (values(i, j) + damping). Negative rows, cols and values count as 0. */
 typedef tch_status tch_damped_divide_op(void *state, const tch_matrices *x, const tch_matrices *rows,
                                         const tch_matrices *cols, const tch_matrices *values, double damping);
-/* *scale = min(1, sqrt(most / |lr^2 *dot|)), 1 where that is not finite or *dot is 0. */
-typedef tch_status tch_kl_clip_op(void *state, const double *dot, double lr, double most, double *scale);
-
 typedef struct tch_sample_ops {
     /* all REQUIRED */
     tch_sample_norms_op *sample_norms;
     tch_sample_squares_op *sample_squares;
     tch_sample_sums_op *sample_sums;
     tch_im2col_op *im2col;
-    tch_token_norms_op *token_norms;
     tch_token_sums_op *token_sums;
-    tch_token_cross_op *token_cross;
     tch_token_dots_op *token_dots;
     tch_normalized_sums_op *normalized_sums;
     tch_block_dots_op *block_dots;
@@ -125,7 +121,6 @@ typedef struct tch_sample_ops {
     tch_clip_weights_op *clip_weights;
     tch_weigh_samples_op *weigh_samples;
     tch_damped_divide_op *damped_divide;
-    tch_kl_clip_op *kl_clip;
 } tch_sample_ops;
 
 #endif

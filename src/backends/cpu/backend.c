@@ -315,9 +315,7 @@ static const tch_sample_ops sample_ops = {
     .sample_squares = tchi_cpu_sample_squares,
     .sample_sums = tchi_cpu_sample_sums,
     .im2col = tchi_cpu_im2col,
-    .token_norms = tchi_cpu_token_norms,
     .token_sums = tchi_cpu_token_sums,
-    .token_cross = tchi_cpu_token_cross,
     .token_dots = tchi_cpu_token_dots,
     .normalized_sums = tchi_cpu_normalized_sums,
     .block_dots = tchi_cpu_block_dots,
@@ -325,15 +323,12 @@ static const tch_sample_ops sample_ops = {
     .clip_weights = tchi_cpu_clip_weights,
     .weigh_samples = tchi_cpu_weigh_samples,
     .damped_divide = tchi_cpu_damped_divide,
-    .kl_clip = tchi_cpu_kl_clip,
 };
 
 static const tch_network_ops network_ops = {
     .bias_activation = tchi_cpu_bias_activation,
-    .activation_backward = tchi_cpu_activation_backward,
-    .column_sums = tchi_cpu_column_sums,
-    .softmax_loss = tchi_cpu_softmax_loss,
-    .squared_loss = tchi_cpu_squared_loss,
+    .bias_activation_backward = tchi_cpu_bias_activation_backward,
+    .loss = tchi_cpu_loss,
     .sample_labels = tchi_cpu_sample_labels,
 };
 

@@ -114,18 +114,14 @@ tch_update_scale_op tchi_cpu_update_scale;
 tch_factor_update_op tchi_cpu_factor_update;
 
 tch_bias_activation_op tchi_cpu_bias_activation;
-tch_activation_backward_op tchi_cpu_activation_backward;
-tch_column_sums_op tchi_cpu_column_sums;
-tch_softmax_loss_op tchi_cpu_softmax_loss;
-tch_squared_loss_op tchi_cpu_squared_loss;
+tch_bias_activation_backward_op tchi_cpu_bias_activation_backward;
+tch_loss_op tchi_cpu_loss;
 tch_sample_labels_op tchi_cpu_sample_labels;
 tch_sample_norms_op tchi_cpu_sample_norms;
 tch_sample_squares_op tchi_cpu_sample_squares;
 tch_sample_sums_op tchi_cpu_sample_sums;
 tch_im2col_op tchi_cpu_im2col;
-tch_token_norms_op tchi_cpu_token_norms;
 tch_token_sums_op tchi_cpu_token_sums;
-tch_token_cross_op tchi_cpu_token_cross;
 tch_token_dots_op tchi_cpu_token_dots;
 tch_normalized_sums_op tchi_cpu_normalized_sums;
 tch_block_dots_op tchi_cpu_block_dots;
@@ -133,10 +129,14 @@ tch_pair_dots_op tchi_cpu_pair_dots;
 tch_clip_weights_op tchi_cpu_clip_weights;
 tch_weigh_samples_op tchi_cpu_weigh_samples;
 tch_damped_divide_op tchi_cpu_damped_divide;
-tch_kl_clip_op tchi_cpu_kl_clip;
 
 /* The sum of x y, in float64, of two runs of one float type. */
 double tchi_cpu_dot(int64_t n, tch_scalar type, const void *x, const void *y);
+
+/* The part of token_dots that has `by`. */
+tch_status tchi_cpu_token_cross(const tchi_cpu_state *state, const tch_matrices *tokens, int64_t padding,
+                                const tch_matrices *h, const tch_matrices *a, const tch_matrices *g, double scale,
+                                double *dots, void *scratch);
 
 /* Scratch for a whole batch. */
 int64_t tchi_cpu_sample_norms_scratch(const tchi_cpu_state *state, tch_scalar type, int64_t positions, int64_t d,

@@ -155,9 +155,7 @@ static const tch_sample_ops sample_ops = {
     .sample_squares = tchi_cuda_sample_squares,
     .sample_sums = tchi_cuda_sample_sums,
     .im2col = tchi_cuda_im2col,
-    .token_norms = tchi_cuda_token_norms,
     .token_sums = tchi_cuda_token_sums,
-    .token_cross = tchi_cuda_token_cross,
     .token_dots = tchi_cuda_token_dots,
     .normalized_sums = tchi_cuda_normalized_sums,
     .block_dots = tchi_cuda_block_dots,
@@ -165,15 +163,12 @@ static const tch_sample_ops sample_ops = {
     .clip_weights = tchi_cuda_clip_weights,
     .weigh_samples = tchi_cuda_weigh_samples,
     .damped_divide = tchi_cuda_damped_divide,
-    .kl_clip = tchi_cuda_kl_clip,
 };
 
 static const tch_network_ops network_ops = {
     .bias_activation = tchi_cuda_bias_activation,
-    .activation_backward = tchi_cuda_activation_backward,
-    .column_sums = tchi_cuda_column_sums,
-    .softmax_loss = tchi_cuda_softmax_loss,
-    .squared_loss = tchi_cuda_squared_loss,
+    .bias_activation_backward = tchi_cuda_bias_activation_backward,
+    .loss = tchi_cuda_loss,
     .sample_labels = tchi_cuda_sample_labels,
 };
 

@@ -250,19 +250,15 @@ tch_permute_op tchi_cuda_permute;
 /* --- networks: network.cu ---------------------------------------------------------------------------------------- */
 
 tch_bias_activation_op tchi_cuda_bias_activation;
-tch_activation_backward_op tchi_cuda_activation_backward;
-tch_column_sums_op tchi_cuda_column_sums;
-tch_softmax_loss_op tchi_cuda_softmax_loss;
-tch_squared_loss_op tchi_cuda_squared_loss;
+tch_bias_activation_backward_op tchi_cuda_bias_activation_backward;
+tch_loss_op tchi_cuda_loss;
 tch_sample_labels_op tchi_cuda_sample_labels;
 tch_sample_norms_op tchi_cuda_sample_norms;
 int64_t tchi_cuda_sample_norms_scratch(int64_t positions, int64_t d, int64_t p, int64_t batch);
 tch_sample_squares_op tchi_cuda_sample_squares;
 tch_sample_sums_op tchi_cuda_sample_sums;
 tch_im2col_op tchi_cuda_im2col;
-tch_token_norms_op tchi_cuda_token_norms;
 tch_token_sums_op tchi_cuda_token_sums;
-tch_token_cross_op tchi_cuda_token_cross;
 tch_token_dots_op tchi_cuda_token_dots;
 tch_normalized_sums_op tchi_cuda_normalized_sums;
 tch_block_dots_op tchi_cuda_block_dots;
@@ -270,12 +266,15 @@ tch_pair_dots_op tchi_cuda_pair_dots;
 tch_clip_weights_op tchi_cuda_clip_weights;
 tch_weigh_samples_op tchi_cuda_weigh_samples;
 tch_damped_divide_op tchi_cuda_damped_divide;
-tch_kl_clip_op tchi_cuda_kl_clip;
+
+/* The part of token_dots without a second matrix. */
+tch_status tchi_cuda_token_norms(tchi_cuda_state *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
+                                 const tch_matrices *g, double scale, double *norms, void *scratch);
 
 /* Scratch of these, as scratch_bytes asks for it. */
 int64_t tchi_cuda_sample_sums_scratch(int64_t rows, int64_t cols, int64_t batch);
 int64_t tchi_cuda_token_runs_scratch(int64_t samples, int64_t positions, int64_t cols); /* of norms and sums */
-int64_t tchi_cuda_token_cross_scratch(int64_t samples, int64_t positions);              /* and of token_dots */
+int64_t tchi_cuda_token_cross_scratch(int64_t samples, int64_t positions);
 int64_t tchi_cuda_normalized_scratch(tch_scalar type, int64_t positions, int64_t features, int64_t samples);
 int64_t tchi_cuda_block_dots_scratch(int64_t rows, int64_t cols);
 int64_t tchi_cuda_pair_dots_scratch(int64_t rows, int64_t cols, int64_t batch);

@@ -195,16 +195,6 @@ static void backward_rows(void *argument, int64_t from, int64_t to)
     }
 }
 
-tch_status tchi_cpu_activation_backward(void *state, tch_activation activation, const tch_matrices *kept,
-                                        const tch_matrices *gradient)
-{
-    activation_ctx ctx = {.activation = activation, .x = kept, .out = gradient};
-    if (activation != TCH_ACTIVATION_NONE) {
-        tchi_cpu_split(state, gradient->rows, work_of(activation, gradient), backward_rows, &ctx);
-    }
-    return TCH_OK;
-}
-
 /* --- sums of columns --------------------------------------------------------------------------------------------- */
 
 #define STRIP 64 /* columns that are summed side by side, down all rows */
@@ -236,10 +226,18 @@ static void sum_strips(void *argument, int64_t from, int64_t to)
     }
 }
 
-tch_status tchi_cpu_column_sums(void *state, const tch_matrices *x, const tch_matrices *out)
+tch_status tchi_cpu_bias_activation_backward(void *state, tch_activation activation, const tch_matrices *kept,
+                                             const tch_matrices *gradient, const tch_matrices *bias_gradient)
 {
-    column_ctx ctx = {x, out->data};
-    tchi_cpu_split(state, (x->cols + STRIP - 1) / STRIP, 2.0 * (double)x->rows * (double)x->cols, sum_strips, &ctx);
+    if (activation != TCH_ACTIVATION_NONE) {
+        activation_ctx ctx = {.activation = activation, .x = kept, .out = gradient};
+        tchi_cpu_split(state, gradient->rows, work_of(activation, gradient), backward_rows, &ctx);
+    }
+    if (bias_gradient != NULL) {
+        column_ctx ctx = {gradient, bias_gradient->data};
+        double elements = (double)gradient->rows * (double)gradient->cols;
+        tchi_cpu_split(state, (gradient->cols + STRIP - 1) / STRIP, 2.0 * elements, sum_strips, &ctx);
+    }
     return TCH_OK;
 }
 
@@ -252,7 +250,6 @@ typedef struct loss_sums {
 typedef struct loss_ctx loss_ctx;
 struct loss_ctx {
     const tch_matrices *outputs, *targets;
-    const int32_t *labels;
     const tch_loss_results *results;
     float factor; /* of the gradient: weight times scale */
     void (*row)(const loss_ctx *ctx, int64_t i, loss_sums *sums);
@@ -310,7 +307,7 @@ static void cross_entropy_row(const loss_ctx *ctx, int64_t i, loss_sums *sums)
     int64_t n = ctx->outputs->cols;
     const float *x = tchi_cpu_row(ctx->outputs, 0, i);
     float *gradient = gradient_row(ctx, i);
-    int32_t label = ctx->labels[i];
+    int32_t label = ((const int32_t *)ctx->targets->data)[i];
     if (label < 0 || label >= n) {
         sums->skipped += 1;
         if (gradient != NULL) {
@@ -359,14 +356,10 @@ static void loss_ranges(void *argument, int64_t from, int64_t to)
     }
 }
 
-static tch_status run_loss(void *state, loss_ctx *ctx, double factor)
+static void add_totals(const loss_ctx *ctx)
 {
-    int64_t rows = ctx->outputs->rows;
-    const float *scale = ctx->results->scale;
     double *totals = ctx->results->totals;
     loss_sums all = {0};
-    ctx->factor = (float)(factor * ctx->results->weight * (scale != NULL ? (double)*scale : 1.0));
-    tchi_cpu_split(state, TCH_LOSS_RANGES, 20.0 * (double)rows * (double)ctx->outputs->cols, loss_ranges, ctx);
     for (int k = 0; k < TCH_LOSS_RANGES; k++) {
         all.loss += ctx->ranges[k].loss;
         all.right += ctx->ranges[k].right;
@@ -374,21 +367,20 @@ static tch_status run_loss(void *state, loss_ctx *ctx, double factor)
     }
     totals[TCH_TOTAL_LOSS] += all.loss;
     totals[TCH_TOTAL_RIGHT] += all.right;
-    totals[TCH_TOTAL_ROWS] += (double)rows - all.skipped;
+    totals[TCH_TOTAL_ROWS] += (double)ctx->outputs->rows - all.skipped;
     totals[TCH_TOTAL_SKIPPED] += all.skipped;
+}
+
+tch_status tchi_cpu_loss(void *state, tch_loss loss, const tch_matrices *outputs, const tch_matrices *targets,
+                         const tch_loss_results *results)
+{
+    bool labels = loss == TCH_LOSS_CROSS_ENTROPY;
+    double factor = labels ? 1.0 : 2.0 / (double)outputs->cols;
+    loss_ctx ctx = {.outputs = outputs, .targets = targets, .results = results};
+    ctx.row = labels ? cross_entropy_row : squared_row;
+    ctx.factor = (float)(factor * results->weight * (results->scale != NULL ? (double)*results->scale : 1.0));
+    double work = 20.0 * (double)outputs->rows * (double)outputs->cols;
+    tchi_cpu_split(state, TCH_LOSS_RANGES, work, loss_ranges, &ctx);
+    add_totals(&ctx);
     return TCH_OK;
-}
-
-tch_status tchi_cpu_softmax_loss(void *state, const tch_matrices *logits, const int32_t *labels,
-                                 const tch_loss_results *results)
-{
-    loss_ctx ctx = {.outputs = logits, .labels = labels, .results = results, .row = cross_entropy_row};
-    return run_loss(state, &ctx, 1.0);
-}
-
-tch_status tchi_cpu_squared_loss(void *state, const tch_matrices *outputs, const tch_matrices *targets,
-                                 const tch_loss_results *results)
-{
-    loss_ctx ctx = {.outputs = outputs, .targets = targets, .results = results, .row = squared_row};
-    return run_loss(state, &ctx, 2.0 / (double)outputs->cols);
 }

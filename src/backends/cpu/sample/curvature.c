@@ -1,5 +1,4 @@
-/* What KFAC does to a gradient besides products: the division in the eigenbasis, and the one number by which a step
- * that would change the model too much is made shorter. */
+/* What KFAC does to a gradient besides products, the division in the eigenbasis; and weights that bound a step. */
 #include "backends/cpu/cpu.h"
 
 #include <math.h>
@@ -68,9 +67,12 @@ tch_status tchi_cpu_damped_divide(void *state, const tch_matrices *x, const tch_
     return TCH_OK;
 }
 
-tch_status tchi_cpu_kl_clip(void *state, const double *dot, double lr, double most, double *scale)
+tch_status tchi_cpu_clip_weights(void *state, tch_clip_rule rule, int64_t count, const double *squares, double scale,
+                                 double most, double *weights)
 {
     (void)state;
-    *scale = tchi_rule_kl_clip(*dot, lr, most);
+    for (int64_t i = 0; i < count; i++) {
+        weights[i] = tchi_rule_clip_weight(rule, scale * squares[i], most);
+    }
     return TCH_OK;
 }

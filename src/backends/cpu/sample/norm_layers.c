@@ -6,7 +6,6 @@
 #include <math.h>
 
 #include "backends/cpu/runtime/vector_clones.h"
-#include "backends/rules.h"
 
 #define STRIP 256
 
@@ -191,16 +190,5 @@ tch_status tchi_cpu_normalized_sums(void *state, const tch_normalized *layer, do
     double work = 8.0 * (double)layer->positions * (double)layer->features;
     tchi_cpu_for_each(state, layer->samples, work, layer->kind == TCH_LAYER_GROUP_NORM ? channels_first : features_last,
                       &ctx);
-    return TCH_OK;
-}
-
-/* --- clipping ---------------------------------------------------------------------------------------------------- */
-
-tch_status tchi_cpu_clip_weights(void *state, int64_t count, const double *norms, double most, double *weights)
-{
-    (void)state;
-    for (int64_t i = 0; i < count; i++) {
-        weights[i] = tchi_rule_clip_weight(norms[i], most);
-    }
     return TCH_OK;
 }

@@ -129,9 +129,9 @@ static void cross_of_block(void *argument, int64_t index, int thread)
     j->partials[index] = sum;
 }
 
-tch_status tchi_cpu_token_cross(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *h,
-                                const tch_matrices *a, const tch_matrices *g, double scale, double *norms,
-                                void *scratch)
+tch_status tchi_cpu_token_cross(const tchi_cpu_state *state, const tch_matrices *tokens, int64_t padding,
+                                const tch_matrices *h, const tch_matrices *a, const tch_matrices *g, double scale,
+                                double *dots, void *scratch)
 {
     int64_t blocks = (h->rows + TILE - 1) / TILE;
     int64_t count = tokens->rows * blocks;
@@ -144,7 +144,7 @@ tch_status tchi_cpu_token_cross(void *state, const tch_matrices *tokens, int64_t
     double work = 2.0 * TILE * (double)a->rows * (double)h->cols;
     tchi_cpu_for_each(state, count, work, cross_of_block, &ctx);
     for (int64_t i = 0; i < count; i++) {
-        norms[i / blocks] += scale * partials[i];
+        dots[i / blocks] += scale * partials[i];
     }
     return TCH_OK;
 }

@@ -189,14 +189,6 @@ static void norm_of_sample(void *argument, int64_t sample, int thread)
     j->norms[sample] += j->base.scale * total;
 }
 
-tch_status tchi_cpu_token_norms(void *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
-                                const tch_matrices *g, double scale, double *norms, void *scratch)
-{
-    norms_ctx ctx = {{state, tokens, g, rows, padding, NULL, scale}, norms, scratch};
-    tchi_cpu_for_each(state, tokens->rows, 2.0 * (double)g->rows * (double)g->cols, norm_of_sample, &ctx);
-    return TCH_OK;
-}
-
 /* --- sums -------------------------------------------------------------------------------------------------------- */
 
 #define ROWS_AT_ONCE 64 /* of the embedding: what a thread takes at a time, since some tokens are far more frequent */
@@ -358,11 +350,21 @@ static void dot_of_sample(void *argument, int64_t sample, int thread)
     j->dots[sample] += j->base.scale * sum;
 }
 
-tch_status tchi_cpu_token_dots(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
-                               const tch_matrices *w, double scale, double *dots, void *scratch)
+tch_status tchi_cpu_token_dots(void *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
+                               const tch_matrices *g, const tch_matrices *w, const tch_matrices *by, double scale,
+                               double *dots, void *scratch)
 {
-    (void)scratch;
-    dots_ctx ctx = {{state, tokens, g, w->rows, padding, NULL, scale}, w, dots};
-    tchi_cpu_for_each(state, tokens->rows, 2.0 * (double)g->rows * (double)g->cols, dot_of_sample, &ctx);
+    const token_ctx base = {state, tokens, g, rows, padding, NULL, scale};
+    double work = 2.0 * (double)g->rows * (double)g->cols;
+    if (by != NULL) {
+        return tchi_cpu_token_cross(state, tokens, padding, g, w, by, scale, dots, scratch);
+    }
+    if (w == NULL) {
+        norms_ctx norms = {base, dots, scratch};
+        tchi_cpu_for_each(state, tokens->rows, work, norm_of_sample, &norms);
+        return TCH_OK;
+    }
+    dots_ctx ctx = {base, w, dots};
+    tchi_cpu_for_each(state, tokens->rows, work, dot_of_sample, &ctx);
     return TCH_OK;
 }

@@ -4,8 +4,8 @@
  *
  *     z = x[i][j] + bias[j];                                  // bias_activation
  *     out[i][j] = f(z);
- *     gradient[i][j] *= f'(z);                                // activation_backward
- *     out[j] = sum over i of x[i][j];                         // column_sums
+ *     gradient[i][j] *= f'(z);                                // bias_activation_backward
+ *     bias_gradient[j] = sum over i of gradient[i][j];
  *     loss = log(sum over j of exp(x[i][j])) - x[i][label];   // cross_entropy, of row i
  *     gradient[i][j] = factor * (softmax(x[i])[j] - (j == label));
  *     loss = sum over j of (y[i][j] - t[i][j])^2 / cols;      // squared
@@ -111,10 +111,9 @@ static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
     }
 }
 
-tch_status tchi_cuda_activation_backward(void *state, tch_activation activation, const tch_matrices *kept,
-                                         const tch_matrices *gradient)
+static tch_status run_backward(const tchi_cuda_state *s, tch_activation activation, const tch_matrices *kept,
+                               const tch_matrices *gradient)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     tchi_cuda_extent e = tchi_cuda_extent_of(gradient);
     if (tchi_cuda_is_empty(e) || activation == TCH_ACTIVATION_NONE) {
         return TCH_OK;
@@ -162,16 +161,18 @@ static __global__ void __launch_bounds__(COLUMNS *COLUMN_THREADS)
     }
 }
 
-tch_status tchi_cuda_column_sums(void *state, const tch_matrices *x, const tch_matrices *out)
+tch_status tchi_cuda_bias_activation_backward(void *state, tch_activation activation, const tch_matrices *kept,
+                                              const tch_matrices *gradient, const tch_matrices *bias_gradient)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
-    if (x->cols == 0) {
+    TCHI_CUDA_PASS(run_backward(s, activation, kept, gradient));
+    if (bias_gradient == NULL || gradient->cols == 0) {
         return TCH_OK;
     }
-    unsigned blocks = (unsigned)tchi_cuda_ceil_div(x->cols, COLUMNS);
+    unsigned blocks = (unsigned)tchi_cuda_ceil_div(gradient->cols, COLUMNS);
     dim3 threads(COLUMNS, COLUMN_THREADS);
-    column_sums_kernel<<<blocks, threads, 0, s->stream>>>(x->rows, x->cols, (const float *)x->data, x->ld,
-                                                          (float *)out->data);
+    column_sums_kernel<<<blocks, threads, 0, s->stream>>>(gradient->rows, gradient->cols, (const float *)gradient->data,
+                                                          gradient->ld, (float *)bias_gradient->data);
     return tchi_cuda_launched(s, "column_sums");
 }
 
@@ -336,19 +337,17 @@ static tch_status run_loss(tchi_cuda_state *s, const loss_call &c, const tch_los
     return tchi_cuda_launched(s, "add_totals");
 }
 
-tch_status tchi_cuda_softmax_loss(void *state, const tch_matrices *logits, const int32_t *labels,
-                                  const tch_loss_results *results)
+tch_status tchi_cuda_loss(void *state, tch_loss loss, const tch_matrices *outputs, const tch_matrices *targets,
+                          const tch_loss_results *results)
 {
-    loss_call c = call_of(logits, 1.0, results);
-    c.labels = labels;
-    return run_loss<cross_entropy>((tchi_cuda_state *)state, c, results, "softmax_loss");
-}
-
-tch_status tchi_cuda_squared_loss(void *state, const tch_matrices *outputs, const tch_matrices *targets,
-                                  const tch_loss_results *results)
-{
-    loss_call c = call_of(outputs, 2.0 / (double)outputs->cols, results);
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    bool labels = loss == TCH_LOSS_CROSS_ENTROPY;
+    loss_call c = call_of(outputs, labels ? 1.0 : 2.0 / (double)outputs->cols, results);
+    if (labels) {
+        c.labels = (const int32_t *)targets->data;
+        return run_loss<cross_entropy>(s, c, results, "softmax_loss");
+    }
     c.targets = (const float *)targets->data;
     c.target_ld = targets->ld;
-    return run_loss<squared>((tchi_cuda_state *)state, c, results, "squared_loss");
+    return run_loss<squared>(s, c, results, "squared_loss");
 }

@@ -1,5 +1,4 @@
-/* What KFAC does to a gradient besides products: the division in the eigenbasis, and the one number by which a step
- * that would change the model too much is made shorter. Divisors are formed in float64: the product of two small
+/* What KFAC does to a gradient besides products: the division in the eigenbasis. Divisors are formed in float64: the product of two small
  * eigenvalues may be below float32's range, and so may the damping.
  *
  *     for (i = 0; i < rows; i++) {
@@ -8,10 +7,8 @@
  *             x[i][j] /= by + damping;                        // damped_divide
  *         }
  *     }
- *     scale = min(1, sqrt(most / fabs(lr * lr * dot)));       // kl_clip
  */
 #include "backends/cuda/device/batch_walk.cuh"
-#include "backends/rules.h"
 
 typedef struct divisors {
     tchi_cuda_operand rows, cols; /* without data where `values` has it */
@@ -84,17 +81,4 @@ tch_status tchi_cuda_damped_divide(void *state, const tch_matrices *x, const tch
     auto kernel = x->type == TCH_SCALAR_F64 ? damped_divide_kernel<double> : damped_divide_kernel<float>;
     kernel<<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), d);
     return tchi_cuda_launched(s, "damped_divide");
-}
-
-/* One thread. Moves: 16 bytes. Does: a quotient and a root. */
-static __global__ void kl_clip_kernel(const double *dot, double lr, double most, double *scale)
-{
-    *scale = tchi_rule_kl_clip(*dot, lr, most);
-}
-
-tch_status tchi_cuda_kl_clip(void *state, const double *dot, double lr, double most, double *scale)
-{
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    kl_clip_kernel<<<1, 1, 0, s->stream>>>(dot, lr, most, scale);
-    return tchi_cuda_launched(s, "kl_clip");
 }

@@ -3,7 +3,7 @@
  *
  *     for (b = 0; b < batch; b++) {
  *         out[b][j] = beta * out[b][j] + scale * sum over positions i of x[b][i][j];              // sample_sums
- *         weights[b] = isfinite(norms[b]) ? min(1, most / (sqrt(norms[b]) + 1e-6)) : 0;           // clip_weights
+ *         weights[b] = isfinite(squares[b]) ? min(1, most / (sqrt(squares[b]) + 1e-6)) : 0;       // clip_weights, NORM
  *         out[b][i][j] = weights[b / groups] == 0 ? 0 : weights[b / groups] * x[b][i][j];         // weigh_samples
  *     }
  */
@@ -102,21 +102,23 @@ tch_status tchi_cuda_add_partials(const tchi_cuda_state *state, int64_t count, i
 
 /* Moves: 16 bytes a sample. Does: a root and a quotient. */
 static __global__ void __launch_bounds__(THREADS)
-    clip_weights_kernel(int64_t count, const double *norms, double most, double *weights)
+    clip_weights_kernel(tch_clip_rule rule, int64_t count, const double *squares, double scale, double most,
+                        double *weights)
 {
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += (int64_t)gridDim.x * THREADS) {
-        weights[i] = tchi_rule_clip_weight(norms[i], most);
+        weights[i] = tchi_rule_clip_weight(rule, scale * squares[i], most);
     }
 }
 
-tch_status tchi_cuda_clip_weights(void *state, int64_t count, const double *norms, double most, double *weights)
+tch_status tchi_cuda_clip_weights(void *state, tch_clip_rule rule, int64_t count, const double *squares, double scale,
+                                  double most, double *weights)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
     if (count == 0) {
         return TCH_OK;
     }
     unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(count, THREADS));
-    clip_weights_kernel<<<blocks, THREADS, 0, s->stream>>>(count, norms, most, weights);
+    clip_weights_kernel<<<blocks, THREADS, 0, s->stream>>>(rule, count, squares, scale, most, weights);
     return tchi_cuda_launched(s, "clip_weights");
 }
 

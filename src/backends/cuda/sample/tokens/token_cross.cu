@@ -3,7 +3,7 @@
  * tiles that stay in registers, multiplied there by the entries of G that the tokens pick, and summed; nothing of size
  * S by T is kept.
  *
- *     for (s = 0; s < S; s++) {                               // token_cross, of one sample
+ *     for (s = 0; s < S; s++) {                               // token_dots with `by`, of one sample
  *         for (t = 0; t < T; t++) {
  *             norm += scale * g[t][token[s]] * dot(h[s], a[t]);
  *         }
@@ -166,11 +166,10 @@ static tch_status run_cross(const tchi_cuda_state *state, const tchi_cuda_cross 
     return tchi_cuda_launched(state, "token_cross");
 }
 
-tch_status tchi_cuda_token_cross(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *h,
-                                 const tch_matrices *a, const tch_matrices *g, double scale, double *norms,
-                                 void *scratch)
+static tch_status cross_dots(const tchi_cuda_state *s, const tch_matrices *tokens, int64_t padding,
+                             const tch_matrices *h, const tch_matrices *a, const tch_matrices *g, double scale,
+                             double *dots, void *scratch)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     int64_t tiles = tchi_cuda_ceil_div(tokens->cols, TCHI_CUDA_CROSS_TILE);
     tchi_cuda_cross c = {tchi_cuda_token_list_of(tokens, g->cols, padding, true),
                          tchi_cuda_operand_of(h),
@@ -189,7 +188,7 @@ tch_status tchi_cuda_token_cross(void *state, const tch_matrices *tokens, int64_
     } else {
         TCHI_CUDA_PASS(run_cross(s, c, partial));
     }
-    return tchi_cuda_add_partials(s, c.samples, c.tiles * TCHI_CUDA_CROSS_RANGES, partial, scale, norms);
+    return tchi_cuda_add_partials(s, c.samples, c.tiles * TCHI_CUDA_CROSS_RANGES, partial, scale, dots);
 }
 
 /* --- rows of a weight -------------------------------------------------------------------------------------------- */
@@ -241,10 +240,9 @@ static __global__ void __launch_bounds__(THREADS, 4)
     }
 }
 
-tch_status tchi_cuda_token_dots(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
-                                const tch_matrices *w, double scale, double *dots, void *scratch)
+static tch_status row_dots(const tchi_cuda_state *s, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
+                           const tch_matrices *w, double scale, double *dots, void *scratch)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     dots_call c = {tchi_cuda_token_list_of(tokens, w->rows, padding, true),
                    tchi_cuda_operand_of(g),
                    tchi_cuda_operand_of(w),
@@ -260,4 +258,16 @@ tch_status tchi_cuda_token_dots(void *state, const tch_matrices *tokens, int64_t
     kernel<<<blocks, THREADS, 0, s->stream>>>(c, partial);
     TCHI_CUDA_PASS(tchi_cuda_launched(s, "token_dots"));
     return tchi_cuda_add_partials(s, c.samples, c.chunks, partial, scale, dots);
+}
+
+tch_status tchi_cuda_token_dots(void *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
+                                const tch_matrices *g, const tch_matrices *w, const tch_matrices *by, double scale,
+                                double *dots, void *scratch)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    if (by != NULL) {
+        return cross_dots(s, tokens, padding, g, w, by, scale, dots, scratch);
+    }
+    return w == NULL ? tchi_cuda_token_norms(s, tokens, rows, padding, g, scale, dots, scratch)
+                     : row_dots(s, tokens, padding, g, w, scale, dots, scratch);
 }

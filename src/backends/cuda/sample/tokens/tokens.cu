@@ -10,7 +10,7 @@
  *             out[token[b][s]] += weights[b] * scale * g[b][s];           // token_sums: a row of d numbers
  *         }
  *     }
- *     for (b = 0; b < samples; b++) {                                     // token_norms
+ *     for (b = 0; b < samples; b++) {                                     // token_dots, squared norms
  *         for (each token v of the sample) {
  *             norms[b] += scale * |sum of g[b][s] over the s with token[b][s] == v|^2;
  *         }
@@ -344,10 +344,9 @@ template <typename real, bool squared> static tch_status run_runs(const tchi_cud
     return tchi_cuda_launched(state, "join_runs");
 }
 
-tch_status tchi_cuda_token_norms(void *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
+tch_status tchi_cuda_token_norms(tchi_cuda_state *s, const tch_matrices *tokens, int64_t rows, int64_t padding,
                                  const tch_matrices *g, double scale, double *norms, void *scratch)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     if (tokens->rows == 0 || tokens->cols == 0 || g->cols == 0) {
         return TCH_OK;
     }
