@@ -34,7 +34,7 @@ void tchi_verdict_layout(tchi_verdict *verdict, tchi_arena *arena, int64_t matri
 
 /* How many elements of a sum are not finite. A sum of x x' has one only if some x x is not: no product is larger than
  * the larger of the two squares. So its diagonal is looked at, n numbers in place of n^2. */
-static tch_status count_bad(tch_context *context, const tchi_candidate *c, double *bad)
+static tch_status count_nonfinite(tch_context *context, const tchi_candidate *c, double *bad)
 {
     bool few = c->is_gram && c->sum.batch == 1;
     tch_matrices diagonal = {c->sum.data, c->sum.type, c->sum.rows, 1, c->sum.ld + 1, 1, 0};
@@ -43,13 +43,14 @@ static tch_status count_bad(tch_context *context, const tchi_candidate *c, doubl
 }
 
 /* A flag for each candidate. */
-static tch_status judge(tch_context *context, tchi_verdict *v, tchi_candidate *const *candidates, int32_t count)
+static tch_status flag_candidates(tch_context *context, tchi_verdict *v, tchi_candidate *const *candidates,
+                                  int32_t count)
 {
     const tch_backend *t = context->backend;
     const double *none = v->of.max_abs;
     TCHI_TRY(t->device->zero_bytes(context->state, v->of.max_abs, count * (int64_t)sizeof(double)));
     for (int32_t i = 0; i < count; i++) {
-        TCHI_TRY(count_bad(context, candidates[i], v->of.nonfinite + i));
+        TCHI_TRY(count_nonfinite(context, candidates[i], v->of.nonfinite + i));
     }
     tch_root_norms norms = {none, none, v->of.nonfinite, none};
     return t->matrix->root_setup(context->state, count, &norms, 1.0, 0.0, 1.0, 1.0, v->of.damping, v->of.bound,
@@ -57,7 +58,7 @@ static tch_status judge(tch_context *context, tchi_verdict *v, tchi_candidate *c
 }
 
 /* The first flag becomes that of all: where it is good the second takes its place. */
-static tch_status join(tch_context *context, const tchi_verdict *v, int32_t count)
+static tch_status join_flags(tch_context *context, const tchi_verdict *v, int32_t count)
 {
     tch_matrices first = tchi_matrices_new(v->of.flags, TCH_SCALAR_I32, 1, 1, 1);
     tch_matrices second = tchi_matrices_new(v->of.flags + 1, TCH_SCALAR_I32, 1, 1, 1);
@@ -65,7 +66,7 @@ static tch_status join(tch_context *context, const tchi_verdict *v, int32_t coun
                                    : context->backend->matrix->select(context->state, v->of.flags, &second, &first);
 }
 
-static tch_status mix(tch_context *context, const tchi_candidate *c, double beta)
+static tch_status add_previous(tch_context *context, const tchi_candidate *c, double beta)
 {
     if (beta == 0.0) {
         return TCH_OK;
@@ -77,7 +78,7 @@ static tch_status mix(tch_context *context, const tchi_candidate *c, double beta
 }
 
 /* The one flag, repeated for as many matrices as there are. */
-static tch_status spread(tch_context *context, const tchi_verdict *v, int64_t matrices)
+static tch_status repeat_flag(tch_context *context, const tchi_verdict *v, int64_t matrices)
 {
     const int64_t repeat = 0;
     const int64_t step = 1;
@@ -86,11 +87,11 @@ static tch_status spread(tch_context *context, const tchi_verdict *v, int64_t ma
     return context->backend->matrix->copy(context->state, &all, &one);
 }
 
-static tch_status keep(tch_context *context, const tchi_verdict *v, const tchi_candidate *c)
+static tch_status keep_candidate(tch_context *context, const tchi_verdict *v, const tchi_candidate *c)
 {
     bool single = c->target.count == 1;
     if (!single) {
-        TCHI_TRY(spread(context, v, c->target.count));
+        TCHI_TRY(repeat_flag(context, v, c->target.count));
     }
     return tchi_batch_select(context, &c->target, 0, single ? v->of.flags : v->flags, &c->sum, &c->before);
 }
@@ -98,11 +99,11 @@ static tch_status keep(tch_context *context, const tchi_verdict *v, const tchi_c
 tch_status tchi_candidates_keep(tch_context *context, tchi_verdict *verdict, tchi_candidate *const *candidates,
                                 int32_t count, double beta, int32_t *rejected)
 {
-    TCHI_TRY(judge(context, verdict, candidates, count));
-    TCHI_TRY(join(context, verdict, count));
+    TCHI_TRY(flag_candidates(context, verdict, candidates, count));
+    TCHI_TRY(join_flags(context, verdict, count));
     for (int32_t i = 0; i < count; i++) {
-        TCHI_TRY(mix(context, candidates[i], beta));
-        TCHI_TRY(keep(context, verdict, candidates[i]));
+        TCHI_TRY(add_previous(context, candidates[i], beta));
+        TCHI_TRY(keep_candidate(context, verdict, candidates[i]));
     }
     return rejected == NULL ? TCH_OK
                             : context->backend->device->copy_bytes(context->state, rejected, verdict->of.flags,

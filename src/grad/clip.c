@@ -10,7 +10,8 @@
 
 #include "layer.h"
 
-static tch_status check_call(tch_context *context, const tch_tensor *norms, double max_norm, const tch_tensor *weights)
+static tch_status check_clipping(tch_context *context, const tch_tensor *norms, double max_norm,
+                                 const tch_tensor *weights)
 {
     TCHI_TRY(tchi_check_input(context, norms, "norms"));
     if (norms->ndim != 1) {
@@ -33,7 +34,7 @@ static tch_status check_call(tch_context *context, const tch_tensor *norms, doub
 tch_status tch_grad_clip_weights(tch_context *context, const tch_tensor *norms, double max_norm, tch_tensor *weights)
 {
     TCHI_ENTER_FOR(context, "tch_grad_clip_weights", sample);
-    TCHI_TRY(check_call(context, norms, max_norm, weights));
+    TCHI_TRY(check_clipping(context, norms, max_norm, weights));
     if (norms->shape[0] == 0) {
         return TCH_OK;
     }

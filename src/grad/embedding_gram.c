@@ -3,11 +3,13 @@
  * as fit, and work that grows with the positions and not with the vocabulary, save for clearing the gradient. */
 #include "kinds.h"
 
+#include "core/arith.h"
 #include "core/status.h"
 #include "linalg/batch.h"
 
 #include "embedding.h"
-#include "sample_rows.h"
+#include "gram.h"
+#include "walk.h"
 
 typedef struct gram_buffers {
     tch_matrices sum;       /* B by B in float64: the caller's, or scratch */
@@ -20,41 +22,25 @@ typedef struct gram_call {
     tchi_tokens t;
     const tch_tensor *gram;
     int64_t width; /* columns of a gradient at a time */
-    tchi_chunks chunks;
+    int64_t chunk; /* samples of a block */
 } gram_call;
 
-static bool sum_in_place(const tch_tensor *gram)
-{
-    tch_matrices m;
-    return tchi_scalar_of(gram->dtype) == TCH_SCALAR_F64 && tchi_matrices_of(gram, &m);
-}
-
+/* The caller's matrix, whose rows are contiguous, or scratch. */
 static tch_matrices place_sum(const tch_tensor *gram, tchi_arena *arena)
 {
     tch_matrices m;
-    if (sum_in_place(gram)) {
-        (void)tchi_matrices_of(gram, &m);
-        return m;
-    }
-    return tchi_scratch_matrices(arena, TCH_SCALAR_F64, 1, gram->shape[0], gram->shape[1]);
+    bool in_place = tchi_scalar_of(gram->dtype) == TCH_SCALAR_F64 && tchi_matrices_of(gram, &m);
+    return in_place ? m : tchi_scratch_matrices(arena, TCH_SCALAR_F64, 1, gram->shape[0], gram->shape[1]);
 }
 
 /* What keeps its place comes first. */
-static void layout(const gram_call *c, gram_buffers *b, tchi_arena *arena, tch_context *context, int64_t sample,
-                   int64_t first, int64_t count)
+static void blocks_layout(const gram_call *c, gram_buffers *b, tchi_arena *arena, tch_context *context, int64_t sample,
+                          int64_t first, int64_t count)
 {
     b->sum = place_sum(c->gram, arena);
     b->direction = tchi_scratch_matrices(arena, tchi_compute_type(c->t.gradient.type), 1, c->t.layer->rows, c->width);
     tchi_tokens_layout(&c->t, &b->one, arena, context, sample, 1);
     tchi_tokens_layout(&c->t, &b->block, arena, context, first, count);
-}
-
-static tch_matrices columns_of(const tch_matrices *m, int64_t column, int64_t count)
-{
-    tch_matrices part = *m;
-    part.data = (char *)m->data + column * tchi_scalar_size(m->type);
-    part.cols = count;
-    return part;
 }
 
 /* sum(sample, k) += <gradient of the sample, that of sample k> for k from `from` on in the block, whose first sample is
@@ -73,8 +59,8 @@ static tch_status add_products(tch_context *context, const gram_call *c, const g
     double *out = (double *)b->sum.data + sample * b->sum.ld + from;
     for (int64_t column = 0; column < others.cols; column += c->width) {
         int64_t n = others.cols - column < c->width ? others.cols - column : c->width;
-        tch_matrices g = columns_of(&b->one.g, column, n);
-        tch_matrices h = columns_of(&others, column, n);
+        tch_matrices g = tchi_block(&b->one.g, 0, b->one.g.rows, column, n);
+        tch_matrices h = tchi_block(&others, 0, others.rows, column, n);
         tch_matrices direction = tchi_matrices_new(b->direction.data, b->direction.type, 1, layer->rows, n);
         TCHI_TRY(t->sample->token_sums(context->state, &b->one.tokens, layer->padding_index, &g, NULL, layer->scale,
                                        0.0, 0, &direction, b->one.scratch));
@@ -91,7 +77,7 @@ static tch_status add_block(tch_context *context, const gram_call *c, const tchi
     gram_buffers b;
     for (int64_t sample = 0; sample < first + count; sample++) {
         tchi_arena here = *arena;
-        layout(c, &b, &here, context, sample, first, count);
+        blocks_layout(c, &b, &here, context, sample, first, count);
         if (sample == 0) {
             TCHI_TRY(tchi_tokens_read(context, &c->t, first, &b.block));
         }
@@ -102,26 +88,14 @@ static tch_status add_block(tch_context *context, const gram_call *c, const tchi
 }
 
 /* The lower triangle becomes the mirror image of the upper one. */
-static tch_status mirror(tch_context *context, const tch_matrices *sum)
+static tch_status mirror_upper(tch_context *context, const tch_matrices *sum)
 {
-    double *data = sum->data;
     for (int64_t i = 0; i + 1 < sum->rows; i++) {
-        const int64_t shape[1] = {sum->rows - i - 1};
-        const int64_t along[1] = {1};
-        const int64_t down[1] = {sum->ld};
-        tch_array source = {data + i * sum->ld + i + 1, TCH_SCALAR_F64, 1, shape, along};
-        tch_array target = {data + (i + 1) * sum->ld + i, TCH_SCALAR_F64, 1, shape, down};
-        TCHI_TRY(context->backend->matrix->copy(context->state, &target, &source));
+        tch_matrices row = tchi_block(sum, i, 1, i + 1, sum->rows - i - 1);
+        tch_matrices column = tchi_block(sum, i + 1, sum->rows - i - 1, i, 1);
+        TCHI_TRY(tchi_transpose(context, &row, &column));
     }
     return TCH_OK;
-}
-
-static tch_status clear(tch_context *context, const tch_matrices *sum)
-{
-    const int64_t shape[2] = {sum->rows, sum->cols};
-    const int64_t strides[2] = {sum->ld, 1};
-    tch_array array = {sum->data, sum->type, 2, shape, strides};
-    return context->backend->matrix->fill(context->state, &array, 0.0);
 }
 
 /* Columns of the gradient and samples of a block, by what fits: half of what is left is for either. */
@@ -135,8 +109,7 @@ static void choose_sizes(tch_context *context, gram_call *c)
     tchi_tokens_layout(&c->t, &chunk, &one, context, 0, 1);
     c->width = tchi_arena_fit(context, c->t.gradient.cols, 2 * column, fixed.used + 2 * one.used);
     int64_t used = fixed.used + one.used + c->width * column;
-    c->chunks.samples = c->t.gradient.samples;
-    c->chunks.size = tchi_chunk_samples(context, c->chunks.samples, c->t.gradient.positions, one.used, used);
+    c->chunk = tchi_chunk_samples(context, c->t.gradient.samples, c->t.gradient.positions, one.used, used);
 }
 
 tch_status tchi_embedding_gram(tch_context *context, const tch_layer *layer, const tch_tensor *input,
@@ -147,24 +120,23 @@ tch_status tchi_embedding_gram(tch_context *context, const tch_layer *layer, con
     tchi_arena arena = {0};
     tchi_arena last = {0};
     tchi_batch batch = tchi_batch_of(gram, 2);
-    if (c.t.gradient.samples == 0) {
-        return TCH_OK;
-    }
+    int64_t samples = c.t.gradient.samples;
     choose_sizes(context, &c);
-    layout(&c, &b, &arena, context, 0, 0, tchi_chunk_at(&c.chunks, 0));
-    layout(&c, &b, &last, context, 0, 0, tchi_chunk_last(&c.chunks));
-    arena.used = last.used > arena.used ? last.used : arena.used;
+    blocks_layout(&c, &b, &arena, context, 0, 0, tchi_min(c.chunk, samples));
+    blocks_layout(&c, &b, &last, context, 0, 0, samples % c.chunk);
+    arena.used = tchi_max(arena.used, last.used);
     TCHI_TRY(tchi_arena_reserve(context, &arena));
     tchi_arena start = arena;
     b.sum = place_sum(gram, &start);
+    bool in_place = b.sum.data == tchi_tensor_data(gram);
     if (!accumulate) {
-        TCHI_TRY(clear(context, &b.sum));
-    } else if (!sum_in_place(gram)) {
+        TCHI_TRY(context->backend->matrix->combine(context->state, 0.0, 0.0, NULL, 0.0, NULL, &b.sum));
+    } else if (!in_place) {
         TCHI_TRY(tchi_batch_read(context, &batch, 0, &b.sum));
     }
-    for (int64_t first = 0; first < c.chunks.samples; first += c.chunks.size) {
-        TCHI_TRY(add_block(context, &c, &arena, first, tchi_chunk_at(&c.chunks, first)));
+    for (int64_t first = 0; first < samples; first += c.chunk) {
+        TCHI_TRY(add_block(context, &c, &arena, first, tchi_min(c.chunk, samples - first)));
     }
-    TCHI_TRY(mirror(context, &b.sum));
-    return sum_in_place(gram) ? TCH_OK : tchi_batch_write(context, &batch, 0, &b.sum);
+    TCHI_TRY(mirror_upper(context, &b.sum));
+    return in_place ? TCH_OK : tchi_batch_write(context, &batch, 0, &b.sum);
 }

@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "core/arith.h"
 #include "core/check.h"
 #include "core/status.h"
 #include "linalg/algebra.h"
@@ -12,6 +13,7 @@
 
 #include "candidate.h"
 #include "layer.h"
+#include "walk.h"
 
 /* --- checks shared with scales.c --------------------------------------------------------------------------------- */
 
@@ -91,7 +93,6 @@ typedef struct factor_source {
 } factor_source;
 
 typedef struct factor_buffers {
-    tchi_candidate candidate;
     tch_matrices positions; /* of a chunk: the caller's memory or scratch */
     tch_matrices rows;      /* what the product is taken of, a matrix for each group */
     void *scratch;
@@ -142,13 +143,12 @@ static void chunk_layout(const tch_context *context, const factor_source *s, fac
     tchi_arrangement how = s->sharing == TCH_SHARING_EXPAND && s->side.groups == 1 ? TCHI_TALL : TCHI_APART;
     b->positions = tchi_side_place(&s->side, arena, first, count, how);
     b->rows = rows_as_placed(context, s) ? tchi_tall(&b->positions) : rows_layout(s, arena, count);
-    int64_t pooling = sums_scratch(context, &b->positions);
-    int64_t border = sums_scratch(context, &b->rows);
-    b->scratch = tchi_arena_take(arena, pooling > border ? pooling : border);
+    b->scratch =
+        tchi_arena_take(arena, tchi_max(sums_scratch(context, &b->positions), sums_scratch(context, &b->rows)));
 }
 
 /* Positions [sample][group][T] put in the order [group][sample][T], and into the type of the sum. */
-static tch_status regroup(tch_context *context, const factor_source *s, const factor_buffers *b)
+static tch_status regroup_positions(tch_context *context, const factor_source *s, const factor_buffers *b)
 {
     const tch_matrices *from = &b->positions;
     const tch_matrices *to = &b->rows;
@@ -161,7 +161,7 @@ static tch_status regroup(tch_context *context, const factor_source *s, const fa
     return context->backend->matrix->copy(context->state, &target, &source);
 }
 
-static tch_status pool(tch_context *context, const factor_source *s, const factor_buffers *b)
+static tch_status pool_positions(tch_context *context, const factor_source *s, const factor_buffers *b)
 {
     tch_matrices out = tchi_matrices_new(b->rows.data, b->rows.type, 1, b->positions.batch, s->side.cols);
     return context->backend->sample->sample_sums(context->state, &b->positions, s->pooled, 0.0, &out, b->scratch);
@@ -173,26 +173,26 @@ static tch_status make_rows(tch_context *context, const factor_source *s, const 
     if (rows_as_placed(context, s)) {
         return TCH_OK;
     }
-    return s->sharing == TCH_SHARING_REDUCE ? pool(context, s, b) : regroup(context, s, b);
+    return s->sharing == TCH_SHARING_REDUCE ? pool_positions(context, s, b) : regroup_positions(context, s, b);
 }
 
 /* The bias' last row, below the rest: the sum of the rows. */
-static tch_status add_border(tch_context *context, const factor_source *s, const factor_buffers *b, double beta)
+static tch_status add_border(tch_context *context, const factor_source *s, const factor_buffers *b, double beta,
+                             const tch_matrices *sum)
 {
-    const tch_matrices *sum = &b->candidate.sum;
     char *start = (char *)sum->data + s->side.cols * sum->ld * tchi_scalar_size(sum->type);
     tch_matrices border = {start, sum->type, sum->batch, s->side.cols, sum->stride, 1, 0};
     return context->backend->sample->sample_sums(context->state, &b->rows, s->weight, beta, &border, b->scratch);
 }
 
 static tch_status add_chunk(tch_context *context, const tch_layer *layer, const factor_source *s,
-                            const factor_buffers *b, double beta)
+                            const factor_buffers *b, double beta, const tch_matrices *sum)
 {
-    tch_matrices inner = b->candidate.sum;
+    tch_matrices inner = *sum;
     inner.rows = inner.cols = s->side.cols; /* without the bias' last row and column */
     bool rounded = layer->rounded != 0 || is_half(b->rows.type);
     TCHI_TRY((rounded ? tchi_gram_rounded : tchi_gram)(context, s->weight, &b->rows, 1, beta, &inner));
-    return s->bias ? add_border(context, s, b, beta) : TCH_OK;
+    return s->bias ? add_border(context, s, b, beta, sum) : TCH_OK;
 }
 
 /* The last column is the last row, and the corner a number of its own. */
@@ -211,47 +211,17 @@ static tch_status finish_border(tch_context *context, const factor_source *s, co
     return t->matrix->fill(context->state, &corner, s->corner);
 }
 
-static int64_t chunk_bytes(const tch_context *context, const factor_source *s, int64_t count)
-{
-    factor_buffers probe;
-    tchi_arena arena = {0};
-    chunk_layout(context, s, &probe, &arena, 0, count);
-    return arena.used;
-}
-
-/* Samples at a time, all buffers outside the chunk taking `fixed` bytes. What a sample takes is seen by adding many,
- * since the chunks of an arena are rounded up. */
-static int64_t choose_chunk(const tch_context *context, const factor_source *s, int64_t fixed)
-{
-    enum { MANY = 64 };
-    int64_t one = chunk_bytes(context, s, 1);
-    int64_t each = (chunk_bytes(context, s, 1 + MANY) - one + MANY - 1) / MANY;
-    return tchi_chunk_samples(context, s->side.samples, s->side.positions, each, fixed + one);
-}
-
-/* Sums over all samples, into the candidate. */
-static tch_status sum_chunks(tch_context *context, const tch_layer *layer, const factor_source *s, factor_buffers *b,
-                             tchi_arena arena, int64_t chunk)
-{
-    for (int64_t first = 0; first < s->side.samples; first += chunk) {
-        int64_t count = s->side.samples - first < chunk ? s->side.samples - first : chunk;
-        tchi_arena here = arena;
-        chunk_layout(context, s, b, &here, first, count);
-        TCHI_TRY(make_rows(context, s, b, first));
-        TCHI_TRY(add_chunk(context, layer, s, b, first == 0 ? 0.0 : 1.0));
-    }
-    return s->bias ? finish_border(context, s, &b->candidate.sum) : TCH_OK;
-}
-
 /* --- the call ---------------------------------------------------------------------------------------------------- */
 
-/* Up to two factors; what they share. */
+/* Up to two factors, whose chunks run one after another and share the memory behind what both keep. */
 typedef struct factor_call {
+    const tch_layer *layer;
     factor_source sources[2];
-    factor_buffers buffers[2];
-    int64_t chunks[2];
+    tchi_candidate candidates[2];
     int32_t count;
+    int32_t current;
     int32_t output; /* which of them is the output factor, or -1 */
+    factor_buffers buffers;
     tchi_verdict verdict;
     double *divisor; /* the loss scale */
 } factor_call;
@@ -284,50 +254,56 @@ static void add_output(factor_call *c, const tch_layer *layer, const tch_tensor 
     c->sources[c->count++] = s;
 }
 
-/* What stays for the whole call. */
-static void fixed_layout(factor_call *c, tchi_arena *arena)
+static void factors_layout(void *call, tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
 {
+    factor_call *c = call;
     for (int32_t i = 0; i < c->count; i++) {
-        tchi_candidate_layout(&c->buffers[i].candidate, arena, c->sources[i].factor, compute_type(&c->sources[i]),
-                              true);
+        tchi_candidate_layout(&c->candidates[i], arena, c->sources[i].factor, compute_type(&c->sources[i]), true);
     }
     tchi_verdict_layout(&c->verdict, arena, c->sources[0].side.groups);
     c->divisor = tchi_arena_take(arena, sizeof *c->divisor);
+    chunk_layout(context, &c->sources[c->current], &c->buffers, arena, first, count);
 }
 
-/* The chunks of the factors run one after another and share the memory behind what stays. */
-static tch_status reserve(tch_context *context, factor_call *c, tchi_arena *arena)
+static tch_status factors_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
-    tchi_arena fixed = {0};
-    fixed_layout(c, &fixed);
-    int64_t most = fixed.used;
+    (void)count;
+    factor_call *c = call;
+    const factor_source *s = &c->sources[c->current];
+    TCHI_TRY(make_rows(context, s, &c->buffers, first));
+    return add_chunk(context, c->layer, s, &c->buffers, first == 0 ? 0.0 : 1.0, &c->candidates[c->current].sum);
+}
+
+static tchi_walk factor_walk(factor_call *c, int32_t index)
+{
+    const tchi_side *side = &c->sources[index].side;
+    c->current = index;
+    return (tchi_walk){.samples = side->samples,
+                       .positions = side->positions,
+                       .small = true,
+                       .layout = factors_layout,
+                       .part = factors_part};
+}
+
+static tch_status update_factors(tch_context *context, factor_call *c, const tchi_curvature_update *update)
+{
+    tchi_candidate *candidates[2] = {&c->candidates[0], &c->candidates[1]};
+    int64_t most = 0;
     for (int32_t i = 0; i < c->count; i++) {
-        tchi_arena whole = fixed;
-        c->chunks[i] = choose_chunk(context, &c->sources[i], fixed.used);
-        int64_t samples = c->sources[i].side.samples;
-        chunk_layout(context, &c->sources[i], &c->buffers[i], &whole, 0,
-                     samples < c->chunks[i] ? samples : c->chunks[i]);
-        most = whole.used > most ? whole.used : most;
+        const tchi_walk walk = factor_walk(c, i);
+        most = tchi_max(most, tchi_walk_bytes(context, &walk, c));
     }
-    *arena = (tchi_arena){.used = most};
-    TCHI_TRY(tchi_arena_reserve(context, arena));
-    fixed_layout(c, arena);
-    return TCH_OK;
-}
-
-static tch_status run(tch_context *context, const tch_layer *layer, factor_call *c, const tchi_curvature_update *update)
-{
-    tchi_arena arena;
-    tchi_candidate *candidates[2] = {&c->buffers[0].candidate, &c->buffers[1].candidate};
-    TCHI_TRY(reserve(context, c, &arena));
+    TCHI_TRY(tchi_reserve_first(context, most));
     if (update->rehearse) {
         return TCH_OK;
     }
-    TCHI_TRY(tchi_widen_scale(context, update->grad_scale, c->divisor));
     for (int32_t i = 0; i < c->count; i++) {
-        TCHI_TRY(sum_chunks(context, layer, &c->sources[i], &c->buffers[i], arena, c->chunks[i]));
+        const tchi_walk walk = factor_walk(c, i);
+        TCHI_TRY(tchi_walk_samples(context, &walk, c));
+        TCHI_TRY(c->sources[i].bias ? finish_border(context, &c->sources[i], &c->candidates[i].sum) : TCH_OK);
     }
     if (c->output >= 0 && update->grad_scale != NULL) {
+        TCHI_TRY(tchi_widen_scale(context, update->grad_scale, c->divisor));
         TCHI_TRY(tchi_candidate_divide(context, candidates[c->output], c->divisor));
     }
     return tchi_candidates_keep(context, &c->verdict, candidates, c->count, update->beta, update->rejected);
@@ -363,7 +339,7 @@ tch_status tchi_grad_factors(tch_context *context, const tch_layer *layer, const
     TCHI_TRY(
         tchi_check_curvature(context, "tch_grad_factors", layer, input, output_gradient, update->alpha, update->beta));
     TCHI_TRY(check_factors(context, layer, input, output_gradient, bias, sharing, input_factor, output_factor));
-    factor_call call = {.output = -1};
+    factor_call call = {.layer = layer, .output = -1};
     if (input_factor != NULL) {
         add_input(&call, layer, input, bias, sharing, update->alpha, input_factor);
     }
@@ -371,7 +347,7 @@ tch_status tchi_grad_factors(tch_context *context, const tch_layer *layer, const
         add_output(&call, layer, output_gradient, sharing, update->alpha, output_factor);
     }
     bool nothing = call.count == 0 || call.sources[0].side.samples == 0 || call.sources[0].side.positions == 0;
-    return nothing ? TCH_OK : run(context, layer, &call, update);
+    return nothing ? TCH_OK : update_factors(context, &call, update);
 }
 
 tch_status tch_grad_factors(tch_context *context, const tch_layer *layer, const tch_tensor *input,

@@ -46,7 +46,7 @@ tchi_row_products tchi_row_products_layout(tchi_arena *arena, const tch_context 
     tchi_row_products p = {0};
     if (c->gram.type != c->type) {
         int64_t rows = product_rows(context, c);
-        p.own = tchi_scratch_matrices(arena, c->type, 1, rows, c->g.samples);
+        p.products = tchi_scratch_matrices(arena, c->type, 1, rows, c->g.samples);
         p.converted = tchi_scratch_matrices(arena, c->gram.type, 1, rows, c->g.samples);
     }
     return p;
@@ -57,14 +57,14 @@ static tch_status add_converted(tch_context *context, const tchi_gram_call *c, c
                                 const tchi_row_products *p)
 {
     const tch_backend *t = context->backend;
-    for (int64_t first = 0; first < x->rows; first += p->own.rows) {
-        int64_t count = tchi_min(p->own.rows, x->rows - first);
+    for (int64_t first = 0; first < x->rows; first += p->products.rows) {
+        int64_t count = tchi_min(p->products.rows, x->rows - first);
         tch_matrices rows = tchi_block(x, first, count, 0, x->cols);
-        tch_matrices own = tchi_block(&p->own, 0, count, 0, x->rows);
+        tch_matrices product = tchi_block(&p->products, 0, count, 0, x->rows);
         tch_matrices converted = tchi_block(&p->converted, 0, count, 0, x->rows);
         tch_matrices out = tchi_block(&c->gram, first, count, 0, x->rows);
-        TCHI_TRY(tchi_layer_product(context, c->layer, c->square, &rows, 0, x, 1, 0.0, &own));
-        TCHI_TRY(t->matrix->shift_scale(context->state, &own, NULL, NULL, 1.0, &converted));
+        TCHI_TRY(tchi_layer_product(context, c->layer, c->square, &rows, 0, x, 1, 0.0, &product));
+        TCHI_TRY(t->matrix->shift_scale(context->state, &product, NULL, NULL, 1.0, &converted));
         TCHI_TRY(t->matrix->combine(context->state, 0.0, 1.0, &out, 1.0, &converted, &out));
     }
     return TCH_OK;
@@ -91,59 +91,47 @@ static bool positions_are_fewer(const tchi_gram_call *c)
     return c->g.groups == 1 && b * t * t * (d + p) < (2.0 * t + b) * p * d;
 }
 
-typedef struct bias_buffers {
+typedef struct bias_call {
+    const tchi_gram_call *c;
     tch_matrices sums; /* of all samples */
     tchi_row_products products;
     tch_matrices g;
     void *scratch;
-} bias_buffers;
+} bias_call;
 
-static void bias_layout(bias_buffers *b, tchi_arena *arena, tch_context *context, const tchi_gram_call *c,
-                        int64_t first, int64_t count)
+static void bias_layout(void *call, tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
 {
-    b->sums = tchi_scratch_matrices(arena, c->type, c->g.samples * c->g.groups, 1, c->g.cols);
-    b->products = tchi_row_products_layout(arena, context, c);
-    b->g = tchi_side_place(&c->g, arena, first, count, TCHI_APART);
-    b->scratch = tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS,
-                                                                                c->g.type, c->g.positions, c->g.cols,
-                                                                                count * c->g.groups, 0));
+    bias_call *b = call;
+    const tchi_side *g = &b->c->g;
+    b->sums = tchi_scratch_matrices(arena, b->c->type, g->samples * g->groups, 1, g->cols);
+    b->products = tchi_row_products_layout(arena, context, b->c);
+    b->g = tchi_side_place(g, arena, first, count, TCHI_APART);
+    b->scratch =
+        tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, g->type,
+                                                                       g->positions, g->cols, count * g->groups, 0));
 }
 
-static int64_t bias_chunk(tch_context *context, const tchi_gram_call *c)
+static tch_status bias_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
-    bias_buffers probe;
-    tchi_arena none = {0};
-    tchi_arena one = {0};
-    bias_layout(&probe, &none, context, c, 0, 0);
-    bias_layout(&probe, &one, context, c, 0, 1);
-    return tchi_chunk_samples(context, c->g.samples, c->g.positions, one.used - none.used, none.used);
+    bias_call *b = call;
+    const tchi_side *g = &b->c->g;
+    tch_matrices part = tchi_matrices_part(&b->sums, first * g->groups, count * g->groups);
+    tch_matrices rows = tchi_tall(&part);
+    TCHI_TRY(tchi_side_read(context, g, first, &b->g));
+    return context->backend->sample->sample_sums(context->state, &b->g, 1.0, 0.0, &rows, b->scratch);
 }
 
-static int64_t bias_bytes(tch_context *context, const tchi_gram_call *c)
+static tchi_walk bias_walk_of(const tchi_gram_call *c)
 {
-    bias_buffers probe;
-    tchi_arena arena = {0};
-    bias_layout(&probe, &arena, context, c, 0, bias_chunk(context, c));
-    return arena.used;
+    return (tchi_walk){.samples = c->g.samples, .positions = c->g.positions, .layout = bias_layout, .part = bias_part};
 }
 
 static tch_status bias_gram(tch_context *context, const tchi_gram_call *c)
 {
-    bias_buffers b;
-    int64_t samples = c->g.samples;
-    int64_t chunk = bias_chunk(context, c);
-    tchi_arena arena = {.used = bias_bytes(context, c)};
-    TCHI_TRY(tchi_arena_reserve(context, &arena));
-    for (int64_t first = 0; first < samples; first += chunk) {
-        int64_t count = tchi_min(chunk, samples - first);
-        tchi_arena again = {.base = arena.base};
-        bias_layout(&b, &again, context, c, first, count);
-        TCHI_TRY(tchi_side_read(context, &c->g, first, &b.g));
-        tch_matrices part = tchi_matrices_part(&b.sums, first * c->g.groups, count * c->g.groups);
-        tch_matrices rows = tchi_tall(&part);
-        TCHI_TRY(context->backend->sample->sample_sums(context->state, &b.g, 1.0, 0.0, &rows, b.scratch));
-    }
-    tch_matrices rows = tchi_flat(&b.sums, samples);
+    bias_call b = {.c = c};
+    const tchi_walk walk = bias_walk_of(c);
+    TCHI_TRY(tchi_walk_samples(context, &walk, &b));
+    tch_matrices rows = tchi_flat(&b.sums, c->g.samples);
     return tchi_gram_add_rows(context, c, &rows, &b.products);
 }
 
@@ -161,14 +149,14 @@ static tch_matrices mirror_layout(tchi_arena *arena, const tchi_gram_call *c)
 /* A block on the diagonal is symmetric up to rounding, and becomes the mean of itself and its transpose. */
 static tch_status mirror_diagonal(tch_context *context, const tch_matrices *block, const tch_matrices *scratch)
 {
-    tch_matrices turned = tchi_block(scratch, 0, block->rows, 0, block->cols);
-    TCHI_TRY(tchi_transpose(context, block, &turned));
-    return context->backend->matrix->combine(context->state, 0.0, 0.5, block, 0.5, &turned, block);
+    tch_matrices transposed = tchi_block(scratch, 0, block->rows, 0, block->cols);
+    TCHI_TRY(tchi_transpose(context, block, &transposed));
+    return context->backend->matrix->combine(context->state, 0.0, 0.5, block, 0.5, &transposed, block);
 }
 
 /* Both halves are there up to rounding; above the diagonal they become the half below, to the bit, which a solver may
  * ask for. */
-static tch_status mirror(tch_context *context, const tchi_gram_call *c)
+static tch_status mirror_lower(tch_context *context, const tchi_gram_call *c)
 {
     tchi_arena arena = {0};
     (void)mirror_layout(&arena, c);
@@ -209,8 +197,8 @@ static tch_status check_gram(tch_context *context, const tch_tensor *gram, int64
     return TCH_OK;
 }
 
-static tch_status check_call(tch_context *context, const tch_layer *layer, const tch_tensor *input,
-                             const tch_tensor *output_gradient, tch_grad_part parts, const tch_tensor *gram)
+static tch_status check_gram_call(tch_context *context, const tch_layer *layer, const tch_tensor *input,
+                                  const tch_tensor *output_gradient, tch_grad_part parts, const tch_tensor *gram)
 {
     TCHI_TRY(tchi_check_layer_call(context, layer, input, output_gradient));
     TCHI_TRY(tchi_check_parts(parts));
@@ -220,7 +208,7 @@ static tch_status check_call(tch_context *context, const tch_layer *layer, const
     return tchi_check_all_disjoint(outputs, 1, inputs, 2);
 }
 
-static tch_status clear(tch_context *context, int32_t accumulate, const tch_tensor *gram)
+tch_status tchi_clear_gram(tch_context *context, int32_t accumulate, const tch_tensor *gram)
 {
     int64_t strides[TCH_MAX_RANK];
     tch_array array = tchi_array_of(gram, strides);
@@ -236,20 +224,22 @@ static tch_status product_gram(tch_context *context, const tchi_gram_call *c, bo
     int64_t for_weight = fewer    ? tchi_gram_positions_bytes(context, c)
                          : weight ? tchi_gram_slices_bytes(context, c)
                                   : 0;
-    int64_t bytes = tchi_max(all.used, for_weight);
-    TCHI_TRY(tchi_reserve_first(context, tchi_max(bytes, bias ? bias_bytes(context, c) : 0)));
-    TCHI_TRY(clear(context, accumulate, gram));
+    bias_call probe = {.c = c};
+    const tchi_walk walk = bias_walk_of(c);
+    int64_t for_bias = bias ? tchi_walk_bytes(context, &walk, &probe) : 0;
+    TCHI_TRY(tchi_reserve_first(context, tchi_max(all.used, tchi_max(for_weight, for_bias))));
+    TCHI_TRY(tchi_clear_gram(context, accumulate, gram));
     if (weight) {
         TCHI_TRY(fewer ? tchi_gram_by_positions(context, c) : tchi_gram_by_slices(context, c));
     }
     if (bias) {
         TCHI_TRY(bias_gram(context, c));
     }
-    return mirror(context, c);
+    return mirror_lower(context, c);
 }
 
-static tchi_gram_call call_of(const tch_layer *layer, const tch_tensor *input, const tch_tensor *output_gradient,
-                              const tch_tensor *gram)
+static tchi_gram_call gram_call_of(const tch_layer *layer, const tch_tensor *input, const tch_tensor *output_gradient,
+                                   const tch_tensor *gram)
 {
     tchi_gram_call c = {.layer = layer, .square = layer->scale * layer->scale};
     int64_t samples = input->shape[0];
@@ -267,18 +257,18 @@ tch_status tch_grad_gram(tch_context *context, const tch_layer *layer, const tch
                          const tch_tensor *output_gradient, tch_grad_part parts, int32_t accumulate, tch_tensor *gram)
 {
     TCHI_ENTER_FOR(context, "tch_grad_gram", sample);
-    TCHI_TRY(check_call(context, layer, input, output_gradient, parts, gram));
+    TCHI_TRY(check_gram_call(context, layer, input, output_gradient, parts, gram));
     if (input->shape[0] == 0) {
         return TCH_OK;
     }
     if (layer->kind == TCH_LAYER_EMBEDDING) {
         return parts & TCH_GRAD_WEIGHT ? tchi_embedding_gram(context, layer, input, output_gradient, accumulate, gram)
-                                       : clear(context, accumulate, gram);
+                                       : tchi_clear_gram(context, accumulate, gram);
     }
     if (!tchi_layer_is_product(layer->kind)) {
         return tchi_normalizing_gram(context, layer, input, output_gradient, parts, accumulate, gram);
     }
-    tchi_gram_call c = call_of(layer, input, output_gradient, gram);
+    tchi_gram_call c = gram_call_of(layer, input, output_gradient, gram);
     bool bias = (parts & TCH_GRAD_BIAS) && c.g.positions > 0 && c.g.cols > 0;
     bool weight = (parts & TCH_GRAD_WEIGHT) && c.g.positions > 0 && c.g.cols > 0 && c.a.cols > 0;
     return product_gram(context, &c, weight, bias, accumulate, gram);

@@ -11,12 +11,11 @@
 
 tch_status tchi_embedding_samples(tch_context *context, const tch_layer *layer, const tch_tensor *input,
                                   const tch_tensor *gradient, tch_tensor *weight);
-tch_status tchi_embedding_norms(tch_context *context, const tch_layer *layer, const tch_tensor *input,
-                                const tch_tensor *gradient, int32_t accumulate, double *norms);
 tch_status tchi_embedding_sum(tch_context *context, const tch_layer *layer, const tch_tensor *input,
                               const tch_tensor *gradient, const double *weights, double beta, tch_tensor *weight);
 tch_status tchi_embedding_gram(tch_context *context, const tch_layer *layer, const tch_tensor *input,
                                const tch_tensor *gradient, int32_t accumulate, tch_tensor *gram);
+/* Without a weight: the squared norms. */
 tch_status tchi_embedding_dots(tch_context *context, const tch_layer *layer, const tch_tensor *input,
                                const tch_tensor *gradient, const tch_tensor *weight, int32_t accumulate, double *dots);
 

@@ -22,7 +22,7 @@ typedef struct natural_buffers {
     void *scratch;
 } natural_buffers;
 
-static void layout(natural_buffers *n, tchi_arena *arena, tch_context *context, int64_t samples)
+static void natural_layout(natural_buffers *n, tchi_arena *arena, tch_context *context, int64_t samples)
 {
     n->gram = tchi_scratch_matrices(arena, TCH_SCALAR_F64, 1, samples, samples);
     n->rhs = tchi_scratch_matrices(arena, TCH_SCALAR_F64, 1, samples, 1);
@@ -59,8 +59,8 @@ static tch_status check_gram(tch_context *context, const tch_tensor *gram)
     return tchi_check_matrix_size(gram, "gram");
 }
 
-static tch_status check_call(tch_context *context, const tch_tensor *gram, const tch_tensor *rhs, double damping,
-                             const tch_tensor *weights, const tch_tensor *report)
+static tch_status check_natural(tch_context *context, const tch_tensor *gram, const tch_tensor *rhs, double damping,
+                                const tch_tensor *weights, const tch_tensor *report)
 {
     TCHI_TRY(check_gram(context, gram));
     if (rhs != NULL) {
@@ -82,16 +82,16 @@ tch_status tch_grad_natural_weights(tch_context *context, const tch_tensor *gram
                                     tch_tensor *weights, tch_tensor *report)
 {
     TCHI_ENTER_FOR(context, "tch_grad_natural_weights", sample);
-    TCHI_TRY(check_call(context, gram, rhs, damping, weights, report));
+    TCHI_TRY(check_natural(context, gram, rhs, damping, weights, report));
     natural_buffers n;
     tchi_arena arena = {0};
     tch_status bad = TCH_OK;
     int64_t samples = gram->shape[0];
     double shift = (double)samples * damping;
     tchi_batch source = tchi_batch_of(gram, 2);
-    layout(&n, &arena, context, samples);
+    natural_layout(&n, &arena, context, samples);
     TCHI_TRY(tchi_arena_reserve(context, &arena));
-    layout(&n, &arena, context, samples);
+    natural_layout(&n, &arena, context, samples);
     TCHI_TRY(tchi_batch_read(context, &source, 0, &n.gram));
     TCHI_TRY(read_rhs(context, rhs, &n.rhs));
     TCHI_TRY(tchi_inspect(context, &n.gram, source.type, &n.of_gram));

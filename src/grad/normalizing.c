@@ -8,6 +8,7 @@
 #include "kinds.h"
 #include "positions.h"
 #include "sample_rows.h"
+#include "walk.h"
 
 /* --- gradients of some samples ----------------------------------------------------------------------------------- */
 
@@ -24,39 +25,40 @@ tchi_normalizing tchi_normalizing_of(const tch_layer *layer, const tch_tensor *i
     return c;
 }
 
-void tchi_normalizing_layout(const tchi_normalizing *c, tchi_normalizing_chunk *p, const tch_tensor *weight,
-                             const tch_tensor *bias, tchi_arena *arena, tch_context *context, int64_t first,
+/* Rows for some samples: the caller's memory or scratch. */
+static tch_matrices place_rows(const tchi_normalizing *c, const tchi_parameter *parameter, tchi_arena *arena,
+                               int64_t first, int64_t count)
+{
+    if (parameter == NULL || !parameter->given) {
+        return tchi_scratch_matrices(arena, c->type, 1, count, c->features);
+    }
+    tch_matrices placed = tchi_parameter_place(parameter, arena, c->type, first, count);
+    return (tch_matrices){placed.data, c->type, count, c->features, placed.stride, 1, 0};
+}
+
+void tchi_normalizing_layout(const tchi_normalizing *c, tchi_normalizing_chunk *p, const tchi_parameter *weight,
+                             const tchi_parameter *bias, tchi_arena *arena, tch_context *context, int64_t first,
                              int64_t count)
 {
     tch_scalar type = tchi_scalar_of(c->input->dtype);
-    int64_t bytes = context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_NORMALIZED, type, c->positions,
-                                                            c->features, count, 0);
     p->x = tchi_rows_place(c->input, type, arena, first, count);
     p->g = tchi_rows_place(c->gradient, type, arena, first, count);
-    p->weight = weight != NULL ? tchi_rows_place(weight, c->type, arena, first, count)
-                               : tchi_scratch_matrices(arena, c->type, 1, count, c->features);
-    p->bias = bias != NULL ? tchi_rows_place(bias, c->type, arena, first, count)
-                           : tchi_scratch_matrices(arena, c->type, 1, count, c->features);
-    p->weight = tchi_matrices_new(p->weight.data, c->type, 1, count, c->features);
-    p->bias = tchi_matrices_new(p->bias.data, c->type, 1, count, c->features);
-    p->scratch = tchi_arena_take(arena, bytes);
+    p->weight = place_rows(c, weight, arena, first, count);
+    p->bias = place_rows(c, bias, arena, first, count);
+    p->scratch =
+        tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_NORMALIZED, type,
+                                                                       c->positions, c->features, count, 0));
 }
 
-static int64_t bytes_of(const tchi_normalizing *c, tch_context *context, int64_t count)
+int64_t tchi_normalizing_chunk_size(const tchi_normalizing *c, tch_context *context, int64_t bytes_fixed)
 {
     tchi_normalizing_chunk p;
-    tchi_arena arena = {0};
-    tchi_normalizing_layout(c, &p, NULL, NULL, &arena, context, 0, count);
-    return arena.used;
+    tchi_arena one = {0};
+    tchi_normalizing_layout(c, &p, NULL, NULL, &one, context, 0, 1);
+    return tchi_chunk_samples(context, c->samples, c->positions, one.used, bytes_fixed);
 }
 
-tchi_chunks tchi_normalizing_chunks(const tchi_normalizing *c, tch_context *context, int64_t bytes_fixed)
-{
-    int64_t each = bytes_of(c, context, 1);
-    return (tchi_chunks){c->samples, tchi_chunk_samples(context, c->samples, c->positions, each, bytes_fixed)};
-}
-
-static tch_status clear(tch_context *context, const tch_matrices *m)
+static tch_status clear_rows(tch_context *context, const tch_matrices *m)
 {
     return context->backend->device->zero_bytes(context->state, m->data, m->rows * m->cols * tchi_scalar_size(m->type));
 }
@@ -75,8 +77,8 @@ tch_status tchi_normalizing_form(tch_context *context, const tchi_normalizing *c
         return TCH_OK;
     }
     if (c->positions == 0) {
-        TCHI_TRY(tchi_normalizing_has(c, TCH_GRAD_WEIGHT) ? clear(context, &p->weight) : TCH_OK);
-        return tchi_normalizing_has(c, TCH_GRAD_BIAS) ? clear(context, &p->bias) : TCH_OK;
+        TCHI_TRY(tchi_normalizing_has(c, TCH_GRAD_WEIGHT) ? clear_rows(context, &p->weight) : TCH_OK);
+        return tchi_normalizing_has(c, TCH_GRAD_BIAS) ? clear_rows(context, &p->bias) : TCH_OK;
     }
     TCHI_TRY(tchi_rows_read(context, c->input, first, &p->x));
     TCHI_TRY(tchi_rows_read(context, c->gradient, first, &p->g));
@@ -85,231 +87,175 @@ tch_status tchi_normalizing_form(tch_context *context, const tchi_normalizing *c
                                       tchi_normalizing_has(c, TCH_GRAD_BIAS) ? &p->bias : NULL, p->scratch);
 }
 
-/* Those that the caller gave tensors for. */
-static tch_grad_part parts_given(const tch_tensor *weight, const tch_tensor *bias)
+/* --- the calls --------------------------------------------------------------------------------------------------- */
+
+/* Weight and bias: gradients of samples, directions to multiply those with, or their sums. */
+typedef struct row_call {
+    tchi_normalizing c;
+    tchi_parameter weight, bias;
+    double *numbers; /* of norms and inner products */
+    int32_t accumulate;
+    const double *weights; /* of sums */
+    double beta;
+    tch_matrices of_weight, of_bias; /* directions or sums, which keep their place from chunk to chunk */
+    tchi_normalizing_chunk p;
+    void *scratch;
+} row_call;
+
+/* Computes the parts that the caller gave tensors for. */
+static row_call call_for(const tch_layer *layer, const tch_tensor *input, const tch_tensor *gradient,
+                         const tch_tensor *weight, const tch_tensor *bias, bool per_sample)
 {
     int parts = (weight != NULL ? TCH_GRAD_WEIGHT : 0) | (bias != NULL ? TCH_GRAD_BIAS : 0);
-    return (tch_grad_part)parts;
+    row_call r = {.c = tchi_normalizing_of(layer, input, gradient, (tch_grad_part)parts)};
+    r.weight = tchi_parameter_of(weight, per_sample, 1, 1, r.c.features);
+    r.bias = tchi_parameter_of(bias, per_sample, 1, 1, r.c.features);
+    return r;
 }
 
-/* --- samples ----------------------------------------------------------------------------------------------------- */
-
-static tch_status samples_part(tch_context *context, const tchi_normalizing *c, const tch_tensor *weight,
-                               const tch_tensor *bias, int64_t first, int64_t count)
+static void samples_layout(void *call, tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
 {
-    tchi_arena arena = {0};
-    tchi_normalizing_chunk p;
-    tchi_normalizing_layout(c, &p, weight, bias, &arena, context, first, count);
-    TCHI_TRY(tchi_arena_reserve(context, &arena));
-    tchi_normalizing_layout(c, &p, weight, bias, &arena, context, first, count);
-    TCHI_TRY(tchi_normalizing_form(context, c, &p, first, count));
-    if (weight != NULL) {
-        TCHI_TRY(tchi_rows_write(context, weight, first, &p.weight));
-    }
-    return bias != NULL ? tchi_rows_write(context, bias, first, &p.bias) : TCH_OK;
+    row_call *r = call;
+    tchi_normalizing_layout(&r->c, &r->p, &r->weight, &r->bias, arena, context, first, count);
+}
+
+static tch_status samples_part(tch_context *context, void *call, int64_t first, int64_t count)
+{
+    row_call *r = call;
+    tch_matrices weights = tchi_each_row(&r->p.weight);
+    tch_matrices biases = tchi_each_row(&r->p.bias);
+    TCHI_TRY(tchi_normalizing_form(context, &r->c, &r->p, first, count));
+    TCHI_TRY(tchi_parameter_write(context, &r->weight, first, &weights));
+    return tchi_parameter_write(context, &r->bias, first, &biases);
 }
 
 tch_status tchi_normalizing_samples(tch_context *context, const tch_layer *layer, const tch_tensor *input,
                                     const tch_tensor *gradient, tch_tensor *weight, tch_tensor *bias)
 {
-    tchi_normalizing c = tchi_normalizing_of(layer, input, gradient, parts_given(weight, bias));
-    tchi_chunks chunks = tchi_normalizing_chunks(&c, context, 0);
-    for (int64_t first = 0; first < c.samples; first += chunks.size) {
-        TCHI_TRY(samples_part(context, &c, weight, bias, first, tchi_chunk_at(&chunks, first)));
-    }
-    return TCH_OK;
+    row_call r = call_for(layer, input, gradient, weight, bias, true);
+    const tchi_walk walk = {.samples = r.c.samples,
+                            .chunk = tchi_normalizing_chunk_size(&r.c, context, 0),
+                            .layout = samples_layout,
+                            .part = samples_part};
+    return tchi_walk_samples(context, &walk, &r);
 }
 
-/* --- numbers for each sample ------------------------------------------------------------------------------------- */
-
-/* Beside the gradients of a chunk: directions to multiply them with, and scratch to do it. */
-typedef struct dots_buffers {
-    tchi_normalizing_chunk p;
-    tch_matrices weight, bias; /* 1 by features each */
-    void *scratch;
-} dots_buffers;
-
-static tch_matrices place_direction(const tchi_normalizing *c, const tch_tensor *direction, tchi_arena *arena)
+static void rows_layout(row_call *r, tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
 {
-    tch_matrices rows = {0};
-    if (direction != NULL) {
-        rows = tchi_rows_place(direction, c->type, arena, 0, direction->shape[0]);
-    }
-    return rows;
+    r->of_weight = tchi_parameter_place(&r->weight, arena, r->c.type, 0, 1);
+    r->of_bias = tchi_parameter_place(&r->bias, arena, r->c.type, 0, 1);
+    tchi_normalizing_layout(&r->c, &r->p, NULL, NULL, arena, context, first, count);
 }
 
-/* Directions keep their place from chunk to chunk. */
-static void dots_layout(const tchi_normalizing *c, dots_buffers *d, const tch_tensor *weight, const tch_tensor *bias,
-                        tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
+static int64_t rows_chunk(tch_context *context, const row_call *r)
 {
-    d->weight = place_direction(c, weight, arena);
-    d->bias = place_direction(c, bias, arena);
-    tchi_normalizing_layout(c, &d->p, NULL, NULL, arena, context, first, count);
-    d->scratch = tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_PAIR_DOTS,
-                                                                                c->type, 1, c->features, count, 0));
+    return tchi_normalizing_chunk_size(&r->c, context, 2 * r->c.features * tchi_scalar_size(r->c.type));
 }
 
-/* out[i] += <row i of the gradients, direction>, or the row's own square where there is no direction. */
-static tch_status add_dots(tch_context *context, const tch_matrices *rows, const tch_matrices *direction, double *out,
-                           void *scratch)
+static tch_status read_rows(tch_context *context, row_call *r)
 {
-    tch_matrices x = tchi_matrices_new(rows->data, rows->type, rows->rows, 1, rows->cols);
-    tch_matrices y = x;
-    if (rows->rows == 0 || rows->cols == 0) {
-        return TCH_OK;
-    }
-    if (direction->data != NULL) {
-        y.data = direction->data;
-        y.stride = 0;
-    }
-    return context->backend->sample->pair_dots(context->state, &x, &y, 1, 1.0, out, scratch);
+    TCHI_TRY(tchi_parameter_read(context, &r->weight, 0, &r->of_weight));
+    return tchi_parameter_read(context, &r->bias, 0, &r->of_bias);
 }
 
-static tch_status read_directions(tch_context *context, const dots_buffers *d, const tch_tensor *weight,
-                                  const tch_tensor *bias)
+static void dots_layout(void *call, tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
 {
-    if (weight != NULL) {
-        TCHI_TRY(tchi_rows_read(context, weight, 0, &d->weight));
-    }
-    return bias != NULL ? tchi_rows_read(context, bias, 0, &d->bias) : TCH_OK;
+    row_call *r = call;
+    rows_layout(r, arena, context, first, count);
+    r->scratch = tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_PAIR_DOTS,
+                                                                                r->c.type, 1, r->c.features, count, 0));
 }
 
-static tch_status numbers_part(tch_context *context, const tchi_normalizing *c, const dots_buffers *d, int64_t first,
-                               int64_t count, double *out)
+static tch_status begin_dots(tch_context *context, void *call)
 {
-    TCHI_TRY(tchi_normalizing_form(context, c, &d->p, first, count));
-    if (tchi_normalizing_has(c, TCH_GRAD_WEIGHT)) {
-        TCHI_TRY(add_dots(context, &d->p.weight, &d->weight, out, d->scratch));
-    }
-    return tchi_normalizing_has(c, TCH_GRAD_BIAS) ? add_dots(context, &d->p.bias, &d->bias, out, d->scratch) : TCH_OK;
+    row_call *r = call;
+    TCHI_TRY(tchi_clear_numbers(context, r->accumulate, r->numbers, r->c.samples));
+    return read_rows(context, r);
 }
 
-/* Over the wanted parts, with directions for them or with themselves. */
-static tch_status numbers_of(tch_context *context, const tchi_normalizing *c, const tch_tensor *weight,
-                             const tch_tensor *bias, int32_t accumulate, double *out)
+/* With the directions given, or of the gradients with themselves. */
+static tch_status dots_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
-    dots_buffers d;
-    tchi_arena arena = {0};
-    tchi_arena last = {0};
-    tchi_chunks chunks = tchi_normalizing_chunks(c, context, 2 * c->features * tchi_scalar_size(c->type));
-    dots_layout(c, &d, weight, bias, &arena, context, 0, tchi_chunk_at(&chunks, 0));
-    dots_layout(c, &d, weight, bias, &last, context, 0, tchi_chunk_last(&chunks));
-    arena.used = last.used > arena.used ? last.used : arena.used;
-    TCHI_TRY(tchi_arena_reserve(context, &arena));
-    for (int64_t first = 0; first < c->samples; first += chunks.size) {
-        tchi_arena here = arena;
-        int64_t count = tchi_chunk_at(&chunks, first);
-        dots_layout(c, &d, weight, bias, &here, context, first, count);
-        if (first == 0) {
-            TCHI_TRY(tchi_clear_numbers(context, accumulate, out, c->samples));
-            TCHI_TRY(read_directions(context, &d, weight, bias));
-        }
-        TCHI_TRY(numbers_part(context, c, &d, first, count, out + first));
+    row_call *r = call;
+    double *out = r->numbers + first;
+    TCHI_TRY(tchi_normalizing_form(context, &r->c, &r->p, first, count));
+    if (tchi_normalizing_has(&r->c, TCH_GRAD_WEIGHT)) {
+        TCHI_TRY(tchi_rows_dots(context, &r->p.weight, r->weight.given ? &r->of_weight : NULL, 1.0, out, r->scratch));
     }
-    return TCH_OK;
+    return tchi_normalizing_has(&r->c, TCH_GRAD_BIAS)
+               ? tchi_rows_dots(context, &r->p.bias, r->bias.given ? &r->of_bias : NULL, 1.0, out, r->scratch)
+               : TCH_OK;
+}
+
+static tch_status walk_dots(tch_context *context, row_call *r)
+{
+    const tchi_walk walk = {.samples = r->c.samples,
+                            .chunk = rows_chunk(context, r),
+                            .layout = dots_layout,
+                            .begin = begin_dots,
+                            .part = dots_part};
+    return tchi_walk_samples(context, &walk, r);
 }
 
 tch_status tchi_normalizing_norms(tch_context *context, const tch_layer *layer, const tch_tensor *input,
                                   const tch_tensor *gradient, tch_grad_part parts, int32_t accumulate, double *norms)
 {
-    tchi_normalizing c = tchi_normalizing_of(layer, input, gradient, parts);
-    return numbers_of(context, &c, NULL, NULL, accumulate, norms);
+    row_call r = {.c = tchi_normalizing_of(layer, input, gradient, parts)};
+    r.accumulate = accumulate;
+    r.numbers = norms;
+    return walk_dots(context, &r);
 }
 
 tch_status tchi_normalizing_dots(tch_context *context, const tch_layer *layer, const tch_tensor *input,
                                  const tch_tensor *gradient, const tch_tensor *weight, const tch_tensor *bias,
                                  int32_t accumulate, double *dots)
 {
-    tchi_normalizing c = tchi_normalizing_of(layer, input, gradient, parts_given(weight, bias));
-    return numbers_of(context, &c, weight, bias, accumulate, dots);
+    row_call r = call_for(layer, input, gradient, weight, bias, false);
+    r.accumulate = accumulate;
+    r.numbers = dots;
+    return walk_dots(context, &r);
 }
 
-/* --- weighted sums ----------------------------------------------------------------------------------------------- */
-
-typedef struct sum_buffers {
-    tch_matrices weight, bias; /* the sums, 1 by features */
-    tchi_normalizing_chunk p;
-    void *scratch;
-} sum_buffers;
-
-/* Sums keep their place from chunk to chunk. */
-static void sum_layout(const tchi_normalizing *c, sum_buffers *s, const tch_tensor *weight, const tch_tensor *bias,
-                       tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
+static void sum_layout(void *call, tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
 {
-    s->weight = place_direction(c, weight, arena);
-    s->bias = place_direction(c, bias, arena);
-    tchi_normalizing_layout(c, &s->p, NULL, NULL, arena, context, first, count);
-    s->scratch = tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS,
-                                                                                c->type, count, c->features, 1, 0));
+    row_call *r = call;
+    rows_layout(r, arena, context, first, count);
+    r->scratch = tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS,
+                                                                                r->c.type, count, r->c.features, 1, 0));
 }
 
-/* out = beta out + the sum of weights[i] times row i. */
-static tch_status add_rows(tch_context *context, const tch_matrices *rows, const double *weights, double beta,
-                           const tch_matrices *out, void *scratch)
+static tch_status begin_sum(tch_context *context, void *call)
 {
-    const tch_backend *t = context->backend;
-    tch_matrices sum = tchi_matrices_new(out->data, out->type, 1, 1, rows->cols);
-    if (rows->cols == 0) {
-        return TCH_OK;
-    }
-    if (rows->rows == 0) {
-        return t->matrix->combine(context->state, 0.0, beta, beta == 0.0 ? NULL : &sum, 0.0, NULL, &sum);
-    }
-    if (weights != NULL) {
-        tch_matrices each = tchi_matrices_new(rows->data, rows->type, rows->rows, 1, rows->cols);
-        TCHI_TRY(t->sample->weigh_samples(context->state, &each, 1, weights, 0, &each));
-    }
-    return t->sample->sample_sums(context->state, rows, 1.0, beta, &sum, scratch);
-}
-
-static tch_status sum_chunk(tch_context *context, const tchi_normalizing *c, const sum_buffers *s, int64_t first,
-                            const double *weights, double beta)
-{
-    int64_t count = s->p.weight.rows;
-    const double *here = weights != NULL ? weights + first : NULL;
-    TCHI_TRY(tchi_normalizing_form(context, c, &s->p, first, count));
-    if (tchi_normalizing_has(c, TCH_GRAD_WEIGHT)) {
-        TCHI_TRY(add_rows(context, &s->p.weight, here, beta, &s->weight, s->scratch));
-    }
-    if (tchi_normalizing_has(c, TCH_GRAD_BIAS)) {
-        TCHI_TRY(add_rows(context, &s->p.bias, here, beta, &s->bias, s->scratch));
-    }
-    return TCH_OK;
-}
-
-static tch_status transfer_sums(tch_context *context, const sum_buffers *s, const tch_tensor *weight,
-                                const tch_tensor *bias,
-                                tch_status (*way)(tch_context *, const tch_tensor *, int64_t, const tch_matrices *))
-{
-    if (weight != NULL) {
-        TCHI_TRY(way(context, weight, 0, &s->weight));
-    }
-    return bias != NULL ? way(context, bias, 0, &s->bias) : TCH_OK;
+    row_call *r = call;
+    return r->beta == 0.0 ? TCH_OK : read_rows(context, r);
 }
 
 /* The first chunk brings beta in, also where it has no samples. */
+static tch_status sum_part(tch_context *context, void *call, int64_t first, int64_t count)
+{
+    row_call *r = call;
+    const double *weights = r->weights != NULL ? r->weights + first : NULL;
+    double beta = first == 0 ? r->beta : 1.0;
+    TCHI_TRY(tchi_normalizing_form(context, &r->c, &r->p, first, count));
+    if (r->weight.given) {
+        TCHI_TRY(tchi_rows_sum(context, &r->p.weight, weights, 1.0, beta, &r->of_weight, r->scratch));
+    }
+    return r->bias.given ? tchi_rows_sum(context, &r->p.bias, weights, 1.0, beta, &r->of_bias, r->scratch) : TCH_OK;
+}
+
 tch_status tchi_normalizing_sum(tch_context *context, const tch_layer *layer, const tch_tensor *input,
                                 const tch_tensor *gradient, const double *weights, double beta, tch_tensor *weight,
                                 tch_tensor *bias)
 {
-    tchi_normalizing c = tchi_normalizing_of(layer, input, gradient, parts_given(weight, bias));
-    sum_buffers s;
-    tchi_arena arena = {0};
-    tchi_arena last = {0};
-    tchi_chunks chunks = tchi_normalizing_chunks(&c, context, 2 * c.features * tchi_scalar_size(c.type));
-    sum_layout(&c, &s, weight, bias, &arena, context, 0, tchi_chunk_at(&chunks, 0));
-    sum_layout(&c, &s, weight, bias, &last, context, 0, tchi_chunk_last(&chunks));
-    arena.used = last.used > arena.used ? last.used : arena.used;
-    TCHI_TRY(tchi_arena_reserve(context, &arena));
-    int64_t first = 0;
-    do {
-        tchi_arena here = arena;
-        sum_layout(&c, &s, weight, bias, &here, context, first, tchi_chunk_at(&chunks, first));
-        if (first == 0 && beta != 0.0) {
-            TCHI_TRY(transfer_sums(context, &s, weight, bias, tchi_rows_read));
-        }
-        TCHI_TRY(sum_chunk(context, &c, &s, first, weights, first == 0 ? beta : 1.0));
-        first += chunks.size;
-    } while (first < c.samples);
-    return transfer_sums(context, &s, weight, bias, tchi_rows_write);
+    row_call r = call_for(layer, input, gradient, weight, bias, false);
+    r.weights = weights;
+    r.beta = beta;
+    const tchi_walk walk = {.samples = r.c.samples,
+                            .chunk = rows_chunk(context, &r),
+                            .layout = sum_layout,
+                            .begin = begin_sum,
+                            .part = sum_part};
+    TCHI_TRY(tchi_walk_samples(context, &walk, &r));
+    TCHI_TRY(tchi_parameter_write(context, &r.weight, 0, &r.of_weight));
+    return tchi_parameter_write(context, &r.bias, 0, &r.of_bias);
 }

@@ -9,7 +9,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 
-#include "sample_rows.h"
+#include "parameters.h"
 
 typedef struct tchi_normalizing {
     const tch_layer *layer;
@@ -33,10 +33,10 @@ typedef struct tchi_normalizing_chunk {
     void *scratch;
 } tchi_normalizing_chunk;
 
-/* Samples [first, first + count) in the layout of a call, which runs twice. Where gradients of the weights belong to
- * the caller, `weight` and `bias` are his tensors; NULL: scratch. */
-void tchi_normalizing_layout(const tchi_normalizing *c, tchi_normalizing_chunk *p, const tch_tensor *weight,
-                             const tch_tensor *bias, tchi_arena *arena, tch_context *context, int64_t first,
+/* Samples [first, first + count) in the layout of a call, which runs twice. Gradients that belong to the caller are
+ * written to his memory where `weight` and `bias`, which may be NULL, allow it. */
+void tchi_normalizing_layout(const tchi_normalizing *c, tchi_normalizing_chunk *p, const tchi_parameter *weight,
+                             const tchi_parameter *bias, tchi_arena *arena, tch_context *context, int64_t first,
                              int64_t count);
 
 /* Fills p->weight and p->bias, those of them that are wanted. */
@@ -44,6 +44,6 @@ tch_status tchi_normalizing_form(tch_context *context, const tchi_normalizing *c
                                  int64_t first, int64_t count);
 
 /* Samples to do at once beside `bytes_fixed` of scratch. */
-tchi_chunks tchi_normalizing_chunks(const tchi_normalizing *c, tch_context *context, int64_t bytes_fixed);
+int64_t tchi_normalizing_chunk_size(const tchi_normalizing *c, tch_context *context, int64_t bytes_fixed);
 
 #endif

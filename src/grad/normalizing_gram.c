@@ -2,11 +2,14 @@
  * are one block unless the workspace is small. Blocks below the diagonal are computed and mirrored. */
 #include "kinds.h"
 
+#include "core/arith.h"
 #include "core/status.h"
 #include "linalg/algebra.h"
 #include "linalg/batch.h"
 
+#include "gram.h"
 #include "normalizing.h"
+#include "walk.h"
 
 typedef struct gram_buffers {
     tch_matrices sum;       /* B by B, of the type of the gradients */
@@ -26,8 +29,8 @@ typedef struct range {
 } range;
 
 /* What keeps its place comes first; a block on the diagonal needs no right side. */
-static void layout(const gram_call *g, gram_buffers *b, tchi_arena *arena, tch_context *context, range left,
-                   range right)
+static void blocks_layout(const gram_call *g, gram_buffers *b, tchi_arena *arena, tch_context *context, range left,
+                          range right)
 {
     int64_t n = g->c.samples;
     b->sum = tchi_scratch_matrices(arena, g->c.type, 1, n, n);
@@ -36,30 +39,9 @@ static void layout(const gram_call *g, gram_buffers *b, tchi_arena *arena, tch_c
     tchi_normalizing_layout(&g->c, &b->right, NULL, NULL, arena, context, right.first, right.count);
 }
 
-static tch_matrices block_of(const tch_matrices *sum, range rows, range cols)
-{
-    tch_matrices block = *sum;
-    block.data = (char *)sum->data + (rows.first * sum->ld + cols.first) * tchi_scalar_size(sum->type);
-    block.rows = rows.count;
-    block.cols = cols.count;
-    return block;
-}
-
-static tch_status mirror(tch_context *context, const tch_matrices *sum, range rows, range cols)
-{
-    tch_matrices block = block_of(sum, rows, cols);
-    tch_matrices image = block_of(sum, cols, rows);
-    const int64_t shape[2] = {rows.count, cols.count};
-    const int64_t from[2] = {block.ld, 1};
-    const int64_t to[2] = {1, image.ld};
-    tch_array source = {block.data, block.type, 2, shape, from};
-    tch_array target = {image.data, image.type, 2, shape, to};
-    return context->backend->matrix->copy(context->state, &target, &source);
-}
-
 /* target = left right' + beta target; on the diagonal, where left is right, a Gram matrix of its own. */
-static tch_status multiply(tch_context *context, const tch_matrices *left, const tch_matrices *right, double beta,
-                           const tch_matrices *target)
+static tch_status rows_product(tch_context *context, const tch_matrices *left, const tch_matrices *right, double beta,
+                               const tch_matrices *target)
 {
     return left == right ? tchi_gram(context, 1.0, left, 0, beta, target)
                          : context->backend->matrix->gemm(context->state, 1.0, left, 0, right, 1, beta, target);
@@ -69,27 +51,28 @@ static tch_status add_block(tch_context *context, const gram_call *g, const gram
 {
     bool diagonal = rows.first == cols.first;
     const tchi_normalizing_chunk *right = diagonal ? &b->left : &b->right;
-    tch_matrices block = block_of(&b->sum, rows, cols);
+    tch_matrices block = tchi_block(&b->sum, rows.first, rows.count, cols.first, cols.count);
+    tch_matrices image = tchi_block(&b->sum, cols.first, cols.count, rows.first, rows.count);
     double beta = 0.0;
     if (tchi_normalizing_has(&g->c, TCH_GRAD_WEIGHT)) {
-        TCHI_TRY(multiply(context, &b->left.weight, &right->weight, beta, &block));
+        TCHI_TRY(rows_product(context, &b->left.weight, &right->weight, beta, &block));
         beta = 1.0;
     }
     if (tchi_normalizing_has(&g->c, TCH_GRAD_BIAS)) {
-        TCHI_TRY(multiply(context, &b->left.bias, &right->bias, beta, &block));
+        TCHI_TRY(rows_product(context, &b->left.bias, &right->bias, beta, &block));
     }
-    return diagonal ? TCH_OK : mirror(context, &b->sum, rows, cols);
+    return diagonal ? TCH_OK : tchi_transpose(context, &block, &image);
 }
 
 static tch_status sum_blocks(tch_context *context, const gram_call *g, const tchi_arena *arena, gram_buffers *b)
 {
     int64_t n = g->c.samples;
     for (int64_t row = 0; row < n; row += g->chunk) {
-        range rows = {row, n - row < g->chunk ? n - row : g->chunk};
+        range rows = {row, tchi_min(g->chunk, n - row)};
         for (int64_t col = 0; col <= row; col += g->chunk) {
             range cols = {col, col == row ? rows.count : g->chunk};
             tchi_arena here = *arena;
-            layout(g, b, &here, context, rows, col == row ? (range){0, 0} : cols);
+            blocks_layout(g, b, &here, context, rows, col == row ? (range){0, 0} : cols);
             if (col == 0) {
                 TCHI_TRY(tchi_normalizing_form(context, &g->c, &b->left, rows.first, rows.count));
             }
@@ -107,8 +90,8 @@ static int64_t choose_chunk(tch_context *context, const gram_call *g)
 {
     gram_buffers b;
     tchi_arena fixed = {0};
-    layout(g, &b, &fixed, context, (range){0, 0}, (range){0, 0});
-    int64_t chunk = tchi_normalizing_chunks(&g->c, context, fixed.used).size;
+    blocks_layout(g, &b, &fixed, context, (range){0, 0}, (range){0, 0});
+    int64_t chunk = tchi_normalizing_chunk_size(&g->c, context, fixed.used);
     return chunk >= g->c.samples ? chunk : chunk > 1 ? chunk / 2 : 1;
 }
 
@@ -122,13 +105,6 @@ static tch_status add_to(tch_context *context, const gram_buffers *b, int32_t ac
     return t->matrix->combine(context->state, 0.0, 1.0, accumulate ? gram : NULL, 1.0, &b->converted, gram);
 }
 
-static tch_status clear(tch_context *context, const tch_tensor *gram)
-{
-    int64_t strides[TCH_MAX_RANK];
-    tch_array array = tchi_array_of(gram, strides);
-    return context->backend->matrix->fill(context->state, &array, 0.0);
-}
-
 tch_status tchi_normalizing_gram(tch_context *context, const tch_layer *layer, const tch_tensor *input,
                                  const tch_tensor *gradient, tch_grad_part parts, int32_t accumulate, tch_tensor *gram)
 {
@@ -136,18 +112,14 @@ tch_status tchi_normalizing_gram(tch_context *context, const tch_layer *layer, c
     gram_buffers b;
     tchi_arena arena = {0};
     tchi_arena last = {0};
-    if (g.c.samples == 0) {
-        return TCH_OK;
-    }
     if (g.c.features == 0 || g.c.parts == 0 || !tchi_matrices_of(gram, &g.out)) {
-        return accumulate ? TCH_OK : clear(context, gram);
+        return tchi_clear_gram(context, accumulate, gram);
     }
     g.chunk = choose_chunk(context, &g);
-    tchi_chunks chunks = {g.c.samples, g.chunk};
     range right = {0, g.chunk < g.c.samples ? g.chunk : 0};
-    layout(&g, &b, &arena, context, (range){0, tchi_chunk_at(&chunks, 0)}, right);
-    layout(&g, &b, &last, context, (range){0, tchi_chunk_last(&chunks)}, right);
-    arena.used = last.used > arena.used ? last.used : arena.used;
+    blocks_layout(&g, &b, &arena, context, (range){0, tchi_min(g.chunk, g.c.samples)}, right);
+    blocks_layout(&g, &b, &last, context, (range){0, g.c.samples % g.chunk}, right);
+    arena.used = tchi_max(arena.used, last.used);
     TCHI_TRY(tchi_arena_reserve(context, &arena));
     TCHI_TRY(sum_blocks(context, &g, &arena, &b));
     return add_to(context, &b, accumulate, &g.out);

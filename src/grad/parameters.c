@@ -20,7 +20,10 @@ static bool is_plain(const tchi_parameter *p, bool per_sample, int64_t samples)
 tchi_parameter tchi_parameter_of(const tch_tensor *tensor, bool per_sample, int64_t groups, int64_t rows, int64_t cols)
 {
     int32_t leading = per_sample ? 1 : 0;
-    tchi_parameter p = {.data = tchi_tensor_data(tensor), .type = tchi_scalar_of(tensor->dtype)};
+    if (tensor == NULL) {
+        return (tchi_parameter){0};
+    }
+    tchi_parameter p = {.given = true, .data = tchi_tensor_data(tensor), .type = tchi_scalar_of(tensor->dtype)};
     p.groups = groups;
     p.rows = rows;
     p.cols = cols;
@@ -34,7 +37,7 @@ tchi_parameter tchi_parameter_of(const tch_tensor *tensor, bool per_sample, int6
     return p;
 }
 
-static char *address(const tchi_parameter *p, int64_t first)
+static char *parameter_address(const tchi_parameter *p, int64_t first)
 {
     return (char *)p->data + first * p->sample_stride * tchi_scalar_size(p->type);
 }
@@ -42,10 +45,13 @@ static char *address(const tchi_parameter *p, int64_t first)
 tch_matrices tchi_parameter_place(const tchi_parameter *p, tchi_arena *arena, tch_scalar type, int64_t first,
                                   int64_t count)
 {
+    if (!p->given) {
+        return (tch_matrices){0};
+    }
     if (!p->plain || p->type != type) {
         return tchi_scratch_matrices(arena, type, count * p->groups, p->rows, p->cols);
     }
-    tch_matrices m = tchi_matrices_new(address(p, first), type, count * p->groups, p->rows, p->cols);
+    tch_matrices m = tchi_matrices_new(parameter_address(p, first), type, count * p->groups, p->rows, p->cols);
     if (p->groups == 1 && count > 1) {
         m.stride = p->sample_stride;
     }
@@ -54,13 +60,13 @@ tch_matrices tchi_parameter_place(const tchi_parameter *p, tchi_arena *arena, tc
 
 typedef enum direction { READ, WRITE } direction;
 
-static tch_status transfer(tch_context *context, const tchi_parameter *p, int64_t first, const tch_matrices *m,
-                           direction dir)
+static tch_status copy_parameter(tch_context *context, const tchi_parameter *p, int64_t first, const tch_matrices *m,
+                                 direction dir)
 {
     int64_t shape[TCH_MAX_RANK + 1] = {p->groups > 0 ? m->batch / p->groups : 0};
     int64_t theirs[TCH_MAX_RANK + 1] = {p->sample_stride};
     int64_t ours[TCH_MAX_RANK + 1] = {p->groups * m->stride};
-    if (m->data == address(p, first) || m->batch == 0 || m->rows == 0 || m->cols == 0) {
+    if (!p->given || m->data == parameter_address(p, first) || m->batch == 0 || m->rows == 0 || m->cols == 0) {
         return TCH_OK;
     }
     int64_t step = 1;
@@ -71,7 +77,7 @@ static tch_status transfer(tch_context *context, const tchi_parameter *p, int64_
         step *= shape[i];
     }
     int32_t skip = p->sample_stride == 0 ? 1 : 0; /* a single parameter may have as many dimensions as there are */
-    tch_array outside = {address(p, first), p->type, p->rank + 1 - skip, shape + skip, theirs + skip};
+    tch_array outside = {parameter_address(p, first), p->type, p->rank + 1 - skip, shape + skip, theirs + skip};
     tch_array inside = {m->data, m->type, p->rank + 1 - skip, shape + skip, ours + skip};
     return dir == READ ? context->backend->matrix->copy(context->state, &inside, &outside)
                        : context->backend->matrix->copy(context->state, &outside, &inside);
@@ -79,10 +85,10 @@ static tch_status transfer(tch_context *context, const tchi_parameter *p, int64_
 
 tch_status tchi_parameter_read(tch_context *context, const tchi_parameter *p, int64_t first, const tch_matrices *m)
 {
-    return transfer(context, p, first, m, READ);
+    return copy_parameter(context, p, first, m, READ);
 }
 
 tch_status tchi_parameter_write(tch_context *context, const tchi_parameter *p, int64_t first, const tch_matrices *m)
 {
-    return transfer(context, p, first, m, WRITE);
+    return copy_parameter(context, p, first, m, WRITE);
 }

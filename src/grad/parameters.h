@@ -9,6 +9,7 @@
 #include "core/tensor.h"
 
 typedef struct tchi_parameter {
+    bool given; /* otherwise it is none: it takes no memory, and nothing is read or written */
     void *data;
     tch_scalar type;
     int64_t groups, rows, cols;
@@ -18,6 +19,7 @@ typedef struct tchi_parameter {
     int64_t sizes[TCH_MAX_RANK], strides[TCH_MAX_RANK];
 } tchi_parameter;
 
+/* `tensor` may be NULL. */
 tchi_parameter tchi_parameter_of(const tch_tensor *tensor, bool per_sample, int64_t groups, int64_t rows, int64_t cols);
 
 /* Samples [first, first + count), or the one parameter with 0 and 1: the caller's memory where it is plain and of this

@@ -7,11 +7,6 @@
 #include "layer.h"
 
 #include "linalg/batch.h"
-#include "linalg/limits.h"
-
-/* Scratch beyond this is cut into chunks even without a limit: enough to keep a device busy, and far below what the
- * activations of a batch take for which it would be wanted. */
-#define WORTH_OF_SCRATCH ((int64_t)128 << 20)
 
 /* Dimensions [from, to) of the tensor are the positions; neighbors that can be walked as one are. */
 static void merge_positions(tchi_side *side, const tch_tensor *tensor, int32_t from, int32_t to)
@@ -222,37 +217,6 @@ tch_matrices tchi_flat(const tch_matrices *m, int64_t count)
 {
     int64_t cols = count > 0 ? m->batch / count * m->rows * m->cols : 0;
     return (tch_matrices){m->data, m->type, count, cols, cols, 1, 0};
-}
-
-int64_t tchi_scratch_budget(const tch_context *context)
-{
-    return tchi_arena_fit(context, WORTH_OF_SCRATCH, 1, 0);
-}
-
-tch_status tchi_reserve_first(tch_context *context, int64_t bytes)
-{
-    tchi_arena arena = {.used = bytes};
-    return tchi_arena_reserve(context, &arena);
-}
-
-tch_status tchi_clear_numbers(tch_context *context, int32_t accumulate, double *numbers, int64_t samples)
-{
-    return accumulate || samples == 0
-               ? TCH_OK
-               : context->backend->device->zero_bytes(context->state, numbers, samples * (int64_t)sizeof *numbers);
-}
-
-int64_t tchi_chunk_samples(const tch_context *context, int64_t samples, int64_t positions, int64_t bytes_each,
-                           int64_t bytes_fixed)
-{
-    int64_t fit = tchi_arena_fit(context, samples, bytes_each, bytes_fixed);
-    if (bytes_each > 0 && fit > WORTH_OF_SCRATCH / bytes_each) {
-        fit = WORTH_OF_SCRATCH / bytes_each;
-    }
-    if (positions > 0 && fit > TCHI_MOST_SIZE / positions) {
-        fit = TCHI_MOST_SIZE / positions;
-    }
-    return fit < 1 ? 1 : fit;
 }
 
 tch_status tchi_layer_product(tch_context *context, const tch_layer *layer, double alpha, const tch_matrices *a,

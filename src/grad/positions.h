@@ -55,20 +55,6 @@ tch_matrices tchi_tall(const tch_matrices *matrices);
 /* Contiguous matrices that belong to `count` samples, as one matrix with a row for each sample. */
 tch_matrices tchi_flat(const tch_matrices *matrices, int64_t count);
 
-/* Scratch that a call may take: the context's limit, and not more than scratch is worth. */
-int64_t tchi_scratch_budget(const tch_context *context);
-
-/* Makes sure of all the memory of a call before its first write: reserving less later on cannot fail. */
-tch_status tchi_reserve_first(tch_context *context, int64_t bytes);
-
-/* Numbers per sample that a call adds to start from 0, unless the caller accumulates. */
-tch_status tchi_clear_numbers(tch_context *context, int32_t accumulate, double *numbers, int64_t samples);
-
-/* Samples to do at once when each takes `bytes_each` of scratch on top of `bytes_fixed`: as many as fit the context's
- * limit and do not take more than scratch is worth, with at most INT32_MAX rows in a tall matrix; at least one. */
-int64_t tchi_chunk_samples(const tch_context *context, int64_t samples, int64_t positions, int64_t bytes_each,
-                           int64_t bytes_fixed);
-
 /* C = alpha op(A) op(B) + beta C with the layer's leave to round float32 operands, see tch_layer. */
 tch_status tchi_layer_product(tch_context *context, const tch_layer *layer, double alpha, const tch_matrices *a,
                               int32_t transpose_a, const tch_matrices *b, int32_t transpose_b, double beta,

@@ -3,7 +3,7 @@
 
 #include "core/status.h"
 
-bool tchi_rows_in_place(const tch_tensor *tensor, tch_scalar type)
+static bool rows_in_place(const tch_tensor *tensor, tch_scalar type)
 {
     int64_t expected = 1;
     for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
@@ -24,7 +24,7 @@ static char *address_of(const tch_tensor *tensor, int64_t first)
 tch_matrices tchi_rows_place(const tch_tensor *tensor, tch_scalar type, tchi_arena *arena, int64_t first, int64_t count)
 {
     int64_t cols = tchi_tensor_count(tensor, 1, tensor->ndim);
-    if (tchi_rows_in_place(tensor, type)) {
+    if (rows_in_place(tensor, type)) {
         return tchi_matrices_new(address_of(tensor, first), type, 1, count, cols);
     }
     int64_t bytes;
@@ -34,42 +34,60 @@ tch_matrices tchi_rows_place(const tch_tensor *tensor, tch_scalar type, tchi_are
     return tchi_matrices_new(tchi_arena_take(arena, bytes), type, 1, count, cols);
 }
 
-/* The same rows on both sides, as arrays of the tensor's rank. */
-typedef struct both_sides {
-    int64_t shape[TCH_MAX_RANK], theirs[TCH_MAX_RANK], ours[TCH_MAX_RANK];
-    tch_array outside, inside;
-} both_sides;
-
-static void look_at(both_sides *s, const tch_tensor *tensor, int64_t first, const tch_matrices *rows)
-{
-    int64_t stride = 1;
-    for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
-        s->shape[i] = i == 0 ? rows->rows : tensor->shape[i];
-        s->theirs[i] = tchi_tensor_stride(tensor, i);
-        s->ours[i] = stride;
-        stride *= s->shape[i];
-    }
-    s->outside =
-        (tch_array){address_of(tensor, first), tchi_scalar_of(tensor->dtype), tensor->ndim, s->shape, s->theirs};
-    s->inside = (tch_array){rows->data, rows->type, tensor->ndim, s->shape, s->ours};
-}
-
 tch_status tchi_rows_read(tch_context *context, const tch_tensor *tensor, int64_t first, const tch_matrices *rows)
 {
-    both_sides s;
-    if (tchi_rows_in_place(tensor, rows->type) || rows->rows == 0 || rows->cols == 0) {
+    int64_t shape[TCH_MAX_RANK];
+    int64_t theirs[TCH_MAX_RANK];
+    int64_t ours[TCH_MAX_RANK];
+    int64_t stride = 1;
+    if (rows_in_place(tensor, rows->type) || rows->rows == 0 || rows->cols == 0) {
         return TCH_OK;
     }
-    look_at(&s, tensor, first, rows);
-    return context->backend->matrix->copy(context->state, &s.inside, &s.outside);
+    for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
+        shape[i] = i == 0 ? rows->rows : tensor->shape[i];
+        theirs[i] = tchi_tensor_stride(tensor, i);
+        ours[i] = stride;
+        stride *= shape[i];
+    }
+    tch_array outside = {address_of(tensor, first), tchi_scalar_of(tensor->dtype), tensor->ndim, shape, theirs};
+    tch_array inside = {rows->data, rows->type, tensor->ndim, shape, ours};
+    return context->backend->matrix->copy(context->state, &inside, &outside);
 }
 
-tch_status tchi_rows_write(tch_context *context, const tch_tensor *tensor, int64_t first, const tch_matrices *rows)
+tch_matrices tchi_each_row(const tch_matrices *rows)
 {
-    both_sides s;
-    if (tchi_rows_in_place(tensor, rows->type) || rows->rows == 0 || rows->cols == 0) {
+    return (tch_matrices){rows->data, rows->type, 1, rows->cols, rows->cols > 0 ? rows->cols : 1, rows->rows, rows->ld};
+}
+
+tch_status tchi_rows_dots(tch_context *context, const tch_matrices *rows, const tch_matrices *direction, double scale,
+                          double *dots, void *scratch)
+{
+    tch_matrices x = tchi_each_row(rows);
+    tch_matrices y = x;
+    if (rows->rows == 0 || rows->cols == 0) {
         return TCH_OK;
     }
-    look_at(&s, tensor, first, rows);
-    return context->backend->matrix->copy(context->state, &s.outside, &s.inside);
+    if (direction != NULL) {
+        y.data = direction->data;
+        y.stride = 0;
+    }
+    return context->backend->sample->pair_dots(context->state, &x, &y, 1, scale, dots, scratch);
+}
+
+tch_status tchi_rows_sum(tch_context *context, const tch_matrices *rows, const double *weights, double scale,
+                         double beta, const tch_matrices *out, void *scratch)
+{
+    const tch_backend *t = context->backend;
+    tch_matrices sum = tchi_matrices_new(out->data, out->type, 1, 1, rows->cols);
+    if (rows->cols == 0) {
+        return TCH_OK;
+    }
+    if (rows->rows == 0) {
+        return t->matrix->combine(context->state, 0.0, beta, beta == 0.0 ? NULL : &sum, 0.0, NULL, &sum);
+    }
+    if (weights != NULL) {
+        tch_matrices each = tchi_each_row(rows);
+        TCHI_TRY(t->sample->weigh_samples(context->state, &each, 1, weights, 0, &each));
+    }
+    return t->sample->sample_sums(context->state, rows, scale, beta, &sum, scratch);
 }

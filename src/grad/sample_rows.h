@@ -1,16 +1,10 @@
 /* Samples of a tensor of any shape and strides as the rows of one packed matrix, each with all elements of its sample
- * in order: the caller's memory where it lies so, scratch otherwise. A parameter, which has no samples, is all its
- * rows. */
+ * in order: the caller's memory where it lies so, scratch otherwise. And what is done with rows, one for each sample. */
 #ifndef TCHI_GRAD_SAMPLE_ROWS_H
 #define TCHI_GRAD_SAMPLE_ROWS_H
 
-#include <stdbool.h>
-
 #include "core/context.h"
 #include "core/tensor.h"
-
-/* The tensor, of rank 1 at least, is packed and of this type. */
-bool tchi_rows_in_place(const tch_tensor *tensor, tch_scalar type);
 
 /* Rows [first, first + count) along the first dimension, in the layout of a call, which runs twice. */
 tch_matrices tchi_rows_place(const tch_tensor *tensor, tch_scalar type, tchi_arena *arena, int64_t first,
@@ -18,22 +12,16 @@ tch_matrices tchi_rows_place(const tch_tensor *tensor, tch_scalar type, tchi_are
 
 /* Nothing to do where the rows are the caller's memory. */
 tch_status tchi_rows_read(tch_context *context, const tch_tensor *tensor, int64_t first, const tch_matrices *rows);
-tch_status tchi_rows_write(tch_context *context, const tch_tensor *tensor, int64_t first, const tch_matrices *rows);
 
-/* The chunks that `samples` are done in. The last one is smaller, but may need more scratch, since a device that has
- * little to do divides it further: a call that reserves memory once for all chunks measures both. */
-typedef struct tchi_chunks {
-    int64_t samples, size;
-} tchi_chunks;
+/* The same rows as a batch of matrices with one row each. */
+tch_matrices tchi_each_row(const tch_matrices *rows);
 
-static inline int64_t tchi_chunk_at(const tchi_chunks *chunks, int64_t first)
-{
-    return chunks->samples - first < chunks->size ? chunks->samples - first : chunks->size;
-}
+/* dots[i] += scale times the inner product of row i and one direction of as many elements, or without one its square. */
+tch_status tchi_rows_dots(tch_context *context, const tch_matrices *rows, const tch_matrices *direction, double scale,
+                          double *dots, void *scratch);
 
-static inline int64_t tchi_chunk_last(const tchi_chunks *chunks)
-{
-    return chunks->samples % chunks->size;
-}
+/* out = beta out + scale times the sum of weights[i] times row i, which is weighed in place; `weights` may be NULL. */
+tch_status tchi_rows_sum(tch_context *context, const tch_matrices *rows, const double *weights, double scale,
+                         double beta, const tch_matrices *out, void *scratch);
 
 #endif

@@ -11,6 +11,7 @@
 #include "candidate.h"
 #include "factors.h"
 #include "layer.h"
+#include "walk.h"
 
 /* One side and its rotation. */
 typedef struct rotation {
@@ -25,16 +26,18 @@ typedef struct rotation {
 } rotation;
 
 typedef struct scales_call {
+    const tch_layer *layer;
+    const tchi_curvature_update *update;
+    const tch_tensor *scales;
     rotation a, g;
     tch_scalar type;
     tchi_candidate candidate;
     tchi_verdict verdict;
     double *divisor;
     void *scratch;
-    int64_t chunk;
 } scales_call;
 
-static void rotation_fixed_layout(rotation *r, tchi_arena *arena, tch_scalar type)
+static void place_basis(rotation *r, tchi_arena *arena, tch_scalar type)
 {
     r->q = tchi_batch_place(&r->basis, arena, type, 0, r->basis.count, &r->q_in_place);
 }
@@ -56,7 +59,7 @@ static bool is_single(const scales_call *c)
     return c->a.side.positions == 1 && c->a.side.groups == 1;
 }
 
-static int64_t scratch_of(const tch_context *context, const scales_call *c, int64_t count)
+static int64_t squares_scratch(const tch_context *context, const scales_call *c, int64_t count)
 {
     const tch_backend *t = context->backend;
     int64_t d = c->a.rotated.cols;
@@ -68,49 +71,22 @@ static int64_t scratch_of(const tch_context *context, const scales_call *c, int6
                                     c->a.rotated.batch, p);
 }
 
-static void chunk_layout(const tch_context *context, scales_call *c, tchi_arena *arena, int64_t first, int64_t count)
+static void scales_layout(void *call, tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
 {
-    rotation_layout(&c->a, arena, c->type, first, count);
-    rotation_layout(&c->g, arena, c->type, first, count);
-    c->scratch = tchi_arena_take(arena, scratch_of(context, c, count));
-}
-
-static void fixed_layout(scales_call *c, tchi_arena *arena, const tch_tensor *scales)
-{
-    tchi_candidate_layout(&c->candidate, arena, scales, c->type, false);
+    scales_call *c = call;
+    tchi_candidate_layout(&c->candidate, arena, c->scales, c->type, false);
     tchi_verdict_layout(&c->verdict, arena, c->a.side.groups);
     c->divisor = tchi_arena_take(arena, sizeof *c->divisor);
-    rotation_fixed_layout(&c->a, arena, c->type);
-    rotation_fixed_layout(&c->g, arena, c->type);
-}
-
-static int64_t chunk_bytes(const tch_context *context, scales_call *c, int64_t count)
-{
-    tchi_arena arena = {0};
-    chunk_layout(context, c, &arena, 0, count);
-    return arena.used;
-}
-
-static tch_status reserve(tch_context *context, scales_call *c, const tch_tensor *scales, tchi_arena *arena)
-{
-    tchi_arena fixed = {0};
-    fixed_layout(c, &fixed, scales);
-    int64_t samples = c->a.side.samples;
-    enum { MANY = 64 }; /* what a sample takes is seen by adding many: chunks of an arena are rounded up */
-    int64_t one = chunk_bytes(context, c, 1);
-    int64_t each = (chunk_bytes(context, c, 1 + MANY) - one + MANY - 1) / MANY;
-    c->chunk = tchi_chunk_samples(context, samples, c->a.side.positions, each, fixed.used + one);
-    tchi_arena whole = fixed;
-    chunk_layout(context, c, &whole, 0, samples < c->chunk ? samples : c->chunk);
-    *arena = (tchi_arena){.used = whole.used};
-    TCHI_TRY(tchi_arena_reserve(context, arena));
-    fixed_layout(c, arena, scales);
-    return TCH_OK;
+    place_basis(&c->a, arena, c->type);
+    place_basis(&c->g, arena, c->type);
+    rotation_layout(&c->a, arena, c->type, first, count);
+    rotation_layout(&c->g, arena, c->type, first, count);
+    c->scratch = tchi_arena_take(arena, squares_scratch(context, c, count));
 }
 
 /* --- rotating ---------------------------------------------------------------------------------------------------- */
 
-static tch_status widen(tch_context *context, const tch_matrices *from, const tch_matrices *to)
+static tch_status convert_rows(tch_context *context, const tch_matrices *from, const tch_matrices *to)
 {
     const int64_t shape[3] = {from->batch, from->rows, from->cols};
     const int64_t theirs[3] = {from->stride, from->ld, 1};
@@ -154,10 +130,10 @@ static tch_status rotate_group(tch_context *context, const tch_layer *layer, con
     return tchi_layer_product(context, layer, 1.0, rows, 0, &inner, 1, r->bias ? 1.0 : 0.0, rotated);
 }
 
-static tch_status rotate(tch_context *context, const tch_layer *layer, const rotation *r, int64_t first)
+static tch_status rotate_side(tch_context *context, const tch_layer *layer, const rotation *r, int64_t first)
 {
     TCHI_TRY(tchi_side_read(context, &r->side, first, &r->positions));
-    TCHI_TRY(widen(context, &r->positions, &r->rows));
+    TCHI_TRY(convert_rows(context, &r->positions, &r->rows));
     if (r->side.groups == 1) {
         tch_matrices rows = tchi_tall(&r->rows);
         tch_matrices rotated = tchi_tall(&r->rotated);
@@ -180,59 +156,56 @@ static tch_status read_basis(tch_context *context, const rotation *r)
     return r->q_in_place ? TCH_OK : tchi_batch_read(context, &r->basis, 0, &r->q);
 }
 
-static tch_status square(tch_context *context, const tch_matrices *x, void *scratch)
+static tch_status square_elements(tch_context *context, const tch_matrices *x, void *scratch)
 {
     return context->backend->sample->block_dots(context->state, x, x, 1, 1, 1.0, 0.0, x, scratch);
 }
 
-static tch_status add_squares(tch_context *context, const tch_layer *layer, const scales_call *c, double scale,
-                              double beta)
+static tch_status begin_scales(tch_context *context, void *call)
 {
+    scales_call *c = call;
+    TCHI_TRY(tchi_widen_scale(context, c->update->grad_scale, c->divisor));
+    TCHI_TRY(read_basis(context, &c->a));
+    return read_basis(context, &c->g);
+}
+
+static tch_status scales_part(tch_context *context, void *call, int64_t first, int64_t count)
+{
+    (void)count;
+    scales_call *c = call;
     const tch_backend *t = context->backend;
+    double beta = first == 0 ? 0.0 : 1.0;
+    double scale = c->update->alpha * c->layer->scale * c->layer->scale / (double)c->a.side.samples;
+    TCHI_TRY(rotate_side(context, c->layer, &c->a, first));
+    TCHI_TRY(rotate_side(context, c->layer, &c->g, first));
     if (!is_single(c)) {
-        return t->sample->sample_squares(context->state, &c->a.rotated, &c->g.rotated, scale, beta, layer->rounded,
+        return t->sample->sample_squares(context->state, &c->a.rotated, &c->g.rotated, scale, beta, c->layer->rounded,
                                          &c->candidate.sum, c->scratch);
     }
     tch_matrices a = tchi_tall(&c->a.rotated);
     tch_matrices g = tchi_tall(&c->g.rotated);
-    TCHI_TRY(square(context, &a, c->scratch));
-    TCHI_TRY(square(context, &g, c->scratch));
+    TCHI_TRY(square_elements(context, &a, c->scratch));
+    TCHI_TRY(square_elements(context, &g, c->scratch));
     return t->matrix->gemm(context->state, scale, &g, 1, &a, 0, beta, &c->candidate.sum);
 }
 
-static tch_status add_chunks(tch_context *context, const tch_layer *layer, scales_call *c, double alpha,
-                             tchi_arena arena)
+static tch_status update_scales(tch_context *context, scales_call *c)
 {
-    int64_t samples = c->a.side.samples;
-    double scale = alpha * layer->scale * layer->scale / (double)samples;
-    for (int64_t first = 0; first < samples; first += c->chunk) {
-        int64_t count = samples - first < c->chunk ? samples - first : c->chunk;
-        tchi_arena here = arena;
-        chunk_layout(context, c, &here, first, count);
-        TCHI_TRY(rotate(context, layer, &c->a, first));
-        TCHI_TRY(rotate(context, layer, &c->g, first));
-        TCHI_TRY(add_squares(context, layer, c, scale, first == 0 ? 0.0 : 1.0));
-    }
-    return TCH_OK;
-}
-
-static tch_status run(tch_context *context, const tch_layer *layer, scales_call *c, const tchi_curvature_update *update,
-                      const tch_tensor *scales)
-{
-    tchi_arena arena;
     tchi_candidate *candidate = &c->candidate;
-    TCHI_TRY(reserve(context, c, scales, &arena));
-    if (update->rehearse) {
-        return TCH_OK;
+    const tchi_walk walk = {.samples = c->a.side.samples,
+                            .positions = c->a.side.positions,
+                            .small = true,
+                            .layout = scales_layout,
+                            .begin = begin_scales,
+                            .part = scales_part};
+    if (c->update->rehearse) {
+        return tchi_reserve_first(context, tchi_walk_bytes(context, &walk, c));
     }
-    TCHI_TRY(tchi_widen_scale(context, update->grad_scale, c->divisor));
-    TCHI_TRY(read_basis(context, &c->a));
-    TCHI_TRY(read_basis(context, &c->g));
-    TCHI_TRY(add_chunks(context, layer, c, update->alpha, arena));
-    if (update->grad_scale != NULL) {
+    TCHI_TRY(tchi_walk_samples(context, &walk, c));
+    if (c->update->grad_scale != NULL) {
         TCHI_TRY(tchi_candidate_divide(context, candidate, c->divisor));
     }
-    return tchi_candidates_keep(context, &c->verdict, &candidate, 1, update->beta, update->rejected);
+    return tchi_candidates_keep(context, &c->verdict, &candidate, 1, c->update->beta, c->update->rejected);
 }
 
 static tch_status check_basis(const tch_context *context, const tch_tensor *basis, const char *name, int64_t groups,
@@ -270,7 +243,9 @@ tch_status tchi_grad_scales(tch_context *context, const tch_layer *layer, const 
     TCHI_TRY(tchi_check_input(context, output_gradient, "output_gradient"));
     TCHI_TRY(
         tchi_check_curvature(context, "tch_grad_scales", layer, input, output_gradient, update->alpha, update->beta));
-    scales_call call = {.a.side = tchi_input_side(layer, input), .g.side = tchi_gradient_side(layer, output_gradient)};
+    scales_call call = {.layer = layer, .update = update, .scales = scales};
+    call.a.side = tchi_input_side(layer, input);
+    call.g.side = tchi_gradient_side(layer, output_gradient);
     call.a.bias = bias != 0;
     TCHI_TRY(check_scales(context, &call, input, output_gradient, input_basis, output_basis, scales));
     call.a.basis = tchi_batch_of(input_basis, 2);
@@ -278,7 +253,7 @@ tch_status tchi_grad_scales(tch_context *context, const tch_layer *layer, const 
     tch_scalar type = tchi_curvature_type(tchi_scalar_of(scales->dtype), call.a.side.type);
     call.type = tchi_curvature_type(type, call.g.side.type);
     bool nothing = call.a.side.samples == 0 || call.a.side.positions == 0;
-    return nothing ? TCH_OK : run(context, layer, &call, update, scales);
+    return nothing ? TCH_OK : update_scales(context, &call);
 }
 
 tch_status tch_grad_scales(tch_context *context, const tch_layer *layer, const tch_tensor *input,

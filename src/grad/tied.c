@@ -10,47 +10,35 @@
 
 #include "embedding.h"
 #include "layer.h"
+#include "walk.h"
 
 typedef struct tied_call {
     tchi_tokens tokens;
     tchi_side input, gradient; /* of the linear layer */
+    double *norms;
+    tchi_token_chunk chunk;
+    tch_matrices a, g;
 } tied_call;
 
-typedef struct tied_chunk {
-    tchi_token_chunk tokens;
-    tch_matrices input, gradient;
-} tied_chunk;
-
-static void layout(const tied_call *c, tied_chunk *p, tchi_arena *arena, tch_context *context, int64_t first,
-                   int64_t count)
+static void tied_layout(void *call, tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
 {
-    tchi_tokens_layout(&c->tokens, &p->tokens, arena, context, first, count);
-    p->input = tchi_side_place(&c->input, arena, first, count, TCHI_APART);
-    p->gradient = tchi_side_place(&c->gradient, arena, first, count, TCHI_APART);
+    tied_call *c = call;
+    tchi_tokens_layout(&c->tokens, &c->chunk, arena, context, first, count);
+    c->a = tchi_side_place(&c->input, arena, first, count, TCHI_APART);
+    c->g = tchi_side_place(&c->gradient, arena, first, count, TCHI_APART);
 }
 
-static int64_t choose_chunk(tch_context *context, const tied_call *c)
+static tch_status tied_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
-    tied_chunk p;
-    tchi_arena one = {0};
-    layout(c, &p, &one, context, 0, 1);
-    return tchi_chunk_samples(context, c->input.samples, c->input.positions, one.used, 0);
-}
-
-static tch_status tied_part(tch_context *context, const tied_call *c, int64_t first, int64_t count, double *norms)
-{
-    tied_chunk p;
-    tchi_arena arena = {0};
+    (void)count;
+    tied_call *c = call;
     const tch_layer *layer = c->tokens.layer;
-    layout(c, &p, &arena, context, first, count);
-    TCHI_TRY(tchi_arena_reserve(context, &arena));
-    layout(c, &p, &arena, context, first, count);
-    TCHI_TRY(tchi_tokens_read(context, &c->tokens, first, &p.tokens));
-    TCHI_TRY(tchi_side_read(context, &c->input, first, &p.input));
-    TCHI_TRY(tchi_side_read(context, &c->gradient, first, &p.gradient));
-    return context->backend->sample->token_dots(context->state, &p.tokens.tokens, layer->rows, layer->padding_index,
-                                                &p.tokens.g, &p.input, &p.gradient, 2.0 * layer->scale * layer->scale,
-                                                norms + first, p.tokens.scratch);
+    TCHI_TRY(tchi_tokens_read(context, &c->tokens, first, &c->chunk));
+    TCHI_TRY(tchi_side_read(context, &c->input, first, &c->a));
+    TCHI_TRY(tchi_side_read(context, &c->gradient, first, &c->g));
+    return context->backend->sample->token_dots(context->state, &c->chunk.tokens, layer->rows, layer->padding_index,
+                                                &c->chunk.g, &c->a, &c->g, 2.0 * layer->scale * layer->scale,
+                                                c->norms + first, c->chunk.scratch);
 }
 
 /* --- arguments --------------------------------------------------------------------------------------------------- */
@@ -116,7 +104,7 @@ static tch_status check_kind(const tch_layer *layer)
     return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "layer is of kind %s, expected EMBEDDING", tchi_layer_name(layer->kind));
 }
 
-static tch_status check_call(tch_context *context, const tch_layer *layer, const tch_tensor *tokens,
+static tch_status check_tied(tch_context *context, const tch_layer *layer, const tch_tensor *tokens,
                              const tch_tensor *embedding_gradient, const tch_tensor *linear_input,
                              const tch_tensor *linear_gradient, const tch_tensor *norms)
 {
@@ -145,14 +133,18 @@ tch_status tch_grad_tied_norms(tch_context *context, const tch_layer *layer, con
                                const tch_tensor *linear_gradient, tch_tensor *norms)
 {
     TCHI_ENTER_FOR(context, "tch_grad_tied_norms", sample);
-    TCHI_TRY(check_call(context, layer, tokens, embedding_gradient, linear_input, linear_gradient, norms));
+    TCHI_TRY(check_tied(context, layer, tokens, embedding_gradient, linear_input, linear_gradient, norms));
     const tch_layer linear = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
-    tied_call c = {tchi_tokens_of(layer, tokens, embedding_gradient), tchi_input_side(&linear, linear_input),
-                   tchi_gradient_side(&linear, linear_gradient)};
-    int64_t chunk = choose_chunk(context, &c);
-    for (int64_t first = 0; first < c.input.samples; first += chunk) {
-        int64_t count = c.input.samples - first < chunk ? c.input.samples - first : chunk;
-        TCHI_TRY(tied_part(context, &c, first, count, tchi_tensor_data(norms)));
-    }
-    return TCH_OK;
+    tied_call c = {.tokens = tchi_tokens_of(layer, tokens, embedding_gradient),
+                   .input = tchi_input_side(&linear, linear_input),
+                   .gradient = tchi_gradient_side(&linear, linear_gradient),
+                   .norms = tchi_tensor_data(norms)};
+    tchi_arena one = {0};
+    int64_t samples = c.input.samples;
+    tied_layout(&c, &one, context, 0, 1);
+    const tchi_walk walk = {.samples = samples,
+                            .chunk = tchi_chunk_samples(context, samples, c.input.positions, one.used, 0),
+                            .layout = tied_layout,
+                            .part = tied_part};
+    return samples == 0 ? TCH_OK : tchi_walk_samples(context, &walk, &c);
 }
