@@ -60,7 +60,7 @@ int64_t tchi_normalizing_chunk_size(const tchi_normalizing *c, tch_context *cont
 
 static tch_status clear_rows(tch_context *context, const tch_matrices *m)
 {
-    return context->backend->device->zero_bytes(context->state, m->data, m->rows * m->cols * tchi_scalar_size(m->type));
+    return context->backend->matrix->combine(context->state, 0.0, 0.0, NULL, 0.0, NULL, m);
 }
 
 tch_status tchi_normalizing_form(tch_context *context, const tchi_normalizing *c, const tchi_normalizing_chunk *p,
