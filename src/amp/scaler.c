@@ -40,7 +40,7 @@ struct tch_scaler {
 
 /* --- configuration ---------------------------------------------------------------------------------------------- */
 
-static tch_status refuse(const char *function, const char *name, double value, const char *expected)
+static tch_status refuse_number(const char *function, const char *name, double value, const char *expected)
 {
     return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is %.10g, expected %s", function, name, value, expected);
 }
@@ -48,19 +48,19 @@ static tch_status refuse(const char *function, const char *name, double value, c
 static tch_status check_numbers(const char *function, const char *name, const tch_scaler_state *s)
 {
     if (!((float)s->scale > 0.0f && isfinite((float)s->scale))) {
-        return refuse(function, name, s->scale, "a number above 0 that float32 can hold");
+        return refuse_number(function, name, s->scale, "a number above 0 that float32 can hold");
     }
     if (!(s->growth_factor > 1.0 && isfinite(s->growth_factor))) {
-        return refuse(function, "growth_factor", s->growth_factor, "a finite number above 1");
+        return refuse_number(function, "growth_factor", s->growth_factor, "a finite number above 1");
     }
     if (!(s->backoff_factor > 0.0 && s->backoff_factor < 1.0)) {
-        return refuse(function, "backoff_factor", s->backoff_factor, "a number above 0 and below 1");
+        return refuse_number(function, "backoff_factor", s->backoff_factor, "a number above 0 and below 1");
     }
     if (s->growth_interval < 1) {
-        return refuse(function, "growth_interval", s->growth_interval, "1 or more");
+        return refuse_number(function, "growth_interval", s->growth_interval, "1 or more");
     }
     if (s->growth_tracker < 0 || s->growth_tracker >= s->growth_interval) {
-        return refuse(function, "growth_tracker", s->growth_tracker, "0 or more, and below growth_interval");
+        return refuse_number(function, "growth_tracker", s->growth_tracker, "0 or more, and below growth_interval");
     }
     return TCH_OK;
 }
@@ -74,7 +74,7 @@ static tch_status check_config(const tch_scaler_config *c)
                          c->struct_size, sizeof *c);
     }
     if (c->enabled != 0 && c->enabled != 1) {
-        return refuse(function, "enabled", c->enabled, "0 or 1");
+        return refuse_number(function, "enabled", c->enabled, "0 or 1");
     }
     const tch_scaler_state state = {sizeof state,      c->init_scale,      c->growth_factor,
                                     c->backoff_factor, c->growth_interval, 0};
@@ -95,7 +95,7 @@ static tch_tensor number_at(const tch_scaler *scaler, float *number)
     return tensor;
 }
 
-static tch_status store(tch_scaler *scaler, double scale, int32_t tracker)
+static tch_status store_numbers_of(tch_scaler *scaler, double scale, int32_t tracker)
 {
     const scaler_numbers numbers = {.scale = (float)scale, .tracker = tracker};
     const tch_context *context = scaler->context;
@@ -103,19 +103,19 @@ static tch_status store(tch_scaler *scaler, double scale, int32_t tracker)
                                                 TCH_COPY_TO_DEVICE);
 }
 
-static void release(tch_scaler *scaler)
+static void release_scaler(tch_scaler *scaler)
 {
     tchi_pool_free(scaler->context->pool, scaler->numbers);
     tchi_host_release(scaler->rects, (size_t)scaler->room * sizeof *scaler->rects);
     tchi_host_release(scaler, sizeof *scaler);
 }
 
-static tch_status open(tch_scaler *scaler)
+static tch_status open_scaler(tch_scaler *scaler)
 {
     TCHI_TRY(tchi_pool_allocate(scaler->context->pool, sizeof *scaler->numbers, (void **)&scaler->numbers));
     scaler->scale = number_at(scaler, &scaler->numbers->scale);
     scaler->found_inf = number_at(scaler, &scaler->numbers->flags.found_inf);
-    return store(scaler, scaler->config.enabled ? scaler->config.init_scale : 1.0, 0);
+    return store_numbers_of(scaler, scaler->config.enabled ? scaler->config.init_scale : 1.0, 0);
 }
 
 tch_status tch_scaler_create(tch_context *context, const tch_scaler_config *config, tch_scaler **scaler)
@@ -133,9 +133,9 @@ tch_status tch_scaler_create(tch_context *context, const tch_scaler_config *conf
         return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a scaler", sizeof *s);
     }
     *s = (tch_scaler){.context = context, .config = *config};
-    tch_status status = open(s);
+    tch_status status = open_scaler(s);
     if (status != TCH_OK) {
-        release(s);
+        release_scaler(s);
         return status;
     }
     *scaler = s;
@@ -145,7 +145,7 @@ tch_status tch_scaler_create(tch_context *context, const tch_scaler_config *conf
 void tch_scaler_destroy(tch_scaler *scaler)
 {
     if (scaler != NULL) {
-        release(scaler);
+        release_scaler(scaler);
     }
 }
 
@@ -163,19 +163,19 @@ const tch_tensor *tch_scaler_found_inf(const tch_scaler *scaler)
 
 typedef tch_status (*visitor)(tch_scaler *scaler, const tch_update *update);
 
-static tch_status divide(tch_scaler *scaler, const tch_update *update)
+static tch_status unscale_rects(tch_scaler *scaler, const tch_update *update)
 {
     const tch_context *context = scaler->context;
     return context->backend->update->unscale(context->state, update, &scaler->numbers->flags.found_inf);
 }
 
-static tch_status look(tch_scaler *scaler, const tch_update *update)
+static tch_status find_in_rects(tch_scaler *scaler, const tch_update *update)
 {
     const tch_context *context = scaler->context;
     return context->backend->update->find_nonfinite(context->state, update, &scaler->numbers->flags.found);
 }
 
-static tch_status make_room(tch_scaler *scaler, int64_t count)
+static tch_status reserve_rects(tch_scaler *scaler, int64_t count)
 {
     if (count <= scaler->room) {
         return TCH_OK;
@@ -215,7 +215,7 @@ static tch_status visit_all(tch_scaler *scaler, int32_t count, const tch_tensor 
     for (int32_t i = 0; i < count; i++) {
         rects += tchi_rectangle_count(gradients[i]);
     }
-    TCHI_TRY(make_room(scaler, rects));
+    TCHI_TRY(reserve_rects(scaler, rects));
     for (size_t k = 0; k < sizeof types / sizeof types[0]; k++) {
         TCHI_TRY(visit_type(scaler, count, gradients, types[k], visit));
     }
@@ -254,7 +254,7 @@ tch_status tch_scaler_unscale(tch_scaler *scaler, int32_t count, tch_tensor *con
     if (!scaler->config.enabled) {
         return TCH_OK;
     }
-    TCHI_TRY(visit_all(scaler, count, list, divide));
+    TCHI_TRY(visit_all(scaler, count, list, unscale_rects));
     scaler->unscaled = 1;
     return TCH_OK;
 }
@@ -274,7 +274,7 @@ static tch_status gather_found(tch_scaler *scaler)
 
 static tch_status look_at_all(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients)
 {
-    TCHI_TRY(visit_all(scaler, count, gradients, look));
+    TCHI_TRY(visit_all(scaler, count, gradients, find_in_rects));
     return gather_found(scaler);
 }
 
@@ -369,7 +369,7 @@ tch_status tch_scaler_set_state(tch_scaler *scaler, const tch_scaler_state *stat
     if (!scaler->config.enabled) {
         return TCH_OK;
     }
-    TCHI_TRY(store(scaler, state->scale, state->growth_tracker));
+    TCHI_TRY(store_numbers_of(scaler, state->scale, state->growth_tracker));
     scaler->config.growth_factor = state->growth_factor;
     scaler->config.backoff_factor = state->backoff_factor;
     scaler->config.growth_interval = state->growth_interval;

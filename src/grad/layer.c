@@ -323,7 +323,8 @@ static void describe_expected(const tchi_shape *shape, char *text, size_t size)
     }
 }
 
-static tch_status check_pair(const tch_layer *layer, const tch_tensor *input, const tch_tensor *output_gradient)
+static tch_status check_output_gradient_shape(const tch_layer *layer, const tch_tensor *input,
+                                              const tch_tensor *output_gradient)
 {
     tchi_shape shape = output_shape(layer, input);
     bool same = shape.rank == output_gradient->ndim;
@@ -351,7 +352,7 @@ tch_status tchi_check_layer_call(const tch_context *context, const tch_layer *la
     if (layer->kind != TCH_LAYER_EMBEDDING) {
         TCHI_TRY(tchi_check_same_dtype(output_gradient, "output_gradient", input, "input"));
     }
-    return check_pair(layer, input, output_gradient);
+    return check_output_gradient_shape(layer, input, output_gradient);
 }
 
 /* --- parameters -------------------------------------------------------------------------------------------------- */

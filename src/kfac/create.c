@@ -17,8 +17,8 @@ static const char *name_of(const tch_kfac_layer *layer, int32_t index, char text
     return layer->name != NULL && layer->name[0] != '\0' ? layer->name : text;
 }
 
-static tch_status check_all(const char *function, const tch_kfac_config *config, int32_t count,
-                            const tch_kfac_layer *layers)
+static tch_status check_description(const char *function, const tch_kfac_config *config, int32_t count,
+                                    const tch_kfac_layer *layers)
 {
     TCHI_TRY(tchi_kfac_check_config(function, config));
     if (count < 0 || (count > 0 && layers == NULL)) {
@@ -44,7 +44,7 @@ static tch_status check_allocator(const tch_state_allocator *allocator)
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-static tch_status take_state(tch_kfac *k, int64_t bytes)
+static tch_status allocate_state(tch_kfac *k, int64_t bytes)
 {
     void *memory = NULL;
     if (bytes == 0) {
@@ -64,12 +64,12 @@ static tch_status take_state(tch_kfac *k, int64_t bytes)
     return TCH_OK;
 }
 
-static tch_status take_memory(tch_kfac *k)
+static tch_status allocate_memory(tch_kfac *k)
 {
     tchi_arena state = {0};
     tchi_arena beside = {0};
     tchi_kfac_place(k, &state, &beside);
-    TCHI_TRY(take_state(k, state.used));
+    TCHI_TRY(allocate_state(k, state.used));
     TCHI_TRY(tchi_pool_allocate_exact(k->context->pool, beside.used, &k->beside.pointer));
     k->beside.bytes = beside.used;
     state = (tchi_arena){.base = k->state.pointer};
@@ -78,7 +78,7 @@ static tch_status take_memory(tch_kfac *k)
     return TCH_OK;
 }
 
-static void give_memory_back(tch_kfac *k)
+static void release_memory(tch_kfac *k)
 {
     if (k->state.pointer != NULL && k->allocator.release != NULL) {
         k->allocator.release(k->allocator.user, k->state.pointer, k->state.bytes);
@@ -90,7 +90,7 @@ static void give_memory_back(tch_kfac *k)
 
 /* --- the beginning ----------------------------------------------------------------------------------------------- */
 
-static tch_status fill_with(const tch_kfac *k, char *data, int64_t count, double value)
+static tch_status fill_numbers(const tch_kfac *k, char *data, int64_t count, double value)
 {
     int64_t stride = 1;
     tch_array all = {data, k->type, 1, &count, &stride};
@@ -112,20 +112,20 @@ static tch_status fill_state(tch_kfac *k)
         if (f->held > 0) {
             tch_matrices results = tchi_matrices_new(f->results, k->type, f->held, f->n, f->n);
             TCHI_TRY(t->matrix->combine(k->context->state, 1.0, 0.0, NULL, 0.0, NULL, &results));
-            TCHI_TRY(fill_with(k, f->values, f->held * f->n, 1.0));
+            TCHI_TRY(fill_numbers(k, f->values, f->held * f->n, 1.0));
         }
     }
     for (int32_t i = 0; i < k->class_count; i++) {
         const tchi_kfac_class *c = &k->block_batches[i];
-        TCHI_TRY(fill_with(k, c->scales, c->count * c->size[TCHI_INPUT] * c->size[TCHI_OUTPUT], 1.0));
+        TCHI_TRY(fill_numbers(k, c->scales, c->count * c->size[TCHI_INPUT] * c->size[TCHI_OUTPUT], 1.0));
     }
     return TCH_OK;
 }
 
-static tch_status build(tch_kfac *k, const tch_kfac_layer *layers)
+static tch_status build_kfac(tch_kfac *k, const tch_kfac_layer *layers)
 {
     TCHI_TRY(tchi_kfac_plan(k, layers));
-    TCHI_TRY(take_memory(k));
+    TCHI_TRY(allocate_memory(k));
     tchi_kfac_name_states(k);
     return fill_state(k);
 }
@@ -148,7 +148,7 @@ tch_status tch_kfac_create_shared(tch_context *context, const tch_kfac_config *c
     }
     *kfac = NULL;
     TCHI_TRY(check_allocator(allocator));
-    TCHI_TRY(check_all("tch_kfac_create", config, count, layers));
+    TCHI_TRY(check_description("tch_kfac_create", config, count, layers));
     tch_kfac *k;
     TCHI_TRY(tchi_host_take(sizeof *k, "KFAC", &k));
     *k = empty_kfac(context, config, count);
@@ -156,7 +156,7 @@ tch_status tch_kfac_create_shared(tch_context *context, const tch_kfac_config *c
     if (allocator != NULL) {
         k->allocator = *allocator;
     }
-    tch_status status = build(k, layers);
+    tch_status status = build_kfac(k, layers);
     if (status != TCH_OK) {
         tch_kfac_destroy(k);
         return status;
@@ -183,7 +183,7 @@ void tch_kfac_destroy(tch_kfac *kfac)
         return;
     }
     tch_context_synchronize(kfac->context);
-    give_memory_back(kfac);
+    release_memory(kfac);
     tchi_kfac_release_plan(kfac);
     tchi_host_release(kfac, sizeof *kfac);
 }
@@ -194,7 +194,7 @@ tch_status tch_kfac_forecast(const tch_kfac_config *config, int32_t count, const
     if (state_bytes == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_kfac_forecast: state_bytes is NULL");
     }
-    TCHI_TRY(check_all("tch_kfac_forecast", config, count, layers));
+    TCHI_TRY(check_description("tch_kfac_forecast", config, count, layers));
     tchi_arena state = {0};
     tchi_arena beside = {0};
     tch_kfac k = empty_kfac(NULL, config, count);

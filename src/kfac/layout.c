@@ -16,7 +16,8 @@
 
 _Static_assert(TCHI_MOST_SIZE == 2147483647, "messages below spell it");
 
-static tch_status refuse(const char *function, const char *name, const char *field, int64_t value, const char *expected)
+static tch_status refuse_field(const char *function, const char *name, const char *field, int64_t value,
+                               const char *expected)
 {
     return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: layer '%s': %s is %lld, expected %s", function, name, field,
                      (long long)value, expected);
@@ -27,19 +28,19 @@ static tch_status check_convolution(const char *function, const tch_kfac_layer *
 {
     int64_t kernel = 1;
     if (layer->layer.dims < 1 || layer->layer.dims > 3) {
-        return refuse(function, name, "dims", layer->layer.dims, "1 to 3");
+        return refuse_field(function, name, "dims", layer->layer.dims, "1 to 3");
     }
     for (int32_t k = 0; k < layer->layer.dims; k++) {
         if (layer->layer.kernel[k] < 1 || layer->layer.kernel[k] > TCHI_MOST_SIZE) {
-            return refuse(function, name, "kernel", layer->layer.kernel[k], "1 to 2147483647");
+            return refuse_field(function, name, "kernel", layer->layer.kernel[k], "1 to 2147483647");
         }
         kernel *= layer->layer.kernel[k];
         if (kernel > TCHI_MOST_SIZE || layer->inputs % kernel != 0) {
-            return refuse(function, name, "inputs", layer->inputs, "a multiple of the kernel's size");
+            return refuse_field(function, name, "inputs", layer->inputs, "a multiple of the kernel's size");
         }
     }
     if (layer->layer.groups < 1 || layer->outputs % layer->layer.groups != 0) {
-        return refuse(function, name, "groups", layer->layer.groups, "a divisor of outputs");
+        return refuse_field(function, name, "groups", layer->layer.groups, "a divisor of outputs");
     }
     return TCH_OK;
 }
@@ -50,17 +51,17 @@ tch_status tchi_kfac_check_layer(const char *function, const tch_kfac_layer *lay
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: layer '%s' must begin with TCH_LAYER_INIT", function, name);
     }
     if (layer->layer.kind != TCH_LAYER_LINEAR && layer->layer.kind != TCH_LAYER_CONV) {
-        return refuse(function, name, "kind", layer->layer.kind, "TCH_LAYER_LINEAR or TCH_LAYER_CONV");
+        return refuse_field(function, name, "kind", layer->layer.kind, "TCH_LAYER_LINEAR or TCH_LAYER_CONV");
     }
     if (strlen(name) >= TCHI_KFAC_NAME) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: a layer's name has %zu bytes, expected below %d", function,
                          strlen(name), TCHI_KFAC_NAME);
     }
     if (layer->inputs < 1 || layer->inputs >= TCHI_MOST_SIZE) {
-        return refuse(function, name, "inputs", layer->inputs, "1 to 2147483646");
+        return refuse_field(function, name, "inputs", layer->inputs, "1 to 2147483646");
     }
     if (layer->outputs < 1 || layer->outputs > TCHI_MOST_SIZE) {
-        return refuse(function, name, "outputs", layer->outputs, "1 to 2147483647");
+        return refuse_field(function, name, "outputs", layer->outputs, "1 to 2147483647");
     }
     return layer->layer.kind == TCH_LAYER_CONV ? check_convolution(function, layer, name) : TCH_OK;
 }

@@ -21,7 +21,7 @@ static double share_of(const tch_kfac_config *config, int64_t updates)
 }
 
 /* The first observation of a step makes room for all of them, and each adds its part. */
-static tchi_curvature_update update_of(const tch_kfac *k, double share, bool first, const float *grad_scale)
+static tchi_curvature_update curvature_update(const tch_kfac *k, double share, bool first, const float *grad_scale)
 {
     return (tchi_curvature_update){
         .alpha = share / k->config.accumulation, .beta = first ? 1.0 - share : 1.0, .grad_scale = grad_scale};
@@ -33,7 +33,7 @@ typedef struct layer_views {
     int64_t square[TCHI_SIDES][3], rectangle[3];
 } layer_views;
 
-static tch_tensor view(const tch_kfac *k, char *data, int64_t groups, int64_t *shape)
+static tch_tensor state_view(const tch_kfac *k, char *data, int64_t groups, int64_t *shape)
 {
     tch_tensor t = tch_tensor_view(data, k->config.factor_dtype, groups > 1 ? 3 : 2, groups > 1 ? shape : shape + 1);
     t.device = tch_context_device(k->context);
@@ -49,15 +49,16 @@ static void views_of(const tch_kfac *k, const tchi_kfac_layer *layer, layer_view
         int64_t at = (block_batch->position[side] + layer->unit) * f->n * f->n * size;
         v->square[side][0] = layer->groups;
         v->square[side][1] = v->square[side][2] = f->n;
-        v->factor[side] = view(k, f->factors + at, layer->groups, v->square[side]);
+        v->factor[side] = state_view(k, f->factors + at, layer->groups, v->square[side]);
         v->result[side] =
-            view(k, k->config.method == TCH_KFAC_EKFAC ? f->results + at : NULL, layer->groups, v->square[side]);
+            state_view(k, k->config.method == TCH_KFAC_EKFAC ? f->results + at : NULL, layer->groups, v->square[side]);
     }
     v->rectangle[0] = layer->groups;
     v->rectangle[1] = block_batch->size[TCHI_OUTPUT];
     v->rectangle[2] = block_batch->size[TCHI_INPUT];
     int64_t at = layer->unit * v->rectangle[1] * v->rectangle[2] * size;
-    v->scales = view(k, block_batch->scales != NULL ? block_batch->scales + at : NULL, layer->groups, v->rectangle);
+    v->scales =
+        state_view(k, block_batch->scales != NULL ? block_batch->scales + at : NULL, layer->groups, v->rectangle);
 }
 
 /* --- checks ------------------------------------------------------------------------------------------------------ */
@@ -128,7 +129,7 @@ typedef struct observation {
 static tch_status observe_scales(tch_kfac *k, observation *o, bool rehearse)
 {
     layer_views *v = &o->views;
-    tchi_curvature_update update = update_of(k, 1.0 - k->config.factor_decay, o->first, o->grad_scale);
+    tchi_curvature_update update = curvature_update(k, 1.0 - k->config.factor_decay, o->first, o->grad_scale);
     update.rehearse = rehearse;
     return tchi_grad_scales(k->context, &o->layer, o->input, o->gradient, k->layers[o->index].bias,
                             &v->result[TCHI_INPUT], &v->result[TCHI_OUTPUT], &update, &v->scales);
@@ -138,7 +139,7 @@ static tch_status observe_factors(tch_kfac *k, observation *o)
 {
     layer_views *v = &o->views;
     double share = share_of(&k->config, tchi_kfac_counts(k, o->index)[TCHI_UPDATES] + o->first);
-    tchi_curvature_update update = update_of(k, share, o->first, o->grad_scale);
+    tchi_curvature_update update = curvature_update(k, share, o->first, o->grad_scale);
     update.rejected = &k->control->rejected;
     TCHI_TRY(tchi_grad_factors(k->context, &o->layer, o->input, o->gradient, k->layers[o->index].bias,
                                k->config.sharing, &update, &v->factor[TCHI_INPUT], &v->factor[TCHI_OUTPUT]));
@@ -147,7 +148,7 @@ static tch_status observe_factors(tch_kfac *k, observation *o)
 }
 
 /* Scales are rehearsed first, so that lack of memory cannot leave a batch half seen. */
-static tch_status observe(tch_kfac *k, observation *o)
+static tch_status observe_batch(tch_kfac *k, observation *o)
 {
     int64_t *counts = tchi_kfac_counts(k, o->index);
     bool scaled = k->config.method == TCH_KFAC_EKFAC && counts[TCHI_REFRESHES] > 0;
@@ -178,5 +179,5 @@ tch_status tch_kfac_observe(tch_kfac *kfac, int32_t layer, const tch_tensor *inp
     observation o = {.index = layer, .layer = kfac->layers[layer].layer, .input = input, .gradient = output_gradient};
     o.layer.scale = scale;
     o.grad_scale = grad_scale == NULL ? NULL : tchi_tensor_data(grad_scale);
-    return tchi_kfac_note(kfac, observe(kfac, &o));
+    return tchi_kfac_note(kfac, observe_batch(kfac, &o));
 }

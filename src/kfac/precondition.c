@@ -23,8 +23,8 @@ static tch_status check_gradient(const tch_kfac *k, const tchi_kfac_layer *layer
     return tchi_check_shape(gradient, name, ndim, shape);
 }
 
-static tch_status check_layer(const tch_kfac *k, const tchi_kfac_layer *layer, const tch_tensor *weight,
-                              const tch_tensor *bias)
+static tch_status check_layer_gradients(const tch_kfac *k, const tchi_kfac_layer *layer, const tch_tensor *weight,
+                                        const tch_tensor *bias)
 {
     int64_t shape[5] = {layer->outputs, layer->inputs};
     int32_t ndim = 2;
@@ -47,7 +47,7 @@ static tch_status check_layer(const tch_kfac *k, const tchi_kfac_layer *layer, c
     return tchi_check_disjoint(weight, "the weight's gradient", bias, "the bias' gradient");
 }
 
-static tch_status check_call(const tch_kfac *k, double lr, int32_t count, tch_tensor *const *gradients)
+static tch_status check_precondition(const tch_kfac *k, double lr, int32_t count, tch_tensor *const *gradients)
 {
     if (count != 2 * k->count || (count > 0 && gradients == NULL)) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
@@ -59,7 +59,7 @@ static tch_status check_call(const tch_kfac *k, double lr, int32_t count, tch_te
     }
     for (int32_t i = 0; i < k->count; i++) {
         if (gradients[2 * i] != NULL) {
-            TCHI_TRY(check_layer(k, &k->layers[i], gradients[2 * i], gradients[2 * i + 1]));
+            TCHI_TRY(check_layer_gradients(k, &k->layers[i], gradients[2 * i], gradients[2 * i + 1]));
         }
     }
     return TCH_OK;
@@ -107,7 +107,7 @@ static int64_t dots_scratch(const tch_kfac *k, int64_t elements)
     return most;
 }
 
-static void layout(tch_kfac *k, work *w, tchi_arena *arena)
+static void work_layout(tch_kfac *k, work *w, tchi_arena *arena)
 {
     int64_t bytes = w->elements * tchi_scalar_size(k->type);
     w->x = tchi_arena_take(arena, bytes);
@@ -125,10 +125,10 @@ static void layout(tch_kfac *k, work *w, tchi_arena *arena)
     }
 }
 
-static int64_t measure(tch_kfac *k, work *w)
+static int64_t work_bytes(tch_kfac *k, work *w)
 {
     tchi_arena arena = {0};
-    layout(k, w, &arena);
+    work_layout(k, w, &arena);
     return arena.used;
 }
 
@@ -139,23 +139,23 @@ static void choose_sizes(tch_kfac *k, work *w)
     int64_t usable = limit == 0 ? INT64_MAX : limit / 9 * 8; /* the pool rounds up by at most an eighth */
     w->elements = most_elements(k, false);
     w->keeps = w->clips || k->comm != NULL;
-    if (measure(k, w) <= usable) {
+    if (work_bytes(k, w) <= usable) {
         return;
     }
     w->keeps = k->comm != NULL; /* what other ranks have made cannot be made a second time */
     int64_t least = most_elements(k, true);
-    while (w->elements > least && measure(k, w) > usable) {
+    while (w->elements > least && work_bytes(k, w) > usable) {
         w->elements = w->elements / 2 > least ? w->elements / 2 : least;
     }
 }
 
-static tch_status reserve(tch_kfac *k, work *w)
+static tch_status reserve_work(tch_kfac *k, work *w)
 {
     tchi_arena arena = {0};
     choose_sizes(k, w);
-    layout(k, w, &arena);
+    work_layout(k, w, &arena);
     TCHI_TRY(tchi_arena_reserve(k->context, &arena));
-    layout(k, w, &arena);
+    work_layout(k, w, &arena);
     return TCH_OK;
 }
 
@@ -175,15 +175,15 @@ static tch_matrices rectangles(const tch_kfac *k, const chunk *c, char *data)
 }
 
 /* All of them below each other. */
-static tch_matrices as_one(const tch_matrices *m)
+static tch_matrices below_each_other(const tch_matrices *m)
 {
     return tchi_matrices_new(m->data, m->type, 1, m->batch * m->rows, m->cols);
 }
 
 typedef enum direction { READ, WRITE } direction;
 
-static tch_status transfer(const tch_kfac *k, const tch_tensor *tensor, char *data, const int64_t *inside,
-                           direction dir)
+static tch_status copy_gradient(const tch_kfac *k, const tch_tensor *tensor, char *data, const int64_t *inside,
+                                direction dir)
 {
     int64_t strides[TCH_MAX_RANK];
     const tch_array outside = tchi_array_of(tensor, strides);
@@ -193,8 +193,8 @@ static tch_status transfer(const tch_kfac *k, const tch_tensor *tensor, char *da
 }
 
 /* Weight and bias of one layer and the rows they make, whose groups follow each other as the weight's rows do. */
-static tch_status transfer_layer(const tch_kfac *k, const tchi_kfac_layer *layer, tch_tensor *const *pair, char *data,
-                                 direction dir)
+static tch_status copy_layer(const tch_kfac *k, const tchi_kfac_layer *layer, tch_tensor *const *pair, char *data,
+                             direction dir)
 {
     int64_t d = layer->inputs + layer->bias;
     int64_t inside[TCH_MAX_RANK];
@@ -204,16 +204,17 @@ static tch_status transfer_layer(const tch_kfac *k, const tchi_kfac_layer *layer
         stride *= pair[0]->shape[i];
     }
     inside[0] = d;
-    TCHI_TRY(transfer(k, pair[0], data, inside, dir));
-    return layer->bias ? transfer(k, pair[1], data + layer->inputs * tchi_scalar_size(k->type), inside, dir) : TCH_OK;
+    TCHI_TRY(copy_gradient(k, pair[0], data, inside, dir));
+    return layer->bias ? copy_gradient(k, pair[1], data + layer->inputs * tchi_scalar_size(k->type), inside, dir)
+                       : TCH_OK;
 }
 
-static tch_status transfer_chunk(const tch_kfac *k, const work *w, const chunk *c, const tch_matrices *m, direction dir)
+static tch_status copy_chunk(const tch_kfac *k, const work *w, const chunk *c, const tch_matrices *m, direction dir)
 {
     for (int32_t i = 0; i < c->count; i++) {
         const tchi_kfac_layer *layer = &k->layers[c->layers[i]];
         tch_matrices part = tchi_matrices_part(m, layer->unit - c->unit, layer->groups);
-        TCHI_TRY(transfer_layer(k, layer, w->gradients + 2 * (int64_t)c->layers[i], part.data, dir));
+        TCHI_TRY(copy_layer(k, layer, w->gradients + 2 * (int64_t)c->layers[i], part.data, dir));
     }
     return TCH_OK;
 }
@@ -236,7 +237,7 @@ static tch_status by_inverses(const tch_kfac *k, const chunk *c, const tch_matri
     return b->matrix->gemm(k->context->state, 1.0, t, 0, &a, 0, 0.0, y);
 }
 
-static tch_status divide(const tch_kfac *k, const chunk *c, const tch_matrices *y)
+static tch_status divide_by_eigenvalues(const tch_kfac *k, const chunk *c, const tch_matrices *y)
 {
     const tch_backend *b = k->context->backend;
     if (c->block_batch->scales != NULL) {
@@ -261,15 +262,16 @@ static tch_status by_bases(const tch_kfac *k, const chunk *c, const tch_matrices
     tch_matrices g = results_of(k, c, TCHI_OUTPUT);
     TCHI_TRY(b->matrix->gemm(state, 1.0, &g, 0, x, 0, 0.0, t));
     TCHI_TRY(b->matrix->gemm(state, 1.0, t, 0, &a, 1, 0.0, y));
-    TCHI_TRY(divide(k, c, y));
+    TCHI_TRY(divide_by_eigenvalues(k, c, y));
     TCHI_TRY(b->matrix->gemm(state, 1.0, &g, 1, y, 0, 0.0, t));
     return b->matrix->gemm(state, 1.0, t, 0, &a, 0, 0.0, y);
 }
 
-static tch_status make(const tch_kfac *k, const work *w, const chunk *c, const tch_matrices *x, const tch_matrices *y)
+static tch_status precondition_chunk(const tch_kfac *k, const work *w, const chunk *c, const tch_matrices *x,
+                                     const tch_matrices *y)
 {
     tch_matrices t = rectangles(k, c, w->t);
-    TCHI_TRY(transfer_chunk(k, w, c, x, READ));
+    TCHI_TRY(copy_chunk(k, w, c, x, READ));
     return k->config.method == TCH_KFAC_INVERSE ? by_inverses(k, c, x, &t, y) : by_bases(k, c, x, &t, y);
 }
 
@@ -280,24 +282,24 @@ static tch_status make(const tch_kfac *k, const work *w, const chunk *c, const t
 typedef enum pass { MAKE, MEASURE, DELIVER } pass;
 
 /* Brings a chunk's gradients to x, and what is to become of them to y where it is not there yet. */
-static tch_status prepare(tch_kfac *k, const work *w, const chunk *c, pass now, const tch_matrices *x,
-                          const tch_matrices *y)
+static tch_status prepare_chunk(tch_kfac *k, const work *w, const chunk *c, pass now, const tch_matrices *x,
+                                const tch_matrices *y)
 {
     if (now == MAKE || (now == MEASURE && k->comm == NULL) || !w->keeps) {
-        return make(k, w, c, x, y);
+        return precondition_chunk(k, w, c, x, y);
     }
-    return now == MEASURE ? transfer_chunk(k, w, c, x, READ) : TCH_OK;
+    return now == MEASURE ? copy_chunk(k, w, c, x, READ) : TCH_OK;
 }
 
-static tch_status do_chunk(tch_kfac *k, const work *w, const chunk *c, pass now)
+static tch_status run_pass_on_chunk(tch_kfac *k, const work *w, const chunk *c, pass now)
 {
     const tch_backend *b = k->context->backend;
     int64_t at = c->unit * elements_of(c->block_batch) * tchi_scalar_size(k->type);
     tch_matrices x = rectangles(k, c, w->x);
     tch_matrices y = rectangles(k, c, w->keeps ? c->block_batch->kept + at : w->y);
-    tch_matrices x_one = as_one(&x);
-    tch_matrices y_one = as_one(&y);
-    TCHI_TRY(prepare(k, w, c, now, &x, &y));
+    tch_matrices x_one = below_each_other(&x);
+    tch_matrices y_one = below_each_other(&y);
+    TCHI_TRY(prepare_chunk(k, w, c, now, &x, &y));
     if (now == MAKE) {
         return TCH_OK;
     }
@@ -307,7 +309,7 @@ static tch_status do_chunk(tch_kfac *k, const work *w, const chunk *c, pass now)
     if (w->clips) {
         TCHI_TRY(b->matrix->shift_scale(k->context->state, &y_one, NULL, &k->control->scale, 1.0, &y_one));
     }
-    return transfer_chunk(k, w, c, &y, WRITE);
+    return copy_chunk(k, w, c, &y, WRITE);
 }
 
 static bool takes_part(const tch_kfac *k, const work *w, int32_t layer, pass now)
@@ -332,13 +334,13 @@ static chunk next_chunk(const tch_kfac *k, const work *w, const tchi_kfac_class 
     return c;
 }
 
-static tch_status do_all(tch_kfac *k, const work *w, pass now)
+static tch_status run_pass(tch_kfac *k, const work *w, pass now)
 {
     for (int32_t i = 0; i < k->class_count; i++) {
         for (int32_t first = 0; first < k->block_batches[i].layers;) {
             chunk c = next_chunk(k, w, &k->block_batches[i], first, now);
             if (c.count > 0) {
-                TCHI_TRY(do_chunk(k, w, &c, now));
+                TCHI_TRY(run_pass_on_chunk(k, w, &c, now));
             }
             first += c.count > 0 ? c.count : 1;
         }
@@ -347,17 +349,17 @@ static tch_status do_all(tch_kfac *k, const work *w, pass now)
 }
 
 /* Owners make what is theirs, and then all have all of it. */
-static tch_status share(tch_kfac *k, const work *w)
+static tch_status share_gradients(tch_kfac *k, const work *w)
 {
-    TCHI_TRY(do_all(k, w, MAKE));
+    TCHI_TRY(run_pass(k, w, MAKE));
     return tchi_kfac_note(k, tchi_kfac_exchange(k, TCHI_GRADIENTS, w->send, w->receive));
 }
 
-static tch_status find_scale(tch_kfac *k, const work *w, double lr)
+static tch_status find_kl_scale(tch_kfac *k, const work *w, double lr)
 {
     const tch_backend *b = k->context->backend;
     TCHI_TRY(b->device->zero_bytes(k->context->state, &k->control->dot, sizeof k->control->dot));
-    TCHI_TRY(do_all(k, w, MEASURE));
+    TCHI_TRY(run_pass(k, w, MEASURE));
     return b->sample->clip_weights(k->context->state, TCH_CLIP_KL, 1, &k->control->dot, lr * lr, k->config.kl_clip,
                                    &k->control->scale);
 }
@@ -366,14 +368,14 @@ tch_status tch_kfac_precondition(tch_kfac *kfac, double lr, int32_t count, tch_t
 {
     TCHI_TRY(tchi_kfac_usable(kfac, "tch_kfac_precondition"));
     TCHI_ENTER(kfac->context, "tch_kfac_precondition");
-    TCHI_TRY(check_call(kfac, lr, count, gradients));
+    TCHI_TRY(check_precondition(kfac, lr, count, gradients));
     work w = {.gradients = gradients, .clips = kfac->config.kl_clip > 0.0};
-    TCHI_TRY(reserve(kfac, &w));
+    TCHI_TRY(reserve_work(kfac, &w));
     if (kfac->comm != NULL) {
-        TCHI_TRY(share(kfac, &w));
+        TCHI_TRY(share_gradients(kfac, &w));
     }
     if (w.clips) {
-        TCHI_TRY(find_scale(kfac, &w, lr));
+        TCHI_TRY(find_kl_scale(kfac, &w, lr));
     }
-    return do_all(kfac, &w, DELIVER);
+    return run_pass(kfac, &w, DELIVER);
 }

@@ -2,6 +2,7 @@
  * one batch, whichever layer and side they belong to. A factor that fails keeps what it had. */
 #include <math.h>
 
+#include "core/arith.h"
 #include "core/check.h"
 #include "core/status.h"
 #include "linalg/algebra.h"
@@ -10,14 +11,14 @@
 #include "kfac.h"
 
 /* Whether this process has something to do for it. */
-static bool is_due(const tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t factor)
+static bool needs_refresh(const tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t factor)
 {
     return tchi_kfac_counts(k, f->owner[factor])[TCHI_UPDATES] > 0 && tchi_kfac_is_mine(k, f->owner[factor]);
 }
 
 /* Flags of matrices that can be refreshed. One that is all zero is not among them: nothing was seen yet, its
  * observations having been rejected, or nothing but zeros, and what would be made of it is damping alone. */
-static tch_status inspect(const tch_kfac *k, const tch_matrices *factors, tchi_inspection *i)
+static tch_status inspect_factors(const tch_kfac *k, const tch_matrices *factors, tchi_inspection *i)
 {
     TCHI_TRY(tchi_measure(k->context, factors, i));
     tch_root_norms norms = {i->max_abs, i->max_abs, i->nonfinite, i->asymmetry};
@@ -25,18 +26,30 @@ static tch_status inspect(const tch_kfac *k, const tch_matrices *factors, tchi_i
                                                    tchi_symmetry_tolerance(k->type), i->damping, i->bound, i->flags);
 }
 
-/* Scratch of a refresh of `batch` factors n by n: a kind of its own for each method. */
-typedef int64_t (*measure_function)(const tch_kfac *k, int64_t batch, int64_t n);
+/* How a method refreshes `batch` factors n by n: bytes of scratch, and the work in an arena of so many. */
+typedef struct refresh_method {
+    int64_t (*bytes)(const tch_kfac *k, int64_t batch, int64_t n);
+    tch_status (*refresh)(tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t first, int64_t count,
+                          tchi_arena *arena);
+} refresh_method;
 
-/* Factors at a time. Scratch need not grow evenly with their number, so it is halved until it fits. */
-static int64_t choose_chunk(const tch_kfac *k, measure_function measure, int64_t count, int64_t n)
+/* Factors [first, first + count), as many at a time as fit. Scratch need not grow evenly with their number, so that is
+ * halved until it does. */
+static tch_status refresh_factors(tch_kfac *k, const refresh_method *method, const tchi_kfac_factor_batch *f,
+                                  int64_t first, int64_t count)
 {
     int64_t limit = tch_context_get_workspace_limit(k->context);
     int64_t chunk = count;
-    while (limit > 0 && chunk > 1 && measure(k, chunk, n) > limit / 9 * 8) { /* the pool rounds up by an eighth */
+    while (limit > 0 && chunk > 1 && method->bytes(k, chunk, f->n) > limit / 9 * 8) { /* the pool rounds up */
         chunk = (chunk + 1) / 2;
     }
-    return chunk;
+    for (int64_t done = 0; done < count; done += chunk) {
+        int64_t here = tchi_min(chunk, count - done);
+        tchi_arena arena = {.used = method->bytes(k, here, f->n)};
+        TCHI_TRY(tchi_arena_reserve(k->context, &arena));
+        TCHI_TRY(method->refresh(k, f, first + done, here, &arena));
+    }
+    return TCH_OK;
 }
 
 /* --- inverses ---------------------------------------------------------------------------------------------------- */
@@ -114,24 +127,27 @@ static void inverse_layout(inverse_buffers *b, tchi_arena *arena, const tch_cont
 
 /* (F + shift I)^-1 = X' X for X the inverse of the Cholesky factor: products but for its small leaves, and no
  * iteration. */
-static tch_status invert(tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t first, int64_t count, inverse_buffers *b)
+static tch_status invert_factors(tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t first, int64_t count,
+                                 tchi_arena *arena)
 {
+    inverse_buffers b;
     const tch_backend *t = k->context->backend;
     void *state = k->context->state;
     const double *shifts = f->shifts + first;
     int32_t *flags = f->flags + first;
     tch_matrices factors = tchi_kfac_factors(k, f, first, count);
     tch_matrices results = tchi_kfac_results(k, f, first, count);
-    b->inspection.flags = flags;
-    TCHI_TRY(inspect(k, &factors, &b->inspection));
-    TCHI_TRY(t->matrix->shift_scale(state, &factors, shifts, NULL, 1.0, &b->a));
-    TCHI_TRY(t->matrix->combine(state, 0.0, 0.0, NULL, 0.0, NULL, &b->x));
-    TCHI_TRY(t->matrix->cholesky_inverse(state, &b->a, &b->x, flags, b->scratch));
-    TCHI_TRY(tchi_gram(k->context, 1.0, &b->x, 1, 0.0, &b->a));
-    TCHI_TRY(t->matrix->shift_scale(state, &factors, NULL, NULL, 1.0, &b->x));
-    TCHI_TRY(t->matrix->root_residual(state, 1, &b->x, shifts, &b->a, PROBES, f->residuals + first, NULL, b->scratch));
+    inverse_layout(&b, arena, k->context, inverse_type(k), count, f->n);
+    b.inspection.flags = flags;
+    TCHI_TRY(inspect_factors(k, &factors, &b.inspection));
+    TCHI_TRY(t->matrix->shift_scale(state, &factors, shifts, NULL, 1.0, &b.a));
+    TCHI_TRY(t->matrix->combine(state, 0.0, 0.0, NULL, 0.0, NULL, &b.x));
+    TCHI_TRY(t->matrix->cholesky_inverse(state, &b.a, &b.x, flags, b.scratch));
+    TCHI_TRY(tchi_gram(k->context, 1.0, &b.x, 1, 0.0, &b.a));
+    TCHI_TRY(t->matrix->shift_scale(state, &factors, NULL, NULL, 1.0, &b.x));
+    TCHI_TRY(t->matrix->root_residual(state, 1, &b.x, shifts, &b.a, PROBES, f->residuals + first, NULL, b.scratch));
     TCHI_TRY(t->matrix->root_verdict(state, count, f->residuals + first, MOST_RESIDUAL, flags));
-    return t->matrix->select(state, flags, &b->a, &results);
+    return t->matrix->select(state, flags, &b.a, &results);
 }
 
 static int64_t inverse_bytes(const tch_kfac *k, int64_t batch, int64_t n)
@@ -142,19 +158,7 @@ static int64_t inverse_bytes(const tch_kfac *k, int64_t batch, int64_t n)
     return arena.used;
 }
 
-static tch_status take_inverses(tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t first, int64_t count)
-{
-    int64_t chunk = choose_chunk(k, inverse_bytes, count, f->n);
-    for (int64_t done = 0; done < count; done += chunk) {
-        int64_t here = count - done < chunk ? count - done : chunk;
-        inverse_buffers b;
-        tchi_arena arena = {.used = inverse_bytes(k, here, f->n)};
-        TCHI_TRY(tchi_arena_reserve(k->context, &arena));
-        inverse_layout(&b, &arena, k->context, inverse_type(k), here, f->n);
-        TCHI_TRY(invert(k, f, first + done, here, &b));
-    }
-    return TCH_OK;
-}
+static const refresh_method inverses = {inverse_bytes, invert_factors};
 
 /* --- eigenbases -------------------------------------------------------------------------------------------------- */
 
@@ -183,51 +187,41 @@ static int64_t basis_bytes(const tch_kfac *k, int64_t batch, int64_t n)
 }
 
 /* Eigenvalues below zero are rounding, and become 0. */
-static tch_status decompose(tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t first, int64_t count,
-                            basis_buffers *b)
+static tch_status decompose_factors(tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t first, int64_t count,
+                                    tchi_arena *arena)
 {
+    basis_buffers b;
     static const tch_spectrum_map clamp = {0.0, 0.0, 1.0, 1, INFINITY};
     const tch_backend *t = k->context->backend;
     void *state = k->context->state;
     int32_t *flags = f->flags + first;
     tch_matrices factors = tchi_kfac_factors(k, f, first, count);
-    tch_matrices bases = tchi_kfac_results(k, f, first, count);
+    tch_matrices vectors = tchi_kfac_results(k, f, first, count);
     tch_matrices values = tchi_kfac_values(k, f, first, count);
-    b->inspection.flags = flags;
-    TCHI_TRY(inspect(k, &factors, &b->inspection));
-    TCHI_TRY(t->matrix->combine(state, 0.0, 1.0, &factors, 0.0, NULL, &b->v));
-    TCHI_TRY(t->matrix->eigh(state, &b->v, &b->w, flags, b->scratch));
-    TCHI_TRY(t->matrix->spectrum_power(state, &clamp, &b->w, NULL, flags));
-    TCHI_TRY(t->matrix->select(state, flags, &b->v, &bases));
-    return t->matrix->select(state, flags, &b->w, &values);
+    basis_layout(&b, arena, k, count, f->n);
+    b.inspection.flags = flags;
+    TCHI_TRY(inspect_factors(k, &factors, &b.inspection));
+    TCHI_TRY(t->matrix->combine(state, 0.0, 1.0, &factors, 0.0, NULL, &b.v));
+    TCHI_TRY(t->matrix->eigh(state, &b.v, &b.w, flags, b.scratch));
+    TCHI_TRY(t->matrix->spectrum_power(state, &clamp, &b.w, NULL, flags));
+    TCHI_TRY(t->matrix->select(state, flags, &b.v, &vectors));
+    return t->matrix->select(state, flags, &b.w, &values);
 }
 
-static tch_status take_bases(tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t first, int64_t count)
-{
-    int64_t chunk = choose_chunk(k, basis_bytes, count, f->n);
-    for (int64_t done = 0; done < count; done += chunk) {
-        int64_t here = count - done < chunk ? count - done : chunk;
-        basis_buffers b;
-        tchi_arena arena = {.used = basis_bytes(k, here, f->n)};
-        TCHI_TRY(tchi_arena_reserve(k->context, &arena));
-        basis_layout(&b, &arena, k, here, f->n);
-        TCHI_TRY(decompose(k, f, first + done, here, &b));
-    }
-    return TCH_OK;
-}
+static const refresh_method bases = {basis_bytes, decompose_factors};
 
 /* --- all of them ------------------------------------------------------------------------------------------------- */
 
 static tch_status refresh_factor_batch(tch_kfac *k, const tchi_kfac_factor_batch *f)
 {
+    const refresh_method *method = k->config.method == TCH_KFAC_INVERSE ? &inverses : &bases;
     for (int64_t first = 0; first < f->count;) {
         int64_t end = first;
-        while (end < f->count && is_due(k, f, end)) {
+        while (end < f->count && needs_refresh(k, f, end)) {
             end++;
         }
         if (end > first) {
-            TCHI_TRY(k->config.method == TCH_KFAC_INVERSE ? take_inverses(k, f, first, end - first)
-                                                          : take_bases(k, f, first, end - first));
+            TCHI_TRY(refresh_factors(k, method, f, first, end - first));
         }
         first = end > first ? end : first + 1;
     }

@@ -20,7 +20,7 @@
 static const char *const kind_value = "kfac";
 static const char counts_name[] = "counts";
 
-static tch_status check_call(const char *function, const void *file, const char *what, const char *prefix)
+static tch_status check_file(const char *function, const void *file, const char *what, const char *prefix)
 {
     if (file == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is NULL", function, what);
@@ -31,7 +31,7 @@ static tch_status check_call(const char *function, const void *file, const char 
     return TCH_OK;
 }
 
-static const char *join(char *text, const char *prefix, const char *name)
+static const char *join_name(char *text, const char *prefix, const char *name)
 {
     snprintf(text, FULL_NAME, "%s/%s", prefix, name);
     return text;
@@ -66,19 +66,19 @@ tch_status tch_kfac_save(tch_kfac *kfac, tch_checkpoint_writer *writer, const ch
     char name[FULL_NAME];
     const char *option;
     TCHI_TRY(tchi_kfac_usable(kfac, "tch_kfac_save"));
-    TCHI_TRY(check_call("tch_kfac_save", writer, "writer", prefix));
+    TCHI_TRY(check_file("tch_kfac_save", writer, "writer", prefix));
     TCHI_ENTER(kfac->context, "tch_kfac_save");
-    TCHI_TRY(add_counts(kfac, writer, join(name, prefix, counts_name)));
+    TCHI_TRY(add_counts(kfac, writer, join_name(name, prefix, counts_name)));
     for (int32_t i = 0; i < kfac->state_count; i++) {
         tchi_kfac_state *s = &kfac->states[i];
         if (tchi_kfac_is_mine(kfac, s->layer)) {
-            TCHI_TRY(tch_checkpoint_writer_add(writer, join(name, prefix, s->name), &s->tensor));
+            TCHI_TRY(tch_checkpoint_writer_add(writer, join_name(name, prefix, s->name), &s->tensor));
         }
     }
-    TCHI_TRY(tch_checkpoint_writer_set_text(writer, join(name, prefix, "kind"), kind_value));
+    TCHI_TRY(tch_checkpoint_writer_set_text(writer, join_name(name, prefix, "kind"), kind_value));
     for (int32_t i = 0; tchi_kfac_option(i, &option); i++) {
         double value = tchi_kfac_option_get(&kfac->config, i);
-        TCHI_TRY(tch_checkpoint_writer_set_number(writer, join(name, prefix, option), value));
+        TCHI_TRY(tch_checkpoint_writer_set_number(writer, join_name(name, prefix, option), value));
     }
     return TCH_OK;
 }
@@ -146,7 +146,7 @@ static tch_status check_nothing_else(const tch_kfac *k, const tch_checkpoint *fi
     char start[FULL_NAME];
     int64_t count = 0;
     int64_t expected = k->count * states_of_layer(k);
-    size_t length = strlen(join(start, prefix, ""));
+    size_t length = strlen(join_name(start, prefix, ""));
     for (int64_t i = 0; i < tch_checkpoint_count(file); i++) {
         const char *name = tch_checkpoint_name(file, i);
         count += strncmp(name, start, length) == 0 && !is_of_counts(name + length);
@@ -164,9 +164,9 @@ static tch_status check_tensors(const tch_kfac *k, const tch_checkpoint *file, c
 {
     char name[FULL_NAME];
     for (int32_t i = 0; i < k->state_count; i++) {
-        TCHI_TRY(check_entry(file, join(name, prefix, k->states[i].name), &k->states[i].tensor));
+        TCHI_TRY(check_entry(file, join_name(name, prefix, k->states[i].name), &k->states[i].tensor));
     }
-    TCHI_TRY(check_counts(k, file, join(name, prefix, counts_name))); /* behind the states, which name a layer */
+    TCHI_TRY(check_counts(k, file, join_name(name, prefix, counts_name))); /* behind the states, which name a layer */
     return check_nothing_else(k, file, prefix);
 }
 
@@ -177,7 +177,7 @@ static tch_status read_options(const tch_kfac *k, const tch_checkpoint *file, co
     char name[FULL_NAME];
     char what[FULL_NAME + 32];
     const char *option;
-    const char *kind = tch_checkpoint_text(file, join(name, prefix, "kind"));
+    const char *kind = tch_checkpoint_text(file, join_name(name, prefix, "kind"));
     if (kind == NULL || strcmp(kind, kind_value) != 0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "the checkpoint's '%s' is a state of %s, expected one of %s", prefix,
                          kind == NULL ? "nothing" : kind, kind_value);
@@ -185,7 +185,7 @@ static tch_status read_options(const tch_kfac *k, const tch_checkpoint *file, co
     *config = k->config;
     for (int32_t i = 0; tchi_kfac_option(i, &option); i++) {
         double value;
-        TCHI_TRY(tch_checkpoint_number(file, join(name, prefix, option), &value));
+        TCHI_TRY(tch_checkpoint_number(file, join_name(name, prefix, option), &value));
         snprintf(what, sizeof what, "the checkpoint's '%s'", name);
         TCHI_TRY(tchi_kfac_check_value(what, i, value));
         tchi_kfac_option_set(config, i, value);
@@ -203,7 +203,7 @@ static tch_status read_counts(const tch_kfac *k, const tch_checkpoint *file, con
     const int64_t start[] = {0, 0};
     tch_tensor counts = counts_view(k, shape);
     counts.data = read;
-    TCHI_TRY(tch_checkpoint_read_shard(file, NULL, join(name, prefix, counts_name), shape, start, &counts));
+    TCHI_TRY(tch_checkpoint_read_shard(file, NULL, join_name(name, prefix, counts_name), shape, start, &counts));
     snprintf(what, sizeof what, "the checkpoint's '%s'", name);
     for (int32_t i = 0; i < k->count; i++) {
         TCHI_TRY(tchi_kfac_check_counts(what, k->layers[i].name, read + (int64_t)i * TCH_KFAC_COUNTS));
@@ -216,27 +216,28 @@ static tch_status read_states(const tch_kfac *k, const tch_checkpoint *file, con
     char name[FULL_NAME];
     for (int32_t i = 0; i < k->state_count; i++) {
         tchi_kfac_state *s = &k->states[i];
-        TCHI_TRY(tch_checkpoint_read(file, k->context, join(name, prefix, s->name), &s->tensor));
+        TCHI_TRY(tch_checkpoint_read(file, k->context, join_name(name, prefix, s->name), &s->tensor));
     }
     return TCH_OK;
 }
 
 /* Everything but the tensors' bytes, before the first of them is written. */
-static tch_status check_all(const tch_kfac *k, const tch_checkpoint *file, const char *prefix, tch_kfac_config *config,
-                            int64_t *counts)
+static tch_status check_checkpoint(const tch_kfac *k, const tch_checkpoint *file, const char *prefix,
+                                   tch_kfac_config *config, int64_t *counts)
 {
-    TCHI_TRY(check_call("tch_kfac_load", file, "checkpoint", prefix));
+    TCHI_TRY(check_file("tch_kfac_load", file, "checkpoint", prefix));
     TCHI_TRY(read_options(k, file, prefix, config));
     TCHI_TRY(check_tensors(k, file, prefix));
     return read_counts(k, file, prefix, counts);
 }
 
-static tch_status load(tch_kfac *k, const tch_checkpoint *file, const char *prefix, int64_t *counts, tch_status status)
+static tch_status load_kfac(tch_kfac *k, const tch_checkpoint *file, const char *prefix, int64_t *counts,
+                            tch_status status)
 {
     tch_kfac_config config = k->config;
     tchi_loading loading = {k->comm, k->context, "tch_kfac_load", counts, 0};
     if (status == TCH_OK) {
-        status = check_all(k, file, prefix, &config, counts);
+        status = check_checkpoint(k, file, prefix, &config, counts);
         loading.count = (int64_t)k->count * TCH_KFAC_COUNTS;
     }
     TCHI_TRY(tchi_loading_agree(&loading, status, "nothing was changed"));
@@ -257,7 +258,7 @@ tch_status tch_kfac_load(tch_kfac *kfac, tch_checkpoint *checkpoint, const char 
     size_t bytes = (size_t)kfac->count * TCH_KFAC_COUNTS * sizeof *kfac->counts;
     int64_t *counts = NULL;
     tch_status status = tchi_host_take(bytes, "KFAC's counts", &counts);
-    status = load(kfac, checkpoint, prefix, counts, status); /* also without memory: the other ranks wait */
+    status = load_kfac(kfac, checkpoint, prefix, counts, status); /* also without memory: the other ranks wait */
     tchi_host_release(counts, bytes);
     return status;
 }

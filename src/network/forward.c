@@ -8,19 +8,19 @@
 
 /* --- the walk ---------------------------------------------------------------------------------------------------- */
 
-static tch_matrices parameter(const tch_tensor *tensor, int64_t rows, int64_t cols)
+static tch_matrices parameter_matrix(const tch_tensor *tensor, int64_t rows, int64_t cols)
 {
     return tchi_matrices_new(tchi_tensor_data(tensor), TCH_SCALAR_F32, 1, rows, cols);
 }
 
-static tch_status forward(tch_network *network)
+static tch_status forward_layers(tch_network *network)
 {
     const tch_context *context = network->context;
     const tch_backend *t = context->backend;
     for (int32_t i = 0; i < network->layer_count; i++) {
         tchi_layer *layer = &network->layers[i];
-        tch_matrices weight = parameter(layer->weight, layer->outputs, layer->inputs);
-        tch_matrices bias = parameter(layer->bias, 1, layer->outputs);
+        tch_matrices weight = parameter_matrix(layer->weight, layer->outputs, layer->inputs);
+        tch_matrices bias = parameter_matrix(layer->bias, 1, layer->outputs);
         TCHI_TRY(t->matrix->gemm(context->state, 1.0, &layer->input, 0, &weight, 1, 0.0, &layer->z));
         TCHI_TRY(t->network->bias_activation(context->state, layer->activation, &layer->z, &bias, &layer->output));
     }
@@ -34,9 +34,9 @@ static tch_status layer_backward(const tch_network *network, int32_t index, bool
     const tch_backend *t = context->backend;
     const tchi_layer *layer = &network->layers[index];
     const tch_matrices *kept = layer->activation == TCH_ACTIVATION_GELU ? &layer->z : &layer->output;
-    tch_matrices weight = parameter(layer->weight, layer->outputs, layer->inputs);
-    tch_matrices weight_gradient = parameter(layer->weight_gradient, layer->outputs, layer->inputs);
-    tch_matrices bias_gradient = parameter(layer->bias_gradient, 1, layer->outputs);
+    tch_matrices weight = parameter_matrix(layer->weight, layer->outputs, layer->inputs);
+    tch_matrices weight_gradient = parameter_matrix(layer->weight_gradient, layer->outputs, layer->inputs);
+    tch_matrices bias_gradient = parameter_matrix(layer->bias_gradient, 1, layer->outputs);
     TCHI_TRY(t->network->bias_activation_backward(context->state, layer->activation, kept, &layer->delta,
                                                   with_gradients ? &bias_gradient : NULL));
     if (with_gradients) {
@@ -177,7 +177,7 @@ tch_status tch_network_forward(tch_network *network, const tch_tensor *inputs, t
     TCHI_TRY(tchi_check_disjoint(outputs, "outputs", inputs, "inputs"));
     TCHI_TRY(check_apart(network, outputs, "outputs"));
     TCHI_TRY(begin_batch(network, inputs));
-    TCHI_TRY(forward(network));
+    TCHI_TRY(forward_layers(network));
     int64_t strides[TCH_MAX_RANK];
     const int64_t steps[] = {last->output.ld, 1};
     const tch_array from = {last->output.data, TCH_SCALAR_F32, 2, shape, steps};
@@ -196,7 +196,7 @@ static tch_status batch_loss(tch_network *network, const tch_tensor *inputs, con
         (void)tchi_matrices_of(targets, &target); /* which was checked */
     }
     TCHI_TRY(begin_batch(network, inputs));
-    TCHI_TRY(forward(network));
+    TCHI_TRY(forward_layers(network));
     const tch_loss_results results = {
         .gradient = with_gradients ? &last->delta : NULL,
         .weight = rows > 0 ? 1.0 / (double)rows : 0.0,

@@ -67,7 +67,7 @@ static tch_matrices rows_from(tchi_arena *arena, int64_t rows, int64_t cols)
 }
 
 /* What GELU's derivative is known by is its argument, so that its output needs memory of its own. */
-static void lay_out(tch_network *network, tchi_arena *arena, int64_t rows)
+static void batch_layout(tch_network *network, tchi_arena *arena, int64_t rows)
 {
     network->scratch = tchi_arena_take(arena, 3 * TCH_LOSS_RANGES * (int64_t)sizeof(double));
     network->ignored = tchi_arena_take(arena, TCH_NETWORK_TOTALS * (int64_t)sizeof(double));
@@ -83,11 +83,11 @@ static void lay_out(tch_network *network, tchi_arena *arena, int64_t rows)
     }
 }
 
-static tch_status grow(tch_network *network, int64_t rows)
+static tch_status grow_memory(tch_network *network, int64_t rows)
 {
     tchi_arena arena = {0};
     void *memory = NULL;
-    lay_out(network, &arena, rows);
+    batch_layout(network, &arena, rows);
     if (arena.used > INT64_MAX / 4) {
         return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "a batch of %lld rows needs more memory than 64 bits can count",
                          (long long)rows);
@@ -103,10 +103,10 @@ tch_status tchi_network_set_batch(tch_network *network, int64_t rows)
 {
     network->rows = -1;
     if (rows > network->capacity || network->memory == NULL) {
-        TCHI_TRY(grow(network, rows));
+        TCHI_TRY(grow_memory(network, rows));
     }
     tchi_arena arena = {.base = network->memory};
-    lay_out(network, &arena, rows);
+    batch_layout(network, &arena, rows);
     return TCH_OK;
 }
 
@@ -139,7 +139,7 @@ static uint64_t key_of(uint64_t seed, int32_t layer)
 }
 
 /* The batch comes first: where its size is absurd, nothing was taken yet. */
-static tch_status build(tch_network *network, const tch_network_config *config)
+static tch_status build_layers(tch_network *network, const tch_network_config *config)
 {
     tch_context *context = network->context;
     if (config->max_batch > 0) {
@@ -169,7 +169,7 @@ tch_status tch_network_create(tch_context *context, const tch_network_config *co
     }
     *made = (tch_network){.context = context, .loss = config->loss, .layer_count = layer_count, .rows = -1};
     set_sizes(made, config);
-    tch_status status = build(made, config);
+    tch_status status = build_layers(made, config);
     if (status != TCH_OK) {
         tch_network_destroy(made);
         return status;

@@ -29,7 +29,7 @@ static double bound_of(const tchi_layer *layer, bool is_last)
     return sqrt(3.0 * variance);
 }
 
-static void draw(uint64_t key, int64_t first, int64_t count, double bound, float *weights)
+static void draw_weights(uint64_t key, int64_t first, int64_t count, double bound, float *weights)
 {
     for (int64_t k = 0; k < count; k++) {
         double unit = (double)(bits_of(key, (uint64_t)(first + k)) >> 11) * 0x1p-53;
@@ -44,7 +44,7 @@ static tch_status write_weights(tch_context *context, const tchi_layer *layer, u
     int64_t count = layer->inputs * layer->outputs;
     for (int64_t first = 0; first < count; first += CHUNK) {
         int64_t n = count - first < CHUNK ? count - first : CHUNK;
-        draw(key, first, n, bound, buffer);
+        draw_weights(key, first, n, bound, buffer);
         TCHI_TRY(context->backend->device->copy_bytes(context->state, to + first, buffer, n * (int64_t)sizeof *buffer,
                                                       TCH_COPY_TO_DEVICE));
     }
