@@ -11,6 +11,7 @@
 #include "support/elements.h"
 #include "support/grad/layer_positions.h"
 #include "support/linalg/reference.h"
+#include "support/messages.h"
 #include "support/random.h"
 #include "support/testing.h"
 
@@ -35,7 +36,7 @@ static const test_layer_case layer_cases[] = {
     {"grouped", CONV(2, 2, 2, 1, 1, 1, 1, 0, 2), 3, 4, 6, {3, 5}},
     {"depthwise", CONV(1, 3, 1, 1, 1, 1, 1, 1, 5), 4, 5, 10, {6}},
 };
-#define LAYER_CASES ((int)(sizeof layer_cases / sizeof layer_cases[0]))
+#define LAYER_CASES ((int)TEST_COUNT(layer_cases))
 
 /* --- factors ----------------------------------------------------------------------------------------------------- */
 
@@ -45,25 +46,8 @@ typedef struct factor_trial {
     int bias, rounded;
     double scale, alpha, beta;
     test_layout layout, factor_layout;
-    int little; /* with the least workspace that is enough */
+    bool little; /* with the least workspace that is enough */
 } factor_trial;
-
-/* The limits of the workspace to try one after the other: 0 ends. */
-static int64_t first_limit(tch_context *context, const factor_trial *t)
-{
-    if (t->little) {
-        CHECK_OK(tch_memory_trim(context, 0));
-        tch_context_set_workspace_limit(context, 1 << 11);
-    }
-    return 1 << 11;
-}
-
-static int64_t next_limit(tch_context *context, const factor_trial *t, tch_status status, int64_t limit)
-{
-    bool again = t->little && status == TCH_ERR_OUT_OF_MEMORY && limit < 1 << 30;
-    tch_context_set_workspace_limit(context, again ? limit + limit / 8 : 0);
-    return again ? limit + limit / 8 : 0;
-}
 
 static double roundoff(const factor_trial *t)
 {
@@ -145,12 +129,9 @@ static void check_factors(tch_context *context, const test_layer_case *c, const 
     double *before_g;
     test_tensor *fa = square(context, t, r.groups, n, n, 41, &before_a);
     test_tensor *fg = square(context, t, r.groups, r.p, r.p, 42, &before_g);
-    tch_status status = TCH_OK;
-    for (int64_t limit = first_limit(context, t); limit > 0; limit = next_limit(context, t, status, limit)) {
-        status = tch_grad_factors(context, &layer, &r.input->tensor, &r.gradient->tensor, t->bias, t->sharing, t->alpha,
-                                  t->beta, &fa->tensor, &fg->tensor);
-    }
-    CHECK(status == TCH_OK, "tch_grad_factors: %s", tch_last_error());
+    TEST_WITHIN_LIMITS(context, t->little,
+                       tch_grad_factors(context, &layer, &r.input->tensor, &r.gradient->tensor, t->bias, t->sharing,
+                                        t->alpha, t->beta, &fa->tensor, &fg->tensor));
     test_tensor_check_unchanged(r.input, "input");
     test_tensor_check_unchanged(r.gradient, "output_gradient");
     test_tensor_check_written(fa, "input_factor");
@@ -212,7 +193,7 @@ static const test_layer_case many_cases[] = {
     {"many images", CONV(2, 2, 2, 1, 1, 1, 1, 0, 1), 60, 2, 3, {4, 3}},
     {"many grouped", CONV(1, 2, 1, 1, 1, 1, 0, 0, 2), 150, 4, 4, {5}},
 };
-#define MANY_CASES ((int)(sizeof many_cases / sizeof many_cases[0]))
+#define MANY_CASES ((int)TEST_COUNT(many_cases))
 
 static void factors_in_little_memory(void **state)
 {
@@ -237,39 +218,26 @@ static void put(test_tensor *t, int64_t index, double value)
     test_tensor_write(t, values);
 }
 
-/* Neither factor changes where what would be added to one of them is not finite. */
-static void nonfinite_batches_change_nothing(void **state)
+/* Neither factor changes where what would be added to one of them is not finite, or nothing. */
+static void bad_and_empty_batches_change_nothing(void **state)
 {
-    for (int i = 0; i < 8; i++) {
-        const test_layer_case *c = &layer_cases[i / 4 == 0 ? 2 : 9];
+    static const test_layer_case none = {"no samples", LINEAR, 0, 4, 3, {2}};
+    static const test_layer_case nowhere = {"no positions", LINEAR, 3, 4, 3, {0}};
+    const test_layer_case *const cases[] = {&layer_cases[2], &layer_cases[9], &none, &nowhere};
+    for (int i = 0; i < 16; i++) {
+        const test_layer_case *c = cases[i / 4];
+        bool empty = c->samples == 0 || c->size[0] == 0;
         factor_trial t = {.dtype = TCH_FLOAT32, .factor_dtype = TCH_FLOAT32, .bias = 1, .scale = 1.0, .beta = 0.5};
         test_positions r = test_positions_make(*state, c, t.dtype, LAYOUT_CONTIGUOUS, 33);
         double *before;
         test_tensor *fa = square(*state, &t, r.groups, r.d + 1, r.d + 1, 43, &before);
         test_tensor *fg = square(*state, &t, r.groups, r.p, r.p, 44, &before);
-        test_case("%s %s in %s", i % 2 == 0 ? "NaN" : "infinity", c->name, i / 2 % 2 == 0 ? "input" : "gradient");
-        put(i / 2 % 2 == 0 ? r.input : r.gradient, 3, i % 2 == 0 ? NAN : INFINITY);
+        test_case("%s, %s in %s", c->name, i % 2 == 0 ? "NaN" : "infinity", i / 2 % 2 == 0 ? "input" : "gradient");
+        if (!empty) {
+            put(i / 2 % 2 == 0 ? r.input : r.gradient, 3, i % 2 == 0 ? NAN : INFINITY);
+        }
         CHECK_OK(tch_grad_factors(*state, &c->layer, &r.input->tensor, &r.gradient->tensor, 1, TCH_SHARING_EXPAND, 0.5,
                                   0.5, &fa->tensor, &fg->tensor));
-        test_tensor_check_unchanged(fa, "input_factor");
-        test_tensor_check_unchanged(fg, "output_factor");
-    }
-}
-
-static void an_empty_batch_changes_nothing(void **state)
-{
-    const test_layer_case none = {"no samples", LINEAR, 0, 4, 3, {2}};
-    const test_layer_case nowhere = {"no positions", LINEAR, 3, 4, 3, {0}};
-    const test_layer_case *const cases[] = {&none, &nowhere};
-    for (int i = 0; i < 2; i++) {
-        factor_trial t = {.factor_dtype = TCH_FLOAT32, .beta = 0.5};
-        test_case("%s", cases[i]->name);
-        test_positions r = test_positions_make(*state, cases[i], TCH_FLOAT32, LAYOUT_CONTIGUOUS, 35);
-        double *before;
-        test_tensor *fa = square(*state, &t, 1, 5, 5, 45, &before);
-        test_tensor *fg = square(*state, &t, 1, 3, 3, 46, &before);
-        CHECK_OK(tch_grad_factors(*state, &none.layer, &r.input->tensor, &r.gradient->tensor, 1, TCH_SHARING_EXPAND,
-                                  0.5, 0.5, &fa->tensor, &fg->tensor));
         test_tensor_check_unchanged(fa, "input_factor");
         test_tensor_check_unchanged(fg, "output_factor");
     }
@@ -339,12 +307,10 @@ static void check_scales(tch_context *context, const test_layer_case *c, const f
     test_tensor *scales = square(context, t, r.groups, r.p, n, 52, &before);
     test_tensor *input_basis = basis(context, t->factor_dtype, r.groups, n, 53, &qa);
     test_tensor *output_basis = basis(context, t->factor_dtype, r.groups, r.p, 54, &qg);
-    tch_status status = TCH_OK;
-    for (int64_t limit = first_limit(context, t); limit > 0; limit = next_limit(context, t, status, limit)) {
-        status = tch_grad_scales(context, &layer, &r.input->tensor, &r.gradient->tensor, t->bias, &input_basis->tensor,
-                                 &output_basis->tensor, t->alpha, t->beta, &scales->tensor);
-    }
-    CHECK(status == TCH_OK, "tch_grad_scales: %s", tch_last_error());
+    TEST_WITHIN_LIMITS(context, t->little,
+                       tch_grad_scales(context, &layer, &r.input->tensor, &r.gradient->tensor, t->bias,
+                                       &input_basis->tensor, &output_basis->tensor, t->alpha, t->beta,
+                                       &scales->tensor));
     test_tensor_check_unchanged(r.input, "input");
     test_tensor_check_unchanged(r.gradient, "output_gradient");
     test_tensor_check_unchanged(input_basis, "input_basis");
@@ -411,13 +377,6 @@ static void nonfinite_batches_leave_scales(void **state)
 
 /* --- refused ----------------------------------------------------------------------------------------------------- */
 
-static void check_refused(tch_status status, tch_status expected, const char *says)
-{
-    CHECK(status == expected, "gave %s (%s), expected %s", tch_status_name(status), tch_last_error(),
-          tch_status_name(expected));
-    CHECK(strstr(tch_last_error(), says) != NULL, "the message \"%s\" does not say \"%s\"", tch_last_error(), says);
-}
-
 static void bad_arguments_are_named(void **state)
 {
     const test_layer_case *c = &layer_cases[2];
@@ -429,22 +388,23 @@ static void bad_arguments_are_named(void **state)
     test_tensor *f = square(*state, &t, 1, r.d, r.d, 62, &before);
     tch_layer norm = TCH_LAYER_INIT(TCH_LAYER_LAYER_NORM);
     test_case("bad arguments");
-    check_refused(tch_grad_factors(*state, &c->layer, x, g, 1, TCH_SHARING_EXPAND, 1.0, 0.0, &f->tensor, NULL),
-                  TCH_ERR_SHAPE, "input_factor");
-    check_refused(tch_grad_factors(*state, &c->layer, x, g, 0, TCH_SHARING_EXPAND, 1.0, 0.0, NULL, &f->tensor),
-                  TCH_ERR_SHAPE, "output_factor");
-    check_refused(tch_grad_factors(*state, &c->layer, NULL, g, 0, TCH_SHARING_EXPAND, 1.0, 0.0, &f->tensor, NULL),
-                  TCH_ERR_INVALID_ARGUMENT, "input is NULL");
-    check_refused(tch_grad_factors(*state, &c->layer, x, g, 0, TCH_SHARING_COUNT, 1.0, 0.0, &f->tensor, NULL),
-                  TCH_ERR_INVALID_ARGUMENT, "sharing");
-    check_refused(tch_grad_factors(*state, &c->layer, x, g, 0, TCH_SHARING_EXPAND, NAN, 0.0, &f->tensor, NULL),
-                  TCH_ERR_INVALID_ARGUMENT, "alpha");
-    check_refused(tch_grad_factors(*state, &c->layer, x, g, 0, TCH_SHARING_EXPAND, 1.0, INFINITY, &f->tensor, NULL),
-                  TCH_ERR_INVALID_ARGUMENT, "beta");
-    check_refused(tch_grad_factors(*state, &norm, x, x, 0, TCH_SHARING_EXPAND, 1.0, 0.0, &f->tensor, NULL),
-                  TCH_ERR_UNSUPPORTED, "tch_grad_factors");
-    check_refused(tch_grad_factors(*state, &c->layer, x, g, 0, TCH_SHARING_EXPAND, 1.0, 0.0, x, NULL), TCH_ERR_SHAPE,
-                  "input_factor");
+    test_check_refused(tch_grad_factors(*state, &c->layer, x, g, 1, TCH_SHARING_EXPAND, 1.0, 0.0, &f->tensor, NULL),
+                       TCH_ERR_SHAPE, "input_factor");
+    test_check_refused(tch_grad_factors(*state, &c->layer, x, g, 0, TCH_SHARING_EXPAND, 1.0, 0.0, NULL, &f->tensor),
+                       TCH_ERR_SHAPE, "output_factor");
+    test_check_refused(tch_grad_factors(*state, &c->layer, NULL, g, 0, TCH_SHARING_EXPAND, 1.0, 0.0, &f->tensor, NULL),
+                       TCH_ERR_INVALID_ARGUMENT, "input");
+    test_check_refused(tch_grad_factors(*state, &c->layer, x, g, 0, TCH_SHARING_COUNT, 1.0, 0.0, &f->tensor, NULL),
+                       TCH_ERR_INVALID_ARGUMENT, "sharing");
+    test_check_refused(tch_grad_factors(*state, &c->layer, x, g, 0, TCH_SHARING_EXPAND, NAN, 0.0, &f->tensor, NULL),
+                       TCH_ERR_INVALID_ARGUMENT, "alpha");
+    test_check_refused(
+        tch_grad_factors(*state, &c->layer, x, g, 0, TCH_SHARING_EXPAND, 1.0, INFINITY, &f->tensor, NULL),
+        TCH_ERR_INVALID_ARGUMENT, "beta");
+    test_check_refused(tch_grad_factors(*state, &norm, x, x, 0, TCH_SHARING_EXPAND, 1.0, 0.0, &f->tensor, NULL),
+                       TCH_ERR_UNSUPPORTED, "tch_grad_factors");
+    test_check_refused(tch_grad_factors(*state, &c->layer, x, g, 0, TCH_SHARING_EXPAND, 1.0, 0.0, x, NULL),
+                       TCH_ERR_SHAPE, "input_factor");
     test_tensor_check_unchanged(f, "input_factor");
 }
 
@@ -452,11 +412,11 @@ int main(int argc, char **argv)
 {
     test_begin(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(factors_of_every_layer),         cmocka_unit_test(factors_of_every_layout),
-        cmocka_unit_test(factors_in_little_memory),       cmocka_unit_test(nonfinite_batches_change_nothing),
-        cmocka_unit_test(an_empty_batch_changes_nothing), cmocka_unit_test(one_factor_at_a_time),
-        cmocka_unit_test(scales_of_every_layer),          cmocka_unit_test(scales_in_little_memory),
-        cmocka_unit_test(nonfinite_batches_leave_scales), cmocka_unit_test(bad_arguments_are_named),
+        cmocka_unit_test(factors_of_every_layer),   cmocka_unit_test(factors_of_every_layout),
+        cmocka_unit_test(factors_in_little_memory), cmocka_unit_test(bad_and_empty_batches_change_nothing),
+        cmocka_unit_test(one_factor_at_a_time),     cmocka_unit_test(scales_of_every_layer),
+        cmocka_unit_test(scales_in_little_memory),  cmocka_unit_test(nonfinite_batches_leave_scales),
+        cmocka_unit_test(bad_arguments_are_named),
     };
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);
 }

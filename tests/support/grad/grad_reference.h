@@ -1,5 +1,4 @@
-/* Per-sample gradients of every kind of layer by plain loops in float64, straight from the definition of the layer: no
- * patches and no matrices. Beside every gradient stands its magnitude, the same sum with absolute values, which bounds
+/* Per-sample gradients of every kind of layer by plain loops in float64, straight from the definition of the layer. Beside every gradient stands its magnitude, the same sum with absolute values, which bounds
  * what rounding can do to it. */
 #ifndef TORCHIUM_TESTS_GRAD_REFERENCE_H
 #define TORCHIUM_TESTS_GRAD_REFERENCE_H
@@ -17,11 +16,6 @@ typedef struct grad_reference {
     int64_t weight_shape[6];      /* with the samples in front */
     double *gradient, *magnitude; /* [samples, weights + biases] */
 } grad_reference;
-
-/* The shape of the output gradient for an input of this shape; returns its rank. `outputs` counts the outputs of a
- * linear layer, the channels of a convolution or the columns of an embedding. */
-int32_t grad_reference_gradient_shape(const tch_layer *layer, int32_t ndim, const int64_t *input_shape, int64_t outputs,
-                                      int64_t *shape);
 
 /* x and g are row-major, of the shapes that grad.h says; gradients are multiplied by the layer's scale. For a
  * normalized input (x - m) / s the magnitude is (|x| + |m|) / s, or with `wide_statistics` |x - m| / s. */

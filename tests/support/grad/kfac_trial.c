@@ -24,21 +24,15 @@ static double *unit_matrices(int64_t groups, int64_t n)
 
 /* --- making ------------------------------------------------------------------------------------------------------ */
 
-static int64_t kernel_of(const tch_layer *layer)
-{
-    int64_t kernel = 1;
-    for (int32_t i = 0; layer->kind == TCH_LAYER_CONV && i < layer->dims; i++) {
-        kernel *= layer->kernel[i];
-    }
-    return kernel;
-}
-
 void test_kfac_describe(int32_t count, const test_kfac_layer *layers, tch_kfac_layer *out)
 {
     for (int32_t i = 0; i < count; i++) {
         const test_layer_case *c = layers[i].layer;
         out[i] = (tch_kfac_layer){.layer = c->layer, .outputs = c->outputs, .bias = layers[i].bias, .name = c->name};
-        out[i].inputs = c->inputs / c->layer.groups * kernel_of(&c->layer);
+        out[i].inputs = c->inputs / c->layer.groups;
+        for (int32_t d = 0; c->layer.kind == TCH_LAYER_CONV && d < c->layer.dims; d++) {
+            out[i].inputs *= c->layer.kernel[d];
+        }
     }
 }
 
@@ -73,16 +67,7 @@ static void make_gradients(test_kfac_trial *t, test_layout layout)
     }
 }
 
-static void free_gradients(test_kfac_trial *t)
-{
-    for (int32_t i = 0; i < 2 * t->count; i++) {
-        if (t->gradients[i] != NULL) {
-            test_tensor_free(t->gradients[i]);
-        }
-    }
-}
-
-static void destroy(void *kfac)
+static void destroy_kfac(void *kfac)
 {
     tch_kfac_destroy(kfac);
 }
@@ -103,7 +88,7 @@ test_kfac_trial *test_kfac_make(tch_context *context, const tch_kfac_config *con
     }
     make_gradients(t, LAYOUT_CONTIGUOUS);
     CHECK_OK(tch_kfac_create(context, config, count, described, &t->kfac));
-    test_own(t->kfac, destroy);
+    test_own(t->kfac, destroy_kfac);
     return t;
 }
 
@@ -143,25 +128,6 @@ void test_kfac_put_state(const test_kfac_trial *t, int32_t layer, const char *wh
     CHECK_OK(tch_tensor_copy(t->context, tensor, &view));
 }
 
-/* --- calls ------------------------------------------------------------------------------------------------------- */
-
-/* The next limit of the workspace to try after a call ended with `status`; 0 when it is done. */
-static int64_t next_limit(const test_kfac_trial *t, tch_status status, int64_t limit)
-{
-    bool again = t->little && status == TCH_ERR_OUT_OF_MEMORY && limit < 1 << 30;
-    tch_context_set_workspace_limit(t->context, again ? limit + limit / 8 : 0);
-    return again ? limit + limit / 8 : 0;
-}
-
-static int64_t first_limit(const test_kfac_trial *t)
-{
-    if (t->little) {
-        CHECK_OK(tch_memory_trim(t->context, 0));
-        tch_context_set_workspace_limit(t->context, 1 << 11);
-    }
-    return 1 << 11;
-}
-
 /* --- observing --------------------------------------------------------------------------------------------------- */
 
 /* The share of the newest update: (1 - decay), corrected for those that there have been. */
@@ -176,7 +142,7 @@ static double share_of(const tch_kfac_config *config, int64_t updates)
 }
 
 /* target = beta target + added. */
-static void add(int64_t count, double beta, const double *added, double *target)
+static void accumulate(int64_t count, double beta, const double *added, double *target)
 {
     for (int64_t i = 0; i < count; i++) {
         target[i] = beta * target[i] + added[i];
@@ -197,14 +163,14 @@ static void observe_reference(const test_kfac_trial *t, test_kfac_reference *r, 
     double *sizes = test_zeros(most);
     double *a = test_with_bias(batch, r->bias);
     test_reference_factor(batch, a, r->n, t->config.sharing, 1, alpha, added, sizes);
-    add(r->groups * r->n * r->n, beta, added, r->factor[INPUT]);
+    accumulate(r->groups * r->n * r->n, beta, added, r->factor[INPUT]);
     test_reference_factor(batch, batch->g, r->p, t->config.sharing, 0, alpha * scale * scale, added, sizes);
-    add(r->groups * r->p * r->p, beta, added, r->factor[OUTPUT]);
+    accumulate(r->groups * r->p * r->p, beta, added, r->factor[OUTPUT]);
     if (t->config.method == TCH_KFAC_EKFAC && r->refreshes > 0) {
         double weight = (1.0 - t->config.factor_decay) / t->config.accumulation;
         test_reference_scales(batch, a, r->n, r->basis[INPUT], r->basis[OUTPUT],
                               weight * scale * scale / (double)batch->samples, added, sizes);
-        add(r->groups * r->p * r->n, first ? t->config.factor_decay : 1.0, added, r->scales);
+        accumulate(r->groups * r->p * r->n, first ? t->config.factor_decay : 1.0, added, r->scales);
     }
     test_drop(added);
     test_drop(sizes);
@@ -216,11 +182,8 @@ void test_kfac_observe(test_kfac_trial *t, int32_t layer, double scale)
     test_positions batch =
         test_positions_make(t->context, t->layers[layer].layer, t->dtype, LAYOUT_CONTIGUOUS, t->stream);
     t->stream += 2;
-    tch_status status = TCH_OK;
-    for (int64_t limit = first_limit(t); limit > 0; limit = next_limit(t, status, limit)) {
-        status = tch_kfac_observe(t->kfac, layer, &batch.input->tensor, &batch.gradient->tensor, scale, NULL);
-    }
-    CHECK(status == TCH_OK, "tch_kfac_observe: %s", tch_last_error());
+    TEST_WITHIN_LIMITS(t->context, t->little,
+                       tch_kfac_observe(t->kfac, layer, &batch.input->tensor, &batch.gradient->tensor, scale, NULL));
     test_tensor_check_unchanged(batch.input, "input");
     test_tensor_check_unchanged(batch.gradient, "output_gradient");
     observe_reference(t, &t->reference[layer], &batch, scale);
@@ -337,11 +300,7 @@ static void take_basis(const test_kfac_trial *t, int32_t layer)
 
 void test_kfac_refresh(test_kfac_trial *t)
 {
-    tch_status status = TCH_OK;
-    for (int64_t limit = first_limit(t); limit > 0; limit = next_limit(t, status, limit)) {
-        status = tch_kfac_refresh(t->kfac);
-    }
-    CHECK(status == TCH_OK, "tch_kfac_refresh: %s", tch_last_error());
+    TEST_WITHIN_LIMITS(t->context, t->little, tch_kfac_refresh(t->kfac));
     for (int32_t i = 0; i < t->count; i++) {
         test_kfac_reference *r = &t->reference[i];
         if (r->updates == 0) {
@@ -364,7 +323,11 @@ void test_kfac_refresh(test_kfac_trial *t)
 
 void test_kfac_draw_gradients(test_kfac_trial *t, test_layout layout)
 {
-    free_gradients(t);
+    for (int32_t i = 0; i < 2 * t->count; i++) {
+        if (t->gradients[i] != NULL) {
+            test_tensor_free(t->gradients[i]);
+        }
+    }
     make_gradients(t, layout);
     for (int32_t i = 0; i < t->count; i++) {
         test_kfac_reference *r = &t->reference[i];
@@ -387,48 +350,42 @@ void test_kfac_draw_gradients(test_kfac_trial *t, test_layout layout)
     }
 }
 
-/* out = l x r for l p by p, x p by n, r n by n; either transposed where said. */
-static void sandwich(int64_t p, int64_t n, const double *l, int turn_l, const double *x, const double *r, int turn_r,
-                     double *out)
+/* x = l x r for l p by p, x p by n, r n by n. */
+static void multiply_both_sides(int64_t p, int64_t n, const double *l, const double *r, double *x)
 {
-    double *left = test_zeros(p * p);
-    double *right = test_zeros(n * n);
-    double *half = test_zeros(p * n);
-    memcpy(left, l, (size_t)(p * p) * sizeof *left);
-    memcpy(right, r, (size_t)(n * n) * sizeof *right);
-    if (turn_l) {
-        ref_transpose(p, p, l, left);
-    }
-    if (turn_r) {
-        ref_transpose(n, n, r, right);
-    }
-    ref_matmul(p, p, n, left, x, half);
-    ref_matmul(p, n, n, half, right, out);
+    double *left = test_zeros(p * n);
+    ref_matmul(p, p, n, l, x, left);
+    ref_matmul(p, n, n, left, r, x);
     test_drop(left);
-    test_drop(right);
-    test_drop(half);
+}
+
+static double *transposed(int64_t n, const double *q)
+{
+    double *out = test_zeros(n * n);
+    ref_transpose(n, n, q, out);
+    return out;
 }
 
 static void precondition_group(const test_kfac_trial *t, const test_kfac_reference *r, int64_t g, double *x)
 {
-    const double *qa = r->basis[INPUT] + g * r->n * r->n;
-    const double *qg = r->basis[OUTPUT] + g * r->p * r->p;
-    double *y = test_zeros(r->p * r->n);
+    int64_t at_a = g * r->n * r->n;
+    int64_t at_g = g * r->p * r->p;
     if (t->config.method == TCH_KFAC_INVERSE) {
-        sandwich(r->p, r->n, r->divisor[OUTPUT] + g * r->p * r->p, 0, x, r->divisor[INPUT] + g * r->n * r->n, 0, y);
-        memcpy(x, y, (size_t)(r->p * r->n) * sizeof *y);
-        test_drop(y);
+        multiply_both_sides(r->p, r->n, r->divisor[OUTPUT] + at_g, r->divisor[INPUT] + at_a, x);
         return;
     }
-    sandwich(r->p, r->n, qg, 0, x, qa, 1, y);
+    double *qa = transposed(r->n, r->basis[INPUT] + at_a);
+    double *qg = transposed(r->p, r->basis[OUTPUT] + at_g);
+    multiply_both_sides(r->p, r->n, r->basis[OUTPUT] + at_g, qa, x);
     for (int64_t k = 0; k < r->p * r->n; k++) {
         double by = t->config.method == TCH_KFAC_EKFAC
                         ? r->scales[g * r->p * r->n + k]
                         : r->values[OUTPUT][g * r->p + k / r->n] * r->values[INPUT][g * r->n + k % r->n];
-        y[k] /= by + t->config.damping;
+        x[k] /= by + t->config.damping;
     }
-    sandwich(r->p, r->n, qg, 1, y, qa, 0, x);
-    test_drop(y);
+    multiply_both_sides(r->p, r->n, qg, r->basis[INPUT] + at_a, x);
+    test_drop(qa);
+    test_drop(qg);
 }
 
 /* The new gradients in `expected`, and their inner product with the old ones. */
@@ -456,11 +413,7 @@ void test_kfac_precondition(test_kfac_trial *t, double lr)
     for (int32_t i = 0; i < 2 * t->count; i++) {
         arguments[i] = t->gradients[i] == NULL ? NULL : &t->gradients[i]->tensor;
     }
-    tch_status status = TCH_OK;
-    for (int64_t limit = first_limit(t); limit > 0; limit = next_limit(t, status, limit)) {
-        status = tch_kfac_precondition(t->kfac, lr, 2 * t->count, arguments);
-    }
-    CHECK(status == TCH_OK, "tch_kfac_precondition: %s", tch_last_error());
+    TEST_WITHIN_LIMITS(t->context, t->little, tch_kfac_precondition(t->kfac, lr, 2 * t->count, arguments));
     test_drop(arguments);
     for (int32_t i = 0; i < t->count; i++) {
         dot += t->reference[i].refreshes > 0 ? precondition_layer(t, i) : 0.0;

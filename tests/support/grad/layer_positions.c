@@ -9,166 +9,178 @@
 #include "support/random.h"
 #include "support/testing.h"
 
-static int64_t outputs_along(const tch_layer *layer, int32_t i, int64_t size)
+static int64_t product(const int64_t *sizes, int32_t count)
 {
-    int64_t reach = layer->dilation[i] * (layer->kernel[i] - 1) + 1;
-    return (size + layer->before[i] + layer->after[i] - reach) / layer->stride[i] + 1;
+    int64_t all = 1;
+    for (int32_t i = 0; i < count; i++) {
+        all *= sizes[i];
+    }
+    return all;
 }
 
-static double *random_values(int64_t count, tch_dtype dtype, uint64_t stream)
+/* --- positions --------------------------------------------------------------------------------------------------- */
+
+int32_t test_gradient_shape(const tch_layer *layer, int32_t ndim, const int64_t *input_shape, int64_t outputs,
+                            int64_t *shape)
+{
+    memcpy(shape, input_shape, (size_t)ndim * sizeof *shape);
+    if (layer->kind == TCH_LAYER_LINEAR) {
+        shape[ndim - 1] = outputs;
+    } else if (layer->kind == TCH_LAYER_EMBEDDING) {
+        shape[ndim++] = outputs;
+    } else if (layer->kind == TCH_LAYER_CONV) {
+        shape[1] = outputs;
+        for (int32_t i = 0; i < layer->dims; i++) {
+            int64_t padded = input_shape[2 + i] + layer->before[i] + layer->after[i];
+            shape[2 + i] = (padded - layer->dilation[i] * (layer->kernel[i] - 1) - 1) / layer->stride[i] + 1;
+        }
+    }
+    return ndim;
+}
+
+/* The place in the input of a place in the padded input, or -1 for a zero. */
+static int64_t folded(tch_padding padding, int64_t at, int64_t size)
+{
+    if (padding == TCH_PADDING_CIRCULAR) {
+        return (at + size) % size;
+    }
+    if (padding == TCH_PADDING_REPLICATE) {
+        return at < 0 ? 0 : at >= size ? size - 1 : at;
+    }
+    if (padding == TCH_PADDING_REFLECT) {
+        return at < 0 ? -at : at >= size ? 2 * size - 2 - at : at;
+    }
+    return at < 0 || at >= size ? -1 : at;
+}
+
+/* What output `o` sees of a channel through kernel element `k`, both numbers counted through all dimensions. */
+static double seen(const tch_layer *layer, const int64_t *size, const int64_t *outputs, const double *channel,
+                   int64_t o, int64_t k)
+{
+    int64_t offset = 0;
+    int64_t step = 1;
+    for (int32_t i = layer->dims - 1; i >= 0; i--) {
+        int64_t at = o % outputs[i] * layer->stride[i] + k % layer->kernel[i] * layer->dilation[i] - layer->before[i];
+        int64_t source = folded(layer->padding, at, size[i]);
+        if (source < 0) {
+            return 0.0;
+        }
+        offset += source * step;
+        step *= size[i];
+        o /= outputs[i];
+        k /= layer->kernel[i];
+    }
+    return channel[offset];
+}
+
+/* Channels [samples, groups, p, positions] of y become [samples, groups, positions, p]. */
+static void unfold(test_positions *r, const tch_layer *layer, const int64_t *size, const int64_t *outputs,
+                   const double *x, const double *y)
+{
+    int64_t taps = product(layer->kernel, layer->dims);
+    for (int64_t row = 0; row < r->samples * r->groups * r->positions; row++) {
+        int64_t b = row / r->positions;
+        int64_t t = row % r->positions;
+        for (int64_t j = 0; j < r->d; j++) {
+            const double *channel = x + (b * (r->d / taps) + j / taps) * product(size, layer->dims);
+            r->a[row * r->d + j] = seen(layer, size, outputs, channel, t, j % taps);
+        }
+        for (int64_t i = 0; i < r->p; i++) {
+            r->g[row * r->p + i] = y[(b * r->p + i) * r->positions + t];
+        }
+    }
+}
+
+test_positions test_positions_of(const tch_layer *layer, int32_t ndim, const int64_t *input_shape, int64_t outputs,
+                                 const double *x, const double *y)
+{
+    int64_t shape[TCH_MAX_RANK + 1];
+    bool conv = layer->kind == TCH_LAYER_CONV;
+    test_gradient_shape(layer, ndim, input_shape, outputs, shape);
+    test_positions r = {.samples = input_shape[0], .groups = conv ? layer->groups : 1};
+    r.positions = conv ? product(shape + 2, layer->dims) : product(shape + 1, ndim - 2);
+    r.d = conv ? input_shape[1] / r.groups * product(layer->kernel, layer->dims) : input_shape[ndim - 1];
+    r.p = outputs / r.groups;
+    int64_t rows = r.samples * r.groups * r.positions;
+    r.a = test_zeros(rows * r.d);
+    r.g = test_zeros(rows * r.p);
+    if (conv) {
+        unfold(&r, layer, input_shape + 2, shape + 2, x, y);
+    } else {
+        memcpy(r.a, x, (size_t)(rows * r.d) * sizeof *r.a);
+        memcpy(r.g, y, (size_t)(rows * r.p) * sizeof *r.g);
+    }
+    return r;
+}
+
+/* --- random batches ---------------------------------------------------------------------------------------------- */
+
+static test_tensor *random_tensor(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape,
+                                  test_layout layout, uint64_t stream, double **values)
 {
     test_random random = test_random_stream(stream);
-    double *values = test_alloc((size_t)count * sizeof *values + 1);
-    test_random_fill_normal(&random, values, count);
+    int64_t count = product(shape, ndim);
+    *values = test_zeros(count);
+    test_random_fill_normal(&random, *values, count);
     for (int64_t i = 0; i < count; i++) {
-        values[i] = test_round(dtype, values[i]);
+        (*values)[i] = test_round(dtype, (*values)[i]);
     }
-    return values;
-}
-
-static test_tensor *tensor_of(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape,
-                              test_layout layout, const double *values)
-{
     test_tensor *t = test_tensor_make(context, dtype, ndim, shape, layout);
-    test_tensor_write(t, values);
+    test_tensor_write(t, *values);
     return t;
 }
 
-/* Sizes and the like in three dimensions, those that are not there being 1. */
-typedef struct window {
-    int64_t size[3], out[3], kernel[3], stride[3], dilation[3], before[3];
-} window;
-
-static window window_of(const test_layer_case *c)
-{
-    window w = {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0}};
-    for (int32_t i = 0; i < c->layer.dims; i++) {
-        w.size[i] = c->size[i];
-        w.kernel[i] = c->layer.kernel[i];
-        w.stride[i] = c->layer.stride[i];
-        w.dilation[i] = c->layer.dilation[i];
-        w.before[i] = c->layer.before[i];
-        w.out[i] = outputs_along(&c->layer, i, c->size[i]);
-    }
-    return w;
-}
-
-/* The element that output (o) sees through kernel element (k), or 0 outside. */
-static double seen(const window *w, const double *channel, const int64_t *o, const int64_t *k)
-{
-    int64_t index = 0;
-    for (int i = 0; i < 3; i++) {
-        int64_t at = o[i] * w->stride[i] + k[i] * w->dilation[i] - w->before[i];
-        if (at < 0 || at >= w->size[i]) {
-            return 0.0;
-        }
-        index = index * w->size[i] + at;
-    }
-    return channel[index];
-}
-
-static void split(int64_t index, const int64_t *size, int64_t *at)
-{
-    for (int i = 2; i >= 0; i--) {
-        at[i] = index % size[i];
-        index /= size[i];
-    }
-}
-
-static void unfold(const window *w, test_positions *r, const double *x)
-{
-    int64_t kernel = w->kernel[0] * w->kernel[1] * w->kernel[2];
-    int64_t pixels = w->size[0] * w->size[1] * w->size[2];
-    int64_t channels = r->d / kernel;
-    for (int64_t row = 0; row < r->samples * r->groups * r->positions; row++) {
-        int64_t o[3];
-        split(row % r->positions, w->out, o);
-        for (int64_t j = 0; j < r->d; j++) {
-            int64_t k[3];
-            split(j % kernel, w->kernel, k);
-            int64_t channel = row / r->positions * channels + j / kernel;
-            r->a[row * r->d + j] = seen(w, x + channel * pixels, o, k);
-        }
-    }
-}
-
-/* Channels [samples, groups, p, positions] into [samples, groups, positions, p]. */
-static void turn(test_positions *r, const double *y)
-{
-    for (int64_t b = 0; b < r->samples * r->groups; b++) {
-        for (int64_t t = 0; t < r->positions; t++) {
-            for (int64_t i = 0; i < r->p; i++) {
-                r->g[(b * r->positions + t) * r->p + i] = y[(b * r->p + i) * r->positions + t];
-            }
-        }
-    }
-}
-
-static void make_conv(test_positions *r, tch_context *context, const test_layer_case *c, tch_dtype dtype,
-                      test_layout layout, uint64_t stream)
-{
-    window w = window_of(c);
-    int32_t ndim = 2 + c->layer.dims;
-    int64_t in[5] = {c->samples, c->inputs, w.size[0], w.size[1], w.size[2]};
-    int64_t out[5] = {c->samples, c->outputs, w.out[0], w.out[1], w.out[2]};
-    r->groups = c->layer.groups;
-    r->positions = w.out[0] * w.out[1] * w.out[2];
-    r->d = c->inputs / r->groups * w.kernel[0] * w.kernel[1] * w.kernel[2];
-    r->p = c->outputs / r->groups;
-    double *x = random_values(c->samples * c->inputs * w.size[0] * w.size[1] * w.size[2], dtype, stream);
-    double *y = random_values(c->samples * c->outputs * r->positions, dtype, stream + 1);
-    r->a = test_alloc((size_t)(r->samples * r->groups * r->positions * r->d) * sizeof(double) + 1);
-    r->g = test_alloc((size_t)(r->samples * r->groups * r->positions * r->p) * sizeof(double) + 1);
-    unfold(&w, r, x);
-    turn(r, y);
-    r->input = tensor_of(context, dtype, ndim, in, layout, x);
-    r->gradient = tensor_of(context, dtype, ndim, out, layout, y);
-    test_drop(x);
-    test_drop(y);
-}
-
-/* One position is a batch without a middle dimension, an even number two of them. */
-static int32_t linear_shape(const test_layer_case *c, int64_t features, int64_t *shape)
+/* One position of a linear layer is a batch without a middle dimension, an even number two of them. */
+static int32_t input_shape_of(const test_layer_case *c, int64_t *shape)
 {
     int32_t ndim = 0;
     shape[ndim++] = c->samples;
+    if (c->layer.kind == TCH_LAYER_CONV) {
+        shape[ndim++] = c->inputs;
+        memcpy(shape + 2, c->size, sizeof c->size);
+        return 2 + c->layer.dims;
+    }
     if (c->size[0] > 1 && c->size[0] % 2 == 0) {
         shape[ndim++] = 2;
         shape[ndim++] = c->size[0] / 2;
     } else if (c->size[0] != 1) {
         shape[ndim++] = c->size[0];
     }
-    shape[ndim++] = features;
+    shape[ndim++] = c->inputs;
     return ndim;
-}
-
-static void make_linear(test_positions *r, tch_context *context, const test_layer_case *c, tch_dtype dtype,
-                        test_layout layout, uint64_t stream)
-{
-    int64_t in[4];
-    int64_t out[4];
-    int32_t ndim = linear_shape(c, c->inputs, in);
-    linear_shape(c, c->outputs, out);
-    r->groups = 1;
-    r->positions = c->size[0];
-    r->d = c->inputs;
-    r->p = c->outputs;
-    r->a = random_values(c->samples * r->positions * r->d, dtype, stream);
-    r->g = random_values(c->samples * r->positions * r->p, dtype, stream + 1);
-    r->input = tensor_of(context, dtype, ndim, in, layout, r->a);
-    r->gradient = tensor_of(context, dtype, ndim, out, layout, r->g);
 }
 
 test_positions test_positions_make(tch_context *context, const test_layer_case *c, tch_dtype dtype, test_layout layout,
                                    uint64_t stream)
 {
-    test_positions r = {.samples = c->samples};
-    if (c->layer.kind == TCH_LAYER_CONV) {
-        make_conv(&r, context, c, dtype, layout, stream);
-    } else {
-        make_linear(&r, context, c, dtype, layout, stream);
-    }
+    int64_t in[TCH_MAX_RANK];
+    int64_t out[TCH_MAX_RANK];
+    double *x;
+    double *y;
+    int32_t ndim = input_shape_of(c, in);
+    test_gradient_shape(&c->layer, ndim, in, c->outputs, out);
+    test_tensor *input = random_tensor(context, dtype, ndim, in, layout, stream, &x);
+    test_tensor *gradient = random_tensor(context, dtype, ndim, out, layout, stream + 1, &y);
+    test_positions r = test_positions_of(&c->layer, ndim, in, c->outputs, x, y);
+    r.input = input;
+    r.gradient = gradient;
+    test_drop(x);
+    test_drop(y);
     return r;
+}
+
+bool test_limits_next(test_limits *l, tch_status status)
+{
+    if (status != TCH_ERR_OUT_OF_MEMORY || l->limit > (int64_t)1 << 30) {
+        CHECK_OK(tch_context_set_workspace_limit(l->context, 0));
+        return false;
+    }
+    if (l->little && l->limit == 0) {
+        CHECK_OK(tch_memory_trim(l->context, 0));
+    }
+    l->limit = l->little ? l->limit + l->limit / 8 + 256 : INT64_MAX;
+    CHECK_OK(tch_context_set_workspace_limit(l->context, l->little ? l->limit : 0));
+    return true;
 }
 
 /* --- curvature --------------------------------------------------------------------------------------------------- */

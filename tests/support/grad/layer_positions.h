@@ -1,5 +1,6 @@
-/* Linear layers and convolutions in the plainest form, for tests of curvature: what each position of each sample sees
- * of the input, and the gradient of its outputs, in float64. Random inputs of any shape are made here too. */
+/* Linear layers and convolutions in the plainest form: what each position of each sample sees of the input, and the
+ * gradient of its outputs, in float64, straight from the definition of the layer. Random inputs of any shape are made
+ * here too, and calls with the least workspace in which they succeed. */
 #ifndef TORCHIUM_TESTS_LAYER_POSITIONS_H
 #define TORCHIUM_TESTS_LAYER_POSITIONS_H
 
@@ -16,13 +17,22 @@ typedef struct test_layer_case {
     int64_t size[3];
 } test_layer_case;
 
-/* A batch: tensors on the device, and a [samples, groups, positions, d], g [samples, groups, positions, p] of one group
+/* A batch: tensors on the device, where it was made, and a [samples, groups, positions, d], g [samples, groups, positions, p] of one group
  * each, as the tensors' dtype holds them. */
 typedef struct test_positions {
     int64_t samples, groups, positions, d, p;
     test_tensor *input, *gradient;
     double *a, *g;
 } test_positions;
+
+/* The shape of the output gradient for an input of this shape; returns its rank. `outputs` counts the outputs of a
+ * linear layer, the channels of a convolution or the columns of an embedding. */
+int32_t test_gradient_shape(const tch_layer *layer, int32_t ndim, const int64_t *input_shape, int64_t outputs,
+                            int64_t *shape);
+
+/* Of an input x and an output gradient y, row-major and of the shapes that grad.h says; without tensors. */
+test_positions test_positions_of(const tch_layer *layer, int32_t ndim, const int64_t *input_shape, int64_t outputs,
+                                 const double *x, const double *y);
 
 test_positions test_positions_make(tch_context *context, const test_layer_case *c, tch_dtype dtype, test_layout layout,
                                    uint64_t stream);
@@ -39,5 +49,24 @@ void test_reference_factor(const test_positions *positions, const double *x, int
  * n] and qg [groups, p, p]: [groups, p, n], and the same of absolute values. `a` comes from test_with_bias. */
 void test_reference_scales(const test_positions *positions, const double *a, int64_t n, const double *qa,
                            const double *qg, double weight, double *expected, double *sizes);
+
+/* Limits of the workspace to try one after the other, from one where nothing fits upwards, until a call does not end
+ * with TCH_ERR_OUT_OF_MEMORY; without `little` no limit, once. */
+typedef struct test_limits {
+    tch_context *context;
+    bool little;
+    int64_t limit; /* the latest, 0 at first */
+} test_limits;
+
+bool test_limits_next(test_limits *limits, tch_status status);
+
+#define TEST_WITHIN_LIMITS(context, little, call)                                                                      \
+    do {                                                                                                               \
+        tch_status ran_ = TCH_ERR_OUT_OF_MEMORY;                                                                       \
+        for (test_limits limits_ = {context, little, 0}; test_limits_next(&limits_, ran_);) {                          \
+            ran_ = (call);                                                                                             \
+        }                                                                                                              \
+        CHECK(ran_ == TCH_OK, "%s gave %s: %s", #call, tch_status_name(ran_), tch_last_error());                       \
+    } while (0)
 
 #endif
