@@ -32,6 +32,15 @@ static void check_gradients(const network_trial *s)
     }
 }
 
+/* The small network with a random batch. */
+static void small_trial(network_trial *s, tch_context *context, uint64_t stream, int64_t rows)
+{
+    tch_network_config config = network_trial_small_config();
+    test_random random = test_random_stream(stream);
+    network_trial_make(s, context, &config, &random);
+    network_trial_batch(s, &random, rows, LAYOUT_CONTIGUOUS);
+}
+
 /* --- creation ---------------------------------------------------------------------------------------------------- */
 
 static void parameters_have_names_and_shapes(void **state)
@@ -175,13 +184,10 @@ static void gradients_agree_with_float64(void **state)
 
 static void totals_add_up(void **state)
 {
-    tch_network_config config = network_trial_small_config();
-    test_random random = test_random_stream(400);
     double once[TCH_NETWORK_TOTALS];
     double twice[TCH_NETWORK_TOTALS];
     network_trial s;
-    network_trial_make(&s, *state, &config, &random);
-    network_trial_batch(&s, &random, 300, LAYOUT_CONTIGUOUS);
+    small_trial(&s, *state, 400, 300);
     reference_network_loss(&s.reference, s.rows, s.x, s.t, 0, once);
     for (int k = 0; k < TCH_NETWORK_TOTALS; k++) {
         twice[k] = 2 * once[k];
@@ -222,12 +228,9 @@ static void loss_scale_multiplies_gradients(void **state)
 static void labels_that_are_no_class_are_skipped(void **state)
 {
     const double bad[] = {-1, 3, 4, INT32_MAX, INT32_MIN, 1000000};
-    tch_network_config config = network_trial_small_config();
-    test_random random = test_random_stream(420);
     double totals[TCH_NETWORK_TOTALS];
     network_trial s;
-    network_trial_make(&s, *state, &config, &random);
-    network_trial_batch(&s, &random, 20, LAYOUT_CONTIGUOUS);
+    small_trial(&s, *state, 420, 20);
     for (int i = 0; i < 6; i++) {
         s.t[3 * i] = bad[i];
     }
@@ -243,11 +246,8 @@ static void labels_that_are_no_class_are_skipped(void **state)
 /* With zero weights all outputs are equal: the first class is the answer. */
 static void the_first_of_equal_outputs_is_the_answer(void **state)
 {
-    tch_network_config config = network_trial_small_config();
-    test_random random = test_random_stream(430);
     network_trial s;
-    network_trial_make(&s, *state, &config, &random);
-    network_trial_batch(&s, &random, 12, LAYOUT_CONTIGUOUS);
+    small_trial(&s, *state, 430, 12);
     for (int i = 0; i < 4; i++) {
         memset(s.reference.parameter[i], 0, (size_t)reference_network_count(&s.reference, i) * sizeof(double));
         CHECK_OK(tch_tensor_fill(*state, tch_network_parameter(s.net, i), 0.0));
@@ -307,7 +307,7 @@ static void an_empty_batch_is_nothing(void **state)
     }
 }
 
-/* Two runs of the same call give the same bits, and take no memory after the first. */
+/* Two runs of the same calls give the same bits, and take no memory after the first. */
 static void calls_repeat_themselves(void **state)
 {
     const int64_t hidden[] = {100, 50};
@@ -318,19 +318,23 @@ static void calls_repeat_themselves(void **state)
     config.activation = TCH_ACTIVATION_GELU;
     network_trial_make(&s, *state, &config, &random);
     network_trial_batch(&s, &random, 700, LAYOUT_CONTIGUOUS);
-    int64_t requests = network_trial_requests(*state);
-    CHECK_OK(network_trial_loss(&s));
-    CHECK(network_trial_requests(*state) == requests, "the first batch took memory that was reserved");
-    double *first = network_trial_read(*state, tch_network_gradient(s.net, 0));
-    double *totals = test_tensor_read(s.totals);
-    network_trial_clear(&s);
-    requests = network_trial_requests(*state);
-    CHECK_OK(network_trial_loss(&s));
-    CHECK(network_trial_requests(*state) == requests, "a second batch took memory");
-    double *second = network_trial_read(*state, tch_network_gradient(s.net, 0));
-    double *again = test_tensor_read(s.totals);
-    CHECK(memcmp(first, second, 9000 * sizeof *first) == 0, "gradients differ from run to run");
-    CHECK(memcmp(totals, again, sizeof(double) * TCH_NETWORK_TOTALS) == 0, "totals differ from run to run");
+    int64_t requests[3] = {network_trial_requests(*state)};
+    double *totals[2], *gradients[2], *weighed[2];
+    for (int i = 0; i < 2; i++) {
+        network_trial_clear(&s);
+        CHECK_OK(network_trial_loss(&s));
+        CHECK(i > 0 || network_trial_requests(*state) == requests[0], "the first batch took memory that was reserved");
+        totals[i] = test_tensor_read(s.totals);
+        gradients[i] = network_trial_read(*state, tch_network_gradient(s.net, 0));
+        CHECK_OK(tch_network_draw_labels(s.net, 5));
+        CHECK_OK(tch_network_weigh_samples(s.net, NULL, 0.5));
+        weighed[i] = network_trial_read(*state, tch_network_gradient(s.net, 0));
+        requests[1 + i] = network_trial_requests(*state);
+    }
+    CHECK(requests[1] == requests[2], "a second batch took memory");
+    CHECK(memcmp(gradients[0], gradients[1], 9000 * sizeof **gradients) == 0, "gradients differ from run to run");
+    CHECK(memcmp(weighed[0], weighed[1], 9000 * sizeof **weighed) == 0, "weighed gradients differ from run to run");
+    CHECK(memcmp(totals[0], totals[1], sizeof(double) * TCH_NETWORK_TOTALS) == 0, "totals differ from run to run");
 }
 
 /* --- bad arguments ----------------------------------------------------------------------------------------------- */
@@ -442,11 +446,8 @@ static void bad_tensors_are_refused(void **state)
         {"totals", TCH_ERR_LAYOUT, TCH_FLOAT64, 1, {4}, LAYOUT_STEPPED},
         {"totals", TCH_ERR_LAYOUT, TCH_FLOAT64, 1, {4}, LAYOUT_EXPANDED},
     };
-    tch_network_config config = network_trial_small_config();
-    test_random random = test_random_stream(500);
     network_trial s;
-    network_trial_make(&s, *state, &config, &random);
-    network_trial_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
+    small_trial(&s, *state, 500, 6);
     for (size_t i = 0; i < sizeof classes / sizeof classes[0]; i++) {
         const bad_call *bad = &classes[i];
         test_tensor *tensor = test_tensor_make(*state, bad->dtype, bad->ndim, bad->shape, bad->layout);
@@ -458,11 +459,8 @@ static void bad_tensors_are_refused(void **state)
 
 static void missing_tensors_are_refused(void **state)
 {
-    tch_network_config config = network_trial_small_config();
-    test_random random = test_random_stream(510);
     network_trial s;
-    network_trial_make(&s, *state, &config, &random);
-    network_trial_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
+    small_trial(&s, *state, 510, 6);
     tch_tensor *x = &s.inputs->tensor;
     tch_tensor *t = &s.targets->tensor;
     tch_tensor *totals = &s.totals->tensor;
@@ -483,11 +481,8 @@ static void missing_tensors_are_refused(void **state)
 static void outputs_may_not_overlap(void **state)
 {
     int64_t shape[] = {6, 3};
-    tch_network_config config = network_trial_small_config();
-    test_random random = test_random_stream(520);
     network_trial s;
-    network_trial_make(&s, *state, &config, &random);
-    network_trial_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
+    small_trial(&s, *state, 520, 6);
     tch_tensor outputs = s.inputs->tensor;
     outputs.shape = shape;
     outputs.strides = NULL;
@@ -511,79 +506,53 @@ static void outputs_may_not_overlap(void **state)
 
 /* --- no memory --------------------------------------------------------------------------------------------------- */
 
-#define MOST_ALLOCATIONS 200
-
-static void check_refused_memory(tch_status status)
+static bool creation_without(long long allocation)
 {
-    CHECK(status == TCH_ERR_OUT_OF_MEMORY, "gave %s (%s)", tch_status_name(status), tch_last_error());
-}
-
-static void check_nothing_left(void)
-{
-    CHECK(atomic_load(&test_counting.blocks) == 0, "%lld blocks leaked", atomic_load(&test_counting.blocks));
-    CHECK(atomic_load(&test_counting.mistakes) == 0, "%lld releases do not match their allocation",
-          atomic_load(&test_counting.mistakes));
-}
-
-static void creation_without_memory(void **state)
-{
-    (void)state;
     tch_network_config config = network_trial_small_config();
-    tch_status status = TCH_ERR_OUT_OF_MEMORY;
-    long long k = 0;
+    tch_context *context = NULL;
+    tch_network *net = (tch_network *)&test_counting;
     config.max_batch = 10;
-    while (status != TCH_OK) {
-        tch_context *context = NULL;
-        tch_network *net = (tch_network *)&test_counting;
-        test_case("a network, allocation %lld", ++k);
-        CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
-        CHECK_OK(tch_context_create(test_device(), &context));
-        counting_allocator_arm(&test_counting, k);
-        status = tch_network_create(context, &config, &net);
-        counting_allocator_arm(&test_counting, 0);
-        if (status != TCH_OK) {
-            check_refused_memory(status);
-            CHECK(net == NULL, "a network was returned");
-        }
-        tch_network_destroy(net);
-        tch_context_destroy(context);
-        check_nothing_left();
-    }
-    CHECK(k > 5, "a network that takes no memory was not expected");
+    CHECK_OK(tch_context_create(test_device(), &context));
+    counting_allocator_arm(&test_counting, allocation);
+    tch_status status = tch_network_create(context, &config, &net);
+    bool through = network_trial_disarm(allocation, status);
+    CHECK(through || net == NULL, "a network was returned");
+    CHECK(!through || allocation > 5, "a network that takes no memory was not expected");
+    tch_network_destroy(net);
+    tch_context_destroy(context);
+    return through;
 }
 
 /* A batch for which there is no memory changes nothing, and the network goes on with the next. */
-static void batches_without_memory(void **state)
+static bool batch_without(long long allocation)
+{
+    tch_network_config config = network_trial_small_config();
+    test_random random = test_random_stream(600);
+    tch_context *context = NULL;
+    network_trial s;
+    CHECK_OK(tch_context_create(test_device(), &context));
+    config.max_batch = 4;
+    network_trial_make(&s, context, &config, &random);
+    network_trial_batch(&s, &random, 5000, LAYOUT_CONTIGUOUS);
+    CHECK_OK(tch_memory_trim(context, 0));
+    counting_allocator_arm(&test_counting, allocation);
+    tch_status status = network_trial_loss(&s);
+    bool through = network_trial_disarm(allocation, status);
+    if (!through) {
+        test_tensor_check_unchanged(s.totals, "totals");
+    }
+    network_trial_clear(&s);
+    check_loss(&s);
+    test_release_since(0);
+    tch_context_destroy(context);
+    return through;
+}
+
+static void calls_without_memory(void **state)
 {
     (void)state;
-    bool through = false;
-    for (long long k = 1; !through; k++) {
-        tch_network_config config = network_trial_small_config();
-        test_random random = test_random_stream(600);
-        tch_context *context = NULL;
-        network_trial s;
-        test_case("a batch, allocation %lld", k);
-        CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
-        CHECK_OK(tch_context_create(test_device(), &context));
-        config.max_batch = 4;
-        size_t mark = test_mark();
-        network_trial_make(&s, context, &config, &random);
-        network_trial_batch(&s, &random, 5000, LAYOUT_CONTIGUOUS);
-        CHECK_OK(tch_memory_trim(context, 0));
-        counting_allocator_arm(&test_counting, k);
-        tch_status status = network_trial_loss(&s);
-        through = atomic_load(&test_counting.calls) < k;
-        counting_allocator_arm(&test_counting, 0);
-        if (!through) {
-            check_refused_memory(status);
-            test_tensor_check_unchanged(s.totals, "totals");
-        }
-        network_trial_clear(&s);
-        check_loss(&s);
-        test_release_since(mark);
-        tch_context_destroy(context);
-        check_nothing_left();
-    }
+    network_trial_each_allocation(creation_without);
+    network_trial_each_allocation(batch_without);
 }
 
 int main(int argc, char **argv)
@@ -606,8 +575,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(outputs_may_not_overlap),
     };
     const struct CMUnitTest memory_tests[] = {
-        cmocka_unit_test(creation_without_memory),
-        cmocka_unit_test(batches_without_memory),
+        cmocka_unit_test(calls_without_memory),
     };
     test_begin(argc, argv);
     int failed = cmocka_run_group_tests_name("network", tests, test_open_context, test_close_context);

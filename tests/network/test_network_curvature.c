@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-#include <torchium/grad.h>
 #include <torchium/network.h>
 
 #include "support/fakes/counting_allocator.h"
@@ -16,6 +15,16 @@ static tch_network_config tanh_config(void)
     tch_network_config config = network_trial_small_config();
     config.activation = TCH_ACTIVATION_TANH;
     return config;
+}
+
+/* A network with random weights, a contiguous random batch, and its loss and gradients. */
+static void trial_with_loss(network_trial *s, tch_context *context, const tch_network_config *config, uint64_t stream,
+                            int64_t rows)
+{
+    test_random random = test_random_stream(stream);
+    network_trial_make(s, context, config, &random);
+    network_trial_batch(s, &random, rows, LAYOUT_CONTIGUOUS);
+    CHECK_OK(network_trial_loss(s));
 }
 
 /* Gradients of row `row` alone, left in the reference. */
@@ -34,14 +43,11 @@ static tch_network_layer layer_of(network_trial *s, int32_t index)
     return at;
 }
 
-/* A float64 tensor [count] or [count, count], for numbers per sample. */
-static test_tensor *numbers(network_trial *s, int32_t ndim, const double *values)
+/* A float64 tensor with a weight for each sample. */
+static test_tensor *weights_of(network_trial *s, const double *values)
 {
-    const int64_t shape[] = {s->rows, s->rows};
-    test_tensor *tensor = test_tensor_make(s->context, TCH_FLOAT64, ndim, shape, LAYOUT_CONTIGUOUS);
-    if (values != NULL) {
-        test_tensor_write(tensor, values);
-    }
+    test_tensor *tensor = test_tensor_make(s->context, TCH_FLOAT64, 1, &s->rows, LAYOUT_CONTIGUOUS);
+    test_tensor_write(tensor, values);
     return tensor;
 }
 
@@ -152,7 +158,7 @@ static void check_weighted(network_trial *s, test_random *random)
     for (int64_t i = 0; i < s->rows; i++) {
         weights[i] = i % 4 == 1 ? 0.0 : test_random_normal(random);
     }
-    test_tensor *tensor = numbers(s, 1, weights);
+    test_tensor *tensor = weights_of(s, weights);
     network_trial_poison(s);
     CHECK_OK(tch_network_weigh_samples(s->net, &tensor->tensor, 0.7));
     test_tensor_check_unchanged(tensor, "weights");
@@ -200,199 +206,22 @@ static void a_weight_of_zero_takes_a_sample_out(void **state)
         s.x[config.inputs + j] = (double)INFINITY;
     }
     test_tensor_write(s.inputs, s.x);
-    test_tensor *tensor = numbers(&s, 1, weights);
+    test_tensor *tensor = weights_of(&s, weights);
     CHECK_OK(network_trial_loss(&s));
     CHECK_OK(tch_network_weigh_samples(s.net, &tensor->tensor, 1.0));
     check_sums(&s, sums, 1e-5);
 }
 
-/* --- clipping ---------------------------------------------------------------------------------------------------- */
-
-static double squared_norm(const network_trial *s)
-{
-    double sum = 0;
-    for (int i = 0; i < 2 * s->reference.layers; i++) {
-        for (int64_t k = 0; k < reference_network_count(&s->reference, i); k++) {
-            sum += s->reference.gradient[i][k] * s->reference.gradient[i][k];
-        }
-    }
-    return sum;
-}
-
-/* Clipped in the middle of the norms, so that some samples are and some are not. */
-static void clipped_gradients_are_means_of_clipped_samples(void **state)
-{
-    enum { ROWS = 21 };
-    tch_network_config config = tanh_config();
-    test_random random = test_random_stream(300);
-    double norms[ROWS], weights[ROWS], most = 0, middle = 0;
-    double *sums[2 * REFERENCE_MOST_LAYERS] = {0};
-    network_trial s;
-    network_trial_make(&s, *state, &config, &random);
-    network_trial_batch(&s, &random, ROWS, LAYOUT_CONTIGUOUS);
-    for (int i = 0; i < ROWS; i++) {
-        reference_sample(&s, i);
-        norms[i] = squared_norm(&s);
-        middle += sqrt(norms[i]) / ROWS;
-        most = fmax(most, norms[i]);
-    }
-    for (int i = 0; i < ROWS; i++) {
-        weights[i] = fmin(1.0, middle / (sqrt(norms[i]) + 1e-6));
-    }
-    test_tensor *tensor = numbers(&s, 1, NULL);
-    CHECK_OK(network_trial_loss(&s));
-    for (int32_t k = 0; k < tch_network_layer_count(s.net); k++) {
-        tch_network_layer at = layer_of(&s, k);
-        CHECK_OK(
-            tch_grad_norms(s.context, &at.layer, at.input, at.output_gradient, TCH_GRAD_BOTH, k > 0, &tensor->tensor));
-    }
-    double *got = test_tensor_read(tensor);
-    network_trial_close("norms", ROWS, got, norms, 1e-5);
-    CHECK_OK(tch_grad_clip_weights(s.context, &tensor->tensor, middle, &tensor->tensor));
-    CHECK_OK(tch_network_weigh_samples(s.net, &tensor->tensor, 1.0 / ROWS));
-    reference_sums(&s, weights, 1.0 / ROWS, sums);
-    check_sums(&s, sums, 2e-5);
-}
-
-/* --- the natural gradient ---------------------------------------------------------------------------------------- */
-
-/* All gradients of one sample, one after the other. */
-static int64_t flatten(const network_trial *s, double *flat)
-{
-    int64_t used = 0;
-    for (int i = 0; i < 2 * s->reference.layers; i++) {
-        int64_t count = reference_network_count(&s->reference, i);
-        memcpy(flat + used, s->reference.gradient[i], (size_t)count * sizeof *flat);
-        used += count;
-    }
-    return used;
-}
-
-/* x = A^-1 x by elimination, for A symmetric positive definite, which is destroyed. */
-static void solve(int64_t n, double *a, double *x)
-{
-    for (int64_t k = 0; k < n; k++) {
-        for (int64_t i = k + 1; i < n; i++) {
-            double factor = a[i * n + k] / a[k * n + k];
-            for (int64_t j = k; j < n; j++) {
-                a[i * n + j] -= factor * a[k * n + j];
-            }
-            x[i] -= factor * x[k];
-        }
-    }
-    for (int64_t k = n - 1; k >= 0; k--) {
-        for (int64_t j = k + 1; j < n; j++) {
-            x[k] -= a[k * n + j] * x[j];
-        }
-        x[k] /= a[k * n + k];
-    }
-}
-
-/* (J'J / B + damping I)^-1 (mean of the rows of J) with J explicit; *size is what the condition is at most. */
-static double *dense_natural(network_trial *s, double damping, double *condition)
-{
-    int64_t n = tch_network_size(s->net);
-    double *row = test_alloc((size_t)n * sizeof *row);
-    double *a = test_alloc((size_t)(n * n) * sizeof *a);
-    double *x = test_alloc((size_t)n * sizeof *x);
-    double b = (double)s->rows;
-    *condition = 1;
-    memset(a, 0, (size_t)(n * n) * sizeof *a);
-    memset(x, 0, (size_t)n * sizeof *x);
-    for (int64_t r = 0; r < s->rows; r++) {
-        reference_sample(s, r);
-        assert_int_equal(flatten(s, row), n);
-        *condition += squared_norm(s) / b / damping;
-        for (int64_t i = 0; i < n; i++) {
-            x[i] += row[i] / b;
-            for (int64_t j = 0; j < n; j++) {
-                a[i * n + j] += row[i] * row[j] / b;
-            }
-        }
-    }
-    for (int64_t i = 0; i < n; i++) {
-        a[i * n + i] += damping;
-    }
-    solve(n, a, x);
-    return x;
-}
-
-/* Inner products are good to 1e-6 of their size, being short sums of float32 numbers; the solve multiplies that by the
- * condition of the matrix. */
-static void check_natural(network_trial *s, double damping)
-{
-    double condition;
-    int64_t used = 0;
-    test_tensor *gram = numbers(s, 2, NULL);
-    test_tensor *weights = numbers(s, 1, NULL);
-    CHECK_OK(network_trial_loss(s));
-    for (int32_t k = 0; k < tch_network_layer_count(s->net); k++) {
-        tch_network_layer at = layer_of(s, k);
-        CHECK_OK(
-            tch_grad_gram(s->context, &at.layer, at.input, at.output_gradient, TCH_GRAD_BOTH, k > 0, &gram->tensor));
-    }
-    CHECK_OK(tch_grad_natural_weights(s->context, &gram->tensor, NULL, damping, &weights->tensor, NULL));
-    CHECK_OK(tch_network_weigh_samples(s->net, &weights->tensor, 1.0));
-    double *wanted = dense_natural(s, damping, &condition);
-    double unit = network_trial_largest(tch_network_size(s->net), wanted);
-    for (int i = 0; i < 2 * s->reference.layers; i++) {
-        double *got = network_trial_read(s->context, tch_network_gradient(s->net, i));
-        for (int64_t k = 0; k < reference_network_count(&s->reference, i); k++, used++) {
-            CHECK(fabs(got[k] - wanted[used]) <= 1e-6 * condition * unit,
-                  "%s [%lld] is %.9g, the dense solve gives "
-                  "%.9g (condition %.3g)",
-                  tch_network_parameter_name(s->net, i), (long long)k, got[k], wanted[used], condition);
-        }
-    }
-}
-
-static void natural_gradient_is_the_dense_solve(void **state)
-{
-    const int64_t batches[] = {9, 1, 70}; /* fewer and more than there are parameters */
-    for (int loss = 0; loss < TCH_LOSS_COUNT; loss++) {
-        tch_network_config config = tanh_config();
-        test_random random = test_random_stream(400 + (uint64_t)loss);
-        network_trial s;
-        config.loss = (tch_loss)loss;
-        network_trial_make(&s, *state, &config, &random);
-        for (int b = 0; b < 3; b++) {
-            test_case("loss %d, %lld rows", loss, (long long)batches[b]);
-            network_trial_batch(&s, &random, batches[b], LAYOUT_CONTIGUOUS);
-            check_natural(&s, 0.05);
-        }
-    }
-}
-
 /* --- labels of the network's own --------------------------------------------------------------------------------- */
-
-/* The first word of Philox-4x32-10, written out from its definition. */
-static uint32_t philox_first(uint64_t row, uint64_t seed)
-{
-    uint32_t c[4] = {(uint32_t)row, (uint32_t)(row >> 32), 0, 0};
-    uint32_t k[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = 0xD2511F53ull * c[0];
-        uint64_t p1 = 0xCD9E8D57ull * c[2];
-        uint32_t next[4] = {(uint32_t)(p1 >> 32) ^ c[1] ^ k[0], (uint32_t)p1, (uint32_t)(p0 >> 32) ^ c[3] ^ k[1],
-                            (uint32_t)p0};
-        memcpy(c, next, sizeof c);
-        k[0] += 0x9E3779B9u;
-        k[1] += 0xBB67AE85u;
-    }
-    return c[0];
-}
-
-/* The generator's own published answer for the counter 0 and the key 0, and another: a test of the test. */
-static void the_reference_generator_is_philox(void **state)
-{
-    (void)state;
-    assert_int_equal(philox_first(0, 0), 0x6627e8d5u);
-}
 
 /* The label of a row with these outputs; *margin is how far the uniform number is from another label. */
 static int64_t expected_label(int64_t n, const double *y, uint64_t row, uint64_t seed, double *margin)
 {
-    double uniform = (double)(philox_first(row, seed) & 0xFFFFFFu) / 16777216.0;
+    const uint32_t counter[4] = {(uint32_t)row, (uint32_t)(row >> 32), 0, 0};
+    const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    uint32_t words[4];
+    test_philox(counter, key, words);
+    double uniform = (double)(words[0] & 0xFFFFFFu) / 16777216.0;
     double sum = 0, passed = 0;
     int64_t label = -1;
     *margin = 1;
@@ -559,13 +388,10 @@ static void without_a_batch_everything_is_refused(void **state)
 static void bad_arguments_are_refused(void **state)
 {
     tch_network_config config = tanh_config();
-    test_random random = test_random_stream(610);
     const int64_t seven = 7, six[] = {6, 1};
     tch_network_layer at = TCH_NETWORK_LAYER_INIT, blank = {0};
     network_trial s;
-    network_trial_make(&s, *state, &config, &random);
-    network_trial_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
-    CHECK_OK(network_trial_loss(&s));
+    trial_with_loss(&s, *state, &config, 610, 6);
     test_case("missing");
     assert_int_equal(tch_network_layer_count(NULL), 0);
     test_check_refused(tch_network_get_layer(NULL, 0, &at), TCH_ERR_INVALID_ARGUMENT, "network");
@@ -590,81 +416,40 @@ static void bad_arguments_are_refused(void **state)
     test_check_refused(tch_network_weigh_samples(s.net, NULL, (double)INFINITY), TCH_ERR_INVALID_ARGUMENT, "scale");
     double *after = network_trial_read(*state, tch_network_gradient(s.net, 0));
     CHECK(memcmp(before, after, 35 * sizeof *after) == 0, "a refused call wrote gradients");
-}
-
-static void squared_losses_have_no_labels(void **state)
-{
-    tch_network_config config = tanh_config();
-    test_random random = test_random_stream(620);
-    network_trial s;
+    test_case("labels of a squared loss");
     config.loss = TCH_LOSS_SQUARED;
-    network_trial_make(&s, *state, &config, &random);
-    network_trial_batch(&s, &random, 4, LAYOUT_CONTIGUOUS);
-    CHECK_OK(network_trial_loss(&s));
+    trial_with_loss(&s, *state, &config, 620, 4);
     test_check_refused(tch_network_draw_labels(s.net, 0), TCH_ERR_UNSUPPORTED, "loss");
     check_layers(&s);
 }
 
-/* The same bits the second time, and no memory taken. */
-static void calls_repeat_themselves(void **state)
-{
-    tch_network_config config = tanh_config();
-    test_random random = test_random_stream(630);
-    double weights[50], *got[2];
-    int64_t requests[2];
-    network_trial s;
-    network_trial_make(&s, *state, &config, &random);
-    network_trial_batch(&s, &random, 50, LAYOUT_CONTIGUOUS);
-    test_random_fill_normal(&random, weights, 50);
-    test_tensor *tensor = numbers(&s, 1, weights);
-    for (int k = 0; k < 2; k++) {
-        CHECK_OK(network_trial_loss(&s));
-        CHECK_OK(tch_network_draw_labels(s.net, 5));
-        CHECK_OK(tch_network_weigh_samples(s.net, &tensor->tensor, 1.0));
-        requests[k] = network_trial_requests(*state);
-        got[k] = network_trial_read(*state, tch_network_gradient(s.net, 0));
-    }
-    CHECK(memcmp(got[0], got[1], 35 * sizeof *got[0]) == 0, "gradients differ from run to run");
-    CHECK(requests[0] == requests[1], "a second batch took memory");
-}
-
 /* --- no memory --------------------------------------------------------------------------------------------------- */
 
-#define MOST_ALLOCATIONS 200
-
 /* Each allocation fails once; the call after it succeeds. */
+static bool weights_without(long long allocation)
+{
+    tch_network_config config = tanh_config();
+    test_random random = test_random_stream(710);
+    tch_context *context = NULL;
+    network_trial s;
+    CHECK_OK(tch_context_create(test_device(), &context));
+    trial_with_loss(&s, context, &config, 700, 12);
+    CHECK_OK(tch_memory_trim(context, 0));
+    counting_allocator_arm(&test_counting, allocation);
+    tch_status status = tch_network_draw_labels(s.net, 1);
+    status = status == TCH_OK ? tch_network_weigh_samples(s.net, NULL, 1.0) : status;
+    bool through = network_trial_disarm(allocation, status);
+    CHECK_OK(network_trial_loss(&s));
+    check_weighted(&s, &random);
+    test_release_since(0);
+    tch_context_destroy(context);
+    return through;
+}
+
 static void weights_without_memory(void **state)
 {
     (void)state;
-    bool through = false;
-    for (long long k = 1; !through; k++) {
-        tch_network_config config = tanh_config();
-        test_random random = test_random_stream(700);
-        tch_context *context = NULL;
-        network_trial s;
-        test_case("allocation %lld", k);
-        CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
-        CHECK_OK(tch_context_create(test_device(), &context));
-        size_t mark = test_mark();
-        network_trial_make(&s, context, &config, &random);
-        network_trial_batch(&s, &random, 12, LAYOUT_CONTIGUOUS);
-        CHECK_OK(network_trial_loss(&s));
-        CHECK_OK(tch_memory_trim(context, 0));
-        counting_allocator_arm(&test_counting, k);
-        tch_status status = tch_network_draw_labels(s.net, 1);
-        status = status == TCH_OK ? tch_network_weigh_samples(s.net, NULL, 1.0) : status;
-        through = atomic_load(&test_counting.calls) < k;
-        counting_allocator_arm(&test_counting, 0);
-        CHECK(through ? status == TCH_OK : status == TCH_ERR_OUT_OF_MEMORY, "gave %s (%s)", tch_status_name(status),
-              tch_last_error());
-        CHECK_OK(network_trial_loss(&s));
-        check_weighted(&s, &random);
-        test_release_since(mark);
-        tch_context_destroy(context);
-        CHECK(atomic_load(&test_counting.blocks) == 0, "%lld blocks leaked", atomic_load(&test_counting.blocks));
-        CHECK(atomic_load(&test_counting.mistakes) == 0, "%lld releases do not match their allocation",
-              atomic_load(&test_counting.mistakes));
-    }
+    network_trial_each_allocation(weights_without);
 }
 
 int main(int argc, char **argv)
@@ -673,16 +458,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(layers_are_those_of_each_sample),
         cmocka_unit_test(weighted_gradients_are_sums_over_single_samples),
         cmocka_unit_test(a_weight_of_zero_takes_a_sample_out),
-        cmocka_unit_test(clipped_gradients_are_means_of_clipped_samples),
-        cmocka_unit_test(natural_gradient_is_the_dense_solve),
-        cmocka_unit_test(the_reference_generator_is_philox),
         cmocka_unit_test(drawn_labels_follow_the_convention),
         cmocka_unit_test(drawn_labels_follow_the_softmax),
         cmocka_unit_test(rows_that_are_not_finite_draw_nothing),
         cmocka_unit_test(without_a_batch_everything_is_refused),
         cmocka_unit_test(bad_arguments_are_refused),
-        cmocka_unit_test(squared_losses_have_no_labels),
-        cmocka_unit_test(calls_repeat_themselves),
     };
     const struct CMUnitTest memory_tests[] = {
         cmocka_unit_test(weights_without_memory),

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "support/fakes/counting_allocator.h"
 #include "support/testing.h"
 
 static double rounded(double value)
@@ -79,7 +80,7 @@ void network_trial_batch(network_trial *s, test_random *random, int64_t rows, te
     test_tensor_write(s->targets, s->t);
 }
 
-static void destroy(void *network)
+static void destroy_network(void *network)
 {
     tch_network_destroy(network);
 }
@@ -102,7 +103,7 @@ void network_trial_make(network_trial *s, tch_context *context, const tch_networ
     const double zeros[TCH_NETWORK_TOTALS] = {0};
     *s = (network_trial){.context = context, .config = *config, .reference = reference_network_make(config)};
     CHECK_OK(tch_network_create(context, config, &s->net));
-    test_own(s->net, destroy);
+    test_own(s->net, destroy_network);
     set_parameters(s, random);
     s->totals = test_tensor_make(context, TCH_FLOAT64, 1, four, LAYOUT_CONTIGUOUS);
     test_tensor_write(s->totals, zeros);
@@ -130,6 +131,26 @@ int64_t network_trial_requests(tch_context *context)
 tch_status network_trial_loss(network_trial *s)
 {
     return tch_network_loss_and_gradients(s->net, &s->inputs->tensor, &s->targets->tensor, NULL, &s->totals->tensor);
+}
+
+void network_trial_each_allocation(bool (*call)(long long allocation))
+{
+    bool through = false;
+    for (long long k = 1; !through; k++) {
+        test_case("allocation %lld", k);
+        CHECK(k <= 200, "it never gets by");
+        through = call(k);
+        test_counting_check_empty();
+    }
+}
+
+bool network_trial_disarm(long long allocation, tch_status status)
+{
+    bool through = atomic_load(&test_counting.calls) < allocation;
+    counting_allocator_arm(&test_counting, 0);
+    CHECK(status == (through ? TCH_OK : TCH_ERR_OUT_OF_MEMORY), "gave %s (%s)", tch_status_name(status),
+          tch_last_error());
+    return through;
 }
 
 double network_trial_largest(int64_t count, const double *values)
