@@ -1,5 +1,6 @@
-/* KFAC that is interrupted and goes on with other ranks: with the same samples on all of them, gradients are bitwise
- * those of one process that was never interrupted. Ranks are threads. And what must not go on: the checkpoint of
+/* KFAC whose layers the ranks of a group divide, interrupted and resumed with other ranks: with the same samples on all
+ * of them, gradients are bitwise those of one process that was never interrupted, and what a refresh makes has one
+ * owner. Ranks are threads, and the group a pretended one. And what must not go on: the checkpoint of
  * another model, one that a rank cannot read, or not all of it. */
 #include <pthread.h>
 #include <stdio.h>
@@ -12,11 +13,11 @@
 #include "support/testing.h"
 
 #define EACH 3 /* steps between interruptions: an odd number, so that they fall into a step of two observations */
-#define MOST_RANKS 8
+#define MOST_RANKS 16
 #define INDEX "kfac.safetensors.index.json"
 
 /* Steps by a number of ranks, from a checkpoint on and into the next one. */
-typedef struct run {
+typedef struct training {
     tch_kfac_config config;
     int32_t ranks; /* 0: one process without a group */
     int32_t first, steps;
@@ -29,17 +30,18 @@ typedef struct run {
     double *gradients[MOST_RANKS];
     tch_status status[MOST_RANKS];
     char message[MOST_RANKS][512];
-    double (*factors)[KFAC_LAYERS];         /* of each rank: the sum of a layer's input factor; or NULL */
-    int32_t (*owned)[KFAC_LAYERS];          /* of each rank: whether it has a layer's inverse; or NULL */
-    int64_t (*updates)[KFAC_LAYERS];        /* of each rank; or NULL */
+    int32_t gone_at;                         /* the message at which rank 1 dies, or 0 */
+    double factors[MOST_RANKS][KFAC_LAYERS]; /* the sum of a layer's input factor, where that is float64 */
+    int32_t owned[MOST_RANKS][KFAC_LAYERS];  /* tensors that are neither factors nor scales */
+    int64_t updates[MOST_RANKS][KFAC_LAYERS];
     tch_status after[MOST_RANKS];           /* of a step that follows a load which failed */
     const char *repaired[MOST_RANKS];       /* what is loaded then */
     tch_status repaired_status[MOST_RANKS]; /* and what became of it */
-} run;
+} training;
 
-static run run_of(const tch_kfac_config *config, int32_t ranks)
+static training training_of(const tch_kfac_config *config, int32_t ranks)
 {
-    return (run){.config = *config, .ranks = ranks, .blind_rank = -1};
+    return (training){.config = *config, .ranks = ranks, .blind_rank = -1};
 }
 
 static tch_kfac_config config_of(tch_kfac_method method, tch_dtype dtype)
@@ -53,7 +55,7 @@ static tch_kfac_config config_of(tch_kfac_method method, tch_dtype dtype)
 
 /* --- one rank ---------------------------------------------------------------------------------------------------- */
 
-static tch_status save(tch_kfac *kfac, tch_context *context, tch_comm *comm, const char *path)
+static tch_status save_kfac(tch_kfac *kfac, tch_context *context, tch_comm *comm, const char *path)
 {
     tch_checkpoint_writer *writer = NULL;
     tch_status status = tch_checkpoint_writer_create(&writer);
@@ -68,7 +70,7 @@ static tch_status save(tch_kfac *kfac, tch_context *context, tch_comm *comm, con
 }
 
 /* NULL: this rank cannot open it, and tells the others. */
-static tch_status load(tch_kfac *kfac, const char *path)
+static tch_status load_kfac(tch_kfac *kfac, const char *path)
 {
     tch_checkpoint *checkpoint = NULL;
     tch_status opened = path == NULL ? TCH_ERR_IO : tch_checkpoint_open(path, &checkpoint);
@@ -77,7 +79,7 @@ static tch_status load(tch_kfac *kfac, const char *path)
     return opened != TCH_OK && path != NULL ? opened : loaded;
 }
 
-static tch_kfac *make(const run *r, tch_context *context, tch_comm *comm)
+static tch_kfac *make_kfac(const training *r, tch_context *context, tch_comm *comm)
 {
     tch_kfac *kfac = NULL;
     tch_kfac_layer layers[KFAC_LAYERS];
@@ -101,27 +103,26 @@ static double sum_of(const tch_tensor *tensor)
     return sum;
 }
 
-/* What is here of each layer; the factors are float64, on the CPU. */
-static void look_at(run *r, tch_kfac *kfac, int32_t rank)
+static void look_at_state(training *r, tch_kfac *kfac, int32_t rank)
 {
-    for (int32_t i = 0; i < tch_kfac_state_count(kfac) && r->factors != NULL; i++) {
+    memset(r->owned[rank], 0, sizeof r->owned[rank]);
+    for (int32_t i = 0; i < tch_kfac_state_count(kfac); i++) {
+        int64_t counts[TCH_KFAC_COUNTS];
         tch_optim_state s = TCH_OPTIM_STATE_INIT;
         assert_int_equal(tch_kfac_get_state(kfac, i, &s), TCH_OK);
-        if (strstr(s.name, "/input_factor") != NULL) {
-            int64_t counts[TCH_KFAC_COUNTS];
-            assert_int_equal(tch_kfac_get_counts(kfac, s.parameter, counts), TCH_OK);
+        assert_int_equal(tch_kfac_get_counts(kfac, s.parameter, counts), TCH_OK);
+        r->updates[rank][s.parameter] = counts[0];
+        r->owned[rank][s.parameter] += strstr(s.name, "_factor") == NULL && strstr(s.name, "scales") == NULL;
+        if (strstr(s.name, "/input_factor") != NULL && tch_dtype_equal(r->config.factor_dtype, TCH_FLOAT64)) {
             r->factors[rank][s.parameter] = sum_of(s.tensor);
-            r->updates[rank][s.parameter] = counts[0];
-        } else if (strstr(s.name, "/input_inverse") != NULL) {
-            r->owned[rank][s.parameter] = 1;
         }
     }
 }
 
-static tch_status go_on(run *r, tch_kfac *kfac, int32_t rank)
+static tch_status train_from_checkpoint(training *r, tch_kfac *kfac, int32_t rank)
 {
     const char *from = r->other_path != NULL && rank == r->ranks - 1 ? r->other_path : r->from;
-    tch_status status = from == NULL ? TCH_OK : load(kfac, rank == r->blind_rank ? NULL : from);
+    tch_status status = from == NULL ? TCH_OK : load_kfac(kfac, rank == r->blind_rank ? NULL : from);
     if (r->apart) {
         test_random random = test_random_stream(77 + (uint64_t)rank);
         for (int32_t i = 0; i <= rank && status == TCH_OK; i++) {
@@ -134,41 +135,46 @@ static tch_status go_on(run *r, tch_kfac *kfac, int32_t rank)
     return status;
 }
 
-static void task(tch_comm *comm, int32_t rank, void *user)
+static void train_rank(tch_comm *comm, int32_t rank, void *user)
 {
-    run *r = user;
+    training *r = user;
     tch_context *context = NULL;
     assert_int_equal(tch_context_create("cpu", &context), TCH_OK);
-    tch_kfac *kfac = make(r, context, comm);
-    tch_status status = go_on(r, kfac, rank);
+    tch_kfac *kfac = make_kfac(r, context, comm);
+    tch_status status = train_from_checkpoint(r, kfac, rank);
     if (status == TCH_OK && r->to != NULL) {
-        status = save(kfac, context, comm, r->to);
+        status = save_kfac(kfac, context, comm, r->to);
     }
     r->status[rank] = status;
     snprintf(r->message[rank], sizeof r->message[rank], "%s", status == TCH_OK ? "" : tch_last_error());
-    look_at(r, kfac, rank);
+    look_at_state(r, kfac, rank);
     if (r->repaired[rank] != NULL) {
         r->after[rank] = tch_kfac_refresh(kfac);
-        r->repaired_status[rank] = load(kfac, r->repaired[rank]);
+        r->repaired_status[rank] = load_kfac(kfac, r->repaired[rank]);
     }
     tch_kfac_destroy(kfac);
     tch_context_destroy(context);
 }
 
-static void run_ranks(run *r)
+static void run_ranks(training *r)
 {
     if (r->ranks == 0) {
-        task(NULL, 0, r);
+        train_rank(NULL, 0, r);
         return;
     }
     pretend_group group;
     pretend_open(&group, r->ranks);
-    pretend_run(&group, task, r);
-    CHECK(group.mismatches == 0, "ranks disagree on counts");
+    if (r->gone_at > 0) {
+        group.timeout_s = 0.2;
+        group.ranks[1].gone_at = r->gone_at;
+    }
+    pretend_run(&group, train_rank, r);
+    CHECK(group.mismatches == 0 || r->gone_at > 0, "%lld bytes were sent that nobody expected",
+          (long long)group.mismatches);
     pretend_close(&group);
 }
 
-static void run_well(run *r)
+static void run_well(training *r)
 {
     run_ranks(r);
     for (int32_t k = 0; k < (r->ranks > 0 ? r->ranks : 1); k++) {
@@ -180,7 +186,29 @@ static void run_well(run *r)
 
 static const size_t gradient_bytes = KFAC_ELEMENTS * sizeof(double);
 
-static const int32_t sequences[][5] = {{2, 3, 1, 5, 2}, {0, 2, 0, 3, 8}, {1, 0, 7, 4, 0}};
+static void allocate_gradients(training *r)
+{
+    for (int32_t rank = 0; rank < MOST_RANKS; rank++) {
+        r->gradients[rank] = test_alloc(gradient_bytes);
+        memset(r->gradients[rank], 0, gradient_bytes);
+    }
+}
+
+static void check_owners(const training *r)
+{
+    int32_t results = r->config.method == TCH_KFAC_INVERSE ? 2 : 4;
+    for (int32_t i = 0; i < KFAC_LAYERS; i++) {
+        int32_t owned = 0;
+        for (int32_t rank = 0; rank < (r->ranks > 0 ? r->ranks : 1); rank++) {
+            owned += r->owned[rank][i];
+        }
+        int32_t copies = r->config.method == TCH_KFAC_EKFAC && r->ranks > 0 ? r->ranks : 1;
+        CHECK(owned == copies * results, "layer %d has %d tensors on all ranks, expected %d", i, owned,
+              copies * results);
+    }
+}
+
+static const int32_t sequences[][5] = {{2, 3, 1, 5, 2}, {0, 2, 0, 3, 16}, {1, 0, 7, 4, 0}};
 
 /* `one` is what one process comes to without a break. */
 static void try_sequence(const tch_kfac_config *config, const int32_t *ranks, const double *one)
@@ -189,16 +217,14 @@ static void try_sequence(const tch_kfac_config *config, const int32_t *ranks, co
     const char *from = NULL;
     const char *const paths[] = {test_path(INDEX), test_path("kfac.safetensors")};
     for (int32_t k = 0; k < 5; k++) {
-        run r = run_of(config, ranks[k]);
+        training r = training_of(config, ranks[k]);
         r.first = EACH * k;
         r.steps = EACH;
         r.from = from;
         r.to = paths[k == 0 && ranks[k] == 0]; /* of one process a file alone, and one with an index */
-        for (int32_t rank = 0; rank < MOST_RANKS; rank++) {
-            r.gradients[rank] = test_alloc(gradient_bytes);
-            memset(r.gradients[rank], 0, gradient_bytes);
-        }
+        allocate_gradients(&r);
         run_well(&r);
+        check_owners(&r);
         from = r.to;
         for (int32_t rank = 0; k == 4 && rank < (ranks[k] > 0 ? ranks[k] : 1); rank++) {
             CHECK(memcmp(one, r.gradients[rank], gradient_bytes) == 0, "rank %d has other gradients", rank);
@@ -210,19 +236,34 @@ static void try_sequence(const tch_kfac_config *config, const int32_t *ranks, co
 static void goes_on(void **state)
 {
     (void)state;
-    for (int method = 0; method < TCH_KFAC_METHOD_COUNT; method++) {
-        for (int wide = 0; wide < 2; wide++) {
-            tch_kfac_config config = config_of((tch_kfac_method)method, wide ? TCH_FLOAT64 : TCH_FLOAT32);
-            run alone = run_of(&config, 0);
-            alone.steps = 5 * EACH;
-            alone.gradients[0] = test_alloc(gradient_bytes);
-            memset(alone.gradients[0], 0, gradient_bytes);
-            run_well(&alone);
-            for (size_t q = 0; q < TEST_COUNT(sequences); q++) {
-                test_case("method %d, %s, sequence %d", method, wide ? "float64" : "float32", (int)q);
-                try_sequence(&config, sequences[q], alone.gradients[0]);
-            }
+    for (int variant = 0; variant < 3 * TCH_KFAC_METHOD_COUNT; variant++) {
+        bool wide = variant % 3 > 0;
+        tch_kfac_config config = config_of((tch_kfac_method)(variant / 3), wide ? TCH_FLOAT64 : TCH_FLOAT32);
+        config.kl_clip = variant % 3 == 2 ? 0.0 : 1e-3;
+        training alone = training_of(&config, 0);
+        alone.steps = 5 * EACH;
+        allocate_gradients(&alone);
+        run_well(&alone);
+        for (size_t q = 0; q < TEST_COUNT(sequences); q++) {
+            test_case("method %d, %s, kl_clip %g, sequence %d", variant / 3, wide ? "float64" : "float32",
+                      config.kl_clip, (int)q);
+            try_sequence(&config, sequences[q], alone.gradients[0]);
         }
+    }
+}
+
+/* A rank that is gone: the others have an error. */
+static void rank_that_dies(void **state)
+{
+    (void)state;
+    tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT64);
+    training r = training_of(&config, 3);
+    r.steps = 4;
+    r.gone_at = 2;
+    allocate_gradients(&r);
+    run_ranks(&r);
+    for (int32_t rank = 0; rank < 3; rank++) {
+        CHECK(strstr(r.message[rank], "all_gather") != NULL, "rank %d: '%s'", rank, r.message[rank]);
     }
 }
 
@@ -230,39 +271,27 @@ static void goes_on(void **state)
  * saw. */
 static void factors_are_the_owners(void **state)
 {
-    enum { RANKS = 3 };
-    double factors[RANKS][KFAC_LAYERS] = {{0}};
-    double loaded[1][KFAC_LAYERS] = {{0}};
-    int64_t updates[RANKS][KFAC_LAYERS] = {{0}};
-    int64_t loaded_updates[1][KFAC_LAYERS] = {{0}};
-    int32_t owned[RANKS][KFAC_LAYERS] = {{0}};
-    int32_t loaded_owned[1][KFAC_LAYERS] = {{0}};
     int32_t owners = 0;
     (void)state;
     const char *path = test_path(INDEX);
     tch_kfac_config config = config_of(TCH_KFAC_INVERSE, TCH_FLOAT64);
     config.accumulation = 1;
-    run r = run_of(&config, RANKS);
+    training r = training_of(&config, 3);
     r.apart = 1;
     r.to = path;
-    r.factors = factors;
-    r.owned = owned;
-    r.updates = updates;
     run_well(&r);
-    run one = run_of(&config, 0);
+    training one = training_of(&config, 0);
     one.from = path;
-    one.factors = loaded;
-    one.owned = loaded_owned;
-    one.updates = loaded_updates;
     run_well(&one);
     for (int32_t i = 0; i < KFAC_LAYERS; i++) {
-        int32_t owner = owned[0][i] ? 0 : owned[1][i] ? 1 : 2;
+        int32_t owner = r.owned[0][i] ? 0 : r.owned[1][i] ? 1 : 2;
         owners |= 1 << owner;
-        CHECK(factors[0][i] != factors[1][i] && factors[1][i] != factors[2][i], "layer %d saw the same twice", i);
-        CHECK(loaded[0][i] == factors[owner][i], "layer %d has %.17g, expected %.17g", i, loaded[0][i],
-              factors[owner][i]);
-        CHECK(loaded_updates[0][i] == updates[owner][i] && updates[owner][i] == owner + 1, "layer %d has %lld updates",
-              i, (long long)loaded_updates[0][i]);
+        CHECK(r.factors[0][i] != r.factors[1][i] && r.factors[1][i] != r.factors[2][i], "layer %d saw the same twice",
+              i);
+        CHECK(one.factors[0][i] == r.factors[owner][i], "layer %d has %.17g, expected %.17g", i, one.factors[0][i],
+              r.factors[owner][i]);
+        CHECK(one.updates[0][i] == r.updates[owner][i] && r.updates[owner][i] == owner + 1, "layer %d has %lld updates",
+              i, (long long)one.updates[0][i]);
     }
     CHECK(owners == 7, "not every rank owns a layer");
 }
@@ -271,22 +300,20 @@ static void factors_are_the_owners(void **state)
 
 static void save_by(int32_t ranks, const tch_kfac_config *config, const char *path, int32_t steps)
 {
-    run r = run_of(config, ranks);
+    training r = training_of(config, ranks);
     r.steps = steps;
     r.to = path;
-    for (int32_t rank = 0; rank < MOST_RANKS; rank++) {
-        r.gradients[rank] = test_alloc(gradient_bytes);
-    }
+    allocate_gradients(&r);
     run_well(&r);
 }
 
-static void expect(const run *r, int32_t rank, tch_status status, const char *words)
+static void expect(const training *r, int32_t rank, tch_status status, const char *words)
 {
     CHECK(r->status[rank] == status && strstr(r->message[rank], words) != NULL, "rank %d gave %s: %s", rank,
           tch_status_name(r->status[rank]), r->message[rank]);
 }
 
-static void expect_all(const run *r, tch_status status, const char *words)
+static void expect_all(const training *r, tch_status status, const char *words)
 {
     for (int32_t rank = 0; rank < r->ranks; rank++) {
         expect(r, rank, status, words);
@@ -321,7 +348,7 @@ static void another_model(void **state)
     save_by(2, &config, path, 1);
     for (size_t i = 0; i < TEST_COUNT(cases); i++) {
         test_case("case %d", (int)i);
-        run r = run_of(&config, 3);
+        training r = training_of(&config, 3);
         r.from = path;
         r.change = cases[i].change;
         r.layers = cases[i].layers;
@@ -329,7 +356,7 @@ static void another_model(void **state)
         expect_all(&r, cases[i].status, cases[i].words);
     }
     config = config_of(TCH_KFAC_INVERSE, TCH_FLOAT64);
-    run r = run_of(&config, 3);
+    training r = training_of(&config, 3);
     r.from = path;
     run_ranks(&r);
     expect_all(&r, TCH_ERR_INVALID_ARGUMENT, "method");
@@ -345,9 +372,9 @@ static void more_than_this_model(void **state)
     (void)state;
     const char *path = test_path("kfac.safetensors");
     tch_kfac_config config = config_of(TCH_KFAC_INVERSE, TCH_FLOAT32);
-    run r = run_of(&config, 0);
+    training r = training_of(&config, 0);
     CHECK_OK(tch_context_create("cpu", &context));
-    tch_kfac *kfac = make(&r, context, NULL);
+    tch_kfac *kfac = make_kfac(&r, context, NULL);
     for (size_t i = 0; i < TEST_COUNT(names); i++) {
         tch_checkpoint_writer *writer = NULL;
         test_case("%s", names[i]);
@@ -356,7 +383,7 @@ static void more_than_this_model(void **state)
         CHECK_OK(tch_checkpoint_writer_add(writer, names[i], &stray));
         CHECK_OK(tch_checkpoint_writer_save(writer, context, path));
         tch_checkpoint_writer_destroy(writer);
-        r = run_of(&config, 2);
+        r = training_of(&config, 2);
         r.from = path;
         run_ranks(&r);
         expect_all(&r, TCH_ERR_INVALID_ARGUMENT, "has 29 tensors of layers under 'kfac/', expected 28");
@@ -368,11 +395,11 @@ static void more_than_this_model(void **state)
 /* What one rank alone has saved, in a file of its own, lacks the layers of the others. */
 static void a_part_alone(tch_comm *comm, int32_t rank, void *user)
 {
-    run *r = user;
+    training *r = user;
     tch_context *context = NULL;
     assert_int_equal(tch_context_create("cpu", &context), TCH_OK);
-    tch_kfac *kfac = make(r, context, comm);
-    r->status[rank] = rank == 0 ? save(kfac, context, NULL, r->to) : TCH_OK;
+    tch_kfac *kfac = make_kfac(r, context, comm);
+    r->status[rank] = rank == 0 ? save_kfac(kfac, context, NULL, r->to) : TCH_OK;
     tch_kfac_destroy(kfac);
     tch_context_destroy(context);
 }
@@ -383,14 +410,14 @@ static void layers_missing(void **state)
     (void)state;
     const char *path = test_path("part.safetensors");
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT64);
-    run r = run_of(&config, 2);
+    training r = training_of(&config, 2);
     r.to = path;
     pretend_open(&group, 2);
     pretend_run(&group, a_part_alone, &r);
     pretend_close(&group);
     CHECK(r.status[0] == TCH_OK, "rank 0 could not save");
     for (int32_t ranks = 0; ranks < 3; ranks += 2) {
-        r = run_of(&config, ranks);
+        r = training_of(&config, ranks);
         r.from = path;
         run_ranks(&r);
         expect(&r, 0, TCH_ERR_INVALID_ARGUMENT, "the checkpoint has no 'kfac/layer0/input_factor'");
@@ -404,7 +431,7 @@ static void one_rank_cannot_open(void **state)
     const char *path = test_path(INDEX);
     tch_kfac_config config = config_of(TCH_KFAC_EKFAC, TCH_FLOAT32);
     save_by(2, &config, path, 2);
-    run r = run_of(&config, 3);
+    training r = training_of(&config, 3);
     r.from = path;
     r.blind_rank = 1;
     run_ranks(&r);
@@ -420,7 +447,7 @@ static void different_checkpoints(void **state)
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT32);
     save_by(0, &config, paths[0], 2);
     save_by(0, &config, paths[1], 4);
-    run r = run_of(&config, 2);
+    training r = training_of(&config, 2);
     r.from = paths[0];
     r.other_path = paths[1];
     run_ranks(&r);
@@ -445,7 +472,7 @@ static void damaged_files(void **state)
     }
     test_file_write(bad, text, bytes);
 
-    run r = run_of(&config, 3);
+    training r = training_of(&config, 3);
     r.from = good;
     r.other_path = cut;
     run_ranks(&r);
@@ -453,7 +480,7 @@ static void damaged_files(void **state)
     expect(&r, 1, TCH_ERR_COMM, "nothing was changed");
     CHECK(r.status[2] == TCH_ERR_IO, "rank 2 gave %s", tch_status_name(r.status[2]));
 
-    r = run_of(&config, 3);
+    r = training_of(&config, 3);
     r.from = good;
     r.other_path = bad;
     for (int32_t rank = 0; rank < 3; rank++) {
@@ -471,30 +498,30 @@ static void damaged_files(void **state)
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-typedef struct half {
+typedef struct saving_rank {
     tch_context *context;
     tch_comm *comm;
     tch_kfac *kfac;
     const char *path;
     int loads;
     tch_status status;
-} half;
+} saving_rank;
 
-static void *work(void *argument)
+static void *save_or_load(void *argument)
 {
-    half *h = argument;
-    h->status = h->loads ? load(h->kfac, h->path) : save(h->kfac, h->context, h->comm, h->path);
+    saving_rank *h = argument;
+    h->status = h->loads ? load_kfac(h->kfac, h->path) : save_kfac(h->kfac, h->context, h->comm, h->path);
     return NULL;
 }
 
 /* Both ranks at once; whichever comes to the allocation that fails, both have an error. */
-static void fail_at(half *halves, int loads, long long k, bool *through)
+static void fail_at(saving_rank *ranks, int loads, long long k, bool *through)
 {
     pthread_t threads[2];
     counting_allocator_arm(&test_counting, k);
     for (int i = 0; i < 2; i++) {
-        halves[i].loads = loads;
-        assert_int_equal(pthread_create(&threads[i], NULL, work, &halves[i]), 0);
+        ranks[i].loads = loads;
+        assert_int_equal(pthread_create(&threads[i], NULL, save_or_load, &ranks[i]), 0);
     }
     for (int i = 0; i < 2; i++) {
         pthread_join(threads[i], NULL);
@@ -502,24 +529,24 @@ static void fail_at(half *halves, int loads, long long k, bool *through)
     *through = atomic_load(&test_counting.calls) < k;
     counting_allocator_arm(&test_counting, 0);
     for (int i = 0; i < 2; i++) {
-        CHECK((halves[i].status == TCH_OK) == *through, "rank %d gave %s", i, tch_status_name(halves[i].status));
+        CHECK((ranks[i].status == TCH_OK) == *through, "rank %d gave %s", i, tch_status_name(ranks[i].status));
     }
 }
 
 static void no_memory(void **state)
 {
-    half halves[2];
+    saving_rank ranks[2];
     pretend_group group;
     (void)state;
     const char *path = test_path(INDEX);
     tch_kfac_config config = config_of(TCH_KFAC_EKFAC, TCH_FLOAT32);
     save_by(2, &config, path, 1);
-    run r = run_of(&config, 2);
+    training r = training_of(&config, 2);
     pretend_open(&group, 2);
     for (int32_t i = 0; i < 2; i++) {
-        halves[i] = (half){.comm = pretend_comm(&group, i), .path = path};
-        CHECK_OK(tch_context_create("cpu", &halves[i].context));
-        halves[i].kfac = make(&r, halves[i].context, halves[i].comm);
+        ranks[i] = (saving_rank){.comm = pretend_comm(&group, i), .path = path};
+        CHECK_OK(tch_context_create("cpu", &ranks[i].context));
+        ranks[i].kfac = make_kfac(&r, ranks[i].context, ranks[i].comm);
     }
     long long blocks = atomic_load(&test_counting.blocks);
     for (int loads = 0; loads < 2; loads++) {
@@ -527,15 +554,15 @@ static void no_memory(void **state)
         for (long long k = 1; !through; k++) {
             test_case("%s, allocation %lld", loads ? "load" : "save", k);
             CHECK(k < 20000, "it never gets by");
-            fail_at(halves, loads, k, &through);
+            fail_at(ranks, loads, k, &through);
             CHECK(atomic_load(&test_counting.blocks) == blocks, "%lld blocks leaked",
                   atomic_load(&test_counting.blocks) - blocks);
         }
     }
     for (int32_t i = 0; i < 2; i++) {
-        tch_kfac_destroy(halves[i].kfac);
-        tch_context_destroy(halves[i].context);
-        tch_comm_destroy(halves[i].comm);
+        tch_kfac_destroy(ranks[i].kfac);
+        tch_context_destroy(ranks[i].context);
+        tch_comm_destroy(ranks[i].comm);
     }
     pretend_close(&group);
 }
@@ -547,6 +574,7 @@ int main(int argc, char **argv)
     test_begin(argc, argv);
     const struct CMUnitTest tests[] = {
         IN_A_FOLDER(goes_on),
+        cmocka_unit_test(rank_that_dies),
         IN_A_FOLDER(factors_are_the_owners),
         IN_A_FOLDER(another_model),
         IN_A_FOLDER(more_than_this_model),
