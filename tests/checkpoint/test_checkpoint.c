@@ -410,7 +410,6 @@ static void the_file_is_as_documented(void **state)
 
 static void no_temporary_file_is_left(void **state)
 {
-    (void)state;
     assert_int_equal(test_leftover_count(), 0);
 }
 

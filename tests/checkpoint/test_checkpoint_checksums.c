@@ -43,7 +43,6 @@ static int sums(sum_function list[3])
 /* The check value of the catalogs, and the examples of RFC 3720, B.4. */
 static void known_sums(void **state)
 {
-    (void)state;
     unsigned char bytes[4][32] = {{0}};
     static const uint32_t expected[4] = {0x8a9136aa, 0x62a8ab43, 0x46dd794e, 0x113fdb5c};
     sum_function list[3];
@@ -65,7 +64,6 @@ static void known_sums(void **state)
 /* Of every length around those where the ways change, beginning anywhere, in one chunk and in two. */
 static void sums_are_the_reference(void **state)
 {
-    (void)state;
     enum { MOST = 110000, ROUNDS = 400 };
     static const int64_t near[] = {0, 8, 256, 16384, 49152, 98304};
     sum_function list[3];
@@ -266,7 +264,6 @@ static const char *file_of_index(const char *path)
 /* Without checksums the same search finds what it is looking for. */
 static void no_bit_changes_unseen(void **state)
 {
-    (void)state;
     content c = random_content(10);
     content got;
     int refused;
@@ -296,7 +293,6 @@ static void check_differs(tch_status status, const char *path, const char *name)
 /* Larger than what is summed at once, and changed near its end: each way says which tensor of which file. */
 static void the_tensor_is_named(void **state)
 {
-    (void)state;
     enum { SIZE = 100003 };
     static float values[SIZE];
     static float got[SIZE];
@@ -343,7 +339,6 @@ static void check_has(const char *path, int32_t expected)
 
 static void files_say_whether_they_have_them(void **state)
 {
-    (void)state;
     content c = random_content(20);
     content got;
     tch_checkpoint_writer *writer = NULL;
@@ -436,7 +431,6 @@ static void check_bad(tch_status status, tch_checkpoint *const *checkpoint, cons
 /* What another writer may do: order, spelling, tensors of its own. */
 static void what_others_may_change(void **state)
 {
-    (void)state;
     tch_checkpoint *c = NULL;
     tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
     by_hand h = sums_by_hand();
@@ -462,7 +456,6 @@ static void what_others_may_change(void **state)
 
 static void what_others_may_not_change(void **state)
 {
-    (void)state;
     tch_checkpoint *c = NULL;
     by_hand h = sums_by_hand();
 #define MADE(settings, tensors) "{\"__metadata__\":{" settings ",%s,%s,%s}," tensors "}", h.own, h.a, h.b
@@ -495,7 +488,6 @@ static void what_others_may_not_change(void **state)
 /* Offsets that were exchanged between tensors of equal shape: the header cannot show it, the bytes do. */
 static void exchanged_places_are_seen(void **state)
 {
-    (void)state;
     float values[2][2] = {{1, 2}, {3, 4}};
     float got[2];
     int64_t size = 2;

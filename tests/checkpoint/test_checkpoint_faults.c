@@ -102,7 +102,6 @@ static void fail_each_allocation(tch_status (*call)(const char *path, const char
 
 static void no_memory(void **state)
 {
-    (void)state;
     const char *path = test_path("memory");
     CHECK_OK(save(path, "old"));
     fail_each_allocation(load, path, "old");
@@ -129,7 +128,6 @@ static tch_status save_many(const char *path, const char *mark)
 
 static void no_memory_to_grow(void **state)
 {
-    (void)state;
     const char *path = test_path("grow");
     CHECK_OK(save(path, "old"));
     fail_each_allocation(save_many, path, "old");
@@ -139,7 +137,6 @@ static void no_memory_to_grow(void **state)
 /* A tensor refused for want of memory can be added later, and was not half there. */
 static void a_writer_survives_want_of_memory(void **state)
 {
-    (void)state;
     tch_checkpoint_writer *writer = NULL;
     tch_checkpoint *checkpoint = NULL;
     tch_tensor t = tch_tensor_view(values, TCH_FLOAT32, 2, shape);
@@ -164,7 +161,6 @@ static void a_writer_survives_want_of_memory(void **state)
 /* The disk is full after every number of bytes in turn; the limit on the size of files stands for it. */
 static void a_full_disk(void **state)
 {
-    (void)state;
     struct rlimit limit;
     struct rlimit small;
     const char *path = test_path("full");
@@ -200,7 +196,6 @@ static void check_not_saved(const char *path, const char *message)
 
 static void paths_that_cannot_be_written(void **state)
 {
-    (void)state;
     static char longest[5000];
     char long_name[400];
     check_not_saved(test_path("absent/file"), "No such file or directory");
@@ -226,7 +221,6 @@ static void paths_that_cannot_be_written(void **state)
 /* In a process of its own, since root may do everything and must become somebody else first. */
 static void a_folder_without_permission(void **state)
 {
-    (void)state;
     const char *path = test_path("guarded");
     CHECK_OK(save(path, "old"));
     assert_int_equal(chmod(test_path("."), 0555), 0);
@@ -247,7 +241,6 @@ static void a_folder_without_permission(void **state)
 /* Each call that may fail on the way fails once: an error leaves the old file or, once it has its name, the new one. */
 static void every_call_fails_once(void **state)
 {
-    (void)state;
     const char *path = test_path("calls");
     bool failed = true;
     int errors = 0;
@@ -269,7 +262,6 @@ static void every_call_fails_once(void **state)
 /* Only what has the name of a leftover, is a file of ours, is old and not locked is removed. */
 static void leftovers_are_told_from_other_files(void **state)
 {
-    (void)state;
     static const char *const kept[] = {".torchium-0123456789abcde.part", ".torchium-0123456789abcdeg.part",
                                        ".torchium-0123456789abcdef.part~", "torchium-0123456789abcdef.part"};
     const char *leftover = test_path(".torchium-0123456789abcdef.part");
@@ -307,7 +299,6 @@ static void leftovers_are_told_from_other_files(void **state)
 
 static void a_link_is_replaced(void **state)
 {
-    (void)state;
     struct stat status;
     CHECK_OK(save(test_path("target"), "old"));
     assert_int_equal(symlink("target", test_path("link")), 0);
@@ -331,7 +322,6 @@ static int mode_of(const char *path)
  * file it becomes. */
 static void nobody_sees_a_file_before_it_is_whole(void **state)
 {
-    (void)state;
     static const mode_t modes[] = {0600, 0400, 0640, 0644, 0666};
     const char *path = test_path("private");
     mode_t before = umask(027);
@@ -367,7 +357,6 @@ static bool save_as_nobody(const char *path)
 /* Permissions of a group are not handed to another one. Only root can try it. */
 static void groups_are_kept_or_closed(void **state)
 {
-    (void)state;
     enum { GROUP = 54321 };
     static const int modes[][2] = {{0640, 0600}, {0664, 0644}, {0660, 0600}, {0666, 0666}, {0604, 0604}};
     const char *path = test_path("group");
@@ -396,7 +385,6 @@ static void groups_are_kept_or_closed(void **state)
 
 static void bad_arguments_of_writers(void **state)
 {
-    (void)state;
     tch_checkpoint_writer *writer = NULL;
     tch_tensor t = tch_tensor_view(values, TCH_FLOAT32, 2, shape);
     tch_tensor odd = t;
@@ -434,7 +422,6 @@ static void bad_arguments_of_writers(void **state)
 /* Expanded tensors can describe more bytes than files have. */
 static void too_many_bytes(void **state)
 {
-    (void)state;
     tch_checkpoint_writer *writer = NULL;
     int64_t size = (int64_t)1 << 60;
     int64_t stride = 0;
@@ -448,7 +435,6 @@ static void too_many_bytes(void **state)
 
 static void bad_arguments_of_readers(void **state)
 {
-    (void)state;
     tch_checkpoint *c = NULL;
     double number = 7.0;
     int64_t integer = 7;
@@ -482,7 +468,6 @@ static void bad_arguments_of_readers(void **state)
 
 static void tensors_that_do_not_fit(void **state)
 {
-    (void)state;
     tch_checkpoint *c = NULL;
     float got[600] = {0};
     int64_t other[] = {20, 30};

@@ -137,7 +137,6 @@ static void check_refused(const char *path, const char *message)
 
 static void bad_headers_are_refused(void **state)
 {
-    (void)state;
     const char *path = test_path("bad");
     for (int i = 0; i < BAD_FILES; i++) {
         test_case("%s", bad_files[i].header);
@@ -148,7 +147,6 @@ static void bad_headers_are_refused(void **state)
 
 static void bad_lengths_are_refused(void **state)
 {
-    (void)state;
     const char *path = test_path("length");
     static const char header[] = "{" F32("a", "[1]", 0, 4) "}";
     test_safetensors_write(path, header, 0, 4);
@@ -172,7 +170,6 @@ static void bad_lengths_are_refused(void **state)
 /* Every file that is too short by some bytes, down to none. */
 static void cut_files_are_refused(void **state)
 {
-    (void)state;
     int64_t bytes;
     const char *whole = test_path("whole");
     const char *cut = test_path("cut");
@@ -189,7 +186,6 @@ static void cut_files_are_refused(void **state)
 
 static void what_is_no_file_is_refused(void **state)
 {
-    (void)state;
     check_refused(test_path("absent"), "No such file");
     check_refused(test_path("."), "it is a folder, expected a file");
     check_refused("/dev/zero", "it is a device");
@@ -199,7 +195,6 @@ static void what_is_no_file_is_refused(void **state)
 /* Control characters of a hostile name would be obeyed by a terminal. */
 static void messages_are_harmless(void **state)
 {
-    (void)state;
     const char *path = test_path("harmless");
     static char header[4096];
     test_safetensors_write(path, "{" F32("\\u001b[31m\\u007f", "[2]", 0, 4) "}", -1, 4);
@@ -211,7 +206,6 @@ static void messages_are_harmless(void **state)
 
 static void unusual_files_open(void **state)
 {
-    (void)state;
     static const bad_file files[] = {
         {"{}", 0, NULL},
         {"{ \t\r\n}", 0, NULL},
@@ -255,7 +249,6 @@ _Static_assert((8 + sizeof foreign - 1 + 18) % 4 != 0, "the last tensor is align
 /* Types and ranks without tensors of ours are described and not read. */
 static void foreign_tensors_are_listed(void **state)
 {
-    (void)state;
     tch_checkpoint *checkpoint = NULL;
     tch_tensor t = {0};
     const char *path = test_path("foreign");
@@ -285,7 +278,6 @@ static void foreign_tensors_are_listed(void **state)
 /* A file that becomes shorter while it is open: reading fails, and does not end the process. */
 static void cutting_an_open_file(void **state)
 {
-    (void)state;
     tch_checkpoint *checkpoint = NULL;
     float values[2] = {0};
     int64_t shape[] = {2};

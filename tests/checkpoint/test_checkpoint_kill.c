@@ -182,7 +182,6 @@ static int kill_count(void)
 
 static void killed_at_any_moment(void **state)
 {
-    (void)state;
     kill_often(save_file, "killed", kill_count());
 }
 
@@ -193,7 +192,6 @@ static void check_whole(const char *path)
 
 static void killed_with_an_index(void **state)
 {
-    (void)state;
     kill_often(save_with_index, "shards.safetensors.index.json", kill_count() / 2);
     int files = visit_files("shards-", check_whole);
     printf("%d of these kills came between a file's name and the index's\n", files - 1);
@@ -221,7 +219,6 @@ static pid_t start_writer(saver save, tch_checkpoint_writer *writer, const char 
 
 static void leave(const char *path)
 {
-    (void)path;
 }
 
 /* Whoever reads meanwhile always finds a whole version of one or the other, and in the end it is one's last, without
@@ -254,13 +251,11 @@ static void check_two_writers(saver save, const char *name, int files)
 
 static void two_writers(void **state)
 {
-    (void)state;
     check_two_writers(save_file, "two", 1);
 }
 
 static void two_writers_of_an_index(void **state)
 {
-    (void)state;
     check_two_writers(save_with_index, "twofold.safetensors.index.json", 3); /* with the file of the test before */
 }
 

@@ -216,7 +216,6 @@ static void check_elements(const tch_checkpoint *c, const cutting *read, bool st
 
 static void every_cutting_from_every_other(void **state)
 {
-    (void)state;
     for (size_t a = 0; a < TEST_COUNT(cuttings); a++) {
         const char *path = test_path(INDEX);
         tch_checkpoint *c;
@@ -245,7 +244,6 @@ static void every_cutting_from_every_other(void **state)
 /* A plain file with the tensor whole, as one process saves it. */
 static void whole_from_one_file(void **state)
 {
-    (void)state;
     double values[ELEMENTS];
     static const int64_t start[3];
     tch_checkpoint_writer *writer;
@@ -266,7 +264,6 @@ static void whole_from_one_file(void **state)
 /* What ranks add beside shards: tensors and settings of each, and what all have is the first one's. */
 static void what_each_rank_has(void **state)
 {
-    (void)state;
     const char *path = test_path(INDEX);
     tch_checkpoint *c;
     save_well(&cuttings[1], 3, path, "now");
@@ -309,7 +306,6 @@ static int count_files(const char *ending)
 
 static void earlier_files_go(void **state)
 {
-    (void)state;
     static const char *const others[] = {"model-00001-of-00002.safetensors", "model.safetensors",
                                          "model-0123456789abcdef-00001-of-00002.safetensors.bak",
                                          "model-0123456789abcdef-00001-of-00002.safetensors",
@@ -363,7 +359,6 @@ static int count_private(bool make_so)
  * ranks, whatever the umask is. */
 static void beside_another_index(void **state)
 {
-    (void)state;
     const char *path = test_path(INDEX);
     const char *other = test_path("model.index.json");
     save_well(&cuttings[1], 2, other, "other");
@@ -400,7 +395,6 @@ static void save_between(const char *name)
  * without, and no file that the index names is lost. */
 static void another_save_in_between(void **state)
 {
-    (void)state;
     static const char *const names[] = {".safetensors", ".index.json"};
     snprintf(between_path, sizeof between_path, "%s", test_path(INDEX));
     for (int i = 0; i < 2; i++) {
@@ -420,7 +414,6 @@ static void another_save_in_between(void **state)
 /* A file system whose locks are local to each machine: the files that ranks are writing look free to the others. */
 static void local_locks(void **state)
 {
-    (void)state;
     test_local_locks = true;
     for (int i = 0; i < 5; i++) {
         save_well(&cuttings[1], 8, test_path(INDEX), "now");
@@ -433,7 +426,6 @@ static void local_locks(void **state)
  * there; or the new one, where it has its name and its folder could not be written to the disk. */
 static void every_call_fails_once(void **state)
 {
-    (void)state;
     const char *path = test_path(INDEX);
     for (int32_t ranks = 1; ranks <= 2; ranks++) {
         bool failed = true;
@@ -465,7 +457,6 @@ static void every_call_fails_once(void **state)
 /* A rank that cannot write, into no folder or over a folder: all fail, its own error is its own, nothing is left. */
 static void one_rank_cannot_write(void **state)
 {
-    (void)state;
     const char *path = test_path(INDEX);
     save_well(&cuttings[1], 3, path, "old");
     for (int32_t bad = 0; bad < 3; bad++) {
@@ -485,7 +476,6 @@ static void one_rank_cannot_write(void **state)
 /* The index cannot be written: where it should be is a folder. */
 static void index_cannot_be_written(void **state)
 {
-    (void)state;
     const char *path = test_path(INDEX);
     CHECK(mkdir(path, 0700) == 0, "the test cannot make a folder");
     trial t = trial_of(&cuttings[1], path, "new");
@@ -498,7 +488,6 @@ static void index_cannot_be_written(void **state)
 /* A rank whose call is wrong: the others do not wait for it. */
 static void one_rank_is_wrong(void **state)
 {
-    (void)state;
     trial t = trial_of(&cuttings[1], test_path(INDEX), "new");
     t.paths[1] = test_path("model.safetensors");
     run(&t, 3, 0, 0);
@@ -514,7 +503,6 @@ static void one_rank_is_wrong(void **state)
  * files of the other. */
 static void rank_that_dies(void **state)
 {
-    (void)state;
     const char *path = test_path(INDEX);
     save_well(&cuttings[1], 3, path, "old");
     for (int32_t bad = 0; bad < 3; bad++) {
@@ -580,7 +568,6 @@ static long long save_without(trial *t, long long allocation)
  * is left beside it. */
 static void no_memory_to_save(void **state)
 {
-    (void)state;
     const char *path = test_path(INDEX);
     save_well(&cuttings[1], 2, path, "old");
     bool through = false;
@@ -613,7 +600,6 @@ static tch_status open_and_read(const char *path)
 
 static void no_memory_to_read(void **state)
 {
-    (void)state;
     const char *path = test_path(INDEX);
     save_well(&cuttings[4], 3, path, "old");
     bool through = false;
@@ -634,7 +620,6 @@ static void no_memory_to_read(void **state)
 
 static void bad_index(void **state)
 {
-    (void)state;
     static const struct {
         const char *text, *message;
     } cases[] = {
@@ -671,7 +656,6 @@ static void bad_index(void **state)
 /* As other programs write them: metadata of any kind. */
 static void good_index(void **state)
 {
-    (void)state;
     static const char *const texts[] = {
         "{\"weight_map\":{\"a\":\"good\"}}",
         (" {\n \"metadata\" : {\"total_size\": 1.5e3, \"x\": [1, -2, {\"y\": null}], \"z\": {}, \"t\": true},\n"
@@ -694,7 +678,6 @@ static void good_index(void **state)
 
 static void bad_shards(void **state)
 {
-    (void)state;
     static const struct {
         const char *header, *message;
     } cases[] = {
@@ -735,7 +718,6 @@ static void add_rows(tch_checkpoint_writer *writer, double *values, int64_t from
  * does not depend on what memory held. */
 static void overlapping_shards(void **state)
 {
-    (void)state;
     static const struct {
         int64_t ends[2][2];
         const char *message;
@@ -782,7 +764,6 @@ static void overlapping_shards(void **state)
 /* Sizes whose product is above 2^63, but for a 0 behind them: a tensor without elements, as any other. */
 static void sizes_that_overflow(void **state)
 {
-    (void)state;
     tch_checkpoint *c;
     int64_t large[] = {(int64_t)1 << 62, 3, 0};
     int64_t none[] = {0};
@@ -803,7 +784,6 @@ static void sizes_that_overflow(void **state)
 /* The last of several shards is damaged: nothing of the others has been written. */
 static void damage_is_found_first(void **state)
 {
-    (void)state;
     double values[] = {0, 1, 2, 3};
     double got[4] = {-1, -1, -1, -1};
     int64_t size[] = {4};
@@ -833,7 +813,6 @@ static void damage_is_found_first(void **state)
 /* A thousand files and forty descriptors. Those that cannot be held open must still be the same when they are read. */
 static void more_files_than_descriptors(void **state)
 {
-    (void)state;
     enum { FILES = 1000 };
     char *text = test_alloc(FILES * 64);
     size_t used = (size_t)snprintf(text, 64, "{\"weight_map\":{");
@@ -873,7 +852,6 @@ static void more_files_than_descriptors(void **state)
 /* A file of the index is gone, is cut short, or has another byte. */
 static void damaged_files(void **state)
 {
-    (void)state;
     const char *path = test_path(INDEX);
     save_well(&cuttings[4], 2, path, "old");
     int64_t bytes;
@@ -899,7 +877,6 @@ static void damaged_files(void **state)
 /* Rectangles that are not all there, or are asked for as something else. */
 static void not_what_is_there(void **state)
 {
-    (void)state;
     double values[6] = {0};
     int64_t size[2] = {2, 3};
     static const int64_t shape[2] = {4, 3};

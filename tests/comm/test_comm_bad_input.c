@@ -8,26 +8,18 @@
 
 static tch_status gather(void *user, const void *send, void *receive, int64_t bytes, void *stream)
 {
-    (void)user;
-    (void)stream;
     memmove(receive, send, (size_t)bytes);
     return TCH_OK;
 }
 
 static tch_status exchange(void *user, const void *send, void *receive, const tch_comm_counts *counts, void *stream)
 {
-    (void)user;
-    (void)stream;
     memmove(receive, send, (size_t)counts->receive_bytes[0]);
     return TCH_OK;
 }
 
 static tch_status reduce(void *user, int32_t *values, int32_t count, void *stream)
 {
-    (void)user;
-    (void)values;
-    (void)count;
-    (void)stream;
     return TCH_OK;
 }
 
@@ -43,7 +35,6 @@ static void refuses(const tch_comm_config *config, const char *words)
 
 static void bad_configurations(void **state)
 {
-    (void)state;
     tch_comm_config c = TCH_COMM_CONFIG_INIT;
     c.ops = &good;
     refuses(NULL, "TCH_COMM_CONFIG_INIT");
@@ -72,7 +63,6 @@ static void bad_configurations(void **state)
 
 static void what_a_group_says(void **state)
 {
-    (void)state;
     tch_comm_config c = TCH_COMM_CONFIG_INIT;
     tch_comm *comm;
     c.ops = &good;
@@ -97,7 +87,6 @@ static void what_a_group_says(void **state)
 
 static void nccl_wants_a_gpu(void **state)
 {
-    (void)state;
     char id[TCH_NCCL_ID_BYTES] = {0};
     tch_comm *comm = NULL;
     tch_context *context;
@@ -114,7 +103,6 @@ static void nccl_wants_a_gpu(void **state)
 
 static void no_tiles(void **state)
 {
-    (void)state;
     tch_optim_tile tile = TCH_OPTIM_TILE_INIT;
     assert_int_equal(tch_optimizer_tile_count(NULL), 0);
     assert_int_equal(tch_optimizer_get_tile(NULL, 0, &tile), TCH_ERR_INVALID_ARGUMENT);

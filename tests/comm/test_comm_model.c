@@ -76,7 +76,6 @@ static void describe(rank_model *m, placing how, int32_t rank, int32_t ranks, tc
 
 static void narrow_rates(void *state, tch_product_rates *rates)
 {
-    (void)state;
     *rates = (tch_product_rates){.f64 = 60.0, .f32 = 50.0, .bf16x2 = 200.0, .bf16 = 700.0};
 }
 
@@ -227,7 +226,6 @@ static void try_all(tch_optim_kind kind, tch_dtype dtype, bool narrow)
 
 static void muon(void **state)
 {
-    (void)state;
     try_all(TCH_OPTIM_MUON, TCH_FLOAT32, false);
     try_all(TCH_OPTIM_MUON, TCH_FLOAT32, true);
     try_all(TCH_OPTIM_MUON, TCH_BFLOAT16, false);
@@ -235,7 +233,6 @@ static void muon(void **state)
 
 static void shampoo(void **state)
 {
-    (void)state;
     try_all(TCH_OPTIM_SHAMPOO, TCH_FLOAT32, false);
     try_all(TCH_OPTIM_SHAMPOO, TCH_BFLOAT16, false);
 }

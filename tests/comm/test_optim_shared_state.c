@@ -97,7 +97,6 @@ static void state_of_large_vectors_is_divided(void **state)
     pretend_group group;
     double *alone = test_alloc(LARGE * sizeof(double));
     test_random random = test_random_stream(5);
-    (void)state;
     test_case("a vector of %d elements on 3 ranks", LARGE);
     for (int32_t i = 0; i < 3; i++) {
         l.drawn[i] = test_alloc(LARGE * sizeof(double));
@@ -167,7 +166,6 @@ static void one_shape_in_buckets(void **state)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_MUON, TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP};
     double *alone[EQUAL];
-    (void)state;
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
         equal_training *t = test_alloc(sizeof *t);
         pretend_group group;
@@ -214,7 +212,6 @@ static void group_of_one_meets_nobody(void **state)
 {
     equal_training *t = test_alloc(sizeof *t);
     pretend_group group;
-    (void)state;
     *t = (equal_training){.config = shared_config(TCH_OPTIM_SHAMPOO), .group = &group};
     for (int32_t i = 0; i < EQUAL; i++) {
         t->shapes[i] = (placed_shape){.ndim = 2, .size = {EQUAL_ROWS, EQUAL_COLS}};
@@ -274,7 +271,6 @@ static void experts_send_nothing(void **state)
 {
     pretend_group group;
     tch_comm_traffic traffic[2 * EXPERT_RANKS];
-    (void)state;
     test_case("experts on %d ranks", EXPERT_RANKS);
     for (int i = 0; i < 2 * EXPERT_RANKS; i++) {
         traffic[i] = (tch_comm_traffic)TCH_COMM_TRAFFIC_INIT;

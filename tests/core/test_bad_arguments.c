@@ -148,7 +148,6 @@ static void numbers_out_of_range(void **state)
 
 static void methods_have_names(void **state)
 {
-    (void)state;
     assert_string_equal(tch_root_method_name(TCH_ROOT_AUTO), "auto");
     assert_string_equal(tch_root_method_name(TCH_ROOT_EIGEN), "eigen");
     assert_string_equal(tch_root_method_name(TCH_ROOT_NEWTON), "newton");

@@ -12,7 +12,6 @@
 
 static void device_names_are_parsed(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         int32_t type, index;
@@ -29,7 +28,6 @@ static void device_names_are_parsed(void **state)
 
 static void wrong_device_names_are_refused(void **state)
 {
-    (void)state;
     static const char *const bad[] = {"",
                                       "gpu",
                                       "CPU",
@@ -60,7 +58,6 @@ static void wrong_device_names_are_refused(void **state)
 
 static void auto_gives_a_working_context(void **state)
 {
-    (void)state;
     tch_device parsed;
     tch_context *context = NULL;
     CHECK_OK(tch_device_parse("auto", &parsed));
@@ -74,7 +71,6 @@ static void auto_gives_a_working_context(void **state)
 
 static void absent_devices_have_a_reason(void **state)
 {
-    (void)state;
     tch_context *context = NULL;
     assert_int_equal(tch_context_create("cpu:1", &context), TCH_ERR_UNAVAILABLE);
     assert_null(context);
@@ -163,7 +159,6 @@ static void the_cpu_has_no_streams(void **state)
 
 static void threads_can_be_counted_and_set(void **state)
 {
-    (void)state;
     int32_t usual = tch_get_num_threads();
     assert_true(usual >= 1);
     CHECK_OK(tch_set_num_threads(3));

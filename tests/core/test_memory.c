@@ -211,7 +211,6 @@ static void more_than_there_is_is_out_of_memory(void **state)
 
 static void tensors_outlive_their_context(void **state)
 {
-    (void)state;
     tch_context *context = NULL;
     tch_tensor *t = NULL;
     const int64_t shape[] = {100};
@@ -237,7 +236,6 @@ static void tensors_outlive_their_context(void **state)
 
 static void all_host_memory_comes_from_the_callers_allocator(void **state)
 {
-    (void)state;
     counting_allocator counting = {0};
     tch_host_allocator allocator = counting_allocator_interface(&counting);
     tch_context *context = NULL;
@@ -264,7 +262,6 @@ static void all_host_memory_comes_from_the_callers_allocator(void **state)
 
 static void the_allocator_is_not_changed_under_a_context(void **state)
 {
-    (void)state;
     counting_allocator counting = {0};
     tch_host_allocator allocator = counting_allocator_interface(&counting);
     tch_context *context = NULL;
@@ -285,7 +282,6 @@ static void the_allocator_is_not_changed_under_a_context(void **state)
 
 static void broken_allocators_are_refused(void **state)
 {
-    (void)state;
     counting_allocator counting = {0};
     tch_host_allocator allocator = counting_allocator_interface(&counting);
     allocator.struct_size = 8;

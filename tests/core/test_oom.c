@@ -58,7 +58,6 @@ static int watch_device(void)
 
 static int install_allocator(void **state)
 {
-    (void)state;
     tch_host_allocator allocator = counting_allocator_interface(&counting);
     (void)tch_backend_count();
     if (!test_on_cpu() && watch_device() != 0) {
@@ -122,25 +121,21 @@ static void every_operation(tch_dtype dtype)
 
 static void every_operation_in_float32(void **state)
 {
-    (void)state;
     every_operation(TCH_FLOAT32);
 }
 
 static void every_operation_in_float64(void **state)
 {
-    (void)state;
     every_operation(TCH_FLOAT64);
 }
 
 static void every_operation_in_bfloat16(void **state)
 {
-    (void)state;
     every_operation(TCH_BFLOAT16);
 }
 
 static void creating_a_context(void **state)
 {
-    (void)state;
     tch_status status = TCH_ERR_OUT_OF_MEMORY;
     long long k = 0;
     while (status != TCH_OK) {
@@ -163,7 +158,6 @@ static void creating_a_context(void **state)
 
 static void creating_a_tensor(void **state)
 {
-    (void)state;
     const int64_t shape[] = {10, 10};
     tch_status status = TCH_ERR_OUT_OF_MEMORY;
     long long k = 0;
@@ -193,7 +187,6 @@ static void creating_a_tensor(void **state)
 /* A pool that holds free memory gives it back before it gives up: the request succeeds the second time. */
 static void kept_memory_is_given_up_first(void **state)
 {
-    (void)state;
     tch_context *context = NULL;
     void *kept = NULL;
     void *wanted = NULL;

@@ -109,13 +109,11 @@ static void the_third_call_records(void **state)
 
 static void hear(void *user, const char *name)
 {
-    (void)name;
     ++*(int *)user;
 }
 
 static void hear_end(void *user)
 {
-    (void)user;
 }
 
 /* A recording has no phases to tell of. */

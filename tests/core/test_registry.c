@@ -124,7 +124,6 @@ static void expect_present(const sight *seen)
 
 static void a_good_module_is_used(void **state)
 {
-    (void)state;
     sight seen = see(variant("good"), NULL);
     expect_present(&seen);
     assert_non_null(strstr(seen.cuda.library, MODULE_FILE));
@@ -135,7 +134,6 @@ static void a_good_module_is_used(void **state)
 
 static void every_way_of_failing_has_its_reason(void **state)
 {
-    (void)state;
     static const struct {
         const char *variant, *reason;
     } cases[] = {{"wrong_abi", "7777"},
@@ -177,7 +175,6 @@ static void remove_file(const char *folder, const char *name)
 
 static void a_file_that_is_no_shared_object(void **state)
 {
-    (void)state;
     char folder[] = TEST_MODULES "/letter_XXXXXX";
     assert_non_null(mkdtemp(folder));
     write_file(folder, MODULE_FILE, "This is a letter, not a library.\n");
@@ -212,7 +209,6 @@ static void copy_beginning(const char *from, const char *to, long most)
 /* dlopen would map such a file and the process would die of it. */
 static void a_module_that_was_copied_in_part(void **state)
 {
-    (void)state;
     char folder[] = TEST_MODULES "/part_XXXXXX";
     char from[PATH_MAX];
     char to[PATH_MAX];
@@ -235,7 +231,6 @@ static void a_module_that_was_copied_in_part(void **state)
 
 static void without_a_module_the_reason_says_where_it_was_looked_for(void **state)
 {
-    (void)state;
     sight seen = see(NULL, NULL);
     expect_absent(&seen, "TORCHIUM_BACKEND_PATH");
     seen = see("/nowhere/at/all", NULL);
@@ -245,7 +240,6 @@ static void without_a_module_the_reason_says_where_it_was_looked_for(void **stat
 /* A module in the current folder must not be run, however the path is written. */
 static void the_current_folder_is_never_searched(void **state)
 {
-    (void)state;
     static const char *const paths[] = {NULL, "", ".", "./", ":", "::", "good", "./good", "../modules/good", ":.:"};
     for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
         sight seen = see(paths[i], variant("good"));
@@ -288,7 +282,6 @@ static int answer_to_look(void)
  * beside it somebody else's code. */
 static void a_name_is_not_a_place(void **state)
 {
-    (void)state;
     char folder[] = TEST_MODULES "/visitor_XXXXXX", module[PATH_MAX], copy[PATH_MAX];
     sight seen;
     assert_non_null(mkdtemp(folder));
@@ -307,7 +300,6 @@ static void a_name_is_not_a_place(void **state)
 
 static void the_first_folder_of_the_path_wins(void **state)
 {
-    (void)state;
     char path[3 * PATH_MAX];
     snprintf(path, sizeof path, "/nowhere:%s/good:%s/refuses", TEST_MODULES, TEST_MODULES);
     sight seen = see(path, NULL);
@@ -319,7 +311,6 @@ static void the_first_folder_of_the_path_wins(void **state)
 
 static void a_very_long_path_is_harmless(void **state)
 {
-    (void)state;
     size_t length = 100000;
     char *path = test_alloc(length + PATH_MAX + 2);
     memset(path, 'x', length);
@@ -358,7 +349,6 @@ static void ask_from_many_threads(void *answers)
 
 static void many_threads_may_ask_first(void **state)
 {
-    (void)state;
     int32_t answers[THREADS] = {0};
     for (int round = 0; round < 5; round++) {
         in_child(variant("good"), NULL, ask_from_many_threads, answers, sizeof answers);
@@ -408,7 +398,6 @@ static void use_fake_device(void *result)
 
 static void a_context_on_a_modules_device(void **state)
 {
-    (void)state;
     walk w;
     in_child(variant("good"), NULL, use_fake_device, &w, sizeof w);
     assert_int_equal(w.device, TCH_DEVICE_CUDA);
@@ -461,7 +450,6 @@ static void what_needs_a_missing_chapter_says_so(void **state)
     static const char *const words[CALLS][2] = {
         {"tch_optimizer_create", "`update`"}, {"tch_scaler_create", "`update`"},  {"tch_grad_clip_weights", "`sample`"},
         {"tch_kfac_create", "`sample`"},      {"tch_kernel_compile", "`kernel`"}, {"tch_network_create", "`network`"}};
-    (void)state;
     refusals r;
     in_child(variant("good"), NULL, call_what_is_missing, &r, sizeof r);
     for (int i = 0; i < CALLS; i++) {
@@ -537,7 +525,6 @@ static void run_traced(void *result)
 
 static void the_example_of_the_manual_runs(void **state)
 {
-    (void)state;
     traced t;
     test_case("examples/backend/traced.c");
     in_child(EXAMPLE_BACKEND, NULL, run_traced, &t, sizeof t);

@@ -56,7 +56,6 @@ static void set_variables(void)
 
 static void the_callers_variables_do_not_count(void **state)
 {
-    (void)state;
     const char *path = test_path("copy");
     int status = -1;
     if (geteuid() != 0) {
@@ -80,7 +79,6 @@ static void the_callers_variables_do_not_count(void **state)
 /* What the copy must not see is what this process sees. */
 static void variables_count_otherwise(void **state)
 {
-    (void)state;
     char compiler[TCHI_PATH_SIZE];
     tch_context *context = NULL;
     CHECK_OK(tch_context_create("cpu", &context));

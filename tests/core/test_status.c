@@ -7,7 +7,6 @@
 /* The numbers are part of the binary interface: bindings in other languages write them out. */
 static void numbers_do_not_move(void **state)
 {
-    (void)state;
     assert_int_equal(TCH_OK, 0);
     assert_int_equal(TCH_ERR_INVALID_ARGUMENT, 1);
     assert_int_equal(TCH_ERR_SHAPE, 2);
@@ -27,7 +26,6 @@ static void numbers_do_not_move(void **state)
 
 static void every_status_has_a_name_and_a_text(void **state)
 {
-    (void)state;
     assert_string_equal(tch_status_name(TCH_OK), "TCH_OK");
     assert_string_equal(tch_status_name(TCH_ERR_SHAPE), "TCH_ERR_SHAPE");
     assert_string_equal(tch_status_name(TCH_ERR_INTERNAL), "TCH_ERR_INTERNAL");
@@ -42,7 +40,6 @@ static void every_status_has_a_name_and_a_text(void **state)
 
 static void numbers_that_are_no_status_are_harmless(void **state)
 {
-    (void)state;
     const int wild[] = {-1, TCH_STATUS_COUNT, 1000, INT32_MAX, INT32_MIN};
     for (size_t i = 0; i < sizeof wild / sizeof wild[0]; i++) {
         tch_status status;
@@ -54,7 +51,6 @@ static void numbers_that_are_no_status_are_harmless(void **state)
 
 static void message_stays_until_the_next_failure(void **state)
 {
-    (void)state;
     char first[512];
     tch_device device;
     tch_clear_error();
@@ -73,7 +69,6 @@ static void message_stays_until_the_next_failure(void **state)
 /* A message is cut, never overrun, when an argument is longer than any message should be. */
 static void long_arguments_do_not_overrun_the_message(void **state)
 {
-    (void)state;
     static char longest[100000];
     tch_device device;
     memset(longest, 'x', sizeof longest - 1);
@@ -84,7 +79,6 @@ static void long_arguments_do_not_overrun_the_message(void **state)
 
 static void the_library_has_the_headers_version(void **state)
 {
-    (void)state;
     char expected[32];
     snprintf(expected, sizeof expected, "%d.%d.%d", TCH_VERSION_MAJOR, TCH_VERSION_MINOR, TCH_VERSION_PATCH);
     assert_string_equal(TCH_VERSION_STRING, expected);

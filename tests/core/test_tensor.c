@@ -32,7 +32,6 @@ struct dl_tensor {
 
 static void layout_is_dltensors(void **state)
 {
-    (void)state;
     assert_int_equal(sizeof(tch_tensor), 48);
     assert_int_equal(sizeof(tch_tensor), sizeof(struct dl_tensor));
     assert_int_equal(_Alignof(tch_tensor), _Alignof(struct dl_tensor));
@@ -81,7 +80,6 @@ static const tch_dtype dtypes[] = {{TCH_FLOAT, 64, 1},  {TCH_FLOAT, 32, 1}, {TCH
 
 static void dtypes_have_sizes_and_names(void **state)
 {
-    (void)state;
     static const size_t sizes[] = {8, 4, 2, 2, 4, 8};
     static const char *const names[] = {"float64", "float32", "float16", "bfloat16", "int32", "int64"};
     for (size_t i = 0; i < DTYPES; i++) {
@@ -106,7 +104,6 @@ static int64_t numel(int32_t ndim, int64_t *shape)
 
 static void elements_are_counted(void **state)
 {
-    (void)state;
     assert_int_equal(numel(0, NULL), 1);
     assert_int_equal(numel(1, (int64_t[]){7}), 7);
     assert_int_equal(numel(3, (int64_t[]){2, 3, 4}), 24);
@@ -132,7 +129,6 @@ static bool contiguous(int32_t ndim, int64_t *shape, int64_t *strides)
 
 static void contiguity_is_recognized(void **state)
 {
-    (void)state;
     int64_t shape[] = {2, 3, 4};
     assert_true(contiguous(3, shape, NULL));
     assert_true(contiguous(3, shape, (int64_t[]){12, 4, 1}));

@@ -128,7 +128,6 @@ static void run_together(int count, tch_dtype dtype)
 
 static void contexts_in_several_threads(void **state)
 {
-    (void)state;
     run_together(4, TCH_FLOAT32);
     run_together(2, TCH_FLOAT64);
 }
@@ -218,7 +217,6 @@ static void two_methods_at_once(tch_root_method first, tch_root_method second, t
 
 static void large_roots_in_two_threads(void **state)
 {
-    (void)state;
     two_methods_at_once(TCH_ROOT_EIGEN, TCH_ROOT_NEWTON, TCH_FLOAT32);
     two_methods_at_once(TCH_ROOT_NEWTON, TCH_ROOT_NEWTON, TCH_FLOAT64);
     if (test_offers_method(TCH_ROOT_RATIONAL)) {
@@ -249,7 +247,6 @@ static void *speak(void *argument)
 
 static void messages_belong_to_their_thread(void **state)
 {
-    (void)state;
     enum { COUNT = 4 };
     speaker speakers[COUNT];
     pthread_t threads[COUNT];
@@ -282,7 +279,6 @@ static void *destroy_tensors(void *argument)
 /* Tensors may be given back by another thread while the context goes on working, as garbage collectors do. */
 static void tensors_may_be_destroyed_by_another_thread(void **state)
 {
-    (void)state;
     tch_context *context = NULL;
     tch_tensor *tensors[100];
     const int64_t shape[] = {64};
@@ -314,7 +310,6 @@ static void *come_and_go(void *argument)
 
 static void contexts_come_and_go_in_many_threads(void **state)
 {
-    (void)state;
     enum { COUNT = 8 };
     pthread_t threads[COUNT];
     int failures[COUNT] = {0};

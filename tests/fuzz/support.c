@@ -11,8 +11,6 @@
 
 __attribute__((weak)) void fuzz_repair(uint8_t *bytes, size_t count)
 {
-    (void)bytes;
-    (void)count;
 }
 
 void fuzz_repair_safetensors(uint8_t *bytes, size_t count, size_t data_bytes)

@@ -16,7 +16,6 @@ static char folder[TEST_PATH_SIZE / 2];
 
 int test_folder_make(void **state)
 {
-    (void)state;
     const char *place = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/torchium-test-XXXXXX", place != NULL && place[0] != '\0' ? place : "/tmp");
     return mkdtemp(folder) == NULL ? -1 : 0;

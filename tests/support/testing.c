@@ -190,7 +190,6 @@ void test_release_since(size_t mark)
 
 int test_release(void **state)
 {
-    (void)state;
     test_release_since(0);
     free(list);
     list = NULL;

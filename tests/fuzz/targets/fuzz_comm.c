@@ -35,7 +35,6 @@ static tch_status come_in(strangers *s)
 static tch_status all_gather(void *user, const void *send, void *receive, int64_t bytes, void *stream)
 {
     strangers *s = user;
-    (void)stream;
     REQUIRE(bytes >= 0);
     for (int32_t r = 0; r < s->size; r++) {
         if (r == s->rank) {
@@ -52,7 +51,6 @@ static tch_status all_to_all(void *user, const void *send, void *receive, const 
     strangers *s = user;
     int64_t sent = 0;
     int64_t received = 0;
-    (void)stream;
     for (int32_t r = 0; r < s->size; r++) { /* one after the other without gaps, as comm.h has it */
         REQUIRE(c->send_bytes[r] >= 0 && c->receive_bytes[r] >= 0);
         REQUIRE(c->send_bytes[r] == 0 || c->send_offsets[r] == sent);
@@ -74,7 +72,6 @@ static tch_status reduce_max(void *user, int32_t *values, int32_t count, void *s
 {
     strangers *s = user;
     uint8_t how = next(s) % 4; /* 0 and 1: the others have the same */
-    (void)stream;
     for (int32_t i = 0; how > 1 && i < count; i++) {
         int32_t other;
         fill(s, &other, sizeof other);

@@ -42,9 +42,6 @@ void placed_cut(tch_shard *shard, int32_t k, int32_t parts, int32_t part)
 
 int32_t placed_replicated(const placed_shape *shape, int32_t ranks, tch_shard *shards)
 {
-    (void)shape;
-    (void)ranks;
-    (void)shards;
     return 0;
 }
 

@@ -126,7 +126,6 @@ static bool fits(pretend_group *group, int64_t sent, int64_t expected)
 static tch_status all_gather(void *user, const void *send, void *receive, int64_t bytes, void *stream)
 {
     pretend_rank *r = user;
-    (void)stream;
     r->send = send;
     r->bytes = bytes;
     if (begin(r) != TCH_OK) {
@@ -153,7 +152,6 @@ static void follow_each_other(pretend_group *group, const int64_t *offsets, cons
 static tch_status all_to_all(void *user, const void *send, void *receive, const tch_comm_counts *counts, void *stream)
 {
     pretend_rank *r = user;
-    (void)stream;
     r->send = send;
     r->counts = counts;
     follow_each_other(r->group, counts->send_offsets, counts->send_bytes);
@@ -175,7 +173,6 @@ static tch_status all_to_all(void *user, const void *send, void *receive, const 
 static tch_status reduce_max(void *user, int32_t *values, int32_t count, void *stream)
 {
     pretend_rank *r = user;
-    (void)stream;
     assert_true(count <= (int32_t)TEST_COUNT(r->numbers));
     int64_t bytes = count * (int64_t)sizeof *values;
     copy(r, r->numbers, true, values, bytes);

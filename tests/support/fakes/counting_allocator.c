@@ -76,7 +76,6 @@ counting_allocator test_counting;
 /* Backends are looked for first: what the registry keeps is nobody's leak. */
 int test_counting_install(void **state)
 {
-    (void)state;
     tch_host_allocator allocator = counting_allocator_interface(&test_counting);
     (void)tch_backend_count();
     return tch_set_host_allocator(&allocator) == TCH_OK ? 0 : -1;
@@ -84,7 +83,6 @@ int test_counting_install(void **state)
 
 int test_counting_remove(void **state)
 {
-    (void)state;
     return tch_set_host_allocator(NULL) == TCH_OK ? 0 : -1;
 }
 
