@@ -122,7 +122,7 @@ static tch_status begin(tch_comm *comm, const char *operation, int64_t bytes)
 
 void *tchi_comm_stream(tch_context *context)
 {
-    return context->backend->host_memory ? NULL : context->backend->device->get_stream(context->state);
+    return context->backend->host_memory ? NULL : tch_context_get_stream(context);
 }
 
 int64_t tchi_comm_bucket_bytes(const tch_comm *comm)
@@ -164,7 +164,7 @@ static tch_status largest_on_device(tch_comm *comm, tch_context *context, int32_
     const tch_device_ops *t = context->backend->device;
     double bits[2];
     memcpy(bits, values, sizeof bits);
-    TCHI_TRY(t->store_numbers(context->state, (double *)(void *)there, bits, 2));
+    TCHI_TRY(t->copy_bytes(context->state, there, bits, sizeof bits, TCH_COPY_NUMBERS));
     TCHI_TRY(tchi_comm_reduce_max(comm, context, there, 4));
     return t->copy_bytes(context->state, values, there, sizeof bits, TCH_COPY_TO_HOST);
 }

@@ -79,8 +79,8 @@ void tchi_leave(tch_context **entered)
 
 void tchi_range_push(tch_context *context, const char *name)
 {
-    if (context->backend->device->range_push != NULL) {
-        context->backend->device->range_push(context->state, name);
+    if (context->backend->device->range != NULL) {
+        context->backend->device->range(context->state, name);
     }
     if (context->range_push != NULL) {
         context->range_push(context->range_user, name);
@@ -92,8 +92,8 @@ void tchi_range_pop(tch_context *context)
     if (context->range_pop != NULL) {
         context->range_pop(context->range_user);
     }
-    if (context->backend->device->range_pop != NULL) {
-        context->backend->device->range_pop(context->state);
+    if (context->backend->device->range != NULL) {
+        context->backend->device->range(context->state, NULL);
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include "allocator.h"
 #include "check.h"
+#include "list.h"
 #include "registry.h"
 #include "status.h"
 
@@ -27,10 +28,8 @@ tch_status tch_context_create(const char *device, tch_context **context)
         return tchi_fail(TCH_ERR_UNAVAILABLE, "tch_context_create: device %s was requested, but there %s only %d",
                          device, count == 1 ? "is" : "are", count);
     }
-    tch_context *c = tchi_host_allocate(sizeof *c, _Alignof(tch_context));
-    if (c == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a context", sizeof *c);
-    }
+    tch_context *c;
+    TCHI_TRY(tchi_host_take(sizeof *c, "a context", &c));
     *c = (tch_context){.backend = backend};
     tch_status status = tchi_pool_create(backend, where.index, &c->pool);
     if (status != TCH_OK) {
@@ -61,12 +60,16 @@ tch_device tch_context_device(const tch_context *context)
 tch_status tch_context_set_stream(tch_context *context, void *stream)
 {
     TCHI_ENTER(context, "tch_context_set_stream");
-    return context->backend->device->set_stream(context->state, stream);
+    return context->backend->device->stream(context->state, 1, &stream);
 }
 
 void *tch_context_get_stream(const tch_context *context)
 {
-    return context == NULL ? NULL : context->backend->device->get_stream(context->state);
+    void *stream = NULL;
+    if (context != NULL) {
+        (void)context->backend->device->stream(context->state, 0, &stream);
+    }
+    return stream;
 }
 
 tch_status tch_context_synchronize(tch_context *context)

@@ -43,10 +43,10 @@ typedef struct slot {
     size_t offset;
 } slot;
 static const slot device_slots[] = {
-    SLOT(device, count),         SLOT(device, info),       SLOT(device, describe),      SLOT(device, state_create),
-    SLOT(device, state_destroy), SLOT(device, begin),      SLOT(device, set_stream),    SLOT(device, get_stream),
-    SLOT(device, synchronize),   SLOT(device, allocate),   SLOT(device, release),       SLOT(device, memory_info),
-    SLOT(device, copy_bytes),    SLOT(device, zero_bytes), SLOT(device, store_numbers), SLOT(device, scratch_bytes),
+    SLOT(device, count),         SLOT(device, info),        SLOT(device, state_create), SLOT(device, state_destroy),
+    SLOT(device, begin),         SLOT(device, stream),      SLOT(device, synchronize),  SLOT(device, allocate),
+    SLOT(device, release),       SLOT(device, memory_info), SLOT(device, copy_bytes),   SLOT(device, zero_bytes),
+    SLOT(device, scratch_bytes),
 };
 static const slot matrix_slots[] = {
     SLOT(matrix, copy),           SLOT(matrix, fill),
@@ -82,12 +82,13 @@ static const slot network_slots[] = {
     SLOT(network, sample_labels),
 };
 static const slot recording_slots[] = {
-    SLOT(recording, possible), SLOT(recording, begin), SLOT(recording, end),
-    SLOT(recording, replay),   SLOT(recording, bytes), SLOT(recording, release),
+    SLOT(recording, bytes),
+    SLOT(recording, record),
+    SLOT(recording, replay),
+    SLOT(recording, release),
 };
 static const slot kernel_slots[] = {
-    SLOT(kernel, compiler), SLOT(kernel, build),    SLOT(kernel, load),
-    SLOT(kernel, unload),   SLOT(kernel, describe), SLOT(kernel, launch),
+    SLOT(kernel, compiler), SLOT(kernel, build), SLOT(kernel, load), SLOT(kernel, unload), SLOT(kernel, launch),
 };
 
 #define CHAPTER(chapter, required)                                                                                     \

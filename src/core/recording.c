@@ -18,7 +18,7 @@
 
 /* The caller's key, and what work with scratch depends on. All of it int64_t: there are no gaps, and bytes compare. */
 typedef struct full_key {
-    tchi_recording_key own;
+    tchi_recording_key local;
     int64_t workspace, workspace_bytes, workspace_limit;
 } full_key;
 
@@ -33,13 +33,13 @@ typedef struct recording {
 
 static full_key key_of(const tch_context *context, const tchi_recording_key *key)
 {
-    return (full_key){.own = *key,
+    return (full_key){.local = *key,
                       .workspace = (int64_t)(intptr_t)context->workspace,
                       .workspace_bytes = context->workspace_bytes,
                       .workspace_limit = context->workspace_limit};
 }
 
-static void release(const tch_context *context, recording *r)
+static void release_recording(const tch_context *context, recording *r)
 {
     if (r->recorded != NULL) {
         context->backend->recording->release(context->state, r->recorded);
@@ -49,7 +49,7 @@ static void release(const tch_context *context, recording *r)
 
 /* --- the list ---------------------------------------------------------------------------------------------------- */
 
-static recording *find(const tchi_recordings *recordings, const full_key *key)
+static recording *find_recording(const tchi_recordings *recordings, const full_key *key)
 {
     recording *all = recordings->list.items;
     for (int64_t i = 0; i < recordings->list.count; i++) {
@@ -60,7 +60,7 @@ static recording *find(const tchi_recordings *recordings, const full_key *key)
     return NULL;
 }
 
-static recording *oldest(const tchi_recordings *recordings)
+static recording *oldest_recording(const tchi_recordings *recordings)
 {
     recording *all = recordings->list.items;
     recording *found = all;
@@ -71,25 +71,25 @@ static recording *oldest(const tchi_recordings *recordings)
 }
 
 /* A new place, or that of one which has long been idle; NULL where there is neither. */
-static recording *make_place(const tch_context *context, tchi_recordings *recordings)
+static recording *take_place(const tch_context *context, tchi_recordings *recordings)
 {
     if (recordings->list.count < recordings->list.room) {
         return tchi_list_extend(&recordings->list);
     }
-    recording *place = oldest(recordings);
+    recording *place = oldest_recording(recordings);
     if (recordings->calls - place->latest < IDLE_CALLS) {
         return NULL;
     }
-    release(context, place);
+    release_recording(context, place);
     *place = (recording){0};
     return place;
 }
 
 static recording *place_of(const tch_context *context, tchi_recordings *recordings, const full_key *key)
 {
-    recording *r = find(recordings, key);
+    recording *r = find_recording(recordings, key);
     recordings->calls++;
-    if (r == NULL && (r = make_place(context, recordings)) != NULL) {
+    if (r == NULL && (r = take_place(context, recordings)) != NULL) {
         r->key = *key;
     }
     if (r != NULL) {
@@ -102,22 +102,17 @@ static recording *place_of(const tch_context *context, tchi_recordings *recordin
 
 /* r->recorded stays NULL where the work cannot be recorded. It may have found the workspace too small and taken another
  * one from the pool: then its addresses are not those of the key. An error is one of the backend itself. */
-static tch_status record(tch_context *context, recording *r, tch_status (*work)(void *argument), void *argument)
+static tch_status record_work(tch_context *context, recording *r, tch_status (*work)(void *argument), void *argument)
 {
-    const tch_backend *t = context->backend;
-    if (t->recording->begin(context->state) != TCH_OK) {
-        return TCH_OK;
+    TCHI_TRY(context->backend->recording->record(context->state, work, argument, &r->recorded, &r->kernels));
+    full_key now = key_of(context, &r->key.local);
+    if (memcmp(&now, &r->key, sizeof now) != 0) {
+        release_recording(context, r);
     }
-    tch_status status = work(argument);
-    tch_status ended = t->recording->end(context->state, &r->recorded, &r->kernels);
-    full_key now = key_of(context, &r->key.own);
-    if (status != TCH_OK || ended != TCH_OK || memcmp(&now, &r->key, sizeof now) != 0) {
-        release(context, r);
-    }
-    return ended;
+    return TCH_OK;
 }
 
-static tch_status replay(tch_context *context, const recording *r, int32_t *begun)
+static tch_status replay_work(tch_context *context, const recording *r, int32_t *begun)
 {
     TCHI_RANGE(context, "recorded");
     return context->backend->recording->replay(context->state, r->recorded, begun);
@@ -129,24 +124,30 @@ static tch_status record_and_replay(tch_context *context, recording *r, tch_stat
 {
     int32_t begun = 0;
     if (r->recorded == NULL) {
-        TCHI_TRY(record(context, r, work, argument));
+        TCHI_TRY(record_work(context, r, work, argument));
     }
     if (r->recorded != NULL) {
-        tch_status status = replay(context, r, &begun);
+        tch_status status = replay_work(context, r, &begun);
         if (status == TCH_OK || begun) {
             return status;
         }
     }
-    release(context, r);
+    release_recording(context, r);
     r->refused = true;
     return work(argument);
+}
+
+bool tchi_can_record(const tch_context *context)
+{
+    const tch_recording_ops *ops = context->backend->recording;
+    return ops != NULL && ops->bytes(context->state, 0) >= 0;
 }
 
 tch_status tchi_recorded(tch_context *context, tchi_recordings *recordings, const tchi_recording_key *key,
                          tch_status (*work)(void *argument), void *argument)
 {
     bool told = context->range_push != NULL; /* who listens to ranges wants to see the phases of the work */
-    if (recordings->list.room == 0 || told || !context->backend->recording->possible(context->state)) {
+    if (recordings->list.room == 0 || told || !tchi_can_record(context)) {
         return work(argument);
     }
     full_key full = key_of(context, key);
@@ -177,15 +178,14 @@ int64_t tchi_recordings_kernels(const tchi_recordings *recordings)
 
 int64_t tchi_recorded_bytes(const tch_context *context, int64_t kernels)
 {
-    const tch_recording_ops *ops = context->backend->recording;
-    return ops != NULL && ops->possible(context->state) ? ops->bytes(context->state, kernels) : 0;
+    return tchi_can_record(context) ? context->backend->recording->bytes(context->state, kernels) : 0;
 }
 
 void tchi_recordings_clear(const tch_context *context, tchi_recordings *recordings)
 {
     recording *all = recordings->list.items;
     for (int64_t i = 0; i < recordings->list.count; i++) {
-        release(context, &all[i]);
+        release_recording(context, &all[i]);
     }
     recordings->list.count = 0;
 }

@@ -38,6 +38,9 @@ typedef struct tchi_recordings {
 /* Takes the memory for them, so that no work has to; where the backend cannot record there is nothing to take. */
 tch_status tchi_recordings_open(const tch_context *context, tchi_recordings *recordings);
 
+/* Whether the backend can record work now. */
+bool tchi_can_record(const tch_context *context);
+
 /* Does `work`. It is called the first times, and while the caller is told of ranges; otherwise, where the backend can,
  * it is recorded and replayed. While recording, nothing may allocate, synchronize or copy to the host: work that
  * does so fails then, and is never recorded. The owner must not be changed by `work`. */

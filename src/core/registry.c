@@ -70,7 +70,7 @@ static int32_t count_devices(const entry *e, char *reason, size_t reason_size)
         snprintf(reason, reason_size, "%s", e->reason);
         return 0;
     }
-    return e->table->device->count(reason, reason_size);
+    return e->table->device->count(reason, reason_size, NULL, 0);
 }
 
 static const entry *entry_of_type(int32_t device_type)
@@ -138,11 +138,10 @@ tch_status tch_backend_info_get(int32_t index, tch_backend_info *info)
     *info = (tch_backend_info)TCH_BACKEND_INFO_INIT;
     snprintf(info->name, sizeof info->name, "%s", e->name);
     snprintf(info->library, sizeof info->library, "%s", e->library);
-    info->devices = count_devices(e, info->reason, sizeof info->reason);
+    info->devices = e->table == NULL ? count_devices(e, info->reason, sizeof info->reason)
+                                     : e->table->device->count(info->reason, sizeof info->reason, info->details,
+                                                               sizeof info->details);
     info->available = info->devices > 0;
-    if (e->table != NULL) {
-        e->table->device->describe(info->details, sizeof info->details);
-    }
     return TCH_OK;
 }
 

@@ -95,7 +95,7 @@ tch_status tch_grad_natural_weights(tch_context *context, const tch_tensor *gram
     TCHI_TRY(tchi_batch_read(context, &source, 0, &n.gram));
     TCHI_TRY(read_rhs(context, rhs, &n.rhs));
     TCHI_TRY(tchi_inspect(context, &n.gram, source.type, &n.of_gram));
-    TCHI_TRY(context->backend->device->store_numbers(context->state, n.shift, &shift, 1));
+    TCHI_TRY(context->backend->device->copy_bytes(context->state, n.shift, &shift, sizeof shift, TCH_COPY_NUMBERS));
     TCHI_TRY(context->backend->matrix->spd_solve(context->state, &n.gram, n.shift, &n.rhs, n.of_gram.flags, n.scratch));
     tch_matrices out = tchi_matrices_new(tchi_tensor_data(weights), TCH_SCALAR_F64, 1, samples, 1);
     TCHI_TRY(context->backend->matrix->select(context->state, n.of_gram.flags, &n.rhs, &out));

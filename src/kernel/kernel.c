@@ -68,17 +68,24 @@ static void release_image(tch_kernel_image *image)
     *image = (tch_kernel_image){0};
 }
 
-static tch_status load_cached(tch_context *context, const tchi_cache_key *key, void **handle)
+static tch_status load_image(tch_kernel *kernel, const tch_kernel_image *image)
+{
+    kernel->info = (tch_kernel_info)TCH_KERNEL_INFO_INIT;
+    return kernel->context->backend->kernel->load(kernel->context->state, image, &kernel->handle, &kernel->info,
+                                                  TCHI_PARAMETERS_MOST, kernel->parameters);
+}
+
+static tch_status load_cached(tch_kernel *kernel, const tchi_cache_key *key)
 {
     tch_kernel_image image = {0};
-    *handle = NULL;
+    kernel->handle = NULL;
     if (!key->usable || !tchi_cache_find(key, &image)) {
         return TCH_OK;
     }
-    tch_status status = context->backend->kernel->load(context->state, &image, handle);
+    tch_status status = load_image(kernel, &image);
     release_image(&image);
     if (status == TCH_ERR_IO) {
-        *handle = NULL;
+        kernel->handle = NULL;
         tchi_cache_remove(key);
         return TCH_OK;
     }
@@ -86,13 +93,13 @@ static tch_status load_cached(tch_context *context, const tchi_cache_key *key, v
 }
 
 /* Kept only after it was loaded, so that no entry fails where it was made. */
-static tch_status load_new(tch_context *context, const tch_kernel_config *config, const tch_kernel_text *text,
-                           const tchi_cache_key *key, void **handle)
+static tch_status load_new(tch_kernel *kernel, const tch_kernel_config *config, const tch_kernel_text *text,
+                           const tchi_cache_key *key)
 {
     tch_kernel_image image = {0};
-    tch_status status = build(context, config, text, &image);
+    tch_status status = build(kernel->context, config, text, &image);
     if (status == TCH_OK) {
-        status = context->backend->kernel->load(context->state, &image, handle);
+        status = load_image(kernel, &image);
     }
     if (status == TCH_OK && key->usable) {
         tchi_cache_keep(key, &image);
@@ -104,9 +111,9 @@ static tch_status load_new(tch_context *context, const tch_kernel_config *config
 /* The compiler is asked for before the cache: it is a part of the key, and what is not installed is said in one way. A
  * text that reads no files is compiled without the user's folders: a header there with the name of a system header
  * would change the image and not the key. */
-static tch_status load(tch_context *context, const tch_kernel_config *config, const tchi_kernel_input *input,
-                       void **handle, int32_t *from_cache)
+static tch_status load(tch_kernel *kernel, const tch_kernel_config *config, const tchi_kernel_input *input)
 {
+    const tch_context *context = kernel->context;
     char compiler[COMPILER_SIZE] = "";
     tch_kernel_text text = input->text;
     tchi_cache_key key = {0};
@@ -117,9 +124,9 @@ static tch_status load(tch_context *context, const tch_kernel_config *config, co
             key = tchi_cache_key_make(&text, compiler);
         }
     }
-    TCHI_TRY(load_cached(context, &key, handle));
-    *from_cache = *handle != NULL;
-    return *handle != NULL ? TCH_OK : load_new(context, config, &text, &key, handle);
+    TCHI_TRY(load_cached(kernel, &key));
+    kernel->info.from_cache = kernel->handle != NULL;
+    return kernel->handle != NULL ? TCH_OK : load_new(kernel, config, &text, &key);
 }
 
 static tch_status check_parameters(const tch_kernel *kernel)
@@ -137,24 +144,13 @@ static tch_status check_parameters(const tch_kernel *kernel)
     return TCH_OK;
 }
 
-static tch_status describe(tch_kernel *kernel, int32_t from_cache)
-{
-    tch_context *context = kernel->context;
-    kernel->info = (tch_kernel_info)TCH_KERNEL_INFO_INIT;
-    TCHI_TRY(context->backend->kernel->describe(context->state, kernel->handle, &kernel->info, TCHI_PARAMETERS_MOST,
-                                                kernel->parameters));
-    kernel->info.from_cache = from_cache;
-    return check_parameters(kernel);
-}
-
 static tch_status compile(tch_context *context, const tch_kernel_config *config, const tchi_kernel_input *input,
                           tch_kernel *kernel)
 {
-    int32_t from_cache = 0;
     kernel->context = context;
     memcpy(kernel->name, config->name, strlen(config->name) + 1);
-    TCHI_TRY(load(context, config, input, &kernel->handle, &from_cache));
-    tch_status status = describe(kernel, from_cache);
+    TCHI_TRY(load(kernel, config, input));
+    tch_status status = check_parameters(kernel);
     if (status != TCH_OK) {
         context->backend->kernel->unload(context->state, kernel->handle);
     }

@@ -103,7 +103,8 @@ static tch_status fill_state(tch_kfac *k)
 {
     const tch_backend *t = k->context->backend;
     TCHI_TRY(t->device->zero_bytes(k->context->state, k->beside.pointer, k->beside.bytes));
-    TCHI_TRY(t->device->store_numbers(k->context->state, &k->control->scale, &(double){1.0}, 1));
+    TCHI_TRY(
+        t->device->copy_bytes(k->context->state, &k->control->scale, &(double){1.0}, sizeof(double), TCH_COPY_NUMBERS));
     double start = k->config.bias_correction ? 0.0 : 1.0;
     for (int32_t i = 0; i < k->factor_batch_count; i++) {
         const tchi_kfac_factor_batch *f = &k->factor_batches[i];

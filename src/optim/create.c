@@ -264,7 +264,7 @@ static void return_to(tch_optimizer *o, const mark *m)
     for (int64_t i = m->factor_batches; i < o->factor_batches.count; i++) {
         tchi_factor_batch *f = tchi_factor_batch_at(o, (int32_t)i);
         if (f->readback != NULL) {
-            o->context->backend->device->readback_destroy(o->context->state, f->readback);
+            o->context->backend->device->event_destroy(o->context->state, f->readback);
         }
         tchi_layout_free_factor_batch(f);
     }
@@ -342,7 +342,6 @@ static tch_status fill_state(tch_optimizer *o, int32_t group, char *state, int64
         TCHI_TRY(fill_master(o, tchi_param_at(o, g->first_param + i)));
     }
     if (g->exchange != NULL) {
-        TCHI_TRY(tchi_exchange_open(o, group));
         TCHI_TRY(tchi_exchange_values(o, group));
     }
     for (int32_t i = 0; i < o->tiles.count; i++) {

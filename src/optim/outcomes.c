@@ -123,13 +123,10 @@ static tch_status ask_batch(tch_optimizer *o, tchi_factor_batch *f)
     for (int64_t k = 0; k < f->count; k++) {
         f->unread[k] |= f->due[k];
     }
-    if (t->host_memory || t->device->readback_create == NULL) {
+    if (t->host_memory || t->device->readback_post == NULL) {
         return TCH_OK;
     }
-    if (f->readback == NULL) {
-        TCHI_TRY(t->device->readback_create(o->context->state, bytes, &f->readback));
-    }
-    return t->device->readback_post(o->context->state, f->readback, f->flags, bytes);
+    return t->device->readback_post(o->context->state, &f->readback, f->flags, bytes);
 }
 
 tch_status tchi_outcomes_ask(tch_optimizer *optimizer, int32_t group)

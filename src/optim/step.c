@@ -287,7 +287,8 @@ static tch_status store_numbers(tch_optimizer *o, tchi_group *g)
     enum { COUNT = 4 * sizeof(tch_hyper) / sizeof(double) }; /* the four follow each other */
     double values[COUNT];
     memcpy(values, &n, sizeof values);
-    return o->context->backend->device->store_numbers(o->context->state, (double *)g->numbers, values, COUNT);
+    return o->context->backend->device->copy_bytes(o->context->state, g->numbers, values, sizeof values,
+                                                   TCH_COPY_NUMBERS);
 }
 
 static tch_status read_lr(tch_optimizer *o, tchi_group *g)
@@ -388,8 +389,7 @@ static tch_status run_step(tch_optimizer *o, const tch_tensor *const *gradients,
     if (o->shared != NULL) {
         tchi_shared_follow(o, now);
     }
-    const tch_recording_ops *recording = o->context->backend->recording;
-    o->lends_workspace = recording != NULL && recording->possible(o->context->state);
+    o->lends_workspace = tchi_can_record(o->context);
     for (int32_t i = 0; i < o->groups.count; i++) {
         TCHI_TRY(step_group(o, now, i));
     }

@@ -47,18 +47,13 @@ static void count_end(void *state)
     ended++;
 }
 
-static void count_push(void *state, const char *name)
+static void count_range(void *state, const char *name)
 {
     (void)state;
-    if (pushed++ == 0) {
+    popped += name == NULL;
+    if (name != NULL && pushed++ == 0) {
         snprintf(first_range, sizeof first_range, "%s", name);
     }
-}
-
-static void count_pop(void *state)
-{
-    (void)state;
-    popped++;
     CHECK(popped <= pushed, "a range ended that had not begun");
 }
 
@@ -68,8 +63,7 @@ static void every_call_ends_what_it_began(void **state)
     test_variation shape = {.n = 12, .matrices = 1};
     table.device.begin = count_begin;
     table.device.end = count_end;
-    table.device.range_push = count_push;
-    table.device.range_pop = count_pop;
+    table.device.range = count_range;
     test_tensor *a = test_known_tensor(context, &shape, 10.0, TCH_FLOAT32);
     test_tensor *out = test_case_tensor(context, &shape, TCH_FLOAT32, 12, 12, LAYOUT_CONTIGUOUS);
     begun = ended = pushed = popped = 0;

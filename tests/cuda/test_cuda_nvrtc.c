@@ -363,6 +363,12 @@ static tch_kernel_image build(void *state)
     return image;
 }
 
+static tch_status load_image(void *state, const tch_kernel_image *image, void **kernel)
+{
+    tch_kernel_info info = TCH_KERNEL_INFO_INIT;
+    return tchi_cuda_kernel_load(state, image, kernel, &info, 0, NULL);
+}
+
 static void a_kernel_is_described(void **state)
 {
     tch_kernel_image image = build(*state);
@@ -370,13 +376,13 @@ static void a_kernel_is_described(void **state)
     tch_kernel_parameter parameters[2];
     void *kernel = NULL;
     fake.static_shared = 1000;
-    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_OK);
+    memset(parameters, 0x55, sizeof parameters);
+    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel, &info, 1, parameters), TCH_OK);
     assert_string_equal(fake.kernel, "_Z_scale<float, 4>");
     assert_int_equal(fake.shared_allowed, 199000);
-    memset(parameters, 0x55, sizeof parameters);
-    assert_int_equal(tchi_cuda_kernel_describe(*state, kernel, &info, 1, parameters), TCH_OK);
     assert_int_equal(parameters[1].size, 0x55555555); /* no room */
-    assert_int_equal(tchi_cuda_kernel_describe(*state, kernel, &info, 2, parameters), TCH_OK);
+    tchi_cuda_kernel_unload(*state, kernel);
+    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel, &info, 2, parameters), TCH_OK);
     assert_memory_equal(parameters, signature + 1, sizeof parameters);
     assert_int_equal(info.parameters, 2);
     assert_int_equal(info.registers, 40);
@@ -397,17 +403,17 @@ static void damaged_images_are_refused(void **state)
     memcpy(&header, image.data, sizeof header);
     for (size_t i = 0; i < sizeof header; i++) {
         ((unsigned char *)image.data)[i] ^= 0x81;
-        assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_IO);
+        assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_IO);
         ((unsigned char *)image.data)[i] ^= 0x81;
     }
     for (size_t bytes = 0; bytes < image.bytes; bytes++) {
         tch_kernel_image cut = {test_alloc(bytes + 1), bytes};
         memcpy(cut.data, image.data, bytes);
-        assert_int_equal(tchi_cuda_kernel_load(*state, &cut, &kernel), TCH_ERR_IO);
+        assert_int_equal(load_image(*state, &cut, &kernel), TCH_ERR_IO);
         test_drop(cut.data);
     }
     fake.load_says = cudaErrorInvalidKernelImage;
-    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_IO);
+    assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_IO);
     assert_int_equal(fake.pending, cudaSuccess);
     assert_null(kernel);
     tchi_cuda_host->release(image.data, image.bytes);
@@ -418,15 +424,15 @@ static void signatures_that_do_not_fit(void **state)
     tch_kernel_image image = build(*state);
     void *kernel = NULL;
     fake.parameter_size = 4;
-    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_INTERNAL);
+    assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_INTERNAL);
     fake_host_expect("parameter 0 of kernel scale<float, 4> has 8 bytes by its signature, 4 by its code");
     fake.parameter_size = 8;
     fake.signature_bytes -= 4;
-    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_IO);
+    assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_IO);
     fake.signature_bytes -= 20; /* as long as one parameter, and it says two */
-    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_IO);
+    assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_IO);
     fake.signature = NULL;
-    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_BACKEND);
+    assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_BACKEND);
     assert_int_equal(fake.libraries, 0);
     tchi_cuda_host->release(image.data, image.bytes);
 }
@@ -437,7 +443,7 @@ static void capture_forbids_loading(void **state)
     tch_kernel_image image = build(*state);
     void *kernel = NULL;
     fake.captured = s->own;
-    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_UNSUPPORTED);
+    assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_UNSUPPORTED);
     fake_host_expect("compile it before capturing");
     fake.captured = NULL;
     tchi_cuda_host->release(image.data, image.bytes);
@@ -452,7 +458,7 @@ static void memory_that_runs_out_while_loading(void **state)
     tch_status status = TCH_ERR_OUT_OF_MEMORY;
     for (int left = 0; status != TCH_OK; left++) {
         fake_host.allocations_left = left;
-        status = tchi_cuda_kernel_load(*state, &image, &kernel);
+        status = load_image(*state, &image, &kernel);
         fake_host.allocations_left = -1;
         if (status != TCH_OK) {
             assert_int_equal(status, TCH_ERR_OUT_OF_MEMORY);
@@ -477,7 +483,7 @@ static void a_launch_goes_to_the_stream(void **state)
     const void *arguments[] = {&x, &n};
     tch_kernel_run run = {{70000, 2, 3}, {32, 4, 1}, 100000, arguments};
     void *kernel = NULL;
-    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_OK);
+    assert_int_equal(load_image(*state, &image, &kernel), TCH_OK);
     fake.captured = s->own; /* as good as any */
     int waits = fake.synchronized;
     assert_int_equal(tchi_cuda_kernel_launch(*state, kernel, &run), TCH_OK);
@@ -519,7 +525,7 @@ static int fault(void)
     assert_int_equal(tchi_cuda_state_create(0, &elsewhere), TCH_OK);
     tch_kernel_image image = build(state);
     assert_int_equal(tchi_cuda_begin(state), TCH_OK);
-    assert_int_equal(tchi_cuda_kernel_load(state, &image, &kernel), TCH_OK);
+    assert_int_equal(load_image(state, &image, &kernel), TCH_OK);
     assert_int_equal(tchi_cuda_kernel_launch(state, kernel, &run), TCH_OK);
     tchi_cuda_end(state);
     fake.waiting_says = cudaErrorIllegalAddress;

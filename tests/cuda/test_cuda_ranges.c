@@ -27,8 +27,8 @@ static void without_a_profiler_no_one_listens(void **state)
     if (child == 0) {
         unsetenv("NVTX_INJECTION64_PATH");
         bool heard = tchi_cuda_ranges_heard();
-        tchi_cuda_range_push(NULL, "nothing");
-        tchi_cuda_range_pop(NULL);
+        tchi_cuda_range(NULL, "nothing");
+        tchi_cuda_range(NULL, NULL);
         _exit(heard ? 1 : 0);
     }
     int status = -1;
@@ -42,12 +42,12 @@ static void with_one_all_is_heard(void **state)
     setenv("TEST_NVTX_LOG", test_path("heard"), 1);
     setenv("NVTX_INJECTION64_PATH", NVTX_LISTENER, 1);
     assert_true(tchi_cuda_ranges_heard());
-    tchi_cuda_range_push(NULL, "step");
+    tchi_cuda_range(NULL, "step");
     tchi_cuda_range_open("factors");
     tchi_cuda_range_close();
-    tchi_cuda_range_pop(NULL);
-    tchi_cuda_range_push(NULL, "another");
-    tchi_cuda_range_pop(NULL);
+    tchi_cuda_range(NULL, NULL);
+    tchi_cuda_range(NULL, "another");
+    tchi_cuda_range(NULL, NULL);
     FILE *file = fopen(test_path("heard"), "r");
     assert_non_null(file);
     size_t length = fread(heard, 1, sizeof heard - 1, file);

@@ -30,26 +30,45 @@ static int close_state(void **state)
 
 static cudaStream_t stream_of(void *state)
 {
-    return tchi_cuda_get_stream(state);
+    void *stream = NULL;
+    assert_int_equal(tchi_cuda_stream(state, 0, &stream), TCH_OK);
+    return stream;
 }
 
 static int64_t kernels; /* of the latest recording */
 
 /* --- recording --------------------------------------------------------------------------------------------------- */
 
+static bool can_record(void *state)
+{
+    return tchi_cuda_recording_bytes(state, 0) >= 0;
+}
+
+static tch_status no_work(void *state)
+{
+    assert_non_null(stream_of(state));
+    assert_ptr_equal(stream_of(state), fake.captured);
+    return TCH_OK;
+}
+
+static void *record(void *state, tch_status (*work)(void *state))
+{
+    static char somewhere;
+    void *recording = &somewhere;
+    cudaStream_t stream = stream_of(state);
+    assert_int_equal(tchi_cuda_recording_record(state, work, state, &recording, &kernels), TCH_OK);
+    assert_ptr_equal(stream_of(state), stream);
+    assert_int_equal(fake.graphs, 0);
+    return recording;
+}
+
 static void record_and_replay(void *state, cudaStream_t stream)
 {
-    void *recording = NULL;
-    assert_true(tchi_cuda_recording_possible(state));
-    assert_int_equal(tchi_cuda_recording_begin(state), TCH_OK);
-    assert_non_null(stream_of(state));
-    assert_ptr_not_equal(stream_of(state), stream);
-    assert_ptr_equal(stream_of(state), fake.captured);
-    assert_int_equal(tchi_cuda_recording_end(state, &recording, &kernels), TCH_OK);
+    assert_true(can_record(state));
+    void *recording = record(state, no_work);
     assert_non_null(recording);
     assert_ptr_equal(stream_of(state), stream);
     assert_null(fake.captured);
-    assert_int_equal(fake.graphs, 0);
     int32_t begun = 0;
     assert_int_equal(tchi_cuda_recording_replay(state, recording, &begun), TCH_OK);
     assert_int_equal(begun, 1);
@@ -77,28 +96,29 @@ static void bytes_are_an_estimate(void **state)
 
 static void the_default_stream_will_do(void **state)
 {
-    assert_int_equal(tchi_cuda_set_stream(*state, NULL), TCH_OK);
+    void *none = NULL;
+    assert_int_equal(tchi_cuda_stream(*state, 1, &none), TCH_OK);
     record_and_replay(*state, NULL);
+}
+
+static tch_status allocate_and_wait(void *state)
+{
+    void *pointer = NULL;
+    assert_int_equal(tchi_cuda_allocate(state, 100, &pointer), TCH_ERR_UNSUPPORTED);
+    assert_int_equal(tchi_cuda_synchronize(state), TCH_ERR_UNSUPPORTED);
+    assert_int_equal(fake.bad_waits, 0);
+    assert_false(can_record(state));
+    return TCH_OK;
 }
 
 static void nothing_is_allocated_or_waited_for(void **state)
 {
-    void *pointer = NULL;
-    void *recording = NULL;
-    assert_int_equal(tchi_cuda_recording_begin(*state), TCH_OK);
-    assert_int_equal(tchi_cuda_allocate(*state, 100, &pointer), TCH_ERR_UNSUPPORTED);
-    assert_int_equal(tchi_cuda_synchronize(*state), TCH_ERR_UNSUPPORTED);
-    assert_int_equal(fake.bad_waits, 0);
-    assert_false(tchi_cuda_recording_possible(*state));
-    assert_int_equal(tchi_cuda_recording_end(*state, &recording, &kernels), TCH_OK);
-    tchi_cuda_recording_release(*state, recording);
+    tchi_cuda_recording_release(*state, record(*state, allocate_and_wait));
 }
 
 static void a_release_enters_the_device_by_itself(void **state)
 {
-    void *recording = NULL;
-    assert_int_equal(tchi_cuda_recording_begin(*state), TCH_OK);
-    assert_int_equal(tchi_cuda_recording_end(*state, &recording, &kernels), TCH_OK);
+    void *recording = record(*state, no_work);
     tchi_cuda_end(*state);
     tchi_cuda_recording_release(*state, recording);
     assert_int_equal(fake.current, 0);
@@ -109,26 +129,29 @@ static void a_release_enters_the_device_by_itself(void **state)
 
 static void a_capture_that_does_not_begin(void **state)
 {
-    cudaStream_t stream = stream_of(*state);
     fake.capture_says = cudaErrorStreamCaptureUnsupported;
-    assert_int_equal(tchi_cuda_recording_begin(*state), TCH_ERR_BACKEND);
-    assert_ptr_equal(stream_of(*state), stream);
+    assert_null(record(*state, no_work)); /* which would fail: nothing is captured */
     assert_int_equal(fake.pending, cudaSuccess);
     fake.capture_says = cudaSuccess;
-    record_and_replay(*state, stream);
+    record_and_replay(*state, stream_of(*state));
 }
 
 static void check_nothing_kept(void *state)
 {
-    static char somewhere;
-    void *recording = &somewhere;
-    cudaStream_t stream = stream_of(state);
-    assert_int_equal(tchi_cuda_recording_begin(state), TCH_OK);
-    assert_int_equal(tchi_cuda_recording_end(state, &recording, &kernels), TCH_OK);
-    assert_null(recording);
-    assert_ptr_equal(stream_of(state), stream);
+    assert_null(record(state, no_work));
     assert_int_equal(fake.pending, cudaSuccess);
-    assert_int_equal(fake.graphs, 0);
+}
+
+static tch_status fail(void *state)
+{
+    (void)state;
+    return TCH_ERR_UNSUPPORTED;
+}
+
+static void work_that_fails(void **state)
+{
+    assert_null(record(*state, fail));
+    assert_int_equal(fake.executables, 0);
 }
 
 static void a_capture_that_was_ended(void **state)
@@ -145,9 +168,7 @@ static void a_graph_that_cannot_be_made(void **state)
 
 static void a_replay_that_fails_is_reported_once(void **state)
 {
-    void *recording = NULL;
-    assert_int_equal(tchi_cuda_recording_begin(*state), TCH_OK);
-    assert_int_equal(tchi_cuda_recording_end(*state, &recording, &kernels), TCH_OK);
+    void *recording = record(*state, no_work);
     fake.replay_says = cudaErrorMemoryAllocation;
     int32_t begun = 0;
     assert_int_equal(tchi_cuda_recording_replay(*state, recording, &begun), TCH_ERR_OUT_OF_MEMORY);
@@ -159,9 +180,8 @@ static void a_replay_that_fails_is_reported_once(void **state)
 /* --- phases ------------------------------------------------------------------------------------------------------ */
 
 /* Work in two ranges, of which the second is in a third, and some behind them; with nothing before the first. */
-static void record_ranges(void *state, void **recording)
+static tch_status queue_ranges(void *state)
 {
-    assert_int_equal(tchi_cuda_recording_begin(state), TCH_OK);
     fake.nodes = 0;
     tchi_cuda_recording_range(state, "factors");
     fake.nodes = 3;
@@ -174,8 +194,7 @@ static void record_ranges(void *state, void **recording)
     tchi_cuda_recording_range(state, NULL);
     assert_ptr_equal(stream_of(state), fake.captured);
     assert_null(fake.captured_too);
-    assert_int_equal(tchi_cuda_recording_end(state, recording, &kernels), TCH_OK);
-    assert_int_equal(fake.graphs, 0);
+    return TCH_OK;
 }
 
 static const char *const by_phases =
@@ -188,72 +207,72 @@ static void with_phases(void *state)
 
 static void each_phase_is_a_graph_in_its_range(void **state)
 {
-    void *recording = NULL;
     int32_t begun = 0;
-    cudaStream_t stream = stream_of(*state);
     with_phases(*state);
-    record_ranges(*state, &recording);
+    void *recording = record(*state, queue_ranges);
     assert_non_null(recording);
-    assert_ptr_equal(stream_of(*state), stream);
     assert_int_equal(fake.executables, 4);
     assert_int_equal(kernels, 3 + 2 + 2 + 2);
     assert_int_equal(tchi_cuda_recording_replay(*state, recording, &begun), TCH_OK);
     assert_string_equal(fake.timeline, by_phases);
     tchi_cuda_recording_release(*state, recording);
-    record_and_replay(*state, stream); /* on the streams there are */
+    record_and_replay(*state, stream_of(*state)); /* on the streams there are */
 }
 
 static void without_a_profiler_it_is_one_graph(void **state)
 {
-    void *recording = NULL;
     int32_t begun = 0;
-    record_ranges(*state, &recording);
+    void *recording = record(*state, queue_ranges);
     assert_int_equal(tchi_cuda_recording_replay(*state, recording, &begun), TCH_OK);
     assert_string_equal(fake.timeline, "launch, ");
     tchi_cuda_recording_release(*state, recording);
 }
 
 /* Nothing is done meanwhile: what is queued stays where the capture is. */
-static void a_phase_that_cannot_begin_stays_with_the_one_before(void **state)
+static tch_status queue_where_no_phase_begins(void *state)
 {
-    void *recording = NULL;
-    int32_t begun = 0;
-    with_phases(*state);
-    assert_int_equal(tchi_cuda_recording_begin(*state), TCH_OK);
     fake.capture_says = cudaErrorStreamCaptureUnsupported;
-    tchi_cuda_recording_range(*state, "factors");
-    assert_ptr_equal(stream_of(*state), fake.captured);
+    tchi_cuda_recording_range(state, "factors");
+    assert_ptr_equal(stream_of(state), fake.captured);
     assert_int_equal(fake.pending, cudaSuccess);
     fake.capture_says = cudaSuccess;
-    tchi_cuda_recording_range(*state, NULL);
+    tchi_cuda_recording_range(state, NULL);
     fake.nodes = 0;
-    assert_int_equal(tchi_cuda_recording_end(*state, &recording, &kernels), TCH_OK);
+    return TCH_OK;
+}
+
+static void a_phase_that_cannot_begin_stays_with_the_one_before(void **state)
+{
+    int32_t begun = 0;
+    with_phases(*state);
+    void *recording = record(*state, queue_where_no_phase_begins);
     assert_int_equal(tchi_cuda_recording_replay(*state, recording, &begun), TCH_OK);
     assert_string_equal(fake.timeline, "push factors, launch, pop, ");
     tchi_cuda_recording_release(*state, recording);
 }
 
+static tch_status queue_where_a_phase_is_ended(void *state)
+{
+    fake.end_says = cudaErrorStreamCaptureInvalidated;
+    tchi_cuda_recording_range(state, "factors");
+    fake.end_says = cudaSuccess;
+    tchi_cuda_recording_range(state, NULL);
+    return TCH_OK;
+}
+
 static void a_phase_that_was_ended_leaves_no_recording(void **state)
 {
-    void *recording = NULL;
     with_phases(*state);
-    assert_int_equal(tchi_cuda_recording_begin(*state), TCH_OK);
-    fake.end_says = cudaErrorStreamCaptureInvalidated;
-    tchi_cuda_recording_range(*state, "factors");
-    fake.end_says = cudaSuccess;
-    tchi_cuda_recording_range(*state, NULL);
-    assert_int_equal(tchi_cuda_recording_end(*state, &recording, &kernels), TCH_OK);
-    assert_null(recording);
+    assert_null(record(*state, queue_where_a_phase_is_ended));
     assert_int_equal(fake.executables, 0);
 }
 
 /* The ranges that were opened are closed. */
 static void a_replay_that_fails_in_the_middle_says_so(void **state)
 {
-    void *recording = NULL;
     int32_t begun = 0;
     with_phases(*state);
-    record_ranges(*state, &recording);
+    void *recording = record(*state, queue_ranges);
     fake.replay_says = cudaErrorMemoryAllocation;
     fake.replays_before = 1;
     assert_int_equal(tchi_cuda_recording_replay(*state, recording, &begun), TCH_ERR_OUT_OF_MEMORY);
@@ -267,9 +286,8 @@ static void no_memory_for_a_recording(void **state)
 {
     with_phases(*state);
     for (int left = 0; left < 4; left++) {
-        void *recording = NULL;
         fake_host.allocations_left = left;
-        record_ranges(*state, &recording);
+        void *recording = record(*state, queue_ranges);
         fake_host.allocations_left = -1;
         assert_null(recording);
         assert_int_equal(fake.executables, 0);
@@ -281,10 +299,10 @@ static void no_memory_for_a_recording(void **state)
 static void not_while_the_caller_captures(void **state)
 {
     fake.captured = stream_of(*state);
-    assert_false(tchi_cuda_recording_possible(*state));
+    assert_false(can_record(*state));
     assert_int_equal(fake.pending, cudaSuccess);
     fake.captured = NULL;
-    assert_true(tchi_cuda_recording_possible(*state));
+    assert_true(can_record(*state));
 }
 
 static int is_possible_with(const char *variable, const char *value)
@@ -294,7 +312,7 @@ static int is_possible_with(const char *variable, const char *value)
     setenv(variable, value, 1);
     assert_int_equal(tchi_cuda_state_create(0, &state), TCH_OK);
     unsetenv(variable);
-    int possible = tchi_cuda_recording_possible(state);
+    int possible = can_record(state);
     tchi_cuda_state_destroy(state);
     return possible;
 }
@@ -343,6 +361,7 @@ int main(void)
         CASE(a_capture_that_does_not_begin),
         CASE(a_capture_that_was_ended),
         CASE(a_graph_that_cannot_be_made),
+        CASE(work_that_fails),
         CASE(a_replay_that_fails_is_reported_once),
         CASE(each_phase_is_a_graph_in_its_range),
         CASE(without_a_profiler_it_is_one_graph),

@@ -38,7 +38,9 @@ static void without_cublas_no_device_counts(void **state)
     if (child == 0) {
         char reason[1024] = "";
         setenv("TORCHIUM_CUBLAS", "/nowhere/libcublas.so.13", 1);
-        _exit(tchi_cuda_device_count(reason, sizeof reason) == 0 && strstr(reason, "/nowhere/libcublas.so.13") ? 0 : 1);
+        _exit(tchi_cuda_device_count(reason, sizeof reason, NULL, 0) == 0 && strstr(reason, "/nowhere/libcublas.so.13")
+                  ? 0
+                  : 1);
     }
     int status = 0;
     assert_int_equal(waitpid(child, &status, 0), child);
@@ -53,10 +55,10 @@ static void old_gpus_are_told_apart(void **state)
     fake_runtime_reset();
     fake.capability[0] = 70;
     fake.capability[1] = 61;
-    assert_int_equal(tchi_cuda_device_count(reason, sizeof reason), 0);
+    assert_int_equal(tchi_cuda_device_count(reason, sizeof reason, NULL, 0), 0);
     assert_non_null(strstr(reason, "Imaginary GPU, compute capability 7.0"));
     fake.capability[1] = 75; /* one will do, and keeps its number */
-    assert_int_equal(tchi_cuda_device_count(reason, sizeof reason), 2);
+    assert_int_equal(tchi_cuda_device_count(reason, sizeof reason, NULL, 0), 2);
     assert_int_equal(tchi_cuda_state_create(0, &none), TCH_ERR_UNAVAILABLE);
     fake_host_expect("cuda:0 has compute capability 7.0");
     assert_int_equal(fake_host.bytes, 0);
@@ -93,29 +95,41 @@ static void every_call_gives_the_device_back(void **state)
 
 /* --- streams ----------------------------------------------------------------------------------------------------- */
 
+static tch_status use_stream(void *state, void *stream)
+{
+    return tchi_cuda_stream(state, 1, &stream);
+}
+
+static void *stream_of(void *state)
+{
+    void *stream = NULL;
+    assert_int_equal(tchi_cuda_stream(state, 0, &stream), TCH_OK);
+    return stream;
+}
+
 static void a_new_stream_follows_the_old(void **state)
 {
     tchi_cuda_state *s = *state;
     struct CUstream_st ours = {1};
     struct CUstream_st foreign = {0};
     assert_int_equal(tchi_cuda_begin(s), TCH_OK);
-    assert_int_equal(tchi_cuda_set_stream(s, &foreign), TCH_ERR_DEVICE);
+    assert_int_equal(use_stream(s, &foreign), TCH_ERR_DEVICE);
     fake_host_expect("cuda:0");
     fake_host_expect("cuda:1");
-    assert_ptr_equal(tchi_cuda_get_stream(s), s->own);
-    assert_int_equal(tchi_cuda_set_stream(s, &ours), TCH_OK);
-    assert_ptr_equal(tchi_cuda_get_stream(s), &ours);
+    assert_ptr_equal(stream_of(s), s->own);
+    assert_int_equal(use_stream(s, &ours), TCH_OK);
+    assert_ptr_equal(stream_of(s), &ours);
     assert_ptr_equal(fake.recorded, s->own);
     assert_ptr_equal(fake.waiting, &ours);
-    assert_int_equal(tchi_cuda_set_stream(s, NULL), TCH_OK);
+    assert_int_equal(use_stream(s, NULL), TCH_OK);
     assert_ptr_equal(fake.recorded, &ours);
     assert_null(fake.waiting);
     fake.captured = &ours;
     fake.recorded = NULL;
-    assert_int_equal(tchi_cuda_set_stream(s, &ours), TCH_OK);
+    assert_int_equal(use_stream(s, &ours), TCH_OK);
     assert_null(fake.recorded); /* a graph cannot wait for what is outside */
     fake.captured = NULL;
-    assert_int_equal(tchi_cuda_set_stream(s, s->own), TCH_OK);
+    assert_int_equal(use_stream(s, s->own), TCH_OK);
     tchi_cuda_end(s);
 }
 

@@ -44,12 +44,11 @@ typedef tch_status tch_kernel_compiler_op(void *state, char *text, size_t size);
 /* Compiles. What the compiler says goes to `log`, cut off at its end with a NUL; where it fails, INVALID_ARGUMENT. */
 typedef tch_status tch_kernel_build_op(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log,
                                        size_t log_size);
-/* From an image, which may be damaged: TCH_ERR_IO then, and nothing else has happened. */
-typedef tch_status tch_kernel_load_op(void *state, const tch_kernel_image *image, void **kernel);
+/* Loads an image and fills info, and parameters up to `room` of them. A damaged image is TCH_ERR_IO, and nothing else
+ * has happened. */
+typedef tch_status tch_kernel_load_op(void *state, const tch_kernel_image *image, void **kernel, tch_kernel_info *info,
+                                      int32_t room, tch_kernel_parameter *parameters);
 typedef void tch_kernel_unload_op(void *state, void *kernel);
-/* Fills info, and parameters up to `room` of them. */
-typedef tch_status tch_kernel_describe_op(void *state, void *kernel, tch_kernel_info *info, int32_t room,
-                                          tch_kernel_parameter *parameters);
 /* Queued as everything is. */
 typedef tch_status tch_kernel_launch_op(void *state, void *kernel, const tch_kernel_run *run);
 
@@ -59,7 +58,6 @@ typedef struct tch_kernel_ops {
     tch_kernel_build_op *build;
     tch_kernel_load_op *load;
     tch_kernel_unload_op *unload;
-    tch_kernel_describe_op *describe;
     tch_kernel_launch_op *launch;
 } tch_kernel_ops;
 

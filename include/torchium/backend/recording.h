@@ -9,29 +9,25 @@
 
 #include <torchium/status.h>
 
-/* Whether work can be recorded now: not while the caller records what is queued, or wants every operation by itself. */
-typedef int32_t tch_recording_possible_op(void *state);
-/* What is queued from here on is kept and not done; until recording_end nothing may allocate or synchronize. After a
- * failure everything is as it was. */
-typedef tch_status tch_recording_begin_op(void *state);
-/* Also after an error of what was queued. *recording is NULL where it cannot be kept, which is no failure; *kernels is
- * how many pieces of work it holds. */
-typedef tch_status tch_recording_end_op(void *state, void **recording, int64_t *kernels);
+/* Bytes of device memory that recordings with this many kernels in total take outside of any pool: an estimate. -1
+ * while work cannot be recorded: the caller captures what is queued, or synchronizes after every operation. */
+typedef int64_t tch_recording_bytes_op(void *state, int64_t kernels);
+/* Calls `work`, and keeps what it queues instead of doing it; it must not allocate or synchronize. *recording is NULL if
+ * the work failed or cannot be kept, which is no error; *kernels is the number of kernels in it. An error is one of the
+ * state, which can no longer be used. */
+typedef tch_status tch_recording_record_op(void *state, tch_status (*work)(void *argument), void *argument,
+                                           void **recording, int64_t *kernels);
 /* Queues all of it, in order with other work. *begun is 0, and becomes 1 when a part has been queued: after a failure
  * with it the work cannot be done another way. */
 typedef tch_status tch_recording_replay_op(void *state, void *recording, int32_t *begun);
-/* Bytes of the device's memory that recordings with so many kernels in all take outside of any pool: an estimate. */
-typedef int64_t tch_recording_bytes_op(void *state, int64_t kernels);
 /* Called also outside begin and end, and while what was queued is still running. */
 typedef void tch_recording_release_op(void *state, void *recording);
 
 typedef struct tch_recording_ops {
     /* all REQUIRED */
-    tch_recording_possible_op *possible;
-    tch_recording_begin_op *begin;
-    tch_recording_end_op *end;
-    tch_recording_replay_op *replay;
     tch_recording_bytes_op *bytes;
+    tch_recording_record_op *record;
+    tch_recording_replay_op *replay;
     tch_recording_release_op *release;
 } tch_recording_ops;
 

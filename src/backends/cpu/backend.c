@@ -25,16 +25,6 @@ const tch_backend_host *tchi_cpu_host(void)
 
 /* --- the device ------------------------------------------------------------------------------------------------- */
 
-static int32_t device_count(char *reason, size_t reason_size)
-{
-    const char *why = "";
-    if (tchi_blas_open(&why) == NULL) {
-        snprintf(reason, reason_size, "%s", why);
-        return 0;
-    }
-    return 1;
-}
-
 /* The value of the first line of /proc/meminfo that begins with `key`; empty when there is none. */
 static void read_meminfo(const char *key, char *value, size_t size)
 {
@@ -93,18 +83,20 @@ static tch_status device_info(int32_t index, tch_device_info *info)
     return memory_info(NULL, &info->total_memory, &info->free_memory);
 }
 
-static void describe(char *text, size_t size)
+static int32_t device_count(char *reason, size_t reason_size, char *libraries, size_t size)
 {
+    static const char *const threading[] = {"sequential", "pthreads held at one thread a call", "OpenMP threads"};
     const char *why = "";
     const tchi_blas *blas = tchi_blas_open(&why);
     if (blas == NULL) {
-        snprintf(text, size, "no BLAS");
-        return;
+        snprintf(reason, reason_size, "%s", why);
+        snprintf(libraries, size, "no BLAS");
+        return 0;
     }
-    static const char *const threading[] = {"sequential", "pthreads held at one thread a call", "OpenMP threads"};
-    snprintf(text, size, "%.200s (OpenBLAS %s, %s kernels, %s; %s)%s%s%s%s", blas->library, blas->version, blas->core,
-             threading[blas->threading <= TCHI_BLAS_OPENMP ? blas->threading : 0], blas->origin,
+    snprintf(libraries, size, "%.200s (OpenBLAS %s, %s kernels, %s; %s)%s%s%s%s", blas->library, blas->version,
+             blas->core, threading[blas->threading <= TCHI_BLAS_OPENMP ? blas->threading : 0], blas->origin,
              blas->note[0] ? "; " : "", blas->note, blas->passed_over[0] ? "; " : "", blas->passed_over);
+    return 1;
 }
 
 /* --- state and memory ------------------------------------------------------------------------------------------- */
@@ -136,19 +128,14 @@ static tch_status begin(void *state)
     return TCH_OK;
 }
 
-static tch_status set_stream(void *state, void *stream)
+static tch_status stream_of_state(void *state, int32_t set, void **stream)
 {
     (void)state;
-    if (stream != NULL) {
+    if (set && *stream != NULL) {
         return host->fail(TCH_ERR_UNSUPPORTED, "the cpu has no streams: stream must be NULL");
     }
+    *stream = NULL;
     return TCH_OK;
-}
-
-static void *get_stream(void *state)
-{
-    (void)state;
-    return NULL;
 }
 
 static tch_status synchronize(void *state)
@@ -240,18 +227,15 @@ static int64_t scratch_bytes(void *state, tch_scratch_for operation, tch_scalar 
 static const tch_device_ops device_ops = {
     .count = device_count,
     .info = device_info,
-    .describe = describe,
     .state_create = state_create,
     .state_destroy = state_destroy,
     .begin = begin,
-    .set_stream = set_stream,
-    .get_stream = get_stream,
+    .stream = stream_of_state,
     .synchronize = synchronize,
     .allocate = allocate,
     .release = release,
     .memory_info = memory_info,
     .copy_bytes = copy_bytes,
-    .store_numbers = tchi_cpu_store_numbers,
     .zero_bytes = zero_bytes,
     .scratch_bytes = scratch_bytes,
 };
@@ -337,7 +321,6 @@ static const tch_kernel_ops kernel_ops = {
     .build = tchi_cpu_kernel_build,
     .load = tchi_cpu_kernel_load,
     .unload = tchi_cpu_kernel_unload,
-    .describe = tchi_cpu_kernel_describe,
     .launch = tchi_cpu_kernel_launch,
 };
 

@@ -95,7 +95,6 @@ tch_descending_op tchi_cpu_descending;
 tch_reset_order_op tchi_cpu_reset_order;
 tch_permute_op tchi_cpu_permute;
 
-tch_store_numbers_op tchi_cpu_store_numbers;
 tch_find_nonfinite_op tchi_cpu_find_nonfinite;
 tch_decide_skip_op tchi_cpu_decide_skip;
 tch_agree_op tchi_cpu_agree;

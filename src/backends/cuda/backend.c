@@ -51,30 +51,23 @@ int64_t tchi_cuda_scratch_bytes(void *state, tch_scratch_for operation, tch_scal
 static const tch_device_ops device_ops = {
     .count = tchi_cuda_device_count,
     .info = tchi_cuda_device_info,
-    .describe = tchi_cuda_describe,
     .state_create = tchi_cuda_state_create,
     .state_destroy = tchi_cuda_state_destroy,
     .begin = tchi_cuda_begin,
     .end = tchi_cuda_end,
-    .set_stream = tchi_cuda_set_stream,
-    .get_stream = tchi_cuda_get_stream,
+    .stream = tchi_cuda_stream,
     .synchronize = tchi_cuda_synchronize,
-    .range_push = tchi_cuda_range_push,
-    .range_pop = tchi_cuda_range_pop,
-    .readback_create = tchi_cuda_readback_create,
+    .range = tchi_cuda_range,
     .readback_post = tchi_cuda_readback_post,
     .readback_wait = tchi_cuda_readback_wait,
-    .readback_destroy = tchi_cuda_readback_destroy,
-    .side_stream = tchi_cuda_side_stream,
-    .event_create = tchi_cuda_event_create,
-    .event_record = tchi_cuda_event_record,
-    .event_wait = tchi_cuda_event_wait,
+    .side_begin = tchi_cuda_side_begin,
+    .side_mark = tchi_cuda_side_mark,
+    .side_join = tchi_cuda_side_join,
     .event_destroy = tchi_cuda_event_destroy,
     .allocate = tchi_cuda_allocate,
     .release = tchi_cuda_release,
     .memory_info = tchi_cuda_memory_info,
     .copy_bytes = tchi_cuda_copy_bytes,
-    .store_numbers = tchi_cuda_store_numbers,
     .zero_bytes = tchi_cuda_zero_bytes,
     .scratch_bytes = tchi_cuda_scratch_bytes,
 };
@@ -173,11 +166,9 @@ static const tch_network_ops network_ops = {
 };
 
 static const tch_recording_ops recording_ops = {
-    .possible = tchi_cuda_recording_possible,
-    .begin = tchi_cuda_recording_begin,
-    .end = tchi_cuda_recording_end,
-    .replay = tchi_cuda_recording_replay,
     .bytes = tchi_cuda_recording_bytes,
+    .record = tchi_cuda_recording_record,
+    .replay = tchi_cuda_recording_replay,
     .release = tchi_cuda_recording_release,
 };
 
@@ -186,7 +177,6 @@ static const tch_kernel_ops kernel_ops = {
     .build = tchi_cuda_kernel_build,
     .load = tchi_cuda_kernel_load,
     .unload = tchi_cuda_kernel_unload,
-    .describe = tchi_cuda_kernel_describe,
     .launch = tchi_cuda_kernel_launch,
 };
 

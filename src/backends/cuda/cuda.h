@@ -40,7 +40,8 @@ typedef struct tchi_cuda_state {
     tchi_cuda_device device;
     cudaStream_t stream; /* where work is queued: `own`, or the caller's */
     cudaStream_t own;
-    cudaStream_t side; /* NULL until the first call that asks for it */
+    cudaStream_t side;  /* NULL until the first call that asks for it */
+    cudaEvent_t forked; /* what the side stream waits for; made with it */
     tchi_cublas_handle blas;
     void *blas_workspace;        /* device memory, so that cuBLAS allocates none, also under graph capture */
     tchi_cusolver_handle solver; /* NULL until the first decomposition asks for its scratch */
@@ -84,12 +85,11 @@ tch_status tchi_cuda_launched(const tchi_cuda_state *state, const char *kernel);
 
 #define TCHI_CUDA_TRY(call, what) TCHI_CUDA_PASS(tchi_cuda_check((call), (what)))
 
-/* --- devices, state, memory: device.c, state.c, memory.c, ranges.c, readback.c ----------------------------------- */
+/* --- devices, state, memory: device.c, state.c, memory.c, ranges.c, events.c ------------------------------------- */
 
 tch_device_count_op tchi_cuda_device_count;
 tch_device_info_op tchi_cuda_device_info;
 tch_status tchi_cuda_device_read(int32_t index, tchi_cuda_device *device);
-tch_describe_op tchi_cuda_describe;
 tch_state_create_op tchi_cuda_state_create;
 tch_state_destroy_op tchi_cuda_state_destroy;
 /* Of blas_workspace, which kernels of our own may use between two products of cuBLAS. */
@@ -98,21 +98,16 @@ tch_begin_op tchi_cuda_begin;
 tch_end_op tchi_cuda_end;
 /* The device of the call that this thread is in, or -1. */
 int32_t tchi_cuda_entered(void);
-tch_set_stream_op tchi_cuda_set_stream;
+tch_stream_op tchi_cuda_stream;
 /* Work goes there from now on, that of cuBLAS and cuSOLVER too; nothing is ordered. */
 tch_status tchi_cuda_use_stream(tchi_cuda_state *state, cudaStream_t stream);
-tch_get_stream_op tchi_cuda_get_stream;
 tch_synchronize_op tchi_cuda_synchronize;
-tch_range_push_op tchi_cuda_range_push;
-tch_range_pop_op tchi_cuda_range_pop;
-tch_readback_create_op tchi_cuda_readback_create;
+tch_range_op tchi_cuda_range;
 tch_readback_post_op tchi_cuda_readback_post;
 tch_readback_wait_op tchi_cuda_readback_wait;
-tch_readback_destroy_op tchi_cuda_readback_destroy;
-tch_side_stream_op tchi_cuda_side_stream;
-tch_event_create_op tchi_cuda_event_create;
-tch_event_record_op tchi_cuda_event_record;
-tch_event_wait_op tchi_cuda_event_wait;
+tch_side_begin_op tchi_cuda_side_begin;
+tch_side_mark_op tchi_cuda_side_mark;
+tch_side_join_op tchi_cuda_side_join;
 tch_event_destroy_op tchi_cuda_event_destroy;
 /* ranges.c: whether a profiler listens; and what it hears, whatever is being recorded */
 bool tchi_cuda_ranges_heard(void);
@@ -123,9 +118,7 @@ void tchi_cuda_range_close(void);
 void tchi_cuda_recording_range(tchi_cuda_state *s, const char *name);
 void tchi_cuda_recorder_init(tchi_cuda_recorder *recorder);
 void tchi_cuda_recorder_destroy(tchi_cuda_recorder *recorder);
-tch_recording_possible_op tchi_cuda_recording_possible;
-tch_recording_begin_op tchi_cuda_recording_begin;
-tch_recording_end_op tchi_cuda_recording_end;
+tch_recording_record_op tchi_cuda_recording_record;
 tch_recording_replay_op tchi_cuda_recording_replay;
 tch_recording_bytes_op tchi_cuda_recording_bytes;
 tch_recording_release_op tchi_cuda_recording_release;
@@ -205,7 +198,8 @@ tch_scratch_bytes_op tchi_cuda_scratch_bytes;
 
 /* --- optimizers: adamw.cu, sgd.cu, lion.cu, blocks.cu, apply.cu, rows.cu, graft.cu, control.cu, products.c */
 
-tch_store_numbers_op tchi_cuda_store_numbers;
+/* copy_bytes of TCH_COPY_NUMBERS */
+tch_status tchi_cuda_store_numbers(tchi_cuda_state *state, double *dst, const double *values, int64_t count);
 tch_find_nonfinite_op tchi_cuda_find_nonfinite;
 tch_decide_skip_op tchi_cuda_decide_skip;
 tch_agree_op tchi_cuda_agree;
@@ -289,7 +283,6 @@ tch_kernel_compiler_op tchi_cuda_kernel_compiler;
 tch_kernel_build_op tchi_cuda_kernel_build;
 tch_kernel_load_op tchi_cuda_kernel_load;
 tch_kernel_unload_op tchi_cuda_kernel_unload;
-tch_kernel_describe_op tchi_cuda_kernel_describe;
 tch_kernel_launch_op tchi_cuda_kernel_launch;
 
 TCH_END_DECLS

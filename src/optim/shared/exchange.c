@@ -330,33 +330,25 @@ tch_status tchi_exchange_values(tch_optimizer *optimizer, int32_t group)
 
 /* --- collectives ------------------------------------------------------------------------------------------------- */
 
-static bool has_side(const tch_optimizer *o)
-{
-    return o->shared->packed != NULL;
-}
-
 /* What is sent lies in its buffer once the work queued so far is done: then the second stream goes on, and tells by an
  * event when it is done. */
 static tch_status begin_side(tch_optimizer *o, void **stream)
 {
     const tch_device_ops *d = o->context->backend->device;
     *stream = tchi_comm_stream(o->context);
-    if (!has_side(o)) {
-        return TCH_OK;
-    }
-    TCHI_TRY(d->event_record(o->context->state, o->shared->packed, 0));
-    TCHI_TRY(d->event_wait(o->context->state, o->shared->packed, 1));
-    return d->side_stream(o->context->state, stream);
+    return d->side_begin != NULL ? d->side_begin(o->context->state, stream) : TCH_OK;
 }
 
-static tch_status end_side(tch_optimizer *o, const tchi_wire *wire)
+static tch_status end_side(tch_optimizer *o, tchi_wire *wire)
 {
-    return has_side(o) ? o->context->backend->device->event_record(o->context->state, wire->done, 1) : TCH_OK;
+    const tch_device_ops *d = o->context->backend->device;
+    return d->side_mark != NULL ? d->side_mark(o->context->state, &wire->done) : TCH_OK;
 }
 
 static tch_status wait_for(tch_optimizer *o, const tchi_wire *wire)
 {
-    return has_side(o) ? o->context->backend->device->event_wait(o->context->state, wire->done, 0) : TCH_OK;
+    const tch_device_ops *d = o->context->backend->device;
+    return d->side_join != NULL ? d->side_join(o->context->state, wire->done) : TCH_OK;
 }
 
 /* What stays on its rank is copied there. */
@@ -512,28 +504,12 @@ tch_status tchi_exchange_finish(tch_optimizer *optimizer, const tchi_step *now, 
     return TCH_OK;
 }
 
-/* --- events ------------------------------------------------------------------------------------------------------ */
-
-tch_status tchi_exchange_open(tch_optimizer *optimizer, int32_t group)
-{
-    tchi_exchange *x = tchi_group_at(optimizer, group)->exchange;
-    const tch_device_ops *d = optimizer->context->backend->device;
-    for (int i = 0; x != NULL && has_side(optimizer) && i < 2; i++) {
-        TCHI_TRY(d->event_create(optimizer->context->state, &x->in[i].done));
-        TCHI_TRY(d->event_create(optimizer->context->state, &x->out[i].done));
-    }
-    return TCH_OK;
-}
-
 void tchi_exchange_close(tch_optimizer *optimizer, tchi_exchange *exchange)
 {
-    for (int i = 0; exchange != NULL && i < 2; i++) {
-        if (exchange->in[i].done != NULL) {
-            optimizer->context->backend->device->event_destroy(optimizer->context->state, exchange->in[i].done);
-        }
-        if (exchange->out[i].done != NULL) {
-            optimizer->context->backend->device->event_destroy(optimizer->context->state, exchange->out[i].done);
-        }
+    const tch_device_ops *d = optimizer->context->backend->device;
+    for (int i = 0; exchange != NULL && d->event_destroy != NULL && i < 2; i++) {
+        d->event_destroy(optimizer->context->state, exchange->in[i].done);
+        d->event_destroy(optimizer->context->state, exchange->out[i].done);
     }
     tchi_exchange_release(exchange);
 }

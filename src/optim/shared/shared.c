@@ -27,12 +27,6 @@ tch_status tchi_shared_open(tch_optimizer *optimizer, tch_comm *comm)
     TCHI_TRY(tchi_pool_allocate(optimizer->context->pool, sizeof *optimizer->shared->agreement, &agreement));
     optimizer->shared->agreement = agreement;
     const tch_device_ops *d = optimizer->context->backend->device;
-    if (d->event_create != NULL) {
-        TCHI_TRY(d->event_create(optimizer->context->state, &optimizer->shared->packed));
-    }
-    if (d->readback_create != NULL) {
-        TCHI_TRY(d->readback_create(optimizer->context->state, sizeof(tchi_agreement), &optimizer->shared->seen));
-    }
     return d->zero_bytes(optimizer->context->state, agreement, sizeof *optimizer->shared->agreement);
 }
 
@@ -40,10 +34,12 @@ void tchi_shared_wait(tch_optimizer *optimizer)
 {
     const tch_device_ops *d = optimizer->context->backend->device;
     void *state = optimizer->context->state;
-    if (optimizer->shared != NULL && optimizer->shared->packed != NULL &&
-        d->event_record(state, optimizer->shared->packed, 1) == TCH_OK &&
-        d->event_wait(state, optimizer->shared->packed, 0) == TCH_OK) {
-        d->synchronize(state);
+    void *last = NULL;
+    if (optimizer->shared != NULL && d->side_mark != NULL) {
+        if (d->side_mark(state, &last) == TCH_OK && d->side_join(state, last) == TCH_OK) {
+            d->synchronize(state);
+        }
+        d->event_destroy(state, last);
     }
 }
 
@@ -53,11 +49,8 @@ void tchi_shared_close(tch_optimizer *optimizer)
         return;
     }
     const tch_device_ops *d = optimizer->context->backend->device;
-    if (optimizer->shared->packed != NULL) {
-        d->event_destroy(optimizer->context->state, optimizer->shared->packed);
-    }
     if (optimizer->shared->seen != NULL) {
-        d->readback_destroy(optimizer->context->state, optimizer->shared->seen);
+        d->event_destroy(optimizer->context->state, optimizer->shared->seen);
     }
     tchi_pool_free(optimizer->context->pool, optimizer->shared->agreement);
     tchi_list_release(&optimizer->shared->tiles);
@@ -204,7 +197,8 @@ static tch_status store_pair(tch_optimizer *o, int32_t number)
     int32_t pair[2] = {number, ~number};
     double bits;
     memcpy(&bits, pair, sizeof bits);
-    return o->context->backend->device->store_numbers(o->context->state, (double *)o->shared->agreement, &bits, 1);
+    return o->context->backend->device->copy_bytes(o->context->state, o->shared->agreement, &bits, sizeof bits,
+                                                   TCH_COPY_NUMBERS);
 }
 
 static tch_status compare(tch_comm *comm, tch_context *context, uint64_t hash)
@@ -282,9 +276,9 @@ tch_status tchi_shared_finish(tch_optimizer *optimizer, bool skipped)
     }
     const tch_device_ops *d = optimizer->context->backend->device;
     if (!skipped) { /* perhaps it was, and the host does not know yet */
-        optimizer->shared->asked = optimizer->shared->seen != NULL;
+        optimizer->shared->asked = d->readback_post != NULL;
         return !optimizer->shared->asked ? TCH_OK
-                                         : d->readback_post(optimizer->context->state, optimizer->shared->seen,
+                                         : d->readback_post(optimizer->context->state, &optimizer->shared->seen,
                                                             optimizer->shared->agreement, sizeof seen);
     }
     TCHI_TRY(

@@ -144,7 +144,6 @@ struct tchi_shared {
     tchi_list rects;           /* tch_rect: scratch of the exchanges */
     tchi_agreement *agreement; /* on the device */
     uint64_t hash;             /* of the latest group of parameters, and of how it is divided */
-    void *packed;              /* an event: what is sent lies in its buffer */
     void *seen;                /* a readback of the agreement of the last step, or NULL */
     bool asked;                /* for it */
 };
@@ -231,8 +230,6 @@ tch_status tchi_exchange_arrive(tch_optimizer *optimizer, const tchi_step *now, 
 tch_status tchi_exchange_leave(tch_optimizer *optimizer, const tchi_step *now, int32_t group, int64_t done);
 tch_status tchi_exchange_finish(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
 
-/* Events of the exchanges of a new group, where the device has a second stream. */
-tch_status tchi_exchange_open(tch_optimizer *optimizer, int32_t group);
 void tchi_exchange_close(tch_optimizer *optimizer, tchi_exchange *exchange);
 
 /* Parameters into the tiles that are stepped by value. */

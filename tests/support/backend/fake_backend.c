@@ -17,13 +17,13 @@
 
 static tch_device_count_op device_count;
 static tch_device_info_op device_info;
-static tch_describe_op describe;
 static tch_fill_op fill;
 
 static const tch_backend_host *host;
 
-static int32_t device_count(char *reason, size_t reason_size)
+static int32_t device_count(char *reason, size_t reason_size, char *libraries, size_t libraries_size)
 {
+    snprintf(libraries, libraries_size, "nothing but imagination");
     if (FAKE_VARIANT == NO_DEVICES) {
         snprintf(reason, reason_size, "all fake devices are on holiday");
         return 0;
@@ -39,14 +39,8 @@ static tch_status device_info(int32_t index, tch_device_info *info)
     return TCH_OK;
 }
 
-static void describe(char *text, size_t text_size)
-{
-    snprintf(text, text_size, "nothing but imagination");
-}
-
 static tch_status fill(void *state, const tch_array *dst, double value)
 {
-    (void)state, (void)dst, (void)value;
     return host->fail(TCH_ERR_UNSUPPORTED, "the fake device cannot do fills");
 }
 
@@ -59,7 +53,6 @@ static const tch_backend *make_table(const tch_backend *cpu)
     device = *cpu->device;
     device.count = device_count;
     device.info = device_info;
-    device.describe = describe;
     matrix = *cpu->matrix;
     matrix.fill = fill;
     matrix.gemm = FAKE_VARIANT == INCOMPLETE ? NULL : matrix.gemm;
@@ -85,7 +78,6 @@ TCH_API const tch_backend *ENTRY(uint32_t abi, const tch_backend_host *offered, 
 
 const tch_backend *ENTRY(uint32_t abi, const tch_backend_host *offered, char *reason, size_t reason_size)
 {
-    (void)abi;
     host = offered;
     if (FAKE_VARIANT == REFUSES) {
         snprintf(reason, reason_size, "the driver is older than time");

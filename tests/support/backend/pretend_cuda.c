@@ -48,10 +48,9 @@ static void note(const char *what, int number, long long detail)
     pthread_mutex_unlock(&lock);
 }
 
-static int32_t device_count(char *reason, size_t reason_size)
+static int32_t device_count(char *reason, size_t reason_size, char *libraries, size_t libraries_size)
 {
-    (void)reason;
-    (void)reason_size;
+    (void)cpu->device->count(reason, reason_size, libraries, libraries_size);
     return 2;
 }
 
@@ -72,19 +71,15 @@ static tch_status state_create(int32_t index, void **state)
     return status;
 }
 
-static tch_status set_stream(void *state, void *stream)
+static tch_status stream_of_state(void *state, int32_t set, void **stream)
 {
     int number = number_of(state);
-    if (states[number].stream != stream) {
-        states[number].stream = stream;
-        note("stream", number, (long long)(intptr_t)stream);
+    if (set && states[number].stream != *stream) {
+        states[number].stream = *stream;
+        note("stream", number, (long long)(intptr_t)*stream);
     }
+    *stream = states[number].stream;
     return TCH_OK;
-}
-
-static void *get_stream(void *state)
-{
-    return states[number_of(state)].stream;
 }
 
 static tch_status synchronize(void *state)
@@ -114,8 +109,7 @@ const tch_backend *torchium_backend_entry(uint32_t abi, const tch_backend_host *
     table.device.count = device_count;
     table.device.info = device_info;
     table.device.state_create = state_create;
-    table.device.set_stream = set_stream;
-    table.device.get_stream = get_stream;
+    table.device.stream = stream_of_state;
     table.device.synchronize = synchronize;
     table.matrix.gemm = gemm;
     return &table.backend;

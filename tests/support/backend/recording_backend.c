@@ -114,6 +114,9 @@ static tch_status do_copy_bytes(void *state, const entry *e)
 
 static tch_status copy_bytes(void *state, void *dst, const void *src, int64_t bytes, tch_copy_kind kind)
 {
+    if (kind == TCH_COPY_NUMBERS) {
+        return real->device->copy_bytes(state, dst, src, bytes, kind);
+    }
     entry e = {.run = do_copy_bytes, .out = {dst}, .in = {src}, .i = {bytes, (int64_t)kind}};
     if (under_way != NULL && kind != TCH_COPY_DEVICE) {
         return tchi_fail(TCH_ERR_UNSUPPORTED, "a copy between host and device while recording");
@@ -568,39 +571,38 @@ static void discard(journal *j)
     free(j);
 }
 
-static int32_t possible(void *state)
+static void release(void *state, void *recording)
 {
-    (void)state;
-    return !recording_fault.impossible && under_way == NULL;
+    recorded.released++;
+    discard(recording);
 }
 
-static tch_status begin(void *state)
+static tch_status record(void *state, tch_status (*work)(void *argument), void *argument, void **recording,
+                         int64_t *kernels)
 {
-    (void)state;
+    *recording = NULL;
     recorded.begun++;
     if (recording_fault.begin_fails) {
-        return tchi_fail(TCH_ERR_BACKEND, "no recording begins");
+        return TCH_OK;
     }
     under_way = test_keep(test_alloc(sizeof *under_way));
     *under_way = (journal){0};
-    return TCH_OK;
-}
-
-static tch_status end(void *state, void **recording, int64_t *kernels)
-{
-    (void)state;
+    tch_status status = work(argument);
     journal *j = under_way;
     under_way = NULL;
     recorded.operations = j->count;
     *kernels = j->count;
-    *recording = NULL;
     if (recording_fault.end_gives_nothing) {
         discard(j);
         return TCH_OK;
     }
     recorded.kept++;
+    if (status != TCH_OK || recording_fault.end_fails) {
+        release(state, j);
+        return recording_fault.end_fails ? tchi_fail(TCH_ERR_BACKEND, "the stream is lost") : TCH_OK;
+    }
     *recording = j;
-    return recording_fault.end_fails ? tchi_fail(TCH_ERR_BACKEND, "the stream is lost") : TCH_OK;
+    return TCH_OK;
 }
 
 static tch_status replay(void *state, void *recording, int32_t *begun)
@@ -620,15 +622,7 @@ static tch_status replay(void *state, void *recording, int32_t *begun)
 
 static int64_t bytes_of(void *state, int64_t kernels)
 {
-    (void)state;
-    return RECORDING_KERNEL_BYTES * kernels;
-}
-
-static void release(void *state, void *recording)
-{
-    (void)state;
-    recorded.released++;
-    discard(recording);
+    return recording_fault.impossible || under_way != NULL ? -1 : RECORDING_KERNEL_BYTES * kernels;
 }
 
 static void set_operations(table_copy *t)
@@ -678,9 +672,7 @@ void recording_backend_install(tch_context *context)
     table_copy_make(&table, real);
     set_operations(&table);
     table.backend.recording = &table.recording;
-    table.recording.possible = possible;
-    table.recording.begin = begin;
-    table.recording.end = end;
+    table.recording.record = record;
     table.recording.replay = replay;
     table.recording.bytes = bytes_of;
     table.recording.release = release;

@@ -31,7 +31,6 @@ void fake_compiler_reset(void)
 
 static tch_status compiler(void *state, char *text, size_t size)
 {
-    (void)state;
     if (fake.line[0] == '\0') {
         return tchi_fail(TCH_ERR_UNAVAILABLE, "there is no fake compiler: install one");
     }
@@ -52,7 +51,6 @@ static void write_down(const tch_kernel_text *text)
 
 static tch_status build(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log, size_t log_size)
 {
-    (void)state;
     fake.builds++;
     write_down(text);
     snprintf(log, log_size, "%s:1: warning: it is only pretended\n", text->file);
@@ -72,28 +70,15 @@ static tch_status build(void *state, const tch_kernel_text *text, tch_kernel_ima
     return TCH_OK;
 }
 
-static tch_status load(void *state, const tch_kernel_image *image, void **kernel)
+static tch_status load(void *state, const tch_kernel_image *image, void **kernel, tch_kernel_info *info, int32_t room,
+                       tch_kernel_parameter *into)
 {
-    (void)state;
     if (fake.refuses_load > 0 || image->bytes < 4 || memcmp(image->data, MAGIC, 4) != 0) {
         fake.refuses_load--;
         return tchi_fail(TCH_ERR_IO, "the fake image is damaged");
     }
     fake.loads++;
     *kernel = &handle;
-    return TCH_OK;
-}
-
-static void unload(void *state, void *kernel)
-{
-    (void)state;
-    fake.unloads += kernel == &handle;
-}
-
-static tch_status describe(void *state, void *kernel, tch_kernel_info *info, int32_t room, tch_kernel_parameter *into)
-{
-    (void)state;
-    (void)kernel;
     info->parameters = fake.parameter_count;
     info->max_threads = fake.max_threads;
     info->suggested_threads = 256;
@@ -103,10 +88,13 @@ static tch_status describe(void *state, void *kernel, tch_kernel_info *info, int
     return TCH_OK;
 }
 
+static void unload(void *state, void *kernel)
+{
+    fake.unloads += kernel == &handle;
+}
+
 static tch_status launch(void *state, void *kernel, const tch_kernel_run *run)
 {
-    (void)state;
-    (void)kernel;
     fake.launches++;
     fake.run = *run;
     for (int32_t i = 0; i < fake.parameter_count; i++) {
@@ -130,7 +118,6 @@ int fake_compiler_open(void **state)
     table.kernel.build = build;
     table.kernel.load = load;
     table.kernel.unload = unload;
-    table.kernel.describe = describe;
     table.kernel.launch = launch;
     context->backend = &table.backend;
     *state = context;
@@ -203,9 +190,6 @@ const char *fake_cache_entry(void)
 
 static int remove_one(const char *path, const struct stat *found, int kind, struct FTW *where)
 {
-    (void)found;
-    (void)kind;
-    (void)where;
     return remove(path);
 }
 

@@ -7,13 +7,6 @@
 
 #include "backends/rules.h"
 
-tch_status tchi_cpu_store_numbers(void *state, double *dst, const double *values, int32_t count)
-{
-    (void)state;
-    memcpy(dst, values, (size_t)count * sizeof *dst);
-    return TCH_OK;
-}
-
 tch_status tchi_cpu_decide_skip(void *state, const int32_t *found, const float *found_inf, int32_t *skip,
                                 double *counts)
 {

@@ -114,10 +114,8 @@ void tchi_cpu_kernel_leave(tchi_cpu_state *state);
 tch_status tchi_cpu_kernel_compiler(void *state, char *text, size_t size);
 tch_status tchi_cpu_kernel_build(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log,
                                  size_t log_size);
-tch_status tchi_cpu_kernel_load(void *state, const tch_kernel_image *image, void **kernel);
+tch_kernel_load_op tchi_cpu_kernel_load;
 void tchi_cpu_kernel_unload(void *state, void *kernel);
-tch_status tchi_cpu_kernel_describe(void *state, void *kernel, tch_kernel_info *info, int32_t room,
-                                    tch_kernel_parameter *parameters);
 tch_status tchi_cpu_kernel_launch(void *state, void *kernel, const tch_kernel_run *run);
 
 #endif

@@ -94,7 +94,31 @@ static tch_status look_up(tchi_cpu_kernel *kernel)
     return TCH_OK;
 }
 
-tch_status tchi_cpu_kernel_load(void *state, const tch_kernel_image *image, void **kernel)
+/* On the CPU a thread of a block is a turn of a loop: how many there are hardly matters, and blocks are what is
+ * divided. */
+static void describe_kernel(const tchi_cpu_state *state, const tchi_cpu_kernel *k, tch_kernel_info *info, int32_t room,
+                            tch_kernel_parameter *parameters)
+{
+    const int32_t *numbers = k->signature + 1;
+    info->parameters = k->signature[0];
+    info->registers = 0;
+    info->shared_bytes = 0;
+    info->local_bytes = 0;
+    info->max_threads = TCHI_CPU_BLOCK_THREADS;
+    info->suggested_threads = 256;
+    info->suggested_blocks = 4 * state->threads;
+    for (int32_t i = 0; i < room && i < info->parameters; i++, numbers += 6) {
+        parameters[i] = (tch_kernel_parameter){.what = (tch_parameter_class)numbers[0],
+                                               .size = numbers[1],
+                                               .pointee = (tch_parameter_class)numbers[2],
+                                               .pointee_size = numbers[3],
+                                               .is_const = numbers[4],
+                                               .is_brain = numbers[5]};
+    }
+}
+
+tch_status tchi_cpu_kernel_load(void *state, const tch_kernel_image *image, void **kernel, tch_kernel_info *info,
+                                int32_t room, tch_kernel_parameter *parameters)
 {
     const tch_backend_host *host = tchi_cpu_host();
     tchi_cpu_image_header header = {0};
@@ -120,6 +144,7 @@ tch_status tchi_cpu_kernel_load(void *state, const tch_kernel_image *image, void
         tchi_cpu_kernel_unload(state, k);
         return status;
     }
+    describe_kernel(state, k, info, room, parameters);
     *kernel = k;
     return TCH_OK;
 }
@@ -141,29 +166,4 @@ void tchi_cpu_kernel_unload(void *state, void *kernel)
     tchi_cpu_kernel *k = kernel;
     close_object(k);
     tchi_cpu_host()->release(k, sizeof *k);
-}
-
-/* On the CPU a thread of a block is a turn of a loop: how many there are hardly matters, and blocks are what is
- * divided. */
-tch_status tchi_cpu_kernel_describe(void *state, void *kernel, tch_kernel_info *info, int32_t room,
-                                    tch_kernel_parameter *parameters)
-{
-    const tchi_cpu_kernel *k = kernel;
-    const int32_t *numbers = k->signature + 1;
-    info->parameters = k->signature[0];
-    info->registers = 0;
-    info->shared_bytes = 0;
-    info->local_bytes = 0;
-    info->max_threads = TCHI_CPU_BLOCK_THREADS;
-    info->suggested_threads = 256;
-    info->suggested_blocks = 4 * ((const tchi_cpu_state *)state)->threads;
-    for (int32_t i = 0; i < room && i < info->parameters; i++, numbers += 6) {
-        parameters[i] = (tch_kernel_parameter){.what = (tch_parameter_class)numbers[0],
-                                               .size = numbers[1],
-                                               .pointee = (tch_parameter_class)numbers[2],
-                                               .pointee_size = numbers[3],
-                                               .is_const = numbers[4],
-                                               .is_brain = numbers[5]};
-    }
-    return TCH_OK;
 }

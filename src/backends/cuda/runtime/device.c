@@ -102,7 +102,7 @@ static int any_new_enough(int count)
 
 /* The driver and the GPUs come first, cuBLAS after them: where there is no GPU the large library is not even opened,
  * and the reason is the first thing to repair. */
-int32_t tchi_cuda_device_count(char *reason, size_t reason_size)
+static int32_t count_devices(char *reason, size_t reason_size)
 {
     int count = 0;
     const char *why = "";
@@ -184,13 +184,10 @@ tch_status tchi_cuda_device_info(int32_t index, tch_device_info *info)
     return read_memory(index, info);
 }
 
-/* cuBLAS is opened by now where there is a GPU for it: devices are counted before they are described. */
-void tchi_cuda_describe(char *text, size_t text_size)
+static void describe_libraries(const tchi_cublas *blas, char *text, size_t text_size)
 {
-    char reason[8];
     char driver_text[16] = "none";
     int driver = 0;
-    const tchi_cublas *blas = tchi_cuda_device_count(reason, sizeof reason) > 0 ? tchi_cublas_open(NULL) : NULL;
     if (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0) {
         snprintf(driver_text, sizeof driver_text, VERSION_FORMAT, VERSION_PARTS(driver));
     }
@@ -200,4 +197,13 @@ void tchi_cuda_describe(char *text, size_t text_size)
         snprintf(text + length, text_size - (size_t)length, ", cuBLAS %d.%d.%d (%.300s)", blas->version / 10000,
                  blas->version / 100 % 100, blas->version % 100, blas->library);
     }
+}
+
+int32_t tchi_cuda_device_count(char *reason, size_t reason_size, char *libraries, size_t libraries_size)
+{
+    int32_t count = count_devices(reason, reason_size);
+    if (libraries != NULL) {
+        describe_libraries(count > 0 ? tchi_cublas_open(NULL) : NULL, libraries, libraries_size);
+    }
+    return count;
 }

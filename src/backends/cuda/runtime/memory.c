@@ -171,9 +171,12 @@ tch_status tchi_cuda_copy_bytes(void *state, void *dst, const void *src, int64_t
 {
     static const enum cudaMemcpyKind kinds[] = {cudaMemcpyDeviceToDevice, cudaMemcpyHostToDevice,
                                                 cudaMemcpyDeviceToHost};
-    const tchi_cuda_state *s = state;
+    tchi_cuda_state *s = state;
     if (bytes == 0) {
         return TCH_OK;
+    }
+    if (kind == TCH_COPY_NUMBERS) {
+        return tchi_cuda_store_numbers(s, dst, src, bytes / (int64_t)sizeof(double));
     }
     TCHI_CUDA_PASS(check_capture(s, src, kind));
     TCHI_CUDA_TRY(cudaMemcpyAsync(dst, src, (size_t)bytes, kinds[kind], s->stream), "copying bytes");

@@ -35,14 +35,13 @@ void tchi_cuda_range_close(void)
     nvtxDomainRangePop(domain);
 }
 
-void tchi_cuda_range_push(void *state, const char *name)
+void tchi_cuda_range(void *state, const char *name)
 {
-    tchi_cuda_range_open(name);
+    if (name != NULL) {
+        tchi_cuda_range_open(name);
+    }
     tchi_cuda_recording_range(state, name);
-}
-
-void tchi_cuda_range_pop(void *state)
-{
-    tchi_cuda_recording_range(state, NULL);
-    tchi_cuda_range_close();
+    if (name == NULL) {
+        tchi_cuda_range_close();
+    }
 }

@@ -30,13 +30,6 @@ void tchi_cuda_recorder_init(tchi_cuda_recorder *recorder)
     recorder->phases = is_set(variable, "phases") || (!is_set(variable, "whole") && tchi_cuda_ranges_heard());
 }
 
-/* What the caller captures is to hold the work itself: he may replay it when our graphs are gone. */
-int32_t tchi_cuda_recording_possible(void *state)
-{
-    const tchi_cuda_state *s = state;
-    return s->recorder.wanted && !tchi_cuda_is_capturing(s->stream);
-}
-
 /* --- what is kept ------------------------------------------------------------------------------------------------ */
 
 typedef enum part_kind { LAUNCH, PUSH, POP } part_kind;
@@ -159,9 +152,8 @@ static cudaGraph_t end_capture(cudaStream_t stream)
     return graph;
 }
 
-tch_status tchi_cuda_recording_begin(void *state)
+static tch_status begin_recording(tchi_cuda_state *s)
 {
-    tchi_cuda_state *s = state;
     tchi_cuda_recorder *recorder = &s->recorder;
     TCHI_CUDA_TRY(open_stream(&recorder->stream), "a stream for recording");
     recorder->main = s->stream;
@@ -258,9 +250,8 @@ static bool make_executables(tchi_cuda_recorded *recorded, int64_t *nodes)
 }
 
 /* Work must not stay on the stream of recordings, whatever else went wrong: that alone is an error. */
-tch_status tchi_cuda_recording_end(void *state, void **recording, int64_t *kernels)
+static tch_status end_recording(tchi_cuda_state *s, void **recording, int64_t *kernels)
 {
-    tchi_cuda_state *s = state;
     tchi_cuda_recorder *recorder = &s->recorder;
     tchi_cuda_recorded *recorded = recorder->under_way;
     keep_capture(recorder, recorder->stream);
@@ -273,6 +264,23 @@ tch_status tchi_cuda_recording_end(void *state, void **recording, int64_t *kerne
     }
     *recording = made ? recorded : NULL;
     return status;
+}
+
+/* Where capture cannot begin, all is as it was and the work is not called. */
+tch_status tchi_cuda_recording_record(void *state, tch_status (*work)(void *argument), void *argument, void **recording,
+                                      int64_t *kernels)
+{
+    *recording = NULL;
+    if (begin_recording(state) != TCH_OK) {
+        return TCH_OK;
+    }
+    tch_status status = work(argument);
+    tch_status ended = end_recording(state, recording, kernels);
+    if (*recording != NULL && (status != TCH_OK || ended != TCH_OK)) {
+        tchi_cuda_recording_release(state, *recording);
+        *recording = NULL;
+    }
+    return ended;
 }
 
 /* --- replaying --------------------------------------------------------------------------------------------------- */
@@ -297,15 +305,20 @@ tch_status tchi_cuda_recording_replay(void *state, void *recording, int32_t *beg
     return status;
 }
 
-/* CUDA does not tell: it counts only what a graph allocates, and ours allocate nothing. The graphs of a step of SOAP on
- * GPT-2, 1448 kernels, took 2 to 4 MiB of an H200: the larger of the two, in the steps by which the driver takes it. */
+/* What the caller captures is to hold the work itself: he may replay it when our graphs are gone.
+ *
+ * CUDA does not tell the bytes: it counts only what a graph allocates, and ours allocate nothing. The graphs of a step
+ * of SOAP on GPT-2, 1448 kernels, took 2 to 4 MiB of an H200: the larger of the two, in the steps by which the driver
+ * takes it. */
 #define KERNEL_BYTES 2896
 #define DRIVER_STEP ((int64_t)2 << 20)
 
 int64_t tchi_cuda_recording_bytes(void *state, int64_t kernels)
 {
-    (void)state;
-    return (kernels * KERNEL_BYTES + DRIVER_STEP - 1) / DRIVER_STEP * DRIVER_STEP;
+    const tchi_cuda_state *s = state;
+    return s->recorder.wanted && !tchi_cuda_is_capturing(s->stream)
+               ? (kernels * KERNEL_BYTES + DRIVER_STEP - 1) / DRIVER_STEP * DRIVER_STEP
+               : -1;
 }
 
 /* CUDA keeps a graph that is still running until it is done. */

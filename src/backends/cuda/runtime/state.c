@@ -113,21 +113,17 @@ static tch_status order(cudaStream_t before, cudaStream_t next)
     return tchi_cuda_check(error, "ordering one stream after another");
 }
 
-tch_status tchi_cuda_set_stream(void *state, void *stream)
+tch_status tchi_cuda_stream(void *state, int32_t set, void **stream)
 {
     tchi_cuda_state *s = state;
-    cudaStream_t next = stream;
-    if (next == s->stream) {
+    cudaStream_t next = *stream;
+    if (!set || next == s->stream) {
+        *stream = s->stream;
         return TCH_OK;
     }
     TCHI_CUDA_PASS(check_owner(s, next));
     TCHI_CUDA_PASS(order(s->stream, next));
     return tchi_cuda_use_stream(s, next);
-}
-
-void *tchi_cuda_get_stream(void *state)
-{
-    return ((tchi_cuda_state *)state)->stream;
 }
 
 static tch_status wait_for_stream(const tchi_cuda_state *s)
@@ -220,6 +216,9 @@ static void close_device(tchi_cuda_state *s)
     cudaStreamDestroy(s->own);
     if (s->side != NULL) {
         cudaStreamDestroy(s->side);
+    }
+    if (s->forked != NULL) {
+        cudaEventDestroy(s->forked);
     }
     cudaGetLastError();
 }

@@ -32,17 +32,16 @@ static __global__ void store_numbers_kernel(const __grid_constant__ few_numbers 
     }
 }
 
-tch_status tchi_cuda_store_numbers(void *state, double *dst, const double *values, int32_t count)
+tch_status tchi_cuda_store_numbers(tchi_cuda_state *s, double *dst, const double *values, int64_t count)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     few_numbers numbers = {};
     if (count == 0) {
         return TCH_OK;
     }
-    for (int32_t k = 0; k < count; k++) {
+    for (int64_t k = 0; k < count; k++) {
         numbers.at[k] = values[k];
     }
-    store_numbers_kernel<<<1, MOST_NUMBERS, 0, s->stream>>>(numbers, count, dst);
+    store_numbers_kernel<<<1, MOST_NUMBERS, 0, s->stream>>>(numbers, (int)count, dst);
     return tchi_cuda_launched(s, "store_numbers");
 }
 

@@ -172,47 +172,6 @@ static tch_status load(const tchi_cuda_state *s, user_kernel *kernel, const imag
     return allow_shared(s, kernel);
 }
 
-tch_status tchi_cuda_kernel_load(void *state, const tch_kernel_image *image, void **kernel)
-{
-    const tchi_cuda_state *s = state;
-    image_parts parts = {"", "", ""};
-    if (tchi_cuda_is_capturing(s->stream)) {
-        return tchi_cuda_host->fail(TCH_ERR_UNSUPPORTED, "a kernel cannot be loaded while the stream is captured in a "
-                                                         "graph: compile it before capturing");
-    }
-    TCHI_CUDA_PASS(read_image(image, &parts));
-    size_t name_bytes = strlen(parts.name) + 1;
-    size_t bytes = sizeof(user_kernel) + name_bytes;
-    user_kernel *made = tchi_cuda_host->allocate(bytes, alignof(max_align_t));
-    if (made == NULL) {
-        return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a kernel", bytes);
-    }
-    memset(made, 0, bytes);
-    made->bytes = bytes;
-    memcpy(made->name, parts.name, name_bytes);
-    tch_status status = load(s, made, &parts);
-    if (status != TCH_OK) {
-        tchi_cuda_kernel_unload(state, made);
-        return status;
-    }
-    *kernel = made;
-    return TCH_OK;
-}
-
-/* Nothing may fail here: after a fault CUDA takes nothing back. */
-void tchi_cuda_kernel_unload(void *state, void *kernel)
-{
-    user_kernel *made = kernel;
-    (void)state;
-    if (made->library != NULL && cudaLibraryUnload(made->library) != cudaSuccess) {
-        cudaGetLastError();
-    }
-    if (made->signature != NULL) {
-        tchi_cuda_host->release(made->signature, made->signature_bytes);
-    }
-    tchi_cuda_host->release(made, made->bytes);
-}
-
 /* --- properties -------------------------------------------------------------------------------------------------- */
 
 /* The block with the most threads under way on a multiprocessor, the largest of equal ones. */
@@ -233,10 +192,9 @@ static tch_status suggest(const tchi_cuda_state *s, const user_kernel *kernel, t
     return TCH_OK;
 }
 
-tch_status tchi_cuda_kernel_describe(void *state, void *kernel, tch_kernel_info *info, int32_t room,
-                                     tch_kernel_parameter *parameters)
+static tch_status describe_kernel(const tchi_cuda_state *s, const user_kernel *made, tch_kernel_info *info,
+                                  int32_t room, tch_kernel_parameter *parameters)
 {
-    const user_kernel *made = kernel;
     int32_t count = made->signature->count;
     info->parameters = count;
     info->registers = made->attributes.numRegs;
@@ -246,7 +204,52 @@ tch_status tchi_cuda_kernel_describe(void *state, void *kernel, tch_kernel_info 
     for (int32_t i = 0; i < count && i < room; i++) {
         parameters[i] = made->signature->parameters[i];
     }
-    return suggest(state, made, info);
+    return suggest(s, made, info);
+}
+
+tch_status tchi_cuda_kernel_load(void *state, const tch_kernel_image *image, void **kernel, tch_kernel_info *info,
+                                 int32_t room, tch_kernel_parameter *parameters)
+{
+    const tchi_cuda_state *s = state;
+    image_parts parts = {"", "", ""};
+    if (tchi_cuda_is_capturing(s->stream)) {
+        return tchi_cuda_host->fail(TCH_ERR_UNSUPPORTED, "a kernel cannot be loaded while the stream is captured in a "
+                                                         "graph: compile it before capturing");
+    }
+    TCHI_CUDA_PASS(read_image(image, &parts));
+    size_t name_bytes = strlen(parts.name) + 1;
+    size_t bytes = sizeof(user_kernel) + name_bytes;
+    user_kernel *made = tchi_cuda_host->allocate(bytes, alignof(max_align_t));
+    if (made == NULL) {
+        return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a kernel", bytes);
+    }
+    memset(made, 0, bytes);
+    made->bytes = bytes;
+    memcpy(made->name, parts.name, name_bytes);
+    tch_status status = load(s, made, &parts);
+    if (status == TCH_OK) {
+        status = describe_kernel(s, made, info, room, parameters);
+    }
+    if (status != TCH_OK) {
+        tchi_cuda_kernel_unload(state, made);
+        return status;
+    }
+    *kernel = made;
+    return TCH_OK;
+}
+
+/* Nothing may fail here: after a fault CUDA takes nothing back. */
+void tchi_cuda_kernel_unload(void *state, void *kernel)
+{
+    user_kernel *made = kernel;
+    (void)state;
+    if (made->library != NULL && cudaLibraryUnload(made->library) != cudaSuccess) {
+        cudaGetLastError();
+    }
+    if (made->signature != NULL) {
+        tchi_cuda_host->release(made->signature, made->signature_bytes);
+    }
+    tchi_cuda_host->release(made, made->bytes);
 }
 
 /* --- launching --------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,131 @@
+/* Events: what the second stream of a state has done, and bytes on their way to the host with an event behind the copy
+ * into page-locked memory. */
+#include "backends/cuda/cuda.h"
+
+#include <stdalign.h>
+#include <stddef.h>
+
+#include "capture.h"
+
+typedef struct event {
+    cudaEvent_t reached;
+    void *memory; /* of a readback: page-locked */
+    bool recorded;
+} event;
+
+static cudaError_t open_event(event *e, int64_t bytes)
+{
+    cudaError_t error = cudaEventCreateWithFlags(&e->reached, cudaEventDisableTiming);
+    return error == cudaSuccess && bytes > 0 ? cudaMallocHost(&e->memory, (size_t)bytes) : error;
+}
+
+/* Nothing happens where there is one already. */
+static tch_status make_event(void *state, int64_t bytes, void **result)
+{
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    if (*result != NULL) {
+        return TCH_OK;
+    }
+    event *e = tchi_cuda_host->allocate(sizeof *e, alignof(max_align_t));
+    if (e == NULL) {
+        return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for an event", sizeof *e);
+    }
+    *e = (event){0};
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaError_t error = open_event(e, bytes);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error != cudaSuccess) {
+        tchi_cuda_event_destroy(state, e);
+        return tchi_cuda_check(error, bytes > 0 ? "page-locked memory for a readback" : "an event");
+    }
+    *result = e;
+    return TCH_OK;
+}
+
+/* A copy may be under way: page-locked memory is released when the device is done with it. */
+void tchi_cuda_event_destroy(void *state, void *handle)
+{
+    event *e = handle;
+    if (e == NULL) {
+        return;
+    }
+    if (tchi_cuda_begin(state) == TCH_OK) {
+        if (e->reached != NULL) {
+            cudaEventDestroy(e->reached);
+        }
+        if (e->memory != NULL) {
+            cudaFreeHost(e->memory);
+        }
+        cudaGetLastError();
+        tchi_cuda_end(state);
+    }
+    tchi_cuda_host->release(e, sizeof *e);
+}
+
+/* --- bytes for the host ------------------------------------------------------------------------------------------ */
+
+tch_status tchi_cuda_readback_post(void *state, void **handle, const void *src, int64_t bytes)
+{
+    const tchi_cuda_state *s = state;
+    TCHI_CUDA_PASS(make_event(state, bytes, handle));
+    event *e = *handle;
+    if (tchi_cuda_is_capturing(s->stream)) {
+        return TCH_OK;
+    }
+    TCHI_CUDA_TRY(cudaMemcpyAsync(e->memory, src, (size_t)bytes, cudaMemcpyDeviceToHost, s->stream), "a readback");
+    TCHI_CUDA_TRY(cudaEventRecord(e->reached, s->stream), "the event of a readback");
+    e->recorded = true;
+    return TCH_OK;
+}
+
+tch_status tchi_cuda_readback_wait(void *state, void *handle, const void **data)
+{
+    const tchi_cuda_state *s = state;
+    const event *e = handle;
+    *data = NULL;
+    if (!e->recorded || tchi_cuda_is_capturing(s->stream)) {
+        return TCH_OK;
+    }
+    TCHI_CUDA_TRY(cudaEventSynchronize(e->reached), "waiting for a readback");
+    *data = e->memory;
+    return TCH_OK;
+}
+
+/* --- the second stream ------------------------------------------------------------------------------------------- */
+
+static tch_status open_side(tchi_cuda_state *s)
+{
+    if (s->side == NULL) {
+        TCHI_CUDA_TRY(cudaStreamCreateWithFlags(&s->side, cudaStreamNonBlocking), "a second stream");
+    }
+    if (s->forked == NULL) {
+        TCHI_CUDA_TRY(cudaEventCreateWithFlags(&s->forked, cudaEventDisableTiming), "cudaEventCreate");
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_cuda_side_begin(void *state, void **stream)
+{
+    tchi_cuda_state *s = state;
+    TCHI_CUDA_PASS(open_side(s));
+    TCHI_CUDA_TRY(cudaEventRecord(s->forked, s->stream), "cudaEventRecord");
+    TCHI_CUDA_TRY(cudaStreamWaitEvent(s->side, s->forked, 0), "cudaStreamWaitEvent");
+    *stream = s->side;
+    return TCH_OK;
+}
+
+tch_status tchi_cuda_side_mark(void *state, void **handle)
+{
+    tchi_cuda_state *s = state;
+    TCHI_CUDA_PASS(open_side(s));
+    TCHI_CUDA_PASS(make_event(state, 0, handle));
+    event *e = *handle;
+    return tchi_cuda_check(cudaEventRecord(e->reached, s->side), "cudaEventRecord");
+}
+
+tch_status tchi_cuda_side_join(void *state, void *handle)
+{
+    const tchi_cuda_state *s = state;
+    const event *e = handle;
+    return e == NULL ? TCH_OK : tchi_cuda_check(cudaStreamWaitEvent(s->stream, e->reached, 0), "cudaStreamWaitEvent");
+}
