@@ -1,21 +1,9 @@
-/* Chunks of tensors: see chunks.h. Device tensors are taken apart by their description alone; their memory is touched
- * only by tch_tensor_copy. */
+/* See chunks.h. */
 #include "chunks.h"
 
 #include <string.h>
 
-#include "core/status.h"
 #include "core/tensor.h"
-
-bool tchi_on_host(const tch_tensor *tensor)
-{
-    return tensor->device.type == TCH_DEVICE_CPU || tensor->device.type == TCH_DEVICE_CUDA_HOST;
-}
-
-int64_t tchi_tensor_bytes(const tch_tensor *tensor)
-{
-    return tch_tensor_numel(tensor) * (int64_t)tch_dtype_size(tensor->dtype);
-}
 
 bool tchi_is_plain(const tch_tensor *tensor)
 {
@@ -26,25 +14,6 @@ int64_t tchi_buffer_bytes(const tch_tensor *tensor)
 {
     int64_t bytes = tchi_is_plain(tensor) ? 0 : tchi_tensor_bytes(tensor);
     return bytes < TCHI_BUFFER_BYTES ? bytes : TCHI_BUFFER_BYTES;
-}
-
-/* Whole where it fits; else as many rows at a time as do, or each row in chunks. */
-tch_status tchi_visit_chunks(const tch_tensor *tensor, int64_t room, tchi_chunk_visitor visit, void *user)
-{
-    int64_t count = tch_tensor_numel(tensor);
-    if (count <= room) {
-        tch_tensor whole = *tensor;
-        return count == 0 ? TCH_OK : visit(user, &whole);
-    }
-    int64_t shape[TCH_MAX_RANK];
-    int64_t row = count / tensor->shape[0];
-    int64_t step = row < room ? room / row : 1;
-    for (int64_t first = 0; first < tensor->shape[0]; first += step) {
-        int64_t left = tensor->shape[0] - first;
-        tch_tensor rows = tchi_tensor_rows(tensor, first, left < step ? left : step, shape);
-        TCHI_TRY(tchi_visit_chunks(&rows, room, visit, user));
-    }
-    return TCH_OK;
 }
 
 /* `count` elements from one spacing, in bytes, to another. The sizes are spelled out so that each becomes one move. */
@@ -98,7 +67,7 @@ static void move_matrix(const tch_tensor *tensor, char *element, char *packed, b
 }
 
 /* The elements of dimensions `dimension` and on, which begin at `element`, to and from `packed`. */
-static void move(const tch_tensor *tensor, int32_t dimension, char *element, char *packed, bool pack)
+static void move_elements(const tch_tensor *tensor, int32_t dimension, char *element, char *packed, bool pack)
 {
     if (dimension >= tensor->ndim - 2) {
         move_matrix(tensor, element, packed, pack);
@@ -108,16 +77,16 @@ static void move(const tch_tensor *tensor, int32_t dimension, char *element, cha
     int64_t step = tchi_tensor_stride(tensor, dimension) * size;
     int64_t packed_step = tchi_tensor_count(tensor, dimension + 1, tensor->ndim) * size;
     for (int64_t i = 0; i < tensor->shape[dimension]; i++) {
-        move(tensor, dimension + 1, element + i * step, packed + i * packed_step, pack);
+        move_elements(tensor, dimension + 1, element + i * step, packed + i * packed_step, pack);
     }
 }
 
 void tchi_pack(const tch_tensor *tensor, char *packed)
 {
-    move(tensor, 0, tchi_tensor_data(tensor), packed, true);
+    move_elements(tensor, 0, tchi_tensor_data(tensor), packed, true);
 }
 
 void tchi_unpack(const tch_tensor *tensor, const char *packed)
 {
-    move(tensor, 0, tchi_tensor_data(tensor), (char *)packed, false);
+    move_elements(tensor, 0, tchi_tensor_data(tensor), (char *)packed, false);
 }

@@ -1,25 +1,14 @@
-/* Tensors in chunks that fit in a buffer, and their elements packed into it or out of it. */
+/* Elements of tensors packed into a buffer or out of it. */
 #ifndef TCHI_CHECKPOINT_CHUNKS_H
 #define TCHI_CHECKPOINT_CHUNKS_H
 
 #include <stdbool.h>
 
-#include <torchium/tensor.h>
-
-typedef tch_status (*tchi_chunk_visitor)(void *user, tch_tensor *chunk);
-
-/* Shows all elements to `visit`, in row-major order, in chunks of at most `room` of them. Stops at the first
- * failure. */
-tch_status tchi_visit_chunks(const tch_tensor *tensor, int64_t room, tchi_chunk_visitor visit, void *user);
+#include "core/tensor.h"
 
 /* Elements of a tensor in host memory to and from row-major order without gaps. */
 void tchi_pack(const tch_tensor *tensor, char *packed);
 void tchi_unpack(const tch_tensor *tensor, const char *packed);
-
-bool tchi_on_host(const tch_tensor *tensor);
-
-/* Bytes of all elements. */
-int64_t tchi_tensor_bytes(const tch_tensor *tensor);
 
 /* Whether the tensor's memory is what a file holds, byte for byte. */
 bool tchi_is_plain(const tch_tensor *tensor);

@@ -11,10 +11,13 @@
 /* The member of the header that holds the settings. */
 #define TCHI_SETTINGS_NAME "__metadata__"
 
+/* What the name of an index ends with. */
+#define TCHI_INDEX_ENDING ".index.json"
+
 /* Settings of the library's own. The version counts changes after which an older reader would misunderstand. */
 #define TCHI_FORMAT_KEY "format"
 #define TCHI_FORMAT_NAME "torchium"
-#define TCHI_USER_KERNEL_PREFIX "torchium."
+#define TCHI_LIBRARY_PREFIX "torchium."
 #define TCHI_FORMAT_VERSION_KEY "torchium.format_version"
 #define TCHI_FORMAT_VERSION 1
 #define TCHI_FORMAT_VERSION_TEXT "1" /* the same as text */

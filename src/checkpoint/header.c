@@ -263,10 +263,7 @@ static tch_status number_names(tchi_header *header, const char *path)
 
 tch_status tchi_header_read(tchi_header *header, const char *path, char *text, int64_t length, int64_t data_bytes)
 {
-    *header = (tchi_header){.tensors = {.item_size = sizeof(tchi_stored)},
-                            .sizes = {.item_size = sizeof(int64_t)},
-                            .settings = {.item_size = sizeof(tchi_setting)},
-                            .noted = {.item_size = sizeof(tchi_setting)}};
+    *header = (tchi_header)TCHI_HEADER_INIT;
     tchi_json json = {.path = path, .what = "header", .text = text, .length = length};
     if (length == 0 || text[0] != '{') {
         return tchi_json_fail(&json, "a header begins with '{'");

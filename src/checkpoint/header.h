@@ -32,15 +32,23 @@ typedef struct tchi_setting {
 } tchi_setting;
 
 typedef struct tchi_header {
-    tchi_list tensors;     /* tchi_stored, as they follow each other in the file */
-    tchi_list sizes;       /* int64_t: all shapes, one after the other */
-    tchi_list settings;    /* tchi_setting */
-    tchi_names names;      /* of tensors */
-    tchi_names keys;       /* of settings */
-    tchi_list noted;       /* tchi_setting: checksums of tensors, by name, as text */
-    const char *noted_own; /* the header's own, or NULL */
-    bool complete;         /* the header and every tensor have a checksum */
+    tchi_list tensors;        /* tchi_stored, as they follow each other in the file */
+    tchi_list sizes;          /* int64_t: all shapes, one after the other */
+    tchi_list settings;       /* tchi_setting */
+    tchi_names names;         /* of tensors */
+    tchi_names keys;          /* of settings */
+    tchi_list noted;          /* tchi_setting: checksums of tensors, by name, as text */
+    const char *noted_header; /* the header's own, or NULL */
+    bool complete;            /* the header and every tensor have a checksum */
 } tchi_header;
+
+#define TCHI_HEADER_INIT                                                                                               \
+    {                                                                                                                  \
+        .tensors = {.item_size = sizeof(tchi_stored)}, .sizes = {.item_size = sizeof(int64_t)},                        \
+        .settings = {.item_size = sizeof(tchi_setting)}, .noted = {                                                    \
+            .item_size = sizeof(tchi_setting)                                                                          \
+        }                                                                                                              \
+    }
 
 /* Reads and checks everything: afterwards the tensors cover the `data_bytes` behind the header, each byte once, and
  * every shape fits its bytes; and the header is the one that was written, where it has a checksum. Names and texts lie

@@ -18,10 +18,10 @@ tch_status tchi_header_note(tchi_header *header, const char *path, const tchi_se
         return tchi_list_add(&header->noted, &noted);
     }
     *is_checksum = strcmp(setting->key, TCHI_CHECKSUM_KEY) == 0;
-    if (*is_checksum && header->noted_own != NULL) {
+    if (*is_checksum && header->noted_header != NULL) {
         return tchi_fail(TCH_ERR_IO, "%.600s: the setting \"%s\" is there twice", path, TCHI_CHECKSUM_KEY);
     }
-    header->noted_own = *is_checksum ? setting->value : header->noted_own;
+    header->noted_header = *is_checksum ? setting->value : header->noted_header;
     return TCH_OK;
 }
 
@@ -80,8 +80,8 @@ static tch_status cover_tensors(const tchi_header *header, tchi_list *covered)
 static tch_status compare(const tchi_header *header, const char *path, tchi_list *covered)
 {
     uint32_t expected = 0;
-    if (!tchi_checksum_parse(header->noted_own, &expected)) {
-        return no_checksum(path, "the header", header->noted_own);
+    if (!tchi_checksum_parse(header->noted_header, &expected)) {
+        return no_checksum(path, "the header", header->noted_header);
     }
     TCHI_TRY(cover_settings(header, covered));
     TCHI_TRY(cover_tensors(header, covered));
@@ -97,7 +97,7 @@ static tch_status compare(const tchi_header *header, const char *path, tchi_list
 
 static bool is_complete(const tchi_header *header)
 {
-    return header->noted_own != NULL && header->noted.count == header->tensors.count;
+    return header->noted_header != NULL && header->noted.count == header->tensors.count;
 }
 
 tch_status tchi_header_check(tchi_header *header, const char *path)
@@ -107,7 +107,7 @@ tch_status tchi_header_check(tchi_header *header, const char *path)
         TCHI_TRY(give_checksum(header, path, &noted[i]));
     }
     header->complete = is_complete(header);
-    if (header->noted_own == NULL) {
+    if (header->noted_header == NULL) {
         return header->noted.count == 0
                    ? TCH_OK
                    : tchi_fail(TCH_ERR_IO, "%.600s: there are checksums of tensors, and none of the header, \"%s\"",

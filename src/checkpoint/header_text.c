@@ -8,18 +8,18 @@
 #include "json_text.h"
 #include "writer.h"
 
-bool tchi_user_kernel_setting(int32_t index, const char **key, const char **value)
+bool tchi_library_setting(int32_t index, const char **key, const char **value)
 {
-    static const char *const own[][2] = {
+    static const char *const settings[][2] = {
         {TCHI_FORMAT_KEY, TCHI_FORMAT_NAME},
         {TCHI_FORMAT_VERSION_KEY, TCHI_FORMAT_VERSION_TEXT},
         {TCHI_LIBRARY_VERSION_KEY, TCH_VERSION_STRING},
     };
-    if (index >= (int32_t)(sizeof own / sizeof own[0])) {
+    if (index >= (int32_t)(sizeof settings / sizeof settings[0])) {
         return false;
     }
-    *key = own[index][0];
-    *value = own[index][1];
+    *key = settings[index][0];
+    *value = settings[index][1];
     return true;
 }
 
@@ -35,7 +35,7 @@ static void put_settings(tchi_json_text *out, const tch_checkpoint_writer *write
 {
     const char *key;
     const char *value;
-    for (int32_t i = 0; tchi_user_kernel_setting(i, &key, &value); i++) {
+    for (int32_t i = 0; tchi_library_setting(i, &key, &value); i++) {
         put_setting(out, key, value, i == 0);
     }
     const tchi_set *settings = writer->settings.items;

@@ -9,18 +9,18 @@
 
 #include "core/allocator.h"
 #include "core/status.h"
+#include "format.h"
 #include "json.h"
 #include "reader.h"
 #include "utf8.h"
 
 #define MOST_INDEX_BYTES ((int64_t)1 << 30) /* ten million names, and no more memory than that for a wrong file */
 
-static const char ending[] = ".index.json";
-
 bool tchi_is_index(const char *path)
 {
     size_t length = strlen(path);
-    return length > sizeof ending - 1 && strcmp(path + length - (sizeof ending - 1), ending) == 0;
+    size_t ending = strlen(TCHI_INDEX_ENDING);
+    return length > ending && strcmp(path + length - ending, TCHI_INDEX_ENDING) == 0;
 }
 
 /* --- the text ---------------------------------------------------------------------------------------------------- */
@@ -118,7 +118,7 @@ static tch_status read_map(tchi_json *json, tchi_index_text *text)
     return tchi_json_expect(json, '}');
 }
 
-static tch_status parse(const char *path, tchi_index_text *text)
+static tch_status parse_index(const char *path, tchi_index_text *text)
 {
     tchi_json json = {.path = path, .what = "index", .text = text->text, .length = text->bytes};
     bool seen = false;
@@ -145,7 +145,7 @@ tch_status tchi_index_read(const char *path, tchi_index_text *index, struct stat
         .file = -1, .map = {.item_size = sizeof(mapped)}, .files = {.item_size = sizeof(const char *)}};
     tch_status read = tchi_open_file(path, &index->file, status);
     read = read != TCH_OK ? read : read_text(path, index->file, status->st_size, index);
-    return read != TCH_OK ? read : parse(path, index);
+    return read != TCH_OK ? read : parse_index(path, index);
 }
 
 void tchi_index_release(tchi_index_text *index)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/allocator.h"
+#include "core/list.h"
 #include "core/status.h"
 #include "core/system.h"
 
@@ -51,7 +52,7 @@ int64_t tchi_names_find(const tchi_names *names, const char *name)
     return slot->name != NULL ? slot->number : -1;
 }
 
-static tch_status grow(tchi_names *names)
+static tch_status grow_slots(tchi_names *names)
 {
     tchi_names larger = *names;
     larger.room = names->room > 0 ? 2 * names->room : FIRST_ROOM;
@@ -59,11 +60,7 @@ static tch_status grow(tchi_names *names)
         larger.key = tchi_random_bits() % PRIME;
     }
     size_t bytes = (size_t)larger.room * sizeof *larger.slots;
-    larger.slots = tchi_host_allocate(bytes, _Alignof(tchi_name));
-    if (larger.slots == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a checkpoint's names", bytes);
-    }
-    memset(larger.slots, 0, bytes);
+    TCHI_TRY(tchi_host_take(bytes, "a checkpoint's names", &larger.slots));
     for (int64_t i = 0; i < names->room; i++) {
         const tchi_name *old = &names->slots[i];
         if (old->name != NULL) {
@@ -77,7 +74,7 @@ static tch_status grow(tchi_names *names)
 
 tch_status tchi_names_reserve(tchi_names *names)
 {
-    return 2 * (names->count + 1) > names->room ? grow(names) : TCH_OK;
+    return 2 * (names->count + 1) > names->room ? grow_slots(names) : TCH_OK;
 }
 
 tch_status tchi_names_add(tchi_names *names, const char *name, int64_t number)

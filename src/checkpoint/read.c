@@ -143,26 +143,32 @@ static tch_status read_through_buffer(reading *r, const tch_tensor *out)
     return status;
 }
 
-/* Type and shape are the file's, and the memory is the host's or the context's. */
+tch_status tchi_checkpoint_check_out(const char *function, const tch_context *context, const tch_tensor *out)
+{
+    TCHI_TRY(tch_tensor_check(out, "out"));
+    TCHI_TRY(tchi_check_writable(out, "out"));
+    if (tchi_on_host(out)) {
+        return TCH_OK;
+    }
+    return context != NULL ? tchi_check_device(context, out, "out")
+                           : tchi_fail(TCH_ERR_DEVICE,
+                                       "%s: context is NULL, and out is not in host memory; give a context of its "
+                                       "device",
+                                       function);
+}
+
+/* Type and shape are the file's. */
 static tch_status check_out(const tch_checkpoint *checkpoint, const tch_context *context, const tchi_stored *stored,
                             const tch_tensor *out)
 {
     char quoted[TCHI_QUOTE_SIZE];
     char name[TCHI_QUOTE_SIZE + 32];
-    TCHI_TRY(tch_tensor_check(out, "out"));
-    TCHI_TRY(tchi_check_writable(out, "out"));
+    TCHI_TRY(tchi_checkpoint_check_out("tch_checkpoint_read", context, out));
     snprintf(name, sizeof name, "\"%s\" in the file", tchi_quote(stored->name, quoted));
     tch_tensor expected = tensor_of(checkpoint, stored, NULL);
     TCHI_TRY(tchi_check_same_dtype(out, "out", &expected, name));
     TCHI_TRY(tchi_check_same_shape(out, "out", &expected, name));
-    if (tchi_on_host(out)) {
-        return TCH_OK;
-    }
-    if (context == NULL) {
-        return tchi_fail(TCH_ERR_DEVICE, "tch_checkpoint_read: context is NULL, and out is not in host memory; give a "
-                                         "context of its device");
-    }
-    return tchi_check_device(context, out, "out");
+    return TCH_OK;
 }
 
 tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_context *context, const char *name,

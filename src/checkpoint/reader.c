@@ -122,11 +122,7 @@ static tch_status read_length(tch_checkpoint *c, int64_t file_bytes)
 static tch_status read_header(tch_checkpoint *c, int64_t file_bytes)
 {
     TCHI_TRY(read_length(c, file_bytes));
-    c->text = tchi_host_allocate((size_t)c->text_bytes, 8);
-    if (c->text == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "tch_checkpoint_open: out of host memory: %lld bytes for the header",
-                         (long long)c->text_bytes);
-    }
+    TCHI_TRY(tchi_host_take((size_t)c->text_bytes, "the header", &c->text));
     TCHI_TRY(tchi_checkpoint_bytes(c->file, c->path, TCHI_PREFIX_BYTES, c->text, c->text_bytes));
     return tchi_header_read(&c->header, c->path, c->text, c->text_bytes, file_bytes - c->data_begin);
 }
@@ -155,23 +151,19 @@ static tch_status open_and_read(tch_checkpoint *c)
 }
 
 /* One block for the struct and, behind it, the path. */
-tch_checkpoint *tchi_checkpoint_make(const char *path)
+tch_status tchi_checkpoint_make(const char *path, tch_checkpoint **checkpoint)
 {
     size_t path_bytes = strlen(path) + 1;
     size_t bytes = sizeof(tch_checkpoint) + path_bytes;
-    tch_checkpoint *c = tchi_host_allocate(bytes, _Alignof(tch_checkpoint));
-    if (c != NULL) {
-        *c = (tch_checkpoint){.file = -1,
-                              .header = {.tensors = {.item_size = sizeof(tchi_stored)},
-                                         .sizes = {.item_size = sizeof(int64_t)},
-                                         .settings = {.item_size = sizeof(tchi_setting)},
-                                         .noted = {.item_size = sizeof(tchi_setting)}},
-                              .files = {.item_size = sizeof(tch_checkpoint *)},
-                              .path = (char *)(c + 1),
-                              .block_bytes = bytes};
-        memcpy(c->path, path, path_bytes);
-    }
-    return c;
+    TCHI_TRY(tchi_host_take(bytes, "a checkpoint", checkpoint));
+    tch_checkpoint *c = *checkpoint;
+    *c = (tch_checkpoint){.file = -1,
+                          .header = TCHI_HEADER_INIT,
+                          .files = {.item_size = sizeof(tch_checkpoint *)},
+                          .path = (char *)(c + 1),
+                          .block_bytes = bytes};
+    memcpy(c->path, path, path_bytes);
+    return TCH_OK;
 }
 
 /* Of an index that saves replace while it is read, and with it the files it names. */
@@ -186,10 +178,8 @@ tch_status tch_checkpoint_open(const char *path, tch_checkpoint **checkpoint)
     bool again = true;
     tch_status status = TCH_OK;
     for (int attempt = 0; attempt < MOST_ATTEMPTS && again; attempt++) {
-        tch_checkpoint *opened = tchi_checkpoint_make(path);
-        if (opened == NULL) {
-            return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "tch_checkpoint_open: out of host memory");
-        }
+        tch_checkpoint *opened;
+        TCHI_TRY(tchi_checkpoint_make(path, &opened));
         again = false;
         status = tchi_is_index(path) ? tchi_index_open(opened, &again) : open_and_read(opened);
         if (status == TCH_OK) {

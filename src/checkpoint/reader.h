@@ -9,8 +9,8 @@
 #include "header.h"
 #include "shards.h"
 
-/* Without a file yet; NULL where there is no memory. */
-tch_checkpoint *tchi_checkpoint_make(const char *path);
+/* Without a file yet. */
+tch_status tchi_checkpoint_make(const char *path, tch_checkpoint **checkpoint);
 
 /* A file, or an index of several: then `header` has the tensors and settings of all, and `files` their bytes. */
 struct tch_checkpoint {
@@ -42,6 +42,9 @@ tch_status tchi_checkpoint_compare(const tch_checkpoint *checkpoint, const tchi_
 
 /* Compares a tensor with its checksum, unless that was done before. */
 tch_status tchi_checkpoint_verify_once(const tch_checkpoint *checkpoint, tchi_stored *stored);
+
+/* Whether `out` can be written: in host memory, or on the context's device. */
+tch_status tchi_checkpoint_check_out(const char *function, const tch_context *context, const tch_tensor *out);
 
 /* Opens what must be a regular file; a descriptor that was opened is there also after a failure. */
 tch_status tchi_open_file(const char *path, int *file, struct stat *status);

@@ -76,28 +76,7 @@ static tch_status take_buffer(saving *s)
         int64_t bytes = tchi_buffer_bytes(&tensor);
         s->buffer_bytes = bytes > s->buffer_bytes ? bytes : s->buffer_bytes;
     }
-    if (s->buffer_bytes == 0) {
-        return TCH_OK;
-    }
-    s->buffer = tchi_host_allocate((size_t)s->buffer_bytes, 64);
-    if (s->buffer == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY,
-                         "tch_checkpoint_writer_save: out of host memory: %lld bytes for a buffer",
-                         (long long)s->buffer_bytes);
-    }
-    return TCH_OK;
-}
-
-static tch_status take_header(saving *s)
-{
-    TCHI_TRY(tchi_header_bytes(s->writer, &s->order, &s->header_bytes));
-    s->header = tchi_host_allocate((size_t)s->header_bytes, 8);
-    if (s->header == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY,
-                         "tch_checkpoint_writer_save: out of host memory: %lld bytes for the header",
-                         (long long)s->header_bytes);
-    }
-    return TCH_OK;
+    return tchi_host_take((size_t)s->buffer_bytes, "a buffer", &s->buffer);
 }
 
 /* Everything that the header's checksum covers, with those of the tensors still to come. */
@@ -106,7 +85,7 @@ static tch_status take_covered(saving *s)
     tchi_covered item = {0};
     s->checksums = (tchi_list){.item_size = sizeof(uint32_t)};
     s->covered = (tchi_list){.item_size = sizeof item};
-    for (int32_t i = 0; tchi_user_kernel_setting(i, &item.name, &item.value); i++) {
+    for (int32_t i = 0; tchi_library_setting(i, &item.name, &item.value); i++) {
         TCHI_TRY(tchi_list_add(&s->covered, &item));
     }
     const tchi_set *settings = s->writer->settings.items;
@@ -191,17 +170,18 @@ static tch_status write_tensors(saving *s)
 static tch_status write_all(saving *s)
 {
     TCHI_TRY(write_tensors(s));
-    uint32_t own = s->writer->checksums ? tchi_header_checksum(s->covered.items, s->covered.count) : 0;
-    tchi_header_text(s->writer, &s->order, s->checksums.items, own, s->header);
+    uint32_t checksum = s->writer->checksums ? tchi_header_checksum(s->covered.items, s->covered.count) : 0;
+    tchi_header_text(s->writer, &s->order, s->checksums.items, checksum, s->header);
     TCHI_TRY(tchi_part_file_write(s->file, 0, s->header, s->header_bytes));
     return tchi_part_file_flush(s->file);
 }
 
-static tch_status write(saving *s, const char *path, const tchi_permissions *permissions)
+static tch_status create_and_write(saving *s, const char *path, const tchi_permissions *permissions)
 {
     TCHI_TRY(put_in_order(s));
     TCHI_TRY(take_buffer(s));
-    TCHI_TRY(take_header(s));
+    TCHI_TRY(tchi_header_bytes(s->writer, &s->order, &s->header_bytes));
+    TCHI_TRY(tchi_host_take((size_t)s->header_bytes, "the header", &s->header));
     if (s->writer->checksums) {
         TCHI_TRY(take_covered(s));
     }
@@ -218,7 +198,7 @@ tch_status tchi_writer_write(const tch_checkpoint_writer *writer, tch_context *c
 {
     TCHI_TRY(check_places(writer, context));
     saving s = {.writer = writer, .context = context, .file = file};
-    tch_status status = write(&s, path, permissions);
+    tch_status status = create_and_write(&s, path, permissions);
     tchi_list_release(&s.order);
     tchi_host_release(s.header, (size_t)s.header_bytes);
     tchi_host_release(s.buffer, (size_t)s.buffer_bytes);

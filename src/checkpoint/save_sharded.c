@@ -27,7 +27,6 @@
 #include "reader.h"
 #include "writer.h"
 
-static const char ending[] = ".index.json";
 static const char middle[] = ".safetensors";
 
 /* The first number that a rank comes with to a meeting: permissions, whether there are any, whether it has failed. */
@@ -64,7 +63,7 @@ static void name_file(const shard_save *s, int32_t rank, char path[PATH_MAX])
 }
 
 /* Passes over `count` characters of a kind; false where they are not there. */
-static bool pass(const char **text, const char *kind, size_t count, const char *then)
+static bool skip_characters(const char **text, const char *kind, size_t count, const char *then)
 {
     bool there = strspn(*text, kind) == count && strncmp(*text + count, then, strlen(then)) == 0;
     *text += there ? count + strlen(then) : 0;
@@ -79,8 +78,8 @@ static bool is_of_a_save(const shard_save *s, const char *name)
         return false;
     }
     name += stem + 1;
-    return pass(&name, "0123456789abcdef", 16, "-") && pass(&name, "0123456789", 5, "-of-") &&
-           pass(&name, "0123456789", 5, middle) && *name == '\0';
+    return skip_characters(&name, "0123456789abcdef", 16, "-") && skip_characters(&name, "0123456789", 5, "-of-") &&
+           skip_characters(&name, "0123456789", 5, middle) && *name == '\0';
 }
 
 /* --- the old index ----------------------------------------------------------------------------------------------- */
@@ -252,8 +251,8 @@ static tch_status write_gathered(const shard_save *s, const tch_checkpoint *all,
 static tch_status write_index(const shard_save *s, bool *standing)
 {
     char path[PATH_MAX];
-    tch_checkpoint *all = tchi_checkpoint_make(s->path);
-    tch_status status = all == NULL ? tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory for an index") : TCH_OK;
+    tch_checkpoint *all = NULL;
+    tch_status status = tchi_checkpoint_make(s->path, &all);
     for (int32_t r = 0; r < s->ranks && status == TCH_OK; r++) {
         name_file(s, r, path);
         status = tchi_index_add(all, path);
@@ -269,7 +268,7 @@ static tch_status write_index(const shard_save *s, bool *standing)
 
 /* Every rank comes, whatever happened to it, with numbers of which the largest count. The error is of this rank, or
  * says that another has failed; where the group itself fails, *met is false. */
-static tch_status agree(const shard_save *s, tch_status status, int32_t values[4], const char *what, bool *met)
+static tch_status agree_on(const shard_save *s, tch_status status, int32_t values[4], const char *what, bool *met)
 {
     char message[1024];
     snprintf(message, sizeof message, "%s", status == TCH_OK ? "" : tch_last_error());
@@ -287,7 +286,7 @@ static tch_status agree(const shard_save *s, tch_status status, int32_t values[4
 }
 
 /* All take the number that the first rank has drawn, and the permissions that it has found. */
-static tch_status begin(shard_save *s, tch_status status)
+static tch_status agree_on_number(shard_save *s, tch_status status)
 {
     bool met;
     int32_t values[4] = {0, 0, 0, INT32_MIN};
@@ -299,7 +298,7 @@ static tch_status begin(shard_save *s, tch_status status)
         values[2] = (int32_t)((bits >> 32) & 0x7FFFFFFF);
         values[3] = (int32_t)s->permissions.group;
     }
-    TCHI_TRY(agree(s, status, values, "begin", &met));
+    TCHI_TRY(agree_on(s, status, values, "begin", &met));
     s->number[0] = (uint32_t)values[1];
     s->number[1] = (uint32_t)values[2];
     s->permissions = (tchi_permissions){values[0] >= REPLACES, (mode_t)values[0] & (REPLACES - 1), (gid_t)values[3]};
@@ -312,7 +311,7 @@ static tch_status write_file(shard_save *s)
     bool met;
     name_file(s, s->rank, s->file);
     tch_status written = tchi_writer_write(s->writer, s->context, s->file, &s->permissions, &s->part);
-    tch_status status = agree(s, written, (int32_t[4]){0}, "write its file", &met);
+    tch_status status = agree_on(s, written, (int32_t[4]){0}, "write its file", &met);
     if (written == TCH_OK && status != TCH_OK) {
         tchi_part_file_close(&s->part);
     }
@@ -334,7 +333,7 @@ static tch_status name_files(shard_save *s)
     bool met;
     tch_status status = tchi_part_file_commit(&s->part);
     tchi_part_file_close(&s->part);
-    status = agree(s, status, (int32_t[4]){0}, "name its file", &met);
+    status = agree_on(s, status, (int32_t[4]){0}, "name its file", &met);
     if (status != TCH_OK && (met || s->rank == 0)) {
         remove_files(s);
     }
@@ -349,10 +348,10 @@ static tch_status finish_index(shard_save *s)
     if (status != TCH_OK && !standing) {
         remove_files(s);
     }
-    return agree(s, status, (int32_t[4]){0}, "write the index", &met);
+    return agree_on(s, status, (int32_t[4]){0}, "write the index", &met);
 }
 
-static tch_status check(const shard_save *s)
+static tch_status check_save(const shard_save *s)
 {
     static const char function[] = "tch_checkpoint_writer_save_sharded";
     if (s->writer == NULL || s->path == NULL) {
@@ -361,7 +360,7 @@ static tch_status check(const shard_save *s)
     if (!tchi_is_index(s->path) || s->stem == s->folder || s->path[s->folder] == '.') {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "%s: path is %.600s, expected the name of an index, such as model.safetensors%s", function,
-                         s->path, ending);
+                         s->path, TCHI_INDEX_ENDING);
     }
     if (s->stem + TAIL_SIZE >= PATH_MAX) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: path has %zu bytes, too many", function, strlen(s->path));
@@ -371,7 +370,7 @@ static tch_status check(const shard_save *s)
 
 static tch_status save_all(shard_save *s)
 {
-    TCHI_TRY(begin(s, check(s)));
+    TCHI_TRY(agree_on_number(s, check_save(s)));
     TCHI_TRY(write_file(s));
     TCHI_TRY(name_files(s));
     return finish_index(s);
@@ -383,7 +382,7 @@ tch_status tch_checkpoint_writer_save_sharded(tch_checkpoint_writer *writer, tch
     shard_save s = {.writer = writer, .context = context, .comm = comm, .path = path, .ranks = 1};
     const char *slash = path == NULL ? NULL : strrchr(path, '/');
     s.folder = slash == NULL ? 0 : (size_t)(slash + 1 - path);
-    s.stem = path == NULL ? 0 : without(path, without(path, strlen(path), ending), middle);
+    s.stem = path == NULL ? 0 : without(path, without(path, strlen(path), TCHI_INDEX_ENDING), middle);
     if (comm == NULL) {
         return save_all(&s);
     }

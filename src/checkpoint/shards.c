@@ -432,18 +432,6 @@ static tch_status read_through_memory(const tch_checkpoint *c, tch_context *cont
     return status;
 }
 
-static tch_status check_out(const tch_context *context, const tch_tensor *out)
-{
-    TCHI_TRY(tch_tensor_check(out, "out"));
-    TCHI_TRY(tchi_check_writable(out, "out"));
-    if (tchi_on_host(out)) {
-        return TCH_OK;
-    }
-    return context != NULL ? tchi_check_device(context, out, "out")
-                           : tchi_fail(TCH_ERR_DEVICE, "tch_checkpoint_read_shard: context is NULL, and out is not in "
-                                                       "host memory; give a context of its device");
-}
-
 tch_status tch_checkpoint_check_shard(const tch_checkpoint *checkpoint, const char *name, const int64_t *shape,
                                       const int64_t *start, const tch_tensor *out)
 {
@@ -469,7 +457,7 @@ tch_status tch_checkpoint_read_shard(const tch_checkpoint *checkpoint, tch_conte
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_read_shard: checkpoint is NULL");
     }
     TCHI_TRY(tch_checkpoint_check_shard(checkpoint, name, shape, start, out));
-    TCHI_TRY(check_out(context, out));
+    TCHI_TRY(tchi_checkpoint_check_out("tch_checkpoint_read_shard", context, out));
     tchi_slice wanted = {out->ndim, shape, start, out->shape};
     if (tchi_slice_count(&wanted) == 0) {
         return TCH_OK;

@@ -37,14 +37,11 @@ static tch_status verify_tensor(const tch_checkpoint *checkpoint, const tchi_sto
     return status == TCH_OK ? tchi_checkpoint_compare(file, stored, found) : status;
 }
 
-static tch_status verify(const tch_checkpoint *checkpoint, int64_t first, int64_t count)
+static tch_status verify_tensors(const tch_checkpoint *checkpoint, int64_t first, int64_t count)
 {
     const tchi_stored *tensors = checkpoint->header.tensors.items;
-    char *buffer = tchi_host_allocate((size_t)TCHI_SUMMED_BYTES, 64);
-    if (buffer == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "tch_checkpoint_verify: out of host memory: %lld bytes for a buffer",
-                         (long long)TCHI_SUMMED_BYTES);
-    }
+    char *buffer;
+    TCHI_TRY(tchi_host_take((size_t)TCHI_SUMMED_BYTES, "a buffer", &buffer));
     tch_status status = TCH_OK;
     for (int64_t i = first; i < first + count && status == TCH_OK; i++) {
         status = verify_tensor(checkpoint, &tensors[i], buffer);
@@ -58,7 +55,7 @@ tch_status tchi_checkpoint_verify_once(const tch_checkpoint *checkpoint, tchi_st
     if (!stored->has_checksum || atomic_load_explicit(&stored->viewed, memory_order_relaxed)) {
         return TCH_OK;
     }
-    TCHI_TRY(verify(checkpoint, stored - (const tchi_stored *)checkpoint->header.tensors.items, 1));
+    TCHI_TRY(verify_tensors(checkpoint, stored - (const tchi_stored *)checkpoint->header.tensors.items, 1));
     atomic_store_explicit(&stored->viewed, true, memory_order_relaxed);
     return TCH_OK;
 }
@@ -70,14 +67,14 @@ tch_status tch_checkpoint_verify(const tch_checkpoint *checkpoint, const char *n
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_verify: checkpoint is NULL");
     }
     if (name == NULL) {
-        return verify(checkpoint, 0, checkpoint->header.tensors.count);
+        return verify_tensors(checkpoint, 0, checkpoint->header.tensors.count);
     }
     int64_t number = tchi_names_find(&checkpoint->header.names, name);
     if (number < 0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_verify: %.600s has no tensor with the name \"%s\"",
                          checkpoint->path, tchi_quote(name, quoted));
     }
-    return verify(checkpoint, number, 1);
+    return verify_tensors(checkpoint, number, 1);
 }
 
 int32_t tch_checkpoint_has_checksums(const tch_checkpoint *checkpoint)

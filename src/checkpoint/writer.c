@@ -13,11 +13,12 @@
 #include "shards.h"
 #include "utf8.h"
 
-static char *copy_of(const char *text)
+static tch_status join_texts(const char *first, const char *second, char **joined)
 {
-    size_t bytes = strlen(text) + 1;
-    char *copy = tchi_host_allocate(bytes, 1);
-    return copy == NULL ? NULL : memcpy(copy, text, bytes);
+    size_t bytes = strlen(first) + strlen(second) + 1;
+    TCHI_TRY(tchi_host_take(bytes, "a text of a checkpoint", joined));
+    snprintf(*joined, bytes, "%s%s", first, second);
+    return TCH_OK;
 }
 
 static void release_text(char *text)
@@ -25,20 +26,13 @@ static void release_text(char *text)
     tchi_host_release(text, text == NULL ? 0 : strlen(text) + 1);
 }
 
-static tch_status no_memory(const char *function)
-{
-    return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "%s: out of host memory", function);
-}
-
 tch_status tch_checkpoint_writer_create(tch_checkpoint_writer **writer)
 {
     if (writer == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_create: writer is NULL");
     }
-    tch_checkpoint_writer *made = tchi_host_allocate(sizeof *made, _Alignof(tch_checkpoint_writer));
-    if (made == NULL) {
-        return no_memory("tch_checkpoint_writer_create");
-    }
+    tch_checkpoint_writer *made;
+    TCHI_TRY(tchi_host_take(sizeof *made, "a checkpoint's writer", &made));
     *made = (tch_checkpoint_writer){
         .tensors = {.item_size = sizeof(tchi_added)}, .settings = {.item_size = sizeof(tchi_set)}, .checksums = true};
     *writer = made;
@@ -128,7 +122,7 @@ static tch_status check_tensor(const tch_checkpoint_writer *writer, const tch_te
     return TCH_OK;
 }
 
-static tchi_added describe(char *name, const tch_tensor *tensor)
+static tchi_added describe_tensor(char *name, const tch_tensor *tensor)
 {
     tchi_added added = {.name = name, .type = tchi_file_type_of(tensor->dtype), .tensor = *tensor};
     if (tensor->ndim > 0) {
@@ -148,29 +142,37 @@ tch_tensor tchi_added_tensor(const tchi_added *added)
     return tensor;
 }
 
-tch_status tch_checkpoint_writer_add(tch_checkpoint_writer *writer, const char *name, const tch_tensor *tensor)
+/* Takes over `name` when it succeeds. */
+static tch_status add_tensor(tch_checkpoint_writer *writer, char *name, const tch_tensor *tensor)
 {
     int64_t bytes = 0;
-    TCHI_TRY(check_name(writer, name));
     TCHI_TRY(check_tensor(writer, tensor, &bytes));
-    char *copy = copy_of(name);
-    if (copy == NULL) {
-        return no_memory("tch_checkpoint_writer_add");
-    }
-    tchi_added added = describe(copy, tensor);
-    tch_status status = tchi_list_add(&writer->tensors, &added);
-    if (status != TCH_OK) {
-        release_text(copy);
-        return status;
-    }
-    status = tchi_names_add(&writer->names, copy, writer->tensors.count - 1);
-    if (status != TCH_OK) {
-        writer->tensors.count--;
-        release_text(copy);
-        return status;
-    }
+    TCHI_TRY(tchi_list_reserve(&writer->tensors, writer->tensors.count + 1));
+    TCHI_TRY(tchi_names_add(&writer->names, name, writer->tensors.count));
+    *(tchi_added *)tchi_list_extend(&writer->tensors) = describe_tensor(name, tensor);
     writer->bytes = bytes;
     return TCH_OK;
+}
+
+/* The same for a setting: both texts. */
+static tch_status add_setting(tch_checkpoint_writer *writer, char *key, char *value)
+{
+    TCHI_TRY(tchi_list_reserve(&writer->settings, writer->settings.count + 1));
+    TCHI_TRY(tchi_names_add(&writer->keys, key, writer->settings.count));
+    *(tchi_set *)tchi_list_extend(&writer->settings) = (tchi_set){key, value};
+    return TCH_OK;
+}
+
+tch_status tch_checkpoint_writer_add(tch_checkpoint_writer *writer, const char *name, const tch_tensor *tensor)
+{
+    char *copy;
+    TCHI_TRY(check_name(writer, name));
+    TCHI_TRY(join_texts(name, "", &copy));
+    tch_status status = add_tensor(writer, copy, tensor);
+    if (status != TCH_OK) {
+        release_text(copy);
+    }
+    return status;
 }
 
 /* --- shards ----------------------------------------------------------------------------------------------------- */
@@ -185,16 +187,6 @@ static void release_texts(const shard_texts *texts)
     release_text(texts->name);
     release_text(texts->key);
     release_text(texts->value);
-}
-
-static char *join(const char *first, const char *second)
-{
-    size_t bytes = strlen(first) + strlen(second) + 1;
-    char *text = tchi_host_allocate(bytes, 1);
-    if (text != NULL) {
-        snprintf(text, bytes, "%s%s", first, second);
-    }
-    return text;
 }
 
 /* "256,128;0,0" */
@@ -232,29 +224,20 @@ static tch_status check_shard(const char *name, const tch_tensor *tensor, const 
 static tch_status take_texts(const char *name, const tchi_slice *slice, shard_texts *texts)
 {
     char text[TCHI_SHARD_SUFFIX_SIZE];
-    texts->name = join(name, tchi_shard_suffix(slice, text));
-    texts->key = texts->name == NULL ? NULL : join(TCHI_SHARD_PREFIX, texts->name);
+    TCHI_TRY(join_texts(name, tchi_shard_suffix(slice, text), &texts->name));
+    TCHI_TRY(join_texts(TCHI_SHARD_PREFIX, texts->name, &texts->key));
     describe_shard(slice, text, sizeof text);
-    texts->value = copy_of(text);
-    return texts->key == NULL || texts->value == NULL ? no_memory("tch_checkpoint_writer_add_shard") : TCH_OK;
+    return join_texts(text, "", &texts->value);
 }
 
 /* Room for all of it first: a shard is there with its description, or not at all. */
 static tch_status add_with_texts(tch_checkpoint_writer *writer, const tch_tensor *tensor, const shard_texts *texts)
 {
-    int64_t bytes = 0;
     TCHI_TRY(check_name(writer, texts->name));
-    TCHI_TRY(check_tensor(writer, tensor, &bytes));
-    TCHI_TRY(tchi_list_reserve(&writer->tensors, writer->tensors.count + 1));
     TCHI_TRY(tchi_list_reserve(&writer->settings, writer->settings.count + 1));
-    TCHI_TRY(tchi_names_reserve(&writer->names));
     TCHI_TRY(tchi_names_reserve(&writer->keys));
-    *(tchi_added *)tchi_list_extend(&writer->tensors) = describe(texts->name, tensor);
-    *(tchi_set *)tchi_list_extend(&writer->settings) = (tchi_set){texts->key, texts->value};
-    TCHI_TRY(tchi_names_add(&writer->names, texts->name, writer->tensors.count - 1));
-    TCHI_TRY(tchi_names_add(&writer->keys, texts->key, writer->settings.count - 1));
-    writer->bytes = bytes;
-    return TCH_OK;
+    TCHI_TRY(add_tensor(writer, texts->name, tensor));
+    return add_setting(writer, texts->key, texts->value);
 }
 
 tch_status tch_checkpoint_writer_add_shard(tch_checkpoint_writer *writer, const char *name, const tch_tensor *tensor,
@@ -287,35 +270,21 @@ static tch_status check_key(const char *function, const tch_checkpoint_writer *w
     if (key[0] == '\0') {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: key is empty", function);
     }
-    if (strcmp(key, TCHI_FORMAT_KEY) == 0 ||
-        strncmp(key, TCHI_USER_KERNEL_PREFIX, strlen(TCHI_USER_KERNEL_PREFIX)) == 0) {
+    if (strcmp(key, TCHI_FORMAT_KEY) == 0 || strncmp(key, TCHI_LIBRARY_PREFIX, strlen(TCHI_LIBRARY_PREFIX)) == 0) {
         char quoted[TCHI_QUOTE_SIZE];
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "%s: key is \"%s\"; \"%s\" and what begins with \"%s\" is set by the "
                          "library",
-                         function, tchi_quote(key, quoted), TCHI_FORMAT_KEY, TCHI_USER_KERNEL_PREFIX);
+                         function, tchi_quote(key, quoted), TCHI_FORMAT_KEY, TCHI_LIBRARY_PREFIX);
     }
     return TCH_OK;
 }
 
-/* Takes over both texts when it succeeds. */
-static tch_status add_setting(tch_checkpoint_writer *writer, char *key, char *value)
+static tch_status put_setting(tch_checkpoint_writer *writer, const char *key, const char *value)
 {
-    tchi_set setting = {key, value};
-    TCHI_TRY(tchi_list_add(&writer->settings, &setting));
-    tch_status status = tchi_names_add(&writer->keys, key, writer->settings.count - 1);
-    if (status != TCH_OK) {
-        writer->settings.count--;
-    }
-    return status;
-}
-
-static tch_status set(const char *function, tch_checkpoint_writer *writer, const char *key, const char *value)
-{
-    char *value_copy = copy_of(value);
-    if (value_copy == NULL) {
-        return no_memory(function);
-    }
+    char *key_copy = NULL;
+    char *value_copy;
+    TCHI_TRY(join_texts(value, "", &value_copy));
     int64_t number = tchi_names_find(&writer->keys, key);
     if (number >= 0) {
         tchi_set *known = (tchi_set *)writer->settings.items + number;
@@ -323,8 +292,8 @@ static tch_status set(const char *function, tch_checkpoint_writer *writer, const
         known->value = value_copy;
         return TCH_OK;
     }
-    char *key_copy = copy_of(key);
-    tch_status status = key_copy == NULL ? no_memory(function) : add_setting(writer, key_copy, value_copy);
+    tch_status status = join_texts(key, "", &key_copy);
+    status = status != TCH_OK ? status : add_setting(writer, key_copy, value_copy);
     if (status != TCH_OK) {
         release_text(key_copy);
         release_text(value_copy);
@@ -336,14 +305,14 @@ tch_status tch_checkpoint_writer_set_text(tch_checkpoint_writer *writer, const c
 {
     TCHI_TRY(check_key("tch_checkpoint_writer_set_text", writer, key));
     TCHI_TRY(check_text("tch_checkpoint_writer_set_text", "value", value));
-    return set("tch_checkpoint_writer_set_text", writer, key, value);
+    return put_setting(writer, key, value);
 }
 
 tch_status tch_checkpoint_writer_set_number(tch_checkpoint_writer *writer, const char *key, double value)
 {
     char text[TCHI_NUMBER_SIZE];
     TCHI_TRY(check_key("tch_checkpoint_writer_set_number", writer, key));
-    return set("tch_checkpoint_writer_set_number", writer, key, tchi_number_text(value, text));
+    return put_setting(writer, key, tchi_number_text(value, text));
 }
 
 tch_status tch_checkpoint_writer_set_integer(tch_checkpoint_writer *writer, const char *key, int64_t value)
@@ -351,5 +320,5 @@ tch_status tch_checkpoint_writer_set_integer(tch_checkpoint_writer *writer, cons
     char text[TCHI_NUMBER_SIZE];
     TCHI_TRY(check_key("tch_checkpoint_writer_set_integer", writer, key));
     snprintf(text, sizeof text, "%lld", (long long)value);
-    return set("tch_checkpoint_writer_set_integer", writer, key, text);
+    return put_setting(writer, key, text);
 }

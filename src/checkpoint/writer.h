@@ -45,7 +45,7 @@ tch_status tchi_writer_write(const tch_checkpoint_writer *writer, tch_context *c
                              const tchi_permissions *permissions, tchi_part_file *file);
 
 /* The settings that the library adds; `index` from 0 on. False past the last one. */
-bool tchi_user_kernel_setting(int32_t index, const char **key, const char **value);
+bool tchi_library_setting(int32_t index, const char **key, const char **value);
 
 /* The file's beginning: the length of the header, then the header, filled up with spaces so that tensors begin at a
  * multiple of 8 bytes. `order` has the numbers of the tensors as they follow each other in the file. Its size does not

@@ -9,9 +9,9 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #include "allocator.h"
+#include "list.h"
 #include "status.h"
 
 #define SMALLEST 512
@@ -98,11 +98,8 @@ static void trim_locked(tchi_pool *pool, int64_t keep)
 
 static tch_status new_block(tchi_pool *pool, int64_t bytes, block **result)
 {
-    block *fresh = tchi_host_allocate(sizeof *fresh, _Alignof(block));
-    if (fresh == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for the pool's bookkeeping",
-                         sizeof *fresh);
-    }
+    block *fresh;
+    TCHI_TRY(tchi_host_take(sizeof *fresh, "the pool's bookkeeping", &fresh));
     tch_status status = pool->backend->device->allocate(pool->state, bytes, &fresh->pointer);
     if (status == TCH_ERR_OUT_OF_MEMORY && pool->reserved > pool->allocated) {
         trim_locked(pool, 0);
@@ -113,7 +110,6 @@ static tch_status new_block(tchi_pool *pool, int64_t bytes, block **result)
         return status;
     }
     fresh->bytes = bytes;
-    fresh->exact = 0;
     block **bucket = &pool->buckets[bucket_of(fresh->pointer)];
     fresh->next_in_bucket = *bucket;
     *bucket = fresh;
@@ -147,33 +143,24 @@ static tch_status hand_out(tchi_pool *pool, int64_t bytes, block **kept, void **
     return status;
 }
 
-static tch_status check_size(int64_t bytes)
+static tch_status check_and_hand_out(tchi_pool *pool, int64_t bytes, bool exact, void **pointer)
 {
+    *pointer = NULL;
     if (bytes < 0 || bytes > INT64_MAX / 4) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "an allocation of %lld bytes was requested", (long long)bytes);
     }
-    return TCH_OK;
+    block **kept = exact || bytes == 0 ? NULL : &pool->free[size_class(&bytes)];
+    return bytes == 0 ? TCH_OK : hand_out(pool, bytes, kept, pointer);
 }
 
 tch_status tchi_pool_allocate(tchi_pool *pool, int64_t bytes, void **pointer)
 {
-    *pointer = NULL;
-    if (bytes == 0) {
-        return TCH_OK;
-    }
-    TCHI_TRY(check_size(bytes));
-    int class = size_class(&bytes);
-    return hand_out(pool, bytes, &pool->free[class], pointer);
+    return check_and_hand_out(pool, bytes, false, pointer);
 }
 
 tch_status tchi_pool_allocate_exact(tchi_pool *pool, int64_t bytes, void **pointer)
 {
-    *pointer = NULL;
-    if (bytes == 0) {
-        return TCH_OK;
-    }
-    TCHI_TRY(check_size(bytes));
-    return hand_out(pool, bytes, NULL, pointer);
+    return check_and_hand_out(pool, bytes, true, pointer);
 }
 
 tch_status tchi_pool_free(tchi_pool *pool, void *pointer)
@@ -231,11 +218,8 @@ void tchi_pool_figures(tchi_pool *pool, tch_memory_info *info)
 
 tch_status tchi_pool_create(const tch_backend *backend, int32_t index, tchi_pool **pool)
 {
-    tchi_pool *p = tchi_host_allocate(sizeof *p, _Alignof(tchi_pool));
-    if (p == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a context", sizeof *p);
-    }
-    memset(p, 0, sizeof *p);
+    tchi_pool *p;
+    TCHI_TRY(tchi_host_take(sizeof *p, "a context", &p));
     p->backend = backend;
     p->index = index;
     atomic_init(&p->references, 1);

@@ -7,6 +7,7 @@
 #include "allocator.h"
 #include "check.h"
 #include "context.h"
+#include "list.h"
 #include "status.h"
 
 /* A tensor made by the library: the public part first, so that its address is the handle. */
@@ -82,7 +83,18 @@ int64_t tchi_tensor_count(const tch_tensor *tensor, int32_t from, int32_t to)
     return count;
 }
 
-tch_tensor tchi_tensor_rows(const tch_tensor *tensor, int64_t first, int64_t count, int64_t *shape)
+int64_t tchi_tensor_bytes(const tch_tensor *tensor)
+{
+    return tch_tensor_numel(tensor) * (int64_t)tch_dtype_size(tensor->dtype);
+}
+
+bool tchi_on_host(const tch_tensor *tensor)
+{
+    return tensor->device.type == TCH_DEVICE_CPU || tensor->device.type == TCH_DEVICE_CUDA_HOST;
+}
+
+/* Rows `first` and on of the first dimension; their sizes are kept in `shape`. A single row loses that dimension. */
+static tch_tensor rows_of(const tch_tensor *tensor, int64_t first, int64_t count, int64_t *shape)
 {
     int32_t from = count == 1;
     tch_tensor rows = *tensor;
@@ -97,6 +109,25 @@ tch_tensor tchi_tensor_rows(const tch_tensor *tensor, int64_t first, int64_t cou
     rows.shape = shape;
     rows.strides = tensor->strides != NULL ? tensor->strides + from : NULL;
     return rows;
+}
+
+/* Whole where it fits; else as many rows at a time as do, or each row in chunks. */
+tch_status tchi_visit_chunks(const tch_tensor *tensor, int64_t room, tchi_chunk_visitor visit, void *user)
+{
+    int64_t count = tch_tensor_numel(tensor);
+    if (count <= room) {
+        tch_tensor whole = *tensor;
+        return count == 0 ? TCH_OK : visit(user, &whole);
+    }
+    int64_t shape[TCH_MAX_RANK];
+    int64_t row = count / tensor->shape[0];
+    int64_t step = row < room ? room / row : 1;
+    for (int64_t first = 0; first < tensor->shape[0]; first += step) {
+        int64_t left = tensor->shape[0] - first;
+        tch_tensor rows = rows_of(tensor, first, left < step ? left : step, shape);
+        TCHI_TRY(tchi_visit_chunks(&rows, room, visit, user));
+    }
+    return TCH_OK;
 }
 
 int64_t tchi_tensor_stride(const tch_tensor *tensor, int32_t dimension)
@@ -276,8 +307,8 @@ static tch_status check_creation(tch_dtype dtype, int32_t ndim, const int64_t *s
     return TCH_OK;
 }
 
-static tch_status create(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape,
-                         tch_memory_format format, int zero, tch_tensor **tensor)
+static tch_status create_tensor(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape,
+                                tch_memory_format format, int zero, tch_tensor **tensor)
 {
     TCHI_ENTER(context, "tch_tensor_create");
     TCHI_TRY(check_creation(dtype, ndim, shape, format, tensor));
@@ -289,10 +320,8 @@ static tch_status create(tch_context *context, tch_dtype dtype, int32_t ndim, co
         return tchi_fail(TCH_ERR_SHAPE, "tch_tensor_create: shape %s has a negative size or too many elements",
                          tchi_describe_shape(&wanted, text, sizeof text));
     }
-    owned_tensor *t = tchi_host_allocate(sizeof *t, _Alignof(owned_tensor));
-    if (t == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a tensor", sizeof *t);
-    }
+    owned_tensor *t;
+    TCHI_TRY(tchi_host_take(sizeof *t, "a tensor", &t));
     *t = (owned_tensor){.tensor = wanted, .pool = context->pool};
     t->tensor.device = tch_context_device(context);
     t->tensor.shape = t->shape;
@@ -318,13 +347,13 @@ static tch_status create(tch_context *context, tch_dtype dtype, int32_t ndim, co
 tch_status tch_tensor_create(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape,
                              tch_memory_format format, tch_tensor **tensor)
 {
-    return create(context, dtype, ndim, shape, format, 1, tensor);
+    return create_tensor(context, dtype, ndim, shape, format, 1, tensor);
 }
 
 tch_status tch_tensor_create_uninitialized(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape,
                                            tch_memory_format format, tch_tensor **tensor)
 {
-    return create(context, dtype, ndim, shape, format, 0, tensor);
+    return create_tensor(context, dtype, ndim, shape, format, 0, tensor);
 }
 
 void tch_tensor_destroy(tch_tensor *tensor)
@@ -346,11 +375,6 @@ tch_tensor tch_tensor_view(void *data, tch_dtype dtype, int32_t ndim, int64_t *s
 
 /* --- copies ----------------------------------------------------------------------------------------------------- */
 
-static bool on_host(const tch_tensor *tensor)
-{
-    return tensor->device.type == TCH_DEVICE_CPU || tensor->device.type == TCH_DEVICE_CUDA_HOST;
-}
-
 /* A copy between host and device in which numbers change their type or place. The host's side passes through scratch on
  * the device, packed and in its own type; the device converts and rearranges. */
 typedef struct crossing {
@@ -358,7 +382,7 @@ typedef struct crossing {
     bool to_host;
     tch_dtype dtype; /* of the host's side */
     void *scratch;
-    int64_t room; /* elements that scratch holds */
+    char *host; /* where the next chunk lies */
 } crossing;
 
 /* Elements of a chunk at most: 64 MiB of float64. Reasoned, not tuned: at the 55 GB/s of a fast link it travels for a
@@ -366,8 +390,10 @@ typedef struct crossing {
  * copied. */
 #define CROSSING_ELEMENTS ((int64_t)8 << 20)
 
-static tch_status cross_chunk(const crossing *c, char *host, const tch_tensor *device)
+static tch_status cross_chunk(void *user, tch_tensor *device)
 {
+    crossing *c = user;
+    char *host = c->host;
     int64_t packed_strides[TCH_MAX_RANK];
     int64_t device_strides[TCH_MAX_RANK];
     const tch_tensor scratch = {.data = c->scratch, .ndim = device->ndim, .dtype = c->dtype, .shape = device->shape};
@@ -376,30 +402,13 @@ static tch_status cross_chunk(const crossing *c, char *host, const tch_tensor *d
     int64_t bytes = tchi_tensor_count(device, 0, device->ndim) * (int64_t)tch_dtype_size(c->dtype);
     const tch_backend *backend = c->context->backend;
     void *state = c->context->state;
+    c->host += bytes;
     if (c->to_host) {
         TCHI_TRY(backend->matrix->copy(state, &packed, &array));
         return backend->device->copy_bytes(state, host, c->scratch, bytes, TCH_COPY_TO_HOST);
     }
     TCHI_TRY(backend->device->copy_bytes(state, c->scratch, host, bytes, TCH_COPY_TO_DEVICE));
     return backend->matrix->copy(state, &array, &packed);
-}
-
-/* Whole where it fits; else as many rows at a time as do, or each row in chunks. A single element always fits. */
-static tch_status cross(const crossing *c, char *host, const tch_tensor *device)
-{
-    int64_t count = tchi_tensor_count(device, 0, device->ndim);
-    if (count <= c->room) {
-        return cross_chunk(c, host, device);
-    }
-    int64_t shape[TCH_MAX_RANK];
-    int64_t row = count / device->shape[0];
-    int64_t step = row < c->room ? c->room / row : 1;
-    for (int64_t first = 0; first < device->shape[0]; first += step) {
-        int64_t left = device->shape[0] - first;
-        tch_tensor rows = tchi_tensor_rows(device, first, left < step ? left : step, shape);
-        TCHI_TRY(cross(c, host + first * row * (int64_t)tch_dtype_size(c->dtype), &rows));
-    }
-    return TCH_OK;
 }
 
 /* All scratch is taken before the first element is written. */
@@ -409,19 +418,19 @@ static tch_status copy_through_scratch(tch_context *context, const tch_tensor *h
     int64_t size = (int64_t)tch_dtype_size(host->dtype);
     int64_t count = tch_tensor_numel(host);
     int64_t most = count < CROSSING_ELEMENTS ? count : CROSSING_ELEMENTS;
-    crossing c = {.context = context, .to_host = to_host, .dtype = host->dtype};
-    c.room = tchi_arena_fit(context, most, size, 256); /* what rounding up to the alignment may add */
+    crossing c = {.context = context, .to_host = to_host, .dtype = host->dtype, .host = tchi_tensor_data(host)};
+    int64_t room = tchi_arena_fit(context, most, size, 256); /* what rounding up to the alignment may add */
     tchi_arena arena = {0};
-    tchi_arena_take(&arena, c.room * size);
+    tchi_arena_take(&arena, room * size);
     TCHI_TRY(tchi_arena_reserve(context, &arena));
-    c.scratch = tchi_arena_take(&arena, c.room * size);
-    return cross(&c, tchi_tensor_data(host), device);
+    c.scratch = tchi_arena_take(&arena, room * size);
+    return tchi_visit_chunks(device, room, cross_chunk, &c);
 }
 
 /* Between host and device. Bytes that are the same on both sides go at once, without scratch. */
 static tch_status copy_across(tch_context *context, tch_tensor *dst, const tch_tensor *src)
 {
-    bool to_host = on_host(dst);
+    bool to_host = tchi_on_host(dst);
     const tch_tensor *host = to_host ? dst : src;
     const tch_tensor *device = to_host ? src : dst;
     if (!tch_tensor_is_contiguous(host)) {
@@ -433,8 +442,8 @@ static tch_status copy_across(tch_context *context, tch_tensor *dst, const tch_t
     if (!tch_dtype_equal(dst->dtype, src->dtype) || !tch_tensor_is_contiguous(device)) {
         return copy_through_scratch(context, host, device, to_host);
     }
-    int64_t bytes = tch_tensor_numel(src) * (int64_t)tch_dtype_size(src->dtype);
-    return context->backend->device->copy_bytes(context->state, tchi_tensor_data(dst), tchi_tensor_data(src), bytes,
+    return context->backend->device->copy_bytes(context->state, tchi_tensor_data(dst), tchi_tensor_data(src),
+                                                tchi_tensor_bytes(src),
                                                 to_host ? TCH_COPY_TO_HOST : TCH_COPY_TO_DEVICE);
 }
 
@@ -442,7 +451,7 @@ static tch_status copy_across(tch_context *context, tch_tensor *dst, const tch_t
 static tch_status check_place(const tch_context *context, const tch_tensor *tensor, const char *name)
 {
     TCHI_TRY(tch_tensor_check(tensor, name));
-    return on_host(tensor) ? TCH_OK : tchi_check_device(context, tensor, name);
+    return tchi_on_host(tensor) ? TCH_OK : tchi_check_device(context, tensor, name);
 }
 
 tch_status tch_tensor_copy(tch_context *context, tch_tensor *dst, const tch_tensor *src)
@@ -460,10 +469,10 @@ tch_status tch_tensor_copy(tch_context *context, tch_tensor *dst, const tch_tens
     if (tch_tensor_numel(src) == 0) {
         return TCH_OK;
     }
-    if (on_host(dst) != on_host(src)) {
+    if (tchi_on_host(dst) != tchi_on_host(src)) {
         return copy_across(context, dst, src);
     }
-    if (on_host(dst) && !context->backend->host_memory) {
+    if (tchi_on_host(dst) && !context->backend->host_memory) {
         return tchi_fail(TCH_ERR_DEVICE, "tch_tensor_copy: dst and src are both on the host; use a context of the cpu");
     }
     int64_t dst_strides[TCH_MAX_RANK];

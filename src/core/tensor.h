@@ -21,8 +21,15 @@ int64_t tchi_tensor_stride(const tch_tensor *tensor, int32_t dimension);
 /* Product of the sizes of dimensions [from, to). */
 int64_t tchi_tensor_count(const tch_tensor *tensor, int32_t from, int32_t to);
 
-/* Rows `first` and on of the first dimension; their sizes are kept in `shape`. A single row loses that dimension. */
-tch_tensor tchi_tensor_rows(const tch_tensor *tensor, int64_t first, int64_t count, int64_t *shape);
+/* Bytes of all elements. */
+int64_t tchi_tensor_bytes(const tch_tensor *tensor);
+
+bool tchi_on_host(const tch_tensor *tensor);
+
+/* Shows all elements to `visit`, in row-major order, in chunks of at most `room` of them. Stops at the first failure.
+ * Only the description is taken apart: the tensor may be a device's. */
+typedef tch_status (*tchi_chunk_visitor)(void *user, tch_tensor *chunk);
+tch_status tchi_visit_chunks(const tch_tensor *tensor, int64_t room, tchi_chunk_visitor visit, void *user);
 
 /* The tensor as an array of the table. `strides` is storage of TCH_MAX_RANK for the view to point into. */
 tch_array tchi_array_of(const tch_tensor *tensor, int64_t *strides);
