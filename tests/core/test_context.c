@@ -213,17 +213,29 @@ static void free_roots(root_case *c)
     test_tensor_free(c->report);
 }
 
-/* Bytes the pool handed out at most during the call, beyond what was in use before it. */
-static int64_t extra_memory(tch_context *context, const root_case *c)
+/* Bytes in use; the peak begins anew. */
+static int64_t begin_peak(tch_context *context)
 {
     tch_memory_info before = TCH_MEMORY_INFO_INIT;
-    tch_memory_info after = TCH_MEMORY_INFO_INIT;
     CHECK_OK(tch_memory_trim(context, 0));
     CHECK_OK(tch_memory_get_info(context, &before));
     CHECK_OK(tch_memory_reset_peak(context));
-    CHECK_OK(run_roots(context, c));
+    return before.allocated;
+}
+
+/* Bytes the pool handed out at most since then, beyond what was in use. */
+static int64_t end_peak(tch_context *context, int64_t before)
+{
+    tch_memory_info after = TCH_MEMORY_INFO_INIT;
     CHECK_OK(tch_memory_get_info(context, &after));
-    return after.peak - before.allocated;
+    return after.peak - before;
+}
+
+static int64_t extra_memory(tch_context *context, const root_case *c)
+{
+    int64_t before = begin_peak(context);
+    CHECK_OK(run_roots(context, c));
+    return end_peak(context, before);
 }
 
 /* The first number of the message that is larger than the limit is the number of bytes needed. */
@@ -322,17 +334,12 @@ static void a_limit_too_small_for_one_matrix_says_what_is_needed(void **state)
  * that no limit gives, with no more memory than allowed. */
 static bool run_limited(tch_context *context, const test_call *call, int64_t limit)
 {
-    tch_memory_info before = TCH_MEMORY_INFO_INIT;
-    tch_memory_info after = TCH_MEMORY_INFO_INIT;
-    CHECK_OK(tch_memory_trim(context, 0));
-    CHECK_OK(tch_memory_get_info(context, &before));
-    CHECK_OK(tch_memory_reset_peak(context));
+    int64_t before = begin_peak(context);
     CHECK_OK(tch_context_set_workspace_limit(context, limit));
     tch_status status = test_call_run(call, context);
     CHECK_OK(tch_context_set_workspace_limit(context, 0));
-    CHECK_OK(tch_memory_get_info(context, &after));
-    CHECK(after.peak - before.allocated <= limit, "%lld bytes with a limit of %lld",
-          (long long)(after.peak - before.allocated), (long long)limit);
+    int64_t used = end_peak(context, before);
+    CHECK(used <= limit, "%lld bytes with a limit of %lld", (long long)used, (long long)limit);
     CHECK(status == TCH_OK || status == TCH_ERR_OUT_OF_MEMORY, "gave %s", tch_status_name(status));
     return status == TCH_OK;
 }

@@ -36,18 +36,17 @@ static tch_status do_work(void *argument)
     return w->context->backend->matrix->fill(w->context->state, &to, w->value);
 }
 
-static counting_allocator counting;
 static tchi_recordings recordings;
 static double place;
 
-static int begin(void **state)
+static int open_recordings(void **state)
 {
     recording_backend_install(*state);
     recordings = (tchi_recordings){0};
     return tchi_recordings_open(*state, &recordings) == TCH_OK ? 0 : -1;
 }
 
-static int end(void **state)
+static int close_recordings(void **state)
 {
     tch_context *context = *state;
     tchi_recordings_close(context, &recordings);
@@ -225,37 +224,32 @@ static void a_workspace_that_moves_while_recording_is_noticed(void **state)
 
 /* --- what goes wrong --------------------------------------------------------------------------------------------- */
 
-static void check_given_up(work *w, int begun, int kept, int replayed)
+/* A recording that does not begin or gives nothing, a replay and work that fail: the work is done, and from then on
+ * without a recording. */
+static void what_fails_is_given_up(void **state)
 {
-    times(w, 1, 4);
-    recording_fault = (recording_faults){0};
-    times(w, 1, 3);
-    check_figures(begun, kept, replayed, kept);
-    CHECK(w->calls >= WARM + 7, "the work was done %d times", w->calls);
-}
-
-static void a_recording_that_does_not_begin(void **state)
-{
-    work w = work_of(*state);
-    times(&w, 1, WARM);
-    recording_fault.begin_fails = true;
-    check_given_up(&w, 1, 0, 0);
-}
-
-static void a_recording_that_gives_nothing(void **state)
-{
-    work w = work_of(*state);
-    times(&w, 1, WARM);
-    recording_fault.end_gives_nothing = true;
-    check_given_up(&w, 1, 0, 0);
-}
-
-static void a_replay_that_fails(void **state)
-{
-    work w = work_of(*state);
-    times(&w, 1, WARM);
-    recording_fault.replay_fails = true;
-    check_given_up(&w, 1, 1, 1);
+    static const struct {
+        recording_faults fault;
+        bool work_fails;
+        int kept, replayed;
+    } cases[] = {{{.begin_fails = true}, false, 0, 0},
+                 {{.end_gives_nothing = true}, false, 0, 0},
+                 {{.replay_fails = true}, false, 1, 1},
+                 {{0}, true, 1, 0}};
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        test_case("case %d", (int)i);
+        work w = work_of(*state);
+        times(&w, 1, WARM);
+        recording_fault = cases[i].fault;
+        w.fails_at = cases[i].work_fails ? WARM + 1 : 0;
+        times(&w, 1, 4);
+        recording_fault = (recording_faults){0};
+        times(&w, 1, 3);
+        check_figures(1, cases[i].kept, cases[i].replayed, cases[i].kept);
+        CHECK(w.calls >= WARM + 7, "the work was done %d times", w.calls);
+        assert_int_equal(close_recordings(state), 0);
+        assert_int_equal(open_recordings(state), 0);
+    }
 }
 
 static void a_later_replay_that_fails(void **state)
@@ -281,14 +275,6 @@ static void a_replay_that_breaks_off_is_an_error(void **state)
     times(&w, 1, 2);
     check_figures(1, 1, 4, 0);
     assert_int_equal(w.calls, WARM + 1);
-}
-
-static void work_that_fails_while_recorded_is_done(void **state)
-{
-    work w = work_of(*state);
-    times(&w, 1, WARM);
-    w.fails_at = WARM + 1;
-    check_given_up(&w, 1, 1, 0);
 }
 
 static void work_that_fails_says_so(void **state)
@@ -362,9 +348,9 @@ static void without_memory_they_stay_closed(void **state)
 {
     tchi_recordings none = {0};
     work w = work_of(*state);
-    counting_allocator_arm(&counting, 1);
+    counting_allocator_arm(&test_counting, 1);
     assert_int_equal(tchi_recordings_open(*state, &none), TCH_ERR_OUT_OF_MEMORY);
-    counting_allocator_arm(&counting, 0);
+    counting_allocator_arm(&test_counting, 0);
     CHECK_OK(tchi_recorded(*state, &none, &(tchi_recording_key){0}, do_work, &w));
     CHECK(none.calls == 0, "a closed one counts");
     tchi_recordings_close(*state, &none);
@@ -373,28 +359,26 @@ static void without_memory_they_stay_closed(void **state)
 static void work_takes_no_memory(void **state)
 {
     work w = work_of(*state);
-    counting_allocator_arm(&counting, 0);
+    counting_allocator_arm(&test_counting, 0);
     for (int i = 0; i < 2 * MOST; i++) {
         once(&w, i);
     }
-    CHECK(atomic_load(&counting.calls) == 0, "%lld allocations", atomic_load(&counting.calls));
+    CHECK(atomic_load(&test_counting.calls) == 0, "%lld allocations", atomic_load(&test_counting.calls));
 }
 
 static int open_all(void **state)
 {
-    tch_host_allocator allocator = counting_allocator_interface(&counting);
-    (void)tch_backend_count();
-    return tch_set_host_allocator(&allocator) == TCH_OK ? test_open_context(state) : -1;
+    return test_counting_install(state) == 0 ? test_open_context(state) : -1;
 }
 
 static int close_all(void **state)
 {
     int status = test_close_context(state);
-    bool left = atomic_load(&counting.bytes) != 0 || atomic_load(&counting.mistakes) != 0;
-    return status != 0 || left || tch_set_host_allocator(NULL) != TCH_OK ? -1 : 0;
+    test_counting_check_empty();
+    return status == 0 ? test_counting_remove(state) : -1;
 }
 
-#define CASE(name) cmocka_unit_test_setup_teardown(name, begin, end)
+#define CASE(name) cmocka_unit_test_setup_teardown(name, open_recordings, close_recordings)
 
 int main(int argc, char **argv)
 {
@@ -407,12 +391,9 @@ int main(int argc, char **argv)
         CASE(without_the_entries_work_is_done),
         CASE(the_workspace_belongs_to_the_key),
         CASE(a_workspace_that_moves_while_recording_is_noticed),
-        CASE(a_recording_that_does_not_begin),
-        CASE(a_recording_that_gives_nothing),
-        CASE(a_replay_that_fails),
+        CASE(what_fails_is_given_up),
         CASE(a_later_replay_that_fails),
         CASE(a_replay_that_breaks_off_is_an_error),
-        CASE(work_that_fails_while_recorded_is_done),
         CASE(work_that_fails_says_so),
         CASE(a_stream_that_is_lost_is_an_error),
         CASE(too_many_do_not_drive_each_other_out),

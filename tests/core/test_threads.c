@@ -12,6 +12,18 @@
 
 #define ROUNDS 3
 
+/* Calls work(arguments + i size) in `count` threads, and waits for all. */
+static void in_threads(int count, void *(*work)(void *), void *arguments, size_t size)
+{
+    pthread_t threads[8];
+    for (int i = 0; i < count; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, work, (char *)arguments + (size_t)i * size), 0);
+    }
+    for (int i = 0; i < count; i++) {
+        pthread_join(threads[i], NULL);
+    }
+}
+
 /* The outputs of one call; they are compared to the last bit. */
 typedef struct outcome {
     tch_status status;
@@ -103,7 +115,6 @@ static void run_together(int count, tch_dtype dtype)
 {
     enum { MOST = 4 };
     worker workers[MOST];
-    pthread_t threads[MOST];
     pthread_barrier_t start;
     outcome *expected = test_alloc((size_t)test_operation_count() * sizeof *expected);
     memset(expected, 0, (size_t)test_operation_count() * sizeof *expected);
@@ -113,12 +124,7 @@ static void run_together(int count, tch_dtype dtype)
         make_worker(&workers[i], i * test_operation_count() / count, dtype);
         workers[i].start = &start;
     }
-    for (int i = 0; i < count; i++) {
-        assert_int_equal(pthread_create(&threads[i], NULL, work, &workers[i]), 0);
-    }
-    for (int i = 0; i < count; i++) {
-        pthread_join(threads[i], NULL);
-    }
+    in_threads(count, work, workers, sizeof *workers);
     for (int i = 0; i < count; i++) {
         compare(&workers[i], expected);
         free_worker(&workers[i]);
@@ -192,7 +198,6 @@ static void two_methods_at_once(tch_root_method first, tch_root_method second, t
     const tch_root_method methods[] = {first, second};
     root_worker alone[2];
     root_worker together[2];
-    pthread_t threads[2];
     pthread_barrier_t start;
     test_case("%s beside %s, %s", tch_root_method_name(first), tch_root_method_name(second), tch_dtype_name(dtype));
     pthread_barrier_init(&start, NULL, 2);
@@ -202,11 +207,8 @@ static void two_methods_at_once(tch_root_method first, tch_root_method second, t
         make_root_worker(&together[i], methods[i], dtype);
         together[i].start = &start;
     }
+    in_threads(2, take_roots, together, sizeof *together);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(pthread_create(&threads[i], NULL, take_roots, &together[i]), 0);
-    }
-    for (int i = 0; i < 2; i++) {
-        pthread_join(threads[i], NULL);
         double *expected = finish_roots(&alone[i]);
         double *got = finish_roots(&together[i]);
         CHECK(memcmp(got, expected, sizeof(double) * 2 * LARGE * LARGE) == 0,
@@ -248,17 +250,14 @@ static void *speak(void *argument)
 static void messages_belong_to_their_thread(void **state)
 {
     enum { COUNT = 4 };
-    speaker speakers[COUNT];
-    pthread_t threads[COUNT];
+    speaker speakers[COUNT] = {{{0}, 0, 0}};
     tch_device device;
     tch_device_parse("main thread", &device);
     for (int i = 0; i < COUNT; i++) {
-        memset(&speakers[i], 0, sizeof speakers[i]);
         snprintf(speakers[i].name, sizeof speakers[i].name, "speaker %d", i);
-        assert_int_equal(pthread_create(&threads[i], NULL, speak, &speakers[i]), 0);
     }
+    in_threads(COUNT, speak, speakers, sizeof *speakers);
     for (int i = 0; i < COUNT; i++) {
-        pthread_join(threads[i], NULL);
         CHECK(speakers[i].empty_at_start, "a new thread began with a message");
         CHECK(speakers[i].wrong == 0, "thread %d saw %d messages of others", i, speakers[i].wrong);
     }
@@ -311,13 +310,9 @@ static void *come_and_go(void *argument)
 static void contexts_come_and_go_in_many_threads(void **state)
 {
     enum { COUNT = 8 };
-    pthread_t threads[COUNT];
     int failures[COUNT] = {0};
+    in_threads(COUNT, come_and_go, failures, sizeof *failures);
     for (int i = 0; i < COUNT; i++) {
-        assert_int_equal(pthread_create(&threads[i], NULL, come_and_go, &failures[i]), 0);
-    }
-    for (int i = 0; i < COUNT; i++) {
-        pthread_join(threads[i], NULL);
         assert_int_equal(failures[i], 0);
     }
 }
