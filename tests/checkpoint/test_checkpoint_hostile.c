@@ -123,6 +123,21 @@ static const bad_file bad_files[] = {
     {"{\"__metadata__\":{\"format\":\"torchium\",\"torchium.format_version\":\"new\"}}", 0, "is \"new\""},
     {"{\"__metadata__\":{\"format\":\"torchium\",\"torchium.format_version\":\"2\"}}", 0,
      "written by a later Torchium"},
+    /* shards */
+    {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4;0\"}}", 0, "there is no such tensor"},
+    {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4\"}," F32("w[0:2]", "[2]", 0, 8) "}", 8, "does not fit"},
+    {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4;3\"}," F32("w[0:2]", "[2]", 0, 8) "}", 8, "does not fit"},
+    {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"1;0\"}," F32("w[0:2]", "[2]", 0, 8) "}", 8, "does not fit"},
+    {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4;-0\"}," F32("w[0:2]", "[2]", 0, 8) "}", 8, "does not fit"},
+    {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4;0,0\"}," F32("w[0:2]", "[2]", 0, 8) "}", 8, "does not fit"},
+    {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"99999999999999999999;9223372036854775807\"}," F32("w[0:2]", "[2]",
+                                                                                                       0, 8) "}",
+     8, "does not fit"},
+    {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4;1\"}," F32("w[0:2]", "[2]", 0, 8) "}", 8, "in its name"},
+    {"{\"__metadata__\":{\"torchium.shard/[0:2]\":\"4;0\"}," F32("[0:2]", "[2]", 0, 8) "}", 8, "in its name"},
+    {"{\"__metadata__\":{\"torchium.shard/w[0:1]\":\"4;0\",\"torchium.shard/w[1:2]\":\"5;1\"}," F32(
+         "w[0:1]", "[1]", 0, 4) "," F32("w[1:2]", "[1]", 4, 8) "}",
+     8, "of another whole"},
 };
 #define BAD_FILES ((int)(sizeof bad_files / sizeof bad_files[0]))
 

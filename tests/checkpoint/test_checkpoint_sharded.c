@@ -79,6 +79,7 @@ typedef struct trial {
     char message[PRETEND_MOST][256];
     const char *mark;
     tch_context *contexts[PRETEND_MOST];
+    long long allocation; /* the one that fails, on whichever rank; then how many there were */
 } trial;
 
 /* Rectangle i goes to rank i mod W. */
@@ -157,13 +158,26 @@ static void close_contexts(trial *t, int32_t ranks)
     }
 }
 
+static void fail_allocation(void *user)
+{
+    counting_allocator_arm(&test_counting, ((trial *)user)->allocation);
+}
+
+static void count_allocations(void *user)
+{
+    ((trial *)user)->allocation = atomic_load(&test_counting.calls);
+    counting_allocator_arm(&test_counting, 0);
+}
+
 /* With a failure for rank `bad` at its collective `call`, where that is not 0. */
-static void run(trial *t, int32_t ranks, int32_t bad, int64_t call)
+static void run_ranks(trial *t, int32_t ranks, int32_t bad, int64_t call)
 {
     pretend_group group;
     pretend_open(&group, ranks);
     group.timeout_s = call > 0 ? 0.2 : 20.0;
     group.ranks[bad].gone_at = call;
+    group.ready = t->allocation > 0 ? fail_allocation : NULL;
+    group.done = t->allocation > 0 ? count_allocations : NULL;
     t->group = &group;
     open_contexts(t, ranks);
     pretend_run(&group, save_task, t);
@@ -174,7 +188,7 @@ static void run(trial *t, int32_t ranks, int32_t bad, int64_t call)
 static void save_well(const cutting *saved, int32_t ranks, const char *path, const char *mark)
 {
     trial t = trial_of(saved, path, mark);
-    run(&t, ranks, 0, 0);
+    run_ranks(&t, ranks, 0, 0);
     for (int32_t r = 0; r < ranks; r++) {
         CHECK(t.status[r] == TCH_OK, "rank %d: %s", r, t.message[r]);
     }
@@ -436,7 +450,7 @@ static void every_call_fails_once(void **state)
             int files = count_files(".safetensors");
             trial t = trial_of(&cuttings[1], path, "new");
             test_fail_file_call(k);
-            run(&t, ranks, 0, 0);
+            run_ranks(&t, ranks, 0, 0);
             failed = test_fail_file_call(0);
             bool well = t.status[0] == TCH_OK;
             CHECK(well || (failed && t.status[0] == TCH_ERR_IO), "gave %s", t.message[0]);
@@ -463,7 +477,7 @@ static void one_rank_cannot_write(void **state)
         test_case("rank %d", bad);
         trial t = trial_of(&cuttings[1], path, "new");
         t.paths[bad] = test_path("missing/" INDEX);
-        run(&t, 3, 0, 0);
+        run_ranks(&t, 3, 0, 0);
         for (int32_t r = 0; r < 3; r++) {
             const char *words = r == bad ? "its folder cannot be opened" : "another rank could not write its file";
             CHECK(t.status[r] == TCH_ERR_IO && strstr(t.message[r], words) != NULL, "rank %d: %s", r, t.message[r]);
@@ -479,7 +493,7 @@ static void index_cannot_be_written(void **state)
     const char *path = test_path(INDEX);
     CHECK(mkdir(path, 0700) == 0, "the test cannot make a folder");
     trial t = trial_of(&cuttings[1], path, "new");
-    run(&t, 2, 0, 0);
+    run_ranks(&t, 2, 0, 0);
     CHECK(t.status[0] == TCH_ERR_IO && strstr(t.message[0], "cannot be replaced") != NULL, "%s", t.message[0]);
     CHECK(t.status[1] == TCH_ERR_IO && strstr(t.message[1], "could not write the index") != NULL, "%s", t.message[1]);
     CHECK(count_files(".safetensors") == 0 && test_leftover_count() == 0, "files are left");
@@ -490,7 +504,7 @@ static void one_rank_is_wrong(void **state)
 {
     trial t = trial_of(&cuttings[1], test_path(INDEX), "new");
     t.paths[1] = test_path("model.safetensors");
-    run(&t, 3, 0, 0);
+    run_ranks(&t, 3, 0, 0);
     CHECK(t.status[1] == TCH_ERR_INVALID_ARGUMENT && strstr(t.message[1], "the name of an index") != NULL, "%s",
           t.message[1]);
     for (int32_t r = 0; r < 3; r += 2) {
@@ -509,7 +523,7 @@ static void rank_that_dies(void **state)
         for (int64_t call = 1; call <= 4; call++) {
             test_case("rank %d at meeting %lld", bad, (long long)call);
             trial t = trial_of(&cuttings[1], path, "new");
-            run(&t, 3, bad, call);
+            run_ranks(&t, 3, bad, call);
             for (int32_t r = 0; r < 3; r++) {
                 CHECK(t.status[r] == TCH_ERR_COMM, "rank %d: %s", r, t.message[r]);
             }
@@ -522,48 +536,6 @@ static void rank_that_dies(void **state)
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-typedef struct rank_thread {
-    trial *trial;
-    tch_comm *comm;
-    int32_t rank;
-    pthread_t thread;
-} rank_thread;
-
-static void *run_rank(void *argument)
-{
-    const rank_thread *r = argument;
-    save_task(r->comm, r->rank, r->trial);
-    return NULL;
-}
-
-/* Both ranks with the allocation of this number failing, on whichever it is; the groups have been made before. Returns
- * how many there were. */
-static long long save_without(trial *t, long long allocation)
-{
-    pretend_group group;
-    rank_thread ranks[2];
-    pretend_open(&group, 2);
-    open_contexts(t, 2);
-    for (int32_t r = 0; r < 2; r++) {
-        ranks[r] = (rank_thread){.trial = t, .comm = pretend_comm(&group, r), .rank = r};
-    }
-    counting_allocator_arm(&test_counting, allocation);
-    for (int32_t r = 0; r < 2; r++) {
-        CHECK(pthread_create(&ranks[r].thread, NULL, run_rank, &ranks[r]) == 0, "the test has no thread");
-    }
-    for (int32_t r = 0; r < 2; r++) {
-        pthread_join(ranks[r].thread, NULL);
-    }
-    long long calls = atomic_load(&test_counting.calls);
-    counting_allocator_arm(&test_counting, 0);
-    for (int32_t r = 0; r < 2; r++) {
-        tch_comm_destroy(ranks[r].comm);
-    }
-    close_contexts(t, 2);
-    pretend_close(&group);
-    return calls;
-}
-
 /* Each allocation in turn fails, on one rank or the other: both get an error, the old checkpoint is there, and nothing
  * is left beside it. */
 static void no_memory_to_save(void **state)
@@ -575,7 +547,9 @@ static void no_memory_to_save(void **state)
         test_case("allocation %lld", k);
         CHECK(k < 2000, "it never gets by");
         trial t = trial_of(&cuttings[1], path, "new");
-        through = save_without(&t, k) < k;
+        t.allocation = k;
+        run_ranks(&t, 2, 0, 0);
+        through = t.allocation < k;
         for (int32_t r = 0; r < 2; r++) {
             CHECK((t.status[r] == TCH_OK) == through, "rank %d gave %s: %s", r, tch_status_name(t.status[r]),
                   t.message[r]);
@@ -670,38 +644,6 @@ static void good_index(void **state)
         CHECK_OK(tch_checkpoint_open(test_path(INDEX), &c));
         CHECK(tch_checkpoint_count(c) == 1 && tch_checkpoint_has_checksums(c) == 0, "it was misread");
         tch_checkpoint_close(c);
-    }
-}
-
-#define SHARD(name, shape, begin, end)                                                                                 \
-    "\"" name "\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
-
-static void bad_shards(void **state)
-{
-    static const struct {
-        const char *header, *message;
-    } cases[] = {
-        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4;0\"}}", "there is no such tensor"},
-        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4\"}," SHARD("w[0:2]", "[2]", 0, 8) "}", "does not fit"},
-        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4;3\"}," SHARD("w[0:2]", "[2]", 0, 8) "}", "does not fit"},
-        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"1;0\"}," SHARD("w[0:2]", "[2]", 0, 8) "}", "does not fit"},
-        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4;-0\"}," SHARD("w[0:2]", "[2]", 0, 8) "}", "does not fit"},
-        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4;0,0\"}," SHARD("w[0:2]", "[2]", 0, 8) "}", "does not fit"},
-        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"99999999999999999999;9223372036854775807\"}," SHARD(
-             "w[0:2]", "[2]", 0, 8) "}",
-         "does not fit"},
-        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4;1\"}," SHARD("w[0:2]", "[2]", 0, 8) "}", "in its name"},
-        {"{\"__metadata__\":{\"torchium.shard/[0:2]\":\"4;0\"}," SHARD("[0:2]", "[2]", 0, 8) "}", "in its name"},
-        {"{\"__metadata__\":{\"torchium.shard/w[0:1]\":\"4;0\",\"torchium.shard/w[1:2]\":\"5;1\"}," SHARD(
-             "w[0:1]", "[1]", 0, 4) "," SHARD("w[1:2]", "[1]", 4, 8) "}",
-         "of another whole"},
-    };
-    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
-        tch_checkpoint *c = NULL;
-        test_case("%s", cases[i].header);
-        test_safetensors_write(test_path("bad"), cases[i].header, -1, strstr(cases[i].header, "dtype") != NULL ? 8 : 0);
-        CHECK(tch_checkpoint_open(test_path("bad"), &c) == TCH_ERR_IO, "it was opened, or failed otherwise");
-        CHECK(strstr(tch_last_error(), cases[i].message) != NULL, "it said: %s", tch_last_error());
     }
 }
 
@@ -946,7 +888,6 @@ int main(int argc, char **argv)
         IN_A_FOLDER(no_memory_to_read),
         IN_A_FOLDER(bad_index),
         IN_A_FOLDER(good_index),
-        IN_A_FOLDER(bad_shards),
         IN_A_FOLDER(overlapping_shards),
         IN_A_FOLDER(sizes_that_overflow),
         IN_A_FOLDER(damage_is_found_first),

@@ -218,30 +218,39 @@ tch_comm *pretend_comm(pretend_group *group, int32_t rank)
 }
 
 typedef struct runner {
-    pretend_group *group;
+    tch_comm *comm;
     int32_t rank;
     pretend_task task;
     void *user;
+    pthread_t thread;
 } runner;
 
 static void *run_one(void *argument)
 {
     const runner *r = argument;
-    tch_comm *comm = pretend_comm(r->group, r->rank);
-    r->task(comm, r->rank, r->user);
-    tch_comm_destroy(comm);
+    r->task(r->comm, r->rank, r->user);
     return NULL;
 }
 
 void pretend_run(pretend_group *group, pretend_task task, void *user)
 {
-    pthread_t threads[PRETEND_MOST];
     runner runners[PRETEND_MOST];
     for (int32_t r = 0; r < group->size; r++) {
-        runners[r] = (runner){group, r, task, user};
-        assert_int_equal(pthread_create(&threads[r], NULL, run_one, &runners[r]), 0);
+        runners[r] = (runner){pretend_comm(group, r), r, task, user, 0};
+    }
+    if (group->ready != NULL) {
+        group->ready(user);
     }
     for (int32_t r = 0; r < group->size; r++) {
-        pthread_join(threads[r], NULL);
+        assert_int_equal(pthread_create(&runners[r].thread, NULL, run_one, &runners[r]), 0);
+    }
+    for (int32_t r = 0; r < group->size; r++) {
+        pthread_join(runners[r].thread, NULL);
+    }
+    if (group->done != NULL) {
+        group->done(user);
+    }
+    for (int32_t r = 0; r < group->size; r++) {
+        tch_comm_destroy(runners[r].comm);
     }
 }

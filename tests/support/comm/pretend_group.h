@@ -31,7 +31,8 @@ struct pretend_group {
     int32_t size;
     int32_t late; /* 1: ranks come at random times */
     double timeout_s;
-    int64_t bucket_bytes, span_bytes; /* as in tch_comm_config */
+    int64_t bucket_bytes, span_bytes;               /* as in tch_comm_config */
+    void (*ready)(void *user), (*done)(void *user); /* or NULL: called before and after the ranks run */
     pthread_mutex_t lock;
     pthread_cond_t all_here;
     int32_t waiting;
