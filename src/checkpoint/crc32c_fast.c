@@ -29,7 +29,7 @@
 #define PAST_STRETCH 0xbf455269u
 
 /* The product of two polynomials modulo the third. Bit 31 is the power 0. */
-static uint32_t multiply(uint32_t a, uint32_t b)
+static uint32_t multiply_polynomials(uint32_t a, uint32_t b)
 {
     uint32_t product = 0;
     for (; a != 0; a <<= 1) {
@@ -55,7 +55,7 @@ WITH_CRC static uint32_t three_stretches(uint32_t crc, const unsigned char *at)
         second = STEP_WORD(second, word_at(at + STRETCH + i));
         third = STEP_WORD(third, word_at(at + 2 * STRETCH + i));
     }
-    return multiply(multiply(crc, PAST_STRETCH) ^ second, PAST_STRETCH) ^ third;
+    return multiply_polynomials(multiply_polynomials(crc, PAST_STRETCH) ^ second, PAST_STRETCH) ^ third;
 }
 
 WITH_CRC uint32_t tchi_crc32c_fast(uint32_t crc, const void *bytes, int64_t count)

@@ -77,7 +77,7 @@ static tch_status cover_tensors(const tchi_header *header, tchi_list *covered)
     return TCH_OK;
 }
 
-static tch_status compare(const tchi_header *header, const char *path, tchi_list *covered)
+static tch_status compare_header(const tchi_header *header, const char *path, tchi_list *covered)
 {
     uint32_t expected = 0;
     if (!tchi_checksum_parse(header->noted_header, &expected)) {
@@ -114,7 +114,7 @@ tch_status tchi_header_check(tchi_header *header, const char *path)
                                path, TCHI_CHECKSUM_KEY);
     }
     tchi_list covered = {.item_size = sizeof(tchi_covered)};
-    tch_status status = compare(header, path, &covered);
+    tch_status status = compare_header(header, path, &covered);
     tchi_list_release(&covered);
     return status;
 }

@@ -46,10 +46,10 @@ static void put_settings(tchi_json_text *out, const tch_checkpoint_writer *write
 
 /* `checksums` is NULL while measuring, when any digits will do. */
 static void put_checksums(tchi_json_text *out, const tch_checkpoint_writer *writer, const tchi_list *order,
-                          const uint32_t *checksums, uint32_t own)
+                          const uint32_t *checksums, uint32_t header_checksum)
 {
     const int64_t *numbers = order->items;
-    tchi_json_put_format(out, ",\"%s\":\"%0*x\"", TCHI_CHECKSUM_KEY, TCHI_CHECKSUM_DIGITS, (unsigned)own);
+    tchi_json_put_format(out, ",\"%s\":\"%0*x\"", TCHI_CHECKSUM_KEY, TCHI_CHECKSUM_DIGITS, (unsigned)header_checksum);
     for (int64_t i = 0; i < order->count; i++) {
         const tchi_added *added = (const tchi_added *)writer->tensors.items + numbers[i];
         tchi_json_put_format(out, ",\"%s", TCHI_CHECKSUM_PREFIX);
@@ -74,12 +74,12 @@ static int64_t put_tensor(tchi_json_text *out, const tchi_added *added, int64_t 
 }
 
 static void put_header(tchi_json_text *out, const tch_checkpoint_writer *writer, const tchi_list *order,
-                       const uint32_t *checksums, uint32_t own)
+                       const uint32_t *checksums, uint32_t header_checksum)
 {
     tchi_json_put_format(out, "{\"%s\":{", TCHI_SETTINGS_NAME);
     put_settings(out, writer);
     if (writer->checksums) {
-        put_checksums(out, writer, order, checksums, own);
+        put_checksums(out, writer, order, checksums, header_checksum);
     }
     tchi_json_put(out, "}", 1);
     const int64_t *numbers = order->items;
@@ -116,9 +116,9 @@ tch_status tchi_header_bytes(const tch_checkpoint_writer *writer, const tchi_lis
 }
 
 void tchi_header_text(const tch_checkpoint_writer *writer, const tchi_list *order, const uint32_t *checksums,
-                      uint32_t own, char *text)
+                      uint32_t header_checksum, char *text)
 {
     tchi_json_text out = {.text = text + TCHI_PREFIX_BYTES};
-    put_header(&out, writer, order, checksums, own);
+    put_header(&out, writer, order, checksums, header_checksum);
     put_prefix(text, (uint64_t)out.used);
 }

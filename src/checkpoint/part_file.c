@@ -18,7 +18,7 @@ _Static_assert(sizeof(off_t) == 8, "a checkpoint may be larger than 2 GiB");
 /* A name is drawn from 2^64, so a second attempt is rare and a tenth means that something else is wrong. */
 #define ATTEMPTS 10
 
-static tch_status fail(const tchi_part_file *part, const char *what, int error)
+static tch_status fail_part(const tchi_part_file *part, const char *what, int error)
 {
     char text[TCHI_ERRNO_SIZE];
     return tchi_fail(TCH_ERR_IO, "tch_checkpoint_writer_save: path %.600s: %s: %s", part->path, what,
@@ -30,12 +30,12 @@ static tch_status open_folder(tchi_part_file *part)
     char folder[PATH_MAX];
     size_t length = (size_t)(part->base - part->path);
     if (length >= sizeof folder) {
-        return fail(part, "the name of its folder is too long", ENAMETOOLONG);
+        return fail_part(part, "the name of its folder is too long", ENAMETOOLONG);
     }
     memcpy(folder, part->path, length);
     folder[length] = '\0';
     part->folder = open(length > 0 ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return part->folder < 0 ? fail(part, "its folder cannot be opened", errno) : TCH_OK;
+    return part->folder < 0 ? fail_part(part, "its folder cannot be opened", errno) : TCH_OK;
 }
 
 /* What is there must be a file: a rename would also replace a device. */
@@ -43,13 +43,13 @@ static tch_status check_target(tchi_part_file *part)
 {
     struct stat target;
     if (part->base[0] == '\0') {
-        return fail(part, "it names no file", EISDIR);
+        return fail_part(part, "it names no file", EISDIR);
     }
     if (fstatat(part->folder, part->base, &target, 0) != 0) {
-        return errno == ENOENT ? TCH_OK : fail(part, "it cannot be replaced", errno);
+        return errno == ENOENT ? TCH_OK : fail_part(part, "it cannot be replaced", errno);
     }
     if (S_ISDIR(target.st_mode)) {
-        return fail(part, "it cannot be replaced", EISDIR);
+        return fail_part(part, "it cannot be replaced", EISDIR);
     }
     if (!S_ISREG(target.st_mode)) {
         return tchi_fail(TCH_ERR_IO,
@@ -78,14 +78,14 @@ static int create_file(tchi_part_file *part)
     return -1;
 }
 
-static tch_status create(tchi_part_file *part)
+static tch_status create_part(tchi_part_file *part)
 {
     TCHI_TRY(open_folder(part));
     TCHI_TRY(check_target(part));
     part->file = create_file(part);
     if (part->file < 0) {
         part->name[0] = '\0';
-        return fail(part, "no file can be created in its folder", errno);
+        return fail_part(part, "no file can be created in its folder", errno);
     }
     tchi_remove_leftovers(part->folder, part->file);
     return TCH_OK;
@@ -96,7 +96,7 @@ tch_status tchi_part_file_create(tchi_part_file *part, const char *path, const t
     const char *slash = strrchr(path, '/');
     *part = (tchi_part_file){.path = path, .base = slash != NULL ? slash + 1 : path, .folder = -1, .file = -1};
     part->permissions = permissions != NULL ? *permissions : part->permissions;
-    tch_status status = create(part);
+    tch_status status = create_part(part);
     if (status != TCH_OK) {
         tchi_part_file_close(part);
     }
@@ -112,7 +112,7 @@ tch_status tchi_part_file_write(tchi_part_file *part, int64_t at, const void *by
             continue;
         }
         if (written <= 0) {
-            return fail(part, "writing failed", written < 0 ? errno : ENOSPC);
+            return fail_part(part, "writing failed", written < 0 ? errno : ENOSPC);
         }
         from += written;
         at += written;
@@ -127,7 +127,7 @@ static tch_status sync_folder(const tchi_part_file *part)
     if (fsync(part->folder) == 0 || errno == EINVAL || errno == ENOTSUP) {
         return TCH_OK;
     }
-    return fail(part, "the file is complete, but its folder could not be written to the disk", errno);
+    return fail_part(part, "the file is complete, but its folder could not be written to the disk", errno);
 }
 
 /* The permissions of the file it replaces, which somebody may have chosen. Those of the group are for the group that it
@@ -138,13 +138,13 @@ static tch_status give_permissions(const tchi_part_file *part)
     mode_t mode = part->permissions.mode;
     gid_t group = part->permissions.group;
     if (fstat(part->file, &now) != 0) {
-        return fail(part, "the permissions of the file it replaces cannot be kept", errno);
+        return fail_part(part, "the permissions of the file it replaces cannot be kept", errno);
     }
     if (now.st_gid != group && fchown(part->file, (uid_t)-1, group) != 0) {
         mode &= ~(mode_t)S_IRWXG | (mode & S_IRWXO) << 3;
     }
     if (fchmod(part->file, mode) != 0) {
-        return fail(part, "the permissions of the file it replaces cannot be kept", errno);
+        return fail_part(part, "the permissions of the file it replaces cannot be kept", errno);
     }
     return TCH_OK;
 }
@@ -152,13 +152,13 @@ static tch_status give_permissions(const tchi_part_file *part)
 tch_status tchi_part_file_flush(tchi_part_file *part)
 {
     TCHI_TRY(part->permissions.replaces ? give_permissions(part) : TCH_OK);
-    return fsync(part->file) == 0 ? TCH_OK : fail(part, "the file could not be written to the disk", errno);
+    return fsync(part->file) == 0 ? TCH_OK : fail_part(part, "the file could not be written to the disk", errno);
 }
 
 tch_status tchi_part_file_commit(tchi_part_file *part)
 {
     if (renameat(part->folder, part->name, part->folder, part->base) != 0) {
-        return fail(part, "the finished file could not be given this name", errno);
+        return fail_part(part, "the finished file could not be given this name", errno);
     }
     part->name[0] = '\0';
     return sync_folder(part);

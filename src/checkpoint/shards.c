@@ -91,13 +91,13 @@ static tch_status find_whole(tchi_shards *s, const char *shard, size_t length, i
     memcpy(name, shard, length);
     *number = tchi_names_find(&s->names, name);
     tch_status status = TCH_OK;
-    bool taken = false;
+    bool added = false;
     if (*number < 0) {
         *number = s->wholes.count;
         status = add_whole(s, name, length + 1, ndim, shape);
-        taken = status == TCH_OK;
+        added = status == TCH_OK;
     }
-    if (!taken) {
+    if (!added) {
         tchi_host_release(name, length + 1);
     }
     return status;
@@ -204,13 +204,13 @@ static tchi_slice slice_of(const source *s)
     return (tchi_slice){stored->ndim, whole_at(s->checkpoint, entry->whole)->shape, entry->start, sizes};
 }
 
-static const char *describe(const tchi_slice *slice, char *text, size_t size)
+static const char *describe_whole(const tchi_slice *slice, char *text, size_t size)
 {
     tch_tensor whole = {.ndim = slice->ndim, .shape = (int64_t *)slice->shape};
     return tchi_describe_shape(&whole, text, size);
 }
 
-static tch_status check_source(const source *s, const char *name, const tchi_slice *wanted, tch_dtype dtype)
+static tch_status check_source(const source *s, const char *name, const tchi_slice *target, tch_dtype dtype)
 {
     char quoted[TCHI_QUOTE_SIZE];
     char theirs[TCHI_DESCRIBE_SIZE];
@@ -221,10 +221,10 @@ static tch_status check_source(const source *s, const char *name, const tchi_sli
                          tchi_quote(name, quoted), s->checkpoint->path, stored->ndim, TCH_MAX_RANK);
     }
     tchi_slice slice = slice_of(s);
-    if (!tch_dtype_equal(stored->type->dtype, dtype) || !tchi_slice_same_whole(&slice, wanted)) {
+    if (!tch_dtype_equal(stored->type->dtype, dtype) || !tchi_slice_same_whole(&slice, target)) {
         return tchi_fail(TCH_ERR_SHAPE, "\"%s\" of %.600s is %s %s, expected %s %s", tchi_quote(name, quoted),
-                         s->checkpoint->path, stored->type->name, describe(&slice, theirs, sizeof theirs),
-                         tch_dtype_name(dtype), describe(wanted, ours, sizeof ours));
+                         s->checkpoint->path, stored->type->name, describe_whole(&slice, theirs, sizeof theirs),
+                         tch_dtype_name(dtype), describe_whole(target, ours, sizeof ours));
     }
     return TCH_OK;
 }
@@ -280,16 +280,16 @@ static tch_status mark_run(void *user, int64_t in_from, int64_t in_to, int64_t c
 
 /* Refuses shards that overlap inside the rectangle: as many elements as it has may still leave a gap. With a bit for
  * each element the time is linear in the shards, of which a hostile file may have a million. */
-static tch_status check_marks(const tch_checkpoint *checkpoint, const char *name, const tchi_slice *wanted)
+static tch_status check_marks(const tch_checkpoint *checkpoint, const char *name, const tchi_slice *target)
 {
-    size_t bytes = (size_t)((tchi_slice_count(wanted) + 63) / 64 * 8);
+    size_t bytes = (size_t)((tchi_slice_count(target) + 63) / 64 * 8);
     uint64_t *words;
     tch_status status = TCH_OK;
     TCHI_TRY(tchi_host_take(bytes, "a map of shards", &words));
     for (source s = first_source(checkpoint, name); s.tensor >= 0 && status == TCH_OK; next_source(&s)) {
         int64_t shared;
         tchi_slice slice = slice_of(&s);
-        if (tchi_slice_meet(&slice, wanted, mark_run, words, &shared) != TCH_OK) {
+        if (tchi_slice_meet(&slice, target, mark_run, words, &shared) != TCH_OK) {
             status = check_overlap(&s, name);
         }
     }
@@ -298,7 +298,7 @@ static tch_status check_marks(const tch_checkpoint *checkpoint, const char *name
 }
 
 /* Whether there is all of a rectangle, of this type: looks at no element. */
-static tch_status check_sources(const tch_checkpoint *checkpoint, const char *name, const tchi_slice *wanted,
+static tch_status check_sources(const tch_checkpoint *checkpoint, const char *name, const tchi_slice *target,
                                 tch_dtype dtype)
 {
     char quoted[TCHI_QUOTE_SIZE];
@@ -311,17 +311,17 @@ static tch_status check_sources(const tch_checkpoint *checkpoint, const char *na
     }
     for (; s.tensor >= 0; next_source(&s)) {
         int64_t shared;
-        TCHI_TRY(check_source(&s, name, wanted, dtype));
+        TCHI_TRY(check_source(&s, name, target, dtype));
         tchi_slice slice = slice_of(&s);
-        TCHI_TRY(tchi_slice_meet(&slice, wanted, NULL, NULL, &shared));
+        TCHI_TRY(tchi_slice_meet(&slice, target, NULL, NULL, &shared));
         covered += shared;
         parts += shared > 0;
     }
-    TCHI_TRY(parts > 1 ? check_marks(checkpoint, name, wanted) : TCH_OK);
-    if (covered != tchi_slice_count(wanted)) {
+    TCHI_TRY(parts > 1 ? check_marks(checkpoint, name, target) : TCH_OK);
+    if (covered != tchi_slice_count(target)) {
         return tchi_fail(TCH_ERR_IO, "%.600s: the shards of \"%s\" have %lld of %lld elements that are requested",
                          checkpoint->path, tchi_quote(name, quoted), (long long)covered,
-                         (long long)tchi_slice_count(wanted));
+                         (long long)tchi_slice_count(target));
     }
     return TCH_OK;
 }
@@ -362,15 +362,15 @@ static tch_status copy_run(void *user, int64_t in_from, int64_t in_to, int64_t c
     return TCH_OK;
 }
 
-static bool has_some_of(const source *s, const tchi_slice *wanted)
+static bool has_some_of(const source *s, const tchi_slice *target)
 {
     int64_t shared;
     tchi_slice slice = slice_of(s);
-    return tchi_slice_meet(&slice, wanted, NULL, NULL, &shared) == TCH_OK && shared > 0;
+    return tchi_slice_meet(&slice, target, NULL, NULL, &shared) == TCH_OK && shared > 0;
 }
 
 /* What one source has of the rectangle. */
-static tch_status copy_source(const source *s, const tchi_slice *wanted, char *buffer, int64_t room, char *to)
+static tch_status copy_source(const source *s, const tchi_slice *target, char *buffer, int64_t room, char *to)
 {
     int64_t shared;
     tchi_slice slice = slice_of(s);
@@ -382,7 +382,7 @@ static tch_status copy_source(const source *s, const tchi_slice *wanted, char *b
                 .to = to};
     w.room = room / w.size;
     TCHI_TRY(tchi_descriptor_borrow(w.file, &w.descriptor));
-    tch_status status = tchi_slice_meet(&slice, wanted, copy_run, &w, &shared);
+    tch_status status = tchi_slice_meet(&slice, target, copy_run, &w, &shared);
     tchi_descriptor_return(w.file, w.descriptor);
     return status;
 }
@@ -398,17 +398,17 @@ static int64_t buffer_of(const tch_checkpoint *c, const char *name)
 }
 
 /* All checksums are compared before the first element is written. */
-static tch_status copy_sources(const tch_checkpoint *c, const char *name, const tchi_slice *wanted, char *to)
+static tch_status copy_sources(const tch_checkpoint *c, const char *name, const tchi_slice *target, char *to)
 {
     char *buffer;
     for (source s = first_source(c, name); s.tensor >= 0; next_source(&s)) {
-        TCHI_TRY(has_some_of(&s, wanted) ? tchi_checkpoint_verify_once(c, stored_at(c, s.tensor)) : TCH_OK);
+        TCHI_TRY(has_some_of(&s, target) ? tchi_checkpoint_verify_once(c, stored_at(c, s.tensor)) : TCH_OK);
     }
     int64_t room = buffer_of(c, name);
     TCHI_TRY(tchi_host_take((size_t)room, "a buffer", &buffer));
     tch_status status = TCH_OK;
     for (source s = first_source(c, name); s.tensor >= 0 && status == TCH_OK; next_source(&s)) {
-        status = has_some_of(&s, wanted) ? copy_source(&s, wanted, buffer, room, to) : TCH_OK;
+        status = has_some_of(&s, target) ? copy_source(&s, target, buffer, room, to) : TCH_OK;
     }
     tchi_host_release(buffer, (size_t)room);
     return status;
@@ -416,12 +416,12 @@ static tch_status copy_sources(const tch_checkpoint *c, const char *name, const 
 
 /* Put together in host memory, and then to where it belongs. */
 static tch_status read_through_memory(const tch_checkpoint *c, tch_context *context, const char *name,
-                                      const tchi_slice *wanted, tch_tensor *out)
+                                      const tchi_slice *target, tch_tensor *out)
 {
     size_t bytes = (size_t)tchi_tensor_bytes(out);
     char *packed;
     TCHI_TRY(tchi_host_take(bytes, "a shard", &packed));
-    tch_status status = copy_sources(c, name, wanted, packed);
+    tch_status status = copy_sources(c, name, target, packed);
     if (status == TCH_OK && tchi_on_host(out)) {
         tchi_unpack(out, packed);
     } else if (status == TCH_OK) {
@@ -443,11 +443,11 @@ tch_status tch_checkpoint_check_shard(const tch_checkpoint *checkpoint, const ch
                                             : "out");
     }
     bool has_rank = out->ndim >= 0 && out->ndim <= TCH_MAX_RANK && (out->ndim == 0 || out->shape != NULL);
-    tchi_slice wanted = {has_rank ? out->ndim : 0, shape, start, out->shape};
-    if (!has_rank || (out->ndim > 0 && (shape == NULL || start == NULL || !tchi_slice_is_sound(&wanted)))) {
+    tchi_slice target = {has_rank ? out->ndim : 0, shape, start, out->shape};
+    if (!has_rank || (out->ndim > 0 && (shape == NULL || start == NULL || !tchi_slice_is_sound(&target)))) {
         return tchi_fail(TCH_ERR_SHAPE, "%s: shape or start is NULL, or out is not inside the whole", function);
     }
-    return check_sources(checkpoint, name, &wanted, out->dtype);
+    return check_sources(checkpoint, name, &target, out->dtype);
 }
 
 tch_status tch_checkpoint_read_shard(const tch_checkpoint *checkpoint, tch_context *context, const char *name,
@@ -458,16 +458,16 @@ tch_status tch_checkpoint_read_shard(const tch_checkpoint *checkpoint, tch_conte
     }
     TCHI_TRY(tch_checkpoint_check_shard(checkpoint, name, shape, start, out));
     TCHI_TRY(tchi_checkpoint_check_out("tch_checkpoint_read_shard", context, out));
-    tchi_slice wanted = {out->ndim, shape, start, out->shape};
-    if (tchi_slice_count(&wanted) == 0) {
+    tchi_slice target = {out->ndim, shape, start, out->shape};
+    if (tchi_slice_count(&target) == 0) {
         return TCH_OK;
     }
     for (source s = first_source(checkpoint, name); s.tensor >= 0; next_source(&s)) {
         tchi_slice slice = slice_of(&s);
-        if (tchi_slice_equal(&slice, &wanted)) {
+        if (tchi_slice_equal(&slice, &target)) {
             return tch_checkpoint_read(checkpoint, context, stored_at(checkpoint, s.tensor)->name, out);
         }
     }
-    return tchi_is_plain(out) ? copy_sources(checkpoint, name, &wanted, tchi_tensor_data(out))
-                              : read_through_memory(checkpoint, context, name, &wanted, out);
+    return tchi_is_plain(out) ? copy_sources(checkpoint, name, &target, tchi_tensor_data(out))
+                              : read_through_memory(checkpoint, context, name, &target, out);
 }

@@ -9,7 +9,7 @@
 /* Summed in 100 microseconds or less, which is what a thread may take to start on a busy machine. */
 #define FEW_BYTES ((int64_t)1 << 20)
 
-static void *sum(void *argument)
+static void *sum_bytes(void *argument)
 {
     tchi_summing *s = argument;
     s->checksum = tchi_crc32c(s->checksum, s->bytes, s->count);
@@ -24,7 +24,7 @@ static bool start_beside(tchi_summing *s)
     if (pthread_sigmask(SIG_SETMASK, &all, &before) != 0) {
         return false;
     }
-    bool started = pthread_create(&s->thread, NULL, sum, s) == 0;
+    bool started = pthread_create(&s->thread, NULL, sum_bytes, s) == 0;
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     return started;
 }
@@ -34,7 +34,7 @@ void tchi_summing_begin(tchi_summing *summing, uint32_t checksum, const void *by
     *summing = (tchi_summing){.bytes = bytes, .count = count, .checksum = checksum};
     summing->beside = count > FEW_BYTES && start_beside(summing);
     if (!summing->beside) {
-        (void)sum(summing);
+        (void)sum_bytes(summing);
     }
 }
 

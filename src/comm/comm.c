@@ -97,7 +97,7 @@ tch_status tch_comm_get_traffic(const tch_comm *comm, tch_comm_traffic *traffic)
 /* --- collectives ------------------------------------------------------------------------------------------------- */
 
 /* The transport's own words, if it left any, behind the group and the operation. */
-static tch_status report(tch_comm *comm, const char *operation, tch_status status)
+static tch_status report_failure(tch_comm *comm, const char *operation, tch_status status)
 {
     if (status == TCH_OK) {
         return TCH_OK;
@@ -108,7 +108,7 @@ static tch_status report(tch_comm *comm, const char *operation, tch_status statu
                      comm->size, words[0] == '\0' ? "" : ": ", words);
 }
 
-static tch_status begin(tch_comm *comm, const char *operation, int64_t bytes)
+static tch_status begin_collective(tch_comm *comm, const char *operation, int64_t bytes)
 {
     if (comm->gone) {
         return tchi_fail(TCH_ERR_COMM, "%s of '%s', rank %d of %d: the group has been given up after an error",
@@ -137,8 +137,8 @@ int64_t tchi_comm_span_bytes(const tch_comm *comm)
 
 tch_status tchi_comm_all_gather(tch_comm *comm, const void *send, void *receive, int64_t bytes, void *stream)
 {
-    TCHI_TRY(begin(comm, "all_gather", bytes * (comm->size - 1)));
-    return report(comm, "all_gather", comm->ops.all_gather(comm->user, send, receive, bytes, stream));
+    TCHI_TRY(begin_collective(comm, "all_gather", bytes * (comm->size - 1)));
+    return report_failure(comm, "all_gather", comm->ops.all_gather(comm->user, send, receive, bytes, stream));
 }
 
 tch_status tchi_comm_all_to_all(tch_comm *comm, const void *send, void *receive, const tch_comm_counts *counts,
@@ -148,14 +148,15 @@ tch_status tchi_comm_all_to_all(tch_comm *comm, const void *send, void *receive,
     for (int32_t r = 0; r < comm->size; r++) {
         bytes += r == comm->rank ? 0 : counts->send_bytes[r];
     }
-    TCHI_TRY(begin(comm, "all_to_all", bytes));
-    return report(comm, "all_to_all", comm->ops.all_to_all(comm->user, send, receive, counts, stream));
+    TCHI_TRY(begin_collective(comm, "all_to_all", bytes));
+    return report_failure(comm, "all_to_all", comm->ops.all_to_all(comm->user, send, receive, counts, stream));
 }
 
 tch_status tchi_comm_reduce_max(tch_comm *comm, tch_context *context, int32_t *values, int32_t count)
 {
-    TCHI_TRY(begin(comm, "reduce_max", (int64_t)sizeof *values * count));
-    return report(comm, "reduce_max", comm->ops.reduce_max(comm->user, values, count, tchi_comm_stream(context)));
+    TCHI_TRY(begin_collective(comm, "reduce_max", (int64_t)sizeof *values * count));
+    return report_failure(comm, "reduce_max",
+                          comm->ops.reduce_max(comm->user, values, count, tchi_comm_stream(context)));
 }
 
 /* By way of the device, where collectives work on its memory. */
@@ -184,7 +185,7 @@ tch_status tchi_comm_largest(tch_comm *comm, tch_context *context, int32_t value
 tch_status tchi_comm_check(tch_comm *comm)
 {
     tch_clear_error();
-    return comm->ops.check == NULL ? TCH_OK : report(comm, "a collective", comm->ops.check(comm->user));
+    return comm->ops.check == NULL ? TCH_OK : report_failure(comm, "a collective", comm->ops.check(comm->user));
 }
 
 void tchi_comm_abort(tch_comm *comm)

@@ -115,7 +115,7 @@ static tch_status find_library(nccl_library *library)
     return TCH_OK;
 }
 
-static tch_status check(const nccl_library *library, int result)
+static tch_status check_result(const nccl_library *library, int result)
 {
     return result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS
                ? TCH_OK
@@ -179,7 +179,7 @@ static int wait_for(nccl_group *g, const char *operation, int result)
 
 /* --- collectives ------------------------------------------------------------------------------------------------- */
 
-static tch_status begin(nccl_group *g)
+static tch_status begin_collective(nccl_group *g)
 {
     pthread_mutex_lock(&g->watch.lock);
     if (g->comm != NULL) {
@@ -192,7 +192,7 @@ static tch_status begin(nccl_group *g)
 static tch_status finish(nccl_group *g, const char *operation, int result, void *stream)
 {
     result = wait_for(g, operation, result);
-    tch_status status = g->comm == NULL ? tchi_fail(TCH_ERR_COMM, "%s", g->failure) : check(&g->library, result);
+    tch_status status = g->comm == NULL ? tchi_fail(TCH_ERR_COMM, "%s", g->failure) : check_result(&g->library, result);
     if (status == TCH_OK) {
         tchi_watch_note(&g->watch, operation, stream);
     }
@@ -203,7 +203,7 @@ static tch_status finish(nccl_group *g, const char *operation, int result, void 
 static tch_status all_gather(void *user, const void *send, void *receive, int64_t bytes, void *stream)
 {
     nccl_group *g = user;
-    TCHI_TRY(begin(g));
+    TCHI_TRY(begin_collective(g));
     return finish(g, "all_gather", g->library.all_gather(send, receive, (size_t)bytes, NCCL_INT8, g->comm, stream),
                   stream);
 }
@@ -232,7 +232,7 @@ static int exchange(nccl_group *g, const char *send, char *receive, const tch_co
 static tch_status all_to_all(void *user, const void *send, void *receive, const tch_comm_counts *counts, void *stream)
 {
     nccl_group *g = user;
-    TCHI_TRY(begin(g));
+    TCHI_TRY(begin_collective(g));
     int result = g->library.group_start();
     if (is_well(result)) {
         int queued = exchange(g, send, receive, counts, stream);
@@ -245,7 +245,7 @@ static tch_status all_to_all(void *user, const void *send, void *receive, const 
 static tch_status reduce_max(void *user, int32_t *values, int32_t count, void *stream)
 {
     nccl_group *g = user;
-    TCHI_TRY(begin(g));
+    TCHI_TRY(begin_collective(g));
     return finish(g, "reduce_max",
                   g->library.all_reduce(values, values, (size_t)count, NCCL_INT32, NCCL_MAX, g->comm, stream), stream);
 }
@@ -254,9 +254,9 @@ static tch_status check_errors(void *user)
 {
     nccl_group *g = user;
     int error = NCCL_SUCCESS;
-    TCHI_TRY(begin(g));
-    tch_status status = check(&g->library, g->library.async_error(g->comm, &error));
-    status = status == TCH_OK ? check(&g->library, error) : status;
+    TCHI_TRY(begin_collective(g));
+    tch_status status = check_result(&g->library, g->library.async_error(g->comm, &error));
+    status = status == TCH_OK ? check_result(&g->library, error) : status;
     pthread_mutex_unlock(&g->watch.lock);
     return status;
 }
@@ -301,7 +301,7 @@ tch_status tch_comm_nccl_id(char id[TCH_NCCL_ID_BYTES])
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_comm_nccl_id: id is NULL");
     }
     TCHI_TRY(find_library(&library));
-    TCHI_TRY(check(&library, library.get_id(&made)));
+    TCHI_TRY(check_result(&library, library.get_id(&made)));
     memcpy(id, made.bytes, sizeof made.bytes);
     return TCH_OK;
 }
@@ -316,10 +316,10 @@ static tch_status init(nccl_group *g, const char *id, int32_t rank)
     int result = waits ? g->library.init_rank(&g->comm, g->size, made, rank)
                        : g->library.init_rank_config(&g->comm, g->size, made, rank, &config);
     result = wait_for(g, "the meeting of the ranks", result);
-    return result == NCCL_IN_PROGRESS ? tchi_fail(TCH_ERR_COMM, "%s", g->failure) : check(&g->library, result);
+    return result == NCCL_IN_PROGRESS ? tchi_fail(TCH_ERR_COMM, "%s", g->failure) : check_result(&g->library, result);
 }
 
-static tch_status join(nccl_group *g, const char *id, int32_t rank, const char *name, tch_comm **comm)
+static tch_status join_group(nccl_group *g, const char *id, int32_t rank, const char *name, tch_comm **comm)
 {
     static const tch_comm_ops ops = {sizeof ops, all_gather, all_to_all, reduce_max, check_errors, give_up, release};
     tch_comm_config config = TCH_COMM_CONFIG_INIT;
@@ -376,7 +376,7 @@ tch_status tch_comm_create_nccl_with(tch_context *context, const char id[TCH_NCC
     g->timeout_s = config->timeout_s;
     g->watch = (tchi_watch){.timeout_s = config->timeout_s, .look = look, .lost = lose, .user = g};
     pthread_mutex_init(&g->watch.lock, NULL);
-    tch_status status = join(g, id, rank, config->name, comm);
+    tch_status status = join_group(g, id, rank, config->name, comm);
     if (status != TCH_OK) {
         give_up(g);
         release(g);

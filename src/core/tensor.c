@@ -312,17 +312,17 @@ static tch_status create_tensor(tch_context *context, tch_dtype dtype, int32_t n
 {
     TCHI_ENTER(context, "tch_tensor_create");
     TCHI_TRY(check_creation(dtype, ndim, shape, format, tensor));
-    tch_tensor wanted = {.ndim = ndim, .dtype = dtype, .shape = (int64_t *)shape};
-    int64_t count = tch_tensor_numel(&wanted);
+    tch_tensor described = {.ndim = ndim, .dtype = dtype, .shape = (int64_t *)shape};
+    int64_t count = tch_tensor_numel(&described);
     int64_t bytes = 0;
     if (count < 0 || __builtin_mul_overflow(count, (int64_t)tch_dtype_size(dtype), &bytes)) {
         char text[TCHI_DESCRIBE_SIZE];
         return tchi_fail(TCH_ERR_SHAPE, "tch_tensor_create: shape %s has a negative size or too many elements",
-                         tchi_describe_shape(&wanted, text, sizeof text));
+                         tchi_describe_shape(&described, text, sizeof text));
     }
     owned_tensor *t;
     TCHI_TRY(tchi_host_take(sizeof *t, "a tensor", &t));
-    *t = (owned_tensor){.tensor = wanted, .pool = context->pool};
+    *t = (owned_tensor){.tensor = described, .pool = context->pool};
     t->tensor.device = tch_context_device(context);
     t->tensor.shape = t->shape;
     t->tensor.strides = t->strides;

@@ -6,7 +6,10 @@
  * host and what says so wait for the device.
  *
  * Memory comes from `allocate` alone; no other operation allocates. Operations that need scratch are given it by the
- * caller, as large as `scratch_bytes` says, and may leave anything in it. */
+ * caller, as large as `scratch_bytes` says, and may leave anything in it.
+ *
+ * Most of these entries have one caller, the registry, the pool or the context: only the device's own runtime can do what
+ * they do. */
 #ifndef TORCHIUM_BACKEND_DEVICE_H
 #define TORCHIUM_BACKEND_DEVICE_H
 

@@ -1,7 +1,8 @@
 /* Operations table, chapter 6: recorded work, for devices on which queueing takes the host long. Without it work is
  * queued each time.
  *
- * Work that comes again with the same arguments is kept once, and from then on queued as a whole. */
+ * Work that comes again with the same arguments is kept once, and from then on queued as a whole. src/core/recording.c
+ * decides what, and is the one caller: no other entry can queue several operations at once. */
 #ifndef TORCHIUM_BACKEND_RECORDING_H
 #define TORCHIUM_BACKEND_RECORDING_H
 
