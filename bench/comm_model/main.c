@@ -1,11 +1,11 @@
-/* Replays the plans of shared optimizers for models and groups that are not available, and writes JSON: bytes and
- * collectives are counted in the plans of all ranks; times are modeled by a clock that adds what a link and a GPU of
- * the rates below would take, in the order of exchange.c.
+/* Replays the plans of shared optimizers for models and groups that are not available, and writes JSON: bytes,
+ * collectives, state and work, counted in the plans of all ranks.
  *
  *     comm_model [--quick] >bench/results/comm-model.json
  *
  * Parameters are float32, and directions of Muon bfloat16, as on a GPU. Replicated embeddings are left out, since
  * tables of other libraries count matrices alone. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,11 +16,7 @@
 #include "replay.h"
 #include "support/backend/table_copy.h"
 
-enum { NODE = 8, PERIOD = 10, MOST_RANKS = 1024, MOST_PARAMETERS = 512, NAME = 24 };
-
-/* Bytes a second of one GPU to those of its node and to others, seconds until a collective has begun, floating-point
- * operations a second in bfloat16 and, for Shampoo, in float32. */
-static const double NEAR = 450e9, FAR = 50e9, LATENCY = 20e-6, BF16 = 600e12, F32 = 50e12;
+enum { PERIOD = 10, MOST_RANKS = 1024, MOST_PARAMETERS = 512, NAME = 24 };
 
 /* --- models ------------------------------------------------------------------------------------------------------ */
 
@@ -125,74 +121,6 @@ static void be_rank(world *w, int32_t rank, int32_t ranks, bool by_rows)
     }
 }
 
-/* --- the clock --------------------------------------------------------------------------------------------------- */
-
-static double larger(double a, double b)
-{
-    return a > b ? a : b;
-}
-
-/* An all_gather goes between nodes once for each pair of ranks of the same number in their nodes, and is spread inside
- * them. */
-static double gather_seconds(int64_t segment, int32_t ranks)
-{
-    double far = ranks > NODE ? (double)segment * (ranks - NODE) / NODE : 0.0;
-    return segment == 0 || ranks == 1 ? 0.0 : LATENCY + larger((double)segment * (ranks - 1) / NEAR, far / FAR);
-}
-
-static double route_seconds(replay_bytes bytes)
-{
-    return LATENCY + larger((double)bytes.near / NEAR, (double)bytes.far / FAR);
-}
-
-/* Of a bucket, on the slowest rank. */
-typedef struct bucket_times {
-    double in, work, out;
-} bucket_times;
-
-static bucket_times times_of(const world *w, int32_t ranks, int32_t bucket, double rate)
-{
-    bucket_times t = {0};
-    for (int32_t r = 0; r < ranks; r++) {
-        const replay_bucket *b = &w->ranks[r].bucket[bucket];
-        bool travels = b->sharded && ranks > 1;
-        t.in = larger(t.in, travels ? route_seconds(b->in) : 0.0);
-        t.work = larger(t.work, b->work / rate);
-        t.out = larger(t.out, (travels ? route_seconds(b->out) : 0.0) + (b->levels ? route_seconds(b->level) : 0.0) +
-                                  gather_seconds(b->segment, ranks));
-    }
-    return t;
-}
-
-/* Links and GPU take turns as in exchange.c: two buckets set out at once, the next one whenever one has arrived; what
- * comes back waits for its work, and the third bucket for the buffers of the first. */
-static double step_seconds(const world *w, int32_t ranks, double rate, double *links)
-{
-    bucket_times t[REPLAY_MOST_BUCKETS];
-    double arrived[REPLAY_MOST_BUCKETS] = {0.0};
-    double back[REPLAY_MOST_BUCKETS] = {0.0};
-    int32_t count = w->ranks[0].buckets;
-    double link = LATENCY * (ranks > 1); /* the agreement */
-    double gpu = link;
-    *links = link;
-    for (int32_t b = 0; b < count; b++) {
-        t[b] = times_of(w, ranks, b, rate);
-        *links += t[b].in + t[b].out;
-    }
-    for (int32_t b = 0; b < count && b < 2; b++) {
-        arrived[b] = link += t[b].in;
-    }
-    for (int32_t b = 0; b < count; b++) {
-        gpu = larger(gpu, arrived[b]);
-        if (b + 2 < count) {
-            arrived[b + 2] = link = larger(link, gpu) + t[b + 2].in;
-        }
-        gpu = larger(gpu + t[b].work, b >= 2 ? back[b - 2] : 0.0);
-        back[b] = link = larger(link, gpu) + t[b].out;
-    }
-    return larger(gpu, link);
-}
-
 /* --- one row ----------------------------------------------------------------------------------------------------- */
 
 /* The largest of all ranks over their mean; of the steps of a period, that of the worst. */
@@ -202,24 +130,15 @@ static double imbalance(const world *w, int32_t ranks, int32_t phase)
     double sum = 0.0;
     for (int32_t r = 0; r < ranks; r++) {
         double work = phase < 0 ? w->ranks[r].work : w->ranks[r].refresh[phase];
-        most = larger(most, work);
+        most = fmax(most, work);
         sum += work;
     }
     return sum > 0.0 ? most * ranks / sum : 0.0;
 }
 
-static double refresh_seconds(const world *w, int32_t ranks, int32_t phase)
-{
-    double most = 0.0;
-    for (int32_t r = 0; r < ranks; r++) {
-        most = larger(most, w->ranks[r].refresh[phase] / F32);
-    }
-    return most;
-}
-
 typedef struct totals {
-    int64_t most_bytes, all_bytes, most_collectives, most_state, most_beside;
-    double most_seconds, refresh, refresh_imbalance;
+    int64_t most_bytes, all_bytes, most_collectives, most_state, most_extra;
+    double most_seconds, refresh_imbalance;
 } totals;
 
 static totals add_up(const world *w, int32_t ranks)
@@ -231,21 +150,18 @@ static totals add_up(const world *w, int32_t ranks)
         t.all_bytes += x->bytes;
         t.most_collectives = x->collectives > t.most_collectives ? x->collectives : t.most_collectives;
         t.most_state = x->state_bytes > t.most_state ? x->state_bytes : t.most_state;
-        t.most_beside = x->beside_bytes > t.most_beside ? x->beside_bytes : t.most_beside;
-        t.most_seconds = larger(t.most_seconds, x->plan_seconds);
+        t.most_extra = x->extra_bytes > t.most_extra ? x->extra_bytes : t.most_extra;
+        t.most_seconds = fmax(t.most_seconds, x->plan_seconds);
     }
     for (int32_t k = 0; k < PERIOD; k++) {
-        t.refresh = larger(t.refresh, refresh_seconds(w, ranks, k));
-        t.refresh_imbalance = larger(t.refresh_imbalance, imbalance(w, ranks, k));
+        t.refresh_imbalance = fmax(t.refresh_imbalance, imbalance(w, ranks, k));
     }
     return t;
 }
 
-static void print_row(const world *w, const char *name, const char *optimizer, bool by_rows, int32_t ranks, double rate)
+static void print_row(const world *w, const char *name, const char *optimizer, bool by_rows, int32_t ranks)
 {
     static bool any;
-    double links;
-    double step = step_seconds(w, ranks, rate, &links);
     totals t = add_up(w, ranks);
     printf("%s  {\"work\": \"%s step\", \"size\": \"%s\", \"placement\": \"%s\", \"ranks\": %d, \"embeddings\": %s, ",
            any ? ",\n" : "", optimizer, name, by_rows ? "sharded by rows" : "replicated", ranks,
@@ -253,12 +169,10 @@ static void print_row(const world *w, const char *name, const char *optimizer, b
     printf("\"tiles\": %lld, \"buckets\": %d, \"collectives\": %lld, \"bytes_most\": %lld, \"bytes_mean\": %.0f, ",
            (long long)w->ranks[0].tiles, w->ranks[0].buckets, (long long)t.most_collectives, (long long)t.most_bytes,
            (double)t.all_bytes / ranks);
-    printf("\"state_bytes_most\": %lld, \"beside_bytes_most\": %lld, ", (long long)t.most_state,
-           (long long)t.most_beside);
-    printf("\"work_imbalance\": %.4g, \"refresh_imbalance\": %.4g, \"plan_ms\": %.4g, ", imbalance(w, ranks, -1),
+    printf("\"state_bytes_most\": %lld, \"extra_bytes_most\": %lld, ", (long long)t.most_state,
+           (long long)t.most_extra);
+    printf("\"work_imbalance\": %.4g, \"refresh_imbalance\": %.4g, \"plan_ms\": %.4g}", imbalance(w, ranks, -1),
            t.refresh_imbalance, 1e3 * t.most_seconds);
-    printf("\"modeled_links_ms\": %.4g, \"modeled_step_ms\": %.4g, \"modeled_refresh_ms\": %.4g}", 1e3 * links,
-           1e3 * step, 1e3 * t.refresh);
     fflush(stdout);
     any = true;
 }
@@ -275,7 +189,7 @@ static tch_optim_config config_of(bool muon)
 static tch_status replay_all(tch_context *context, world *w, bool muon, int32_t ranks, bool by_rows)
 {
     tch_optim_config config = config_of(muon);
-    replay_group group = {.size = ranks, .node = NODE};
+    replay_group group = {.size = ranks};
     place_parameters(w, ranks, by_rows);
     tch_status status = TCH_OK;
     for (int32_t r = 0; r < ranks && status == TCH_OK; r++) {
@@ -299,7 +213,7 @@ static tch_status print_rows(tch_context *context, world *w, const model *m, int
             if (status != TCH_OK) {
                 return status;
             }
-            print_row(w, m->name, muon ? "Muon" : "Shampoo", by_rows, sizes[i], muon ? BF16 : F32);
+            print_row(w, m->name, muon ? "Muon" : "Shampoo", by_rows, sizes[i]);
         }
     }
     return TCH_OK;
@@ -307,16 +221,12 @@ static tch_status print_rows(tch_context *context, world *w, const model *m, int
 
 static tch_status print_all(tch_context *context, world *w, bool quick)
 {
-    printf("{\n \"machine\": {\n  \"device\": \"none: plans are made on a CPU, times are a model\",\n");
+    printf("{\n \"machine\": {\n  \"device\": \"none: plans are made on a CPU\",\n");
     printf("  \"torchium\": \"%s\"\n },\n", TCH_VERSION_STRING);
-    printf(" \"model\": {\n  \"node\": %d,\n  \"bytes_per_s_in_node\": %.3g,\n  \"bytes_per_s_between\": %.3g,\n", NODE,
-           NEAR, FAR);
-    printf("  \"latency_s\": %.3g,\n  \"flops_muon\": %.3g,\n  \"flops_shampoo\": %.3g,\n  \"period\": %d\n },\n",
-           LATENCY, BF16, F32, PERIOD);
     printf(" \"rows\": [\n");
     tch_status status = TCH_OK;
     for (int32_t i = 0; i < (quick ? 1 : 2) && status == TCH_OK; i++) {
-        status = print_rows(context, w, &models[i], quick ? NODE : MOST_RANKS);
+        status = print_rows(context, w, &models[i], quick ? 8 : MOST_RANKS);
     }
     printf("\n ]\n}\n");
     return status;

@@ -52,42 +52,25 @@ static tch_status open_silent(const replay_group *group, int32_t rank, tch_comm 
 
 /* --- what travels ------------------------------------------------------------------------------------------------ */
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static replay_bytes bytes_of(const tchi_route *route, const replay_group *group, int32_t rank, int64_t *sent)
+static int64_t sent_bytes(const tchi_route *route, const replay_group *group, int32_t rank)
 {
     const int64_t *out = tchi_route_counts(route, group->size, TCHI_SEND_BYTES);
-    const int64_t *in = tchi_route_counts(route, group->size, TCHI_RECEIVE_BYTES);
-    replay_bytes leave = {0};
-    replay_bytes come = {0};
+    int64_t sent = 0;
     for (int32_t r = 0; r < group->size; r++) {
-        bool near = r / group->node == rank / group->node;
-        if (r != rank) {
-            *(near ? &leave.near : &leave.far) += out[r];
-            *(near ? &come.near : &come.far) += in[r];
-        }
+        sent += r != rank ? out[r] : 0;
     }
-    *sent += leave.near + leave.far;
-    return (replay_bytes){larger(leave.near, come.near), larger(leave.far, come.far)};
+    return sent;
 }
 
 /* The collectives of exchange.c: see call_in and send_out. */
 static void count_bucket(const tchi_bucket *b, const replay_group *group, int32_t rank, replay_rank *result)
 {
-    replay_bucket *to = &result->bucket[result->buckets++];
-    to->sharded = b->crosses;
-    to->levels = b->levels;
-    to->segment = b->segment;
     if (b->crosses) {
-        to->in = bytes_of(&b->in, group, rank, &result->bytes);
-        to->out = bytes_of(&b->out, group, rank, &result->bytes);
+        result->bytes += sent_bytes(&b->in, group, rank) + sent_bytes(&b->out, group, rank);
         result->collectives += 2;
     }
     if (b->levels) {
-        to->level = bytes_of(&b->level, group, rank, &result->bytes);
+        result->bytes += sent_bytes(&b->level, group, rank);
         result->collectives++;
     }
     if (b->segment > 0) {
@@ -130,9 +113,7 @@ static void count_work(const tch_optimizer *o, int32_t rank, replay_rank *result
     for (int64_t i = 0; i < o->shared->tiles.count; i++) {
         const tchi_tile *tile = tchi_shared_tile(o, i);
         if (tile->owner == rank) {
-            double work = work_of(o, tile);
-            result->bucket[tile->bucket].work += work;
-            result->work += work;
+            result->work += work_of(o, tile);
         }
     }
 }
@@ -166,16 +147,13 @@ static tch_status read_plan(tch_optimizer *o, const replay_group *group, int32_t
     const tchi_exchange *x = tchi_group_at(o, 0)->exchange;
     int64_t buckets = x == NULL ? 0 : x->buckets.count;
     tchi_arena state = {0};
-    tchi_arena beside = {0};
-    if (buckets > REPLAY_MOST_BUCKETS) {
-        return tchi_fail(TCH_ERR_UNSUPPORTED, "the plan has %lld buckets, expected %d at most", (long long)buckets,
-                         REPLAY_MOST_BUCKETS);
-    }
-    TCHI_TRY(tchi_layout_state(o, 0, &state, &beside, false));
+    tchi_arena extra = {0};
+    TCHI_TRY(tchi_layout_state(o, 0, &state, &extra, false));
     result->state_bytes = state.used;
-    result->beside_bytes = beside.used;
+    result->extra_bytes = extra.used;
     result->tiles = o->shared->tiles.count;
     result->own_tiles = o->tiles.count;
+    result->buckets = (int32_t)buckets;
     result->collectives = 1; /* what ranks agree on: see tchi_shared_agree */
     result->bytes = 3 * (int64_t)sizeof(int32_t);
     for (int64_t i = 0; i < buckets; i++) {

@@ -196,7 +196,7 @@ static void try_group(tch_context *context, trial *t, int32_t ranks, int64_t buc
     pretended.bucket_bytes = bucket_bytes;
     pretended.span_bytes = 100; /* the embedding and the longer vectors are spans */
     pretend_run(&pretended, run_rank, t);
-    replay_group group = {.size = ranks, .node = 4, .bucket_bytes = bucket_bytes, .span_bytes = 100};
+    replay_group group = {.size = ranks, .bucket_bytes = bucket_bytes, .span_bytes = 100};
     for (int32_t r = 0; r < ranks; r++) {
         compare_rank(context, t, &group, r);
     }
