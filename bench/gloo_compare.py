@@ -5,9 +5,9 @@ under fully_shard).
 
     PYTHONPATH=build/release/python:DION:SHAMPOO bench/gloo_compare.py [--width N] [--layers N] [--bfloat16]
 
-DION and SHAMPOO are checkouts of github.com/microsoft/dion and github.com/facebookresearch/optimizers; who is not found
-is left out. Rounds go through all of them in turn, so that what else the machine does falls on all alike. Beside the
-milliseconds of a step there is the processor's time that both processes took for it, which a busy machine changes less.
+DION and SHAMPOO are checkouts of github.com/microsoft/dion and github.com/facebookresearch/optimizers; those that are
+not found are left out. Rounds alternate between all of them, so that other load on the machine affects all alike. With
+the milliseconds of a step comes the processor time of both processes, which a busy machine changes less.
 
 Dion orthogonalizes in bfloat16, which many CPUs have no arithmetic for: it is given five steps of Muon's polynomial in
 float32, as Torchium in a second row, and --bfloat16 adds Dion's own. Of Meta's ways to take shards, the default one
@@ -21,6 +21,7 @@ import os
 import statistics
 import tempfile
 import time
+from functools import partial
 
 import figures
 import torch
@@ -61,7 +62,7 @@ def newton_schulz(g, epsilon=1e-6):
     return x.mT if tall else x
 
 
-# --- who is compared --------------------------------------------------------------------------------------------------
+# --- optimizers -------------------------------------------------------------------------------------------------------
 
 
 def our_muon(parameters, mesh, **options):
@@ -69,10 +70,6 @@ def our_muon(parameters, mesh, **options):
 
     shared = {} if mesh else {"process_group": dist.group.WORLD}
     return Muon(parameters, lr=0.01, weight_decay=0.0, **shared, **options)
-
-
-def our_muon_as_dion(parameters, mesh):
-    return our_muon(parameters, mesh, ns_coefficients=(3.4445, -4.7750, 2.0315), ns_steps=5)
 
 
 def our_shampoo(parameters, mesh):
@@ -93,10 +90,6 @@ def dion_muon(parameters, mesh, **options):
     from dion import Muon
 
     return Muon(parameters, mesh or dist.group.WORLD, lr=0.01, weight_decay=0.0, nesterov=True, **options)
-
-
-def dion_muon_float32(parameters, mesh):
-    return dion_muon(parameters, mesh, newton_schulz_func=newton_schulz)
 
 
 def meta_shampoo(parameters, mesh, strategy="DEFAULT"):
@@ -120,21 +113,17 @@ def meta_shampoo(parameters, mesh, strategy="DEFAULT"):
     )
 
 
-def meta_shampoo_whole(parameters, mesh):
-    return meta_shampoo(parameters, mesh, "REPLICATE")
-
-
 OURS = "torchium"
 WORK = {
     "Muon step": {
         OURS: our_muon,
-        "torchium, Muon's polynomial": our_muon_as_dion,
-        "Dion, float32": dion_muon_float32,
+        "torchium, Muon's polynomial": partial(our_muon, ns_coefficients=(3.4445, -4.7750, 2.0315), ns_steps=5),
+        "Dion, float32": partial(dion_muon, newton_schulz_func=newton_schulz),
         "Dion, bfloat16": dion_muon,
     },
     f"Shampoo step, roots every {PERIOD}": {OURS: our_shampoo, "Meta": meta_shampoo},
 }
-ONLY_SHARDED = {f"Shampoo step, roots every {PERIOD}": {"Meta, REPLICATE": meta_shampoo_whole}}
+ONLY_SHARDED = {f"Shampoo step, roots every {PERIOD}": {"Meta, REPLICATE": partial(meta_shampoo, strategy="REPLICATE")}}
 NEEDS = {"Dion": "dion", "Meta": "distributed_shampoo"}
 
 
@@ -147,7 +136,7 @@ def found(name):
 
 
 class Trial:
-    """One optimizer on parameters of its own."""
+    """One optimizer with its own parameters."""
 
     def __init__(self, make, mesh, args):
         def place(value):
