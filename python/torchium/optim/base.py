@@ -107,6 +107,22 @@ def _hinting(init: Callable[..., None]) -> Callable[..., None]:
     return hinting
 
 
+def _documented(cls: type) -> str | None:
+    """The class's docstring, in whose list of arguments those that it leaves to TorchiumOptimizer are filled in."""
+    text = inspect.cleandoc(cls.__doc__ or "")
+    section = re.search(r"^Args:\n(?:    .*\n)+", text, re.MULTILINE)
+    if not section:
+        return cls.__doc__
+    common = f"{inspect.getdoc(TorchiumOptimizer)}\n"
+    missing = [
+        f"    {name}: {words}".replace("\n  ", "\n        ")
+        for name, words in re.findall(r"^- `(\w+)`: (.*\n(?:  .*\n?)*)", common, re.MULTILINE)
+        if name in inspect.signature(cls.__init__).parameters and f"\n    {name}: " not in section[0]
+    ]
+    rest = text[section.end() :].replace("\nThe other arguments are those of all optimizers: see `TorchiumOptimizer`.\n", "")
+    return text[: section.end()] + "".join(missing) + rest
+
+
 class _Shielded:
     """Saved state that torch.optim's load_state_dict must not cast to the type of the parameter."""
 
@@ -135,6 +151,41 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     """What all optimizers of torchium.optim have in common; not for direct use.
 
     Beside the contract of torch.optim.Optimizer there are `memory_report()` and `stats()`.
+
+    Arguments of all that take matrices, for vectors, scalars, `use_adamw` parameters and products:
+
+    - `adamw_lr`: learning rate of AdamW, which vectors, scalars and `use_adamw` parameters get; None means lr. It keeps
+      its ratio to lr: where a scheduler halves lr, AdamW's rate is halved too.
+    - `adamw_betas`: betas of AdamW.
+    - `adamw_eps`: eps of AdamW.
+    - `adamw_weight_decay`: weight decay of AdamW; None means weight_decay.
+    - `use_adamw`: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
+      parameter gets its first gradient. A group may also have `batch_dims` and `cuts`: its parameters are several
+      matrices each, experts [E, m, n] with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with
+      `cuts=head_dim`.
+    - `precision`: of products with float32 gradients on a GPU: 'high' rounds to 11 bits, as TF32, 'highest' does not.
+    - `world_invariant`: every matrix by itself, so that on a GPU too the number of processes that share the optimizer
+      changes no bit; slower.
+
+    Arguments of all:
+
+    - `maximize`: maximize the objective.
+    - `nonfinite`: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
+      or 'ignore'.
+    - `master_weights`: keep a float32 copy of float16 and bfloat16 parameters.
+    - `stochastic_rounding`: round bfloat16 parameters without a copy at random.
+    - `state_dtype`: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
+      rounded stochastically; small parameters keep float32.
+    - `seed`: of the random numbers that parameters and moments are rounded with.
+    - `memory_budget`: bytes that a step may take beyond the state; None for an eighth of it, and at least 2 GiB and a
+      32nd of the GPU's memory.
+    - `process_group`: the torch.distributed group whose ranks have the same parameters and gradients, as under
+      DistributedDataParallel: they divide the work and the state. DTensors need none.
+    - `fused`: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
+      not clip gradients then.
+    - `foreach`: accepted; a step takes all parameters at once anyway.
+    - `capturable`: accepted; a step can be captured in a CUDA graph anyway.
+    - `differentiable`: only False.
     """
 
     kind: ClassVar[str] = ""
@@ -144,6 +195,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         super().__init_subclass__(**keywords)
         if "__init__" in vars(cls):
             cls.__init__ = _hinting(cls.__init__)
+            cls.__doc__ = _documented(cls)
 
     def __init__(self, params: Any, arguments: dict[str, Any]) -> None:
         """`arguments` are those of a class's own constructor, by name; what is no option among them is left alone."""

@@ -27,23 +27,8 @@ class Lion(TorchiumOptimizer):
         lr: learning rate, a number or a tensor of one element.
         betas: beta1 and beta2, of the gradient's average in the direction and from step to step.
         weight_decay: decoupled weight decay.
-        maximize: maximize the objective instead of minimizing it.
-        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
-            or 'ignore'.
-        master_weights: keep a float32 copy of float16 and bfloat16 parameters.
-        stochastic_rounding: round bfloat16 parameters without a copy at random.
-        state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
-            rounded stochastically; small parameters keep float32.
-        seed: of the random numbers that parameters and moments are rounded with.
-        memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 2 GiB and a
-            32nd of the GPU's memory.
-        process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
-            DistributedDataParallel: they divide the work and the state. DTensors need none.
-        fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
-            not clip gradients then.
-        foreach: accepted; a step takes all parameters at once anyway.
-        capturable: accepted; a step can be captured in a CUDA graph anyway.
-        differentiable: only False.
+
+    The other arguments are those of all optimizers: see `TorchiumOptimizer`.
 
     Examples:
         >>> optimizer = torchium.optim.Lion(model.parameters(), lr=1e-4, weight_decay=0.1)
@@ -52,10 +37,7 @@ class Lion(TorchiumOptimizer):
     """
 
     kind = "lion"
-    _options: ClassVar = Options(
-        Option("betas", ("beta1", "beta2"), pair),
-        *COMMON,
-    )
+    _options: ClassVar = Options(Option("betas", ("beta1", "beta2"), pair), *COMMON)
 
     def __init__(
         self,

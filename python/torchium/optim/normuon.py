@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from .muon import Muon, usual_steps
-from .options import Option, Options, number
+from .options import Options, number, same
 from .second_order import SecondOrder
 
 __all__ = ["NorMuon"]
@@ -43,33 +43,8 @@ class NorMuon(Muon):
         adamw_lr: learning rate of AdamW, which vectors, scalars and `use_adamw` parameters get; None means lr, or
             0.3 lr where `adjust_lr_fn` is not 'match_rms_adamw'. It keeps its ratio to lr: where a scheduler halves lr,
             AdamW's rate is halved too. The lr of a group with use_adamw=True is AdamW's own.
-        adamw_betas: betas of AdamW.
-        adamw_eps: eps of AdamW.
-        adamw_weight_decay: weight decay of AdamW; None means weight_decay.
-        use_adamw: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
-            parameter gets its first gradient. A group may also have `batch_dims` and `cuts`: its parameters are several
-            matrices each, experts [E, m, n] with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with
-            `cuts=head_dim`.
-        precision: of products with float32 gradients on a GPU: 'high' rounds to TF32, 'highest' does not.
-        world_invariant: every matrix by itself, so that on a GPU too the number of processes that share the optimizer
-            changes no bit; slower.
-        maximize: maximize the objective instead of minimizing it.
-        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
-            or 'ignore'.
-        master_weights: keep a float32 copy of float16 and bfloat16 parameters.
-        stochastic_rounding: round bfloat16 parameters without a copy at random.
-        state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
-            rounded stochastically; small parameters keep float32.
-        seed: of the random numbers that parameters and moments are rounded with.
-        memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 2 GiB and a
-            32nd of the GPU's memory.
-        process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
-            DistributedDataParallel: they divide the work and the state. DTensors need none.
-        fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
-            not clip gradients then.
-        foreach: accepted; a step takes all parameters at once anyway.
-        capturable: accepted; a step can be captured in a CUDA graph anyway.
-        differentiable: only False.
+
+    The other arguments are those of all optimizers: see `TorchiumOptimizer`.
 
     Examples:
         >>> optimizer = torchium.optim.NorMuon(model.named_parameters(), lr=1e-3, use_adamw=("*embed*",))
@@ -78,7 +53,7 @@ class NorMuon(Muon):
     """
 
     kind = "normuon"
-    _options: ClassVar = Options(Option("beta2", "beta2", number), *Muon._options)
+    _options: ClassVar = Options(*same("beta2", convert=number), *Muon._options)
 
     def __init__(
         self,

@@ -35,6 +35,7 @@ __all__ = [
     "pair",
     "period",
     "plain",
+    "same",
     "shown",
 ]
 
@@ -166,21 +167,19 @@ class Option(NamedTuple):
     whole: bool = False  # of the whole optimizer: the same in all groups
 
 
+def same(*names: str, convert: Callable[[str, Any], Any] = as_given, whole: bool = False) -> tuple[Option, ...]:
+    """Options that have the library's names."""
+    return tuple(Option(name, name, convert, whole) for name in names)
+
+
 # What all optimizers have. The learning rate comes to the library by itself, since it may be a tensor on the device.
 COMMON = (
-    Option("lr", None),
-    Option("weight_decay", "weight_decay", number),
-    Option("maximize", "maximize"),
-    Option("nonfinite", "nonfinite", whole=True),
-    Option("master_weights", "master_weights"),
-    Option("stochastic_rounding", "stochastic_rounding"),
-    Option("state_dtype", "state_dtype", dtype_name),
-    Option("seed", "seed", whole=True),
-    Option("memory_budget", "memory_budget", or_else(0), whole=True),
-    Option("foreach", None),
-    Option("capturable", None),
-    Option("differentiable", None),
-    Option("fused", None),
+    *(Option(name, None) for name in ("lr", "foreach", "capturable", "differentiable", "fused")),
+    *same("weight_decay", convert=number),
+    *same("maximize", "master_weights", "stochastic_rounding"),
+    *same("state_dtype", convert=dtype_name),
+    *same("nonfinite", "seed", whole=True),
+    *same("memory_budget", convert=or_else(0), whole=True),
 )
 # What AdamW gets for the parameters that a second-order method does not take, and how exact products are.
 ADAMW = (
@@ -188,8 +187,7 @@ ADAMW = (
     Option("adamw_betas", ("scalar_beta1", "scalar_beta2"), pair),
     Option("adamw_eps", "scalar_eps", number),
     Option("adamw_weight_decay", "scalar_weight_decay", _adamw_weight_decay),
-    Option("precision", "precision"),
-    Option("world_invariant", "world_invariant"),
+    *same("precision", "world_invariant"),
     Option("use_adamw", None),
 )
 

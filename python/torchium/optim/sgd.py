@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from .base import TorchiumOptimizer
-from .options import COMMON, Option, Options, number
+from .options import COMMON, Options, number, same
 
 __all__ = ["SGD"]
 
@@ -26,23 +26,8 @@ class SGD(TorchiumOptimizer):
         dampening: share of the gradient that does not enter the buffer.
         weight_decay: added to the gradient, times the parameter.
         nesterov: look ahead with the momentum.
-        maximize: maximize the objective.
-        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
-            or 'ignore'.
-        master_weights: keep a float32 copy of float16 and bfloat16 parameters.
-        stochastic_rounding: round bfloat16 parameters without a copy at random.
-        state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
-            rounded stochastically; small parameters keep float32.
-        seed: of the random numbers that parameters and moments are rounded with.
-        memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 2 GiB and a
-            32nd of the GPU's memory.
-        process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
-            DistributedDataParallel: they divide the work and the state. DTensors need none.
-        fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
-            not clip gradients then.
-        foreach: accepted; a step takes all parameters at once anyway.
-        capturable: accepted; a step can be captured in a CUDA graph anyway.
-        differentiable: only False.
+
+    The other arguments are those of all optimizers: see `TorchiumOptimizer`.
 
     Examples:
         >>> optimizer = torchium.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -51,12 +36,7 @@ class SGD(TorchiumOptimizer):
     """
 
     kind = "sgd"
-    _options: ClassVar = Options(
-        Option("momentum", "momentum", number),
-        Option("dampening", "dampening", number),
-        Option("nesterov", "nesterov"),
-        *COMMON,
-    )
+    _options: ClassVar = Options(*same("momentum", "dampening", convert=number), *same("nesterov"), *COMMON)
 
     def __init__(
         self,

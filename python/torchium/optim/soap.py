@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from .options import ADAMW, COMMON, Option, Options, drift, number, pair, period
+from .options import ADAMW, COMMON, Option, Options, drift, number, pair, period, same
 from .second_order import SecondOrder
 
 __all__ = ["SOAP"]
@@ -47,35 +47,8 @@ class SOAP(SecondOrder):
         precondition_1d: vectors too.
         normalize_grads: every step of a matrix is scaled to a mean square of 1.
         correct_bias: of Adam's averages.
-        adamw_lr: learning rate of AdamW, which vectors, scalars and `use_adamw` parameters get; None means lr. It
-            keeps its ratio to lr: where a scheduler halves lr, AdamW's rate is halved too.
-        adamw_betas: betas of AdamW.
-        adamw_eps: eps of AdamW.
-        adamw_weight_decay: weight decay of AdamW; None means weight_decay.
-        use_adamw: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
-            parameter gets its first gradient. A group may also have `batch_dims` and `cuts`: its parameters are several
-            matrices each, experts [E, m, n] with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with
-            `cuts=head_dim`.
-        precision: of products with float32 gradients on a GPU: 'high' rounds to 11 bits, as TF32, 'highest' does not.
-        world_invariant: every matrix by itself, so that on a GPU too the number of processes that share the optimizer
-            changes no bit; slower.
-        maximize: maximize the objective.
-        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
-            or 'ignore'.
-        master_weights: keep a float32 copy of float16 and bfloat16 parameters.
-        stochastic_rounding: round bfloat16 parameters without a copy at random.
-        state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
-            rounded stochastically; small parameters keep float32.
-        seed: of the random numbers that parameters and moments are rounded with.
-        memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 2 GiB and a
-            32nd of the GPU's memory.
-        process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
-            DistributedDataParallel: they divide the work and the state. DTensors need none.
-        fused: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
-            not clip gradients then.
-        foreach: accepted; a step takes all parameters at once anyway.
-        capturable: accepted; a step can be captured in a CUDA graph anyway.
-        differentiable: only False.
+
+    The other arguments are those of all optimizers: see `TorchiumOptimizer`.
 
     Examples:
         >>> optimizer = torchium.optim.SOAP(model.parameters(), lr=3e-3)
@@ -86,20 +59,13 @@ class SOAP(SecondOrder):
     kind = "soap"
     _options: ClassVar = Options(
         Option("betas", ("beta1", "beta2"), pair),
-        Option("shampoo_beta", "shampoo_beta", number),
-        Option("eps", "eps", number),
         Option("weight_decay_type", "decay"),
         Option("precondition_frequency", "precondition_frequency", period),
-        Option("refresh_drift", "refresh_drift", drift(2.5)),
-        Option("refresh_budget", "refresh_budget", number),
-        Option("stagger", "stagger"),
         Option("max_precond_dim", "max_preconditioner_dim"),
-        Option("block", "block"),
-        Option("merge_dims", "merge_dims"),
-        Option("precondition_1d", "precondition_1d"),
-        Option("packed_factors", "packed_factors"),
-        Option("normalize_grads", "normalize_grads"),
         Option("correct_bias", "bias_correction"),
+        *same("refresh_drift", convert=drift(2.5)),
+        *same("shampoo_beta", "eps", "refresh_budget", convert=number),
+        *same("stagger", "block", "merge_dims", "precondition_1d", "packed_factors", "normalize_grads"),
         *ADAMW,
         *COMMON,
     )
