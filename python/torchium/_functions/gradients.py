@@ -1,7 +1,7 @@
 """Gradients of the matrix functions, one torch.autograd.Function each. Ordinary calls apply these classes themselves;
 torch.library is given their `keep`, as setup_context, and `backward`, so that a formula stands here and nowhere else.
 `forward` keeps the same things itself: a class with a method of the name setup_context takes 20 microseconds more to
-apply, and a call of `keep` is not free either.
+apply.
 
 A backward calls functions of `ops`, which take the short way or the operator as any call does. Those of
 products can therefore be differentiated again; powers and roots end at their first derivative.
@@ -34,43 +34,40 @@ class Gradient(Function):
         cls.run = super(Function, cls).apply
 
 
+def _keeping(kernel: Callable[..., Any], tensors: int) -> Callable[[type], type]:
+    """Gives a class its `forward`, which calls the kernel, and `keep`: both keep the tensors, which come first, and the
+    numbers after them."""
+
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        ctx.save_for_backward(*inputs[:tensors])
+        ctx.numbers = inputs[tensors:]
+        return kernel(*inputs)
+
+    def keep(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:tensors])
+        ctx.numbers = inputs[tensors:]
+
+    def complete(cls: type) -> type:
+        cls.forward, cls.keep = staticmethod(forward), staticmethod(keep)
+        return cls
+
+    return complete
+
+
+@_keeping(dispatch.matrix_power, 1)
 class MatrixPower(Gradient):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, *numbers: Any) -> Tensor:
-        ctx.save_for_backward(a)
-        ctx.numbers = numbers
-        return dispatch.matrix_power(a, *numbers)
-
-    @staticmethod
-    def keep(ctx: Any, inputs: tuple, output: Any) -> None:
-        a, *ctx.numbers = inputs
-        ctx.save_for_backward(a)
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
         (a,) = ctx.saved_tensors
-        power, eps = ctx.numbers
-        return ops.matrix_power_backward(a, power, eps, grad), None, None
+        return ops.matrix_power_backward(a, *ctx.numbers, grad), None, None
 
 
+@_keeping(dispatch.inverse_root_alone, 1)
 class InverseRootAlone(Gradient):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, *numbers: Any) -> Tensor:
-        ctx.save_for_backward(a)
-        ctx.numbers = numbers
-        return dispatch.inverse_root_alone(a, *numbers)
-
-    @staticmethod
-    def keep(ctx: Any, inputs: tuple, output: Any) -> None:
-        a, *ctx.numbers = inputs
-        ctx.save_for_backward(a)
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
         (a,) = ctx.saved_tensors
-        root, eps, relative_eps, _, _ = ctx.numbers
-        result = ops.inverse_root_backward(a, root, eps, relative_eps, grad)
-        return result, None, None, None, None, None
+        return ops.inverse_root_backward(a, *ctx.numbers[:3], grad), None, None, None, None, None
 
 
 class InverseRoot(Gradient):
@@ -92,80 +89,42 @@ class InverseRoot(Gradient):
         return InverseRootAlone.backward(ctx, grad)
 
 
-def _keep_two(ctx: Any, inputs: tuple, output: Any) -> None:
-    ctx.save_for_backward(inputs[0], inputs[1])
-
-
-def _product_backward(ctx: Any, grad: Tensor) -> tuple:
-    a, b = ctx.saved_tensors
-    return (
-        _fit(ops.matmul(grad, b.mT), a) if ctx.needs_input_grad[0] else None,
-        _fit(ops.matmul(a.mT, grad), b) if ctx.needs_input_grad[1] else None,
-    )
-
-
+@_keeping(dispatch.matmul, 2)
 class Matmul(Gradient):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        return dispatch.matmul(a, b)
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        a, b = ctx.saved_tensors
+        return (
+            _fit(ops.matmul(grad, b.mT), a) if ctx.needs_input_grad[0] else None,
+            _fit(ops.matmul(a.mT, grad), b) if ctx.needs_input_grad[1] else None,
+        )
 
-    keep = staticmethod(_keep_two)
-    backward = staticmethod(_product_backward)
 
-
-class SymmetricProduct(Gradient):
+@_keeping(dispatch.symmetric_product, 2)
+class SymmetricProduct(Matmul):
     """A B is symmetric when A and B commute; its gradient is that of any product."""
 
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        return dispatch.symmetric_product(a, b)
 
-    keep = staticmethod(_keep_two)
-    backward = staticmethod(_product_backward)
-
-
+@_keeping(dispatch.matmul_chunked, 2)
 class MatmulChunked(Gradient):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, memory_budget: int, device: str) -> Tensor:
-        ctx.save_for_backward(a, b)
-        ctx.memory_budget, ctx.device = memory_budget, device
-        return dispatch.matmul_chunked(a, b, memory_budget, device)
-
-    @staticmethod
-    def keep(ctx: Any, inputs: tuple, output: Any) -> None:
-        a, b, ctx.memory_budget, ctx.device = inputs
-        ctx.save_for_backward(a, b)
-
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
         a, b = ctx.saved_tensors
         left = right = None
         if ctx.needs_input_grad[0]:
-            left = _fit(ops.matmul_chunked(grad, b.mT, ctx.memory_budget, ctx.device), a).to(a.device)
+            left = _fit(ops.matmul_chunked(grad, b.mT, *ctx.numbers), a).to(a.device)
         if ctx.needs_input_grad[1]:
-            right = _fit(ops.matmul_chunked(a.mT, grad, ctx.memory_budget, ctx.device), b).to(b.device)
+            right = _fit(ops.matmul_chunked(a.mT, grad, *ctx.numbers), b).to(b.device)
         return left, right, None, None
 
 
+@_keeping(dispatch.gram, 1)
 class Gram(Gradient):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, transpose: bool, alpha: float) -> Tensor:
-        ctx.save_for_backward(a)
-        ctx.transpose, ctx.alpha = transpose, alpha
-        return dispatch.gram(a, transpose, alpha)
-
-    @staticmethod
-    def keep(ctx: Any, inputs: tuple, output: Any) -> None:
-        a, ctx.transpose, ctx.alpha = inputs
-        ctx.save_for_backward(a)
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
-        (a,) = ctx.saved_tensors
-        both = ctx.alpha * (grad + grad.mT)
-        return ops.matmul(a, both) if ctx.transpose else ops.matmul(both, a), None, None
+        (a,), (transpose, alpha) = ctx.saved_tensors, ctx.numbers
+        both = alpha * (grad + grad.mT)
+        return ops.matmul(a, both) if transpose else ops.matmul(both, a), None, None
 
 
 def _by_factors(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -175,14 +134,8 @@ def _by_factors(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return grad.reshape(*leading, m, p, n, q).transpose(-3, -2).reshape(*leading, m * n, p * q)
 
 
+@_keeping(dispatch.kronecker_product, 2)
 class KroneckerProduct(Gradient):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        return dispatch.kronecker_product(a, b)
-
-    keep = staticmethod(_keep_two)
-
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
         a, b = ctx.saved_tensors
@@ -197,19 +150,9 @@ class KroneckerProduct(Gradient):
         return left, right
 
 
-def _keep_three(ctx: Any, inputs: tuple, output: Any) -> None:
-    ctx.save_for_backward(*inputs[:3])
-
-
+@_keeping(dispatch.kronecker_matmul, 3)
 class KroneckerMatmul(Gradient):
     """With X as [n, q, r] and the result as [m, p, r]: out(i, k, c) is the sum of A(i, j) B(k, l) X(j, l, c)."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b, x)
-        return dispatch.kronecker_matmul(a, b, x)
-
-    keep = staticmethod(_keep_three)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
@@ -231,14 +174,8 @@ class KroneckerMatmul(Gradient):
         return left, right, below
 
 
+@_keeping(dispatch.kronecker_apply, 3)
 class KroneckerApply(Gradient):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b, x)
-        return dispatch.kronecker_apply(a, b, x)
-
-    keep = staticmethod(_keep_three)
-
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
         a, b, x = ctx.saved_tensors

@@ -28,19 +28,14 @@ def _fake_matrices(a: Tensor, *numbers: Any) -> Tensor:
     return dispatch.new(a, a.shape)
 
 
-def _fake_power_backward(a: Tensor, power: float, eps: float, grad: Tensor) -> Tensor:
-    dispatch.check_together(a=a, grad=grad)
+def _fake_backward(a: Tensor, *rest: Any) -> Tensor:
+    dispatch.check_together(a=a, grad=rest[-1])
     return _fake_square(a)
 
 
 def _fake_inverse_root(a: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     leading, _ = shapes.square("a", a.shape)
     return dispatch.new(a, a.shape), dispatch.new(a, leading, torch.float64)
-
-
-def _fake_root_backward(a: Tensor, root: int, eps: float, relative_eps: float, grad: Tensor) -> Tensor:
-    dispatch.check_together(a=a, grad=grad)
-    return _fake_square(a)
 
 
 def _fake_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,76 +88,42 @@ def _fake_nearest_kronecker(m: Tensor, shape_a: Sequence[int], shape_b: Sequence
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-# Schema, kernel, shape function, gradient: None where there is none, text where it ends at its first derivative.
-_TABLE: list[tuple[str, Callable, Callable, Any]] = [
-    (
-        "matrix_power(Tensor a, float power, float eps) -> Tensor",
-        dispatch.matrix_power,
-        _fake_square,
-        gradients.MatrixPower,
-    ),
+# Schema, shape function, gradient: None where there is none, text where it ends at its first derivative. The kernel is
+# the function of that name in `dispatch`.
+_TABLE: list[tuple[str, Callable, Any]] = [
+    ("matrix_power(Tensor a, float power, float eps) -> Tensor", _fake_square, gradients.MatrixPower),
     (
         "matrix_power_backward(Tensor a, float power, float eps, Tensor grad) -> Tensor",
-        dispatch.matrix_power_backward,
-        _fake_power_backward,
+        _fake_backward,
         "matrix_power",
     ),
     (
         "inverse_root(Tensor a, int root, float eps, float relative_eps, str method, float tolerance)"
         " -> (Tensor, Tensor)",
-        dispatch.inverse_root,
         _fake_inverse_root,
         gradients.InverseRoot,
     ),
     (
         "inverse_root_backward(Tensor a, int root, float eps, float relative_eps, Tensor grad) -> Tensor",
-        dispatch.inverse_root_backward,
-        _fake_root_backward,
+        _fake_backward,
         "inverse_root",
     ),
-    ("eigh(Tensor a) -> (Tensor, Tensor)", dispatch.eigh, _fake_eigh, None),
-    ("matmul(Tensor a, Tensor b) -> Tensor", dispatch.matmul, _fake_matmul, gradients.Matmul),
+    ("eigh(Tensor a) -> (Tensor, Tensor)", _fake_eigh, None),
+    ("matmul(Tensor a, Tensor b) -> Tensor", _fake_matmul, gradients.Matmul),
     (
         "matmul_chunked(Tensor a, Tensor b, int memory_budget, str device) -> Tensor",
-        dispatch.matmul_chunked,
         _fake_matmul_chunked,
         gradients.MatmulChunked,
     ),
-    ("gram(Tensor a, bool transpose, float alpha) -> Tensor", dispatch.gram, _fake_gram, gradients.Gram),
-    (
-        "symmetric_product(Tensor a, Tensor b) -> Tensor",
-        dispatch.symmetric_product,
-        _fake_symmetric_product,
-        gradients.SymmetricProduct,
-    ),
-    ("orthogonalize(Tensor a, int steps, str method) -> Tensor", dispatch.orthogonalize, _fake_matrices, None),
-    (
-        "kronecker_product(Tensor a, Tensor b) -> Tensor",
-        dispatch.kronecker_product,
-        _fake_kronecker_product,
-        gradients.KroneckerProduct,
-    ),
-    (
-        "kronecker_matmul(Tensor a, Tensor b, Tensor x) -> Tensor",
-        dispatch.kronecker_matmul,
-        _fake_kronecker_matmul,
-        gradients.KroneckerMatmul,
-    ),
-    (
-        "kronecker_apply(Tensor a, Tensor b, Tensor x) -> Tensor",
-        dispatch.kronecker_apply,
-        _fake_kronecker_apply,
-        gradients.KroneckerApply,
-    ),
-    (
-        "kronecker_solve(Tensor a, Tensor b, Tensor x, float damping) -> Tensor",
-        dispatch.kronecker_solve,
-        _fake_kronecker_solve,
-        None,
-    ),
+    ("gram(Tensor a, bool transpose, float alpha) -> Tensor", _fake_gram, gradients.Gram),
+    ("symmetric_product(Tensor a, Tensor b) -> Tensor", _fake_symmetric_product, gradients.SymmetricProduct),
+    ("orthogonalize(Tensor a, int steps, str method) -> Tensor", _fake_matrices, None),
+    ("kronecker_product(Tensor a, Tensor b) -> Tensor", _fake_kronecker_product, gradients.KroneckerProduct),
+    ("kronecker_matmul(Tensor a, Tensor b, Tensor x) -> Tensor", _fake_kronecker_matmul, gradients.KroneckerMatmul),
+    ("kronecker_apply(Tensor a, Tensor b, Tensor x) -> Tensor", _fake_kronecker_apply, gradients.KroneckerApply),
+    ("kronecker_solve(Tensor a, Tensor b, Tensor x, float damping) -> Tensor", _fake_kronecker_solve, None),
     (
         "nearest_kronecker(Tensor m, SymInt[] shape_a, SymInt[] shape_b) -> (Tensor, Tensor, Tensor)",
-        dispatch.nearest_kronecker,
         _fake_nearest_kronecker,
         None,
     ),
@@ -212,8 +173,9 @@ def _declare_writing(library: torch.library.Library) -> None:
 
 def _declare(library: torch.library.Library) -> None:
     _declare_writing(library)
-    for schema, kernel, fake, row in _TABLE:
+    for schema, fake, row in _TABLE:
         name = schema.partition("(")[0]
+        kernel = getattr(dispatch, name)
         gradient = _gradient_of(name, row)
         library.define(schema)
         library.impl(name, kernel, "CPU")

@@ -9,7 +9,7 @@ are declared in `operators`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -96,14 +96,37 @@ def _refuse_gradient(function: str, **tensors: Any) -> None:
 # --- the functions, as in torchium.linalg -----------------------------------------------------------------------------
 
 
-def matrix_power(a: Tensor, power: float, eps: float = 0.0) -> Tensor:
-    recorded = None if _traced() else _recorded(a)
-    if recorded is False:
-        return dispatch.matrix_power(a, power, eps)
-    if recorded:
-        return gradients.MatrixPower.run(a, power, eps)
-    _check_tensors(a=a)
-    return _through(torch.ops.torchium.matrix_power.default, a, power, eps)
+def _function(name: str, tensors: str, gradient: Any = None) -> Callable[..., Any]:
+    """The function of that name in `dispatch`, whose first arguments are these tensors; without a gradient it refuses
+    those that require one."""
+    kernel, count = getattr(dispatch, name), len(tensors)
+
+    def function(*args: Any) -> Any:
+        recorded = None if _traced() else _recorded(*args[:count])
+        if recorded is False:
+            return kernel(*args)
+        if recorded and gradient is not None:
+            return gradient.run(*args)
+        given = dict(zip(tensors, args, strict=False))
+        if gradient is None:
+            _refuse_gradient(name, **given)
+        _check_tensors(**given)
+        return _through(getattr(torch.ops.torchium, name).default, *args)
+
+    return function
+
+
+matrix_power = _function("matrix_power", "a", gradients.MatrixPower)
+matmul = _function("matmul", "ab", gradients.Matmul)
+matmul_chunked = _function("matmul_chunked", "ab", gradients.MatmulChunked)
+gram = _function("gram", "a", gradients.Gram)
+symmetric_product = _function("symmetric_product", "ab", gradients.SymmetricProduct)
+kronecker_product = _function("kronecker_product", "ab", gradients.KroneckerProduct)
+kronecker_matmul = _function("kronecker_matmul", "abx", gradients.KroneckerMatmul)
+kronecker_apply = _function("kronecker_apply", "abx", gradients.KroneckerApply)
+eigh = _function("eigh", "a")
+orthogonalize = _function("orthogonalize", "a")
+kronecker_solve = _function("kronecker_solve", "abx")
 
 
 def matrix_power_backward(a: Tensor, power: float, eps: float, grad: Tensor) -> Tensor:
@@ -139,35 +162,6 @@ def inverse_root_backward(a: Tensor, root: int, eps: float, relative_eps: float,
     return _through(torch.ops.torchium.inverse_root_backward.default, a, root, eps, relative_eps, grad)
 
 
-def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    if not _traced() and _recorded(a) is False:
-        return dispatch.eigh(a)
-    _refuse_gradient("eigh", a=a)
-    _check_tensors(a=a)
-    return _through(torch.ops.torchium.eigh.default, a)
-
-
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    recorded = None if _traced() else _recorded(a, b)
-    if recorded is False:
-        return dispatch.matmul(a, b)
-    if recorded:
-        return gradients.Matmul.run(a, b)
-    _check_tensors(a=a, b=b)
-    return _through(torch.ops.torchium.matmul.default, a, b)
-
-
-def matmul_chunked(a: Tensor, b: Tensor, memory_budget: int, device: str) -> Tensor:
-    """`device` is where to compute, "" for where the tensors are. The result is where A is."""
-    recorded = None if _traced() else _recorded(a, b)
-    if recorded is False:
-        return dispatch.matmul_chunked(a, b, memory_budget, device)
-    if recorded:
-        return gradients.MatmulChunked.run(a, b, memory_budget, device)
-    _check_tensors(a=a, b=b)
-    return _through(torch.ops.torchium.matmul_chunked.default, a, b, memory_budget, device)
-
-
 def matmul_into(a: Tensor, b: Tensor, memory_budget: int, device: str, out: Tensor) -> Tensor:
     _refuse_gradient("a product with out", a=a, b=b, out=out)
     if not _traced() and _recorded(a, b, out) is not None:
@@ -176,72 +170,6 @@ def matmul_into(a: Tensor, b: Tensor, memory_budget: int, device: str, out: Tens
         _check_tensors(a=a, b=b, out=out)
         torch.ops.torchium.matmul_into.default(a, b, memory_budget, device, out)
     return out
-
-
-def gram(a: Tensor, transpose: bool = False, alpha: float = 1.0) -> Tensor:
-    recorded = None if _traced() else _recorded(a)
-    if recorded is False:
-        return dispatch.gram(a, transpose, alpha)
-    if recorded:
-        return gradients.Gram.run(a, transpose, alpha)
-    _check_tensors(a=a)
-    return _through(torch.ops.torchium.gram.default, a, transpose, alpha)
-
-
-def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
-    recorded = None if _traced() else _recorded(a, b)
-    if recorded is False:
-        return dispatch.symmetric_product(a, b)
-    if recorded:
-        return gradients.SymmetricProduct.run(a, b)
-    _check_tensors(a=a, b=b)
-    return _through(torch.ops.torchium.symmetric_product.default, a, b)
-
-
-def orthogonalize(a: Tensor, steps: int = 5, method: str = "polar_express") -> Tensor:
-    if not _traced() and _recorded(a) is False:
-        return dispatch.orthogonalize(a, steps, method)
-    _refuse_gradient("orthogonalize", a=a)
-    _check_tensors(a=a)
-    return _through(torch.ops.torchium.orthogonalize.default, a, steps, method)
-
-
-def kronecker_product(a: Tensor, b: Tensor) -> Tensor:
-    recorded = None if _traced() else _recorded(a, b)
-    if recorded is False:
-        return dispatch.kronecker_product(a, b)
-    if recorded:
-        return gradients.KroneckerProduct.run(a, b)
-    _check_tensors(a=a, b=b)
-    return _through(torch.ops.torchium.kronecker_product.default, a, b)
-
-
-def kronecker_matmul(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    recorded = None if _traced() else _recorded(a, b, x)
-    if recorded is False:
-        return dispatch.kronecker_matmul(a, b, x)
-    if recorded:
-        return gradients.KroneckerMatmul.run(a, b, x)
-    _check_tensors(a=a, b=b, x=x)
-    return _through(torch.ops.torchium.kronecker_matmul.default, a, b, x)
-
-
-def kronecker_apply(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    recorded = None if _traced() else _recorded(a, b, x)
-    if recorded is False:
-        return dispatch.kronecker_apply(a, b, x)
-    if recorded:
-        return gradients.KroneckerApply.run(a, b, x)
-    _check_tensors(a=a, b=b, x=x)
-    return _through(torch.ops.torchium.kronecker_apply.default, a, b, x)
-
-
-def kronecker_solve(a: Tensor, b: Tensor, x: Tensor, damping: float) -> Tensor:
-    if not _traced() and _recorded(a, b, x) is False:
-        return dispatch.kronecker_solve(a, b, x, damping)
-    _refuse_gradient("kronecker_solve", a=a, b=b, x=x)
-    _check_tensors(a=a, b=b, x=x)
-    return _through(torch.ops.torchium.kronecker_solve.default, a, b, x, damping)
 
 
 def nearest_kronecker(

@@ -119,7 +119,7 @@ def _documented(cls: type) -> str | None:
         for name, words in re.findall(r"^- `(\w+)`: (.*\n(?:  .*\n?)*)", common, re.MULTILINE)
         if name in inspect.signature(cls.__init__).parameters and f"\n    {name}: " not in section[0]
     ]
-    rest = text[section.end() :].replace("\nThe other arguments are those of all optimizers: see `TorchiumOptimizer`.\n", "")
+    rest = re.sub(r"\nThe other arguments are those of .*\n", "", text[section.end() :], count=1)
     return text[: section.end()] + "".join(missing) + rest
 
 
