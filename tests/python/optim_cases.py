@@ -102,6 +102,19 @@ def train(model, optimizer, steps, first=0):
     return losses
 
 
+def trained(kind, device, steps=0, **options):
+    """A small model and its optimizer, after some steps."""
+    model = small(device)
+    optimizer = make(kind, model.named_parameters(), **options)
+    train(model, optimizer, steps)
+    return model, optimizer
+
+
+def pair(kind, device, steps=0, **options):
+    """The same twice: a model, its optimizer, its twin, and the twin's."""
+    return *trained(kind, device, steps, **options), *trained(kind, device, steps, **options)
+
+
 def square(device="cpu"):
     """A float64 model whose factors have full rank at the first step, so that SOAP's bases are determined: two runs
     that differ by rounding stay together."""

@@ -23,6 +23,7 @@ from optim_cases import (
     make,
     small,
     train,
+    trained,
 )
 
 SCALE = 2.0**10
@@ -119,8 +120,7 @@ def test_an_infinite_gradient_skips_the_step(kind, fused, unscale, device):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_under_autocast(kind, device):
-    model = small(device)
-    optimizer = make(kind, model.parameters())
+    model, optimizer = trained(kind, device)
     scaler = scaler_for(device)
     losses = []
     for _ in range(60):
@@ -181,8 +181,7 @@ def test_raise(kind, device):
 @pytest.mark.parametrize("kind", ["sgd", "adamw", "muon", "normuon"])
 def test_ignore(kind, device):
     """Nobody looks: the parameter takes it."""
-    model = small(device)
-    optimizer = make(kind, model.parameters(), nonfinite="ignore")
+    model, optimizer = trained(kind, device, nonfinite="ignore")
     bad_step(model, optimizer, float("nan"))
     assert not model.hidden.weight.isfinite().all()
     assert model.conv.weight.isfinite().all()

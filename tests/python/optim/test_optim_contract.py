@@ -8,7 +8,7 @@ import pytest
 import references
 import torch
 import torchium.optim
-from optim_cases import CLASSES, KINDS, LIVELY, Trial, assert_same_bits, copies, exact, make, small, train
+from optim_cases import CLASSES, KINDS, LIVELY, Trial, assert_same_bits, copies, exact, make, small, train, trained
 
 
 def matrix(*shape, device="cpu"):
@@ -128,9 +128,7 @@ def test_closure(kind, device):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_closure_that_raises_changes_nothing(kind, device):
-    model = small(device)
-    optimizer = make(kind, model.parameters())
-    train(model, optimizer, 2)
+    model, optimizer = trained(kind, device, 2)
     before = copies(model.parameters())
 
     def closure():
@@ -147,8 +145,7 @@ def test_a_closure_that_raises_changes_nothing(kind, device):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_step_hooks(kind, device):
-    model = small(device)
-    optimizer = make(kind, model.parameters())
+    model, optimizer = trained(kind, device)
     seen = []
 
     def before(opt, args, kwargs):

@@ -16,6 +16,7 @@ from optim_cases import (
     make,
     small,
     train,
+    trained,
 )
 
 SHAPES = [(6, 6), (4, 4), (5,), (), (5, 5)]
@@ -48,8 +49,7 @@ def test_gradients_that_come_late_or_stay_away(kind, device):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_not_changed(kind, device):
-    model = small(device)
-    optimizer = make(kind, model.parameters())
+    model, optimizer = trained(kind, device)
     for step in range(4):
         optimizer.zero_grad()
         loss_of(model, step).backward()
@@ -212,9 +212,7 @@ CHANGED = [{"memory_format": torch.channels_last}] + [{"dtype": d} for d in (tor
 @pytest.mark.parametrize("kind", KINDS)
 def test_layout_or_dtype_changed_between_steps(kind, change, device):
     """model.half() and the like: goes on with the state, or an error names the parameter."""
-    model = small(device)
-    optimizer = make(kind, model.named_parameters())
-    train(model, optimizer, 4)
+    model, optimizer = trained(kind, device, 4)
     model.to(**change)
     before = copies(model.parameters())
     loss = loss_of(model, 4)

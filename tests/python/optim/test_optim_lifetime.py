@@ -13,7 +13,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from optim_cases import CLASSES, KINDS, Trial, assert_same_bits, copies, exact, loss_of, make, small, train
+from optim_cases import (
+    CLASSES,
+    KINDS,
+    Trial,
+    assert_same_bits,
+    copies,
+    exact,
+    loss_of,
+    make,
+    pair,
+    small,
+    train,
+    trained,
+)
 
 SHAPES = [(6, 6), (5,), (4, 4)]
 
@@ -23,9 +36,7 @@ SHAPES = [(6, 6), (5,), (4, 4)]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_outlives_its_optimizer(kind, device):
-    model = small(device)
-    optimizer = make(kind, model.parameters())
-    train(model, optimizer, 3)
+    model, optimizer = trained(kind, device, 3)
     views = [v for s in optimizer.state.values() for v in s.values()]
     kept = copies(views)
     del optimizer, model
@@ -37,9 +48,7 @@ def test_state_outlives_its_optimizer(kind, device):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_keeps_an_optimizer_alive(kind, device):
-    model = small(device)
-    optimizer = make(kind, model.parameters())
-    train(model, optimizer, 3)
+    model, optimizer = trained(kind, device, 3)
     gone = [weakref.ref(optimizer), weakref.ref(model), weakref.ref(model.out.weight)]
     del optimizer, model
     gc.collect()
@@ -118,9 +127,7 @@ def test_a_group_leaves_and_returns(kind, device):
 @pytest.mark.parametrize("how", ["clear", "replace"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_cleared_begins_anew(kind, how, device):
-    model = small(device)
-    optimizer = make(kind, model.parameters())
-    train(model, optimizer, 4)
+    model, optimizer = trained(kind, device, 4)
     twin = copy.deepcopy(model)
     if how == "clear":
         optimizer.state.clear()
@@ -148,8 +155,7 @@ def test_users_keys_in_a_group_are_kept(kind, device):
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_made_under_a_scheduler(kind, device):
     """A scheduler wraps the step; copies do not step the original. No warning about the order of steps."""
-    model = small(device)
-    optimizer = make(kind, model.parameters())
+    model, optimizer = trained(kind, device)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -186,9 +192,7 @@ def test_subclass(device):
 @pytest.mark.parametrize("kind", KINDS)
 def test_autograd_notices_a_step(kind, device):
     """A step between a forward pass and its backward pass is an error, as with every operation in place."""
-    model = small(device)
-    optimizer = make(kind, model.parameters())
-    train(model, optimizer, 2)
+    model, optimizer = trained(kind, device, 2)
     late = loss_of(model, 1)
     train(model, optimizer, 1)
     with pytest.raises(RuntimeError, match="inplace"):
@@ -198,8 +202,7 @@ def test_autograd_notices_a_step(kind, device):
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_that_have_a_graph(kind, device):
-    model, twin = small(device), small(device)
-    optimizer, beside = make(kind, model.parameters()), make(kind, twin.parameters())
+    model, optimizer, twin, beside = pair(kind, device)
     for step in range(3):
         optimizer.zero_grad()
         loss_of(model, step).backward(create_graph=True)
@@ -212,8 +215,7 @@ def test_gradients_that_have_a_graph(kind, device):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_step_in_inference_mode(kind, device):
-    model, twin = small(device), small(device)
-    optimizer, beside = make(kind, model.parameters()), make(kind, twin.parameters())
+    model, optimizer, twin, beside = pair(kind, device)
     loss_of(model, 0).backward()
     with torch.inference_mode():
         optimizer.step()
@@ -254,9 +256,7 @@ def test_threads_with_optimizers_of_their_own(kind, device):
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_at_one_optimizer(kind, device):
     """Each step is taken whole or refused; the count of steps is the count of those that were taken."""
-    model = small(device)
-    optimizer = make(kind, model.parameters())
-    train(model, optimizer, 1)
+    _, optimizer = trained(kind, device, 1)
     taken = []
 
     def work(i):
@@ -274,9 +274,7 @@ def test_threads_at_one_optimizer(kind, device):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_within_a_step(kind, device):
-    model = small(device)
-    optimizer = make(kind, model.parameters())
-    train(model, optimizer, 1)
+    _, optimizer = trained(kind, device, 1)
 
     def closure():
         optimizer.step()
@@ -294,9 +292,7 @@ def test_a_step_within_a_step(kind, device):
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_that_is_gone(kind, whose, left, device):
     """Freed as FSDP frees it, or a number short: an error that names it."""
-    model = small(device)
-    optimizer = make(kind, model.named_parameters())
-    train(model, optimizer, 2)
+    model, optimizer = trained(kind, device, 2)
     p = model.out.weight
     (p if whose == "parameter" else p.grad).untyped_storage().resize_(left)
     before = copies(q for q in model.parameters() if q is not p)
@@ -319,9 +315,7 @@ def test_parameters_without_memory(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_parameter_that_was_resized(kind, device):
     """Its state does not fit: an error names it, and what it says to do lets the parameter begin anew."""
-    model = small(device)
-    optimizer = make(kind, model.named_parameters())
-    train(model, optimizer, 2)
+    model, optimizer = trained(kind, device, 2)
     p = model.out.weight
     p.data = torch.cat([p.data, p.data])
     p.grad = torch.ones_like(p)

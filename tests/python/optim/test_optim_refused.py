@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torchium.optim
-from optim_cases import CLASSES, KINDS, SECOND_ORDER, assert_same_bits, copies, make, small, train
+from optim_cases import CLASSES, KINDS, SECOND_ORDER, assert_same_bits, copies, train, trained
 from torchium import _C
 
 
@@ -176,9 +176,7 @@ def test_numbers_out_of_range_are_refused(kind, name, value):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_number_set_out_of_range_later_is_refused_at_the_step(kind, device):
-    model = small(device)
-    optimizer = make(kind, model.parameters())
-    train(model, optimizer, 2)
+    model, optimizer = trained(kind, device, 2)
     optimizer.param_groups[0]["lr"] = -1.0
     before = copies(model.parameters())
     with pytest.raises(ValueError, match="lr"):

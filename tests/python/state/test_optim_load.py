@@ -17,12 +17,14 @@ from optim_cases import (
     copies,
     fresh,
     make,
+    pair,
     small,
     square,
     square_batch,
     tensors_of,
     through_file,
     train,
+    trained,
 )
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -83,10 +85,7 @@ def test_exchange_with_torch_optim_muon(device):
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_that_are_refused_change_nothing(kind, device):
     """Another number of parameters or groups, other shapes, another method: refused, with the optimizer as it was."""
-    model, twin = small(device), small(device)
-    optimizer, beside = make(kind, model.named_parameters()), make(kind, twin.named_parameters())
-    train(model, optimizer, 3)
-    train(twin, beside, 3)
+    model, optimizer, twin, beside = pair(kind, device, 3)
     good = optimizer.state_dict()
 
     shapes = copy.deepcopy(good)
@@ -127,10 +126,7 @@ def _clocked(saved, number):
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_that_nothing_has_counted_are_refused(kind, device):
     """Of steps, on the host and on the device, and of failed refreshes: they would change the training, or overflow."""
-    model, twin = small(device), small(device)
-    optimizer, beside = make(kind, model.named_parameters()), make(kind, twin.named_parameters())
-    train(model, optimizer, 3)
-    train(twin, beside, 3)
+    model, optimizer, twin, beside = pair(kind, device, 3)
     good = optimizer.state_dict()
     which = [n for n, _ in model.named_parameters()].index("conv.weight")
     changes = [
@@ -161,10 +157,7 @@ def without_kind(state):
 def test_state_of_another_kind_is_refused(kind, steps, device):
     """With both names and what to do, from the kind that was saved or from what groups and states are called; the
     optimizer stays as it was. Its own state loads without a kind, too."""
-    model, twin = small(device), small(device)
-    optimizer, beside = make(kind, model.named_parameters()), make(kind, twin.named_parameters())
-    train(model, optimizer, 2)
-    train(twin, beside, 2)
+    model, optimizer, twin, beside = pair(kind, device, 2)
     sources = [(other, CLASSES[other]) for other in KINDS if other != kind]
     sources += [(other, c) for other, c in (("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)) if other != kind]
     for other, source in sources:
@@ -189,9 +182,7 @@ def test_state_of_another_kind_is_refused(kind, steps, device):
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_default_device(kind, device):
     """What is on the host stays there inside `with torch.device(...)`, which libraries use to make models."""
-    model = small(device)
-    optimizer = make(kind, model.named_parameters())
-    train(model, optimizer, 3)
+    model, optimizer = trained(kind, device, 3)
     twin, other = fresh(kind, model)
     with torch.device("meta"):
         state = optimizer.state_dict()
@@ -204,9 +195,7 @@ def test_another_default_device(kind, device):
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_that_was_resized(kind, left, device):
     """An error names it, in what is saved and in what is loaded; the counts of the host are written anew."""
-    model = small(device)
-    optimizer = make(kind, model.named_parameters())
-    train(model, optimizer, 2)
+    model, optimizer = trained(kind, device, 2)
     good = copy.deepcopy(optimizer.state_dict())
     p = model.conv.weight
     optimizer.state[p]["counts"].untyped_storage().resize_(left)
@@ -251,9 +240,7 @@ def test_state_of_a_model_of_another_dtype(kind, dtypes, device):
 @pytest.mark.parametrize("kind", KINDS)
 def test_distributed_checkpoint_state_dicts(kind, device):
     """torch.distributed.checkpoint makes the state of a fresh optimizer by a step with zero gradients and lr 0."""
-    model = small(device)
-    optimizer = make(kind, model.parameters())
-    train(model, optimizer, 4)
+    model, optimizer = trained(kind, device, 4)
     state = get_optimizer_state_dict(model, optimizer)
     twin, other = fresh(kind, model)
     set_optimizer_state_dict(twin, other, copy.deepcopy(state))

@@ -17,10 +17,12 @@ from optim_cases import (
     copies,
     fresh,
     make,
+    pair,
     small,
     tensors_of,
     through_file,
     train,
+    trained,
 )
 
 WAYS = {
@@ -37,9 +39,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_round_trip(kind, way, device):
-    model = small(device)
-    optimizer = make(kind, model.parameters())
-    train(model, optimizer, 5)
+    model, optimizer = trained(kind, device, 5)
     state = WAYS[way](optimizer.state_dict())
     twin, other = fresh(kind, model)
     other.load_state_dict(state)
@@ -56,9 +56,7 @@ def test_round_trip(kind, way, device):
 def test_refreshes_by_need_go_on(kind, drift, device):
     """The gaps that factors have come to are part of the state."""
     options = {"update_freq" if kind == "shampoo" else "precondition_frequency": None, "refresh_drift": drift}
-    model = small(device)
-    optimizer = make(kind, model.parameters(), **options)
-    train(model, optimizer, 7)
+    model, optimizer = trained(kind, device, 7, **options)
     twin, other = fresh(kind, model, **options)
     other.load_state_dict(through_file(optimizer.state_dict()))
     assert_go_on_alike(model, optimizer, twin, other, steps=9)
@@ -67,9 +65,7 @@ def test_refreshes_by_need_go_on(kind, drift, device):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_loading_into_an_optimizer_that_has_stepped(kind, device):
-    model = small(device)
-    optimizer = make(kind, model.parameters())
-    train(model, optimizer, 5)
+    model, optimizer = trained(kind, device, 5)
     state = copy.deepcopy(optimizer.state_dict())
     before = copy.deepcopy(model.state_dict())
     train(model, optimizer, 4, first=50)
@@ -82,8 +78,7 @@ def test_loading_into_an_optimizer_that_has_stepped(kind, device):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_of_an_optimizer_that_has_not_stepped(kind, device):
-    model = small(device)
-    optimizer = make(kind, model.parameters())
+    model, optimizer = trained(kind, device)
     state = through_file(optimizer.state_dict())
     train(model, optimizer, 3)
     twin = small(device)
@@ -98,9 +93,7 @@ def test_state_of_an_optimizer_that_has_not_stepped(kind, device):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loaded_state_is_a_copy(kind, device):
     """Two optimizers loaded from one state do not share it, nor does the state follow them."""
-    model = small(device)
-    optimizer = make(kind, model.parameters())
-    train(model, optimizer, 3)
+    model, optimizer = trained(kind, device, 3)
     state = copy.deepcopy(optimizer.state_dict())
     kept = copy.deepcopy(state)
     twin, other = fresh(kind, model)
@@ -177,9 +170,7 @@ def saved_whole(pair):
 @pytest.mark.parametrize("steps", [0, 5])
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_of_model_and_optimizer(kind, steps, again, device):
-    model = small(device)
-    optimizer = make(kind, model.parameters())
-    train(model, optimizer, steps)
+    model, optimizer = trained(kind, device, steps)
     twin, other = again((model, optimizer))
     assert type(other) is type(optimizer)
     assert next(twin.parameters()) is other.param_groups[0]["params"][0]
@@ -195,9 +186,7 @@ def test_copies_of_model_and_optimizer(kind, steps, again, device):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_state_dict_holds(kind, device):
-    model = small(device)
-    optimizer = make(kind, model.named_parameters())
-    train(model, optimizer, 3)
+    model, optimizer = trained(kind, device, 3)
     state = optimizer.state_dict()
     assert set(state) == {"state", "param_groups", "torchium_kind"}
     assert state["torchium_kind"] == kind
@@ -223,10 +212,7 @@ def test_what_a_state_dict_holds(kind, device):
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_is_alive(kind, device):
     """What optimizer.state shows is the state itself: it moves with the steps, and what is written to it is used."""
-    model, twin = small(device), small(device)
-    optimizer, beside = make(kind, model.parameters()), make(kind, twin.parameters())
-    train(model, optimizer, 3)
-    train(twin, beside, 3)
+    model, optimizer, twin, beside = pair(kind, device, 3)
     before = copies(tensors_of(optimizer))
     train(model, optimizer, 1, first=3)
     train(twin, beside, 1, first=3)
@@ -242,9 +228,7 @@ def test_state_is_alive(kind, device):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_dict_hooks(kind, device):
-    model = small(device)
-    optimizer = make(kind, model.parameters())
-    train(model, optimizer, 2)
+    model, optimizer = trained(kind, device, 2)
     seen = []
     optimizer.register_state_dict_pre_hook(lambda opt: seen.append("before saving"))
     optimizer.register_state_dict_post_hook(lambda opt, state: state | {"note": "kept"})
