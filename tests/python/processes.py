@@ -3,7 +3,10 @@ seconds, which every process that begins anew would spend again. The library is 
 these is a child of a fork to it.
 """
 
+import inspect
 import multiprocessing
+import os
+import traceback
 
 # What cannot be imported is left to the tests to say. The first optimizer of a process loads torch._dynamo.
 LOADED = [
@@ -19,6 +22,43 @@ def server():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LOADED)
     return context
+
+
+def join_group(rank, size, folder, backend="gloo", **options):
+    """What a process of a group begins with. PyTorch is loaded by now, and not before: see above."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = dist.FileStore(f"{folder}/store{size}", size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, **options)
+    return dist
+
+
+def run_cases(rank, size, folder, cases, backend="gloo"):
+    """Runs functions of (size) or (size, folder) in a group; what went wrong goes into a file of this rank."""
+    dist = join_group(rank, size, folder, backend)
+    failures = []
+    for case in cases:
+        try:
+            case(size, *([folder] if "folder" in inspect.signature(case).parameters else []))
+        except Exception:
+            failures.append(f"{case.__name__}, rank {rank}: {traceback.format_exc()}")
+        if backend == "gloo":
+            dist.barrier()
+    with open(f"{folder}/failures.{rank}", "w") as file:
+        file.write("\n".join(failures))
+    dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may outlive the group
+
+
+def check_cases(folder, size, cases, *backend):
+    """The cases in processes of a group, which must find nothing wrong."""
+    assert run_ranks(run_cases, size, str(folder), cases, *backend) == [0] * size
+    said = "\n".join((folder / f"failures.{rank}").read_text() for rank in range(size))
+    assert not said.strip(), said
+    (folder / f"store{size}").unlink(missing_ok=True)
 
 
 def run_ranks(function, size, *arguments, seconds=600):

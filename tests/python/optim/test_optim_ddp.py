@@ -10,7 +10,6 @@ import pickle
 
 import pytest
 import torch
-import torch.distributed as dist
 from optim_cases import (
     CLASSES,
     KINDS,
@@ -25,7 +24,7 @@ from optim_cases import (
     train,
     train_square,
 )
-from processes import run_ranks
+from processes import join_group, run_ranks
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -56,10 +55,7 @@ def resume(pickled):
 
 
 def worker(rank, size, folder, pickled):
-    torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.FileStore(f"{folder}/store", size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+    dist = join_group(rank, size, folder, timeout=datetime.timedelta(seconds=60))
     results = {}
     for kind in KINDS:
         results["ddp", kind] = replica(kind, rank, lambda m, options, k=kind: CLASSES[k](m.parameters(), **options))

@@ -2,8 +2,6 @@
 
 import functools
 import itertools
-import os
-import traceback
 from unittest import mock
 
 import torch
@@ -59,7 +57,7 @@ def fits(method, size, got, expected):
     return all(torch.allclose(a, b, rtol=bound, atol=bound) for a, b in zip(got, expected, strict=True))
 
 
-def equal_bits(size, folder):
+def equal_bits(size):
     """Samples that are the same on every rank: what one process comes to."""
     for method in METHODS:
         for dtype in (torch.float32, torch.float64):
@@ -69,7 +67,7 @@ def equal_bits(size, folder):
             assert optimizer.stats()["scale"] < 1, "kl_clip had nothing to do"
 
 
-def convolutions(size, folder):
+def convolutions(size):
     """Grouped convolutions, whose factors are several matrices."""
 
     def steps(**more):
@@ -86,7 +84,7 @@ def convolutions(size, folder):
     assert same(steps(**shared()), steps(**itself()))
 
 
-def states_divided(size, folder):
+def states_divided(size):
     """What a refresh makes is on one rank, and no rank has more than its share and one layer."""
     for method in METHODS:
         model, optimizer = fresh(method, process_group=dist.group.WORLD)
@@ -103,7 +101,7 @@ def states_divided(size, folder):
             assert max(len({name for name, _ in rank}) for rank in every) <= most, every
 
 
-def sharded(size, folder):
+def sharded(size):
     """Under fully_shard, each rank with its part of the batch and, of three, some without a row of a layer: what one
     process comes to up to rounding, with the layers divided."""
     for method in METHODS:
@@ -139,7 +137,7 @@ def sharded_goes_on(size, folder):
     assert same(*ends)
 
 
-def sharded_samples(size, folder):
+def sharded_samples(size):
     """Sampled labels want a backward pass of their own, which sharded parameters have not."""
     model, optimizer = fully_sharded("eigen", fisher="sampled")
     out = model(torch.randn(4, 5, dtype=torch.float64))
@@ -151,7 +149,7 @@ def sharded_samples(size, folder):
         raise AssertionError("observe_sampled took sharded parameters")
 
 
-def tensor_parallel(size, folder):
+def tensor_parallel(size):
     """A layer that tensor parallelism has divided is an error that says what to do; with it left out the rest goes."""
     mesh = init_device_mesh("cpu", (size,))
     x, y = torch.randn(6, 8, generator=torch.Generator().manual_seed(5)), torch.zeros(6, 3)
@@ -188,7 +186,7 @@ def step_sharded(model, optimizer, step, size):
     optimizer.step()
 
 
-def replicas(size, folder):
+def replicas(size):
     """Under DistributedDataParallel, each rank with its part of the batch, the layers divided or not: the same on all,
     and what one process comes to up to rounding."""
     for method, more in itertools.product(METHODS, ({"process_group": dist.group.WORLD}, {})):
@@ -287,7 +285,7 @@ def averages_in_a_checkpoint(size, folder):
             assert all(same_results), name
 
 
-def samples_labels_in_a_checkpoint(size, folder):
+def samples_labels_in_a_checkpoint(size):
     """PyTorch takes a step of nothing where there is no state yet, in which no labels can have been drawn."""
     model, optimizer = fresh("eigen", fisher="sampled", process_group=dist.group.WORLD)
     assert "kfac" in by_checkpoint(model, optimizer)["optimizer"]["state"]["0.weight"]
@@ -306,21 +304,3 @@ CASES = {
     3: [*ALL, resumes_by_checkpoint],
     1: [resumes_by_checkpoint],
 }
-
-
-def worker(rank, size, folder):
-    """Runs the cases; what went wrong goes into a file of this rank."""
-    torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store{size}", size), rank=rank, world_size=size)
-    failures = []
-    for case in CASES[size]:
-        try:
-            case(size, folder)
-        except Exception:
-            failures.append(f"{case.__name__}, rank {rank}: {traceback.format_exc()}")
-        dist.barrier()
-    with open(f"{folder}/failures.{rank}", "w") as file:
-        file.write("\n".join(failures))
-    dist.destroy_process_group()
-    os._exit(0)  # gloo's threads may outlive the group

@@ -7,7 +7,7 @@ import time
 
 import shared_cases
 import torch
-import torch.distributed as dist
+from processes import join_group
 from torchium.optim._shared.group import Group
 
 SIZE, LAST, STEPS, TIMEOUT = 3, 2, 3, 4  # ranks, the one that dies, steps before it does, seconds
@@ -27,11 +27,7 @@ def die_in(operation):
 
 def worker(rank, size, folder):
     """Writes what a survivor was told, after how many seconds, and whether it may go on."""
-    torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.FileStore(f"{folder}/store", size)
-    wait = datetime.timedelta(seconds=TIMEOUT)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=wait)
+    dist = join_group(rank, size, folder, timeout=datetime.timedelta(seconds=TIMEOUT))
     optimizer, parameters = shared_cases.train("Shampoo", lambda v: v, STEPS, process_group=dist.group.WORLD)
     dist.barrier()
     if rank == LAST:

@@ -1,9 +1,6 @@
 """What processes of a group do for test_optim_shared.py, and what one process does with the same gradients."""
 
 import functools
-import inspect
-import os
-import traceback
 from unittest import mock
 
 import torch
@@ -51,6 +48,29 @@ def alone(name, steps=STEPS, dtype=torch.float32, **more):
     optimizer = make(name, parameters, **more)
     run(optimizer, parameters, lambda gradient: gradient, range(1, steps + 1), dtype)
     return [p.detach() for p in parameters]
+
+
+def run_model(net, optimizer, steps, device="cpu"):
+    """Steps with losses of a model that is to give its input back."""
+    for step in steps:
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step)).to(device)
+        optimizer.zero_grad()
+        (net(x) - x).square().mean().backward()
+        optimizer.step()
+
+
+def small_net(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.Tanh(), torch.nn.Linear(24, 16))
+
+
+def go_on(name, values, state, place, **more):
+    """The parameters after another STEPS with a new optimizer that has loaded the state."""
+    parameters = [torch.nn.Parameter(place(value.clone())) for value in values]
+    optimizer = make(name, parameters, **more)
+    optimizer.load_state_dict(state)
+    run(optimizer, parameters, place, range(STEPS + 1, 2 * STEPS + 1))
+    return parameters
 
 
 # --- placements
@@ -135,11 +155,7 @@ def resumes(size):
         expected = alone(name, 2 * STEPS)
         place = dict(ways(size))["by rows"]
         optimizer, parameters = train(name, place)
-        saved = optimizer.state_dict()
-        others = [torch.nn.Parameter(place(whole(p))) for p in parameters]
-        second = make(name, others)
-        second.load_state_dict(saved)
-        run(second, others, place, range(STEPS + 1, 2 * STEPS + 1))
+        others = go_on(name, map(whole, parameters), optimizer.state_dict(), place)
         assert not differing(expected, others), name
 
 
@@ -151,10 +167,7 @@ def takes_state_of_one(size):
         optimizer = make(name, parameters)
         run(optimizer, parameters, lambda gradient: gradient, range(1, STEPS + 1))
         for way, place in ways(size):
-            others = [torch.nn.Parameter(place(p.detach().clone())) for p in parameters]
-            second = make(name, others)
-            second.load_state_dict(optimizer.state_dict())
-            run(second, others, place, range(STEPS + 1, 2 * STEPS + 1))
+            others = go_on(name, map(whole, parameters), optimizer.state_dict(), place)
             assert not differing(expected, others), f"{name} {way}: parameters {differing(expected, others)}"
 
 
@@ -298,10 +311,7 @@ def goes_on_from(file, name, size):
         ("as replicas", lambda value: value, {"process_group": dist.group.WORLD}),
         ("by rows", dict(ways(size))["by rows"], {}),
     ]:
-        others = [torch.nn.Parameter(place(p.clone())) for p in saved["parameters"]]
-        second = make(name, others, **more)
-        second.load_state_dict(saved["optimizer"])
-        run(second, others, place, range(STEPS + 1, 2 * STEPS + 1))
+        others = go_on(name, saved["parameters"], saved["optimizer"], place, **more)
         assert not differing(expected, others), f"{name} {way}: parameters {differing(expected, others)}"
 
 
@@ -332,29 +342,18 @@ def replicas_by_checkpoint(size, folder):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    def model():
-        torch.manual_seed(5)
-        return torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.Tanh(), torch.nn.Linear(24, 16))
-
-    def steps(net, optimizer, numbers):
-        for step in numbers:
-            x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
-            optimizer.zero_grad()
-            (net(x) - x).square().mean().backward()
-            optimizer.step()
-
     for name in ("Shampoo", "Muon"):
-        nets, optimizers = [model(), model()], []
+        nets, optimizers = [small_net(5), small_net(5)], []
         for net in nets:
             optimizers.append(make(name, net.parameters(), process_group=dist.group.WORLD))
-        steps(nets[0], optimizers[0], range(3))
+        run_model(nets[0], optimizers[0], range(3))
         net_state, state = get_state_dict(nets[0], optimizers[0])
         dcp.save({"net": net_state, "optimizer": state}, checkpoint_id=f"{folder}/replicas/{name}")
         net_state, state = get_state_dict(nets[1], optimizers[1])
         dcp.load({"net": net_state, "optimizer": state}, checkpoint_id=f"{folder}/replicas/{name}")
         set_state_dict(nets[1], optimizers[1], model_state_dict=net_state, optim_state_dict=state)
         for net, optimizer in zip(nets, optimizers, strict=True):
-            steps(net, optimizer, range(3, 6))
+            run_model(net, optimizer, range(3, 6))
         assert not differing([p.detach() for p in nets[0].parameters()], nets[1].parameters()), name
 
 
@@ -409,18 +408,13 @@ def offloads(size, device="cpu"):
     from torchium.optim._shared.sharding import local_tensor
 
     def trained(name, policy, steps=3):
-        torch.manual_seed(7)
-        net = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.Tanh(), torch.nn.Linear(24, 16)).to(device)
+        net = small_net(7).to(device)
         mesh = init_device_mesh(device, (size,))
         for layer in net:
             fully_shard(layer, mesh=mesh, offload_policy=policy)
         fully_shard(net, mesh=mesh, offload_policy=policy)
         optimizer = make(name, net.parameters())
-        for step in range(steps):
-            x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step)).to(device)
-            optimizer.zero_grad()
-            (net(x) - x).square().mean().backward()
-            optimizer.step()
+        run_model(net, optimizer, range(steps), device)
         if device == "cpu" and steps:  # PyTorch's own all_gather of DTensors on a GPU over gloo ends the process
             optimizer.consolidate_state_dict()
         return [local_tensor(p).detach().cpu() for p in net.parameters()]
@@ -515,23 +509,3 @@ CASES = {
     3: [equal_bits, states_divided, load, goes_on_with_more, consolidates, state_bytes],
     4: [equal_bits, half_precision, really_trains, state_bytes],
 }
-
-
-def worker(rank, size, folder, cases, backend="gloo"):
-    """Runs the cases; what went wrong goes into a file of this rank."""
-    torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.FileStore(f"{folder}/store", size)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-    failures = []
-    for case in cases:
-        try:
-            function = globals()[case]
-            function(size, *([folder] if "folder" in inspect.signature(function).parameters else []))
-        except Exception:
-            failures.append(f"{case}, rank {rank}: {traceback.format_exc()}")
-        if backend == "gloo":
-            dist.barrier()
-    with open(f"{folder}/failures.{rank}", "a") as file:
-        file.write("\n".join(failures))
-    dist.destroy_process_group()

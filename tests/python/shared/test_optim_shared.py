@@ -10,25 +10,17 @@ import pytest
 import shared_cases
 import torch
 import torchium
-from processes import run_ranks
+from processes import check_cases
 from torchium.optim._shared.group import pack, unpack
-
-
-def start(folder, size, cases, *backend):
-    names = [case.__name__ for case in cases]
-    assert run_ranks(shared_cases.worker, size, str(folder), names, *backend) == [0] * size
-    said = "\n".join((folder / f"failures.{rank}").read_text() for rank in range(size))
-    assert not said.strip(), said
-    (folder / "store").unlink(missing_ok=True)
 
 
 def test_worlds(tmp_path):
     for size, cases in shared_cases.CASES.items():
-        start(tmp_path, size, cases)
+        check_cases(tmp_path, size, cases)
 
 
 def test_host_memory_on_a_mesh_of_gpus(tmp_path):
-    start(tmp_path, 2, [shared_cases.on_a_mesh_of_gpus], "cuda:gloo")
+    check_cases(tmp_path, 2, [shared_cases.on_a_mesh_of_gpus], "cuda:gloo")
 
 
 def test_tensors_as_bytes():
@@ -95,4 +87,4 @@ def test_parameters_offloaded_from_a_gpu(tmp_path):
     """One GPU serves both ranks: gloo's collectives for it go through host memory."""
     if not torch.cuda.is_available():
         pytest.skip("PyTorch finds no GPU")
-    start(tmp_path, 2, [shared_cases.offloads_from_a_gpu], "cuda:gloo")
+    check_cases(tmp_path, 2, [shared_cases.offloads_from_a_gpu], "cuda:gloo")
