@@ -88,15 +88,6 @@ def test_step_directly(kind, fused, device):
     torch.testing.assert_close(model.conv.weight.grad, twin.conv.weight.grad * (SCALE if fused else 1.0))
 
 
-@pytest.mark.parametrize("fused", [None, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_unscale_clip_step_update(kind, fused, device):
-    model, twin = small(device), small(device)
-    train_scaled(model, make(kind, model.parameters(), fused=fused), scaler_for(device), 6, unscale=True)
-    train_clipped(twin, make(kind, twin.parameters()), 6)
-    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
-
-
 @pytest.mark.parametrize("unscale", [False, True], ids=["direct", "unscale_"])
 @pytest.mark.parametrize("fused", [None, True])
 @pytest.mark.parametrize("kind", KINDS)

@@ -72,24 +72,18 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_bags_by_offsets(options, device):
+WEIGHTED = [{"mode": "sum", "include_last_offset": last, "padding_idx": p} for last in (False, True) for p in (None, 4)]
+
+
+@pytest.mark.parametrize(
+    ("options", "weighted"), [(o, False) for o in OPTIONS.values()] + [(o, True) for o in WEIGHTED]
+)
+def test_bags_by_offsets(options, weighted, device):
     model = Bagged(**options).double().to(device)
     last = options.get("include_last_offset", False)
-    tokens, offsets, _ = flat_batch(device, last=last)
+    batch = flat_batch(device, weighted, last)
     y = torch.randn(len(LENGTHS), 3, dtype=torch.float64, device=device)
-    expected = reference(model, single_bags(tokens, offsets, None, last), y)
-    cases.check_all(model, expected, (tokens, offsets), y)
-
-
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("padding", [None, 4])
-def test_weighted_bags(last, padding, device):
-    model = Bagged(mode="sum", include_last_offset=last, padding_idx=padding).double().to(device)
-    tokens, offsets, weights = flat_batch(device, weighted=True, last=last)
-    y = torch.randn(len(LENGTHS), 3, dtype=torch.float64, device=device)
-    expected = reference(model, single_bags(tokens, offsets, weights, last), y)
-    cases.check_all(model, expected, (tokens, offsets, weights), y)
+    cases.check_all(model, reference(model, single_bags(*batch, last), y), batch, y)
 
 
 def test_weights_have_their_gradient(device):

@@ -16,9 +16,6 @@ from torchium.utils.cuda_kernels import CUDAMatrixOps, CUDAMemoryOps  # noqa: E4
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 BOUND = {torch.float64: 1e-12, torch.float32: 3e-4, torch.float16: 2e-3, torch.bfloat16: 8e-3}
-# Products have no condition to magnify anything.
-PRODUCT_BOUND = {**BOUND, torch.float64: 1e-14, torch.float32: 1e-5}
-BATCHES = [(), (3,), (2, 1, 3), (0,), (2, 0)]
 
 
 @pytest.fixture(autouse=True)
@@ -124,10 +121,7 @@ def test_expanded_batches(device):
     close(linalg.kronecker_product(a, a[0, 0]), kron(wide(a), wide(a[0, 0])), 1e-14)
 
 
-# --- products
-
-
-# --- Kronecker products
+# --- other names
 
 
 # The other name of a function, and the same by its first.
