@@ -291,6 +291,10 @@ def product(*arguments, **keywords):
     return lambda: _C.matmul(*arguments, **keywords)
 
 
+def made(first, second, dtype="float32"):
+    return lambda: _C.matmul(ones(*first), ones(*second, dtype=dtype), None)
+
+
 def into(out, **keywords):
     return lambda: _C.matmul(np.eye(2), np.eye(2), out, **keywords)
 
@@ -335,19 +339,11 @@ REFUSED = [
     (lambda: _C.matmul(a := np.eye(3), np.eye(3), a), ValueError, "overlap"),
     (lambda: _C.memory_info("cuda:1000"), RuntimeError, "cuda"),
     # Results that cannot be made:
-    (
-        lambda: _C.matmul(ones(3, 4), ones(5, 6), None),
-        ValueError,
-        r"b has shape \[5, 6\], expected 4 rows, as many as a",
-    ),
-    (
-        lambda: _C.matmul(ones(2, 3, 4), ones(3, 4, 5), None),
-        ValueError,
-        r"leading dimensions \[3\] of b and \[2\] of a",
-    ),
-    (lambda: _C.matmul(ones(4), ones(4, 5), None), ValueError, r"a has shape \[4\], expected a matrix or a batch"),
-    (lambda: _C.matmul(ones(3, 4), ones(), None), ValueError, r"b has shape \[\], expected a matrix or a batch"),
-    (lambda: _C.matmul(ones(2, 2), ones(2, 2, dtype="bool"), None), TypeError, "b has dtype bool"),
+    (made((3, 4), (5, 6)), ValueError, r"b has shape \[5, 6\], expected 4 rows, as many as a"),
+    (made((2, 3, 4), (3, 4, 5)), ValueError, r"leading dimensions \[3\] of b and \[2\] of a"),
+    (made((4,), (4, 5)), ValueError, r"a has shape \[4\], expected a matrix or a batch"),
+    (made((3, 4), ()), ValueError, r"b has shape \[\], expected a matrix or a batch"),
+    (made((2, 2), (2, 2), "bool"), TypeError, "b has dtype bool"),
     (
         lambda: _C.gram(1.0, ones(2, 2), False, 0.5, None),
         TypeError,

@@ -14,6 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+torch.backends.cudnn.allow_tf32 = False  # of float32 convolutions on a GPU, whose operands would have 11 bits
+
 BOUND64 = 1e-10
 BOUND32 = 2e-5
 

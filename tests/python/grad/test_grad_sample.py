@@ -14,13 +14,6 @@ from torch.nn import functional as F  # noqa: E402
 from torchium.utils.cuda_kernels import CUDAGradientOps  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def without_tf32():
-    """PyTorch rounds the operands of float32 convolutions on a GPU to 11 bits unless told not to."""
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield
-
-
 @pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize("name", cases.ALL)
 def test_samples_of(name, batch, device):

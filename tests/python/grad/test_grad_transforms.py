@@ -44,17 +44,22 @@ def flat(value):
     return [t.detach() for t in torch.utils._pytree.tree_flatten(value)[0]]
 
 
+def refuses(watching, words, model, transform, x, expected):
+    """Outside of paused(), in which the transform gives what it should."""
+    with pytest.raises(RuntimeError, match=rf"{words}.*transform of torch\.func.*paused\(\)"):
+        transform(model, x)
+    with watching.paused():
+        for got, wanted in zip(flat(transform(model, x)), expected, strict=True):
+            assert cases.error(got, wanted) < cases.BOUND64
+
+
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize("watching", ["KFAC", "NaturalGradient"])
 def test_watched(watching, transform, device):
     model, x = small(device)
     expected = flat(transform(model, x))
     optimizer = getattr(torchium.optim, watching)(model, lr=0.1)
-    with pytest.raises(RuntimeError, match=r"transform of torch\.func.*paused\(\)"):
-        transform(model, x)
-    with optimizer.paused():
-        for got, wanted in zip(flat(transform(model, x)), expected, strict=True):
-            assert cases.error(got, wanted) < cases.BOUND64
+    refuses(optimizer, "", model, transform, x, expected)
     with torch.no_grad():
         vmap(model)(x)  # nothing could come of it
     optimizer.zero_grad()
@@ -67,11 +72,7 @@ def test_grad_sample_module(transform, device):
     model, x = small(device)
     expected = flat(transform(model, x))
     wrapped = torchium.GradSampleModule(model)
-    with pytest.raises(RuntimeError, match=r"0 \(Linear\).*transform of torch\.func.*paused\(\)"):
-        transform(model, x)
-    with wrapped.paused():
-        for got, wanted in zip(flat(transform(model, x)), expected, strict=True):
-            assert cases.error(got, wanted) < cases.BOUND64
+    refuses(wrapped, r"0 \(Linear\)", model, transform, x, expected)
     wrapped(x).sum().backward()
     assert model[0].weight.grad_sample.shape == (3, 5, 4)
 

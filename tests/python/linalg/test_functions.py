@@ -378,15 +378,10 @@ def test_matmul_streamed_through_a_gpu(device, pinned):
     if pinned:
         a, b = a.pin_memory(), b.pin_memory()
     expected = wide(a) @ wide(b)
-    c = CUDAMemoryOps.memory_efficient_matmul(a, b, memory_budget=1 << 20, device=device)
-    assert c.device.type == "cpu"
-    close(c, expected, 1e-5)
-    c = CUDAMemoryOps.memory_efficient_matmul(a, b.to(device), memory_budget=1 << 20)
-    assert c.device.type == "cpu"
-    close(c, expected, 1e-5)
-    c = CUDAMemoryOps.memory_efficient_matmul(a.to(device), b, memory_budget=1 << 20)
-    assert c.device.type == "cuda"
-    close(c, expected, 1e-5)
+    for left, right, options in ((a, b, {"device": device}), (a, b.to(device), {}), (a.to(device), b, {})):
+        c = CUDAMemoryOps.memory_efficient_matmul(left, right, memory_budget=1 << 20, **options)
+        assert c.device.type == left.device.type
+        close(c, expected, 1e-5)
 
 
 # --- what there is
@@ -402,14 +397,7 @@ def test_devices():
         assert best.type == "cpu"
         assert info["available"] is False and info["reason"]
         return
-    assert set(info) == {
-        "available",
-        "device",
-        "total_memory",
-        "allocated_memory",
-        "cached_memory",
-        "free_memory",
-    }
+    assert set(info) == {"available", "device", *(f"{w}_memory" for w in ("total", "allocated", "cached", "free"))}
     assert 0 < info["free_memory"] <= info["total_memory"]
     assert info["allocated_memory"] <= info["cached_memory"]
     same = {**info, **cuda_kernels.cuda_memory_info("cuda:0")}

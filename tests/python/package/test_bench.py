@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("numpy")
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # the model is small
+
 FOLDER = Path(__file__).resolve().parents[3] / "bench"
 OURS = ["adamw", "muon", "muon-of-torch", "normuon"]
 OURS += ["shampoo", "shampoo-period", "shampoo-share", "soap", "soap-period", "soap-share"]
@@ -22,19 +24,6 @@ SVG = "{http://www.w3.org/2000/svg}"
 def folder(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.delenv("TORCHIUM_PEERS", raising=False)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The model is small: threads would only wait for each other."""
-    from torchium import _C
-
-    before = torch.get_num_threads(), _C.get_num_threads()
-    torch.set_num_threads(1)
-    _C.set_num_threads(1)
-    yield
-    torch.set_num_threads(before[0])
-    _C.set_num_threads(before[1])
 
 
 @pytest.fixture

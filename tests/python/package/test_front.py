@@ -240,8 +240,15 @@ def test_what_the_factory_refuses(arguments, error, words):
 
 
 @pytest.fixture(scope="module")
-def report():
-    return doctor.examine()
+def examined():
+    found = doctor.examine()
+    assert json.loads(json.dumps(found)) == found
+    return json.dumps(found)
+
+
+@pytest.fixture
+def report(examined):
+    return json.loads(examined)
 
 
 def test_doctor_finds_all_well(report):
@@ -259,7 +266,6 @@ def test_doctor_names_files(report):
 
 
 def test_doctor_text_and_json_agree(report):
-    assert json.loads(json.dumps(report)) == report
     text = __main__.text_of(report)
     assert text.startswith(f"Torchium {torchium.__version__}\n")
     assert text.endswith("Problems\n  none")
@@ -279,13 +285,11 @@ def test_doctor_tries_a_kernel(report, tmp_path, monkeypatch):
 
 
 def test_doctor_tells_what_is_wrong(report):
-    report = json.loads(json.dumps(report))
     doctor._problem(report, "the moon is full", "wait")
     assert "1.            the moon is full. Wait." in __main__.text_of(report)
 
 
 def test_doctor_sees_that_versions_differ(report):
-    report = json.loads(json.dumps(report))
     report["package"]["installed_version"] = "9.9.9"
     doctor._compare_versions(report)
     assert "9.9.9" in report["problems"][0]["what"]
@@ -329,7 +333,6 @@ def test_doctor_names_openblas(report):
 
 
 def test_doctor_sees_a_gpu_that_only_torch_uses(report):
-    report = json.loads(json.dumps(report))
     report["torch"] |= {"gpus": ["NVIDIA H200"], "hip": None}
     report["library"]["backends"] = [{"name": "cuda", "available": False, "reason": "no driver; install it"}]
     doctor._compare_cuda(report)
@@ -340,7 +343,6 @@ def test_doctor_sees_a_gpu_that_only_torch_uses(report):
 
 def test_doctor_reports_a_test_that_fails(monkeypatch, report):
     monkeypatch.setattr(selftest, "_LARGEST_RESIDUAL", 1e-30)
-    report = json.loads(json.dumps(report))
     tests = doctor._run_tests(report)
     assert [test for test in tests if test["passed"] is False]
     assert "residual" in report["problems"][0]["what"]

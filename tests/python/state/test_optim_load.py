@@ -21,12 +21,10 @@ from optim_cases import (
     small,
     square,
     square_batch,
-    tensors_of,
     through_file,
     train,
     trained,
 )
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
@@ -179,18 +177,6 @@ def test_state_of_another_kind_is_refused(kind, steps, device):
     assert_go_on_alike(model, optimizer, again, other, steps=2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_another_default_device(kind, device):
-    """What is on the host stays there inside `with torch.device(...)`, which libraries use to make models."""
-    model, optimizer = trained(kind, device, 3)
-    twin, other = fresh(kind, model)
-    with torch.device("meta"):
-        state = optimizer.state_dict()
-        other.load_state_dict(copy.deepcopy(state))
-    assert_same_bits(tensors_of(optimizer), tensors_of(other))
-    assert_go_on_alike(model, optimizer, twin, other)
-
-
 @pytest.mark.parametrize("left", [0, 8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_that_was_resized(kind, left, device):
@@ -235,14 +221,3 @@ def test_state_of_a_model_of_another_dtype(kind, dtypes, device):
             assert steps == expected or (expected is None and steps in (4, 5))
         train(twin, other, 3)
         assert all(p.isfinite().all() for p in twin.parameters())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_distributed_checkpoint_state_dicts(kind, device):
-    """torch.distributed.checkpoint makes the state of a fresh optimizer by a step with zero gradients and lr 0."""
-    model, optimizer = trained(kind, device, 4)
-    state = get_optimizer_state_dict(model, optimizer)
-    twin, other = fresh(kind, model)
-    set_optimizer_state_dict(twin, other, copy.deepcopy(state))
-    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
-    assert_go_on_alike(model, optimizer, twin, other)
