@@ -8,8 +8,17 @@
 
 #include "errors.h"
 
-/* "NAME must be EXPECTED, got an object of type TYPE". */
-static int wrong_type(PyObject *value, const char *name, const char *expected)
+int py_wrong_type(PyObject *value, const char *expected)
+{
+    PyObject *type = py_type_name(value);
+    if (type != NULL) {
+        PyErr_Format(PyExc_TypeError, "%s, got an object of type %U", expected, type);
+        Py_DECREF(type);
+    }
+    return -1;
+}
+
+int py_refuse_type(PyObject *value, const char *name, const char *expected)
 {
     PyObject *type = py_type_name(value);
     if (type != NULL) {
@@ -109,7 +118,7 @@ int py_take_double(PyObject *value, const char *name, double *result)
     if (number == -1.0 && PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
             PyErr_Clear();
-            return wrong_type(value, name, "a real number");
+            return py_refuse_type(value, name, "a real number");
         }
         return -1;
     }
@@ -124,7 +133,7 @@ int py_take_double(PyObject *value, const char *name, double *result)
 int py_take_int(PyObject *value, const char *name, int64_t low, int64_t high, int64_t *result)
 {
     if (!PyIndex_Check(value)) {
-        return wrong_type(value, name, "an integer");
+        return py_refuse_type(value, name, "an integer");
     }
     if (py_check_readable(value, name) < 0) {
         return -1;
@@ -153,10 +162,36 @@ int py_take_int(PyObject *value, const char *name, int64_t low, int64_t high, in
     return 0;
 }
 
+int py_take_ints(PyObject *tuple, const char *name, int64_t low, int64_t high, int64_t *results)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); i++) {
+        if (py_take_int(PyTuple_GetItem(tuple, i), name, low, high, &results[i]) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int py_take_extent(PyObject *sizes, const char *name, int64_t low, int64_t high, int64_t *results)
+{
+    char label[32];
+    Py_ssize_t length = PyTuple_Size(sizes);
+    int failed = length < 1 || length > 3;
+    if (failed) {
+        PyErr_Format(PyExc_ValueError, "%s must have 1 to 3 numbers, got %zd", name, length);
+    }
+    for (Py_ssize_t i = 0; i < length && !failed; i++) {
+        snprintf(label, sizeof label, "%s[%d]", name, (int)i);
+        failed = py_take_int(PyTuple_GetItem(sizes, i), label, low, high, &results[i]) < 0;
+    }
+    Py_DECREF(sizes);
+    return failed ? -1 : (int)length;
+}
+
 int py_take_bool(PyObject *value, const char *name, bool *result)
 {
     if (!PyBool_Check(value)) {
-        return wrong_type(value, name, "True or False");
+        return py_refuse_type(value, name, "True or False");
     }
     *result = value == Py_True;
     return 0;
@@ -165,7 +200,7 @@ int py_take_bool(PyObject *value, const char *name, bool *result)
 int py_take_string(PyObject *value, const char *name, const char **result)
 {
     if (!PyUnicode_Check(value)) {
-        return wrong_type(value, name, "a string");
+        return py_refuse_type(value, name, "a string");
     }
     Py_ssize_t length = 0;
     const char *text = PyUnicode_AsUTF8AndSize(value, &length);
@@ -206,6 +241,23 @@ int py_take_word(PyObject *value, const char *name, const char *const *words, in
     list_words(words, list, sizeof list);
     PyErr_Format(PyExc_ValueError, "%s must be %s, got %R", name, list, value);
     return -1;
+}
+
+void py_append(PyObject **list, PyObject *item)
+{
+    if (item == NULL || PyList_Append(*list, item) < 0) {
+        Py_CLEAR(*list);
+    }
+    Py_XDECREF(item);
+}
+
+PyObject *py_list_numbers(const int64_t *numbers, int64_t count)
+{
+    PyObject *list = PyList_New(0);
+    for (int64_t i = 0; list != NULL && i < count; i++) {
+        py_append(&list, PyLong_FromLongLong(numbers[i]));
+    }
+    return list;
 }
 
 int py_take_device(PyObject *value, const char *name, tch_device *result)

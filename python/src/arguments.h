@@ -27,6 +27,11 @@ int py_arguments(const char *function, const char *const *names, int required, P
         return NULL;                                                                                                   \
     }
 
+/* "EXPECTED, got an object of type TYPE" and "NAME must be EXPECTED, got an object of type TYPE", as a TypeError; an
+ * object is not asked to describe itself. Always -1. */
+int py_wrong_type(PyObject *value, const char *expected);
+int py_refuse_type(PyObject *value, const char *name, const char *expected);
+
 /* Refuses a tensor whose storage was shrunk under it, before its own __float__ or __index__ reads what is gone. */
 int py_check_readable(PyObject *value, const char *name);
 
@@ -35,6 +40,13 @@ int py_take_double(PyObject *value, const char *name, double *result);
 
 /* An integer between `low` and `high`. */
 int py_take_int(PyObject *value, const char *name, int64_t low, int64_t high, int64_t *result);
+
+/* As many integers as the tuple has. */
+int py_take_ints(PyObject *tuple, const char *name, int64_t low, int64_t high, int64_t *results);
+
+/* One to three integers of a sequence that is to be released, with names such as "kernel[0]" in messages; returns how
+ * many. */
+int py_take_extent(PyObject *sizes, const char *name, int64_t low, int64_t high, int64_t *results);
 
 int py_take_bool(PyObject *value, const char *name, bool *result);
 
@@ -49,5 +61,11 @@ int py_take_device(PyObject *value, const char *name, tch_device *result);
 
 /* "float32" and so on. */
 int py_take_dtype(PyObject *value, const char *name, tch_dtype *result);
+
+/* Appends a new reference and drops it; where that fails, or there is none, the list is dropped and becomes NULL. */
+void py_append(PyObject **list, PyObject *item);
+
+/* A list of integers, or NULL with an exception set. */
+PyObject *py_list_numbers(const int64_t *numbers, int64_t count);
 
 #endif

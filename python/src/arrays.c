@@ -198,7 +198,7 @@ int py_array_borrow_new(py_array *array, const py_operand *operand, const DLPack
     return 0;
 }
 
-static void release(py_array *array)
+static void release_array(py_array *array)
 {
     if (array->versioned != NULL && array->versioned->deleter != NULL) {
         array->versioned->deleter(array->versioned);
@@ -210,6 +210,27 @@ static void release(py_array *array)
 }
 
 /* --- all arrays of a call ---------------------------------------------------------------------------------------- */
+
+int py_operands_make(py_operands *operands, size_t count)
+{
+    *operands =
+        (py_operands){PyMem_Calloc(count + 1, sizeof *operands->operands),
+                      PyMem_Calloc(count + 1, sizeof *operands->arrays), PyMem_Calloc(count + 1, sizeof(void *))};
+    if (operands->operands == NULL || operands->arrays == NULL || operands->tensors == NULL) {
+        py_operands_free(operands);
+        PyErr_NoMemory();
+        return -1;
+    }
+    return 0;
+}
+
+void py_operands_free(py_operands *operands)
+{
+    PyMem_Free(operands->operands);
+    PyMem_Free(operands->arrays);
+    PyMem_Free((void *)operands->tensors);
+    *operands = (py_operands){NULL, NULL, NULL};
+}
 
 static bool is_absent(const py_operand *operand)
 {
@@ -326,8 +347,8 @@ static bool any_on_gpu(const py_array *arrays, tch_tensor *const *tensors, int c
     return false;
 }
 
-static int take(py_array *arrays, tch_tensor **tensors, const py_operand *operands, int count, PyObject *given,
-                py_stream *stream)
+static int take_all(py_array *arrays, tch_tensor **tensors, const py_operand *operands, int count, PyObject *given,
+                    py_stream *stream)
 {
     bool is_given = given != NULL && given != Py_None;
     int64_t number = 0;
@@ -355,7 +376,7 @@ int py_arrays_take(py_array *arrays, tch_tensor **tensors, const py_operand *ope
     for (int i = 0; i < count; i++) {
         tensors[i] = NULL;
     }
-    if (take(arrays, tensors, operands, count, given, stream) < 0) {
+    if (take_all(arrays, tensors, operands, count, given, stream) < 0) {
         py_arrays_release(arrays, tensors, count);
         return -1;
     }
@@ -368,7 +389,7 @@ void py_arrays_release(py_array *arrays, tch_tensor *const *tensors, int count)
     PyErr_Fetch(&kind, &value, &trace);
     for (int i = 0; i < count; i++) {
         if (tensors[i] != NULL) {
-            release(&arrays[i]);
+            release_array(&arrays[i]);
         }
     }
     PyErr_Restore(kind, value, trace);

@@ -41,6 +41,17 @@ typedef struct py_stream {
     bool asked;   /* the arrays' library was asked for it */
 } py_stream;
 
+/* The arrays of a call whose number is known at run time. */
+typedef struct py_operands {
+    py_operand *operands;
+    py_array *arrays;
+    tch_tensor **tensors; /* NULL where there is none */
+} py_operands;
+
+/* Room for so many arrays; 0, or -1 with an exception set. */
+int py_operands_make(py_operands *operands, size_t count);
+void py_operands_free(py_operands *operands);
+
 /* Takes all arrays of a call: tensors[i] becomes that of operands[i], or NULL where the object is NULL or None
  * and may be. `given`
  * is NULL, None or the number of a stream; without one, the stream is what the library of the first array on a GPU is

@@ -1,8 +1,11 @@
 /* See chunks.h. */
 #include "chunks.h"
 
+#include <string.h>
+
+#include "arguments.h"
 #include "errors.h"
-#include "optim_config.h"
+#include "memory.h"
 
 #define STATE_ALIGNMENT 256
 
@@ -45,7 +48,7 @@ static int add_chunk(py_chunks *chunks, int64_t bytes, void **pointer)
     return 0;
 }
 
-static tch_status allocate(void *user, int64_t bytes, void **pointer)
+static tch_status allocate_chunk(void *user, int64_t bytes, void **pointer)
 {
     py_chunks *chunks = user;
     PyGILState_STATE gil = PyGILState_Ensure();
@@ -57,7 +60,7 @@ static tch_status allocate(void *user, int64_t bytes, void **pointer)
     return failed ? TCH_ERR_OUT_OF_MEMORY : TCH_OK;
 }
 
-static void release(void *user, void *pointer, int64_t bytes)
+static void release_chunk(void *user, void *pointer, int64_t bytes)
 {
     py_chunks *chunks = user;
     PyGILState_STATE gil = PyGILState_Ensure();
@@ -75,7 +78,7 @@ static void release(void *user, void *pointer, int64_t bytes)
 
 tch_state_allocator py_chunks_allocator(py_chunks *chunks)
 {
-    return (tch_state_allocator){sizeof(tch_state_allocator), allocate, release, chunks};
+    return (tch_state_allocator){sizeof(tch_state_allocator), allocate_chunk, release_chunk, chunks};
 }
 
 int py_chunks_fail(py_chunks *chunks, tch_status status)
@@ -89,7 +92,8 @@ int py_chunks_fail(py_chunks *chunks, tch_status status)
     return -1;
 }
 
-PyObject *py_chunks_owner(const py_chunks *chunks, const char *data, PyObject *other)
+/* Who keeps this memory alive: the caller's own object, or `other` where the memory is the library's. Borrowed. */
+static PyObject *owner_of(const py_chunks *chunks, const char *data, PyObject *other)
 {
     for (int32_t i = 0; i < chunks->count; i++) {
         const py_chunk *chunk = &chunks->list[i];
@@ -98,6 +102,12 @@ PyObject *py_chunks_owner(const py_chunks *chunks, const char *data, PyObject *o
         }
     }
     return other;
+}
+
+PyObject *py_chunks_describe(const py_chunks *chunks, const tch_optim_state *state, PyObject *other, void *stream)
+{
+    PyObject *memory = py_memory_wrap(state->tensor, owner_of(chunks, state->tensor->data, other), stream);
+    return memory == NULL ? NULL : Py_BuildValue("(siN)", strrchr(state->name, '/') + 1, (int)state->parameter, memory);
 }
 
 int py_chunks_traverse(const py_chunks *chunks, visitproc visit, void *arg)

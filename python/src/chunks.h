@@ -26,8 +26,8 @@ tch_state_allocator py_chunks_allocator(py_chunks *chunks);
 /* Sets the exception of a failed call, the one that `allocate` raised if it did. Always -1. */
 int py_chunks_fail(py_chunks *chunks, tch_status status);
 
-/* Who keeps this memory alive: the caller's own object, or `other` where the memory is the library's. Borrowed. */
-PyObject *py_chunks_owner(const py_chunks *chunks, const char *data, PyObject *other);
+/* (name, parameter or layer, memory) of a tensor of the state; a name may have slashes in it before the last. */
+PyObject *py_chunks_describe(const py_chunks *chunks, const tch_optim_state *state, PyObject *other, void *stream);
 
 int py_chunks_traverse(const py_chunks *chunks, visitproc visit, void *arg);
 

@@ -3,12 +3,11 @@
 
 #include "arguments.h"
 #include "errors.h"
-#include "optim_config.h"
 
 /* --- collectives ------------------------------------------------------------------------------------------------- */
 
-static tch_status call(py_comm *group, const char *operation, const void *send, void *receive, PyObject *numbers,
-                       void *stream)
+static tch_status call_collective(py_comm *group, const char *operation, const void *send, void *receive,
+                                  PyObject *numbers, void *stream)
 {
     PyObject *result = numbers == NULL ? NULL
                                        : PyObject_CallFunction(group->collective, "sKKOK", operation,
@@ -24,22 +23,10 @@ static tch_status call(py_comm *group, const char *operation, const void *send, 
     return TCH_OK;
 }
 
-static PyObject *list_of(const int64_t *numbers, int32_t count)
-{
-    PyObject *list = PyList_New(count);
-    for (int32_t i = 0; list != NULL && i < count; i++) {
-        PyObject *number = PyLong_FromLongLong(numbers[i]);
-        if (number == NULL || PyList_SetItem(list, i, number) < 0) {
-            Py_CLEAR(list);
-        }
-    }
-    return list;
-}
-
 static tch_status all_gather(void *user, const void *send, void *receive, int64_t bytes, void *stream)
 {
     PyGILState_STATE gil = PyGILState_Ensure();
-    tch_status status = call(user, "all_gather", send, receive, PyLong_FromLongLong(bytes), stream);
+    tch_status status = call_collective(user, "all_gather", send, receive, PyLong_FromLongLong(bytes), stream);
     PyGILState_Release(gil);
     return status;
 }
@@ -48,10 +35,10 @@ static tch_status all_to_all(void *user, const void *send, void *receive, const 
 {
     py_comm *group = user;
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *numbers =
-        Py_BuildValue("NNNN", list_of(counts->send_offsets, group->size), list_of(counts->send_bytes, group->size),
-                      list_of(counts->receive_offsets, group->size), list_of(counts->receive_bytes, group->size));
-    tch_status status = call(group, "all_to_all", send, receive, numbers, stream);
+    PyObject *numbers = Py_BuildValue(
+        "NNNN", py_list_numbers(counts->send_offsets, group->size), py_list_numbers(counts->send_bytes, group->size),
+        py_list_numbers(counts->receive_offsets, group->size), py_list_numbers(counts->receive_bytes, group->size));
+    tch_status status = call_collective(group, "all_to_all", send, receive, numbers, stream);
     PyGILState_Release(gil);
     return status;
 }
@@ -59,7 +46,7 @@ static tch_status all_to_all(void *user, const void *send, void *receive, const 
 static tch_status reduce_max(void *user, int32_t *values, int32_t count, void *stream)
 {
     PyGILState_STATE gil = PyGILState_Ensure();
-    tch_status status = call(user, "reduce_max", values, values, PyLong_FromLong(count), stream);
+    tch_status status = call_collective(user, "reduce_max", values, values, PyLong_FromLong(count), stream);
     PyGILState_Release(gil);
     return status;
 }
@@ -107,6 +94,11 @@ bool py_comm_raise(py_comm *group)
     return true;
 }
 
+int py_comm_fail(py_comm *group, py_chunks *memory, tch_status status)
+{
+    return py_comm_raise(group) ? -1 : py_chunks_fail(memory, status);
+}
+
 int py_comm_traverse(const py_comm *group, visitproc visit, void *arg)
 {
     Py_VISIT(group->collective);
@@ -134,12 +126,8 @@ static int take_sizes(PyObject *tuple, int32_t count, int64_t *sizes)
     if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) > TCH_MAX_RANK || (count >= 0 && PyTuple_Size(tuple) != count)) {
         return py_wrong_type(tuple, "a shard's start, size and offset must be tuples, as long as the shape");
     }
-    for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); i++) {
-        if (py_take_int(PyTuple_GetItem(tuple, i), "a size of a placement", 0, INT64_MAX / 8, &sizes[i]) < 0) {
-            return -1;
-        }
-    }
-    return (int)PyTuple_Size(tuple);
+    bool failed = py_take_ints(tuple, "a size of a placement", 0, INT64_MAX / 8, sizes) < 0;
+    return failed ? -1 : (int)PyTuple_Size(tuple);
 }
 
 static int take_shard(PyObject *tuple, int32_t ndim, tch_shard *shard)

@@ -3,6 +3,7 @@
 #ifndef TORCHIUM_PYTHON_COMM_H
 #define TORCHIUM_PYTHON_COMM_H
 
+#include "chunks.h"
 #include "python.h"
 
 typedef struct py_comm {
@@ -19,6 +20,9 @@ int py_comm_open(PyObject *given, py_comm *group);
 
 /* Raises what `collective` has raised: true where there was something. */
 bool py_comm_raise(py_comm *group);
+
+/* Sets the exception of a failed call: what the group or the memory has raised, or the status'. Always -1. */
+int py_comm_fail(py_comm *group, py_chunks *memory, tch_status status);
 
 int py_comm_traverse(const py_comm *group, visitproc visit, void *arg);
 void py_comm_clear(py_comm *group);

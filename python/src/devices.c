@@ -49,23 +49,14 @@ static PyObject *describe_device(tch_device device)
     tch_device_info info = TCH_DEVICE_INFO_INIT;
     tch_status status;
     char text[32];
-    Py_BEGIN_ALLOW_THREADS status = tch_device_info_get(device, &info);
-    Py_END_ALLOW_THREADS if (status != TCH_OK)
-    {
+    PY_UNLOCKED(status, tch_device_info_get(device, &info));
+    if (status != TCH_OK) {
         return py_fail(status);
     }
     return Py_BuildValue("{s:s,s:N,s:N,s:L,s:L,s:(ii),s:i}", "device", py_device_text(device, text, sizeof text),
                          "name", py_text(info.name), "features", py_text(info.features), "total_memory",
                          (long long)info.total_memory, "free_memory", (long long)info.free_memory, "capability",
                          (int)info.compute_major, (int)info.compute_minor, "processors", (int)info.processors);
-}
-
-/* Appends a new reference and drops it. */
-static int append(PyObject *list, PyObject *item)
-{
-    int failed = item == NULL || PyList_Append(list, item) < 0;
-    Py_XDECREF(item);
-    return failed ? -1 : 0;
 }
 
 static PyObject *devices(PyObject *module, PyObject *unused)
@@ -77,9 +68,7 @@ static PyObject *devices(PyObject *module, PyObject *unused)
     for (int t = 0; list != NULL && t < 2; t++) {
         int32_t count = tch_device_count(types[t]);
         for (int32_t i = 0; list != NULL && i < count; i++) {
-            if (append(list, describe_device((tch_device){(int32_t)types[t], i})) < 0) {
-                Py_CLEAR(list);
-            }
+            py_append(&list, describe_device((tch_device){(int32_t)types[t], i}));
         }
     }
     return list;
@@ -104,9 +93,7 @@ static PyObject *backends(PyObject *module, PyObject *unused)
     (void)unused;
     int32_t count = tch_backend_count();
     for (int32_t i = 0; list != NULL && i < count; i++) {
-        if (append(list, describe_backend(i)) < 0) {
-            Py_CLEAR(list);
-        }
+        py_append(&list, describe_backend(i));
     }
     return list;
 }
@@ -155,7 +142,7 @@ static PyObject *memory_info(PyObject *module, PyObject *argument)
                          (long long)sum.peak, "requests", (long long)sum.requests, "misses", (long long)sum.misses);
 }
 
-static tch_status trim(tch_context *context, void *user)
+static tch_status trim_context(tch_context *context, void *user)
 {
     return tch_memory_trim(context, *(const int64_t *)user);
 }
@@ -167,13 +154,13 @@ static PyObject *trim_pool(PY_ARGUMENTS)
     int64_t keep = 0;
     if (py_take_device(v[0], "device", &device) < 0 ||
         (v[1] != NULL && py_take_int(v[1], "keep", 0, INT64_MAX, &keep) < 0) ||
-        py_contexts_visit(device, trim, &keep) < 0) {
+        py_contexts_visit(device, trim_context, &keep) < 0) {
         return NULL;
     }
     return Py_NewRef(Py_None);
 }
 
-static tch_status wait_for(tch_context *context, void *user)
+static tch_status wait_for_context(tch_context *context, void *user)
 {
     (void)user;
     return tch_context_synchronize(context);
@@ -183,7 +170,7 @@ static PyObject *synchronize(PyObject *module, PyObject *argument)
 {
     tch_device device;
     (void)module;
-    if (py_take_device(argument, "device", &device) < 0 || py_contexts_visit(device, wait_for, NULL) < 0) {
+    if (py_take_device(argument, "device", &device) < 0 || py_contexts_visit(device, wait_for_context, NULL) < 0) {
         return NULL;
     }
     return Py_NewRef(Py_None);

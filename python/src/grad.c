@@ -14,16 +14,6 @@ static int take_layer(PyObject *layer, PyObject *scale, tch_layer *result)
     return scale == NULL ? 0 : py_take_double(scale, "scale", &result->scale);
 }
 
-static int take_parts(PyObject *value, tch_grad_part *parts)
-{
-    int64_t number;
-    if (py_take_int(value, "parts", TCH_GRAD_WEIGHT, TCH_GRAD_BOTH, &number) < 0) {
-        return -1;
-    }
-    *parts = (tch_grad_part)number;
-    return 0;
-}
-
 /* --- gradients --------------------------------------------------------------------------------------------------- */
 
 static PyObject *grad_samples(PY_ARGUMENTS)
@@ -38,19 +28,28 @@ static PyObject *grad_samples(PY_ARGUMENTS)
     return py_call_end(&call);
 }
 
-static PyObject *grad_norms(PY_ARGUMENTS)
+typedef tch_status reduction(tch_context *, const tch_layer *, const tch_tensor *, const tch_tensor *, tch_grad_part,
+                             int32_t, tch_tensor *);
+
+/* What is added up over samples: their squared norms, or inner products. */
+static PyObject *reduce_samples(PyObject *const *v, const char *const *names, reduction *reduce)
 {
-    PY_TAKE("grad_norms", 6, "layer", "input", "output_gradient", "parts", "accumulate", "norms", "scale", "stream");
     tch_layer layer;
-    tch_grad_part parts;
+    int64_t parts;
     bool accumulate;
-    if (take_layer(v[0], v[6], &layer) < 0 || take_parts(v[3], &parts) < 0 ||
+    if (take_layer(v[0], v[6], &layer) < 0 || py_take_int(v[3], "parts", TCH_GRAD_WEIGHT, TCH_GRAD_BOTH, &parts) < 0 ||
         py_take_bool(v[4], "accumulate", &accumulate) < 0) {
         return NULL;
     }
     PY_BEGIN(v[7], NULL, PY_IN(1), PY_IN(2), PY_OUT(5));
-    PY_CALL(call, tch_grad_norms(call.context, &layer, t[0], t[1], parts, accumulate, t[2]));
+    PY_CALL(call, reduce(call.context, &layer, t[0], t[1], (tch_grad_part)parts, accumulate, t[2]));
     return py_call_end(&call);
+}
+
+static PyObject *grad_norms(PY_ARGUMENTS)
+{
+    PY_TAKE("grad_norms", 6, "layer", "input", "output_gradient", "parts", "accumulate", "norms", "scale", "stream");
+    return reduce_samples(v, names, tch_grad_norms);
 }
 
 static PyObject *grad_weighted_sum(PY_ARGUMENTS)
@@ -70,16 +69,7 @@ static PyObject *grad_weighted_sum(PY_ARGUMENTS)
 static PyObject *grad_gram(PY_ARGUMENTS)
 {
     PY_TAKE("grad_gram", 6, "layer", "input", "output_gradient", "parts", "accumulate", "gram", "scale", "stream");
-    tch_layer layer;
-    tch_grad_part parts;
-    bool accumulate;
-    if (take_layer(v[0], v[6], &layer) < 0 || take_parts(v[3], &parts) < 0 ||
-        py_take_bool(v[4], "accumulate", &accumulate) < 0) {
-        return NULL;
-    }
-    PY_BEGIN(v[7], NULL, PY_IN(1), PY_IN(2), PY_OUT(5));
-    PY_CALL(call, tch_grad_gram(call.context, &layer, t[0], t[1], parts, accumulate, t[2]));
-    return py_call_end(&call);
+    return reduce_samples(v, names, tch_grad_gram);
 }
 
 static PyObject *grad_dots(PY_ARGUMENTS)
@@ -137,32 +127,23 @@ static PyObject *grad_natural_weights(PY_ARGUMENTS)
 
 /* --- curvature --------------------------------------------------------------------------------------------------- */
 
-static int take_sharing(PyObject *value, tch_sharing *sharing)
-{
-    static const char *const words[] = {"expand", "reduce", NULL};
-    int index;
-    if (py_take_word(value, "sharing", words, &index) < 0) {
-        return -1;
-    }
-    *sharing = (tch_sharing)index;
-    return 0;
-}
-
 static PyObject *grad_factors(PY_ARGUMENTS)
 {
     PY_TAKE("grad_factors", 9, "layer", "input", "output_gradient", "bias", "sharing", "alpha", "beta", "input_factor",
             "output_factor", "scale", "stream");
+    static const char *const sharings[] = {"expand", "reduce", NULL};
     tch_layer layer;
-    tch_sharing sharing;
     double alpha, beta;
     bool bias;
+    int sharing;
     if (take_layer(v[0], v[9], &layer) < 0 || py_take_bool(v[3], "bias", &bias) < 0 ||
-        take_sharing(v[4], &sharing) < 0 || py_take_double(v[5], "alpha", &alpha) < 0 ||
+        py_take_word(v[4], "sharing", sharings, &sharing) < 0 || py_take_double(v[5], "alpha", &alpha) < 0 ||
         py_take_double(v[6], "beta", &beta) < 0) {
         return NULL;
     }
     PY_BEGIN(v[10], NULL, PY_MAYBE_IN(1), PY_MAYBE_IN(2), PY_MAYBE_OUT(7), PY_MAYBE_OUT(8));
-    PY_CALL(call, tch_grad_factors(call.context, &layer, t[0], t[1], bias, sharing, alpha, beta, t[2], t[3]));
+    PY_CALL(call,
+            tch_grad_factors(call.context, &layer, t[0], t[1], bias, (tch_sharing)sharing, alpha, beta, t[2], t[3]));
     return py_call_end(&call);
 }
 

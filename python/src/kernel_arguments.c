@@ -84,16 +84,6 @@ void py_launch_free(py_launch *launch)
 
 /* --- numbers and structs ----------------------------------------------------------------------------------------- */
 
-static int wrong_kind(PyObject *object, const py_parameter *parameter, const char *expected)
-{
-    PyObject *type = py_type_name(object);
-    if (type != NULL) {
-        PyErr_Format(PyExc_TypeError, "%s must be %s, got an object of type %U", parameter->label, expected, type);
-        Py_DECREF(type);
-    }
-    return -1;
-}
-
 /* NumPy's bool is an integer to nobody but C. */
 static bool is_numpy_bool(PyObject *object)
 {
@@ -129,7 +119,7 @@ static int take_real(PyObject *object, const py_parameter *parameter, tch_kernel
             return -1;
         }
         PyErr_Clear();
-        return wrong_kind(object, parameter, "a real number");
+        return py_refuse_type(object, parameter->label, "a real number");
     }
     *argument = (tch_kernel_argument)TCH_ARGUMENT_REAL(number);
     return 0;
@@ -146,7 +136,7 @@ static int take_struct(PyObject *object, const py_parameter *parameter, tch_kern
             return -1;
         }
         PyErr_Clear();
-        return wrong_kind(object, parameter, "bytes or a struct of ctypes or NumPy");
+        return py_refuse_type(object, parameter->label, "bytes or a struct of ctypes or NumPy");
     }
     if (PyBytes_AsStringAndSize(*bytes, &data, &size) < 0) {
         return -1;
@@ -167,7 +157,7 @@ static int take_value(PyObject *object, const py_parameter *parameter, tch_kerne
         return take_struct(object, parameter, argument, bytes);
     }
     if (py_table_of(object) != NULL) {
-        return wrong_kind(object, parameter, "a number");
+        return py_refuse_type(object, parameter->label, "a number");
     }
     return parameter->is.what == TCH_PARAMETER_REAL ? take_real(object, parameter, argument)
                                                     : take_integer(object, parameter, argument);

@@ -15,11 +15,6 @@ int py_kfac_enter(py_kfac *self)
     return py_runner_enter(&self->on, "Kfac", self->kfac != NULL);
 }
 
-int py_kfac_fail(py_kfac *self, tch_status status)
-{
-    return py_comm_raise(&self->group) ? -1 : py_chunks_fail(&self->memory, status);
-}
-
 /* --- what a step calls ------------------------------------------------------------------------------------------- */
 
 static int observe_arrays(py_kfac *self, int32_t layer, double scale, const py_operand *operands, PyObject *given)
@@ -34,9 +29,7 @@ static int observe_arrays(py_kfac *self, int32_t layer, double scale, const py_o
     py_arrays_device(tensors, 3); /* page-locked memory counts as the CPU's */
     int failed = py_runner_follow(&self->on, stream.handle) < 0;
     if (!failed) {
-        Py_BEGIN_ALLOW_THREADS;
-        status = tch_kfac_observe(self->kfac, layer, tensors[0], tensors[1], scale, tensors[2]);
-        Py_END_ALLOW_THREADS;
+        PY_UNLOCKED(status, tch_kfac_observe(self->kfac, layer, tensors[0], tensors[1], scale, tensors[2]));
     }
     if (status != TCH_OK) {
         failed = py_chunks_fail(&self->memory, status) < 0;
@@ -45,7 +38,7 @@ static int observe_arrays(py_kfac *self, int32_t layer, double scale, const py_o
     return failed ? -1 : 0;
 }
 
-static PyObject *observe(PY_ARGUMENTS)
+static PyObject *observe_layer(PY_ARGUMENTS)
 {
     PY_TAKE("observe", 4, "layer", "input", "output_gradient", "scale", "grad_scale", "stream");
     py_kfac *self = (py_kfac *)object;
@@ -62,7 +55,7 @@ static PyObject *observe(PY_ARGUMENTS)
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *refresh(PY_ARGUMENTS)
+static PyObject *refresh_layers(PY_ARGUMENTS)
 {
     PY_TAKE_NONE("refresh");
     py_kfac *self = (py_kfac *)object;
@@ -70,11 +63,9 @@ static PyObject *refresh(PY_ARGUMENTS)
     if (py_kfac_enter(self) < 0) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS;
-    status = tch_kfac_refresh(self->kfac);
-    Py_END_ALLOW_THREADS;
+    PY_UNLOCKED(status, tch_kfac_refresh(self->kfac));
     if (status != TCH_OK && self->group.comm != NULL) {
-        py_kfac_fail(self, status);
+        py_comm_fail(&self->group, &self->memory, status);
         py_runner_leave(&self->on);
         return NULL;
     }
@@ -86,24 +77,22 @@ static int precondition_arrays(py_kfac *self, double lr, PyObject *given)
     int32_t total = 2 * self->count;
     py_stream stream;
     tch_status status = TCH_OK;
-    if (py_arrays_take(self->arrays, self->tensors, self->operands, total, given, &stream) < 0) {
+    if (py_arrays_take(self->step.arrays, self->step.tensors, self->step.operands, total, given, &stream) < 0) {
         return -1;
     }
-    py_arrays_device(self->tensors, total);
+    py_arrays_device(self->step.tensors, total);
     int failed = py_runner_follow(&self->on, stream.handle) < 0;
     if (!failed) {
-        Py_BEGIN_ALLOW_THREADS;
-        status = tch_kfac_precondition(self->kfac, lr, total, self->tensors);
-        Py_END_ALLOW_THREADS;
+        PY_UNLOCKED(status, tch_kfac_precondition(self->kfac, lr, total, self->step.tensors));
     }
     if (status != TCH_OK) {
-        failed = py_kfac_fail(self, status) < 0;
+        failed = py_comm_fail(&self->group, &self->memory, status) < 0;
     }
-    py_arrays_release(self->arrays, self->tensors, total);
+    py_arrays_release(self->step.arrays, self->step.tensors, total);
     return failed ? -1 : 0;
 }
 
-static PyObject *precondition(PY_ARGUMENTS)
+static PyObject *precondition_gradients(PY_ARGUMENTS)
 {
     PY_TAKE("precondition", 2, "lr", "gradients", "stream");
     py_kfac *self = (py_kfac *)object;
@@ -126,7 +115,7 @@ static PyObject *precondition(PY_ARGUMENTS)
                      PyTuple_Size(gradients), 2 * (int)self->count);
     } else {
         for (int32_t i = 0; i < 2 * self->count; i++) {
-            self->operands[i].object = PyTuple_GetItem(gradients, i);
+            self->step.operands[i].object = PyTuple_GetItem(gradients, i);
         }
         failed = precondition_arrays(self, lr, v[2]);
     }
@@ -135,7 +124,7 @@ static PyObject *precondition(PY_ARGUMENTS)
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *set_config(PY_ARGUMENTS)
+static PyObject *set_kfac_config(PY_ARGUMENTS)
 {
     PY_TAKE("set_config", 1, "config");
     py_kfac *self = (py_kfac *)object;
@@ -150,19 +139,19 @@ static PyObject *set_config(PY_ARGUMENTS)
 
 static int make_room(py_kfac *self, const py_kfac_layers *layers)
 {
-    size_t total = 2 * (size_t)layers->count + 1;
-    self->operands = PyMem_Calloc(total, sizeof *self->operands);
-    self->arrays = PyMem_Calloc(total, sizeof *self->arrays);
-    self->tensors = PyMem_Calloc(total, sizeof(tch_tensor *)); /* pointers into `arrays` */
-    self->labels = PyMem_Calloc(total, sizeof *self->labels);
-    if (self->operands == NULL || self->arrays == NULL || self->tensors == NULL || self->labels == NULL) {
+    size_t total = 2 * (size_t)layers->count;
+    self->labels = PyMem_Calloc(total + 1, sizeof *self->labels);
+    if (self->labels == NULL) {
         PyErr_NoMemory();
+        return -1;
+    }
+    if (py_operands_make(&self->step, total) < 0) {
         return -1;
     }
     for (int32_t i = 0; i < 2 * layers->count; i++) {
         snprintf(self->labels[i], sizeof self->labels[i], "the gradient of '%.200s.%s'", layers->entries[i / 2].name,
                  i % 2 == 0 ? "weight" : "bias");
-        self->operands[i] = (py_operand){NULL, self->labels[i], PY_WRITTEN};
+        self->step.operands[i] = (py_operand){NULL, self->labels[i], PY_WRITTEN};
     }
     self->count = layers->count;
     return 0;
@@ -175,15 +164,13 @@ static int make_library(py_kfac *self, const tch_kfac_config *config, const py_k
     char text[32];
     tch_status status = tch_context_create(py_device_text(self->on.device, text, sizeof text), &self->on.context);
     if (status == TCH_OK) {
-        Py_BEGIN_ALLOW_THREADS;
-        status = tch_kfac_create_shared(self->on.context, config, self->group.comm, layers->count, layers->entries,
-                                        own ? &memory : NULL, &self->kfac);
-        Py_END_ALLOW_THREADS;
+        PY_UNLOCKED(status, tch_kfac_create_shared(self->on.context, config, self->group.comm, layers->count,
+                                                   layers->entries, own ? &memory : NULL, &self->kfac));
     }
     return status == TCH_OK ? 0 : py_chunks_fail(&self->memory, status);
 }
 
-static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
+static int initialize_kfac(PyObject *object, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"device", "config", "layers", "allocate", "group", NULL};
     py_kfac *self = (py_kfac *)object;
@@ -212,7 +199,7 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
     return failed ? -1 : 0;
 }
 
-static int traverse(PyObject *object, visitproc visit, void *arg)
+static int traverse_kfac(PyObject *object, visitproc visit, void *arg)
 {
     py_kfac *self = (py_kfac *)object;
     Py_VISIT(Py_TYPE(object));
@@ -221,7 +208,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
 }
 
 /* The library first: it waits for the device and then gives the state's memory back. */
-static int clear(PyObject *object)
+static int clear_kfac(PyObject *object)
 {
     py_kfac *self = (py_kfac *)object;
     if (self->on.busy) {
@@ -238,7 +225,7 @@ static int clear(PyObject *object)
     return 0;
 }
 
-static void deallocate(PyObject *object)
+static void deallocate_kfac(PyObject *object)
 {
     py_kfac *self = (py_kfac *)object;
     PyTypeObject *type = Py_TYPE(object);
@@ -246,21 +233,19 @@ static void deallocate(PyObject *object)
     PyObject_GC_UnTrack(object);
     PyErr_Fetch(&kind, &value, &trace);
     self->on.busy = false;
-    clear(object);
+    clear_kfac(object);
     PyErr_Restore(kind, value, trace);
-    PyMem_Free(self->operands);
-    PyMem_Free(self->arrays);
-    PyMem_Free((void *)self->tensors);
+    py_operands_free(&self->step);
     PyMem_Free(self->labels);
     PyObject_GC_Del(object);
     Py_DECREF(type);
 }
 
 static PyMethodDef methods[] = {
-    PY_METHOD("observe", observe, "The factors of one layer see one more batch."),
-    PY_METHOD("refresh", refresh, "Inverses or eigenbases anew for every layer that has been observed."),
-    PY_METHOD("precondition", precondition, "Preconditions the gradients of all layers in place."),
-    PY_METHOD("set_config", set_config, "Changes the numbers that may change between steps."),
+    PY_METHOD("observe", observe_layer, "The factors of one layer see one more batch."),
+    PY_METHOD("refresh", refresh_layers, "Inverses or eigenbases anew for every layer that has been observed."),
+    PY_METHOD("precondition", precondition_gradients, "Preconditions the gradients of all layers in place."),
+    PY_METHOD("set_config", set_kfac_config, "Changes the numbers that may change between steps."),
     PY_METHOD("states", py_kfac_states, "(name, layer, memory) of every tensor of the state."),
     PY_METHOD("get_counts", py_kfac_get_counts, "What the host counts for a layer."),
     PY_METHOD("set_counts", py_kfac_set_counts, "Puts the counts of a layer back, after its tensors."),
@@ -271,10 +256,10 @@ int py_kfac_register(PyObject *module)
 {
     static PyType_Slot slots[] = {
         {Py_tp_doc, "One tch_kfac: the layers of a model on one device."},
-        {Py_tp_init, PY_SLOT(initialize)},
-        {Py_tp_traverse, PY_SLOT(traverse)},
-        {Py_tp_clear, PY_SLOT(clear)},
-        {Py_tp_dealloc, PY_SLOT(deallocate)},
+        {Py_tp_init, PY_SLOT(initialize_kfac)},
+        {Py_tp_traverse, PY_SLOT(traverse_kfac)},
+        {Py_tp_clear, PY_SLOT(clear_kfac)},
+        {Py_tp_dealloc, PY_SLOT(deallocate_kfac)},
         {Py_tp_methods, methods},
         {0, NULL},
     };

@@ -27,18 +27,12 @@ typedef struct py_kfac {
     py_chunks memory; /* of the state */
     py_comm group;    /* that it is shared by */
     int32_t count;    /* layers */
-    /* two of each for every layer, the gradients of its weight and its bias, with names for messages */
-    py_operand *operands;
-    py_array *arrays;
-    tch_tensor **tensors;
+    py_operands step; /* two of each for every layer, the gradients of its weight and its bias */
     char (*labels)[PY_KFAC_LABEL];
 } py_kfac;
 
 /* 0, or -1 with a RuntimeError set. */
 int py_kfac_enter(py_kfac *self);
-
-/* -1, with what the group has raised, or else the exception of a status. */
-int py_kfac_fail(py_kfac *self, tch_status status);
 
 /* A list of (layer, inputs, outputs, bias, name), and a dictionary with the fields of tch_kfac_config by name: missing
  * ones have the defaults. 0, or -1 with an exception set and nothing to release. */

@@ -75,17 +75,6 @@ static const py_field fields[] = {
     {AT(accumulation), PY_INT32, NULL}, {AT(factor_dtype), PY_DTYPE, NULL},
 };
 
-static int take_option(PyObject *key, PyObject *value, tch_kfac_config *config)
-{
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        if (PyUnicode_CompareWithASCIIString(key, fields[i].name) == 0) {
-            return py_take_field(&fields[i], value, config);
-        }
-    }
-    PyErr_Format(PyExc_TypeError, "config has no option '%U'", key);
-    return -1;
-}
-
 int py_kfac_config(PyObject *dictionary, tch_kfac_config *config)
 {
     PyObject *key;
@@ -96,10 +85,8 @@ int py_kfac_config(PyObject *dictionary, tch_kfac_config *config)
         return py_wrong_type(dictionary, "config must be a dictionary");
     }
     while (PyDict_Next(dictionary, &at, &key, &value)) {
-        if (!PyUnicode_Check(key)) {
-            return py_wrong_type(key, "the options of a config must be strings");
-        }
-        if (take_option(key, value, config) < 0) {
+        const py_field *field = py_find_field(key, fields, (int)(sizeof fields / sizeof fields[0]));
+        if (field == NULL || py_take_field(field, value, config) < 0) {
             return -1;
         }
     }

@@ -1,23 +1,15 @@
 /* What is asked of a Kfac: its state as tensors, its counts and statistics; and the forecast of one. */
 #include "kfac.h"
 
-#include <string.h>
-
 #include "arguments.h"
 #include "errors.h"
-#include "memory.h"
 
-/* A layer's name may have slashes in it; what it is of the layer comes after the last. */
 static PyObject *describe_state(py_kfac *self, int32_t index)
 {
     tch_optim_state state = TCH_OPTIM_STATE_INIT;
     tch_status status = tch_kfac_get_state(self->kfac, index, &state);
-    if (status != TCH_OK) {
-        return py_fail(status);
-    }
-    PyObject *owner = py_chunks_owner(&self->memory, state.tensor->data, (PyObject *)self);
-    PyObject *memory = py_memory_wrap(state.tensor, owner, self->on.stream);
-    return memory == NULL ? NULL : Py_BuildValue("(siN)", strrchr(state.name, '/') + 1, (int)state.parameter, memory);
+    return status != TCH_OK ? py_fail(status)
+                            : py_chunks_describe(&self->memory, &state, (PyObject *)self, self->on.stream);
 }
 
 PyObject *py_kfac_states(PY_ARGUMENTS)
@@ -29,11 +21,7 @@ PyObject *py_kfac_states(PY_ARGUMENTS)
     }
     PyObject *list = PyList_New(0);
     for (int32_t i = 0; list != NULL && i < tch_kfac_state_count(self->kfac); i++) {
-        PyObject *item = describe_state(self, i);
-        if (item == NULL || PyList_Append(list, item) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(item);
+        py_append(&list, describe_state(self, i));
     }
     py_runner_leave(&self->on);
     return list;
@@ -66,9 +54,7 @@ static int take_counts(PyObject *value, int64_t *numbers)
     if (failed) {
         PyErr_Format(PyExc_ValueError, "counts has %zd numbers, expected %d", PyTuple_Size(items), TCH_KFAC_COUNTS);
     }
-    for (Py_ssize_t i = 0; i < TCH_KFAC_COUNTS && !failed; i++) {
-        failed = py_take_int(PyTuple_GetItem(items, i), "counts", INT64_MIN, INT64_MAX, &numbers[i]) < 0;
-    }
+    failed = failed || py_take_ints(items, "counts", INT64_MIN, INT64_MAX, numbers) < 0;
     Py_DECREF(items);
     return failed ? -1 : 0;
 }
@@ -97,9 +83,7 @@ PyObject *py_kfac_stats(PY_ARGUMENTS)
     if (py_kfac_enter(self) < 0) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS;
-    status = tch_kfac_get_stats(self->kfac, &s);
-    Py_END_ALLOW_THREADS;
+    PY_UNLOCKED(status, tch_kfac_get_stats(self->kfac, &s));
     PyObject *result = status != TCH_OK
                            ? py_fail(status)
                            : Py_BuildValue("{sdsdsdsdsdsd}", "observations", (double)s.observations, "refreshes",

@@ -2,10 +2,7 @@
  * the library's to judge, at every call. */
 #include "layer.h"
 
-#include <stdio.h>
-
 #include "arguments.h"
-#include "errors.h"
 #include "module.h"
 
 typedef struct py_layer {
@@ -18,36 +15,13 @@ static PyTypeObject *layer_type; /* there is room for one interpreter only, see 
 int py_layer_take(PyObject *value, const char *name, tch_layer *layer)
 {
     if (Py_TYPE(value) != layer_type) {
-        PyObject *type = py_type_name(value);
-        if (type != NULL) {
-            PyErr_Format(PyExc_TypeError, "%s must be a torchium._C.Layer, got an object of type %U", name, type);
-            Py_DECREF(type);
-        }
-        return -1;
+        return py_refuse_type(value, name, "a torchium._C.Layer");
     }
     *layer = ((py_layer *)value)->layer;
     return 0;
 }
 
 /* --- options ----------------------------------------------------------------------------------------------------- */
-
-static int take_items(PyObject *items, const char *name, int64_t *values, int32_t *count)
-{
-    char text[32];
-    Py_ssize_t length = PyTuple_Size(items);
-    if (length < 1 || length > 3) {
-        PyErr_Format(PyExc_ValueError, "%s must have 1 to 3 numbers, got %zd", name, length);
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < length; i++) {
-        snprintf(text, sizeof text, "%s[%d]", name, (int)i);
-        if (py_take_int(PyTuple_GetItem(items, i), text, INT64_MIN, INT64_MAX, &values[i]) < 0) {
-            return -1;
-        }
-    }
-    *count = (int32_t)length;
-    return 0;
-}
 
 /* One to three integers; `dims` is how many there must be, or 0 where this option says it. */
 static int take_sizes(PyObject *value, const char *name, int64_t *values, int32_t *dims)
@@ -62,15 +36,13 @@ static int take_sizes(PyObject *value, const char *name, int64_t *values, int32_
         }
         return -1;
     }
-    int32_t count = 0;
-    int failed = take_items(items, name, values, &count);
-    Py_DECREF(items);
-    if (failed == 0 && *dims != 0 && count != *dims) {
-        PyErr_Format(PyExc_ValueError, "%s has %d numbers, expected %d as kernel has", name, (int)count, (int)*dims);
+    int count = py_take_extent(items, name, INT64_MIN, INT64_MAX, values);
+    if (count > 0 && *dims != 0 && count != *dims) {
+        PyErr_Format(PyExc_ValueError, "%s has %d numbers, expected %d as kernel has", name, count, (int)*dims);
         return -1;
     }
-    *dims = failed == 0 ? count : *dims;
-    return failed;
+    *dims = count > 0 ? count : *dims;
+    return count > 0 ? 0 : -1;
 }
 
 static int take_convolution(PyObject *const *v, tch_layer *layer)
@@ -116,7 +88,7 @@ static int take_options(PyObject *const *v, tch_layer *layer)
 static const char *const kinds[] = {"linear", "conv", "embedding", "layer_norm", "rms_norm", "group_norm", NULL};
 
 /* Everything is settled when the object is made, so that there is no half-made one. */
-static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *keywords)
+static PyObject *new_layer(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"kind",    "rounded", "kernel", "stride",        "dilation",   "before", "after",
                             "padding", "groups",  "rows",   "padding_index", "normalized", "eps",    NULL};
@@ -139,14 +111,14 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *keywords)
     return (PyObject *)self;
 }
 
-static void deallocate(PyObject *object)
+static void deallocate_layer(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);
     PyObject_Free(object);
     Py_DECREF(type);
 }
 
-static PyObject *describe(PyObject *object)
+static PyObject *describe_layer(PyObject *object)
 {
     return PyUnicode_FromFormat("<torchium._C.Layer '%s'>", kinds[((py_layer *)object)->layer.kind]);
 }
@@ -155,9 +127,9 @@ int py_layer_register(PyObject *module)
 {
     static PyType_Slot slots[] = {
         {Py_tp_doc, "What kind of layer gradients of samples are taken of, with its options."},
-        {Py_tp_new, PY_SLOT(make)},
-        {Py_tp_dealloc, PY_SLOT(deallocate)},
-        {Py_tp_repr, PY_SLOT(describe)},
+        {Py_tp_new, PY_SLOT(new_layer)},
+        {Py_tp_dealloc, PY_SLOT(deallocate_layer)},
+        {Py_tp_repr, PY_SLOT(describe_layer)},
         {0, NULL},
     };
     static PyType_Spec spec = {"torchium._C.Layer", sizeof(py_layer), 0, Py_TPFLAGS_DEFAULT, slots};

@@ -7,13 +7,34 @@
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
+typedef tch_status product_of_two(tch_context *, const tch_tensor *, const tch_tensor *, tch_tensor *);
+typedef tch_status product_of_three(tch_context *, const tch_tensor *, const tch_tensor *, const tch_tensor *,
+                                    tch_tensor *);
+
+/* Of a, b, out and stream. */
+static PyObject *multiply_two(PyObject *const *v, const char *const *names, product_of_two *product,
+                              py_shape (*shape)(const tch_tensor *, const tch_tensor *))
+{
+    PY_BEGIN(v[3], NULL, PY_IN(0), PY_IN(1), PY_MAYBE_OUT(2));
+    PY_MAKE(2, 0, shape(t[0], t[1]));
+    PY_CALL(call, product(call.context, t[0], t[1], t[2]));
+    return py_call_end(&call);
+}
+
+/* Of a, b, x, out and stream. */
+static PyObject *multiply_three(PyObject *const *v, const char *const *names, product_of_three *product,
+                                py_shape (*shape)(const tch_tensor *, const tch_tensor *, const tch_tensor *))
+{
+    PY_BEGIN(v[4], NULL, PY_IN(0), PY_IN(1), PY_IN(2), PY_MAYBE_OUT(3));
+    PY_MAKE(3, 2, shape(t[0], t[1], t[2]));
+    PY_CALL(call, product(call.context, t[0], t[1], t[2], t[3]));
+    return py_call_end(&call);
+}
+
 static PyObject *matmul(PY_ARGUMENTS)
 {
     PY_TAKE("matmul", 3, "a", "b", "out", "stream");
-    PY_BEGIN(v[3], NULL, PY_IN(0), PY_IN(1), PY_MAYBE_OUT(2));
-    PY_MAKE(2, 0, py_shape_product(t[0], t[1]));
-    PY_CALL(call, tch_matmul(call.context, t[0], t[1], t[2]));
-    return py_call_end(&call);
+    return multiply_two(v, names, tch_matmul, py_shape_product);
 }
 
 static PyObject *matmul_chunked(PY_ARGUMENTS)
@@ -34,13 +55,16 @@ static PyObject *matmul_chunked(PY_ARGUMENTS)
     return py_call_end(&call);
 }
 
+static py_shape shape_of_first(const tch_tensor *a, const tch_tensor *b)
+{
+    (void)b;
+    return py_shape_like(a);
+}
+
 static PyObject *symmetric_product(PY_ARGUMENTS)
 {
     PY_TAKE("symmetric_product", 3, "a", "b", "out", "stream");
-    PY_BEGIN(v[3], NULL, PY_IN(0), PY_IN(1), PY_MAYBE_OUT(2));
-    PY_MAKE(2, 0, py_shape_like(t[0]));
-    PY_CALL(call, tch_symmetric_product(call.context, t[0], t[1], t[2]));
-    return py_call_end(&call);
+    return multiply_two(v, names, tch_symmetric_product, shape_of_first);
 }
 
 static PyObject *gram(PY_ARGUMENTS)
@@ -104,28 +128,21 @@ static PyObject *matrix_power_backward(PY_ARGUMENTS)
     return py_call_end(&call);
 }
 
-static int take_method(PyObject *value, tch_root_method *method)
-{
-    static const char *const words[] = {"auto", "eigen", "newton", "rational", NULL};
-    int index;
-    if (py_take_word(value, "method", words, &index) < 0) {
-        return -1;
-    }
-    *method = (tch_root_method)index;
-    return 0;
-}
-
 static PyObject *inverse_root(PY_ARGUMENTS)
 {
     PY_TAKE("inverse_root", 9, "a", "root", "eps", "relative_eps", "method", "tolerance", "out", "residual", "report",
             "stream");
+    static const char *const methods[] = {"auto", "eigen", "newton", "rational", NULL};
     int64_t root;
+    int method;
     tch_root_config config = TCH_ROOT_CONFIG_INIT;
     if (py_take_int(v[1], "root", INT32_MIN, INT32_MAX, &root) < 0 || py_take_double(v[2], "eps", &config.eps) < 0 ||
-        py_take_double(v[3], "relative_eps", &config.relative_eps) < 0 || take_method(v[4], &config.method) < 0 ||
+        py_take_double(v[3], "relative_eps", &config.relative_eps) < 0 ||
+        py_take_word(v[4], "method", methods, &method) < 0 ||
         py_take_double(v[5], "tolerance", &config.tolerance) < 0) {
         return NULL;
     }
+    config.method = (tch_root_method)method;
     PY_BEGIN(v[9], NULL, PY_IN(0), PY_MAYBE_OUT(6), PY_MAYBE_OUT(7), PY_MAYBE_OUT(8));
     PY_MAKE(1, 0, py_shape_like(t[0]));
     PY_CALL(call, tch_inverse_root(call.context, t[0], (int32_t)root, &config, t[1], t[2], t[3]));
@@ -170,28 +187,19 @@ static PyObject *orthogonalize(PY_ARGUMENTS)
 static PyObject *kronecker_product(PY_ARGUMENTS)
 {
     PY_TAKE("kronecker_product", 3, "a", "b", "out", "stream");
-    PY_BEGIN(v[3], NULL, PY_IN(0), PY_IN(1), PY_MAYBE_OUT(2));
-    PY_MAKE(2, 0, py_shape_kronecker(t[0], t[1]));
-    PY_CALL(call, tch_kronecker_product(call.context, t[0], t[1], t[2]));
-    return py_call_end(&call);
+    return multiply_two(v, names, tch_kronecker_product, py_shape_kronecker);
 }
 
 static PyObject *kronecker_matmul(PY_ARGUMENTS)
 {
     PY_TAKE("kronecker_matmul", 4, "a", "b", "x", "out", "stream");
-    PY_BEGIN(v[4], NULL, PY_IN(0), PY_IN(1), PY_IN(2), PY_MAYBE_OUT(3));
-    PY_MAKE(3, 2, py_shape_kronecker_matmul(t[0], t[1], t[2]));
-    PY_CALL(call, tch_kronecker_matmul(call.context, t[0], t[1], t[2], t[3]));
-    return py_call_end(&call);
+    return multiply_three(v, names, tch_kronecker_matmul, py_shape_kronecker_matmul);
 }
 
 static PyObject *kronecker_apply(PY_ARGUMENTS)
 {
     PY_TAKE("kronecker_apply", 4, "a", "b", "x", "out", "stream");
-    PY_BEGIN(v[4], NULL, PY_IN(0), PY_IN(1), PY_IN(2), PY_MAYBE_OUT(3));
-    PY_MAKE(3, 2, py_shape_kronecker_apply(t[0], t[1], t[2]));
-    PY_CALL(call, tch_kronecker_apply(call.context, t[0], t[1], t[2], t[3]));
-    return py_call_end(&call);
+    return multiply_three(v, names, tch_kronecker_apply, py_shape_kronecker_apply);
 }
 
 static PyObject *kronecker_solve(PY_ARGUMENTS)
@@ -214,10 +222,7 @@ static int take_size(PyObject *value, const char *name, int64_t size[2])
         PyErr_Format(PyExc_ValueError, "%s has %zd sizes, expected those of one matrix", name, PyTuple_Size(value));
         return -1;
     }
-    return py_take_int(PyTuple_GetItem(value, 0), name, 0, INT64_MAX, &size[0]) < 0 ||
-                   py_take_int(PyTuple_GetItem(value, 1), name, 0, INT64_MAX, &size[1]) < 0
-               ? -1
-               : 0;
+    return py_take_ints(value, name, 0, INT64_MAX, size);
 }
 
 static PyObject *nearest_kronecker(PY_ARGUMENTS)

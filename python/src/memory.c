@@ -149,9 +149,8 @@ static int order_after_filling(const memory *self, PyObject *stream)
         return -1;
     }
     tch_status status;
-    Py_BEGIN_ALLOW_THREADS status = tch_context_synchronize(place->context);
-    Py_END_ALLOW_THREADS if (status != TCH_OK)
-    {
+    PY_UNLOCKED(status, tch_context_synchronize(place->context));
+    if (status != TCH_OK) {
         py_fail(status);
     }
     py_context_return(place);
@@ -234,9 +233,7 @@ static int take_shape(PyObject *value, int64_t *shape, int32_t *rank)
     if (failed) {
         PyErr_Format(PyExc_ValueError, "shape has %zd dimensions, expected at most %d", count, TCH_MAX_RANK);
     }
-    for (Py_ssize_t i = 0; !failed && i < count; i++) {
-        failed = py_take_int(PyTuple_GetItem(sizes, i), "a size of shape", 0, INT64_MAX, &shape[i]) < 0;
-    }
+    failed = failed || py_take_ints(sizes, "a size of shape", 0, INT64_MAX, shape) < 0;
     Py_DECREF(sizes);
     *rank = (int32_t)count;
     return failed ? -1 : 0;
@@ -264,8 +261,8 @@ static storage *pooled_storage(tch_device device, void *stream, tch_dtype dtype,
     }
     tch_tensor *tensor = NULL;
     tch_status status;
-    Py_BEGIN_ALLOW_THREADS status = tch_tensor_create(place->context, dtype, rank, shape, format, &tensor);
-    Py_END_ALLOW_THREADS storage *s = NULL;
+    PY_UNLOCKED(status, tch_tensor_create(place->context, dtype, rank, shape, format, &tensor));
+    storage *s = NULL;
     if (status != TCH_OK) {
         py_fail(status);
     } else if ((s = storage_of(tensor)) == NULL) {

@@ -78,16 +78,6 @@ static const py_field fields[] = {
 
 static PyObject *keys[FIELDS]; /* as Python strings, so that a look-up makes none */
 
-int py_wrong_type(PyObject *value, const char *expected)
-{
-    PyObject *type = py_type_name(value);
-    if (type != NULL) {
-        PyErr_Format(PyExc_TypeError, "%s, got an object of type %U", expected, type);
-        Py_DECREF(type);
-    }
-    return -1;
-}
-
 /* --- from a dictionary ------------------------------------------------------------------------------------------- */
 
 static int take_triple(PyObject *value, const char *name, double *at)
@@ -151,21 +141,27 @@ int py_take_field(const py_field *f, PyObject *value, void *config)
     }
 }
 
+const py_field *py_find_field(PyObject *key, const py_field *among, int count)
+{
+    if (!PyUnicode_Check(key)) {
+        py_wrong_type(key, "the options of a config must be strings");
+        return NULL;
+    }
+    for (int i = 0; i < count; i++) {
+        if (PyUnicode_CompareWithASCIIString(key, among[i].name) == 0) {
+            return &among[i];
+        }
+    }
+    PyErr_Format(PyExc_TypeError, "config has no option '%U'", key);
+    return NULL;
+}
+
 static int refuse_unknown(PyObject *dictionary)
 {
-    PyObject *key;
-    PyObject *value;
+    PyObject *key, *value;
     Py_ssize_t at = 0;
     while (PyDict_Next(dictionary, &at, &key, &value)) {
-        bool known = false;
-        for (int i = 0; i < FIELDS && !known; i++) {
-            known = PyUnicode_Check(key) && PyUnicode_CompareWithASCIIString(key, fields[i].name) == 0;
-        }
-        if (!known) {
-            if (!PyUnicode_Check(key)) {
-                return py_wrong_type(key, "the options of a config must be strings");
-            }
-            PyErr_Format(PyExc_TypeError, "config has no option '%U'", key);
+        if (py_find_field(key, fields, FIELDS) == NULL) {
             return -1;
         }
     }

@@ -26,13 +26,13 @@ typedef struct py_field {
 /* Puts a value into its field of the configuration; 0, or -1 with an exception set. */
 int py_take_field(const py_field *f, PyObject *value, void *config);
 
+/* The field of that name among so many, or NULL with an exception set. */
+const py_field *py_find_field(PyObject *key, const py_field *among, int count);
+
 /* Adds optim_defaults to the module. Returns 0, or -1 with an exception set. */
 int py_optim_config_register(PyObject *module);
 
 /* The defaults of the dictionary's "kind", changed by its other entries. Returns 0, or -1 with an exception set. */
 int py_optim_config(PyObject *dictionary, tch_optim_config *config);
-
-/* "EXPECTED, got an object of type TYPE", as a TypeError; an object is not asked to describe itself. Always -1. */
-int py_wrong_type(PyObject *value, const char *expected);
 
 #endif

@@ -19,13 +19,6 @@ typedef struct py_place {
     char label[256], gradient_label[256]; /* for messages */
 } py_place;
 
-/* The arrays of a step: the parameters, their gradients, grad_scale and found_inf. */
-typedef struct py_operands {
-    py_operand *operands;
-    py_array *arrays;
-    tch_tensor **tensors; /* NULL where there is none */
-} py_operands;
-
 typedef struct py_optimizer {
     PyObject ob_base;
     py_runner on;
@@ -36,18 +29,11 @@ typedef struct py_optimizer {
     PyObject *lr_tensors; /* a dictionary, group: what keeps its learning rate alive */
     int32_t count;        /* parameters */
     py_place **places;    /* one for each */
-    py_operands step;     /* 2 count + 2 of each */
+    py_operands step;     /* the parameters, their gradients, grad_scale and found_inf */
 } py_optimizer;
 
 /* 0, or -1 with a RuntimeError set. */
 int py_optimizer_enter(py_optimizer *self);
-
-/* Room for so many arrays; 0, or -1 with an exception set. */
-int py_operands_make(py_operands *operands, size_t count);
-void py_operands_free(py_operands *operands);
-
-/* Sets the exception of a failed call: what the group or the memory has raised, or the status'. Always -1. */
-int py_optimizer_fail(py_optimizer *self, tch_status status);
 
 /* Whether it is elementwise, or (elementwise, batch_dims, cuts); cuts lie in the object. */
 int py_take_role(PyObject *item, tch_parameter *parameter);

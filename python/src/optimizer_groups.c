@@ -1,4 +1,4 @@
-/* Groups of parameters and their numbers; and how arrays reach the library. */
+/* Groups of parameters and their numbers. */
 #include "optimizer.h"
 
 #include <stdio.h>
@@ -7,29 +7,6 @@
 #include "arguments.h"
 #include "errors.h"
 #include "optim_config.h"
-
-/* --- arrays ------------------------------------------------------------------------------------------------------ */
-
-int py_operands_make(py_operands *operands, size_t count)
-{
-    *operands =
-        (py_operands){PyMem_Calloc(count + 1, sizeof *operands->operands),
-                      PyMem_Calloc(count + 1, sizeof *operands->arrays), PyMem_Calloc(count + 1, sizeof(void *))};
-    if (operands->operands == NULL || operands->arrays == NULL || operands->tensors == NULL) {
-        py_operands_free(operands);
-        PyErr_NoMemory();
-        return -1;
-    }
-    return 0;
-}
-
-void py_operands_free(py_operands *operands)
-{
-    PyMem_Free(operands->operands);
-    PyMem_Free(operands->arrays);
-    PyMem_Free((void *)operands->tensors);
-    *operands = (py_operands){NULL, NULL, NULL};
-}
 
 /* --- places ------------------------------------------------------------------------------------------------------ */
 
@@ -106,11 +83,6 @@ static void settle_places(py_optimizer *self, const tch_parameter *entries, int3
 
 /* --- a new group ------------------------------------------------------------------------------------------------- */
 
-int py_optimizer_fail(py_optimizer *self, tch_status status)
-{
-    return py_comm_raise(&self->group) ? -1 : py_chunks_fail(&self->memory, status);
-}
-
 static int make_group(py_optimizer *self, const tch_optim_config *config, int32_t count, const tch_parameter *entries,
                       const tch_placement *placements, int32_t *group)
 {
@@ -121,14 +93,12 @@ static int make_group(py_optimizer *self, const tch_optim_config *config, int32_
     if (prepare_places(self, entries, count) < 0) {
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS;
-    status = self->optimizer != NULL
-                 ? tch_optimizer_add_group_shared(self->optimizer, config, count, entries, placements, group)
-                 : tch_optimizer_create_shared(self->on.context, config, self->group.comm, count, entries, placements,
-                                               own ? &memory : NULL, &self->optimizer);
-    Py_END_ALLOW_THREADS;
+    PY_UNLOCKED(status, self->optimizer != NULL
+                            ? tch_optimizer_add_group_shared(self->optimizer, config, count, entries, placements, group)
+                            : tch_optimizer_create_shared(self->on.context, config, self->group.comm, count, entries,
+                                                          placements, own ? &memory : NULL, &self->optimizer));
     settle_places(self, entries, count, status == TCH_OK);
-    return status == TCH_OK ? 0 : py_optimizer_fail(self, status);
+    return status == TCH_OK ? 0 : py_comm_fail(&self->group, &self->memory, status);
 }
 
 int py_take_role(PyObject *item, tch_parameter *parameter)

@@ -1,12 +1,9 @@
 /* What is asked of an optimizer: its state as tensors, its counts, memory and statistics; and the forecast of one. */
 #include "optimizer.h"
 
-#include <string.h>
-
 #include "arguments.h"
 #include "contexts.h"
 #include "errors.h"
-#include "memory.h"
 #include "optim_config.h"
 
 /* --- the state --------------------------------------------------------------------------------------------------- */
@@ -15,15 +12,8 @@ static PyObject *describe_state(py_optimizer *self, int32_t index)
 {
     tch_optim_state state = TCH_OPTIM_STATE_INIT;
     tch_status status = tch_optimizer_get_state(self->optimizer, index, &state);
-    if (status != TCH_OK) {
-        return py_fail(status);
-    }
-    PyObject *memory = py_memory_wrap(
-        state.tensor, py_chunks_owner(&self->memory, state.tensor->data, (PyObject *)self), self->on.stream);
-    if (memory == NULL) {
-        return NULL;
-    }
-    return Py_BuildValue("(siN)", strrchr(state.name, '/') + 1, (int)state.parameter, memory);
+    return status != TCH_OK ? py_fail(status)
+                            : py_chunks_describe(&self->memory, &state, (PyObject *)self, self->on.stream);
 }
 
 PyObject *py_optimizer_states(PY_ARGUMENTS)
@@ -35,30 +25,13 @@ PyObject *py_optimizer_states(PY_ARGUMENTS)
     }
     PyObject *list = PyList_New(0);
     for (int32_t i = 0; list != NULL && i < tch_optimizer_state_count(self->optimizer); i++) {
-        PyObject *item = describe_state(self, i);
-        if (item == NULL || PyList_Append(list, item) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(item);
+        py_append(&list, describe_state(self, i));
     }
     py_runner_leave(&self->on);
     return list;
 }
 
 /* --- counts ------------------------------------------------------------------------------------------------------ */
-
-static PyObject *list_numbers(const int64_t *numbers, int64_t length)
-{
-    PyObject *list = PyList_New(0);
-    for (int64_t i = 0; list != NULL && i < length; i++) {
-        PyObject *number = PyLong_FromLongLong(numbers[i]);
-        if (number == NULL || PyList_Append(list, number) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(number);
-    }
-    return list;
-}
 
 PyObject *py_optimizer_get_counts(PY_ARGUMENTS)
 {
@@ -75,21 +48,11 @@ PyObject *py_optimizer_get_counts(PY_ARGUMENTS)
         PyErr_NoMemory();
     } else {
         tch_status status = tch_optimizer_get_counts(self->optimizer, (int32_t)parameter, length, numbers);
-        list = status == TCH_OK ? list_numbers(numbers, length) : py_fail(status);
+        list = status == TCH_OK ? py_list_numbers(numbers, length) : py_fail(status);
     }
     PyMem_Free(numbers);
     py_runner_leave(&self->on);
     return list;
-}
-
-static int read_numbers(PyObject *tuple, int64_t *numbers)
-{
-    for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); i++) {
-        if (py_take_int(PyTuple_GetItem(tuple, i), "counts", INT64_MIN, INT64_MAX, &numbers[i]) < 0) {
-            return -1;
-        }
-    }
-    return 0;
 }
 
 PyObject *py_optimizer_set_counts(PY_ARGUMENTS)
@@ -110,7 +73,7 @@ PyObject *py_optimizer_set_counts(PY_ARGUMENTS)
     int failed = numbers == NULL;
     if (failed) {
         PyErr_NoMemory();
-    } else if (!(failed = read_numbers(counts, numbers) < 0)) {
+    } else if (!(failed = py_take_ints(counts, "counts", INT64_MIN, INT64_MAX, numbers) < 0)) {
         tch_status status = tch_optimizer_set_counts(self->optimizer, (int32_t)parameter, length, numbers);
         failed = status != TCH_OK && py_fail(status) == NULL;
     }
@@ -124,7 +87,7 @@ PyObject *py_optimizer_set_counts(PY_ARGUMENTS)
 
 static PyObject *tuple_of(const int64_t *numbers, int32_t count)
 {
-    PyObject *list = list_numbers(numbers, count);
+    PyObject *list = py_list_numbers(numbers, count);
     PyObject *tuple = list == NULL ? NULL : PyList_AsTuple(list);
     Py_XDECREF(list);
     return tuple;
@@ -141,13 +104,9 @@ PyObject *py_optimizer_tiles(PY_ARGUMENTS)
     for (int64_t i = 0; list != NULL && i < tch_optimizer_tile_count(self->optimizer); i++) {
         tch_optim_tile t = TCH_OPTIM_TILE_INIT;
         tch_optimizer_get_tile(self->optimizer, i, &t);
-        PyObject *item =
-            Py_BuildValue("(iiiNNN)", (int)t.parameter, (int)t.number, (int)t.owner, tuple_of(t.dims, t.order),
-                          tuple_of(t.start, t.order), tuple_of(t.size, t.order));
-        if (item == NULL || PyList_Append(list, item) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(item);
+        py_append(&list,
+                  Py_BuildValue("(iiiNNN)", (int)t.parameter, (int)t.number, (int)t.owner, tuple_of(t.dims, t.order),
+                                tuple_of(t.start, t.order), tuple_of(t.size, t.order)));
     }
     py_runner_leave(&self->on);
     return list;
@@ -185,9 +144,7 @@ PyObject *py_optimizer_stats(PY_ARGUMENTS)
     if (py_optimizer_enter(self) < 0) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS;
-    status = tch_optimizer_get_stats(self->optimizer, &s);
-    Py_END_ALLOW_THREADS;
+    PY_UNLOCKED(status, tch_optimizer_get_stats(self->optimizer, &s));
     PyObject *result = status != TCH_OK ? py_fail(status)
                                         : Py_BuildValue("{sdsdsdsdsd}", "steps", (double)s.steps, "skipped",
                                                         (double)s.skipped, "refreshes", (double)s.refreshes, "failed",
@@ -221,14 +178,14 @@ static int read_parameter(PyObject *item, py_place *place, tch_parameter *parame
         *place = (py_place){.tensor = {.ndim = (int32_t)ndim, .shape = place->shape}};
         *parameter = (tch_parameter){.tensor = &place->tensor};
         failed = py_take_role(role, parameter) < 0 || py_take_dtype(dtype, "dtype", &place->tensor.dtype) < 0 ||
-                 read_numbers(sizes, place->shape) < 0;
+                 py_take_ints(sizes, "counts", INT64_MIN, INT64_MAX, place->shape) < 0;
     }
     Py_DECREF(sizes);
     return failed ? -1 : 0;
 }
 
-static PyObject *forecast(tch_device device, const tch_optim_config *config, PyObject *list, py_place *places,
-                          tch_parameter *parameters)
+static PyObject *forecast_memory(tch_device device, const tch_optim_config *config, PyObject *list, py_place *places,
+                                 tch_parameter *parameters)
 {
     Py_ssize_t count = PyTuple_Size(list);
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -267,8 +224,9 @@ PyObject *py_optim_forecast(PY_ARGUMENTS)
     size_t room = (size_t)PyTuple_Size(list) + 1;
     py_place *places = PyMem_Calloc(room, sizeof *places);
     tch_parameter *parameters = PyMem_Calloc(room, sizeof *parameters);
-    PyObject *result =
-        places == NULL || parameters == NULL ? PyErr_NoMemory() : forecast(device, &config, list, places, parameters);
+    PyObject *result = places == NULL || parameters == NULL
+                           ? PyErr_NoMemory()
+                           : forecast_memory(device, &config, list, places, parameters);
     PyMem_Free(places);
     PyMem_Free(parameters);
     Py_DECREF(list);

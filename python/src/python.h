@@ -22,6 +22,13 @@
         name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS, text                             \
     }
 
+/* status = expression, a call that gives a status, without the GIL. */
+#define PY_UNLOCKED(status, expression)                                                                                \
+    do {                                                                                                               \
+        Py_BEGIN_ALLOW_THREADS(status) = (expression);                                                                 \
+        Py_END_ALLOW_THREADS                                                                                           \
+    } while (0)
+
 /* A function as the object pointer that CPython's tables of slots want. */
 #define PY_SLOT(function) ((void *)(uintptr_t)(function))
 

@@ -148,6 +148,15 @@ def test_a_kept_span(device):
         assert_close(q, p.detach(), 1e-9)
 
 
+def expected_of(model, x, y, damping=0.05):
+    return natural_gradient(sample_gradients(twin(model), mse, x.double().cpu(), y.double().cpu()), damping)
+
+
+def assert_gradients(model, expected, tolerance=1e-9):
+    for name, g in expected.items():
+        assert_close(model.get_parameter(name).grad, g, tolerance, name)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_micro_batches_are_one_batch(device, reduction, parts):
@@ -155,13 +164,12 @@ def test_micro_batches_are_one_batch(device, reduction, parts):
     model = mlp(device)
     optimizer = NaturalGradient(model, damping=0.05, loss_reduction=reduction, accumulation_steps=parts)
     x, y = batch(model, 9)
-    expected = natural_gradient(sample_gradients(twin(model), mse, x.cpu(), y.cpu()), 0.05)
+    expected = expected_of(model, x, y)
     for a, b in zip(x.chunk(parts), y.chunk(parts), strict=True):
         each = (model(a) - b).square().mean(1)
         (each.mean() / parts if reduction == "mean" else each.sum()).backward()
     optimizer.step()
-    for name, p in model.named_parameters():
-        assert_close(p.grad, expected[name], 1e-9, name)
+    assert_gradients(model, expected)
 
 
 def test_half_precision(device):
@@ -169,7 +177,7 @@ def test_half_precision(device):
     torch.manual_seed(0)
     wide = mlp(device, torch.float32, sizes=(5, 8, 3))
     x, y = batch(wide, 12)
-    expected = natural_gradient(sample_gradients(twin(wide), mse, x.double().cpu(), y.double().cpu()), 1.0)
+    expected = expected_of(wide, x, y, 1.0)
     for half in (False, True):
         model = copy.deepcopy(wide).to(torch.bfloat16 if half else torch.float32)
         optimizer = NaturalGradient(model, lr=1e-3, damping=1.0)
@@ -177,8 +185,7 @@ def test_half_precision(device):
             loss = mse(model(x.to(next(model.parameters()).dtype)).float(), y)
         loss.backward()
         optimizer.step()
-        for name, p in model.named_parameters():
-            assert_close(p.grad, expected[name], 0.1, name)
+        assert_gradients(model, expected, 0.1)
 
 
 # --- right, or an error that names it ---------------------------------------------------------------------------------
@@ -191,15 +198,12 @@ def test_frozen_parameters(device):
     model[4].requires_grad_(False)
     optimizer = NaturalGradient(model, damping=0.05)
     x, y = batch(model, 7)
-    expected = natural_gradient(sample_gradients(twin(model), mse, x.cpu(), y.cpu()), 0.05)
+    expected = expected_of(model, x, y)
     assert set(expected) == {"0.weight", "2.bias"}
     mse(model(x), y).backward()
     optimizer.step()
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            assert_close(p.grad, expected[name], 1e-9, name)
-        else:
-            assert p.grad is None
+    assert_gradients(model, expected)
+    assert all(p.requires_grad or p.grad is None for p in model.parameters())
 
 
 def test_layers_that_no_gradient_reaches(device):
@@ -253,11 +257,10 @@ def test_frozen_batch_norm_is_right():
     model[1].eval()
     optimizer = NaturalGradient(model, damping=0.05)
     x, y = batch(model, 6)
-    expected = natural_gradient(sample_gradients(twin(model), mse, x, y), 0.05)
+    expected = expected_of(model, x, y)
     mse(model(x), y).backward()
     optimizer.step()
-    for name, g in expected.items():
-        assert_close(model.get_parameter(name).grad, g, 1e-9, name)
+    assert_gradients(model, expected)
 
 
 def test_weights_that_are_used_without_their_module_are_refused():

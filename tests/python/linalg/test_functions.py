@@ -248,17 +248,8 @@ def test_mixed_devices_are_refused(device):
 @pytest.mark.parametrize(
     ("function", "error", "words"),
     [
-        (lambda: linalg.matrix_power(torch.ones(3), 1.0), ValueError, "a"),
         (lambda: linalg.matrix_power(torch.ones(3, 4), 1.0), ValueError, "square"),
         (lambda: linalg.matrix_power(torch.eye(3, dtype=torch.int64), 1.0), TypeError, "int64"),
-        (
-            lambda: linalg.matrix_power(torch.eye(3, dtype=torch.complex64), 1.0),
-            TypeError,
-            "^a has dtype complex64: complex numbers are not supported, "
-            "expected float16, bfloat16, float32 or float64$",
-        ),
-        (lambda: linalg.matrix_power(torch.eye(3), "half"), TypeError, "power"),
-        (lambda: linalg.matrix_power(torch.eye(3), math.nan), ValueError, "power.*nan"),
         (lambda: linalg.matrix_power(torch.eye(3), 1.0, -1.0), ValueError, "eps is -1"),
         (lambda: linalg.matrix_power(torch.eye(3).to_sparse(), 1.0), TypeError, "a"),
         (
@@ -267,15 +258,9 @@ def test_mixed_devices_are_refused(device):
             "^root is 5, expected 1, 2, 3, 4, 6 or 8; matrix_power takes any power$",
         ),
         (lambda: linalg.inverse_root(torch.eye(3), 2.5), TypeError, "root"),
-        (lambda: linalg.inverse_root(torch.eye(3), 2, method="magic"), ValueError, "method"),
         (lambda: linalg.inverse_root(torch.ones(3), 2, return_residual=True), ValueError, "a"),
-        (lambda: linalg.orthogonalize(torch.eye(3), 0), ValueError, "steps is 0"),
         (lambda: linalg.orthogonalize(torch.eye(3), method="magic"), ValueError, "method"),
-        (lambda: linalg.eigh(torch.ones(4)), ValueError, "a"),
         (lambda: linalg.gram(torch.ones(4)), ValueError, "a"),
-        (lambda: linalg.matmul(torch.ones(3, 4), torch.ones(3, 4)), ValueError, "b has shape"),
-        (lambda: linalg.matmul(torch.ones(4), torch.ones(4, 3)), ValueError, "a has shape"),
-        (lambda: linalg.matmul(torch.ones(2, 3, 4), torch.ones(3, 4, 5)), ValueError, "leading"),
         (lambda: linalg.matmul(torch.ones(3, 4), None), TypeError, "b"),
         (lambda: linalg.matmul(torch.ones(3, 4), [[1.0]]), TypeError, "b"),
         (lambda: CUDAMatrixOps.batch_matrix_multiply([[1.0]], torch.ones(1, 1)), TypeError, "a must be a torch tensor"),
