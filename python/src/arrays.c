@@ -198,7 +198,7 @@ int py_array_borrow_new(py_array *array, const py_operand *operand, const DLPack
     return 0;
 }
 
-static void release(py_array *array)
+static void release_array(py_array *array)
 {
     if (array->versioned != NULL && array->versioned->deleter != NULL) {
         array->versioned->deleter(array->versioned);
@@ -347,8 +347,8 @@ static bool any_on_gpu(const py_array *arrays, tch_tensor *const *tensors, int c
     return false;
 }
 
-static int take(py_array *arrays, tch_tensor **tensors, const py_operand *operands, int count, PyObject *given,
-                py_stream *stream)
+static int take_all(py_array *arrays, tch_tensor **tensors, const py_operand *operands, int count, PyObject *given,
+                    py_stream *stream)
 {
     bool is_given = given != NULL && given != Py_None;
     int64_t number = 0;
@@ -376,7 +376,7 @@ int py_arrays_take(py_array *arrays, tch_tensor **tensors, const py_operand *ope
     for (int i = 0; i < count; i++) {
         tensors[i] = NULL;
     }
-    if (take(arrays, tensors, operands, count, given, stream) < 0) {
+    if (take_all(arrays, tensors, operands, count, given, stream) < 0) {
         py_arrays_release(arrays, tensors, count);
         return -1;
     }
@@ -389,7 +389,7 @@ void py_arrays_release(py_array *arrays, tch_tensor *const *tensors, int count)
     PyErr_Fetch(&kind, &value, &trace);
     for (int i = 0; i < count; i++) {
         if (tensors[i] != NULL) {
-            release(&arrays[i]);
+            release_array(&arrays[i]);
         }
     }
     PyErr_Restore(kind, value, trace);

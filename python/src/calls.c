@@ -93,7 +93,7 @@ static int take_made(py_call *call, int index, const DLPackExchange *table, cons
     return py_array_borrow_new(&call->arrays[index], operand, table);
 }
 
-static int make(py_call *call, int index, int like, const py_shape *shape)
+static int make_result(py_call *call, int index, int like, const py_shape *shape)
 {
     PyObject *object = call->operands[like].object;
     if (!py_makes_new(object)) {
@@ -117,7 +117,7 @@ static int make(py_call *call, int index, int like, const py_shape *shape)
 void py_call_make(py_call *call, int index, int like, py_shape shape)
 {
     if (!call->failed) {
-        call->failed = shape.rank < 0 || make(call, index, like, &shape) < 0;
+        call->failed = shape.rank < 0 || make_result(call, index, like, &shape) < 0;
     }
 }
 

@@ -60,7 +60,7 @@ static int device_kind(const py_operand *operand, int64_t *kind)
 }
 
 /* {"max_version": (1, 0)} and, for a GPU, {"stream": number}, of which the default stream's is 1. */
-static PyObject *request(bool versioned, bool on_gpu, void *stream)
+static PyObject *request_keywords(bool versioned, bool on_gpu, void *stream)
 {
     PyObject *keywords = PyDict_New();
     PyObject *number = on_gpu ? PyLong_FromUnsignedLongLong(stream == NULL ? 1 : (uintptr_t)stream) : NULL;
@@ -74,9 +74,9 @@ static PyObject *request(bool versioned, bool on_gpu, void *stream)
     return keywords;
 }
 
-static PyObject *ask(PyObject *method, bool versioned, bool on_gpu, void *stream)
+static PyObject *ask_for_capsule(PyObject *method, bool versioned, bool on_gpu, void *stream)
 {
-    PyObject *keywords = request(versioned, on_gpu, stream);
+    PyObject *keywords = request_keywords(versioned, on_gpu, stream);
     PyObject *capsule = keywords != NULL ? PyObject_Call(method, constants.no_arguments, keywords) : NULL;
     Py_XDECREF(keywords);
     return capsule;
@@ -89,10 +89,10 @@ static PyObject *capsule_of(PyObject *object, bool on_gpu, void *stream)
     if (method == NULL) {
         return NULL;
     }
-    PyObject *capsule = ask(method, true, on_gpu, stream);
+    PyObject *capsule = ask_for_capsule(method, true, on_gpu, stream);
     if (capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
         PyErr_Clear();
-        capsule = ask(method, false, on_gpu, stream);
+        capsule = ask_for_capsule(method, false, on_gpu, stream);
     }
     Py_DECREF(method);
     return capsule;

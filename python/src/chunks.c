@@ -48,7 +48,7 @@ static int add_chunk(py_chunks *chunks, int64_t bytes, void **pointer)
     return 0;
 }
 
-static tch_status allocate(void *user, int64_t bytes, void **pointer)
+static tch_status allocate_chunk(void *user, int64_t bytes, void **pointer)
 {
     py_chunks *chunks = user;
     PyGILState_STATE gil = PyGILState_Ensure();
@@ -60,7 +60,7 @@ static tch_status allocate(void *user, int64_t bytes, void **pointer)
     return failed ? TCH_ERR_OUT_OF_MEMORY : TCH_OK;
 }
 
-static void release(void *user, void *pointer, int64_t bytes)
+static void release_chunk(void *user, void *pointer, int64_t bytes)
 {
     py_chunks *chunks = user;
     PyGILState_STATE gil = PyGILState_Ensure();
@@ -78,7 +78,7 @@ static void release(void *user, void *pointer, int64_t bytes)
 
 tch_state_allocator py_chunks_allocator(py_chunks *chunks)
 {
-    return (tch_state_allocator){sizeof(tch_state_allocator), allocate, release, chunks};
+    return (tch_state_allocator){sizeof(tch_state_allocator), allocate_chunk, release_chunk, chunks};
 }
 
 int py_chunks_fail(py_chunks *chunks, tch_status status)

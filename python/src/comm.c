@@ -6,8 +6,8 @@
 
 /* --- collectives ------------------------------------------------------------------------------------------------- */
 
-static tch_status call(py_comm *group, const char *operation, const void *send, void *receive, PyObject *numbers,
-                       void *stream)
+static tch_status call_collective(py_comm *group, const char *operation, const void *send, void *receive,
+                                  PyObject *numbers, void *stream)
 {
     PyObject *result = numbers == NULL ? NULL
                                        : PyObject_CallFunction(group->collective, "sKKOK", operation,
@@ -26,7 +26,7 @@ static tch_status call(py_comm *group, const char *operation, const void *send, 
 static tch_status all_gather(void *user, const void *send, void *receive, int64_t bytes, void *stream)
 {
     PyGILState_STATE gil = PyGILState_Ensure();
-    tch_status status = call(user, "all_gather", send, receive, PyLong_FromLongLong(bytes), stream);
+    tch_status status = call_collective(user, "all_gather", send, receive, PyLong_FromLongLong(bytes), stream);
     PyGILState_Release(gil);
     return status;
 }
@@ -38,7 +38,7 @@ static tch_status all_to_all(void *user, const void *send, void *receive, const 
     PyObject *numbers = Py_BuildValue(
         "NNNN", py_list_numbers(counts->send_offsets, group->size), py_list_numbers(counts->send_bytes, group->size),
         py_list_numbers(counts->receive_offsets, group->size), py_list_numbers(counts->receive_bytes, group->size));
-    tch_status status = call(group, "all_to_all", send, receive, numbers, stream);
+    tch_status status = call_collective(group, "all_to_all", send, receive, numbers, stream);
     PyGILState_Release(gil);
     return status;
 }
@@ -46,7 +46,7 @@ static tch_status all_to_all(void *user, const void *send, void *receive, const 
 static tch_status reduce_max(void *user, int32_t *values, int32_t count, void *stream)
 {
     PyGILState_STATE gil = PyGILState_Ensure();
-    tch_status status = call(user, "reduce_max", values, values, PyLong_FromLong(count), stream);
+    tch_status status = call_collective(user, "reduce_max", values, values, PyLong_FromLong(count), stream);
     PyGILState_Release(gil);
     return status;
 }

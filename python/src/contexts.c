@@ -99,7 +99,7 @@ static int streams_on(tch_device device)
 
 /* --- making and moving ------------------------------------------------------------------------------------------- */
 
-static tch_status create(tch_device device, void *stream, tch_context **context)
+static tch_status create_context(tch_device device, void *stream, tch_context **context)
 {
     char text[32];
     tch_status status = tch_context_create(py_device_text(device, text, sizeof text), context);
@@ -112,7 +112,7 @@ static tch_status create(tch_device device, void *stream, tch_context **context)
     return status;
 }
 
-static py_context *make(tch_device device, void *stream)
+static py_context *make_context(tch_device device, void *stream)
 {
     py_context *made = calloc(1, sizeof *made);
     tch_status status = TCH_OK;
@@ -123,7 +123,7 @@ static py_context *make(tch_device device, void *stream)
     made->device = device;
     made->stream = stream;
     made->busy = true;
-    PY_UNLOCKED(status, create(device, stream, &made->context));
+    PY_UNLOCKED(status, create_context(device, stream, &made->context));
     if (status != TCH_OK) {
         py_fail(status);
         free(made);
@@ -135,7 +135,7 @@ static py_context *make(tch_device device, void *stream)
 }
 
 /* The new stream's work comes after all that the context gave the old one: the library sees to that. */
-static py_context *move(py_context *c, void *stream)
+static py_context *move_context(py_context *c, void *stream)
 {
     tch_status status = TCH_OK;
     c->busy = true;
@@ -151,21 +151,21 @@ static py_context *move(py_context *c, void *stream)
 
 /* --- borrowing --------------------------------------------------------------------------------------------------- */
 
-static py_context *choose(tch_device device, void *stream, bool capturing)
+static py_context *choose_context(tch_device device, void *stream, bool capturing)
 {
     py_context *found = capturing ? most_recent(device, stream) : idle_on_stream(device, stream);
     if (found == NULL && streams_on(device) >= MOST_STREAMS && device.type == TCH_DEVICE_CUDA) {
         found = least_recent(device);
     }
     if (found == NULL) {
-        return make(device, stream);
+        return make_context(device, stream);
     }
-    return found->stream == stream ? found : move(found, stream);
+    return found->stream == stream ? found : move_context(found, stream);
 }
 
 py_context *py_context_borrow(tch_device device, void *stream, bool capturing)
 {
-    py_context *c = choose(device, stream, capturing);
+    py_context *c = choose_context(device, stream, capturing);
     if (c != NULL) {
         c->busy = true;
         c->captured = c->captured || capturing;

@@ -142,7 +142,7 @@ static PyObject *memory_info(PyObject *module, PyObject *argument)
                          (long long)sum.peak, "requests", (long long)sum.requests, "misses", (long long)sum.misses);
 }
 
-static tch_status trim(tch_context *context, void *user)
+static tch_status trim_context(tch_context *context, void *user)
 {
     return tch_memory_trim(context, *(const int64_t *)user);
 }
@@ -154,13 +154,13 @@ static PyObject *trim_pool(PY_ARGUMENTS)
     int64_t keep = 0;
     if (py_take_device(v[0], "device", &device) < 0 ||
         (v[1] != NULL && py_take_int(v[1], "keep", 0, INT64_MAX, &keep) < 0) ||
-        py_contexts_visit(device, trim, &keep) < 0) {
+        py_contexts_visit(device, trim_context, &keep) < 0) {
         return NULL;
     }
     return Py_NewRef(Py_None);
 }
 
-static tch_status wait_for(tch_context *context, void *user)
+static tch_status wait_for_context(tch_context *context, void *user)
 {
     (void)user;
     return tch_context_synchronize(context);
@@ -170,7 +170,7 @@ static PyObject *synchronize(PyObject *module, PyObject *argument)
 {
     tch_device device;
     (void)module;
-    if (py_take_device(argument, "device", &device) < 0 || py_contexts_visit(device, wait_for, NULL) < 0) {
+    if (py_take_device(argument, "device", &device) < 0 || py_contexts_visit(device, wait_for_context, NULL) < 0) {
         return NULL;
     }
     return Py_NewRef(Py_None);

@@ -74,14 +74,14 @@ static int describe_parameters(py_kernel *self)
     return 0;
 }
 
-static tch_status build(py_kernel *self, const tch_kernel_config *config)
+static tch_status build_kernel(py_kernel *self, const tch_kernel_config *config)
 {
     char text[32];
     tch_status status = tch_context_create(py_device_text(self->device, text, sizeof text), &self->context);
     return status == TCH_OK ? tch_kernel_compile(self->context, config, &self->kernel) : status;
 }
 
-static int compile(py_kernel *self, tch_kernel_config *config)
+static int compile_kernel(py_kernel *self, tch_kernel_config *config)
 {
     tch_status status;
     self->lock = PyThread_allocate_lock();
@@ -93,7 +93,7 @@ static int compile(py_kernel *self, tch_kernel_config *config)
         return -1;
     }
     config->log[0] = '\0';
-    PY_UNLOCKED(status, build(self, config));
+    PY_UNLOCKED(status, build_kernel(self, config));
     if (status != TCH_OK) {
         fail_to_compile(self, status, config);
     }
@@ -102,18 +102,18 @@ static int compile(py_kernel *self, tch_kernel_config *config)
 }
 
 /* Everything is settled when the object is made, so that there is no half-made one. */
-static int prepare(py_kernel *self, PyObject *device, PyObject *const *source)
+static int prepare_kernel(py_kernel *self, PyObject *device, PyObject *const *source)
 {
     py_kernel_source taken;
     if (py_take_device(device, "device", &self->device) < 0 || py_kernel_source_take(&taken, source) < 0) {
         return -1;
     }
-    int failed = compile(self, &taken.config);
+    int failed = compile_kernel(self, &taken.config);
     py_kernel_source_release(&taken);
     return failed;
 }
 
-static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *keywords)
+static PyObject *new_kernel(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"device", "source", "path", "name", "options", "includes", "cache", NULL};
     PyObject *device, *v[PY_KERNEL_SOURCE];
@@ -127,7 +127,7 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *keywords)
         return NULL;
     }
     self->process = (long)getpid();
-    if (prepare(self, device, v) < 0) {
+    if (prepare_kernel(self, device, v) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -206,7 +206,7 @@ static int check_call(const py_kernel *self, PyObject *args)
     return 0;
 }
 
-static PyObject *launch(PY_ARGUMENTS)
+static PyObject *launch_kernel(PY_ARGUMENTS)
 {
     PY_TAKE("launch", 3, "grid", "block", "args", "shared_mem", "stream", "allow_strided");
     py_kernel *self = (py_kernel *)object;
@@ -234,7 +234,7 @@ static PyObject *launch(PY_ARGUMENTS)
 
 /* --- what it is -------------------------------------------------------------------------------------------------- */
 
-static PyObject *parameters(PY_ARGUMENTS)
+static PyObject *list_parameters(PY_ARGUMENTS)
 {
     PY_TAKE_NONE("parameters");
     py_kernel *self = (py_kernel *)object;
@@ -248,7 +248,7 @@ static PyObject *parameters(PY_ARGUMENTS)
     return list;
 }
 
-static PyObject *info(PY_ARGUMENTS)
+static PyObject *describe_kernel(PY_ARGUMENTS)
 {
     PY_TAKE_NONE("info");
     py_kernel *self = (py_kernel *)object;
@@ -263,7 +263,7 @@ static PyObject *info(PY_ARGUMENTS)
                          (int)is.suggested_blocks, "from_cache", PyBool_FromLong(is.from_cache != 0));
 }
 
-static void deallocate(PyObject *object)
+static void deallocate_kernel(PyObject *object)
 {
     py_kernel *self = (py_kernel *)object;
     PyTypeObject *type = Py_TYPE(object);
@@ -302,14 +302,14 @@ static PyObject *cache_limit(PY_ARGUMENTS)
 int py_kernel_register(PyObject *module)
 {
     static PyMethodDef methods[] = {
-        PY_METHOD("launch", launch, "Runs the kernel, or queues it where it is on a GPU."),
-        PY_METHOD("parameters", parameters, "The types of the parameters, as C writes them."),
-        PY_METHOD("info", info, "Registers, shared memory, and the block that fills the device best."),
+        PY_METHOD("launch", launch_kernel, "Runs the kernel, or queues it where it is on a GPU."),
+        PY_METHOD("parameters", list_parameters, "The types of the parameters, as C writes them."),
+        PY_METHOD("info", describe_kernel, "Registers, shared memory, and the block that fills the device best."),
         {NULL, NULL, 0, NULL}};
     static PyType_Slot slots[] = {
         {Py_tp_doc, "One tch_kernel, compiled for one device."},
-        {Py_tp_new, PY_SLOT(make)},
-        {Py_tp_dealloc, PY_SLOT(deallocate)},
+        {Py_tp_new, PY_SLOT(new_kernel)},
+        {Py_tp_dealloc, PY_SLOT(deallocate_kernel)},
         {Py_tp_methods, methods},
         {0, NULL},
     };

@@ -274,7 +274,7 @@ static outcome run_call(call *c, PyObject *inputs, PyObject *out, PyObject **res
 }
 
 /* (inputs, out): the result, a tuple of several, or None where the call is of another kind. */
-static PyObject *run(PY_ARGUMENTS)
+static PyObject *run_elementwise(PY_ARGUMENTS)
 {
     PY_TAKE("run", 2, "inputs", "out");
     elementwise *self = (elementwise *)object;
@@ -324,7 +324,7 @@ static PyObject *keywords_for(PyObject *dtypes)
     return all;
 }
 
-static int prepare(elementwise *self, PyObject *dtypes)
+static int prepare_elementwise(elementwise *self, PyObject *dtypes)
 {
     self->outputs = (int32_t)PyTuple_Size(dtypes);
     if (self->inputs < 1 || self->width < 1 || self->threads < 1 || self->blocks < 1 || self->grain < 1 ||
@@ -345,7 +345,7 @@ static int prepare(elementwise *self, PyObject *dtypes)
 
 static PyTypeObject *kernel_type; /* there is room for one interpreter only, see module.c */
 
-static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *keywords)
+static PyObject *new_elementwise(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"kernel", "inputs", "dtypes", "width", "threads", "blocks", "grain", NULL};
     PyObject *kernel, *dtypes;
@@ -366,14 +366,14 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *keywords)
     self->threads = threads;
     self->blocks = blocks;
     self->grain = grain;
-    if (prepare(self, dtypes) < 0) {
+    if (prepare_elementwise(self, dtypes) < 0) {
         Py_DECREF(self);
         return NULL;
     }
     return (PyObject *)self;
 }
 
-static void deallocate(PyObject *object)
+static void deallocate_elementwise(PyObject *object)
 {
     elementwise *self = (elementwise *)object;
     PyTypeObject *type = Py_TYPE(object);
@@ -390,12 +390,12 @@ static void deallocate(PyObject *object)
 int py_elementwise_register(PyObject *module, PyTypeObject *made_of)
 {
     static PyMethodDef methods[] = {
-        PY_METHOD("run", run, "The results for such inputs, or None where the call is of another kind."),
+        PY_METHOD("run", run_elementwise, "The results for such inputs, or None where the call is of another kind."),
         {NULL, NULL, 0, NULL}};
     static PyType_Slot slots[] = {
         {Py_tp_doc, "The short way through a call of torchium.elementwise."},
-        {Py_tp_new, PY_SLOT(make)},
-        {Py_tp_dealloc, PY_SLOT(deallocate)},
+        {Py_tp_new, PY_SLOT(new_elementwise)},
+        {Py_tp_dealloc, PY_SLOT(deallocate_elementwise)},
         {Py_tp_methods, methods},
         {0, NULL},
     };

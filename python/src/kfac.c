@@ -38,7 +38,7 @@ static int observe_arrays(py_kfac *self, int32_t layer, double scale, const py_o
     return failed ? -1 : 0;
 }
 
-static PyObject *observe(PY_ARGUMENTS)
+static PyObject *observe_layer(PY_ARGUMENTS)
 {
     PY_TAKE("observe", 4, "layer", "input", "output_gradient", "scale", "grad_scale", "stream");
     py_kfac *self = (py_kfac *)object;
@@ -55,7 +55,7 @@ static PyObject *observe(PY_ARGUMENTS)
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *refresh(PY_ARGUMENTS)
+static PyObject *refresh_layers(PY_ARGUMENTS)
 {
     PY_TAKE_NONE("refresh");
     py_kfac *self = (py_kfac *)object;
@@ -92,7 +92,7 @@ static int precondition_arrays(py_kfac *self, double lr, PyObject *given)
     return failed ? -1 : 0;
 }
 
-static PyObject *precondition(PY_ARGUMENTS)
+static PyObject *precondition_gradients(PY_ARGUMENTS)
 {
     PY_TAKE("precondition", 2, "lr", "gradients", "stream");
     py_kfac *self = (py_kfac *)object;
@@ -124,7 +124,7 @@ static PyObject *precondition(PY_ARGUMENTS)
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *set_config(PY_ARGUMENTS)
+static PyObject *set_kfac_config(PY_ARGUMENTS)
 {
     PY_TAKE("set_config", 1, "config");
     py_kfac *self = (py_kfac *)object;
@@ -170,7 +170,7 @@ static int make_library(py_kfac *self, const tch_kfac_config *config, const py_k
     return status == TCH_OK ? 0 : py_chunks_fail(&self->memory, status);
 }
 
-static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
+static int initialize_kfac(PyObject *object, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"device", "config", "layers", "allocate", "group", NULL};
     py_kfac *self = (py_kfac *)object;
@@ -199,7 +199,7 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
     return failed ? -1 : 0;
 }
 
-static int traverse(PyObject *object, visitproc visit, void *arg)
+static int traverse_kfac(PyObject *object, visitproc visit, void *arg)
 {
     py_kfac *self = (py_kfac *)object;
     Py_VISIT(Py_TYPE(object));
@@ -208,7 +208,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
 }
 
 /* The library first: it waits for the device and then gives the state's memory back. */
-static int clear(PyObject *object)
+static int clear_kfac(PyObject *object)
 {
     py_kfac *self = (py_kfac *)object;
     if (self->on.busy) {
@@ -225,7 +225,7 @@ static int clear(PyObject *object)
     return 0;
 }
 
-static void deallocate(PyObject *object)
+static void deallocate_kfac(PyObject *object)
 {
     py_kfac *self = (py_kfac *)object;
     PyTypeObject *type = Py_TYPE(object);
@@ -233,7 +233,7 @@ static void deallocate(PyObject *object)
     PyObject_GC_UnTrack(object);
     PyErr_Fetch(&kind, &value, &trace);
     self->on.busy = false;
-    clear(object);
+    clear_kfac(object);
     PyErr_Restore(kind, value, trace);
     py_operands_free(&self->step);
     PyMem_Free(self->labels);
@@ -242,10 +242,10 @@ static void deallocate(PyObject *object)
 }
 
 static PyMethodDef methods[] = {
-    PY_METHOD("observe", observe, "The factors of one layer see one more batch."),
-    PY_METHOD("refresh", refresh, "Inverses or eigenbases anew for every layer that has been observed."),
-    PY_METHOD("precondition", precondition, "Preconditions the gradients of all layers in place."),
-    PY_METHOD("set_config", set_config, "Changes the numbers that may change between steps."),
+    PY_METHOD("observe", observe_layer, "The factors of one layer see one more batch."),
+    PY_METHOD("refresh", refresh_layers, "Inverses or eigenbases anew for every layer that has been observed."),
+    PY_METHOD("precondition", precondition_gradients, "Preconditions the gradients of all layers in place."),
+    PY_METHOD("set_config", set_kfac_config, "Changes the numbers that may change between steps."),
     PY_METHOD("states", py_kfac_states, "(name, layer, memory) of every tensor of the state."),
     PY_METHOD("get_counts", py_kfac_get_counts, "What the host counts for a layer."),
     PY_METHOD("set_counts", py_kfac_set_counts, "Puts the counts of a layer back, after its tensors."),
@@ -256,10 +256,10 @@ int py_kfac_register(PyObject *module)
 {
     static PyType_Slot slots[] = {
         {Py_tp_doc, "One tch_kfac: the layers of a model on one device."},
-        {Py_tp_init, PY_SLOT(initialize)},
-        {Py_tp_traverse, PY_SLOT(traverse)},
-        {Py_tp_clear, PY_SLOT(clear)},
-        {Py_tp_dealloc, PY_SLOT(deallocate)},
+        {Py_tp_init, PY_SLOT(initialize_kfac)},
+        {Py_tp_traverse, PY_SLOT(traverse_kfac)},
+        {Py_tp_clear, PY_SLOT(clear_kfac)},
+        {Py_tp_dealloc, PY_SLOT(deallocate_kfac)},
         {Py_tp_methods, methods},
         {0, NULL},
     };

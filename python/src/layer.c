@@ -88,7 +88,7 @@ static int take_options(PyObject *const *v, tch_layer *layer)
 static const char *const kinds[] = {"linear", "conv", "embedding", "layer_norm", "rms_norm", "group_norm", NULL};
 
 /* Everything is settled when the object is made, so that there is no half-made one. */
-static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *keywords)
+static PyObject *new_layer(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"kind",    "rounded", "kernel", "stride",        "dilation",   "before", "after",
                             "padding", "groups",  "rows",   "padding_index", "normalized", "eps",    NULL};
@@ -111,14 +111,14 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *keywords)
     return (PyObject *)self;
 }
 
-static void deallocate(PyObject *object)
+static void deallocate_layer(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);
     PyObject_Free(object);
     Py_DECREF(type);
 }
 
-static PyObject *describe(PyObject *object)
+static PyObject *describe_layer(PyObject *object)
 {
     return PyUnicode_FromFormat("<torchium._C.Layer '%s'>", kinds[((py_layer *)object)->layer.kind]);
 }
@@ -127,9 +127,9 @@ int py_layer_register(PyObject *module)
 {
     static PyType_Slot slots[] = {
         {Py_tp_doc, "What kind of layer gradients of samples are taken of, with its options."},
-        {Py_tp_new, PY_SLOT(make)},
-        {Py_tp_dealloc, PY_SLOT(deallocate)},
-        {Py_tp_repr, PY_SLOT(describe)},
+        {Py_tp_new, PY_SLOT(new_layer)},
+        {Py_tp_dealloc, PY_SLOT(deallocate_layer)},
+        {Py_tp_repr, PY_SLOT(describe_layer)},
         {0, NULL},
     };
     static PyType_Spec spec = {"torchium._C.Layer", sizeof(py_layer), 0, Py_TPFLAGS_DEFAULT, slots};

@@ -39,7 +39,7 @@ static const DLPackExchange *find_table(PyObject *type)
     return known_version(header);
 }
 
-static kind look_up(PyObject *type)
+static kind look_up_type(PyObject *type)
 {
     kind found = {.type = Py_NewRef(type), .table = find_table(type)};
     static const char *const names[METHODS] = {"is_neg", "untyped_storage", "storage_offset", "new_empty"};
@@ -59,7 +59,7 @@ static const kind *kind_of(PyObject *object)
             return &kinds[i];
         }
     }
-    kind found = look_up(type);
+    kind found = look_up_type(type);
     kind *place = &kinds[next_place++ % MOST_TYPES];
     kind forgotten = *place;
     *place = found;
@@ -76,7 +76,7 @@ const DLPackExchange *py_table_of(PyObject *object)
 }
 
 /* The answer, a new reference; None where the type has no such method. A class may override it: any code may run. */
-static PyObject *ask(PyObject *object, int which)
+static PyObject *ask_method(PyObject *object, int which)
 {
     PyObject *method = kind_of(object)->methods[which];
     if (method == NULL) {
@@ -90,7 +90,7 @@ static PyObject *ask(PyObject *object, int which)
 
 int py_is_negated(PyObject *object)
 {
-    PyObject *answer = ask(object, IS_NEG);
+    PyObject *answer = ask_method(object, IS_NEG);
     int negated = answer != NULL ? answer == Py_True : -1;
     Py_XDECREF(answer);
     return negated;
@@ -112,8 +112,8 @@ static int64_t extent_of(const tch_tensor *tensor)
 int py_is_shrunk(PyObject *object, const tch_tensor *tensor)
 {
     int64_t extent = extent_of(tensor), size = (int64_t)tch_dtype_size(tensor->dtype); /* before any code runs */
-    PyObject *storage = ask(object, UNTYPED_STORAGE);
-    PyObject *offset = storage == NULL || storage == Py_None ? NULL : ask(object, STORAGE_OFFSET);
+    PyObject *storage = ask_method(object, UNTYPED_STORAGE);
+    PyObject *offset = storage == NULL || storage == Py_None ? NULL : ask_method(object, STORAGE_OFFSET);
     int shrunk = storage == Py_None ? 0 : -1;
     if (offset != NULL) {
         Py_ssize_t bytes = PyObject_Size(storage);

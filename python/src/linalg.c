@@ -7,13 +7,34 @@
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
+typedef tch_status product_of_two(tch_context *, const tch_tensor *, const tch_tensor *, tch_tensor *);
+typedef tch_status product_of_three(tch_context *, const tch_tensor *, const tch_tensor *, const tch_tensor *,
+                                    tch_tensor *);
+
+/* Of a, b, out and stream. */
+static PyObject *multiply_two(PyObject *const *v, const char *const *names, product_of_two *product,
+                              py_shape (*shape)(const tch_tensor *, const tch_tensor *))
+{
+    PY_BEGIN(v[3], NULL, PY_IN(0), PY_IN(1), PY_MAYBE_OUT(2));
+    PY_MAKE(2, 0, shape(t[0], t[1]));
+    PY_CALL(call, product(call.context, t[0], t[1], t[2]));
+    return py_call_end(&call);
+}
+
+/* Of a, b, x, out and stream. */
+static PyObject *multiply_three(PyObject *const *v, const char *const *names, product_of_three *product,
+                                py_shape (*shape)(const tch_tensor *, const tch_tensor *, const tch_tensor *))
+{
+    PY_BEGIN(v[4], NULL, PY_IN(0), PY_IN(1), PY_IN(2), PY_MAYBE_OUT(3));
+    PY_MAKE(3, 2, shape(t[0], t[1], t[2]));
+    PY_CALL(call, product(call.context, t[0], t[1], t[2], t[3]));
+    return py_call_end(&call);
+}
+
 static PyObject *matmul(PY_ARGUMENTS)
 {
     PY_TAKE("matmul", 3, "a", "b", "out", "stream");
-    PY_BEGIN(v[3], NULL, PY_IN(0), PY_IN(1), PY_MAYBE_OUT(2));
-    PY_MAKE(2, 0, py_shape_product(t[0], t[1]));
-    PY_CALL(call, tch_matmul(call.context, t[0], t[1], t[2]));
-    return py_call_end(&call);
+    return multiply_two(v, names, tch_matmul, py_shape_product);
 }
 
 static PyObject *matmul_chunked(PY_ARGUMENTS)
@@ -34,13 +55,16 @@ static PyObject *matmul_chunked(PY_ARGUMENTS)
     return py_call_end(&call);
 }
 
+static py_shape shape_of_first(const tch_tensor *a, const tch_tensor *b)
+{
+    (void)b;
+    return py_shape_like(a);
+}
+
 static PyObject *symmetric_product(PY_ARGUMENTS)
 {
     PY_TAKE("symmetric_product", 3, "a", "b", "out", "stream");
-    PY_BEGIN(v[3], NULL, PY_IN(0), PY_IN(1), PY_MAYBE_OUT(2));
-    PY_MAKE(2, 0, py_shape_like(t[0]));
-    PY_CALL(call, tch_symmetric_product(call.context, t[0], t[1], t[2]));
-    return py_call_end(&call);
+    return multiply_two(v, names, tch_symmetric_product, shape_of_first);
 }
 
 static PyObject *gram(PY_ARGUMENTS)
@@ -163,28 +187,19 @@ static PyObject *orthogonalize(PY_ARGUMENTS)
 static PyObject *kronecker_product(PY_ARGUMENTS)
 {
     PY_TAKE("kronecker_product", 3, "a", "b", "out", "stream");
-    PY_BEGIN(v[3], NULL, PY_IN(0), PY_IN(1), PY_MAYBE_OUT(2));
-    PY_MAKE(2, 0, py_shape_kronecker(t[0], t[1]));
-    PY_CALL(call, tch_kronecker_product(call.context, t[0], t[1], t[2]));
-    return py_call_end(&call);
+    return multiply_two(v, names, tch_kronecker_product, py_shape_kronecker);
 }
 
 static PyObject *kronecker_matmul(PY_ARGUMENTS)
 {
     PY_TAKE("kronecker_matmul", 4, "a", "b", "x", "out", "stream");
-    PY_BEGIN(v[4], NULL, PY_IN(0), PY_IN(1), PY_IN(2), PY_MAYBE_OUT(3));
-    PY_MAKE(3, 2, py_shape_kronecker_matmul(t[0], t[1], t[2]));
-    PY_CALL(call, tch_kronecker_matmul(call.context, t[0], t[1], t[2], t[3]));
-    return py_call_end(&call);
+    return multiply_three(v, names, tch_kronecker_matmul, py_shape_kronecker_matmul);
 }
 
 static PyObject *kronecker_apply(PY_ARGUMENTS)
 {
     PY_TAKE("kronecker_apply", 4, "a", "b", "x", "out", "stream");
-    PY_BEGIN(v[4], NULL, PY_IN(0), PY_IN(1), PY_IN(2), PY_MAYBE_OUT(3));
-    PY_MAKE(3, 2, py_shape_kronecker_apply(t[0], t[1], t[2]));
-    PY_CALL(call, tch_kronecker_apply(call.context, t[0], t[1], t[2], t[3]));
-    return py_call_end(&call);
+    return multiply_three(v, names, tch_kronecker_apply, py_shape_kronecker_apply);
 }
 
 static PyObject *kronecker_solve(PY_ARGUMENTS)

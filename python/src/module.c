@@ -35,7 +35,7 @@ static void offer_openblas(void)
     Py_XDECREF(module);
 }
 
-static int execute(PyObject *module)
+static int execute_module(PyObject *module)
 {
     if (check_interpreter() < 0 || PyModule_AddStringConstant(module, "version", tch_version()) < 0 ||
         py_errors_register(module) < 0 || py_contexts_register() < 0 || py_capsules_register() < 0 ||
@@ -53,7 +53,7 @@ PyMODINIT_FUNC PyInit__C(void);
 
 PyMODINIT_FUNC PyInit__C(void)
 {
-    static PyModuleDef_Slot slots[] = {{Py_mod_exec, PY_SLOT(execute)}, {0, NULL}};
+    static PyModuleDef_Slot slots[] = {{Py_mod_exec, PY_SLOT(execute_module)}, {0, NULL}};
     static PyModuleDef definition = {
         .m_base = PyModuleDef_HEAD_INIT,
         .m_name = "torchium._C",

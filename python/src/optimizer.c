@@ -43,7 +43,7 @@ static void pop_range(void *user)
     call_quietly(((py_optimizer *)user)->pop, NULL);
 }
 
-static void replace(PyObject **place, PyObject *value)
+static void replace_object(PyObject **place, PyObject *value)
 {
     PyObject *before = *place;
     *place = Py_NewRef(value);
@@ -62,15 +62,15 @@ static PyObject *set_range_hook(PY_ARGUMENTS)
     if (py_optimizer_enter(self) < 0) {
         return NULL;
     }
-    replace(&self->push, v[0]);
-    replace(&self->pop, v[1]);
+    replace_object(&self->push, v[0]);
+    replace_object(&self->pop, v[1]);
     return py_runner_done(&self->on, tch_context_set_range_hook(self->on.context, none ? NULL : push_range,
                                                                 none ? NULL : pop_range, self));
 }
 
 /* --- the type ---------------------------------------------------------------------------------------------------- */
 
-static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
+static int initialize_optimizer(PyObject *object, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"device", "allocate", "group", NULL};
     py_optimizer *self = (py_optimizer *)object;
@@ -91,7 +91,7 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
     if (self->lr_tensors == NULL) {
         return -1;
     }
-    replace(&self->memory.allocate, memory);
+    replace_object(&self->memory.allocate, memory);
     self->on.process = (long)getpid();
     if (group != Py_None && py_comm_open(group, &self->group) < 0) {
         return -1;
@@ -100,7 +100,7 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
     return status == TCH_OK ? 0 : py_chunks_fail(&self->memory, status);
 }
 
-static int traverse(PyObject *object, visitproc visit, void *arg)
+static int traverse_optimizer(PyObject *object, visitproc visit, void *arg)
 {
     py_optimizer *self = (py_optimizer *)object;
     Py_VISIT(Py_TYPE(object));
@@ -124,7 +124,7 @@ static void close_library(py_optimizer *self)
     self->on.context = NULL;
 }
 
-static int clear(PyObject *object)
+static int clear_optimizer(PyObject *object)
 {
     py_optimizer *self = (py_optimizer *)object;
     if (self->on.busy) {
@@ -139,7 +139,7 @@ static int clear(PyObject *object)
     return 0;
 }
 
-static void deallocate(PyObject *object)
+static void deallocate_optimizer(PyObject *object)
 {
     py_optimizer *self = (py_optimizer *)object;
     PyTypeObject *type = Py_TYPE(object);
@@ -147,7 +147,7 @@ static void deallocate(PyObject *object)
     PyObject_GC_UnTrack(object);
     PyErr_Fetch(&kind, &value, &trace);
     self->on.busy = false;
-    clear(object);
+    clear_optimizer(object);
     PyErr_Restore(kind, value, trace);
     for (int32_t i = 0; i < self->count; i++) {
         PyMem_Free(self->places[i]);
@@ -177,10 +177,10 @@ int py_optimizer_register(PyObject *module)
 {
     static PyType_Slot slots[] = {
         {Py_tp_doc, "One tch_optimizer: all parameters of one device."},
-        {Py_tp_init, PY_SLOT(initialize)},
-        {Py_tp_traverse, PY_SLOT(traverse)},
-        {Py_tp_clear, PY_SLOT(clear)},
-        {Py_tp_dealloc, PY_SLOT(deallocate)},
+        {Py_tp_init, PY_SLOT(initialize_optimizer)},
+        {Py_tp_traverse, PY_SLOT(traverse_optimizer)},
+        {Py_tp_clear, PY_SLOT(clear_optimizer)},
+        {Py_tp_dealloc, PY_SLOT(deallocate_optimizer)},
         {Py_tp_methods, methods},
         {0, NULL},
     };

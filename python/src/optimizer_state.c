@@ -184,8 +184,8 @@ static int read_parameter(PyObject *item, py_place *place, tch_parameter *parame
     return failed ? -1 : 0;
 }
 
-static PyObject *forecast(tch_device device, const tch_optim_config *config, PyObject *list, py_place *places,
-                          tch_parameter *parameters)
+static PyObject *forecast_memory(tch_device device, const tch_optim_config *config, PyObject *list, py_place *places,
+                                 tch_parameter *parameters)
 {
     Py_ssize_t count = PyTuple_Size(list);
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -224,8 +224,9 @@ PyObject *py_optim_forecast(PY_ARGUMENTS)
     size_t room = (size_t)PyTuple_Size(list) + 1;
     py_place *places = PyMem_Calloc(room, sizeof *places);
     tch_parameter *parameters = PyMem_Calloc(room, sizeof *parameters);
-    PyObject *result =
-        places == NULL || parameters == NULL ? PyErr_NoMemory() : forecast(device, &config, list, places, parameters);
+    PyObject *result = places == NULL || parameters == NULL
+                           ? PyErr_NoMemory()
+                           : forecast_memory(device, &config, list, places, parameters);
     PyMem_Free(places);
     PyMem_Free(parameters);
     Py_DECREF(list);

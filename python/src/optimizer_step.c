@@ -43,7 +43,7 @@ static int32_t follow_once(py_optimizer *self, int32_t *left)
 }
 
 /* The number of a parameter that cannot be followed, or FITS. */
-static int32_t follow(py_optimizer *self)
+static int32_t follow_parameters(py_optimizer *self)
 {
     int32_t left = first_unlike(self);
     if (left != FITS) {
@@ -56,7 +56,7 @@ static int32_t follow(py_optimizer *self)
 
 /* --- the step ---------------------------------------------------------------------------------------------------- */
 
-static PyObject *run(py_optimizer *self, const py_stream *stream)
+static PyObject *run_step(py_optimizer *self, const py_stream *stream)
 {
     tch_tensor *const *tensors = self->step.tensors;
     const tch_tensor *const *gradients = (const tch_tensor *const *)(tensors + self->count);
@@ -100,8 +100,8 @@ static PyObject *step_any(py_optimizer *self, PyObject *parameters, PyObject *gr
     }
     PyObject *result = NULL;
     if (py_runner_follow(&self->on, stream.handle) == 0) {
-        int32_t unlike = follow(self);
-        result = unlike != FITS ? PyLong_FromLong(unlike) : run(self, &stream);
+        int32_t unlike = follow_parameters(self);
+        result = unlike != FITS ? PyLong_FromLong(unlike) : run_step(self, &stream);
     }
     py_arrays_release(o->arrays, o->tensors, count);
     return result;
@@ -131,7 +131,7 @@ static bool is_known(const py_place *place, PyObject *gradient, const tch_tensor
     return place->gradient == gradient && place->sizes == now->shape && place->data == py_data_of(now);
 }
 
-static bool ask(py_place *place, PyObject *gradient, const tch_tensor *now)
+static bool ask_gradient(py_place *place, PyObject *gradient, const tch_tensor *now)
 {
     place->gradient = gradient;
     place->sizes = now->shape;
@@ -162,7 +162,7 @@ static bool take_gradient(py_optimizer *self, int32_t i, PyObject *gradient, boo
     }
     if (!is_known(self->places[i], gradient, &now)) {
         *asked = true;
-        return ask(self->places[i], gradient, &now);
+        return ask_gradient(self->places[i], gradient, &now);
     }
     operand->object = gradient;
     self->step.tensors[at] = &array->tensor;
@@ -204,7 +204,7 @@ static bool is_usual(py_optimizer *self, PyObject *parameters, PyObject *gradien
 }
 
 /* grad_scale and found_inf, which are seldom given, come first: taking them may run code, too. */
-static PyObject *step(py_optimizer *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
+static PyObject *step_usual(py_optimizer *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
 {
     py_stream stream;
     const py_operands *o = &self->step;
@@ -224,7 +224,7 @@ static PyObject *step(py_optimizer *self, PyObject *parameters, PyObject *gradie
         if (self->on.device.type == TCH_DEVICE_CPU) {
             py_arrays_device(o->tensors + n, n + 2); /* page-locked memory counts as the CPU's */
         }
-        result = py_runner_follow(&self->on, stream.handle) == 0 ? run(self, &stream) : NULL;
+        result = py_runner_follow(&self->on, stream.handle) == 0 ? run_step(self, &stream) : NULL;
     }
     py_arrays_release(o->arrays + last, o->tensors + last, 2);
     return usual ? result : step_any(self, parameters, gradients, values);
@@ -296,7 +296,7 @@ static PyObject *step_or_rest(py_optimizer *self, PyObject *parameters, PyObject
     if (PyErr_Occurred() || (nothing && self->group.comm == NULL)) { /* ranks of a group come to every step */
         return present;
     }
-    PyObject *result = step(self, parameters, gradients, values);
+    PyObject *result = step_usual(self, parameters, gradients, values);
     if (result == Py_None && present != NULL) {
         Py_DECREF(result);
         return present;

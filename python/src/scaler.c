@@ -17,7 +17,7 @@ typedef struct scaler {
     tch_scaler *scaler;
 } scaler;
 
-static int enter(scaler *self)
+static int enter_scaler(scaler *self)
 {
     return py_runner_enter(&self->on, "scaler", self->scaler != NULL);
 }
@@ -36,7 +36,7 @@ static int follow_given(scaler *self, PyObject *given)
                : py_runner_follow(&self->on, (void *)(uintptr_t)number);
 }
 
-static tch_status visit(scaler *self, tch_tensor *const *tensors, int32_t count, bool divide, bool wait)
+static tch_status visit_gradients(scaler *self, tch_tensor *const *tensors, int32_t count, bool divide, bool wait)
 {
     tch_status status = divide ? tch_scaler_unscale(self->scaler, count, tensors)
                                : tch_scaler_check(self->scaler, count, (const tch_tensor *const *)tensors);
@@ -59,14 +59,14 @@ static PyObject *visit_all(scaler *self, PyObject *tuple, PyObject *given, bool 
     }
     if (py_runner_follow(&self->on, stream.handle) == 0) {
         tch_status status;
-        PY_UNLOCKED(status, visit(self, o->tensors, count, divide, stream.wait));
+        PY_UNLOCKED(status, visit_gradients(self, o->tensors, count, divide, stream.wait));
         result = status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
     }
     py_arrays_release(o->arrays, o->tensors, count);
     return result;
 }
 
-static PyObject *unscale(PY_ARGUMENTS)
+static PyObject *unscale_gradients(PY_ARGUMENTS)
 {
     PY_TAKE("unscale", 1, "gradients", "stream", "divide");
     scaler *self = (scaler *)object;
@@ -82,7 +82,7 @@ static PyObject *unscale(PY_ARGUMENTS)
     PyObject *result = NULL;
     py_operands operands;
     if (tuple != NULL && py_operands_make(&operands, (size_t)PyTuple_Size(tuple)) == 0) {
-        if (enter(self) == 0) {
+        if (enter_scaler(self) == 0) {
             result = visit_all(self, tuple, v[1], divide, &operands);
             py_runner_leave(&self->on);
         }
@@ -94,33 +94,33 @@ static PyObject *unscale(PY_ARGUMENTS)
 
 /* --- the numbers ------------------------------------------------------------------------------------------------- */
 
-static PyObject *view(PyObject *object, const char *function, PyObject *const *args, Py_ssize_t count,
-                      PyObject *keywords, const tch_tensor *(*get)(const tch_scaler *))
+static PyObject *view_of(PyObject *object, const char *function, PyObject *const *args, Py_ssize_t count,
+                         PyObject *keywords, const tch_tensor *(*get)(const tch_scaler *))
 {
     static const char *const names[] = {NULL};
     scaler *self = (scaler *)object;
-    if (py_arguments(function, names, 0, args, count, keywords, NULL) < 0 || enter(self) < 0) {
+    if (py_arguments(function, names, 0, args, count, keywords, NULL) < 0 || enter_scaler(self) < 0) {
         return NULL;
     }
     py_runner_leave(&self->on);
     return py_memory_wrap(get(self->scaler), object, self->on.stream);
 }
 
-static PyObject *scale(PY_ARGUMENTS)
+static PyObject *view_scale(PY_ARGUMENTS)
 {
-    return view(object, "scale", args, count, keywords, tch_scaler_scale);
+    return view_of(object, "scale", args, count, keywords, tch_scaler_scale);
 }
 
-static PyObject *found_inf(PY_ARGUMENTS)
+static PyObject *view_found_inf(PY_ARGUMENTS)
 {
-    return view(object, "found_inf", args, count, keywords, tch_scaler_found_inf);
+    return view_of(object, "found_inf", args, count, keywords, tch_scaler_found_inf);
 }
 
-static PyObject *update(PY_ARGUMENTS)
+static PyObject *update_scale(PY_ARGUMENTS)
 {
     PY_TAKE("update", 0, "stream");
     scaler *self = (scaler *)object;
-    if (enter(self) < 0) {
+    if (enter_scaler(self) < 0) {
         return NULL;
     }
     if (follow_given(self, v[0]) < 0) {
@@ -136,7 +136,7 @@ static PyObject *get_state(PY_ARGUMENTS)
     scaler *self = (scaler *)object;
     tch_scaler_state s = TCH_SCALER_STATE_INIT;
     tch_status status;
-    if (enter(self) < 0) {
+    if (enter_scaler(self) < 0) {
         return NULL;
     }
     PY_UNLOCKED(status, tch_scaler_get_state(self->scaler, &s));
@@ -187,7 +187,7 @@ static PyObject *set_state(PY_ARGUMENTS)
     if (read_number(v[0], "scale", &s.scale) || read_number(v[0], "growth_factor", &s.growth_factor) ||
         read_number(v[0], "backoff_factor", &s.backoff_factor) ||
         read_count(v[0], "growth_interval", &s.growth_interval) ||
-        read_count(v[0], "_growth_tracker", &s.growth_tracker) || enter(self) < 0) {
+        read_count(v[0], "_growth_tracker", &s.growth_tracker) || enter_scaler(self) < 0) {
         return NULL;
     }
     return py_runner_done(&self->on, tch_scaler_set_state(self->scaler, &s));
@@ -195,7 +195,7 @@ static PyObject *set_state(PY_ARGUMENTS)
 
 /* --- the type ---------------------------------------------------------------------------------------------------- */
 
-static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
+static int initialize_scaler(PyObject *object, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"device",          "init_scale", "growth_factor", "backoff_factor",
                             "growth_interval", "enabled",    "stream",        NULL};
@@ -222,7 +222,7 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
     return status == TCH_OK ? 0 : (py_fail(status), -1);
 }
 
-static void deallocate(PyObject *object)
+static void deallocate_scaler(PyObject *object)
 {
     scaler *self = (scaler *)object;
     PyTypeObject *type = Py_TYPE(object);
@@ -235,10 +235,10 @@ static void deallocate(PyObject *object)
 }
 
 static PyMethodDef methods[] = {
-    PY_METHOD("scale", scale, "The scale, a float32 on the device, as memory that may be written to."),
-    PY_METHOD("found_inf", found_inf, "The flag of this iteration, likewise."),
-    PY_METHOD("unscale", unscale, "Divides gradients by the scale and looks for infinities; or only looks."),
-    PY_METHOD("update", update, "The end of an iteration: the scale falls or grows, the flag is cleared."),
+    PY_METHOD("scale", view_scale, "The scale, a float32 on the device, as memory that may be written to."),
+    PY_METHOD("found_inf", view_found_inf, "The flag of this iteration, likewise."),
+    PY_METHOD("unscale", unscale_gradients, "Divides gradients by the scale and looks for infinities; or only looks."),
+    PY_METHOD("update", update_scale, "The end of an iteration: the scale falls or grows, the flag is cleared."),
     PY_METHOD("get_state", get_state, "The numbers of a state_dict. Waits for the device."),
     PY_METHOD("set_state", set_state, "Puts them back."),
     {NULL, NULL, 0, NULL}};
@@ -247,8 +247,8 @@ int py_scaler_register(PyObject *module)
 {
     static PyType_Slot slots[] = {
         {Py_tp_doc, "One tch_scaler: the scale, the growth tracker and the flag of the iteration, on one device."},
-        {Py_tp_init, PY_SLOT(initialize)},
-        {Py_tp_dealloc, PY_SLOT(deallocate)},
+        {Py_tp_init, PY_SLOT(initialize_scaler)},
+        {Py_tp_dealloc, PY_SLOT(deallocate_scaler)},
         {Py_tp_methods, methods},
         {0, NULL},
     };
