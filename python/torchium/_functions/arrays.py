@@ -60,14 +60,7 @@ class Arrays:
         return self.result(out)
 
     def inverse_root(
-        self,
-        a: Array,
-        root: int,
-        eps: float = 0.0,
-        relative_eps: float = 0.0,
-        method: str = "auto",
-        tolerance: float = 0.0,
-        return_residual: bool = False,
+        self, a: Array, root: int, eps: float, relative_eps: float, method: str, tolerance: float, return_residual: bool
     ) -> Any:
         self.check(a=a)
         out = self.empty(a.shape, a)

@@ -136,13 +136,7 @@ def matrix_power_backward(a: Tensor, power: float, eps: float, grad: Tensor) -> 
 
 
 def inverse_root(
-    a: Tensor,
-    root: int,
-    eps: float = 0.0,
-    relative_eps: float = 0.0,
-    method: str = "auto",
-    tolerance: float = 0.0,
-    return_residual: bool = False,
+    a: Tensor, root: int, eps: float, relative_eps: float, method: str, tolerance: float, return_residual: bool
 ) -> Any:
     recorded = None if _traced() else _recorded(a)
     if recorded is None:
