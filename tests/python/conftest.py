@@ -44,6 +44,15 @@ def device(request):
     return request.param
 
 
+def pytest_generate_tests(metafunc):
+    """A test that takes `kind`, and has no list of its own, runs with every optimizer that takes parameters."""
+    marks = metafunc.definition.iter_markers("parametrize")
+    if "kind" in metafunc.fixturenames and not any("kind" in mark.args[0] for mark in marks):
+        from optim_cases import KINDS
+
+        metafunc.parametrize("kind", KINDS)
+
+
 @pytest.fixture(autouse=True)
 def fresh_numbers(request):
     """Seeds every generator by the run, the file and the test, so that one test alone repeats what it did among others.

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from optim_cases import KINDS, assert_same_bits, batch, copies, make, small
+from optim_cases import assert_same_bits, batch, copies, make, small
 
 CLIP = 0.5
 SCALE = 2.0**10
@@ -80,7 +80,6 @@ def fit(kind, precision, **options):
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
-@pytest.mark.parametrize("kind", KINDS)
 def test_lightning_clips(kind, precision):
     scaled = precision == "16-mixed"
     trained = fit(kind, precision)
@@ -97,7 +96,6 @@ def test_lightning_refuses_to_clip_what_unscales_by_itself():
 # --- Accelerate
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_accelerate_clips(kind):
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
@@ -111,7 +109,6 @@ def test_accelerate_clips(kind):
     assert_same_bits(copies(model.parameters()), plain_loop(kind, torch.bfloat16, False))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_accelerate_notices_a_skipped_step(kind):
     """Its scheduler waits where a step was skipped, which it knows by whether `step` was called."""
     accelerate = pytest.importorskip("accelerate")

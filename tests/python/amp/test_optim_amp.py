@@ -12,7 +12,6 @@ import references
 import torch
 from optim_cases import (
     CLASSES,
-    KINDS,
     NOT_FOR_REFERENCE,
     assert_same_bits,
     batch,
@@ -65,7 +64,6 @@ def train_clipped(model, optimizer, steps, first=0):
 # --- GradScaler
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_only_fused_optimizers_scale_by_themselves(kind):
     """As in PyTorch, so that frameworks unscale and clip for the others."""
     for fused in (None, False, True):
@@ -75,7 +73,6 @@ def test_only_fused_optimizers_scale_by_themselves(kind):
 
 
 @pytest.mark.parametrize("fused", [None, True])
-@pytest.mark.parametrize("kind", KINDS)
 def test_step_directly(kind, fused, device):
     """scaler.step without unscale_: a fused optimizer divides by the scale itself, and leaves the gradients as they
     are; for the others the scaler does it."""
@@ -90,7 +87,6 @@ def test_step_directly(kind, fused, device):
 
 @pytest.mark.parametrize("unscale", [False, True], ids=["direct", "unscale_"])
 @pytest.mark.parametrize("fused", [None, True])
-@pytest.mark.parametrize("kind", KINDS)
 def test_an_infinite_gradient_skips_the_step(kind, fused, unscale, device):
     """Nothing of the bad step remains but a smaller scale, from the very first step on."""
     model, twin = small(device), small(device)
@@ -109,7 +105,6 @@ def test_an_infinite_gradient_skips_the_step(kind, fused, unscale, device):
     assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_under_autocast(kind, device):
     model, optimizer = trained(kind, device)
     scaler = scaler_for(device)
@@ -138,7 +133,6 @@ def bad_step(model, optimizer, value, step=90):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("kind", KINDS)
 def test_skip(kind, value, device):
     """The default: the whole step does nothing, state included, and is counted."""
     model, twin = small(device), small(device)
@@ -154,7 +148,6 @@ def test_skip(kind, value, device):
     assert all(v.isfinite().all() for s in optimizer.state.values() for v in s.values() if v.is_floating_point())
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_raise(kind, device):
     model, twin = small(device), small(device)
     options = steady(kind, device) | {"nonfinite": "raise"}
@@ -183,7 +176,6 @@ def test_ignore(kind, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", KINDS)
 def test_master_weights(kind, dtype, device):
     """The parameter is the rounding of a float32 copy, and the copy follows the reference on the rounded gradients."""
     generator = torch.Generator().manual_seed(0)
@@ -206,7 +198,6 @@ def test_master_weights(kind, dtype, device):
         assert error < (0.05 if kind in ("muon", "normuon") and device != "cpu" else 1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_without_master_weights_rounding_is_to_nearest(kind, device):
     """One step from the same parameter: what float32 gives, rounded."""
     torch.manual_seed(0)

@@ -8,7 +8,7 @@ import pytest
 import references
 import torch
 import torchium.optim
-from optim_cases import CLASSES, KINDS, LIVELY, assert_same_bits, copies, make, small, train, trained
+from optim_cases import CLASSES, LIVELY, assert_same_bits, copies, make, small, train, trained
 
 
 def matrix(*shape, device="cpu"):
@@ -18,7 +18,6 @@ def matrix(*shape, device="cpu"):
 # --- construction
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_defaults(kind):
     optimizer = CLASSES[kind]([matrix()])
     group = optimizer.param_groups[0]
@@ -70,7 +69,6 @@ def test_a_number_of_steps_alone_is_not_silent(make_muon):
     assert config["muon_method"] == "muon" and config["muon_coefficients"] == (3.4445, -4.7750, 2.0315)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_parameters_in_every_form(kind, device):
     """A list, an iterator, groups, named parameters and named groups, one without any beside them, train alike."""
     forms = [
@@ -93,7 +91,6 @@ def test_parameters_in_every_form(kind, device):
 # --- closures
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_closure(kind, device):
     model, other = small(device), small(device)
     optimizer = make(kind, model.parameters())
@@ -116,7 +113,6 @@ def test_closure(kind, device):
     assert_same_bits(copies(model.parameters()), copies(other.parameters()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_closure_that_raises_changes_nothing(kind, device):
     model, optimizer = trained(kind, device, 2)
     before = copies(model.parameters())
@@ -133,7 +129,6 @@ def test_a_closure_that_raises_changes_nothing(kind, device):
 # --- hooks
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_step_hooks(kind, device):
     model, optimizer = trained(kind, device)
     seen = []
@@ -165,7 +160,6 @@ def test_a_pre_hook_may_change_the_arguments():
 # --- groups
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_numbers_of_other_types(kind, device):
     """Whole numbers, NumPy's numbers and tensors of one element stand for the same number."""
     results = []

@@ -83,7 +83,6 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.parametrize("how", ["ddp", "zero"])
-@pytest.mark.parametrize("kind", KINDS)
 def test_replicas_stay_the_same(kind, how, ranks):
     assert_same_bits(ranks[0][how, kind], ranks[1][how, kind])
     alone = square()
@@ -91,7 +90,6 @@ def test_replicas_stay_the_same(kind, how, ranks):
     assert_close(ranks[0][how, kind], train_square(alone, optimizer, STEPS))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_an_optimizer_goes_on_in_another_process(kind, ranks):
     model, optimizer = trained(kind)
     train(model, optimizer, 4, first=4)

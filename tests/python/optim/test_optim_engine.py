@@ -151,7 +151,6 @@ def test_calls_from_inside_are_refused(device):
 # --- parameters that move
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_parameters_are_followed(kind, device):
     """To new memory, to each other's, and in a circle."""
     here, there = parameters(device), parameters(device)
@@ -172,7 +171,6 @@ def test_parameters_are_followed(kind, device):
     assert_same_bits(copies(here), copies(there))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_restart_repeats_the_order_of_arrival(kind, device):
     """Parameters that came later are groups of their own, before and after a restart."""
     params = parameters(device, 5)
@@ -219,7 +217,6 @@ PHASES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_phases_have_names_in_a_profile(kind, device):
     p = [*parameters(device), torch.nn.Parameter(torch.zeros(4, device=device))]
     optimizer = make(kind, p)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from optim_cases import (
     CLASSES,
-    KINDS,
     Trial,
     assert_close,
     assert_same_bits,
@@ -25,7 +24,6 @@ SHAPES = [(6, 6), (4, 4), (5,), (), (5, 5)]
 # --- missing, late, zero
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_parameters_without_a_gradient_stay(kind, device):
     model = small(device)
     model.hidden.weight.requires_grad_(False)
@@ -37,7 +35,6 @@ def test_parameters_without_a_gradient_stay(kind, device):
     assert_same_bits(before, copies([model.hidden.weight, idle]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_that_come_late_or_stay_away(kind, device):
     """A parameter counts the steps it took part in, not the optimizer's."""
     trial = Trial(kind, SHAPES, device, **exact(kind))
@@ -47,7 +44,6 @@ def test_gradients_that_come_late_or_stay_away(kind, device):
     trial.check(1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_not_changed(kind, device):
     model, optimizer = trained(kind, device)
     for step in range(4):
@@ -68,7 +64,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("shape", [(4, 3), (5,), (1,), ()])
-@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_that_are_refused_by_name(kind, shape, named, device):
     params = [torch.nn.Parameter(torch.randn(s, device=device)) for s in [(3,), shape]]
     optimizer = make(kind, zip(("first", "second"), params, strict=True) if named else params)
@@ -84,7 +79,6 @@ def test_gradients_that_are_refused_by_name(kind, shape, named, device):
 
 
 @pytest.mark.parametrize("change", ["moved", "emptied", "shrunk"])
-@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_that_change_a_parameter_when_asked(kind, change, device):
     """A class of tensors may do anything when it is asked about itself: the step follows the parameter or names it."""
     first, second = (torch.nn.Parameter(torch.ones(40, 30, device=device)) for _ in range(2))
@@ -120,7 +114,6 @@ def test_gradients_that_change_a_parameter_when_asked(kind, change, device):
 # --- layouts
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_channels_last_keeps_its_layout(kind, device):
     """The same numbers in another order of memory: the same training to rounding, and the layout stays."""
     results = []
@@ -157,7 +150,6 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("how", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
 def test_layouts_of_gradients(kind, how, device):
     results = []
     for plain in (True, False):
@@ -173,7 +165,6 @@ def test_layouts_of_gradients(kind, how, device):
     assert_same_bits(*results)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_parameters_with_gaps_are_refused(kind, device):
     wide = torch.zeros(4, 6, device=device)
     p = torch.nn.Parameter(wide[:, ::2])
@@ -186,7 +177,6 @@ def test_parameters_with_gaps_are_refused(kind, device):
 # --- accumulation and sharing
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_tied_weights_are_one_parameter(kind, device):
     torch.manual_seed(0)
     first, second = torch.nn.Linear(5, 5, device=device), torch.nn.Linear(5, 5, device=device)
@@ -209,7 +199,6 @@ CHANGED = [{"memory_format": torch.channels_last}] + [{"dtype": d} for d in (tor
 
 
 @pytest.mark.parametrize("change", CHANGED, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
 def test_layout_or_dtype_changed_between_steps(kind, change, device):
     """model.half() and the like: goes on with the state, or an error names the parameter."""
     model, optimizer = trained(kind, device, 4)
@@ -232,7 +221,6 @@ def test_layout_or_dtype_changed_between_steps(kind, change, device):
         assert not torch.equal(before[0], next(model.parameters()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_gradient_of_another_device_or_shape_cannot_reach_it(kind, device):
     """torch itself refuses to assign such a gradient; one smuggled in through data is refused by the step."""
     p = torch.nn.Parameter(torch.randn(4, 3, device=device))

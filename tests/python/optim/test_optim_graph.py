@@ -7,7 +7,6 @@ import pytest
 import torch
 from optim_cases import (
     CLASSES,
-    KINDS,
     assert_close,
     assert_same_bits,
     copies,
@@ -21,7 +20,6 @@ from optim_cases import (
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_compiled_model(kind, device):
     """torch.compile of the model, with the step outside: as without."""
     model, twin = small(device), small(device)
@@ -84,7 +82,6 @@ class Replayed:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
 def test_step_in_a_cuda_graph(kind, cuda):
     """Warmed up, captured once, and replayed with new gradients and another learning rate in its tensor: the same
     numbers, to the bit, as by calls."""
@@ -110,7 +107,6 @@ def test_step_in_a_cuda_graph(kind, cuda):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
 def test_step_on_another_stream(kind, cuda):
     """The step is queued on the stream that torch is working on, behind what is queued there already."""
     results = []
@@ -127,7 +123,6 @@ def test_step_on_another_stream(kind, cuda):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
 def test_parameters_on_both_devices(kind, cuda):
     """One optimizer over parameters of the CPU and of the GPU: each as in an optimizer of its own."""
     torch.manual_seed(0)
@@ -148,7 +143,6 @@ def test_parameters_on_both_devices(kind, cuda):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
 def test_model_moved_between_devices(kind, cuda):
     """model.cuda() after some steps, and back: the state goes with it."""
     model, twin = square(), square()
@@ -162,7 +156,6 @@ def test_model_moved_between_devices(kind, cuda):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
 def test_state_loaded_on_the_other_device(kind, cuda):
     """Saved on one device, read with map_location, and gone on with on the other."""
     model = square()

@@ -13,20 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from optim_cases import (
-    CLASSES,
-    KINDS,
-    Trial,
-    assert_same_bits,
-    copies,
-    exact,
-    loss_of,
-    make,
-    pair,
-    small,
-    train,
-    trained,
-)
+from optim_cases import CLASSES, Trial, assert_same_bits, copies, exact, loss_of, make, pair, small, train, trained
 
 SHAPES = [(6, 6), (5,), (4, 4)]
 
@@ -34,7 +21,6 @@ SHAPES = [(6, 6), (5,), (4, 4)]
 # --- memory
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_state_outlives_its_optimizer(kind, device):
     model, optimizer = trained(kind, device, 3)
     views = [v for s in optimizer.state.values() for v in s.values()]
@@ -46,7 +32,6 @@ def test_state_outlives_its_optimizer(kind, device):
     del others
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_nothing_keeps_an_optimizer_alive(kind, device):
     model, optimizer = trained(kind, device, 3)
     gone = [weakref.ref(optimizer), weakref.ref(model), weakref.ref(model.out.weight)]
@@ -60,7 +45,6 @@ def resident_kilobytes():
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
-@pytest.mark.parametrize("kind", KINDS)
 def test_optimizers_come_and_go(kind):
     """Making, stepping, saving and dropping many of them, and steps that are refused, take no more memory."""
     model = small()
@@ -91,7 +75,6 @@ def test_optimizers_come_and_go(kind):
 # --- groups rearranged, state cleared
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_groups_that_are_rearranged(kind, device):
     """A group comes late, a parameter is put into the list of another, changes its group and leaves; a group leaves and
     returns. None of that is forbidden, and the references go on."""
@@ -118,7 +101,6 @@ def test_groups_that_are_rearranged(kind, device):
 
 
 @pytest.mark.parametrize("how", ["clear", "replace"])
-@pytest.mark.parametrize("kind", KINDS)
 def test_state_cleared_begins_anew(kind, how, device):
     model, optimizer = trained(kind, device, 4)
     twin = copy.deepcopy(model)
@@ -131,7 +113,6 @@ def test_state_cleared_begins_anew(kind, how, device):
     assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_users_keys_in_a_group_are_kept(kind, device):
     """Names and notes that loggers and trainers put there; a group of one tensor that is not in a list."""
     model = small(device)
@@ -145,7 +126,6 @@ def test_users_keys_in_a_group_are_kept(kind, device):
     train(model, optimizer, 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_copies_made_under_a_scheduler(kind, device):
     """A scheduler wraps the step; copies do not step the original. No warning about the order of steps."""
     model, optimizer = trained(kind, device)
@@ -182,7 +162,6 @@ def test_subclass(device):
 # --- autograd
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_autograd_notices_a_step(kind, device):
     """A step between a forward pass and its backward pass is an error, as with every operation in place."""
     model, optimizer = trained(kind, device, 2)
@@ -193,7 +172,6 @@ def test_autograd_notices_a_step(kind, device):
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
-@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_that_have_a_graph(kind, device):
     model, optimizer, twin, beside = pair(kind, device)
     for step in range(3):
@@ -206,7 +184,6 @@ def test_gradients_that_have_a_graph(kind, device):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_step_in_inference_mode(kind, device):
     model, optimizer, twin, beside = pair(kind, device)
     loss_of(model, 0).backward()
@@ -229,7 +206,6 @@ def in_threads(count, work):
         t.join()
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_threads_with_optimizers_of_their_own(kind, device):
     models = [small(device) for _ in range(4)]
     gradients = [[torch.randn_like(p) for p in models[0].parameters()] for _ in range(10)]
@@ -246,7 +222,6 @@ def test_threads_with_optimizers_of_their_own(kind, device):
         assert_same_bits(copies(models[0].parameters()), copies(model.parameters()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_threads_at_one_optimizer(kind, device):
     """Each step is taken whole or refused; the count of steps is the count of those that were taken."""
     _, optimizer = trained(kind, device, 1)
@@ -265,7 +240,6 @@ def test_threads_at_one_optimizer(kind, device):
     assert optimizer.stats()["steps"] == len(taken) + 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_step_within_a_step(kind, device):
     _, optimizer = trained(kind, device, 1)
 
@@ -282,7 +256,6 @@ def test_a_step_within_a_step(kind, device):
 
 @pytest.mark.parametrize("left", [0, 140])
 @pytest.mark.parametrize("whose", ["parameter", "gradient"])
-@pytest.mark.parametrize("kind", KINDS)
 def test_memory_that_is_gone(kind, whose, left, device):
     """Freed as FSDP frees it, or a number short: an error that names it."""
     model, optimizer = trained(kind, device, 2)
@@ -294,7 +267,6 @@ def test_memory_that_is_gone(kind, whose, left, device):
     assert_same_bits(before, copies(q for q in model.parameters() if q is not p))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_parameters_without_memory(kind):
     """On the meta device an optimizer can be made, but not step."""
     with torch.device("meta"):
@@ -305,7 +277,6 @@ def test_parameters_without_memory(kind):
         optimizer.step()
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_parameter_that_was_resized(kind, device):
     """Its state does not fit: an error names it, and what it says to do lets the parameter begin anew."""
     model, optimizer = trained(kind, device, 2)
@@ -323,7 +294,6 @@ def test_a_parameter_that_was_resized(kind, device):
     assert [int(optimizer.state[q]["counts"][2]) for q in (p, model.hidden.weight)] == [1, 3], steps
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_parameters_that_share_memory_are_refused(kind, device):
     base = torch.randn(6, 4, device=device)
     params = [torch.nn.Parameter(base[:4]), torch.nn.Parameter(base[2:])]

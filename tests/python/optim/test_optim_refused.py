@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torchium.optim
-from optim_cases import CLASSES, KINDS, SECOND_ORDER, assert_same_bits, copies, train, trained
+from optim_cases import CLASSES, SECOND_ORDER, assert_same_bits, copies, train, trained
 from torchium import _C
 
 
@@ -18,7 +18,6 @@ def matrix():
 # --- lists of parameters
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_lists_that_are_refused(kind):
     p = matrix()
     with pytest.raises(ValueError, match="empty"):
@@ -46,7 +45,6 @@ NO_PARAMETERS = [
 
 
 @pytest.mark.parametrize(("params", "error", "text"), NO_PARAMETERS)
-@pytest.mark.parametrize("kind", KINDS)
 def test_what_to_give_instead_of_no_parameters(kind, params, error, text):
     with pytest.raises(error, match=text):
         CLASSES[kind](params(torch.nn.Linear(3, 2)))
@@ -77,7 +75,6 @@ def test_arguments_and_options_by_another_name(kind, name, here):
     assert [warning.filename for warning in told] == [__file__]
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_keys_of_groups_that_are_no_options(kind):
     of_others = ("name", "names", "group_name", "initial_lr", "lr_mult", "lr_scale", "layer_scale", "max_momentum", 3)
     with warnings.catch_warnings():
@@ -104,7 +101,6 @@ def test_patterns_without_a_match_are_told(kind):
 
 
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_parameter_twice_in_a_group_is_refused(kind):
     p = matrix()
     p.grad = torch.ones_like(p)
@@ -174,7 +170,6 @@ def test_numbers_out_of_range_are_refused(kind, name, value):
     assert len(optimizer.param_groups) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_number_set_out_of_range_later_is_refused_at_the_step(kind, device):
     model, optimizer = trained(kind, device, 2)
     optimizer.param_groups[0]["lr"] = -1.0
@@ -186,7 +181,6 @@ def test_a_number_set_out_of_range_later_is_refused_at_the_step(kind, device):
     train(model, optimizer, 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_arguments_of_the_wrong_kind_are_refused(kind):
     for options in ({"lr": "fast"}, {"lr": None}, {"weight_decay": [1, 2]}, {"lr": 1j}):
         with pytest.raises((TypeError, ValueError)):
@@ -220,7 +214,6 @@ def test_nesterov_without_momentum_is_refused_as_torch_does():
             torchium.optim.SGD([matrix()], lr=0.1, nesterov=True, **options)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_switches_of_torch(kind):
     """What means something is taken, what does not raises an error that names it."""
     for switches in ({"foreach": False}, {"foreach": True}, {"fused": True}, {"foreach": None, "fused": None}):
@@ -232,7 +225,6 @@ def test_switches_of_torch(kind):
         CLASSES[kind]([matrix()], capturable=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_complex_parameters_are_refused_by_name(kind):
     p = torch.nn.Parameter(torch.randn(3, 4, dtype=torch.complex64))
     p.grad = torch.ones_like(p)
@@ -242,7 +234,6 @@ def test_complex_parameters_are_refused_by_name(kind):
         CLASSES[kind]([("layer.weight", p)]).step()
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_integer_parameters_are_refused(kind):
     p = torch.zeros(3, 4, dtype=torch.int64)
     with pytest.raises((TypeError, ValueError), match="int64"):

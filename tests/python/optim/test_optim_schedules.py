@@ -7,19 +7,7 @@ import copy
 import pytest
 import torch
 import torchium
-from optim_cases import (
-    CLASSES,
-    KINDS,
-    SECOND_ORDER,
-    Trial,
-    assert_same_bits,
-    copies,
-    exact,
-    make,
-    small,
-    through_file,
-    train,
-)
+from optim_cases import CLASSES, SECOND_ORDER, Trial, assert_same_bits, copies, exact, make, small, through_file, train
 from torch.optim import lr_scheduler
 
 SHAPES = [(6, 6), (4, 4), (5,), ()]
@@ -80,7 +68,6 @@ class Scheduled(Trial):
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-@pytest.mark.parametrize("kind", KINDS)
 def test_schedulers(kind, name, device):
     trial = Scheduled(kind, device)
     scheduler = SCHEDULERS[name](trial.optimizer)
@@ -97,7 +84,6 @@ def test_schedulers(kind, name, device):
 
 
 @pytest.mark.parametrize("at", [0, 1, 5, 8])
-@pytest.mark.parametrize("kind", KINDS)
 def test_resume(kind, at, device):
     """To the bit, from anywhere in a schedule that begins at 0 and ends there, in an optimizer that was made with
     another rate and whose scheduler has moved it before anything is loaded."""
@@ -129,7 +115,6 @@ def test_resume(kind, at, device):
 
 @pytest.mark.parametrize("where", ["cpu", "parameters"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", KINDS)
 def test_tensor_learning_rates(kind, dtype, where, device):
     """A 0-d tensor, on the CPU or beside the parameters, changed in place between steps, as schedulers do it; then a
     number in its place, and another tensor."""
@@ -145,7 +130,6 @@ def test_tensor_learning_rates(kind, dtype, where, device):
     trial.check(1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_other_numbers_as_tensors(kind, device):
     numbers = {"weight_decay": torch.tensor(0.25, dtype=torch.float64)}
     if kind in ("adamw", "shampoo", "soap", "lion"):

@@ -12,7 +12,7 @@ import copy
 import pytest
 import torch
 import torch.optim._muon as torch_muon
-from optim_cases import CLASSES, KINDS, SECOND_ORDER, Trial, assert_same_bits, copies, draw, exact
+from optim_cases import CLASSES, SECOND_ORDER, Trial, assert_same_bits, copies, draw, exact
 
 STEPS = 22
 ELEMENTWISE, MATRICES = ("sgd", "adamw", "lion"), ("shampoo", "muon", "normuon")
@@ -25,7 +25,6 @@ SHAPES = [(12, 12), (37,), (), (0, 4), (5, 5)]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
 def test_follows_its_reference(kind, dtype, device):
     elementwise = [len(SHAPES) - 1] if kind in SECOND_ORDER else []
     trial = Trial(kind, SHAPES, device, dtype, elementwise=elementwise, **exact(kind)).run(STEPS)
@@ -34,7 +33,6 @@ def test_follows_its_reference(kind, dtype, device):
     trial.optimizer.load_state_dict(trial.optimizer.state_dict())
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_groups_with_numbers_of_their_own(kind, device):
     """Two groups with different numbers, which change between steps."""
     trial = Trial(kind, SHAPES[:2], device, **exact(kind))

@@ -80,7 +80,6 @@ def test_exchange_with_torch_optim_muon(device):
         assert (a - b).norm() < 0.03 * (a - s).norm()
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_states_that_are_refused_change_nothing(kind, device):
     """Another number of parameters or groups, other shapes, another method: refused, with the optimizer as it was."""
     model, optimizer, twin, beside = pair(kind, device, 3)
@@ -121,7 +120,6 @@ def _clocked(saved, number):
     saved["step"] = torch.full_like(saved["step"], number, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_numbers_that_nothing_has_counted_are_refused(kind, device):
     """Of steps, on the host and on the device, and of failed refreshes: they would change the training, or overflow."""
     model, optimizer, twin, beside = pair(kind, device, 3)
@@ -151,7 +149,6 @@ def without_kind(state):
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-@pytest.mark.parametrize("kind", KINDS)
 def test_state_of_another_kind_is_refused(kind, steps, device):
     """With both names and what to do, from the kind that was saved or from what groups and states are called; the
     optimizer stays as it was. Its own state loads without a kind, too."""
@@ -178,7 +175,6 @@ def test_state_of_another_kind_is_refused(kind, steps, device):
 
 
 @pytest.mark.parametrize("left", [0, 8])
-@pytest.mark.parametrize("kind", KINDS)
 def test_state_that_was_resized(kind, left, device):
     """An error names it, in what is saved and in what is loaded; the counts of the host are written anew."""
     model, optimizer = trained(kind, device, 2)
@@ -199,7 +195,6 @@ def test_state_that_was_resized(kind, left, device):
 
 
 @pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16"), ("float64", "float32")])
-@pytest.mark.parametrize("kind", KINDS)
 def test_state_of_a_model_of_another_dtype(kind, dtypes, device):
     """Taken over with its numbers, or an error that names it with nothing loaded."""
     first, second = (getattr(torch, d) for d in dtypes)

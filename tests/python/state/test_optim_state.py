@@ -9,7 +9,6 @@ import pickle
 import pytest
 import torch
 from optim_cases import (
-    KINDS,
     LIVELY,
     OTHER,
     assert_go_on_alike,
@@ -57,7 +56,6 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
 def test_round_trip(kind, way, device):
     model, optimizer = trained(kind, device, 5)
     twin, other = fresh(kind, model)
@@ -83,7 +81,6 @@ def test_refreshes_by_need_go_on(kind, drift, device):
     assert optimizer.stats()["refreshes"] - other.stats()["refreshes"] > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_loading_into_an_optimizer_that_has_stepped(kind, device):
     model, optimizer = trained(kind, device, 5)
     state = copy.deepcopy(optimizer.state_dict())
@@ -96,7 +93,6 @@ def test_loading_into_an_optimizer_that_has_stepped(kind, device):
     assert_same_bits(after, copies(model.parameters()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_state_of_an_optimizer_that_has_not_stepped(kind, device):
     model, optimizer = trained(kind, device)
     state = through_file(optimizer.state_dict())
@@ -110,7 +106,6 @@ def test_state_of_an_optimizer_that_has_not_stepped(kind, device):
     assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_loaded_state_is_a_copy(kind, device):
     """Two optimizers loaded from one state do not share it, nor does the state follow them."""
     model, optimizer = trained(kind, device, 3)
@@ -126,7 +121,6 @@ def test_a_loaded_state_is_a_copy(kind, device):
     assert_go_on_alike(model, optimizer, third, another)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_groups_and_late_parameters(kind, device):
     """Groups added on the way, a parameter that never had a gradient, and clocks that differ."""
 
@@ -162,7 +156,6 @@ def floats_of(optimizer):
 
 @pytest.mark.parametrize("master_weights", [False, True], ids=["alone", "master"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", KINDS)
 def test_half_precision_models_keep_float32_state(kind, dtype, master_weights, device):
     model = small(device, dtype)
     optimizer = make(kind, model.parameters(), master_weights=master_weights)
@@ -188,7 +181,6 @@ def saved_whole(pair):
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair)), saved_whole])
 @pytest.mark.parametrize("steps", [0, 5])
-@pytest.mark.parametrize("kind", KINDS)
 def test_copies_of_model_and_optimizer(kind, steps, again, device):
     model, optimizer = trained(kind, device, steps)
     twin, other = again((model, optimizer))
@@ -204,7 +196,6 @@ def test_copies_of_model_and_optimizer(kind, steps, again, device):
 # --- the dictionary itself
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_what_a_state_dict_holds(kind, device):
     model, optimizer = trained(kind, device, 3)
     state = optimizer.state_dict()
@@ -229,7 +220,6 @@ def test_what_a_state_dict_holds(kind, device):
     assert optimizer.state[p][names[kind]].device == p.device
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_state_is_alive(kind, device):
     """What optimizer.state shows is the state itself: it moves with the steps, and what is written to it is used."""
     model, optimizer, twin, beside = pair(kind, device, 3)
@@ -246,7 +236,6 @@ def test_state_is_alive(kind, device):
     assert not torch.equal(model.out.weight, twin.out.weight)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_state_dict_hooks(kind, device):
     model, optimizer = trained(kind, device, 2)
     seen = []
