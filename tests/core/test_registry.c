@@ -1,16 +1,15 @@
 /* Backends and the loader of modules. The registry is filled once per process, so every case runs in a child process
  * of its own, forked before the library was asked anything; the child sends back what it saw. */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "support/files.h"
 #include "support/testing.h"
 
 #define MODULE_FILE "libtorchium_cuda.so"
@@ -25,8 +24,9 @@ typedef struct sight {
     char message[1024]; /* of the failed create */
 } sight;
 
-static void look(sight *seen)
+static void look(void *answer)
 {
+    sight *seen = answer;
     memset(seen, 0, sizeof *seen);
     for (int32_t i = 0; i < tch_backend_count(); i++) {
         tch_backend_info info = TCH_BACKEND_INFO_INIT;
@@ -79,16 +79,11 @@ static void in_child(const char *search_path, const char *folder, void (*work)(v
     assert_int_equal(got, size);
 }
 
-static void look_in_child(void *seen)
-{
-    look(seen);
-}
-
 static sight see(const char *search_path, const char *folder)
 {
     sight seen;
     test_case("path \"%s\", folder %s", search_path != NULL ? search_path : "(unset)", folder != NULL ? folder : "-");
-    in_child(search_path, folder, look_in_child, &seen, sizeof seen);
+    in_child(search_path, folder, look, &seen, sizeof seen);
     CHECK(seen.found == 1, "%d backends are called cuda", seen.found);
     CHECK(seen.cpu_create == TCH_OK, "the CPU did not work beside it");
     return seen;
@@ -145,107 +140,67 @@ static void every_way_of_failing_has_its_reason(void **state)
                  {"no_matrices", "chapter matrix"},
                  {"half_a_chapter", "update->find_nonfinite"},
                  {"no_devices", "on holiday"}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
         sight seen = see(variant(cases[i].variant), NULL);
         expect_absent(&seen, cases[i].reason);
         CHECK(strstr(seen.cuda.library, MODULE_FILE) != NULL, "its file is not named: %s", seen.cuda.library);
-        for (size_t j = 0; j < sizeof cases / sizeof cases[0]; j++) {
+        for (size_t j = 0; j < TEST_COUNT(cases); j++) {
             CHECK(i == j || j == 1 || strstr(seen.cuda.reason, cases[j].reason) == NULL,
                   "the reason reads like that of %s: %s", cases[j].variant, seen.cuda.reason);
         }
     }
 }
 
-static void write_file(const char *folder, const char *name, const char *text)
+/* A copy of the good module in the test's folder, or of its first `most` bytes. */
+static void copy_module(int64_t most)
 {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    assert_int_equal(fclose(file), 0);
-}
-
-static void remove_file(const char *folder, const char *name)
-{
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    unlink(path);
+    char from[PATH_MAX];
+    int64_t size;
+    snprintf(from, sizeof from, "%s/%s", variant("good"), MODULE_FILE);
+    char *bytes = test_file_read(from, &size);
+    test_file_write(test_path(MODULE_FILE), bytes, size < most ? size : most);
 }
 
 static void a_file_that_is_no_shared_object(void **state)
 {
-    char folder[] = TEST_MODULES "/letter_XXXXXX";
-    assert_non_null(mkdtemp(folder));
-    write_file(folder, MODULE_FILE, "This is a letter, not a library.\n");
-    sight seen = see(folder, NULL);
-    expect_absent(&seen, "cannot be opened");
-    write_file(folder, MODULE_FILE, "");
-    seen = see(folder, NULL);
-    expect_absent(&seen, "cannot be opened");
-    remove_file(folder, MODULE_FILE);
-    seen = see(folder, NULL);
-    expect_absent(&seen, "no module");
-    rmdir(folder);
-}
-
-/* Copies the first `most` bytes of a file, or all of it where it has no more. */
-static void copy_beginning(const char *from, const char *to, long most)
-{
-    FILE *in = fopen(from, "rb");
-    FILE *out = fopen(to, "wb");
-    assert_non_null(in);
-    assert_non_null(out);
-    assert_int_equal(fseek(in, 0, SEEK_END), 0);
-    long size = ftell(in) < most ? ftell(in) : most;
-    char *bytes = test_alloc((size_t)size);
-    rewind(in);
-    assert_int_equal(fread(bytes, 1, (size_t)size, in), size);
-    assert_int_equal(fwrite(bytes, 1, (size_t)size, out), size);
-    fclose(in);
-    assert_int_equal(fclose(out), 0);
+    static const char *const texts[] = {"This is a letter, not a library.\n", "", NULL};
+    for (int i = 0; i < 3; i++) {
+        if (texts[i] != NULL) {
+            test_file_write(test_path(MODULE_FILE), texts[i], (int64_t)strlen(texts[i]));
+        } else {
+            unlink(test_path(MODULE_FILE));
+        }
+        sight seen = see(test_path("."), NULL);
+        expect_absent(&seen, texts[i] != NULL ? "cannot be opened" : "no module");
+    }
 }
 
 /* dlopen would map such a file and the process would die of it. */
 static void a_module_that_was_copied_in_part(void **state)
 {
-    char folder[] = TEST_MODULES "/part_XXXXXX";
-    char from[PATH_MAX];
-    char to[PATH_MAX];
-    assert_non_null(mkdtemp(folder));
-    snprintf(from, sizeof from, "%s/%s", variant("good"), MODULE_FILE);
-    snprintf(to, sizeof to, "%s/%s", folder, MODULE_FILE);
     /* What is loaded of any module reaches into its third page at least; what follows may be debugging information. */
-    static const long parts[] = {100, 1000, 4096, 8000};
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        copy_beginning(from, to, parts[i]);
-        sight seen = see(folder, NULL);
-        expect_absent(&seen, "cut short");
+    static const int64_t parts[] = {100, 1000, 4096, 8000, INT64_MAX};
+    for (size_t i = 0; i < TEST_COUNT(parts); i++) {
+        copy_module(parts[i]);
+        sight seen = see(test_path("."), NULL);
+        if (parts[i] < INT64_MAX) {
+            expect_absent(&seen, "cut short");
+        } else {
+            expect_present(&seen);
+        }
     }
-    copy_beginning(from, to, LONG_MAX);
-    sight seen = see(folder, NULL);
-    expect_present(&seen);
-    remove_file(folder, MODULE_FILE);
-    rmdir(folder);
 }
 
-static void without_a_module_the_reason_says_where_it_was_looked_for(void **state)
-{
-    sight seen = see(NULL, NULL);
-    expect_absent(&seen, "TORCHIUM_BACKEND_PATH");
-    seen = see("/nowhere/at/all", NULL);
-    expect_absent(&seen, "TORCHIUM_BACKEND_PATH");
-}
-
-/* A module in the current folder must not be run, however the path is written. */
+/* A module in the current folder must not be run, however the path is written; and the reason says where modules are
+ * looked for. */
 static void the_current_folder_is_never_searched(void **state)
 {
-    static const char *const paths[] = {NULL, "", ".", "./", ":", "::", "good", "./good", "../modules/good", ":.:"};
-    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
-        sight seen = see(paths[i], variant("good"));
+    static const char *const paths[] = {
+        NULL, "", ".", "./", ":", "::", "good", "./good", "../modules/good", ":.:", "/nowhere/at/all"};
+    for (size_t i = 0; i < 2 * TEST_COUNT(paths); i++) {
+        sight seen = see(paths[i / 2], i % 2 == 0 ? variant("good") : TEST_MODULES);
         expect_absent(&seen, "no module");
-        seen = see(paths[i], TEST_MODULES);
-        expect_absent(&seen, "no module");
+        expect_absent(&seen, "TORCHIUM_BACKEND_PATH");
     }
 }
 
@@ -282,20 +237,15 @@ static int answer_to_look(void)
  * beside it somebody else's code. */
 static void a_name_is_not_a_place(void **state)
 {
-    char folder[] = TEST_MODULES "/visitor_XXXXXX", module[PATH_MAX], copy[PATH_MAX];
+    const char *folder = test_path(".");
     sight seen;
-    assert_non_null(mkdtemp(folder));
-    snprintf(module, sizeof module, "%s/%s", variant("good"), MODULE_FILE);
-    snprintf(copy, sizeof copy, "%s/%s", folder, MODULE_FILE);
-    copy_beginning(module, copy, LONG_MAX);
-    write_file(folder, PROGRAM, "not a program\n");
+    copy_module(INT64_MAX);
+    test_file_write(test_path(PROGRAM), "not a program\n", 14);
     test_case("started by its name");
     in_child(NULL, folder, look_by_name, &seen, sizeof seen);
     expect_absent(&seen, "no module");
-    CHECK(strstr(seen.cuda.reason, folder) == NULL, "it was looked for in the current folder: %s", seen.cuda.reason);
-    remove_file(folder, MODULE_FILE);
-    remove_file(folder, PROGRAM);
-    rmdir(folder);
+    CHECK(strstr(seen.cuda.reason, "torchium-test-") == NULL, "it was looked for in the current folder: %s",
+          seen.cuda.reason);
 }
 
 static void the_first_folder_of_the_path_wins(void **state)
@@ -318,7 +268,7 @@ static void a_very_long_path_is_harmless(void **state)
     snprintf(path + length, PATH_MAX, ":%s", variant("good"));
     sight seen;
     test_case("a path of %zu characters", strlen(path));
-    in_child(path, NULL, look_in_child, &seen, sizeof seen);
+    in_child(path, NULL, look, &seen, sizeof seen);
     expect_present(&seen);
 }
 
@@ -534,16 +484,17 @@ static void the_example_of_the_manual_runs(void **state)
     assert_int_not_equal(t.device, TCH_DEVICE_EXTENSION);
 }
 
+#define IN_A_FOLDER(test) cmocka_unit_test_setup_teardown(test, test_folder_make, test_folder_remove)
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_good_module_is_used),
         cmocka_unit_test(every_way_of_failing_has_its_reason),
-        cmocka_unit_test(a_file_that_is_no_shared_object),
-        cmocka_unit_test(a_module_that_was_copied_in_part),
-        cmocka_unit_test(without_a_module_the_reason_says_where_it_was_looked_for),
+        IN_A_FOLDER(a_file_that_is_no_shared_object),
+        IN_A_FOLDER(a_module_that_was_copied_in_part),
         cmocka_unit_test(the_current_folder_is_never_searched),
-        cmocka_unit_test(a_name_is_not_a_place),
+        IN_A_FOLDER(a_name_is_not_a_place),
         cmocka_unit_test(the_first_folder_of_the_path_wins),
         cmocka_unit_test(a_very_long_path_is_harmless),
         cmocka_unit_test(many_threads_may_ask_first),
