@@ -3,14 +3,17 @@
  * header is written last, into the place that was left for it: nobody sees the file before. */
 #include <torchium/checkpoint.h>
 
+#include <pthread.h>
+#include <signal.h>
+
 #include "checksums.h"
 #include "core/allocator.h"
 #include "core/check.h"
 #include "core/status.h"
 #include "core/tensor.h"
+#include "crc32c.h"
 #include "part_file.h"
 #include "chunks.h"
-#include "summing.h"
 #include "utf8.h"
 #include "writer.h"
 
@@ -97,18 +100,70 @@ static tch_status take_covered(saving *s)
     return tchi_list_reserve(&s->checksums, s->order.count);
 }
 
+/* --- checksums --------------------------------------------------------------------------------------------------- */
+
+/* A checksum taken by a thread of its own while the bytes are written: what a save costs more is a start of a thread. */
+typedef struct summing_bytes {
+    const void *bytes;
+    int64_t count;
+    uint32_t checksum;
+    bool beside; /* there is a thread */
+    pthread_t thread;
+} summing_bytes;
+
+/* Summed in 100 microseconds or less, which is what a thread may take to start on a busy machine. */
+#define FEW_BYTES ((int64_t)1 << 20)
+
+static void *sum_bytes(void *argument)
+{
+    summing_bytes *s = argument;
+    s->checksum = tchi_crc32c(s->checksum, s->bytes, s->count);
+    return NULL;
+}
+
+/* The program's signals are for its own threads. */
+static bool start_beside(summing_bytes *s)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    if (pthread_sigmask(SIG_SETMASK, &all, &before) != 0) {
+        return false;
+    }
+    bool started = pthread_create(&s->thread, NULL, sum_bytes, s) == 0;
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return started;
+}
+
+/* Bytes that are few, or for which no thread can be had, are summed before this returns. */
+static void begin_summing(summing_bytes *summing, uint32_t checksum, const void *bytes, int64_t count)
+{
+    *summing = (summing_bytes){.bytes = bytes, .count = count, .checksum = checksum};
+    summing->beside = count > FEW_BYTES && start_beside(summing);
+    if (!summing->beside) {
+        (void)sum_bytes(summing);
+    }
+}
+
+static uint32_t end_summing(summing_bytes *summing)
+{
+    if (summing->beside) {
+        (void)pthread_join(summing->thread, NULL);
+    }
+    return summing->checksum;
+}
+
 /* --- writing ----------------------------------------------------------------------------------------------------- */
 
 /* The next bytes of a tensor. */
 static tch_status write_bytes(saving *s, const char *bytes, int64_t count)
 {
-    tchi_summing summing;
+    summing_bytes summing;
     if (s->writer->checksums) {
-        tchi_summing_begin(&summing, s->checksum, bytes, count);
+        begin_summing(&summing, s->checksum, bytes, count);
     }
     tch_status status = tchi_part_file_write(s->file, s->at, bytes, count);
     if (s->writer->checksums) {
-        s->checksum = tchi_summing_end(&summing);
+        s->checksum = end_summing(&summing);
     }
     s->at += count;
     return status;

@@ -2,7 +2,7 @@
  * (absolute folders, separated by colons) or in the folder the library itself lies in; never in the current folder,
  * where anybody may have put a file. Each way of failing has its own message, kept in the registry. */
 #define _GNU_SOURCE
-#include "loader.h"
+#include "registry.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
@@ -13,8 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#include "registry.h"
 
 #define PREFIX "libtorchium_"
 #define SUFFIX ".so"

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "allocator.h"
-#include "loader.h"
 #include "status.h"
 #include "threads.h"
 

@@ -11,6 +11,9 @@ const tch_backend *tchi_registry_find(int32_t device_type);
  * for a backend that cannot be used, and `reason` then says why. */
 void tchi_registry_add(const tch_backend *table, const char *name, const char *library, const char *reason);
 
+/* loader.c: looks for modules under TORCHIUM_BACKEND_PATH and beside the library, and adds each. */
+void tchi_load_modules(void);
+
 /* Whether an entry of this name exists already. */
 int tchi_registry_has(const char *name);
 

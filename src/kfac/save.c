@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/agree.h"
+#include "comm/comm.h"
 #include "core/allocator.h"
 #include "core/check.h"
 #include "core/list.h"

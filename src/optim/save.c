@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/agree.h"
+#include "comm/comm.h"
 #include "core/check.h"
 #include "core/status.h"
 
