@@ -14,29 +14,14 @@ static const tch_dtype dtypes[] = {{TCH_FLOAT, 64, 1},  {TCH_FLOAT, 32, 1}, {TCH
                                    {TCH_BFLOAT, 16, 1}, {TCH_INT, 32, 1},   {TCH_INT, 64, 1}};
 #define DTYPES (sizeof dtypes / sizeof dtypes[0])
 
-static tch_checkpoint_writer *new_writer(void)
-{
-    tch_checkpoint_writer *writer = NULL;
-    CHECK_OK(tch_checkpoint_writer_create(&writer));
-    return writer;
-}
-
-static tch_checkpoint *open_checkpoint(const char *path)
-{
-    tch_checkpoint *checkpoint = NULL;
-    CHECK_OK(tch_checkpoint_open(path, &checkpoint));
-    return checkpoint;
-}
-
 /* Saves one tensor and opens the file. */
 static tch_checkpoint *through_file(tch_context *context, const char *name, const tch_tensor *tensor)
 {
     const char *path = test_path("one.safetensors");
-    tch_checkpoint_writer *writer = new_writer();
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     CHECK_OK(tch_checkpoint_writer_add(writer, name, tensor));
-    CHECK_OK(tch_checkpoint_writer_save(writer, context, path));
-    tch_checkpoint_writer_destroy(writer);
-    return open_checkpoint(path);
+    test_checkpoint_save(writer, context, path);
+    return test_checkpoint_open(path);
 }
 
 /* Whole numbers that every type holds, and not -1, which is poison. */
@@ -172,7 +157,7 @@ static void empty_tensors(void **state)
     static const int64_t shapes[][3] = {{0}, {3, 0, 2}, {0, 0, 0}};
     static const int32_t ranks[] = {1, 3, 3};
     tch_context *context = *state;
-    tch_checkpoint_writer *writer = new_writer();
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     char name[8];
     for (int i = 0; i < 3; i++) {
         tch_tensor t = tch_tensor_view(NULL, TCH_FLOAT64, ranks[i], (int64_t *)shapes[i]);
@@ -181,7 +166,7 @@ static void empty_tensors(void **state)
     }
     const char *path = test_path("empty");
     CHECK_OK(tch_checkpoint_writer_save(writer, context, path));
-    tch_checkpoint *checkpoint = open_checkpoint(path);
+    tch_checkpoint *checkpoint = test_checkpoint_open(path);
     assert_int_equal(tch_checkpoint_count(checkpoint), 3);
     for (int i = 0; i < 3; i++) {
         tch_tensor t = tch_tensor_view(NULL, TCH_FLOAT64, ranks[i], (int64_t *)shapes[i]);
@@ -198,10 +183,10 @@ static void empty_tensors(void **state)
 
 static void a_file_of_nothing(void **state)
 {
-    tch_checkpoint_writer *writer = new_writer();
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     const char *path = test_path("nothing");
     CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
-    tch_checkpoint *checkpoint = open_checkpoint(path);
+    tch_checkpoint *checkpoint = test_checkpoint_open(path);
     assert_int_equal(tch_checkpoint_count(checkpoint), 0);
     assert_int_equal(tch_checkpoint_find(checkpoint, "t"), -1);
     assert_null(tch_checkpoint_name(checkpoint, 0));
@@ -234,7 +219,7 @@ static const char *const odd_names[] = {
 
 static void any_name_and_any_text(void **state)
 {
-    tch_checkpoint_writer *writer = new_writer();
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     const char *path = test_path("names");
     float values[ODD_NAMES];
     for (int64_t i = 0; i < ODD_NAMES; i++) {
@@ -246,7 +231,7 @@ static void any_name_and_any_text(void **state)
         }
     }
     CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
-    tch_checkpoint *checkpoint = open_checkpoint(path);
+    tch_checkpoint *checkpoint = test_checkpoint_open(path);
     for (int64_t i = 0; i < ODD_NAMES; i++) {
         tch_tensor view;
         test_case("name %d", (int)i);
@@ -274,7 +259,7 @@ static void a_thousand_tensors(void **state)
     enum { COUNT = 1000 };
     static int64_t values[COUNT][4];
     static int64_t sizes[COUNT];
-    tch_checkpoint_writer *writer = new_writer();
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     const char *path = test_path("thousand");
     char name[64];
     for (int i = 0; i < COUNT; i++) {
@@ -284,9 +269,8 @@ static void a_thousand_tensors(void **state)
         tch_tensor t = tch_tensor_view(values[i], dtypes[(size_t)i % DTYPES], 1, &sizes[i]);
         CHECK_OK(tch_checkpoint_writer_add(writer, name, &t));
     }
-    CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
-    tch_checkpoint_writer_destroy(writer);
-    tch_checkpoint *checkpoint = open_checkpoint(path);
+    test_checkpoint_save(writer, *state, path);
+    tch_checkpoint *checkpoint = test_checkpoint_open(path);
     assert_int_equal(tch_checkpoint_count(checkpoint), COUNT);
     for (int i = 0; i < COUNT; i++) {
         tch_tensor view;
@@ -306,7 +290,7 @@ static void numbers_come_back_exactly(void **state)
     static const double numbers[] = {0.0,      -0.0,      0.1, 1.0 / 3.0, -1e-300, 0x1p-1074, 0x1.fffffffffffffp1023,
                                      INFINITY, -INFINITY, 1e23};
     static const int64_t integers[] = {0, -1, 42, INT64_MAX, INT64_MIN, (int64_t)1 << 53};
-    tch_checkpoint_writer *writer = new_writer();
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     const char *path = test_path("numbers");
     char key[16];
     for (int i = 0; i < 10; i++) {
@@ -319,9 +303,8 @@ static void numbers_come_back_exactly(void **state)
         CHECK_OK(tch_checkpoint_writer_set_integer(writer, key, integers[i]));
     }
     CHECK_OK(tch_checkpoint_writer_set_number(writer, "nan", NAN));
-    CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
-    tch_checkpoint_writer_destroy(writer);
-    tch_checkpoint *checkpoint = open_checkpoint(path);
+    test_checkpoint_save(writer, *state, path);
+    tch_checkpoint *checkpoint = test_checkpoint_open(path);
     double number;
     int64_t integer;
     for (int i = 0; i < 10; i++) {
@@ -350,7 +333,7 @@ static void saving_again(void **state)
     const char *path = test_path("again");
     tch_tensor t = tch_tensor_view(&value, TCH_INT32, 0, NULL);
     tch_tensor out = tch_tensor_view(&got, TCH_INT32, 0, NULL);
-    tch_checkpoint_writer *writer = new_writer();
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     CHECK_OK(tch_checkpoint_writer_add(writer, "t", &t));
     CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
     content[0] = test_file_read(path, &bytes[0]);
@@ -358,7 +341,7 @@ static void saving_again(void **state)
     content[1] = test_file_read(path, &bytes[1]);
     CHECK(bytes[0] == bytes[1] && memcmp(content[0], content[1], (size_t)bytes[0]) == 0,
           "the same is written differently");
-    tch_checkpoint *old = open_checkpoint(path);
+    tch_checkpoint *old = test_checkpoint_open(path);
     value = 2;
     CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
     content[2] = test_file_read(path, &bytes[2]);
@@ -386,12 +369,11 @@ static void the_file_is_as_documented(void **state)
     int64_t shape[] = {1, 2};
     tch_tensor tensors[] = {tch_tensor_view(narrow, TCH_BFLOAT16, 2, shape),
                             tch_tensor_view(&wide, TCH_FLOAT64, 0, NULL)};
-    tch_checkpoint_writer *writer = new_writer();
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     CHECK_OK(tch_checkpoint_writer_add(writer, "narrow", &tensors[0]));
     CHECK_OK(tch_checkpoint_writer_add(writer, "wide", &tensors[1]));
     CHECK_OK(tch_checkpoint_writer_set_integer(writer, "step", 7));
-    CHECK_OK(tch_checkpoint_writer_save(writer, *state, test_path("bytes")));
-    tch_checkpoint_writer_destroy(writer);
+    test_checkpoint_save(writer, *state, test_path("bytes"));
     int64_t bytes;
     char *content = test_file_read(test_path("bytes"), &bytes);
     int64_t padded = ((int64_t)sizeof header - 1 + 7) / 8 * 8;

@@ -138,10 +138,9 @@ static content random_content(uint64_t stream)
 /* A file, or where the path is that of an index one beside it. */
 static void write_content(content *c, const char *path, int32_t checksums)
 {
-    tch_checkpoint_writer *writer = NULL;
     tch_tensor tensors[TENSORS];
     views_of(c, tensors);
-    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     CHECK_OK(tch_checkpoint_writer_set_checksums(writer, checksums));
     for (int i = 0; i < TENSORS; i++) {
         CHECK_OK(tch_checkpoint_writer_add(writer, names[i], &tensors[i]));
@@ -302,16 +301,14 @@ static void the_tensor_is_named(void **state)
     tch_tensor t = tch_tensor_view(values, TCH_FLOAT32, 1, &size);
     tch_tensor out = tch_tensor_view(got, TCH_FLOAT32, 1, &size);
     tch_tensor view;
-    tch_checkpoint_writer *writer = NULL;
-    tch_checkpoint *checkpoint = NULL;
-    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     CHECK_OK(tch_checkpoint_writer_add(writer, "first", &t));
     CHECK_OK(tch_checkpoint_writer_add(writer, "second", &t));
     CHECK_OK(tch_checkpoint_writer_save(writer, NULL, path));
     char *file = test_file_read(path, &bytes);
     file[bytes - 4 * SIZE - 3] ^= 16;
     test_file_write(path, file, bytes);
-    CHECK_OK(tch_checkpoint_open(path, &checkpoint));
+    tch_checkpoint *checkpoint = test_checkpoint_open(path);
     check_differs(tch_checkpoint_read(checkpoint, NULL, "first", &out), path, "first");
     check_differs(tch_checkpoint_view(checkpoint, "first", &view), path, "first");
     check_differs(tch_checkpoint_view(checkpoint, "first", &view), path, "first");
@@ -330,8 +327,7 @@ static void the_tensor_is_named(void **state)
 
 static void check_has(const char *path, int32_t expected)
 {
-    tch_checkpoint *checkpoint = NULL;
-    CHECK_OK(tch_checkpoint_open(path, &checkpoint));
+    tch_checkpoint *checkpoint = test_checkpoint_open(path);
     CHECK(tch_checkpoint_has_checksums(checkpoint) == expected, "expected %d", expected);
     CHECK_OK(tch_checkpoint_verify(checkpoint, NULL));
     tch_checkpoint_close(checkpoint);
@@ -341,14 +337,13 @@ static void files_say_whether_they_have_them(void **state)
 {
     content c = random_content(20);
     content got;
-    tch_checkpoint_writer *writer = NULL;
     const char *path = test_path("with");
     write_content(&c, path, 1);
     check_has(path, 1);
     write_content(&c, path, 0);
     check_has(path, 0);
     CHECK(take(path, 1, &got) && memcmp(&got, &c, sizeof c) == 0, "a file without checksums is not read back");
-    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     CHECK_OK(tch_checkpoint_writer_save(writer, NULL, path));
     check_has(path, 1);
     test_check_refused(tch_checkpoint_writer_set_checksums(writer, 2), TCH_ERR_INVALID_ARGUMENT, "checksums");
@@ -493,16 +488,13 @@ static void exchanged_places_are_seen(void **state)
     int64_t size = 2;
     int64_t bytes;
     const char *path = test_path("exchanged");
-    tch_checkpoint_writer *writer = NULL;
-    tch_checkpoint *checkpoint = NULL;
     tch_tensor out = tch_tensor_view(got, TCH_FLOAT32, 1, &size);
-    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     for (int i = 0; i < 2; i++) {
         tch_tensor t = tch_tensor_view(values[i], TCH_FLOAT32, 1, &size);
         CHECK_OK(tch_checkpoint_writer_add(writer, i == 0 ? "a" : "b", &t));
     }
-    CHECK_OK(tch_checkpoint_writer_save(writer, NULL, path));
-    tch_checkpoint_writer_destroy(writer);
+    test_checkpoint_save(writer, NULL, path);
     char *file = test_file_read(path, &bytes);
     char *text = test_alloc((size_t)bytes + 1);
     memcpy(text, file, (size_t)bytes);
@@ -514,7 +506,7 @@ static void exchanged_places_are_seen(void **state)
     memmove(file + (first - text) + 6, text + (first - text) + 5, (size_t)(second - first - 5));
     memcpy(file + (second - text) + 1, "[0,8]", 5);
     test_file_write(path, file, bytes);
-    CHECK_OK(tch_checkpoint_open(path, &checkpoint));
+    tch_checkpoint *checkpoint = test_checkpoint_open(path);
     check_differs(tch_checkpoint_read(checkpoint, NULL, "a", &out), path, "\"a\"");
     check_differs(tch_checkpoint_read(checkpoint, NULL, "b", &out), path, "\"b\"");
     tch_checkpoint_close(checkpoint);

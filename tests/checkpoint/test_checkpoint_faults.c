@@ -137,11 +137,10 @@ static void no_memory_to_grow(void **state)
 /* A tensor refused for want of memory can be added later, and was not half there. */
 static void a_writer_survives_want_of_memory(void **state)
 {
-    tch_checkpoint_writer *writer = NULL;
     tch_checkpoint *checkpoint = NULL;
     tch_tensor t = tch_tensor_view(values, TCH_FLOAT32, 2, shape);
     const char *path = test_path("survivor");
-    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     for (long long k = 1; k <= 3; k++) {
         counting_allocator_arm(&test_counting, k);
         CHECK(tch_checkpoint_writer_add(writer, "t", &t) == TCH_ERR_OUT_OF_MEMORY, "allocation %lld", k);
@@ -422,12 +421,11 @@ static void bad_arguments_of_writers(void **state)
 /* Expanded tensors can describe more bytes than files have. */
 static void too_many_bytes(void **state)
 {
-    tch_checkpoint_writer *writer = NULL;
     int64_t size = (int64_t)1 << 60;
     int64_t stride = 0;
     tch_tensor t = tch_tensor_view(values, TCH_FLOAT32, 1, &size);
     t.strides = &stride;
-    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     CHECK_OK(tch_checkpoint_writer_add(writer, "a", &t));
     test_check_refused(tch_checkpoint_writer_add(writer, "b", &t), TCH_ERR_SHAPE, "tensor");
     tch_checkpoint_writer_destroy(writer);
@@ -468,12 +466,11 @@ static void bad_arguments_of_readers(void **state)
 
 static void tensors_that_do_not_fit(void **state)
 {
-    tch_checkpoint *c = NULL;
     float got[600] = {0};
     int64_t other[] = {20, 30};
     int64_t zeros[] = {0, 1};
     CHECK_OK(save(test_path("fit"), "old"));
-    CHECK_OK(tch_checkpoint_open(test_path("fit"), &c));
+    tch_checkpoint *c = test_checkpoint_open(test_path("fit"));
     tch_tensor wrong = tch_tensor_view(got, TCH_FLOAT32, 2, other);
     test_check_refused(tch_checkpoint_read(c, NULL, "plain", &wrong), TCH_ERR_SHAPE, "out");
     wrong = tch_tensor_view(got, TCH_INT32, 2, shape);

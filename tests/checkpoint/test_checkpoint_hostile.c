@@ -235,10 +235,9 @@ static void unusual_files_open(void **state)
     };
     const char *path = test_path("unusual");
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
-        tch_checkpoint *checkpoint = NULL;
         test_case("%s", files[i].header);
         test_safetensors_write(path, files[i].header, -1, files[i].data_bytes);
-        CHECK_OK(tch_checkpoint_open(path, &checkpoint));
+        tch_checkpoint *checkpoint = test_checkpoint_open(path);
         tch_checkpoint_close(checkpoint);
     }
 }
@@ -264,11 +263,10 @@ _Static_assert((8 + sizeof foreign - 1 + 18) % 4 != 0, "the last tensor is align
 /* Types and ranks without tensors of ours are described and not read. */
 static void foreign_tensors_are_listed(void **state)
 {
-    tch_checkpoint *checkpoint = NULL;
     tch_tensor t = {0};
     const char *path = test_path("foreign");
     test_safetensors_write(path, foreign, -1, 22);
-    CHECK_OK(tch_checkpoint_open(path, &checkpoint));
+    tch_checkpoint *checkpoint = test_checkpoint_open(path);
     check_described(checkpoint, "u", "U8", 3);
     check_described(checkpoint, "q", "F8_E4M3", 2);
     check_described(checkpoint, "h", "F4", 1);
@@ -293,13 +291,12 @@ static void foreign_tensors_are_listed(void **state)
 /* A file that becomes shorter while it is open: reading fails, and does not end the process. */
 static void cutting_an_open_file(void **state)
 {
-    tch_checkpoint *checkpoint = NULL;
     float values[2] = {0};
     int64_t shape[] = {2};
     const char *path = test_path("shrinking");
     tch_tensor out = tch_tensor_view(values, TCH_FLOAT32, 1, shape);
     test_safetensors_write(path, "{" F32("a", "[2]", 0, 8) "}", -1, 8);
-    CHECK_OK(tch_checkpoint_open(path, &checkpoint));
+    tch_checkpoint *checkpoint = test_checkpoint_open(path);
     CHECK(truncate(path, 40) == 0, "the test cannot cut its file");
     tch_status status = tch_checkpoint_read(checkpoint, NULL, "a", &out);
     CHECK(status == TCH_ERR_IO && strstr(tch_last_error(), "cut short") != NULL, "gave %s", tch_status_name(status));

@@ -79,9 +79,8 @@ static _Noreturn void save_until_killed(saver save, tch_checkpoint_writer *write
 /* The version in the file; fails the test unless all of it is of one. */
 static int64_t version_of(const char *path)
 {
-    tch_checkpoint *checkpoint = NULL;
     int64_t version = -1;
-    CHECK_OK(tch_checkpoint_open(path, &checkpoint));
+    tch_checkpoint *checkpoint = test_checkpoint_open(path);
     CHECK_OK(tch_checkpoint_integer(checkpoint, "version", &version));
     CHECK(tch_checkpoint_count(checkpoint) == TENSORS, "tensors are missing");
     for (int i = 0; i < TENSORS; i++) {

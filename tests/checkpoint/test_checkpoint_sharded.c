@@ -260,14 +260,12 @@ static void whole_from_one_file(void **state)
 {
     double values[ELEMENTS];
     static const int64_t start[3];
-    tch_checkpoint_writer *writer;
     tch_checkpoint *c;
     fill(0, start, wholes[0], values);
     tch_tensor view = tch_tensor_view(values, TCH_FLOAT64, 3, wholes[0]);
-    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     CHECK_OK(tch_checkpoint_writer_add(writer, "w", &view));
-    CHECK_OK(tch_checkpoint_writer_save(writer, NULL, test_path("whole.safetensors")));
-    tch_checkpoint_writer_destroy(writer);
+    test_checkpoint_save(writer, NULL, test_path("whole.safetensors"));
     CHECK_OK(tch_checkpoint_open(test_path("whole.safetensors"), &c));
     for (size_t b = 0; b < TEST_COUNT(cuttings); b++) {
         check_elements(c, &cuttings[b], b % 2 == 0);
@@ -639,9 +637,8 @@ static void good_index(void **state)
     test_safetensors_write(test_path("good"), "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", -1,
                            8);
     for (size_t i = 0; i < TEST_COUNT(texts); i++) {
-        tch_checkpoint *c = NULL;
         test_file_write(test_path(INDEX), texts[i], (int64_t)strlen(texts[i]));
-        CHECK_OK(tch_checkpoint_open(test_path(INDEX), &c));
+        tch_checkpoint *c = test_checkpoint_open(test_path(INDEX));
         CHECK(tch_checkpoint_count(c) == 1 && tch_checkpoint_has_checksums(c) == 0, "it was misread");
         tch_checkpoint_close(c);
     }
@@ -675,8 +672,7 @@ static void overlapping_shards(void **state)
     for (size_t i = 0; i < TEST_COUNT(cases); i++) {
         test_case("case %d", (int)i);
         tch_checkpoint *c;
-        tch_checkpoint_writer *writer;
-        CHECK_OK(tch_checkpoint_writer_create(&writer));
+        tch_checkpoint_writer *writer = test_checkpoint_writer();
         for (int k = 0; k < 2; k++) {
             add_rows(writer, values, cases[i].ends[k][0], cases[i].ends[k][1]);
         }
@@ -706,14 +702,13 @@ static void overlapping_shards(void **state)
 /* Sizes whose product is above 2^63, but for a 0 behind them: a tensor without elements, as any other. */
 static void sizes_that_overflow(void **state)
 {
-    tch_checkpoint *c;
     int64_t large[] = {(int64_t)1 << 62, 3, 0};
     int64_t none[] = {0};
     static const int64_t start[3];
     test_safetensors_write(test_path("large"),
                            "{\"w\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,3,0],\"data_offsets\":[0,0]}}", -1,
                            0);
-    CHECK_OK(tch_checkpoint_open(test_path("large"), &c));
+    tch_checkpoint *c = test_checkpoint_open(test_path("large"));
     tch_tensor out = tch_tensor_view(NULL, TCH_FLOAT32, 1, none);
     CHECK_OK(tch_checkpoint_check_shard(c, "w", none, start, &out));
     out = tch_tensor_view(NULL, TCH_FLOAT32, 3, large);
@@ -732,17 +727,14 @@ static void damage_is_found_first(void **state)
     int64_t bytes;
     static const int64_t start[] = {0};
     for (int damaged = 0; damaged < 2; damaged++) {
-        tch_checkpoint *c;
-        tch_checkpoint_writer *writer;
-        CHECK_OK(tch_checkpoint_writer_create(&writer));
+        tch_checkpoint_writer *writer = test_checkpoint_writer();
         add_rows(writer, values, 0, 2);
         add_rows(writer, values, 2, 4);
-        CHECK_OK(tch_checkpoint_writer_save(writer, NULL, test_path("damaged")));
-        tch_checkpoint_writer_destroy(writer);
+        test_checkpoint_save(writer, NULL, test_path("damaged"));
         char *content = test_file_read(test_path("damaged"), &bytes);
         content[bytes - (damaged == 0 ? 1 : 32)] ^= 1;
         test_file_write(test_path("damaged"), content, bytes);
-        CHECK_OK(tch_checkpoint_open(test_path("damaged"), &c));
+        tch_checkpoint *c = test_checkpoint_open(test_path("damaged"));
         tch_tensor out = tch_tensor_view(got, TCH_FLOAT64, 1, size);
         test_check_refused(tch_checkpoint_read_shard(c, NULL, "w", size, start, &out), TCH_ERR_IO, "damaged");
         tch_checkpoint_close(c);
@@ -825,11 +817,9 @@ static void not_what_is_there(void **state)
     static const int64_t flipped[2] = {3, 4};
     static const int64_t zero[2] = {0, 0};
     static const int64_t later[2] = {1, 0};
-    tch_checkpoint_writer *writer;
-    tch_checkpoint *c;
     tch_tensor view = tch_tensor_view(values, TCH_FLOAT64, 2, size);
     tch_tensor scalar = tch_tensor_view(values, TCH_FLOAT64, 0, NULL);
-    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     test_check_refused(tch_checkpoint_writer_add_shard(NULL, "w", &view, shape, zero), TCH_ERR_INVALID_ARGUMENT,
                        "writer");
     test_check_refused(tch_checkpoint_writer_add_shard(writer, NULL, &view, shape, zero), TCH_ERR_INVALID_ARGUMENT,
@@ -847,7 +837,7 @@ static void not_what_is_there(void **state)
                        "taken");
     CHECK_OK(tch_checkpoint_writer_save_sharded(writer, NULL, NULL, test_path(INDEX)));
     tch_checkpoint_writer_destroy(writer);
-    CHECK_OK(tch_checkpoint_open(test_path(INDEX), &c));
+    tch_checkpoint *c = test_checkpoint_open(test_path(INDEX));
     CHECK_OK(tch_checkpoint_read_shard(c, NULL, "w", shape, zero, &view));
     test_check_refused(tch_checkpoint_read_shard(c, NULL, "w", shape, later, &view), TCH_ERR_IO, "3 of 6 elements");
     test_check_refused(tch_checkpoint_read_shard(c, NULL, "v", shape, zero, &view), TCH_ERR_INVALID_ARGUMENT,

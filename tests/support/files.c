@@ -122,6 +122,28 @@ void test_safetensors_write(const char *path, const char *header, int64_t length
     test_drop(bytes);
 }
 
+/* --- checkpoints --------------------------------------------------------------------------------------------------- */
+
+tch_checkpoint_writer *test_checkpoint_writer(void)
+{
+    tch_checkpoint_writer *writer = NULL;
+    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    return writer;
+}
+
+void test_checkpoint_save(tch_checkpoint_writer *writer, tch_context *context, const char *path)
+{
+    CHECK_OK(tch_checkpoint_writer_save(writer, context, path));
+    tch_checkpoint_writer_destroy(writer);
+}
+
+tch_checkpoint *test_checkpoint_open(const char *path)
+{
+    tch_checkpoint *checkpoint = NULL;
+    CHECK_OK(tch_checkpoint_open(path, &checkpoint));
+    return checkpoint;
+}
+
 /* --- checkpoints with one thing changed -------------------------------------------------------------------------- */
 
 static void copy_settings(const tch_checkpoint *from, tch_checkpoint_writer *to, const char *without)
@@ -150,29 +172,24 @@ static void copy_tensors(const tch_checkpoint *from, tch_checkpoint_writer *to, 
 
 void test_checkpoint_set_text(const char *from, const char *to, const char *key, const char *text)
 {
-    tch_checkpoint *file = NULL;
-    tch_checkpoint_writer *writer = NULL;
-    CHECK_OK(tch_checkpoint_open(from, &file));
-    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    tch_checkpoint *file = test_checkpoint_open(from);
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     CHECK(tch_checkpoint_text(file, key) != NULL, "%s has no setting %s to change", from, key);
     copy_settings(file, writer, key);
     copy_tensors(file, writer, NULL, NULL);
     if (text != NULL) {
         CHECK_OK(tch_checkpoint_writer_set_text(writer, key, text));
     }
-    CHECK_OK(tch_checkpoint_writer_save(writer, NULL, to));
-    tch_checkpoint_writer_destroy(writer);
+    test_checkpoint_save(writer, NULL, to);
     tch_checkpoint_close(file);
 }
 
 void test_checkpoint_set_element(const char *from, const char *to, const char *tensor, int64_t index,
                                  const void *element)
 {
-    tch_checkpoint *file = NULL;
-    tch_checkpoint_writer *writer = NULL;
     tch_tensor other;
-    CHECK_OK(tch_checkpoint_open(from, &file));
-    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    tch_checkpoint *file = test_checkpoint_open(from);
+    tch_checkpoint_writer *writer = test_checkpoint_writer();
     CHECK_OK(tch_checkpoint_view(file, tensor, &other));
     int64_t count = tch_tensor_numel(&other);
     index = index < 0 ? count + index : index;
@@ -183,8 +200,7 @@ void test_checkpoint_set_element(const char *from, const char *to, const char *t
     other.data = elements;
     copy_settings(file, writer, NULL);
     copy_tensors(file, writer, tensor, &other);
-    CHECK_OK(tch_checkpoint_writer_save(writer, NULL, to));
-    tch_checkpoint_writer_destroy(writer);
+    test_checkpoint_save(writer, NULL, to);
     tch_checkpoint_close(file);
     test_drop(elements);
 }

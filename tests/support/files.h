@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include <torchium/checkpoint.h>
+
 #define TEST_PATH_SIZE 768
 
 /* Fixtures of cmocka: a fresh folder, removed with all its files. One at a time. */
@@ -32,6 +34,12 @@ char *test_file_read(const char *path, int64_t *count);
 /* The length of the header, the header, then `data_bytes` bytes that count from 0 up. `length` is what stands before
  * the header, -1 for the true one. */
 void test_safetensors_write(const char *path, const char *header, int64_t length, int64_t data_bytes);
+
+/* An empty writer; and the file of one, which is destroyed when it is saved. */
+tch_checkpoint_writer *test_checkpoint_writer(void);
+void test_checkpoint_save(tch_checkpoint_writer *writer, tch_context *context, const char *path);
+
+tch_checkpoint *test_checkpoint_open(const char *path);
 
 /* A copy of a checkpoint with one thing changed, and checksums to match: a setting, or an element of 8 bytes of a
  * tensor, counted from the first on or, where `index` is below 0, from the end. A setting whose text is NULL is left
