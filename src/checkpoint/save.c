@@ -102,7 +102,7 @@ static tch_status take_covered(saving *s)
 
 /* --- checksums --------------------------------------------------------------------------------------------------- */
 
-/* A checksum taken by a thread of its own while the bytes are written: what a save costs more is a start of a thread. */
+/* A checksum taken by another thread while the bytes are written: what a save costs more is a start of a thread. */
 typedef struct summing_bytes {
     const void *bytes;
     int64_t count;

@@ -122,7 +122,7 @@ void test_safetensors_write(const char *path, const char *header, int64_t length
     test_drop(bytes);
 }
 
-/* --- checkpoints --------------------------------------------------------------------------------------------------- */
+/* --- checkpoints ------------------------------------------------------------------------------------------------- */
 
 tch_checkpoint_writer *test_checkpoint_writer(void)
 {

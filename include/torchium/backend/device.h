@@ -8,8 +8,8 @@
  * Memory comes from `allocate` alone; no other operation allocates. Operations that need scratch are given it by the
  * caller, as large as `scratch_bytes` says, and may leave anything in it.
  *
- * Most of these entries have one caller, the registry, the pool or the context: only the device's own runtime can do what
- * they do. */
+ * Most of these entries have one caller, the registry, the pool or the context: only the device's own runtime can do
+ * what they do. */
 #ifndef TORCHIUM_BACKEND_DEVICE_H
 #define TORCHIUM_BACKEND_DEVICE_H
 
@@ -62,7 +62,8 @@ typedef tch_status tch_begin_op(void *state);
 /* Called last in every public call whose `begin` succeeded: gives back what that took, such as the caller's current
  * device. Calls may be nested. */
 typedef void tch_end_op(void *state);
-/* Makes *stream the state's stream if `set` is 1 (NULL is the default stream); otherwise stores the current one there. */
+/* Makes *stream the state's stream if `set` is 1 (NULL is the default stream); otherwise stores the current one
+ * there. */
 typedef tch_status tch_stream_op(void *state, int32_t set, void **stream);
 /* Waits, and reports what failed since the last wait. */
 typedef tch_status tch_synchronize_op(void *state);
@@ -79,8 +80,8 @@ typedef tch_status tch_memory_info_op(void *state, int64_t *total, int64_t *free
 typedef tch_status tch_copy_bytes_op(void *state, void *dst, const void *src, int64_t bytes, tch_copy_kind kind);
 typedef tch_status tch_zero_bytes_op(void *state, void *dst, int64_t bytes);
 /* Bytes of the device that the host needs later, without a wait now. `readback_post` queues a copy of `bytes`, the same
- * number each time; *event is NULL at the first call, which creates it. While the stream is being captured it
- * copies nothing. `readback_wait` waits for the latest copy, not for work queued after it; *data points to the bytes, or is
+ * number each time; *event is NULL at the first call, which creates it. While the stream is being captured it copies
+ * nothing. `readback_wait` waits for the latest copy, not for work queued after it; *data points to the bytes, or is
  * NULL if nothing was posted or the stream is being captured. */
 typedef tch_status tch_readback_post_op(void *state, void **event, const void *src, int64_t bytes);
 typedef tch_status tch_readback_wait_op(void *state, void *event, const void **data);

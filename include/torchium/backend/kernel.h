@@ -1,7 +1,8 @@
 /* Operations table, chapter 7: custom kernels. A backend without it compiles none.
  *
  * An image is what a compiler made, in the backend's own form. It can be kept on disk and loaded later, when it may be
- * damaged. src/kernel has the one caller of each entry: compilers, loaders and launches differ by backend throughout. */
+ * damaged. src/kernel has the one caller of each entry: compilers, loaders and launches have nothing in common between
+ * backends. */
 #ifndef TORCHIUM_BACKEND_KERNEL_H
 #define TORCHIUM_BACKEND_KERNEL_H
 

@@ -13,9 +13,9 @@
 /* Bytes of device memory that recordings with this many kernels in total take outside of any pool: an estimate. -1
  * while work cannot be recorded: the caller captures what is queued, or synchronizes after every operation. */
 typedef int64_t tch_recording_bytes_op(void *state, int64_t kernels);
-/* Calls `work`, and keeps what it queues instead of doing it; it must not allocate or synchronize. *recording is NULL if
- * the work failed or cannot be kept, which is no error; *kernels is the number of kernels in it. An error is one of the
- * state, which can no longer be used. */
+/* Calls `work`, and keeps what it queues instead of doing it; it must not allocate or synchronize. *recording is NULL
+ * if the work failed or cannot be kept, which is no error; *kernels is the number of kernels in it. An error is one of
+ * the state, which can no longer be used. */
 typedef tch_status tch_recording_record_op(void *state, tch_status (*work)(void *argument), void *argument,
                                            void **recording, int64_t *kernels);
 /* Queues all of it, in order with other work. *begun is 0, and becomes 1 when a part has been queued: after a failure
