@@ -90,7 +90,7 @@ static void dtypes_have_sizes_and_names(void **state)
         }
     }
     const tch_dtype strange[] = {{TCH_FLOAT, 8, 1}, {TCH_FLOAT, 32, 2}, {TCH_UINT, 32, 1}, {9, 32, 1}, {0, 0, 0}};
-    for (size_t i = 0; i < sizeof strange / sizeof strange[0]; i++) {
+    for (size_t i = 0; i < TEST_COUNT(strange); i++) {
         assert_int_equal(tch_dtype_size(strange[i]), 0);
         assert_string_equal(tch_dtype_name(strange[i]), "unknown");
     }
@@ -238,28 +238,6 @@ static bool same_number(double a, double b)
     return (isnan(a) && isnan(b)) || (a == b && signbit(a) == signbit(b));
 }
 
-/* Conversion rounds once, to nearest even, from every floating type to every other. */
-static void copies_convert(void **state)
-{
-    tch_context *context = *state;
-    const int64_t shape[] = {DELICATE};
-    for (size_t from = 0; from < 4; from++) {
-        for (size_t to = 0; to < 4; to++) {
-            test_case("%s to %s", tch_dtype_name(dtypes[from]), tch_dtype_name(dtypes[to]));
-            test_tensor *src = test_tensor_make(context, dtypes[from], 1, shape, LAYOUT_OFFSET);
-            test_tensor *dst = test_tensor_make(context, dtypes[to], 1, shape, LAYOUT_STEPPED);
-            test_tensor_write(src, delicate);
-            CHECK_OK(tch_tensor_copy(context, &dst->tensor, &src->tensor));
-            test_tensor_check_written(dst, "dst");
-            double *values = test_tensor_read(dst);
-            for (int64_t i = 0; i < DELICATE; i++) {
-                double expected = test_round(dtypes[to], test_round(dtypes[from], delicate[i]));
-                CHECK(same_number(values[i], expected), "%a became %a, expected %a", delicate[i], values[i], expected);
-            }
-        }
-    }
-}
-
 /* Integers are indices and flags: they are copied as they are, and never turned into another type on the way. */
 static void integers_keep_their_type(void **state)
 {
@@ -286,38 +264,54 @@ static void integers_keep_their_type(void **state)
     }
 }
 
-static void copy_one(tch_context *context, int32_t ndim, const int64_t *shape, tch_dtype dtype, test_layout to,
-                     test_layout from)
+/* `values` may be NULL: then any will do. Conversion rounds once, to nearest even. */
+static void copy_one(tch_context *context, int32_t ndim, const int64_t *shape, const tch_dtype types[2],
+                     test_layout from, test_layout to, const double *values)
 {
-    test_case("rank %d %s, %s to %s", ndim, tch_dtype_name(dtype), test_layout_name(from), test_layout_name(to));
+    test_case("rank %d, %s %s to %s %s", ndim, tch_dtype_name(types[0]), test_layout_name(from),
+              tch_dtype_name(types[1]), test_layout_name(to));
     test_random random = test_random_stream(11);
-    test_tensor *src = test_tensor_make(context, dtype, ndim, shape, from);
-    test_tensor *dst = test_tensor_make(context, dtype, ndim, shape, to);
-    double *values = test_alloc((size_t)src->count * sizeof *values);
-    test_random_fill_normal(&random, values, src->count);
-    test_tensor_write(src, values);
+    test_tensor *src = test_tensor_make(context, types[0], ndim, shape, from);
+    test_tensor *dst = test_tensor_make(context, types[1], ndim, shape, to);
+    double *drawn = test_alloc((size_t)src->count * sizeof *drawn);
+    test_random_fill_normal(&random, drawn, src->count);
+    test_tensor_write(src, values != NULL ? values : drawn);
     CHECK_OK(tch_tensor_copy(context, &dst->tensor, &src->tensor));
     test_tensor_check_written(dst, "dst");
     test_tensor_check_unchanged(src, "src");
-    double *expected = test_tensor_read(src);
-    double *got = test_tensor_read(dst);
-    CHECK(memcmp(got, expected, (size_t)src->count * sizeof *got) == 0, "the copy differs");
+    const double *source = test_tensor_read(src);
+    const double *got = test_tensor_read(dst);
+    for (int64_t i = 0; i < src->count; i++) {
+        double expected = test_round(types[1], source[i]);
+        CHECK(same_number(got[i], expected), "%a became %a, expected %a", source[i], got[i], expected);
+        CHECK(values == NULL || same_number(source[i], test_round(types[0], values[i])), "the source is %a", source[i]);
+    }
+}
+
+static void copies_convert(void **state)
+{
+    const int64_t shape[] = {DELICATE};
+    for (size_t i = 0; i < 16; i++) {
+        const tch_dtype types[] = {dtypes[i / 4], dtypes[i % 4]};
+        copy_one(*state, 1, shape, types, LAYOUT_OFFSET, LAYOUT_STEPPED, delicate);
+    }
 }
 
 static void copies_follow_any_strides(void **state)
 {
-    tch_context *context = *state;
     static const int64_t shapes[][5] = {{1}, {70}, {1, 1}, {33, 65}, {3, 17, 5}, {2, 3, 8, 9}, {2, 1, 3, 4, 5}};
     static const int32_t ranks[] = {1, 1, 2, 2, 3, 4, 5};
-    for (size_t s = 0; s < sizeof ranks / sizeof ranks[0]; s++) {
+    static const tch_dtype same[][2] = {{{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 32, 1}},
+                                        {{TCH_BFLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}},
+                                        {{TCH_FLOAT, 64, 1}, {TCH_FLOAT, 64, 1}}};
+    for (size_t s = 0; s < 2 * TEST_COUNT(ranks); s++) {
         for (int from = 0; from <= LAYOUT_EXPANDED; from++) {
             for (int to = 0; to < LAYOUT_COUNT; to++) {
-                copy_one(context, ranks[s], shapes[s], TCH_FLOAT32, (test_layout)to, (test_layout)from);
-                copy_one(context, ranks[s], shapes[s], TCH_BFLOAT16, (test_layout)to, (test_layout)from);
+                copy_one(*state, ranks[s / 2], shapes[s / 2], same[s % 2], (test_layout)from, (test_layout)to, NULL);
             }
         }
     }
-    copy_one(context, 2, (const int64_t[]){1000, 1000}, TCH_FLOAT64, LAYOUT_TRANSPOSED, LAYOUT_ROW_GAPS);
+    copy_one(*state, 2, (const int64_t[]){1000, 1000}, same[2], LAYOUT_ROW_GAPS, LAYOUT_TRANSPOSED, NULL);
 }
 
 /* A tensor with negative strides reaches below its first element, and a copy into that memory is an overlap. */
@@ -415,24 +409,19 @@ static void whole_numbers(double *values, int64_t count)
     }
 }
 
-static void cross_every_layout(tch_context *context)
+static void crossings_follow_any_strides(void **state)
 {
     static const int64_t shapes[][5] = {{1}, {70}, {33, 65}, {3, 17, 5}, {2, 3, 8, 9}, {2, 1, 3, 4, 5}};
     static const int32_t ranks[] = {1, 1, 2, 3, 4, 5};
     double values[33 * 65];
     whole_numbers(values, 33 * 65);
-    for (size_t s = 0; s < sizeof ranks / sizeof ranks[0]; s++) {
+    for (size_t s = 0; s < TEST_COUNT(ranks); s++) {
         for (int layout = 0; layout < LAYOUT_COUNT; layout++) {
-            cross_both_ways(context, TCH_FLOAT64, TCH_FLOAT32, ranks[s], shapes[s], (test_layout)layout, values);
-            cross_both_ways(context, TCH_BFLOAT16, TCH_BFLOAT16, ranks[s], shapes[s], (test_layout)layout, values);
-            cross_both_ways(context, TCH_INT64, TCH_INT64, ranks[s], shapes[s], (test_layout)layout, values);
+            cross_both_ways(*state, TCH_FLOAT64, TCH_FLOAT32, ranks[s], shapes[s], (test_layout)layout, values);
+            cross_both_ways(*state, TCH_BFLOAT16, TCH_BFLOAT16, ranks[s], shapes[s], (test_layout)layout, values);
+            cross_both_ways(*state, TCH_INT64, TCH_INT64, ranks[s], shapes[s], (test_layout)layout, values);
         }
     }
-}
-
-static void crossings_follow_any_strides(void **state)
-{
-    cross_every_layout(*state);
 }
 
 /* From one block of the pool, in which a row is cut in chunks, to some rows at a time. */
@@ -440,9 +429,9 @@ static void crossings_fit_a_small_workspace(void **state)
 {
     tch_context *context = *state;
     const int64_t limits[] = {512, 700, 2000, 9000};
-    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
+    for (size_t i = 0; i < TEST_COUNT(limits); i++) {
         CHECK_OK(tch_context_set_workspace_limit(context, limits[i]));
-        cross_every_layout(context);
+        crossings_follow_any_strides(state);
     }
     CHECK_OK(tch_context_set_workspace_limit(context, 0));
 }
