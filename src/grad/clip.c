@@ -15,9 +15,7 @@ static tch_status check_clipping(tch_context *context, const tch_tensor *norms, 
 {
     TCHI_TRY(tchi_check_input(context, norms, "norms"));
     if (norms->ndim != 1) {
-        char text[TCHI_DESCRIBE_SIZE];
-        return tchi_fail(TCH_ERR_SHAPE, "norms has shape %s, expected [B]",
-                         tchi_describe_shape(norms, text, sizeof text));
+        return tchi_wrong_shape(norms, "norms", "[B]");
     }
     TCHI_TRY(tchi_check_numbers(context, norms, "norms", norms->shape[0]));
     TCHI_TRY(tchi_check_output(context, weights, "weights"));

@@ -59,10 +59,7 @@ tch_status tchi_check_factor(const tch_context *context, const tch_tensor *facto
 {
     const int64_t shape[3] = {groups, rows, cols};
     TCHI_TRY(tchi_check_output(context, factor, name));
-    tch_scalar type = tchi_scalar_of(factor->dtype);
-    if (type != TCH_SCALAR_F32 && type != TCH_SCALAR_F64) {
-        return tchi_fail(TCH_ERR_DTYPE, "%s is %s, expected float32 or float64", name, tch_dtype_name(factor->dtype));
-    }
+    TCHI_TRY(tchi_check_wide(factor, name));
     return groups > 1 ? tchi_check_shape(factor, name, 3, shape) : tchi_check_shape(factor, name, 2, shape + 1);
 }
 

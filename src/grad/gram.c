@@ -182,10 +182,7 @@ static tch_status check_gram(tch_context *context, const tch_tensor *gram, int64
 {
     const int64_t shape[2] = {samples, samples};
     TCHI_TRY(tchi_check_output(context, gram, "gram"));
-    tch_scalar type = tchi_scalar_of(gram->dtype);
-    if (type != TCH_SCALAR_F32 && type != TCH_SCALAR_F64) {
-        return tchi_fail(TCH_ERR_DTYPE, "gram is %s, expected float32 or float64", tch_dtype_name(gram->dtype));
-    }
+    TCHI_TRY(tchi_check_wide(gram, "gram"));
     TCHI_TRY(tchi_check_shape(gram, "gram", 2, shape));
     if (samples > TCHI_MOST_SIZE) {
         return tchi_fail(TCH_ERR_SHAPE, "gram has %lld rows, expected at most %d", (long long)samples, TCHI_MOST_SIZE);

@@ -127,7 +127,7 @@ tch_status tchi_check_layer(const tch_layer *layer)
 
 /* --- one tensor by itself ---------------------------------------------------------------------------------------- */
 
-static tch_status wrong_shape(const tch_tensor *tensor, const char *name, const char *expected)
+tch_status tchi_wrong_shape(const tch_tensor *tensor, const char *name, const char *expected)
 {
     char text[TCHI_DESCRIBE_SIZE];
     return tchi_fail(TCH_ERR_SHAPE, "%s has shape %s, expected %s", name,
@@ -141,13 +141,13 @@ static tch_status check_rank(const tch_layer *layer, const tch_tensor *tensor, c
                                        "[B, channels, size, size, size]"};
     switch (layer->kind) {
     case TCH_LAYER_LINEAR:
-        return tensor->ndim >= 2 ? TCH_OK : wrong_shape(tensor, name, "[B, ..., features]");
+        return tensor->ndim >= 2 ? TCH_OK : tchi_wrong_shape(tensor, name, "[B, ..., features]");
     case TCH_LAYER_CONV:
-        return tensor->ndim == layer->dims + 2 ? TCH_OK : wrong_shape(tensor, name, conv[layer->dims - 1]);
+        return tensor->ndim == layer->dims + 2 ? TCH_OK : tchi_wrong_shape(tensor, name, conv[layer->dims - 1]);
     case TCH_LAYER_GROUP_NORM:
-        return tensor->ndim >= 2 ? TCH_OK : wrong_shape(tensor, name, "[B, channels, ...]");
+        return tensor->ndim >= 2 ? TCH_OK : tchi_wrong_shape(tensor, name, "[B, channels, ...]");
     case TCH_LAYER_EMBEDDING:
-        return tensor->ndim >= 1 ? TCH_OK : wrong_shape(tensor, name, "[B, ...]");
+        return tensor->ndim >= 1 ? TCH_OK : tchi_wrong_shape(tensor, name, "[B, ...]");
     default:
         break;
     }
@@ -250,14 +250,20 @@ static tch_status check_sizes(const tch_layer *layer, const tch_tensor *tensor, 
                      tchi_describe_shape(tensor, text, sizeof text), TCHI_MOST_SIZE);
 }
 
-static tch_status check_tokens(const tch_tensor *input)
+tch_status tchi_check_tokens(const tch_tensor *tokens, const char *name)
 {
-    tch_scalar type = tchi_scalar_of(input->dtype);
-    if (type == TCH_SCALAR_I32 || type == TCH_SCALAR_I64) {
-        return TCH_OK;
-    }
-    return tchi_fail(TCH_ERR_DTYPE, "input is %s, expected int32 or int64 as an embedding reads",
-                     tch_dtype_name(input->dtype));
+    tch_scalar type = tchi_scalar_of(tokens->dtype);
+    return type == TCH_SCALAR_I32 || type == TCH_SCALAR_I64
+               ? TCH_OK
+               : tchi_fail(TCH_ERR_DTYPE, "%s is %s, expected int32 or int64", name, tch_dtype_name(tokens->dtype));
+}
+
+tch_status tchi_check_wide(const tch_tensor *tensor, const char *name)
+{
+    tch_scalar type = tchi_scalar_of(tensor->dtype);
+    return type == TCH_SCALAR_F32 || type == TCH_SCALAR_F64
+               ? TCH_OK
+               : tchi_fail(TCH_ERR_DTYPE, "%s is %s, expected float32 or float64", name, tch_dtype_name(tensor->dtype));
 }
 
 tch_status tchi_check_layer_input(const tch_context *context, const tch_layer *layer, const tch_tensor *input)
@@ -265,7 +271,7 @@ tch_status tchi_check_layer_input(const tch_context *context, const tch_layer *l
     TCHI_TRY(tchi_check_input(context, input, "input"));
     TCHI_TRY(check_rank(layer, input, "input"));
     if (layer->kind == TCH_LAYER_EMBEDDING) {
-        return check_tokens(input);
+        return tchi_check_tokens(input, "input");
     }
     TCHI_TRY(tchi_check_float(input, "input"));
     TCHI_TRY(check_channels(layer, input, "input"));
@@ -278,7 +284,7 @@ tch_status tchi_check_layer_gradient(const tch_context *context, const tch_layer
 {
     TCHI_TRY(tchi_check_input(context, output_gradient, "output_gradient"));
     if (layer->kind == TCH_LAYER_EMBEDDING && output_gradient->ndim < 2) {
-        return wrong_shape(output_gradient, "output_gradient", "[B, ..., features]");
+        return tchi_wrong_shape(output_gradient, "output_gradient", "[B, ..., features]");
     }
     TCHI_TRY(check_rank(layer, output_gradient, "output_gradient"));
     TCHI_TRY(tchi_check_float(output_gradient, "output_gradient"));
@@ -288,10 +294,15 @@ tch_status tchi_check_layer_gradient(const tch_context *context, const tch_layer
 
 /* --- the two together -------------------------------------------------------------------------------------------- */
 
+typedef struct layer_shape {
+    int32_t rank;
+    int64_t sizes[TCH_MAX_RANK];
+} layer_shape;
+
 /* The shape of the output gradient, as far as the input decides it; -1 where any size will do. */
-static tchi_shape output_shape(const tch_layer *layer, const tch_tensor *input)
+static layer_shape output_shape(const tch_layer *layer, const tch_tensor *input)
 {
-    tchi_shape shape = {.rank = input->ndim};
+    layer_shape shape = {.rank = input->ndim};
     for (int32_t i = 0; i < input->ndim; i++) {
         shape.sizes[i] = input->shape[i];
     }
@@ -309,7 +320,7 @@ static tchi_shape output_shape(const tch_layer *layer, const tch_tensor *input)
     return shape;
 }
 
-static void describe_expected(const tchi_shape *shape, char *text, size_t size)
+static void describe_expected(const layer_shape *shape, char *text, size_t size)
 {
     size_t used = (size_t)snprintf(text, size, "[");
     for (int32_t i = 0; i < shape->rank && i < TCH_MAX_RANK && used < size; i++) {
@@ -326,7 +337,7 @@ static void describe_expected(const tchi_shape *shape, char *text, size_t size)
 static tch_status check_output_gradient_shape(const tch_layer *layer, const tch_tensor *input,
                                               const tch_tensor *output_gradient)
 {
-    tchi_shape shape = output_shape(layer, input);
+    layer_shape shape = output_shape(layer, input);
     bool same = shape.rank == output_gradient->ndim;
     for (int32_t i = 0; same && i < shape.rank; i++) {
         same = shape.sizes[i] < 0 || shape.sizes[i] == output_gradient->shape[i];
@@ -357,24 +368,25 @@ tch_status tchi_check_layer_call(const tch_context *context, const tch_layer *la
 
 /* --- parameters -------------------------------------------------------------------------------------------------- */
 
-static void add_size(tchi_shape *shape, int64_t size)
+static void add_size(layer_shape *shape, int64_t size)
 {
     shape->sizes[shape->rank++] = size;
 }
 
-static tchi_shape begin_shape(int64_t samples)
+/* `samples` not negative: that many of them, one for each sample. */
+static layer_shape begin_shape(int64_t samples)
 {
-    tchi_shape shape = {0};
+    layer_shape shape = {0};
     if (samples >= 0) {
         add_size(&shape, samples);
     }
     return shape;
 }
 
-tchi_shape tchi_weight_shape(const tch_layer *layer, const tch_tensor *input, const tch_tensor *output_gradient,
-                             int64_t samples)
+static layer_shape weight_shape(const tch_layer *layer, const tch_tensor *input, const tch_tensor *output_gradient,
+                                int64_t samples)
 {
-    tchi_shape shape = begin_shape(samples);
+    layer_shape shape = begin_shape(samples);
     switch (layer->kind) {
     case TCH_LAYER_LINEAR:
         add_size(&shape, output_gradient->shape[output_gradient->ndim - 1]);
@@ -402,20 +414,20 @@ tchi_shape tchi_weight_shape(const tch_layer *layer, const tch_tensor *input, co
     return shape;
 }
 
-tchi_shape tchi_bias_shape(const tch_layer *layer, const tch_tensor *input, const tch_tensor *output_gradient,
-                           int64_t samples)
+static layer_shape bias_shape(const tch_layer *layer, const tch_tensor *input, const tch_tensor *output_gradient,
+                              int64_t samples)
 {
     if (!tchi_layer_is_product(layer->kind)) {
-        return tchi_weight_shape(layer, input, output_gradient, samples);
+        return weight_shape(layer, input, output_gradient, samples);
     }
-    tchi_shape shape = begin_shape(samples);
+    layer_shape shape = begin_shape(samples);
     bool conv = layer->kind == TCH_LAYER_CONV;
     add_size(&shape, output_gradient->shape[conv ? 1 : output_gradient->ndim - 1]);
     return shape;
 }
 
 static tch_status check_parameter(const tch_context *context, const tch_tensor *tensor, const char *name,
-                                  const tchi_shape *shape, bool written, const tch_tensor *output_gradient)
+                                  const layer_shape *shape, bool written, const tch_tensor *output_gradient)
 {
     tch_scalar type = tchi_scalar_of(output_gradient->dtype);
     bool half = type == TCH_SCALAR_F16 || type == TCH_SCALAR_BF16;
@@ -434,7 +446,7 @@ tch_status tchi_check_parameters(const tch_context *context, const tch_layer *la
                                  const tch_tensor *weight, const tch_tensor *bias)
 {
     if (weight != NULL) {
-        tchi_shape shape = tchi_weight_shape(layer, input, output_gradient, samples);
+        layer_shape shape = weight_shape(layer, input, output_gradient, samples);
         TCHI_TRY(check_parameter(context, weight, "weight", &shape, written, output_gradient));
     }
     if (bias == NULL) {
@@ -444,7 +456,7 @@ tch_status tchi_check_parameters(const tch_context *context, const tch_layer *la
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "bias is given, but a layer of kind %s has none: expected NULL",
                          kinds[layer->kind].name);
     }
-    tchi_shape shape = tchi_bias_shape(layer, input, output_gradient, samples);
+    layer_shape shape = bias_shape(layer, input, output_gradient, samples);
     return check_parameter(context, bias, "bias", &shape, written, output_gradient);
 }
 

@@ -36,18 +36,8 @@ int64_t tchi_conv_outputs(const tch_layer *layer, int32_t dimension, int64_t siz
 /* Columns of a convolution's weight as a matrix, C / groups times the kernel's size. */
 int64_t tchi_conv_columns(const tch_layer *layer, int64_t channels);
 
-/* Shapes of parameters, after the checks above. `samples` not negative: that many of them, one for each sample. */
-typedef struct tchi_shape {
-    int32_t rank;
-    int64_t sizes[TCH_MAX_RANK];
-} tchi_shape;
-tchi_shape tchi_weight_shape(const tch_layer *layer, const tch_tensor *input, const tch_tensor *output_gradient,
-                             int64_t samples);
-tchi_shape tchi_bias_shape(const tch_layer *layer, const tch_tensor *input, const tch_tensor *output_gradient,
-                           int64_t samples);
-
-/* The tensors of the parameters, either of which may be NULL, and the bias must be where the kind has none: shapes as
- * above, types that of the output gradient, or float32 where that is a half type. `written`: no element is stored
+/* The tensors of the parameters, either of which may be NULL, and the bias must be where the kind has none: shapes of
+ * the layer, types that of the output gradient, or float32 where that is a half type. `written`: no element is stored
  * twice. */
 tch_status tchi_check_parameters(const tch_context *context, const tch_layer *layer, const tch_tensor *input,
                                  const tch_tensor *output_gradient, int64_t samples, bool written,
@@ -58,5 +48,14 @@ tch_status tchi_check_parts(tch_grad_part parts);
 
 /* One float64 for each sample, one after the other. */
 tch_status tchi_check_numbers(const tch_context *context, const tch_tensor *numbers, const char *name, int64_t samples);
+
+/* int32 or int64. */
+tch_status tchi_check_tokens(const tch_tensor *tokens, const char *name);
+
+/* float32 or float64. */
+tch_status tchi_check_wide(const tch_tensor *tensor, const char *name);
+
+/* Says that a tensor has another shape than expected. */
+tch_status tchi_wrong_shape(const tch_tensor *tensor, const char *name, const char *expected);
 
 #endif

@@ -48,14 +48,9 @@ static tch_status check_gram(tch_context *context, const tch_tensor *gram)
 {
     TCHI_TRY(tchi_check_input(context, gram, "gram"));
     if (gram->ndim != 2 || gram->shape[0] != gram->shape[1]) {
-        char text[TCHI_DESCRIBE_SIZE];
-        return tchi_fail(TCH_ERR_SHAPE, "gram has shape %s, expected [B, B]",
-                         tchi_describe_shape(gram, text, sizeof text));
+        return tchi_wrong_shape(gram, "gram", "[B, B]");
     }
-    tch_scalar type = tchi_scalar_of(gram->dtype);
-    if (type != TCH_SCALAR_F64 && type != TCH_SCALAR_F32) {
-        return tchi_fail(TCH_ERR_DTYPE, "gram is %s, expected float32 or float64", tch_dtype_name(gram->dtype));
-    }
+    TCHI_TRY(tchi_check_wide(gram, "gram"));
     return tchi_check_matrix_size(gram, "gram");
 }
 

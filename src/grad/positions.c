@@ -130,11 +130,6 @@ bool tchi_side_in_place(const tchi_side *side, tchi_arrangement arrangement)
                                 : side->sample_stride == side->positions * side->strides[0];
 }
 
-tch_matrices tchi_side_scratch(const tchi_side *side, tchi_arena *arena, int64_t count)
-{
-    return tchi_scratch_matrices(arena, side->type, count * side->groups, side->positions, side->cols);
-}
-
 static tch_matrices caller_matrices(const tchi_side *side, int64_t first, int64_t count)
 {
     int64_t batch = count * side->groups;
@@ -147,8 +142,9 @@ static tch_matrices caller_matrices(const tchi_side *side, int64_t first, int64_
 tch_matrices tchi_side_place(const tchi_side *side, tchi_arena *arena, int64_t first, int64_t count,
                              tchi_arrangement arrangement)
 {
-    return tchi_side_in_place(side, arrangement) ? caller_matrices(side, first, count)
-                                                 : tchi_side_scratch(side, arena, count);
+    return tchi_side_in_place(side, arrangement)
+               ? caller_matrices(side, first, count)
+               : tchi_scratch_matrices(arena, side->type, count * side->groups, side->positions, side->cols);
 }
 
 static tch_status read_patches(tch_context *context, const tchi_side *side, int64_t first, const tch_matrices *m)

@@ -43,9 +43,6 @@ bool tchi_side_in_place(const tchi_side *side, tchi_arrangement arrangement);
 /* The matrices of samples [first, first + count): the caller's memory, or else scratch, which tchi_side_read fills. */
 tch_matrices tchi_side_place(const tchi_side *side, tchi_arena *arena, int64_t first, int64_t count,
                              tchi_arrangement arrangement);
-/* The same, always in scratch of its own, for what is changed in place. */
-tch_matrices tchi_side_scratch(const tchi_side *side, tchi_arena *arena, int64_t count);
-
 /* Nothing to do where `place` gave the caller's memory. */
 tch_status tchi_side_read(tch_context *context, const tchi_side *side, int64_t first, const tch_matrices *matrices);
 

@@ -43,13 +43,6 @@ static tch_status tied_part(tch_context *context, void *call, int64_t first, int
 
 /* --- arguments --------------------------------------------------------------------------------------------------- */
 
-static tch_status wrong_shape(const tch_tensor *tensor, const char *name, const char *expected)
-{
-    char text[TCHI_DESCRIBE_SIZE];
-    return tchi_fail(TCH_ERR_SHAPE, "%s has shape %s, expected %s", name,
-                     tchi_describe_shape(tensor, text, sizeof text), expected);
-}
-
 /* The first `count` dimensions of both are equal. */
 static bool same_sizes(const tch_tensor *a, const tch_tensor *b, int32_t count)
 {
@@ -64,11 +57,8 @@ static bool same_sizes(const tch_tensor *a, const tch_tensor *b, int32_t count)
 static tch_status check_tokens(tch_context *context, const tch_tensor *tokens)
 {
     TCHI_TRY(tchi_check_input(context, tokens, "tokens"));
-    tch_scalar type = tchi_scalar_of(tokens->dtype);
-    if (type != TCH_SCALAR_I32 && type != TCH_SCALAR_I64) {
-        return tchi_fail(TCH_ERR_DTYPE, "tokens is %s, expected int32 or int64", tch_dtype_name(tokens->dtype));
-    }
-    return tokens->ndim >= 1 ? TCH_OK : wrong_shape(tokens, "tokens", "[B, ...]");
+    TCHI_TRY(tchi_check_tokens(tokens, "tokens"));
+    return tokens->ndim >= 1 ? TCH_OK : tchi_wrong_shape(tokens, "tokens", "[B, ...]");
 }
 
 static tch_status check_embedding_gradient(tch_context *context, const tch_tensor *tokens, const tch_tensor *gradient)
@@ -78,7 +68,7 @@ static tch_status check_embedding_gradient(tch_context *context, const tch_tenso
     if (gradient->ndim == tokens->ndim + 1 && same_sizes(gradient, tokens, tokens->ndim)) {
         return TCH_OK;
     }
-    return wrong_shape(gradient, "embedding_gradient", "the shape of tokens and one more dimension");
+    return tchi_wrong_shape(gradient, "embedding_gradient", "the shape of tokens and one more dimension");
 }
 
 /* One of the linear layer's tensors: [B, ..., cols], of the embedding gradient's type. */
@@ -116,7 +106,7 @@ static tch_status check_tied(tch_context *context, const tch_layer *layer, const
     TCHI_TRY(check_linear(context, linear_gradient, "linear_gradient", embedding_gradient, layer->rows));
     if (linear_gradient->ndim != linear_input->ndim ||
         !same_sizes(linear_gradient, linear_input, linear_input->ndim - 1)) {
-        return wrong_shape(linear_gradient, "linear_gradient", "the positions of linear_input");
+        return tchi_wrong_shape(linear_gradient, "linear_gradient", "the positions of linear_input");
     }
     TCHI_TRY(tchi_check_output(context, norms, "norms"));
     TCHI_TRY(tchi_check_numbers(context, norms, "norms", tokens->shape[0]));

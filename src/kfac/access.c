@@ -128,8 +128,8 @@ static tch_status read_side(const tch_kfac *k, const tchi_kfac_layer *layer, int
 {
     enum { CHUNK = 64 };
     const tch_backend *t = k->context->backend;
-    const tchi_kfac_class *block_batch = &k->block_batches[layer->block_batch];
-    const tchi_kfac_factor_batch *f = &k->factor_batches[block_batch->factor_batch[side]];
+    const tchi_kfac_block_batch *block_batch = &k->block_batches[layer->block_batch];
+    const tchi_kfac_factor_batch *f = tchi_kfac_factor_batch_of(k, block_batch, side);
     int64_t first = block_batch->position[side] + layer->unit;
     for (int64_t done = 0; done < layer->groups; done += CHUNK) {
         int32_t flags[CHUNK];

@@ -116,8 +116,8 @@ static tch_status fill_state(tch_kfac *k)
             TCHI_TRY(fill_numbers(k, f->values, f->held * f->n, 1.0));
         }
     }
-    for (int32_t i = 0; i < k->class_count; i++) {
-        const tchi_kfac_class *c = &k->block_batches[i];
+    for (int32_t i = 0; i < k->block_batch_count; i++) {
+        const tchi_kfac_block_batch *c = &k->block_batches[i];
         TCHI_TRY(fill_numbers(k, c->scales, c->count * c->size[TCHI_INPUT] * c->size[TCHI_OUTPUT], 1.0));
     }
     return TCH_OK;

@@ -40,7 +40,7 @@ typedef struct tchi_kfac_layer {
     int32_t owner; /* in the group: the rank that refreshes it */
 } tchi_kfac_layer;
 
-typedef struct tchi_kfac_class {
+typedef struct tchi_kfac_block_batch {
     int64_t size[TCHI_SIDES]; /* d, with the bias, and p of one group */
     int32_t factor_batch[TCHI_SIDES];
     int64_t position[TCHI_SIDES]; /* of the first unit's factor there */
@@ -48,7 +48,7 @@ typedef struct tchi_kfac_class {
     int32_t first, layers;        /* in the list `order` */
     char *scales;                 /* EKFAC: count matrices p by d */
     char *kept;                   /* of the call under way: preconditioned gradients that wait for their scale */
-} tchi_kfac_class;
+} tchi_kfac_block_batch;
 
 typedef struct tchi_kfac_factor_batch {
     int64_t n, count;
@@ -96,8 +96,8 @@ struct tch_kfac {
     tchi_kfac_layer *layers;
     int64_t *counts; /* TCH_KFAC_COUNTS for each layer: a tensor of checkpoints */
     int32_t *order;  /* layers by block batch */
-    tchi_kfac_class *block_batches;
-    int32_t class_count;
+    tchi_kfac_block_batch *block_batches;
+    int32_t block_batch_count;
     tchi_kfac_factor_batch *factor_batches;
     int32_t factor_batch_count;
     int32_t *owners; /* of all factor batches */
@@ -159,6 +159,12 @@ tch_status tchi_kfac_note(tch_kfac *kfac, tch_status status);
 static inline int64_t *tchi_kfac_counts(const tch_kfac *kfac, int32_t layer)
 {
     return kfac->counts + (int64_t)layer * TCH_KFAC_COUNTS;
+}
+
+static inline tchi_kfac_factor_batch *tchi_kfac_factor_batch_of(const tch_kfac *kfac,
+                                                                const tchi_kfac_block_batch *block_batch, int side)
+{
+    return &kfac->factor_batches[block_batch->factor_batch[side]];
 }
 
 /* Matrices of a factor batch, `count` from `first` on: factors, or what the refresh made of those, which must be

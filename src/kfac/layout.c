@@ -89,17 +89,17 @@ static tch_status add_layer(tch_kfac *k, int32_t index, const tch_kfac_layer *gi
 
 /* --- block batches and factor batches ---------------------------------------------------------------------------- */
 
-static int32_t class_of(tch_kfac *k, const tchi_kfac_layer *layer)
+static int32_t block_batch_of(tch_kfac *k, const tchi_kfac_layer *layer)
 {
     int64_t d = layer->inputs + layer->bias;
     int64_t p = layer->outputs / layer->groups;
-    for (int32_t i = 0; i < k->class_count; i++) {
+    for (int32_t i = 0; i < k->block_batch_count; i++) {
         if (k->block_batches[i].size[TCHI_INPUT] == d && k->block_batches[i].size[TCHI_OUTPUT] == p) {
             return i;
         }
     }
-    k->block_batches[k->class_count] = (tchi_kfac_class){.size = {d, p}};
-    return k->class_count++;
+    k->block_batches[k->block_batch_count] = (tchi_kfac_block_batch){.size = {d, p}};
+    return k->block_batch_count++;
 }
 
 static int32_t factor_batch_of(tch_kfac *k, int64_t n)
@@ -113,16 +113,16 @@ static int32_t factor_batch_of(tch_kfac *k, int64_t n)
     return k->factor_batch_count++;
 }
 
-static void make_classes(tch_kfac *k)
+static void make_block_batches(tch_kfac *k)
 {
     for (int32_t i = 0; i < k->count; i++) {
         tchi_kfac_layer *layer = &k->layers[i];
-        layer->block_batch = class_of(k, layer);
+        layer->block_batch = block_batch_of(k, layer);
         layer->unit = k->block_batches[layer->block_batch].count;
         k->block_batches[layer->block_batch].count += layer->groups;
     }
     int32_t at = 0;
-    for (int32_t c = 0; c < k->class_count; c++) {
+    for (int32_t c = 0; c < k->block_batch_count; c++) {
         k->block_batches[c].first = at;
         for (int32_t i = 0; i < k->count; i++) {
             if (k->layers[i].block_batch == c) {
@@ -135,11 +135,11 @@ static void make_classes(tch_kfac *k)
 
 static void make_factor_batches(tch_kfac *k)
 {
-    for (int32_t c = 0; c < k->class_count; c++) {
-        tchi_kfac_class *block_batch = &k->block_batches[c];
+    for (int32_t c = 0; c < k->block_batch_count; c++) {
+        tchi_kfac_block_batch *block_batch = &k->block_batches[c];
         for (int side = 0; side < TCHI_SIDES; side++) {
             block_batch->factor_batch[side] = factor_batch_of(k, block_batch->size[side]);
-            tchi_kfac_factor_batch *factor_batch = &k->factor_batches[block_batch->factor_batch[side]];
+            tchi_kfac_factor_batch *factor_batch = tchi_kfac_factor_batch_of(k, block_batch, side);
             block_batch->position[side] = factor_batch->count;
             factor_batch->count += block_batch->count;
         }
@@ -156,10 +156,10 @@ static void note_owners(tch_kfac *k)
     }
     for (int32_t i = 0; i < k->count; i++) {
         const tchi_kfac_layer *layer = &k->layers[i];
-        const tchi_kfac_class *block_batch = &k->block_batches[layer->block_batch];
+        const tchi_kfac_block_batch *block_batch = &k->block_batches[layer->block_batch];
         for (int side = 0; side < TCHI_SIDES; side++) {
             int32_t *owner =
-                k->factor_batches[block_batch->factor_batch[side]].owner + block_batch->position[side] + layer->unit;
+                tchi_kfac_factor_batch_of(k, block_batch, side)->owner + block_batch->position[side] + layer->unit;
             for (int64_t g = 0; g < layer->groups; g++) {
                 owner[g] = i;
             }
@@ -191,7 +191,7 @@ tch_status tchi_kfac_plan(tch_kfac *k, const tch_kfac_layer *layers)
     if (k->comm != NULL) {
         TCHI_TRY(tchi_kfac_choose_owners(k));
     }
-    make_classes(k);
+    make_block_batches(k);
     make_factor_batches(k);
     for (int32_t f = 0; f < k->factor_batch_count; f++) {
         k->owner_count += k->factor_batches[f].count;
@@ -240,8 +240,8 @@ void tchi_kfac_place(tch_kfac *k, tchi_arena *state, tchi_arena *beside)
     for (int32_t f = 0; f < k->factor_batch_count; f++) {
         place_factor_batch(k, &k->factor_batches[f], state, beside);
     }
-    for (int32_t c = 0; c < k->class_count && k->config.method == TCH_KFAC_EKFAC; c++) {
-        tchi_kfac_class *block_batch = &k->block_batches[c];
+    for (int32_t c = 0; c < k->block_batch_count && k->config.method == TCH_KFAC_EKFAC; c++) {
+        tchi_kfac_block_batch *block_batch = &k->block_batches[c];
         block_batch->scales = tchi_scratch_matrices(state, k->type, block_batch->count, block_batch->size[TCHI_OUTPUT],
                                                     block_batch->size[TCHI_INPUT])
                                   .data;
@@ -278,8 +278,8 @@ static void name_side(tch_kfac *k, int32_t index, int side)
                                                        {"output_inverse", "output_basis"}};
     static const char *const values[TCHI_SIDES] = {"input_values", "output_values"};
     const tchi_kfac_layer *layer = &k->layers[index];
-    const tchi_kfac_class *block_batch = &k->block_batches[layer->block_batch];
-    const tchi_kfac_factor_batch *f = &k->factor_batches[block_batch->factor_batch[side]];
+    const tchi_kfac_block_batch *block_batch = &k->block_batches[layer->block_batch];
+    const tchi_kfac_factor_batch *f = tchi_kfac_factor_batch_of(k, block_batch, side);
     int64_t first = f->slot[block_batch->position[side] + layer->unit];
     name_state(k, index, results[side][f->values != NULL], f->results, first, f->n, f->n);
     if (f->values != NULL) {
@@ -292,9 +292,9 @@ void tchi_kfac_name_states(tch_kfac *k)
     static const char *const factors[TCHI_SIDES] = {"input_factor", "output_factor"};
     for (int32_t i = 0; i < k->count; i++) {
         const tchi_kfac_layer *layer = &k->layers[i];
-        const tchi_kfac_class *block_batch = &k->block_batches[layer->block_batch];
+        const tchi_kfac_block_batch *block_batch = &k->block_batches[layer->block_batch];
         for (int side = 0; side < TCHI_SIDES; side++) {
-            const tchi_kfac_factor_batch *f = &k->factor_batches[block_batch->factor_batch[side]];
+            const tchi_kfac_factor_batch *f = tchi_kfac_factor_batch_of(k, block_batch, side);
             name_state(k, i, factors[side], f->factors, block_batch->position[side] + layer->unit, f->n, f->n);
         }
         for (int side = 0; side < TCHI_SIDES && tchi_kfac_is_held(k, i); side++) {

@@ -42,10 +42,10 @@ static tch_tensor state_view(const tch_kfac *k, char *data, int64_t groups, int6
 
 static void views_of(const tch_kfac *k, const tchi_kfac_layer *layer, layer_views *v)
 {
-    const tchi_kfac_class *block_batch = &k->block_batches[layer->block_batch];
+    const tchi_kfac_block_batch *block_batch = &k->block_batches[layer->block_batch];
     int64_t size = tchi_scalar_size(k->type);
     for (int side = 0; side < TCHI_SIDES; side++) {
-        const tchi_kfac_factor_batch *f = &k->factor_batches[block_batch->factor_batch[side]];
+        const tchi_kfac_factor_batch *f = tchi_kfac_factor_batch_of(k, block_batch, side);
         int64_t at = (block_batch->position[side] + layer->unit) * f->n * f->n * size;
         v->square[side][0] = layer->groups;
         v->square[side][1] = v->square[side][2] = f->n;

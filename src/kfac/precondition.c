@@ -77,7 +77,7 @@ typedef struct work {
     void *scratch;
 } work;
 
-static int64_t elements_of(const tchi_kfac_class *c)
+static int64_t elements_of(const tchi_kfac_block_batch *c)
 {
     return c->size[TCHI_INPUT] * c->size[TCHI_OUTPUT];
 }
@@ -87,7 +87,7 @@ static int64_t most_elements(const tch_kfac *k, bool of_one)
 {
     int64_t most = 0;
     for (int32_t i = 0; i < k->count; i++) {
-        const tchi_kfac_class *c = &k->block_batches[k->layers[i].block_batch];
+        const tchi_kfac_block_batch *c = &k->block_batches[k->layers[i].block_batch];
         int64_t elements = (of_one ? k->layers[i].groups : c->count) * elements_of(c);
         most = elements > most ? elements : most;
     }
@@ -98,7 +98,7 @@ static int64_t most_elements(const tch_kfac *k, bool of_one)
 static int64_t dots_scratch(const tch_kfac *k, int64_t elements)
 {
     int64_t most = 0;
-    for (int32_t i = 0; i < k->class_count; i++) {
+    for (int32_t i = 0; i < k->block_batch_count; i++) {
         int64_t d = k->block_batches[i].size[TCHI_INPUT];
         int64_t bytes = k->context->backend->device->scratch_bytes(k->context->state, TCH_SCRATCH_PAIR_DOTS, k->type,
                                                                    (elements + d - 1) / d, d, 1, 0);
@@ -113,8 +113,8 @@ static void work_layout(tch_kfac *k, work *w, tchi_arena *arena)
     w->x = tchi_arena_take(arena, bytes);
     w->t = tchi_arena_take(arena, bytes);
     w->y = w->keeps ? NULL : tchi_arena_take(arena, bytes);
-    for (int32_t i = 0; i < k->class_count && w->keeps; i++) {
-        tchi_kfac_class *c = &k->block_batches[i];
+    for (int32_t i = 0; i < k->block_batch_count && w->keeps; i++) {
+        tchi_kfac_block_batch *c = &k->block_batches[i];
         c->kept = tchi_arena_take(arena, c->count * elements_of(c) * tchi_scalar_size(k->type));
     }
     w->scratch = tchi_arena_take(arena, w->clips ? dots_scratch(k, w->elements) : 0);
@@ -162,7 +162,7 @@ static tch_status reserve_work(tch_kfac *k, work *w)
 /* --- one chunk: layers of one block batch that follow each other ------------------------------------------------- */
 
 typedef struct chunk {
-    const tchi_kfac_class *block_batch;
+    const tchi_kfac_block_batch *block_batch;
     const int32_t *layers;
     int32_t count;
     int64_t unit, units;
@@ -222,7 +222,7 @@ static tch_status copy_chunk(const tch_kfac *k, const work *w, const chunk *c, c
 /* What the refresh made of the chunk's factors on one side. */
 static tch_matrices results_of(const tch_kfac *k, const chunk *c, int side)
 {
-    const tchi_kfac_factor_batch *f = &k->factor_batches[c->block_batch->factor_batch[side]];
+    const tchi_kfac_factor_batch *f = tchi_kfac_factor_batch_of(k, c->block_batch, side);
     return tchi_kfac_results(k, f, c->block_batch->position[side] + c->unit, c->units);
 }
 
@@ -245,8 +245,8 @@ static tch_status divide_by_eigenvalues(const tch_kfac *k, const chunk *c, const
         tch_matrices scales = tchi_matrices_part(&all, c->unit, c->units);
         return b->sample->damped_divide(k->context->state, y, NULL, NULL, &scales, k->config.damping);
     }
-    const tchi_kfac_factor_batch *a = &k->factor_batches[c->block_batch->factor_batch[TCHI_INPUT]];
-    const tchi_kfac_factor_batch *g = &k->factor_batches[c->block_batch->factor_batch[TCHI_OUTPUT]];
+    const tchi_kfac_factor_batch *a = tchi_kfac_factor_batch_of(k, c->block_batch, TCHI_INPUT);
+    const tchi_kfac_factor_batch *g = tchi_kfac_factor_batch_of(k, c->block_batch, TCHI_OUTPUT);
     tch_matrices cols = tchi_kfac_values(k, a, c->block_batch->position[TCHI_INPUT] + c->unit, c->units);
     tch_matrices rows = tchi_kfac_values(k, g, c->block_batch->position[TCHI_OUTPUT] + c->unit, c->units);
     return b->sample->damped_divide(k->context->state, y, &rows, &cols, NULL, k->config.damping);
@@ -319,7 +319,8 @@ static bool takes_part(const tch_kfac *k, const work *w, int32_t layer, pass now
 }
 
 /* Layers from `first` on that take part, follow each other and fit. */
-static chunk next_chunk(const tch_kfac *k, const work *w, const tchi_kfac_class *block_batch, int32_t first, pass now)
+static chunk next_chunk(const tch_kfac *k, const work *w, const tchi_kfac_block_batch *block_batch, int32_t first,
+                        pass now)
 {
     const int32_t *layers = k->order + block_batch->first;
     chunk c = {.block_batch = block_batch, .layers = layers + first, .unit = k->layers[layers[first]].unit};
@@ -336,7 +337,7 @@ static chunk next_chunk(const tch_kfac *k, const work *w, const tchi_kfac_class 
 
 static tch_status run_pass(tch_kfac *k, const work *w, pass now)
 {
-    for (int32_t i = 0; i < k->class_count; i++) {
+    for (int32_t i = 0; i < k->block_batch_count; i++) {
         for (int32_t first = 0; first < k->block_batches[i].layers;) {
             chunk c = next_chunk(k, w, &k->block_batches[i], first, now);
             if (c.count > 0) {

@@ -75,10 +75,10 @@ static tch_status find_shifts(tch_kfac *k)
         tch_matrices all = tchi_kfac_factors(k, f, 0, f->count);
         TCHI_TRY(t->matrix->reduce(state, TCH_REDUCE_TRACE, &all, f->traces));
     }
-    for (int32_t i = 0; i < k->class_count; i++) {
-        const tchi_kfac_class *c = &k->block_batches[i];
-        const tchi_kfac_factor_batch *a = &k->factor_batches[c->factor_batch[TCHI_INPUT]];
-        const tchi_kfac_factor_batch *g = &k->factor_batches[c->factor_batch[TCHI_OUTPUT]];
+    for (int32_t i = 0; i < k->block_batch_count; i++) {
+        const tchi_kfac_block_batch *c = &k->block_batches[i];
+        const tchi_kfac_factor_batch *a = tchi_kfac_factor_batch_of(k, c, TCHI_INPUT);
+        const tchi_kfac_factor_batch *g = tchi_kfac_factor_batch_of(k, c, TCHI_OUTPUT);
         int64_t at_a = c->position[TCHI_INPUT];
         int64_t at_g = c->position[TCHI_OUTPUT];
         TCHI_TRY(t->matrix->factored_damping(state, c->count, a->traces + at_a, a->n, g->traces + at_g, g->n,
@@ -255,10 +255,10 @@ static tch_status share_bases(const tch_kfac *k)
 /* EKFAC: in a new basis scales begin at the products of the eigenvalues, KFAC's own. */
 static tch_status start_scales(tch_kfac *k)
 {
-    for (int32_t i = 0; i < k->class_count; i++) {
-        const tchi_kfac_class *c = &k->block_batches[i];
-        const tchi_kfac_factor_batch *a = &k->factor_batches[c->factor_batch[TCHI_INPUT]];
-        const tchi_kfac_factor_batch *g = &k->factor_batches[c->factor_batch[TCHI_OUTPUT]];
+    for (int32_t i = 0; i < k->block_batch_count; i++) {
+        const tchi_kfac_block_batch *c = &k->block_batches[i];
+        const tchi_kfac_factor_batch *a = tchi_kfac_factor_batch_of(k, c, TCHI_INPUT);
+        const tchi_kfac_factor_batch *g = tchi_kfac_factor_batch_of(k, c, TCHI_OUTPUT);
         tch_matrices cols = tchi_kfac_values(k, a, c->position[TCHI_INPUT], c->count);
         tch_matrices rows = tchi_kfac_values(k, g, c->position[TCHI_OUTPUT], c->count);
         tch_matrices column = {rows.data, rows.type, g->n, 1, 1, c->count, g->n};

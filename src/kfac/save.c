@@ -55,8 +55,9 @@ static tch_status add_counts(const tch_kfac *k, tch_checkpoint_writer *writer, c
     for (int32_t i = 0; i < k->count; i++) {
         int64_t row[] = {1, TCH_KFAC_COUNTS};
         const int64_t start[] = {i, 0};
-        tch_tensor own = tch_tensor_view(tchi_kfac_counts(k, i), TCH_INT64, 2, row);
-        TCHI_TRY(tchi_kfac_is_mine(k, i) ? tch_checkpoint_writer_add_shard(writer, name, &own, shape, start) : TCH_OK);
+        tch_tensor counts_of_layer = tch_tensor_view(tchi_kfac_counts(k, i), TCH_INT64, 2, row);
+        TCHI_TRY(tchi_kfac_is_mine(k, i) ? tch_checkpoint_writer_add_shard(writer, name, &counts_of_layer, shape, start)
+                                         : TCH_OK);
     }
     return TCH_OK;
 }

@@ -88,7 +88,7 @@ static int32_t part_count(const tch_kfac *k, tchi_kfac_traffic what)
 
 static part gradient_part(const tch_kfac *k, const tchi_kfac_layer *layer)
 {
-    const tchi_kfac_class *c = &k->block_batches[layer->block_batch];
+    const tchi_kfac_block_batch *c = &k->block_batches[layer->block_batch];
     int64_t each = c->size[TCHI_INPUT] * c->size[TCHI_OUTPUT] * tchi_scalar_size(k->type);
     char *data = c->kept == NULL ? NULL : c->kept + layer->unit * each;
     return (part){data, layer->groups * each, layer->owner};
@@ -96,9 +96,9 @@ static part gradient_part(const tch_kfac *k, const tchi_kfac_layer *layer)
 
 static part basis_part(const tch_kfac *k, const tchi_kfac_layer *layer, int32_t index)
 {
-    const tchi_kfac_class *c = &k->block_batches[layer->block_batch];
+    const tchi_kfac_block_batch *c = &k->block_batches[layer->block_batch];
     int side = index / 2;
-    const tchi_kfac_factor_batch *f = &k->factor_batches[c->factor_batch[side]];
+    const tchi_kfac_factor_batch *f = tchi_kfac_factor_batch_of(k, c, side);
     int64_t first = c->position[side] + layer->unit;
     bool basis = index % 2 == 0;
     int64_t each = (basis ? f->n * f->n : f->n) * tchi_scalar_size(k->type);
@@ -142,12 +142,12 @@ static tch_status copy_parts(const tch_kfac *k, tchi_kfac_traffic what, int32_t 
 tch_status tchi_kfac_exchange(const tch_kfac *k, tchi_kfac_traffic what, char *send, char *receive)
 {
     int64_t bytes = tchi_kfac_traffic_bytes(k, what);
-    int32_t own = tch_comm_rank(k->comm);
+    int32_t local = tch_comm_rank(k->comm);
     TCHI_TRY(k->context->backend->device->zero_bytes(k->context->state, send, bytes));
-    TCHI_TRY(copy_parts(k, what, own, send, false));
+    TCHI_TRY(copy_parts(k, what, local, send, false));
     TCHI_TRY(tchi_comm_all_gather(k->comm, send, receive, bytes, tchi_comm_stream(k->context)));
     for (int32_t rank = 0; rank < tch_comm_size(k->comm); rank++) {
-        if (rank != own) {
+        if (rank != local) {
             TCHI_TRY(copy_parts(k, what, rank, receive + rank * bytes, true));
         }
     }

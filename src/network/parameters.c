@@ -24,8 +24,8 @@ static uint64_t bits_of(uint64_t key, uint64_t counter)
 static double bound_of(const tchi_layer *layer, bool is_last)
 {
     double inputs = (double)layer->inputs;
-    bool halves = layer->activation == TCH_ACTIVATION_RELU || layer->activation == TCH_ACTIVATION_GELU;
-    double variance = is_last ? 1.0 / inputs : halves ? 2.0 / inputs : 2.0 / (inputs + (double)layer->outputs);
+    bool rectified = layer->activation == TCH_ACTIVATION_RELU || layer->activation == TCH_ACTIVATION_GELU;
+    double variance = is_last ? 1.0 / inputs : rectified ? 2.0 / inputs : 2.0 / (inputs + (double)layer->outputs);
     return sqrt(3.0 * variance);
 }
 
