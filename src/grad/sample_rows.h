@@ -1,5 +1,6 @@
-/* Samples of a tensor of any shape and strides as the rows of one packed matrix, each with all elements of its sample
- * in order: the caller's memory where it lies so, scratch otherwise. And what is done with rows, one for each sample. */
+/* Samples of a tensor of any shape and strides as the rows of one packed matrix, each with all elements of its
+ * sample in order: the caller's memory where it lies so, scratch otherwise. And what is done with rows, one for each
+ * sample. */
 #ifndef TCHI_GRAD_SAMPLE_ROWS_H
 #define TCHI_GRAD_SAMPLE_ROWS_H
 
@@ -16,7 +17,8 @@ tch_status tchi_rows_read(tch_context *context, const tch_tensor *tensor, int64_
 /* The same rows as a batch of matrices with one row each. */
 tch_matrices tchi_each_row(const tch_matrices *rows);
 
-/* dots[i] += scale times the inner product of row i and one direction of as many elements, or without one its square. */
+/* dots[i] += scale times the inner product of row i and one direction of as many elements, or without one its
+ * square. */
 tch_status tchi_rows_dots(tch_context *context, const tch_matrices *rows, const tch_matrices *direction, double scale,
                           double *dots, void *scratch);
 

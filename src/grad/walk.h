@@ -1,5 +1,5 @@
-/* Calls that go through their samples a chunk at a time: how many fit, memory for all chunks before the first write, and
- * the loop. */
+/* Calls that go through their samples a chunk at a time: how many fit, memory for all chunks before the first write,
+ * and the loop. */
 #ifndef TCHI_GRAD_WALK_H
 #define TCHI_GRAD_WALK_H
 

@@ -260,8 +260,8 @@ static double positions_length(const trial *t)
     return 2.0 * (double)(r->positions + r->inputs + r->outputs + 8);
 }
 
-/* Elements [from, to) of gradient i times those of y, whose magnitudes are `sizes`; what rounding errors of the gradient
- * and, where `off_y` says so, of y make of it is added to *each. */
+/* Elements [from, to) of gradient i times those of y, whose magnitudes are `sizes`; what rounding errors of the
+ * gradient and, where `off_y` says so, of y make of it is added to *each. */
 static double products(const trial *t, int64_t i, int64_t from, int64_t to, const double *y, const double *sizes,
                        bool off_y, double *magnitude, double *each)
 {

@@ -25,6 +25,8 @@ typedef struct tch_loss_results {
 
 /* --- layers ------------------------------------------------------------------------------------------------------ */
 
+/* Each is one pass over its matrices, which others in turn would be several of. */
+
 /* z = X + bias in every row, bias being 1 by cols; out = f(z). X becomes z, unless out is X. */
 typedef tch_status tch_bias_activation_op(void *state, tch_activation activation, const tch_matrices *x,
                                           const tch_matrices *bias, const tch_matrices *out);
@@ -36,15 +38,16 @@ typedef tch_status tch_bias_activation_backward_op(void *state, tch_activation a
 
 /* --- losses ------------------------------------------------------------------------------------------------------ */
 
-/* TCH_LOSS_CROSS_ENTROPY of each row of `outputs` with its label, `targets` being rows by 1 of int32: loss, right answers
- * and rows are added to the totals; gradient = (softmax - indicator of the label) weight scale. Labels outside [0, cols)
- * are never used as an index: their rows are counted as skipped and have gradient 0.
+/* TCH_LOSS_CROSS_ENTROPY of each row of `outputs` with its label, `targets` being rows by 1 of int32: loss, right
+ * answers and rows are added to the totals; gradient = (softmax - indicator of the label) weight scale. Labels
+ * outside [0, cols) are never used as an index: their rows are counted as skipped and have gradient 0.
  * TCH_LOSS_SQUARED: gradient = 2 (outputs - targets) / cols weight scale. */
 typedef tch_status tch_loss_op(void *state, tch_loss loss, const tch_matrices *outputs, const tch_matrices *targets,
                                const tch_loss_results *results);
 /* Labels drawn from the softmax of each row of `logits`: the Fisher matrix's own. Row r takes the first class whose
  * cumulative probability passes a uniform number, made of the low 24 bits of the first word of Philox-4x32-10 with
- * counter (r low, r high, 0, 0) and key (seed low, seed high). A row that is not finite gets label -1. */
+ * counter (r low, r high, 0, 0) and key (seed low, seed high). A row that is not finite gets label -1.
+ * No other operation draws from a distribution. */
 typedef tch_status tch_sample_labels_op(void *state, const tch_matrices *logits, uint64_t seed, int32_t *labels);
 
 typedef struct tch_network_ops {

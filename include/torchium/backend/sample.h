@@ -48,12 +48,14 @@ typedef enum tch_clip_rule {
  * <a_s, a_t> <g_s, g_t>, whose terms have both signs, only where it is not 256 times smaller than they are. `sums` is
  * NULL, or has the squared norm of the bias's gradient added too, as if A had a column of ones more: room for the sums
  * of the rows of each G_b (1 by p, without gaps, float64 for float64 and float32 for the rest), where they are taken.
- * Scratch is then what sample_sums and pair_dots want, too. */
+ * Scratch is then what sample_sums and pair_dots want, too. One operation, since the fastest way depends on sizes and
+ * device. */
 typedef tch_status tch_sample_norms_op(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
                                        double scale, int32_t rounded, const tch_matrices *sums, double *norms,
                                        void *scratch);
 /* out = beta out + scale times the sum over samples of the squares of the elements of G_b' A_b, b counting samples of
- * one group: out (p by d) has `groups` matrices. float32 or float64, which A and G may be narrower than. */
+ * one group: out (p by d) has `groups` matrices. float32 or float64, which A and G may be narrower than. One
+ * operation, so that no G_b' A_b is ever stored. */
 typedef tch_status tch_sample_squares_op(void *state, const tch_matrices *a, const tch_matrices *g, double scale,
                                          double beta, int32_t rounded, const tch_matrices *out, void *scratch);
 /* Row b of out (a single matrix, batch by cols, float32 or float64) = beta times itself + scale times the sum of the
@@ -62,14 +64,14 @@ typedef tch_status tch_sample_sums_op(void *state, const tch_matrices *x, double
                                       const tch_matrices *out, void *scratch);
 /* Matrix b groups + h of out (of the input's type, samples times groups of them, outputs' product by channels times
  * kernel's product) has in row l what output position l sees of group h: column (c, i, j, k) in the order of the
- * weight. */
+ * weight. One operation, since copy knows no padding. */
 typedef tch_status tch_im2col_op(void *state, const tch_patches *patches, const tch_matrices *out);
-/* dots[b] += scale times the inner product of E_b, the sum over s of e(tokens(b, s)) (row s of G_b), V by d, which is the
- * gradient of an embedding, with another matrix of that size; V is `rows`. Without `w` it is E_b itself, and the result a
- * squared norm; w alone is a single matrix, V by d, of G's type, or float32 where that is a half type; and with `by` it is
- * by_b' w_b, the gradient of a linear layer, for w T by d and by T by V, of G's type. tokens: a single matrix of int32 or
- * int64, a sample in each row; G_b is S by d. Tokens outside [0, V) and those that equal `padding` count for nothing,
- * here and below. */
+/* dots[b] += scale times the inner product of E_b, the sum over s of e(tokens(b, s)) (row s of G_b), V by d, which
+ * is the gradient of an embedding, with another matrix of that size; V is `rows`. Without `w` it is E_b itself, and
+ * the result a squared norm; w alone is a single matrix, V by d, of G's type, or float32 where that is a half type;
+ * and with `by` it is by_b' w_b, the gradient of a linear layer, for w T by d and by T by V, of G's type. tokens: a
+ * single matrix of int32 or int64, a sample in each row; G_b is S by d. Tokens outside [0, V) and those that equal
+ * `padding` count for nothing, here and below. */
 typedef tch_status tch_token_dots_op(void *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
                                      const tch_matrices *g, const tch_matrices *w, const tch_matrices *by, double scale,
                                      double *dots, void *scratch);
@@ -80,7 +82,8 @@ typedef tch_status tch_token_sums_op(void *state, const tch_matrices *tokens, in
                                      const double *weights, double scale, double beta, int32_t apart,
                                      const tch_matrices *out, void *scratch);
 /* For each sample and feature: weight = scale times the sum over positions of x^ g, x^ the normalized x; bias = scale
- * times that of g. Each a single matrix, samples by features, float32 or float64; either may be NULL. */
+ * times that of g. Each a single matrix, samples by features, float32 or float64; either may be NULL. One
+ * operation, so that x^ is never stored. */
 typedef tch_status tch_normalized_sums_op(void *state, const tch_normalized *layer, double scale,
                                           const tch_matrices *weight, const tch_matrices *bias, void *scratch);
 /* out(i, j) = beta times itself + scale times the sum over the elements of block (i, j) of X(r, c) Y(r, c), blocks

@@ -1,5 +1,6 @@
-/* Per-sample gradients of every kind of layer by plain loops in float64, straight from the definition of the layer. Beside every gradient stands its magnitude, the same sum with absolute values, which bounds
- * what rounding can do to it. */
+/* Per-sample gradients of every kind of layer by plain loops in float64, straight from the definition of the layer.
+ * Beside every gradient stands its magnitude, the same sum with absolute values, which bounds what rounding can do
+ * to it. */
 #ifndef TORCHIUM_TESTS_GRAD_REFERENCE_H
 #define TORCHIUM_TESTS_GRAD_REFERENCE_H
 

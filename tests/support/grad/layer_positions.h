@@ -17,8 +17,8 @@ typedef struct test_layer_case {
     int64_t size[3];
 } test_layer_case;
 
-/* A batch: tensors on the device, where it was made, and a [samples, groups, positions, d], g [samples, groups, positions, p] of one group
- * each, as the tensors' dtype holds them. */
+/* A batch: tensors on the device, where it was made, and a [samples, groups, positions, d], g [samples, groups,
+ * positions, p] of one group each, as the tensors' dtype holds them. */
 typedef struct test_positions {
     int64_t samples, groups, positions, d, p;
     test_tensor *input, *gradient;

@@ -39,9 +39,9 @@ int64_t network_trial_requests(tch_context *context);
 void network_trial_write(tch_context *context, tch_tensor *tensor, const double *values);
 double *network_trial_read(tch_context *context, const tch_tensor *tensor);
 
-/* Calls without memory: `call` runs with the k-th allocation failing, for k from 1 until it says that the k-th was never
- * asked for; what it took it has given back. In `call`, network_trial_disarm after the call under test: it must have
- * failed for want of memory, or been through, which is returned. */
+/* Calls without memory: `call` runs with the k-th allocation failing, for k from 1 until it says that the k-th was
+ * never asked for; what it took it has given back. In `call`, network_trial_disarm after the call under test: it
+ * must have failed for want of memory, or been through, which is returned. */
 void network_trial_each_allocation(bool (*call)(long long allocation));
 bool network_trial_disarm(long long allocation, tch_status status);
 

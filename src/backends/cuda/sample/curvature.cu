@@ -1,5 +1,5 @@
-/* What KFAC does to a gradient besides products: the division in the eigenbasis. Divisors are formed in float64: the product of two small
- * eigenvalues may be below float32's range, and so may the damping.
+/* What KFAC does to a gradient besides products: the division in the eigenbasis. Divisors are formed in float64: the
+ * product of two small eigenvalues may be below float32's range, and so may the damping.
  *
  *     for (i = 0; i < rows; i++) {
  *         for (j = 0; j < cols; j++) {
