@@ -1,4 +1,4 @@
-/* What KFAC keeps and what it refuses: accumulation, loss scales, checkpoints that go on bit for bit, observations and
+/* What KFAC keeps and what it refuses: loss scales, checkpoints that go on bit for bit, observations and
  * refreshes that fail, layers left out, memory that is not there, and bad arguments. */
 #include <math.h>
 #include <stdio.h>
@@ -125,43 +125,7 @@ static void check_same_gradients(const test_kfac_trial *a, const test_kfac_trial
     }
 }
 
-/* --- accumulation and loss scales -------------------------------------------------------------------------------- */
-
-/* Samples [first, first + count) of a tensor with the samples first. */
-static tch_tensor part_of(const test_tensor *t, int64_t first, int64_t *shape, int64_t count)
-{
-    tch_tensor part = t->tensor;
-    memcpy(shape, t->shape, sizeof t->shape);
-    int64_t each = t->count / t->shape[0] * (int64_t)tch_dtype_size(t->tensor.dtype);
-    shape[0] = count;
-    part.shape = shape;
-    part.byte_offset += (uint64_t)(first * each);
-    return part;
-}
-
-/* Four quarters of a batch are the batch; sums in another order, so up to rounding: a factor has up to 16 terms. */
-static void quarters_are_the_whole(void **state)
-{
-    tch_kfac_config config = config_of(TCH_KFAC_EIGEN);
-    test_kfac_trial *whole = trial_of(*state, TCH_KFAC_EIGEN);
-    config.accumulation = 4;
-    test_kfac_trial *parts = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
-    double bound = (test_on_cpu() ? 24 * 0x1p-24 : 0x1p-9) * 8.0;
-    test_case("four quarters");
-    for (int32_t i = 0; i < LAYERS; i++) {
-        test_positions batch = batch_of(*state, i, 300);
-        CHECK_OK(observe(whole, i, &batch));
-        for (int64_t k = 0; k < 4; k++) {
-            int64_t in[TCH_MAX_RANK];
-            int64_t out[TCH_MAX_RANK];
-            tch_tensor a = part_of(batch.input, 2 * k, in, 2);
-            tch_tensor g = part_of(batch.gradient, 2 * k, out, 2);
-            CHECK_OK(tch_kfac_observe(parts->kfac, i, &a, &g, 1.0, NULL));
-        }
-        check_close(whole, parts, i, "input_factor", bound);
-        check_close(whole, parts, i, "output_factor", bound);
-    }
-}
+/* --- loss scales and types --------------------------------------------------------------------------------------- */
 
 /* A loss scale that is a power of two changes nothing, not a bit. */
 static void loss_scales_are_divided_out(void **state)
@@ -763,7 +727,6 @@ int main(int argc, char **argv)
 {
     test_begin(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(quarters_are_the_whole),
         cmocka_unit_test(loss_scales_are_divided_out),
         cmocka_unit_test(inputs_and_gradients_may_differ_in_type),
         cmocka_unit_test_setup_teardown(checkpoints_go_on_bit_for_bit, test_folder_make, test_folder_remove),

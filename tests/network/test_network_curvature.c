@@ -1,5 +1,5 @@
 /* What a batch leaves behind in a network: each layer's input and output gradient against single samples in float64,
- * gradients summed anew with weights, clipping and the natural gradient made of them, and labels the network draws. */
+ * gradients summed anew with weights, and labels the network draws. */
 #include <math.h>
 #include <string.h>
 
@@ -188,28 +188,6 @@ static void weighted_gradients_are_sums_over_single_samples(void **state)
             check_weighted(&s, &random);
         }
     }
-}
-
-/* An infinite sample with weight 0 leaves nothing behind. */
-static void a_weight_of_zero_takes_a_sample_out(void **state)
-{
-    tch_network_config config = tanh_config();
-    test_random random = test_random_stream(210);
-    const double weights[] = {0.5, 0.0, 0.25};
-    double *sums[2 * REFERENCE_MOST_LAYERS] = {0};
-    network_trial s;
-    config.activation = TCH_ACTIVATION_NONE;
-    network_trial_make(&s, *state, &config, &random);
-    network_trial_batch(&s, &random, 3, LAYOUT_CONTIGUOUS);
-    reference_sums(&s, weights, 1.0, sums);
-    for (int64_t j = 0; j < config.inputs; j++) {
-        s.x[config.inputs + j] = (double)INFINITY;
-    }
-    test_tensor_write(s.inputs, s.x);
-    test_tensor *tensor = weights_of(&s, weights);
-    CHECK_OK(network_trial_loss(&s));
-    CHECK_OK(tch_network_weigh_samples(s.net, &tensor->tensor, 1.0));
-    check_sums(&s, sums, 1e-5);
 }
 
 /* --- labels of the network's own --------------------------------------------------------------------------------- */
@@ -457,7 +435,6 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_are_those_of_each_sample),
         cmocka_unit_test(weighted_gradients_are_sums_over_single_samples),
-        cmocka_unit_test(a_weight_of_zero_takes_a_sample_out),
         cmocka_unit_test(drawn_labels_follow_the_convention),
         cmocka_unit_test(drawn_labels_follow_the_softmax),
         cmocka_unit_test(rows_that_are_not_finite_draw_nothing),
