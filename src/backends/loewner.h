@@ -1,5 +1,5 @@
-/* The mathematics of the table's `loewner`, once for every device: divided differences of a power over a damped
- * spectrum. C and CUDA C both read this file; a function here may use nothing but <math.h>. */
+/* The derivative of a power that `divided_differences` computes over a damped spectrum, once for every device. C and
+ * CUDA C both read this file; a function here may use nothing but <math.h>. */
 #ifndef TCHI_LOEWNER_H
 #define TCHI_LOEWNER_H
 

@@ -1,6 +1,6 @@
 /* Decisions that every backend takes alike, on a few numbers each: once for all devices. C and CUDA C both read this
  * file; a function here may use nothing but <math.h>. What each decides is documented at the operation of the same name
- * in torchium/backend/. */
+ * in torchium/backend/, the verdict on a root at `root_residual`. */
 #ifndef TCHI_RULES_H
 #define TCHI_RULES_H
 

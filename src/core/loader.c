@@ -47,19 +47,15 @@ static const slot device_slots[] = {
     SLOT(device, scratch_bytes),
 };
 static const slot matrix_slots[] = {
-    SLOT(matrix, copy),           SLOT(matrix, fill),
-    SLOT(matrix, combine),        SLOT(matrix, shift_scale),
-    SLOT(matrix, scale_rows),     SLOT(matrix, random_signs),
-    SLOT(matrix, select),         SLOT(matrix, kronecker),
-    SLOT(matrix, reduce),         SLOT(matrix, rescale),
-    SLOT(matrix, flag_overflow),  SLOT(matrix, largest_eigenvalue),
-    SLOT(matrix, root_setup),     SLOT(matrix, root_residual),
-    SLOT(matrix, root_verdict),   SLOT(matrix, factored_damping),
-    SLOT(matrix, gemm),           SLOT(matrix, eigh),
-    SLOT(matrix, spectrum_power), SLOT(matrix, loewner),
-    SLOT(matrix, spd_solve),      SLOT(matrix, cholesky_inverse),
-    SLOT(matrix, row_dots),       SLOT(matrix, descending),
-    SLOT(matrix, reset_order),    SLOT(matrix, permute),
+    SLOT(matrix, copy),           SLOT(matrix, fill),          SLOT(matrix, combine),
+    SLOT(matrix, shift_scale),    SLOT(matrix, scale_rows),    SLOT(matrix, random_signs),
+    SLOT(matrix, select),         SLOT(matrix, kronecker),     SLOT(matrix, reduce),
+    SLOT(matrix, normalize),      SLOT(matrix, flag_overflow), SLOT(matrix, largest_eigenvalue),
+    SLOT(matrix, root_setup),     SLOT(matrix, root_residual), SLOT(matrix, factored_damping),
+    SLOT(matrix, gemm),           SLOT(matrix, eigh),          SLOT(matrix, divided_differences),
+    SLOT(matrix, spectrum_power), SLOT(matrix, spd_solve),     SLOT(matrix, cholesky),
+    SLOT(matrix, row_dots),       SLOT(matrix, descending),    SLOT(matrix, reset_order),
+    SLOT(matrix, permute),
 };
 static const slot update_slots[] = {
     SLOT(update, find_nonfinite), SLOT(update, decide_skip),   SLOT(update, agree),   SLOT(update, advance),

@@ -110,7 +110,7 @@ static bool rows_as_placed(const tch_context *context, const factor_source *s)
 {
     tch_scalar type = compute_type(s);
     bool good_type = s->side.type == type || (is_half(s->side.type) && type == TCH_SCALAR_F32 &&
-                                              context->backend->matrix->gram_rounded != NULL);
+                                              context->backend->matrix->product_rates != NULL);
     return s->sharing == TCH_SHARING_EXPAND && s->side.groups == 1 && good_type;
 }
 

@@ -142,11 +142,11 @@ static tch_status invert_factors(tch_kfac *k, const tchi_kfac_factor_batch *f, i
     TCHI_TRY(inspect_factors(k, &factors, &b.inspection));
     TCHI_TRY(t->matrix->shift_scale(state, &factors, shifts, NULL, 1.0, &b.a));
     TCHI_TRY(t->matrix->combine(state, 0.0, 0.0, NULL, 0.0, NULL, &b.x));
-    TCHI_TRY(t->matrix->cholesky_inverse(state, &b.a, &b.x, flags, b.scratch));
+    TCHI_TRY(t->matrix->cholesky(state, &b.a, 1, &b.x, flags, b.scratch));
     TCHI_TRY(tchi_gram(k->context, 1.0, &b.x, 1, 0.0, &b.a));
     TCHI_TRY(t->matrix->shift_scale(state, &factors, NULL, NULL, 1.0, &b.x));
-    TCHI_TRY(t->matrix->root_residual(state, 1, &b.x, shifts, &b.a, PROBES, f->residuals + first, NULL, b.scratch));
-    TCHI_TRY(t->matrix->root_verdict(state, count, f->residuals + first, MOST_RESIDUAL, flags));
+    TCHI_TRY(t->matrix->root_residual(state, 1, &b.x, shifts, &b.a, PROBES, f->residuals + first, NULL, MOST_RESIDUAL,
+                                      flags, b.scratch));
     return t->matrix->select(state, flags, &b.a, &results);
 }
 

@@ -19,7 +19,7 @@ tch_status tchi_symmetric_polynomial(tch_context *context, double c0, double c1,
 {
     const tch_backend *t = context->backend;
     if (t->matrix->symmetric_product != NULL) {
-        return t->matrix->symmetric_product(context->state, c0, c1, d, c2, a, b, c);
+        return t->matrix->symmetric_product(context->state, c0, c1, d, c2, a, b, NULL, 0, c);
     }
     TCHI_TRY(t->matrix->gemm(context->state, c2, a, 0, b, 0, 0.0, c));
     return c0 == 0.0 && d == NULL ? TCH_OK : t->matrix->combine(context->state, c0, c1, d, 1.0, c, c);
@@ -54,7 +54,7 @@ tch_status tchi_gram(tch_context *context, double alpha, const tch_matrices *a, 
                      const tch_matrices *c)
 {
     const tch_backend *t = context->backend;
-    return t->matrix->gram != NULL ? t->matrix->gram(context->state, alpha, a, transpose, beta, c)
+    return t->matrix->gram != NULL ? t->matrix->gram(context->state, alpha, a, transpose, beta, 0, c)
                                    : t->matrix->gemm(context->state, alpha, a, transpose, a, !transpose, beta, c);
 }
 
@@ -62,21 +62,19 @@ tch_status tchi_gram_rounded(tch_context *context, double alpha, const tch_matri
                              const tch_matrices *c)
 {
     const tch_backend *t = context->backend;
-    if (t->matrix->gram_rounded != NULL) {
-        return t->matrix->gram_rounded(context->state, alpha, a, transpose, beta, c);
-    }
-    if (a->type != c->type) {
-        return tchi_fail(TCH_ERR_UNSUPPORTED, "the backend %s computes symmetric products in one type only", t->name);
-    }
-    return tchi_gram(context, alpha, a, transpose, beta, c);
+    return t->matrix->gram != NULL ? t->matrix->gram(context->state, alpha, a, transpose, beta, 1, c)
+                                   : tchi_gram(context, alpha, a, transpose, beta, c);
 }
 
 void tchi_inspection_layout(tchi_inspection *i, tchi_arena *arena, int64_t batch)
 {
-    double **const numbers[] = {&i->largest, &i->max_abs, &i->nonfinite, &i->asymmetry, &i->damping, &i->bound};
+    double **const numbers[] = {&i->largest, &i->damping, &i->bound};
     for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++) {
         *numbers[k] = tchi_arena_take(arena, batch * (int64_t)sizeof(double));
     }
+    i->max_abs = tchi_arena_take(arena, 3 * batch * (int64_t)sizeof(double));
+    i->nonfinite = i->max_abs == NULL ? NULL : i->max_abs + batch;
+    i->asymmetry = i->max_abs == NULL ? NULL : i->max_abs + 2 * batch;
     i->flags = tchi_arena_take(arena, batch * (int64_t)sizeof(int32_t));
 }
 
@@ -94,13 +92,7 @@ double tchi_symmetry_tolerance(tch_scalar type)
 
 tch_status tchi_measure(tch_context *context, const tch_matrices *a, tchi_inspection *i)
 {
-    const tch_backend *t = context->backend;
-    if (t->matrix->inspect != NULL) {
-        return t->matrix->inspect(context->state, a, i->max_abs, i->nonfinite, i->asymmetry);
-    }
-    TCHI_TRY(t->matrix->reduce(context->state, TCH_REDUCE_MAX_ABS, a, i->max_abs));
-    TCHI_TRY(t->matrix->reduce(context->state, TCH_REDUCE_NONFINITE, a, i->nonfinite));
-    return t->matrix->reduce(context->state, TCH_REDUCE_ASYMMETRY, a, i->asymmetry);
+    return context->backend->matrix->reduce(context->state, TCH_REDUCE_INSPECT, a, i->max_abs);
 }
 
 /* The setup of a root judges finiteness and symmetry; with the largest entry for the largest eigenvalue and some

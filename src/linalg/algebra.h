@@ -25,14 +25,14 @@ tch_product_rates tchi_product_rates(const tch_context *context);
 tch_status tchi_gram(tch_context *context, double alpha, const tch_matrices *a, int32_t transpose, double beta,
                      const tch_matrices *c);
 
-/* The same where operands of float32 may be rounded to 11 bits, if the backend gains by it; where it does, C may be of
- * float32 for A of a half type. */
+/* The same where operands of float32 may be rounded to 11 bits, if the backend gains by it. */
 tch_status tchi_gram_rounded(tch_context *context, double alpha, const tch_matrices *a, int32_t transpose, double beta,
                              const tch_matrices *c);
 
 /* Numbers per matrix, on the device. */
 typedef struct tchi_inspection {
-    double *largest, *max_abs, *nonfinite, *asymmetry;
+    double *largest;
+    double *max_abs, *nonfinite, *asymmetry; /* one behind the other */
     double *damping, *bound;
     int32_t *flags;
 } tchi_inspection;

@@ -293,7 +293,7 @@ static tch_status orthonormalize(tch_context *context, double shift, int32_t *fl
 {
     tch_matrices *m = buffers->m;
     TCHI_TRY(shift > 0.0 ? shifted_gram(context, shift, buffers) : tchi_gram(context, 1.0, &m[0], 0, 0.0, &m[2]));
-    TCHI_TRY(context->backend->matrix->cholesky_inverse(context->state, &m[2], &m[1], flags, buffers->scratch));
+    TCHI_TRY(context->backend->matrix->cholesky(context->state, &m[2], 1, &m[1], flags, buffers->scratch));
     TCHI_TRY(tchi_lower_product(context, &m[1], &m[0], &m[2]));
     tch_matrices result = m[2];
     m[2] = m[0];

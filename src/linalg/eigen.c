@@ -168,8 +168,7 @@ static tch_status plain_power(tch_context *context, double power, double eps, ei
 static bool sharpens(const tch_context *context, tch_scalar type)
 {
     tch_product_rates rates = tchi_product_rates(context);
-    return type == TCH_SCALAR_F32 && context->backend->matrix->divided_differences != NULL &&
-           2.0 * rates.f64 >= rates.f32;
+    return type == TCH_SCALAR_F32 && context->backend->matrix->product_rates != NULL && 2.0 * rates.f64 >= rates.f32;
 }
 
 static void layout_sharp(sharp_buffers *s, tchi_arena *arena, int64_t batch, int64_t n)
@@ -208,7 +207,7 @@ static tch_status sharp_power(tch_context *context, const tchi_batch *a, int64_t
     TCHI_TRY(tchi_batch_read(context, a, first, &s->a));
     TCHI_TRY(rotate(context, e, s));
     TCHI_TRY(t->matrix->spectrum_power(context->state, &map, &s->f, damping, e->inspection.flags));
-    TCHI_TRY(t->matrix->divided_differences(context->state, &s->lambda, &s->f, damping, power, &s->b));
+    TCHI_TRY(t->matrix->divided_differences(context->state, &map, &s->lambda, &s->f, damping, &s->b, NULL));
     TCHI_TRY(t->matrix->gemm(context->state, 1.0, &s->b, 0, &s->v, 0, 0.0, &s->t));
     TCHI_TRY(t->matrix->gemm(context->state, 1.0, &s->v, 1, &s->t, 0, 0.0, &s->a));
     return t->matrix->shift_scale(context->state, &s->a, NULL, NULL, 1.0, &e->x);

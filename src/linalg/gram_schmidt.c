@@ -310,7 +310,7 @@ static tch_status by_cholesky(const work *w, const panel *p, const tch_matrices 
         TCHI_TRY(t->combine(w->context->state, 0.0, 0.0, NULL, 0.0, NULL, &beside));
     }
     TCHI_TRY(tchi_gram(w->context, 1.0, before, 0, 0.0, &p->gram));
-    TCHI_TRY(t->cholesky_inverse(w->context->state, &p->gram, &p->inverse, w->flags, p->scratch));
+    TCHI_TRY(t->cholesky(w->context->state, &p->gram, 1, &p->inverse, w->flags, p->scratch));
     return tchi_lower_product(w->context, &p->inverse, before, after);
 }
 

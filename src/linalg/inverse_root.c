@@ -240,16 +240,15 @@ static tch_status reserve(root_buffers *r, tch_context *context, const tchi_root
     return TCH_OK;
 }
 
-static tch_status certify(tch_context *context, const tchi_root_plan *plan, int64_t count, root_buffers *r,
-                          const tch_matrices *x)
+static tch_status certify(tch_context *context, const tchi_root_plan *plan, root_buffers *r, const tch_matrices *x)
 {
     const tch_backend *t = context->backend;
     tchi_range_push(context, "certificate");
-    tch_status status = t->matrix->root_residual(context->state, plan->root, &r->a, r->inspection.damping, x,
-                                                 plan->probes, r->residual, r->error, r->scratch);
+    tch_status status =
+        t->matrix->root_residual(context->state, plan->root, &r->a, r->inspection.damping, x, plan->probes, r->residual,
+                                 r->error, plan->error, r->inspection.flags, r->scratch);
     tchi_range_pop(context);
-    TCHI_TRY(status);
-    return t->matrix->root_verdict(context->state, count, r->error, plan->error, r->inspection.flags);
+    return status;
 }
 
 /* Roots that the caller's type does not hold: inverses can leave the range of any, the others only a narrower one. */
@@ -264,12 +263,12 @@ static tch_status check_range(tch_context *context, const tchi_root_plan *plan, 
 }
 
 /* The certificate, and the range. What the eigen method puts out of range is; of others it may be a failure. */
-static tch_status judge(tch_context *context, const tchi_root_plan *plan, const root_call *call, int64_t count,
-                        root_buffers *r, const tch_matrices *x)
+static tch_status judge(tch_context *context, const tchi_root_plan *plan, const root_call *call, root_buffers *r,
+                        const tch_matrices *x)
 {
     bool exact = plan->method == TCH_ROOT_EIGEN;
     TCHI_TRY(exact ? check_range(context, plan, call, r, x) : TCH_OK);
-    TCHI_TRY(certify(context, plan, count, r, x));
+    TCHI_TRY(certify(context, plan, r, x));
     return exact ? TCH_OK : check_range(context, plan, call, r, x);
 }
 
@@ -309,7 +308,7 @@ static tch_status compute(tch_context *context, tchi_root_plan *plan, const root
     tch_status status = take_root(context, plan, r, x);
     tchi_range_pop(context);
     TCHI_TRY(status);
-    return judge(context, plan, call, count, r, x);
+    return judge(context, plan, call, r, x);
 }
 
 /* Before the new roots take the place of the old. */
@@ -318,7 +317,7 @@ static tch_status measure_drift(tch_context *context, const tchi_root_plan *plan
 {
     TCHI_TRY(tchi_batch_read(context, &call->out, first, spare));
     return context->backend->matrix->root_residual(context->state, plan->root, &r->a, r->inspection.damping, spare,
-                                                   plan->probes, call->drift + first, NULL, r->scratch);
+                                                   plan->probes, call->drift + first, NULL, 0.0, NULL, r->scratch);
 }
 
 static tch_status deliver(tch_context *context, const tchi_root_plan *plan, const root_call *call, int64_t first,

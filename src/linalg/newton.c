@@ -436,7 +436,7 @@ static tch_status first_factor(tch_context *context, int32_t root, cast *c)
     tch_split_matrices k;
     tch_split_matrices l;
     c->factor->type = c->product->type = TCH_SCALAR_F64;
-    TCHI_TRY(t->cholesky(context->state, c->m, c->factor, c->product, c->flags));
+    TCHI_TRY(t->cholesky(context->state, c->m, 0, c->factor, c->flags, c->product->data));
     if (c->m->rows <= TCH_CHOLESKY_BLOCK) {
         TCHI_TRY(make_k(context, root, c, c->m));
         return t->gemm(context->state, 1.0, c->m, 0, c->factor, 0, 0.0, c->product);

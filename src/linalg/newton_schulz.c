@@ -180,9 +180,7 @@ typedef struct schulz_buffers {
     tch_matrices y;       /* as x */
     tch_matrices m, p, q; /* rows by rows; p of no matrices where it lies in y */
     bool shared;          /* m with y */
-    double *norm, *zeros; /* one per matrix, and behind the norms room for `normalize` */
-    double *damping, *bound;
-    int32_t *flags;
+    double *scale;        /* of `normalize` */
 } schulz_buffers;
 
 /* From row to row of a square matrix in y: whole 16 bytes. */
@@ -193,7 +191,6 @@ static int64_t square_ld(const tch_matrices *x)
 
 static void layout(schulz_buffers *s, tchi_arena *arena, const tchi_ortho *ortho, const tch_matrices *x)
 {
-    int64_t numbers = x->batch * (int64_t)sizeof(double);
     tchi_ortho plan = ortho->longs > 0 ? without_long_steps(ortho) : *ortho; /* it has more runs, if any */
     bool runs = has_runs(&plan, x->rows, x->cols);
     int64_t for_p = runs && x->cols < 2 * square_ld(x) ? x->batch : 0; /* else there is room for it */
@@ -202,11 +199,7 @@ static void layout(schulz_buffers *s, tchi_arena *arena, const tchi_ortho *ortho
     s->m = s->shared ? s->y : tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->rows);
     s->q = tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->rows);
     s->p = tchi_scratch_aligned(arena, x->type, for_p, x->rows, x->rows);
-    s->norm = tchi_arena_take(arena, TCH_NORMALIZE_NUMBERS * numbers);
-    s->zeros = tchi_arena_take(arena, numbers);
-    s->damping = tchi_arena_take(arena, numbers);
-    s->bound = tchi_arena_take(arena, numbers);
-    s->flags = tchi_arena_take(arena, x->batch * (int64_t)sizeof(int32_t));
+    s->scale = tchi_arena_take(arena, TCH_NORMALIZE_NUMBERS * x->batch * (int64_t)sizeof *s->scale);
 }
 
 int64_t tchi_orthogonalize_bytes(const tchi_ortho *ortho, const tch_matrices *x)
@@ -219,55 +212,41 @@ int64_t tchi_orthogonalize_bytes(const tchi_ortho *ortho, const tch_matrices *x)
 
 /* --- the iteration ----------------------------------------------------------------------------------------------- */
 
-/* X / max(|X|, eps): with the norm for the largest eigenvalue and all of it for damping, that is what the setup of a
- * root gives as its bound. A zero matrix stays zero even where eps is 0, and a norm that the type does not hold to full
- * precision, or not at all, is one of a matrix brought near 1 first. */
-static tch_status normalize(tch_context *context, double eps, const tch_matrices *x, schulz_buffers *s)
-{
-    const tch_backend *t = context->backend;
-    TCHI_TRY(t->matrix->reduce(context->state, TCH_REDUCE_FROBENIUS, x, s->norm));
-    TCHI_TRY(t->matrix->rescale(context->state, eps, x, s->norm));
-    TCHI_TRY(t->device->zero_bytes(context->state, s->zeros, x->batch * (int64_t)sizeof(double)));
-    tch_root_norms norms = {s->norm, s->norm, s->zeros, s->zeros};
-    TCHI_TRY(
-        t->matrix->root_setup(context->state, x->batch, &norms, eps, 1.0, 0.0, 1.0, s->damping, s->bound, s->flags));
-    return t->matrix->shift_scale(context->state, x, NULL, s->bound, -1.0, x);
-}
-
 /* How the products of a run are done. M is `unit` times what it stands for, so that float16 keeps the small numbers of
- * flat spectra; X is to be multiplied by `scale` for each matrix, or is what it stands for where that is NULL. */
+ * flat spectra. */
 typedef struct schulz_arithmetic {
-    bool fine;       /* by scaled_product */
-    tch_scalar type; /* of M and P, where there are several steps */
+    const double *scale; /* where the division by the norm is deferred to the products; or NULL */
+    int32_t pending;     /* X is yet to be multiplied by it */
+    tch_scalar type;     /* of M and P, where there are several steps */
     double unit;
-    const double *scale;
 } schulz_arithmetic;
 
 /* float16 ends at 65504. M has no entries above 1.5, and P M, its largest product, ends at twice that. */
 #define FINE_UNIT 256.0
 
-static schulz_arithmetic arithmetic_of(const tch_matrices *x, bool fine, bool alone, const double *scale)
+static schulz_arithmetic arithmetic_of(const tch_matrices *x, const double *scale, bool pending, bool alone)
 {
-    bool short_m = fine && !alone;
-    return (schulz_arithmetic){fine, short_m ? TCH_SCALAR_F16 : x->type, short_m ? FINE_UNIT : 1.0, scale};
+    bool short_m = scale != NULL && !alone;
+    return (schulz_arithmetic){scale, pending, short_m ? TCH_SCALAR_F16 : x->type, short_m ? FINE_UNIT : 1.0};
 }
 
-/* scale^exponent (c0 I + c1 D + c2 A B) */
-static tch_status product(tch_context *context, const schulz_arithmetic *how, double c0, double c1,
-                          const tch_matrices *d, double c2, const tch_matrices *a, const tch_matrices *b,
-                          int32_t exponent, const tch_matrices *c)
+/* c0 I + c1 D + c2 A B, times scale^exponent while that is pending. */
+static tch_status scaled_product(tch_context *context, const schulz_arithmetic *how, double c0, double c1,
+                                 const tch_matrices *d, double c2, const tch_matrices *a, const tch_matrices *b,
+                                 int32_t exponent, const tch_matrices *c)
 {
-    if (how->fine) {
-        return context->backend->matrix->scaled_product(context->state, c0, c1, d, c2, a, b, how->scale, exponent, c);
+    if (how->scale != NULL) {
+        return context->backend->matrix->symmetric_product(context->state, c0, c1, d, c2, a, b, how->scale,
+                                                           how->pending ? exponent : 0, c);
     }
     return tchi_symmetric_polynomial(context, c0, c1, d, c2, a, b, c);
 }
 
-static tch_status gram(tch_context *context, const schulz_arithmetic *how, double factor, const tch_matrices *x,
-                       const tch_matrices *m)
+static tch_status gram_matrix(tch_context *context, const schulz_arithmetic *how, double factor, const tch_matrices *x,
+                              const tch_matrices *m)
 {
-    if (how->fine) {
-        return product(context, how, 0.0, 0.0, NULL, factor * how->unit, x, x, 2, m);
+    if (how->scale != NULL) {
+        return scaled_product(context, how, 0.0, 0.0, NULL, factor * how->unit, x, x, 2, m);
     }
     return tchi_gram(context, factor, x, 0, 0.0, m);
 }
@@ -277,25 +256,25 @@ static tch_status polynomial(tch_context *context, const schulz_arithmetic *how,
                              const tch_matrices *m, int32_t exponent, const tch_matrices *p)
 {
     double unit = how->unit;
-    return product(context, how, c.a, c.b / unit, m, c.c / (unit * unit), m, m, exponent, p);
+    return scaled_product(context, how, c.a, c.b / unit, m, c.c / (unit * unit), m, m, exponent, p);
 }
 
 /* A B */
-static tch_status commuting(tch_context *context, const schulz_arithmetic *how, const tch_matrices *a,
-                            const tch_matrices *b, int32_t exponent, const tch_matrices *c)
+static tch_status commuting_product(tch_context *context, const schulz_arithmetic *how, const tch_matrices *a,
+                                    const tch_matrices *b, int32_t exponent, const tch_matrices *c)
 {
-    return product(context, how, 0.0, 0.0, NULL, 1.0, a, b, exponent, c);
+    return scaled_product(context, how, 0.0, 0.0, NULL, 1.0, a, b, exponent, c);
 }
 
 /* M <- P M P, with `spare` for half of the way. */
-static tch_status carry_on(tch_context *context, const schulz_arithmetic *how, const tch_matrices *p,
-                           const tch_matrices *m, const tch_matrices *spare)
+static tch_status update_gram_matrix(tch_context *context, const schulz_arithmetic *how, const tch_matrices *p,
+                                     const tch_matrices *m, const tch_matrices *spare)
 {
-    TCHI_TRY(commuting(context, how, p, m, 0, spare));
-    return commuting(context, how, spare, p, 0, m);
+    TCHI_TRY(commuting_product(context, how, p, m, 0, spare));
+    return commuting_product(context, how, spare, p, 0, m);
 }
 
-static void swap(tch_matrices *a, tch_matrices *b)
+static void swap_matrices(tch_matrices *a, tch_matrices *b)
 {
     tch_matrices c = *a;
     *a = *b;
@@ -322,90 +301,81 @@ static tch_matrices square_in_y(const schulz_buffers *s, int number, tch_scalar 
 /* Steps 1 to count - 1 of a run on M in m, whose step 0 has left its P in q. The product of all P ends up in `result`,
  * which is m's memory in X's type: q and the fourth batch change places, and the fourth lies in y, which is free until
  * X is multiplied and is wide enough. */
-static tch_status multiply_up(tch_context *context, const schulz_arithmetic *how, const tchi_schulz_step *step,
-                              int32_t count, const schulz_buffers *s, tch_matrices q, const tch_matrices *result)
+static tch_status accumulate_polynomials(tch_context *context, const schulz_arithmetic *how,
+                                         const tchi_schulz_step *step, int32_t count, const schulz_buffers *s,
+                                         tch_matrices q, const tch_matrices *result)
 {
     tch_matrices m = typed(s->m, how->type);
     tch_matrices p = s->p.batch > 0 ? typed(s->p, how->type) : square_in_y(s, 1, how->type);
     tch_matrices spare = square_in_y(s, 0, how->type);
     for (int32_t k = 1; k < count; k++) {
-        TCHI_TRY(carry_on(context, how, k == 1 ? &q : &p, &m, &spare));
+        TCHI_TRY(update_gram_matrix(context, how, k == 1 ? &q : &p, &m, &spare));
         TCHI_TRY(polynomial(context, how, step[k], &m, 0, &p));
         bool last = k + 1 == count;
-        TCHI_TRY(commuting(context, how, &p, &q, last ? 1 : 0, last ? result : &spare));
-        swap(&q, &spare);
+        TCHI_TRY(commuting_product(context, how, &p, &q, last ? 1 : 0, last ? result : &spare));
+        swap_matrices(&q, &spare);
     }
     return TCH_OK;
 }
 
 /* `count` steps on one Gram matrix: from x to y. */
-static tch_status run(tch_context *context, const schulz_arithmetic *how, const tchi_schulz_step *step, int32_t count,
-                      const tch_matrices *x, const schulz_buffers *s)
+static tch_status run_steps(tch_context *context, const schulz_arithmetic *how, const tchi_schulz_step *step,
+                            int32_t count, const tch_matrices *x, const schulz_buffers *s)
 {
     tch_matrices m = typed(s->m, how->type);
     tch_matrices q = typed(s->q, how->type);
-    TCHI_TRY(gram(context, how, 1.0, x, &m));
+    TCHI_TRY(gram_matrix(context, how, 1.0, x, &m));
     TCHI_TRY(polynomial(context, how, step[0], &m, count == 1 ? 1 : 0, &q));
     if (count > 1) {
-        TCHI_TRY(multiply_up(context, how, step, count, s, q, &s->m));
+        TCHI_TRY(accumulate_polynomials(context, how, step, count, s, q, &s->m));
     }
     return context->backend->matrix->gemm(context->state, 1.0, count == 1 ? &q : &s->m, 0, x, 0, 0.0, &s->y);
 }
 
 /* unit (A^2 / unit^2 + c1 D / unit + c0 I), A and D being `unit` times what they stand for: so is the result. */
-static tch_status square(tch_context *context, const schulz_arithmetic *how, double c0, double c1,
-                         const tch_matrices *d, const tch_matrices *a, const tch_matrices *c)
+static tch_status square_polynomial(tch_context *context, const schulz_arithmetic *how, double c0, double c1,
+                                    const tch_matrices *d, const tch_matrices *a, const tch_matrices *c)
 {
-    return product(context, how, how->unit * c0, c1, d, 1.0 / how->unit, a, a, 0, c);
+    return scaled_product(context, how, how->unit * c0, c1, d, 1.0 / how->unit, a, a, 0, c);
 }
 
 /* From x to y. Y lies in m, U and F, or U alone, in q and in the square that y has room for; the last product, of X's
  * type, in q. */
-static tch_status run_long(tch_context *context, const schulz_arithmetic *how, const long_step *step,
-                           const tch_matrices *x, const schulz_buffers *s)
+static tch_status run_long_step(tch_context *context, const schulz_arithmetic *how, const long_step *step,
+                                const tch_matrices *x, const schulz_buffers *s)
 {
     double unit = how->unit;
     tch_matrices m = typed(s->m, how->type);
     tch_matrices q = typed(s->q, how->type);
     tch_matrices spare = square_in_y(s, 0, how->type);
     bool is_long = step->degree == 17;
-    TCHI_TRY(gram(context, how, 1.0 / (step->top * step->top), x, &m));
-    TCHI_TRY(square(context, how, step->u0, step->u1, &m, &m, is_long ? &q : &spare));
+    TCHI_TRY(gram_matrix(context, how, 1.0 / (step->top * step->top), x, &m));
+    TCHI_TRY(square_polynomial(context, how, step->u0, step->u1, &m, &m, is_long ? &q : &spare));
     if (is_long) {
-        TCHI_TRY(square(context, how, step->f0, step->f1, &m, &q, &spare));
+        TCHI_TRY(square_polynomial(context, how, step->f0, step->f1, &m, &q, &spare));
     }
-    TCHI_TRY(product(context, how, step->t0 / step->top, step->t1 / (unit * step->top), is_long ? NULL : &m,
-                     step->t2 / (unit * unit * step->top), &spare, &spare, 1, &s->q));
+    TCHI_TRY(scaled_product(context, how, step->t0 / step->top, step->t1 / (unit * step->top), is_long ? NULL : &m,
+                            step->t2 / (unit * unit * step->top), &spare, &spare, 1, &s->q));
     return context->backend->matrix->gemm(context->state, 1.0, &s->q, 0, x, 0, 0.0, &s->y);
-}
-
-static bool takes_fine(const tch_context *context, const tchi_ortho *ortho, tch_matrices x, int64_t all)
-{
-    const tch_matrix_ops *ops = context->backend->matrix;
-    x.batch = all;
-    return ortho->eps > 0.0 && ops->normalize_takes != NULL && ops->normalize_takes(context->state, &x);
 }
 
 tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ortho, const tch_matrices *x, int64_t all,
                                      void *scratch, tch_matrices *result)
 {
-    bool fine = takes_fine(context, ortho, *x, all);
+    int32_t fine;
     schulz_buffers s;
     tchi_arena arena = {.base = scratch};
     layout(&s, &arena, ortho, x);
     *result = *x;
-    const double *scale = fine ? s.norm : NULL; /* what is left to be multiplied */
-    TCHI_TRY(fine ? context->backend->matrix->normalize(context->state, ortho->eps, x, s.norm)
-                  : normalize(context, ortho->eps, x, &s));
+    TCHI_TRY(context->backend->matrix->normalize(context->state, ortho->eps, x, all, s.scale, &fine));
     tchi_ortho plan = ortho->longs > 0 && !fine && tchi_scalar_size(x->type) == 2 ? without_long_steps(ortho) : *ortho;
     for (int32_t k = 0; k < plan.steps;) {
         int32_t count = tchi_ortho_run(&plan, k, x->rows, x->cols, fine);
-        schulz_arithmetic how = arithmetic_of(x, fine, k >= plan.longs && count == 1, scale);
-        TCHI_TRY(k < plan.longs ? run_long(context, &how, minimax + k, result, &s)
-                                : run(context, &how, plan.step + k, count, result, &s));
-        swap(result, &s.y);
+        schulz_arithmetic how = arithmetic_of(x, fine ? s.scale : NULL, k == 0, k >= plan.longs && count == 1);
+        TCHI_TRY(k < plan.longs ? run_long_step(context, &how, minimax + k, result, &s)
+                                : run_steps(context, &how, plan.step + k, count, result, &s));
+        swap_matrices(result, &s.y);
         s.m = s.shared ? s.y : s.m;
-        scale = NULL;
         k += count;
     }
     return TCH_OK;

@@ -112,12 +112,6 @@ static tch_root_method choose_method(const tch_context *context, const tchi_root
     return p->mixed && (p->low == 0 || newton_reaches(p, p->low)) ? TCH_ROOT_NEWTON : TCH_ROOT_EIGEN;
 }
 
-static bool is_one_launch(const tch_context *context, int64_t n)
-{
-    const tch_backend *t = context->backend;
-    return t->matrix->newton != NULL && t->matrix->newton_limit != NULL && n <= t->matrix->newton_limit(context->state);
-}
-
 /* What probes show of an error that is spread over many directions may be less than it is by this. */
 #define SPREAD 1.1
 
@@ -148,8 +142,8 @@ tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int6
     plan->newton.root = root;
     plan->newton.degree = c->degree;
     plan->mixed = context->backend->matrix->product_rates != NULL;
-    plan->one_launch = is_one_launch(context, n);
     plan->rates = tchi_product_rates(context);
+    plan->one_launch = context->backend->matrix->newton != NULL && n <= plan->rates.newton_limit;
     plan->tolerance = c->tolerance > 0 ? c->tolerance : type == TCH_SCALAR_F64 ? 1e-9 : 1e-3;
     plan->probes = c->exact_residual ? 0 : 4;
     plan->negative = tchi_root_negative(type, n);

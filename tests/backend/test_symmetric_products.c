@@ -242,8 +242,8 @@ static tch_status multiply(tch_context *context, const half *h, bool gram)
     }
     const tch_matrices *d = h->d != NULL ? &h->d->m : NULL;
     if (h->scale != NULL) {
-        return context->backend->matrix->scaled_product(context->state, h->c0, h->c1, d, h->c2, &h->a->m, &h->b->m,
-                                                        h->scale_there, h->exponent, &h->c.m);
+        return context->backend->matrix->symmetric_product(context->state, h->c0, h->c1, d, h->c2, &h->a->m, &h->b->m,
+                                                           h->scale_there, h->exponent, &h->c.m);
     }
     return tchi_symmetric_polynomial(context, h->c0, h->c1, d, h->c2, &h->a->m, &h->b->m, &h->c.m);
 }
@@ -399,66 +399,68 @@ static void check_scaled(tch_context *context, const scaled_case *c, int64_t cou
     drop(context, &h.c);
 }
 
-static void products_with_a_scale(void **state)
+/* The scales are made up, and go to where those of `normalize` were. */
+static void check_scaled_products(tch_context *context, double *there)
 {
     enum { MOST = 45 };
-    tch_context *context = *state;
-    const tch_backend *t = context->backend;
     double scale[MOST];
-    void *there = NULL;
-    tch_matrices large = {NULL, TCH_SCALAR_BF16, 256, 256, 256, 45, 256 * 256};
-    if (is_emulated() || t->matrix->normalize_takes == NULL || !t->matrix->normalize_takes(context->state, &large)) {
-        return; /* small ones are emulated with all that orthogonalization does */
-    }
     for (int i = 0; i < MOST; i++) {
         scale[i] = 0.5 + 0.03 * i;
     }
-    CHECK_OK(t->device->allocate(context->state, (int64_t)sizeof scale, &there));
-    CHECK_OK(t->device->copy_bytes(context->state, there, scale, (int64_t)sizeof scale, TCH_COPY_TO_DEVICE));
-    for (size_t i = 0; i < sizeof scaled_cases / sizeof scaled_cases[0]; i++) {
-        check_scaled(context, &scaled_cases[i], 45, 256, 512, scale, there);
+    CHECK_OK(context->backend->device->copy_bytes(context->state, there, scale, sizeof scale, TCH_COPY_TO_DEVICE));
+    for (size_t i = 0; i < TEST_COUNT(scaled_cases); i++) {
+        check_scaled(context, &scaled_cases[i], MOST, 256, 512, scale, there);
         check_scaled(context, &scaled_cases[i], 5, 1000, 136, scale, there);
         check_scaled(context, &scaled_cases[i], 3, 1152, 200, scale, there);
     }
-    t->device->release(context->state, there, (int64_t)sizeof scale);
 }
 
-/* Numbers whose squares leave float32's range, and a matrix of zeros: what is left is X times scale. */
-static void norms_of_all_sizes(void **state)
+static void check_norm(const batch *x, unsigned char *after, int64_t z, double scale)
 {
-    enum { COUNT = 45, SIZE = 256 };
+    double before = 0.0;
+    double ratio = 0.0;
+    for (int64_t e = 0; e < x->m.rows * x->m.cols; e++) {
+        double was = value(x, z, e / x->m.cols, e % x->m.cols);
+        double now = value_in(x, after, z, e / x->m.cols, e % x->m.cols) * scale;
+        before += was * was;
+        ratio += now * now;
+    }
+    test_case("matrix %d of norm %g", (int)z, sqrt(before));
+    CHECK(before == 0.0 ? ratio == 0.0 && isfinite(scale) : fabs(ratio - 1.0) < 1e-4, "|X| becomes %.9g", sqrt(ratio));
+    CHECK(scale >= 0x1p-41 && scale <= 0x1p41, "the scale is %g", scale);
+}
+
+/* Where the division is left to the products: numbers whose squares leave float32's range, and a matrix of zeros; X
+ * times scale is what is left. Small ones are emulated with all that orthogonalization does. */
+static void norms_and_products_with_a_scale(void **state)
+{
+    enum { COUNT = 45, SIZE = 256, BYTES = TCH_NORMALIZE_NUMBERS * COUNT * (int)sizeof(double) };
     static const double sizes_of[] = {1.0, 1e-30, 3e25, 1e-4, 0.0, 1e9};
     tch_context *context = *state;
     const tch_backend *t = context->backend;
-    batch x = make_of(context, TCH_SCALAR_BF16, COUNT, SIZE, SIZE, SIZE);
-    if (!is_emulated() && t->matrix->normalize_takes != NULL && t->matrix->normalize_takes(context->state, &x.m)) {
-        void *there = NULL;
-        double scale[COUNT];
-        fill(context, &x, false, 405);
-        for (int64_t e = 0; e < (int64_t)COUNT * SIZE * SIZE; e++) {
-            unsigned char *here = element(&x, x.image, e / (SIZE * SIZE), e / SIZE % SIZE, e % SIZE);
-            test_encode(x.dtype, test_decode(x.dtype, here) * sizes_of[e / (SIZE * SIZE) % 6], here);
-        }
-        send(context, &x);
-        CHECK_OK(t->device->allocate(context->state, TCH_NORMALIZE_NUMBERS * (int64_t)sizeof scale, &there));
-        CHECK_OK(t->matrix->normalize(context->state, 1e-37, &x.m, there));
-        CHECK_OK(t->device->copy_bytes(context->state, scale, there, (int64_t)sizeof scale, TCH_COPY_TO_HOST));
+    if (is_emulated() || !(tchi_product_rates(context).bf16 > 0.0)) {
+        return;
+    }
+    void *there = NULL;
+    double scale[COUNT];
+    int32_t deferred;
+    batch x = random_batch(context, TCH_SCALAR_BF16, COUNT, SIZE, SIZE, SIZE, false, 405);
+    for (int64_t e = 0; e < (int64_t)COUNT * SIZE * SIZE; e++) {
+        int64_t z = e / (SIZE * SIZE);
+        put(&x, z, e / SIZE % SIZE, e % SIZE, value(&x, z, e / SIZE % SIZE, e % SIZE) * sizes_of[z % 6]);
+    }
+    send(context, &x);
+    CHECK_OK(t->device->allocate(context->state, BYTES, &there));
+    CHECK_OK(t->matrix->normalize(context->state, 1e-37, &x.m, COUNT, there, &deferred));
+    if (deferred) {
+        CHECK_OK(t->device->copy_bytes(context->state, scale, there, sizeof scale, TCH_COPY_TO_HOST));
         unsigned char *after = fetch(context, &x);
         for (int64_t z = 0; z < COUNT; z++) {
-            double before = 0.0;
-            double ratio = 0.0;
-            for (int64_t e = 0; e < (int64_t)SIZE * SIZE; e++) {
-                double now = test_decode(x.dtype, element(&x, after, z, e / SIZE, e % SIZE)) * scale[z];
-                before += value(&x, z, e / SIZE, e % SIZE) * value(&x, z, e / SIZE, e % SIZE);
-                ratio += now * now;
-            }
-            test_case("matrix %d of norm %g", (int)z, sqrt(before));
-            CHECK(before == 0.0 ? ratio == 0.0 && isfinite(scale[z]) : fabs(ratio - 1.0) < 1e-4, "|X| becomes %.9g",
-                  sqrt(ratio));
-            CHECK(scale[z] >= 0x1p-41 && scale[z] <= 0x1p41, "the scale is %g", scale[z]);
+            check_norm(&x, after, z, scale[z]);
         }
-        t->device->release(context->state, there, TCH_NORMALIZE_NUMBERS * (int64_t)sizeof scale);
+        check_scaled_products(context, there);
     }
+    t->device->release(context->state, there, BYTES);
     drop(context, &x);
 }
 
@@ -523,9 +525,11 @@ static void large_products_are_the_same_every_time(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(symmetric_products), cmocka_unit_test(split_products),
-        cmocka_unit_test(gram_matrices),      cmocka_unit_test(products_with_a_scale),
-        cmocka_unit_test(norms_of_all_sizes), cmocka_unit_test(large_products_are_the_same_every_time),
+        cmocka_unit_test(symmetric_products),
+        cmocka_unit_test(split_products),
+        cmocka_unit_test(gram_matrices),
+        cmocka_unit_test(norms_and_products_with_a_scale),
+        cmocka_unit_test(large_products_are_the_same_every_time),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);

@@ -245,26 +245,27 @@ static tch_status rounded_gemm(void *state, double alpha, const tch_matrices *a,
 }
 
 static tch_status rounded_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
-                               const tch_matrices *c)
+                               int32_t rounded, const tch_matrices *c)
 {
-    tch_status status = plain->matrix->gram(state, alpha, a, transpose, beta, c);
+    tch_status status = plain->matrix->gram(state, alpha, a, transpose, beta, rounded, c);
     round_all(c);
     return status;
 }
 
 static tch_status rounded_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
-                                  const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+                                  const tch_matrices *a, const tch_matrices *b, const double *scale, int32_t exponent,
+                                  const tch_matrices *c)
 {
-    tch_status status = plain->matrix->symmetric_product(state, c0, c1, d, c2, a, b, c);
+    tch_status status = plain->matrix->symmetric_product(state, c0, c1, d, c2, a, b, scale, exponent, c);
     round_all(c);
     return status;
 }
 
-static tch_status rounded_scale(void *state, const tch_matrices *x, const double *shift, const double *scale,
-                                double exponent, const tch_matrices *out)
+static tch_status rounded_normalize(void *state, double eps, const tch_matrices *x, int64_t all, double *scale,
+                                    int32_t *deferred)
 {
-    tch_status status = plain->matrix->shift_scale(state, x, shift, scale, exponent, out);
-    round_all(out);
+    tch_status status = plain->matrix->normalize(state, eps, x, all, scale, deferred);
+    round_all(x);
     return status;
 }
 
@@ -354,7 +355,7 @@ static void make_rounding_table(tch_context *context, table_copy *rounded)
     rounded->matrix.gemm = rounded_gemm;
     rounded->matrix.gram = rounded_gram;
     rounded->matrix.symmetric_product = rounded_product;
-    rounded->matrix.shift_scale = rounded_scale;
+    rounded->matrix.normalize = rounded_normalize;
 }
 
 static void check_with_table(tch_context *context, const tch_backend *table, int methods)
@@ -398,14 +399,11 @@ static float *at(const tch_matrices *m, int64_t b, int64_t i, int64_t j)
     return (float *)m->data + b * m->stride + i * m->ld + j;
 }
 
-static int32_t takes_many(void *state, const tch_matrices *x)
+static tch_status modeled_normalize(void *state, double eps, const tch_matrices *x, int64_t all, double *scale,
+                                    int32_t *deferred)
 {
-    (void)state;
-    return x->batch >= MANY;
-}
-
-static tch_status modeled_normalize(void *state, double eps, const tch_matrices *x, double *scale)
-{
+    assert_true(all >= MANY);
+    *deferred = 1;
     tch_status status = plain->matrix->reduce(state, TCH_REDUCE_FROBENIUS, x, scale);
     for (int64_t b = 0; b < x->batch; b++) {
         scale[b] = 1.0 / fmax(scale[b], eps);
@@ -435,7 +433,7 @@ static tch_status modeled_product(void *state, double c0, double c1, const tch_m
     for (int64_t at_row = 0; at_row < c->batch * c->rows; at_row++) {
         int64_t z = at_row / c->rows;
         int64_t i = at_row % c->rows;
-        double factor = scale == NULL ? 1.0 : pow(scale[z], exponent);
+        double factor = pow(scale[z], exponent);
         for (int64_t j = 0; j <= i; j++) {
             double addend = (d != NULL ? c1 * (double)*at(d, z, i, j) : 0.0) + (i == j ? c0 : 0.0);
             *at(c, z, i, j) = to_type(c->type, factor * (c2 * modeled_sum(a, b, z, i, j) + addend));
@@ -450,12 +448,10 @@ static void float16_keeps_the_singular_values(void **state)
 {
     static table_copy modeled;
     make_rounding_table(*state, &modeled);
-    modeled.matrix.normalize_takes = takes_many;
     modeled.matrix.normalize = modeled_normalize;
-    modeled.matrix.scaled_product = modeled_product;
+    modeled.matrix.symmetric_product = modeled_product;
     modeled.matrix.shift_scale = NULL;
     modeled.matrix.gram = NULL;
-    modeled.matrix.symmetric_product = NULL;
     check_with_table(*state, &modeled.backend, 3);
 }
 

@@ -22,7 +22,8 @@ typedef enum tch_reduction {
     TCH_REDUCE_TRACE = 2,     /* sum of the diagonal */
     TCH_REDUCE_NONFINITE = 3, /* number of entries that are infinite or NaN */
     TCH_REDUCE_ASYMMETRY = 4, /* largest |a_ij - a_ji|, square matrices only */
-    TCH_REDUCE_COUNT = 5
+    TCH_REDUCE_INSPECT = 5,   /* MAX_ABS, NONFINITE and ASYMMETRY of square matrices, one array behind the other */
+    TCH_REDUCE_COUNT = 6
 } tch_reduction;
 
 /* What `root_setup` decides from; arrays of one double per matrix. */
@@ -33,7 +34,7 @@ typedef struct tch_root_norms {
     const double *asymmetry;
 } tch_root_norms;
 
-/* How `spectrum_power` maps eigenvalues, and what `loewner` takes the derivative of. */
+/* How `spectrum_power` maps eigenvalues, and what `divided_differences` are taken of. */
 typedef struct tch_spectrum_map {
     double eps; /* damping = max(eps, relative_eps * largest eigenvalue) */
     double relative_eps;
@@ -44,15 +45,17 @@ typedef struct tch_spectrum_map {
 } tch_spectrum_map;
 
 /* Products per second of each arithmetic, for large matrices, in any unit: what the choice of arithmetic weighs. 0
- * where the backend does not offer the type to compute in; one that offers bf16x2 has `cholesky` and `split_rows`. */
+ * where the backend does not offer the type to compute in; one that offers bf16x2 has `split_rows`, and `cholesky`
+ * gives the factor itself. */
 typedef struct tch_product_rates {
     double f64, f32;
-    double bf16x2; /* split operands: hi hi + hi lo + lo hi, accumulated in float32 */
-    double bf16;   /* accumulated in float32 */
-    double f16x2;  /* operands split by `split_rows`, as three products of float16 by gemm */
+    double bf16x2;        /* split operands: hi hi + hi lo + lo hi, accumulated in float32 */
+    double bf16;          /* accumulated in float32 */
+    double f16x2;         /* operands split by `split_rows`, as three products of float16 by gemm */
+    int64_t newton_limit; /* largest n that `newton` supports, 0 for none */
 } tch_product_rates;
 
-/* Numbers of float64 for each matrix that `normalize` is given. */
+/* Numbers of float64 for each matrix that `normalize` is given, the scales among them. */
 #define TCH_NORMALIZE_NUMBERS 65
 
 /* The coupled iteration of an inverse root: H = c[0] I + c[1] M + c[2] M^2, X <- X H, M <- H^root M. */
@@ -103,20 +106,13 @@ typedef tch_status tch_kronecker_op(void *state, const tch_matrices *a, const tc
 
 /* --- reductions and decisions ------------------------------------------------------------------------------------ */
 
-/* One double per matrix. */
+/* One double per matrix; three with TCH_REDUCE_INSPECT. */
 typedef tch_status tch_reduce_op(void *state, tch_reduction kind, const tch_matrices *x, double *out);
-/* norm[b] is the Frobenius norm of X_b, infinite if that is beyond float64, rounded if it is below. Where it is neither
- * below eps nor near 1 (2^-1000 to 2^1000 in float64, 2^-120 to 2^120 in other types), X_b is multiplied by the power
- * of two that brings it near 1, which is exact, and norm[b] becomes its new norm. The others are not written. */
-typedef tch_status tch_rescale_op(void *state, double eps, const tch_matrices *x, double *norm);
 /* flags[b] = OVERFLOW where it is OK and X_b has an entry beyond `most` in size, or a NaN. */
 typedef tch_status tch_flag_overflow_op(void *state, const tch_matrices *x, double most, int32_t *flags);
-/* MAX_ABS, NONFINITE and ASYMMETRY of square matrices in one pass. */
-typedef tch_status tch_inspect_op(void *state, const tch_matrices *x, double *max_abs, double *nonfinite,
-                                  double *asymmetry);
 /* An estimate from below of each symmetric matrix's largest eigenvalue, by Lanczos iteration from a fixed start until
- * its relative error is expected below `tolerance` (or, where the device cannot decide, for a fixed number of steps).
-  */
+ * its relative error is expected below `tolerance` (or, where the device cannot decide, for a fixed number of steps):
+ * one call, since the device decides when to stop. */
 typedef tch_status tch_largest_eigenvalue_op(void *state, const tch_matrices *x, double tolerance, double *out,
                                              void *scratch);
 /* For each matrix: flags = NOT_FINITE, NOT_SYMMETRIC (asymmetry > symmetry * max_abs), OVERFLOW (an infinite bound of
@@ -128,13 +124,12 @@ typedef tch_status tch_root_setup_op(void *state, int64_t batch, const tch_root_
                                      double *bound, int32_t *flags);
 /* out = |R| / sqrt(n) with R = X^floor(p/2) A X^ceil(p/2) - I for A_b + shift_b I, in float64: over `probes` random
  * sign vectors, or exactly when probes is 0. This balanced form is the one that does not magnify X's own rounding.
- * error, if not NULL, = |X R| / (p |X|) likewise, which bounds the error of a symmetric X relative to its norm. */
+ * error, if not NULL, = |X R| / (p |X|) likewise, which bounds the error of a symmetric X relative to its norm. Unless
+ * flags is NULL, flags[b] = NO_CONVERGENCE where it is OK and error, or out where error is NULL, is not at most
+ * tolerance. */
 typedef tch_status tch_root_residual_op(void *state, int32_t root, const tch_matrices *a, const double *shift,
                                         const tch_matrices *x, int32_t probes, double *out, double *error,
-                                        void *scratch);
-/* flags[b] = NO_CONVERGENCE where it is OK and residual[b] is not at most tolerance. */
-typedef tch_status tch_root_verdict_op(void *state, int64_t batch, const double *residual, double tolerance,
-                                       int32_t *flags);
+                                        double tolerance, int32_t *flags, void *scratch);
 /* Factored damping: with pi = sqrt((trace_a / m) / (trace_b / n)), or 1 where a trace is not positive, shift_a = pi
  * sqrt(damping) and shift_b = sqrt(damping) / pi, for each matrix. */
 typedef tch_status tch_factored_damping_op(void *state, int64_t batch, const double *trace_a, int64_t m,
@@ -149,37 +144,37 @@ typedef void tch_product_rates_op(void *state, tch_product_rates *rates);
  * of a half type. */
 typedef tch_status tch_gemm_op(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
                                const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c);
-/* C = alpha A A' + beta C (transpose: A' A), both triangles written, only the lower read. Without either, C may have
- * another type, as in `symmetric_product`. */
+/* C = alpha A A' + beta C (transpose: A' A), both triangles written, only the lower read. Without transpose and beta, C
+ * may have another type, as in `symmetric_product`. With `rounded`, operands of float32 may be rounded to 11 bits, with
+ * sums in float32: for factors; and a backend with product_rates lets C be of float32 where A is of a half type. */
 typedef tch_status tch_gram_op(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
-                               const tch_matrices *c);
+                               int32_t rounded, const tch_matrices *c);
 /* As gemm for float32, with operands that may be rounded to 11 bits (TF32) and sums in float32: enough for directions,
  * not for roots. */
 typedef tch_status tch_gemm_rounded_op(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
                                        const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c);
-/* As gram, with operands of float32 that may be rounded to 11 bits and sums in float32: for factors. C may be of
- * float32 where A is of a half type. */
-typedef tch_status tch_gram_rounded_op(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
-                                       const tch_matrices *c);
 /* C = c0 I + c1 D + c2 A B, where B, D and the result are symmetric: its lower half is computed and mirrored. D may be
  * NULL with c1 ignored. A, B and D have one type, C may have another: types are those whose rate is not 0. In the split
- * type rows are aligned to 16 bytes. No operand may be C. */
+ * type rows are aligned to 16 bytes. No operand may be C.
+ *
+ * scale is NULL unless `normalize` deferred its work to these products. Then C_b = scale_b^exponent (c0 I + c1 D + c2 A
+ * B'), for exponents 0 to 2; A, B and D are of bfloat16 or all of float16, and C of either. */
 typedef tch_status tch_symmetric_product_op(void *state, double c0, double c1, const tch_matrices *d, double c2,
-                                            const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
-/* The three of them are there together. Newton-Schulz steps on X / max(|X|, eps) without a pass over X for the
- * division. `normalize_takes`: whether the two below take a batch of this shape and type, and are the faster way; data
- * is not looked at. */
-typedef int32_t tch_normalize_takes_op(void *state, const tch_matrices *x);
-/* scale[b] such that scale[b] X_b is X_b / max(|X_b|, eps), eps > 0; where |X_b| is so far from 1 that squares might
- * leave the range of float32, X_b is multiplied by a power of two first. Behind the scales there is room for work:
- * TCH_NORMALIZE_NUMBERS for each matrix in all. */
-typedef tch_status tch_normalize_op(void *state, double eps, const tch_matrices *x, double *scale);
-/* C_b = scale_b^exponent (c0 I + c1 D + c2 A B'), symmetric, for exponents 0 to 2; D and scale may be NULL. A, B and D
- * are of bfloat16 or all of float16, C of either. No operand may be C. */
-typedef tch_status tch_scaled_product_op(void *state, double c0, double c1, const tch_matrices *d, double c2,
-                                         const tch_matrices *a, const tch_matrices *b, const double *scale,
-                                         int32_t exponent, const tch_matrices *c);
-/* A product larger than the device, streamed: copies both ways overlap with arithmetic. `scratch` is device memory;
+                                            const tch_matrices *a, const tch_matrices *b, const double *scale,
+                                            int32_t exponent, const tch_matrices *c);
+/* X_b becomes X_b / max(|X_b|, eps), or stays as it is where eps is 0 and so is X_b. A norm that the type does not hold
+ * to full precision (beyond 2^-120 to 2^120, 2^-1000 to 2^1000 in float64), or not at all, is that of an X_b multiplied
+ * by a power of two first, unless it is below eps.
+ *
+ * Or *deferred becomes 1, and scale[b] is what X_b, a power of two times what it was where squares might leave the
+ * range of float32, has yet to be multiplied by: `symmetric_product` with that scale then supports the products of a
+ * Newton-Schulz step on X in bfloat16 and float16, and does them without a pass over X. That is decided as for `all`
+ * matrices of this shape. `scale` has room for TCH_NORMALIZE_NUMBERS for each matrix in any case. An entry of its own
+ * for the sake of those backends. */
+typedef tch_status tch_normalize_op(void *state, double eps, const tch_matrices *x, int64_t all, double *scale,
+                                    int32_t *deferred);
+/* A product larger than the device, streamed: copies both ways overlap with arithmetic, which no sequence of copies and
+ * products would do. `scratch` is device memory;
  * host memory that is not page-locked goes through page-locked buffers of the state, which may be allocated here.
  * Returns when the host's operands have been read and its result is written. */
 typedef tch_status tch_streamed_product_op(void *state, const tch_streamed_product *product, void *scratch,
@@ -196,54 +191,52 @@ typedef tch_status tch_eigh_op(void *state, const tch_matrices *v, const tch_mat
  * an eigenvalue that is too negative, sets the flag NOT_POSITIVE, any other result beyond w's type OVERFLOW. */
 typedef tch_status tch_spectrum_power_op(void *state, const tch_spectrum_map *map, const tch_matrices *w,
                                          double *damping, int32_t *flags);
-/* B, float64, is nearly diagonal with the numbers `lambda` on its diagonal, and `values` (both 1 by n) are a function
- * of them, (lambda + damping)^power, constant where clamped. B becomes that function of B, to first order in what is
- * off the diagonal: element (i, j) is multiplied by the divided difference of the function at lambda_i and lambda_j.
- * Elements too large for that, more than half of an eigenvalue, are taken as rounding: zero. */
-typedef tch_status tch_divided_differences_op(void *state, const tch_matrices *lambda, const tch_matrices *values,
-                                              const double *damping, double power, const tch_matrices *b);
-/* The derivative of a power in its own basis: B(i, j), float64, is multiplied by the divided difference, at eigenvalues
- * i and j of w (1 by n, ascending, float64), of the function that the map describes; by its derivative where they are
- * equal, computed without cancellation. The function is flat where it is clamped, and an eigenvalue no more than
- * `negative` times the largest below zero counts as zero, where the derivative is that from above. Where the damping is
- * relative_eps times the largest eigenvalue, the derivative through that is added, shared evenly among eigenvalues that
- * equal it. A flag that was OK becomes NOT_POSITIVE where a derivative is infinite or, without clamp, an eigenvalue is
- * too negative, and OVERFLOW where a derivative is beyond float64; matrices flagged on entry are skipped. */
-typedef tch_status tch_loewner_op(void *state, const tch_spectrum_map *map, const tch_matrices *w,
-                                  const tch_matrices *b, int32_t *flags);
+/* B(i, j), float64, is multiplied by the divided difference, at eigenvalues i and j of w (1 by n, float64), of the
+ * function that the map describes, or by its derivative where they are equal: elementwise, with formulas that no other
+ * entry has.
+ *
+ * Without `values`: the derivative of a power in its own basis, w ascending, computed without cancellation; damping is
+ * not read. The function is flat where it is clamped, and an eigenvalue no more than `negative` times the largest below
+ * zero counts as zero, where the derivative is that from above. Where the damping is relative_eps times the largest
+ * eigenvalue, the derivative through that is added, shared evenly among eigenvalues that equal it. A flag that was OK
+ * becomes NOT_POSITIVE where a derivative is infinite or, without clamp, an eigenvalue is too negative, and OVERFLOW
+ * where a derivative is beyond float64; matrices flagged on entry are skipped.
+ *
+ * With `values`, of which only backends with product_rates are asked: B is nearly diagonal, w is its diagonal and
+ * values (1 by n) are (w + damping)^power, constant where clamped. B becomes that function of B to first order in what
+ * is off the diagonal. Elements too large for that, more than half of an eigenvalue, count as rounding: zero. Flags are
+ * not read. */
+typedef tch_status tch_divided_differences_op(void *state, const tch_spectrum_map *map, const tch_matrices *w,
+                                              const tch_matrices *values, const double *damping, const tch_matrices *b,
+                                              int32_t *flags);
 /* B = (A + shift I)^-1 B for symmetric positive definite A + shift I; A is destroyed. shift may be NULL. flags as in
  * eigh, with NOT_POSITIVE. B may have any number of columns. */
 typedef tch_status tch_spd_solve_op(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
                                     int32_t *flags, void *scratch);
 /* X = sum over j of weights[j] (A + shifts[j] I)^-1 for positive shifts, host arrays; A is destroyed. flags as in
- * spd_solve. */
+ * spd_solve. One reduction to a band serves all shifts, where spd_solve would factor A anew for each. */
 typedef tch_status tch_shifted_inverse_op(void *state, const tch_matrices *a, int32_t count, const double *shifts,
                                           const double *weights, const tch_matrices *x, int32_t *flags, void *scratch);
-/* Largest n that `newton` takes, 0 for none. */
-typedef int64_t tch_newton_limit_op(void *state);
 /* X_b = (A_b + shift_b I)^(-1/root), all steps in one launch and in float64: the iteration starts from M = (A + shift
- * I) / bound, and its X is scaled by bound^(-1/root). A and X may be of float32 or float64. */
+ * I) / bound, and its X is scaled by bound^(-1/root). A and X may be of float32 or float64. n is at most the
+ * newton_limit of product_rates; composed, small matrices would spend their time on launches. */
 typedef tch_status tch_newton_op(void *state, const tch_newton_iteration *iteration, const tch_matrices *a,
                                  const double *shift, const double *bound, const tch_matrices *x);
-/* A = L L'; X = L^-1, lower triangular: zeros above the diagonal are written within its blocks of TCH_LOWER_BLOCK rows,
- * and beside those X may be left as it was. A is destroyed. flags as in spd_solve; X of a flagged matrix is undefined.
- * float32 or float64. */
+/* A = L L'; X, lower triangular, becomes L^-1 with `inverse`, else L. A is destroyed. flags as in spd_solve; X of a
+ * flagged matrix is undefined. L^-1 of float32 or float64 has zeros above the diagonal within its diagonal blocks of
+ * TCH_LOWER_BLOCK rows; L, of float64, nothing but rounding within those of TCH_CHOLESKY_BLOCK rows. What is right of
+ * the blocks may be left as it was. `scratch` for L has A's size. */
 #define TCH_LOWER_BLOCK 128
-typedef tch_status tch_cholesky_inverse_op(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
-                                           void *scratch);
-/* A = L L' in float64, L lower triangular. Within its diagonal blocks of TCH_CHOLESKY_BLOCK rows there is nothing but
- * rounding above the diagonal; what is right of them is left alone. A is destroyed, and so is `spare`, of A's shape.
- * flags as in spd_solve; L of a flagged matrix is undefined. */
 #define TCH_CHOLESKY_BLOCK 512
-typedef tch_status tch_cholesky_op(void *state, const tch_matrices *a, const tch_matrices *l, const tch_matrices *spare,
-                                   int32_t *flags);
+typedef tch_status tch_cholesky_op(void *state, const tch_matrices *a, int32_t inverse, const tch_matrices *x,
+                                   int32_t *flags, void *scratch);
 /* w(i) = (sum over j of X(i, j) Y(i, j))^exponent, summed in float64, w being 1 by rows of X's type; 0 where exponent
  * is not 1 and the sum not positive. */
 typedef tch_status tch_row_dots_op(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
                                    const tch_matrices *w);
 /* order[b n + k] is the index of the k-th largest of w_b (1 by n), equal ones by index, NaN last. */
 typedef tch_status tch_descending_op(void *state, const tch_matrices *w, int32_t *order);
-/* order[b n + k] = k wherever flags[b] is not 0. */
+/* order[b n + k] = k wherever flags[b] is not 0: `select` has no numbers to put there. */
 typedef tch_status tch_reset_order_op(void *state, int64_t batch, int64_t n, const int32_t *flags, int32_t *order);
 /* out(i, j) = X(rows[i], cols[j]), orders per matrix as `descending` gives them; NULL keeps that order. `out`
  * may be of float64 where X is of float32. */
@@ -309,40 +302,31 @@ typedef struct tch_matrix_ops {
     tch_select_op *select;
     tch_kronecker_op *kronecker;
     tch_reduce_op *reduce;
-    tch_rescale_op *rescale;
     tch_flag_overflow_op *flag_overflow;
     tch_largest_eigenvalue_op *largest_eigenvalue;
     tch_root_setup_op *root_setup;
     tch_root_residual_op *root_residual;
-    tch_root_verdict_op *root_verdict;
     tch_factored_damping_op *factored_damping;
     tch_gemm_op *gemm;
+    tch_normalize_op *normalize;
     tch_eigh_op *eigh;
     tch_spectrum_power_op *spectrum_power;
-    tch_loewner_op *loewner;
+    tch_divided_differences_op *divided_differences;
     tch_spd_solve_op *spd_solve;
-    tch_cholesky_inverse_op *cholesky_inverse;
+    tch_cholesky_op *cholesky;
     tch_row_dots_op *row_dots;
     tch_descending_op *descending;
     tch_reset_order_op *reset_order;
     tch_permute_op *permute;
     /* OPTIONAL: may be NULL, and the library does without or composes the result */
-    tch_inspect_op *inspect;
     tch_product_rates_op *product_rates;
     tch_gram_op *gram;
     tch_gemm_rounded_op *gemm_rounded;
-    tch_gram_rounded_op *gram_rounded;
     tch_symmetric_product_op *symmetric_product;
     /* OPTIONAL, NO DEFAULT: may be NULL, and what needs it is then not offered or done another way */
-    tch_normalize_takes_op *normalize_takes;
-    tch_normalize_op *normalize;
-    tch_scaled_product_op *scaled_product;
     tch_streamed_product_op *streamed_product;
-    tch_divided_differences_op *divided_differences;
     tch_shifted_inverse_op *shifted_inverse;
-    tch_newton_limit_op *newton_limit;
     tch_newton_op *newton;
-    tch_cholesky_op *cholesky;
     tch_split_rows_op *split_rows;
     tch_split_product_op *split_product;
     tch_pack_op *pack;

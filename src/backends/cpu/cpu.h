@@ -69,12 +69,11 @@ tch_select_op tchi_cpu_select;
 tch_kronecker_op tchi_cpu_kronecker;
 
 tch_reduce_op tchi_cpu_reduce;
-tch_rescale_op tchi_cpu_rescale;
+tch_normalize_op tchi_cpu_normalize;
 tch_flag_overflow_op tchi_cpu_flag_overflow;
 tch_largest_eigenvalue_op tchi_cpu_largest_eigenvalue;
 tch_root_setup_op tchi_cpu_root_setup;
 tch_root_residual_op tchi_cpu_root_residual;
-tch_root_verdict_op tchi_cpu_root_verdict;
 
 tch_factored_damping_op tchi_cpu_factored_damping;
 
@@ -84,11 +83,11 @@ tch_symmetric_product_op tchi_cpu_symmetric_product;
 
 tch_eigh_op tchi_cpu_eigh;
 tch_spectrum_power_op tchi_cpu_spectrum_power;
-tch_loewner_op tchi_cpu_loewner;
+tch_divided_differences_op tchi_cpu_divided_differences;
 tch_spd_solve_op tchi_cpu_spd_solve;
 tch_shifted_inverse_op tchi_cpu_shifted_inverse;
 
-tch_cholesky_inverse_op tchi_cpu_cholesky_inverse;
+tch_cholesky_op tchi_cpu_cholesky;
 tch_row_dots_op tchi_cpu_row_dots;
 tch_split_rows_op tchi_cpu_split_rows;
 tch_descending_op tchi_cpu_descending;

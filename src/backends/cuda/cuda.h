@@ -147,16 +147,16 @@ tch_kronecker_op tchi_cuda_kronecker;
 /* --- reductions and decisions: reduce.cu, frobenius.cu, decisions.cu, lanczos.cu, root_residual.cu --------------- */
 
 tch_reduce_op tchi_cuda_reduce;
-tch_inspect_op tchi_cuda_inspect;
 tch_largest_eigenvalue_op tchi_cuda_largest_eigenvalue;
 int64_t tchi_cuda_largest_eigenvalue_scratch(const tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch);
-tch_rescale_op tchi_cuda_rescale;
+tch_status tchi_cuda_rescale(const tchi_cuda_state *state, double eps, const tch_matrices *x, double *norm);
 tch_flag_overflow_op tchi_cuda_flag_overflow;
 tch_root_setup_op tchi_cuda_root_setup;
 tch_root_residual_op tchi_cuda_root_residual;
 int64_t tchi_cuda_root_residual_scratch(const tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch,
                                         int64_t probes);
-tch_root_verdict_op tchi_cuda_root_verdict;
+tch_status tchi_cuda_root_verdict(const tchi_cuda_state *state, int64_t batch, const double *residual, double tolerance,
+                                  int32_t *flags);
 tch_factored_damping_op tchi_cuda_factored_damping;
 tch_spectrum_power_op tchi_cuda_spectrum_power;
 
@@ -178,10 +178,13 @@ tchi_symmetric_supported tchi_cuda_symmetric_pingpong_supported;
 tchi_symmetric_kernel tchi_cuda_symmetric_pingpong;
 tchi_symmetric_supported tchi_cuda_symmetric_bf16x2_supported;
 tchi_symmetric_kernel tchi_cuda_symmetric_bf16x2;
-tch_normalize_takes_op tchi_cuda_normalize_takes;
+/* The same products with a scale for each matrix, and whether they support all those of steps on X. */
+int tchi_cuda_symmetric_scaled_supported(const tchi_cuda_state *state, const tch_matrices *x);
+tch_status tchi_cuda_symmetric_scaled(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
+                                      const tch_matrices *a, const tch_matrices *b, const double *scale,
+                                      int32_t exponent, const tch_matrices *c);
 tch_normalize_op tchi_cuda_normalize;
-tch_scaled_product_op tchi_cuda_scaled_product;
-tch_newton_limit_op tchi_cuda_newton_limit;
+int64_t tchi_cuda_newton_limit(const tchi_cuda_state *state);
 tch_newton_op tchi_cuda_newton;
 tch_streamed_product_op tchi_cuda_streamed_product;
 void tchi_cuda_staging_destroy(tchi_cuda_staging *staging); /* NULL is allowed */
@@ -191,7 +194,8 @@ void tchi_cuda_staging_destroy(tchi_cuda_staging *staging); /* NULL is allowed *
 tch_eigh_op tchi_cuda_eigh;
 int64_t tchi_cuda_eigh_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch);
 tch_divided_differences_op tchi_cuda_divided_differences;
-tch_loewner_op tchi_cuda_loewner;
+tch_status tchi_cuda_loewner(const tchi_cuda_state *state, const tch_spectrum_map *map, const tch_matrices *w,
+                             const tch_matrices *b, int32_t *flags);
 tch_spd_solve_op tchi_cuda_spd_solve;
 int64_t tchi_cuda_spd_solve_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t cols, int64_t batch);
 tch_scratch_bytes_op tchi_cuda_scratch_bytes;
@@ -223,11 +227,11 @@ tch_two_sided_op tchi_cuda_two_sided;
 tch_halves_take_op tchi_cuda_halves_take;
 tch_gather_halves_op tchi_cuda_gather_halves;
 tch_gemm_rounded_op tchi_cuda_gemm_rounded;
-tch_gram_rounded_op tchi_cuda_gram_rounded;
+tch_status tchi_cuda_gram_rounded(tchi_cuda_state *state, double alpha, const tch_matrices *a, int32_t transpose,
+                                  double beta, const tch_matrices *c);
 
 /* --- tracking an eigenbasis: cholesky.c, cholesky.cu, basis.cu, split_product.cu ---------------------------------- */
 
-tch_cholesky_inverse_op tchi_cuda_cholesky_inverse;
 tch_cholesky_op tchi_cuda_cholesky;
 int64_t tchi_cuda_cholesky_inverse_scratch(tch_scalar type, int64_t n, int64_t batch);
 /* The same for matrices of up to TCHI_CUDA_CHOLESKY_LEAF, without scratch. Flagged ones get the identity. */

@@ -101,9 +101,10 @@ static double dot(const tch_matrices *a, const tch_matrices *b, int64_t matrix, 
 }
 
 static tch_status model_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
-                                const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+                                const tch_matrices *a, const tch_matrices *b, const double *scale, int32_t exponent,
+                                const tch_matrices *c)
 {
-    (void)state;
+    (void)state, (void)scale, (void)exponent;
     for (int64_t m = 0; m < c->batch; m++) {
         for (int64_t i = 0; i < c->rows; i++) {
             for (int64_t j = 0; j <= i; j++) {
@@ -118,10 +119,10 @@ static tch_status model_product(void *state, double c0, double c1, const tch_mat
 }
 
 static tch_status model_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
-                             const tch_matrices *c)
+                             int32_t rounded, const tch_matrices *c)
 {
-    CHECK(!transpose && beta == 0.0, "not modeled");
-    return model_product(state, 0.0, 0.0, NULL, alpha, a, a, c);
+    CHECK(!transpose && beta == 0.0 && !rounded, "not modeled");
+    return model_product(state, 0.0, 0.0, NULL, alpha, a, a, NULL, 0, c);
 }
 
 /* The CPU's own table comes back whatever a test did. */
@@ -144,26 +145,6 @@ static tch_status model_gemm(void *state, double alpha, const tch_matrices *a, i
             sum += (float)get(a, m, i, k) * (float)get(b, m, k, j);
         }
         put(c, m, i, j, (double)((float)alpha * sum + (beta != 0.0 ? (float)beta * (float)get(c, m, i, j) : 0.0F)));
-    }
-    return TCH_OK;
-}
-
-static tch_status model_cholesky(void *state, const tch_matrices *a, const tch_matrices *l, const tch_matrices *spare,
-                                 int32_t *flags)
-{
-    (void)state;
-    (void)spare;
-    for (int64_t m = 0; m < a->batch; m++) {
-        for (int64_t i = 0; i < a->rows; i++) {
-            for (int64_t j = 0; j < a->cols; j++) {
-                double sum = j <= i ? get(a, m, i, j) : 0.0;
-                for (int64_t k = 0; k < j && j <= i; k++) {
-                    sum -= get(l, m, i, k) * get(l, m, j, k);
-                }
-                flags[m] = i == j && !(sum > 0.0) ? TCH_REPORT_NOT_POSITIVE : flags[m];
-                put(l, m, i, j, j > i ? 0.0 : i == j ? sqrt(sum) : sum / get(l, m, j, j));
-            }
-        }
     }
     return TCH_OK;
 }
@@ -315,7 +296,6 @@ static int use_model(void **state)
     table.matrix.symmetric_product = model_product;
     table.matrix.gram = model_gram;
     table.matrix.gemm = model_gemm;
-    table.matrix.cholesky = model_cholesky;
     table.matrix.shift_scale = model_shift_scale;
     context->backend = &table.backend;
     return 0;
@@ -451,10 +431,10 @@ static int steep_steps(const tchi_newton_plan *plan)
     return count;
 }
 
-static int64_t any_size(void *state)
+static void rates_with_newton(void *state, tch_product_rates *rates)
 {
-    (void)state;
-    return 1024;
+    gpu_rates(state, rates);
+    rates->newton_limit = 1024;
 }
 
 static tch_status never_called(void *state, const tch_newton_iteration *iteration, const tch_matrices *a,
@@ -478,7 +458,7 @@ static void degree_4_is_for_those_who_leave_it_open(void **state)
     assert_int_equal(steep_steps(&plan.newton), 0);
     assert_int_equal(plan.newton.ends, 4);
     table.matrix.newton = never_called;
-    table.matrix.newton_limit = any_size;
+    table.matrix.product_rates = rates_with_newton;
     plan = plan_of(context, 1e-6, 1e-3);
     assert_true(plan.one_launch);
     assert_int_equal(steep_steps(&plan.newton), 0);
@@ -534,7 +514,7 @@ static void the_last_step_is_short(void **state)
 
 static double products_of(const tchi_newton_plan *plan)
 {
-    static const tch_product_rates one = {1.0, 1.0, 1.0, 1.0, 1.0};
+    static const tch_product_rates one = {.f64 = 1.0, .f32 = 1.0, .bf16x2 = 1.0};
     return tchi_newton_cost(plan, &one);
 }
 

@@ -26,7 +26,7 @@ struct entry {
     double d[4];
     int64_t i[4];
     const void *in[3];
-    void *out[3];
+    void *out[4];
 };
 
 typedef struct journal {
@@ -222,25 +222,18 @@ static tch_status reduce(void *state, tch_reduction kind, const tch_matrices *x,
     return take(state, &e);
 }
 
-static tch_status do_inspect(void *state, const entry *e)
+static tch_status do_normalize(void *state, const entry *e)
 {
-    return real->matrix->inspect(state, &e->m[0], e->out[0], e->out[1], e->out[2]);
+    int32_t deferred;
+    return real->matrix->normalize(state, e->d[0], &e->m[0], e->i[0], e->out[0], &deferred);
 }
 
-static tch_status inspect(void *state, const tch_matrices *x, double *max_abs, double *nonfinite, double *asymmetry)
+/* The CPU defers nothing. */
+static tch_status normalize(void *state, double eps, const tch_matrices *x, int64_t all, double *scale,
+                            int32_t *deferred)
 {
-    entry e = {.run = do_inspect, .m = {*x}, .out = {max_abs, nonfinite, asymmetry}};
-    return take(state, &e);
-}
-
-static tch_status do_rescale(void *state, const entry *e)
-{
-    return real->matrix->rescale(state, e->d[0], &e->m[0], e->out[0]);
-}
-
-static tch_status rescale(void *state, double eps, const tch_matrices *x, double *norm)
-{
-    entry e = {.run = do_rescale, .d = {eps}, .m = {*x}, .out = {norm}};
+    entry e = {.run = do_normalize, .d = {eps}, .m = {*x}, .i = {all}, .out = {scale}};
+    *deferred = 0;
     return take(state, &e);
 }
 
@@ -288,28 +281,19 @@ static tch_status largest_eigenvalue(void *state, const tch_matrices *x, double 
 static tch_status do_root_residual(void *state, const entry *e)
 {
     return real->matrix->root_residual(state, (int32_t)e->i[0], &e->m[0], e->in[0], &e->m[1], (int32_t)e->i[1],
-                                       e->out[0], e->out[1], e->out[2]);
+                                       e->out[0], e->out[1], e->d[0], e->out[3], e->out[2]);
 }
 
 static tch_status root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
-                                const tch_matrices *x, int32_t probes, double *out, double *error, void *scratch)
+                                const tch_matrices *x, int32_t probes, double *out, double *error, double tolerance,
+                                int32_t *flags, void *scratch)
 {
-    entry e = {.run = do_root_residual, .i = {root, probes}, .m = {*a, *x}};
+    entry e = {.run = do_root_residual, .i = {root, probes}, .m = {*a, *x}, .d = {tolerance}};
     e.in[0] = shift;
     e.out[0] = out;
     e.out[1] = error;
     e.out[2] = scratch;
-    return take(state, &e);
-}
-
-static tch_status do_root_verdict(void *state, const entry *e)
-{
-    return real->matrix->root_verdict(state, e->i[0], e->in[0], e->d[0], e->out[0]);
-}
-
-static tch_status root_verdict(void *state, int64_t batch, const double *residual, double tolerance, int32_t *flags)
-{
-    entry e = {.run = do_root_verdict, .i = {batch}, .in = {residual}, .d = {tolerance}, .out = {flags}};
+    e.out[3] = flags;
     return take(state, &e);
 }
 
@@ -347,26 +331,27 @@ static tch_status gemm(void *state, double alpha, const tch_matrices *a, int32_t
 
 static tch_status do_gram(void *state, const entry *e)
 {
-    return real->matrix->gram(state, e->d[0], &e->m[0], (int32_t)e->i[0], e->d[1], &e->m[1]);
+    return real->matrix->gram(state, e->d[0], &e->m[0], (int32_t)e->i[0], e->d[1], (int32_t)e->i[1], &e->m[1]);
 }
 
 static tch_status gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
-                       const tch_matrices *c)
+                       int32_t rounded, const tch_matrices *c)
 {
-    entry e = {.run = do_gram, .d = {alpha, beta}, .i = {transpose}, .m = {*a, *c}};
+    entry e = {.run = do_gram, .d = {alpha, beta}, .i = {transpose, rounded}, .m = {*a, *c}};
     return take(state, &e);
 }
 
 static tch_status do_symmetric_product(void *state, const entry *e)
 {
     return real->matrix->symmetric_product(state, e->d[0], e->d[1], optional(e, 0), e->d[2], &e->m[1], &e->m[2],
-                                           &e->m[3]);
+                                           e->in[0], (int32_t)e->i[0], &e->m[3]);
 }
 
 static tch_status symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
-                                    const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+                                    const tch_matrices *a, const tch_matrices *b, const double *scale, int32_t exponent,
+                                    const tch_matrices *c)
 {
-    entry e = {.run = do_symmetric_product, .d = {c0, c1, c2}, .m = {{0}, *a, *b, *c}};
+    entry e = {.run = do_symmetric_product, .d = {c0, c1, c2}, .m = {{0}, *a, *b, *c}, .in = {scale}, .i = {exponent}};
     set_optional(&e, 0, d);
     return take(state, &e);
 }
@@ -481,15 +466,15 @@ static tch_status apply_rows(void *state, const tch_update *update, const double
 
 /* --- bases ------------------------------------------------------------------------------------------------------- */
 
-static tch_status do_cholesky_inverse(void *state, const entry *e)
+static tch_status do_cholesky(void *state, const entry *e)
 {
-    return real->matrix->cholesky_inverse(state, &e->m[0], &e->m[1], e->out[0], e->out[1]);
+    return real->matrix->cholesky(state, &e->m[0], (int32_t)e->i[0], &e->m[1], e->out[0], e->out[1]);
 }
 
-static tch_status cholesky_inverse(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
-                                   void *scratch)
+static tch_status cholesky(void *state, const tch_matrices *a, int32_t inverse, const tch_matrices *x, int32_t *flags,
+                           void *scratch)
 {
-    entry e = {.run = do_cholesky_inverse, .m = {*a, *x}, .out = {flags, scratch}};
+    entry e = {.run = do_cholesky, .m = {*a, *x}, .i = {inverse}, .out = {flags, scratch}};
     return take(state, &e);
 }
 
@@ -636,13 +621,11 @@ static void set_operations(table_copy *t)
     t->matrix.scale_rows = scale_rows;
     t->matrix.select = choose;
     t->matrix.reduce = reduce;
-    t->matrix.inspect = real->matrix->inspect != NULL ? inspect : NULL;
-    t->matrix.rescale = rescale;
+    t->matrix.normalize = normalize;
     t->matrix.flag_overflow = flag_overflow;
     t->matrix.root_setup = root_setup;
     t->matrix.largest_eigenvalue = real->matrix->largest_eigenvalue != NULL ? largest_eigenvalue : NULL;
     t->matrix.root_residual = real->matrix->root_residual != NULL ? root_residual : NULL;
-    t->matrix.root_verdict = root_verdict;
     t->matrix.newton = real->matrix->newton != NULL ? newton : NULL;
     t->matrix.eigh = eigh;
     t->matrix.gemm = gemm;
@@ -656,7 +639,7 @@ static void set_operations(table_copy *t)
     t->update.apply = apply;
     t->update.row_moments = row_moments;
     t->update.apply_rows = apply_rows;
-    t->matrix.cholesky_inverse = cholesky_inverse;
+    t->matrix.cholesky = cholesky;
     t->matrix.row_dots = row_dots;
     t->matrix.split_rows = split_rows;
     t->matrix.descending = descending;

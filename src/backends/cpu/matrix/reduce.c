@@ -1,6 +1,7 @@
 /* Reductions: one number per matrix. A batch is split by matrices, a single matrix by rows; either way the partial
  * results are combined in a fixed order, so that the number does not depend on the number of threads at work. */
 #include "backends/cpu/cpu.h"
+#include "backends/rules.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -13,7 +14,7 @@ typedef struct reduce_ctx {
     const tchi_loops *loops;
     tch_reduction kind;
     double *out;
-    double eps;  /* of rescale */
+    double eps;  /* of normalize */
     double most; /* of flag_overflow */
     int32_t *flags;
 } reduce_ctx;
@@ -113,6 +114,11 @@ static void reduce_one(void *argument, int64_t index, int thread)
 
 tch_status tchi_cpu_reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out)
 {
+    if (kind == TCH_REDUCE_INSPECT) {
+        (void)tchi_cpu_reduce(state, TCH_REDUCE_MAX_ABS, x, out);
+        (void)tchi_cpu_reduce(state, TCH_REDUCE_NONFINITE, x, out + x->batch);
+        return tchi_cpu_reduce(state, TCH_REDUCE_ASYMMETRY, x, out + 2 * x->batch);
+    }
     reduce_ctx ctx = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .kind = kind, .out = out};
     tchi_cpu_for_each(state, x->batch, (double)x->rows * (double)x->cols, reduce_one, &ctx);
     return TCH_OK;
@@ -132,6 +138,7 @@ static void scale_by_power_of_two(const reduce_ctx *j, int64_t index, int expone
     }
 }
 
+/* What may be X_b's norm by now; its numbers are near 1 where the norm would not be good to full precision. */
 static void rescale_one(void *argument, int64_t index, int thread)
 {
     (void)thread;
@@ -146,11 +153,24 @@ static void rescale_one(void *argument, int64_t index, int thread)
     j->out[index] = frobenius(j, index);
 }
 
-tch_status tchi_cpu_rescale(void *state, double eps, const tch_matrices *x, double *norm)
+/* With the norm for the largest eigenvalue and all of it for damping, the setup of a root gives max(|X|, eps) as its
+ * bound, or 1. */
+tch_status tchi_cpu_normalize(void *state, double eps, const tch_matrices *x, int64_t all, double *scale,
+                              int32_t *deferred)
 {
-    reduce_ctx ctx = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .out = norm, .eps = eps};
+    (void)all;
+    reduce_ctx ctx = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .out = scale, .eps = eps};
+    *deferred = 0;
+    (void)tchi_cpu_reduce(state, TCH_REDUCE_FROBENIUS, x, scale);
     tchi_cpu_for_each(state, x->batch, 1.0, rescale_one, &ctx); /* as a rule there is nothing to do */
-    return TCH_OK;
+    for (int64_t b = 0; b < x->batch; b++) {
+        const double norm = scale[b], zero = 0.0;
+        const tch_root_norms norms = {&norm, &norm, &zero, &zero};
+        double damping;
+        int32_t flag;
+        tchi_rule_root_setup(&norms, 0, eps, 1.0, 0.0, 1.0, &damping, &scale[b], &flag);
+    }
+    return tchi_cpu_shift_scale(state, x, NULL, scale, -1.0, x);
 }
 
 static void flag_one(void *argument, int64_t index, int thread)

@@ -8,11 +8,12 @@
 
 #include "backends/cpu/runtime/blas/parallel_blas.h"
 
-/* --- inverse of the Cholesky factor ----------------------------------------------------------------------------- */
+/* --- Cholesky factors and their inverses ------------------------------------------------------------------------- */
 
 typedef struct cholesky_ctx {
     const tchi_cpu_state *state;
     const tch_matrices *a, *x;
+    int32_t inverse;
     int32_t *flags;
 } cholesky_ctx;
 
@@ -65,17 +66,17 @@ static void cholesky_one(void *argument, int64_t i, int thread)
     }
     int info = factor(j->state, j->a, i);
     copy_lower(j->a, j->x, i);
-    if (info != 0 || !diagonal_is_sound(j->x, i) || invert(j->state, j->a, j->x, i) != 0) {
+    if (info != 0 || !diagonal_is_sound(j->x, i) || (j->inverse && invert(j->state, j->a, j->x, i) != 0)) {
         j->flags[i] = TCH_REPORT_NOT_POSITIVE;
     }
 }
 
-tch_status tchi_cpu_cholesky_inverse(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
-                                     void *scratch)
+tch_status tchi_cpu_cholesky(void *state, const tch_matrices *a, int32_t inverse, const tch_matrices *x, int32_t *flags,
+                             void *scratch)
 {
     (void)scratch;
     tchi_cpu_state *s = state;
-    cholesky_ctx ctx = {s, a, x, flags};
+    cholesky_ctx ctx = {s, a, x, inverse, flags};
     double n = (double)a->rows;
     if (a->rows > 0) {
         tchi_cpu_for_each(s, a->batch, 2.0 / 3.0 * n * n * n, cholesky_one, &ctx);
@@ -83,7 +84,7 @@ tch_status tchi_cpu_cholesky_inverse(void *state, const tch_matrices *a, const t
     return TCH_OK;
 }
 
-/* --- dot products of rows --------------------------------------------------------------------------------------- */
+/* --- dot products of rows ---------------------------------------------------------------------------------------- */
 
 typedef struct dots_ctx {
     const tch_matrices *x, *y, *w;
@@ -142,7 +143,7 @@ tch_status tchi_cpu_row_dots(void *state, const tch_matrices *x, const tch_matri
     return TCH_OK;
 }
 
-/* --- rows as sums of two float16 -------------------------------------------------------------------------------- */
+/* --- rows as sums of two float16 --------------------------------------------------------------------------------- */
 
 /* out = x, of float32 or float64, brought to length 1, or zero; a float32 x may be out. */
 static void normalize_row(int64_t n, tch_scalar type, const void *x, float *out)
@@ -214,7 +215,7 @@ tch_status tchi_cpu_split_rows(void *state, const tch_rows_to_split *problem)
     return TCH_OK;
 }
 
-/* --- order ------------------------------------------------------------------------------------------------------ */
+/* --- order ------------------------------------------------------------------------------------------------------- */
 
 typedef struct order_ctx {
     const tch_matrices *w;

@@ -221,7 +221,8 @@ static void residual_one(void *argument, int64_t index, int thread)
 }
 
 tch_status tchi_cpu_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
-                                  const tch_matrices *x, int32_t probes, double *out, double *error, void *scratch)
+                                  const tch_matrices *x, int32_t probes, double *out, double *error, double tolerance,
+                                  int32_t *flags, void *scratch)
 {
     residual_ctx ctx = {state, a, x, shift, root, probes, out, error, scratch, 0};
     double n = (double)a->rows;
@@ -231,18 +232,12 @@ tch_status tchi_cpu_root_residual(void *state, int32_t root, const tch_matrices 
         if (error != NULL) {
             memset(error, 0, (size_t)a->batch * sizeof *error);
         }
-        return TCH_OK;
+    } else {
+        double work = (root + 2) * n * n * (probes == 0 ? 2.0 * n : 2.0 * probes);
+        tchi_cpu_for_each(state, a->batch, work, residual_one, &ctx);
     }
-    double work = (root + 2) * n * n * (probes == 0 ? 2.0 * n : 2.0 * probes);
-    tchi_cpu_for_each(state, a->batch, work, residual_one, &ctx);
-    return TCH_OK;
-}
-
-tch_status tchi_cpu_root_verdict(void *state, int64_t batch, const double *residual, double tolerance, int32_t *flags)
-{
-    (void)state;
-    for (int64_t b = 0; b < batch; b++) {
-        tchi_rule_root_verdict(residual[b], tolerance, &flags[b]);
+    for (int64_t b = 0; flags != NULL && b < a->batch; b++) {
+        tchi_rule_root_verdict(error != NULL ? error[b] : out[b], tolerance, &flags[b]);
     }
     return TCH_OK;
 }

@@ -42,7 +42,7 @@ tch_status tchi_cpu_factor_update(void *state, const tch_matrices *a, int32_t tr
     if (clock->factor[0] == 0.0 && clock->factor[1] == 1.0) {
         return TCH_OK;
     }
-    return tchi_cpu_gram(state, clock->factor[0], a, transpose, clock->factor[1], c);
+    return tchi_cpu_gram(state, clock->factor[0], a, transpose, clock->factor[1], 0, c);
 }
 
 /* --- gradients that are not finite ------------------------------------------------------------------------------ */

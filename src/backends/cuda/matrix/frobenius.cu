@@ -248,9 +248,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-tch_status tchi_cuda_rescale(void *state, double eps, const tch_matrices *x, double *norm)
+tch_status tchi_cuda_rescale(const tchi_cuda_state *s, double eps, const tch_matrices *x, double *norm)
 {
-    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
     tchi_cuda_extent e = {x->rows, x->cols, x->batch};
     if (e.batch == 0 || e.rows == 0 || e.cols == 0) {
         return TCH_OK;

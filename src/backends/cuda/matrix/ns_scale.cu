@@ -144,9 +144,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" tch_status tchi_cuda_normalize(void *state, double eps, const tch_matrices *x, double *scale)
+static tch_status find_scales(const tchi_cuda_state *s, double eps, const tch_matrices *x, double *scale)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     tchi_cuda_extent e = {x->rows, x->cols, x->batch};
     double *partial = scale + e.batch;
     dim3 grid(PARTS, (unsigned)(e.batch < 65535 ? e.batch : 65535));
@@ -157,4 +156,28 @@ extern "C" tch_status tchi_cuda_normalize(void *state, double eps, const tch_mat
     TCHI_CUDA_PASS(tchi_cuda_launched(s, "squares"));
     finish_kernel<<<grid, THREADS, 0, s->stream>>>(e, tchi_cuda_operand_of(x), partial, eps, scale);
     return tchi_cuda_launched(s, "normalize");
+}
+
+/* With the norm for the largest eigenvalue and all of it for damping, the setup of a root gives max(|X|, eps) as its
+ * bound, or 1. */
+static tch_status divide_by_norm(tchi_cuda_state *s, double eps, const tch_matrices *x, double *norm)
+{
+    double *zeros = norm + x->batch, *damping = zeros + x->batch, *bound = damping + x->batch;
+    tch_root_norms norms = {norm, norm, zeros, zeros};
+    TCHI_CUDA_PASS(tchi_cuda_reduce(s, TCH_REDUCE_FROBENIUS, x, norm));
+    TCHI_CUDA_PASS(tchi_cuda_rescale(s, eps, x, norm));
+    TCHI_CUDA_PASS(tchi_cuda_zero_bytes(s, zeros, x->batch * (int64_t)sizeof *zeros));
+    TCHI_CUDA_PASS(tchi_cuda_root_setup(s, x->batch, &norms, eps, 1.0, 0.0, 1.0, damping, bound,
+                                        (int32_t *)(void *)(bound + x->batch)));
+    return tchi_cuda_shift_scale(s, x, NULL, bound, -1.0, x);
+}
+
+extern "C" tch_status tchi_cuda_normalize(void *state, double eps, const tch_matrices *x, int64_t all, double *scale,
+                                          int32_t *deferred)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    tch_matrices many = *x;
+    many.batch = all;
+    *deferred = eps > 0.0 && tchi_cuda_symmetric_scaled_supported(s, &many);
+    return *deferred ? find_scales(s, eps, x, scale) : divide_by_norm(s, eps, x, scale);
 }

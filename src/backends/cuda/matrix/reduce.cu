@@ -343,12 +343,10 @@ static tch_status inspect_wide(tchi_cuda_state *s, const tch_matrices *x, double
     return tchi_cuda_launched(s, "inspect");
 }
 
-tch_status tchi_cuda_inspect(void *state, const tch_matrices *x, double *max_abs, double *nonfinite, double *asymmetry)
+/* max_abs and nonfinite may be NULL. */
+static tch_status inspect(tchi_cuda_state *s, const tch_matrices *x, double *max_abs, double *nonfinite,
+                          double *asymmetry)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    if (x->batch == 0) {
-        return TCH_OK;
-    }
     TCHI_CUDA_PASS(tchi_cuda_clear(s, x->batch, max_abs, nonfinite, asymmetry));
     if (x->rows == 0) {
         return TCH_OK;
@@ -413,7 +411,9 @@ tch_status tchi_cuda_reduce(void *state, tch_reduction kind, const tch_matrices 
         return tchi_cuda_scan(s, x, out, NULL);
     case TCH_REDUCE_NONFINITE:
         return tchi_cuda_scan(s, x, NULL, out);
+    case TCH_REDUCE_INSPECT:
+        return inspect(s, x, out, out + x->batch, out + 2 * x->batch);
     default:
-        return tchi_cuda_inspect(s, x, NULL, NULL, out);
+        return inspect(s, x, NULL, NULL, out);
     }
 }

@@ -37,4 +37,5 @@ void tchi_cuda_product_rates(void *state, tch_product_rates *rates)
 {
     const tchi_cuda_state *s = state;
     *rates = tchi_cuda_rates_of(s->device.major, s->device.minor);
+    rates->newton_limit = tchi_cuda_newton_limit(s);
 }

@@ -79,7 +79,7 @@ static tch_status multiply_left(tchi_cuda_state *state, const tch_matrices *x, c
 /* A22 -= L21 L21'. In float64 there is a kernel for half of it; in float32 the mirroring would cost what it saves. */
 static tch_status subtract_gram(tchi_cuda_state *state, const tch_matrices *l21, const tch_matrices *a22)
 {
-    return l21->type == TCH_SCALAR_F64 ? tchi_cuda_gram(state, -1.0, l21, 0, 1.0, a22)
+    return l21->type == TCH_SCALAR_F64 ? tchi_cuda_gram(state, -1.0, l21, 0, 1.0, 0, a22)
                                        : tchi_cuda_gemm(state, -1.0, l21, 0, l21, 1, 1.0, a22);
 }
 
@@ -130,13 +130,6 @@ int64_t tchi_cuda_cholesky_inverse_scratch(tch_scalar type, int64_t n, int64_t b
     return batch * largest_l21(n) * tchi_cuda_scalar_size(type);
 }
 
-/* 2/3 n^3 operations a matrix must be done; about n^3 are, see the ladder. */
-tch_status tchi_cuda_cholesky_inverse(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
-                                      void *scratch)
-{
-    return a->rows == 0 || a->batch == 0 ? TCH_OK : invert(state, a, x, flags, scratch);
-}
-
 /* --- the factor itself ------------------------------------------------------------------------------------------- */
 
 /* Columns that are finished before the rest of the matrix hears of them, by one symmetric product: enough that it is
@@ -145,7 +138,7 @@ tch_status tchi_cuda_cholesky_inverse(void *state, const tch_matrices *a, const 
 
 /* Columns [col, col + width), once those of the band before them are subtracted: with X the inverse factor of the block
  * on the diagonal, the block itself and all below it times X' is L. */
-static tch_status factor_leaf(tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *l, void *spare,
+static tch_status factor_leaf(tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *l, void *scratch,
                               int64_t band, int64_t col, int32_t *flags)
 {
     int64_t n = a->rows;
@@ -153,7 +146,7 @@ static tch_status factor_leaf(tchi_cuda_state *state, const tch_matrices *a, con
     tch_matrices column = block(a, col, col, n - col, width);
     tch_matrices diagonal = block(a, col, col, width, width);
     tch_matrices out = block(l, col, col, n - col, width);
-    tch_matrices x = {spare, a->type, width, width, width, a->batch, width * width};
+    tch_matrices x = {scratch, a->type, width, width, width, a->batch, width * width};
     if (col > band) {
         tch_matrices left = block(l, col, band, n - col, col - band);
         tch_matrices top = block(l, col, band, width, col - band);
@@ -164,16 +157,16 @@ static tch_status factor_leaf(tchi_cuda_state *state, const tch_matrices *a, con
 }
 
 /* n^3 / 3 operations a matrix must be done; a twelfth (n = 3072) to a third (n = 1024) more are. */
-tch_status tchi_cuda_cholesky(void *state, const tch_matrices *a, const tch_matrices *l, const tch_matrices *spare,
-                              int32_t *flags)
+static tch_status factor(tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *l, int32_t *flags,
+                         void *scratch)
 {
-    int64_t n = a->batch == 0 ? 0 : a->rows;
+    int64_t n = a->rows;
     for (int64_t band = 0; band < n; band += BAND) {
         int64_t end = n - band < BAND ? n : band + BAND;
         tch_matrices corner = block(l, band, band, end - band, end - band);
         TCHI_CUDA_PASS(tchi_cuda_combine(state, 0.0, 0.0, NULL, 0.0, NULL, &corner));
         for (int64_t col = band; col < end; col += LEAF) {
-            TCHI_CUDA_PASS(factor_leaf(state, a, l, spare->data, band, col, flags));
+            TCHI_CUDA_PASS(factor_leaf(state, a, l, scratch, band, col, flags));
         }
         if (end < n) {
             tch_matrices done = block(l, end, band, n - end, end - band);
@@ -182,4 +175,14 @@ tch_status tchi_cuda_cholesky(void *state, const tch_matrices *a, const tch_matr
         }
     }
     return TCH_OK;
+}
+
+/* For the inverse 2/3 n^3 operations a matrix must be done; about n^3 are, see the ladder. */
+tch_status tchi_cuda_cholesky(void *state, const tch_matrices *a, int32_t inverse, const tch_matrices *x,
+                              int32_t *flags, void *scratch)
+{
+    if (a->rows == 0 || a->batch == 0) {
+        return TCH_OK;
+    }
+    return inverse ? invert(state, a, x, flags, scratch) : factor(state, a, x, flags, scratch);
 }

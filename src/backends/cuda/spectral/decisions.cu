@@ -92,12 +92,9 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-tch_status tchi_cuda_root_verdict(void *state, int64_t batch, const double *residual, double tolerance, int32_t *flags)
+tch_status tchi_cuda_root_verdict(const tchi_cuda_state *s, int64_t batch, const double *residual, double tolerance,
+                                  int32_t *flags)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    if (batch == 0) {
-        return TCH_OK;
-    }
     root_verdict_kernel<<<blocks_for(batch), THREADS, 0, s->stream>>>(batch, residual, tolerance, flags);
     return tchi_cuda_launched(s, "root_verdict");
 }

@@ -55,19 +55,23 @@ static __global__ void __launch_bounds__(THREADS) divided_differences_kernel(dif
     }
 }
 
-extern "C" tch_status tchi_cuda_divided_differences(void *state, const tch_matrices *lambda, const tch_matrices *values,
-                                                    const double *damping, double power, const tch_matrices *b)
+extern "C" tch_status tchi_cuda_divided_differences(void *state, const tch_spectrum_map *map, const tch_matrices *w,
+                                                    const tch_matrices *values, const double *damping,
+                                                    const tch_matrices *b, int32_t *flags)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
     if (b->rows == 0 || b->batch == 0) {
         return TCH_OK;
     }
-    differences_params params = {(const double *)lambda->data,
+    if (values == NULL) {
+        return tchi_cuda_loewner(s, map, w, b, flags);
+    }
+    differences_params params = {(const double *)w->data,
                                  (const double *)values->data,
                                  damping,
-                                 lambda->stride,
+                                 w->stride,
                                  values->stride,
-                                 power,
+                                 map->power,
                                  (double *)b->data,
                                  b->rows,
                                  b->ld,

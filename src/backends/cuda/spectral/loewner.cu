@@ -96,13 +96,9 @@ static __global__ void __launch_bounds__(THREADS) loewner_ends_kernel(loewner_pa
     }
 }
 
-extern "C" tch_status tchi_cuda_loewner(void *state, const tch_spectrum_map *map, const tch_matrices *w,
+extern "C" tch_status tchi_cuda_loewner(const tchi_cuda_state *s, const tch_spectrum_map *map, const tch_matrices *w,
                                         const tch_matrices *b, int32_t *flags)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    if (b->rows == 0 || b->batch == 0) {
-        return TCH_OK;
-    }
     loewner_params params = {
         *map, (const double *)w->data, w->stride, (double *)b->data, b->rows, b->ld, b->stride, b->batch, flags};
     dim3 grid(tchi_cuda_grid(tchi_cuda_ceil_div(b->rows * b->rows, THREADS)), tchi_cuda_grid_yz(b->batch));

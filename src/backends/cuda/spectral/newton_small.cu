@@ -352,9 +352,9 @@ static int64_t shared_bytes(int tiles)
 
 /* Without float64 tensor cores at full rate (compute capability 8.0, 9.0, 10.0) two tiles are all that the saved
  * launches are worth; reasoned, not measured. */
-int64_t tchi_cuda_newton_limit(void *state)
+int64_t tchi_cuda_newton_limit(const tchi_cuda_state *state)
 {
-    const tchi_cuda_device *device = &((const tchi_cuda_state *)state)->device;
+    const tchi_cuda_device *device = &state->device;
     bool fast = device->minor == 0 && (device->major == 8 || device->major == 9 || device->major == 10);
     int tiles = fast ? MAX_TILES : 2;
     while (tiles > 0 && shared_bytes(tiles) > device->shared_per_block) {
@@ -376,7 +376,7 @@ tch_status tchi_cuda_newton(void *state, const tch_newton_iteration *iteration, 
     problem p = {*iteration, *a, *x, shift, bound, (int)a->rows, tiles};
     /* The attribute belongs to the kernel, not to this launch: always the device's own limit, so that threads which
      * launch different sizes at once do not take it from each other. */
-    int most = (int)shared_bytes((int)(tchi_cuda_newton_limit(state) / TILE));
+    int most = (int)shared_bytes((int)(tchi_cuda_newton_limit(s) / TILE));
     TCHI_CUDA_TRY(cudaFuncSetAttribute(newton_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
                   "shared memory of newton_kernel");
     newton_kernel<<<blocks, 32 * warps, (size_t)shared_bytes(tiles), s->stream>>>(p);

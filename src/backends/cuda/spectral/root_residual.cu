@@ -480,18 +480,26 @@ int64_t tchi_cuda_root_residual_scratch(const tchi_cuda_state *state, tch_scalar
     return (signs + batch * (2 * PROBES * n + TCHI_CUDA_SPREAD_MOST * SUMS)) * size + batch * outside;
 }
 
-tch_status tchi_cuda_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
-                                   const tch_matrices *x, int32_t probes, double *out, double *error, void *scratch)
+static tch_status find_residuals(tchi_cuda_state *s, int32_t root, const tch_matrices *a, const double *shift,
+                                 const tch_matrices *x, int32_t probes, double *out, double *error, double *scratch)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    if (a->batch == 0) {
-        return TCH_OK;
-    }
     if (a->rows == 0) {
         size_t bytes = (size_t)a->batch * sizeof(double);
         TCHI_CUDA_TRY(error != NULL ? cudaMemsetAsync(error, 0, bytes, s->stream) : cudaSuccess, "root_residual");
         return tchi_cuda_check(cudaMemsetAsync(out, 0, bytes, s->stream), "root_residual");
     }
-    return probes == 0 ? exact(s, root, a, shift, x, out, error, (double *)scratch)
-                       : probe(s, root, a, shift, x, probes, out, error, (double *)scratch);
+    return probes == 0 ? exact(s, root, a, shift, x, out, error, scratch)
+                       : probe(s, root, a, shift, x, probes, out, error, scratch);
+}
+
+tch_status tchi_cuda_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
+                                   const tch_matrices *x, int32_t probes, double *out, double *error, double tolerance,
+                                   int32_t *flags, void *scratch)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    if (a->batch == 0) {
+        return TCH_OK;
+    }
+    TCHI_CUDA_PASS(find_residuals(s, root, a, shift, x, probes, out, error, (double *)scratch));
+    return flags == NULL ? TCH_OK : tchi_cuda_root_verdict(s, a->batch, error != NULL ? error : out, tolerance, flags);
 }

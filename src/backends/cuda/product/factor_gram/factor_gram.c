@@ -226,18 +226,19 @@ tch_status tchi_cuda_factor_pair(tchi_cuda_state *state, tchi_factor_weights wei
 /* --- the choice -------------------------------------------------------------------------------------------------- */
 
 /* A and C are of float32, or A of a half type and C of float32; other types have no faster way than `gram`. */
-tch_status tchi_cuda_gram_rounded(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
-                                  const tch_matrices *c)
+tch_status tchi_cuda_gram_rounded(tchi_cuda_state *state, double alpha, const tch_matrices *a, int32_t transpose,
+                                  double beta, const tch_matrices *c)
 {
-    tchi_cuda_state *s = state;
     if (c->rows == 0 || c->batch == 0) {
         return TCH_OK;
     }
-    if (c->type != TCH_SCALAR_F32 || a->type == TCH_SCALAR_F64 || (a->type == TCH_SCALAR_F32 && s->device.major < 8)) {
-        return tchi_cuda_gram(state, alpha, a, transpose, beta, c);
+    if (c->type != TCH_SCALAR_F32 || a->type == TCH_SCALAR_F64 ||
+        (a->type == TCH_SCALAR_F32 && state->device.major < 8)) {
+        return tchi_cuda_gram(state, alpha, a, transpose, beta, 0, c);
     }
-    if (tchi_cuda_factor_narrow_supported(s, a, transpose, c)) {
-        return tchi_cuda_factor_narrow(s, (tchi_factor_weights){(float)alpha, (float)beta, NULL, 0}, a, transpose, c);
+    if (tchi_cuda_factor_narrow_supported(state, a, transpose, c)) {
+        return tchi_cuda_factor_narrow(state, (tchi_factor_weights){(float)alpha, (float)beta, NULL, 0}, a, transpose,
+                                       c);
     }
-    return tchi_cuda_factor_gram_panels(s, panels_for(a->type, c->rows), alpha, a, transpose, beta, c);
+    return tchi_cuda_factor_gram_panels(state, panels_for(a->type, c->rows), alpha, a, transpose, beta, c);
 }

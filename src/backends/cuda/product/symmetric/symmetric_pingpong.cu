@@ -418,23 +418,22 @@ extern "C" tch_status tchi_cuda_factor_pingpong(tchi_cuda_state *state, tchi_fac
 /* --- orthogonalization ------------------------------------------------------------------------------------------- */
 
 /* For steps on X: its Gram matrix, whose rows are aligned like all scratch, and products of that. */
-extern "C" int32_t tchi_cuda_normalize_takes(void *state, const tch_matrices *x)
+extern "C" int tchi_cuda_symmetric_scaled_supported(const tchi_cuda_state *state, const tch_matrices *x)
 {
-    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
     tch_matrices m = *x;
     m.cols = m.rows;
     m.ld = tchi_cuda_ceil_div(m.rows, 8) * 8;
     m.stride = m.rows * m.ld;
-    return x->type == TCH_SCALAR_BF16 && tchi_cuda_symmetric_pingpong_supported(s, NULL, x, x, &m) &&
-           tchi_cuda_symmetric_pingpong_supported(s, &m, &m, &m, &m);
+    return x->type == TCH_SCALAR_BF16 && tchi_cuda_symmetric_pingpong_supported(state, NULL, x, x, &m) &&
+           tchi_cuda_symmetric_pingpong_supported(state, &m, &m, &m, &m);
 }
 
-extern "C" tch_status tchi_cuda_scaled_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
-                                               const tch_matrices *a, const tch_matrices *b, const double *scale,
-                                               int32_t exponent, const tch_matrices *c)
+extern "C" tch_status tchi_cuda_symmetric_scaled(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d,
+                                                 double c2, const tch_matrices *a, const tch_matrices *b,
+                                                 const double *scale, int32_t exponent, const tch_matrices *c)
 {
     pingpong_problem p = problem_of(c0, c1, c2, a, c);
     p.scale = scale;
     p.exponent = exponent;
-    return run((tchi_cuda_state *)state, &p, d, a, b, c);
+    return run(state, &p, d, a, b, c);
 }

@@ -34,8 +34,12 @@ static int gemm_supported(const tch_matrices *a, const tch_matrices *c)
 
 /* In a commuting product B is symmetric, so that A B is A B', which reads both operands along their rows. */
 tch_status tchi_cuda_symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
-                                       const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+                                       const tch_matrices *a, const tch_matrices *b, const double *scale,
+                                       int32_t exponent, const tch_matrices *c)
 {
+    if (scale != NULL) {
+        return tchi_cuda_symmetric_scaled(state, c0, c1, d, c2, a, b, scale, exponent, c);
+    }
     tchi_symmetric_kernel *half = find_half_product(state, d, a, b, c);
     if (half != NULL) {
         return half(state, c0, c1, d, c2, a, b, c);
@@ -62,8 +66,11 @@ static int fills_device(const tchi_cuda_state *state, const tch_matrices *a, con
 /* With a beta only C's lower triangle counts: the half kernel for float64 takes C as its D, of which it reads the lower
  * triangle, each element in the thread that writes it; for cuBLAS, which reads the whole, C is made symmetric first. */
 tch_status tchi_cuda_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
-                          const tch_matrices *c)
+                          int32_t rounded, const tch_matrices *c)
 {
+    if (rounded) {
+        return tchi_cuda_gram_rounded(state, alpha, a, transpose, beta, c);
+    }
     tchi_symmetric_kernel *half =
         transpose || !fills_device(state, a, c) ? NULL : find_half_product(state, NULL, a, a, c);
     if (half != NULL && beta == 0.0) {
