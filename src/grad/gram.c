@@ -11,7 +11,6 @@
 #include "layer.h"
 #include "linalg/algebra.h"
 #include "linalg/batch.h"
-#include "linalg/limits.h"
 
 tch_matrices tchi_block(const tch_matrices *x, int64_t row, int64_t rows, int64_t col, int64_t cols)
 {

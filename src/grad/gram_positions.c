@@ -6,7 +6,7 @@
 
 #include "core/arith.h"
 #include "linalg/batch.h"
-#include "linalg/limits.h"
+#include "linalg/algebra.h"
 
 typedef struct pair_buffers {
     tch_matrices a[2], g[2]; /* of two blocks of samples */

@@ -8,7 +8,7 @@
 #include "core/check.h"
 #include "core/status.h"
 
-#include "linalg/limits.h"
+#include "linalg/algebra.h"
 
 static const struct {
     const char *name;

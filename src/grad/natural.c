@@ -10,7 +10,6 @@
 #include "core/tensor.h"
 #include "linalg/algebra.h"
 #include "linalg/batch.h"
-#include "linalg/limits.h"
 
 #include "layer.h"
 

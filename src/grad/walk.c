@@ -3,7 +3,7 @@
 
 #include "core/arith.h"
 #include "core/status.h"
-#include "linalg/limits.h"
+#include "linalg/algebra.h"
 
 /* Scratch beyond this is cut into chunks even without a limit: enough to keep a device busy, and far below what the
  * activations of a batch take for which it would be wanted. */

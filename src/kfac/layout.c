@@ -8,7 +8,7 @@
 #include "core/list.h"
 #include "core/status.h"
 #include "linalg/batch.h"
-#include "linalg/limits.h"
+#include "linalg/algebra.h"
 
 #include "kfac.h"
 

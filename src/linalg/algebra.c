@@ -1,6 +1,7 @@
 /* See algebra.h. */
 #include "algebra.h"
 
+#include <float.h>
 #include <math.h>
 
 #include "core/check.h"
@@ -106,6 +107,21 @@ tch_status tchi_inspect(tch_context *context, const tch_matrices *a, tch_scalar 
                                  i->damping, i->bound, i->flags);
 }
 
+/* Half a unit of the last place above the largest number of a type rounding gives infinity. */
+double tchi_most_number(tch_scalar type)
+{
+    switch (type) {
+    case TCH_SCALAR_F16:
+        return 0x1.ffdffffffffffp+15;
+    case TCH_SCALAR_BF16:
+        return 0x1.fefffffffffffp+127;
+    case TCH_SCALAR_F32:
+        return 0x1.fffffefffffffp+127;
+    default:
+        return DBL_MAX;
+    }
+}
+
 static const char *reason_of(int32_t flag)
 {
     switch (flag) {
@@ -176,4 +192,30 @@ tch_status tchi_check_power(double power, double eps)
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "eps is %g, expected a finite number, 0 or more", eps);
     }
     return TCH_OK;
+}
+
+tch_status tchi_check_matrix_size(const tch_tensor *tensor, const char *name)
+{
+    if (tensor->shape[tensor->ndim - 1] <= TCHI_MOST_SIZE && tensor->shape[tensor->ndim - 2] <= TCHI_MOST_SIZE) {
+        return TCH_OK;
+    }
+    char text[TCHI_DESCRIBE_SIZE];
+    return tchi_fail(TCH_ERR_SHAPE, "%s has shape %s: one matrix can have at most %d rows and columns", name,
+                     tchi_describe_shape(tensor, text, sizeof text), TCHI_MOST_SIZE);
+}
+
+tch_status tchi_check_matrices(const tch_context *context, const tch_tensor *tensor, const char *name)
+{
+    TCHI_TRY(tchi_check_input(context, tensor, name));
+    TCHI_TRY(tchi_check_matrix(tensor, name));
+    TCHI_TRY(tchi_check_matrix_size(tensor, name));
+    return tchi_check_float(tensor, name);
+}
+
+tch_status tchi_check_output_like(const tch_context *context, const tch_tensor *out, const char *out_name,
+                                  const tch_tensor *tensor, const char *name)
+{
+    TCHI_TRY(tchi_check_output(context, out, out_name));
+    TCHI_TRY(tchi_check_same_dtype(out, out_name, tensor, name));
+    return tchi_check_same_shape(out, out_name, tensor, name);
 }

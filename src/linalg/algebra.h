@@ -1,5 +1,5 @@
 /* Steps shared by the algorithms, on batches in scratch memory: products that fall back to general ones where a backend
- * has no better, and the inspection of symmetric inputs. */
+ * has no better, the inspection of symmetric inputs, and checks of arguments. */
 #ifndef TCHI_ALGEBRA_H
 #define TCHI_ALGEBRA_H
 
@@ -60,5 +60,19 @@ tch_status tchi_check_report(const tch_context *context, const tch_tensor *repor
 
 /* The numbers of a matrix power. */
 tch_status tchi_check_power(double power, double eps);
+
+/* Sizes that the libraries below support, whose integers have 32 bits: of one matrix, in a batch of any size. */
+#define TCHI_MOST_SIZE INT32_MAX
+tch_status tchi_check_matrix_size(const tch_tensor *tensor, const char *name);
+
+/* An input: matrices of such a size, of a float type. */
+tch_status tchi_check_matrices(const tch_context *context, const tch_tensor *tensor, const char *name);
+
+/* An output of the type and the shape of `tensor`. */
+tch_status tchi_check_output_like(const tch_context *context, const tch_tensor *out, const char *out_name,
+                                  const tch_tensor *tensor, const char *name);
+
+/* The largest number that is still finite when it is rounded to this type. */
+double tchi_most_number(tch_scalar type);
 
 #endif

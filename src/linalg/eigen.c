@@ -8,7 +8,6 @@
 
 #include "algebra.h"
 #include "batch.h"
-#include "limits.h"
 
 typedef struct eigen_buffers {
     tch_matrices v;     /* the input, then eigenvectors as rows */
@@ -76,10 +75,8 @@ static tch_status decompose(tch_context *context, eigen_buffers *e, const tchi_b
 
 static tch_status check_input(tch_context *context, const tch_tensor *a, const tch_tensor *report)
 {
-    TCHI_TRY(tchi_check_input(context, a, "a"));
+    TCHI_TRY(tchi_check_matrices(context, a, "a"));
     TCHI_TRY(tchi_check_square(a, "a"));
-    TCHI_TRY(tchi_check_matrix_size(a, "a"));
-    TCHI_TRY(tchi_check_float(a, "a"));
     return tchi_check_report(context, report, "report", a, TCH_INT32);
 }
 
@@ -93,9 +90,7 @@ static tch_status check_eigh(tch_context *context, const tch_tensor *a, const tc
     TCHI_TRY(tchi_check_same_dtype(w, "w", a, "a"));
     TCHI_TRY(tchi_check_shape(w, "w", a->ndim - 1, a->shape));
     if (v != NULL) {
-        TCHI_TRY(tchi_check_output(context, v, "v"));
-        TCHI_TRY(tchi_check_same_dtype(v, "v", a, "a"));
-        TCHI_TRY(tchi_check_same_shape(v, "v", a, "a"));
+        TCHI_TRY(tchi_check_output_like(context, v, "v", a, "a"));
     }
     const tchi_named inputs[] = {{a, "a"}};
     const tchi_named outputs[] = {{w, "w"}, {v, "v"}, {report, "report"}};
@@ -141,9 +136,7 @@ static tch_status check_power(tch_context *context, const tch_tensor *a, double 
                               const tch_tensor *out, const tch_tensor *report)
 {
     TCHI_TRY(check_input(context, a, report));
-    TCHI_TRY(tchi_check_output(context, out, "out"));
-    TCHI_TRY(tchi_check_same_dtype(out, "out", a, "a"));
-    TCHI_TRY(tchi_check_same_shape(out, "out", a, "a"));
+    TCHI_TRY(tchi_check_output_like(context, out, "out", a, "a"));
     const tchi_named inputs[] = {{a, "a"}};
     const tchi_named outputs[] = {{out, "out"}, {report, "report"}};
     TCHI_TRY(tchi_check_all_disjoint(outputs, 2, inputs, 1));
@@ -182,7 +175,7 @@ static void layout_sharp(sharp_buffers *s, tchi_arena *arena, int64_t batch, int
 }
 
 /* B = V A V', and its diagonal. */
-static tch_status rotate(tch_context *context, const eigen_buffers *e, sharp_buffers *s)
+static tch_status rotate_to_basis(tch_context *context, const eigen_buffers *e, sharp_buffers *s)
 {
     const tch_backend *t = context->backend;
     const int64_t shape[2] = {s->b.batch, s->b.rows};
@@ -205,7 +198,7 @@ static tch_status sharp_power(tch_context *context, const tchi_batch *a, int64_t
     const tch_spectrum_map map = {eps, 0.0, power, 1, INFINITY};
     double *damping = e->inspection.damping;
     TCHI_TRY(tchi_batch_read(context, a, first, &s->a));
-    TCHI_TRY(rotate(context, e, s));
+    TCHI_TRY(rotate_to_basis(context, e, s));
     TCHI_TRY(t->matrix->spectrum_power(context->state, &map, &s->f, damping, e->inspection.flags));
     TCHI_TRY(t->matrix->divided_differences(context->state, &map, &s->lambda, &s->f, damping, &s->b, NULL));
     TCHI_TRY(t->matrix->gemm(context->state, 1.0, &s->b, 0, &s->v, 0, 0.0, &s->t));

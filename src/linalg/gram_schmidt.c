@@ -72,14 +72,14 @@ tch_status tchi_split_product(tch_context *context, const tch_split_problem *p)
 {
     const tch_backend *t = context->backend;
     void *state = context->state;
-    int32_t taken = 0;
+    int32_t handled = 0;
     if (p->largest != NULL) {
         TCHI_TRY(t->device->zero_bytes(state, p->largest, p->c->batch * (int64_t)sizeof *p->largest));
     }
     if (t->matrix->split_product != NULL) {
-        TCHI_TRY(t->matrix->split_product(state, p, &taken));
+        TCHI_TRY(t->matrix->split_product(state, p, &handled));
     }
-    if (taken) {
+    if (handled) {
         return TCH_OK;
     }
     TCHI_TRY(multiply_parts(context, p));
@@ -232,8 +232,8 @@ static tch_status split_unit_rows(const work *w, const tch_matrices *x, const tc
 
 /* Rows, which have been split, less their parts along rows that are done, from row `from` on; where `wide` is not NULL,
  * what comes out goes there. */
-static tch_status subtract(const work *w, const tch_matrices *rows, const tch_split_matrices *split, int64_t from,
-                           projection *p, const precision *how, const tch_matrices *wide)
+static tch_status subtract_projection(const work *w, const tch_matrices *rows, const tch_split_matrices *split,
+                                      int64_t from, projection *p, const precision *how, const tch_matrices *wide)
 {
     tch_split_matrices done = split_rows_of(w->planes, from, p->c.cols);
     p->coefficients.scale = TCHI_SPLIT_UNIT;
@@ -271,7 +271,7 @@ static tch_status project_roughly(const work *w, const tch_matrices *rows, int64
     high.low.data = NULL;
     const tch_rows_to_split problem = {.x = rows, .rows = from_s ? rows : NULL, .out = &high};
     TCHI_TRY(w->context->backend->matrix->split_rows(w->context->state, &problem));
-    return subtract(w, rows, &p.rows, from, &p, &rough, NULL);
+    return subtract_projection(w, rows, &p.rows, from, &p, &rough, NULL);
 }
 
 /* The rows of a panel, brought to length 1, less their parts along all before it, to where Cholesky reads them. */
@@ -285,10 +285,10 @@ static tch_status project_fully(const work *w, const tch_matrices *rows, int64_t
     projection p = layout_projection(&arena, rows->batch, rows->rows, rows->cols, first);
     p.rows.scale = TCHI_SPLIT_UNIT;
     TCHI_TRY(split_unit_rows(w, rows, rows, &p.rows, (tch_condition){0}));
-    return subtract(w, rows, &p.rows, 0, &p, &full, &before);
+    return subtract_projection(w, rows, &p.rows, 0, &p, &full, &before);
 }
 
-static tch_status convert(tch_context *context, const tch_matrices *from, const tch_matrices *to)
+static tch_status convert_matrices(tch_context *context, const tch_matrices *from, const tch_matrices *to)
 {
     return context->backend->matrix->shift_scale(context->state, from, NULL, NULL, 1.0, to);
 }
@@ -322,7 +322,7 @@ static tch_status orthonormalize_panel(const work *w, const tch_matrices *rows, 
     tchi_arena arena = {.base = w->scratch};
     panel p = layout_panel(&arena, w->context, rows->batch, rows->rows, rows->cols);
     const tch_matrices *result = &p.after;
-    TCHI_TRY(is_first ? convert(w->context, rows, &p.before) : TCH_OK);
+    TCHI_TRY(is_first ? convert_matrices(w->context, rows, &p.before) : TCH_OK);
     TCHI_TRY(by_cholesky(w, &p, &p.before, &p.after));
     if (is_first) {
         result = &p.before;
@@ -341,7 +341,7 @@ static tch_status project_again(const work *w, const tch_matrices *rows, const t
     const precision of_little = {.coefficients = TCH_LOW_BOTH, .difference = TCH_LOW_NONE, .negligible = negligible};
     tchi_arena arena = {.base = w->scratch};
     projection p = layout_projection(&arena, rows->batch, rows->rows, rows->cols, first);
-    TCHI_TRY(subtract(w, rows, planes, 0, &p, &of_little, NULL));
+    TCHI_TRY(subtract_projection(w, rows, planes, 0, &p, &of_little, NULL));
     return split_unit_rows(w, rows, rows, planes, negligible);
 }
 

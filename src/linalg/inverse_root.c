@@ -12,7 +12,6 @@
 
 #include "algebra.h"
 #include "batch.h"
-#include "limits.h"
 #include "newton.h"
 #include "root_plan.h"
 
@@ -39,8 +38,8 @@ static void layout_work(tchi_newton_buffers *work, tchi_arena *arena, const tchi
 {
     bool iterates = plan->method == TCH_ROOT_NEWTON && !plan->one_launch;
     /* X ends in one of them, in the type of the matrices, which may be wider than any step's. */
-    bool narrow = tchi_scalar_size(plan->widest) < tchi_scalar_size(plan->type);
-    tch_scalar room = narrow ? plan->type : plan->widest;
+    bool is_smaller = tchi_scalar_size(plan->widest) < tchi_scalar_size(plan->type);
+    tch_scalar room = is_smaller ? plan->type : plan->widest;
     for (int k = 0; k < (iterates ? TCHI_NEWTON_BUFFERS : 2); k++) {
         work->m[k] = iterates && plan->mixed ? tchi_scratch_aligned(arena, room, batch, n, n)
                                              : tchi_scratch_matrices(arena, plan->type, batch, n, n);
@@ -72,7 +71,7 @@ static int64_t scratch_of(tch_context *context, const tchi_root_plan *plan, int6
     return most;
 }
 
-/* `source` may be NULL, when only sizes are wanted. */
+/* `source` may be NULL, for sizes alone. */
 static void layout(root_buffers *r, tchi_arena *arena, tch_context *context, const tchi_root_plan *plan,
                    const tchi_batch *source, int64_t first, int64_t batch, int64_t n)
 {
@@ -118,7 +117,7 @@ static int64_t choose_chunk(tch_context *context, const tchi_root_plan *plan, in
 /* --- before ----------------------------------------------------------------------------------------------------- */
 
 /* Norms, damping, bound and flags of every matrix, in the inspection. */
-static tch_status prepare(tch_context *context, const tchi_root_plan *plan, tch_scalar given, root_buffers *r)
+static tch_status prepare_part(tch_context *context, const tchi_root_plan *plan, tch_scalar given, root_buffers *r)
 {
     const tch_backend *t = context->backend;
     tchi_inspection *i = &r->inspection;
@@ -230,8 +229,8 @@ static tch_status take_root(tch_context *context, const tchi_root_plan *plan, ro
 
 /* --- one part of the batch -------------------------------------------------------------------------------------- */
 
-static tch_status reserve(root_buffers *r, tch_context *context, const tchi_root_plan *plan, const tchi_batch *source,
-                          int64_t first, int64_t count)
+static tch_status reserve_part(root_buffers *r, tch_context *context, const tchi_root_plan *plan,
+                               const tchi_batch *source, int64_t first, int64_t count)
 {
     tchi_arena arena = {0};
     layout(r, &arena, context, plan, source, first, count, source->rows);
@@ -240,7 +239,7 @@ static tch_status reserve(root_buffers *r, tch_context *context, const tchi_root
     return TCH_OK;
 }
 
-static tch_status certify(tch_context *context, const tchi_root_plan *plan, root_buffers *r, const tch_matrices *x)
+static tch_status certify_root(tch_context *context, const tchi_root_plan *plan, root_buffers *r, const tch_matrices *x)
 {
     const tch_backend *t = context->backend;
     tchi_range_push(context, "certificate");
@@ -263,12 +262,12 @@ static tch_status check_range(tch_context *context, const tchi_root_plan *plan, 
 }
 
 /* The certificate, and the range. What the eigen method puts out of range is; of others it may be a failure. */
-static tch_status judge(tch_context *context, const tchi_root_plan *plan, const root_call *call, root_buffers *r,
-                        const tch_matrices *x)
+static tch_status judge_root(tch_context *context, const tchi_root_plan *plan, const root_call *call, root_buffers *r,
+                             const tch_matrices *x)
 {
     bool exact = plan->method == TCH_ROOT_EIGEN;
     TCHI_TRY(exact ? check_range(context, plan, call, r, x) : TCH_OK);
-    TCHI_TRY(certify(context, plan, r, x));
+    TCHI_TRY(certify_root(context, plan, r, x));
     return exact ? TCH_OK : check_range(context, plan, call, r, x);
 }
 
@@ -276,12 +275,12 @@ static tch_status judge(tch_context *context, const tchi_root_plan *plan, const 
 static tch_status begin_part(tch_context *context, const tchi_root_plan *plan, const root_call *call, int64_t first,
                              int64_t count, root_buffers *r)
 {
-    TCHI_TRY(reserve(r, context, plan, &call->a, first, count));
+    TCHI_TRY(reserve_part(r, context, plan, &call->a, first, count));
     if (!r->a_in_place) {
         TCHI_TRY(tchi_batch_read(context, &call->a, first, &r->a));
     }
     TCHI_RANGE(context, "damping and bound");
-    return prepare(context, plan, call->a.type, r);
+    return prepare_part(context, plan, call->a.type, r);
 }
 
 /* A plan that waited for the smallest eigenvalues may come out as another method, which begins anew with its own
@@ -297,8 +296,8 @@ static tch_status finish_plan(tch_context *context, tchi_root_plan *plan, const 
 }
 
 /* Everything up to the flags; nothing of the caller's is written yet. */
-static tch_status compute(tch_context *context, tchi_root_plan *plan, const root_call *call, int64_t first,
-                          int64_t count, root_buffers *r, tch_matrices *x)
+static tch_status compute_part(tch_context *context, tchi_root_plan *plan, const root_call *call, int64_t first,
+                               int64_t count, root_buffers *r, tch_matrices *x)
 {
     TCHI_TRY(begin_part(context, plan, call, first, count, r));
     if (!plan->ready) {
@@ -308,7 +307,7 @@ static tch_status compute(tch_context *context, tchi_root_plan *plan, const root
     tch_status status = take_root(context, plan, r, x);
     tchi_range_pop(context);
     TCHI_TRY(status);
-    return judge(context, plan, call, r, x);
+    return judge_root(context, plan, call, r, x);
 }
 
 /* Before the new roots take the place of the old. */
@@ -320,8 +319,8 @@ static tch_status measure_drift(tch_context *context, const tchi_root_plan *plan
                                                    plan->probes, call->drift + first, NULL, 0.0, NULL, r->scratch);
 }
 
-static tch_status deliver(tch_context *context, const tchi_root_plan *plan, const root_call *call, int64_t first,
-                          int64_t count, root_buffers *r, const tch_matrices *x, tch_status *bad)
+static tch_status deliver_part(tch_context *context, const tchi_root_plan *plan, const root_call *call, int64_t first,
+                               int64_t count, root_buffers *r, const tch_matrices *x, tch_status *bad)
 {
     tch_matrices spare = spare_of(r, x->type, x);
     if (call->drift != NULL) {
@@ -365,14 +364,14 @@ static tch_status root_part(tch_context *context, const tchi_root_plan *made, co
     root_buffers r;
     tch_matrices x;
     tchi_root_plan plan = *made;
-    TCHI_TRY(compute(context, &plan, call, first, count, &r, &x));
+    TCHI_TRY(compute_part(context, &plan, call, first, count, &r, &x));
     bool again;
     TCHI_TRY(look_for_failures(context, &plan, call, &r, count, &again));
     if (again) {
         plan = tchi_root_plan_better(&plan);
-        TCHI_TRY(compute(context, &plan, call, first, count, &r, &x));
+        TCHI_TRY(compute_part(context, &plan, call, first, count, &r, &x));
     }
-    return deliver(context, &plan, call, first, count, &r, &x, bad);
+    return deliver_part(context, &plan, call, first, count, &r, &x, bad);
 }
 
 /* --- the public calls ------------------------------------------------------------------------------------------- */
@@ -380,13 +379,9 @@ static tch_status root_part(tch_context *context, const tchi_root_plan *made, co
 static tch_status check_call(tch_context *context, const tch_tensor *a, const tch_tensor *out,
                              const tch_tensor *residual, const tch_tensor *report)
 {
-    TCHI_TRY(tchi_check_input(context, a, "a"));
+    TCHI_TRY(tchi_check_matrices(context, a, "a"));
     TCHI_TRY(tchi_check_square(a, "a"));
-    TCHI_TRY(tchi_check_matrix_size(a, "a"));
-    TCHI_TRY(tchi_check_float(a, "a"));
-    TCHI_TRY(tchi_check_output(context, out, "out"));
-    TCHI_TRY(tchi_check_same_dtype(out, "out", a, "a"));
-    TCHI_TRY(tchi_check_same_shape(out, "out", a, "a"));
+    TCHI_TRY(tchi_check_output_like(context, out, "out", a, "a"));
     TCHI_TRY(tchi_check_report(context, residual, "residual", a, TCH_FLOAT64));
     TCHI_TRY(tchi_check_report(context, report, "report", a, TCH_INT32));
     const tchi_named inputs[] = {{a, "a"}};

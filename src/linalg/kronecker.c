@@ -10,7 +10,6 @@
 
 #include "algebra.h"
 #include "batch.h"
-#include "limits.h"
 
 /* --- arguments -------------------------------------------------------------------------------------------------- */
 
@@ -18,10 +17,7 @@
 static tch_status check_factor(tch_context *context, const tch_tensor *factor, const char *name, const tch_tensor *like,
                                int32_t like_inner, const char *like_name)
 {
-    TCHI_TRY(tchi_check_input(context, factor, name));
-    TCHI_TRY(tchi_check_matrix(factor, name));
-    TCHI_TRY(tchi_check_matrix_size(factor, name));
-    TCHI_TRY(tchi_check_float(factor, name));
+    TCHI_TRY(tchi_check_matrices(context, factor, name));
     TCHI_TRY(tchi_check_same_dtype(factor, name, like, like_name));
     bool fits = factor->ndim == 2 || factor->ndim - 2 == like->ndim - like_inner;
     for (int32_t i = 0; fits && i < factor->ndim - 2; i++) {
@@ -101,6 +97,29 @@ typedef struct kron_ctx {
     bool x_in_place, out_in_place;
 } kron_ctx;
 
+typedef void kron_layout(kron_ctx *j, tchi_arena *arena, int64_t first, int64_t count);
+typedef tch_status kron_compute(tch_context *context, kron_ctx *j, int64_t first, int64_t count);
+
+/* `compute` leaves a part's result in mo. */
+static tch_status compute_in_parts(tch_context *context, kron_ctx *j, kron_layout *layout, kron_compute *compute)
+{
+    tchi_arena one = {0};
+    layout(j, &one, 0, 1);
+    int64_t chunk = tchi_arena_fit(context, j->out.count, one.used, 0);
+    for (int64_t first = 0; first < j->out.count; first += chunk) {
+        int64_t count = j->out.count - first < chunk ? j->out.count - first : chunk;
+        tchi_arena arena = {0};
+        layout(j, &arena, first, count);
+        TCHI_TRY(tchi_arena_reserve(context, &arena));
+        layout(j, &arena, first, count);
+        TCHI_TRY(read_factor(context, &j->a, first, count, &j->ma));
+        TCHI_TRY(read_factor(context, &j->b, first, count, &j->mb));
+        TCHI_TRY(compute(context, j, first, count));
+        TCHI_TRY(j->out_in_place ? TCH_OK : tchi_batch_write(context, &j->out, first, &j->mo));
+    }
+    return TCH_OK;
+}
+
 static void product_layout(kron_ctx *j, tchi_arena *arena, int64_t first, int64_t count)
 {
     j->ma = place_factor(arena, &j->a, j->type, count);
@@ -110,14 +129,8 @@ static void product_layout(kron_ctx *j, tchi_arena *arena, int64_t first, int64_
 
 static tch_status product_part(tch_context *context, kron_ctx *j, int64_t first, int64_t count)
 {
-    tchi_arena arena = {0};
-    product_layout(j, &arena, first, count);
-    TCHI_TRY(tchi_arena_reserve(context, &arena));
-    product_layout(j, &arena, first, count);
-    TCHI_TRY(read_factor(context, &j->a, first, count, &j->ma));
-    TCHI_TRY(read_factor(context, &j->b, first, count, &j->mb));
-    TCHI_TRY(context->backend->matrix->kronecker(context->state, &j->ma, &j->mb, &j->mo));
-    return j->out_in_place ? TCH_OK : tchi_batch_write(context, &j->out, first, &j->mo);
+    (void)first, (void)count;
+    return context->backend->matrix->kronecker(context->state, &j->ma, &j->mb, &j->mo);
 }
 
 static tch_status check_product(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *out)
@@ -148,17 +161,22 @@ tch_status tch_kronecker_product(tch_context *context, const tch_tensor *a, cons
     TCHI_TRY(check_product(context, a, b, out));
     kron_ctx j = {.a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .out = tchi_batch_of(out, 2)};
     j.type = tchi_compute_type(j.out.type);
-    tchi_arena one = {0};
-    product_layout(&j, &one, 0, 1);
-    int64_t chunk = tchi_arena_fit(context, j.out.count, one.used, 0);
-    for (int64_t first = 0; first < j.out.count; first += chunk) {
-        int64_t count = j.out.count - first < chunk ? j.out.count - first : chunk;
-        TCHI_TRY(product_part(context, &j, first, count));
-    }
-    return TCH_OK;
+    return compute_in_parts(context, &j, product_layout, product_part);
 }
 
 /* --- times a matrix --------------------------------------------------------------------------------------------- */
+
+static tch_status multiply_x(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,
+                             const tch_tensor *out, kron_layout *layout, kron_compute *compute)
+{
+    const tchi_named inputs[] = {{a, "a"}, {b, "b"}, {x, "x"}};
+    const tchi_named outputs[] = {{out, "out"}};
+    TCHI_TRY(tchi_check_all_disjoint(outputs, 1, inputs, 3));
+    kron_ctx j = {
+        .a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .x = tchi_batch_of(x, 2), .out = tchi_batch_of(out, 2)};
+    j.type = tchi_compute_type(j.x.type);
+    return compute_in_parts(context, &j, layout, compute);
+}
 
 /* A X B' in the cheaper order; mt holds A X or X B'. */
 static bool left_first(const kron_ctx *j)
@@ -182,36 +200,17 @@ static void apply_layout(kron_ctx *j, tchi_arena *arena, int64_t first, int64_t 
 
 static tch_status apply_part(tch_context *context, kron_ctx *j, int64_t first, int64_t count)
 {
-    tchi_arena arena = {0};
-    const tch_backend *t = context->backend;
-    apply_layout(j, &arena, first, count);
-    TCHI_TRY(tchi_arena_reserve(context, &arena));
-    apply_layout(j, &arena, first, count);
-    TCHI_TRY(read_factor(context, &j->a, first, count, &j->ma));
-    TCHI_TRY(read_factor(context, &j->b, first, count, &j->mb));
+    tch_gemm_op *gemm = context->backend->matrix->gemm;
+    (void)count;
     if (!j->x_in_place) {
         TCHI_TRY(tchi_batch_read(context, &j->x, first, &j->mx));
     }
     if (left_first(j)) {
-        TCHI_TRY(t->matrix->gemm(context->state, 1.0, &j->ma, 0, &j->mx, 0, 0.0, &j->mt));
-        TCHI_TRY(t->matrix->gemm(context->state, 1.0, &j->mt, 0, &j->mb, 1, 0.0, &j->mo));
-    } else {
-        TCHI_TRY(t->matrix->gemm(context->state, 1.0, &j->mx, 0, &j->mb, 1, 0.0, &j->mt));
-        TCHI_TRY(t->matrix->gemm(context->state, 1.0, &j->ma, 0, &j->mt, 0, 0.0, &j->mo));
+        TCHI_TRY(gemm(context->state, 1.0, &j->ma, 0, &j->mx, 0, 0.0, &j->mt));
+        return gemm(context->state, 1.0, &j->mt, 0, &j->mb, 1, 0.0, &j->mo);
     }
-    return j->out_in_place ? TCH_OK : tchi_batch_write(context, &j->out, first, &j->mo);
-}
-
-static tch_status run_apply(tch_context *context, kron_ctx *j)
-{
-    tchi_arena one = {0};
-    apply_layout(j, &one, 0, 1);
-    int64_t chunk = tchi_arena_fit(context, j->out.count, one.used, 0);
-    for (int64_t first = 0; first < j->out.count; first += chunk) {
-        int64_t count = j->out.count - first < chunk ? j->out.count - first : chunk;
-        TCHI_TRY(apply_part(context, j, first, count));
-    }
-    return TCH_OK;
+    TCHI_TRY(gemm(context->state, 1.0, &j->mx, 0, &j->mb, 1, 0.0, &j->mt));
+    return gemm(context->state, 1.0, &j->ma, 0, &j->mt, 0, 0.0, &j->mo);
 }
 
 static tch_status check_apply(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,
@@ -223,10 +222,7 @@ static tch_status check_apply(tch_context *context, const tch_tensor *a, const t
     TCHI_TRY(check_factor(context, a, "a", x, 2, "x"));
     TCHI_TRY(check_factor(context, b, "b", x, 2, "x"));
     TCHI_TRY(check_size(x, "x", cols_of(a), cols_of(b)));
-    TCHI_TRY(check_out(context, out, x, rows_of(a), rows_of(b)));
-    const tchi_named inputs[] = {{a, "a"}, {b, "b"}, {x, "x"}};
-    const tchi_named outputs[] = {{out, "out"}};
-    return tchi_check_all_disjoint(outputs, 1, inputs, 3);
+    return check_out(context, out, x, rows_of(a), rows_of(b));
 }
 
 tch_status tch_kronecker_apply(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,
@@ -234,17 +230,16 @@ tch_status tch_kronecker_apply(tch_context *context, const tch_tensor *a, const 
 {
     TCHI_ENTER(context, "tch_kronecker_apply");
     TCHI_TRY(check_apply(context, a, b, x, out));
-    kron_ctx j = {
-        .a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .x = tchi_batch_of(x, 2), .out = tchi_batch_of(out, 2)};
-    j.type = tchi_compute_type(j.x.type);
-    return run_apply(context, &j);
+    return multiply_x(context, a, b, x, out, apply_layout, apply_part);
 }
 
 /* (A (x) B) X for X [n q, r]: with X seen as [n, q r], T = A X is [m, q r], that is m matrices [q, r], and each is
  * multiplied by B. */
-static void matmul_layout(kron_ctx *j, tchi_arena *arena, int64_t count)
+static void matmul_layout(kron_ctx *j, tchi_arena *arena, int64_t first, int64_t count)
 {
+    (void)first;
     int64_t r = j->x.cols;
+    j->out_in_place = false;
     j->ma = place_factor(arena, &j->a, j->type, count);
     j->mb = place_factor(arena, &j->b, j->type, count);
     j->mx = tchi_scratch_matrices(arena, j->type, count, j->a.cols, j->b.cols * r);
@@ -273,19 +268,13 @@ static tch_status multiply_by_b(tch_context *context, const kron_ctx *j, int64_t
 
 static tch_status matmul_part(tch_context *context, kron_ctx *j, int64_t first, int64_t count)
 {
-    tchi_arena arena = {0};
-    matmul_layout(j, &arena, count);
-    TCHI_TRY(tchi_arena_reserve(context, &arena));
-    matmul_layout(j, &arena, count);
-    TCHI_TRY(read_factor(context, &j->a, first, count, &j->ma));
-    TCHI_TRY(read_factor(context, &j->b, first, count, &j->mb));
     tch_matrices whole = tchi_matrices_new(j->mx.data, j->type, count, j->x.rows, j->x.cols);
     TCHI_TRY(tchi_batch_read(context, &j->x, first, &whole));
     TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, &j->ma, 0, &j->mx, 0, 0.0, &j->mt));
     for (int64_t i = 0; i < count; i++) {
         TCHI_TRY(multiply_by_b(context, j, i));
     }
-    return tchi_batch_write(context, &j->out, first, &j->mo);
+    return TCH_OK;
 }
 
 static tch_status check_matmul(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,
@@ -301,9 +290,7 @@ static tch_status check_matmul(tch_context *context, const tch_tensor *a, const 
         return tchi_fail(TCH_ERR_SHAPE, "b has %lld columns and x has %lld: their product must stay below 2^31",
                          (long long)cols_of(b), (long long)cols_of(x));
     }
-    const tchi_named inputs[] = {{a, "a"}, {b, "b"}, {x, "x"}};
-    const tchi_named outputs[] = {{out, "out"}};
-    return tchi_check_all_disjoint(outputs, 1, inputs, 3);
+    return TCH_OK;
 }
 
 tch_status tch_kronecker_matmul(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,
@@ -311,15 +298,5 @@ tch_status tch_kronecker_matmul(tch_context *context, const tch_tensor *a, const
 {
     TCHI_ENTER(context, "tch_kronecker_matmul");
     TCHI_TRY(check_matmul(context, a, b, x, out));
-    kron_ctx j = {
-        .a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .x = tchi_batch_of(x, 2), .out = tchi_batch_of(out, 2)};
-    j.type = tchi_compute_type(j.x.type);
-    tchi_arena one = {0};
-    matmul_layout(&j, &one, 1);
-    int64_t chunk = tchi_arena_fit(context, j.out.count, one.used, 0);
-    for (int64_t first = 0; first < j.out.count; first += chunk) {
-        int64_t count = j.out.count - first < chunk ? j.out.count - first : chunk;
-        TCHI_TRY(matmul_part(context, &j, first, count));
-    }
-    return TCH_OK;
+    return multiply_x(context, a, b, x, out, matmul_layout, matmul_part);
 }

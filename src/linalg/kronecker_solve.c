@@ -8,7 +8,6 @@
 
 #include "algebra.h"
 #include "batch.h"
-#include "limits.h"
 
 typedef struct solve_buffers {
     tch_matrices a, b;
@@ -49,7 +48,7 @@ typedef struct solve_call {
     double damping;
 } solve_call;
 
-static tch_status transpose(tch_context *context, const tch_matrices *x, const tch_matrices *y)
+static tch_status transpose_matrices(tch_context *context, const tch_matrices *x, const tch_matrices *y)
 {
     const int64_t shape[3] = {x->batch, y->rows, y->cols};
     const int64_t from[3] = {x->stride, 1, x->ld};
@@ -59,7 +58,7 @@ static tch_status transpose(tch_context *context, const tch_matrices *x, const t
     return context->backend->matrix->copy(context->state, &target, &source);
 }
 
-static tch_status damp(tch_context *context, solve_buffers *s, double damping)
+static tch_status find_damping(tch_context *context, solve_buffers *s, double damping)
 {
     const tch_backend *t = context->backend;
     TCHI_TRY(t->matrix->reduce(context->state, TCH_REDUCE_TRACE, &s->a, s->trace_a));
@@ -109,9 +108,9 @@ static tch_status solve_part(tch_context *context, const solve_call *c, int64_t 
     TCHI_TRY(tchi_inspect(context, &s.b, c->b.type, &s.of_b));
     TCHI_TRY(join_flags(context, &s));
     TCHI_TRY(inspect_x(context, &s));
-    TCHI_TRY(damp(context, &s, c->damping));
+    TCHI_TRY(find_damping(context, &s, c->damping));
     TCHI_TRY(t->matrix->spd_solve(context->state, &s.a, s.of_a.damping, &s.x, s.of_a.flags, s.scratch));
-    TCHI_TRY(transpose(context, &s.x, &s.y));
+    TCHI_TRY(transpose_matrices(context, &s.x, &s.y));
     TCHI_TRY(t->matrix->spd_solve(context->state, &s.b, s.of_b.damping, &s.y, s.of_a.flags, s.scratch));
     TCHI_TRY(t->matrix->flag_overflow(context->state, &s.y, tchi_most_number(c->x.type), s.of_a.flags));
     tchi_batch out = tchi_batch_transposed(c->out);
@@ -134,9 +133,8 @@ static tch_status check_side(tch_context *context, const tch_tensor *f, const ch
                              int64_t n)
 {
     int64_t shape[TCH_MAX_RANK];
-    TCHI_TRY(tchi_check_input(context, f, name));
+    TCHI_TRY(tchi_check_matrices(context, f, name));
     TCHI_TRY(tchi_check_square(f, name));
-    TCHI_TRY(tchi_check_matrix_size(f, name));
     TCHI_TRY(tchi_check_same_dtype(f, name, x, "x"));
     for (int32_t i = 0; i < x->ndim; i++) {
         shape[i] = i < x->ndim - 2 ? x->shape[i] : n;
@@ -152,9 +150,7 @@ static tch_status check_call(tch_context *context, const tch_tensor *a, const tc
     TCHI_TRY(tchi_check_float(x, "x"));
     TCHI_TRY(check_side(context, a, "a", x, x->shape[x->ndim - 2]));
     TCHI_TRY(check_side(context, b, "b", x, x->shape[x->ndim - 1]));
-    TCHI_TRY(tchi_check_output(context, out, "out"));
-    TCHI_TRY(tchi_check_same_dtype(out, "out", x, "x"));
-    TCHI_TRY(tchi_check_same_shape(out, "out", x, "x"));
+    TCHI_TRY(tchi_check_output_like(context, out, "out", x, "x"));
     TCHI_TRY(tchi_check_report(context, report, "report", x, TCH_INT32));
     const tchi_named inputs[] = {{a, "a"}, {b, "b"}, {x, "x"}};
     const tchi_named outputs[] = {{out, "out"}, {report, "report"}};

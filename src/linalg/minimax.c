@@ -397,30 +397,3 @@ int tchi_minimax_plan(int root, int degree, double lo, double tolerance, tchi_mi
     }
     return count;
 }
-
-/* Products in H^p by squaring and multiplying. */
-static int power_products(int exponent)
-{
-    int products = 0;
-    for (; exponent > 1; exponent >>= 1) {
-        products += 1 + (exponent & 1);
-    }
-    return products;
-}
-
-int tchi_minimax_plan_products(int root, int degree, int steps)
-{
-    if (root < 1 || root > TCHI_MINIMAX_MAX_ROOT || degree < 1 || degree > 2) {
-        return -1;
-    }
-    if (steps < 0 || steps > TCHI_MINIMAX_MAX_STEPS) {
-        return -1;
-    }
-    if (steps == 0) {
-        return 0;
-    }
-    int squares = (degree - 1) * steps;
-    int updates_of_m = (steps - 1) * (power_products(root) + 1);
-    int updates_of_x = steps - 1;
-    return squares + updates_of_m + updates_of_x;
-}

@@ -51,10 +51,6 @@ int tchi_minimax_longer_ending(int root, double lo, double hi, tchi_minimax_sext
  * Returns the number of steps (0 where X = I is good enough already), or -1 for arguments out of range. */
 int tchi_minimax_plan(int root, int degree, double lo, double tolerance, tchi_minimax_step *steps);
 
-/* Products of n by n matrices that such a plan costs: M^2 for degree 2, H^p by repeated squaring, H^p M and X H; the
- * first X H is H itself and the last step leaves M alone. Returns -1 for arguments out of range. */
-int tchi_minimax_plan_products(int root, int degree, int steps);
-
 /* x^(-1/root) = sum over j of weights[j] / (x + shifts[j]) on [lo, 1], with the least maximal relative error among
  * sums of that many poles, and the fewest poles whose error is at most `tolerance`. Weights and shifts are positive,
  * shifts increase; root 1 is the single exact pole at 0. `shifts` and `weights` hold TCHI_MINIMAX_MAX_POLES values.

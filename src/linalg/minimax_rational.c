@@ -56,8 +56,8 @@ static pair pair_multiply(pair a, pair b)
 static pair pair_divide(pair a, pair b)
 {
     double quotient = a.hi / b.hi;
-    pair taken = pair_product(quotient, b.hi);
-    double rest = ((a.hi - taken.hi) - taken.lo) + (a.lo - quotient * b.lo);
+    pair product = pair_product(quotient, b.hi);
+    double rest = ((a.hi - product.hi) - product.lo) + (a.lo - quotient * b.lo);
     return pair_sum(quotient, rest / b.hi);
 }
 

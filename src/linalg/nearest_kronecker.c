@@ -12,7 +12,6 @@
 
 #include "algebra.h"
 #include "batch.h"
-#include "limits.h"
 
 #define EXACT_UP_TO 512 /* side of the Gram matrix: its eigenvectors take 15 ms at this size on two cores */
 #define BLOCK 8         /* vectors iterated together: convergence goes with the ninth singular value over the first */
@@ -38,7 +37,7 @@ static bool is_exact(const nearest *s)
     return s->mn <= EXACT_UP_TO || s->pq <= EXACT_UP_TO;
 }
 
-static tch_matrices take(tchi_arena *arena, int64_t rows, int64_t cols)
+static tch_matrices scratch_matrix(tchi_arena *arena, int64_t rows, int64_t cols)
 {
     return tchi_scratch_matrices(arena, TCH_SCALAR_F64, 1, rows, cols);
 }
@@ -48,14 +47,14 @@ static void layout(nearest *s, tchi_arena *arena)
     const tch_context *c = s->context;
     int64_t side = s->mn < s->pq ? s->mn : s->pq;
     s->k = is_exact(s) ? side : BLOCK;
-    s->r = take(arena, s->mn, s->pq);
-    s->left = take(arena, is_exact(s) ? 0 : s->mn, s->k);
-    s->right = take(arena, is_exact(s) ? 0 : s->pq, s->k);
-    s->gram = take(arena, s->k, s->k);
-    s->rotation = take(arena, s->k, s->k);
-    s->values = take(arena, 1, s->k);
-    s->u = take(arena, s->mn, 1);
-    s->v = take(arena, s->pq, 1);
+    s->r = scratch_matrix(arena, s->mn, s->pq);
+    s->left = scratch_matrix(arena, is_exact(s) ? 0 : s->mn, s->k);
+    s->right = scratch_matrix(arena, is_exact(s) ? 0 : s->pq, s->k);
+    s->gram = scratch_matrix(arena, s->k, s->k);
+    s->rotation = scratch_matrix(arena, s->k, s->k);
+    s->values = scratch_matrix(arena, 1, s->k);
+    s->u = scratch_matrix(arena, s->mn, 1);
+    s->v = scratch_matrix(arena, s->pq, 1);
     s->number = tchi_arena_take(arena, (int64_t)sizeof(double));
     s->flag = tchi_arena_take(arena, (int64_t)sizeof(int32_t));
     s->scratch = tchi_arena_take(
@@ -69,7 +68,8 @@ static tch_status gemm(nearest *s, double alpha, const tch_matrices *a, int ta, 
 }
 
 /* The rows of R are the blocks of M: a view with its dimensions reordered, copied into place. */
-static tch_status rearrange(nearest *s, const tchi_batch *m, int64_t index, const tch_tensor *a, const tch_tensor *b)
+static tch_status rearrange_blocks(nearest *s, const tchi_batch *m, int64_t index, const tch_tensor *a,
+                                   const tch_tensor *b)
 {
     int64_t p = b->shape[b->ndim - 2];
     int64_t q = b->shape[b->ndim - 1];
@@ -132,7 +132,7 @@ static tch_status orthonormalize(nearest *s, tch_matrices *block, tch_matrices *
 
 /* One round: right -> left -> right. The Gram matrix of R' left, with left orthonormal, carries the squares of the
  * singular values; the largest is read to see whether it still moves. */
-static tch_status iterate(nearest *s, tch_matrices *spare_left, tch_matrices *spare_right, double *square)
+static tch_status iterate_block(nearest *s, tch_matrices *spare_left, tch_matrices *spare_right, double *square)
 {
     TCHI_TRY(gemm(s, 1.0, &s->r, 0, &s->right, 0, 0.0, &s->left));
     TCHI_TRY(orthonormalize(s, &s->left, spare_left));
@@ -152,7 +152,7 @@ static tch_status iterated_pair(nearest *s, tch_matrices *spare_left, tch_matric
     TCHI_TRY(orthonormalize(s, &s->right, spare_right));
     for (int round = 0; round < MOST_ROUNDS; round++) {
         double square;
-        TCHI_TRY(iterate(s, spare_left, spare_right, &square));
+        TCHI_TRY(iterate_block(s, spare_left, spare_right, &square));
         if (fabs(square - before) <= SETTLED * square) {
             break;
         }
@@ -169,7 +169,7 @@ static tch_status norm_of(nearest *s, const tch_matrices *x, double *norm)
     return read_number(s, s->number, norm);
 }
 
-static tch_status scale(nearest *s, const tch_matrices *x, double factor)
+static tch_status scale_matrix(nearest *s, const tch_matrices *x, double factor)
 {
     return s->context->backend->matrix->combine(s->context->state, 0.0, factor, x, 0.0, NULL, x);
 }
@@ -194,7 +194,7 @@ static tch_status sign_of(nearest *s, const tch_matrices *u, double *sign)
 }
 
 /* From one unit vector of the pair the other, sigma times as long; then sigma shared equally. */
-static tch_status balance(nearest *s, int have_u)
+static tch_status balance_pair(nearest *s, int have_u)
 {
     double sign;
     double length;
@@ -202,12 +202,12 @@ static tch_status balance(nearest *s, int have_u)
     const tch_matrices *unit = have_u ? &s->u : &s->v;
     const tch_matrices *other = have_u ? &s->v : &s->u;
     TCHI_TRY(norm_of(s, unit, &length));
-    TCHI_TRY(scale(s, unit, length > 0 ? 1.0 / length : 0.0));
+    TCHI_TRY(scale_matrix(s, unit, length > 0 ? 1.0 / length : 0.0));
     TCHI_TRY(gemm(s, 1.0, &s->r, have_u, unit, 0, 0.0, other));
     TCHI_TRY(norm_of(s, other, &sigma));
     TCHI_TRY(sign_of(s, &s->u, &sign));
-    TCHI_TRY(scale(s, unit, sign * sqrt(sigma)));
-    return scale(s, other, sigma > 0 ? sign / sqrt(sigma) : 0.0);
+    TCHI_TRY(scale_matrix(s, unit, sign * sqrt(sigma)));
+    return scale_matrix(s, other, sigma > 0 ? sign / sqrt(sigma) : 0.0);
 }
 
 static tch_status relative_error(nearest *s, double *error)
@@ -241,8 +241,8 @@ static tch_status bring_near_one(nearest *s, int *exponent)
         return TCH_OK;
     }
     *exponent = ilogb(largest) / 2 * 2;
-    TCHI_TRY(scale(s, &s->r, ldexp(1.0, -*exponent / 2)));
-    return scale(s, &s->r, ldexp(1.0, -*exponent / 2));
+    TCHI_TRY(scale_matrix(s, &s->r, ldexp(1.0, -*exponent / 2)));
+    return scale_matrix(s, &s->r, ldexp(1.0, -*exponent / 2));
 }
 
 static tch_status scale_factors(nearest *s, int exponent)
@@ -250,8 +250,8 @@ static tch_status scale_factors(nearest *s, int exponent)
     if (exponent == 0) {
         return TCH_OK;
     }
-    TCHI_TRY(scale(s, &s->u, ldexp(1.0, exponent / 2)));
-    return scale(s, &s->v, ldexp(1.0, exponent / 2));
+    TCHI_TRY(scale_matrix(s, &s->u, ldexp(1.0, exponent / 2)));
+    return scale_matrix(s, &s->v, ldexp(1.0, exponent / 2));
 }
 
 static tch_status write_error(nearest *s, const tch_tensor *error, int64_t index, double value)
@@ -263,7 +263,8 @@ static tch_status write_error(nearest *s, const tch_tensor *error, int64_t index
     return tchi_batch_write(s->context, &numbers, index, &number);
 }
 
-static tch_status one(nearest *s, const tchi_batch *m, int64_t index, tch_tensor *a, tch_tensor *b, tch_tensor *error)
+static tch_status nearest_one(nearest *s, const tchi_batch *m, int64_t index, tch_tensor *a, tch_tensor *b,
+                              tch_tensor *error)
 {
     int exponent;
     double nonfinite;
@@ -273,13 +274,13 @@ static tch_status one(nearest *s, const tchi_batch *m, int64_t index, tch_tensor
     tchi_arena arena = {0};
     for (int pass = 0; pass < 2; pass++) {
         layout(s, &arena);
-        spare_left = take(&arena, s->left.rows, s->k);
-        spare_right = take(&arena, s->right.rows, s->k);
+        spare_left = scratch_matrix(&arena, s->left.rows, s->k);
+        spare_right = scratch_matrix(&arena, s->right.rows, s->k);
         if (pass == 0) {
             TCHI_TRY(tchi_arena_reserve(s->context, &arena));
         }
     }
-    TCHI_TRY(rearrange(s, m, index, a, b));
+    TCHI_TRY(rearrange_blocks(s, m, index, a, b));
     TCHI_TRY(s->context->backend->matrix->reduce(s->context->state, TCH_REDUCE_NONFINITE, &s->r, s->number));
     TCHI_TRY(read_number(s, s->number, &nonfinite));
     if (nonfinite > 0) {
@@ -287,7 +288,7 @@ static tch_status one(nearest *s, const tchi_batch *m, int64_t index, tch_tensor
     }
     TCHI_TRY(bring_near_one(s, &exponent));
     TCHI_TRY(is_exact(s) ? exact_pair(s) : iterated_pair(s, &spare_left, &spare_right));
-    TCHI_TRY(balance(s, !is_exact(s) || s->mn <= s->pq));
+    TCHI_TRY(balance_pair(s, !is_exact(s) || s->mn <= s->pq));
     TCHI_TRY(error != NULL ? relative_error(s, &value) : TCH_OK);
     TCHI_TRY(scale_factors(s, exponent));
     TCHI_TRY(write_factor(s, a, index, &s->u));
@@ -361,7 +362,7 @@ tch_status tch_nearest_kronecker(tch_context *context, const tch_tensor *m, tch_
         return write_zeros(context, error);
     }
     for (int64_t i = 0; i < batch.count; i++) {
-        TCHI_TRY(one(&s, &batch, i, a, b, error));
+        TCHI_TRY(nearest_one(&s, &batch, i, a, b, error));
     }
     return TCH_OK;
 }

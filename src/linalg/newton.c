@@ -31,7 +31,7 @@ static double error_of(tch_scalar type, double low)
 }
 
 /* Half the tolerance is the arithmetic's; the other half is for the polynomials and the rounding of the input. */
-static tch_scalar fastest(const tch_product_rates *rates, double low, double tolerance)
+static tch_scalar fastest_type(const tch_product_rates *rates, double low, double tolerance)
 {
     const struct {
         tch_scalar type;
@@ -86,7 +86,7 @@ void tchi_newton_choose_types(tchi_newton_plan *plan, const tch_product_rates *r
     bool congruence = congruence_serves(plan, &offered, low, tolerance);
     double margin = margin_of(plan);
     for (int k = 0; k < plan->steps; k++) {
-        plan->type[k] = fastest(&offered, k == 0 ? low : plan->step[k - 1].lo, tolerance / margin);
+        plan->type[k] = fastest_type(&offered, k == 0 ? low : plan->step[k - 1].lo, tolerance / margin);
         plan->congruent[k] = congruence && plan->type[k] == TCH_SCALAR_F64 && k + 1 < plan->steps;
         plan->type[k] = plan->congruent[k] ? TCH_SCALAR_BF16X2 : plan->type[k];
     }
@@ -192,7 +192,7 @@ typedef struct search {
 } search;
 
 /* The cheaper one, or of two that cost the same the better. */
-static void consider(search *s, tchi_newton_plan *plan, double error)
+static void keep_cheaper(search *s, tchi_newton_plan *plan, double error)
 {
     tchi_newton_choose_types(plan, s->rates, s->low, s->arithmetic);
     double cost = tchi_newton_cost(plan, s->rates), same = 1e-9 * s->cost;
@@ -216,7 +216,7 @@ static bool consider_ending(search *s, const tchi_newton_plan *plan)
             return false;
         }
     }
-    consider(s, &ended, error);
+    keep_cheaper(s, &ended, error);
     return true;
 }
 
@@ -278,7 +278,7 @@ static tch_matrices half_of(const tch_matrices *wide, int which)
     return half;
 }
 
-static void assign(const tchi_newton_plan *plan, tchi_newton_buffers *b, cast *c)
+static void assign_buffers(const tchi_newton_plan *plan, tchi_newton_buffers *b, cast *c)
 {
     *c = (cast){.m = &b->m[0], .x = &b->m[1], .h = &b->m[2], .s = &b->m[3], .t = &b->m[4]};
     c->product = &b->m[1];
@@ -294,29 +294,29 @@ static void assign(const tchi_newton_plan *plan, tchi_newton_buffers *b, cast *c
     }
 }
 
-static void swap(tch_matrices **a, tch_matrices **b)
+static void swap_matrices(tch_matrices **a, tch_matrices **b)
 {
     tch_matrices *c = *a;
     *a = *b;
     *b = c;
 }
 
-static tch_status multiply(tch_context *context, const tch_matrices *a, const tch_matrices *b, tch_scalar type,
-                           tch_matrices *c)
+static tch_status multiply_symmetric(tch_context *context, const tch_matrices *a, const tch_matrices *b,
+                                     tch_scalar type, tch_matrices *c)
 {
     c->type = type;
     return tchi_symmetric_product(context, a, b, c);
 }
 
-static tch_status convert(tch_context *context, const tch_matrices *from, tch_scalar type, tch_matrices *to)
+static tch_status convert_matrices(tch_context *context, const tch_matrices *from, tch_scalar type, tch_matrices *to)
 {
     to->type = type;
     return context->backend->matrix->shift_scale(context->state, from, NULL, NULL, 1.0, to);
 }
 
 /* S = s0 I + s1 M + M^2, then t0 I + t1 M + t2 S^2. */
-static tch_status make_quartic(tch_context *context, const tchi_minimax_quartic *q, const tch_matrices *m,
-                               tch_matrices *s, tch_matrices *out)
+static tch_status evaluate_quartic(tch_context *context, const tchi_minimax_quartic *q, const tch_matrices *m,
+                                   tch_matrices *s, tch_matrices *out)
 {
     s->type = out->type = m->type;
     TCHI_TRY(tchi_symmetric_polynomial(context, q->s0, q->s1, m, 1.0, m, m, s));
@@ -324,13 +324,13 @@ static tch_status make_quartic(tch_context *context, const tchi_minimax_quartic 
 }
 
 /* H = c0 I + c1 M + c2 M^2, or with two more terms, for which S serves. */
-static tch_status make_h(tch_context *context, int degree, const tchi_minimax_step *step, const tch_matrices *m,
-                         tch_matrices *s, tch_matrices *h)
+static tch_status evaluate_h(tch_context *context, int degree, const tchi_minimax_step *step, const tch_matrices *m,
+                             tch_matrices *s, tch_matrices *h)
 {
     h->type = m->type;
     if (is_steep(step)) {
         tchi_minimax_quartic q = tchi_minimax_quartic_of(step->c);
-        return make_quartic(context, &q, m, s, h);
+        return evaluate_quartic(context, &q, m, s, h);
     }
     if (degree == 2) {
         return tchi_symmetric_polynomial(context, step->c[0], step->c[1], m, step->c[2], m, m, h);
@@ -339,25 +339,25 @@ static tch_status make_h(tch_context *context, int degree, const tchi_minimax_st
 }
 
 /* H^root into *power, which is H itself or one of S and T. */
-static tch_status raise(tch_context *context, int32_t root, cast *c, tch_matrices **power)
+static tch_status raise_h(tch_context *context, int32_t root, cast *c, tch_matrices **power)
 {
     tch_scalar type = c->h->type;
     *power = c->h;
     if (root == 1) {
         return TCH_OK;
     }
-    TCHI_TRY(multiply(context, c->h, c->h, type, c->s));
+    TCHI_TRY(multiply_symmetric(context, c->h, c->h, type, c->s));
     *power = c->s;
     if (root == 2) {
         return TCH_OK;
     }
     /* T = H^3 on the way to 3 and 6, H^4 on the way to 4 and 8. */
-    TCHI_TRY(multiply(context, c->s, root % 3 == 0 ? c->h : c->s, type, c->t));
+    TCHI_TRY(multiply_symmetric(context, c->s, root % 3 == 0 ? c->h : c->s, type, c->t));
     *power = c->t;
     if (root == 3 || root == 4) {
         return TCH_OK;
     }
-    TCHI_TRY(multiply(context, c->t, c->t, type, c->s));
+    TCHI_TRY(multiply_symmetric(context, c->t, c->t, type, c->s));
     *power = c->s;
     return TCH_OK;
 }
@@ -366,10 +366,10 @@ static tch_status raise(tch_context *context, int32_t root, cast *c, tch_matrice
 static tch_status update_m(tch_context *context, int32_t root, tch_scalar next, cast *c)
 {
     tch_matrices *power;
-    TCHI_TRY(raise(context, root, c, &power));
+    TCHI_TRY(raise_h(context, root, c, &power));
     tch_matrices **target = power == c->s ? &c->t : &c->s;
-    TCHI_TRY(multiply(context, power, c->m, next, *target));
-    swap(&c->m, target);
+    TCHI_TRY(multiply_symmetric(context, power, c->m, next, *target));
+    swap_matrices(&c->m, target);
     return TCH_OK;
 }
 
@@ -377,15 +377,15 @@ static tch_status update_m(tch_context *context, int32_t root, tch_scalar next, 
 static tch_status first_x(tch_context *context, tch_scalar next, cast *c)
 {
     if (c->h->type == next) {
-        swap(&c->x, &c->h);
+        swap_matrices(&c->x, &c->h);
         return TCH_OK;
     }
-    return convert(context, c->h, next, c->x);
+    return convert_matrices(context, c->h, next, c->x);
 }
 
 /* Two float16 for each number, good to 22 bits: in either half of the buffer of M, which has the size of float64. */
-static tch_status split(tch_context *context, const tch_matrices *x, const cast *c, int which,
-                        tch_split_matrices *planes)
+static tch_status split_in_m(tch_context *context, const tch_matrices *x, const cast *c, int which,
+                             tch_split_matrices *planes)
 {
     int64_t bytes = c->m->batch * c->m->stride * tchi_scalar_size(TCH_SCALAR_F16);
     planes->high = planes->low = *c->m;
@@ -415,16 +415,16 @@ static tch_status multiply_lower(tch_context *context, const tch_split_matrices 
 }
 
 /* K = H^(root/2) in float64, for an even root. */
-static tch_status make_k(tch_context *context, int32_t root, cast *c, tch_matrices *k)
+static tch_status evaluate_k(tch_context *context, int32_t root, cast *c, tch_matrices *k)
 {
     if (root == 2) {
-        return convert(context, c->h, TCH_SCALAR_F64, k);
+        return convert_matrices(context, c->h, TCH_SCALAR_F64, k);
     }
     if (root == 4) {
-        return multiply(context, c->h, c->h, TCH_SCALAR_F64, k);
+        return multiply_symmetric(context, c->h, c->h, TCH_SCALAR_F64, k);
     }
-    TCHI_TRY(multiply(context, c->h, c->h, c->h->type, c->s));
-    return multiply(context, c->s, root == 6 ? c->h : c->s, TCH_SCALAR_F64, k);
+    TCHI_TRY(multiply_symmetric(context, c->h, c->h, c->h->type, c->s));
+    return multiply_symmetric(context, c->s, root == 6 ? c->h : c->s, TCH_SCALAR_F64, k);
 }
 
 /* The product becomes K L with M = L L', of which M is not needed any more. The rounding of L, whose smallest
@@ -438,12 +438,12 @@ static tch_status first_factor(tch_context *context, int32_t root, cast *c)
     c->factor->type = c->product->type = TCH_SCALAR_F64;
     TCHI_TRY(t->cholesky(context->state, c->m, 0, c->factor, c->flags, c->product->data));
     if (c->m->rows <= TCH_CHOLESKY_BLOCK) {
-        TCHI_TRY(make_k(context, root, c, c->m));
+        TCHI_TRY(evaluate_k(context, root, c, c->m));
         return t->gemm(context->state, 1.0, c->m, 0, c->factor, 0, 0.0, c->product);
     }
-    TCHI_TRY(make_k(context, root, c, c->product));
-    TCHI_TRY(split(context, c->product, c, 0, &k));
-    TCHI_TRY(split(context, c->factor, c, 1, &l));
+    TCHI_TRY(evaluate_k(context, root, c, c->product));
+    TCHI_TRY(split_in_m(context, c->product, c, 0, &k));
+    TCHI_TRY(split_in_m(context, c->factor, c, 1, &l));
     c->product->type = TCH_SCALAR_F32;
     return multiply_lower(context, &k, &l, c->product);
 }
@@ -462,7 +462,7 @@ static tch_split_matrices planes_of(const tch_matrices *m)
 static tch_status next_factor(tch_context *context, int32_t root, cast *c)
 {
     tch_matrices *k;
-    TCHI_TRY(raise(context, root / 2, c, &k));
+    TCHI_TRY(raise_h(context, root / 2, c, &k));
     tch_split_matrices left = planes_of(k);
     tch_split_matrices right = planes_of(c->factor);
     c->product->type = TCH_SCALAR_F32;
@@ -471,10 +471,10 @@ static tch_status next_factor(tch_context *context, int32_t root, cast *c)
 }
 
 /* M <- K M K = T T', and T, the factor, <- K T. */
-static tch_status congruence(tch_context *context, int32_t root, bool first, tch_scalar next, cast *c)
+static tch_status update_factor_and_m(tch_context *context, int32_t root, bool first, tch_scalar next, cast *c)
 {
     TCHI_TRY(first ? first_factor(context, root, c) : next_factor(context, root, c));
-    TCHI_TRY(convert(context, c->product, c->h->type, c->factor));
+    TCHI_TRY(convert_matrices(context, c->product, c->h->type, c->factor));
     c->m->type = next;
     return tchi_gram(context, 1.0, c->factor, 0, 0.0, c->m);
 }
@@ -483,28 +483,28 @@ static tch_status run_congruent_step(tch_context *context, const tchi_newton_pla
 {
     tch_scalar next = p->type[k + 1]; /* a congruent step is never the last */
     if (k == 0) {
-        TCHI_TRY(convert(context, c->m, p->type[k], c->t));
+        TCHI_TRY(convert_matrices(context, c->m, p->type[k], c->t));
     }
-    TCHI_TRY(make_h(context, p->degree, &p->step[k], k == 0 ? c->t : c->m, c->s, c->h));
+    TCHI_TRY(evaluate_h(context, p->degree, &p->step[k], k == 0 ? c->t : c->m, c->s, c->h));
     if (k > 0) {
-        TCHI_TRY(multiply(context, c->x, c->h, next, c->s));
-        swap(&c->x, &c->s);
+        TCHI_TRY(multiply_symmetric(context, c->x, c->h, next, c->s));
+        swap_matrices(&c->x, &c->s);
     }
-    TCHI_TRY(congruence(context, p->root, k == 0, next, c));
+    TCHI_TRY(update_factor_and_m(context, p->root, k == 0, next, c));
     return k == 0 ? first_x(context, next, c) : TCH_OK;
 }
 
 /* A last step of degree 1 without H: X <- X (c0 I + c1 M). */
-static tch_status finish(tch_context *context, const tchi_minimax_step *step, cast *c)
+static tch_status run_short_last_step(tch_context *context, const tchi_minimax_step *step, cast *c)
 {
     c->t->type = c->x->type;
     TCHI_TRY(tchi_symmetric_polynomial(context, 0.0, step->c[0], c->x, step->c[1], c->x, c->m, c->t));
-    swap(&c->x, &c->t);
+    swap_matrices(&c->x, &c->t);
     return TCH_OK;
 }
 
 /* S = s0 I + s1 M + M^2 and U = u0 I + u1 M + S^2, in H and T, then t0 I + t1 M + t2 S U. */
-static tch_status make_sextic(tch_context *context, const tchi_minimax_sextic *q, cast *c, tch_matrices *out)
+static tch_status evaluate_sextic(tch_context *context, const tchi_minimax_sextic *q, cast *c, tch_matrices *out)
 {
     c->h->type = c->t->type = out->type = c->m->type;
     TCHI_TRY(tchi_symmetric_polynomial(context, q->s0, q->s1, c->m, 1.0, c->m, c->m, c->h));
@@ -513,12 +513,12 @@ static tch_status make_sextic(tch_context *context, const tchi_minimax_sextic *q
 }
 
 /* X <- X q(M). */
-static tch_status end(tch_context *context, const tchi_newton_plan *p, cast *c)
+static tch_status run_ending(tch_context *context, const tchi_newton_plan *p, cast *c)
 {
-    TCHI_TRY(p->ends == 4 ? make_quartic(context, &p->ending, c->m, c->h, c->s)
-                          : make_sextic(context, &p->longer, c, c->s));
-    TCHI_TRY(multiply(context, c->x, c->s, c->x->type, c->t));
-    swap(&c->x, &c->t);
+    TCHI_TRY(p->ends == 4 ? evaluate_quartic(context, &p->ending, c->m, c->h, c->s)
+                          : evaluate_sextic(context, &p->longer, c, c->s));
+    TCHI_TRY(multiply_symmetric(context, c->x, c->s, c->x->type, c->t));
+    swap_matrices(&c->x, &c->t);
     return TCH_OK;
 }
 
@@ -530,16 +530,16 @@ static tch_status run_step(tch_context *context, const tchi_newton_plan *p, int 
     const tchi_minimax_step *step = &p->step[k];
     bool last = k + 1 == p->steps;
     if (last && p->ends) {
-        return end(context, p, c);
+        return run_ending(context, p, c);
     }
     tch_scalar next = last ? p->type[k] : p->type[k + 1];
     if (last && step->c[2] == 0.0 && k > 0) {
-        return finish(context, step, c);
+        return run_short_last_step(context, step, c);
     }
-    TCHI_TRY(make_h(context, p->degree, step, c->m, c->s, c->h));
+    TCHI_TRY(evaluate_h(context, p->degree, step, c->m, c->s, c->h));
     if (k > 0) {
-        TCHI_TRY(multiply(context, c->x, c->h, next, c->t));
-        swap(&c->x, &c->t);
+        TCHI_TRY(multiply_symmetric(context, c->x, c->h, next, c->t));
+        swap_matrices(&c->x, &c->t);
     }
     if (!last) {
         TCHI_TRY(update_m(context, p->root, next, c));
@@ -566,7 +566,7 @@ tch_status tchi_newton(tch_context *context, const tchi_newton_plan *plan, tchi_
                        tch_matrices *result)
 {
     cast c;
-    assign(plan, b, &c);
+    assign_buffers(plan, b, &c);
     c.flags = flags;
     if (plan->steps == 0) {
         TCHI_TRY(context->backend->matrix->combine(context->state, 1.0, 0.0, NULL, 0.0, NULL, c.x));

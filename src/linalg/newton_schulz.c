@@ -99,8 +99,8 @@ tchi_ortho tchi_ortho_repeating(tchi_schulz_step step, int32_t steps, double eps
  * them, and an optimizer asks for no more. float64 stays what it is. */
 tch_scalar tchi_ortho_type(const tch_context *context, tch_scalar type)
 {
-    bool narrow = type != TCH_SCALAR_F64 && tchi_product_rates(context).bf16 > 0;
-    return narrow ? TCH_SCALAR_BF16 : tchi_compute_type(type);
+    bool in_bf16 = type != TCH_SCALAR_F64 && tchi_product_rates(context).bf16 > 0;
+    return in_bf16 ? TCH_SCALAR_BF16 : tchi_compute_type(type);
 }
 
 /* --- the plan ---------------------------------------------------------------------------------------------------- */

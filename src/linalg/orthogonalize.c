@@ -5,8 +5,8 @@
 #include "core/check.h"
 #include "core/status.h"
 
+#include "algebra.h"
 #include "batch.h"
-#include "limits.h"
 
 /* Only to keep a zero matrix from being divided by zero: any other is divided by its norm, which is no less than the
  * smallest number of its type. */
@@ -41,13 +41,8 @@ static tch_status ortho_part(tch_context *context, const tchi_batch *a, const tc
 static tch_status check_call(tch_context *context, const tch_tensor *a, int32_t steps, tch_ortho_method method,
                              const tch_tensor *out)
 {
-    TCHI_TRY(tchi_check_input(context, a, "a"));
-    TCHI_TRY(tchi_check_matrix(a, "a"));
-    TCHI_TRY(tchi_check_matrix_size(a, "a"));
-    TCHI_TRY(tchi_check_float(a, "a"));
-    TCHI_TRY(tchi_check_output(context, out, "out"));
-    TCHI_TRY(tchi_check_same_dtype(out, "out", a, "a"));
-    TCHI_TRY(tchi_check_same_shape(out, "out", a, "a"));
+    TCHI_TRY(tchi_check_matrices(context, a, "a"));
+    TCHI_TRY(tchi_check_output_like(context, out, "out", a, "a"));
     TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
     if (steps < 1 || steps > TCHI_ORTHO_MOST_STEPS) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "steps is %d, expected 1 to %d", steps, TCHI_ORTHO_MOST_STEPS);

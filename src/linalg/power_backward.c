@@ -11,7 +11,6 @@
 
 #include "algebra.h"
 #include "batch.h"
-#include "limits.h"
 #include "root_plan.h"
 
 typedef struct backward_buffers {
@@ -93,7 +92,7 @@ static tch_status backward_part(tch_context *context, const backward_call *call,
     return tchi_report(context, call->report, first, count, p.inspection.flags, "a", bad);
 }
 
-static tch_status backward(tch_context *context, const backward_call *call)
+static tch_status backward_in_parts(tch_context *context, const backward_call *call)
 {
     tch_status bad = TCH_OK;
     int64_t chunk = choose_chunk(context, call->a.count, call->a.rows);
@@ -107,16 +106,12 @@ static tch_status backward(tch_context *context, const backward_call *call)
 static tch_status check_call(tch_context *context, const tch_tensor *a, const tch_tensor *grad, const tch_tensor *out,
                              const tch_tensor *report)
 {
-    TCHI_TRY(tchi_check_input(context, a, "a"));
+    TCHI_TRY(tchi_check_matrices(context, a, "a"));
     TCHI_TRY(tchi_check_square(a, "a"));
-    TCHI_TRY(tchi_check_matrix_size(a, "a"));
-    TCHI_TRY(tchi_check_float(a, "a"));
     TCHI_TRY(tchi_check_input(context, grad, "grad"));
     TCHI_TRY(tchi_check_same_dtype(grad, "grad", a, "a"));
     TCHI_TRY(tchi_check_same_shape(grad, "grad", a, "a"));
-    TCHI_TRY(tchi_check_output(context, out, "out"));
-    TCHI_TRY(tchi_check_same_dtype(out, "out", a, "a"));
-    TCHI_TRY(tchi_check_same_shape(out, "out", a, "a"));
+    TCHI_TRY(tchi_check_output_like(context, out, "out", a, "a"));
     TCHI_TRY(tchi_check_report(context, report, "report", a, TCH_INT32));
     const tchi_named inputs[] = {{a, "a"}, {grad, "grad"}};
     const tchi_named outputs[] = {{out, "out"}, {report, "report"}};
@@ -137,7 +132,7 @@ tch_status tch_matrix_power_backward(tch_context *context, const tch_tensor *a, 
     TCHI_TRY(check_call(context, a, grad, out, report));
     TCHI_TRY(tchi_check_power(power, eps));
     backward_call call = call_of(a, grad, out, report, (tch_spectrum_map){eps, 0.0, power, 1, 0.0});
-    return backward(context, &call);
+    return backward_in_parts(context, &call);
 }
 
 tch_status tch_inverse_root_backward(tch_context *context, const tch_tensor *a, int32_t root,
@@ -151,5 +146,5 @@ tch_status tch_inverse_root_backward(tch_context *context, const tch_tensor *a, 
     TCHI_TRY(tchi_root_check(root, c));
     backward_call call =
         call_of(a, grad, out, report, (tch_spectrum_map){c->eps, c->relative_eps, -1.0 / root, 0, 0.0});
-    return backward(context, &call);
+    return backward_in_parts(context, &call);
 }

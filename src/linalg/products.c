@@ -8,8 +8,8 @@
 #include "core/check.h"
 #include "core/status.h"
 
+#include "algebra.h"
 #include "batch.h"
-#include "limits.h"
 
 /* One of A, B and out. Strides are in elements of `type`; batch strides follow the product's own batch dimensions. */
 typedef struct operand {
@@ -37,7 +37,7 @@ static int64_t batch_size(const tch_tensor *t, int32_t from_right)
     return i >= 0 ? t->shape[i] : 1;
 }
 
-static tch_status broadcast(const tch_tensor *a, const tch_tensor *b, int32_t *ndim, int64_t *shape)
+static tch_status broadcast_shape(const tch_tensor *a, const tch_tensor *b, int32_t *ndim, int64_t *shape)
 {
     int32_t rank = a->ndim > b->ndim ? a->ndim : b->ndim;
     *ndim = rank;
@@ -56,7 +56,7 @@ static tch_status broadcast(const tch_tensor *a, const tch_tensor *b, int32_t *n
     return TCH_OK;
 }
 
-static int64_t dimension(const tch_tensor *t, int32_t from_right, int32_t transpose)
+static int64_t dimension_of(const tch_tensor *t, int32_t from_right, int32_t transpose)
 {
     return t->shape[t->ndim - 1 - (transpose ? 1 - from_right : from_right)];
 }
@@ -84,19 +84,19 @@ static tch_status check_product(tch_context *context, const tch_tensor *a, int32
     TCHI_TRY(tchi_check_float(a, "a"));
     TCHI_TRY(tchi_check_same_dtype(b, "b", a, "a"));
     TCHI_TRY(tchi_check_same_dtype(out, "out", a, "a"));
-    if (dimension(a, 0, ta) != dimension(b, 1, tb)) {
+    if (dimension_of(a, 0, ta) != dimension_of(b, 1, tb)) {
         char a_text[TCHI_DESCRIBE_SIZE];
         char b_text[TCHI_DESCRIBE_SIZE];
         return tchi_fail(TCH_ERR_SHAPE, "a %s%s and b %s%s do not fit: the inner sizes are %lld and %lld",
                          tchi_describe_shape(a, a_text, sizeof a_text), ta ? " transposed" : "",
                          tchi_describe_shape(b, b_text, sizeof b_text), tb ? " transposed" : "",
-                         (long long)dimension(a, 0, ta), (long long)dimension(b, 1, tb));
+                         (long long)dimension_of(a, 0, ta), (long long)dimension_of(b, 1, tb));
     }
     int32_t ndim;
     int64_t shape[TCH_MAX_RANK];
-    TCHI_TRY(broadcast(a, b, &ndim, shape));
-    shape[ndim - 2] = dimension(a, 1, ta);
-    shape[ndim - 1] = dimension(b, 0, tb);
+    TCHI_TRY(broadcast_shape(a, b, &ndim, shape));
+    shape[ndim - 2] = dimension_of(a, 1, ta);
+    shape[ndim - 1] = dimension_of(b, 0, tb);
     TCHI_TRY(tchi_check_shape(out, "out", ndim, shape));
     TCHI_TRY(tchi_check_matrix_size(a, "a"));
     TCHI_TRY(tchi_check_matrix_size(b, "b"));
@@ -133,7 +133,7 @@ static bool lies_by_columns(const operand *o)
     return (o->row_stride == 1 || o->rows == 1) && (o->col_stride >= o->rows || o->cols == 1);
 }
 
-static bool usable(const operand *o, tch_scalar compute, bool by_columns_too)
+static bool usable_in_place(const operand *o, tch_scalar compute, bool by_columns_too)
 {
     bool strides = true;
     for (int32_t i = 0; i < TCH_MAX_RANK; i++) {
@@ -233,7 +233,7 @@ static int64_t staged_bytes(const operand *o, tch_scalar compute)
 }
 
 /* Points the operand at a contiguous copy of its tensor in scratch, in the order the tensor's own dimensions have. */
-static void restage(operand *o, void *scratch, product *p, int32_t transpose)
+static void restage_operand(operand *o, void *scratch, product *p, int32_t transpose)
 {
     tch_tensor plain = *o->tensor;
     plain.strides = NULL;
@@ -270,7 +270,7 @@ static tch_status multiply_staged(tch_context *context, product *p, int32_t ta, 
             TCHI_TRY(copy_whole(context, each[k]->tensor, scratch[k], p->compute, 0));
         }
         if (stage[k]) {
-            restage(each[k], scratch[k], p, transposes[k]);
+            restage_operand(each[k], scratch[k], p, transposes[k]);
         }
     }
     const tch_tensor *out = p->c.tensor;
@@ -456,7 +456,7 @@ static int64_t staging_needed(const product *p, bool *stage)
     const operand *each[3] = {&p->a, &p->b, &p->c};
     int64_t bytes = 0;
     for (int k = 0; k < 3; k++) {
-        stage[k] = !usable(each[k], p->compute, k < 2);
+        stage[k] = !usable_in_place(each[k], p->compute, k < 2);
         bytes += stage[k] ? staged_bytes(each[k], p->compute) + ROUND_TO : 0;
     }
     return bytes;
@@ -464,8 +464,8 @@ static int64_t staging_needed(const product *p, bool *stage)
 
 /* `budget` in bytes, 0 for none but the context's. Tiles add up slices of the inner dimension in the result, which a
  * half type would round each time: they are float32 then. */
-static tch_status multiply(tch_context *context, double alpha, const tch_tensor *a, int32_t ta, const tch_tensor *b,
-                           int32_t tb, double beta, tch_tensor *out, int64_t budget)
+static tch_status multiply_tensors(tch_context *context, double alpha, const tch_tensor *a, int32_t ta,
+                                   const tch_tensor *b, int32_t tb, double beta, tch_tensor *out, int64_t budget)
 {
     TCHI_TRY(check_product(context, a, ta, b, tb, out, false));
     if (tch_tensor_numel(out) == 0) {
@@ -584,14 +584,14 @@ static tch_status multiply_streamed(tch_context *context, const tch_tensor *a, c
 tch_status tch_matmul(tch_context *context, const tch_tensor *a, const tch_tensor *b, tch_tensor *out)
 {
     TCHI_ENTER(context, "tch_matmul");
-    return multiply(context, 1.0, a, 0, b, 0, 0.0, out, 0);
+    return multiply_tensors(context, 1.0, a, 0, b, 0, 0.0, out, 0);
 }
 
 tch_status tch_gemm(tch_context *context, double alpha, const tch_tensor *a, int32_t transpose_a, const tch_tensor *b,
                     int32_t transpose_b, double beta, tch_tensor *out)
 {
     TCHI_ENTER(context, "tch_gemm");
-    return multiply(context, alpha, a, transpose_a != 0, b, transpose_b != 0, beta, out, 0);
+    return multiply_tensors(context, alpha, a, transpose_a != 0, b, transpose_b != 0, beta, out, 0);
 }
 
 tch_status tch_matmul_chunked(tch_context *context, const tch_tensor *a, const tch_tensor *b, int64_t memory_budget,
@@ -606,5 +606,5 @@ tch_status tch_matmul_chunked(tch_context *context, const tch_tensor *a, const t
         (lies_on_host(a) || lies_on_host(b) || lies_on_host(out))) {
         return multiply_streamed(context, a, b, out, memory_budget);
     }
-    return multiply(context, 1.0, a, 0, b, 0, 0.0, out, memory_budget);
+    return multiply_tensors(context, 1.0, a, 0, b, 0, 0.0, out, memory_budget);
 }

@@ -8,7 +8,6 @@
 
 #include "algebra.h"
 #include "batch.h"
-#include "limits.h"
 
 /* A, B and C of a call, and as matrices x, y and z for the part of the batch at work. */
 typedef struct half_product {
@@ -19,7 +18,7 @@ typedef struct half_product {
     bool in_place[3];
 } half_product;
 
-static void layout(half_product *h, tchi_arena *arena, int64_t first, int64_t count)
+static void layout_operands(half_product *h, tchi_arena *arena, int64_t first, int64_t count)
 {
     h->x = tchi_batch_place(&h->a, arena, h->type, first, count, &h->in_place[0]);
     h->y = h->x;
@@ -30,13 +29,13 @@ static void layout(half_product *h, tchi_arena *arena, int64_t first, int64_t co
     h->z = tchi_batch_place(&h->c, arena, h->type, first, count, &h->in_place[2]);
 }
 
-static tch_status run_part(tch_context *context, half_product *h, int64_t first, int64_t count, double alpha,
-                           int32_t transpose, double beta)
+static tch_status multiply_part(tch_context *context, half_product *h, int64_t first, int64_t count, double alpha,
+                                int32_t transpose, double beta)
 {
     tchi_arena arena = {0};
-    layout(h, &arena, first, count);
+    layout_operands(h, &arena, first, count);
     TCHI_TRY(tchi_arena_reserve(context, &arena));
-    layout(h, &arena, first, count);
+    layout_operands(h, &arena, first, count);
     if (!h->in_place[0]) {
         TCHI_TRY(tchi_batch_read(context, &h->a, first, &h->x));
     }
@@ -51,14 +50,14 @@ static tch_status run_part(tch_context *context, half_product *h, int64_t first,
     return h->in_place[2] ? TCH_OK : tchi_batch_write(context, &h->c, first, &h->z);
 }
 
-static tch_status run(tch_context *context, half_product *h, double alpha, int32_t transpose, double beta)
+static tch_status multiply_in_parts(tch_context *context, half_product *h, double alpha, int32_t transpose, double beta)
 {
     int64_t size = tchi_scalar_size(h->type);
     int64_t each = (h->a.rows * h->a.cols * (h->has_b ? 2 : 1) + h->c.rows * h->c.cols) * size + 3 * 256;
     int64_t chunk = tchi_arena_fit(context, h->c.count, each, 0);
     for (int64_t first = 0; first < h->c.count; first += chunk) {
         int64_t count = h->c.count - first < chunk ? h->c.count - first : chunk;
-        TCHI_TRY(run_part(context, h, first, count, alpha, transpose, beta));
+        TCHI_TRY(multiply_part(context, h, first, count, alpha, transpose, beta));
     }
     return TCH_OK;
 }
@@ -66,32 +65,25 @@ static tch_status run(tch_context *context, half_product *h, double alpha, int32
 tch_status tch_symmetric_product(tch_context *context, const tch_tensor *a, const tch_tensor *b, tch_tensor *out)
 {
     TCHI_ENTER(context, "tch_symmetric_product");
-    TCHI_TRY(tchi_check_input(context, a, "a"));
-    TCHI_TRY(tchi_check_input(context, b, "b"));
-    TCHI_TRY(tchi_check_output(context, out, "out"));
+    TCHI_TRY(tchi_check_matrices(context, a, "a"));
     TCHI_TRY(tchi_check_square(a, "a"));
-    TCHI_TRY(tchi_check_matrix_size(a, "a"));
-    TCHI_TRY(tchi_check_float(a, "a"));
+    TCHI_TRY(tchi_check_input(context, b, "b"));
     TCHI_TRY(tchi_check_same_dtype(b, "b", a, "a"));
-    TCHI_TRY(tchi_check_same_dtype(out, "out", a, "a"));
     TCHI_TRY(tchi_check_same_shape(b, "b", a, "a"));
-    TCHI_TRY(tchi_check_same_shape(out, "out", a, "a"));
+    TCHI_TRY(tchi_check_output_like(context, out, "out", a, "a"));
     TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
     TCHI_TRY(tchi_check_disjoint(out, "out", b, "b"));
     half_product h = {tchi_batch_of(a, 2), tchi_batch_of(b, 2), tchi_batch_of(out, 2), .has_b = true};
     h.type = tchi_compute_type(h.a.type);
-    return run(context, &h, 1.0, 0, 0.0);
+    return multiply_in_parts(context, &h, 1.0, 0, 0.0);
 }
 
 tch_status tch_gram(tch_context *context, double alpha, const tch_tensor *a, int32_t transpose, double beta,
                     tch_tensor *out)
 {
     TCHI_ENTER(context, "tch_gram");
-    TCHI_TRY(tchi_check_input(context, a, "a"));
+    TCHI_TRY(tchi_check_matrices(context, a, "a"));
     TCHI_TRY(tchi_check_output(context, out, "out"));
-    TCHI_TRY(tchi_check_matrix(a, "a"));
-    TCHI_TRY(tchi_check_matrix_size(a, "a"));
-    TCHI_TRY(tchi_check_float(a, "a"));
     TCHI_TRY(tchi_check_same_dtype(out, "out", a, "a"));
     int64_t shape[TCH_MAX_RANK];
     memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
@@ -100,5 +92,5 @@ tch_status tch_gram(tch_context *context, double alpha, const tch_tensor *a, int
     TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
     half_product h = {.a = tchi_batch_of(a, 2), .c = tchi_batch_of(out, 2)};
     h.type = tchi_compute_type(h.a.type);
-    return run(context, &h, alpha, transpose != 0, beta);
+    return multiply_in_parts(context, &h, alpha, transpose != 0, beta);
 }

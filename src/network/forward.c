@@ -4,7 +4,7 @@
 
 #include "core/check.h"
 #include "core/status.h"
-#include "linalg/limits.h"
+#include "linalg/algebra.h"
 
 /* --- the walk ---------------------------------------------------------------------------------------------------- */
 

@@ -7,7 +7,7 @@
 #include "core/allocator.h"
 #include "core/check.h"
 #include "core/status.h"
-#include "linalg/limits.h"
+#include "linalg/algebra.h"
 
 /* --- checks ------------------------------------------------------------------------------------------------------ */
 

@@ -288,8 +288,8 @@ typedef struct tch_split_problem {
     double *largest;          /* with split_c, NULL or raised to the largest |alpha A B| of each matrix */
     const tch_matrices *wide; /* without, NULL or, of float64, where the result goes; C is then read, or scratch */
 } tch_split_problem;
-/* *taken becomes 1; or 0 and nothing is done, where `gemm` on the parts, one after the other, is no slower. */
-typedef tch_status tch_split_product_op(void *state, const tch_split_problem *problem, int32_t *taken);
+/* *handled is set to 1; or to 0 and nothing is done, where `gemm` on the parts, one after the other, is no slower. */
+typedef tch_status tch_split_product_op(void *state, const tch_split_problem *problem, int32_t *handled);
 
 typedef struct tch_matrix_ops {
     /* REQUIRED */
