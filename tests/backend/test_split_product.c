@@ -106,7 +106,7 @@ typedef struct trial {
     tch_condition high_alone, negligible; /* hold of odd matrices, or of none */
     double *largest;                      /* NULL, or what the device has of it */
     const tch_matrices *wide;             /* NULL, or what the result goes to */
-    bool taken;                           /* by a kernel, which then does what conditions say */
+    bool handled;                         /* by a kernel, which then does what conditions say */
 } trial;
 
 static double b_at(const trial *t, int low, int64_t z, int64_t k, int64_t j)
@@ -119,8 +119,8 @@ static double expected_at(const trial *t, int64_t z, int64_t i, int64_t j, doubl
 {
     double sum = 0.0;
     double squares = 0.0;
-    int low = t->taken && t->high_alone.of != NULL && z % 2 == 1 ? TCH_LOW_NONE : t->low;
-    int64_t depth = t->taken && t->negligible.of != NULL && z % 2 == 1 ? 0 : t->c->depth;
+    int low = t->handled && t->high_alone.of != NULL && z % 2 == 1 ? TCH_LOW_NONE : t->low;
+    int64_t depth = t->handled && t->negligible.of != NULL && z % 2 == 1 ? 0 : t->c->depth;
     for (int64_t k = 0; k < depth; k++) {
         double a = part_at(&t->a, 0, z, i, k);
         double b = b_at(t, 0, z, k, j);
@@ -175,18 +175,18 @@ static void check_elements(const trial *t, const batch *c, const double *after, 
 
 /* Where there is a kernel it must be what runs, given a sixth of a pair of tiles for each multiprocessor and rows of C
  * that begin at even places. */
-static void check_taken(tch_context *context, trial *t, const tch_split_problem *problem)
+static void check_handled(tch_context *context, trial *t, const tch_split_problem *problem)
 {
     tch_device_info info = TCH_DEVICE_INFO_INIT;
-    int32_t taken = 0;
+    int32_t handled = 0;
     int64_t pairs = (t->c->rows + 255) / 256 * ((t->c->cols + 127) / 128) * t->c->batch;
     CHECK_OK(context->backend->device->info(0, &info));
     if (context->backend->matrix->split_product != NULL) {
-        CHECK_OK(context->backend->matrix->split_product(context->state, problem, &taken));
+        CHECK_OK(context->backend->matrix->split_product(context->state, problem, &handled));
     }
     bool even = problem->split_c != NULL || (t->c->cols + t->c->gap) % 2 == 0;
-    t->taken = taken;
-    CHECK(taken == (info.compute_major == 9 && pairs >= info.processors / 6 && even), "taken: %d", (int)taken);
+    t->handled = handled;
+    CHECK(handled == (info.compute_major == 9 && pairs >= info.processors / 6 && even), "handled: %d", (int)handled);
 }
 
 static void multiply(tch_context *context, trial *t, const batch *c, const tch_split_matrices *split)
@@ -194,7 +194,7 @@ static void multiply(tch_context *context, trial *t, const batch *c, const tch_s
     const tch_split_problem problem = {t->alpha, &t->a.m, &t->b.m,       t->transposed, t->low,     t->beta,
                                        &c->m,    split,   t->high_alone, t->negligible, t->largest, t->wide};
     if (t->beta == 0.0) {
-        check_taken(context, t, &problem);
+        check_handled(context, t, &problem);
     }
     CHECK_OK(tchi_split_product(context, &problem));
 }

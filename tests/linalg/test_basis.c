@@ -1,4 +1,4 @@
-/* Tracking an eigenbasis: the four operations of the table, and the iteration made of them.
+/* Tracking an eigenbasis by the iteration made of the operations that test_basis_entries.c has.
  *
  * What must hold of a step: rows are orthonormal; they are what Gram and Schmidt make of the sorted rows of q (A + s
  * I), s being the shift that the iteration adds; a factor that fails leaves its basis as it was. Nothing here depends
@@ -13,6 +13,7 @@
 #include "core/tensor.h"
 #include "linalg/algebra.h"
 #include "linalg/basis.h"
+#include "support/backend/device_matrices.h"
 #include "support/backend/table_copy.h"
 #include "support/linalg/reference.h"
 #include "support/testing.h"
@@ -21,100 +22,6 @@
 #define SHIFT 1e-7
 
 static const tch_scalar types[] = {TCH_SCALAR_F32, TCH_SCALAR_F64};
-
-static double roundoff(tch_scalar type)
-{
-    return type == TCH_SCALAR_F64 ? DBL_EPSILON / 2 : FLT_EPSILON / 2;
-}
-
-static const char *type_name(tch_scalar type)
-{
-    return type == TCH_SCALAR_F64 ? "float64" : "float32";
-}
-
-/* --- matrices on the device -------------------------------------------------------------------------------------- */
-
-static void *to_device(tch_context *context, const void *bytes, int64_t count)
-{
-    void *device = NULL;
-    CHECK_OK(context->backend->device->allocate(context->state, count > 0 ? count : 1, &device));
-    CHECK_OK(context->backend->device->copy_bytes(context->state, device, bytes, count, TCH_COPY_TO_DEVICE));
-    return device;
-}
-
-/* Every byte 0xff: NaN, or -1. */
-static void *poisoned(tch_context *context, int64_t count)
-{
-    char *image = test_alloc((size_t)count + 1);
-    memset(image, 0xff, (size_t)count);
-    return to_device(context, image, count);
-}
-
-static void release(tch_context *context, void *device, int64_t count)
-{
-    context->backend->device->release(context->state, device, count > 0 ? count : 1);
-}
-
-static int64_t bytes_of(const tch_matrices *m)
-{
-    return m->batch * m->stride * tchi_scalar_size(m->type);
-}
-
-/* Values, row-major, rounded to the type; NULL, and gaps, are NaN. */
-static tch_matrices make(tch_context *context, tch_scalar type, int64_t batch, int64_t rows, int64_t cols, int64_t gap,
-                         const double *values)
-{
-    tch_matrices m = {NULL, type, rows, cols, cols + gap, batch, rows * (cols + gap)};
-    char *image = test_alloc((size_t)bytes_of(&m) + 1);
-    memset(image, 0xff, (size_t)bytes_of(&m));
-    for (int64_t k = 0; values != NULL && k < batch * rows * cols; k++) {
-        int64_t at = k / cols * m.ld + k % cols;
-        if (type == TCH_SCALAR_F64) {
-            ((double *)image)[at] = values[k];
-        } else {
-            ((float *)image)[at] = (float)values[k];
-        }
-    }
-    m.data = to_device(context, image, bytes_of(&m));
-    return m;
-}
-
-static void drop(tch_context *context, tch_matrices *m)
-{
-    release(context, m->data, bytes_of(m));
-}
-
-/* Row-major values, and a check that nothing was written between the rows. */
-static double *read_back(tch_context *context, const tch_matrices *m)
-{
-    char *image = test_alloc((size_t)bytes_of(m) + 1);
-    double *values = test_alloc((size_t)(m->batch * m->rows * m->cols) * sizeof *values + 1);
-    CHECK_OK(context->backend->device->copy_bytes(context->state, image, m->data, bytes_of(m), TCH_COPY_TO_HOST));
-    for (int64_t at = 0; at < m->batch * m->rows * m->ld; at++) {
-        double value = m->type == TCH_SCALAR_F64 ? ((double *)image)[at] : (double)((float *)image)[at];
-        if (at % m->ld < m->cols) {
-            values[at / m->ld * m->cols + at % m->ld] = value;
-        } else {
-            CHECK(isnan(value), "a gap between rows was written");
-        }
-    }
-    return values;
-}
-
-static void round_values(tch_scalar type, int64_t count, double *values)
-{
-    for (int64_t k = 0; type == TCH_SCALAR_F32 && k < count; k++) {
-        values[k] = (double)(float)values[k];
-    }
-}
-
-static int32_t *read_integers(tch_context *context, const int32_t *device, int64_t count)
-{
-    int32_t *values = test_alloc((size_t)count * sizeof *values + 1);
-    CHECK_OK(context->backend->device->copy_bytes(context->state, values, device, count * (int64_t)sizeof *values,
-                                                  TCH_COPY_TO_HOST));
-    return values;
-}
 
 /* --- references -------------------------------------------------------------------------------------------------- */
 
@@ -220,326 +127,6 @@ static double reference_step(int64_t n, const double *a, const double *q, const 
     return inverse_square(n, l);
 }
 
-/* --- the inverse Cholesky factor --------------------------------------------------------------------------------- */
-
-enum { CHOLESKY_BATCH = 4, NEGATIVE = 1, FLAGGED = 2, HAS_NAN = 3 };
-
-/* Largest |X A X' - I|; X must have a positive diagonal and, within blocks on it, zeros above, and is taken for lower
- * triangular. */
-static double factor_residual(int64_t n, double *x, const double *a)
-{
-    double *xa = test_alloc((size_t)(n * n) * sizeof *xa);
-    double *xt = test_alloc((size_t)(n * n) * sizeof *xt);
-    double *product = test_alloc((size_t)(n * n) * sizeof *product);
-    for (int64_t k = 0; k < n * n; k++) {
-        x[k] = k % n / TCH_LOWER_BLOCK > k / n / TCH_LOWER_BLOCK ? 0.0 : x[k];
-        CHECK(k % n <= k / n || x[k] == 0.0, "X(%lld, %lld) is %g", (long long)(k / n), (long long)(k % n), x[k]);
-        CHECK(k % (n + 1) != 0 || x[k] > 0.0, "the diagonal of X has %g", x[k]);
-    }
-    ref_matmul(n, n, n, x, a, xa);
-    ref_transpose(n, n, x, xt);
-    ref_matmul(n, n, n, xa, xt, product);
-    for (int64_t i = 0; i < n; i++) {
-        product[i * n + i] -= 1.0;
-    }
-    double worst = ref_largest(n * n, product);
-    return worst;
-}
-
-/* Condition 10, so that |X A X' - I| <= c n u with a small c. */
-static void cholesky_case(tch_context *context, tch_scalar type, int64_t n, int64_t gap)
-{
-    const tch_backend *t = context->backend;
-    test_random random = test_random_stream((uint64_t)(1000 * n + gap));
-    double *w = test_alloc((size_t)n * sizeof *w);
-    double *a = test_alloc((size_t)(CHOLESKY_BATCH * n * n) * sizeof *a);
-    int32_t flags[CHOLESKY_BATCH] = {TCH_REPORT_OK, TCH_REPORT_OK, TCH_REPORT_NO_CONVERGENCE, TCH_REPORT_OK};
-    ref_spectrum(n, 10.0, w);
-    for (int b = 0; b < CHOLESKY_BATCH; b++) {
-        ref_symmetric(&random, n, w, a + b * n * n);
-    }
-    a[(NEGATIVE + 1) * n * n - 1] = -1.0;
-    a[HAS_NAN * n * n + n / 2 * (n + 1)] = NAN;
-    round_values(type, CHOLESKY_BATCH * n * n, a);
-    tch_matrices m = make(context, type, CHOLESKY_BATCH, n, n, gap, a);
-    tch_matrices x = make(context, type, CHOLESKY_BATCH, n, n, gap, NULL);
-    int64_t bytes =
-        t->device->scratch_bytes(context->state, TCH_SCRATCH_CHOLESKY_INVERSE, type, n, n, CHOLESKY_BATCH, 0);
-    void *scratch = poisoned(context, bytes);
-    int32_t *device_flags = to_device(context, flags, sizeof flags);
-    CHECK_OK(t->matrix->cholesky(context->state, &m, 1, &x, device_flags, scratch));
-    int32_t *got = read_integers(context, device_flags, CHOLESKY_BATCH);
-    double *values = read_back(context, &x);
-    assert_int_equal(got[0], TCH_REPORT_OK);
-    assert_int_equal(got[NEGATIVE], TCH_REPORT_NOT_POSITIVE);
-    assert_int_equal(got[FLAGGED], TCH_REPORT_NO_CONVERGENCE);
-    assert_int_equal(got[HAS_NAN], TCH_REPORT_NOT_POSITIVE);
-    double residual = factor_residual(n, values, a);
-    CHECK(residual <= 10.0 * (double)n * roundoff(type), "|X A X' - I| is %.3g", residual);
-    release(context, device_flags, sizeof flags);
-    release(context, scratch, bytes);
-    drop(context, &m);
-    drop(context, &x);
-}
-
-static void factors_are_inverted(void **state)
-{
-    static const int64_t sizes[] = {1,  2,  3,   15,  16,  17,  31,  33,  48,  63,
-                                    64, 65, 100, 127, 128, 129, 200, 257, 330, 577};
-    for (int t = 0; t < 2; t++) {
-        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-            for (int64_t gap = 0; gap <= 3; gap += 3) {
-                test_case("%s n %lld gap %lld", type_name(types[t]), (long long)sizes[i], (long long)gap);
-                cholesky_case(*state, types[t], sizes[i], gap);
-            }
-        }
-    }
-}
-
-/* --- dot products of rows ---------------------------------------------------------------------------------------- */
-
-enum { BATCH = 3 };
-
-static void dots_case(tch_context *context, tch_scalar type, int64_t rows, int64_t cols, double exponent)
-{
-    test_random random = test_random_stream((uint64_t)(rows * 7919 + cols));
-    int64_t count = BATCH * rows * cols;
-    double *x = test_alloc((size_t)count * sizeof *x + 1);
-    double *y = test_alloc((size_t)count * sizeof *y + 1);
-    test_random_fill_normal(&random, x, count);
-    for (int64_t k = 0; k < count; k++) {
-        y[k] = exponent == 1.0 ? test_random_normal(&random) : k / cols % 4 == 3 ? -x[k] : x[k];
-    }
-    round_values(type, count, x);
-    round_values(type, count, y);
-    tch_matrices mx = make(context, type, BATCH, rows, cols, 1, x);
-    tch_matrices my = make(context, type, BATCH, rows, cols, 2, y);
-    tch_matrices w = make(context, type, BATCH, 1, rows, 0, NULL);
-    CHECK_OK(context->backend->matrix->row_dots(context->state, &mx, &my, exponent, &w));
-    double *got = read_back(context, &w);
-    for (int64_t r = 0; r < BATCH * rows; r++) {
-        double sum = 0.0;
-        double size = 0.0;
-        for (int64_t k = r * cols; k < (r + 1) * cols; k++) {
-            sum += x[k] * y[k];
-            size += fabs(x[k] * y[k]);
-        }
-        double expected = exponent == 1.0 ? sum : sum > 0.0 ? pow(sum, exponent) : 0.0;
-        double bound = roundoff(type) * fabs(expected) +
-                       (double)(cols + 4) * DBL_EPSILON * (exponent == 1.0 ? size : fabs(expected));
-        CHECK(fabs(got[r] - expected) <= bound, "row %lld: %.17g, expected %.17g", (long long)r, got[r], expected);
-    }
-    drop(context, &mx);
-    drop(context, &my);
-    drop(context, &w);
-}
-
-static void rows_are_multiplied(void **state)
-{
-    static const int64_t sizes[] = {0, 1, 2, 5, 31, 64, 129, 300};
-    static const double exponents[] = {1.0, -0.5, 0.5};
-    for (int k = 0; k < 8 * 8 * 3 * 2; k++) {
-        int64_t rows = sizes[k % 8];
-        int64_t cols = sizes[k / 8 % 8];
-        double exponent = exponents[k / 64 % 3];
-        test_case("%s %lld by %lld, exponent %g", type_name(types[k / 192]), (long long)rows, (long long)cols,
-                  exponent);
-        dots_case(*state, types[k / 192], rows, cols, exponent);
-    }
-}
-
-/* --- rows as sums of two float16 --------------------------------------------------------------------------------- */
-
-/* Values of a batch of float16, which the device converts. */
-static double *read_halves(tch_context *context, const tch_matrices *m)
-{
-    tch_matrices wide = make(context, TCH_SCALAR_F32, m->batch, m->rows, m->cols, 0, NULL);
-    CHECK_OK(context->backend->matrix->shift_scale(context->state, m, NULL, NULL, 1.0, &wide));
-    double *values = read_back(context, &wide);
-    drop(context, &wide);
-    return values;
-}
-
-/* Rows of many magnitudes, every fifth of zeros. */
-static void fill_rows(test_random *random, int64_t rows, int64_t cols, bool same, double *x)
-{
-    for (int64_t r = 0; r < BATCH * rows; r++) {
-        double size = same ? 1.0 : ldexp(1.0, (int)(r * 7 % 120) - 60);
-        for (int64_t j = 0; j < cols; j++) {
-            x[r * cols + j] = r % 5 == 4 ? 0.0 : size * test_random_normal(random);
-        }
-    }
-}
-
-/* What x should be before it is split: itself, or its rows of length 1. */
-static void expect_rows(int64_t rows, int64_t cols, bool normalize, double *x)
-{
-    for (int64_t r = 0; normalize && r < BATCH * rows; r++) {
-        double length = ref_norm(cols, x + r * cols);
-        for (int64_t j = 0; length > 0.0 && j < cols; j++) {
-            x[r * cols + j] /= length;
-        }
-    }
-}
-
-/* Two roundings to 11 bits leave 2^-22 of a number, or half of float16's smallest, 2^-24; X itself was rounded to
- * float32. */
-static void split_case(tch_context *context, int64_t rows, int64_t cols, bool normalize)
-{
-    static const double scale = 256.0;
-    test_random random = test_random_stream((uint64_t)(90000 + rows * 1000 + cols));
-    int64_t count = BATCH * rows * cols;
-    double *x = test_alloc((size_t)count * sizeof *x + 1);
-    fill_rows(&random, rows, cols, !normalize, x);
-    round_values(TCH_SCALAR_F32, count, x);
-    tch_matrices m = make(context, TCH_SCALAR_F32, BATCH, rows, cols, 1, x);
-    tch_matrices high = make(context, TCH_SCALAR_F16, BATCH, rows, cols, 3, NULL);
-    tch_matrices low = make(context, TCH_SCALAR_F16, BATCH, rows, cols, 3, NULL);
-    const tch_split_matrices out = {high, low, scale};
-    const tch_rows_to_split problem = {.x = &m, .rows = normalize ? &m : NULL, .out = &out};
-    CHECK_OK(context->backend->matrix->split_rows(context->state, &problem));
-    expect_rows(rows, cols, normalize, x);
-    double *after = read_back(context, &m);
-    double *h = read_halves(context, &high);
-    double *l = read_halves(context, &low);
-    for (int64_t k = 0; k < count; k++) {
-        double kept = fabs(after[k] - x[k]);
-        double lost = fabs(h[k] + l[k] - scale * after[k]);
-        CHECK(kept <= (normalize ? FLT_EPSILON * fabs(x[k]) : 0.0), "element %lld is %g", (long long)k, after[k]);
-        CHECK(lost <= 0x1p-22 * scale * fabs(after[k]) + 0x1p-25, "element %lld lost %g", (long long)k, lost);
-        CHECK(fabs(l[k]) <= 0x1p-11 * scale * fabs(after[k]) + 0x1p-25, "low part %lld is %g", (long long)k, l[k]);
-    }
-    drop(context, &m);
-    drop(context, &high);
-    drop(context, &low);
-}
-
-static void rows_are_split(void **state)
-{
-    static const int64_t sizes[] = {0, 1, 3, 32, 129, 300};
-    tch_context *context = *state;
-    for (int k = 0; context->backend->matrix->split_rows != NULL && k < 6 * 6 * 2; k++) {
-        test_case("%lld by %lld%s", (long long)sizes[k % 6], (long long)sizes[k / 6 % 6], k < 36 ? "" : ", normalized");
-        split_case(context, sizes[k % 6], sizes[k / 6 % 6], k >= 36);
-    }
-}
-
-/* --- orders ------------------------------------------------------------------------------------------------------ */
-
-static int stands_before(const double *w, int32_t i, int32_t j)
-{
-    if (isnan(w[i]) != isnan(w[j])) {
-        return isnan(w[j]);
-    }
-    return isnan(w[i]) || w[i] == w[j] ? i < j : w[i] > w[j];
-}
-
-/* Few different numbers, so that most have equals, and all that is special about floats. */
-static double awkward(test_random *random)
-{
-    static const double special[] = {NAN, INFINITY, -INFINITY, 0.0, -0.0, 1e-30, -1e-30, 1e30, 1.0, 2.0, -2.0, 3.0};
-    return special[test_random_bits(random) % (sizeof special / sizeof special[0])];
-}
-
-static int32_t *make_order(tch_context *context, tch_scalar type, int64_t n, double *w)
-{
-    int64_t bytes = BATCH * n * (int64_t)sizeof(int32_t);
-    int32_t *order = poisoned(context, bytes);
-    round_values(type, BATCH * n, w);
-    tch_matrices m = make(context, type, BATCH, 1, n, 2, w);
-    CHECK_OK(context->backend->matrix->descending(context->state, &m, order));
-    drop(context, &m);
-    return order;
-}
-
-/* Of the second matrix alone. */
-static void check_reset(tch_context *context, int64_t n, int32_t *device, const int32_t *before)
-{
-    static const int32_t flags[BATCH] = {TCH_REPORT_OK, TCH_REPORT_NOT_POSITIVE, TCH_REPORT_OK};
-    int32_t *device_flags = to_device(context, flags, sizeof flags);
-    CHECK_OK(context->backend->matrix->reset_order(context->state, BATCH, n, device_flags, device));
-    int32_t *order = read_integers(context, device, BATCH * n);
-    for (int64_t k = 0; k < BATCH * n; k++) {
-        CHECK(order[k] == (k / n == 1 ? k % n : before[k]), "place %lld has %d after a reset", (long long)k, order[k]);
-    }
-    release(context, device_flags, sizeof flags);
-}
-
-static void order_case(tch_context *context, tch_scalar type, int64_t n)
-{
-    test_random random = test_random_stream((uint64_t)(50000 + n));
-    double *w = test_alloc((size_t)(BATCH * n) * sizeof *w + 1);
-    for (int64_t k = 0; k < BATCH * n; k++) {
-        w[k] = k < n ? test_random_normal(&random) : awkward(&random);
-    }
-    int32_t *device = make_order(context, type, n, w);
-    int32_t *order = read_integers(context, device, BATCH * n);
-    for (int64_t k = 0; k < BATCH * n; k++) {
-        CHECK(order[k] >= 0 && order[k] < n, "place %lld has %d", (long long)k, order[k]);
-        CHECK(k % n == 0 || stands_before(w + k / n * n, order[k - 1], order[k]), "places %lld and %lld are exchanged",
-              (long long)(k - 1), (long long)k);
-    }
-    check_reset(context, n, device, order);
-    release(context, device, BATCH * n * (int64_t)sizeof(int32_t));
-}
-
-static void permute_case(tch_context *context, tch_scalar type, tch_scalar result, int64_t rows, int64_t cols,
-                         bool by_rows, bool by_cols)
-{
-    test_random random = test_random_stream((uint64_t)(90000 + 1000 * rows + cols));
-    int64_t count = BATCH * rows * cols;
-    double *x = test_alloc((size_t)count * sizeof *x);
-    double *w = test_alloc((size_t)(BATCH * (rows + cols)) * sizeof *w);
-    test_random_fill_normal(&random, x, count);
-    test_random_fill_normal(&random, w, BATCH * (rows + cols));
-    round_values(type, count, x);
-    int32_t *row_order = make_order(context, type, rows, w);
-    int32_t *col_order = make_order(context, type, cols, w + BATCH * rows);
-    tch_matrices m = make(context, type, BATCH, rows, cols, 3, x);
-    tch_matrices out = make(context, result, BATCH, rows, cols, 1, NULL);
-    CHECK_OK(context->backend->matrix->permute(context->state, &m, by_rows ? row_order : NULL,
-                                               by_cols ? col_order : NULL, &out));
-    double *got = read_back(context, &out);
-    int32_t *row = read_integers(context, row_order, BATCH * rows);
-    int32_t *col = read_integers(context, col_order, BATCH * cols);
-    for (int64_t k = 0; k < count; k++) {
-        int64_t b = k / (rows * cols);
-        int64_t i = by_rows ? row[k / cols] : k / cols % rows;
-        int64_t j = by_cols ? col[b * cols + k % cols] : k % cols;
-        CHECK(got[k] == x[(b * rows + i) * cols + j], "element %lld is not that of row %lld, column %lld", (long long)k,
-              (long long)i, (long long)j);
-    }
-    release(context, row_order, BATCH * rows * (int64_t)sizeof(int32_t));
-    release(context, col_order, BATCH * cols * (int64_t)sizeof(int32_t));
-    drop(context, &m);
-    drop(context, &out);
-}
-
-static void numbers_are_put_in_order(void **state)
-{
-    static const int64_t sizes[] = {0, 1, 2, 3, 7, 64, 255, 256, 257, 1000};
-    for (int t = 0; t < 2; t++) {
-        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-            test_case("%s n %lld", type_name(types[t]), (long long)sizes[i]);
-            order_case(*state, types[t], sizes[i]);
-        }
-    }
-}
-
-static void matrices_are_put_in_order(void **state)
-{
-    static const int64_t sizes[] = {1, 2, 5, 33, 130};
-    for (int k = 0; k < 5 * 5 * 4 * 3; k++) {
-        tch_scalar type = types[k / 100 == 1];
-        tch_scalar result = types[k / 100 > 0]; /* the third time float64 from float32 */
-        int64_t rows = sizes[k % 5];
-        int64_t cols = sizes[k / 5 % 5];
-        test_case("%s to %s, %lld by %lld, kind %d", type_name(type), type_name(result), (long long)rows,
-                  (long long)cols, k / 25 % 4);
-        permute_case(*state, type, result, rows, cols, k / 25 % 2 == 1, k / 50 % 2 == 1);
-    }
-}
-
 /* --- the basis --------------------------------------------------------------------------------------------------- */
 
 /* A batch of factors with their bases, here and on the device. */
@@ -559,50 +146,50 @@ static tracked begin_tracking(tch_context *context, tch_scalar type, int64_t n, 
 {
     tracked t = {.context = context, .type = type, .n = n, .batch = batch};
     t.a = test_alloc((size_t)(batch * n * n) * sizeof *t.a + 1);
-    t.device_a = make(context, type, batch, n, n, 1, NULL);
-    t.device_q = make(context, type, batch, n, n, 2, NULL);
-    t.flags = poisoned(context, batch * (int64_t)sizeof *t.flags);
-    t.order = poisoned(context, batch * n * (int64_t)sizeof *t.order);
-    t.drift = poisoned(context, batch * (int64_t)sizeof *t.drift);
+    t.device_a = device_matrices(context, type, batch, n, n, 1, NULL);
+    t.device_q = device_matrices(context, type, batch, n, n, 2, NULL);
+    t.flags = device_poison(context, batch * (int64_t)sizeof *t.flags);
+    t.order = device_poison(context, batch * n * (int64_t)sizeof *t.order);
+    t.drift = device_poison(context, batch * (int64_t)sizeof *t.drift);
     int64_t first = tchi_basis_init_bytes(context, type, n, batch);
     int64_t later = tchi_basis_track_bytes(context, type, n, batch);
     t.bytes = first > later ? first : later;
-    t.scratch = poisoned(context, t.bytes);
+    t.scratch = device_poison(context, t.bytes);
     return t;
 }
 
 static void end_tracking(tracked *t)
 {
-    drop(t->context, &t->device_a);
-    drop(t->context, &t->device_q);
-    release(t->context, t->flags, t->batch * (int64_t)sizeof *t->flags);
-    release(t->context, t->order, t->batch * t->n * (int64_t)sizeof *t->order);
-    release(t->context, t->drift, t->batch * (int64_t)sizeof *t->drift);
-    release(t->context, t->scratch, t->bytes);
+    device_matrices_drop(t->context, &t->device_a);
+    device_matrices_drop(t->context, &t->device_q);
+    device_release(t->context, t->flags, t->batch * (int64_t)sizeof *t->flags);
+    device_release(t->context, t->order, t->batch * t->n * (int64_t)sizeof *t->order);
+    device_release(t->context, t->drift, t->batch * (int64_t)sizeof *t->drift);
+    device_release(t->context, t->scratch, t->bytes);
 }
 
 static void give_factors(tracked *t)
 {
-    round_values(t->type, t->batch * t->n * t->n, t->a);
-    drop(t->context, &t->device_a);
-    t->device_a = make(t->context, t->type, t->batch, t->n, t->n, 1, t->a);
+    device_round(t->type, t->batch * t->n * t->n, t->a);
+    device_matrices_drop(t->context, &t->device_a);
+    t->device_a = device_matrices(t->context, t->type, t->batch, t->n, t->n, 1, t->a);
 }
 
 static void start_basis(tracked *t)
 {
     CHECK_OK(tchi_basis_init(t->context, &t->device_a, &t->device_q, t->flags, t->scratch));
-    t->q = read_back(t->context, &t->device_q);
+    t->q = device_values(t->context, &t->device_q);
 }
 
 static void step_basis(tracked *t)
 {
     CHECK_OK(tchi_basis_track(t->context, &t->device_a, &t->device_q, t->order, t->flags, t->drift, t->scratch));
-    t->q = read_back(t->context, &t->device_q);
+    t->q = device_values(t->context, &t->device_q);
 }
 
 static void check_flag(const tracked *t, int64_t b, int32_t expected)
 {
-    int32_t *flags = read_integers(t->context, t->flags, t->batch);
+    int32_t *flags = device_integers(t->context, t->flags, t->batch);
     int32_t got = flags[b];
     assert_int_equal(got, expected);
 }
@@ -618,13 +205,13 @@ static void check_orthonormal(const tracked *t, double bound)
 /* Of rows that were rounded to the type, and summed in it where they were made. */
 static double rounding_bound(const tracked *t)
 {
-    return (4.0 * sqrt((double)t->n) + 8.0) * roundoff(t->type);
+    return (4.0 * sqrt((double)t->n) + 8.0) * device_roundoff(t->type);
 }
 
 /* Of an eigensolver. */
 static double solver_bound(const tracked *t)
 {
-    return 2.0 * (double)(t->n + 10) * roundoff(t->type);
+    return 2.0 * (double)(t->n + 10) * device_roundoff(t->type);
 }
 
 /* A = share G G' + (1 - share) A, G n by m: what an optimizer's factor becomes in a step. */
@@ -668,7 +255,7 @@ static void check_order(const tracked *t, const double *before, const int32_t *o
             for (int64_t k = 0; k < n; k++) {
                 value += s[from * n + k] * before[(b * n + from) * n + k];
             }
-            double slack = 16.0 * (double)n * roundoff(t->type) * ref_largest(n * n, t->a + b * n * n);
+            double slack = 16.0 * (double)n * device_roundoff(t->type) * ref_largest(n * n, t->a + b * n * n);
             CHECK(value <= last + slack, "row %lld has %.9g after %.9g", (long long)i, value, last);
             last = value;
         }
@@ -692,7 +279,7 @@ static void check_step(const tracked *t, const double *before)
 {
     int64_t n = t->n;
     double *expected = test_alloc((size_t)(n * n) * sizeof *expected);
-    int32_t *order = read_integers(t->context, t->order, t->batch * n);
+    int32_t *order = device_integers(t->context, t->order, t->batch * n);
     double magnified = 0.0;
     check_order(t, before, order);
     for (int64_t b = 0; b < t->batch; b++) {
@@ -701,7 +288,7 @@ static void check_step(const tracked *t, const double *before)
             4.0 * DBL_EPSILON * reference_step(n, t->a + b * n * n, before + b * n * n, order + b * n, expected);
         magnified = fmax(magnified, one_pass);
         double far = ref_distance(n * n, t->q + b * n * n, expected);
-        double bound = sqrt((double)n) * (roundoff(t->type) + one_pass);
+        double bound = sqrt((double)n) * (device_roundoff(t->type) + one_pass);
         CHECK(!works_in_float64(t) || far <= bound, "matrix %lld is %.3g from the reference, allowed %.3g",
               (long long)b, far, bound);
     }
@@ -727,25 +314,13 @@ static void track_case(tch_context *context, tch_scalar type, int64_t n, int64_t
 {
     test_random random = test_random_stream((uint64_t)(n * 1000 + m));
     tracked t = begin_tracking(context, type, n, batch);
-    test_case("%s n %lld rank %lld", type_name(type), (long long)n, (long long)m);
+    test_case("%s n %lld rank %lld", device_type_name(type), (long long)n, (long long)m);
     add_gradient(&t, &random, 1.0, m);
     start_basis(&t);
     check_orthonormal(&t, solver_bound(&t));
     steps_of(&t, &random, slow_steps, 0.05, m, check);
     steps_of(&t, &random, 1, 0.9, m, check);
     end_tracking(&t);
-}
-
-/* Runs with a table of other rates. */
-static void with_rates(tch_context *context, tch_product_rates_op *rates, void (*run)(tch_context *))
-{
-    const tch_backend *own = context->backend;
-    table_copy changed;
-    table_copy_make(&changed, own);
-    changed.matrix.product_rates = rates;
-    context->backend = &changed.backend;
-    run(context);
-    context->backend = own;
 }
 
 static void follow_ranks(tch_context *context, int count)
@@ -765,37 +340,13 @@ static void ranks_are_followed(void **state)
     follow_ranks(*state, 2);
 }
 
-static void slow_float64(void *state, tch_product_rates *rates)
-{
-    (void)state;
-    *rates = (tch_product_rates){.f64 = 1.0, .f32 = 64.0};
-}
-
+/* The same where all of it is done in float32. */
 static void follow_float32(tch_context *context)
 {
     follow_ranks(context, 1);
 }
 
-/* The same where all of it is done in float32. */
-static void ranks_are_followed_in_float32(void **state)
-{
-    with_rates(*state, slow_float64, follow_float32);
-}
-
 /* --- large bases, mostly in products of float16 ------------------------------------------------------------------ */
-
-/* By the rates a backend gives, the library takes split products for S alone, or for everything. */
-static void fast_halves(void *state, tch_product_rates *rates)
-{
-    (void)state;
-    *rates = (tch_product_rates){.f64 = 1.0, .f32 = 2.0, .f16x2 = 4.0};
-}
-
-static void faster_halves(void *state, tch_product_rates *rates)
-{
-    (void)state;
-    *rates = (tch_product_rates){.f64 = 1.0, .f32 = 2.0, .f16x2 = 16.0};
-}
 
 /* What Householder's QR in float32 satisfies whatever the condition: S = L q with a lower triangular L up to errors of
  * a few u in S, which are u |A| where it was multiplied and u |S_i| where its rows were reflected; sums over n numbers
@@ -805,14 +356,14 @@ static void check_triangular(const tracked *t, int64_t b, const double *before, 
     int64_t n = t->n;
     const double *a = t->a + b * n * n;
     double *s = test_alloc((size_t)(n * n) * sizeof *s);
-    double *turned = test_alloc((size_t)(n * n) * sizeof *turned);
+    double *transposed = test_alloc((size_t)(n * n) * sizeof *transposed);
     double *l = test_alloc((size_t)(n * n) * sizeof *l);
     multiply_and_sort(n, a, before + b * n * n, order + b * n, s);
-    ref_transpose(n, n, t->q + b * n * n, turned);
-    ref_matmul(n, n, n, s, turned, l);
+    ref_transpose(n, n, t->q + b * n * n, transposed);
+    ref_matmul(n, n, n, s, transposed, l);
     double size = ref_norm(n * n, a);
     for (int64_t i = 0; i < n; i++) {
-        double bound = 8.0 * roundoff(TCH_SCALAR_F32) * (size + sqrt((double)n) * ref_norm(n, s + i * n));
+        double bound = 8.0 * device_roundoff(TCH_SCALAR_F32) * (size + sqrt((double)n) * ref_norm(n, s + i * n));
         double above = ref_norm(n - i - 1, l + i * n + i + 1);
         CHECK(above <= bound, "row %lld of S is %.3g outside of the rows up to it, allowed %.3g", (long long)i, above,
               bound);
@@ -838,10 +389,10 @@ enum { PROBES = 4 };
 /* The signs that the drift is measured with, n by PROBES. */
 static double *signs_of(tch_context *context, int64_t n)
 {
-    tch_matrices signs = make(context, TCH_SCALAR_F64, 1, n, PROBES, 0, NULL);
+    tch_matrices signs = device_matrices(context, TCH_SCALAR_F64, 1, n, PROBES, 0, NULL);
     CHECK_OK(context->backend->matrix->random_signs(context->state, 0, &signs));
-    double *values = read_back(context, &signs);
-    drop(context, &signs);
+    double *values = device_values(context, &signs);
+    device_matrices_drop(context, &signs);
     return values;
 }
 
@@ -898,7 +449,7 @@ static void check_drift(const tracked *t, const double *before, double near)
 /* By panels, rows are orthonormal up to rounding whatever the condition. */
 static void check_large_step(const tracked *t, const double *before, double lost)
 {
-    int32_t *order = read_integers(t->context, t->order, t->batch * t->n);
+    int32_t *order = device_integers(t->context, t->order, t->batch * t->n);
     check_drift(t, before, 1.05);
     check_order(t, before, order);
     for (int64_t b = 0; b < t->batch; b++) {
@@ -915,16 +466,7 @@ static void check_step_by_panels(const tracked *t, const double *before)
 
 static void check_step_in_one_pass(const tracked *t, const double *before)
 {
-    check_large_step(t, before, lost_by_one_pass(t, before, read_integers(t->context, t->order, t->batch * t->n)));
-}
-
-/* Where the backend can split at all. */
-static void with_halves(tch_context *context, tch_product_rates_op *rates, void (*run)(tch_context *))
-{
-    if (context->backend->matrix->split_rows == NULL) {
-        skip();
-    }
-    with_rates(context, rates, run);
+    check_large_step(t, before, lost_by_one_pass(t, before, device_integers(t->context, t->order, t->batch * t->n)));
 }
 
 /* Whole panels and ragged ones, of full and of low rank. */
@@ -938,19 +480,9 @@ static void follow_by_panels(tch_context *context)
     }
 }
 
-static void large_bases_are_followed(void **state)
-{
-    with_halves(*state, faster_halves, follow_by_panels);
-}
-
 static void follow_in_one_pass(tch_context *context)
 {
     track_case(context, TCH_SCALAR_F32, 515, 30, 1, 1, check_step_in_one_pass);
-}
-
-static void halves_serve_the_product_alone(void **state)
-{
-    with_halves(*state, fast_halves, follow_in_one_pass);
 }
 
 /* --- convergence ------------------------------------------------------------------------------------------------- */
@@ -961,7 +493,7 @@ static void drift_is_measured(void **state)
     for (int k = 0; k < 2; k++) {
         test_random random = test_random_stream(4100 + (uint64_t)k);
         tracked t = begin_tracking(*state, types[k], 61, 3);
-        test_case("drift in %s", type_name(types[k]));
+        test_case("drift in %s", device_type_name(types[k]));
         add_gradient(&t, &random, 1.0, 80);
         start_basis(&t);
         for (int step = 0; step < 4; step++) {
@@ -980,7 +512,7 @@ static void a_basis_converges(void **state)
     enum { N = 6, STEPS = 12 };
     static const double w[N] = {1.0, 0.1, 0.01, 0.001, 1e-4, 1e-4};
     for (int k = 0; k < 2; k++) {
-        test_case("%s", type_name(types[k]));
+        test_case("%s", device_type_name(types[k]));
         test_random random = test_random_stream(77);
         tracked t = begin_tracking(*state, types[k], N, 1);
         ref_symmetric(&random, N, w, t.a);
@@ -995,7 +527,7 @@ static void a_basis_converges(void **state)
         }
         double last = off_diagonal(N, t.q, t.a);
         CHECK(first > 0.1, "the second factor has nearly the first one's basis: %.3g", first);
-        CHECK(last <= 10.0 * roundoff(types[k]) + 1e-11, "off the diagonal %.3g is left of %.3g", last, first);
+        CHECK(last <= 10.0 * device_roundoff(types[k]) + 1e-11, "off the diagonal %.3g is left of %.3g", last, first);
         end_tracking(&t);
     }
 }
@@ -1005,7 +537,7 @@ static void equal_eigenvalues_do_no_harm(void **state)
 {
     enum { N = 40 };
     for (int k = 0; k < 2; k++) {
-        test_case("%s", type_name(types[k]));
+        test_case("%s", device_type_name(types[k]));
         double w[N];
         test_random random = test_random_stream(78);
         tracked t = begin_tracking(*state, types[k], N, 2);
@@ -1024,7 +556,7 @@ static void equal_eigenvalues_do_no_harm(void **state)
         }
         for (int b = 0; b < 2; b++) {
             double off = off_diagonal(N, t.q + b * N * N, t.a + b * N * N);
-            CHECK(off <= 40.0 * roundoff(types[k]), "off the diagonal: %.3g", off);
+            CHECK(off <= 40.0 * device_roundoff(types[k]), "off the diagonal: %.3g", off);
         }
         end_tracking(&t);
     }
@@ -1044,7 +576,7 @@ static void a_first_basis_is_sorted(void **state)
     static const int64_t sizes[] = {1, 2, 3, 17, 64, 130};
     for (int k = 0; k < 2 * 6; k++) {
         int64_t n = sizes[k % 6];
-        test_case("%s n %lld", type_name(types[k / 6]), (long long)n);
+        test_case("%s n %lld", device_type_name(types[k / 6]), (long long)n);
         test_random random = test_random_stream((uint64_t)(79000 + n));
         tracked t = begin_tracking(*state, types[k / 6], n, 3);
         add_gradient(&t, &random, 1.0, n);
@@ -1052,12 +584,13 @@ static void a_first_basis_is_sorted(void **state)
         check_orthonormal(&t, solver_bound(&t));
         for (int64_t b = 0; b < t.batch; b++) {
             double off = off_diagonal(n, t.q + b * n * n, t.a + b * n * n);
-            CHECK(off <= 8.0 * (double)n * roundoff(t.type), "matrix %lld: off the diagonal %.3g", (long long)b, off);
+            CHECK(off <= 8.0 * (double)n * device_roundoff(t.type), "matrix %lld: off the diagonal %.3g", (long long)b,
+                  off);
             check_flag(&t, b, TCH_REPORT_OK);
         }
         CHECK_OK(tchi_basis_track(t.context, &t.device_a, &t.device_q, NULL, t.flags, NULL, t.scratch));
         step_basis(&t);
-        int32_t *order = read_integers(t.context, t.order, t.batch * n);
+        int32_t *order = device_integers(t.context, t.order, t.batch * n);
         for (int64_t b = 0; b < t.batch; b++) {
             assert_int_equal(order[b * n], 0);
         }
@@ -1089,7 +622,7 @@ static void failures_case(tch_context *context, tch_scalar type, int64_t n, int6
     add_gradient(&t, &random, 0.5, m);
     spoil(&t);
     step_basis(&t);
-    int32_t *order = read_integers(t.context, t.order, t.batch * t.n);
+    int32_t *order = device_integers(t.context, t.order, t.batch * t.n);
     for (int64_t b = 0; b < FAILING; b++) {
         check_flag(&t, b, expected[b]);
         double moved = ref_distance(size, t.q + b * size, before + b * size);
@@ -1104,7 +637,7 @@ static void failures_case(tch_context *context, tch_scalar type, int64_t n, int6
 static void failures_keep_the_basis(void **state)
 {
     for (int k = 0; k < 2; k++) {
-        test_case("%s", type_name(types[k]));
+        test_case("%s", device_type_name(types[k]));
         failures_case(*state, types[k], FAIL_N, FAIL_N);
     }
 }
@@ -1114,10 +647,40 @@ static void failures_of_large_bases(tch_context *context)
     failures_case(context, TCH_SCALAR_F32, 530, 20);
 }
 
-static void failures_keep_large_bases(void **state)
+/* What rates a backend may give, by which the library chooses its arithmetic: float32 alone, split products for S, or
+ * for everything, where the backend can split at all. */
+static const struct {
+    tch_product_rates rates;
+    void (*run)(tch_context *context);
+} rated[] = {
+    {{.f64 = 1.0, .f32 = 64.0}, follow_float32},
+    {{.f64 = 1.0, .f32 = 2.0, .f16x2 = 4.0}, follow_in_one_pass},
+    {{.f64 = 1.0, .f32 = 2.0, .f16x2 = 4.0}, failures_of_large_bases},
+    {{.f64 = 1.0, .f32 = 2.0, .f16x2 = 16.0}, follow_by_panels},
+    {{.f64 = 1.0, .f32 = 2.0, .f16x2 = 16.0}, failures_of_large_bases},
+};
+static size_t rated_now;
+
+static void rates_now(void *state, tch_product_rates *rates)
 {
-    with_halves(*state, fast_halves, failures_of_large_bases);
-    with_halves(*state, faster_halves, failures_of_large_bases);
+    (void)state;
+    *rates = rated[rated_now].rates;
+}
+
+static void rates_choose_the_arithmetic(void **state)
+{
+    tch_context *context = *state;
+    const tch_backend *own = context->backend;
+    table_copy changed;
+    table_copy_make(&changed, own);
+    changed.matrix.product_rates = rates_now;
+    for (rated_now = 0; rated_now < TEST_COUNT(rated); rated_now++) {
+        if (rated[rated_now].rates.f16x2 == 0.0 || own->matrix->split_rows != NULL) {
+            context->backend = &changed.backend;
+            rated[rated_now].run(context);
+            context->backend = own;
+        }
+    }
 }
 
 static void failures_start_from_the_identity(void **state)
@@ -1143,8 +706,8 @@ static void a_basis_that_is_none_is_kept(void **state)
     tracked t = begin_tracking(context, TCH_SCALAR_F32, 20, 1);
     add_gradient(&t, &random, 1.0, 20);
     double *zeros = test_zeros(400);
-    drop(context, &t.device_q);
-    t.device_q = make(context, t.type, 1, 20, 20, 2, zeros);
+    device_matrices_drop(context, &t.device_q);
+    t.device_q = device_matrices(context, t.type, 1, 20, 20, 2, zeros);
     step_basis(&t);
     check_flag(&t, 0, TCH_REPORT_NOT_POSITIVE);
     assert_true(ref_norm(400, t.q) == 0.0);
@@ -1193,21 +756,13 @@ static void nothing_is_fine(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(factors_are_inverted),
-        cmocka_unit_test(rows_are_multiplied),
-        cmocka_unit_test(rows_are_split),
-        cmocka_unit_test(numbers_are_put_in_order),
-        cmocka_unit_test(matrices_are_put_in_order),
         cmocka_unit_test(ranks_are_followed),
-        cmocka_unit_test(ranks_are_followed_in_float32),
-        cmocka_unit_test(large_bases_are_followed),
-        cmocka_unit_test(halves_serve_the_product_alone),
         cmocka_unit_test(drift_is_measured),
         cmocka_unit_test(a_basis_converges),
         cmocka_unit_test(equal_eigenvalues_do_no_harm),
         cmocka_unit_test(a_first_basis_is_sorted),
         cmocka_unit_test(failures_keep_the_basis),
-        cmocka_unit_test(failures_keep_large_bases),
+        cmocka_unit_test(rates_choose_the_arithmetic),
         cmocka_unit_test(failures_start_from_the_identity),
         cmocka_unit_test(a_basis_that_is_none_is_kept),
         cmocka_unit_test(magnitude_does_not_matter),
