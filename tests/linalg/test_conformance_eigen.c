@@ -72,12 +72,9 @@ static void check_eigh(tch_context *context, const test_variation *v, tch_dtype 
     test_tensor *report = test_case_tensor(context, v, TCH_INT32, -1, -1, LAYOUT_STEPPED);
     CHECK_OK(tch_eigh(context, &a->tensor, &w->tensor, &vectors->tensor, &report->tensor));
     test_tensor_check_unchanged(a, "a");
-    test_tensor_check_written(w, "w");
-    test_tensor_check_written(vectors, "v");
-    test_tensor_check_written(report, "report");
-    double *values = test_tensor_read(w);
-    double *columns = test_tensor_read(vectors);
-    double *codes = test_tensor_read(report);
+    double *values = test_tensor_read_written(w, "w");
+    double *columns = test_tensor_read_written(vectors, "v");
+    double *codes = test_tensor_read_written(report, "report");
     for (int64_t b = 0; b < v->matrices; b++) {
         const known_matrix *known = test_known_of(v, b, INDEFINITE, dtype);
         CHECK(codes[b] == TCH_REPORT_OK, "matrix %lld is reported as %g", (long long)b, codes[b]);
@@ -93,8 +90,7 @@ static void check_eigenvalues_only(tch_context *context, const test_variation *v
     test_tensor *w = test_case_tensor(context, v, dtype, v->n, -1, LAYOUT_OFFSET);
     CHECK_OK(tch_eigh(context, &a->tensor, &w->tensor, NULL, NULL));
     test_tensor_check_unchanged(a, "a");
-    test_tensor_check_written(w, "w");
-    double *values = test_tensor_read(w);
+    double *values = test_tensor_read_written(w, "w");
     for (int64_t b = 0; b < v->matrices; b++) {
         const known_matrix *known = test_known_of(v, b, INDEFINITE, dtype);
         check_eigenvalues(v->n, values + b * v->n, known->w, ref_norm(v->n * v->n, known->a), dtype);
@@ -153,10 +149,8 @@ static void check_power(tch_context *context, const test_variation *v, tch_dtype
     test_tensor *report = test_case_tensor(context, v, TCH_INT32, -1, -1, LAYOUT_CONTIGUOUS);
     CHECK_OK(tch_matrix_power(context, &a->tensor, power, eps, &out->tensor, &report->tensor));
     test_tensor_check_unchanged(a, "a");
-    test_tensor_check_written(out, "out");
-    test_tensor_check_written(report, "report");
-    double *got = test_tensor_read(out);
-    double *codes = test_tensor_read(report);
+    double *got = test_tensor_read_written(out, "out");
+    double *codes = test_tensor_read_written(report, "report");
     for (int64_t b = 0; b < v->matrices; b++) {
         CHECK(codes[b] == TCH_REPORT_OK, "matrix %lld is reported as %g", (long long)b, codes[b]);
         check_power_of(test_known_of(v, b, condition, dtype), power, eps, got + b * v->n * v->n, dtype);
@@ -220,19 +214,15 @@ static void powers_of_clamped_matrices(void **state)
 
 /* --- the tests --------------------------------------------------------------------------------------------------- */
 
-static void eigh(void **state)
-{
-    test_for_each_dtype(*state, "eigh", 200, 65, check_eigh);
-}
+static const test_conformance operations[] = {
+    {"eigh", 200, 65, check_eigh},
+    {"eigh, values only", 129, 33, check_eigenvalues_only},
+    {"matrix_power", 200, 65, check_power},
+};
 
-static void eigenvalues_only(void **state)
+static void every_layout_and_size(void **state)
 {
-    test_for_each_dtype(*state, "eigh, values only", 129, 33, check_eigenvalues_only);
-}
-
-static void power(void **state)
-{
-    test_for_each_dtype(*state, "matrix_power", 200, 65, check_power);
+    test_for_each_operation(*state, operations, TEST_COUNT(operations));
 }
 
 /* Decompositions of `count` matrices at once, checked by their residuals alone. */
@@ -248,11 +238,9 @@ static void check_matrices(tch_context *context, const char *name, int64_t count
     test_tensor *v = test_tensor_make(context, dtype, batch_rank + 2, sizes, LAYOUT_TRANSPOSED);
     test_tensor_write(a, values);
     CHECK_OK(tch_eigh(context, &a->tensor, &w->tensor, &v->tensor, NULL));
-    test_tensor_check_written(w, "w");
-    test_tensor_check_written(v, "v");
     double *held = test_tensor_read(a);
-    double *eigenvalues = test_tensor_read(w);
-    double *vectors = test_tensor_read(v);
+    double *eigenvalues = test_tensor_read_written(w, "w");
+    double *vectors = test_tensor_read_written(v, "v");
     for (int64_t b = 0; b < count; b++) {
         check_eigenvalues(n, eigenvalues + b * n, NULL, 0.0, dtype);
         check_orthonormal(n, vectors + b * n * n, dtype);
@@ -371,14 +359,9 @@ static void thread_counts_agree(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(eigh),
-        cmocka_unit_test(eigenvalues_only),
-        cmocka_unit_test(power),
-        cmocka_unit_test(a_thousand),
-        cmocka_unit_test(awkward_matrices),
-        cmocka_unit_test(low_rank),
-        cmocka_unit_test(thread_counts_agree),
-        cmocka_unit_test(powers_of_clamped_matrices),
+        cmocka_unit_test(every_layout_and_size), cmocka_unit_test(a_thousand),
+        cmocka_unit_test(awkward_matrices),      cmocka_unit_test(low_rank),
+        cmocka_unit_test(thread_counts_agree),   cmocka_unit_test(powers_of_clamped_matrices),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_known);

@@ -113,10 +113,8 @@ static void check_steps(tch_context *context, const test_variation *v, tch_dtype
     test_tensor *a = test_case_random(context, v, dtype, rows, cols, v->in, 31);
     test_tensor *out = test_case_tensor(context, v, dtype, rows, cols, v->out);
     CHECK_OK(tch_orthogonalize(context, &a->tensor, steps, method, &out->tensor));
-    test_tensor_check_unchanged(a, "a");
-    test_tensor_check_written(out, "out");
-    double *x = test_tensor_read(a);
-    double *got = test_tensor_read(out);
+    double *x = test_tensor_read_unchanged(a, "a");
+    double *got = test_tensor_read_written(out, "out");
     for (int64_t i = 0; i < v->matrices; i++) {
         check_one(rows, cols, x + i * rows * cols, steps, method, got + i * rows * cols, dtype);
     }
@@ -147,9 +145,8 @@ static void check_long(tch_context *context, tch_dtype dtype, int64_t matrices, 
     test_tensor *a = test_case_random(context, &shape, dtype, rows, cols, LAYOUT_CONTIGUOUS, 35);
     test_tensor *out = test_case_tensor(context, &shape, dtype, rows, cols, LAYOUT_CONTIGUOUS);
     CHECK_OK(tch_orthogonalize(context, &a->tensor, steps, method, &out->tensor));
-    test_tensor_check_written(out, "out");
     double *x = test_tensor_read(a);
-    double *got = test_tensor_read(out);
+    double *got = test_tensor_read_written(out, "out");
     double relative = !in_bfloat16(dtype) ? 22.0 * 150.0 * test_arithmetic_roundoff(dtype) : rows < 16 ? 0.3 : 0x1p-4;
     for (int64_t i = 0; i<matrices; i += matrices> 3 ? matrices - 1 : 1) { /* of many the first and the last */
         double *want = x + i * rows * cols;
@@ -196,19 +193,19 @@ typedef struct near_one {
 /* factor' x has the singular values of x as eigenvalues if, and only if, the singular vectors are A's. */
 static void check_near_one(int64_t n, const near_one *expected, const double *factor, const double *x, double slack)
 {
-    double *turned = test_alloc((size_t)(n * n) * sizeof *turned);
+    double *rotated = test_alloc((size_t)(n * n) * sizeof *rotated);
     double *w = test_alloc((size_t)n * sizeof *w);
     double *v = test_alloc((size_t)(n * n) * sizeof *v);
-    ref_matmul(n, n, n, factor, x, turned);
+    ref_matmul(n, n, n, factor, x, rotated);
     for (int64_t j = 0; j < n * n; j++) {
-        double gap = fabs(turned[j] - turned[j % n * n + j / n]);
+        double gap = fabs(rotated[j] - rotated[j % n * n + j / n]);
         CHECK(gap <= slack, "the singular vectors moved by %.3g", gap);
     }
     for (int64_t j = 0; j < n * n; j++) { /* the eigensolver wants what is left of the difference evened out */
         int64_t mirror = j % n * n + j / n;
-        turned[j] = j < mirror ? 0.5 * (turned[j] + turned[mirror]) : turned[mirror];
+        rotated[j] = j < mirror ? 0.5 * (rotated[j] + rotated[mirror]) : rotated[mirror];
     }
-    ref_eigh(n, turned, w, v);
+    ref_eigh(n, rotated, w, v);
     CHECK(w[0] >= expected->low - slack && w[n - 1] <= expected->high + slack, "singular values from %.6f to %.6f",
           w[0], w[n - 1]);
 }

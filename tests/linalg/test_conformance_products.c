@@ -229,29 +229,17 @@ static void half_of_a_product(void **state)
 
 static const tch_dtype dtypes[] = {{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
 
-static void matmul(void **state)
-{
-    test_for_each_dtype(*state, "matmul", 200, 65, check_matmul);
-}
+static const test_conformance operations[] = {
+    {"matmul", 200, 65, check_matmul},
+    {"gemm", 200, 65, check_gemm},
+    {"gram", 200, 65, check_gram},
+    {"symmetric_product", 200, 65, check_symmetric_product},
+    {"matmul_chunked", 200, 65, check_chunked},
+};
 
-static void gemm(void **state)
+static void every_layout_and_size(void **state)
 {
-    test_for_each_dtype(*state, "gemm", 200, 65, check_gemm);
-}
-
-static void gram(void **state)
-{
-    test_for_each_dtype(*state, "gram", 200, 65, check_gram);
-}
-
-static void symmetric_product(void **state)
-{
-    test_for_each_dtype(*state, "symmetric_product", 200, 65, check_symmetric_product);
-}
-
-static void matmul_chunked(void **state)
-{
-    test_for_each_dtype(*state, "matmul_chunked", 200, 65, check_chunked);
+    test_for_each_operation(*state, operations, TEST_COUNT(operations));
 }
 
 /* --- broadcasting ------------------------------------------------------------------------------------------------ */
@@ -393,20 +381,6 @@ static void gram_matrices_of_nothing(void **state)
     }
 }
 
-/* The same tensor twice as input is no overlap. */
-static void one_tensor_may_be_both_operands(void **state)
-{
-    tch_context *context = *state;
-    test_variation v = {.n = 19, .matrices = 1, .stream = 9};
-    test_case("a tensor by itself");
-    test_tensor *a = test_case_random(context, &v, TCH_FLOAT64, 19, 19, LAYOUT_CONTIGUOUS, 8);
-    test_tensor *out = test_case_tensor(context, &v, TCH_FLOAT64, 19, 19, LAYOUT_CONTIGUOUS);
-    CHECK_OK(tch_matmul(context, &a->tensor, &a->tensor, &out->tensor));
-    double *x = test_tensor_read(a);
-    double *z = test_tensor_read(out);
-    check_product(1.0, x, x, 0.0, NULL, 19, 19, 19, z, TCH_FLOAT64);
-}
-
 /* --- large, checked at random elements --------------------------------------------------------------------------- */
 
 static void check_samples(const double *a, const double *b, const double *c, int64_t n, tch_dtype dtype)
@@ -472,17 +446,12 @@ static void chunks_stay_inside_the_budget(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matmul),
-        cmocka_unit_test(gemm),
-        cmocka_unit_test(gram),
-        cmocka_unit_test(symmetric_product),
+        cmocka_unit_test(every_layout_and_size),
         cmocka_unit_test(half_of_a_product),
-        cmocka_unit_test(matmul_chunked),
         cmocka_unit_test(broadcasting),
         cmocka_unit_test(shapes_that_do_not_broadcast),
         cmocka_unit_test(sums_of_nothing_are_zero),
         cmocka_unit_test(gram_matrices_of_nothing),
-        cmocka_unit_test(one_tensor_may_be_both_operands),
         cmocka_unit_test(a_thousand),
         cmocka_unit_test(chunks_stay_inside_the_budget),
     };

@@ -21,58 +21,52 @@ static const tchi_schulz_step muon = {3.4445, -4.7750, 2.0315};
 
 /* --- the plan ---------------------------------------------------------------------------------------------------- */
 
-/* `expected` is the lengths of the runs, ended by 0. */
-static void check_runs(const tchi_ortho *ortho, int64_t rows, int64_t cols, bool fine, const int32_t *expected)
+/* The lengths of the runs, for 768 rows; `fine` where Gram matrices of several steps are float16. */
+static const struct {
+    tch_ortho_method method;
+    int32_t steps;
+    int64_t cols;
+    bool fine;
+    int32_t runs[8];
+} plans[] = {
+    {TCH_ORTHO_MUON, 5, 3072, false, {1, 2, 2}},
+    {TCH_ORTHO_MUON, 5, 1160, false, {1, 2, 2}},
+    {TCH_ORTHO_MUON, 5, 1152, false, {1, 1, 1, 1, 1}},
+    {TCH_ORTHO_MUON, 5, 768, false, {1, 1, 1, 1, 1}},
+    {TCH_ORTHO_MUON, 4, 3072, false, {1, 1, 2}},
+    {TCH_ORTHO_MUON, 7, 3072, false, {1, 2, 2, 2}},
+    {TCH_ORTHO_POLAR_EXPRESS, 5, 3072, false, {1, 1, 1, 2}},
+    {TCH_ORTHO_POLAR_EXPRESS, 7, 3072, false, {1, 1, 1, 2, 2}},
+    {TCH_ORTHO_POLAR_EXPRESS, 1, 3072, false, {1}},
+    {TCH_ORTHO_MINIMAX, 7, 3072, false, {1, 1, 1, 1, 3}},
+    {TCH_ORTHO_MUON, 5, 3072, true, {1, 2, 2}},
+    {TCH_ORTHO_MUON, 5, 768, true, {1, 1, 1, 1, 1}},
+    {TCH_ORTHO_POLAR_EXPRESS, 5, 3072, true, {1, 2, 2}},
+    {TCH_ORTHO_POLAR_EXPRESS, 7, 3072, true, {1, 1, 2, 3}},
+    {TCH_ORTHO_MINIMAX, 7, 3072, true, {1, 1, 1, 4}},
+};
+
+static void check_runs(const tchi_ortho *ortho, int64_t cols, bool fine, const int32_t *expected)
 {
     int32_t step = 0;
     for (int i = 0; expected[i] != 0; i++) {
-        int32_t run = tchi_ortho_run(ortho, step, rows, cols, fine);
+        int32_t run = tchi_ortho_run(ortho, step, 768, cols, fine);
         CHECK(run == expected[i], "the run from step %d on is %d long, not %d", step, run, expected[i]);
         step += run;
     }
     assert_int_equal(step, ortho->steps);
 }
 
-static void check_plan(const tchi_ortho *ortho, int64_t rows, int64_t cols, const int32_t *expected)
-{
-    check_runs(ortho, rows, cols, false, expected);
-}
-
 static void runs_are_as_measured(void **state)
 {
     (void)state;
-    tchi_ortho five = tchi_ortho_of(TCH_ORTHO_MUON, 5, 0.0);
-    check_plan(&five, 768, 3072, (const int32_t[]){1, 2, 2, 0});
-    check_plan(&five, 768, 1160, (const int32_t[]){1, 2, 2, 0});
-    check_plan(&five, 768, 1152, (const int32_t[]){1, 1, 1, 1, 1, 0});
-    check_plan(&five, 768, 768, (const int32_t[]){1, 1, 1, 1, 1, 0});
-    tchi_ortho four = tchi_ortho_of(TCH_ORTHO_MUON, 4, 0.0);
-    check_plan(&four, 768, 3072, (const int32_t[]){1, 1, 2, 0});
-    tchi_ortho seven = tchi_ortho_of(TCH_ORTHO_MUON, 7, 0.0);
-    check_plan(&seven, 768, 3072, (const int32_t[]){1, 2, 2, 2, 0});
-    tchi_ortho polar = tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, 5, 0.0);
-    check_plan(&polar, 768, 3072, (const int32_t[]){1, 1, 1, 2, 0});
-    tchi_ortho longer = tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, 7, 0.0);
-    check_plan(&longer, 768, 3072, (const int32_t[]){1, 1, 1, 2, 2, 0});
-    tchi_ortho one = tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, 1, 0.0);
-    check_plan(&one, 768, 3072, (const int32_t[]){1, 0});
-}
-
-static void float16_allows_longer_runs(void **state)
-{
-    (void)state;
-    tchi_ortho five = tchi_ortho_of(TCH_ORTHO_MUON, 5, 0.0);
-    check_runs(&five, 768, 3072, true, (const int32_t[]){1, 2, 2, 0});
-    check_runs(&five, 768, 768, true, (const int32_t[]){1, 1, 1, 1, 1, 0});
-    tchi_ortho polar = tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, 5, 0.0);
-    check_runs(&polar, 768, 3072, true, (const int32_t[]){1, 2, 2, 0});
-    tchi_ortho longer = tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, 7, 0.0);
-    check_runs(&longer, 768, 3072, true, (const int32_t[]){1, 1, 2, 3, 0});
-    tchi_ortho minimax = tchi_ortho_of(TCH_ORTHO_MINIMAX, 7, 0.0);
-    check_runs(&minimax, 768, 3072, true, (const int32_t[]){1, 1, 1, 4, 0});
-    check_runs(&minimax, 768, 3072, false, (const int32_t[]){1, 1, 1, 1, 3, 0});
+    for (size_t i = 0; i < TEST_COUNT(plans); i++) {
+        test_case("plan %zu", i);
+        tchi_ortho ortho = tchi_ortho_of(plans[i].method, plans[i].steps, 0.0);
+        check_runs(&ortho, plans[i].cols, plans[i].fine, plans[i].runs);
+    }
     tchi_ortho gentle = tchi_ortho_repeating((tchi_schulz_step){2.0, -1.5, 0.5}, 7, 0.0);
-    check_runs(&gentle, 768, 3072, true, (const int32_t[]){1, 2, 4, 0});
+    check_runs(&gentle, 3072, true, (const int32_t[]){1, 2, 4, 0});
 }
 
 /* A user's coefficients, the gentlest and the wildest: every step is in one run, and nothing in it is endless. */
@@ -459,7 +453,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(runs_are_as_measured),
-        cmocka_unit_test(float16_allows_longer_runs),
         cmocka_unit_test(any_coefficients_have_a_plan),
         cmocka_unit_test(blocks_of_any_shape),
         cmocka_unit_test(eps_bounds_the_norm_from_below),

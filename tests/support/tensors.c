@@ -242,3 +242,15 @@ void test_tensor_check_written(const test_tensor *t, const char *name)
     CHECK(memcmp(bytes, t->image, (size_t)t->bytes) == 0, "memory beside %s was written", name);
     test_drop(bytes);
 }
+
+double *test_tensor_read_unchanged(const test_tensor *t, const char *name)
+{
+    test_tensor_check_unchanged(t, name);
+    return test_tensor_read(t);
+}
+
+double *test_tensor_read_written(const test_tensor *t, const char *name)
+{
+    test_tensor_check_written(t, name);
+    return test_tensor_read(t);
+}

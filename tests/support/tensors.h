@@ -59,6 +59,10 @@ void test_tensor_check_unchanged(const test_tensor *t, const char *name);
 /* Fails the test if a guard or a gap was written, or an element was not. */
 void test_tensor_check_written(const test_tensor *t, const char *name);
 
+/* The elements, after such a check. */
+double *test_tensor_read_unchanged(const test_tensor *t, const char *name);
+double *test_tensor_read_written(const test_tensor *t, const char *name);
+
 /* True when every byte of the block is as it was: for matrices of which some were written. */
 bool test_tensor_is_unchanged(const test_tensor *t);
 

@@ -129,11 +129,9 @@ static void check_roots(tch_context *context, const test_variation *v, double co
     CHECK_OK(
         tch_inverse_root(context, &c.a->tensor, root, config, &c.out->tensor, &c.residual->tensor, &c.report->tensor));
     test_tensor_check_unchanged(c.a, "a");
-    test_tensor_check_written(c.residual, "residual");
-    test_tensor_check_written(c.report, "report");
     double *x = test_tensor_read(c.out);
-    double *residual = test_tensor_read(c.residual);
-    double *report = test_tensor_read(c.report);
+    double *residual = test_tensor_read_written(c.residual, "residual");
+    double *report = test_tensor_read_written(c.report, "report");
     for (int64_t b = 0; b < v->matrices; b++) {
         CHECK(report[b] == TCH_REPORT_OK, "matrix %lld is reported as %g, root %d by %s, residual %.3g", (long long)b,
               report[b], root, tch_root_method_name(config->method), residual[b]);
@@ -243,8 +241,7 @@ static void defaults_work(void **state)
         name_root("defaults", 40, dtypes[d], 4, &defaults);
         root_call c = make_call(context, &v, 50.0, dtypes[d]);
         CHECK_OK(tch_inverse_root(context, &c.a->tensor, 4, NULL, &c.out->tensor, NULL, NULL));
-        test_tensor_check_written(c.out, "out");
-        double *x = test_tensor_read(c.out);
+        double *x = test_tensor_read_written(c.out, "out");
         for (int b = 0; b < 3; b++) {
             check_error(test_known_of(&v, b, 50.0, dtypes[d]), 4, &defaults, x + b * 1600, dtypes[d]);
         }
@@ -262,8 +259,7 @@ static bool check_honesty(tch_context *context, double condition, tch_dtype dtyp
     root_call c = make_call(context, &v, condition, dtype);
     CHECK_OK(
         tch_inverse_root(context, &c.a->tensor, root, config, &c.out->tensor, &c.residual->tensor, &c.report->tensor));
-    test_tensor_check_written(c.report, "report");
-    double *report = test_tensor_read(c.report);
+    double *report = test_tensor_read_written(c.report, "report");
     bool good = report[0] == TCH_REPORT_OK;
     if (good) {
         double *x = test_tensor_read(c.out);
@@ -302,46 +298,6 @@ static void impossible_tolerances_are_refused(void **state)
     }
 }
 
-/* Spectra other than the usual one: the result must not depend on luck. */
-static void unusual_spectra(void **state)
-{
-    const int64_t n = 48;
-    tch_context *context = *state;
-    for (int which = 0; which < 6 * 4; which++) {
-        if (which / 4 == 5 && which % 4 > 1) {
-            continue; /* products and poles are made for a spectrum that damping has lifted above zero */
-        }
-        double *values = test_alloc((size_t)(n * n) * sizeof *values);
-        double *w = test_alloc((size_t)n * sizeof *w);
-        double *spectrum = test_alloc((size_t)n * sizeof *spectrum);
-        double *vectors = test_alloc((size_t)(n * n) * sizeof *vectors);
-        test_random random = test_random_stream(300 + (uint64_t)which / 4);
-        for (int64_t i = 0; i < n; i++) {
-            const double spectra[] = {i == 0 ? 1.0 : 0.0,                /* rank one */
-                                      i < n / 2 ? 1.0 : 0.0,             /* half of full rank */
-                                      1.0,                               /* a multiple of the identity */
-                                      1e-20 * (1.0 + (double)i),         /* small as a whole */
-                                      1e15 * pow(10.0, -(double)i / 16), /* large as a whole */
-                                      i == n - 1 ? -3e-5 : 1.0};         /* below zero, but not by the damping */
-            spectrum[i] = spectra[which / 4];
-        }
-        ref_symmetric(&random, n, spectrum, values);
-        ref_eigh(n, values, w, vectors);
-        known_matrix known = {n, values, w, vectors};
-        tch_root_config config = config_with(method_at(which), 0.0);
-        config.relative_eps = 1e-4;
-        config.exact_residual = 1;
-        name_root("spectrum", n, TCH_FLOAT64, 4, &config);
-        test_variation v = {.n = n, .matrices = 1};
-        test_tensor *a = test_case_tensor(context, &v, TCH_FLOAT64, n, n, LAYOUT_CONTIGUOUS);
-        test_tensor *out = test_case_tensor(context, &v, TCH_FLOAT64, n, n, LAYOUT_CONTIGUOUS);
-        test_tensor_write(a, values);
-        CHECK_OK(tch_inverse_root(context, &a->tensor, 4, &config, &out->tensor, NULL, NULL));
-        double *x = test_tensor_read(out);
-        check_error(&known, 4, &config, x, TCH_FLOAT64);
-    }
-}
-
 /* --- large ------------------------------------------------------------------------------------------------------- */
 
 /* For n = 1000 the reference is the construction itself: the same reflections applied to the powers of the spectrum.
@@ -372,8 +328,7 @@ static void a_thousand(void **state)
         test_tensor *out = test_case_tensor(context, &v, dtype, n, n, LAYOUT_ROW_GAPS);
         test_tensor_write(a, a_values);
         CHECK_OK(tch_inverse_root(context, &a->tensor, 4, &config, &out->tensor, NULL, NULL));
-        test_tensor_check_written(out, "out");
-        double *x = test_tensor_read(out);
+        double *x = test_tensor_read_written(out, "out");
         double error = ref_distance(n * n, x, expected) / ref_norm(n * n, expected);
         double bound = promised_tolerance(&config, dtype) + test_unit_roundoff(dtype) * (1.0 + eps) / eps / 4;
         CHECK(error <= bound, "relative error %.3g > %.3g", error, bound);
@@ -428,7 +383,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(defaults_work),
         cmocka_unit_test(the_previous_root_is_kept),
         cmocka_unit_test(impossible_tolerances_are_refused),
-        cmocka_unit_test(unusual_spectra),
         cmocka_unit_test(a_thousand),
         cmocka_unit_test(plans),
         cmocka_unit_test(methods_not_offered_are_refused),

@@ -96,11 +96,11 @@ static double steepest(const function *f, const known_matrix *known, int derivat
 /* V' G V, or back with the transposed V. */
 static void rotate(int64_t n, const double *v, int back, const double *g, double *out)
 {
-    double *turned = test_alloc((size_t)(n * n) * sizeof *turned);
+    double *transposed = test_alloc((size_t)(n * n) * sizeof *transposed);
     double *product = test_alloc((size_t)(n * n) * sizeof *product);
-    ref_transpose(n, n, v, turned);
-    ref_matmul(n, n, n, back ? v : turned, g, product);
-    ref_matmul(n, n, n, product, back ? turned : v, out);
+    ref_transpose(n, n, v, transposed);
+    ref_matmul(n, n, n, back ? v : transposed, g, product);
+    ref_matmul(n, n, n, product, back ? transposed : v, out);
 }
 
 static void ref_backward(const function *f, const known_matrix *known, const double *grad, double *out)
@@ -156,12 +156,9 @@ static void check_gradient(tch_context *context, const test_variation *v, tch_dt
     test_tensor *report = test_case_tensor(context, v, TCH_INT32, -1, -1, LAYOUT_CONTIGUOUS);
     CHECK_OK(run_backward(context, f, &a->tensor, &grad->tensor, &out->tensor, &report->tensor));
     test_tensor_check_unchanged(a, "a");
-    test_tensor_check_unchanged(grad, "grad");
-    test_tensor_check_written(out, "out");
-    test_tensor_check_written(report, "report");
-    double *given = test_tensor_read(grad);
-    double *got = test_tensor_read(out);
-    double *codes = test_tensor_read(report);
+    double *given = test_tensor_read_unchanged(grad, "grad");
+    double *got = test_tensor_read_written(out, "out");
+    double *codes = test_tensor_read_written(report, "report");
     for (int64_t b = 0; b < v->matrices; b++) {
         CHECK(codes[b] == TCH_REPORT_OK, "matrix %lld is reported as %g", (long long)b, codes[b]);
         check_gradient_of(f, test_known_of(v, b, f->condition, dtype), given + b * size, got + b * size, dtype);
@@ -393,37 +390,6 @@ static void wrong_numbers(void **state)
     test_tensor_check_unchanged(out, "out");
 }
 
-/* Under the smallest workspace limit that is enough, the batch goes through in chunks, with the same bits. */
-static void in_chunks(void **state)
-{
-    static const int64_t shape[] = {7, N, N};
-    const function f = {.root = 4, .relative_eps = 0.05};
-    test_random random = test_random_stream(430);
-    double *values = test_alloc(7 * N * N * sizeof *values);
-    test_tensor *t[4];
-    for (int i = 0; i < 4; i++) {
-        t[i] = test_tensor_make(*state, TCH_FLOAT64, 3, shape, LAYOUT_CONTIGUOUS);
-    }
-    for (int b = 0; b < 7; b++) {
-        memcpy(values + b * N * N, test_known(N, b % 3, 10.0, TCH_FLOAT64)->a, N * N * sizeof *values);
-    }
-    test_tensor_write(t[0], values);
-    test_random_fill_normal(&random, values, 7 * N * N);
-    test_tensor_write(t[1], values);
-    CHECK_OK(run_backward(*state, &f, &t[0]->tensor, &t[1]->tensor, &t[2]->tensor, NULL));
-    int64_t usual = tch_context_get_workspace_limit(*state);
-    tch_status status = TCH_ERR_OUT_OF_MEMORY;
-    for (int64_t limit = 1 << 12; status == TCH_ERR_OUT_OF_MEMORY && limit < (int64_t)1 << 32; limit += limit / 4) {
-        CHECK_OK(tch_context_set_workspace_limit(*state, limit));
-        status = run_backward(*state, &f, &t[0]->tensor, &t[1]->tensor, &t[3]->tensor, NULL);
-    }
-    CHECK_OK(status);
-    CHECK_OK(tch_context_set_workspace_limit(*state, usual));
-    double *whole = test_tensor_read(t[2]);
-    double *chunks = test_tensor_read(t[3]);
-    CHECK(memcmp(whole, chunks, 7 * N * N * sizeof *whole) == 0, "chunks of the batch differ from the whole");
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -435,7 +401,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(bad_matrices),
         cmocka_unit_test(gradients_that_are_not_finite),
         cmocka_unit_test(wrong_numbers),
-        cmocka_unit_test(in_chunks),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_known);

@@ -26,14 +26,18 @@ typedef enum spectrum_kind {
     RANK_HALF,
     TWO_VALUES,
     THREE_VALUES,
-    GRADED, /* in equal ratios to 1e-6 */
-    STEEP,  /* to 1e-12, where rounding the matrix has decided the smallest */
-    TINY,   /* graded, of size 1e-30 */
+    GRADED,     /* in equal ratios to 1e-6 */
+    STEEP,      /* to 1e-12, where rounding the matrix has decided the smallest */
+    TINY,       /* graded, of size 1e-30 */
+    LARGE,      /* graded, of size 1e15 */
+    EQUAL,      /* a multiple of the identity */
+    BELOW_ZERO, /* equal but for one, which is -3e-5 */
     SPECTRA
 } spectrum_kind;
 
 static const char *const kind_names[] = {"rank 1",       "rank n/16",    "rank n/2",      "two values",
-                                         "three values", "down to 1e-6", "down to 1e-12", "of size 1e-30"};
+                                         "three values", "down to 1e-6", "down to 1e-12", "of size 1e-30",
+                                         "of size 1e15", "equal",        "one below zero"};
 
 static double eigenvalue(spectrum_kind kind, int64_t i, int64_t n, test_random *random)
 {
@@ -52,8 +56,11 @@ static double eigenvalue(spectrum_kind kind, int64_t i, int64_t n, test_random *
         return i < n / 3 ? 1.0 : i < 2 * n / 3 ? 1e-3 : 1e-6;
     case STEEP:
         return pow(1e-12, share);
+    case EQUAL:
+    case BELOW_ZERO:
+        return kind == BELOW_ZERO && i == n - 1 ? -3e-5 : 1.0;
     default:
-        return (kind == TINY ? 1e-30 : 1.0) * pow(1e-6, share);
+        return (kind == TINY ? 1e-30 : kind == LARGE ? 1e15 : 1.0) * pow(1e-6, share);
     }
 }
 
@@ -159,6 +166,13 @@ typedef struct settings {
     double damping[6], tolerance[2];
 } settings;
 
+/* Rounding to float32 moves an eigenvalue below zero too far. Products and poles are made for a spectrum that damping
+ * has lifted above zero, and where there is a report `auto` turns to the eigen method on the CPU alone. */
+static bool serves_below_zero(const trial *t, tch_root_method method)
+{
+    return t->dtype.bits == 64 && (method == TCH_ROOT_EIGEN || (method == TCH_ROOT_AUTO && test_on_cpu()));
+}
+
 static void check_methods(trial *t, spectrum_kind kind, const known *k, int32_t root, tch_root_config *how)
 {
     double damping = how->relative_eps * k->w[k->n - 1];
@@ -170,7 +184,7 @@ static void check_methods(trial *t, spectrum_kind kind, const known *k, int32_t 
     double *expected = expected_root(k, root, damping);
     for (int m = 0; m < METHODS; m++) {
         how->method = methods[m];
-        if (test_offers_method(how->method)) {
+        if (test_offers_method(how->method) && (kind != BELOW_ZERO || serves_below_zero(t, how->method))) {
             name_case(t, kind_names[kind], root, how);
             check_promise(t, root, how, expected);
         }

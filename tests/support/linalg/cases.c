@@ -21,8 +21,6 @@ static const struct {
     int64_t sizes[TEST_MAX_BATCH_RANK];
 } batches[] = {{0, {0}}, {1, {3}}, {2, {2, 2}}, {1, {1}}, {3, {2, 1, 2}}, {1, {0}}, {2, {1, 3}}, {2, {2, 0}}};
 
-#define COUNT(array) (sizeof(array) / sizeof(array)[0])
-
 static void set_batch(test_variation *v, size_t which)
 {
     v->batch_rank = v->n <= ONE_MATRIX ? batches[which].rank : (int32_t)(which % 2);
@@ -54,7 +52,7 @@ static void run_size(tch_context *context, const char *operation, tch_dtype dtyp
         for (size_t out = 0; out < outs; out++, step++) {
             test_variation v = {.n = n, .k = sizes[size].k, .m = sizes[size].m, .in = (test_layout)in, .stream = size};
             v.out = (test_layout)(outs > 1 ? out : (size_t)(in + 1) % LAYOUT_COUNT);
-            set_batch(&v, step % COUNT(batches));
+            set_batch(&v, step % TEST_COUNT(batches));
             name_case(operation, dtype, &v);
             size_t mark = test_mark();
             check(context, &v, dtype);
@@ -65,7 +63,7 @@ static void run_size(tch_context *context, const char *operation, tch_dtype dtyp
 
 void test_for_each_case(tch_context *context, const char *operation, tch_dtype dtype, int64_t largest, test_check check)
 {
-    for (size_t size = 0; size < COUNT(sizes); size++) {
+    for (size_t size = 0; size < TEST_COUNT(sizes); size++) {
         if (sizes[size].n <= largest) {
             run_size(context, operation, dtype, size, check);
         }
@@ -78,6 +76,13 @@ void test_for_each_dtype(tch_context *context, const char *operation, int64_t la
     const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64, TCH_FLOAT16, TCH_BFLOAT16};
     for (int d = 0; d < 4; d++) {
         test_for_each_case(context, operation, dtypes[d], dtypes[d].bits == 16 ? largest_half : largest, check);
+    }
+}
+
+void test_for_each_operation(tch_context *context, const test_conformance *rows, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        test_for_each_dtype(context, rows[i].operation, rows[i].largest, rows[i].largest_half, rows[i].check);
     }
 }
 

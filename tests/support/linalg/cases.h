@@ -4,6 +4,8 @@
 #ifndef TORCHIUM_TESTS_CASES_H
 #define TORCHIUM_TESTS_CASES_H
 
+#include <stddef.h>
+
 #include "support/tensors.h"
 
 #define TEST_MAX_MATRICES 4 /* of a batch */
@@ -27,6 +29,14 @@ void test_for_each_case(tch_context *context, const char *operation, tch_dtype d
 /* The same for every floating-point type, half types with n at most `largest_half`. */
 void test_for_each_dtype(tch_context *context, const char *operation, int64_t largest, int64_t largest_half,
                          test_check check);
+
+/* The same for every row of a table of operations. */
+typedef struct test_conformance {
+    const char *operation;
+    int64_t largest, largest_half;
+    test_check check;
+} test_conformance;
+void test_for_each_operation(tch_context *context, const test_conformance *rows, size_t count);
 
 /* A shape: the batch of the case followed by up to two sizes (-1: left out). Returns the rank. */
 int32_t test_shape(const test_variation *v, int64_t rows, int64_t cols, int64_t *shape);
