@@ -166,13 +166,14 @@ typedef tch_status (*visitor)(tch_scaler *scaler, const tch_update *update);
 static tch_status unscale_rects(tch_scaler *scaler, const tch_update *update)
 {
     const tch_context *context = scaler->context;
-    return context->backend->update->unscale(context->state, update, &scaler->numbers->flags.found_inf);
+    return context->backend->update->inspect_gradients(context->state, update, 1, NULL,
+                                                       &scaler->numbers->flags.found_inf);
 }
 
 static tch_status find_in_rects(tch_scaler *scaler, const tch_update *update)
 {
     const tch_context *context = scaler->context;
-    return context->backend->update->find_nonfinite(context->state, update, &scaler->numbers->flags.found);
+    return context->backend->update->inspect_gradients(context->state, update, 0, &scaler->numbers->flags.found, NULL);
 }
 
 static tch_status reserve_rects(tch_scaler *scaler, int64_t count)
@@ -268,7 +269,7 @@ static tch_status gather_found(tch_scaler *scaler)
     const tch_array flag = {&n->flags.found_inf, TCH_SCALAR_F32, 0, NULL, NULL};
     const tch_array counted = {&n->decided[1], TCH_SCALAR_F64, 0, NULL, NULL};
     TCHI_TRY(t->device->zero_bytes(state, n->decided, sizeof n->decided));
-    TCHI_TRY(t->update->decide_skip(state, &n->flags.found, &n->flags.found_inf, &n->skip, n->decided));
+    TCHI_TRY(t->update->decide_skip(state, &n->flags.found, &n->flags.found_inf, NULL, &n->skip, n->decided));
     return t->matrix->copy(state, &flag, &counted);
 }
 

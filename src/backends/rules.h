@@ -66,14 +66,11 @@ TCHI_RULE void tchi_rule_factored_damping(double trace_a, double m, double trace
 
 /* --- steps of optimizers ----------------------------------------------------------------------------------------- */
 
-TCHI_RULE void tchi_rule_agree(int32_t *numbers)
+TCHI_RULE void tchi_rule_decide_skip(const int32_t *found, const float *found_inf, const int32_t *agreement,
+                                     int32_t *skip, double *counts)
 {
-    numbers[2] |= numbers[0] != ~numbers[1];
-}
-
-TCHI_RULE void tchi_rule_decide_skip(const int32_t *found, const float *found_inf, int32_t *skip, double *counts)
-{
-    *skip = (found != NULL && *found != 0) || (found_inf != NULL && *found_inf != 0.0f);
+    *skip = (found != NULL && *found != 0) || (found_inf != NULL && *found_inf != 0.0f) ||
+            (agreement != NULL && agreement[0] != ~agreement[1]);
     counts[0] += 1.0;
     counts[1] += (double)*skip;
 }

@@ -58,10 +58,10 @@ static const slot matrix_slots[] = {
     SLOT(matrix, permute),
 };
 static const slot update_slots[] = {
-    SLOT(update, find_nonfinite), SLOT(update, decide_skip),   SLOT(update, agree),   SLOT(update, advance),
-    SLOT(update, adamw),          SLOT(update, sgd),           SLOT(update, lion),    SLOT(update, gather),
-    SLOT(update, graft),          SLOT(update, rotated_adam),  SLOT(update, apply),   SLOT(update, row_moments),
-    SLOT(update, apply_rows),     SLOT(update, factor_update), SLOT(update, unscale), SLOT(update, update_scale),
+    SLOT(update, inspect_gradients), SLOT(update, decide_skip),  SLOT(update, advance),
+    SLOT(update, elementwise),       SLOT(update, gather),       SLOT(update, update_factors),
+    SLOT(update, precondition),      SLOT(update, rotated_adam), SLOT(update, apply),
+    SLOT(update, apply_rows),        SLOT(update, update_scale),
 };
 static const slot sample_slots[] = {
     SLOT(sample, sample_norms),    SLOT(sample, sample_squares), SLOT(sample, sample_sums),

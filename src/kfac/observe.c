@@ -143,8 +143,8 @@ static tch_status observe_factors(tch_kfac *k, observation *o)
     update.rejected = &k->control->rejected;
     TCHI_TRY(tchi_grad_factors(k->context, &o->layer, o->input, o->gradient, k->layers[o->index].bias,
                                k->config.sharing, &update, &v->factor[TCHI_INPUT], &v->factor[TCHI_OUTPUT]));
-    return k->context->backend->update->decide_skip(k->context->state, &k->control->rejected, NULL, &k->control->skip,
-                                                    k->control->counts);
+    return k->context->backend->update->decide_skip(k->context->state, &k->control->rejected, NULL, NULL,
+                                                    &k->control->skip, k->control->counts);
 }
 
 /* Scales are rehearsed first, so that lack of memory cannot leave a batch half seen. */

@@ -41,19 +41,15 @@ tch_status tch_optimizer_get_config(const tch_optimizer *optimizer, int32_t grou
     return TCH_OK;
 }
 
-/* Some numbers decide whether there is memory for something. */
-static tch_status check_kept(const tchi_optim_method *method, const tch_optim_config *now, const tch_optim_config *next)
-{
-    return method->check_change == NULL ? TCH_OK : method->check_change(now, next);
-}
-
 tch_status tch_optimizer_set_config(tch_optimizer *optimizer, int32_t group, const tch_optim_config *config)
 {
     TCHI_TRY(check_group(optimizer, "tch_optimizer_set_config", group));
     TCHI_TRY(tchi_config_check("tch_optimizer_set_config", config));
     tchi_group *g = tchi_group_at(optimizer, group);
     TCHI_TRY(tchi_config_check_change(&g->config, config));
-    TCHI_TRY(check_kept(optimizer->method, &g->config, config));
+    if (optimizer->method->check_change != NULL) {
+        TCHI_TRY(optimizer->method->check_change(&g->config, config));
+    }
     tch_optim_config next = *config;
     tchi_config_fix_ratio(&next, &g->config);
     g->config = next;

@@ -42,19 +42,10 @@ static void moments(const tch_optim_config *config, const char *names[TCHI_MOMEN
     names[2] = config->amsgrad ? "max_exp_avg_sq" : NULL;
 }
 
-static tch_status update_rest(const tch_context *context, const tch_optim_config *config, const tch_update *update)
-{
-    return context->backend->update->adamw(context->state, update, false, config->decay == TCH_DECAY_L2);
-}
+static const tchi_elementwise elementwise = {.moments = moments, .kind = TCH_ELEMENTWISE_ADAMW};
 
-static tch_status update_adamw(const tch_context *context, const tch_optim_config *config, const tch_update *update)
-{
-    return context->backend->update->adamw(context->state, update, config->amsgrad, config->decay == TCH_DECAY_L2);
-}
-
-static const tchi_elementwise elementwise = {.moments = moments, .update = update_adamw};
-
-const tchi_elementwise tchi_adamw_of_rest = {.moments = moments_of_rest, .update = update_rest, .of_rest = true};
+const tchi_elementwise tchi_adamw_of_rest = {
+    .moments = moments_of_rest, .kind = TCH_ELEMENTWISE_ADAMW, .of_rest = true};
 
 const tchi_optim_method tchi_method_adamw = {
     .name = "adamw", .set_defaults = set_defaults, .check = check, .elementwise = &elementwise};

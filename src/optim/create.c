@@ -163,22 +163,23 @@ static tch_status split_matrices(const tch_parameter *parameter, const char *nam
 }
 
 /* A tensor of several matrices has blocks where one of them would: the smallest, since methods leave what is large. */
-static bool takes(const tchi_block_method *blocks, const tch_optim_config *config, const tchi_param *p, tchi_dims dims)
+static bool has_blocks(const tchi_block_method *blocks, const tch_optim_config *config, const tchi_param *p,
+                       tchi_dims dims)
 {
     for (int32_t i = 0; i < p->cut_count; i++) {
         dims.size[0] = p->cuts[i] < dims.size[0] ? p->cuts[i] : dims.size[0];
     }
-    return blocks->takes(config, &dims);
+    return blocks->has_blocks(config, &dims);
 }
 
 tch_status tchi_optim_set_dims(const tch_optimizer *o, tchi_param *p, const tch_parameter *parameter, int32_t ndim,
-                               const int64_t *shape, tchi_dims *dims, bool *taken)
+                               const int64_t *shape, tchi_dims *dims, bool *blocked)
 {
     const tchi_block_method *blocks = o->method->blocks;
     const tch_optim_config *config = &tchi_group_at(o, p->group)->config;
     bool several = parameter->batch_dims != 0 || parameter->cut_count != 0;
     int64_t batch = 1;
-    *taken = false;
+    *blocked = false;
     if (several) {
         TCHI_TRY(split_matrices(parameter, p->name, ndim, shape, dims, &batch));
         TCHI_TRY(take_cuts(p, parameter, dims->size[0]));
@@ -187,8 +188,8 @@ tch_status tchi_optim_set_dims(const tch_optimizer *o, tchi_param *p, const tch_
         return TCH_OK;
     }
     merge_dims(blocks, config, several, dims);
-    *taken = takes(blocks, config, p, *dims);
-    if (*taken && several && !tchi_is_row_major(p->ndim, p->shape, p->strides)) {
+    *blocked = has_blocks(blocks, config, p, *dims);
+    if (*blocked && several && !tchi_is_row_major(p->ndim, p->shape, p->strides)) {
         return tchi_fail(TCH_ERR_LAYOUT,
                          "parameter '%s' is several matrices, and its elements are not in row-major order", p->name);
     }
@@ -429,7 +430,7 @@ static tch_status check_packed(const tch_context *context, const tch_optim_confi
 {
     const tch_matrix_ops *matrix = context->backend->matrix;
     bool packed = config->packed_factors != 0;
-    return (!packed && config->root_dtype == TCH_STATE_FLOAT32) || (matrix->pack != NULL && matrix->unpack != NULL)
+    return (!packed && config->root_dtype == TCH_STATE_FLOAT32) || matrix->pack != NULL
                ? TCH_OK
                : tchi_fail(TCH_ERR_UNSUPPORTED, "%s, expected %s: the %s backend does not pack matrices",
                            packed ? "packed_factors is 1" : "root_dtype is bfloat16", packed ? "0" : "float32",

@@ -17,9 +17,9 @@ tch_status tchi_optim_plan(tch_optimizer *optimizer, const tch_optim_config *con
                            const tch_parameter *parameters, const tch_placement *placements, bool with_data);
 
 /* The dimensions of a whole parameter of this shape, merged as the method wants them, and how it is cut into several
- * matrices; *taken: it has blocks. */
+ * matrices; *blocked: it has blocks. */
 tch_status tchi_optim_set_dims(const tch_optimizer *optimizer, tchi_param *param, const tch_parameter *parameter,
-                               int32_t ndim, const int64_t *shape, tchi_dims *dims, bool *taken);
+                               int32_t ndim, const int64_t *shape, tchi_dims *dims, bool *blocked);
 
 /* Frees everything but the struct itself. */
 void tchi_optim_empty(tch_optimizer *optimizer);

@@ -7,9 +7,13 @@
 #include "method.h"
 #include "rects.h"
 
-static tch_status apply(tch_optimizer *o, int32_t group, const tch_update *update)
+static tch_status update_elements(tch_optimizer *o, int32_t group, const tch_update *update)
 {
-    return o->method->elementwise->update(o->context, &tchi_group_at(o, group)->config, update);
+    const tch_optim_config *config = &tchi_group_at(o, group)->config;
+    const tchi_elementwise *method = o->method->elementwise;
+    const tch_elementwise_rule rule = {method->kind, config->amsgrad && !method->of_rest, config->decay == TCH_DECAY_L2,
+                                       config->nesterov};
+    return o->context->backend->update->elementwise(o->context->state, update, &rule);
 }
 
 const tch_hyper *tchi_elementwise_hyper(const tch_optimizer *optimizer, const tchi_group *group)
@@ -21,5 +25,5 @@ tch_status tchi_elementwise_step(tch_optimizer *optimizer, const tchi_step *now,
 {
     TCHI_RANGE(optimizer->context, "elementwise");
     const tch_hyper *hyper = tchi_elementwise_hyper(optimizer, tchi_group_at(optimizer, group));
-    return tchi_for_each_type(optimizer, now, group, false, hyper, apply);
+    return tchi_for_each_type(optimizer, now, group, false, hyper, update_elements);
 }

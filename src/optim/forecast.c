@@ -55,13 +55,6 @@ tch_status tchi_forecast_refresh(const tch_optimizer *o, int64_t *least, int64_t
  * counted on the emulated device, Shampoo has 9, SOAP 12, Muon 22 and NorMuon 24. */
 #define RUN_KERNELS 24
 
-/* And for a refresh. Roots by Newton's iteration had 40 for matrices of 200, and 13 where they are one launch. Bases
- * had 18 for 64, 24 for 200 and 52 for 520: they are orthogonalized by panels. */
-static int64_t refresh_kernels(const tchi_factor_batch *f)
-{
-    return f->root != 0 ? 48 : 20 + f->n / 12;
-}
-
 /* How many parts the refreshes of a factor batch may be recorded in. Parts of a period stay the same; by need they may
  * be of any factors. */
 static int64_t refresh_parts(const tch_optimizer *o, const tchi_factor_batch *f)
@@ -89,7 +82,9 @@ static int64_t recorded_kernels(const tch_optimizer *o)
         const tchi_factor_batch *f = tchi_factor_batch_at(o, i);
         int64_t parts = refresh_parts(o, f);
         recordings += parts;
-        kernels += parts * refresh_kernels(f);
+        /* Roots by Newton's iteration had 40 for matrices of 200, and 13 where they are one launch. Bases had 18 for
+         * 64, 24 for 200 and 52 for 520: they are orthogonalized by panels. */
+        kernels += parts * (f->root != 0 ? 48 : 20 + f->n / 12);
     }
     return recordings > TCHI_MOST_RECORDINGS ? kernels / recordings * TCHI_MOST_RECORDINGS : kernels;
 }

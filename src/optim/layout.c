@@ -56,21 +56,21 @@ static bool same_block_batch(const tchi_block_batch *a, const tchi_block_batch *
            a->direction == b->direction && a->prepared == b->prepared && memcmp(a->size, b->size, sizeof a->size) == 0;
 }
 
-static tch_status find_block_batch(tch_optimizer *o, const tchi_group *group, const tchi_block_batch *wanted,
+static tch_status find_block_batch(tch_optimizer *o, const tchi_group *group, const tchi_block_batch *like,
                                    tchi_block_batch **found)
 {
     for (int64_t i = group->first_block_batch; i < o->block_batches.count; i++) {
         *found = tchi_block_batch_at(o, (int32_t)i);
-        if (same_block_batch(*found, wanted)) {
+        if (same_block_batch(*found, like)) {
             return TCH_OK;
         }
     }
     TCHI_TRY(tchi_list_reserve(&o->block_batches, o->block_batches.count + 1));
     *found = tchi_list_extend(&o->block_batches);
-    **found = *wanted;
+    **found = *like;
     (*found)->elements = 1;
-    for (int32_t k = 0; k < wanted->order; k++) {
-        (*found)->elements *= wanted->size[k];
+    for (int32_t k = 0; k < like->order; k++) {
+        (*found)->elements *= like->size[k];
     }
     return TCH_OK;
 }
@@ -83,10 +83,10 @@ static tch_status visit_block(tch_optimizer *o, const tchi_param *param, const i
                               block_visit visit, int32_t *number)
 {
     tchi_group *group = tchi_group_at(o, param->group);
-    tchi_block_batch wanted = describe(o->method->blocks, &group->config, param, size);
-    block.transposed = transpose_tall(o->method->blocks, &wanted);
+    tchi_block_batch like = describe(o->method->blocks, &group->config, param, size);
+    block.transposed = transpose_tall(o->method->blocks, &like);
     tchi_block_batch *block_batch;
-    TCHI_TRY(find_block_batch(o, group, &wanted, &block_batch));
+    TCHI_TRY(find_block_batch(o, group, &like, &block_batch));
     *number = (int32_t)(block_batch - tchi_block_batch_at(o, 0));
     return visit(o, group, block_batch, &block);
 }
@@ -96,7 +96,7 @@ static tch_status for_each_tile(tch_optimizer *o, const tchi_exchange *exchange,
 {
     for (int64_t i = exchange->first_tile; i < exchange->first_tile + exchange->tiles; i++) {
         tchi_tile *tile = tchi_shared_tile(o, i);
-        tchi_block block = {.param = tile->own, .number = 0};
+        tchi_block block = {.param = tile->local, .number = 0};
         if (tchi_param_at(o, tile->param)->blocked) {
             TCHI_TRY(visit_block(o, tchi_param_at(o, tile->param), tile->size, block, visit, &tile->block_batch));
         }
@@ -137,11 +137,11 @@ static tch_status place_block(tch_optimizer *o, tchi_group *group, tchi_block_ba
                               const tchi_block *block)
 {
     (void)group;
-    int64_t among = block_batch->all++;
+    int64_t global_index = block_batch->all++;
     if (block->param >= 0) {
         tchi_block *placed = tchi_block_at(o, block_batch->first + block_batch->count++);
         *placed = *block;
-        placed->among = among;
+        placed->global_index = global_index;
     }
     return TCH_OK;
 }
@@ -167,17 +167,17 @@ static tch_status make_blocks(tch_optimizer *o, int32_t index)
 
 /* --- factor batches ---------------------------------------------------------------------------------------------- */
 
-static tch_status find_factor_batch(tch_optimizer *o, const tchi_group *group, const tchi_factor_batch *wanted,
+static tch_status find_factor_batch(tch_optimizer *o, const tchi_group *group, const tchi_factor_batch *like,
                                     int32_t *found)
 {
     for (*found = group->first_factor_batch; *found < o->factor_batches.count; (*found)++) {
         const tchi_factor_batch *f = tchi_factor_batch_at(o, *found);
-        if (f->n == wanted->n && f->root == wanted->root && f->real == wanted->real) {
+        if (f->n == like->n && f->root == like->root && f->real == like->real) {
             return TCH_OK;
         }
     }
     TCHI_TRY(tchi_list_reserve(&o->factor_batches, o->factor_batches.count + 1));
-    *(tchi_factor_batch *)tchi_list_extend(&o->factor_batches) = *wanted;
+    *(tchi_factor_batch *)tchi_list_extend(&o->factor_batches) = *like;
     return TCH_OK;
 }
 
@@ -190,14 +190,14 @@ static tch_status join_factor_batches(tch_optimizer *o, int32_t index, tchi_bloc
     for (int32_t k = 0; k < block_batch->order; k++) {
         block_batch->factor_batch[k] = -1;
         if (blocks->has_factor != NULL && blocks->has_factor(config, block_batch->order, block_batch->size, k)) {
-            tchi_factor_batch wanted = {.group = index,
-                                        .n = block_batch->size[k],
-                                        .root = root,
-                                        .real = block_batch->real,
-                                        .packed = config->packed_factors != 0,
-                                        .narrow_roots = root != 0 && block_batch->real == TCH_SCALAR_F32 &&
-                                                        config->root_dtype == TCH_STATE_BFLOAT16};
-            TCHI_TRY(find_factor_batch(o, group, &wanted, &block_batch->factor_batch[k]));
+            tchi_factor_batch like = {.group = index,
+                                      .n = block_batch->size[k],
+                                      .root = root,
+                                      .real = block_batch->real,
+                                      .packed = config->packed_factors != 0,
+                                      .bf16_roots = root != 0 && block_batch->real == TCH_SCALAR_F32 &&
+                                                    config->root_dtype == TCH_STATE_BFLOAT16};
+            TCHI_TRY(find_factor_batch(o, group, &like, &block_batch->factor_batch[k]));
             tchi_factor_batch *factor_batch = tchi_factor_batch_at(o, block_batch->factor_batch[k]);
             block_batch->position[k] = factor_batch->count;
             block_batch->before[k] = factor_batch->all;
@@ -212,13 +212,13 @@ static tch_status take_factor_batch_lists(tchi_factor_batch *f)
 {
     size_t n = (size_t)f->count;
     TCHI_TRY(tchi_host_take(n * sizeof *f->phase, "a factor batch", &f->phase));
-    TCHI_TRY(tchi_host_take(n, "a factor batch", &f->due));
+    TCHI_TRY(tchi_host_take(n, "a factor batch", &f->refresh));
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->failures));
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->gap));
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->next_gap));
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->unread));
     TCHI_TRY(tchi_host_take(n * sizeof *f->block_batch, "a factor batch", &f->block_batch));
-    TCHI_TRY(tchi_host_take(n * sizeof *f->among, "a factor batch", &f->among));
+    TCHI_TRY(tchi_host_take(n * sizeof *f->global_index, "a factor batch", &f->global_index));
     return tchi_host_take(n * sizeof *f->block, "a factor batch", &f->block);
 }
 
@@ -226,13 +226,13 @@ void tchi_layout_free_factor_batch(tchi_factor_batch *f)
 {
     size_t n = (size_t)f->count;
     tchi_host_release(f->phase, n * sizeof *f->phase);
-    tchi_host_release(f->due, n);
+    tchi_host_release(f->refresh, n);
     tchi_host_release(f->failures, n);
     tchi_host_release(f->gap, n);
     tchi_host_release(f->next_gap, n);
     tchi_host_release(f->unread, n);
     tchi_host_release(f->block_batch, n * sizeof *f->block_batch);
-    tchi_host_release(f->among, n * sizeof *f->among);
+    tchi_host_release(f->global_index, n * sizeof *f->global_index);
     tchi_host_release(f->block, n * sizeof *f->block);
 }
 
@@ -248,8 +248,8 @@ static void note_owners(tch_optimizer *o, int32_t block_batch_index)
         for (int64_t b = 0; b < block_batch->count; b++) {
             factor_batch->block_batch[block_batch->position[k] + b] = block_batch_index;
             factor_batch->block[block_batch->position[k] + b] = b;
-            factor_batch->among[block_batch->position[k] + b] =
-                block_batch->before[k] + tchi_block_at(o, block_batch->first + b)->among;
+            factor_batch->global_index[block_batch->position[k] + b] =
+                block_batch->before[k] + tchi_block_at(o, block_batch->first + b)->global_index;
         }
     }
 }
@@ -363,7 +363,7 @@ static tch_status place_like(const naming *n, const tchi_param *p, tch_scalar ty
 /* Small parameters are a small part of the memory, and often the ones that matter: biases, norms. */
 #define LEAST_NARROW 4096
 
-static bool may_be_narrow(const tchi_param *p)
+static bool may_be_compressed(const tchi_param *p)
 {
     return !p->blocked && p->tile < 0 && p->real == TCH_SCALAR_F32 && p->count >= LEAST_NARROW;
 }
@@ -371,13 +371,13 @@ static bool may_be_narrow(const tchi_param *p)
 static tch_moments moments_of(const tch_optim_config *config, const tchi_param *p)
 {
     static const tch_moments kept[] = {TCH_MOMENTS_REAL, TCH_MOMENTS_BF16, TCH_MOMENTS_CODES};
-    return may_be_narrow(p) ? kept[config->state_dtype] : TCH_MOMENTS_REAL;
+    return may_be_compressed(p) ? kept[config->state_dtype] : TCH_MOMENTS_REAL;
 }
 
 /* Marks the latest name: what a file may have in another form. */
 static void mark_moment(const naming *n, const tchi_param *p, int32_t moment)
 {
-    if (n->on && may_be_narrow(p) && n->optimizer->shared == NULL) {
+    if (n->on && may_be_compressed(p) && n->optimizer->shared == NULL) {
         tchi_state_at(n->optimizer, n->optimizer->states.count - 1)->moment = moment;
     }
 }
@@ -617,10 +617,10 @@ void tchi_layout_chunks(tch_optimizer *optimizer, tchi_arena *scratch)
     optimizer->work_bytes = most_work + optimizer->unpacked_bytes;
     optimizer->scratch = tchi_arena_take(scratch, most_work);
     optimizer->unpacked = tchi_arena_take(scratch, optimizer->unpacked_bytes);
-    optimizer->wanted = tchi_arena_take(scratch, most_blocks * (int64_t)sizeof(double));
+    optimizer->target_norms = tchi_arena_take(scratch, most_blocks * (int64_t)sizeof(double));
     optimizer->norms = tchi_arena_take(scratch, most_blocks * (int64_t)sizeof(double));
-    optimizer->largest = tchi_arena_take(scratch, most_blocks * (int64_t)sizeof(uint32_t));
-    optimizer->largest_filtered = tchi_arena_take(scratch, most_blocks * (int64_t)sizeof(uint32_t));
+    optimizer->notes[0] = tchi_arena_take(scratch, most_blocks * (int64_t)sizeof(uint32_t));
+    optimizer->notes[1] = tchi_arena_take(scratch, most_blocks * (int64_t)sizeof(uint32_t));
     optimizer->graft_scratch =
         tchi_arena_take(scratch, t->device->scratch_bytes(optimizer->context->state, TCH_SCRATCH_GRAFT, TCH_SCALAR_F32,
                                                           most_elements, 1, most_rects, 0));

@@ -21,13 +21,7 @@ static void moments(const tch_optim_config *config, const char *names[TCHI_MOMEN
     names[0] = "exp_avg";
 }
 
-static tch_status update_lion(const tch_context *context, const tch_optim_config *config, const tch_update *update)
-{
-    (void)config;
-    return context->backend->update->lion(context->state, update);
-}
-
-static const tchi_elementwise elementwise = {.moments = moments, .update = update_lion};
+static const tchi_elementwise elementwise = {.moments = moments, .kind = TCH_ELEMENTWISE_LION};
 
 const tchi_optim_method tchi_method_lion = {
     .name = "lion",

@@ -9,8 +9,8 @@
 typedef struct tchi_elementwise {
     /* What its moments are called, NULL for those that are not kept; all are NULL before. */
     void (*moments)(const tch_optim_config *config, const char *names[TCHI_MOMENTS]);
-    tch_status (*update)(const tch_context *context, const tch_optim_config *config, const tch_update *update);
-    bool of_rest; /* its numbers are scalar_lr and the like: it is what another optimizer leaves */
+    tch_elementwise_kind kind;
+    bool of_rest; /* its numbers are scalar_lr and the like, without amsgrad: it is what another optimizer leaves */
 } tchi_elementwise;
 
 /* AdamW for what an optimizer with blocks leaves: adamw.c. */
@@ -28,7 +28,7 @@ typedef struct tchi_block_method {
     /* Merges dimensions, but the first with none. NULL: as `merge_dims` says. */
     void (*set_dims)(const tch_optim_config *config, tchi_dims *dims);
     /* Whether a parameter of these dims has blocks. */
-    bool (*takes)(const tch_optim_config *config, const tchi_dims *dims);
+    bool (*has_blocks)(const tch_optim_config *config, const tchi_dims *dims);
     /* The largest side of a block. NULL: a parameter is one block. */
     int64_t (*cut_at)(const tch_optim_config *config);
     bool transposes_tall; /* a tall matrix is a wide block, so that matrices of both shapes share a block batch */

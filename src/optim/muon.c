@@ -18,7 +18,7 @@
 
 /* --- options, blocks and state ----------------------------------------------------------------------------------- */
 
-static void set_defaults(tch_optim_config *c)
+static void set_muon_defaults(tch_optim_config *c)
 {
     c->lr = 1e-3;
     c->weight_decay = 0.1;
@@ -48,7 +48,7 @@ void tchi_muon_set_dims(const tch_optim_config *config, tchi_dims *dims)
     tchi_dims_as_matrix(dims);
 }
 
-bool tchi_muon_takes(const tch_optim_config *config, const tchi_dims *dims)
+bool tchi_muon_has_blocks(const tch_optim_config *config, const tchi_dims *dims)
 {
     (void)config;
     return dims->order >= 2;
@@ -115,20 +115,19 @@ double tchi_muon_step_factor(const tch_optim_config *config, double rows, double
     }
 }
 
-static tch_status gather(const tchi_muon_run *r)
+static tch_status gather_run(const tchi_muon_run *r)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "gather gradients");
-    if (tchi_run_param(o, &r->run)->moment[0] == NULL) { /* of a tile whose gradient was filtered where it lies */
-        tch_update filtered = tchi_update_run(o, &r->run, &r->work, o->scratch, NULL);
-        return o->context->backend->update->gather(o->context->state, &filtered, TCH_FILTER_NONE, 0, NULL, NULL);
-    }
-    tch_update update = tchi_update_run(o, &r->run, &r->work, NULL, o->scratch);
-    return o->context->backend->update->gather(
-        o->context->state, &update, r->config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA, 0, NULL, NULL);
+    bool filtered = tchi_run_param(o, &r->run)->moment[0] == NULL; /* the gradient of a tile, where it lies */
+    tch_filter filter = r->config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA;
+    const tch_gathering how = {.filter = filtered ? TCH_FILTER_NONE : filter};
+    tch_update update =
+        tchi_update_run(o, &r->run, &r->work, filtered ? o->scratch : NULL, filtered ? NULL : o->scratch);
+    return o->context->backend->update->gather(o->context->state, &update, &how, NULL);
 }
 
-static tch_status orthogonalize(const tchi_muon_run *r, tch_matrices *direction)
+static tch_status orthogonalize_run(const tchi_muon_run *r, tch_matrices *direction)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "orthogonalize");
@@ -153,7 +152,7 @@ tch_update tchi_muon_update(const tchi_muon_run *r, const tch_matrices *directio
     return update;
 }
 
-static tch_status apply(const tchi_muon_run *r, const tch_matrices *direction)
+static tch_status apply_muon(const tchi_muon_run *r, const tch_matrices *direction)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "apply");
@@ -162,11 +161,11 @@ static tch_status apply(const tchi_muon_run *r, const tch_matrices *direction)
 }
 
 /* All that does not look at gradients where they lie, with arguments that stay the same. */
-static tch_status after_gather(void *argument)
+static tch_status finish_run(void *argument)
 {
     const tchi_muon_run *r = argument;
     tch_matrices direction;
-    TCHI_TRY(orthogonalize(r, &direction));
+    TCHI_TRY(orthogonalize_run(r, &direction));
     return r->apply(r, &direction);
 }
 
@@ -176,8 +175,8 @@ static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, con
     tchi_muon_run r = {.optimizer = o, .config = config, .run = *run, .apply = apply};
     r.work = tchi_work_of(run->block_batch, tchi_ortho_type(o->context, run->block_batch->real));
     tchi_recording_key key = tchi_run_key(o, run, tchi_recording_number(config->eps));
-    TCHI_TRY(gather(&r));
-    return tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
+    TCHI_TRY(gather_run(&r));
+    return tchi_recorded(o->context, &o->recordings, &key, finish_run, &r);
 }
 
 tch_status tchi_muon_step(tch_optimizer *o, const tchi_step *now, int32_t group, tchi_muon_apply apply)
@@ -194,14 +193,14 @@ tch_status tchi_muon_step(tch_optimizer *o, const tchi_step *now, int32_t group,
     return TCH_OK;
 }
 
-static tch_status step(tch_optimizer *o, const tchi_step *now, int32_t group)
+static tch_status step_muon(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
-    return tchi_muon_step(o, now, group, apply);
+    return tchi_muon_step(o, now, group, apply_muon);
 }
 
-static const tchi_block_method blocks = {
+static const tchi_block_method muon_blocks = {
     .set_dims = tchi_muon_set_dims,
-    .takes = tchi_muon_takes,
+    .has_blocks = tchi_muon_has_blocks,
     .transposes_tall = true,
     .moments = tchi_muon_moments,
     .clock_rule = tchi_muon_clock_rule,
@@ -209,14 +208,14 @@ static const tchi_block_method blocks = {
     .direction_type = tchi_ortho_type,
     .step_factor = tchi_muon_step_factor,
     .work = tchi_muon_work,
-    .step = step,
+    .step = step_muon,
 };
 
 const tchi_optim_method tchi_method_muon = {
     .name = "muon",
-    .set_defaults = set_defaults,
+    .set_defaults = set_muon_defaults,
     .set_numbers = tchi_muon_set_numbers,
     .rest_share = tchi_muon_rest_share,
     .elementwise = &tchi_adamw_of_rest,
-    .blocks = &blocks,
+    .blocks = &muon_blocks,
 };

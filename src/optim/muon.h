@@ -23,7 +23,7 @@ struct tchi_muon_run {
 void tchi_muon_set_numbers(const tch_optim_config *config, tchi_group_numbers *numbers);
 void tchi_muon_set_dims(const tch_optim_config *config, tchi_dims *dims);
 double tchi_muon_rest_share(const tch_optim_config *config);
-bool tchi_muon_takes(const tch_optim_config *config, const tchi_dims *dims);
+bool tchi_muon_has_blocks(const tch_optim_config *config, const tchi_dims *dims);
 void tchi_muon_moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS]);
 tchi_clock_rule tchi_muon_clock_rule(const tch_optim_config *config);
 int64_t tchi_muon_work(const tch_context *context, const tch_optim_config *config, const tchi_block_batch *block_batch);

@@ -21,7 +21,7 @@
 #include "config.h"
 #include "muon.h"
 
-static void set_defaults(tch_optim_config *c)
+static void set_normuon_defaults(tch_optim_config *c)
 {
     c->lr = 1e-3;
     c->weight_decay = 0.1;
@@ -112,24 +112,22 @@ static tch_update update_of(const tchi_muon_run *r, const tch_matrices *directio
     return update;
 }
 
-static tch_status apply(const tchi_muon_run *r, const tch_matrices *direction)
+static tch_status apply_normuon(const tchi_muon_run *r, const tch_matrices *direction)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "apply");
-    const tch_update_ops *table = o->context->backend->update;
     tch_update update = update_of(r, direction);
-    TCHI_TRY(table->row_moments(o->context->state, &update, o->norms, parts_of(r)));
-    return table->apply_rows(o->context->state, &update, o->norms);
+    return o->context->backend->update->apply_rows(o->context->state, &update, o->norms, parts_of(r));
 }
 
-static tch_status step(tch_optimizer *o, const tchi_step *now, int32_t group)
+static tch_status step_normuon(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
-    return tchi_muon_step(o, now, group, apply);
+    return tchi_muon_step(o, now, group, apply_normuon);
 }
 
-static const tchi_block_method blocks = {
+static const tchi_block_method normuon_blocks = {
     .set_dims = tchi_muon_set_dims,
-    .takes = tchi_muon_takes,
+    .has_blocks = tchi_muon_has_blocks,
     .transposes_tall = true,
     .moments = tchi_muon_moments,
     .block_state = block_state,
@@ -139,15 +137,15 @@ static const tchi_block_method blocks = {
     .filtered_type = tchi_ortho_type,
     .step_factor = step_factor,
     .work = work_bytes,
-    .step = step,
+    .step = step_normuon,
 };
 
 const tchi_optim_method tchi_method_normuon = {
     .name = "normuon",
-    .set_defaults = set_defaults,
+    .set_defaults = set_normuon_defaults,
     .check = tchi_config_check_beta2,
     .set_numbers = tchi_muon_set_numbers,
     .rest_share = tchi_muon_rest_share,
     .elementwise = &tchi_adamw_of_rest,
-    .blocks = &blocks,
+    .blocks = &normuon_blocks,
 };

@@ -82,7 +82,7 @@ typedef struct tchi_block {
     int32_t number; /* in its parameter */
     int32_t transposed;
     int64_t start[TCHI_MOST_ORDER]; /* in the parameter's dims */
-    int64_t among;                  /* which it is of all ranks' blocks of the block batch */
+    int64_t global_index;           /* among all ranks' blocks of the block batch */
 } tchi_block;
 
 typedef struct tchi_block_batch {
@@ -112,22 +112,22 @@ typedef struct tchi_factor_batch {
     int64_t all;           /* as many as it has on all ranks */
     char *factors, *roots; /* count matrices each; roots or bases */
     bool packed;           /* factors and roots, not bases, are lower triangles: see packed.h */
-    bool narrow_roots;     /* roots are, and in bfloat16 */
+    bool bf16_roots;       /* roots are, and in bfloat16 */
     int32_t *flags;        /* on the device: what became of the latest refresh of each */
     double *drift;         /* behind the flags: how far roots or bases were off when refreshed by need */
     double *residuals;
     int32_t *orders; /* on the device: how the latest tracking permuted each basis */
     /* on the host, one per factor */
     int32_t *phase;    /* the step of a period in which it is refreshed */
-    uint8_t *due;      /* this step */
+    uint8_t *refresh;  /* at this step */
     uint8_t *failures; /* how often a refresh was found failed: then more damping, then the eigen method */
     uint8_t *gap;      /* by need: 2^gap steps between two refreshes, and from the next refresh on 2^next_gap */
     uint8_t *next_gap;
     uint8_t *unread;      /* what became of its latest refresh has not been looked at: see outcomes.h */
     int32_t *block_batch; /* whose it is, and which block of that block batch */
     int64_t *block;
-    int64_t *among; /* which it is of all ranks' factors */
-    int32_t phases; /* the period that `phase` was made for, 0 for none yet */
+    int64_t *global_index; /* among all ranks' factors */
+    int32_t phases;        /* the period that `phase` was made for, 0 for none yet */
     void *readback; /* of flags and drift, where the device has memory of its own; NULL until the first refresh */
 } tchi_factor_batch;
 
@@ -209,9 +209,9 @@ struct tch_optimizer {
     int64_t most_rects;      /* of a chunk */
     int64_t least_workspace; /* with which a refresh can be done at all */
     bool lends_workspace;    /* to the step, as scratch: the caller captures no graph, which would hold on to it */
-    double *wanted, *norms;  /* in scratch, one each for a block of a chunk */
-    /* the same, of its gradient and of what the filter makes of it */
-    uint32_t *largest, *largest_filtered;
+    /* in scratch, one each for a block of a chunk */
+    double *target_norms, *norms;
+    uint32_t *notes[2]; /* the backend's, of its gradient and of what the filter makes of it */
     void *graft_scratch;
     char *copies; /* on the device: gradients whose layout is not their parameter's */
     int64_t copies_bytes;

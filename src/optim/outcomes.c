@@ -29,14 +29,6 @@ double *tchi_outcome_drift(const tchi_factor_batch *factor_batch, int32_t *flags
 
 /* --- what follows ------------------------------------------------------------------------------------------------ */
 
-/* A first basis has nothing to be measured by, and leaves a 0. */
-static void note_drift(const tch_optim_config *config, tchi_factor_batch *f, int64_t factor, double drift)
-{
-    if (tchi_refresh_by_need(config) && drift > 0.0) {
-        f->next_gap[factor] = tchi_refresh_next_gap(config, f->gap[factor], drift);
-    }
-}
-
 /* `flags` is a copy of the outcomes on the host. */
 static void note_all(tch_optimizer *o, tchi_factor_batch *f, const int32_t *flags)
 {
@@ -47,9 +39,9 @@ static void note_all(tch_optimizer *o, tchi_factor_batch *f, const int32_t *flag
             continue;
         }
         f->unread[k] = 0;
-        if (flags[k] == TCH_REPORT_OK) {
-            note_drift(config, f, k, drift[k]);
-        } else if (f->root > 0 && f->failures[k] < TCHI_MOST_FAILURES) {
+        if (flags[k] == TCH_REPORT_OK && tchi_refresh_by_need(config) && drift[k] > 0.0) { /* not of a first basis */
+            f->next_gap[k] = tchi_refresh_next_gap(config, f->gap[k], drift[k]);
+        } else if (flags[k] != TCH_REPORT_OK && f->root > 0 && f->failures[k] < TCHI_MOST_FAILURES) {
             f->failures[k]++;
         }
     }
@@ -63,7 +55,7 @@ static bool any_of(const uint8_t *marks, int64_t count)
 }
 
 /* With a fixed period nothing follows from what became of bases. */
-static bool is_wanted(const tch_optimizer *o, const tchi_factor_batch *f)
+static bool is_read(const tch_optimizer *o, const tchi_factor_batch *f)
 {
     return f->root > 0 || tchi_refresh_by_need(&tchi_group_at(o, f->group)->config);
 }
@@ -106,11 +98,11 @@ tch_status tchi_outcomes_note(tch_optimizer *optimizer, int32_t group)
     const tchi_group *g = tchi_group_at(optimizer, group);
     for (int32_t i = g->first_factor_batch; i < g->first_factor_batch + g->factor_batches; i++) {
         tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
-        if (any_of(f->unread, f->count) && any_of(f->due, f->count)) {
+        if (any_of(f->unread, f->count) && any_of(f->refresh, f->count)) {
             TCHI_TRY(note_batch(optimizer, f));
         }
         for (int64_t k = 0; k < f->count; k++) {
-            f->gap[k] = f->due[k] ? f->next_gap[k] : f->gap[k];
+            f->gap[k] = f->refresh[k] ? f->next_gap[k] : f->gap[k];
         }
     }
     return TCH_OK;
@@ -121,7 +113,7 @@ static tch_status ask_batch(tch_optimizer *o, tchi_factor_batch *f)
     const tch_backend *t = o->context->backend;
     int64_t bytes = tchi_outcome_bytes(f);
     for (int64_t k = 0; k < f->count; k++) {
-        f->unread[k] |= f->due[k];
+        f->unread[k] |= f->refresh[k];
     }
     if (t->host_memory || t->device->readback_post == NULL) {
         return TCH_OK;
@@ -134,7 +126,7 @@ tch_status tchi_outcomes_ask(tch_optimizer *optimizer, int32_t group)
     const tchi_group *g = tchi_group_at(optimizer, group);
     for (int32_t i = g->first_factor_batch; i < g->first_factor_batch + g->factor_batches; i++) {
         tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
-        if (is_wanted(optimizer, f) && any_of(f->due, f->count)) {
+        if (is_read(optimizer, f) && any_of(f->refresh, f->count)) {
             TCHI_TRY(ask_batch(optimizer, f));
         }
     }

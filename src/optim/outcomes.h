@@ -11,7 +11,7 @@
 int64_t tchi_outcome_bytes(const tchi_factor_batch *factor_batch);
 double *tchi_outcome_drift(const tchi_factor_batch *factor_batch, int32_t *flags);
 
-/* Notes how the latest refreshes of factors that are due have ended. May wait for the refresh of the last step. */
+/* Notes how the latest refreshes of factors to be refreshed have ended. May wait for the refresh of the last step. */
 tch_status tchi_outcomes_note(tch_optimizer *optimizer, int32_t group);
 
 /* After a refresh: the host will want to know what became of it. */

@@ -12,7 +12,7 @@ static int64_t square_bytes(const tchi_factor_batch *f)
 
 bool tchi_is_packed(const tchi_factor_batch *f, tchi_matrix_kind kind)
 {
-    return kind == TCHI_FACTORS ? f->packed : f->root != 0 && (f->packed || f->narrow_roots);
+    return kind == TCHI_FACTORS ? f->packed : f->root != 0 && (f->packed || f->bf16_roots);
 }
 
 int64_t tchi_kept_elements(const tchi_factor_batch *f, tchi_matrix_kind kind)
@@ -22,7 +22,7 @@ int64_t tchi_kept_elements(const tchi_factor_batch *f, tchi_matrix_kind kind)
 
 tch_scalar tchi_kept_type(const tchi_factor_batch *f, tchi_matrix_kind kind)
 {
-    return kind == TCHI_ROOTS && f->narrow_roots ? TCH_SCALAR_BF16 : f->real;
+    return kind == TCHI_ROOTS && f->bf16_roots ? TCH_SCALAR_BF16 : f->real;
 }
 
 int64_t tchi_kept_bytes(const tchi_factor_batch *f, tchi_matrix_kind kind)
@@ -63,19 +63,24 @@ int64_t tchi_unpacked_fit(const tch_optimizer *o, const tchi_factor_batch *f, in
     return tchi_ceil_div(count, parts);
 }
 
-tch_matrices tchi_matrices_place(const tchi_factor_batch *f, tchi_matrix_kind kind, int64_t first, int64_t count,
-                                 void *room)
+tch_matrices tchi_matrices_kept(const tchi_factor_batch *f, tchi_matrix_kind kind, int64_t first, int64_t count)
 {
-    return tchi_matrices_new(tchi_is_packed(f, kind) ? room : tchi_kept_at(f, kind, first), f->real, count, f->n, f->n);
+    tch_matrices kept = tchi_matrices_new(tchi_kept_at(f, kind, first), tchi_kept_type(f, kind), count, f->n, f->n);
+    if (tchi_is_packed(f, kind)) {
+        kept.ld = 0;
+        kept.stride = tchi_kept_elements(f, kind);
+    }
+    return kept;
 }
 
 tch_status tchi_matrices_open(const tch_optimizer *o, const tchi_factor_batch *f, tchi_matrix_kind kind, int64_t first,
                               int64_t count, void *room, tch_matrices *matrices)
 {
-    *matrices = tchi_matrices_place(f, kind, first, count, room);
+    void *at = tchi_is_packed(f, kind) ? room : tchi_kept_at(f, kind, first);
+    *matrices = tchi_matrices_new(at, f->real, count, f->n, f->n);
     return tchi_is_packed(f, kind)
-               ? o->context->backend->matrix->unpack(o->context->state, tchi_kept_at(f, kind, first),
-                                                     tchi_kept_type(f, kind), matrices)
+               ? o->context->backend->matrix->pack(o->context->state, matrices, tchi_kept_type(f, kind),
+                                                   tchi_kept_at(f, kind, first), 1)
                : TCH_OK;
 }
 
@@ -84,7 +89,7 @@ tch_status tchi_matrices_close(const tch_optimizer *o, const tchi_factor_batch *
 {
     return tchi_is_packed(f, kind)
                ? o->context->backend->matrix->pack(o->context->state, matrices, tchi_kept_type(f, kind),
-                                                   tchi_kept_at(f, kind, first))
+                                                   tchi_kept_at(f, kind, first), 0)
                : TCH_OK;
 }
 

@@ -83,13 +83,13 @@ bool tchi_next_run(const tch_optimizer *optimizer, const tchi_step *now, tchi_tu
 
 /* --- turns ------------------------------------------------------------------------------------------------------- */
 
-/* Blocks of a block batch that come before number `among` of all ranks'. */
-static int64_t blocks_before(const tch_optimizer *o, const tchi_block_batch *c, int64_t among)
+/* Blocks of a block batch that come before number `global_index` of all ranks'. */
+static int64_t blocks_before(const tch_optimizer *o, const tchi_block_batch *c, int64_t global_index)
 {
     int64_t first = 0;
     for (int64_t end = c->count; first < end;) {
         int64_t middle = (first + end) / 2;
-        bool before = tchi_block_at(o, c->first + middle)->among < among;
+        bool before = tchi_block_at(o, c->first + middle)->global_index < global_index;
         first = before ? middle + 1 : first;
         end = before ? end : middle;
     }
@@ -102,7 +102,7 @@ bool tchi_next_turn(const tch_optimizer *optimizer, int32_t group, tchi_turn *tu
     const tchi_exchange *x = g->exchange;
     int32_t batch = turn->started ? turn->block_batch : g->first_block_batch;
     int64_t from = turn->started ? turn->end : 0;
-    if (turn->started && (turn->bucket == turn->done || tchi_bucket_at(x, turn->bucket)->end_among == INT64_MAX)) {
+    if (turn->started && (turn->bucket == turn->done || tchi_bucket_at(x, turn->bucket)->end_index == INT64_MAX)) {
         batch++;
         from = 0;
     }
@@ -112,7 +112,7 @@ bool tchi_next_turn(const tch_optimizer *optimizer, int32_t group, tchi_turn *tu
     *turn = (tchi_turn){batch, 1, from, tchi_block_batch_at(optimizer, batch)->count, turn->done, turn->done};
     const tchi_bucket *b = x == NULL ? NULL : tchi_bucket_at(x, turn->bucket);
     if (b != NULL && b->end_batch == batch) {
-        turn->end = blocks_before(optimizer, tchi_block_batch_at(optimizer, batch), b->end_among);
+        turn->end = blocks_before(optimizer, tchi_block_batch_at(optimizer, batch), b->end_index);
         turn->done++;
     }
     return true;
@@ -267,34 +267,34 @@ tch_update tchi_update_run(tch_optimizer *optimizer, const tchi_run *run, const 
 
 /* --- whole parameters -------------------------------------------------------------------------------------------- */
 
-static int64_t add_whole(tch_optimizer *o, const tchi_step *now, const tchi_param *p, const tch_update *wanted,
+static int64_t add_whole(tch_optimizer *o, const tchi_step *now, const tchi_param *p, const tch_update *update,
                          int64_t used)
 {
     const tchi_gradient *gradient = tchi_gradient_of(o, now, p);
-    if (gradient->data != NULL && p->type == wanted->param_type && gradient->type == wanted->grad_type) {
+    if (gradient->data != NULL && p->type == update->param_type && gradient->type == update->grad_type) {
         o->rects[used++] = tchi_rect_at(p, gradient, 0, 1, p->count, p->count);
     }
     return used;
 }
 
-static bool is_elementwise(const tchi_param *p, const tch_update *wanted)
+static bool is_elementwise(const tchi_param *p, const tch_update *update)
 {
-    return !p->blocked && !p->carried && p->moments == wanted->moments;
+    return !p->blocked && !p->carried && p->moments == update->moments;
 }
 
 /* Of an elementwise parameter whose state ranks divide, this rank's spans. */
 static int64_t collect(tch_optimizer *o, const tchi_step *now, int32_t group, bool with_blocks,
-                       const tch_update *wanted)
+                       const tch_update *update)
 {
     const tchi_group *g = tchi_group_at(o, group);
     int64_t used = 0;
     for (int32_t i = g->first_param; i < g->first_param + g->params; i++) {
         const tchi_param *p = tchi_param_at(o, i);
-        used = with_blocks || is_elementwise(p, wanted) ? add_whole(o, now, p, wanted, used) : used;
+        used = with_blocks || is_elementwise(p, update) ? add_whole(o, now, p, update, used) : used;
     }
     for (int32_t i = 0; i < o->tiles.count && !with_blocks; i++) {
         const tchi_param *t = tchi_tile_at(o, i);
-        used = is_elementwise(t, wanted) && t->group == group ? add_whole(o, now, t, wanted, used) : used;
+        used = is_elementwise(t, update) && t->group == group ? add_whole(o, now, t, update, used) : used;
     }
     return used;
 }

@@ -76,7 +76,7 @@ static void spread(tchi_factor_batch *f, double share, double *load, int32_t par
     int64_t end = 0; /* among the factors of all ranks */
     for (int32_t i = 0; i < parts; i++) {
         end += counts[i];
-        while (at < f->count && f->among[at] < end) {
+        while (at < f->count && f->global_index[at] < end) {
             f->phase[at++] = i;
         }
     }
@@ -103,7 +103,7 @@ void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period)
     }
 }
 
-/* --- what is due ------------------------------------------------------------------------------------------------- */
+/* --- what to refresh --------------------------------------------------------------------------------------------- */
 
 int64_t tchi_refresh_first(const tch_optim_config *config)
 {
@@ -151,8 +151,8 @@ static int32_t gap_of(const tch_optim_config *config, uint8_t gap)
     return whole ? config->precondition_frequency : 1 << exponent;
 }
 
-static bool is_due(const tch_optimizer *o, const tchi_step *now, const tch_optim_config *config,
-                   const tchi_factor_batch *f, int64_t factor)
+static bool needs_refresh(const tch_optimizer *o, const tchi_step *now, const tch_optim_config *config,
+                          const tchi_factor_batch *f, int64_t factor)
 {
     const tchi_block_batch *block_batch = tchi_block_batch_at(o, f->block_batch[factor]);
     const tchi_param *p = tchi_block_param(o, tchi_block_at(o, block_batch->first + f->block[factor]));
@@ -180,21 +180,21 @@ bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t g
             tchi_refresh_plan(optimizer, group, g->config.precondition_frequency);
         }
         for (int64_t k = 0; k < f->count; k++) {
-            f->due[k] = is_due(optimizer, now, &g->config, f, k);
-            any = any || f->due[k];
+            f->refresh[k] = needs_refresh(optimizer, now, &g->config, f, k);
+            any = any || f->refresh[k];
         }
     }
     return any;
 }
 
-bool tchi_run_is_due(const tch_optimizer *optimizer, const tchi_run *run)
+bool tchi_run_needs_refresh(const tch_optimizer *optimizer, const tchi_run *run)
 {
     const tchi_block_batch *block_batch = run->block_batch;
     for (int32_t k = 0; k < block_batch->order; k++) {
         const tchi_factor_batch *f =
             block_batch->factor_batch[k] < 0 ? NULL : tchi_factor_batch_at(optimizer, block_batch->factor_batch[k]);
         for (int64_t b = run->first; f != NULL && b < run->first + run->count; b++) {
-            if (f->due[block_batch->position[k] + b]) {
+            if (f->refresh[block_batch->position[k] + b]) {
                 return true;
             }
         }
@@ -256,7 +256,7 @@ tch_root_config tchi_refresh_how(const tch_optim_config *config, const tchi_fact
     return how;
 }
 
-/* Factors [first, first + count) of a factor batch, all due, all in equal trouble. */
+/* Factors [first, first + count) of a factor batch, all to be refreshed, all in equal trouble. */
 typedef struct root_run {
     tch_optimizer *optimizer;
     tchi_factor_batch *factor_batch;
@@ -335,7 +335,7 @@ static tch_status refresh_factor_batch(tch_optimizer *o, tchi_factor_batch *f)
     for (int64_t first = 0; first < f->count;) {
         int64_t end = first;
         int64_t most = tchi_group_at(o, f->group)->config.world_invariant ? first + 1 : f->count;
-        while (end < most && f->due[end] && f->failures[end] == f->failures[first]) {
+        while (end < most && f->refresh[end] && f->failures[end] == f->failures[first]) {
             end++;
         }
         if (end > first) {

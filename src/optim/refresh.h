@@ -9,7 +9,7 @@
 /* Assigns every factor of the group a step of the period, so that steps cost about the same. */
 void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period);
 
-/* Marks the factors of the group that are due at this step; false when there are none. */
+/* Marks the factors of the group to refresh at this step; false when there are none. */
 bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
 
 /* Whether factors are refreshed by need. */
@@ -19,8 +19,8 @@ bool tchi_refresh_by_need(const tch_optim_config *config);
  * root or basis off by `drift`. */
 uint8_t tchi_refresh_next_gap(const tch_optim_config *config, uint8_t gap, double drift);
 
-/* Whether a factor of the run's blocks is due. */
-bool tchi_run_is_due(const tch_optimizer *optimizer, const tchi_run *run);
+/* Whether a factor of the run's blocks is refreshed at this step. */
+bool tchi_run_needs_refresh(const tch_optimizer *optimizer, const tchi_run *run);
 
 /* How the roots of a factor batch are taken from factors whose last refreshes failed so many times. */
 tch_root_config tchi_refresh_how(const tch_optim_config *config, const tchi_factor_batch *factor_batch,

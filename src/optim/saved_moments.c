@@ -44,10 +44,10 @@ static void release(const host_moment *h)
 static void widen(const host_moment *h, int32_t k)
 {
     const uint8_t *codes = h->raw;
-    const uint16_t *halves = h->raw;
+    const uint16_t *words = h->raw;
     for (int64_t i = 0; i < h->count && h->kept != TCH_MOMENTS_REAL; i++) {
         uint32_t scale = tchi_code_bits(h->scales[i / TCH_CODE_BLOCK]);
-        h->values[i] = h->kept == TCH_MOMENTS_BF16 ? tchi_code_float((uint32_t)halves[i] << 16)
+        h->values[i] = h->kept == TCH_MOMENTS_BF16 ? tchi_code_float((uint32_t)words[i] << 16)
                        : k == 0                    ? tchi_decode_signed(codes[i], tchi_code_range_signed(scale))
                                                    : tchi_decode_square(codes[i], tchi_code_range_squares(scale));
     }
@@ -78,11 +78,11 @@ static void encode_block(const host_moment *h, int32_t k, int64_t first)
     }
 }
 
-static void narrow(const host_moment *h, int32_t k)
+static void round_to_kept(const host_moment *h, int32_t k)
 {
-    uint16_t *halves = h->raw;
+    uint16_t *words = h->raw;
     for (int64_t i = 0; i < h->count && h->kept == TCH_MOMENTS_BF16; i++) {
-        halves[i] = tchi_code_bfloat(h->values[i], TCHI_CODE_NEAREST);
+        words[i] = tchi_code_bfloat(h->values[i], TCHI_CODE_NEAREST);
     }
     for (int64_t first = 0; first < h->count && h->kept == TCH_MOMENTS_CODES; first += TCH_CODE_BLOCK) {
         encode_block(h, k, first);
@@ -214,7 +214,7 @@ static tch_status convert(const tch_optimizer *o, const tchi_param *p, int32_t k
     widen(h, k);
     memset(h->raw, 0, h->raw_bytes);
     h->kept = p->moments;
-    narrow(h, k);
+    round_to_kept(h, k);
     return write_form(o, p, k, h);
 }
 

@@ -146,13 +146,13 @@ tch_status tchi_saved_check(const tch_checkpoint *file, const char *name, const 
         same = info.shape[k] == tensor->shape[k];
     }
     if (!same) {
-        char wanted[TCHI_DESCRIBE_SIZE];
+        char expected[TCHI_DESCRIBE_SIZE];
         char found[TCHI_DESCRIBE_SIZE];
         tch_tensor theirs = {.ndim = info.ndim > TCH_MAX_RANK ? TCH_MAX_RANK : info.ndim,
                              .shape = (int64_t *)info.shape};
         return tchi_fail(TCH_ERR_SHAPE, "the checkpoint's '%s' is %s %s, expected %s %s", name, info.type,
                          tchi_describe_shape(&theirs, found, sizeof found), tch_dtype_name(tensor->dtype),
-                         tchi_describe_shape(tensor, wanted, sizeof wanted));
+                         tchi_describe_shape(tensor, expected, sizeof expected));
     }
     return TCH_OK;
 }

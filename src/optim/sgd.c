@@ -31,12 +31,7 @@ static void moments(const tch_optim_config *config, const char *names[TCHI_MOMEN
     names[0] = config->momentum != 0.0 ? "momentum_buffer" : NULL;
 }
 
-static tch_status update_sgd(const tch_context *context, const tch_optim_config *config, const tch_update *update)
-{
-    return context->backend->update->sgd(context->state, update, config->nesterov);
-}
-
-static const tchi_elementwise elementwise = {.moments = moments, .update = update_sgd};
+static const tchi_elementwise elementwise = {.moments = moments, .kind = TCH_ELEMENTWISE_SGD};
 
 const tchi_optim_method tchi_method_sgd = {
     .name = "sgd", .check = check, .check_change = check_change, .elementwise = &elementwise};

@@ -2,13 +2,13 @@
  * gradient is multiplied by an inverse root of each.
  *
  *     C_k <- weight C_k + weight' G_(k) G_(k)'          every step, every dimension k
- *     X_k <- (C_k + damping I)^(-1 / (2 order))         when due
+ *     X_k <- (C_k + damping I)^(-1 / (2 order))         in refresh steps
  *     P   <- F x_1 X_1 x_2 X_2 ...                      F the filtered gradient
  *     P   <- P |D| / |P|                                D the direction of the grafted method
  *
  * The one thing to know before changing the order of these: roots are taken from factors that hold this step's
- * gradient, and all blocks of a block batch share its work buffers, so a step with a refresh goes twice over the
- * gradients of which a root is due. */
+ * gradient, and all blocks of a block batch share its work buffers, so only blocks whose roots
+ * are refreshed in a step take a second pass over their gradients. */
 #include "core/check.h"
 #include "core/status.h"
 
@@ -25,7 +25,7 @@
 /* What trainings use rather than the paper's: averages forget the first gradients, the damping that counts is the
  * relative one (this eps only keeps a factor of zeros from being singular), and Adam's step lengths let its learning
  * rates carry over. */
-static void set_defaults(tch_optim_config *c)
+static void set_shampoo_defaults(tch_optim_config *c)
 {
     c->lr = 1e-3;
     c->beta1 = 0.9;
@@ -37,7 +37,7 @@ static void set_defaults(tch_optim_config *c)
     c->merge_dims = 1;
 }
 
-static tch_status check(const char *function, const tch_optim_config *config)
+static tch_status check_shampoo(const char *function, const tch_optim_config *config)
 {
     if (config->eps == 0.0 && config->relative_eps == 0.0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
@@ -47,23 +47,23 @@ static tch_status check(const char *function, const tch_optim_config *config)
     return TCH_OK;
 }
 
-static tch_status check_change(const tch_optim_config *now, const tch_optim_config *next)
+static tch_status check_shampoo_change(const tch_optim_config *now, const tch_optim_config *next)
 {
     TCHI_TRY(tchi_config_check_kept("momentum", now->momentum, next->momentum));
     return tchi_config_check_kept("beta1", now->beta1, next->beta1);
 }
 
-static bool takes(const tch_optim_config *config, const tchi_dims *dims)
+static bool has_blocks(const tch_optim_config *config, const tchi_dims *dims)
 {
     return dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->precondition_1d);
 }
 
-static int64_t cut_at(const tch_optim_config *config)
+static int64_t largest_side(const tch_optim_config *config)
 {
     return config->max_preconditioner_dim;
 }
 
-static void moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
+static void name_moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
 {
     names[0] = config->beta1 != 0.0 ? "exp_avg" : NULL;
     names[1] = config->grafting >= TCH_GRAFTING_ADAGRAD ? "grafting_sq" : NULL;
@@ -91,36 +91,9 @@ static tchi_clock_rule clock_rule(const tch_optim_config *c)
 
 /* Gradient and filtered gradient, or gradient and a place for products; a third where a dimension lies between
  * others. */
-static int buffers_of(const tchi_block_batch *block_batch)
+static int count_buffers(const tchi_block_batch *block_batch)
 {
     return tchi_block_batch_has_middle(block_batch) ? 3 : 2;
-}
-
-typedef struct shampoo_run {
-    tch_optimizer *optimizer;
-    const tch_optim_config *config;
-    tchi_run run;
-    tchi_work work;
-    void *gradient, *filtered; /* filtered is NULL where beta1 is 0 */
-    void *spare;
-    bool factors_done; /* by the refresh of their roots */
-    bool second_order; /* there are roots */
-    bool grafted;      /* by what gathered the gradients */
-    bool narrow;       /* blocks are float16, both of them where those of float32 would have had their first */
-    tchi_work halves;
-} shampoo_run;
-
-static shampoo_run begin_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run)
-{
-    shampoo_run r = {.optimizer = o, .config = config, .run = *run};
-    r.work = tchi_work_of(run->block_batch, run->block_batch->real);
-    r.halves = tchi_work_of(run->block_batch, TCH_SCALAR_F16);
-    r.second_order = tchi_run_param(o, run)->steps_seen >= tchi_refresh_first(config);
-    int64_t bytes = tchi_work_bytes(&r.work, run->count);
-    r.gradient = o->scratch;
-    r.filtered = config->beta1 != 0.0 ? o->scratch + bytes : NULL;
-    r.spare = o->scratch + (buffers_of(run->block_batch) - 1) * bytes;
-    return r;
 }
 
 static int64_t work_bytes(const tch_context *context, const tch_optim_config *config,
@@ -129,95 +102,103 @@ static int64_t work_bytes(const tch_context *context, const tch_optim_config *co
     (void)context;
     (void)config;
     tchi_work work = tchi_work_of(block_batch, block_batch->real);
-    return buffers_of(block_batch) * tchi_work_bytes(&work, 1);
+    return count_buffers(block_batch) * tchi_work_bytes(&work, 1);
+}
+
+typedef struct shampoo_run {
+    tch_optimizer *optimizer;
+    const tch_optim_config *config;
+    tchi_run run;
+    tchi_work work;
+    void *buffer[3];                /* the third is the second where there are two */
+    tch_blocks gradient, direction; /* G, and F or D: the same where beta1 is 0 */
+    bool factors_done;              /* by the refresh of their roots */
+    bool has_roots;                 /* the direction is P */
+} shampoo_run;
+
+static shampoo_run begin_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, bool factors_done)
+{
+    shampoo_run r = {.optimizer = o, .config = config, .run = *run, .factors_done = factors_done};
+    r.work = tchi_work_of(run->block_batch, run->block_batch->real);
+    r.has_roots = tchi_run_param(o, run)->steps_seen >= tchi_refresh_first(config);
+    int64_t bytes = tchi_work_bytes(&r.work, run->count);
+    for (int k = 0; k < 3; k++) {
+        r.buffer[k] = o->scratch + (k < count_buffers(run->block_batch) ? k : 1) * bytes;
+    }
+    return r;
+}
+
+/* Either buffer may be NULL. `products` says that nothing but the factors and their roots will read the blocks. */
+static tch_status gather_into(shampoo_run *r, tch_filter filter, tch_graft graft, bool products, void *gradient,
+                              void *filtered)
+{
+    tch_optimizer *o = r->optimizer;
+    TCHI_RANGE(o->context, "gather gradients");
+    tch_block_sides sides;
+    tch_scalar type;
+    const tch_gathering how = {
+        .filter = filter,
+        .l2 = r->config->decay == TCH_DECAY_L2 && !r->run.block_batch->prepared,
+        .graft = graft,
+        .norms = products ? o->target_norms : NULL,
+        .scratch = o->graft_scratch,
+        .sides = products && tchi_run_sides(o, &r->run, gradient, filtered, &sides) ? &sides : NULL,
+        .notes = {o->notes[0], o->notes[1]},
+    };
+    tch_update update = tchi_update_run(o, &r->run, &r->work, gradient, filtered);
+    TCHI_TRY(o->context->backend->update->gather(o->context->state, &update, &how, &type));
+    r->gradient = (tch_blocks){tchi_work_matrices(&r->work, gradient, r->run.count), how.sides ? o->notes[0] : NULL};
+    r->gradient.matrices.type = type;
+    r->direction = r->gradient;
+    if (filtered != NULL) {
+        r->direction.matrices.data = filtered;
+        r->direction.notes = how.sides ? o->notes[1] : NULL;
+    }
+    return TCH_OK;
+}
+
+/* Gradients, and what becomes the direction. Without roots that is D, which takes F's place; where this is the
+ * gradient's, which factors have still to see, it is made of another copy. */
+static tch_status gather_run(shampoo_run *r)
+{
+    const tch_optim_config *c = r->config;
+    bool filters = c->beta1 != 0.0;
+    tch_filter filter = filters ? TCH_FILTER_EMA : TCH_FILTER_NONE;
+    tch_graft graft = (tch_graft)c->grafting;
+    if (r->has_roots) {
+        bool unread = r->factors_done && filters;
+        return gather_into(r, filter, graft, true, unread ? NULL : r->buffer[0], filters ? r->buffer[1] : NULL);
+    }
+    graft = graft == TCH_GRAFT_SGD ? TCH_GRAFT_NONE : graft; /* D is F */
+    if (filters || graft == TCH_GRAFT_NONE || r->factors_done) {
+        return gather_into(r, filter, graft, false, r->buffer[0], filters ? r->buffer[1] : NULL);
+    }
+    TCHI_TRY(gather_into(r, filter, TCH_GRAFT_NONE, false, r->buffer[0], NULL));
+    tch_blocks gradient = r->gradient;
+    TCHI_TRY(gather_into(r, filter, graft, false, r->buffer[1], NULL));
+    r->gradient = gradient;
+    return TCH_OK;
 }
 
 /* --- factors and roots ------------------------------------------------------------------------------------------- */
 
-static bool has_decay(const shampoo_run *r)
-{
-    return r->config->decay == TCH_DECAY_L2 && !r->run.block_batch->prepared;
-}
-
-static tch_filter filter_of(const shampoo_run *r)
-{
-    return r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE;
-}
-
-static tch_status gather(const shampoo_run *r, bool filter)
-{
-    tch_optimizer *o = r->optimizer;
-    TCHI_RANGE(o->context, "gather gradients");
-    tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, filter ? r->filtered : NULL);
-    return o->context->backend->update->gather(o->context->state, &update, filter ? filter_of(r) : TCH_FILTER_NONE,
-                                               has_decay(r), NULL, NULL);
-}
-
-/* In one pass. The gradient itself is left where anyone looks at it afterwards. */
-static tch_status gather_and_graft(const shampoo_run *r)
-{
-    tch_optimizer *o = r->optimizer;
-    TCHI_RANGE(o->context, "graft");
-    bool wanted = !r->narrow && (!r->factors_done || r->filtered == NULL);
-    tch_update update =
-        tchi_update_run(o, &r->run, &r->work, wanted ? r->gradient : NULL, r->narrow ? NULL : r->filtered);
-    return o->context->backend->update->gather_graft(o->context->state, &update, filter_of(r), has_decay(r),
-                                                     (tch_graft)r->config->grafting, o->wanted, o->graft_scratch,
-                                                     o->largest, o->largest_filtered);
-}
-
-/* Where the second of the blocks of float16 lie. */
-static void *behind_halves(const shampoo_run *r)
-{
-    return (char *)r->gradient + r->run.count * r->halves.stride * tchi_scalar_size(r->halves.type);
-}
-
-/* Once their largest elements are known. */
-static tch_status gather_halves(const shampoo_run *r)
-{
-    tch_optimizer *o = r->optimizer;
-    TCHI_RANGE(o->context, "gather gradients");
-    bool wanted = !r->factors_done || r->filtered == NULL;
-    tch_update update = tchi_update_run(o, &r->run, &r->halves, wanted ? r->gradient : NULL,
-                                        r->filtered != NULL ? behind_halves(r) : NULL);
-    return o->context->backend->update->gather_halves(o->context->state, &update, filter_of(r), has_decay(r),
-                                                      o->largest, o->largest_filtered);
-}
-
 static tch_status update_factors(const shampoo_run *r)
 {
     TCHI_RANGE(r->optimizer->context, "factors");
-    const tch_clock *clock = tchi_run_param(r->optimizer, &r->run)->clock;
-    return tchi_run_update_factors(r->optimizer, &r->run, r->narrow ? &r->halves : &r->work, r->gradient, r->spare,
-                                   r->grafted || r->narrow ? r->optimizer->largest : NULL, clock);
+    return tchi_run_update_factors(r->optimizer, &r->run, &r->gradient, r->buffer[2],
+                                   tchi_run_param(r->optimizer, &r->run)->clock);
 }
 
-/* Gradients for factors alone, in float16 where those take it. */
-static tch_status gather_for_factors(shampoo_run *r)
-{
-    tch_optimizer *o = r->optimizer;
-    const tch_update_ops *t = o->context->backend->update;
-    r->narrow = tchi_run_takes_halves(o, &r->run, &r->work, r->spare);
-    if (!r->narrow) {
-        return gather(r, false);
-    }
-    TCHI_RANGE(o->context, "gather gradients");
-    tch_update update = tchi_update_run(o, &r->run, &r->work, NULL, NULL);
-    TCHI_TRY(t->gather(o->context->state, &update, TCH_FILTER_NONE, has_decay(r), o->largest, o->largest_filtered));
-    tch_update halves = tchi_update_run(o, &r->run, &r->halves, r->gradient, NULL);
-    return t->gather_halves(o->context->state, &halves, TCH_FILTER_NONE, has_decay(r), o->largest, o->largest_filtered);
-}
-
-/* The factors of all runs of which some root is due, then those roots. The runs are those of the step. */
-static tch_status refresh(tch_optimizer *o, const tchi_step *now, int32_t group)
+/* The factors of all runs with a root to refresh, then those roots. The runs are those of the step. */
+static tch_status refresh_group(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     const tchi_group *g = tchi_group_at(o, group);
     for (tchi_turn turn = {0}; tchi_next_turn(o, group, &turn);) {
         tchi_run run;
         while (tchi_next_run(o, now, &turn, &run)) {
-            if (tchi_run_is_due(o, &run)) {
-                shampoo_run r = begin_run(o, &g->config, &run);
-                TCHI_TRY(gather_for_factors(&r));
+            if (tchi_run_needs_refresh(o, &run)) {
+                shampoo_run r = begin_run(o, &g->config, &run, false);
+                TCHI_TRY(gather_into(&r, TCH_FILTER_NONE, TCH_GRAFT_NONE, true, r.buffer[0], NULL));
                 TCHI_TRY(update_factors(&r));
             }
         }
@@ -227,118 +208,86 @@ static tch_status refresh(tch_optimizer *o, const tchi_step *now, int32_t group)
 
 /* --- direction and step ------------------------------------------------------------------------------------------ */
 
-static tch_status graft(const shampoo_run *r)
-{
-    tch_optimizer *o = r->optimizer;
-    TCHI_RANGE(o->context, "graft");
-    tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, r->filtered);
-    return o->context->backend->update->graft(o->context->state, &update, (tch_graft)r->config->grafting,
-                                              !r->second_order, o->wanted, o->graft_scratch);
-}
-
-/* Multiplies by the roots; *result is the buffer that holds P, and its norms are taken where they are wanted. */
-static tch_status precondition(const shampoo_run *r, bool with_norms, void **result)
+static tch_status precondition_run(const shampoo_run *r, tch_blocks *direction)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "precondition");
-    *result = r->filtered != NULL ? r->filtered : r->gradient;
-    void *other = r->filtered != NULL ? r->gradient : r->spare;
-    const uint32_t *largest = !r->grafted ? NULL : r->filtered != NULL ? o->largest_filtered : o->largest;
-    return tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_ROOTS, largest, result, &other,
-                             with_norms ? o->norms : NULL);
+    void *other = r->config->beta1 != 0.0 ? r->buffer[0] : r->buffer[2];
+    return tchi_run_precondition(o, &r->run, TCH_SIDES_ROOTS, direction, &other,
+                                 r->config->grafting != TCH_GRAFTING_NONE ? o->norms : NULL);
 }
 
-/* The same of blocks of float16; what lies between the two products takes the place of the block that is not, or no
- * longer, needed. */
-static tch_status precondition_halves(const shampoo_run *r, void **result)
-{
-    tch_optimizer *o = r->optimizer;
-    TCHI_RANGE(o->context, "precondition");
-    bool filtered = r->filtered != NULL;
-    *result = r->spare;
-    return tchi_run_multiply_halves(o, &r->run, &r->halves, TCH_SIDES_ROOTS, filtered ? behind_halves(r) : r->gradient,
-                                    filtered ? o->largest_filtered : o->largest,
-                                    filtered ? r->gradient : behind_halves(r), &r->work, *result, o->norms);
-}
-
-static tch_status apply(const shampoo_run *r, void *direction, bool scale)
+static tch_status apply_run(const shampoo_run *r, const tch_blocks *direction)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "apply");
-    tch_update update = tchi_update_run(o, &r->run, &r->work, direction, NULL);
-    return o->context->backend->update->apply(o->context->state, &update, scale ? TCH_BLOCK_GRAFT : TCH_BLOCK_AS_IS,
-                                              o->wanted, o->norms, r->config->nesterov,
+    bool grafts = r->has_roots && r->config->grafting != TCH_GRAFTING_NONE;
+    tch_update update = tchi_update_run(o, &r->run, &r->work, direction->matrices.data, NULL);
+    return o->context->backend->update->apply(o->context->state, &update, grafts ? TCH_BLOCK_GRAFT : TCH_BLOCK_AS_IS,
+                                              o->target_norms, o->norms, r->config->nesterov,
                                               r->config->decay == TCH_DECAY_DECOUPLED);
 }
 
 /* All that does not look at gradients where they lie, with arguments that stay the same. */
-static tch_status after_gather(void *argument)
+static tch_status finish_run(void *argument)
 {
     const shampoo_run *r = argument;
-    bool grafts = r->config->grafting != TCH_GRAFTING_NONE;
-    void *direction = r->filtered != NULL ? r->filtered : r->gradient;
+    tch_blocks direction = r->direction;
     if (!r->factors_done) {
         TCHI_TRY(update_factors(r));
     }
-    if (grafts && !r->grafted) {
-        TCHI_TRY(graft(r));
+    if (r->has_roots) {
+        TCHI_TRY(precondition_run(r, &direction));
     }
-    if (r->second_order) {
-        TCHI_TRY(r->narrow ? precondition_halves(r, &direction) : precondition(r, grafts, &direction));
-    }
-    return apply(r, direction, grafts && r->second_order);
+    return apply_run(r, &direction);
 }
 
 static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, bool factors_done)
 {
-    shampoo_run r = begin_run(o, config, run);
-    r.factors_done = factors_done;
-    r.grafted =
-        r.second_order && config->grafting >= TCH_GRAFTING_ADAGRAD && o->context->backend->update->gather_graft != NULL;
-    r.narrow = r.grafted && tchi_run_takes_halves(o, run, &r.work, r.spare);
-    int64_t variant = 16 * r.narrow + 8 * r.grafted + 4 * (r.filtered != NULL) + 2 * r.second_order + r.factors_done;
+    shampoo_run r = begin_run(o, config, run, factors_done);
+    TCHI_TRY(gather_run(&r));
+    int64_t variant =
+        8 * (int64_t)r.direction.matrices.type + 4 * (config->beta1 != 0.0) + 2 * r.has_roots + factors_done;
     tchi_recording_key key = tchi_run_key(o, run, variant);
-    TCHI_TRY(r.grafted ? gather_and_graft(&r) : gather(&r, true));
-    TCHI_TRY(r.narrow ? gather_halves(&r) : TCH_OK);
-    return tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
+    return tchi_recorded(o->context, &o->recordings, &key, finish_run, &r);
 }
 
-static tch_status step(tch_optimizer *o, const tchi_step *now, int32_t group)
+static tch_status step_shampoo(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     const tchi_group *g = tchi_group_at(o, group);
-    bool any_due = tchi_refresh_mark(o, now, group);
+    bool refreshes = tchi_refresh_mark(o, now, group);
     TCHI_TRY(tchi_exchange_arrive(o, now, group, TCHI_ALL_BUCKETS)); /* ranks refresh other factors at the same step */
-    if (any_due) {
-        TCHI_TRY(refresh(o, now, group));
+    if (refreshes) {
+        TCHI_TRY(refresh_group(o, now, group));
     }
     for (tchi_turn turn = {0}; tchi_next_turn(o, group, &turn);) {
         tchi_run run;
         while (tchi_next_run(o, now, &turn, &run)) {
-            TCHI_TRY(step_run(o, &g->config, &run, any_due && tchi_run_is_due(o, &run)));
+            TCHI_TRY(step_run(o, &g->config, &run, refreshes && tchi_run_needs_refresh(o, &run)));
         }
         TCHI_TRY(tchi_exchange_leave(o, now, group, turn.done));
     }
     return TCH_OK;
 }
 
-static const tchi_block_method blocks = {
-    .takes = takes,
-    .cut_at = cut_at,
-    .moments = moments,
+static const tchi_block_method shampoo_blocks = {
+    .has_blocks = has_blocks,
+    .cut_at = largest_side,
+    .moments = name_moments,
     .has_factor = has_factor,
     .root = root_of,
     .clock_rule = clock_rule,
     .begins = tchi_refresh_first,
     .may_add_decay = true,
     .work = work_bytes,
-    .step = step,
+    .step = step_shampoo,
 };
 
 const tchi_optim_method tchi_method_shampoo = {
     .name = "shampoo",
-    .set_defaults = set_defaults,
-    .check = check,
-    .check_change = check_change,
+    .set_defaults = set_shampoo_defaults,
+    .check = check_shampoo,
+    .check_change = check_shampoo_change,
     .elementwise = &tchi_adamw_of_rest,
-    .blocks = &blocks,
+    .blocks = &shampoo_blocks,
 };

@@ -5,7 +5,7 @@
  *     G', M' = G, M rotated into the bases Q_k
  *     V   <- beta2 V + (1 - beta2) G'^2;  N' = M' / (sqrt(V) + eps)
  *     N   = N' rotated back;  p <- (1 - lr weight_decay) p - lr N
- *     Q_k follows C_k by one orthogonal iteration, when due, and V is permuted as the basis is
+ *     Q_k follows C_k by one orthogonal iteration, in refresh steps, and V is permuted as the basis is
  *
  * At its first gradient a parameter only finds its bases: the gradient that made them is not used with them. Its clock
  * counts updates of the moments, one less than gradients. */
@@ -27,7 +27,7 @@
 
 /* --- options, blocks and state ----------------------------------------------------------------------------------- */
 
-static void set_defaults(tch_optim_config *c)
+static void set_soap_defaults(tch_optim_config *c)
 {
     c->lr = 3e-3;
     c->beta1 = 0.95;
@@ -44,7 +44,7 @@ static void set_numbers(const tch_optim_config *config, tchi_group_numbers *numb
     numbers->factors.beta2 = config->shampoo_beta >= 0.0 ? config->shampoo_beta : config->beta2;
 }
 
-static bool takes(const tch_optim_config *config, const tchi_dims *dims)
+static bool has_blocks(const tch_optim_config *config, const tchi_dims *dims)
 {
     bool fits = config->block != 0;
     for (int32_t k = 0; k < dims->order; k++) {
@@ -53,12 +53,12 @@ static bool takes(const tch_optim_config *config, const tchi_dims *dims)
     return fits && (dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->precondition_1d));
 }
 
-static int64_t cut_at(const tch_optim_config *config)
+static int64_t largest_side(const tch_optim_config *config)
 {
     return config->block ? config->max_preconditioner_dim : INT64_MAX;
 }
 
-static void moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
+static void name_moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
 {
     (void)config;
     names[0] = "exp_avg";
@@ -128,44 +128,38 @@ typedef struct soap_run {
     const tchi_group *group;
     tchi_run run;
     tchi_work work;
-    void *gradient, *moment, *spare;
-    uint32_t *largest, *largest_moment; /* elements of blocks, for products in float16, or NULL */
-    bool first;                         /* no bases yet */
-    bool narrow;                        /* blocks are float16, both of them where products have their place */
-    tchi_work halves;
+    void *buffer[BUFFERS];
+    tch_blocks gradient, moment;
+    uint32_t *notes; /* for those of the direction, or NULL */
+    bool first;      /* no bases yet */
 } soap_run;
 
 static soap_run begin_run(tch_optimizer *o, const tchi_group *group, const tchi_run *run)
 {
     soap_run r = {
         .optimizer = o, .group = group, .run = *run, .work = tchi_work_of(run->block_batch, run->block_batch->real)};
-    int64_t bytes = tchi_work_bytes(&r.work, run->count);
-    r.gradient = o->scratch;
-    r.moment = o->scratch + bytes;
-    r.spare = o->scratch + 2 * bytes;
-    r.first = only_finds_bases(tchi_run_param(o, run));
-    r.halves = tchi_work_of(run->block_batch, TCH_SCALAR_F16);
-    if (o->context->backend->update->two_sided != NULL) {
-        r.largest = o->largest;
-        r.largest_moment = o->largest_filtered;
-        r.narrow = !r.first && tchi_run_takes_halves(o, run, &r.work, r.gradient) &&
-                   tchi_run_takes_halves(o, run, &r.work, r.moment);
+    for (int k = 0; k < BUFFERS; k++) {
+        r.buffer[k] = o->scratch + k * tchi_work_bytes(&r.work, run->count);
     }
+    r.first = only_finds_bases(tchi_run_param(o, run));
     return r;
 }
 
 /* --- Adam in the basis ------------------------------------------------------------------------------------------- */
 
 /* The second moments of a run as rectangles of their own: they lie block after block, without gaps. */
-static tch_update moments_of(tch_optimizer *o, const tchi_run *run, const tchi_work *work, void *gradient, void *moment)
+static tch_update describe_moments(const soap_run *r, const tch_blocks *gradient, const tch_blocks *moment)
 {
-    tch_update update = tchi_update_run(o, run, work, gradient, moment);
+    tch_optimizer *o = r->optimizer;
+    const tchi_run *run = &r->run;
+    const tchi_work *work = &r->work;
+    tch_update update = tchi_update_run(o, run, work, NULL, NULL);
     int64_t size = tchi_scalar_size(work->type);
     for (int64_t i = 0; i < run->count; i++) {
         int64_t at = i * work->stride * size;
         o->rects[i] = (tch_rect){
             .state = {NULL, run->block_batch->moment + (run->first + i) * run->block_batch->elements * size, NULL},
-            .block = {(char *)gradient + at, (char *)moment + at},
+            .block = {(char *)gradient->matrices.data + at, (char *)moment->matrices.data + at},
             .clock = tchi_run_param(o, run)->clock,
             .rows = work->rows,
             .cols = work->cols,
@@ -181,41 +175,32 @@ static tch_update moments_of(tch_optimizer *o, const tchi_run *run, const tchi_w
 
 /* The filter divides by the correction of the rectangle's clock; rotated_adam will correct the moment, so here the
  * clock is the group's, which corrects nothing. */
-static tch_update blocks_of(const soap_run *r, const tchi_work *work, void *gradient, void *moment)
+static tch_status gather_run(soap_run *r)
 {
     tch_optimizer *o = r->optimizer;
-    tch_update update = tchi_update_run(o, &r->run, work, gradient, moment);
+    TCHI_RANGE(o->context, "gather gradients");
+    void *moment = r->first ? NULL : r->buffer[1];
+    tch_block_sides sides;
+    tch_scalar type;
+    const tch_gathering how = {
+        .filter = r->first ? TCH_FILTER_NONE : TCH_FILTER_EMA,
+        .l2 = r->group->config.decay == TCH_DECAY_L2 && !r->run.block_batch->prepared,
+        .sides = tchi_run_sides(o, &r->run, r->buffer[0], moment, &sides) ? &sides : NULL,
+        .notes = {o->notes[0], o->notes[1]},
+    };
+    tch_update update = tchi_update_run(o, &r->run, &r->work, r->buffer[0], moment);
     for (int64_t i = 0; i < update.count; i++) {
         o->rects[i].clock = &r->group->numbers->clock;
     }
-    return update;
+    TCHI_TRY(o->context->backend->update->gather(o->context->state, &update, &how, &type));
+    r->notes = how.sides != NULL ? o->notes[0] : NULL;
+    r->gradient = (tch_blocks){tchi_work_matrices(&r->work, r->buffer[0], r->run.count), r->notes};
+    r->moment = (tch_blocks){tchi_work_matrices(&r->work, moment, r->run.count), how.sides ? o->notes[1] : NULL};
+    r->gradient.matrices.type = r->moment.matrices.type = type;
+    return TCH_OK;
 }
 
-/* Where the second of the blocks of float16 lie, behind those of the gradient. */
-static void *halves_of_moment(const soap_run *r)
-{
-    return (char *)r->spare + r->run.count * r->halves.stride * tchi_scalar_size(r->halves.type);
-}
-
-/* Blocks of float16 once their largest elements are known. */
-static tch_status gather(const soap_run *r)
-{
-    tch_optimizer *o = r->optimizer;
-    const tch_update_ops *t = o->context->backend->update;
-    TCHI_RANGE(o->context, "gather gradients");
-    int32_t l2 = r->group->config.decay == TCH_DECAY_L2 && !r->run.block_batch->prepared;
-    tch_update update =
-        blocks_of(r, &r->work, r->narrow ? NULL : r->gradient, r->narrow || r->first ? NULL : r->moment);
-    TCHI_TRY(t->gather(o->context->state, &update, r->first ? TCH_FILTER_NONE : TCH_FILTER_EMA, l2, r->largest,
-                       r->largest_moment));
-    if (!r->narrow) {
-        return TCH_OK;
-    }
-    tch_update halves = blocks_of(r, &r->halves, r->spare, halves_of_moment(r));
-    return t->gather_halves(o->context->state, &halves, TCH_FILTER_EMA, l2, r->largest, r->largest_moment);
-}
-
-static tch_status apply(const soap_run *r, void *direction)
+static tch_status apply_run(const soap_run *r, const tch_blocks *direction)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "apply");
@@ -223,57 +208,41 @@ static tch_status apply(const soap_run *r, void *direction)
     const tch_optim_config *config = &r->group->config;
     tch_block_scale scale = config->normalize_grads ? TCH_BLOCK_UNIT_RMS : TCH_BLOCK_AS_IS;
     if (config->normalize_grads) {
-        tch_matrices n = tchi_work_matrices(&r->work, direction, r->run.count);
-        tch_array wanted = {o->wanted, TCH_SCALAR_F64, 1, &r->run.count, &(int64_t){1}};
-        TCHI_TRY(t->matrix->reduce(o->context->state, TCH_REDUCE_FROBENIUS, &n, o->norms));
-        TCHI_TRY(t->matrix->fill(o->context->state, &wanted, (double)r->run.block_batch->elements));
+        tch_array targets = {o->target_norms, TCH_SCALAR_F64, 1, &r->run.count, &(int64_t){1}};
+        TCHI_TRY(t->matrix->reduce(o->context->state, TCH_REDUCE_FROBENIUS, &direction->matrices, o->norms));
+        TCHI_TRY(t->matrix->fill(o->context->state, &targets, (double)r->run.block_batch->elements));
     }
-    tch_update update = tchi_update_run(o, &r->run, &r->work, direction, NULL);
-    return t->update->apply(o->context->state, &update, scale, o->wanted, o->norms, 0,
+    tch_update update = tchi_update_run(o, &r->run, &r->work, direction->matrices.data, NULL);
+    return t->update->apply(o->context->state, &update, scale, o->target_norms, o->norms, 0,
                             config->decay == TCH_DECAY_DECOUPLED);
 }
 
 static tch_status update_factors(const soap_run *r)
 {
     TCHI_RANGE(r->optimizer->context, "factors");
-    return tchi_run_update_factors(r->optimizer, &r->run, r->narrow ? &r->halves : &r->work,
-                                   r->narrow ? r->spare : r->gradient, r->spare, r->largest, &r->group->numbers->clock);
+    return tchi_run_update_factors(r->optimizer, &r->run, &r->gradient, r->buffer[2], &r->group->numbers->clock);
 }
 
-/* Blocks of float16 into the bases, where they are float32: what lies between products takes the moment's place first,
- * and then that of the gradient's float16. */
-static tch_status into_bases(const soap_run *r)
-{
-    tch_optimizer *o = r->optimizer;
-    TCHI_TRY(tchi_run_multiply_halves(o, &r->run, &r->halves, TCH_SIDES_INTO_BASES, r->spare, r->largest, r->moment,
-                                      &r->work, r->gradient, NULL));
-    return tchi_run_multiply_halves(o, &r->run, &r->halves, TCH_SIDES_INTO_BASES, halves_of_moment(r),
-                                    r->largest_moment, r->spare, &r->work, r->moment, NULL);
-}
-
-/* Gradient and moment into the bases, Adam there, and the direction back; *direction is where it is. */
-static tch_status precondition(const soap_run *r, void **direction)
+/* Gradient and moment into the bases, Adam there, and the direction back. */
+static tch_status precondition_run(const soap_run *r, tch_blocks *direction)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "precondition");
-    void *gradient = r->gradient;
-    void *spare = r->spare;
+    tch_blocks gradient = r->gradient;
+    void *other = r->buffer[2];
     *direction = r->moment;
-    if (r->narrow) {
-        TCHI_TRY(into_bases(r));
-    } else {
-        TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_INTO_BASES, r->largest, &gradient, &spare, NULL));
-        TCHI_TRY(
-            tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_INTO_BASES, r->largest_moment, direction, &spare, NULL));
-    }
-    tch_update moments = moments_of(o, &r->run, &r->work, gradient, *direction);
-    TCHI_TRY(o->context->backend->update->rotated_adam(o->context->state, &moments, r->largest));
-    return tchi_run_multiply(o, &r->run, &r->work, TCH_SIDES_OUT_OF_BASES, r->largest, direction, &spare, NULL);
+    TCHI_TRY(tchi_run_precondition(o, &r->run, TCH_SIDES_INTO_BASES, &gradient, &other, NULL));
+    TCHI_TRY(tchi_run_precondition(o, &r->run, TCH_SIDES_INTO_BASES, direction, &other, NULL));
+    tch_update moments = describe_moments(r, &gradient, direction);
+    TCHI_TRY(o->context->backend->update->rotated_adam(o->context->state, &moments, r->notes));
+    direction->notes = r->notes;
+    return tchi_run_precondition(o, &r->run, TCH_SIDES_OUT_OF_BASES, direction, &other, NULL);
 }
 
 /* --- bases ------------------------------------------------------------------------------------------------------- */
 
-/* Factors [first, first + count) of a factor batch, all due: their first bases, or those they have follow them. */
+/* Factors [first, first + count) of a factor batch, all to be refreshed: their first bases, or those they have follow
+ * them. */
 typedef struct basis_run {
     tch_optimizer *optimizer;
     tchi_factor_batch *factor_batch;
@@ -308,7 +277,7 @@ static tch_status refresh_part(const basis_run *r, int64_t first, int64_t count)
 }
 
 /* As many factors at once as the workspace allows, at least one, in passes of about equal length. */
-static int64_t fit(const basis_run *r)
+static int64_t count_fitting(const basis_run *r)
 {
     int64_t limit = r->optimizer->context->workspace_limit;
     int64_t count = r->count;
@@ -322,7 +291,7 @@ static tch_status refresh_bases(void *argument)
 {
     const basis_run *r = argument;
     TCHI_RANGE(r->optimizer->context, "basis");
-    int64_t together = tchi_unpacked_fit(r->optimizer, r->factor_batch, fit(r));
+    int64_t together = tchi_unpacked_fit(r->optimizer, r->factor_batch, count_fitting(r));
     for (int64_t done = 0; done < r->count; done += together) {
         int64_t left = r->count - done;
         TCHI_TRY(refresh_part(r, r->first + done, left < together ? left : together));
@@ -343,7 +312,7 @@ static tch_status refresh_factors(tch_optimizer *o, tchi_factor_batch *f)
     int64_t most = tchi_group_at(o, f->group)->config.world_invariant ? 1 : f->count;
     for (int64_t first = 0, end; first<f->count; first = end> first ? end : first + 1) {
         basis_run r = {.optimizer = o, .factor_batch = f, .first = first, .begin = is_first(o, f, first)};
-        for (end = first; end < f->count && end - first < most && f->due[end] && is_first(o, f, end) == r.begin;) {
+        for (end = first; end < f->count && end - first < most && f->refresh[end] && is_first(o, f, end) == r.begin;) {
             end++;
         }
         r.count = end - first;
@@ -392,7 +361,7 @@ static tch_status permute_matrices(const permute_run *r, void *moment, void *spa
                                  TCH_COPY_DEVICE);
 }
 
-/* Higher orders go one dimension at a time, with that dimension in front. */
+/* Higher orders: one dimension at a time, with that dimension in front. */
 static tch_status permute_along(const permute_run *r, int32_t k, void *moment, char *spare)
 {
     tch_optimizer *o = r->optimizer;
@@ -402,12 +371,12 @@ static tch_status permute_along(const permute_run *r, int32_t k, void *moment, c
         return TCH_OK;
     }
     int64_t bytes = (r->count * c->elements * tchi_scalar_size(c->real) + 255) / 256 * 256;
-    tch_matrices turned = tchi_matrices_new(spare, c->real, r->count, c->size[k], c->elements / c->size[k]);
-    tch_matrices sorted = turned;
+    tch_matrices transposed = tchi_matrices_new(spare, c->real, r->count, c->size[k], c->elements / c->size[k]);
+    tch_matrices sorted = transposed;
     sorted.data = spare + bytes;
-    TCHI_TRY(tchi_turn_blocks(o, c, k, c->elements, r->count, moment, turned.data, false));
-    TCHI_TRY(o->context->backend->matrix->permute(o->context->state, &turned, order, NULL, &sorted));
-    return tchi_turn_blocks(o, c, k, c->elements, r->count, moment, sorted.data, true);
+    TCHI_TRY(tchi_transpose_blocks(o, c, k, c->elements, r->count, moment, transposed.data, false));
+    TCHI_TRY(o->context->backend->matrix->permute(o->context->state, &transposed, order, NULL, &sorted));
+    return tchi_transpose_blocks(o, c, k, c->elements, r->count, moment, sorted.data, true);
 }
 
 static tch_status permute_moments(const permute_run *r)
@@ -430,7 +399,7 @@ static uint32_t moved_dims(const tch_optimizer *o, const tchi_block_batch *c, in
     for (int32_t k = 0; k < c->order; k++) {
         const tchi_factor_batch *f = c->factor_batch[k] < 0 ? NULL : tchi_factor_batch_at(o, c->factor_batch[k]);
         int64_t factor = c->position[k] + block;
-        dims |= (uint32_t)(f != NULL && f->due[factor] && !is_first(o, f, factor)) << k;
+        dims |= (uint32_t)(f != NULL && f->refresh[factor] && !is_first(o, f, factor)) << k;
     }
     return dims;
 }
@@ -448,8 +417,8 @@ static tch_status permute_batch(tch_optimizer *o, const tchi_block_batch *c)
     return TCH_OK;
 }
 
-/* All bases that are due, and what lies in them. */
-static tch_status refresh(tch_optimizer *o, int32_t group)
+/* All bases to be refreshed, and what lies in them. */
+static tch_status refresh_group(tch_optimizer *o, int32_t group)
 {
     const tchi_group *g = tchi_group_at(o, group);
     TCHI_TRY(tchi_outcomes_note(o, group));
@@ -466,24 +435,24 @@ static tch_status refresh(tch_optimizer *o, int32_t group)
 /* --- the step ---------------------------------------------------------------------------------------------------- */
 
 /* All that does not look at gradients where they lie, with arguments that stay the same. */
-static tch_status after_gather(void *argument)
+static tch_status finish_run(void *argument)
 {
     const soap_run *r = argument;
-    void *direction;
+    tch_blocks direction;
     TCHI_TRY(update_factors(r));
     if (r->first) {
         return TCH_OK;
     }
-    TCHI_TRY(precondition(r, &direction));
-    return apply(r, direction);
+    TCHI_TRY(precondition_run(r, &direction));
+    return apply_run(r, &direction);
 }
 
 static tch_status step_run(tch_optimizer *o, const tchi_group *group, const tchi_run *run)
 {
     soap_run r = begin_run(o, group, run);
-    tchi_recording_key key = tchi_run_key(o, run, 2 * r.narrow + r.first);
-    TCHI_TRY(gather(&r));
-    return tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
+    TCHI_TRY(gather_run(&r));
+    tchi_recording_key key = tchi_run_key(o, run, 2 * (int64_t)r.gradient.matrices.type + r.first);
+    return tchi_recorded(o->context, &o->recordings, &key, finish_run, &r);
 }
 
 static tch_status step_blocks(tch_optimizer *o, const tchi_step *now, int32_t group)
@@ -499,22 +468,22 @@ static tch_status step_blocks(tch_optimizer *o, const tchi_step *now, int32_t gr
     return TCH_OK;
 }
 
-static tch_status step(tch_optimizer *o, const tchi_step *now, int32_t group)
+static tch_status step_soap(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
-    bool any_due = tchi_refresh_mark(o, now, group);
+    bool refreshes = tchi_refresh_mark(o, now, group);
     int64_t before = tchi_workspace_hold(o);
     tch_status status = step_blocks(o, now, group);
-    if (status == TCH_OK && any_due) {
-        status = refresh(o, group);
+    if (status == TCH_OK && refreshes) {
+        status = refresh_group(o, group);
     }
     tchi_workspace_restore(o, before);
     return status;
 }
 
-static const tchi_block_method blocks = {
-    .takes = takes,
-    .cut_at = cut_at,
-    .moments = moments,
+static const tchi_block_method soap_blocks = {
+    .has_blocks = has_blocks,
+    .cut_at = largest_side,
+    .moments = name_moments,
     .has_factor = has_factor,
     .block_state = block_state,
     .block_state_name = "exp_avg_sq",
@@ -525,14 +494,14 @@ static const tchi_block_method blocks = {
     .begins = first_bases,
     .may_add_decay = true,
     .work = work_bytes,
-    .step = step,
+    .step = step_soap,
 };
 
 const tchi_optim_method tchi_method_soap = {
     .name = "soap",
-    .set_defaults = set_defaults,
+    .set_defaults = set_soap_defaults,
     .check = tchi_config_check_beta2,
     .set_numbers = set_numbers,
     .elementwise = &tchi_adamw_of_rest,
-    .blocks = &blocks,
+    .blocks = &soap_blocks,
 };

@@ -15,7 +15,7 @@
 
 /* --- gradients --------------------------------------------------------------------------------------------------- */
 
-static bool accepts(tch_scalar param, tch_scalar grad)
+static bool is_gradient_type(tch_scalar param, tch_scalar grad)
 {
     return grad == param || (param == TCH_SCALAR_F32 && (grad == TCH_SCALAR_F16 || grad == TCH_SCALAR_BF16));
 }
@@ -37,11 +37,11 @@ static tch_status refuse_gradient(const tch_context *context, const tchi_param *
     snprintf(name, sizeof name, "the gradient of '%s'", p->name);
     TCHI_TRY(tchi_check_input(context, grad, name));
     if (!same_shape(p, grad)) {
-        tch_tensor wanted = {.ndim = p->ndim, .shape = (int64_t *)p->shape};
+        tch_tensor shape = {.ndim = p->ndim, .shape = (int64_t *)p->shape};
         char expected[TCHI_DESCRIBE_SIZE];
         return tchi_fail(TCH_ERR_SHAPE, "%s is %s, expected the parameter's shape %s", name,
                          tchi_describe(grad, text, sizeof text),
-                         tchi_describe_shape(&wanted, expected, sizeof expected));
+                         tchi_describe_shape(&shape, expected, sizeof expected));
     }
     return tchi_fail(TCH_ERR_DTYPE, "%s is %s, expected the parameter's type (or, where that is float32, a half type)",
                      name, tchi_describe(grad, text, sizeof text));
@@ -50,7 +50,7 @@ static tch_status refuse_gradient(const tch_context *context, const tchi_param *
 static tch_status check_gradient(const tch_context *context, const tchi_param *p, const tch_tensor *grad)
 {
     bool good = tchi_check_input(context, grad, p->name) == TCH_OK && same_shape(p, grad) &&
-                accepts(p->type, tchi_scalar_of(grad->dtype));
+                is_gradient_type(p->type, tchi_scalar_of(grad->dtype));
     return good ? TCH_OK : refuse_gradient(context, p, grad);
 }
 
@@ -155,7 +155,7 @@ static tch_status take_gradients(tch_optimizer *o, const tch_tensor *const *grad
 static tch_status find_nonfinite(tch_optimizer *o, int32_t group, const tch_update *update)
 {
     (void)group;
-    return o->context->backend->update->find_nonfinite(o->context->state, update, &o->control->found);
+    return o->context->backend->update->inspect_gradients(o->context->state, update, 0, &o->control->found, NULL);
 }
 
 static tch_status look_at_all(tch_optimizer *o, const tchi_step *now)
@@ -187,7 +187,7 @@ static tch_status name_nonfinite(tch_optimizer *o, const tchi_step *now)
         update.param_type = p->type;
         update.grad_type = gradient->type;
         TCHI_TRY(t->device->zero_bytes(o->context->state, &o->control->found, sizeof found));
-        TCHI_TRY(t->update->find_nonfinite(o->context->state, &update, &o->control->found));
+        TCHI_TRY(t->update->inspect_gradients(o->context->state, &update, 0, &o->control->found, NULL));
         TCHI_TRY(t->device->copy_bytes(o->context->state, &found, &o->control->found, sizeof found, TCH_COPY_TO_HOST));
         if (found) {
             return tchi_fail(TCH_ERR_NUMERIC,
@@ -226,11 +226,12 @@ static tch_status decide(tch_optimizer *o, const tchi_step *now, const tch_tenso
         TCHI_TRY(look_at_all(o, now));
     }
     const int32_t *found = look ? &o->control->found : NULL;
+    const int32_t *agreement = NULL;
     if (o->shared != NULL) {
-        TCHI_TRY(tchi_shared_agree(o, now, found, told, &found));
+        TCHI_TRY(tchi_shared_agree(o, now, found, told, &found, &agreement));
         told = NULL;
     }
-    TCHI_TRY(t->update->decide_skip(o->context->state, found, told, &o->control->skip, o->control->counts));
+    TCHI_TRY(t->update->decide_skip(o->context->state, found, told, agreement, &o->control->skip, o->control->counts));
     *skipped = false;
     bool possible = look || found_inf != NULL || o->shared != NULL;
     if (possible && (policy == TCH_NONFINITE_RAISE || t->host_memory || begins_something(o, now))) {
@@ -413,8 +414,9 @@ tch_status tch_optimizer_step_scaled(tch_optimizer *optimizer, int32_t count, co
         TCHI_TRY(tchi_shared_look_back(optimizer));
     }
     bool skipped = false;
-    tchi_gradient *taken = optimizer->gradient_list.items; /* with room for all, those of tiles behind the others */
-    const tchi_step now = {taken, taken + optimizer->params.count,
+    tchi_gradient *gradient_list =
+        optimizer->gradient_list.items; /* with room for all, those of tiles behind the others */
+    const tchi_step now = {gradient_list, gradient_list + optimizer->params.count,
                            grad_scale == NULL ? NULL : tchi_tensor_data(grad_scale)};
     optimizer->failed = run_step(optimizer, gradients, found_inf, &now, &skipped);
     if (optimizer->shared != NULL) {

@@ -6,11 +6,11 @@
 
 #include "packed.h"
 
-/* The matrices of a factor batch that belong to dimension `k` of a run's blocks. */
-static const tchi_factor_batch *of_run(const tch_optimizer *o, const tchi_run *run, int32_t k, int64_t *first)
+/* The factors, roots or bases of a run along dimension k, as they are kept. */
+static tch_matrices kept_of(const tch_optimizer *o, const tchi_run *run, int32_t k, tchi_matrix_kind kind)
 {
-    *first = run->block_batch->position[k] + run->first;
-    return tchi_factor_batch_at(o, run->block_batch->factor_batch[k]);
+    const tchi_factor_batch *f = tchi_factor_batch_at(o, run->block_batch->factor_batch[k]);
+    return tchi_matrices_kept(f, kind, run->block_batch->position[k] + run->first, run->count);
 }
 
 /* Blocks are matrices with the dimension along their rows or their columns, or neither. A matrix whose rows have gaps
@@ -49,145 +49,97 @@ bool tchi_block_batch_has_middle(const tchi_block_batch *block_batch)
     return false;
 }
 
-static bool rounded(const tch_optimizer *o, const tchi_block_batch *block_batch)
+static bool is_rounded(const tch_optimizer *o, const tchi_block_batch *block_batch)
 {
     return tchi_group_at(o, block_batch->group)->config.precision == TCH_PRECISION_HIGH &&
            block_batch->real == TCH_SCALAR_F32;
 }
 
-/* Blocks as matrices of size by inner (outer = 1), or of outer by size. */
-static tch_matrices view(const tchi_work *work, void *buffer, int64_t rows, int64_t cols, int64_t blocks)
+/* The same blocks as matrices of size by inner (outer = 1), or of outer by size. */
+static tch_matrices view(const tch_matrices *blocks, int64_t rows, int64_t cols)
 {
-    int64_t ld = rows == work->rows && cols == work->cols ? work->ld : cols;
-    return (tch_matrices){buffer, work->type, rows, cols, ld, blocks, work->stride};
+    int64_t ld = rows == blocks->rows && cols == blocks->cols ? blocks->ld : cols;
+    return (tch_matrices){blocks->data, blocks->type, rows, cols, ld, blocks->batch, blocks->stride};
 }
 
-/* --- factors ----------------------------------------------------------------------------------------------------- */
-
-tch_status tchi_turn_blocks(tch_optimizer *optimizer, const tchi_block_batch *block_batch, int32_t k, int64_t stride,
-                            int64_t blocks, void *plain, void *turned, bool back)
-{
-    mode m = mode_of(block_batch, k);
-    int64_t shape[4] = {blocks, m.size, m.outer, m.inner};
-    int64_t plain_strides[4] = {stride, m.inner, m.size * m.inner, 1};
-    int64_t turned_strides[4] = {stride, m.outer * m.inner, m.inner, 1};
-    tch_array a = {plain, block_batch->real, 4, shape, plain_strides};
-    tch_array b = {turned, block_batch->real, 4, shape, turned_strides};
-    return optimizer->context->backend->matrix->copy(optimizer->context->state, back ? &a : &b, back ? &b : &a);
-}
-
-static tch_status update_factor(tch_optimizer *o, const tchi_run *run, const tchi_work *work, int32_t k, void *buffer,
-                                void *spare, const tch_clock *clock)
-{
-    mode m = mode_of(run->block_batch, k);
-    int64_t first;
-    const tchi_factor_batch *f = of_run(o, run, k, &first);
-    tch_matrices c;
-    int32_t transpose = m.inner == 1 && m.outer > 1;
-    tch_matrices a =
-        transpose ? view(work, buffer, m.outer, m.size, run->count) : view(work, buffer, m.size, m.inner, run->count);
-    if (run->block_batch->order == 1) { /* a row of numbers: its Gram matrix has their products */
-        transpose = 1;
-        a = view(work, buffer, 1, m.size, run->count);
-    }
-    if (m.inner > 1 && m.outer > 1) {
-        TCHI_TRY(tchi_turn_blocks(o, run->block_batch, k, work->stride, run->count, buffer, spare, false));
-        a = view(work, spare, m.size, m.outer * m.inner, run->count);
-    }
-    TCHI_TRY(tchi_matrices_open(o, f, TCHI_FACTORS, first, run->count, o->unpacked, &c));
-    TCHI_TRY(o->context->backend->update->factor_update(o->context->state, &a, transpose, clock,
-                                                        rounded(o, run->block_batch), &c));
-    return tchi_matrices_close(o, f, TCHI_FACTORS, first, &c);
-}
-
-static bool is_matrix_with_both(const tchi_block_batch *c)
+static bool has_both_sides(const tchi_block_batch *c)
 {
     return c->order == 2 && c->size[0] > 1 && c->size[1] > 1 && c->factor_batch[0] >= 0 && c->factor_batch[1] >= 0;
 }
 
-/* Matrices with both factors, on a backend that gains by updating the two together. */
-static bool has_pair(const tch_optimizer *o, const tchi_block_batch *c)
+bool tchi_run_sides(const tch_optimizer *optimizer, const tchi_run *run, void *first, void *second,
+                    tch_block_sides *sides)
 {
-    return o->context->backend->update->factors_update != NULL && is_matrix_with_both(c);
+    tchi_work work = tchi_work_of(run->block_batch, run->block_batch->real);
+    if (!has_both_sides(run->block_batch) || !is_rounded(optimizer, run->block_batch)) {
+        return false;
+    }
+    *sides = (tch_block_sides){
+        .blocks = tchi_work_matrices(&work, NULL, run->count), .buffers = {first, second}, .room = optimizer->unpacked};
+    for (int32_t k = 0; k < 2; k++) {
+        sides->factors[k] = kept_of(optimizer, run, k, TCHI_FACTORS);
+        sides->sides[k] = kept_of(optimizer, run, k, TCHI_ROOTS);
+    }
+    return true;
 }
 
-/* The factors or roots of a run, along rows and along columns, where they lie or will be unpacked to, one side behind
- * the other. */
-static void place_both(tch_optimizer *o, const tchi_run *run, tchi_matrix_kind which, tch_matrices both[2])
+/* --- factors ----------------------------------------------------------------------------------------------------- */
+
+tch_status tchi_transpose_blocks(tch_optimizer *optimizer, const tchi_block_batch *block_batch, int32_t k,
+                                 int64_t stride, int64_t blocks, void *plain, void *transposed, bool back)
 {
-    char *room = o->unpacked;
-    for (int32_t k = 0; k < 2; k++) {
-        int64_t first;
-        const tchi_factor_batch *f = of_run(o, run, k, &first);
-        both[k] = tchi_matrices_place(f, which, first, run->count, room);
-        room += tchi_is_packed(f, which) ? run->count * both[k].stride * tchi_scalar_size(f->real) : 0;
-    }
+    mode m = mode_of(block_batch, k);
+    int64_t shape[4] = {blocks, m.size, m.outer, m.inner};
+    int64_t plain_strides[4] = {stride, m.inner, m.size * m.inner, 1};
+    int64_t transposed_strides[4] = {stride, m.outer * m.inner, m.inner, 1};
+    tch_array a = {plain, block_batch->real, 4, shape, plain_strides};
+    tch_array b = {transposed, block_batch->real, 4, shape, transposed_strides};
+    return optimizer->context->backend->matrix->copy(optimizer->context->state, back ? &a : &b, back ? &b : &a);
 }
 
-static tch_status open_both(tch_optimizer *o, const tchi_run *run, tchi_matrix_kind which, tch_matrices both[2])
+static tch_status update_factor(tch_optimizer *o, const tchi_run *run, int32_t k, const tch_matrices *blocks,
+                                void *spare, const tch_clock *clock)
 {
-    place_both(o, run, which, both);
-    for (int32_t k = 0; k < 2; k++) {
-        int64_t first;
-        const tchi_factor_batch *f = of_run(o, run, k, &first);
-        TCHI_TRY(tchi_matrices_open(o, f, which, first, run->count, both[k].data, &both[k]));
+    mode m = mode_of(run->block_batch, k);
+    tch_matrices c = kept_of(o, run, k, TCHI_FACTORS);
+    bool by_columns = m.inner == 1 && m.outer > 1;
+    tch_blocks a = {by_columns ? view(blocks, m.outer, m.size) : view(blocks, m.size, m.inner), NULL};
+    if (run->block_batch->order == 1) { /* a row of numbers: its Gram matrix has their products */
+        by_columns = true;
+        a.matrices = view(blocks, 1, m.size);
     }
-    return TCH_OK;
-}
-
-static tch_status close_both(tch_optimizer *o, const tchi_run *run, tchi_matrix_kind which, const tch_matrices both[2])
-{
-    for (int32_t k = 0; k < 2; k++) {
-        int64_t first;
-        const tchi_factor_batch *f = of_run(o, run, k, &first);
-        TCHI_TRY(tchi_matrices_close(o, f, which, first, &both[k]));
+    if (m.inner > 1 && m.outer > 1) {
+        TCHI_TRY(tchi_transpose_blocks(o, run->block_batch, k, blocks->stride, run->count, blocks->data, spare, false));
+        a.matrices = view(blocks, m.size, m.outer * m.inner);
+        a.matrices.data = spare;
     }
-    return TCH_OK;
-}
-
-/* The factors of a run as they are kept, which the backend has said it takes together with blocks of float16. */
-static void kept_both(tch_optimizer *o, const tchi_run *run, tch_matrices both[2])
-{
-    for (int32_t k = 0; k < 2; k++) {
-        int64_t first;
-        const tchi_factor_batch *f = of_run(o, run, k, &first);
-        both[k] = tchi_matrices_place(f, TCHI_FACTORS, first, run->count, tchi_kept_at(f, TCHI_FACTORS, first));
-        if (tchi_is_packed(f, TCHI_FACTORS)) {
-            both[k].ld = 0;
-            both[k].stride = tchi_kept_elements(f, TCHI_FACTORS);
-        }
-    }
+    return o->context->backend->update->update_factors(o->context->state, &a, clock, is_rounded(o, run->block_batch),
+                                                       by_columns ? NULL : &c, by_columns ? &c : NULL, o->unpacked,
+                                                       NULL, 0);
 }
 
 /* The workspace that roots have left is scratch for it. Recordings of ours are made anew when it changes. */
-static tch_status update_pair(tch_optimizer *o, const tchi_run *run, const tchi_work *work, void *buffer,
-                              const uint32_t *largest, const tch_clock *clock)
+static tch_status update_both(tch_optimizer *o, const tchi_run *run, const tch_blocks *gradients,
+                              const tch_clock *clock)
 {
     const tch_context *context = o->context;
-    tch_matrices a = view(work, buffer, run->block_batch->size[0], run->block_batch->size[1], run->count);
-    tch_matrices c[2];
+    tch_matrices rows = kept_of(o, run, 0, TCHI_FACTORS);
+    tch_matrices columns = kept_of(o, run, 1, TCHI_FACTORS);
     void *scratch = o->lends_workspace ? context->workspace : NULL;
-    bool kept = a.type == TCH_SCALAR_F16;
-    if (kept) {
-        kept_both(o, run, c);
-    } else {
-        TCHI_TRY(open_both(o, run, TCHI_FACTORS, c));
-    }
-    TCHI_TRY(context->backend->update->factors_update(context->state, &a, largest, clock, rounded(o, run->block_batch),
-                                                      &c[0], &c[1], scratch,
-                                                      scratch != NULL ? context->workspace_bytes : 0));
-    return kept ? TCH_OK : close_both(o, run, TCHI_FACTORS, c);
+    return context->backend->update->update_factors(context->state, gradients, clock, is_rounded(o, run->block_batch),
+                                                    &rows, &columns, o->unpacked, scratch,
+                                                    scratch != NULL ? context->workspace_bytes : 0);
 }
 
-tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *buffer,
-                                   void *spare, const uint32_t *largest, const tch_clock *clock)
+tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tch_blocks *gradients,
+                                   void *spare, const tch_clock *clock)
 {
-    if (has_pair(optimizer, run->block_batch)) {
-        return update_pair(optimizer, run, work, buffer, largest, clock);
+    if (has_both_sides(run->block_batch)) {
+        return update_both(optimizer, run, gradients, clock);
     }
     for (int32_t k = 0; k < run->block_batch->order; k++) {
         if (run->block_batch->factor_batch[k] >= 0) {
-            TCHI_TRY(update_factor(optimizer, run, work, k, buffer, spare, clock));
+            TCHI_TRY(update_factor(optimizer, run, k, &gradients->matrices, spare, clock));
         }
     }
     return TCH_OK;
@@ -195,111 +147,86 @@ tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
-static tch_status multiply(tch_optimizer *o, const tchi_block_batch *block_batch, const tch_matrices *a,
-                           int32_t transpose_a, const tch_matrices *b, int32_t transpose_b, const tch_matrices *c)
+static tch_status multiply_one_side(tch_optimizer *o, const tch_preconditioner *p, const tch_matrices *x,
+                                    const tch_matrices *y)
 {
-    const tch_backend *t = o->context->backend;
-    return rounded(o, block_batch) && t->matrix->gemm_rounded != NULL
-               ? t->matrix->gemm_rounded(o->context->state, 1.0, a, transpose_a, b, transpose_b, 0.0, c)
-               : t->matrix->gemm(o->context->state, 1.0, a, transpose_a, b, transpose_b, 0.0, c);
+    const tch_blocks blocks = {*x, NULL};
+    return o->context->backend->update->precondition(o->context->state, p, &blocks, NULL, y, NULL);
 }
 
-/* Dimensions with others on both sides: block after block, its outer ones being a batch that shares one matrix. */
-static tch_status multiply_middle(tch_optimizer *o, const tchi_run *run, const tchi_work *work, const mode *m,
-                                  const tch_matrices *x, int32_t transpose, char *from, char *to)
+/* A dimension with others on both sides: block after block, its outer ones being a batch that shares one matrix. */
+static tch_status multiply_middle(tch_optimizer *o, const tchi_run *run, tch_preconditioner p, int32_t k,
+                                  const tch_matrices *from, void *to)
 {
-    int64_t step = m->size * m->inner;
+    mode m = mode_of(run->block_batch, k);
+    const tchi_factor_batch *f = tchi_factor_batch_at(o, run->block_batch->factor_batch[k]);
+    tch_matrices all;
+    TCHI_TRY(tchi_matrices_open(o, f, TCHI_ROOTS, run->block_batch->position[k] + run->first, run->count, o->unpacked,
+                                &all));
     for (int64_t b = 0; b < run->count; b++) {
-        int64_t at = b * work->stride * tchi_scalar_size(work->type);
-        tch_matrices one = tchi_matrices_part(x, b, 1);
-        one.stride = 0;
-        one.batch = m->outer;
-        tch_matrices in = {from + at, work->type, m->size, m->inner, m->inner, m->outer, step};
-        tch_matrices out = {to + at, work->type, m->size, m->inner, m->inner, m->outer, step};
-        TCHI_TRY(multiply(o, run->block_batch, &one, transpose, &in, 0, &out));
+        int64_t at = b * from->stride * tchi_scalar_size(from->type);
+        tch_matrices shared = tchi_matrices_part(&all, b, 1);
+        shared.stride = 0;
+        shared.batch = m.outer;
+        tch_matrices x = {(char *)from->data + at, from->type, m.size, m.inner, m.inner, m.outer, m.size * m.inner};
+        tch_matrices y = x;
+        y.data = (char *)to + at;
+        p.left = &shared;
+        TCHI_TRY(multiply_one_side(o, &p, &x, &y));
     }
     return TCH_OK;
 }
 
-/* Along dimension k: new(.., i, ..) = sum over j of x(i, j) old(.., j, ..), or x(j, i) where transposed. */
-static tch_status multiply_along(tch_optimizer *o, const tchi_run *run, const tchi_work *work, int32_t k,
-                                 int32_t transpose, void *from, void *to)
+/* Along dimension k: new(.., i, ..) = sum over j of c(i, j) old(.., j, ..), or c(j, i) out of bases. */
+static tch_status multiply_along(tch_optimizer *o, const tchi_run *run, tch_preconditioner p, int32_t k,
+                                 const tch_matrices *from, void *to)
 {
     mode m = mode_of(run->block_batch, k);
-    int64_t first;
-    const tchi_factor_batch *f = of_run(o, run, k, &first);
-    tch_matrices x;
-    TCHI_TRY(tchi_matrices_open(o, f, TCHI_ROOTS, first, run->count, o->unpacked, &x));
+    tch_matrices side = kept_of(o, run, k, TCHI_ROOTS);
     if (m.kind == BETWEEN) {
-        return multiply_middle(o, run, work, &m, &x, transpose, from, to);
+        return multiply_middle(o, run, p, k, from, to);
     }
-    if (m.kind == ALONG_COLUMNS) {
-        tch_matrices in = view(work, from, m.outer, m.size, run->count);
-        tch_matrices out = view(work, to, m.outer, m.size, run->count);
-        return multiply(o, run->block_batch, &in, 0, &x, !transpose, &out);
-    }
-    tch_matrices in = view(work, from, m.size, m.inner, run->count);
-    tch_matrices out = view(work, to, m.size, m.inner, run->count);
-    return multiply(o, run->block_batch, &x, transpose, &in, 0, &out);
+    bool columns = m.kind == ALONG_COLUMNS;
+    tch_matrices x = columns ? view(from, m.outer, m.size) : view(from, m.size, m.inner);
+    tch_matrices y = x;
+    y.data = to;
+    p.left = columns ? NULL : &side;
+    p.right = columns ? &side : NULL;
+    return multiply_one_side(o, &p, &x, &y);
 }
 
-/* Matrices with roots or bases on both sides, on a backend that has a way for the two. */
-static bool has_sides(const tch_optimizer *o, const tchi_block_batch *c)
+static tch_status multiply_each(tch_optimizer *o, const tchi_run *run, const tch_preconditioner *p, tch_matrices *y,
+                                void **other, double *norms)
 {
-    return rounded(o, c) && o->context->backend->update->two_sided != NULL && is_matrix_with_both(c);
-}
-
-static tch_status multiply_both(tch_optimizer *o, const tchi_run *run, tch_sides sides, const tch_matrices *x,
-                                const uint32_t *largest, void *other, const tch_matrices *y, double *norms)
-{
-    tch_matrices side[2];
-    TCHI_TRY(open_both(o, run, TCHI_ROOTS, side));
-    return o->context->backend->update->two_sided(o->context->state, sides, &side[0], &side[1], x, largest, other, y,
-                                                  norms);
-}
-
-bool tchi_run_takes_halves(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *result)
-{
-    const tch_update_ops *t = optimizer->context->backend->update;
-    tch_matrices y = tchi_work_matrices(work, result, run->count);
-    tch_matrices factors[2];
-    tch_matrices roots[2];
-    if (t->gather_halves == NULL || !has_pair(optimizer, run->block_batch) || !has_sides(optimizer, run->block_batch)) {
-        return false;
-    }
-    kept_both(optimizer, run, factors);
-    place_both(optimizer, run, TCHI_ROOTS, roots);
-    return t->halves_take(optimizer->context->state, &factors[0], &factors[1], &roots[0], &roots[1], &y) != 0;
-}
-
-tch_status tchi_run_multiply_halves(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *halves,
-                                    tch_sides sides, void *blocks, const uint32_t *largest, void *other,
-                                    const tchi_work *work, void *result, double *norms)
-{
-    tch_matrices x = tchi_work_matrices(halves, blocks, run->count);
-    tch_matrices y = tchi_work_matrices(work, result, run->count);
-    return multiply_both(optimizer, run, sides, &x, largest, other, &y, norms);
-}
-
-tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, tch_sides sides,
-                             const uint32_t *largest, void **from, void **to, double *norms)
-{
-    bool transpose = sides == TCH_SIDES_OUT_OF_BASES;
-    if (has_sides(optimizer, run->block_batch)) {
-        tch_matrices x = tchi_work_matrices(work, *from, run->count);
-        return multiply_both(optimizer, run, sides, &x, largest, *to, &x, norms);
-    }
     for (int32_t k = 0; k < run->block_batch->order; k++) {
-        if (run->block_batch->factor_batch[k] < 0) {
-            continue;
+        if (run->block_batch->factor_batch[k] >= 0) {
+            TCHI_TRY(multiply_along(o, run, *p, k, y, *other));
+            void *swap = y->data;
+            y->data = *other;
+            *other = swap;
         }
-        TCHI_TRY(multiply_along(optimizer, run, work, k, transpose, *from, *to));
-        void *swap = *from;
-        *from = *to;
-        *to = swap;
     }
-    tch_matrices result = tchi_work_matrices(work, *from, run->count);
     return norms == NULL ? TCH_OK
-                         : optimizer->context->backend->matrix->reduce(optimizer->context->state, TCH_REDUCE_FROBENIUS,
-                                                                       &result, norms);
+                         : o->context->backend->matrix->reduce(o->context->state, TCH_REDUCE_FROBENIUS, y, norms);
+}
+
+tch_status tchi_run_precondition(tch_optimizer *optimizer, const tchi_run *run, tch_sides sides, tch_blocks *blocks,
+                                 void **other, double *norms)
+{
+    const tchi_block_batch *c = run->block_batch;
+    tchi_work work = tchi_work_of(c, c->real);
+    tch_matrices y = tchi_work_matrices(&work, blocks->matrices.data, run->count);
+    tch_preconditioner p = {.sides = sides, .room = optimizer->unpacked, .rounded = is_rounded(optimizer, c)};
+    if (has_both_sides(c)) {
+        tch_matrices left = kept_of(optimizer, run, 0, TCHI_ROOTS);
+        tch_matrices right = kept_of(optimizer, run, 1, TCHI_ROOTS);
+        p.left = &left;
+        p.right = &right;
+        TCHI_TRY(optimizer->context->backend->update->precondition(optimizer->context->state, &p, blocks, *other, &y,
+                                                                   norms));
+    } else {
+        TCHI_TRY(multiply_each(optimizer, run, &p, &y, other, norms));
+    }
+    *blocks = (tch_blocks){y, NULL};
+    return TCH_OK;
 }

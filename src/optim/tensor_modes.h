@@ -5,28 +5,26 @@
 
 #include "rects.h"
 
-/* Adds the Gram matrices of the blocks in `buffer` to the run's factors, with the weights of `clock`. `spare` is a work
- * buffer, used where a dimension has others on both sides; `largest` is what gather_graft left of them, or NULL. */
-tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *buffer,
-                                   void *spare, const uint32_t *largest, const tch_clock *clock);
+/* Whether the run's blocks are matrices with factors on both sides whose products may be rounded; then what they meet
+ * on their way, for blocks in two work buffers, either of which may be NULL. */
+bool tchi_run_sides(const tch_optimizer *optimizer, const tchi_run *run, void *first, void *second,
+                    tch_block_sides *sides);
 
-/* Multiplies the blocks in *from along every dimension that has a factor by the run's roots or bases (out of bases: by
- * their transposes), going back and forth between the two buffers; *from is where the result is, and norms[i] its norm,
- * where that is not NULL. `largest` is what gather_graft left of the blocks, or NULL. */
-tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, tch_sides sides,
-                             const uint32_t *largest, void **from, void **to, double *norms);
+/* Adds the Gram matrices of gathered gradients to the run's factors, with the weights of `clock`. `spare` is a work
+ * buffer, used where a dimension has others on both sides. */
+tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tch_blocks *gradients,
+                                   void *spare, const tch_clock *clock);
 
-/* Whether the run's factors take blocks of float16, and its roots, with results of float32 in `result`; and the product
- * of such blocks with them. `other` has room for as many bytes as the blocks have. */
-bool tchi_run_takes_halves(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *result);
-tch_status tchi_run_multiply_halves(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *halves,
-                                    tch_sides sides, void *blocks, const uint32_t *largest, void *other,
-                                    const tchi_work *work, void *result, double *norms);
+/* Multiplies blocks along every dimension that has a factor by the run's roots or bases (out of bases: by their
+ * transposes), going back and forth between their work buffer and *other. Both say afterwards where the result is and
+ * where it is not; norms[i] is its norm, where that is not NULL. */
+tch_status tchi_run_precondition(tch_optimizer *optimizer, const tchi_run *run, tch_sides sides, tch_blocks *blocks,
+                                 void **other, double *norms);
 
 /* Copies blocks without gaps, `stride` elements apart, with dimension k brought to the front: [outer, size, inner]
  * becomes [size, outer, inner]; or back. */
-tch_status tchi_turn_blocks(tch_optimizer *optimizer, const tchi_block_batch *block_batch, int32_t k, int64_t stride,
-                            int64_t blocks, void *plain, void *turned, bool back);
+tch_status tchi_transpose_blocks(tch_optimizer *optimizer, const tchi_block_batch *block_batch, int32_t k,
+                                 int64_t stride, int64_t blocks, void *plain, void *transposed, bool back);
 
 /* Whether a dimension of the block batch has others on both sides. */
 bool tchi_block_batch_has_middle(const tchi_block_batch *block_batch);

@@ -124,14 +124,14 @@ static void go_and_come_back(tch_context *context, const packed_case *c, const p
     memory full = make(context, c->batch * x.stride, t->full_size, finite, &random);
     memory packed = make(context, c->batch * (c->n * (c->n + 1) / 2), t->kept_size, false, &random);
     x.data = full.there + GUARD * t->full_size;
-    CHECK_OK(matrix->pack(context->state, &x, t->kept, packed.there + GUARD * t->kept_size));
+    CHECK_OK(matrix->pack(context->state, &x, t->kept, packed.there + GUARD * t->kept_size, 0));
     expect(&x, t, full.image, packed.image, false);
     check(context, &full, "pack, what it reads");
     check(context, &packed, "pack");
     drop(context, &full);
     full = make(context, c->batch * x.stride, t->full_size, false, &random);
     x.data = full.there + GUARD * t->full_size;
-    CHECK_OK(matrix->unpack(context->state, packed.there + GUARD * t->kept_size, t->kept, &x));
+    CHECK_OK(matrix->pack(context->state, &x, t->kept, packed.there + GUARD * t->kept_size, 1));
     expect(&x, t, full.image, packed.image, true);
     check(context, &packed, "unpack, what it reads");
     check(context, &full, "unpack");

@@ -63,30 +63,43 @@ static void check_gaps(const batch *b)
     }
 }
 
+static void *upload(tch_context *context, const void *bytes, int64_t count)
+{
+    void *there = NULL;
+    CHECK_OK(context->backend->device->allocate(context->state, count, &there));
+    CHECK_OK(context->backend->device->copy_bytes(context->state, there, bytes, count, TCH_COPY_TO_DEVICE));
+    return there;
+}
+
 /* --- ranks ------------------------------------------------------------------------------------------------------- */
 
 /* The largest of a number and of its complement are complements where all ranks came with the same. */
 static void ranks_agree(void **state)
 {
     static const int32_t cases[][4] = {
-        /* the two, the flag before, the flag expected */
+        /* the two, what was found, skip expected */
         {5, ~5, 0, 0},  {5, ~5, 1, 1}, {0, ~0, 0, 0},         {7, ~5, 0, 1},
         {7, ~5, 1, 1},  {0, 0, 0, 1},  {INT32_MAX, ~0, 0, 1}, {INT32_MAX, ~INT32_MAX, 0, 0},
         {-1, ~-1, 0, 0}};
     tch_context *context = *state;
     const tch_device_ops *device = context->backend->device;
-    void *there = NULL;
-    CHECK_OK(device->allocate(context->state, 3 * sizeof(int32_t), &there));
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        int32_t numbers[3] = {cases[i][0], cases[i][1], cases[i][2]};
-        test_case("%d and %d, flag %d", numbers[0], numbers[1], numbers[2]);
-        CHECK_OK(device->copy_bytes(context->state, there, numbers, sizeof numbers, TCH_COPY_TO_DEVICE));
-        CHECK_OK(context->backend->update->agree(context->state, there));
-        CHECK_OK(device->copy_bytes(context->state, numbers, there, sizeof numbers, TCH_COPY_TO_HOST));
-        CHECK(numbers[0] == cases[i][0] && numbers[1] == cases[i][1], "the numbers changed");
-        CHECK(numbers[2] == cases[i][3], "the flag is %d, expected %d", numbers[2], cases[i][3]);
+        struct {
+            double counts[2];
+            int32_t numbers[4]; /* the last is skip */
+        } values = {.numbers = {cases[i][0], cases[i][1], cases[i][2], -1}};
+        test_case("%d and %d, found %d", cases[i][0], cases[i][1], cases[i][2]);
+        char *there = upload(context, &values, sizeof values);
+        int32_t *numbers = (int32_t *)(void *)(there + sizeof values.counts);
+        CHECK_OK(context->backend->update->decide_skip(context->state, numbers + 2, NULL, numbers, numbers + 3,
+                                                       (double *)(void *)there));
+        CHECK_OK(device->copy_bytes(context->state, &values, there, sizeof values, TCH_COPY_TO_HOST));
+        CHECK(memcmp(values.numbers, cases[i], 3 * sizeof(int32_t)) == 0, "the numbers changed");
+        CHECK(values.numbers[3] == cases[i][3], "skip is %d, expected %d", values.numbers[3], cases[i][3]);
+        CHECK(values.counts[0] == 1.0 && values.counts[1] == cases[i][3], "counts %g and %g", values.counts[0],
+              values.counts[1]);
+        device->release(context->state, there, sizeof values);
     }
-    device->release(context->state, there, 3 * sizeof(int32_t));
 }
 
 /* --- a row in two float16 ---------------------------------------------------------------------------------------- */
@@ -344,97 +357,135 @@ static void matrices_are_inspected(void **state)
     }
 }
 
-/* --- blocks in float16 ------------------------------------------------------------------------------------------- */
+/* --- blocks of float16 ------------------------------------------------------------------------------------------- */
 
-static void *upload(tch_context *context, const void *bytes, int64_t count)
+/* As little as an emulated GPU has a way for: a tile of its factors for every multiprocessor. */
+enum { ROWS = 256, COLS = 320, BLOCKS = 6, ELEMENTS = ROWS * COLS, GAP = 5, SPACE = ROWS * (COLS + GAP) };
+
+/* Room on the device for so many numbers of float32, of which NULL leaves all bits set. */
+static void *floats_there(tch_context *context, const float *from, int64_t count)
 {
-    void *there = NULL;
-    CHECK_OK(context->backend->device->allocate(context->state, count, &there));
-    CHECK_OK(context->backend->device->copy_bytes(context->state, there, bytes, count, TCH_COPY_TO_DEVICE));
-    return there;
+    float *image = test_alloc((size_t)count * sizeof *image);
+    memset(image, 0xff, (size_t)count * sizeof *image);
+    return upload(context, from != NULL ? from : image, count * (int64_t)sizeof *image);
 }
 
-/* Every number of a block that `gather` has written, times the power of two that brings the largest to between 2^14 and
- * 2^15, once more in float16; and nothing between them. */
-static void check_halves(const batch *block, const batch *halves, uint32_t bits)
+/* Gradients and states, and the numbers of the blocks as they are gathered without sides and with them. */
+typedef struct gathered {
+    tch_scalar type[2];
+    float *plain[2];
+    void *kept[2];
+} gathered;
+
+static gathered gather_twice(tch_context *context, const tch_rect *like, tch_filter filter, int32_t l2)
 {
-    float largest;
-    memcpy(&largest, &bits, sizeof largest);
-    double power = ldexp(1.0, 14 - ilogbf(largest));
-    for (int64_t k = 0; k < block->m.rows * block->m.cols; k++) {
-        double expected = test_round(halves->dtype, power * value(block, k / block->m.cols, k % block->m.cols));
-        CHECK(value(halves, k / block->m.cols, k % block->m.cols) == expected, "element %lld is %g, expected %g",
-              (long long)k, value(halves, k / block->m.cols, k % block->m.cols), expected);
+    static const tch_hyper hyper = {.beta1 = 0.8, .weight_decay = 0.25};
+    const int64_t bytes = (int64_t)BLOCKS * ELEMENTS * (int64_t)sizeof(float);
+    const int64_t space = (int64_t)BLOCKS * SPACE * (int64_t)sizeof(float);
+    gathered out;
+    float *numbers = test_alloc((size_t)space * 2);
+    test_random random = test_random_stream(91);
+    for (int64_t k = 0; k < 2 * BLOCKS * SPACE; k++) {
+        numbers[k] = (float)test_random_normal(&random);
     }
-    check_gaps(halves);
-}
-
-static void gather_in_halves(tch_context *context, int64_t rows, int64_t cols, int64_t gap, int32_t transposed,
-                             tch_filter filter)
-{
-    const tch_update_ops *t = context->backend->update;
-    const tch_hyper hyper = {.beta1 = 0.8};
-    const tch_clock clock = {.step = 3.0, .correction1 = 0.5, .correction2 = 0.5};
-    static const uint32_t zeros[2];
-    uint32_t bits[2];
-    batch all[6]; /* gradient, state, two blocks, the same in float16 */
-    test_case("%lld by %lld, %lld apart, transposed %d, filter %d", (long long)rows, (long long)cols, (long long)gap,
-              transposed, (int)filter);
-    for (int i = 0; i < 6; i++) {
-        bool turned = transposed && i >= 2;
-        all[i] =
-            make(context, i < 4 ? TCH_SCALAR_F32 : TCH_SCALAR_F16, 1, turned ? cols : rows, turned ? rows : cols, gap);
-        if (i < 2) {
-            fill_rows(&all[i], 0, (uint64_t)(rows + i));
+    float *gradients = floats_there(context, numbers, BLOCKS * SPACE);
+    float *params = floats_there(context, numbers + SPACE, BLOCKS * SPACE);
+    void *factors = floats_there(context, NULL, BLOCKS * COLS * COLS);
+    uint32_t *notes = floats_there(context, NULL, 2 * BLOCKS);
+    for (int with = 0; with < 2; with++) {
+        float *state = floats_there(context, numbers + 7, BLOCKS * SPACE);
+        char *block[2] = {floats_there(context, NULL, BLOCKS * ELEMENTS),
+                          floats_there(context, NULL, BLOCKS * ELEMENTS)};
+        tch_rect rects[BLOCKS];
+        for (int32_t b = 0; b < BLOCKS; b++) {
+            rects[b] = *like;
+            rects[b].param = params + b * SPACE;
+            rects[b].grad = gradients + b * SPACE;
+            rects[b].state[0] = state + b * SPACE;
+            rects[b].block[0] = block[0] + b * bytes / BLOCKS;
+            rects[b].block[1] = block[1] + b * bytes / BLOCKS;
+            rects[b].block_index = b;
         }
-        move(context, &all[i], TCH_COPY_TO_DEVICE);
+        const tch_update update = {.rects = rects,
+                                   .count = BLOCKS,
+                                   .real = TCH_SCALAR_F32,
+                                   .param_type = TCH_SCALAR_F32,
+                                   .grad_type = TCH_SCALAR_F32,
+                                   .block_type = TCH_SCALAR_F32,
+                                   .hyper = upload(context, &hyper, sizeof hyper)};
+        const int64_t rows = like->transposed ? like->cols : like->rows, cols = ELEMENTS / rows;
+        const tch_matrices row_side = {factors, TCH_SCALAR_F32, rows, rows, rows, BLOCKS, rows * rows};
+        const tch_matrices col_side = {factors, TCH_SCALAR_F32, cols, cols, cols, BLOCKS, cols * cols};
+        const tch_block_sides sides = {.blocks = {NULL, TCH_SCALAR_F32, rows, cols, cols, BLOCKS, ELEMENTS},
+                                       .buffers = {block[0], block[1]},
+                                       .factors = {row_side, col_side},
+                                       .sides = {row_side, col_side}};
+        const tch_gathering how = {
+            .filter = filter, .l2 = l2, .sides = with ? &sides : NULL, .notes = {notes, notes + BLOCKS}};
+        CHECK_OK(context->backend->update->gather(context->state, &update, &how, &out.type[with]));
+        for (int k = 0; k < 2; k++) {
+            float *image = test_alloc((size_t)bytes);
+            CHECK_OK(context->backend->device->copy_bytes(context->state, image, block[k], bytes, TCH_COPY_TO_HOST));
+            *(with ? &out.kept[k] : (void **)&out.plain[k]) = image;
+            context->backend->device->release(context->state, block[k], bytes);
+        }
+        context->backend->device->release(context->state, state, space);
+        context->backend->device->release(context->state, (void *)update.hyper, sizeof hyper);
     }
-    tch_rect rect = {.grad = all[0].m.data,
-                     .state = {all[1].m.data},
-                     .block = {all[2].m.data, all[3].m.data},
-                     .clock = upload(context, &clock, sizeof clock),
-                     .rows = rows,
-                     .cols = cols,
-                     .stride = cols + gap,
-                     .block_ld = all[2].m.ld,
-                     .transposed = transposed,
-                     .factor = 1.0};
-    tch_update update = {.rects = &rect,
-                         .count = 1,
-                         .real = TCH_SCALAR_F32,
-                         .param_type = TCH_SCALAR_F32,
-                         .grad_type = TCH_SCALAR_F32,
-                         .block_type = TCH_SCALAR_F32,
-                         .hyper = upload(context, &hyper, sizeof hyper)};
-    uint32_t *largest = upload(context, zeros, sizeof zeros);
-    CHECK_OK(t->gather(context->state, &update, filter, 0, largest, largest + 1));
-    rect.block[0] = all[4].m.data;
-    rect.block[1] = all[5].m.data;
-    update.block_type = TCH_SCALAR_F16;
-    CHECK_OK(t->gather_halves(context->state, &update, filter, 0, largest, largest + 1));
-    CHECK_OK(context->backend->device->copy_bytes(context->state, bits, largest, sizeof bits, TCH_COPY_TO_HOST));
-    for (int i = 0; i < 6; i++) {
-        move(context, &all[i], TCH_COPY_TO_HOST);
+    context->backend->device->release(context->state, gradients, space);
+    context->backend->device->release(context->state, params, space);
+    context->backend->device->release(context->state, factors, BLOCKS * COLS * COLS * (int64_t)sizeof(float));
+    context->backend->device->release(context->state, notes, 2 * BLOCKS * (int64_t)sizeof(float));
+    return out;
+}
+
+/* Where a backend keeps blocks in float16, every number is that of float32 times the power of two that brings the
+ * block's largest to between 2^14 and 2^15, at the front of the buffer, behind which nothing is written. */
+static void check_fp16(const float *plain, const uint16_t *kept, int64_t block)
+{
+    float largest = 0.0F;
+    for (int64_t k = 0; k < ELEMENTS; k++) {
+        largest = fmaxf(largest, fabsf(plain[block * ELEMENTS + k]));
     }
-    check_halves(&all[2], &all[4], bits[0]);
-    check_halves(&all[3], &all[5], bits[1]);
-    context->backend->device->release(context->state, (void *)rect.clock, sizeof clock);
-    context->backend->device->release(context->state, (void *)update.hyper, sizeof hyper);
-    context->backend->device->release(context->state, largest, sizeof zeros);
-    for (int i = 0; i < 6; i++) {
-        drop(context, &all[i]);
+    for (int64_t k = block * ELEMENTS; k < (block + 1) * ELEMENTS; k++) {
+        double expected = test_round(TCH_FLOAT16, ldexp(plain[k], 14 - ilogbf(largest)));
+        double got = test_decode(TCH_FLOAT16, kept + k);
+        CHECK(got == expected, "element %lld is %g, expected %g", (long long)k, got, expected);
+        CHECK(kept[BLOCKS * ELEMENTS + k] == 0xffff, "element %lld behind the blocks was written", (long long)k);
     }
 }
 
-/* Rows with gaps, transposed, and chunks that are all full and aligned. */
-static void blocks_are_gathered_in_float16(void **state)
+/* In rows as they are, transposed, and with decay and gaps between rows, which have no kernel for even chunks. */
+static void blocks_may_be_gathered_in_float16(void **state)
 {
-    static const int64_t cases[][4] = {
-        {17, 33, 3, 0}, {33, 17, 3, 1}, {64, 128, 0, 0}, {64, 128, 0, 1}, {2, 300, 4, 1}};
+    static const tch_clock clock = {.step = 3.0, .correction1 = 0.5, .correction2 = 0.5};
     tch_context *context = *state;
-    for (size_t i = 0; i < 2 * TEST_COUNT(cases) && context->backend->update->gather_halves != NULL; i++) {
-        const int64_t *c = cases[i / 2];
-        gather_in_halves(context, c[0], c[1], c[2], (int32_t)c[3], i % 2 ? TCH_FILTER_EMA : TCH_FILTER_NESTEROV);
+    tch_device_info info = TCH_DEVICE_INFO_INIT;
+    CHECK_OK(context->backend->device->info(0, &info));
+    for (int i = 0; i < 8; i++) {
+        int32_t transposed = i / 2 % 2;
+        tch_rect like = {.clock = upload(context, &clock, sizeof clock),
+                         .rows = ROWS,
+                         .cols = COLS,
+                         .stride = i / 4 ? COLS + GAP : COLS,
+                         .block_ld = transposed ? ROWS : COLS,
+                         .transposed = transposed,
+                         .factor = 1.0};
+        test_case("filter %d, transposed %d, decay %d", 1 + i % 2, transposed, i / 4);
+        gathered g = gather_twice(context, &like, i % 2 ? TCH_FILTER_EMA : TCH_FILTER_NESTEROV, i / 4);
+        CHECK(g.type[0] == TCH_SCALAR_F32, "type %d without sides", (int)g.type[0]);
+        CHECK((g.type[1] == TCH_SCALAR_F16) == (info.compute_major == 9 && 3 * BLOCKS >= info.processors),
+              "type %d with sides", (int)g.type[1]);
+        for (int k = 0; k < 2; k++) {
+            if (g.type[1] == TCH_SCALAR_F16) {
+                for (int64_t b = 0; b < BLOCKS; b++) {
+                    check_fp16(g.plain[k], g.kept[k], b);
+                }
+            } else {
+                CHECK(memcmp(g.plain[k], g.kept[k], BLOCKS * ELEMENTS * sizeof(float)) == 0, "other bits with sides");
+            }
+        }
+        context->backend->device->release(context->state, (void *)like.clock, sizeof clock);
     }
 }
 
@@ -444,7 +495,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ranks_agree),
         cmocka_unit_test(rows_are_split),
         cmocka_unit_test(matrices_are_inspected),
-        cmocka_unit_test(blocks_are_gathered_in_float16),
+        cmocka_unit_test(blocks_may_be_gathered_in_float16),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);

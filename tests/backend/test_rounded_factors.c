@@ -107,7 +107,9 @@ static void check_case(tch_context *context, const factor_case *f, const double 
     CHECK_OK(t->device->copy_bytes(context->state, there, &clock, sizeof clock, TCH_COPY_TO_DEVICE));
     batch_send(context, &a);
     batch_send(context, &c);
-    CHECK_OK(t->update->factor_update(context->state, &a.m, f->transpose, there, 1, &c.m));
+    const tch_blocks blocks = {a.m, NULL};
+    CHECK_OK(t->update->update_factors(context->state, &blocks, there, 1, f->transpose ? NULL : &c.m,
+                                       f->transpose ? &c.m : NULL, NULL, NULL, 0));
     float *after = batch_fetch(context, &c);
     batch_check_guards(&c, after);
     if (weight[0] == 0.0) {
@@ -172,17 +174,12 @@ static void check_side(tch_context *context, const pair_case *p, int32_t transpo
     }
 }
 
-/* One after the other where the backend has nothing better. */
 static void update_both(tch_context *context, const batch *a, const uint32_t *largest, const void *clock,
                         const batch c[2], void *scratch, int64_t bytes)
 {
-    const tch_update_ops *t = context->backend->update;
-    if (t->factors_update != NULL) {
-        CHECK_OK(t->factors_update(context->state, &a->m, largest, clock, 1, &c[0].m, &c[1].m, scratch, bytes));
-        return;
-    }
-    CHECK_OK(t->factor_update(context->state, &a->m, 0, clock, 1, &c[0].m));
-    CHECK_OK(t->factor_update(context->state, &a->m, 1, clock, 1, &c[1].m));
+    const tch_blocks blocks = {a->m, largest};
+    CHECK_OK(context->backend->update->update_factors(context->state, &blocks, clock, 1, &c[0].m, &c[1].m, NULL,
+                                                      scratch, bytes));
 }
 
 /* The same bits again, in whatever parts, where the largest elements are known and where they are not. */
@@ -203,17 +200,18 @@ static void check_without_scratch(tch_context *context, const batch *a, const vo
     context->backend->device->release(context->state, largest, a->m.batch * (int64_t)sizeof(float));
 }
 
-/* Whether a GPU of sm_90 has a kernel for a factor of this size: a tile for each multiprocessor. */
-static bool is_taken(tch_context *context, int64_t n, int64_t count)
+/* Whether packed factors have the bits of whole ones: on the CPU, and where a GPU of sm_90 has a kernel for a factor of
+ * this size, a tile for each multiprocessor. Libraries choose by how rows are aligned. */
+static bool is_same_packed(tch_context *context, int64_t n, int64_t count)
 {
     tch_device_info info = TCH_DEVICE_INFO_INIT;
     int64_t side = (n + 127) / 128;
     CHECK_OK(context->backend->device->info(0, &info));
-    return info.compute_major == 9 && n >= 256 && side * (side + 1) / 2 * count >= info.processors;
+    return test_on_cpu() || (info.compute_major == 9 && n >= 256 && side * (side + 1) / 2 * count >= info.processors);
 }
 
 /* The lower triangles of an image, one row after the other; a guard of NaN behind them. */
-static float *pack(const batch *c, const float *image, int64_t *count)
+static float *pack_image(const batch *c, const float *image, int64_t *count)
 {
     int64_t n = c->m.rows;
     int64_t each = n * (n + 1) / 2;
@@ -233,7 +231,7 @@ static float *pack(const batch *c, const float *image, int64_t *count)
 static void check_packed(tch_context *context, const batch *a, const void *clock, const batch c[2])
 {
     const tch_backend *t = context->backend;
-    if (!is_taken(context, c[0].m.rows, a->m.batch) || !is_taken(context, c[1].m.rows, a->m.batch)) {
+    if (!is_same_packed(context, c[0].m.rows, a->m.batch) || !is_same_packed(context, c[1].m.rows, a->m.batch)) {
         return;
     }
     tch_matrices packed[2];
@@ -242,13 +240,18 @@ static void check_packed(tch_context *context, const batch *a, const void *clock
         packed[i] = c[i].m;
         packed[i].ld = 0;
         packed[i].stride = c[i].m.rows * (c[i].m.rows + 1) / 2;
-        float *before = pack(&c[i], c[i].image, &count[i]);
+        float *before = pack_image(&c[i], c[i].image, &count[i]);
         CHECK_OK(t->device->allocate(context->state, count[i] * 4, &packed[i].data));
         CHECK_OK(t->device->copy_bytes(context->state, packed[i].data, before, count[i] * 4, TCH_COPY_TO_DEVICE));
     }
-    CHECK_OK(t->update->factors_update(context->state, &a->m, NULL, clock, 1, &packed[0], &packed[1], NULL, 0));
+    const tch_blocks blocks = {a->m, NULL};
+    int64_t bytes = (int64_t)sizeof(float) * a->m.batch * (c[0].m.rows * c[0].m.rows + c[1].m.rows * c[1].m.rows);
+    void *room = NULL;
+    CHECK_OK(t->device->allocate(context->state, bytes, &room));
+    CHECK_OK(t->update->update_factors(context->state, &blocks, clock, 1, &packed[0], &packed[1], room, NULL, 0));
+    t->device->release(context->state, room, bytes);
     for (int i = 0; i < 2; i++) {
-        float *expected = pack(&c[i], batch_fetch(context, &c[i]), &count[i]);
+        float *expected = pack_image(&c[i], batch_fetch(context, &c[i]), &count[i]);
         float *after = test_alloc((size_t)count[i] * 4);
         CHECK_OK(t->device->copy_bytes(context->state, after, packed[i].data, count[i] * 4, TCH_COPY_TO_HOST));
         CHECK(memcmp(after, expected, (size_t)count[i] * 4) == 0, "other bits where factor %d is packed", i);

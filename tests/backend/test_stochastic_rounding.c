@@ -63,7 +63,8 @@ static void step(tch_context *context, const rounding_case *c, double number, te
                          .stochastic = 1,
                          .seed = c->seed};
     CHECK_OK(context->backend->device->begin(context->state));
-    CHECK_OK(context->backend->update->sgd(context->state, &update, 0));
+    const tch_elementwise_rule sgd = {.kind = TCH_ELEMENTWISE_SGD};
+    CHECK_OK(context->backend->update->elementwise(context->state, &update, &sgd));
     if (context->backend->device->end != NULL) {
         context->backend->device->end(context->state);
     }

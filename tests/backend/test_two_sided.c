@@ -1,4 +1,4 @@
-/* Products from both sides through the operations table, or as two products where a backend has no other way: L X R'
+/* Products from both sides through the operations table: L X R'
  * with roots or bases, and L' X R out of bases, of operands of which a device may keep 11 bits.
  *
  * What must hold: elements chosen at random are the float64 sums up to that rounding, also where the numbers of X or of
@@ -167,23 +167,17 @@ static tch_matrices part_of(const tch_matrices *m, int64_t first, int64_t count)
     return part;
 }
 
-static void multiply(tch_context *context, const problem *p, const uint32_t *largest, int64_t first, int64_t count)
+static void multiply_both_sides(tch_context *context, const problem *p, const uint32_t *largest, int64_t first,
+                                int64_t count)
 {
     const tch_backend *t = context->backend;
     const tch_matrices left = part_of(&p->side[0].m, first, count);
     const tch_matrices right = part_of(&p->side[1].m, first, count);
     const tch_matrices x = part_of(&p->x.m, first, count);
     tch_matrices between = part_of(&p->other.m, first, count);
-    double *norms = (double *)p->norms + first;
-    int32_t back = p->sides == TCH_SIDES_OUT_OF_BASES;
-    if (t->update->two_sided != NULL) {
-        CHECK_OK(t->update->two_sided(context->state, p->sides, &left, &right, &x,
-                                      largest != NULL ? largest + first : NULL, between.data, &x, norms));
-        return;
-    }
-    CHECK_OK(t->matrix->gemm(context->state, 1.0, &left, back, &x, 0, 0.0, &between));
-    CHECK_OK(t->matrix->gemm(context->state, 1.0, &between, 0, &right, !back, 0.0, &x));
-    CHECK_OK(t->matrix->reduce(context->state, TCH_REDUCE_FROBENIUS, &x, norms));
+    const tch_preconditioner both = {.sides = p->sides, .left = &left, .right = &right, .rounded = 1};
+    const tch_blocks blocks = {x, largest != NULL ? largest + first : NULL};
+    CHECK_OK(t->update->precondition(context->state, &both, &blocks, between.data, &x, (double *)p->norms + first));
 }
 
 /* Again, one matrix at a time and with the largest elements known: for sizes and rows that are not left to libraries,
@@ -197,7 +191,7 @@ static void check_division(tch_context *context, const problem *p, const float *
     batch_send(context, &p->x);
     void *largest = batch_largest(context, &p->x);
     for (int64_t z = 0; z < p->x.m.batch; z++) {
-        multiply(context, p, largest, z, 1);
+        multiply_both_sides(context, p, largest, z, 1);
     }
     float *again = batch_fetch(context, &p->x);
     CHECK(memcmp(after, again, (size_t)p->x.bytes) == 0, "other bits one by one");
@@ -222,7 +216,7 @@ static void check_case(tch_context *context, const sides_case *c, tch_sides side
     batch_send(context, &p.side[1]);
     batch_send(context, &p.x);
     batch_send(context, &p.other);
-    multiply(context, &p, NULL, 0, c->batch);
+    multiply_both_sides(context, &p, NULL, 0, c->batch);
     float *after = batch_fetch(context, &p.x);
     batch_check_guards(&p.x, after);
     check_result(context, &p, after);

@@ -1,7 +1,9 @@
 /* Shampoo's and SOAP's blocks in float16 where a backend takes them: the bits are those of blocks of float32, of which
  * copies are made later, with and without a filter, with a refresh in a step and without one, whatever lies transposed.
- * The other way is had by a table without `gather_halves`. Backends that have none come to the same twice. */
+ * The other way is had by a table whose `gather` is told of no sides. Backends that keep the type come to the same
+ * twice. */
 #include "core/context.h"
+#include "core/status.h"
 #include "support/backend/table_copy.h"
 #include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
@@ -24,6 +26,8 @@ static const trial_shape small[] = {
 
 static const trial_option options[] = {
     {.name = "defaults"},
+    {"without grafting", {SET(grafting, TCH_GRAFTING_NONE)}},
+    {"without roots at first or a filter", {SET(beta1, 0), SET(start_preconditioning_step, 3)}},
     {"without a filter", {SET(beta1, 0)}},
     {"weight decay in gradients", {SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.1)}},
     {"momentum, every step", {SET(momentum, 0.9), SET(precondition_frequency, 1)}},
@@ -40,21 +44,28 @@ static const trial_option soap_options[] = {
 };
 
 static table_copy table;
-static const tch_backend *own;
-static int written; /* times that blocks of float16 were */
+static const tch_backend *real;
+static int written; /* times that blocks had a type of the backend's */
 
-static tch_status count_halves(void *state, const tch_update *update, tch_filter filter, int32_t l2,
-                               const uint32_t *largest, const uint32_t *filtered)
+static tch_status gather_with_sides(void *state, const tch_update *update, const tch_gathering *how, tch_scalar *chosen)
 {
-    written++;
-    return own->update->gather_halves(state, update, filter, l2, largest, filtered);
+    TCHI_TRY(real->update->gather(state, update, how, chosen));
+    written += chosen != NULL && *chosen != update->block_type;
+    return TCH_OK;
 }
 
-/* The trial's steps with a table that has the entry, or not. */
-static void step_with(tch_context *context, trial *t, tch_gather_halves_op *gather_halves, int32_t steps)
+static tch_status gather_without_sides(void *state, const tch_update *update, const tch_gathering *how,
+                                       tch_scalar *chosen)
 {
-    table_copy_make(&table, own);
-    table.update.gather_halves = gather_halves;
+    tch_gathering plain = *how;
+    plain.sides = NULL;
+    return real->update->gather(state, update, &plain, chosen);
+}
+
+static void step_with(tch_context *context, trial *t, tch_gather_op *gather, int32_t steps)
+{
+    table_copy_make(&table, real);
+    table.update.gather = gather;
     context->backend = &table.backend;
     for (int32_t i = 0; i < steps; i++) {
         const tch_tensor *gradients[TRIAL_MOST_PARAMETERS];
@@ -62,7 +73,7 @@ static void step_with(tch_context *context, trial *t, tch_gather_halves_op *gath
         trial_list_gradients(t, gradients);
         CHECK_OK(tch_optimizer_step(t->optimizer, t->count, gradients));
     }
-    context->backend = own;
+    context->backend = real;
 }
 
 static bool is_hopper(const tch_context *context)
@@ -75,7 +86,7 @@ static bool is_hopper(const tch_context *context)
 static void check_options(tch_context *context, const tch_optim_config *config, const trial_option *of)
 {
     const trial_shape *shapes = test_on_cpu() ? small : large;
-    own = context->backend;
+    real = context->backend;
     for (const trial_option *option = of; option->name != NULL; option++) {
         static trial with, without;
         tch_optim_config c = *config;
@@ -86,17 +97,17 @@ static void check_options(tch_context *context, const tch_optim_config *config, 
         test_case("%s", option->name);
         written = 0;
         trial_open(&with, context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
-        step_with(context, &with, own->update->gather_halves != NULL ? count_halves : NULL, 5);
+        step_with(context, &with, gather_with_sides, 5);
         trial_open(&without, context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
-        step_with(context, &without, NULL, 5);
+        step_with(context, &without, gather_without_sides, 5);
         trial_check_same_parameters(&with, &without);
-        CHECK(!is_hopper(context) || written > 0, "no block of float16 was written");
+        CHECK(!is_hopper(context) || written > 0, "no block had another type");
         trial_close(&with);
         trial_close(&without);
     }
 }
 
-static void halves_change_no_bit(void **state)
+static void fp16_blocks_change_no_bit(void **state)
 {
     tch_optim_config c = test_optim_defaults(TCH_OPTIM_SHAMPOO);
     c.grafting = TCH_GRAFTING_ADAM;
@@ -104,7 +115,7 @@ static void halves_change_no_bit(void **state)
     check_options(*state, &c, options);
 }
 
-static void halves_change_no_bit_of_soap(void **state)
+static void fp16_blocks_change_no_bit_of_soap(void **state)
 {
     tch_optim_config c = test_optim_defaults(TCH_OPTIM_SOAP);
     c.block = 1;
@@ -114,8 +125,8 @@ static void halves_change_no_bit_of_soap(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(halves_change_no_bit),
-                                       cmocka_unit_test(halves_change_no_bit_of_soap)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(fp16_blocks_change_no_bit),
+                                       cmocka_unit_test(fp16_blocks_change_no_bit_of_soap)};
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);
 }

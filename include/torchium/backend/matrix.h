@@ -96,11 +96,10 @@ typedef tch_status tch_random_signs_op(void *state, uint64_t seed, const tch_mat
 /* out_b = X_b, converted, wherever flags[b] is 0; elsewhere out_b is left as it is. */
 typedef tch_status tch_select_op(void *state, const int32_t *flags, const tch_matrices *x, const tch_matrices *out);
 /* Packed storage of symmetric matrices, float32 or float64: n (n + 1) / 2 elements for each, the rows of the lower
- * triangle one after the other, without gaps between matrices. `pack` reads the lower triangle of X, `unpack` writes
- * both of them. `type` is that of the packed elements: the matrices' own, whose bits are not changed, or bfloat16 of
- * float32 matrices, rounded to nearest, ties to even. */
-typedef tch_status tch_pack_op(void *state, const tch_matrices *x, tch_scalar type, void *packed);
-typedef tch_status tch_unpack_op(void *state, const void *packed, tch_scalar type, const tch_matrices *out);
+ * triangle one after the other, without gaps between matrices. Packing reads the lower triangle of X; with `unpack`
+ * both of them are written. `type` is that of the packed elements: the matrices' own, whose bits are not changed, or
+ * bfloat16 of float32 matrices, rounded to nearest, ties to even. */
+typedef tch_status tch_pack_op(void *state, const tch_matrices *x, tch_scalar type, void *packed, int32_t unpack);
 /* The Kronecker product of each pair. */
 typedef tch_status tch_kronecker_op(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *out);
 
@@ -330,7 +329,6 @@ typedef struct tch_matrix_ops {
     tch_split_rows_op *split_rows;
     tch_split_product_op *split_product;
     tch_pack_op *pack;
-    tch_unpack_op *unpack;
 } tch_matrix_ops;
 
 #endif

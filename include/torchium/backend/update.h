@@ -35,7 +35,7 @@ typedef struct tch_hyper {
     double spare[7];
 } tch_hyper;
 
-/* How the moments of adamw, sgd and lion are kept: state[0] and state[1].
+/* How the moments of `elementwise` are kept: state[0] and state[1].
  *
  * BF16: stochastic rounding. CODES: one byte for an element, and in `scale` a float32 for each TCH_CODE_BLOCK elements,
  * whose upper and lower halves are two bfloat16, the top and the floor of the block. With bits(x) for the bits of the
@@ -62,7 +62,7 @@ typedef enum tch_moments {
 typedef struct tch_rect {
     void *param;     /* of param_type */
     void *master;    /* the parameter in float32, or NULL: then it is the truth, and param its rounding */
-    void *grad;      /* of grad_type; read only, except by `unscale` */
+    void *grad;      /* of grad_type; read only, except by `inspect_gradients` */
     void *state[3];  /* of the type of the arithmetic; moments as tch_moments says */
     float *scale[2]; /* of the codes of state[0] and state[1] */
     void *block[2];  /* of block_type */
@@ -72,7 +72,7 @@ typedef struct tch_rect {
     int32_t parameter;   /* its number in the optimizer, for the same */
     int32_t block_index; /* which of the numbers per block belong to it; rectangles of one block follow each other */
     int32_t transposed;
-    int32_t by_column; /* of row_moments and apply_rows: rows of the parameter are columns of the rectangle */
+    int32_t by_column; /* of apply_rows: rows of the parameter are columns of the rectangle */
     double factor;     /* of the learning rate, for this rectangle alone */
 } tch_rect;
 
@@ -90,7 +90,7 @@ typedef struct tch_update {
     int32_t maximize;        /* gradients change their sign */
     int32_t stochastic; /* a bfloat16 param without master is rounded up or down at random, so that its mean is right */
     uint64_t seed;      /* of that: bits depend on seed, clock->step, parameter and element alone */
-    tch_moments moments; /* of adamw, sgd and lion; not REAL only where `real` is F32 and there is no amsgrad */
+    tch_moments moments; /* of `elementwise`; not REAL only where `real` is F32 and there is no amsgrad */
 } tch_update;
 
 /* The generator of stochastic rounding, the same on every device: 16 random bits for element `e` of parameter `p` at
@@ -99,12 +99,12 @@ typedef struct tch_update {
  * is rounded to nearest. Moments have the word of p + 2^31: state[0] its low half, state[1] its high half. */
 
 typedef enum tch_filter {
-    TCH_FILTER_NONE = 0,    /* block[1] is not written */
-    TCH_FILTER_EMA = 1,     /* s = beta1 s + (1 - beta1) g in state[0]; block[1] = s / correction1 */
-    TCH_FILTER_NESTEROV = 2 /* the same s; block[1] = beta1 s + (1 - beta1) g */
+    TCH_FILTER_NONE = 0,    /* f is g */
+    TCH_FILTER_EMA = 1,     /* s = beta1 s + (1 - beta1) g in state[0]; f = s / correction1 */
+    TCH_FILTER_NESTEROV = 2 /* the same s; f = beta1 s + (1 - beta1) g */
 } tch_filter;
 
-/* Where a layer-wise step length comes from, when Shampoo gives only the direction. */
+/* The step d of a method that Shampoo grafts: its norm is the step length, v is state[1]. */
 typedef enum tch_graft {
     TCH_GRAFT_NONE = 0,
     TCH_GRAFT_SGD = 1,     /* d = f */
@@ -120,8 +120,9 @@ typedef enum tch_sides { TCH_SIDES_ROOTS = 0, TCH_SIDES_INTO_BASES = 1, TCH_SIDE
 /* How `apply` scales block b. */
 typedef enum tch_block_scale {
     TCH_BLOCK_AS_IS = 0,
-    TCH_BLOCK_GRAFT = 1,   /* wanted[b] / norms[b], 0 where norms[b] is 0 */
-    TCH_BLOCK_UNIT_RMS = 2 /* sqrt(wanted[b]) / norms[b], 0 where norms[b] is 0; wanted[b] is its number of elements */
+    TCH_BLOCK_GRAFT = 1, /* target_norms[b] / norms[b], 0 where norms[b] is 0 */
+    TCH_BLOCK_UNIT_RMS =
+        2 /* sqrt(target_norms[b]) / norms[b], 0 where norms[b] is 0; a target is a number of elements */
 } tch_block_scale;
 
 /* How clocks turn hyperparameters into a factor's weights. */
@@ -132,17 +133,67 @@ typedef enum tch_factor_rule {
         2 /* (1 - beta2) / (1 - beta2^step), and 1 less that: the factor is always the corrected one */
 } tch_factor_rule;
 
+/* What blocks that are matrices meet between `gather` and `apply`, all of it along rows and along columns. */
+typedef struct tch_block_sides {
+    tch_matrices blocks;     /* their shape in a work buffer; no data */
+    void *buffers[2];        /* the work buffers that block[0] and block[1] of the rectangles lead into, or NULL */
+    tch_matrices factors[2]; /* as they are kept: where `ld` is 0 packed as `pack` does it, `stride` elements apart */
+    tch_matrices sides[2];   /* the same of roots or bases */
+    void *room;              /* to unpack those that are packed */
+} tch_block_sides;
+
+/* How `gather` makes blocks of gradients. */
+typedef struct tch_gathering {
+    tch_filter filter;
+    int32_t l2; /* weight_decay p is added to g */
+    tch_graft graft;
+    double *norms; /* with a graft: norms[block_index] becomes |d|, or NULL: d takes f's place */
+    void *scratch; /* with a graft: TCH_SCRATCH_GRAFT bytes */
+    /* NULL, or the only use of the blocks is by `update_factors` and `precondition` with these: a backend may then keep
+     * them in another type, at the front of their buffers, if no bit of the results depends on it. */
+    const tch_block_sides *sides;
+    uint32_t *notes[2]; /* with sides: what the backend notes of each block for those two, of g and of f */
+} tch_gathering;
+
+/* Blocks as they have been gathered. `notes` is NULL where there are none. */
+typedef struct tch_blocks {
+    tch_matrices matrices;
+    const uint32_t *notes;
+} tch_blocks;
+
+/* Y = L X R', or L' X R out of bases. */
+typedef struct tch_preconditioner {
+    tch_sides sides;
+    const tch_matrices *left, *right; /* as they are kept, see tch_block_sides; one of them may be NULL, for I */
+    void *room;                       /* to unpack them */
+    int32_t rounded;                  /* float32 operands may be rounded to 11 bits (TF32), with sums in float32 */
+} tch_preconditioner;
+
+/* The optimizers that update every element by itself. */
+typedef enum tch_elementwise_kind {
+    TCH_ELEMENTWISE_ADAMW = 0,
+    TCH_ELEMENTWISE_SGD = 1,
+    TCH_ELEMENTWISE_LION = 2
+} tch_elementwise_kind;
+
+typedef struct tch_elementwise_rule {
+    tch_elementwise_kind kind;
+    int32_t amsgrad, l2; /* AdamW */
+    int32_t nesterov;    /* SGD */
+} tch_elementwise_rule;
+
 /* --- numbers of a step ------------------------------------------------------------------------------------------- */
 
-/* *found = 1 if a gradient of the rectangles is not finite; otherwise *found stays. */
-typedef tch_status tch_find_nonfinite_op(void *state, const tch_update *update, int32_t *found);
-/* skip = found or found_inf says so; counts[0] grows by 1, and counts[1] by 1 where skip is set. Either input may be
- * NULL, for no. */
-typedef tch_status tch_decide_skip_op(void *state, const int32_t *found, const float *found_inf, int32_t *skip,
-                                      double *counts);
-/* What the ranks of a group must agree on, after the largest of each number was taken over the group: numbers[2] is set
- * where numbers[0] is not the complement of numbers[1], that is, where ranks came with different ones. */
-typedef tch_status tch_agree_op(void *state, int32_t *numbers);
+/* *found = 1 and *found_inf = 1 if a gradient of the rectangles is not finite; otherwise they stay. Either may be NULL.
+ * With `unscale` gradients are divided by *grad_scale in place, where that is not NULL, and looked at before and after.
+ * Not stopped by skip. */
+typedef tch_status tch_inspect_gradients_op(void *state, const tch_update *update, int32_t unscale, int32_t *found,
+                                            float *found_inf);
+/* skip = found or found_inf or the agreement says so; counts[0] grows by 1, and counts[1] by 1 where skip is set. Each
+ * input may be NULL, for no. The agreement is a number and its complement, of which the largest over the ranks of a
+ * group was taken: ranks came with different ones where it is no longer the complement. */
+typedef tch_status tch_decide_skip_op(void *state, const int32_t *found, const float *found_inf,
+                                      const int32_t *agreement, int32_t *skip, double *counts);
 /* Every clock takes a step, unless skip is set (the other numbers are filled in all the same): step + 1, corrections
  * from beta1, beta2 and graft_beta2 (correction1 and correction2 are 1 where `correct` is 0), factor weights by the
  * rule, which are 0 and 1 where skip is set. `clocks` is an array on the host of addresses on the device. */
@@ -153,107 +204,65 @@ typedef tch_status tch_advance_op(void *state, int64_t count, tch_clock *const *
 
 /* AdamW as PyTorch defines it: p = p (1 - lr weight_decay); m (state[0]) = beta1 m + (1 - beta1) g; v (state[1]) =
  * beta2 v + (1 - beta2) g^2; p = p - lr factor m / correction1 / (sqrt(v / correction2) + eps), v being the largest so
- * far (state[2]) with amsgrad. l2: weight decay is added to g instead. */
-typedef tch_status tch_adamw_op(void *state, const tch_update *update, int32_t amsgrad, int32_t l2);
-/* SGD as PyTorch defines it: g = g + weight_decay p; with momentum != 0, buffer (state[0]) = momentum buffer + (1 -
+ * far (state[2]) with amsgrad. l2: weight decay is added to g instead.
+ *
+ * SGD as PyTorch defines it: g = g + weight_decay p; with momentum != 0, buffer (state[0]) = momentum buffer + (1 -
  * dampening) g, or g at the first step of the clock; nesterov: g = g + momentum buffer, else g = buffer; p = p - lr g.
- * state[0] may be NULL, for no momentum. */
-typedef tch_status tch_sgd_op(void *state, const tch_update *update, int32_t nesterov);
-/* Lion: c = beta1 m + (1 - beta1) g, m being state[0] as it was; p = p (1 - lr weight_decay) - lr factor sign(c), the
+ * state[0] may be NULL, for no momentum.
+ *
+ * Lion: c = beta1 m + (1 - beta1) g, m being state[0] as it was; p = p (1 - lr weight_decay) - lr factor sign(c), the
  * sign of 0 and of a NaN being 0; m = beta2 m + (1 - beta2) g. */
-typedef tch_status tch_lion_op(void *state, const tch_update *update);
-/* Reads gradients into blocks: block[0] = g, with weight_decay p added where l2 is set; block[1] by the filter. Where
- * skip is set blocks are zeroed. Either block may be NULL. Where `largest` is not NULL, as it is only for backends that
- * have `two_sided`, largest[block_index] becomes the bits, as float32, of the largest |g| of a block, of which a NaN
- * counts as more than anything, and with a filter filtered[block_index] those of |f|; 0 where skip is set. */
-typedef tch_status tch_gather_op(void *state, const tch_update *update, tch_filter filter, int32_t l2,
-                                 uint32_t *largest, uint32_t *filtered);
-/* The grafted direction d from g in block[0], f in block[1] (or block[0] where that is NULL) and v in state[1]:
- * norms[block_index] = |d| over the rectangles of a block, each summed in a fixed order; with `replace`, d takes f's
- * place. `scratch` of TCH_SCRATCH_GRAFT bytes. */
-typedef tch_status tch_graft_op(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
-                                void *scratch);
-/* Both in one pass, without `replace`, for blocks of the arithmetic's type and a kind that has a v. */
-typedef tch_status tch_gather_graft_op(void *state, const tch_update *update, tch_filter filter, int32_t l2,
-                                       tch_graft kind, double *norms, void *scratch, uint32_t *largest,
-                                       uint32_t *filtered);
+typedef tch_status tch_elementwise_op(void *state, const tch_update *update, const tch_elementwise_rule *rule);
+/* Reads gradients into blocks: g to block[0] and, with a filter, f to block[1]; with a graft, v takes g in, and the
+ * norm of d is taken or d is written in place of f, or of g without a filter. Norms are summed in a fixed order over
+ * the rectangles of a block. Where skip is set blocks are zeroed. Either block may be NULL, but for that of a d that is
+ * written. *chosen is the type that the blocks have, block_type without sides; it may be NULL there. */
+typedef tch_status tch_gather_op(void *state, const tch_update *update, const tch_gathering *how, tch_scalar *chosen);
+/* Factors take gradients in: rows = clock->factor[0] A A' + clock->factor[1] rows, and columns the same with A' A. One
+ * of them may be NULL. As they are kept, see tch_block_sides; both triangles are written where they are not packed.
+ * `rounded` as in tch_preconditioner. `scratch` of any size, 0 too: time may depend on it, but no bit of the result. */
+typedef tch_status tch_update_factors_op(void *state, const tch_blocks *a, const tch_clock *clock, int32_t rounded,
+                                         const tch_matrices *rows, const tch_matrices *columns, void *room,
+                                         void *scratch, int64_t scratch_bytes);
+/* Y from X, of the arithmetic's type. With both sides Y may lie where X does, and `other` has room for as much; with
+ * one it may not, and `other` is not used. norms[i] becomes |Y_i| where norms is not NULL. */
+typedef tch_status tch_precondition_op(void *state, const tch_preconditioner *preconditioner, const tch_blocks *x,
+                                       void *other, const tch_matrices *y, double *norms);
 /* Adam inside blocks, for SOAP: v (state[1]) = beta2 v + (1 - beta2) block[0]^2; block[1] = block[1] / (sqrt(v) + eps)
- * times sqrt(correction2) / correction1, and largest[block_index] as in gather of that. */
-typedef tch_status tch_rotated_adam_op(void *state, const tch_update *update, uint32_t *largest);
+ * times sqrt(correction2) / correction1. `notes` as in `gather`, of block[1], or NULL. */
+typedef tch_status tch_rotated_adam_op(void *state, const tch_update *update, uint32_t *notes);
 /* d = block[1], or block[0] where that is NULL, scaled by the rule; with momentum != 0 and state[2] not NULL, buffer
  * (state[2]) = momentum buffer + d; d = d + momentum buffer (nesterov) or buffer; p = p (1 - lr weight_decay) where
  * `decay` is set; p = p - lr factor d. */
-typedef tch_status tch_apply_op(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
-                                const double *norms, int32_t nesterov, int32_t decay);
-/* NorMuon's second moments, for blocks of one rectangle each, whose rows are those of the rectangle, or its columns
- * where by_column is set: v (state[1], one number for each row) = beta2 v + (1 - beta2) times the mean of block[0]^2
- * over the row; norms[block_index] = |d|, d being block[0] with every row divided by sqrt(v) + eps, and 0 where that is
- * 0. Sums are in double and in a fixed order. `parts` has room for one number for every row of all rectangles. */
-typedef tch_status tch_row_moments_op(void *state, const tch_update *update, double *norms, double *parts);
-/* The step with those: p = p (1 - lr weight_decay) - lr factor d / norms[block_index], 0 being taken where the norm is
- * 0. */
-typedef tch_status tch_apply_rows_op(void *state, const tch_update *update, const double *norms);
-/* C = clock->factor[0] A A' + clock->factor[1] C (transpose: A' A), both triangles written. `rounded` allows operands
- * to be rounded as in gemm_rounded. */
-typedef tch_status tch_factor_update_op(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
-                                        int32_t rounded, const tch_matrices *c);
-/* Both at once: rows as above, cols transposed. `largest` is NULL, or what gather_graft has left of each matrix of A.
- * `scratch` of any size, 0 too: time may depend on it, but no bit of the result. Factors whose `ld` is 0 are packed as
- * `pack` does it, `stride` elements apart; `halves_take` has then said that these can be. */
-typedef tch_status tch_factors_update_op(void *state, const tch_matrices *a, const uint32_t *largest,
-                                         const tch_clock *clock, int32_t rounded, const tch_matrices *rows,
-                                         const tch_matrices *cols, void *scratch, int64_t scratch_bytes);
-/* Y = L X R', or L' X R out of bases, for float32, with operands that may be rounded to 11 bits as in gemm_rounded. Y
- * may be X. `largest` is NULL or the bits, as float32, of the largest |x| of each matrix, of which a NaN counts as more
- * than anything. `other` has room for as much as X; norms[i] becomes |Y_i| where norms is not NULL. */
-typedef tch_status tch_two_sided_op(void *state, tch_sides sides, const tch_matrices *left, const tch_matrices *right,
-                                    const tch_matrices *x, const uint32_t *largest, void *other, const tch_matrices *y,
-                                    double *norms);
-/* The two are there together, with those before. Whether `factors_update` of these factors and `two_sided` with these
- * roots or bases, to y, take blocks as `gather_halves` writes them, with their largest elements: the bits are then
- * those of blocks of float32. Of data only where it lies is looked at. */
-typedef int32_t tch_halves_take_op(void *state, const tch_matrices *rows, const tch_matrices *cols,
-                                   const tch_matrices *left, const tch_matrices *right, const tch_matrices *y);
-/* After gather or gather_graft, with what it left: g to block[0] and f to block[1] once more, of float16 and times the
- * power of two that brings the largest of a block to between 2^14 and 2^15. States are read. Either block may be
- * NULL. */
-typedef tch_status tch_gather_halves_op(void *state, const tch_update *update, tch_filter filter, int32_t l2,
-                                        const uint32_t *largest, const uint32_t *filtered);
+typedef tch_status tch_apply_op(void *state, const tch_update *update, tch_block_scale scale,
+                                const double *target_norms, const double *norms, int32_t nesterov, int32_t decay);
+/* NorMuon's step, for blocks of one rectangle each, whose rows are those of the rectangle, or its columns where
+ * by_column is set: v (state[1], one number for each row) = beta2 v + (1 - beta2) times the mean of block[0]^2 over the
+ * row; d is block[0] with every row divided by sqrt(v) + eps, and 0 where that is 0; norms[block_index] = |d|; p = p (1
+ * - lr weight_decay) - lr factor d / |d|, 0 being taken where the norm is 0. Sums are in double and in a fixed order.
+ * `parts` has room for one number for every row of all rectangles. */
+typedef tch_status tch_apply_rows_op(void *state, const tch_update *update, double *norms, double *parts);
 
 /* --- loss scaling ------------------------------------------------------------------------------------------------ */
 
-/* Loss scaling: gradients are divided by *grad_scale in place, and *found_inf = 1 where one of them is not finite
- * (before or after); otherwise *found_inf stays. */
-typedef tch_status tch_unscale_op(void *state, const tch_update *update, float *found_inf);
 /* PyTorch's rule: with *found_inf, scale = scale backoff and tracker = 0; otherwise tracker + 1, and at `interval`
  * scale = scale growth, unless that is infinite, and tracker = 0. */
 typedef tch_status tch_update_scale_op(void *state, float *scale, int32_t *tracker, const float *found_inf,
                                        double growth, double backoff, int32_t interval);
 
+/* All REQUIRED. */
 typedef struct tch_update_ops {
-    /* all but the last five REQUIRED */
-    tch_find_nonfinite_op *find_nonfinite;
+    tch_inspect_gradients_op *inspect_gradients;
     tch_decide_skip_op *decide_skip;
-    tch_agree_op *agree;
     tch_advance_op *advance;
-    tch_adamw_op *adamw;
-    tch_sgd_op *sgd;
-    tch_lion_op *lion;
+    tch_elementwise_op *elementwise;
     tch_gather_op *gather;
-    tch_graft_op *graft;
-    tch_rotated_adam_op *rotated_adam;
+    tch_update_factors_op *update_factors;
+    tch_precondition_op *precondition;
+    tch_rotated_adam_op *rotated_adam; /* Shampoo's grafting has no way to a v that lies by blocks */
     tch_apply_op *apply;
-    tch_row_moments_op *row_moments;
-    tch_apply_rows_op *apply_rows;
-    tch_factor_update_op *factor_update;
-    tch_unscale_op *unscale;
-    tch_update_scale_op *update_scale;
-    /* or NULL: one after the other is as good */
-    tch_gather_graft_op *gather_graft;
-    tch_factors_update_op *factors_update;
-    tch_two_sided_op *two_sided;
-    tch_halves_take_op *halves_take;
-    tch_gather_halves_op *gather_halves;
+    tch_apply_rows_op *apply_rows;     /* sums over rows of the parameter, which `apply` knows none of */
+    tch_update_scale_op *update_scale; /* what it changes stays on the device */
 } tch_update_ops;
 
 #endif

@@ -268,29 +268,23 @@ static const tch_matrix_ops matrix_ops = {
     .row_dots = tchi_cpu_row_dots,
     .split_rows = tchi_cpu_split_rows,
     .pack = tchi_cpu_pack_matrices,
-    .unpack = tchi_cpu_unpack_matrices,
     .descending = tchi_cpu_descending,
     .reset_order = tchi_cpu_reset_order,
     .permute = tchi_cpu_permute,
 };
 
 static const tch_update_ops update_ops = {
-    .find_nonfinite = tchi_cpu_find_nonfinite,
+    .inspect_gradients = tchi_cpu_inspect_gradients,
     .decide_skip = tchi_cpu_decide_skip,
-    .agree = tchi_cpu_agree,
     .advance = tchi_cpu_advance,
-    .adamw = tchi_cpu_adamw,
-    .sgd = tchi_cpu_sgd,
-    .lion = tchi_cpu_lion,
+    .elementwise = tchi_cpu_elementwise,
     .gather = tchi_cpu_gather,
-    .graft = tchi_cpu_graft,
+    .update_factors = tchi_cpu_update_factors,
+    .precondition = tchi_cpu_precondition,
     .rotated_adam = tchi_cpu_rotated_adam,
     .apply = tchi_cpu_apply,
-    .row_moments = tchi_cpu_row_moments,
     .apply_rows = tchi_cpu_apply_rows,
-    .unscale = tchi_cpu_unscale,
     .update_scale = tchi_cpu_update_scale,
-    .factor_update = tchi_cpu_factor_update,
 };
 
 static const tch_sample_ops sample_ops = {

@@ -104,34 +104,23 @@ static const tch_matrix_ops matrix_ops = {
     .split_rows = tchi_cuda_split_rows,
     .split_product = tchi_cuda_split_product,
     .pack = tchi_cuda_pack_matrices,
-    .unpack = tchi_cuda_unpack_matrices,
     .descending = tchi_cuda_descending,
     .reset_order = tchi_cuda_reset_order,
     .permute = tchi_cuda_permute,
 };
 
 static const tch_update_ops update_ops = {
-    .find_nonfinite = tchi_cuda_find_nonfinite,
+    .inspect_gradients = tchi_cuda_inspect_gradients,
     .decide_skip = tchi_cuda_decide_skip,
-    .agree = tchi_cuda_agree,
     .advance = tchi_cuda_advance,
-    .adamw = tchi_cuda_adamw,
-    .sgd = tchi_cuda_sgd,
-    .lion = tchi_cuda_lion,
+    .elementwise = tchi_cuda_elementwise,
     .gather = tchi_cuda_gather,
-    .graft = tchi_cuda_graft,
-    .gather_graft = tchi_cuda_gather_graft,
+    .update_factors = tchi_cuda_update_factors,
+    .precondition = tchi_cuda_precondition,
     .rotated_adam = tchi_cuda_rotated_adam,
     .apply = tchi_cuda_apply,
-    .row_moments = tchi_cuda_row_moments,
     .apply_rows = tchi_cuda_apply_rows,
-    .unscale = tchi_cuda_unscale,
     .update_scale = tchi_cuda_update_scale,
-    .factor_update = tchi_cuda_factor_update,
-    .factors_update = tchi_cuda_factors_update,
-    .two_sided = tchi_cuda_two_sided,
-    .halves_take = tchi_cuda_halves_take,
-    .gather_halves = tchi_cuda_gather_halves,
 };
 
 static const tch_sample_ops sample_ops = {

@@ -161,14 +161,15 @@ static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t
         m.update.block_type = p->wire_in;
         m.update.grad_type = grad;
         TCHI_TRY(add_rects(&m, part, order, &from, &a,
-                           wire != NULL ? wire + part->wire : tchi_tile_at(o, tile->own)->staged, bytes, &b, 1.0));
+                           wire != NULL ? wire + part->wire : tchi_tile_at(o, tile->local)->staged, bytes, &b, 1.0));
     }
     if (filter == TCH_FILTER_NONE && !l2) {
         keep_raw(&m);
     }
     return o->shared->rects.count == 0
                ? TCH_OK
-               : o->context->backend->update->gather(o->context->state, finish_move(&m), filter, l2, NULL, NULL);
+               : o->context->backend->update->gather(o->context->state, finish_move(&m),
+                                                     &(tch_gathering){.filter = filter, .l2 = l2}, NULL);
 }
 
 static tch_status pack_all(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list, char *wire)
@@ -207,9 +208,9 @@ static char *data_of(const copy *c, place where, const tchi_part *part)
     case ON_WIRE:
         return c->wire + part->wire;
     case STAGED:
-        return tchi_tile_at(c->optimizer, tile->own)->staged;
+        return tchi_tile_at(c->optimizer, tile->local)->staged;
     case IN_TILE:
-        return tchi_tile_at(c->optimizer, tile->own)->data;
+        return tchi_tile_at(c->optimizer, tile->local)->data;
     default:
         return tchi_param_at(c->optimizer, tile->param)->data;
     }
@@ -268,11 +269,6 @@ static tch_status apply_parts(tch_optimizer *o, const tchi_step *now, int32_t gr
                                                     !adds_decay(o, group));
 }
 
-static tch_scalar wire_of(const copy *c, const tchi_param *p)
-{
-    return c->to == STAGED ? p->wire_in : p->wire_out;
-}
-
 static bool is_copied(const copy *c, const tchi_param *p, tch_scalar type)
 {
     if (c->from == IN_PARAM) {
@@ -292,7 +288,7 @@ static tch_status copy_types(const copy *c, tch_scalar type, tch_scalar wire)
     for (int64_t i = 0; i < c->list->count; i++) {
         const tchi_part *part = &parts_of(c->list)[i];
         const tchi_param *p = param_of(o, part);
-        if (wire_of(c, p) != wire || !is_copied(c, p, type)) {
+        if ((c->to == STAGED ? p->wire_in : p->wire_out) != wire || !is_copied(c, p, type)) {
             continue;
         }
         int64_t bytes = tchi_scalar_size(wire);
@@ -303,9 +299,9 @@ static tch_status copy_types(const copy *c, tch_scalar type, tch_scalar wire)
     }
     m.update.grad_type = m.update.block_type = wire;
     keep_raw(&m);
-    return o->shared->rects.count == 0 ? TCH_OK
-                                       : o->context->backend->update->gather(o->context->state, finish_move(&m),
-                                                                             TCH_FILTER_NONE, 0, NULL, NULL);
+    return o->shared->rects.count == 0
+               ? TCH_OK
+               : o->context->backend->update->gather(o->context->state, finish_move(&m), &(tch_gathering){0}, NULL);
 }
 
 static tch_status copy_parts(const copy *c)
@@ -374,7 +370,7 @@ static tch_status call_in(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     tchi_exchange *x = tchi_group_at(o, group)->exchange;
     const tchi_bucket *b = tchi_bucket_at(x, x->called_in);
-    const tchi_wire *wire = &x->in[x->called_in++ % 2];
+    tchi_wire *wire = &x->in[x->called_in++ % 2];
     if (!b->sharded) { /* known to all, since all have the same plan */
         return TCH_OK;
     }
@@ -426,7 +422,7 @@ static tch_status send_out(tch_optimizer *o, const tchi_step *now, int32_t group
 {
     tchi_exchange *x = tchi_group_at(o, group)->exchange;
     const tchi_bucket *b = tchi_bucket_at(x, x->sent_out);
-    const tchi_wire *wire = &x->out[x->sent_out % 2];
+    tchi_wire *wire = &x->out[x->sent_out % 2];
     if (x->sent_out >= 2) {
         TCHI_TRY(apply_next(o, now, group));
     }

@@ -27,7 +27,7 @@ static tch_status add_tiles(tch_optimizer *o, int32_t index)
     TCHI_TRY(tchi_list_reserve(&o->shared->tiles, o->shared->tiles.count + cut.blocks));
     for (int64_t number = 0; number < cut.blocks; number++) {
         tchi_tile *tile = tchi_list_extend(&o->shared->tiles);
-        *tile = (tchi_tile){.param = index, .number = (int32_t)number, .own = -1};
+        *tile = (tchi_tile){.param = index, .number = (int32_t)number, .local = -1};
         tchi_cut_block(&cut, number, tile->start, tile->size);
     }
     return TCH_OK;
@@ -78,7 +78,7 @@ typedef struct planner {
     const tchi_regions *regions; /* of the group's parameters */
     int32_t first_param, ranks, leaves;
     int64_t *load, *held;       /* one for each rank */
-    int32_t *used, *taken;      /* tiles that a rank has of the window, and of all of this cost */
+    int32_t *used, *assigned;   /* tiles that a rank has of the window, and of all of this cost */
     int32_t of_window, of_cost; /* as many as it may have */
     int32_t *holding, holders;  /* the ranks that hold something of the tile */
     int64_t elements;           /* of the tile */
@@ -119,7 +119,7 @@ static void count_held(planner *p, const tchi_tile *tile)
 
 static bool may_have(const planner *p, int32_t rank, int32_t of_cost)
 {
-    return p->used[rank] < p->of_window && p->taken[rank] < of_cost;
+    return p->used[rank] < p->of_window && p->assigned[rank] < of_cost;
 }
 
 /* The one with less work, then the first. */
@@ -152,7 +152,7 @@ static void give(planner *p, tchi_tile *tile, int32_t rank, int64_t cost)
 {
     tile->owner = rank;
     p->used[rank]++;
-    p->taken[rank]++;
+    p->assigned[rank]++;
     p->load[rank] += cost;
     seat(p, rank);
     for (int32_t i = (p->leaves + rank) / 2; i > 0; i /= 2) {
@@ -203,7 +203,7 @@ static void assign(planner *p, const candidate *list, int64_t count)
         }
         int64_t window = (end - first + period - 1) / period;
         p->of_cost = (int32_t)((end - first + p->ranks - 1) / p->ranks);
-        memset(p->taken, 0, (size_t)p->ranks * sizeof *p->taken);
+        memset(p->assigned, 0, (size_t)p->ranks * sizeof *p->assigned);
         for (; first < end; first += window) {
             int64_t n = end - first < window ? end - first : window;
             p->of_window = (int32_t)((n + p->ranks - 1) / p->ranks);
@@ -237,8 +237,8 @@ static tch_status choose_owners(tch_optimizer *o, int32_t group, const tchi_regi
     if (status == TCH_OK && count > 0) {
         p.held = p.load + p.ranks;
         p.used = (int32_t *)(p.held + p.ranks);
-        p.taken = p.used + p.ranks;
-        p.holding = p.taken + p.ranks;
+        p.assigned = p.used + p.ranks;
+        p.holding = p.assigned + p.ranks;
         p.least = p.holding + p.ranks;
         for (int64_t i = 0; i < count; i++) {
             list[i] = (candidate){cost_of(o, tchi_shared_tile(o, first + i)), first + i};
@@ -287,7 +287,7 @@ static tch_status take_own(tch_optimizer *o, int64_t first, int64_t count)
         tchi_tile *tile = tchi_shared_tile(o, i);
         if (tile->owner == tch_comm_rank(o->shared->comm)) {
             TCHI_TRY(tchi_list_reserve(&o->tiles, o->tiles.count + 1));
-            tile->own = (int32_t)o->tiles.count;
+            tile->local = (int32_t)o->tiles.count;
             fill_tile(o, tile, tchi_list_extend(&o->tiles));
         }
     }

@@ -26,7 +26,7 @@ static int64_t bytes_of(const tch_optimizer *o, const tchi_tile *tile)
 
 /* Begins a bucket where the one before is full: as few as may be of those that are worth a collective, so that one
  * travels while the next is worked on, and no more than two are in memory. */
-static tch_status fill_bucket(tchi_exchange *x, int32_t end_batch, int64_t end_among, int64_t bytes, int64_t full,
+static tch_status fill_bucket(tchi_exchange *x, int32_t end_batch, int64_t end_index, int64_t bytes, int64_t full,
                               int64_t *filled)
 {
     if (x->buckets.count == 0 || *filled >= full) {
@@ -36,7 +36,7 @@ static tch_status fill_bucket(tchi_exchange *x, int32_t end_batch, int64_t end_a
     }
     tchi_bucket *last = tchi_bucket_at(x, x->buckets.count - 1);
     last->end_batch = end_batch;
-    last->end_among = end_among;
+    last->end_index = end_index;
     *filled += bytes;
     return TCH_OK;
 }
@@ -66,12 +66,12 @@ static tch_status cut_batch(const tch_optimizer *o, tchi_exchange *x, int32_t bl
     return TCH_OK;
 }
 
-/* The bucket of a tile that is number `among` in its block batch. */
-static int32_t find_bucket(const tchi_exchange *x, int32_t block_batch, int64_t among)
+/* The bucket of a tile that has this global index in its block batch. */
+static int32_t find_bucket(const tchi_exchange *x, int32_t block_batch, int64_t global_index)
 {
     int32_t i = 0;
     for (const tchi_bucket *b = tchi_bucket_at(x, 0);
-         b->end_batch < block_batch || (b->end_batch == block_batch && b->end_among <= among); b++) {
+         b->end_batch < block_batch || (b->end_batch == block_batch && b->end_index <= global_index); b++) {
         i++;
     }
     return i;
@@ -265,10 +265,10 @@ static tch_status plan_sharded(const route_planner *r, int64_t number, const tch
     return TCH_OK;
 }
 
-/* Elements of a tile that lie in one segment. They are listed for all ranks as parts of `spread`, and in `own` for the
- * rank that packs them, which lie `apart` bytes from there. */
+/* Elements of a tile that lie in one segment. They are listed for all ranks as parts of `spread`, and in `local` for
+ * the rank that packs them, which lie `apart` bytes from there. */
 typedef struct scrap {
-    tchi_list *spread, *own;
+    tchi_list *spread, *local;
     int64_t apart;
     int32_t order;
     int64_t element; /* bytes */
@@ -278,7 +278,7 @@ static tch_status add_scrap(const scrap *s, tchi_part part)
 {
     TCHI_TRY(tchi_list_add(s->spread, &part));
     part.wire += s->apart;
-    return s->own == NULL ? TCH_OK : tchi_list_add(s->own, &part);
+    return s->local == NULL ? TCH_OK : tchi_list_add(s->local, &part);
 }
 
 /* `count` from number `first` on along dimension k, behind which a part has all of its tile. */
@@ -334,7 +334,7 @@ static tch_status add_scraps(const route_planner *r, tchi_bucket *b, const tchi_
         int64_t in_segment = shares[i].at + begin - shares[i].from; /* where the tile would begin */
         bool kept = shares[i].segment == part.peer;
         part.wire = shares[i].segment * b->segment + in_segment;
-        s.own = !mine ? NULL : kept ? &b->spread_in : &b->level.send;
+        s.local = !mine ? NULL : kept ? &b->spread_in : &b->level.send;
         s.apart = (kept ? in_segment : begin - b->segment) - part.wire;
         TCHI_TRY(cut_scrap(&s, part, (from - begin) / s.element, stop));
     }

@@ -63,11 +63,6 @@ void tchi_shared_close(tch_optimizer *optimizer)
 
 /* --- parameters -------------------------------------------------------------------------------------------------- */
 
-static bool is_sharded(const tch_placement *placement)
-{
-    return placement != NULL && placement->count > 0;
-}
-
 /* The number, in the whole tensor, of the first element here, where those that follow are the next ones there: what
  * random rounding counts by. Elsewhere elements are counted by where they lie. */
 static int64_t base_of(const tch_placement *placement, int32_t rank)
@@ -114,8 +109,8 @@ static void set_span(const tch_optimizer *o, tchi_param *p, bool sharded)
 tch_status tchi_shared_set_dims(const tch_optimizer *optimizer, tchi_param *param, const tch_parameter *parameter,
                                 const tch_placement *placement)
 {
-    bool sharded = is_sharded(placement);
-    bool taken;
+    bool sharded = placement != NULL && placement->count > 0;
+    bool has_blocks;
     tchi_dims dims = param->dims;
     int32_t ndim = sharded ? placement->ndim : param->ndim;
     const int64_t *shape = sharded ? placement->shape : param->shape;
@@ -129,8 +124,8 @@ tch_status tchi_shared_set_dims(const tch_optimizer *optimizer, tchi_param *para
         tchi_dims_of(&whole, &dims);
         param->base = base_of(placement, tch_comm_rank(optimizer->shared->comm));
     }
-    TCHI_TRY(tchi_optim_set_dims(optimizer, param, parameter, ndim, shape, &dims, &taken));
-    if (!taken) {
+    TCHI_TRY(tchi_optim_set_dims(optimizer, param, parameter, ndim, shape, &dims, &has_blocks));
+    if (!has_blocks) {
         set_span(optimizer, param, sharded);
         return TCH_OK;
     }
@@ -235,16 +230,16 @@ static int32_t hash_presence(const tch_optimizer *o, const tchi_step *now)
 }
 
 tch_status tchi_shared_agree(tch_optimizer *optimizer, const tchi_step *now, const int32_t *found,
-                             const float *found_inf, const int32_t **agreed)
+                             const float *found_inf, const int32_t **found_by_any, const int32_t **agreement)
 {
     tchi_agreement *a = optimizer->shared->agreement;
     const tch_backend *t = optimizer->context->backend;
     TCHI_TRY(tchi_comm_check(optimizer->shared->comm));
     TCHI_TRY(store_pair(optimizer, hash_presence(optimizer, now)));
-    TCHI_TRY(t->update->decide_skip(optimizer->context->state, found, found_inf, &a->found, a->spare));
+    TCHI_TRY(t->update->decide_skip(optimizer->context->state, found, found_inf, NULL, &a->found, a->spare));
     TCHI_TRY(tchi_comm_reduce_max(optimizer->shared->comm, optimizer->context, a->pair, 3));
-    TCHI_TRY(t->update->agree(optimizer->context->state, a->pair));
-    *agreed = &a->found;
+    *found_by_any = &a->found;
+    *agreement = a->pair;
     return TCH_OK;
 }
 

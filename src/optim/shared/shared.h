@@ -33,7 +33,7 @@ typedef struct tchi_tile {
     int32_t param; /* the caller's */
     int32_t number;
     int32_t owner;
-    int32_t own; /* which of this rank's tiles it is, or -1 */
+    int32_t local; /* its number among this rank's tiles, or -1 */
     int32_t block_batch, bucket;
     int64_t start[TCHI_MOST_ORDER], size[TCHI_MOST_ORDER];
 } tchi_tile;
@@ -74,7 +74,7 @@ typedef struct tchi_share {
  * back by all_gather. */
 typedef struct tchi_bucket {
     int32_t end_batch; /* it ends in this block batch, or INT32_MAX: after all of them, with spans */
-    int64_t end_among; /* before the tile of this number in it; INT64_MAX: with its last */
+    int64_t end_index; /* before the tile of this number in it; INT64_MAX: with its last */
     bool sharded;      /* some parameter is */
     bool crosses; /* and something of it goes from one rank to another, on whichever; experts may lie with owners */
     tchi_route in, out;
@@ -204,10 +204,10 @@ uint64_t tchi_shared_hash(const tch_optimizer *optimizer, int32_t group, const t
 
 /* --- stepping: see step.c */
 
-/* After gradients were taken: *agreed, on the device, is not 0 where the group skips the step, because a gradient of
- * some rank is not finite or because ranks came with different gradients. */
+/* After gradients were read: *found_by_any, on the device, is not 0 where a gradient of some rank is not finite, and
+ * *agreement says whether all came with the same gradients: what decide_skip reads. */
 tch_status tchi_shared_agree(tch_optimizer *optimizer, const tchi_step *now, const int32_t *found,
-                             const float *found_inf, const int32_t **agreed);
+                             const float *found_inf, const int32_t **found_by_any, const int32_t **agreement);
 
 /* A rank whose call is wrong has its own error, and the others do not wait for it. */
 tch_status tchi_shared_refuse(tch_optimizer *optimizer, tch_status status);

@@ -209,7 +209,7 @@ def test_versions_tell_autograd_what_was_written(device):
 PHASES = {
     "sgd": ["step", "look at gradients", "elementwise"],
     "adamw": ["step", "elementwise"],
-    "shampoo": ["gather gradients", "factors", "refresh", "graft", "precondition", "apply", "elementwise"],
+    "shampoo": ["gather gradients", "factors", "refresh", "precondition", "apply", "elementwise"],
     "soap": ["gather gradients", "factors", "precondition", "apply", "basis", "elementwise"],
     "muon": ["gather gradients", "orthogonalize", "apply", "elementwise"],
     "lion": ["step", "elementwise"],

@@ -56,7 +56,7 @@ static const tch_backend *make_table(const tch_backend *cpu)
     matrix = *cpu->matrix;
     matrix.fill = fill;
     matrix.gemm = FAKE_VARIANT == INCOMPLETE ? NULL : matrix.gemm;
-    update.adamw = cpu->update->adamw;
+    update.elementwise = cpu->update->elementwise;
     table = (tch_backend){.abi = FAKE_VARIANT == WRONG_ABI ? 7777u : TCH_BACKEND_ABI,
                           .table_size = sizeof(tch_backend) - (FAKE_VARIANT == WRONG_SIZE ? 8 : 0),
                           .name = "cuda",

@@ -356,76 +356,57 @@ static tch_status symmetric_product(void *state, double c0, double c1, const tch
     return take(state, &e);
 }
 
-static tch_status do_factor_update(void *state, const entry *e)
+static tch_status do_update_factors(void *state, const entry *e)
 {
-    return real->update->factor_update(state, &e->m[0], (int32_t)e->i[0], e->in[0], (int32_t)e->i[1], &e->m[1]);
+    const tch_blocks a = {e->m[0], e->in[1]};
+    return real->update->update_factors(state, &a, e->in[0], (int32_t)e->i[0], optional(e, 1), optional(e, 2),
+                                        e->out[0], e->out[1], e->i[1]);
 }
 
-static tch_status factor_update(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
-                                int32_t rounded, const tch_matrices *c)
-{
-    entry e = {.run = do_factor_update, .m = {*a, *c}, .i = {transpose, rounded}, .in = {clock}};
-    return take(state, &e);
-}
-
-static tch_status do_factors_update(void *state, const entry *e)
-{
-    return real->update->factors_update(state, &e->m[0], e->in[1], e->in[0], (int32_t)e->i[0], &e->m[1], &e->m[2],
-                                        e->out[0], e->i[1]);
-}
-
-static tch_status factors_update(void *state, const tch_matrices *a, const uint32_t *largest, const tch_clock *clock,
-                                 int32_t rounded, const tch_matrices *rows, const tch_matrices *cols, void *scratch,
+static tch_status update_factors(void *state, const tch_blocks *a, const tch_clock *clock, int32_t rounded,
+                                 const tch_matrices *rows, const tch_matrices *columns, void *room, void *scratch,
                                  int64_t scratch_bytes)
 {
-    entry e = {.run = do_factors_update,
-               .m = {*a, *rows, *cols},
+    entry e = {.run = do_update_factors,
+               .m = {a->matrices},
                .i = {rounded, scratch_bytes},
-               .in = {clock, largest},
-               .out = {scratch}};
+               .in = {clock, a->notes},
+               .out = {room, scratch}};
+    set_optional(&e, 1, rows);
+    set_optional(&e, 2, columns);
     return take(state, &e);
 }
 
-static tch_status do_two_sided(void *state, const entry *e)
+static tch_status do_precondition(void *state, const entry *e)
 {
-    return real->update->two_sided(state, (tch_sides)e->i[0], &e->m[0], &e->m[1], &e->m[2], e->in[0], e->out[0],
-                                   &e->m[3], e->out[1]);
+    const tch_preconditioner p = {(tch_sides)e->i[0], optional(e, 0), optional(e, 1), e->out[2], (int32_t)e->i[1]};
+    const tch_blocks x = {e->m[2], e->in[0]};
+    return real->update->precondition(state, &p, &x, e->out[0], &e->m[3], e->out[1]);
 }
 
-static tch_status two_sided(void *state, tch_sides sides, const tch_matrices *left, const tch_matrices *right,
-                            const tch_matrices *x, const uint32_t *largest, void *other, const tch_matrices *y,
-                            double *norms)
+static tch_status precondition(void *state, const tch_preconditioner *p, const tch_blocks *x, void *other,
+                               const tch_matrices *y, double *norms)
 {
-    entry e = {.run = do_two_sided,
-               .m = {*left, *right, *x, *y},
-               .i = {(int64_t)sides},
-               .in = {largest},
-               .out = {other, norms}};
+    entry e = {.run = do_precondition,
+               .m = {{0}, {0}, x->matrices, *y},
+               .i = {(int64_t)p->sides, p->rounded},
+               .in = {x->notes},
+               .out = {other, norms, p->room}};
+    set_optional(&e, 0, p->left);
+    set_optional(&e, 1, p->right);
     return take(state, &e);
 }
 
 /* --- blocks ------------------------------------------------------------------------------------------------------ */
-
-static tch_status do_graft(void *state, const entry *e)
-{
-    return real->update->graft(state, &e->update, (tch_graft)e->i[0], (int32_t)e->i[1], e->out[0], e->out[1]);
-}
-
-static tch_status graft(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
-                        void *scratch)
-{
-    entry e = {.run = do_graft, .update = *update, .i = {(int64_t)kind, replace}, .out = {norms, scratch}};
-    return take(state, &e);
-}
 
 static tch_status do_rotated_adam(void *state, const entry *e)
 {
     return real->update->rotated_adam(state, &e->update, e->out[0]);
 }
 
-static tch_status rotated_adam(void *state, const tch_update *update, uint32_t *largest)
+static tch_status rotated_adam(void *state, const tch_update *update, uint32_t *notes)
 {
-    entry e = {.run = do_rotated_adam, .update = *update, .out = {largest}};
+    entry e = {.run = do_rotated_adam, .update = *update, .out = {notes}};
     return take(state, &e);
 }
 
@@ -435,32 +416,21 @@ static tch_status do_apply(void *state, const entry *e)
                                (int32_t)e->i[2]);
 }
 
-static tch_status apply(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
+static tch_status apply(void *state, const tch_update *update, tch_block_scale scale, const double *targets,
                         const double *norms, int32_t nesterov, int32_t decay)
 {
-    entry e = {.run = do_apply, .update = *update, .i = {(int64_t)scale, nesterov, decay}, .in = {wanted, norms}};
-    return take(state, &e);
-}
-
-static tch_status do_row_moments(void *state, const entry *e)
-{
-    return real->update->row_moments(state, &e->update, e->out[0], e->out[1]);
-}
-
-static tch_status row_moments(void *state, const tch_update *update, double *norms, double *parts)
-{
-    entry e = {.run = do_row_moments, .update = *update, .out = {norms, parts}};
+    entry e = {.run = do_apply, .update = *update, .i = {(int64_t)scale, nesterov, decay}, .in = {targets, norms}};
     return take(state, &e);
 }
 
 static tch_status do_apply_rows(void *state, const entry *e)
 {
-    return real->update->apply_rows(state, &e->update, e->in[0]);
+    return real->update->apply_rows(state, &e->update, e->out[0], e->out[1]);
 }
 
-static tch_status apply_rows(void *state, const tch_update *update, const double *norms)
+static tch_status apply_rows(void *state, const tch_update *update, double *norms, double *parts)
 {
-    entry e = {.run = do_apply_rows, .update = *update, .in = {norms}};
+    entry e = {.run = do_apply_rows, .update = *update, .out = {norms, parts}};
     return take(state, &e);
 }
 
@@ -631,13 +601,10 @@ static void set_operations(table_copy *t)
     t->matrix.gemm = gemm;
     t->matrix.gram = real->matrix->gram != NULL ? gram : NULL;
     t->matrix.symmetric_product = real->matrix->symmetric_product != NULL ? symmetric_product : NULL;
-    t->update.factor_update = factor_update;
-    t->update.factors_update = real->update->factors_update != NULL ? factors_update : NULL;
-    t->update.two_sided = real->update->two_sided != NULL ? two_sided : NULL;
-    t->update.graft = graft;
+    t->update.update_factors = update_factors;
+    t->update.precondition = precondition;
     t->update.rotated_adam = rotated_adam;
     t->update.apply = apply;
-    t->update.row_moments = row_moments;
     t->update.apply_rows = apply_rows;
     t->matrix.cholesky = cholesky;
     t->matrix.row_dots = row_dots;

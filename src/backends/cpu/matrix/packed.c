@@ -64,22 +64,14 @@ static void unpack_strips(void *argument, int64_t from, int64_t to)
     }
 }
 
-tch_status tchi_cpu_pack_matrices(void *state, const tch_matrices *x, tch_scalar type, void *packed)
+tch_status tchi_cpu_pack_matrices(void *state, const tch_matrices *x, tch_scalar type, void *packed, int32_t unpack)
 {
     packed_ctx c = {x, type, packed};
-    double elements = 0.5 * (double)x->batch * (double)x->rows * (double)x->cols;
-    if (elements > 0) {
-        tchi_cpu_split(state, x->batch * x->rows, 2.0 * elements, pack_rows, &c);
-    }
-    return TCH_OK;
-}
-
-tch_status tchi_cpu_unpack_matrices(void *state, const void *packed, tch_scalar type, const tch_matrices *out)
-{
-    packed_ctx c = {out, type, (char *)packed};
-    double elements = (double)out->batch * (double)out->rows * (double)out->cols;
-    if (elements > 0) {
-        tchi_cpu_split(state, out->batch * ((out->rows + TILE - 1) / TILE), 4.0 * elements, unpack_strips, &c);
+    double elements = (double)x->batch * (double)x->rows * (double)x->cols;
+    if (elements > 0 && unpack) {
+        tchi_cpu_split(state, x->batch * ((x->rows + TILE - 1) / TILE), 4.0 * elements, unpack_strips, &c);
+    } else if (elements > 0) {
+        tchi_cpu_split(state, x->batch * x->rows, elements, pack_rows, &c);
     }
     return TCH_OK;
 }

@@ -7,10 +7,10 @@
 
 typedef struct block_ctx {
     const tch_update *update;
-    tch_filter filter;
+    const tch_gathering *how;
     tch_block_scale scale;
-    int32_t l2, nesterov, decay;
-    const double *wanted, *norms;
+    int32_t nesterov, decay;
+    const double *target_norms, *norms;
 } block_ctx;
 
 /* --- from gradients to blocks ----------------------------------------------------------------------------------- */
@@ -30,35 +30,62 @@ static void filter_run(tchi_cpu_run *run, tch_filter filter, const void *g, void
     }
 }
 
+/* d of the grafted method, where v takes g in; f itself for SGD. */
+static const void *graft_run(tchi_cpu_run *run, tch_graft kind, const void *g, const void *f, void *out)
+{
+    const tch_hyper *h = run->update->hyper;
+    if (kind == TCH_GRAFT_SGD) {
+        return f;
+    }
+    bool sum = kind == TCH_GRAFT_ADAGRAD;
+    double root = kind == TCH_GRAFT_ADAM ? 1.0 / sqrt(run->rect->clock->graft) : 1.0;
+    void *v = tchi_cpu_run_state(run, 1);
+    run->steps->square(run->n, sum ? 1.0 : h->graft_beta2, sum ? 1.0 : 1.0 - h->graft_beta2, g, v);
+    run->steps->whiten(run->n, root, h->graft_eps, 1.0, v, f, out);
+    return out;
+}
+
 static void gather_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const block_ctx *ctx = argument;
+    const tch_gathering *how = ctx->how;
     const tch_update *u = ctx->update;
+    bool replace = how->graft != TCH_GRAFT_NONE && how->norms == NULL;
     tchi_cpu_tile plain, filtered;
     tchi_cpu_run run;
+    double sum = 0.0;
     tchi_cpu_tile_open(&plain, u, chunk, 0, false);
     tchi_cpu_tile_open(&filtered, u, chunk, 1, false);
+    filtered.data = how->filter != TCH_FILTER_NONE ? filtered.data : NULL;
     tchi_cpu_run_begin(&run, u, chunk);
     while (tchi_cpu_run_next(&run)) {
-        const void *g = tchi_cpu_run_gradient(&run, ctx->l2 ? tchi_cpu_run_param(&run) : NULL, u->hyper->weight_decay);
-        if (plain.data != NULL) {
-            memcpy(tchi_cpu_tile_run(&plain, &run), g, (size_t)(run.n * tchi_cpu_size(u->real)));
+        const void *g = tchi_cpu_run_gradient(&run, how->l2 ? tchi_cpu_run_param(&run) : NULL, u->hyper->weight_decay);
+        void *in_plain = plain.data != NULL ? tchi_cpu_tile_run(&plain, &run) : NULL;
+        void *out = filtered.data != NULL ? tchi_cpu_tile_run(&filtered, &run) : NULL;
+        const void *f = how->filter != TCH_FILTER_NONE ? out : g;
+        if (in_plain != NULL) {
+            memcpy(in_plain, g, (size_t)(run.n * tchi_cpu_size(u->real)));
         }
-        if (ctx->filter != TCH_FILTER_NONE) {
-            filter_run(&run, ctx->filter, g, filtered.data != NULL ? tchi_cpu_tile_run(&filtered, &run) : NULL);
+        if (how->filter != TCH_FILTER_NONE) {
+            filter_run(&run, how->filter, g, out);
         }
+        if (how->graft != TCH_GRAFT_NONE) {
+            const void *d = graft_run(&run, how->graft, g, f, !replace ? run.other : out != NULL ? out : in_plain);
+            sum += replace ? 0.0 : run.loops->sum_squares(run.n, 1.0, d);
+        }
+    }
+    if (how->graft != TCH_GRAFT_NONE && !replace) {
+        ((double *)how->scratch)[chunk->number] = sum;
     }
     tchi_cpu_tile_store(&plain, u, chunk, 0);
-    if (ctx->filter != TCH_FILTER_NONE) {
-        tchi_cpu_tile_store(&filtered, u, chunk, 1);
-    }
+    tchi_cpu_tile_store(&filtered, u, chunk, 1);
 }
 
 static void zero_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const block_ctx *ctx = argument;
     tchi_cpu_tile tile;
-    for (int index = 0; index < (ctx->filter != TCH_FILTER_NONE ? 2 : 1); index++) {
+    for (int index = 0; index < 2; index++) {
         tchi_cpu_tile_open(&tile, ctx->update, chunk, index, false);
         for (int64_t i = 0; tile.data != NULL && i < chunk->rows; i++) {
             int64_t size = tchi_cpu_size(ctx->update->real);
@@ -68,14 +95,42 @@ static void zero_chunk(void *argument, const tchi_cpu_chunk *chunk)
     }
 }
 
-tch_status tchi_cpu_gather(void *state, const tch_update *update, tch_filter filter, int32_t l2, uint32_t *largest,
-                           uint32_t *filtered)
+/* Sums of squares chunk by chunk, then from chunk to chunk in the order of the rectangles, so that norms do not depend
+ * on the number of threads. Rectangles of one block follow each other, and so do the sums of their chunks. */
+static void finish_norms(const tch_update *update, const double *parts, double *norms)
 {
-    (void)largest; /* NULL, since there is no two_sided here */
-    (void)filtered;
-    block_ctx ctx = {.update = update, .filter = filter, .l2 = l2};
-    tchi_cpu_for_chunks(state, update, true, 4.0, tchi_cpu_is_skipped(update) ? zero_chunk : gather_chunk, &ctx);
+    double sum = 0;
+    for (int64_t k = 0; k < update->count; k++) {
+        int32_t block = update->rects[k].block_index;
+        for (int64_t left = tchi_cpu_chunks_of(&update->rects[k], true); left > 0; left--) {
+            sum += *parts++;
+        }
+        if (k + 1 == update->count || update->rects[k + 1].block_index != block) {
+            norms[block] = sqrt(sum);
+            sum = 0;
+        }
+    }
+}
+
+/* Blocks keep their type, and there is nothing to note. */
+tch_status tchi_cpu_gather(void *state, const tch_update *update, const tch_gathering *how, tch_scalar *chosen)
+{
+    block_ctx ctx = {.update = update, .how = how};
+    bool skipped = tchi_cpu_is_skipped(update);
+    tchi_cpu_for_chunks(state, update, true, how->graft != TCH_GRAFT_NONE ? 12.0 : 4.0,
+                        skipped ? zero_chunk : gather_chunk, &ctx);
+    if (how->graft != TCH_GRAFT_NONE && how->norms != NULL && !skipped) {
+        finish_norms(update, how->scratch, how->norms);
+    }
+    if (chosen != NULL) {
+        *chosen = update->block_type;
+    }
     return TCH_OK;
+}
+
+int64_t tchi_cpu_graft_scratch(int64_t elements, int64_t rects)
+{
+    return tchi_cpu_chunks_at_most(elements, rects) * (int64_t)sizeof(double);
 }
 
 /* --- Adam inside blocks --------------------------------------------------------------------------------------- */
@@ -99,9 +154,9 @@ static void rotated_adam_chunk(void *argument, const tchi_cpu_chunk *chunk)
     tchi_cpu_tile_store(&direction, ctx->update, chunk, 1);
 }
 
-tch_status tchi_cpu_rotated_adam(void *state, const tch_update *update, uint32_t *largest)
+tch_status tchi_cpu_rotated_adam(void *state, const tch_update *update, uint32_t *notes)
 {
-    (void)largest;
+    (void)notes;
     block_ctx ctx = {.update = update};
     if (!tchi_cpu_is_skipped(update)) {
         tchi_cpu_for_chunks(state, update, true, 8.0, rotated_adam_chunk, &ctx);
@@ -119,8 +174,8 @@ static double scale_of(const block_ctx *ctx, int32_t block)
     if (ctx->norms[block] == 0.0) {
         return 0.0;
     }
-    double wanted = ctx->wanted[block];
-    return (ctx->scale == TCH_BLOCK_UNIT_RMS ? sqrt(wanted) : wanted) / ctx->norms[block];
+    double target = ctx->target_norms[block];
+    return (ctx->scale == TCH_BLOCK_UNIT_RMS ? sqrt(target) : target) / ctx->norms[block];
 }
 
 /* The direction after momentum; *scale is its factor, taken in on the way. */
@@ -166,11 +221,15 @@ static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
     }
 }
 
-tch_status tchi_cpu_apply(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
+tch_status tchi_cpu_apply(void *state, const tch_update *update, tch_block_scale scale, const double *target_norms,
                           const double *norms, int32_t nesterov, int32_t decay)
 {
-    block_ctx ctx = {
-        .update = update, .scale = scale, .nesterov = nesterov, .decay = decay, .wanted = wanted, .norms = norms};
+    block_ctx ctx = {.update = update,
+                     .scale = scale,
+                     .nesterov = nesterov,
+                     .decay = decay,
+                     .target_norms = target_norms,
+                     .norms = norms};
     if (!tchi_cpu_is_skipped(update)) {
         tchi_cpu_for_chunks(state, update, true, 4.0, apply_chunk, &ctx);
     }

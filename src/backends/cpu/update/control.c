@@ -1,24 +1,16 @@
-/* What decides about a step: numbers, clocks, gradients that are not finite, loss scales; and factors, whose weights
- * the clocks hold. Few numbers each, except where gradients are looked at. */
+/* What decides about a step: numbers, clocks, gradients that are not finite, loss scales. Few numbers each, except
+ * where gradients are looked at. */
 #include "rects.h"
 
 #include <stdatomic.h>
-#include <string.h>
 
 #include "backends/rules.h"
 
-tch_status tchi_cpu_decide_skip(void *state, const int32_t *found, const float *found_inf, int32_t *skip,
-                                double *counts)
+tch_status tchi_cpu_decide_skip(void *state, const int32_t *found, const float *found_inf, const int32_t *agreement,
+                                int32_t *skip, double *counts)
 {
     (void)state;
-    tchi_rule_decide_skip(found, found_inf, skip, counts);
-    return TCH_OK;
-}
-
-tch_status tchi_cpu_agree(void *state, int32_t *numbers)
-{
-    (void)state;
-    tchi_rule_agree(numbers);
+    tchi_rule_decide_skip(found, found_inf, agreement, skip, counts);
     return TCH_OK;
 }
 
@@ -32,17 +24,6 @@ tch_status tchi_cpu_advance(void *state, int64_t count, tch_clock *const *clocks
         tchi_rule_advance(clocks[k], hyper, skip != NULL ? *skip : 0, correct, rule);
     }
     return TCH_OK;
-}
-
-/* With weights 0 and 1 the factor stays to the bit, whatever the gradients hold: BLAS would multiply them by 0. */
-tch_status tchi_cpu_factor_update(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
-                                  int32_t rounded, const tch_matrices *c)
-{
-    (void)rounded;
-    if (clock->factor[0] == 0.0 && clock->factor[1] == 1.0) {
-        return TCH_OK;
-    }
-    return tchi_cpu_gram(state, clock->factor[0], a, transpose, clock->factor[1], 0, c);
 }
 
 /* --- gradients that are not finite ------------------------------------------------------------------------------ */
@@ -75,17 +56,6 @@ static void find_chunk(void *argument, const tchi_cpu_chunk *chunk)
     }
 }
 
-/* Not stopped by skip, which is decided from what is found here. */
-tch_status tchi_cpu_find_nonfinite(void *state, const tch_update *update, int32_t *found)
-{
-    gradient_ctx ctx = {.update = update};
-    tchi_cpu_for_chunks(state, update, false, 1.0, find_chunk, &ctx);
-    if (ctx.found) {
-        *found = 1;
-    }
-    return TCH_OK;
-}
-
 /* What was not finite stays so when it is divided, hence one look at what was stored is enough. */
 static void unscale_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
@@ -109,11 +79,16 @@ static void unscale_chunk(void *argument, const tchi_cpu_chunk *chunk)
     }
 }
 
-tch_status tchi_cpu_unscale(void *state, const tch_update *update, float *found_inf)
+tch_status tchi_cpu_inspect_gradients(void *state, const tch_update *update, int32_t unscale, int32_t *found,
+                                      float *found_inf)
 {
     gradient_ctx ctx = {.update = update};
-    tchi_cpu_for_chunks(state, update, false, 4.0, update->grad_scale != NULL ? unscale_chunk : find_chunk, &ctx);
-    if (ctx.found) {
+    bool divides = unscale && update->grad_scale != NULL;
+    tchi_cpu_for_chunks(state, update, false, divides ? 4.0 : 1.0, divides ? unscale_chunk : find_chunk, &ctx);
+    if (ctx.found && found != NULL) {
+        *found = 1;
+    }
+    if (ctx.found && found_inf != NULL) {
         *found_inf = 1.0f;
     }
     return TCH_OK;

@@ -9,7 +9,7 @@
 
 typedef struct row_ctx {
     const tch_update *update;
-    const double *norms;
+    double *norms;
     double *parts; /* of the squared norms, one for each row */
 } row_ctx;
 
@@ -136,22 +136,6 @@ static void finish_norms(const tch_update *u, const double *parts, double *norms
     }
 }
 
-tch_status tchi_cpu_row_moments(void *state, const tch_update *update, double *norms, double *parts)
-{
-    row_ctx ctx = {.update = update, .parts = parts};
-    int64_t rows = 0;
-    double work = 0;
-    for (int64_t k = 0; k < update->count; k++) {
-        rows += row_count(&update->rects[k]);
-        work += 2.0 * (double)update->rects[k].rows * (double)update->rects[k].cols;
-    }
-    if (!tchi_cpu_is_skipped(update) && rows > 0) {
-        tchi_cpu_split(state, rows, work, moments_range, &ctx);
-        finish_norms(update, parts, norms);
-    }
-    return TCH_OK;
-}
-
 /* --- the step --------------------------------------------------------------------------------------------------- */
 
 /* Elements [at, at + n) of a run, all in one row of the rectangle, which begin in its column `col`. The direction is
@@ -200,10 +184,18 @@ static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
     }
 }
 
-tch_status tchi_cpu_apply_rows(void *state, const tch_update *update, const double *norms)
+tch_status tchi_cpu_apply_rows(void *state, const tch_update *update, double *norms, double *parts)
 {
-    row_ctx ctx = {.update = update, .norms = norms};
-    if (!tchi_cpu_is_skipped(update)) {
+    row_ctx ctx = {update, norms, parts};
+    int64_t rows = 0;
+    double work = 0;
+    for (int64_t k = 0; k < update->count; k++) {
+        rows += row_count(&update->rects[k]);
+        work += 2.0 * (double)update->rects[k].rows * (double)update->rects[k].cols;
+    }
+    if (!tchi_cpu_is_skipped(update) && rows > 0) {
+        tchi_cpu_split(state, rows, work, moments_range, &ctx);
+        finish_norms(update, parts, norms);
         tchi_cpu_for_chunks(state, update, true, 4.0, apply_chunk, &ctx);
     }
     return TCH_OK;

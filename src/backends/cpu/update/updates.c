@@ -6,7 +6,7 @@
 
 typedef struct step_ctx {
     const tch_update *update;
-    int32_t amsgrad, l2, nesterov;
+    const tch_elementwise_rule *rule;
 } step_ctx;
 
 /* --- AdamW ------------------------------------------------------------------------------------------------------ */
@@ -29,26 +29,17 @@ static void adamw_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const step_ctx *ctx = argument;
     const tch_hyper *hyper = ctx->update->hyper;
-    tchi_cpu_adamw_numbers numbers = adamw_numbers(hyper, chunk->rect, ctx->l2);
+    tchi_cpu_adamw_numbers numbers = adamw_numbers(hyper, chunk->rect, ctx->rule->l2);
     tchi_cpu_run run;
     tchi_cpu_run_begin(&run, ctx->update, chunk);
     while (tchi_cpu_run_next(&run)) {
         void *p = tchi_cpu_run_param(&run);
-        const void *g = tchi_cpu_run_gradient(&run, ctx->l2 ? p : NULL, hyper->weight_decay);
+        const void *g = tchi_cpu_run_gradient(&run, ctx->rule->l2 ? p : NULL, hyper->weight_decay);
         run.steps->adamw(run.n, &numbers, p, g, tchi_cpu_run_moment(&run, 0), tchi_cpu_run_moment(&run, 1),
-                         ctx->amsgrad ? tchi_cpu_run_state(&run, 2) : NULL);
+                         ctx->rule->amsgrad ? tchi_cpu_run_state(&run, 2) : NULL);
         tchi_cpu_run_store_moments(&run, TCHI_CODE_ADAMW);
         tchi_cpu_run_store_param(&run, p);
     }
-}
-
-tch_status tchi_cpu_adamw(void *state, const tch_update *update, int32_t amsgrad, int32_t l2)
-{
-    step_ctx ctx = {.update = update, .amsgrad = amsgrad, .l2 = l2};
-    if (!tchi_cpu_is_skipped(update)) {
-        tchi_cpu_for_chunks(state, update, false, 8.0, adamw_chunk, &ctx);
-    }
-    return TCH_OK;
 }
 
 /* --- SGD -------------------------------------------------------------------------------------------------------- */
@@ -80,22 +71,13 @@ static void sgd_chunk(void *argument, const tchi_cpu_chunk *chunk)
     while (tchi_cpu_run_next(&run)) {
         void *p = tchi_cpu_run_param(&run);
         const void *g = tchi_cpu_run_gradient(&run, p, hyper->weight_decay);
-        const void *d = momentum ? with_momentum(&run, g, ctx->nesterov) : g;
+        const void *d = momentum ? with_momentum(&run, g, ctx->rule->nesterov) : g;
         if (momentum) {
             tchi_cpu_run_store_moments(&run, TCHI_CODE_SGD);
         }
         run.loops->combine(run.n, 1.0, p, -hyper->lr * (double)chunk->rect->factor, d, p);
         tchi_cpu_run_store_param(&run, p);
     }
-}
-
-tch_status tchi_cpu_sgd(void *state, const tch_update *update, int32_t nesterov)
-{
-    step_ctx ctx = {.update = update, .nesterov = nesterov};
-    if (!tchi_cpu_is_skipped(update)) {
-        tchi_cpu_for_chunks(state, update, false, 4.0, sgd_chunk, &ctx);
-    }
-    return TCH_OK;
 }
 
 /* --- Lion ------------------------------------------------------------------------------------------------------- */
@@ -127,11 +109,17 @@ static void lion_chunk(void *argument, const tchi_cpu_chunk *chunk)
     }
 }
 
-tch_status tchi_cpu_lion(void *state, const tch_update *update)
+tch_status tchi_cpu_elementwise(void *state, const tch_update *update, const tch_elementwise_rule *rule)
 {
-    step_ctx ctx = {.update = update};
+    static const struct {
+        tchi_cpu_chunk_task task;
+        double work;
+    } of[] = {[TCH_ELEMENTWISE_ADAMW] = {adamw_chunk, 8.0},
+              [TCH_ELEMENTWISE_SGD] = {sgd_chunk, 4.0},
+              [TCH_ELEMENTWISE_LION] = {lion_chunk, 4.0}};
+    step_ctx ctx = {update, rule};
     if (!tchi_cpu_is_skipped(update)) {
-        tchi_cpu_for_chunks(state, update, false, 4.0, lion_chunk, &ctx);
+        tchi_cpu_for_chunks(state, update, false, of[rule->kind].work, of[rule->kind].task, &ctx);
     }
     return TCH_OK;
 }

@@ -196,28 +196,18 @@ static void launch(const tchi_cuda_state *s, const tch_matrices *full, void *pac
     }
 }
 
-static tch_status move(void *state, const tch_matrices *full, tch_scalar type, void *packed, bool unpacks)
+tch_status tchi_cuda_pack_matrices(void *state, const tch_matrices *full, tch_scalar type, void *packed, int32_t unpack)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
     if (full->batch == 0 || full->rows == 0) {
         return TCH_OK;
     }
     if (type == TCH_SCALAR_F64) {
-        launch<uint64_t, uint64_t>(s, full, packed, unpacks);
+        launch<uint64_t, uint64_t>(s, full, packed, unpack);
     } else if (type == TCH_SCALAR_BF16) {
-        launch<uint32_t, __nv_bfloat16>(s, full, packed, unpacks);
+        launch<uint32_t, __nv_bfloat16>(s, full, packed, unpack);
     } else {
-        launch<uint32_t, uint32_t>(s, full, packed, unpacks);
+        launch<uint32_t, uint32_t>(s, full, packed, unpack);
     }
-    return tchi_cuda_launched(s, unpacks ? "unpack" : "pack");
-}
-
-tch_status tchi_cuda_pack_matrices(void *state, const tch_matrices *x, tch_scalar type, void *packed)
-{
-    return move(state, x, type, packed, false);
-}
-
-tch_status tchi_cuda_unpack_matrices(void *state, const void *packed, tch_scalar type, const tch_matrices *out)
-{
-    return move(state, out, type, (void *)packed, true);
+    return tchi_cuda_launched(s, unpack ? "unpack" : "pack");
 }

@@ -4,6 +4,7 @@
 #include "backends/cuda/cuda.h"
 
 #include "backends/cuda/runtime/scalars.h"
+#include "backends/packed_sides.h"
 #include "factor_gram/factor_gram.h"
 #include "outer.h"
 
@@ -139,8 +140,8 @@ static tch_status weigh_factor(void *state, const tch_clock *clock, const tch_ma
  * computes is symmetric up to rounding. A must be finite even where its weight is 0.
  *
  * 2 n n k operations a matrix; (n k + 2 n n) elements move. */
-tch_status tchi_cuda_factor_update(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
-                                   int32_t rounded, const tch_matrices *c)
+static tch_status update_factor(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
+                                int32_t rounded, const tch_matrices *c)
 {
     const tchi_cublas *blas = tchi_cublas_open(NULL);
     tchi_cuda_state *s = state;
@@ -159,14 +160,25 @@ tch_status tchi_cuda_factor_update(void *state, const tch_matrices *a, int32_t t
     return status;
 }
 
-tch_status tchi_cuda_factors_update(void *state, const tch_matrices *a, const uint32_t *largest, const tch_clock *clock,
-                                    int32_t rounded, const tch_matrices *rows, const tch_matrices *cols, void *scratch,
+/* The pair's kernel writes packed factors as they are; others are unpacked and packed again. */
+tch_status tchi_cuda_update_factors(void *state, const tch_blocks *blocks, const tch_clock *clock, int32_t rounded,
+                                    const tch_matrices *rows, const tch_matrices *columns, void *room, void *scratch,
                                     int64_t scratch_bytes)
 {
-    tchi_factor_pair pair = {a, rows, cols, largest, scratch, scratch_bytes};
-    if (rounded && tchi_cuda_factor_pair_supported(state, &pair)) {
+    const tch_matrices *a = &blocks->matrices;
+    const tch_matrices *kept[2] = {rows, columns};
+    const tchi_factor_pair pair = {a, rows, columns, blocks->notes, scratch, scratch_bytes};
+    char *place = room;
+    if (rows != NULL && columns != NULL && rounded && tchi_cuda_factor_pair_supported(state, &pair)) {
         return tchi_cuda_factor_pair(state, (tchi_factor_weights){0.0F, 0.0F, clock->narrow, 0}, &pair);
     }
-    TCHI_CUDA_PASS(tchi_cuda_factor_update(state, a, 0, clock, rounded, rows));
-    return tchi_cuda_factor_update(state, a, 1, clock, rounded, cols);
+    for (int k = 0; k < 2; k++) {
+        if (kept[k] != NULL) {
+            const tch_matrices whole = tchi_packed_place(kept[k], a->type, &place);
+            TCHI_CUDA_PASS(tchi_packed_move(state, tchi_cuda_pack_matrices, kept[k], &whole, 1));
+            TCHI_CUDA_PASS(update_factor(state, a, k, clock, rounded, &whole));
+            TCHI_CUDA_PASS(tchi_packed_move(state, tchi_cuda_pack_matrices, kept[k], &whole, 0));
+        }
+    }
+    return TCH_OK;
 }

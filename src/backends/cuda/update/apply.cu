@@ -1,6 +1,6 @@
 /* From blocks to parameters: a direction is scaled, goes through momentum, and moves the parameter.
  *
- *     d = block * (as is ? 1 : (unit rms ? sqrt(wanted) : wanted) / norm);    // wanted and norm of the block
+ *     d = block * (as is ? 1 : (unit rms ? sqrt(target) : target) / norm);    // target and norm of the block
  *     if (momentum != 0) {
  *         buffer = momentum * buffer + d;
  *         d = nesterov ? momentum * buffer + d : buffer;
@@ -12,7 +12,7 @@
 /* How the call was made. */
 typedef struct apply_rules {
     tch_block_scale scale;
-    const double *wanted, *norms;
+    const double *target_norms, *norms;
     int nesterov, decay;
 } apply_rules;
 
@@ -30,8 +30,8 @@ static __device__ double scale_of(const apply_rules &rules, int32_t block)
         return 1.0;
     }
     double norm = rules.norms[block];
-    double wanted = rules.wanted[block];
-    return norm == 0.0 ? 0.0 : (rules.scale == TCH_BLOCK_UNIT_RMS ? sqrt(wanted) : wanted) / norm;
+    double target = rules.target_norms[block];
+    return norm == 0.0 ? 0.0 : (rules.scale == TCH_BLOCK_UNIT_RMS ? sqrt(target) : target) / norm;
 }
 
 template <typename real>
@@ -113,10 +113,10 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVE
     tchi_cuda_with_even_chunk<path>(list, [&](const auto &ctx) { apply_chunk(ctx, rules, numbers, tile); });
 }
 
-tch_status tchi_cuda_apply(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
+tch_status tchi_cuda_apply(void *state, const tch_update *update, tch_block_scale scale, const double *target_norms,
                            const double *norms, int32_t nesterov, int32_t decay)
 {
-    apply_rules rules = {scale, wanted, norms, nesterov, decay};
+    apply_rules rules = {scale, target_norms, norms, nesterov, decay};
     return tchi_cuda_launch_update<apply_rules>(state, update, TCHI_CUDA_BLOCKS, "apply",
                                                 {apply_kernel<double>, apply_kernel<float>,
                                                  apply_even_kernel<TCHI_CUDA_SHORT>,

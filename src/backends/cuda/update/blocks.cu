@@ -102,15 +102,14 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVE
     tchi_cuda_with_even_chunk<path>(list, [&](const auto &ctx) { gather_chunk(ctx, rules, numbers, tile, of_warps); });
 }
 
-tch_status tchi_cuda_gather(void *state, const tch_update *update, tch_filter filter, int32_t l2, uint32_t *largest,
-                            uint32_t *filtered)
+tch_status tchi_cuda_gather_plain(tchi_cuda_state *state, const tch_update *update, tchi_cuda_use use,
+                                  tch_filter filter, int32_t l2, uint32_t *largest, uint32_t *filtered)
 {
-    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
     if (largest != NULL && update->count > 0) {
-        TCHI_CUDA_PASS(clear_largest(s, update, largest, "gather"));
-        TCHI_CUDA_PASS(filter == TCH_FILTER_NONE ? TCH_OK : clear_largest(s, update, filtered, "gather"));
+        TCHI_CUDA_PASS(clear_largest(state, update, largest, "gather"));
+        TCHI_CUDA_PASS(filter == TCH_FILTER_NONE ? TCH_OK : clear_largest(state, update, filtered, "gather"));
     }
-    return tchi_cuda_launch_update<gather_rules>(state, update, TCHI_CUDA_BLOCKS, "gather",
+    return tchi_cuda_launch_update<gather_rules>(state, update, use, "gather",
                                                  {gather_kernel<double>, gather_kernel<float>,
                                                   l2 ? NULL : gather_even_kernel<TCHI_CUDA_SHORT>,
                                                   l2 ? NULL : gather_even_kernel<TCHI_CUDA_PLAIN>},
@@ -193,12 +192,11 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
                                      [&](const auto &ctx) { rotated_chunk(ctx, numbers, tile, of_warps, largest); });
 }
 
-tch_status tchi_cuda_rotated_adam(void *state, const tch_update *update, uint32_t *largest)
+tch_status tchi_cuda_rotated_adam(void *state, const tch_update *update, uint32_t *notes)
 {
-    if (largest != NULL && update->count > 0) {
-        TCHI_CUDA_PASS(clear_largest((const tchi_cuda_state *)state, update, largest, "rotated_adam"));
+    if (notes != NULL && update->count > 0) {
+        TCHI_CUDA_PASS(clear_largest((const tchi_cuda_state *)state, update, notes, "rotated_adam"));
     }
     return tchi_cuda_launch_update<uint32_t *>(state, update, TCHI_CUDA_BLOCKS, "rotated_adam",
-                                               {rotated_adam_kernel<double>, rotated_adam_kernel<float>, NULL},
-                                               largest);
+                                               {rotated_adam_kernel<double>, rotated_adam_kernel<float>, NULL}, notes);
 }

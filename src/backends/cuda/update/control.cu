@@ -1,11 +1,11 @@
 /* What decides about a step and stays on the device: numbers from the host, clocks, gradients that are not finite, and
  * loss scales. But for the gradients it is a few bytes each.
  *
- *     for (each element g of all gradients) {                 // find_nonfinite and unscale
+ *     for (each element g of all gradients) {                 // inspect_gradients
  *         found = found || !isfinite(g);
  *         g = unscaling ? g / grad_scale : g;
  *     }
- *     skip = found || found_inf;                              // decide_skip
+ *     skip = found || found_inf || ranks disagree;            // decide_skip
  *     step += skip ? 0 : 1;                                   // advance
  *     correction1 = 1 - pow(beta1, step), correction2 = 1 - pow(beta2, step);
  *     scale *= found_inf ? backoff : interval is over ? growth : 1;           // update_scale
@@ -45,29 +45,18 @@ tch_status tchi_cuda_store_numbers(tchi_cuda_state *s, double *dst, const double
     return tchi_cuda_launched(s, "store_numbers");
 }
 
-static __global__ void decide_skip_kernel(const int32_t *found, const float *found_inf, int32_t *skip, double *counts)
+static __global__ void decide_skip_kernel(const int32_t *found, const float *found_inf, const int32_t *agreement,
+                                          int32_t *skip, double *counts)
 {
-    tchi_rule_decide_skip(found, found_inf, skip, counts);
+    tchi_rule_decide_skip(found, found_inf, agreement, skip, counts);
 }
 
-tch_status tchi_cuda_decide_skip(void *state, const int32_t *found, const float *found_inf, int32_t *skip,
-                                 double *counts)
+tch_status tchi_cuda_decide_skip(void *state, const int32_t *found, const float *found_inf, const int32_t *agreement,
+                                 int32_t *skip, double *counts)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
-    decide_skip_kernel<<<1, 1, 0, s->stream>>>(found, found_inf, skip, counts);
+    decide_skip_kernel<<<1, 1, 0, s->stream>>>(found, found_inf, agreement, skip, counts);
     return tchi_cuda_launched(s, "decide_skip");
-}
-
-static __global__ void agree_kernel(int32_t *numbers)
-{
-    tchi_rule_agree(numbers);
-}
-
-tch_status tchi_cuda_agree(void *state, int32_t *numbers)
-{
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    agree_kernel<<<1, 1, 0, s->stream>>>(numbers);
-    return tchi_cuda_launched(s, "agree");
 }
 
 static __global__ void update_scale_kernel(float *scale, int32_t *tracker, const float *found_inf, double growth,
@@ -205,20 +194,11 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS)
     tchi_cuda_with_chunk<real, false>(list, [&](const auto &ctx) { inspect_chunk(ctx, unscale, result); });
 }
 
-static tch_status inspect(void *state, const tch_update *update, bool unscale, finding result)
+/* Not stopped by skip, which is decided from what is found here. */
+tch_status tchi_cuda_inspect_gradients(void *state, const tch_update *update, int32_t unscale, int32_t *found,
+                                       float *found_inf)
 {
     return tchi_cuda_launch_update<bool, finding>(state, update, TCHI_CUDA_PARAMS, "inspect_grads",
                                                   {inspect_grads_kernel<double>, inspect_grads_kernel<float>, NULL},
-                                                  unscale, result);
-}
-
-/* Not stopped by skip, which is decided from what is found here. */
-tch_status tchi_cuda_find_nonfinite(void *state, const tch_update *update, int32_t *found)
-{
-    return inspect(state, update, false, {found, NULL});
-}
-
-tch_status tchi_cuda_unscale(void *state, const tch_update *update, float *found_inf)
-{
-    return inspect(state, update, update->grad_scale != NULL, {NULL, found_inf});
+                                                  unscale && update->grad_scale != NULL, {found, found_inf});
 }

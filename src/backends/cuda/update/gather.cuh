@@ -4,6 +4,11 @@
 
 #include "updates.cuh"
 
+/* Gradients into blocks of block_type; largest[block_index] and filtered[block_index] become the bits, as float32, of
+ * the largest |g| and |f| of a block, NaN above all others, where they are not NULL. */
+tch_status tchi_cuda_gather_plain(tchi_cuda_state *state, const tch_update *update, tchi_cuda_use use,
+                                  tch_filter filter, int32_t l2, uint32_t *largest, uint32_t *filtered);
+
 template <typename real> struct gather_numbers {
     real divisor;    /* of gradients */
     real l2;         /* g = g + l2 p */

@@ -5,9 +5,10 @@
  *     v and |d|                                               // see graft.cu
  *     largest[block], filtered[block] = the most bits of |g| and of |f|
  *
- *     block[0], block[1] = half(2^i g), half(2^j f)           // gather_halves, once those are known
+ *     block[0], block[1] = fp16(2^i g), fp16(2^j f)           // gather_fp16, once those are known
  */
 #include "backends/cuda/matrix/narrow.h"
+#include "backends/cuda/product/two_sided/two_sided.h"
 #include "gather.cuh"
 #include "graft.cuh"
 
@@ -145,11 +146,12 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, EVEN_RESIDENT
         list, [&](const auto &ctx) { gather_graft_chunk(ctx, rules, numbers, tile, sums, of_warps); });
 }
 
-tch_status tchi_cuda_gather_graft(void *state, const tch_update *update, tch_filter filter, int32_t l2, tch_graft kind,
-                                  double *norms, void *scratch, uint32_t *largest, uint32_t *filtered)
+static tch_status gather_and_graft(tchi_cuda_state *s, const tch_update *update, tchi_cuda_use use,
+                                   const tch_gathering *how, uint32_t *largest, uint32_t *filtered)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    gather_graft_rules rules = {filter, l2, kind, (double *)scratch, largest, filtered};
+    const tch_filter filter = how->filter;
+    const int32_t l2 = how->l2;
+    gather_graft_rules rules = {filter, l2, how->graft, (double *)how->scratch, largest, filtered};
     tchi_cuda_rects list;
     int64_t next = 0;
     int32_t chunks;
@@ -157,7 +159,7 @@ tch_status tchi_cuda_gather_graft(void *state, const tch_update *update, tch_fil
         TCHI_CUDA_PASS(clear_largest(s, update, largest, "gather_graft"));
         TCHI_CUDA_PASS(filter == TCH_FILTER_NONE ? TCH_OK : clear_largest(s, update, filtered, "gather_graft"));
     }
-    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, TCHI_CUDA_BLOCKS, &next, &list)) > 0) {
+    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, use, &next, &list)) > 0) {
         bool even = list.even && list.plain && !l2;
         auto kernel = update->real == TCH_SCALAR_F64 ? gather_graft_kernel<double>
                       : even                         ? gather_graft_even_kernel
@@ -166,21 +168,21 @@ tch_status tchi_cuda_gather_graft(void *state, const tch_update *update, tch_fil
         TCHI_CUDA_PASS(tchi_cuda_launched(s, "gather_graft"));
         rules.partial += chunks;
     }
-    return tchi_cuda_graft_norms(s, update, (double *)scratch, norms);
+    return tchi_cuda_graft_norms(s, update, (double *)how->scratch, how->norms);
 }
 
 /* --- blocks of float16 ------------------------------------------------------------------------------------------- */
 
-typedef struct gather_halves_rules {
+typedef struct gather_fp16_rules {
     tch_filter filter;
     int l2;
     const uint32_t *largest, *filtered;
-} gather_halves_rules;
+} gather_fp16_rules;
 
-typedef struct gather_halves_numbers {
+typedef struct gather_fp16_numbers {
     gather_numbers<float> gather;
     float scale[2];
-} gather_halves_numbers;
+} gather_fp16_numbers;
 
 template <tchi_cuda_access_path path>
 static __device__ inline void put_scaled(const tchi_cuda_chunk_ctx<float, path> &ctx, tchi_cuda_slot slot, float *tile,
@@ -210,9 +212,9 @@ static __device__ inline tchi_cuda_vec4<float> filtered_four(const gather_number
 }
 
 template <tchi_cuda_access_path path>
-static __device__ inline void gather_halves_chunk(const tchi_cuda_chunk_ctx<float, path> &ctx,
-                                                  const gather_halves_rules &rules, gather_halves_numbers &numbers,
-                                                  float *tile)
+static __device__ inline void gather_fp16_chunk(const tchi_cuda_chunk_ctx<float, path> &ctx,
+                                                const gather_fp16_rules &rules, gather_fp16_numbers &numbers,
+                                                float *tile)
 {
     bool has_g = tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_0);
     bool has_f = rules.filter != TCH_FILTER_NONE && tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_1);
@@ -254,35 +256,73 @@ static __device__ inline void gather_halves_chunk(const tchi_cuda_chunk_ctx<floa
 /* For an element 8 bytes read and 4 written. With blocks of float32 gather_graft writes 8 more, which copies in float16
  * read again: 40 bytes in all, and so 32. */
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<float>())
-    gather_halves_kernel(const __grid_constant__ tchi_cuda_rects list, gather_halves_rules rules)
+    gather_fp16_kernel(const __grid_constant__ tchi_cuda_rects list, gather_fp16_rules rules)
 {
-    __shared__ gather_halves_numbers numbers;
+    __shared__ gather_fp16_numbers numbers;
     __shared__ float tile[TCHI_CUDA_TILE];
-    tchi_cuda_with_chunk<float, true>(list, [&](const auto &ctx) { gather_halves_chunk(ctx, rules, numbers, tile); });
+    tchi_cuda_with_chunk<float, true>(list, [&](const auto &ctx) { gather_fp16_chunk(ctx, rules, numbers, tile); });
 }
 
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVEN_RESIDENT)
-    gather_halves_even_kernel(const __grid_constant__ tchi_cuda_rects list, gather_halves_rules rules)
+    gather_fp16_even_kernel(const __grid_constant__ tchi_cuda_rects list, gather_fp16_rules rules)
 {
-    __shared__ gather_halves_numbers numbers;
+    __shared__ gather_fp16_numbers numbers;
     __shared__ float tile[TCHI_CUDA_TILE];
     rules.l2 = 0;
     tchi_cuda_with_even_chunk<TCHI_CUDA_HALF>(list,
-                                              [&](const auto &ctx) { gather_halves_chunk(ctx, rules, numbers, tile); });
+                                              [&](const auto &ctx) { gather_fp16_chunk(ctx, rules, numbers, tile); });
 }
 
-tch_status tchi_cuda_gather_halves(void *state, const tch_update *update, tch_filter filter, int32_t l2,
-                                   const uint32_t *largest, const uint32_t *filtered)
+/* After the others, with what they noted. Blocks go to the front of their buffers. */
+static tch_status gather_fp16(const tchi_cuda_state *s, const tch_update *update, const tch_gathering *how)
 {
-    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
-    const gather_halves_rules rules = {filter, l2, largest, filtered};
+    const gather_fp16_rules rules = {how->filter, how->l2, how->notes[0], how->notes[1]};
+    tch_update fp16 = *update;
     tchi_cuda_rects list;
     int64_t next = 0;
     int32_t chunks;
-    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, TCHI_CUDA_BLOCKS, &next, &list)) > 0) {
-        auto kernel = list.even && list.halves && !l2 ? gather_halves_even_kernel : gather_halves_kernel;
+    fp16.block_type = TCH_SCALAR_F16;
+    while ((chunks = tchi_cuda_pack_fp16(&fp16, TCHI_CUDA_LOG_CHUNK, how->sides->buffers, &next, &list)) > 0) {
+        auto kernel = list.even && list.fp16 && !how->l2 ? gather_fp16_even_kernel : gather_fp16_kernel;
         kernel<<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
-        TCHI_CUDA_PASS(tchi_cuda_launched(s, "gather_halves"));
+        TCHI_CUDA_PASS(tchi_cuda_launched(s, "gather_fp16"));
     }
     return TCH_OK;
+}
+
+/* --- the choice -------------------------------------------------------------------------------------------------- */
+
+/* The grafted kinds whose v is kept. */
+static bool has_squares(tch_graft kind)
+{
+    return kind != TCH_GRAFT_NONE && kind != TCH_GRAFT_SGD;
+}
+
+/* One pass, or gather and then graft. */
+static tch_status gather_blocks(tchi_cuda_state *s, const tch_update *update, tchi_cuda_use use,
+                                const tch_gathering *how, uint32_t *const notes[2])
+{
+    if (has_squares(how->graft) && how->norms != NULL) {
+        return gather_and_graft(s, update, use, how, notes[0], notes[1]);
+    }
+    TCHI_CUDA_PASS(tchi_cuda_gather_plain(s, update, use, how->filter, how->l2, notes[0], notes[1]));
+    return how->graft == TCH_GRAFT_NONE ? TCH_OK : tchi_cuda_graft(s, update, how->graft, how->norms, how->scratch);
+}
+
+/* Both passes over blocks of float16 read gradients and states; the first writes no block. */
+tch_status tchi_cuda_gather(void *state, const tch_update *update, const tch_gathering *how, tch_scalar *chosen)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    const bool has_sides = how->sides != NULL;
+    const bool one_pass = how->graft == TCH_GRAFT_NONE || (has_squares(how->graft) && how->norms != NULL);
+    const bool fp16 = has_sides && one_pass && tchi_cuda_fp16_sides_supported(s, how->sides);
+    uint32_t *const notes[2] = {has_sides ? how->notes[0] : NULL, has_sides ? how->notes[1] : NULL};
+    if (chosen != NULL) {
+        *chosen = fp16 ? TCH_SCALAR_F16 : update->block_type;
+    }
+    if (!fp16) {
+        return gather_blocks(s, update, TCHI_CUDA_BLOCKS, how, notes);
+    }
+    TCHI_CUDA_PASS(gather_blocks(s, update, TCHI_CUDA_NO_BLOCKS, how, notes));
+    return gather_fp16(s, update, how);
 }

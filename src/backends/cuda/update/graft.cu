@@ -1,6 +1,6 @@
-/* Grafting: the step that another optimizer would take, of which the norm is wanted, and with `replace` the direction
- * as well. Norms are summed in double in a fixed order: over a thread's elements, over its block of threads, and then
- * by one block over the chunks that belong together, whose sums wait in scratch.
+/* Grafting: the step that another optimizer would take: its norm or, with `replace`, the step itself. Norms are summed
+ * in double in a fixed order: over a thread's elements, over its block of threads, and then by one block over the
+ * chunks that belong together, whose sums wait in scratch.
  *
  *     for (each element of a block) {
  *         v = keep * v + take * g * g;                        // beta2 and 1 - beta2; Adagrad: 1 and 1
@@ -137,19 +137,18 @@ int64_t tchi_cuda_graft_scratch(int64_t elements, int64_t rects)
     return tchi_cuda_most_chunks(elements, rects, TCHI_CUDA_LOG_CHUNK) * (int64_t)sizeof(double);
 }
 
-tch_status tchi_cuda_graft(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
+tch_status tchi_cuda_graft(tchi_cuda_state *state, const tch_update *update, tch_graft kind, double *norms,
                            void *scratch)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    graft_rules rules = {kind, replace, (double *)scratch};
+    graft_rules rules = {kind, norms == NULL, (double *)scratch};
     tchi_cuda_rects list;
     int64_t next = 0;
     int32_t chunks;
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, TCHI_CUDA_BLOCKS, &next, &list)) > 0) {
         auto kernel = update->real == TCH_SCALAR_F64 ? graft_kernel<double> : graft_kernel<float>;
-        kernel<<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
-        TCHI_CUDA_PASS(tchi_cuda_launched(s, "graft"));
+        kernel<<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, state->stream>>>(list, rules);
+        TCHI_CUDA_PASS(tchi_cuda_launched(state, "graft"));
         rules.partial += chunks;
     }
-    return tchi_cuda_graft_norms(s, update, (double *)scratch, norms);
+    return norms == NULL ? TCH_OK : tchi_cuda_graft_norms(state, update, (double *)scratch, norms);
 }

@@ -4,6 +4,11 @@
 
 #include "updates.cuh"
 
+/* d from g in block[0], f in block[1] (or block[0] where that is NULL) and v in state[1]: the norms of d or, where
+ * those are NULL, d in place of f. */
+tch_status tchi_cuda_graft(tchi_cuda_state *state, const tch_update *update, tch_graft kind, double *norms,
+                           void *scratch);
+
 /* norms[block_index] of the chunks' sums in `partial`, in the order of their launches. */
 tch_status tchi_cuda_graft_norms(const tchi_cuda_state *state, const tch_update *update, const double *partial,
                                  double *norms);

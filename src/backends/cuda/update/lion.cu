@@ -88,3 +88,15 @@ tch_status tchi_cuda_lion(void *state, const tch_update *update)
                                        lion_kernel<float, TCH_MOMENTS_CODES>);
     return tchi_cuda_launch_update<>(state, update, TCHI_CUDA_PARAMS, "lion", kernels);
 }
+
+tch_status tchi_cuda_elementwise(void *state, const tch_update *update, const tch_elementwise_rule *rule)
+{
+    switch (rule->kind) {
+    case TCH_ELEMENTWISE_ADAMW:
+        return tchi_cuda_adamw(state, update, rule->amsgrad, rule->l2);
+    case TCH_ELEMENTWISE_SGD:
+        return tchi_cuda_sgd(state, update, rule->nesterov);
+    default:
+        return tchi_cuda_lion(state, update);
+    }
+}

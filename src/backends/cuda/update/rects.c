@@ -122,11 +122,12 @@ static uint8_t wide_slots(const tch_update *update, const tchi_cuda_rect *p)
     return (uint8_t)wide;
 }
 
-static void pack_rect(const tch_update *update, const tch_rect *from, extent e, cut c, tchi_cuda_rect *to)
+static void pack_rect(const tch_update *update, const tch_rect *from, void *const block[2], extent e, cut c,
+                      tchi_cuda_rect *to)
 {
     *to = (tchi_cuda_rect){
-        .data = {from->param, from->master, from->grad, from->state[0], from->state[1], from->state[2], from->block[0],
-                 from->block[1]},
+        .data = {from->param, from->master, from->grad, from->state[0], from->state[1], from->state[2], block[0],
+                 block[1]},
         .clock = from->clock,
         .rows = e.rows,
         .cols = e.cols,
@@ -170,13 +171,23 @@ static void pack_shared(const tch_update *update, int blocks, tchi_cuda_rects *l
     int floats = update->real == TCH_SCALAR_F32 && update->param_type == update->real &&
                  update->grad_type == update->real && blocks;
     list->shorts = floats && update->block_type == TCH_SCALAR_BF16;
-    list->halves = floats && update->block_type == TCH_SCALAR_F16;
+    list->fp16 = floats && update->block_type == TCH_SCALAR_F16;
     list->maximize = update->maximize;
     list->stochastic = update->stochastic;
 }
 
+static void *block_of(const tch_update *update, const tch_rect *rect, int k, int use, void *const *fp16)
+{
+    char *at = rect->block[k];
+    if (at == NULL || use == TCHI_CUDA_NO_BLOCKS) {
+        return NULL;
+    }
+    return fp16 == NULL ? at : (char *)fp16[k] + (at - (char *)fp16[k]) / tchi_cuda_scalar_size(update->real) * 2;
+}
+
 /* No memory holds so many elements, 2^40 at least, that the chunks of a launch would not be counted by 31 bits. */
-int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, int64_t *next, tchi_cuda_rects *list)
+static int32_t pack_list(const tch_update *update, int log_chunk, int blocks, void *const *fp16, int64_t *next,
+                         tchi_cuda_rects *list)
 {
     int64_t chunks = 0;
     pack_shared(update, blocks, list);
@@ -190,10 +201,22 @@ int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, int6
         extent e = extent_of(rect, blocks);
         cut c = cut_up(e, log_chunk);
         list->first_chunk[list->count] = (int32_t)chunks;
-        pack_rect(update, rect, e, c, &list->rect[list->count]);
+        void *const block[2] = {block_of(update, rect, 0, blocks, fp16), block_of(update, rect, 1, blocks, fp16)};
+        pack_rect(update, rect, block, e, c, &list->rect[list->count]);
         list->even &= is_even(&list->rect[list->count++]);
         chunks += c.across * c.down;
     }
     list->first_chunk[list->count] = (int32_t)chunks;
     return (int32_t)chunks;
+}
+
+int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, int64_t *next, tchi_cuda_rects *list)
+{
+    return pack_list(update, log_chunk, blocks, NULL, next, list);
+}
+
+int32_t tchi_cuda_pack_fp16(const tch_update *update, int log_chunk, void *const buffers[2], int64_t *next,
+                            tchi_cuda_rects *list)
+{
+    return pack_list(update, log_chunk, TCHI_CUDA_BLOCKS, buffers, next, list);
 }

@@ -45,7 +45,7 @@ typedef struct tchi_cuda_rects {
     tch_scalar real, param_type, grad_type, block_type;
     int32_t plain;  /* all types that the operation uses are the arithmetic's */
     int32_t shorts; /* they are float32, but for blocks, which are bfloat16 */
-    int32_t halves; /* or float16 */
+    int32_t fp16;   /* or float16 */
     int32_t even;   /* every chunk is full and aligned, and no rectangle has a master copy */
     int32_t maximize, stochastic;
     int32_t count;
@@ -57,7 +57,8 @@ typedef struct tchi_cuda_rects {
 typedef enum tchi_cuda_use {
     TCHI_CUDA_PARAMS = 0,
     TCHI_CUDA_BLOCKS = 1,
-    TCHI_CUDA_ROWS = 2 /* blocks too, and rows that follow each other without a gap are not made one */
+    TCHI_CUDA_ROWS = 2,     /* blocks too, and rows that follow each other without a gap are not made one */
+    TCHI_CUDA_NO_BLOCKS = 3 /* chunks as with blocks, which are all taken for NULL */
 } tchi_cuda_use;
 
 TCH_BEGIN_DECLS
@@ -66,6 +67,11 @@ TCH_BEGIN_DECLS
  * moves *next behind them; empty ones are left out. Returns the number of chunks, 0 when nothing is left. `blocks` is a
  * tchi_cuda_use. */
 int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, int64_t *next, tchi_cuda_rects *list);
+
+/* The same of BLOCKS, whose elements are float16 at the front of the two buffers where those of the arithmetic's type
+ * would have been. */
+int32_t tchi_cuda_pack_fp16(const tch_update *update, int log_chunk, void *const buffers[2], int64_t *next,
+                            tchi_cuda_rects *list);
 
 /* Chunks of one rectangle, as tchi_cuda_pack cuts it. */
 int64_t tchi_cuda_chunks_of(const tch_rect *rect, int log_chunk, int blocks);

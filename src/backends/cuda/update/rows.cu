@@ -207,7 +207,7 @@ static int32_t pack_matrices(const tch_update *update, int64_t *next, int64_t *f
     return (int32_t)groups;
 }
 
-tch_status tchi_cuda_row_moments(void *state, const tch_update *update, double *norms, double *parts)
+static tch_status update_row_moments(void *state, const tch_update *update, double *norms, double *parts)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
     row_matrices list;
@@ -334,8 +334,9 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVE
     tchi_cuda_with_even_chunk<path>(list, [&](const auto &ctx) { apply_chunk(ctx, norms, numbers, tile); });
 }
 
-tch_status tchi_cuda_apply_rows(void *state, const tch_update *update, const double *norms)
+tch_status tchi_cuda_apply_rows(void *state, const tch_update *update, double *norms, double *parts)
 {
+    TCHI_CUDA_PASS(update_row_moments(state, update, norms, parts));
     return tchi_cuda_launch_update<const double *>(
         state, update, TCHI_CUDA_ROWS, "apply_rows",
         {apply_rows_kernel<double>, apply_rows_kernel<float>, apply_rows_even_kernel<TCHI_CUDA_SHORT>}, norms);

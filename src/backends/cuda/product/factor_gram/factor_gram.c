@@ -183,7 +183,7 @@ int tchi_cuda_factor_pair_supported(const tchi_cuda_state *state, const tchi_fac
 {
     const tch_matrices *a = pair->a;
     if (a->type == TCH_SCALAR_F16) {
-        return 1; /* tchi_cuda_halves_take has said so */
+        return 1; /* tchi_cuda_fp16_sides_supported has said so */
     }
     if (state->blas_workspace == NULL || a->type != TCH_SCALAR_F32 || a->rows == 0 || a->cols == 0 || a->batch == 0 ||
         a->rows >= 1 << 30 || a->cols >= 1 << 30) {

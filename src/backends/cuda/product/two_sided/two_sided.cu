@@ -1,6 +1,6 @@
 /* Products from both sides: Y = L X R' with roots, and L X R' or L' X R with bases.
  *
- *     X16 = half(scale X)                               // narrow.cu, or as gather_halves left it
+ *     X16 = half(scale X)                               // narrow.cu, or as gather_fp16 left it
  *     T   = (L X16)', in float16                        // transposed_product.cu
  *     Y   = (R T)', with all scales taken back          // and |Y| with it
  *
@@ -11,6 +11,7 @@
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/matrix/narrow.h"
 #include "backends/cuda/product/factor_gram/factor_gram.h"
+#include "backends/packed_sides.h"
 
 #define THREADS 256
 
@@ -147,29 +148,71 @@ static tch_status in_fp16(tchi_cuda_state *state, tch_sides sides, const tch_mat
 
 /* --- the choice -------------------------------------------------------------------------------------------------- */
 
-extern "C" tch_status tchi_cuda_two_sided(void *state, tch_sides sides, const tch_matrices *left,
-                                          const tch_matrices *right, const tch_matrices *x, const uint32_t *largest,
-                                          void *other, const tch_matrices *y, double *norms)
+static tch_status multiply_by(void *state, int32_t rounded, const tch_matrices *a, int32_t transpose_a,
+                              const tch_matrices *b, int32_t transpose_b, const tch_matrices *c)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    const two_sided_plan p = plan_of(s, x, other);
-    const int back = sides == TCH_SIDES_OUT_OF_BASES;
-    tch_matrices between = *x;
-    between.data = other;
-    if (supported(s, left, right, y, &p)) {
-        return in_fp16(s, sides, left, right, x, largest, y, norms, &p);
-    }
-    TCHI_CUDA_PASS(tchi_cuda_gemm_rounded(state, 1.0, left, back, x, 0, 0.0, &between));
-    TCHI_CUDA_PASS(tchi_cuda_gemm_rounded(state, 1.0, &between, 0, right, !back, 0.0, y));
-    return norms != NULL ? tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, y, norms) : TCH_OK;
+    return rounded && c->type == TCH_SCALAR_F32
+               ? tchi_cuda_gemm_rounded(state, 1.0, a, transpose_a, b, transpose_b, 0.0, c)
+               : tchi_cuda_gemm(state, 1.0, a, transpose_a, b, transpose_b, 0.0, c);
 }
 
-extern "C" int32_t tchi_cuda_halves_take(void *state, const tch_matrices *rows, const tch_matrices *cols,
-                                         const tch_matrices *left, const tch_matrices *right, const tch_matrices *y)
+/* Both sides where they are NULL or whole. */
+static tch_status from_sides(tchi_cuda_state *s, const tch_preconditioner *p, const tch_matrices *left,
+                             const tch_matrices *right, const tch_blocks *blocks, void *other, const tch_matrices *y,
+                             double *norms)
 {
-    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
-    const tch_matrices x = fp16_at(y->data, y->rows, y->cols, y->batch); /* for its size; aligned like y */
-    const two_sided_plan p = plan_of(s, &x, y->data);
-    return supported(s, left, right, y, &p) && tchi_cuda_factor_pingpong_supported(s, rows) &&
-           tchi_cuda_factor_pingpong_supported(s, cols);
+    const tch_matrices *x = &blocks->matrices;
+    const int back = p->sides == TCH_SIDES_OUT_OF_BASES;
+    tch_matrices between = *x;
+    between.data = other;
+    if (left != NULL && right != NULL && p->rounded) {
+        const two_sided_plan plan = plan_of(s, x, other);
+        if (supported(s, left, right, y, &plan)) {
+            return in_fp16(s, p->sides, left, right, x, blocks->notes, y, norms, &plan);
+        }
+    }
+    if (left != NULL) {
+        TCHI_CUDA_PASS(multiply_by(s, p->rounded, left, back, x, 0, right != NULL ? &between : y));
+        x = &between;
+    }
+    if (right != NULL) {
+        TCHI_CUDA_PASS(multiply_by(s, p->rounded, x, 0, right, !back, y));
+    }
+    return norms != NULL ? tchi_cuda_reduce(s, TCH_REDUCE_FROBENIUS, y, norms) : TCH_OK;
+}
+
+extern "C" tch_status tchi_cuda_precondition(void *state, const tch_preconditioner *p, const tch_blocks *x, void *other,
+                                             const tch_matrices *y, double *norms)
+{
+    const tch_matrices *kept[2] = {p->left, p->right};
+    tch_matrices side[2] = {};
+    char *room = (char *)p->room;
+    for (int k = 0; k < 2; k++) {
+        if (kept[k] != NULL) {
+            side[k] = tchi_packed_place(kept[k], y->type, &room);
+            TCHI_CUDA_PASS(tchi_packed_move(state, tchi_cuda_pack_matrices, kept[k], &side[k], 1));
+        }
+    }
+    return from_sides((tchi_cuda_state *)state, p, kept[0] != NULL ? &side[0] : NULL, kept[1] != NULL ? &side[1] : NULL,
+                      x, other, y, norms);
+}
+
+/* Results may lie in either buffer. */
+extern "C" int tchi_cuda_fp16_sides_supported(const tchi_cuda_state *state, const tch_block_sides *sides)
+{
+    int fits = tchi_cuda_factor_pingpong_supported(state, &sides->factors[0]) &&
+               tchi_cuda_factor_pingpong_supported(state, &sides->factors[1]);
+    for (int k = 0; k < 2 && fits; k++) {
+        if (sides->buffers[k] != NULL) {
+            char *room = (char *)sides->room;
+            tch_matrices y = sides->blocks;
+            y.data = sides->buffers[k];
+            const tch_matrices left = tchi_packed_place(&sides->sides[0], y.type, &room);
+            const tch_matrices right = tchi_packed_place(&sides->sides[1], y.type, &room);
+            const tch_matrices x = fp16_at(y.data, y.rows, y.cols, y.batch); /* for its size; aligned like y */
+            const two_sided_plan p = plan_of(state, &x, y.data);
+            fits = supported(state, &left, &right, &y, &p);
+        }
+    }
+    return fits;
 }

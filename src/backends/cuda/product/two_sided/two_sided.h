@@ -23,6 +23,9 @@ int tchi_cuda_transposed_product_supported(const tchi_cuda_state *state, const t
 tch_status tchi_cuda_transposed_product(tchi_cuda_state *state, const tch_matrices *a, int32_t transposed_a,
                                         const tch_matrices *b, const tch_matrices *c,
                                         const tchi_transposed_scales *scales, double *partial);
+/* Whether factors and sides take blocks of float16 that lie at the front of their buffers. */
+int tchi_cuda_fp16_sides_supported(const tchi_cuda_state *state, const tch_block_sides *sides);
+
 /* For rows and columns of op(A) B. */
 int64_t tchi_cuda_transposed_partials(int64_t rows, int64_t cols);
 
