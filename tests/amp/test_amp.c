@@ -222,7 +222,9 @@ static void scale_gradients(trial *t, double scale, bool bad)
     }
 }
 
-static void run_steps(tch_context *context, tch_optim_kind kind, bool unscale_first)
+/* Unscaled by hand never (0), always (1), or in every second iteration (2): what was called in one does not count in
+ * the next. */
+static void run_steps(tch_context *context, tch_optim_kind kind, int unscale)
 {
     trial t;
     tch_optim_config config = test_optim_defaults(kind);
@@ -238,6 +240,7 @@ static void run_steps(tch_context *context, tch_optim_kind kind, bool unscale_fi
     int64_t skipped = 0;
     for (int i = 0; i < 24; i++) {
         bool bad = i % 5 == 0;
+        bool unscale_first = unscale == 1 || (unscale == 2 && i % 2 == 0);
         trial_draw(&t);
         scale_gradients(&t, state_of(scaler).scale, bad);
         trial_list_gradients(&t, gradients);
@@ -274,9 +277,10 @@ static void run_steps(tch_context *context, tch_optim_kind kind, bool unscale_fi
 static void steps_with_scaled_gradients(void **state)
 {
     for (int kind = TCH_OPTIM_SGD; kind <= TCH_OPTIM_ADAMW; kind++) {
-        for (int unscale_first = 0; unscale_first < 2; unscale_first++) {
-            test_case("%s, %s", tch_optim_kind_name(kind), unscale_first ? "unscaled first" : "scaled");
-            run_steps(*state, kind, unscale_first);
+        static const char *const names[] = {"scaled", "unscaled first", "unscaled now and then"};
+        for (int unscale = 0; unscale < 3; unscale++) {
+            test_case("%s, %s", tch_optim_kind_name(kind), names[unscale]);
+            run_steps(*state, kind, unscale);
         }
     }
 }
@@ -401,6 +405,11 @@ static void bad_calls(void **state)
     test_check_refused(tch_scaler_set_state(scaler, NULL), TCH_ERR_INVALID_ARGUMENT, "state");
     CHECK(tch_scaler_scale(NULL) == NULL && tch_scaler_found_inf(NULL) == NULL, "a tensor of no scaler");
     test_case("an update without a look at gradients, as in PyTorch");
+    test_check_refused(tch_scaler_update(scaler), TCH_ERR_INVALID_ARGUMENT, "scaler");
+    test_case("a state that is set begins a new iteration");
+    CHECK_OK(tch_scaler_unscale(scaler, 0, NULL));
+    s = state_of(scaler);
+    CHECK_OK(tch_scaler_set_state(scaler, &s));
     test_check_refused(tch_scaler_update(scaler), TCH_ERR_INVALID_ARGUMENT, "scaler");
     test_case("a state that cannot be");
     s = state_of(scaler);

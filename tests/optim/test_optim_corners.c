@@ -27,29 +27,6 @@ static const trial_shape shapes[] = {
 #define SHAPES ((int32_t)(sizeof shapes / sizeof shapes[0]))
 #define DETERMINED 4 /* of them, in SOAP too */
 
-/* --- the state, by name ------------------------------------------------------------------------------------------ */
-
-/* All state of one parameter, one number after the other. */
-static double *snapshot(const trial *t, int32_t parameter, int64_t *count)
-{
-    double *all = NULL;
-    *count = 0;
-    for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer); i++) {
-        tch_optim_state s = TCH_OPTIM_STATE_INIT;
-        CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
-        if (s.parameter == parameter) {
-            int64_t n = tch_tensor_numel(s.tensor);
-            double *values = trial_read(t, s.tensor);
-            all = realloc(all, (size_t)(*count + n) * sizeof *all);
-            CHECK(all != NULL, "the test itself has no memory");
-            memcpy(all + *count, values, (size_t)n * sizeof *all);
-            *count += n;
-        }
-    }
-    test_own(all, free);
-    return all;
-}
-
 /* --- gradients at different times -------------------------------------------------------------------------------- */
 
 /* A parameter without gradients keeps its state to the bit, also roots and bases that others of its shape refresh. */
@@ -57,17 +34,15 @@ static void rest(tch_context *context, tch_optim_kind kind)
 {
     for (int32_t stagger = 0; stagger < 2; stagger++) {
         trial t;
-        int64_t count;
         tch_optim_config c = trial_config(kind);
         c.precondition_frequency = 4;
         c.stagger = stagger;
         trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, DETERMINED, shapes);
         trial_steps(&t, 6);
-        double *before = snapshot(&t, 1, &count);
+        unsigned char *before = trial_snapshot(&t, 1);
         t.parameters[1].missing = 1;
         trial_steps(&t, 9);
-        double *after = snapshot(&t, 1, &count);
-        CHECK(memcmp(before, after, (size_t)count * sizeof *after) == 0, "its state has changed, stagger %d", stagger);
+        trial_check_snapshot(&t, 1, before);
         trial_close(&t);
     }
 }
@@ -708,59 +683,6 @@ static void bases_in_a_small_workspace(void **state)
 
 /* --- loss scaling ------------------------------------------------------------------------------------------------ */
 
-static tch_scaler *make_scaler(tch_context *context, double scale)
-{
-    tch_scaler *scaler = NULL;
-    tch_scaler_config how = TCH_SCALER_CONFIG_INIT;
-    how.init_scale = scale;
-    CHECK_OK(tch_scaler_create(context, &how, &scaler));
-    return scaler;
-}
-
-/* Gradients are unscaled by hand in every second iteration: what was called in one does not count in the next. */
-static void unscaling_now_and_then(void **state)
-{
-    trial t;
-    const tch_tensor *gradients[SHAPES];
-    tch_tensor *writable[SHAPES];
-    tch_optim_config c = trial_config(TCH_OPTIM_SGD);
-    tch_scaler *scaler = make_scaler(*state, 1024.0);
-    test_case("unscaled now and then");
-    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
-    trial_list_gradients(&t, gradients);
-    for (int i = 0; i < STEPS; i++) {
-        trial_draw(&t);
-        trial_scale_gradients(&t, 1024.0);
-        for (int32_t k = 0; k < SHAPES; k++) {
-            writable[k] = &t.parameters[k].gradient;
-        }
-        if (i % 2 == 0) {
-            CHECK_OK(tch_scaler_unscale(scaler, SHAPES, writable));
-        }
-        CHECK_OK(tch_scaler_step(scaler, t.optimizer, SHAPES, gradients));
-        CHECK_OK(tch_scaler_update(scaler));
-        trial_step_references(&t);
-    }
-    for (int32_t i = 0; i < SHAPES; i++) {
-        CHECK(trial_error(&t, i, STEPS) < trial_tolerance(TCH_OPTIM_SGD, TCH_FLOAT64), "parameter %d is off", i);
-    }
-    tch_scaler_destroy(scaler);
-    trial_close(&t);
-}
-
-/* A state that is set begins a new iteration. */
-static void a_state_begins_an_iteration(void **state)
-{
-    tch_scaler *scaler = make_scaler(*state, 8.0);
-    tch_scaler_state numbers = TCH_SCALER_STATE_INIT;
-    test_case("a state in the middle of an iteration");
-    CHECK_OK(tch_scaler_unscale(scaler, 0, NULL));
-    CHECK_OK(tch_scaler_get_state(scaler, &numbers));
-    CHECK_OK(tch_scaler_set_state(scaler, &numbers));
-    test_check_refused(tch_scaler_update(scaler), TCH_ERR_INVALID_ARGUMENT, "scaler");
-    tch_scaler_destroy(scaler);
-}
-
 /* A box of a larger tensor, with one element, row and matrix left out at every end: inside all is divided and searched,
  * outside nothing. */
 static void a_box_with_gaps_of_one(void **state)
@@ -769,7 +691,10 @@ static void a_box_with_gaps_of_one(void **state)
     int64_t inner[] = {2, 3, 4, 5};
     int64_t strides[] = {120, 30, 6, 1};
     double values[360];
-    tch_scaler *scaler = make_scaler(*state, 2.0);
+    tch_scaler *scaler = NULL;
+    tch_scaler_config how = TCH_SCALER_CONFIG_INIT;
+    how.init_scale = 2.0;
+    CHECK_OK(tch_scaler_create(*state, &how, &scaler));
     test_tensor *memory = test_tensor_make(*state, TCH_FLOAT32, 4, outer, LAYOUT_CONTIGUOUS);
     tch_tensor box = memory->tensor;
     tch_tensor *list[] = {&box};
@@ -814,8 +739,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_is_borrowed_is_given_back),
         cmocka_unit_test(state_goes_back_to_the_device),
         cmocka_unit_test(bases_in_a_small_workspace),
-        cmocka_unit_test(unscaling_now_and_then),
-        cmocka_unit_test(a_state_begins_an_iteration),
         cmocka_unit_test(a_box_with_gaps_of_one),
     };
     test_begin(argc, argv);

@@ -101,7 +101,7 @@ static void forecast(tch_optim_kind kind, tch_dtype dtype, tch_state_dtype kept)
     tch_context *context = open_context();
     c.master_weights = dtype.bits == 16;
     c.state_dtype = kept;
-    c.packed_factors = kept != TCH_STATE_FLOAT32;
+    c.packed_factors = kept == TCH_STATE_BFLOAT16 || (kept == TCH_STATE_INT8 && dtype.bits == 16);
     c.root_dtype = kept == TCH_STATE_INT8 ? TCH_STATE_BFLOAT16 : TCH_STATE_FLOAT32;
     test_case("%s, %s, state_dtype %d", tch_optim_kind_name(kind), tch_dtype_name(dtype), (int)kept);
     trial_prepare(&t, context, dtype, dtype, &c, SHAPES, shapes, entries);
@@ -223,16 +223,14 @@ static void allocators_that_are_none(void **state)
     tch_optimizer *optimizer = NULL;
     tch_optim_config c = config_of(TCH_OPTIM_SGD);
     caller_memory m = {.context = context};
-    tch_state_allocator bad = {sizeof bad, NULL, caller_release, &m};
-    test_case("incomplete allocators");
-    tch_status got = tch_optimizer_create_with(context, &c, 0, NULL, &bad, &optimizer);
-    test_check_refused(got, TCH_ERR_INVALID_ARGUMENT, "allocator");
-    bad = (tch_state_allocator){sizeof bad, caller_allocate, NULL, &m};
-    got = tch_optimizer_create_with(context, &c, 0, NULL, &bad, &optimizer);
-    test_check_refused(got, TCH_ERR_INVALID_ARGUMENT, "allocator");
-    bad = (tch_state_allocator){1, caller_allocate, caller_release, &m};
-    got = tch_optimizer_create_with(context, &c, 0, NULL, &bad, &optimizer);
-    test_check_refused(got, TCH_ERR_INVALID_ARGUMENT, "allocator");
+    const tch_state_allocator bad[] = {{sizeof *bad, NULL, caller_release, &m},
+                                       {sizeof *bad, caller_allocate, NULL, &m},
+                                       {1, caller_allocate, caller_release, &m}};
+    for (int i = 0; i < 3; i++) {
+        test_case("incomplete allocator %d", i);
+        test_check_refused(tch_optimizer_create_with(context, &c, 0, NULL, &bad[i], &optimizer),
+                           TCH_ERR_INVALID_ARGUMENT, "allocator");
+    }
     CHECK(optimizer == NULL, "an optimizer was returned");
     tch_context_destroy(context);
     test_counting_check_empty();

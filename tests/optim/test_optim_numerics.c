@@ -130,57 +130,16 @@ static void stochastic_rounding_is_right_on_average(void **state)
 
 /* --- gradients that are not finite ------------------------------------------------------------------------------- */
 
-/* All state, one number after the other. */
-static double *snapshot(const trial *t, int64_t *count)
-{
-    int64_t total = 0;
-    double *values = NULL;
-    for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer); i++) {
-        tch_optim_state s = TCH_OPTIM_STATE_INIT;
-        CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
-        bool real = s.tensor->dtype.code == TCH_FLOAT;
-        int64_t n = tch_tensor_numel(s.tensor);
-        values = realloc(values, (size_t)(total + n + 1) * sizeof *values);
-        CHECK(values != NULL, "the test itself has no memory");
-        tch_tensor *copy = NULL;
-        tch_dtype dtype = real ? TCH_FLOAT64 : s.tensor->dtype;
-        memset(values + total, 0, (size_t)n * sizeof *values);
-        tch_tensor host = tch_tensor_view(values + total, dtype, s.tensor->ndim, s.tensor->shape);
-        CHECK_OK(tch_tensor_create(t->context, dtype, s.tensor->ndim, s.tensor->shape, TCH_CONTIGUOUS, &copy));
-        CHECK_OK(tch_tensor_copy(t->context, copy, s.tensor));
-        CHECK_OK(tch_tensor_copy(t->context, &host, copy));
-        CHECK_OK(tch_context_synchronize(t->context));
-        tch_tensor_destroy(copy);
-        total += n;
-    }
-    *count = total;
-    test_own(values, free);
-    return values;
-}
-
-/* The name of the state that number i of a snapshot belongs to. */
-static const char *owner_of(const trial *t, int64_t i)
-{
-    tch_optim_state s = TCH_OPTIM_STATE_INIT;
-    for (int32_t k = 0; i >= 0; k++) {
-        CHECK_OK(tch_optimizer_get_state(t->optimizer, k, &s));
-        i -= tch_tensor_numel(s.tensor);
-    }
-    return s.name;
-}
-
 /* A step with a bad gradient: the status by the policy, and not a bit of parameters or state has changed. */
 static void take_bad_step(trial *t, int32_t parameter, double bad, tch_status expected)
 {
     double *before[TRIAL_MOST_PARAMETERS];
-    int64_t count = 0;
-    int64_t count_after = 0;
     trial_draw(t);
     trial_spoil(t, parameter, bad);
     for (int32_t i = 0; i < t->count; i++) {
         before[i] = test_tensor_read(t->parameters[i].memory);
     }
-    double *state = snapshot(t, &count);
+    unsigned char *state = trial_snapshot(t, -1);
     tch_status got = trial_step_library(t);
     CHECK(got == expected, "a bad gradient gave %s (%s)", tch_status_name(got), tch_last_error());
     for (int32_t i = 0; i < t->count; i++) {
@@ -188,12 +147,7 @@ static void take_bad_step(trial *t, int32_t parameter, double bad, tch_status ex
         CHECK(memcmp(before[i], after, (size_t)t->parameters[i].memory->count * sizeof *after) == 0,
               "parameter %d has changed", i);
     }
-    double *state_after = snapshot(t, &count_after);
-    CHECK(count == count_after, "there is more state than before");
-    for (int64_t i = 0; i < count; i++) {
-        CHECK(memcmp(&state[i], &state_after[i], sizeof *state) == 0, "%s has changed from %g to %g", owner_of(t, i),
-              state[i], state_after[i]);
-    }
+    trial_check_snapshot(t, -1, state);
 }
 
 /* A GPU may follow a basis once more at a skipped step in which that was due: there it is not. */

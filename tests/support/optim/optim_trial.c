@@ -347,6 +347,49 @@ double *trial_read(const trial *t, const tch_tensor *tensor)
     return values;
 }
 
+void *trial_read_bytes(const trial *t, const tch_tensor *tensor)
+{
+    void *bytes = test_alloc((size_t)tch_tensor_numel(tensor) * tch_dtype_size(tensor->dtype) + 1);
+    tch_tensor host = tch_tensor_view(bytes, tensor->dtype, tensor->ndim, tensor->shape);
+    CHECK_OK(tch_tensor_copy(t->context, &host, tensor));
+    CHECK_OK(tch_context_synchronize(t->context));
+    return bytes;
+}
+
+/* Copies the state to `all`, or compares it with `before`, where those are not NULL. Returns its bytes. */
+static size_t visit_state(const trial *t, int32_t parameter, unsigned char *all, const unsigned char *before)
+{
+    size_t at = 0;
+    for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer); i++) {
+        tch_optim_state s = TCH_OPTIM_STATE_INIT;
+        CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
+        if (parameter >= 0 && s.parameter != parameter) {
+            continue;
+        }
+        size_t size = (size_t)tch_tensor_numel(s.tensor) * tch_dtype_size(s.tensor->dtype);
+        void *now = trial_read_bytes(t, s.tensor);
+        if (all != NULL) {
+            memcpy(all + at, now, size);
+        }
+        CHECK(before == NULL || memcmp(before + at, now, size) == 0, "%s has changed", s.name);
+        test_drop(now);
+        at += size;
+    }
+    return at;
+}
+
+unsigned char *trial_snapshot(const trial *t, int32_t parameter)
+{
+    unsigned char *all = test_alloc(visit_state(t, parameter, NULL, NULL) + 1);
+    visit_state(t, parameter, all, NULL);
+    return all;
+}
+
+void trial_check_snapshot(const trial *t, int32_t parameter, const unsigned char *before)
+{
+    visit_state(t, parameter, NULL, before);
+}
+
 void trial_save(const trial *t, const char *path)
 {
     tch_checkpoint_writer *writer = NULL;

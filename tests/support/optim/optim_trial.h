@@ -108,6 +108,12 @@ tch_optim_stats trial_stats(const trial *t);
 tch_tensor *trial_state(const trial *t, const char *name);
 double *trial_read(const trial *t, const tch_tensor *tensor);
 
+/* The bytes of a tensor on the device, and of all state of a parameter, or of every one (-1), which must then be what
+ * they were. */
+void *trial_read_bytes(const trial *t, const tch_tensor *tensor);
+unsigned char *trial_snapshot(const trial *t, int32_t parameter);
+void trial_check_snapshot(const trial *t, int32_t parameter, const unsigned char *before);
+
 /* The optimizer as a checkpoint, under the prefix "optimizer". */
 void trial_save(const trial *t, const char *path);
 tch_status trial_load(const trial *t, const char *path);
