@@ -97,17 +97,6 @@ KERNEL = {
     "stride": b"__global__ void f(float *y, const float *x, int n)\n{\n"
     b"    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {\n"
     b"        y[i] = x[i];\n    }\n}\n",
-    "stride_long": b"template <int n> __global__ void __launch_bounds__(n) f(unsigned\nlong n)\n"
-    b"{ size_t const p = threadIdx.x + blockIdx.x * blockDim.x;\n"
-    b"for (unsigned long i = p; i < n; i += gridDim.x * blockDim.x) ; }",
-    "stride_named": b"__global__ void f(float *y, int n) { const int p = blockIdx.x * blockDim.x + threadIdx.x;\n"
-    b"int s = blockDim.x * gridDim.x; for (int i = p;\ni < n; i += s) { y[i] = 0; } }",
-    "stride_seen": b"__global__ void f(float *y, int n) { const int p = blockIdx.x * blockDim.x + threadIdx.x;\n"
-    b"for (int i = p; i < n; i += blockDim.x * gridDim.x) { y[i] = p; } }",
-    "stride_sum": b"__global__ void f(float *y, int n) { int p = blockIdx.x * blockDim.x + threadIdx.x + 1;\n"
-    b"for (int i = p; i < n; i += blockDim.x * gridDim.x) { y[i] = 0; } }",
-    "stride_changed": b"__global__ void f(float *y, int n) {\n"
-    b"for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x * gridDim.x) { y[i] = ++n; } }",
     "guard": b"__global__ void f(double *x, long long n) { "
     b"long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;\n"
     b"if (i >= n) return; x[i] *= 2; __syncthreads(); }",

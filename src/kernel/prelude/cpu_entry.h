@@ -3,7 +3,6 @@
 namespace tchi
 {
 enum { tchi_uses_waits = __COUNTER__ - tchi_counter_before > 1 };
-static_assert(!(TCHI_STRIDE && tchi_uses_waits), "a loop in which threads wait is not reordered");
 } // namespace tchi
 
 extern "C" __attribute__((__visibility__("default"), __used__)) const tchi_cpu_kernel_entry tchi_kernel =

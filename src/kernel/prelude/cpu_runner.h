@@ -34,7 +34,7 @@ template <typename... P, void (*kernel)(P...)> struct tchi_entry<void (*)(P...),
     /* Parameters are copied once: what a thread stores through a pointer cannot be one of them. */
     static __attribute__((flatten, noinline)) void blocks(const tchi_cpu_launch *l, int64_t from, int64_t to, P... p)
     {
-        const int width = TCHI_STRIDE ? 1 : (int)l->block[0]; /* a reordered loop takes the range of its whole block */
+        const int width = (int)l->block[0];
         const unsigned height = l->block[1], depth = l->block[2];
         for (int64_t block = from; block < to; block++) {
             enter_block(l, block);

@@ -202,37 +202,6 @@ struct dynamic_shared {
 };
 #endif
 
-/* The block's range of [0, bound): what a grid-stride loop iterates over where the order is free. */
-template <typename T> struct turns {
-    struct place_in {
-        T value;
-        T operator*() const
-        {
-            return value;
-        }
-        void operator++()
-        {
-            value++;
-        }
-        bool operator!=(place_in other) const
-        {
-            return value != other.value;
-        }
-    };
-    T count;
-    template <typename B> explicit turns(B bound) : count(bound > 0 ? (T)bound : 0)
-    {
-    }
-    place_in begin() const
-    {
-        return {(T)((__int128)count * blockIdx.x.value / gridDim.x.value)};
-    }
-    place_in end() const
-    {
-        return {(T)((__int128)count * (blockIdx.x.value + 1) / gridDim.x.value)};
-    }
-};
-
 } // namespace tchi
 
 #undef assert

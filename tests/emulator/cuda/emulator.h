@@ -16,7 +16,6 @@
 
 #include "kernel/prelude/cpu_atomics.h"
 
-#define TCHI_STRIDE 0 /* no loop is reordered */
 #include "kernel/prelude/cpu_runner.h"
 
 /* Kernels are those of Hopper, which has every instruction there is a model of; what a device of another kind runs is

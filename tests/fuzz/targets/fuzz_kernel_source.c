@@ -22,7 +22,7 @@ static void prepare(const char *source, const char *name, int32_t option_count, 
     const tch_kernel_text text = {
         .source = source, .file = "mine.cu", .name = name, .options = options, .option_count = option_count};
     fuzz_faults_begin(hash);
-    tch_status status = tchi_cpu_source_prepare(&text, 1, &made);
+    tch_status status = tchi_cpu_source_prepare(&text, &made);
     bool faulted = fuzz_faults_end();
     REQUIRE(status == TCH_OK || status == TCH_ERR_INVALID_ARGUMENT || (status == TCH_ERR_OUT_OF_MEMORY && faulted));
     if (status == TCH_OK) {

@@ -231,18 +231,6 @@ static void check_axpy(kernel_trial *t)
     }
 }
 
-/* Each thread halves its own factor from turn to turn: which thread takes which element shows. */
-static void check_halving(kernel_trial *t)
-{
-    array x = random_array(t->context, TCH_FLOAT32, N, 0, 18), y = make(t->context, TCH_FLOAT32, N);
-    tch_kernel_argument arguments[] = {TCH_ARGUMENT_REAL(1.0), T(x), T(y), TCH_ARGUMENT_INT(N)};
-    launch(t, 3, 1, 4, arguments);
-    double *got = result(y);
-    for (int64_t i = 0; i < N; i++) {
-        expect(i, got[i], ldexp(x.values[i], -(int)(i / (3 * 128))), 0.0);
-    }
-}
-
 static void check_transpose(kernel_trial *t)
 {
     array x = random_array(t->context, TCH_FLOAT32, (int64_t)ROWS * COLS, 0, 10),
@@ -341,27 +329,6 @@ const kernel_source kernel_sources[] = {
      "for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x * gridDim.x)\n"
      "y[i] = a * x[i] + y[i];\n}\n",
      .check = check_axpy, .threads = 256},
-    {"grid-stride loop with names", "axpy",
-     "__global__ void axpy(float a, const float *x, float *y, int n)\n{\nint index = threadIdx.x + blockIdx.x * "
-     "blockDim.x;\nint stride = gridDim.x * blockDim.x;\n"
-     "for (int i = index; i < n; i += stride) {\nfloat v = a * x[i];\ny[i] = v + y[i];\n}\n}\n",
-     .check = check_axpy, .threads = 256},
-    {"grid-stride loop that counts its turns", "axpy",
-     "__global__ void axpy(float a, const float *x, float *y, int n)\n{\nint turns = 0;\n"
-     "for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x * gridDim.x, turns++)\n"
-     "if (turns * (size_t)(blockDim.x * gridDim.x) + blockIdx.x * blockDim.x + threadIdx.x == i)\n"
-     "y[i] = a * x[i] + y[i];\n}\n",
-     .check = check_axpy, .threads = 256},
-    {"grid-stride loop that changes a parameter", "halving",
-     "__global__ void halving(float a, const float *x, float *y, int n)\n{\n"
-     "for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x * gridDim.x) {\n"
-     "y[i] = a * x[i];\na *= 0.5f;\n}\n}\n",
-     .check = check_halving, .threads = 128},
-    {"grid-stride loop with a variable before it", "halving",
-     "__global__ void halving(float a, const float *x, float *y, int n)\n{\nfloat b = a;\n"
-     "for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x * gridDim.x) {\n"
-     "y[i] = b * x[i];\nb *= 0.5f;\n}\n}\n",
-     .check = check_halving, .threads = 128},
     {"exponential by a device function", "apply",
      "__device__ __forceinline__ float f(float x) { return expf(x); }\n"
      "__global__ void apply(const float *x, float *y, int n)\n{\n"

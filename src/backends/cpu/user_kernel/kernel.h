@@ -27,17 +27,15 @@ int tchi_process_run(char *const *arguments, const char *file, int seconds, char
 
 /* --- kernel_source.c --------------------------------------------------------------------------------------------- */
 
-/* What the compiler of the CPU is given in place of a user's source: the same text, line by line, but for two things
- * that no macro can change. */
+/* What the compiler of the CPU is given in place of a user's source: the same text, line by line, but for what no macro
+ * can change. */
 typedef struct tchi_cpu_source {
     char *text; /* of host->allocate, `size` bytes */
     size_t size;
     int dynamic; /* it has "extern __shared__" arrays, which became pointers */
-    int stride;  /* it is one grid-stride loop, which takes its elements in order now */
 } tchi_cpu_source;
 
-/* Loops are left as they are unless `reorder`. */
-tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, int reorder, tchi_cpu_source *source);
+tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, tchi_cpu_source *source);
 
 /* --- kernel_build.c ---------------------------------------------------------------------------------------------- */
 

@@ -144,7 +144,7 @@ static void remove_folder(const work *w)
 static void write_kernel(FILE *stream, const tch_kernel_text *text, const tchi_cpu_source *source, const char *macros,
                          const char *file)
 {
-    fprintf(stream, "%s#define TCHI_STRIDE %d\n", source->dynamic ? "#define TCHI_DYNAMIC 1\n" : "", source->stride);
+    fputs(source->dynamic ? "#define TCHI_DYNAMIC 1\n" : "", stream);
     for (size_t i = 0; i < TCHI_CPU_PARTS; i++) {
         if (tchi_cpu_parts[i].text == tchi_prelude_signature) {
             fprintf(stream, "%s#line 1 \"%s\"\n%s\n#line 1 \"the kernel's name\"\n#define TCHI_KERNEL %s\n", macros,
@@ -156,8 +156,8 @@ static void write_kernel(FILE *stream, const tch_kernel_text *text, const tchi_c
     }
 }
 
-/* kernel.cpp, which includes the prelude's parts. *reorder: whether a loop may be reordered, then whether one was. */
-static tch_status write_source(const work *w, const tch_kernel_text *text, int *reorder)
+/* kernel.cpp, which includes the prelude's parts. */
+static tch_status write_source(const work *w, const tch_kernel_text *text)
 {
     const tch_backend_host *host = tchi_cpu_host();
     tchi_cpu_source source;
@@ -169,9 +169,8 @@ static tch_status write_source(const work *w, const tch_kernel_text *text, int *
     char *macros = file + file_bytes;
     tchi_quoted_write(text->file, file);
     tchi_macros_write(text, macros, bytes - file_bytes);
-    tch_status status = tchi_cpu_source_prepare(text, *reorder, &source);
+    tch_status status = tchi_cpu_source_prepare(text, &source);
     if (status == TCH_OK) {
-        *reorder = source.stride;
         FILE *stream = create_file(w, "kernel.cpp");
         if (stream != NULL) {
             write_kernel(stream, text, &source, macros, file);
@@ -490,22 +489,6 @@ static tch_status read_image(const work *w, const tch_kernel_text *text, tch_ker
     return status;
 }
 
-/* A kernel whose loop could not be reordered is compiled again as it was written. */
-static tch_status compile_source(const work *w, const tch_kernel_text *text)
-{
-    int reorder = 1;
-    tch_status status = write_source(w, text, &reorder);
-    if (status == TCH_OK) {
-        status = compile(w, text);
-    }
-    if (status == TCH_ERR_INVALID_ARGUMENT && reorder) {
-        reorder = 0;
-        status = write_source(w, text, &reorder);
-        status = status == TCH_OK ? compile(w, text) : status;
-    }
-    return status;
-}
-
 tch_status tchi_cpu_kernel_build(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log,
                                  size_t log_size)
 {
@@ -517,7 +500,10 @@ tch_status tchi_cpu_kernel_build(void *state, const tch_kernel_text *text, tch_k
         status = write_texts(&w);
     }
     if (status == TCH_OK) {
-        status = compile_source(&w, text);
+        status = write_source(&w, text);
+    }
+    if (status == TCH_OK) {
+        status = compile(&w, text);
     }
     if (status == TCH_OK) {
         status = read_image(&w, text, image);

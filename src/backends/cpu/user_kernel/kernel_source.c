@@ -1,6 +1,5 @@
 /* What no macro can make C++ of: "extern __shared__ T name[]", an array of no size, becomes a pointer to the block's
- * dynamic shared memory; and a grid-stride loop takes its elements in order (kernel_stride.c). Lines stay lines, so
- * that messages name the right ones. */
+ * dynamic shared memory. Lines stay lines, so that messages name the right ones. */
 #define _GNU_SOURCE /* memmem */
 #include <stdio.h>
 #include <string.h>
@@ -8,7 +7,7 @@
 #include "kernel.h"
 #include "kernel_tokens.h"
 
-/* Room for what is put in: a few words for each array, each parameter, and a loop. */
+/* Room for what is put in: a few words for each array. */
 #define WORDS_BYTES 64
 
 typedef struct writer {
@@ -115,33 +114,6 @@ static int rewrite_shared(const tchi_kernel_tokens *t, writer *w)
     return dynamic;
 }
 
-/* --- grid-stride loops ------------------------------------------------------------------------------------------- */
-
-static void put_token(writer *w, const tchi_token *token)
-{
-    put(w, token->at, token->size);
-    put(w, " ", 1);
-}
-
-/* The parameters become const, and the header for (const auto i : tchi::turns<int>(n)). */
-static void rewrite_stride(writer *w, const tchi_stride_loop *loop)
-{
-    for (const tchi_token *t = loop->parameters; t + 1 < loop->open; t++) {
-        if (t->kind == TCHI_TOKEN_WORD && (tchi_token_is(t + 1, ",") || tchi_token_is(t + 1, ")"))) {
-            replace(w, t->at, t->at, "const ");
-        }
-    }
-    replace(w, loop->first->at, loop->first->at, "for (const auto ");
-    put_token(w, loop->variable);
-    put(w, ": tchi::turns<", 14);
-    for (const tchi_token *t = loop->first + 2; t < loop->variable; t++) {
-        put_token(w, t);
-    }
-    put(w, ">(", 2);
-    put_token(w, loop->bound);
-    replace(w, loop->first->at, loop->body[-1].at, ")"); /* the header's own follows */
-}
-
 /* --- kernels and other functions --------------------------------------------------------------------------------- */
 
 /* The last name of "space::scale<float, 4>". */
@@ -198,23 +170,10 @@ static int lacks_global(const tchi_kernel_tokens *t, const char *name)
 
 /* --- the whole --------------------------------------------------------------------------------------------------- */
 
-/* A macro of the options could hide anything; numbers hide nothing. */
-static int only_numbers_defined(const tch_kernel_text *text)
-{
-    for (int32_t i = 0; i < text->option_count; i++) {
-        const char *value = strncmp(text->options[i], "-D", 2) == 0 ? strchr(text->options[i], '=') : NULL;
-        if (value != NULL && strspn(value + 1, "0123456789.-") != strlen(value + 1)) {
-            return 0;
-        }
-    }
-    return 1;
-}
-
-tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, int reorder, tchi_cpu_source *source)
+tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, tchi_cpu_source *source)
 {
     const tch_backend_host *host = tchi_cpu_host();
     tchi_kernel_tokens tokens;
-    tchi_stride_loop loop;
     size_t words = 0, length = strlen(text->source);
     if (tchi_kernel_tokens_read(text->source, &tokens) != 0) {
         return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory for a source of %zu characters", length);
@@ -226,22 +185,16 @@ tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, int reorder, tch
                           text->file);
     }
     for (size_t i = 0; i < tokens.count; i++) {
-        words += tchi_token_is(&tokens.list[i], "extern") || tchi_token_is(&tokens.list[i], ",");
+        words += tchi_token_is(&tokens.list[i], "extern");
     }
-    source->size = length + (words + 2) * WORDS_BYTES + 1;
+    source->size = length + words * WORDS_BYTES + 1;
     source->text = host->allocate(source->size, 1);
     if (source->text == NULL) {
         tchi_kernel_tokens_free(&tokens);
         return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory for a source of %zu characters", length);
     }
     writer w = {source->text, 0, text->source};
-    source->dynamic = 0;
-    source->stride = reorder && only_numbers_defined(text) && tchi_find_stride_loop(&tokens, &loop);
-    if (source->stride) {
-        rewrite_stride(&w, &loop);
-    } else {
-        source->dynamic = rewrite_shared(&tokens, &w);
-    }
+    source->dynamic = rewrite_shared(&tokens, &w);
     put(&w, w.from, strlen(w.from) + 1);
     tchi_kernel_tokens_free(&tokens);
     return TCH_OK;

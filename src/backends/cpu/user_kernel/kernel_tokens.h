@@ -39,13 +39,4 @@ static inline int tchi_token_same(const tchi_token *a, const tchi_token *b)
     return a->size == b->size && memcmp(a->at, b->at, a->size) == 0;
 }
 
-/* A grid-stride loop whose iterations are independent: the kernel's parameters, from the parenthesis that opens them to
- * behind the one that closes them, the header from `first` to `body`, the loop variable and its bound. */
-typedef struct tchi_stride_loop {
-    const tchi_token *parameters, *open, *first, *body, *variable, *bound;
-} tchi_stride_loop;
-
-/* kernel_stride.c */
-int tchi_find_stride_loop(const tchi_kernel_tokens *tokens, tchi_stride_loop *loop);
-
 #endif
