@@ -4,63 +4,44 @@
  *     |w - w_ref|  <=  (n + 10) u |A|        w_ref from LAPACK in double
  * The other triangle of the input is NaN, columns have gaps, and scratch and gaps are poisoned and looked at after. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "backends/cpu/spectral/eigh/eigh.h"
+#include "solver_test.h"
 #include "support/linalg/reference.h"
 #include "support/random.h"
-#include "support/testing.h"
 
-enum { GUARD = 64, GAP = 3 };
+enum { GAP = 3 };
 
 static const double gap_value = 12345.0;
 static const tchi_blas *blas;
 
 typedef struct precision {
     const char *name;
+    tch_dtype dtype;
     double unit, huge, tiny; /* round-off, and factors that leave almost no room above and below */
-    size_t size;
-    size_t (*scratch)(int64_t n);
-    int (*solve)(int64_t n, void *a, int64_t lda, void *w, void *scratch);
-    double (*get)(const void *array, int64_t i);
-    void (*set)(void *array, int64_t i, double value);
+    const tchi_cpu_eigh_solver *solver;
 } precision;
 
-static int solve_f32(int64_t n, void *a, int64_t lda, void *w, void *scratch)
-{
-    return tchi_cpu_eigh_f32(&blas->f32, n, a, lda, w, scratch);
-}
-
-static int solve_f64(int64_t n, void *a, int64_t lda, void *w, void *scratch)
-{
-    return tchi_cpu_eigh_f64(&blas->f64, n, a, lda, w, scratch);
-}
-
-static double get_f32(const void *array, int64_t i)
-{
-    return ((const float *)array)[i];
-}
-
-static double get_f64(const void *array, int64_t i)
-{
-    return ((const double *)array)[i];
-}
-
-static void set_f32(void *array, int64_t i, double value)
-{
-    ((float *)array)[i] = (float)value;
-}
-
-static void set_f64(void *array, int64_t i, double value)
-{
-    ((double *)array)[i] = value;
-}
-
 static const precision precisions[] = {
-    {"float", 0x1p-24, 1e30, 1e-36, sizeof(float), tchi_cpu_eigh_scratch_f32, solve_f32, get_f32, set_f32},
-    {"double", 0x1p-53, 1e300, 1e-300, sizeof(double), tchi_cpu_eigh_scratch_f64, solve_f64, get_f64, set_f64},
+    {"float", {TCH_FLOAT, 32, 1}, 0x1p-24, 1e30, 1e-36, &tchi_cpu_eigh_f32},
+    {"double", {TCH_FLOAT, 64, 1}, 0x1p-53, 1e300, 1e-300, &tchi_cpu_eigh_f64},
 };
+
+static size_t element_bytes(const precision *kind)
+{
+    return kind->dtype.bits / 8;
+}
+
+static double get_number(const precision *kind, const void *array, int64_t i)
+{
+    return test_decode(kind->dtype, (const char *)array + (size_t)i * element_bytes(kind));
+}
+
+static void set_number(const precision *kind, void *array, int64_t i, double value)
+{
+    test_encode(kind->dtype, value, (char *)array + (size_t)i * element_bytes(kind));
+}
 
 /* The matrices: the first by their entries, those from CLUSTERED on by their eigenvalues. */
 typedef enum matrix_kind {
@@ -81,20 +62,22 @@ typedef enum matrix_kind {
     KINDS
 } matrix_kind;
 
-static const char *const kind_names[KINDS] = {"normal",
-                                              "zero",
-                                              "ones",
-                                              "identity",
-                                              "diagonal",
-                                              "second difference",
-                                              "glued Wilkinson",
-                                              "rank one plus identity",
-                                              "graded",
-                                              "graded upwards",
-                                              "clustered",
-                                              "two values",
-                                              "geometric",
-                                              "rank three"};
+static const char *const kind_names[KINDS] = {
+    "normal",
+    "zero",
+    "ones",
+    "identity",
+    "diagonal",
+    "second difference",
+    "glued Wilkinson",
+    "rank one plus identity",
+    "graded",
+    "graded upwards",
+    "clustered",
+    "two values",
+    "geometric",
+    "rank three",
+};
 
 /* g holds n by n normal numbers. */
 static double entry(matrix_kind kind, int64_t n, const double *g, int64_t row, int64_t col)
@@ -167,59 +150,48 @@ typedef struct problem {
     size_t scratch_bytes;
 } problem;
 
-static void *aligned(size_t bytes)
-{
-    void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    CHECK(memory != NULL, "no memory for %zu bytes", bytes);
-    test_own(memory, free);
-    return memory;
-}
-
 /* Column by column, the lower triangle; NaN above it and known numbers in the gaps. */
 static void store(problem *p)
 {
     for (int64_t j = 0; j < p->n; j++) {
         for (int64_t i = 0; i < p->lda; i++) {
             double inside = i >= j ? p->a[j * p->n + (i < p->n ? i : 0)] : NAN;
-            p->kind->set(p->matrix, j * p->lda + i, i < p->n ? inside : gap_value);
+            set_number(p->kind, p->matrix, j * p->lda + i, i < p->n ? inside : gap_value);
         }
     }
 }
 
 static problem make_problem(const precision *kind, int64_t n, matrix_kind matrix, double factor)
 {
-    problem p = {.kind = kind, .n = n, .lda = n + GAP, .scratch_bytes = kind->scratch(n)};
+    problem p = {.kind = kind, .n = n, .lda = n + GAP, .scratch_bytes = kind->solver->scratch_bytes(n)};
     test_random random = test_random_stream(500 + (uint64_t)n);
     double *g = test_alloc((size_t)(n * n) * sizeof *g);
     test_random_fill_normal(&random, g, n * n);
     p.a = test_alloc((size_t)(n * n) * sizeof *p.a);
-    p.matrix = aligned((size_t)(n * p.lda) * kind->size);
-    p.w = aligned((size_t)n * kind->size);
-    p.scratch = aligned(p.scratch_bytes + GUARD);
+    p.matrix = make_poisoned((size_t)(n * p.lda) * element_bytes(kind));
+    p.w = make_poisoned((size_t)n * element_bytes(kind));
+    p.scratch = make_scratch(p.scratch_bytes);
     fill(matrix, n, g, p.a);
     for (int64_t i = 0; i < n * n; i++) {
-        kind->set(p.w, 0, p.a[i] * factor);
-        p.a[i] = kind->get(p.w, 0);
+        set_number(kind, p.w, 0, p.a[i] * factor);
+        p.a[i] = get_number(kind, p.w, 0);
     }
     for (int64_t i = 0; i < n; i++) {
         for (int64_t j = 0; j < i; j++) {
             p.a[i * n + j] = p.a[j * n + i];
         }
-        kind->set(p.w, i, NAN);
+        set_number(kind, p.w, i, NAN);
     }
     store(&p);
-    memset(p.scratch, 0xff, p.scratch_bytes + GUARD);
     return p;
 }
 
 static void check_surroundings(const problem *p)
 {
-    for (int i = 0; i < GUARD; i++) {
-        CHECK((unsigned char)p->scratch[p->scratch_bytes + (size_t)i] == 0xff, "byte %d behind the scratch changed", i);
-    }
+    check_scratch(p->scratch, p->scratch_bytes);
     for (int64_t j = 0; j < p->n; j++) {
         for (int64_t i = p->n; i < p->lda; i++) {
-            CHECK(p->kind->get(p->matrix, j * p->lda + i) == gap_value, "the gap after column %lld changed",
+            CHECK(get_number(p->kind, p->matrix, j * p->lda + i) == gap_value, "the gap after column %lld changed",
                   (long long)j);
         }
     }
@@ -230,7 +202,7 @@ static double *vectors(const problem *p)
 {
     double *v = test_alloc((size_t)(p->n * p->n) * sizeof *v);
     for (int64_t i = 0; i < p->n * p->n; i++) {
-        v[i] = p->kind->get(p->matrix, i / p->n * p->lda + i % p->n);
+        v[i] = get_number(p->kind, p->matrix, i / p->n * p->lda + i % p->n);
     }
     return v;
 }
@@ -260,7 +232,7 @@ static void check_residual(const problem *p, const double *v)
     }
     ref_matmul(n, n, n, v, a, product);
     for (int64_t i = 0; i < n * n; i++) {
-        product[i] -= v[i] * (p->kind->get(p->w, i / n) / scale);
+        product[i] -= v[i] * (get_number(p->kind, p->w, i / n) / scale);
     }
     double error = ref_norm(n * n, product), bound = (double)(n + 10) * p->kind->unit * ref_norm(n * n, a);
     CHECK(error <= bound, "|AV - VW| / max|A| is %.3g > %.3g", error, bound);
@@ -282,9 +254,10 @@ static void check_values(const problem *p)
     blas->f64.syevd("N", "L", &order, a, &order, w, work, &lwork, iwork, &liwork, &info, 1, 1);
     CHECK(info == 0, "LAPACK's dsyevd gave %d", info);
     for (int64_t i = 0; i < n; i++) {
-        double ours = p->kind->get(p->w, i) / scale;
+        double ours = get_number(p->kind, p->w, i) / scale;
         CHECK(fabs(ours - w[i]) <= bound, "eigenvalue %lld is %.17g instead of %.17g", (long long)i, ours, w[i]);
-        CHECK(i == 0 || p->kind->get(p->w, i) >= p->kind->get(p->w, i - 1), "eigenvalue %lld descends", (long long)i);
+        CHECK(i == 0 || get_number(p->kind, p->w, i) >= get_number(p->kind, p->w, i - 1), "eigenvalue %lld descends",
+              (long long)i);
     }
 }
 
@@ -298,11 +271,16 @@ static void check_solved(const problem *p, int result)
     check_values(p);
 }
 
+static int solve_problem(const problem *p)
+{
+    return p->kind->solver->solve(blas, p->n, p->matrix, p->lda, p->w, p->scratch);
+}
+
 static void check_one(const precision *kind, int64_t n, matrix_kind matrix, double factor)
 {
     test_case("%s, n = %lld, %s times %g", kind->name, (long long)n, kind_names[matrix], factor);
     problem p = make_problem(kind, n, matrix, factor);
-    check_solved(&p, kind->solve(n, p.matrix, p.lda, p.w, p.scratch));
+    check_solved(&p, solve_problem(&p));
 }
 
 static void test_kinds(void **state)
@@ -356,14 +334,14 @@ static void check_refused(const precision *kind, int64_t n, int64_t row, int64_t
 {
     test_case("%s, n = %lld, %g at (%lld, %lld)", kind->name, (long long)n, wrong, (long long)row, (long long)column);
     problem p = make_problem(kind, n, NORMAL, 1.0);
-    size_t bytes = (size_t)(n * p.lda) * kind->size;
-    kind->set(p.matrix, column * p.lda + row, wrong);
+    size_t bytes = (size_t)(n * p.lda) * element_bytes(kind);
+    set_number(kind, p.matrix, column * p.lda + row, wrong);
     void *before = test_alloc(bytes);
     memcpy(before, p.matrix, bytes);
-    int result = kind->solve(n, p.matrix, p.lda, p.w, p.scratch);
+    int result = solve_problem(&p);
     CHECK(result == TCHI_EIGH_NOT_FINITE, "it returned %d", result);
     CHECK(memcmp(before, p.matrix, bytes) == 0, "the matrix changed");
-    CHECK(isnan(kind->get(p.w, 0)), "the eigenvalues changed");
+    CHECK(isnan(get_number(kind, p.w, 0)), "the eigenvalues changed");
 }
 
 static void test_not_finite(void **state)
@@ -387,7 +365,7 @@ static void test_empty(void **state)
     (void)state;
     for (int t = 0; t < PRECISIONS; t++) {
         test_case("%s, n = 0", precisions[t].name);
-        int result = precisions[t].solve(0, NULL, 1, NULL, NULL);
+        int result = precisions[t].solver->solve(blas, 0, NULL, 1, NULL, NULL);
         CHECK(result == 0, "it returned %d", result);
     }
 }
@@ -406,8 +384,7 @@ static void test_batch(void **state)
         }
 #pragma omp parallel for schedule(dynamic)
         for (int i = 0; i < BATCH; i++) {
-            problem *p = &problems[i];
-            results[i] = p->kind->solve(p->n, p->matrix, p->lda, p->w, p->scratch);
+            results[i] = solve_problem(&problems[i]);
         }
         for (int i = 0; i < BATCH; i++) {
             test_case("%s, %s of a batch", precisions[t].name, kind_names[i]);
@@ -419,12 +396,7 @@ static void test_batch(void **state)
 int main(int argc, char **argv)
 {
     test_begin(argc, argv);
-    const char *reason = NULL;
-    blas = tchi_blas_open(&reason);
-    if (blas == NULL) {
-        print_error("%s\n", reason);
-        return 1;
-    }
+    blas = open_blas();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_empty), cmocka_unit_test(test_kinds),         cmocka_unit_test(test_every_small_order),
         cmocka_unit_test(test_large), cmocka_unit_test(test_huge_and_tiny), cmocka_unit_test(test_not_finite),

@@ -2,12 +2,10 @@
  * of each. Sizes are odd, so that no part is like another. Every sum has at most ORDER terms of size one: its error is
  * at most ORDER times the unit of rounding, and what triangular solves make of it stays below ten times that, their
  * matrices being near the identity. */
-#include "support/testing.h"
-
 #include <math.h>
-#include <stdlib.h>
 
 #include "backends/cpu/runtime/blas/parallel_blas.h"
+#include "solver_test.h"
 #include "support/random.h"
 
 enum { ORDER = 389, SIDE = 421, DEPTH = 203, MOST_THREADS = 7 };
@@ -248,15 +246,9 @@ static void test_divided(void **unused)
 int main(int argc, char **argv)
 {
     test_begin(argc, argv);
-    const char *reason = NULL;
-    const tchi_blas *opened = tchi_blas_open(&reason);
-    if (opened == NULL) {
-        print_error("%s\n", reason);
-        return 1;
-    }
-    blas = *opened;
-    blas.threading =
-        TCHI_BLAS_SEQUENTIAL; /* whatever was opened: inside our regions each of its calls has one thread */
+    blas = *open_blas();
+    /* Whatever was opened: inside our regions each of its calls has one thread. */
+    blas.threading = TCHI_BLAS_SEQUENTIAL;
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_divided)};
     return cmocka_run_group_tests_name("parallel_blas", tests, NULL, NULL);
 }

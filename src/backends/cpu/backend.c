@@ -188,14 +188,14 @@ static int64_t scratch_bytes(void *state, tch_scratch_for operation, tch_scalar 
     }
     switch (operation) {
     case TCH_SCRATCH_EIGH:
-        each = (int64_t)(is_double ? tchi_cpu_eigh_scratch_f64(rows) : tchi_cpu_eigh_scratch_f32(rows));
+        each = (int64_t)(is_double ? &tchi_cpu_eigh_f64 : &tchi_cpu_eigh_f32)->scratch_bytes(rows);
         break;
     case TCH_SCRATCH_LARGEST_EIGENVALUE:
         each = tchi_cpu_largest_eigenvalue_scratch(rows);
         break;
     case TCH_SCRATCH_SHIFTED_INVERSE:
-        each = (int64_t)(is_double ? tchi_cpu_shifted_inverse_scratch_f64(rows, extra)
-                                   : tchi_cpu_shifted_inverse_scratch_f32(rows, extra));
+        each = (int64_t)(is_double ? &tchi_cpu_shifted_inverse_f64 : &tchi_cpu_shifted_inverse_f32)
+                   ->scratch_bytes(rows, extra);
         break;
     case TCH_SCRATCH_ROOT_RESIDUAL:
         each = tchi_cpu_root_residual_scratch(rows, extra);

@@ -22,8 +22,6 @@ FUNCTION(scipy_ssyevd_)
 FUNCTION(scipy_dsyevd_)
 FUNCTION(scipy_spotrf_)
 FUNCTION(scipy_dpotrf_)
-FUNCTION(scipy_spotri_)
-FUNCTION(scipy_dpotri_)
 FUNCTION(scipy_strtri_)
 FUNCTION(scipy_dtrtri_)
 

@@ -35,6 +35,11 @@ static int32_t report_of(int code, const tch_matrices *w, int64_t i)
     return in_range ? TCH_REPORT_OK : TCH_REPORT_OVERFLOW;
 }
 
+static const tchi_cpu_eigh_solver *eigh_for(tch_scalar type)
+{
+    return type == TCH_SCALAR_F64 ? &tchi_cpu_eigh_f64 : &tchi_cpu_eigh_f32;
+}
+
 static void eigh_one(void *argument, int64_t i, int thread)
 {
     const decompose_ctx *j = argument;
@@ -44,9 +49,7 @@ static void eigh_one(void *argument, int64_t i, int thread)
     void *scratch = j->scratch + thread * j->scratch_each;
     void *v = tchi_cpu_row(j->a, i, 0);
     void *w = tchi_cpu_row(j->b, i, 0);
-    int code = j->a->type == TCH_SCALAR_F64
-                   ? tchi_cpu_eigh_f64(&j->state->blas->f64, j->a->rows, v, j->a->ld, w, scratch)
-                   : tchi_cpu_eigh_f32(&j->state->blas->f32, j->a->rows, v, j->a->ld, w, scratch);
+    int code = eigh_for(j->a->type)->solve(j->state->blas, j->a->rows, v, j->a->ld, w, scratch);
     j->flags[i] = report_of(code, j->b, i);
 }
 
@@ -57,7 +60,7 @@ tch_status tchi_cpu_eigh(void *state, const tch_matrices *v, const tch_matrices 
     if (n == 0) {
         return TCH_OK;
     }
-    size_t each = v->type == TCH_SCALAR_F64 ? tchi_cpu_eigh_scratch_f64(n) : tchi_cpu_eigh_scratch_f32(n);
+    size_t each = eigh_for(v->type)->scratch_bytes(n);
     decompose_ctx ctx = {.state = s, .a = v, .b = w, .flags = flags, .scratch = scratch};
     ctx.scratch_each = TCHI_CPU_SCRATCH_ROUND((int64_t)each);
     tchi_cpu_for_each(s, v->batch, 9.0 * (double)n * (double)n * (double)n, eigh_one, &ctx);
@@ -187,6 +190,11 @@ tch_status tchi_cpu_spd_solve(void *state, const tch_matrices *a, const double *
 
 /* --- shifted inverses ------------------------------------------------------------------------------------------- */
 
+static const tchi_cpu_shifted_inverse_solver *shifted_inverse_for(tch_scalar type)
+{
+    return type == TCH_SCALAR_F64 ? &tchi_cpu_shifted_inverse_f64 : &tchi_cpu_shifted_inverse_f32;
+}
+
 static void shifted_one(void *argument, int64_t i, int thread)
 {
     const decompose_ctx *j = argument;
@@ -196,11 +204,9 @@ static void shifted_one(void *argument, int64_t i, int thread)
     void *scratch = j->scratch + thread * j->scratch_each;
     void *a = tchi_cpu_row(j->a, i, 0);
     void *x = tchi_cpu_row(j->b, i, 0);
-    int code = j->a->type == TCH_SCALAR_F64
-                   ? tchi_cpu_shifted_inverse_f64(j->state->blas, j->a->rows, a, j->a->ld, j->count, j->shifts,
-                                                  j->weights, x, j->b->ld, scratch)
-                   : tchi_cpu_shifted_inverse_f32(j->state->blas, j->a->rows, a, j->a->ld, j->count, j->shifts,
-                                                  j->weights, x, j->b->ld, scratch);
+    int code =
+        shifted_inverse_for(j->a->type)
+            ->solve(j->state->blas, j->a->rows, a, j->a->ld, j->count, j->shifts, j->weights, x, j->b->ld, scratch);
     if (code != 0) {
         j->flags[i] = code < 0 ? TCH_REPORT_NOT_FINITE : TCH_REPORT_NOT_POSITIVE;
     }
@@ -214,8 +220,7 @@ tch_status tchi_cpu_shifted_inverse(void *state, const tch_matrices *a, int32_t 
     if (n == 0) {
         return TCH_OK;
     }
-    size_t each = a->type == TCH_SCALAR_F64 ? tchi_cpu_shifted_inverse_scratch_f64(n, count)
-                                            : tchi_cpu_shifted_inverse_scratch_f32(n, count);
+    size_t each = shifted_inverse_for(a->type)->scratch_bytes(n, count);
     decompose_ctx ctx = {.state = s,
                          .a = a,
                          .b = x,

@@ -74,8 +74,7 @@ static int bind_all(opened *library)
     const symbol symbols[] = {
         {"cblas_sgemm", &s->gemm}, {"cblas_dgemm", &d->gemm}, {"cblas_ssyrk", &s->syrk}, {"cblas_dsyrk", &d->syrk},
         {"cblas_strsm", &s->trsm}, {"cblas_dtrsm", &d->trsm}, {"ssyevd_", &s->syevd},    {"dsyevd_", &d->syevd},
-        {"spotrf_", &s->potrf},    {"dpotrf_", &d->potrf},    {"spotri_", &s->potri},    {"dpotri_", &d->potri},
-        {"strtri_", &s->trtri},    {"dtrtri_", &d->trtri},
+        {"spotrf_", &s->potrf},    {"dpotrf_", &d->potrf},    {"strtri_", &s->trtri},    {"dtrtri_", &d->trtri},
     };
     library->prefix = "scipy_";
     if (find(library, symbols[0].name) == NULL) {

@@ -24,7 +24,6 @@ typedef struct tchi_blas_f32 {
     void (*syevd)(const char *jobz, const char *uplo, const int *n, float *a, const int *lda, float *w, float *work,
                   const int *lwork, int *iwork, const int *liwork, int *info, size_t, size_t);
     void (*potrf)(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t);
-    void (*potri)(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t);
     void (*trtri)(const char *uplo, const char *diag, const int *n, float *a, const int *lda, int *info, size_t,
                   size_t);
 } tchi_blas_f32;
@@ -39,7 +38,6 @@ typedef struct tchi_blas_f64 {
     void (*syevd)(const char *jobz, const char *uplo, const int *n, double *a, const int *lda, double *w, double *work,
                   const int *lwork, int *iwork, const int *liwork, int *info, size_t, size_t);
     void (*potrf)(const char *uplo, const int *n, double *a, const int *lda, int *info, size_t);
-    void (*potri)(const char *uplo, const int *n, double *a, const int *lda, int *info, size_t);
     void (*trtri)(const char *uplo, const char *diag, const int *n, double *a, const int *lda, int *info, size_t,
                   size_t);
 } tchi_blas_f64;

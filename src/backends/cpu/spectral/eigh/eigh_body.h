@@ -1,6 +1,6 @@
 /* The symmetric eigensolver, written once for the two precisions: reduce to tridiagonal form, divide and conquer,
  * transform back. Only matrix products are borrowed; why, and what each step reached, is in bench/ladder/eigh.md.
- * Before including, define REAL, REAL_BLAS and the numbers that eigh_f32.c explains. */
+ * Before including, define REAL, REAL_BLAS, REAL_FIELD and the numbers that eigh_f32.c explains. */
 #include <math.h>
 #include <omp.h>
 #include <stdbool.h>
@@ -29,23 +29,6 @@ static int team_size(int64_t n, int64_t rows, int limit)
     return threads > 1 ? (int)threads : 1;
 }
 
-/* The parts of the scratch, in their order. */
-enum {
-    PART_Q,
-    PART_SQUARE,
-    PART_PACKED,
-    PART_VECTORS,
-    PART_TAU,
-    PART_T,
-    PART_W,
-    PART_VALUES,
-    PART_E,
-    PART_NUMBERS,
-    PART_ORDER,
-    PART_INDICES,
-    PARTS
-};
-
 typedef struct workspace {
     int64_t padded, ldq;
     REAL *q;      /* padded columns of length ldq: the matrix being reduced, then the tridiagonal vectors */
@@ -62,59 +45,40 @@ static int64_t distance_of_columns(int64_t padded)
     return padded / BLOCK % 2 == 0 ? padded + BLOCK : padded;
 }
 
-static size_t part_bytes(int64_t n, int part)
+/* The next part of the scratch; with scratch NULL parts are only counted. */
+static void *take_part(char *scratch, size_t *used, int64_t count, size_t size)
 {
-    int64_t padded = tchi_round_up(n, BLOCK), team = team_size(n, REDUCE_ROWS, MAX_THREADS);
-    const size_t bytes[PARTS] = {
-        [PART_Q] = (size_t)(padded * distance_of_columns(padded)) * sizeof(REAL),
-        [PART_SQUARE] = (size_t)(n * n) * sizeof(REAL),
-        [PART_PACKED] = (size_t)(n * n) * sizeof(REAL),
-        [PART_VECTORS] = (size_t)((VECTORS_PER_THREAD * team + SHARED_VECTORS) * padded) * sizeof(REAL),
-        [PART_TAU] = (size_t)n * sizeof(REAL),
-        [PART_T] = (size_t)(n * BACK_WIDTH) * sizeof(REAL),
-        [PART_W] = (size_t)(n * BACK_WIDTH) * sizeof(REAL),
-        [PART_VALUES] = (size_t)n * sizeof(double),
-        [PART_E] = (size_t)n * sizeof(double),
-        [PART_NUMBERS] = (size_t)(NUMBER_LISTS * 2 * n) * sizeof(double),
-        [PART_ORDER] = (size_t)n * sizeof(int),
-        [PART_INDICES] = (size_t)(INDEX_LISTS * 2 * n) * sizeof(int),
-    };
-    return (bytes[part] + 63) / 64 * 64;
+    void *part = scratch != NULL ? scratch + *used : NULL;
+    *used += ((size_t)count * size + 63) / 64 * 64;
+    return part;
 }
 
-static size_t eigh_scratch(int64_t n)
+static workspace lay_out(int64_t n, char *scratch, size_t *used)
 {
-    size_t bytes = 0;
-    for (int part = 0; part < PARTS; part++) {
-        bytes += part_bytes(n, part);
-    }
+    int64_t padded = tchi_round_up(n, BLOCK), ldq = distance_of_columns(padded);
+    int64_t vectors = VECTORS_PER_THREAD * team_size(n, REDUCE_ROWS, MAX_THREADS) + SHARED_VECTORS;
+    workspace s = {.padded = padded, .ldq = ldq};
+    *used = 0;
+    s.q = take_part(scratch, used, padded * ldq, sizeof(REAL));
+    s.square = take_part(scratch, used, n * n, sizeof(REAL));
+    s.packed = take_part(scratch, used, n * n, sizeof(REAL));
+    s.vectors = take_part(scratch, used, vectors * padded, sizeof(REAL));
+    s.tau = take_part(scratch, used, n, sizeof(REAL));
+    s.t = take_part(scratch, used, n * BACK_WIDTH, sizeof(REAL));
+    s.w = take_part(scratch, used, n * BACK_WIDTH, sizeof(REAL));
+    s.values = take_part(scratch, used, n, sizeof(double));
+    s.e = take_part(scratch, used, n, sizeof(double));
+    s.numbers = take_part(scratch, used, NUMBER_LISTS * 2 * n, sizeof(double));
+    s.order = take_part(scratch, used, n, sizeof(int));
+    s.indices = take_part(scratch, used, INDEX_LISTS * 2 * n, sizeof(int));
+    return s;
+}
+
+static size_t eigh_scratch_bytes(int64_t n)
+{
+    size_t bytes;
+    (void)lay_out(n, NULL, &bytes);
     return bytes;
-}
-
-static workspace lay_out(int64_t n, char *scratch)
-{
-    void *at[PARTS];
-    for (int part = 0; part < PARTS; part++) {
-        at[part] = scratch;
-        scratch += part_bytes(n, part);
-    }
-    int64_t padded = tchi_round_up(n, BLOCK);
-    return (workspace){
-        .padded = padded,
-        .ldq = distance_of_columns(padded),
-        .q = at[PART_Q],
-        .square = at[PART_SQUARE],
-        .packed = at[PART_PACKED],
-        .vectors = at[PART_VECTORS],
-        .tau = at[PART_TAU],
-        .t = at[PART_T],
-        .w = at[PART_W],
-        .values = at[PART_VALUES],
-        .e = at[PART_E],
-        .numbers = at[PART_NUMBERS],
-        .order = at[PART_ORDER],
-        .indices = at[PART_INDICES],
-    };
 }
 
 /* The largest size of an entry of the lower triangle, or a NaN when one is not finite. */
@@ -189,7 +153,7 @@ static ctx make_ctx(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, cons
     };
 }
 
-static int solve(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, REAL *w, const workspace *s, int exponent)
+static int run_team(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, REAL *w, const workspace *s, int exponent)
 {
     ctx j = make_ctx(blas, n, a, lda, s, exponent);
     int failed = 0, available = omp_in_parallel() ? 1 : omp_get_max_threads();
@@ -220,8 +184,10 @@ static int solve(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, REAL *w
 /* The matrix is worked on with its largest entry between one half and one, by an exact scaling, so that no square can
  * overflow and what underflows is negligible. At the ends of the range the scaling stops short of factors that are not
  * normal numbers themselves. */
-static int eigh(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, REAL *w, void *scratch)
+static int solve_eigh(const tchi_blas *blas, int64_t n, void *a_data, int64_t lda, void *w_data, void *scratch)
 {
+    REAL *a = a_data, *w = w_data;
+    size_t used;
     if (n == 0) {
         return 0;
     }
@@ -237,6 +203,6 @@ static int eigh(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, REAL *w,
     int exponent = 0;
     frexp((double)most, &exponent);
     exponent = exponent < -MAX_SCALING ? -MAX_SCALING : exponent > MAX_SCALING ? MAX_SCALING : exponent;
-    workspace s = lay_out(n, scratch);
-    return solve(blas, n, a, lda, w, &s, exponent);
+    workspace s = lay_out(n, scratch, &used);
+    return run_team(&blas->REAL_FIELD, n, a, lda, w, &s, exponent);
 }

@@ -1,6 +1,7 @@
 /* The symmetric eigensolver in single precision. */
 #define REAL float
 #define REAL_BLAS tchi_blas_f32
+#define REAL_FIELD f32
 #define ROUND_OFF 0x1p-24
 #define SMALLEST_SQUARES 0x1p-100f /* a sum of squares below this may have lost digits to underflow */
 #define MAX_SCALING 126            /* 2 to this power, and to its negative, are normal numbers */
@@ -8,12 +9,4 @@
 #define SECULAR_TOLERANCE 0x1p-24  /* met before the last step, which squares it */
 #include "eigh_body.h"
 
-size_t tchi_cpu_eigh_scratch_f32(int64_t n)
-{
-    return eigh_scratch(n);
-}
-
-int tchi_cpu_eigh_f32(const tchi_blas_f32 *blas, int64_t n, float *a, int64_t lda, float *w, void *scratch)
-{
-    return eigh(blas, n, a, lda, w, scratch);
-}
+const tchi_cpu_eigh_solver tchi_cpu_eigh_f32 = {eigh_scratch_bytes, solve_eigh};

@@ -1,5 +1,5 @@
 /* The shifted inverse for one precision: included by shifted_inverse_f32.c and shifted_inverse_f64.c, which define
- * REAL and REAL_BLAS. Matrices are column by column, and of a symmetric one the lower triangle is the one in use. */
+ * REAL, REAL_BLAS and REAL_FIELD. Matrices are column by column, and of a symmetric one the lower triangle is the one in use. */
 #ifndef REAL
 #error "shifted_inverse_body.h is included by a file that defines REAL and REAL_BLAS"
 #endif
@@ -41,50 +41,6 @@ static int lower_is_finite(int64_t n, const REAL *a, int64_t lda)
     return 1;
 }
 
-/* inverse <- (A + shift I)^(-1), lower triangle. */
-static int invert_shifted(const tchi_blas_f64 *blas, int64_t n, const REAL *a, int64_t lda, double shift,
-                          double *inverse)
-{
-    for (int64_t j = 0; j < n; j++) {
-        for (int64_t i = j; i < n; i++) {
-            inverse[i + j * n] = (double)a[i + j * lda] + (i == j ? shift : 0);
-        }
-    }
-    const int order = (int)n;
-    int info = 0;
-    blas->potrf("L", &order, inverse, &order, &info, 1);
-    if (info == 0) {
-        blas->potri("L", &order, inverse, &order, &info, 1);
-    }
-    return info;
-}
-
-static int shifted_inverse_reference(const tchi_blas *blas, int64_t n, const REAL *a, int64_t lda, int64_t count,
-                                     const double *shifts, const double *weights, REAL *x, int64_t ldx, void *scratch)
-{
-    double *inverse = scratch;
-    double *sum = inverse + n * n;
-    if (!lower_is_finite(n, a, lda)) {
-        return -1;
-    }
-    memset(sum, 0, (size_t)(n * n) * sizeof *sum);
-    for (int64_t k = 0; k < count; k++) {
-        if (invert_shifted(&blas->f64, n, a, lda, shifts[k], inverse) != 0) {
-            return (int)(k + 1);
-        }
-        for (int64_t i = 0; i < n * n; i++) {
-            sum[i] += weights[k] * inverse[i];
-        }
-    }
-    for (int64_t j = 0; j < n; j++) {
-        for (int64_t i = j; i < n; i++) {
-            x[i + j * ldx] = (REAL)sum[i + j * n];
-        }
-    }
-    mirror_square(n, x, ldx);
-    return 0;
-}
-
 /* Rows times poles below which no threads are started: all the work then takes about as long as starting them, some
  * ten microseconds. An estimate, not tuned. */
 enum { SMALLEST_SHARED_WORK = 200 };
@@ -94,7 +50,7 @@ static size_t align_up(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-static size_t shifted_inverse_scratch(int64_t n, int64_t count)
+static size_t shifted_inverse_scratch_bytes(int64_t n, int64_t count)
 {
     if (n == 0) {
         return 0;
@@ -136,14 +92,17 @@ static int threads_for(const band_plan *plan)
     return one || omp_in_parallel() ? 1 : omp_get_max_threads();
 }
 
-static int shifted_inverse(const tchi_blas *blas, const REAL_BLAS *real, int64_t n, REAL *a, int64_t lda, int64_t count,
-                           const double *shifts, const double *weights, REAL *x, int64_t ldx, void *scratch)
+static int solve_shifted_inverse(const tchi_blas *blas, int64_t n, void *a, int64_t lda, int64_t count,
+                                 const double *shifts, const double *weights, void *x, int64_t ldx, void *scratch)
 {
     if (n == 0) {
         return 0;
     }
-    shifted_inverse_call call = {
-        .blas = blas, .real = real, .plan = make_band_plan(n, count), .shifts = shifts, .weights = weights};
+    shifted_inverse_call call = {.blas = blas,
+                                 .real = &blas->REAL_FIELD,
+                                 .plan = make_band_plan(n, count),
+                                 .shifts = shifts,
+                                 .weights = weights};
     call.factors = make_band_factors(&call.plan, scratch);
     call.inverse = make_band_inverse_scratch(&call.plan,
                                              (char *)scratch + align_up(band_factors_count(&call.plan) * sizeof(REAL)));
