@@ -8,61 +8,19 @@
 
 #include "backends/cpu/loops/loops.h"
 #include "backends/cpu/update/steps/steps.h"
-#include "core/cpu_features.h"
 #include "support/random.h"
 #include "support/testing.h"
 
-typedef struct level {
-    const char *name;
-    const tchi_loops *loops[2]; /* of float32 and float64 */
-    const tchi_cpu_steps *steps[2];
-    const tchi_conversions *conversions;
-    const tchi_thin_product *thin;
-    int usable;
-} level;
+typedef tchi_cpu_level level;
 
-static const level plain = {"plain",
-                            {&tchi_loops_f32_plain, &tchi_loops_f64_plain},
-                            {&tchi_cpu_steps_f32_plain, &tchi_cpu_steps_f64_plain},
-                            &tchi_conversions_plain,
-                            NULL,
-                            1};
-static level levels[2];
-static int level_count;
-
-static void list_levels(void)
-{
-#if defined(__x86_64__)
-    levels[0] = (level){"avx2",
-                        {&tchi_loops_f32_avx2, &tchi_loops_f64_avx2},
-                        {&tchi_cpu_steps_f32_avx2, &tchi_cpu_steps_f64_avx2},
-                        &tchi_conversions_avx2,
-                        NULL,
-                        tchi_cpu_has_avx2()};
-    levels[1] = (level){"avx512",
-                        {&tchi_loops_f32_avx512, &tchi_loops_f64_avx512},
-                        {&tchi_cpu_steps_f32_avx512, &tchi_cpu_steps_f64_avx512},
-                        &tchi_conversions_avx512,
-                        &tchi_thin_product_avx512,
-                        tchi_cpu_has_avx512()};
-    level_count = 2;
-#elif defined(__aarch64__)
-    levels[0] = (level){"neon",
-                        {&tchi_loops_f32_neon, &tchi_loops_f64_neon},
-                        {&tchi_cpu_steps_f32_neon, &tchi_cpu_steps_f64_neon},
-                        &tchi_conversions_neon,
-                        &tchi_thin_product_neon,
-                        1};
-    level_count = 1;
-#endif
-}
+static level plain;
 
 static void for_each_level(void (*check)(const level *))
 {
-    for (int i = 0; i < level_count; i++) {
-        if (levels[i].usable) {
-            test_case("%s", levels[i].name);
-            check(&levels[i]);
+    for (const level *l = tchi_cpu_levels; strcmp(l->name, plain.name) != 0; l++) {
+        if (l->is_usable()) {
+            test_case("%s", l->name);
+            check(l);
         }
     }
 }
@@ -298,15 +256,16 @@ static void check_thin_products(const level *l)
     static const int64_t shapes[][2] = {{4, 16},  {5, 17},   {8, 32},  {9, 40},   {12, 63},
                                         {15, 64}, {23, 100}, {8, 600}, {9, 1100}, {5, 4100}};
     static const int64_t terms[] = {1, 2, 7, 8, 9, 33, 64, 65, 256, 257, 300};
-    if (l->thin == NULL) {
+    if (l->thin_product == NULL) {
         return;
     }
     test_random random = test_random_stream(33);
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         for (size_t t = 0; t < sizeof terms / sizeof *terms; t++) {
-            int fits = terms[t] <= l->thin->one_pass || shapes[s][0] * shapes[s][1] <= l->thin->most_elements;
-            if (fits && shapes[s][0] >= l->thin->rows && shapes[s][1] >= l->thin->cols) {
-                check_thin(l->thin, &random, terms[t], shapes[s][0], shapes[s][1]);
+            int fits =
+                terms[t] <= l->thin_product->one_pass || shapes[s][0] * shapes[s][1] <= l->thin_product->most_elements;
+            if (fits && shapes[s][0] >= l->thin_product->rows && shapes[s][1] >= l->thin_product->cols) {
+                check_thin(l->thin_product, &random, terms[t], shapes[s][0], shapes[s][1]);
             }
         }
     }
@@ -322,6 +281,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(conversions), cmocka_unit_test(loops),
                                        cmocka_unit_test(transposes), cmocka_unit_test(thin_products)};
-    list_levels();
+    const level *last = tchi_cpu_levels;
+    while (strcmp(last->name, "plain") != 0) {
+        last++;
+    }
+    plain = *last;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

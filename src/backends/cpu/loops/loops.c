@@ -6,67 +6,66 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/cpu/update/steps/steps.h"
 #include "core/cpu_features.h"
 
-typedef struct level {
-    const char *name;
-    const tchi_loops *f32, *f64;
-    const tchi_conversions *conversions;
-    const tchi_thin_product *thin_product;
-} level;
+#define DECLARE_LEVEL(level)                                                                                           \
+    extern const tchi_loops tchi_loops_f32_##level, tchi_loops_f64_##level;                                            \
+    extern const tchi_cpu_steps tchi_cpu_steps_f32_##level, tchi_cpu_steps_f64_##level;                                \
+    extern const tchi_conversions tchi_conversions_##level
+#define TABLES(level)                                                                                                  \
+#level, {&tchi_loops_f32_##level, &tchi_loops_f64_##level },                                                       \
+             {&tchi_cpu_steps_f32_##level, &tchi_cpu_steps_f64_##level }, &tchi_conversions_##level
 
-static const level plain = {"plain", &tchi_loops_f32_plain, &tchi_loops_f64_plain, &tchi_conversions_plain, NULL};
+DECLARE_LEVEL(plain);
+DECLARE_LEVEL(avx2);
+DECLARE_LEVEL(avx512);
+DECLARE_LEVEL(neon);
+extern const tchi_thin_product tchi_thin_product_avx512, tchi_thin_product_neon;
 
+static bool is_always_usable(void)
+{
+    return true;
+}
+
+const tchi_cpu_level tchi_cpu_levels[] = {
 #if defined(__x86_64__)
-static const level avx2 = {"avx2", &tchi_loops_f32_avx2, &tchi_loops_f64_avx2, &tchi_conversions_avx2, NULL};
-static const level avx512 = {"avx512", &tchi_loops_f32_avx512, &tchi_loops_f64_avx512, &tchi_conversions_avx512,
-                             &tchi_thin_product_avx512};
-
-static const level *widest_level(void)
-{
-    const char *asked = getenv("TORCHIUM_CPU");
-    bool no_wide = asked != NULL && strcmp(asked, "plain") == 0;
-    bool no_wider = no_wide || (asked != NULL && strcmp(asked, "avx2") == 0);
-    if (tchi_cpu_has_avx512() && !no_wider) {
-        return &avx512;
-    }
-    return tchi_cpu_has_avx2() && !no_wide ? &avx2 : &plain;
-}
+    {TABLES(avx512), &tchi_thin_product_avx512, tchi_cpu_has_avx512},
+    {TABLES(avx2), NULL, tchi_cpu_has_avx2},
 #elif defined(__aarch64__)
-static const level neon = {"neon", &tchi_loops_f32_neon, &tchi_loops_f64_neon, &tchi_conversions_neon,
-                           &tchi_thin_product_neon};
-
-/* Every processor for aarch64 has these vectors; the plain text is compiled for them too. */
-static const level *widest_level(void)
-{
-    const char *asked = getenv("TORCHIUM_CPU");
-    return asked != NULL && strcmp(asked, "plain") == 0 ? &plain : &neon;
-}
-#else
-static const level *widest_level(void)
-{
-    return &plain;
-}
+    {TABLES(neon), &tchi_thin_product_neon, is_always_usable}, /* the plain text is compiled for these vectors too */
 #endif
+    {TABLES(plain), NULL, is_always_usable},
+};
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static const level *chosen;
+static const tchi_cpu_level *chosen = tchi_cpu_levels;
 
-static void choose(void)
+static void choose_level(void)
 {
-    chosen = widest_level();
+    const char *asked = getenv("TORCHIUM_CPU");
+    for (size_t i = 0; asked != NULL && i < sizeof tchi_cpu_levels / sizeof *tchi_cpu_levels; i++) {
+        chosen = strcmp(asked, tchi_cpu_levels[i].name) == 0 ? &tchi_cpu_levels[i] : chosen;
+    }
+    while (!chosen->is_usable()) {
+        chosen++;
+    }
 }
 
-static const level *level_now(void)
+static const tchi_cpu_level *level_now(void)
 {
-    pthread_once(&once, choose);
+    pthread_once(&once, choose_level);
     return chosen;
 }
 
 const tchi_loops *tchi_loops_for(tch_scalar type)
 {
-    const level *l = level_now();
-    return type == TCH_SCALAR_F64 ? l->f64 : l->f32;
+    return level_now()->loops[type == TCH_SCALAR_F64];
+}
+
+const tchi_cpu_steps *tchi_cpu_steps_for(tch_scalar type)
+{
+    return level_now()->steps[type == TCH_SCALAR_F64];
 }
 
 const tchi_thin_product *tchi_thin_product_now(void)

@@ -5,6 +5,7 @@
 #ifndef TCHI_CPU_LOOPS_H
 #define TCHI_CPU_LOOPS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <torchium/backend.h>
@@ -62,25 +63,23 @@ const tchi_thin_product *tchi_thin_product_now(void);
 void tchi_convert(int64_t n, tch_scalar dst_type, void *dst, tch_scalar src_type, const void *src);
 const char *tchi_loops_name(void);
 
-extern const tchi_loops tchi_loops_f32_plain;
-extern const tchi_loops tchi_loops_f64_plain;
-extern const tchi_loops tchi_loops_f32_avx2;
-extern const tchi_loops tchi_loops_f64_avx2;
-extern const tchi_loops tchi_loops_f32_avx512;
-extern const tchi_loops tchi_loops_f64_avx512;
-extern const tchi_loops tchi_loops_f32_neon;
-extern const tchi_loops tchi_loops_f64_neon;
-extern const tchi_thin_product tchi_thin_product_avx512;
-extern const tchi_thin_product tchi_thin_product_neon;
-
 /* Conversions between two precisions; indices are tch_scalar, float types only. */
 typedef void (*tchi_convert_run)(int64_t n, const void *src, void *dst);
 typedef struct tchi_conversions {
     tchi_convert_run run[TCH_SCALAR_COUNT][TCH_SCALAR_COUNT]; /* [dst][src]; NULL where not offered */
 } tchi_conversions;
-extern const tchi_conversions tchi_conversions_plain;
-extern const tchi_conversions tchi_conversions_avx2;
-extern const tchi_conversions tchi_conversions_avx512;
-extern const tchi_conversions tchi_conversions_neon;
+
+/* Everything that one instruction set offers. */
+typedef struct tchi_cpu_level {
+    const char *name;
+    const tchi_loops *loops[2]; /* in float32 and float64 */
+    const struct tchi_cpu_steps *steps[2];
+    const tchi_conversions *conversions;
+    const tchi_thin_product *thin_product; /* NULL where it has none */
+    bool (*is_usable)(void);
+} tchi_cpu_level;
+
+/* The widest first. The last one is the plain one, which every processor has. */
+extern const tchi_cpu_level tchi_cpu_levels[];
 
 #endif

@@ -70,13 +70,4 @@ typedef struct tchi_cpu_steps {
 /* Those of the instruction set that tchi_loops_for has chosen. */
 const tchi_cpu_steps *tchi_cpu_steps_for(tch_scalar type);
 
-extern const tchi_cpu_steps tchi_cpu_steps_f32_plain;
-extern const tchi_cpu_steps tchi_cpu_steps_f64_plain;
-extern const tchi_cpu_steps tchi_cpu_steps_f32_avx2;
-extern const tchi_cpu_steps tchi_cpu_steps_f64_avx2;
-extern const tchi_cpu_steps tchi_cpu_steps_f32_avx512;
-extern const tchi_cpu_steps tchi_cpu_steps_f64_avx512;
-extern const tchi_cpu_steps tchi_cpu_steps_f32_neon;
-extern const tchi_cpu_steps tchi_cpu_steps_f64_neon;
-
 #endif

@@ -72,115 +72,32 @@ static inline float double_to_odd(double value)
     return float_of(bits);
 }
 
-static void f64_to_f32(int64_t n, const void *src, void *dst)
-{
-    const double *x = src;
-    float *y = dst;
-    for (int64_t i = 0; i < n; i++) {
-        y[i] = (float)x[i];
+/* One for each element x[i] of a run. */
+#define CONVERSION(name, from, to, value)                                                                              \
+    static void name(int64_t n, const void *src, void *dst)                                                            \
+    {                                                                                                                  \
+        const from *x = src;                                                                                           \
+        to *y = dst;                                                                                                   \
+        for (int64_t i = 0; i < n; i++) {                                                                              \
+            y[i] = value;                                                                                              \
+        }                                                                                                              \
     }
-}
 
-static void f32_to_f64(int64_t n, const void *src, void *dst)
-{
-    const float *x = src;
-    double *y = dst;
-    for (int64_t i = 0; i < n; i++) {
-        y[i] = (double)x[i];
-    }
-}
+CONVERSION(f64_to_f32, double, float, (float)x[i])
+CONVERSION(f32_to_f64, float, double, (double)x[i])
+CONVERSION(f16_to_f64, uint16_t, double, (double)half_to_float(x[i]))
+CONVERSION(f64_to_f16, double, uint16_t, float_to_half(double_to_odd(x[i])))
+CONVERSION(bf16_to_f32, uint16_t, float, bfloat_to_float(x[i]))
+CONVERSION(bf16_to_f64, uint16_t, double, (double)bfloat_to_float(x[i]))
+CONVERSION(f32_to_bf16, float, uint16_t, float_to_bfloat(x[i]))
+CONVERSION(f64_to_bf16, double, uint16_t, float_to_bfloat(double_to_odd(x[i])))
+CONVERSION(f16_to_bf16, uint16_t, uint16_t, float_to_bfloat(half_to_float(x[i])))
+CONVERSION(bf16_to_f16, uint16_t, uint16_t, float_to_half(bfloat_to_float(x[i])))
 
 #if !defined(OWN_HALVES)
-static void f16_to_f32(int64_t n, const void *src, void *dst)
-{
-    const uint16_t *x = src;
-    float *y = dst;
-    for (int64_t i = 0; i < n; i++) {
-        y[i] = half_to_float(x[i]);
-    }
-}
-
-static void f32_to_f16(int64_t n, const void *src, void *dst)
-{
-    const float *x = src;
-    uint16_t *y = dst;
-    for (int64_t i = 0; i < n; i++) {
-        y[i] = float_to_half(x[i]);
-    }
-}
+CONVERSION(f16_to_f32, uint16_t, float, half_to_float(x[i]))
+CONVERSION(f32_to_f16, float, uint16_t, float_to_half(x[i]))
 #endif
-
-static void f16_to_f64(int64_t n, const void *src, void *dst)
-{
-    const uint16_t *x = src;
-    double *y = dst;
-    for (int64_t i = 0; i < n; i++) {
-        y[i] = (double)half_to_float(x[i]);
-    }
-}
-
-static void f64_to_f16(int64_t n, const void *src, void *dst)
-{
-    const double *x = src;
-    uint16_t *y = dst;
-    for (int64_t i = 0; i < n; i++) {
-        y[i] = float_to_half(double_to_odd(x[i]));
-    }
-}
-
-static void bf16_to_f32(int64_t n, const void *src, void *dst)
-{
-    const uint16_t *x = src;
-    float *y = dst;
-    for (int64_t i = 0; i < n; i++) {
-        y[i] = bfloat_to_float(x[i]);
-    }
-}
-
-static void bf16_to_f64(int64_t n, const void *src, void *dst)
-{
-    const uint16_t *x = src;
-    double *y = dst;
-    for (int64_t i = 0; i < n; i++) {
-        y[i] = (double)bfloat_to_float(x[i]);
-    }
-}
-
-static void f32_to_bf16(int64_t n, const void *src, void *dst)
-{
-    const float *x = src;
-    uint16_t *y = dst;
-    for (int64_t i = 0; i < n; i++) {
-        y[i] = float_to_bfloat(x[i]);
-    }
-}
-
-static void f64_to_bf16(int64_t n, const void *src, void *dst)
-{
-    const double *x = src;
-    uint16_t *y = dst;
-    for (int64_t i = 0; i < n; i++) {
-        y[i] = float_to_bfloat(double_to_odd(x[i]));
-    }
-}
-
-static void f16_to_bf16(int64_t n, const void *src, void *dst)
-{
-    const uint16_t *x = src;
-    uint16_t *y = dst;
-    for (int64_t i = 0; i < n; i++) {
-        y[i] = float_to_bfloat(half_to_float(x[i]));
-    }
-}
-
-static void bf16_to_f16(int64_t n, const void *src, void *dst)
-{
-    const uint16_t *x = src;
-    uint16_t *y = dst;
-    for (int64_t i = 0; i < n; i++) {
-        y[i] = float_to_half(bfloat_to_float(x[i]));
-    }
-}
 
 #define CONVERSIONS_TABLE                                                                                              \
     {                                                                                                                  \

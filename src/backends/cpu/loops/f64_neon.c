@@ -1,8 +1,6 @@
-/* The float64 loops for aarch64. */
-#define REAL double
-#define REAL_ABS fabs
+/* The loops in float64 for aarch64. */
 #define OWN_RUNS
-#include "loops_body.h"
+#include "f64_body.h"
 
 #define VECTOR float64x2_t
 #define LOAD vld1q_f64
@@ -15,3 +13,4 @@
 #include "loops_neon.h"
 
 const tchi_loops tchi_loops_f64_neon = LOOPS_TABLE;
+const tchi_cpu_steps tchi_cpu_steps_f64_neon = STEPS_TABLE;
