@@ -29,20 +29,14 @@ typedef struct numbers {
     float *f32;
 } numbers;
 
-static numbers make(uint64_t stream, int64_t count)
+static numbers make_numbers(uint64_t stream, int64_t count)
 {
-    numbers n = {calloc((size_t)count, sizeof(double)), calloc((size_t)count, sizeof(float))};
-    assert_true(n.f64 != NULL && n.f32 != NULL);
+    numbers n = {test_zeros(count), test_alloc((size_t)count * sizeof(float))};
+    memset(n.f32, 0, (size_t)count * sizeof(float));
     if (stream > 0) {
         fill(stream, count, n.f64, n.f32);
     }
     return n;
-}
-
-static void drop(numbers n)
-{
-    free(n.f64);
-    free(n.f32);
 }
 
 static void compare(const char *what, double expected, double f64, float f32)
@@ -69,11 +63,12 @@ TEST_REFERENCE static double sum_of(const double *a, int trans_a, const double *
 
 static void check_gemm(int trans_a, int trans_b)
 {
-    numbers a = make(1, SIDE * SIDE), b = make(2, SIDE * SIDE), c = make(3, SIDE * SIDE), before = make(3, SIDE * SIDE);
-    tchi_cpu_gemm_f64(&state, trans_a, trans_b, ORDER, SIDE - 7, DEPTH, 2.0, a.f64, SIDE, b.f64, SIDE, 0.5, c.f64,
-                      SIDE);
-    tchi_cpu_gemm_f32(&state, trans_a, trans_b, ORDER, SIDE - 7, DEPTH, 2.0F, a.f32, SIDE, b.f32, SIDE, 0.5F, c.f32,
-                      SIDE);
+    numbers a = make_numbers(1, SIDE * SIDE), b = make_numbers(2, SIDE * SIDE), c = make_numbers(3, SIDE * SIDE),
+            before = make_numbers(3, SIDE * SIDE);
+    tchi_parallel_blas_f64.gemm(&state, trans_a, trans_b, ORDER, SIDE - 7, DEPTH, 2.0, a.f64, SIDE, b.f64, SIDE, 0.5,
+                                c.f64, SIDE);
+    tchi_parallel_blas_f32.gemm(&state, trans_a, trans_b, ORDER, SIDE - 7, DEPTH, 2.0, a.f32, SIDE, b.f32, SIDE, 0.5,
+                                c.f32, SIDE);
     for (int64_t i = 0; i < SIDE; i++) {
         for (int64_t j = 0; j < SIDE; j++) {
             int inside = i < ORDER && j < SIDE - 7;
@@ -82,15 +77,14 @@ static void check_gemm(int trans_a, int trans_b)
             compare("gemm", expected, c.f64[i * SIDE + j], c.f32[i * SIDE + j]);
         }
     }
-    drop(a), drop(b), drop(c), drop(before);
 }
 
 static void check_syrk(int trans)
 {
     int other = trans == TCHI_TRANS ? TCHI_NO_TRANS : TCHI_TRANS;
-    numbers a = make(4, SIDE * SIDE), c = make(5, SIDE * SIDE), before = make(5, SIDE * SIDE);
-    tchi_cpu_syrk_f64(&state, trans, ORDER, DEPTH, -1.0, a.f64, SIDE, 1.0, c.f64, SIDE);
-    tchi_cpu_syrk_f32(&state, trans, ORDER, DEPTH, -1.0F, a.f32, SIDE, 1.0F, c.f32, SIDE);
+    numbers a = make_numbers(4, SIDE * SIDE), c = make_numbers(5, SIDE * SIDE), before = make_numbers(5, SIDE * SIDE);
+    tchi_parallel_blas_f64.syrk(&state, trans, ORDER, DEPTH, -1.0, a.f64, SIDE, 1.0, c.f64, SIDE);
+    tchi_parallel_blas_f32.syrk(&state, trans, ORDER, DEPTH, -1.0, a.f32, SIDE, 1.0, c.f32, SIDE);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j < ORDER; j++) { /* above the diagonal nothing is written */
             double x = before.f64[i * SIDE + j];
@@ -98,7 +92,6 @@ static void check_syrk(int trans)
             compare("syrk", expected, c.f64[i * SIDE + j], c.f32[i * SIDE + j]);
         }
     }
-    drop(a), drop(c), drop(before);
 }
 
 /* Of `count` products, of elements of a that follow each other and of b that are `step` apart. */
@@ -114,28 +107,27 @@ TEST_REFERENCE static double dot(int64_t count, const double *a, const double *b
 /* With B = A for a symmetric A the product is symmetric. */
 static void check_symm(void)
 {
-    numbers a = make(6, SIDE * SIDE), c = make(0, SIDE * SIDE);
+    numbers a = make_numbers(6, SIDE * SIDE), c = make_numbers(0, SIDE * SIDE);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j < i; j++) {
             a.f64[j * SIDE + i] = a.f64[i * SIDE + j];
             a.f32[j * SIDE + i] = a.f32[i * SIDE + j];
         }
     }
-    tchi_cpu_symm_f64(&state, ORDER, a.f64, SIDE, a.f64, SIDE, c.f64, SIDE);
-    tchi_cpu_symm_f32(&state, ORDER, a.f32, SIDE, a.f32, SIDE, c.f32, SIDE);
+    tchi_parallel_blas_f64.symm(&state, ORDER, a.f64, SIDE, a.f64, SIDE, c.f64, SIDE);
+    tchi_parallel_blas_f32.symm(&state, ORDER, a.f32, SIDE, a.f32, SIDE, c.f32, SIDE);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j <= i; j++) {
             double expected = dot(ORDER, a.f64 + i * SIDE, a.f64 + j, SIDE);
             compare("symm", expected, c.f64[i * SIDE + j], c.f32[i * SIDE + j]);
         }
     }
-    drop(a), drop(c);
 }
 
 /* A lower triangle near the identity, exact in float32 too, and zeros above. */
 static numbers make_lower(uint64_t stream)
 {
-    numbers l = make(stream, SIDE * SIDE);
+    numbers l = make_numbers(stream, SIDE * SIDE);
     for (int64_t i = 0; i < SIDE; i++) {
         for (int64_t j = 0; j < SIDE; j++) {
             double x = i == j ? 1.0 + fabs(l.f64[i * SIDE + j]) : i > j ? l.f64[i * SIDE + j] / 512.0 : 0.0;
@@ -149,7 +141,7 @@ static numbers make_lower(uint64_t stream)
 /* (L L') from the definition, then its factor must be L. */
 static void check_potrf(void)
 {
-    numbers l = make_lower(7), a = make(0, SIDE * SIDE);
+    numbers l = make_lower(7), a = make_numbers(0, SIDE * SIDE);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j <= i; j++) {
             double sum = dot(j + 1, l.f64 + i * SIDE, l.f64 + j * SIDE, 1);
@@ -157,27 +149,25 @@ static void check_potrf(void)
             a.f32[i * SIDE + j] = (float)sum;
         }
     }
-    assert_int_equal(tchi_cpu_potrf_f64(&state, ORDER, a.f64, SIDE), 0);
-    assert_int_equal(tchi_cpu_potrf_f32(&state, ORDER, a.f32, SIDE), 0);
+    assert_int_equal(tchi_parallel_blas_f64.potrf(&state, ORDER, a.f64, SIDE), 0);
+    assert_int_equal(tchi_parallel_blas_f32.potrf(&state, ORDER, a.f32, SIDE), 0);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j <= i; j++) {
             compare("potrf", l.f64[i * SIDE + j], a.f64[i * SIDE + j], a.f32[i * SIDE + j]);
         }
     }
-    drop(l), drop(a);
 }
 
 /* The identity with one entry that is not positive: LAPACK counts minors from 1. */
 static void check_not_positive(int64_t where)
 {
-    numbers a = make(0, SIDE * SIDE);
+    numbers a = make_numbers(0, SIDE * SIDE);
     for (int64_t i = 0; i < ORDER; i++) {
         a.f64[i * SIDE + i] = i == where ? -1.0 : 1.0;
         a.f32[i * SIDE + i] = i == where ? -1.0F : 1.0F;
     }
-    assert_int_equal(tchi_cpu_potrf_f64(&state, ORDER, a.f64, SIDE), where + 1);
-    assert_int_equal(tchi_cpu_potrf_f32(&state, ORDER, a.f32, SIDE), where + 1);
-    drop(a);
+    assert_int_equal(tchi_parallel_blas_f64.potrf(&state, ORDER, a.f64, SIDE), where + 1);
+    assert_int_equal(tchi_parallel_blas_f32.potrf(&state, ORDER, a.f32, SIDE), where + 1);
 }
 
 /* Row i of L or L', up to element `count`, times column j of the solution in both types. */
@@ -195,9 +185,9 @@ TEST_REFERENCE static void multiply_back(const double *l, int trans, numbers x, 
 /* Multiplying the solution by L, or L', must give the right-hand side. */
 static void check_trsm(int trans)
 {
-    numbers l = make_lower(8), b = make(9, SIDE * SIDE), x = make(9, SIDE * SIDE);
-    tchi_cpu_trsm_f64(&state, trans, ORDER, DEPTH, l.f64, SIDE, x.f64, SIDE);
-    tchi_cpu_trsm_f32(&state, trans, ORDER, DEPTH, l.f32, SIDE, x.f32, SIDE);
+    numbers l = make_lower(8), b = make_numbers(9, SIDE * SIDE), x = make_numbers(9, SIDE * SIDE);
+    tchi_parallel_blas_f64.trsm(&state, trans, ORDER, DEPTH, l.f64, SIDE, x.f64, SIDE);
+    tchi_parallel_blas_f32.trsm(&state, trans, ORDER, DEPTH, l.f32, SIDE, x.f32, SIDE);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j < DEPTH; j++) {
             double f64, f32;
@@ -205,14 +195,13 @@ static void check_trsm(int trans)
             compare("trsm", b.f64[i * SIDE + j], f64, (float)f32);
         }
     }
-    drop(l), drop(b), drop(x);
 }
 
 static void check_trtri(void)
 {
     numbers l = make_lower(10), x = make_lower(10);
-    assert_int_equal(tchi_cpu_trtri_f64(&state, ORDER, l.f64, SIDE, x.f64, SIDE), 0);
-    assert_int_equal(tchi_cpu_trtri_f32(&state, ORDER, l.f32, SIDE, x.f32, SIDE), 0);
+    assert_int_equal(tchi_parallel_blas_f64.trtri(&state, ORDER, l.f64, SIDE, x.f64, SIDE), 0);
+    assert_int_equal(tchi_parallel_blas_f32.trtri(&state, ORDER, l.f32, SIDE, x.f32, SIDE), 0);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j < ORDER; j++) {
             double f64, f32;
@@ -220,7 +209,6 @@ static void check_trtri(void)
             compare("trtri", i == j ? 1.0 : 0.0, f64, (float)f32);
         }
     }
-    drop(l), drop(x);
 }
 
 static void test_divided(void **unused)
@@ -228,6 +216,7 @@ static void test_divided(void **unused)
     (void)unused;
     static const int transposes[] = {TCHI_NO_TRANS, TCHI_TRANS};
     for (state.threads = 1; state.threads <= MOST_THREADS; state.threads += 2) {
+        size_t mark = test_mark();
         test_case("%d threads", state.threads);
         for (int t = 0; t < 2; t++) {
             check_gemm(transposes[t], TCHI_NO_TRANS);
@@ -240,6 +229,7 @@ static void test_divided(void **unused)
         check_not_positive(0);
         check_not_positive(ORDER - 3);
         check_trtri();
+        test_release_since(mark);
     }
 }
 

@@ -25,13 +25,9 @@ static void gemm_one(void *argument, int64_t i, int thread)
     const void *a = tchi_cpu_row(j->a, i, 0);
     const void *b = tchi_cpu_row(j->b, i, 0);
     void *c = tchi_cpu_row(j->c, i, 0);
-    if (j->c->type == TCH_SCALAR_F64) {
-        tchi_cpu_gemm_f64(j->state, j->trans_a, j->trans_b, j->c->rows, j->c->cols, j->inner, j->alpha, a, j->a->ld, b,
-                          j->b->ld, j->beta, c, j->c->ld);
-    } else {
-        tchi_cpu_gemm_f32(j->state, j->trans_a, j->trans_b, j->c->rows, j->c->cols, j->inner, (float)j->alpha, a,
-                          j->a->ld, b, j->b->ld, (float)j->beta, c, j->c->ld);
-    }
+    tchi_parallel_blas_for(j->c->type)
+        ->gemm(j->state, j->trans_a, j->trans_b, j->c->rows, j->c->cols, j->inner, j->alpha, a, j->a->ld, b, j->b->ld,
+               j->beta, c, j->c->ld);
 }
 
 /* --- 16-bit operands --------------------------------------------------------------------------------------------- */
@@ -214,11 +210,8 @@ static void gram_one(void *argument, int64_t i, int thread)
     int64_t n = j->c->rows;
     const void *a = tchi_cpu_row(j->a, i, 0);
     void *c = tchi_cpu_row(j->c, i, 0);
-    if (j->c->type == TCH_SCALAR_F64) {
-        tchi_cpu_syrk_f64(j->state, j->trans_a, n, j->inner, j->alpha, a, j->a->ld, j->beta, c, j->c->ld);
-    } else {
-        tchi_cpu_syrk_f32(j->state, j->trans_a, n, j->inner, (float)j->alpha, a, j->a->ld, (float)j->beta, c, j->c->ld);
-    }
+    tchi_parallel_blas_for(j->c->type)
+        ->syrk(j->state, j->trans_a, n, j->inner, j->alpha, a, j->a->ld, j->beta, c, j->c->ld);
     mirror_one(j->state, j->c, i);
 }
 
@@ -249,11 +242,7 @@ static void symmetric_one(void *argument, int64_t i, int thread)
     const void *a = tchi_cpu_row(j->a, i, 0);
     const void *b = tchi_cpu_row(j->b, i, 0);
     void *c = tchi_cpu_row(j->c, i, 0);
-    if (j->c->type == TCH_SCALAR_F64) {
-        tchi_cpu_symm_f64(j->state, j->c->rows, a, j->a->ld, b, j->b->ld, c, j->c->ld);
-    } else {
-        tchi_cpu_symm_f32(j->state, j->c->rows, a, j->a->ld, b, j->b->ld, c, j->c->ld);
-    }
+    tchi_parallel_blas_for(j->c->type)->symm(j->state, j->c->rows, a, j->a->ld, b, j->b->ld, c, j->c->ld);
     mirror_one(j->state, j->c, i);
 }
 

@@ -41,26 +41,10 @@ static view view_at(view v, tch_scalar type, int64_t row, int64_t column)
 }
 
 /* out (m by n, its rows one after the other) = op(X) op(Y), k being what is summed over. */
-static void product(const tchi_cpu_state *state, tch_scalar type, int trans_x, view x, int trans_y, view y, int64_t m,
-                    int64_t n, int64_t k, void *out)
+static void view_product(const tchi_cpu_state *state, tch_scalar type, int trans_x, view x, int trans_y, view y,
+                         int64_t m, int64_t n, int64_t k, void *out)
 {
-    if (type == TCH_SCALAR_F64) {
-        tchi_cpu_gemm_f64(state, trans_x, trans_y, m, n, k, 1.0, (const double *)x.data, x.ld, (const double *)y.data,
-                          y.ld, 0.0, out, n);
-    } else {
-        tchi_cpu_gemm_f32(state, trans_x, trans_y, m, n, k, 1.0F, (const float *)x.data, x.ld, (const float *)y.data,
-                          y.ld, 0.0F, out, n);
-    }
-}
-
-/* The lower half of X X', n rows of length k. */
-static void gram_lower(const tchi_cpu_state *state, tch_scalar type, view x, int64_t n, int64_t k, void *out)
-{
-    if (type == TCH_SCALAR_F64) {
-        tchi_cpu_syrk_f64(state, TCHI_NO_TRANS, n, k, 1.0, (const double *)x.data, x.ld, 0.0, out, n);
-    } else {
-        tchi_cpu_syrk_f32(state, TCHI_NO_TRANS, n, k, 1.0F, (const float *)x.data, x.ld, 0.0F, out, n);
-    }
+    tchi_parallel_blas_for(type)->gemm(state, trans_x, trans_y, m, n, k, 1.0, x.data, x.ld, y.data, y.ld, 0.0, out, n);
 }
 
 /* --- one sample -------------------------------------------------------------------------------------------------- */
@@ -143,8 +127,9 @@ static void add_diagonal_block(const sample *s, int64_t from, int64_t n, terms *
     int64_t size = tchi_cpu_size(s->type);
     char *of_a = s->room;
     char *of_g = s->room + BLOCK * BLOCK * size;
-    gram_lower(s->state, s->type, view_at(s->a, s->type, from, 0), n, s->d, of_a);
-    gram_lower(s->state, s->type, view_at(s->g, s->type, from, 0), n, s->p, of_g);
+    const tchi_parallel_blas *blas = tchi_parallel_blas_for(s->type);
+    blas->syrk(s->state, TCHI_NO_TRANS, n, s->d, 1.0, view_at(s->a, s->type, from, 0).data, s->a.ld, 0.0, of_a, n);
+    blas->syrk(s->state, TCHI_NO_TRANS, n, s->p, 1.0, view_at(s->g, s->type, from, 0).data, s->g.ld, 0.0, of_g, n);
     for (int64_t i = 0; i < n; i++) {
         int64_t row = i * n * size;
         add_terms(all, 2, i, s->type, of_a + row, of_g + row);
@@ -156,10 +141,10 @@ static void add_lower_block(const sample *s, int64_t row, int64_t m, int64_t col
 {
     char *of_a = s->room;
     char *of_g = s->room + BLOCK * BLOCK * tchi_cpu_size(s->type);
-    product(s->state, s->type, TCHI_NO_TRANS, view_at(s->a, s->type, row, 0), TCHI_TRANS,
-            view_at(s->a, s->type, column, 0), m, n, s->d, of_a);
-    product(s->state, s->type, TCHI_NO_TRANS, view_at(s->g, s->type, row, 0), TCHI_TRANS,
-            view_at(s->g, s->type, column, 0), m, n, s->p, of_g);
+    view_product(s->state, s->type, TCHI_NO_TRANS, view_at(s->a, s->type, row, 0), TCHI_TRANS,
+                 view_at(s->a, s->type, column, 0), m, n, s->d, of_a);
+    view_product(s->state, s->type, TCHI_NO_TRANS, view_at(s->g, s->type, row, 0), TCHI_TRANS,
+                 view_at(s->g, s->type, column, 0), m, n, s->p, of_g);
     add_terms(all, 2, m * n, s->type, of_a, of_g);
 }
 
@@ -202,8 +187,8 @@ static void fine_products(const sample *s, view x, int64_t row, int64_t m, int64
         int64_t cols = tchi_min(FINE, k - column);
         widen_panel(x, row, m, column, cols, left);
         widen_panel(x, other, n, column, cols, right);
-        tchi_cpu_gemm_f64(s->state, TCHI_NO_TRANS, TCHI_TRANS, m, n, cols, 1.0, left, cols, right, cols,
-                          column == 0 ? 0.0 : 1.0, out, n);
+        tchi_parallel_blas_f64.gemm(s->state, TCHI_NO_TRANS, TCHI_TRANS, m, n, cols, 1.0, left, cols, right, cols,
+                                    column == 0 ? 0.0 : 1.0, out, n);
     }
 }
 
@@ -234,8 +219,8 @@ static double norm_by_tiles(const sample *s)
         int64_t m = tchi_min(TILE_ROWS, s->p - row);
         for (int64_t column = 0; column < s->d; column += TILE_COLS) {
             int64_t n = tchi_min(TILE_COLS, s->d - column);
-            product(s->state, s->type, TCHI_TRANS, view_at(s->g, s->type, 0, row), TCHI_NO_TRANS,
-                    view_at(s->a, s->type, 0, column), m, n, s->positions, s->room);
+            view_product(s->state, s->type, TCHI_TRANS, view_at(s->g, s->type, 0, row), TCHI_NO_TRANS,
+                         view_at(s->a, s->type, 0, column), m, n, s->positions, s->room);
             sum += loops->sum_squares(m * n, 1.0, s->room);
         }
     }
@@ -442,7 +427,7 @@ static void add_sample(const squares_ctx *j, const squares_tile *t, int64_t inde
         }
         return;
     }
-    product(j->state, type, TCHI_TRANS, g, TCHI_NO_TRANS, a, t->rows, t->cols, j->a->rows, t->product);
+    view_product(j->state, type, TCHI_TRANS, g, TCHI_NO_TRANS, a, t->rows, t->cols, j->a->rows, t->product);
     add_squares(t->rows * t->cols, type, 1.0, t->product, t->sums);
 }
 

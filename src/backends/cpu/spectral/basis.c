@@ -41,22 +41,6 @@ static int diagonal_is_sound(const tch_matrices *x, int64_t index)
     return 1;
 }
 
-static int factor(const tchi_cpu_state *state, const tch_matrices *a, int64_t index)
-{
-    void *data = tchi_cpu_row(a, index, 0);
-    return a->type == TCH_SCALAR_F64 ? tchi_cpu_potrf_f64(state, a->rows, data, a->ld)
-                                     : tchi_cpu_potrf_f32(state, a->rows, data, a->ld);
-}
-
-/* X holds a copy of the factor in A. */
-static int invert(const tchi_cpu_state *state, const tch_matrices *a, const tch_matrices *x, int64_t index)
-{
-    const void *l = tchi_cpu_row(a, index, 0);
-    void *data = tchi_cpu_row(x, index, 0);
-    return x->type == TCH_SCALAR_F64 ? tchi_cpu_trtri_f64(state, x->rows, l, a->ld, data, x->ld)
-                                     : tchi_cpu_trtri_f32(state, x->rows, l, a->ld, data, x->ld);
-}
-
 static void cholesky_one(void *argument, int64_t i, int thread)
 {
     (void)thread;
@@ -64,9 +48,12 @@ static void cholesky_one(void *argument, int64_t i, int thread)
     if (j->flags[i] != TCH_REPORT_OK) {
         return;
     }
-    int info = factor(j->state, j->a, i);
+    const tchi_parallel_blas *blas = tchi_parallel_blas_for(j->a->type);
+    void *a = tchi_cpu_row(j->a, i, 0), *x = tchi_cpu_row(j->x, i, 0);
+    int info = blas->potrf(j->state, j->a->rows, a, j->a->ld);
     copy_lower(j->a, j->x, i);
-    if (info != 0 || !diagonal_is_sound(j->x, i) || (j->inverse && invert(j->state, j->a, j->x, i) != 0)) {
+    if (info != 0 || !diagonal_is_sound(j->x, i) ||
+        (j->inverse && blas->trtri(j->state, j->x->rows, a, j->a->ld, x, j->x->ld) != 0)) {
         j->flags[i] = TCH_REPORT_NOT_POSITIVE;
     }
 }

@@ -132,28 +132,6 @@ static void add_to_diagonal(const tch_matrices *a, int64_t index, double shift)
 }
 
 /* potrf leaves L with A = L L', and two triangular solves follow. */
-static int solve_f64(const tchi_cpu_state *state, int64_t n, int64_t columns, double *a, int64_t lda, double *b,
-                     int64_t ldb)
-{
-    int info = tchi_cpu_potrf_f64(state, n, a, lda);
-    if (info == 0 && columns > 0) {
-        tchi_cpu_trsm_f64(state, TCHI_NO_TRANS, n, columns, a, lda, b, ldb);
-        tchi_cpu_trsm_f64(state, TCHI_TRANS, n, columns, a, lda, b, ldb);
-    }
-    return info;
-}
-
-static int solve_f32(const tchi_cpu_state *state, int64_t n, int64_t columns, float *a, int64_t lda, float *b,
-                     int64_t ldb)
-{
-    int info = tchi_cpu_potrf_f32(state, n, a, lda);
-    if (info == 0 && columns > 0) {
-        tchi_cpu_trsm_f32(state, TCHI_NO_TRANS, n, columns, a, lda, b, ldb);
-        tchi_cpu_trsm_f32(state, TCHI_TRANS, n, columns, a, lda, b, ldb);
-    }
-    return info;
-}
-
 static void solve_one(void *argument, int64_t i, int thread)
 {
     (void)thread;
@@ -166,12 +144,14 @@ static void solve_one(void *argument, int64_t i, int thread)
     }
     int64_t n = j->a->rows;
     int64_t columns = j->b->cols;
+    const tchi_parallel_blas *blas = tchi_parallel_blas_for(j->a->type);
     void *a = tchi_cpu_row(j->a, i, 0);
     void *b = tchi_cpu_row(j->b, i, 0);
-    int info = j->a->type == TCH_SCALAR_F64 ? solve_f64(j->state, n, columns, a, j->a->ld, b, j->b->ld)
-                                            : solve_f32(j->state, n, columns, a, j->a->ld, b, j->b->ld);
-    if (info != 0) {
+    if (blas->potrf(j->state, n, a, j->a->ld) != 0) {
         j->flags[i] = TCH_REPORT_NOT_POSITIVE;
+    } else if (columns > 0) {
+        blas->trsm(j->state, TCHI_NO_TRANS, n, columns, a, j->a->ld, b, j->b->ld);
+        blas->trsm(j->state, TCHI_TRANS, n, columns, a, j->a->ld, b, j->b->ld);
     }
 }
 

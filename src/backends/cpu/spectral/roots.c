@@ -171,7 +171,7 @@ static void widen(const tch_matrices *m, int64_t index, double *out)
 static void multiply_full(const residual_ctx *j, const double *m, double **y, double **spare)
 {
     int64_t n = j->a->rows;
-    tchi_cpu_gemm_f64(j->state, TCHI_NO_TRANS, TCHI_NO_TRANS, n, n, n, 1.0, m, n, *y, n, 0.0, *spare, n);
+    tchi_parallel_blas_f64.gemm(j->state, TCHI_NO_TRANS, TCHI_NO_TRANS, n, n, n, 1.0, m, n, *y, n, 0.0, *spare, n);
     double *swap = *y;
     *y = *spare;
     *spare = swap;

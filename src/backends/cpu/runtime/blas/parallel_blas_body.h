@@ -1,6 +1,6 @@
-/* The text of parallel_blas_f32.c and parallel_blas_f64.c, which define REAL, REAL_BLAS, REAL_FIELD and the functions'
- * names. Each thread's part is a rectangle of the result with edges at multiples of GRAIN, so that BLAS's kernels,
- * which work on tiles of 4 to 24 rows, have few odd ends. */
+/* The text of parallel_blas_f32.c and parallel_blas_f64.c, which define REAL, REAL_BLAS and REAL_FIELD. Each thread's
+ * part is a rectangle of the result with edges at multiples of GRAIN, so that BLAS's kernels, which work on tiles of 4
+ * to 24 rows, have few odd ends. */
 #include <math.h>
 #include <omp.h>
 #include <stdatomic.h>
@@ -97,10 +97,11 @@ static void choose_grid(product *p, int64_t parts)
     }
 }
 
-void PARALLEL_GEMM(const tchi_cpu_state *state, int trans_a, int trans_b, int64_t m, int64_t n, int64_t k, REAL alpha,
-                   const REAL *a, int64_t lda, const REAL *b, int64_t ldb, REAL beta, REAL *c, int64_t ldc)
+static void divide_gemm(const tchi_cpu_state *state, int trans_a, int trans_b, int64_t m, int64_t n, int64_t k,
+                        double alpha, const void *a, int64_t lda, const void *b, int64_t ldb, double beta, void *c,
+                        int64_t ldc)
 {
-    product p = {blas_of(state), trans_a, trans_b, m, n, k, alpha, beta, a, b, c, lda, ldb, ldc, 1, 1};
+    product p = {blas_of(state), trans_a, trans_b, m, n, k, (REAL)alpha, (REAL)beta, a, b, c, lda, ldb, ldc, 1, 1};
     double work = 2.0 * (double)m * (double)n * (double)k;
     choose_grid(&p, parts_for(state, work));
     if (p.down * p.across == 1) {
@@ -142,12 +143,12 @@ static void syrk_bands(void *argument, int64_t from, int64_t to)
     }
 }
 
-void PARALLEL_SYRK(const tchi_cpu_state *state, int trans, int64_t n, int64_t k, REAL alpha, const REAL *a, int64_t lda,
-                   REAL beta, REAL *c, int64_t ldc)
+static void divide_syrk(const tchi_cpu_state *state, int trans, int64_t n, int64_t k, double alpha, const void *a,
+                        int64_t lda, double beta, void *c, int64_t ldc)
 {
     int other = trans == TCHI_TRANS ? TCHI_NO_TRANS : TCHI_TRANS;
     double work = (double)n * (double)n * (double)k;
-    triangle t = {{blas_of(state), trans, other, n, n, k, alpha, beta, a, a, c, lda, lda, ldc, 1, 1},
+    triangle t = {{blas_of(state), trans, other, n, n, k, (REAL)alpha, (REAL)beta, a, a, c, lda, lda, ldc, 1, 1},
                   parts_for(state, work)};
     if (t.bands == 1) {
         syrk_rows(&t.product, 0, n);
@@ -173,8 +174,8 @@ static void symm_whole(const product *p)
     }
 }
 
-void PARALLEL_SYMM(const tchi_cpu_state *state, int64_t n, const REAL *a, int64_t lda, const REAL *b, int64_t ldb,
-                   REAL *c, int64_t ldc)
+static void divide_symm(const tchi_cpu_state *state, int64_t n, const void *a, int64_t lda, const void *b, int64_t ldb,
+                        void *c, int64_t ldc)
 {
     double work = (double)n * (double)n * (double)n;
     triangle t = {{blas_of(state), TCHI_NO_TRANS, TCHI_NO_TRANS, n, n, n, 1, 0, a, b, c, lda, ldb, ldc, 1, 1},
@@ -225,8 +226,8 @@ static void solve_all(const tchi_cpu_state *state, solve *s)
     }
 }
 
-void PARALLEL_TRSM(const tchi_cpu_state *state, int trans, int64_t n, int64_t columns, const REAL *l, int64_t ldl,
-                   REAL *b, int64_t ldb)
+static void divide_trsm(const tchi_cpu_state *state, int trans, int64_t n, int64_t columns, const void *l, int64_t ldl,
+                        void *b, int64_t ldb)
 {
     solve s = {blas_of(state), TCHI_LEFT, trans, n, l, b, ldl, ldb, columns, 1};
     solve_all(state, &s);
@@ -243,8 +244,9 @@ static int potrf_whole(const tchi_cpu_state *state, int64_t n, REAL *a, int64_t 
 }
 
 /* Panel by panel: the square on the diagonal, what is below it, and what that takes from the rest. */
-int PARALLEL_POTRF(const tchi_cpu_state *state, int64_t n, REAL *a, int64_t lda)
+static int divide_potrf(const tchi_cpu_state *state, int64_t n, void *data, int64_t lda)
 {
+    REAL *a = data;
     if (n <= 2 * PANEL || parts_for(state, (double)n * (double)n * (double)n / 3.0) == 1) {
         return potrf_whole(state, n, a, lda);
     }
@@ -260,7 +262,7 @@ int PARALLEL_POTRF(const tchi_cpu_state *state, int64_t n, REAL *a, int64_t lda)
         solve s = {blas_of(state), TCHI_RIGHT, TCHI_TRANS, width, square, below, lda, lda, rest, 1};
         solve_all(state, &s);
         if (rest > 0) {
-            PARALLEL_SYRK(state, TCHI_NO_TRANS, rest, width, -1, below, lda, 1, below + width, lda);
+            divide_syrk(state, TCHI_NO_TRANS, rest, width, -1, below, lda, 1, below + width, lda);
         }
     }
     return 0;
@@ -318,7 +320,7 @@ static void take_columns(void *argument, int64_t from, int64_t to)
     }
 }
 
-int PARALLEL_TRTRI(const tchi_cpu_state *state, int64_t n, const REAL *l, int64_t ldl, REAL *x, int64_t ldx)
+static int divide_trtri(const tchi_cpu_state *state, int64_t n, const void *l, int64_t ldl, void *x, int64_t ldx)
 {
     double work = (double)n * (double)n * (double)n / 3.0;
     int parts = parts_for(state, work);
@@ -331,3 +333,9 @@ int PARALLEL_TRTRI(const tchi_cpu_state *state, int64_t n, const REAL *l, int64_
     tchi_cpu_split(state, parts, work, take_columns, &v);
     return 0;
 }
+
+#define PARALLEL_BLAS_TABLE                                                                                            \
+    {                                                                                                                  \
+        .gemm = divide_gemm, .syrk = divide_syrk, .symm = divide_symm, .potrf = divide_potrf, .trsm = divide_trsm,     \
+        .trtri = divide_trtri,                                                                                         \
+    }
