@@ -36,6 +36,12 @@ void tchi_cpu_for_each(const tchi_cpu_state *state, int64_t batch, double work, 
 void tchi_cpu_split(const tchi_cpu_state *state, int64_t count, double work,
                     void (*body)(void *argument, int64_t from, int64_t to), void *argument);
 
+/* Runs body(argument, matrix, row) for every row of the shape's batch, split among threads; an element is counted as
+ * `work` operations. */
+typedef void (*tchi_cpu_row_task)(const void *argument, int64_t index, int64_t row);
+void tchi_cpu_for_rows(const tchi_cpu_state *state, const tch_matrices *shape, double work, tchi_cpu_row_task body,
+                       const void *argument);
+
 /* How many tasks may run at once: scratch is this many times what one needs. */
 int64_t tchi_cpu_slots(const tchi_cpu_state *state, int64_t batch);
 
@@ -52,6 +58,23 @@ static inline int64_t tchi_cpu_size(tch_scalar type)
 static inline void *tchi_cpu_row(const tch_matrices *m, int64_t index, int64_t row)
 {
     return (char *)m->data + (index * m->stride + row * m->ld) * tchi_cpu_size(m->type);
+}
+
+/* An element of a matrix of float32 or float64. */
+static inline double tchi_cpu_get(const tch_matrices *m, int64_t index, int64_t row, int64_t column)
+{
+    const void *data = tchi_cpu_row(m, index, row);
+    return m->type == TCH_SCALAR_F64 ? ((const double *)data)[column] : (double)((const float *)data)[column];
+}
+
+static inline void tchi_cpu_set(const tch_matrices *m, int64_t index, int64_t row, int64_t column, double value)
+{
+    void *data = tchi_cpu_row(m, index, row);
+    if (m->type == TCH_SCALAR_F64) {
+        ((double *)data)[column] = value;
+    } else {
+        ((float *)data)[column] = (float)value;
+    }
 }
 
 /* --- operations ------------------------------------------------------------------------------------------------- */

@@ -72,31 +72,23 @@ static void row_offsets(const copy_ctx *ctx, int64_t row, int64_t *dst, int64_t 
     }
 }
 
-static void gather(int64_t n, int64_t size, const char *src, int64_t stride, char *buffer)
+static inline __attribute__((always_inline)) void copy_sized(int64_t n, int64_t size, char *dst, int64_t dst_stride,
+                                                             const char *src, int64_t src_stride)
 {
     for (int64_t i = 0; i < n; i++) {
-        const char *from = src + i * stride * size;
-        if (size == 8) {
-            memcpy(buffer + i * 8, from, 8);
-        } else if (size == 4) {
-            memcpy(buffer + i * 4, from, 4);
-        } else {
-            memcpy(buffer + i * 2, from, 2);
-        }
+        memcpy(dst + i * dst_stride * size, src + i * src_stride * size, (size_t)size);
     }
 }
 
-static void scatter(int64_t n, int64_t size, const char *buffer, char *dst, int64_t stride)
+/* Strides are in elements. */
+static void copy_strided(int64_t n, int64_t size, char *dst, int64_t dst_stride, const char *src, int64_t src_stride)
 {
-    for (int64_t i = 0; i < n; i++) {
-        char *to = dst + i * stride * size;
-        if (size == 8) {
-            memcpy(to, buffer + i * 8, 8);
-        } else if (size == 4) {
-            memcpy(to, buffer + i * 4, 4);
-        } else {
-            memcpy(to, buffer + i * 2, 2);
-        }
+    if (size == 8) {
+        copy_sized(n, 8, dst, dst_stride, src, src_stride);
+    } else if (size == 4) {
+        copy_sized(n, 4, dst, dst_stride, src, src_stride);
+    } else {
+        copy_sized(n, 2, dst, dst_stride, src, src_stride);
     }
 }
 
@@ -107,7 +99,7 @@ static void copy_run(const copy_ctx *ctx, int64_t n, char *dst, const char *src)
     const axis *inner = &ctx->axes[ctx->rank - 1];
     const char *from = src;
     if (inner->src != 1 && n > 1) {
-        gather(n, tchi_cpu_size(ctx->src->type), src, inner->src, gathered);
+        copy_strided(n, tchi_cpu_size(ctx->src->type), gathered, 1, src, inner->src);
         from = gathered;
     }
     if (inner->dst == 1 || n == 1) {
@@ -115,7 +107,7 @@ static void copy_run(const copy_ctx *ctx, int64_t n, char *dst, const char *src)
         return;
     }
     tchi_convert(n, ctx->dst->type, converted, ctx->src->type, from);
-    scatter(n, tchi_cpu_size(ctx->dst->type), converted, dst, inner->dst);
+    copy_strided(n, tchi_cpu_size(ctx->dst->type), dst, inner->dst, converted, 1);
 }
 
 static void copy_rows(void *argument, int64_t from, int64_t to)
@@ -199,7 +191,7 @@ static void fill_rows(void *argument, int64_t from, int64_t to)
             if (inner->dst == 1) {
                 memcpy(run, ctx->pattern, (size_t)(n * size));
             } else {
-                scatter(n, size, ctx->pattern, run, inner->dst);
+                copy_strided(n, size, run, inner->dst, ctx->pattern, 1);
             }
         }
     }

@@ -3,7 +3,6 @@
 
 #include <math.h>
 
-/* Rows of the whole batch are numbered through: row r belongs to matrix r / rows. */
 typedef struct row_ctx {
     const tch_matrices *x, *y, *out;
     const tchi_loops *loops;
@@ -14,13 +13,10 @@ typedef struct row_ctx {
 } row_ctx;
 
 /* An element is a load, a little arithmetic and a store: counted as four operations. */
-static void for_rows(void *state, row_ctx *ctx, void (*body)(void *argument, int64_t from, int64_t to))
+static void for_rows(void *state, row_ctx *ctx, tchi_cpu_row_task body)
 {
-    double elements = (double)ctx->out->batch * (double)ctx->out->rows * (double)ctx->out->cols;
     ctx->loops = tchi_loops_for(ctx->out->type);
-    if (elements > 0) {
-        tchi_cpu_split(state, ctx->out->batch * ctx->out->rows, 4.0 * elements, body, ctx);
-    }
+    tchi_cpu_for_rows(state, ctx->out, 4.0, body, ctx);
 }
 
 static void add_at(tch_scalar type, void *row, int64_t column, double value)
@@ -32,18 +28,14 @@ static void add_at(tch_scalar type, void *row, int64_t column, double value)
     }
 }
 
-static void combine_rows(void *argument, int64_t from, int64_t to)
+static void combine_row(const void *argument, int64_t b, int64_t i)
 {
     const row_ctx *j = argument;
-    for (int64_t r = from; r < to; r++) {
-        int64_t b = r / j->out->rows;
-        int64_t i = r % j->out->rows;
-        void *out = tchi_cpu_row(j->out, b, i);
-        j->loops->combine(j->out->cols, j->c1, j->x != NULL ? tchi_cpu_row(j->x, b, i) : NULL, j->c2,
-                          j->y != NULL ? tchi_cpu_row(j->y, b, i) : NULL, out);
-        if (j->c0 != 0.0 && i < j->out->cols) {
-            add_at(j->out->type, out, i, j->c0);
-        }
+    void *out = tchi_cpu_row(j->out, b, i);
+    j->loops->combine(j->out->cols, j->c1, j->x != NULL ? tchi_cpu_row(j->x, b, i) : NULL, j->c2,
+                      j->y != NULL ? tchi_cpu_row(j->y, b, i) : NULL, out);
+    if (j->c0 != 0.0 && i < j->out->cols) {
+        add_at(j->out->type, out, i, j->c0);
     }
 }
 
@@ -51,7 +43,7 @@ tch_status tchi_cpu_combine(void *state, double c0, double c1, const tch_matrice
                             const tch_matrices *out)
 {
     row_ctx ctx = {.x = x, .y = y, .out = out, .c0 = c0, .c1 = c1, .c2 = c2};
-    for_rows(state, &ctx, combine_rows);
+    for_rows(state, &ctx, combine_row);
     return TCH_OK;
 }
 
@@ -73,34 +65,30 @@ static factors factors_of(tch_scalar type, double scale, double exponent)
 }
 
 /* The shift is added before scaling and in double, since it may be far below the rounding of the diagonal's type. */
-static void shift_scale_rows(void *argument, int64_t from, int64_t to)
+static void shift_scale_row(const void *argument, int64_t b, int64_t i)
 {
     const row_ctx *j = argument;
     const tchi_loops *loops = j->loops;
-    for (int64_t r = from; r < to; r++) {
-        int64_t b = r / j->out->rows;
-        int64_t i = r % j->out->rows;
-        const void *x = tchi_cpu_row(j->x, b, i);
-        void *out = tchi_cpu_row(j->out, b, i);
-        double diagonal = 0;
-        factors factor = {1.0, 1.0};
-        if (j->scale != NULL) {
-            factor = factors_of(j->out->type, j->scale[b], j->c0);
-        }
-        if (i < j->out->cols) {
-            tchi_convert(1, TCH_SCALAR_F64, &diagonal, j->x->type, (const char *)x + i * tchi_cpu_size(j->x->type));
-        }
-        if (x != out) {
-            tchi_convert(j->out->cols, j->out->type, out, j->x->type, x);
-        }
-        loops->scale(j->out->cols, factor.first, out, out);
-        if (factor.second != 1.0) {
-            loops->scale(j->out->cols, factor.second, out, out);
-        }
-        if (j->shift != NULL && i < j->out->cols) {
-            diagonal = (diagonal + j->shift[b]) * factor.first * factor.second;
-            tchi_convert(1, j->out->type, (char *)out + i * tchi_cpu_size(j->out->type), TCH_SCALAR_F64, &diagonal);
-        }
+    const void *x = tchi_cpu_row(j->x, b, i);
+    void *out = tchi_cpu_row(j->out, b, i);
+    double diagonal = 0;
+    factors factor = {1.0, 1.0};
+    if (j->scale != NULL) {
+        factor = factors_of(j->out->type, j->scale[b], j->c0);
+    }
+    if (i < j->out->cols) {
+        tchi_convert(1, TCH_SCALAR_F64, &diagonal, j->x->type, (const char *)x + i * tchi_cpu_size(j->x->type));
+    }
+    if (x != out) {
+        tchi_convert(j->out->cols, j->out->type, out, j->x->type, x);
+    }
+    loops->scale(j->out->cols, factor.first, out, out);
+    if (factor.second != 1.0) {
+        loops->scale(j->out->cols, factor.second, out, out);
+    }
+    if (j->shift != NULL && i < j->out->cols) {
+        diagonal = (diagonal + j->shift[b]) * factor.first * factor.second;
+        tchi_convert(1, j->out->type, (char *)out + i * tchi_cpu_size(j->out->type), TCH_SCALAR_F64, &diagonal);
     }
 }
 
@@ -108,27 +96,23 @@ tch_status tchi_cpu_shift_scale(void *state, const tch_matrices *x, const double
                                 double exponent, const tch_matrices *out)
 {
     row_ctx ctx = {.x = x, .out = out, .shift = shift, .scale = scale, .c0 = exponent};
-    for_rows(state, &ctx, shift_scale_rows);
+    for_rows(state, &ctx, shift_scale_row);
     return TCH_OK;
 }
 
-static void scale_rows_body(void *argument, int64_t from, int64_t to)
+static void scale_row(const void *argument, int64_t b, int64_t i)
 {
     const row_ctx *j = argument;
-    for (int64_t r = from; r < to; r++) {
-        int64_t b = r / j->out->rows;
-        int64_t i = r % j->out->rows;
-        double factor;
-        const char *w = tchi_cpu_row(j->y, b, 0);
-        tchi_convert(1, TCH_SCALAR_F64, &factor, j->y->type, w + i * tchi_cpu_size(j->y->type));
-        j->loops->scale(j->out->cols, factor, tchi_cpu_row(j->x, b, i), tchi_cpu_row(j->out, b, i));
-    }
+    double factor;
+    const char *w = tchi_cpu_row(j->y, b, 0);
+    tchi_convert(1, TCH_SCALAR_F64, &factor, j->y->type, w + i * tchi_cpu_size(j->y->type));
+    j->loops->scale(j->out->cols, factor, tchi_cpu_row(j->x, b, i), tchi_cpu_row(j->out, b, i));
 }
 
 tch_status tchi_cpu_scale_rows(void *state, const tch_matrices *x, const tch_matrices *w, const tch_matrices *out)
 {
     row_ctx ctx = {.x = x, .y = w, .out = out};
-    for_rows(state, &ctx, scale_rows_body);
+    for_rows(state, &ctx, scale_row);
     return TCH_OK;
 }
 
@@ -141,64 +125,52 @@ static uint64_t mix(uint64_t counter)
     return z ^ (z >> 32);
 }
 
-static void sign_rows(void *argument, int64_t from, int64_t to)
+static void sign_row(const void *argument, int64_t b, int64_t i)
 {
     const row_ctx *j = argument;
-    for (int64_t r = from; r < to; r++) {
-        int64_t b = r / j->out->rows;
-        int64_t i = r % j->out->rows;
-        void *out = tchi_cpu_row(j->out, b, i);
-        for (int64_t c = 0; c < j->out->cols; c++) {
-            uint64_t bits = mix(j->seed + mix((uint64_t)i + 1) + (uint64_t)c);
-            double sign = (bits >> 63) != 0 ? 1.0 : -1.0;
-            tchi_convert(1, j->out->type, (char *)out + c * tchi_cpu_size(j->out->type), TCH_SCALAR_F64, &sign);
-        }
+    void *out = tchi_cpu_row(j->out, b, i);
+    for (int64_t c = 0; c < j->out->cols; c++) {
+        uint64_t bits = mix(j->seed + mix((uint64_t)i + 1) + (uint64_t)c);
+        double sign = (bits >> 63) != 0 ? 1.0 : -1.0;
+        tchi_convert(1, j->out->type, (char *)out + c * tchi_cpu_size(j->out->type), TCH_SCALAR_F64, &sign);
     }
 }
 
 tch_status tchi_cpu_random_signs(void *state, uint64_t seed, const tch_matrices *out)
 {
     row_ctx ctx = {.out = out, .seed = seed};
-    for_rows(state, &ctx, sign_rows);
+    for_rows(state, &ctx, sign_row);
     return TCH_OK;
 }
 
-static void select_rows(void *argument, int64_t from, int64_t to)
+static void select_row(const void *argument, int64_t b, int64_t i)
 {
     const row_ctx *j = argument;
-    for (int64_t r = from; r < to; r++) {
-        int64_t b = r / j->out->rows;
-        int64_t i = r % j->out->rows;
-        if (j->flags[b] == TCH_REPORT_OK) {
-            tchi_convert(j->out->cols, j->out->type, tchi_cpu_row(j->out, b, i), j->x->type, tchi_cpu_row(j->x, b, i));
-        }
+    if (j->flags[b] == TCH_REPORT_OK) {
+        tchi_convert(j->out->cols, j->out->type, tchi_cpu_row(j->out, b, i), j->x->type, tchi_cpu_row(j->x, b, i));
     }
 }
 
 tch_status tchi_cpu_select(void *state, const int32_t *flags, const tch_matrices *x, const tch_matrices *out)
 {
     row_ctx ctx = {.x = x, .out = out, .flags = flags};
-    for_rows(state, &ctx, select_rows);
+    for_rows(state, &ctx, select_row);
     return TCH_OK;
 }
 
 /* --- Kronecker product ------------------------------------------------------------------------------------------ */
 
-static void kronecker_rows(void *argument, int64_t from, int64_t to)
+static void kronecker_row(const void *argument, int64_t b, int64_t i)
 {
     const row_ctx *j = argument;
     int64_t p = j->y->rows;
-    for (int64_t r = from; r < to; r++) {
-        int64_t b = r / j->out->rows;
-        int64_t i = r % j->out->rows;
-        j->loops->kronecker(j->x->cols, tchi_cpu_row(j->x, b, i / p), j->y->cols, tchi_cpu_row(j->y, b, i % p),
-                            tchi_cpu_row(j->out, b, i));
-    }
+    j->loops->kronecker(j->x->cols, tchi_cpu_row(j->x, b, i / p), j->y->cols, tchi_cpu_row(j->y, b, i % p),
+                        tchi_cpu_row(j->out, b, i));
 }
 
 tch_status tchi_cpu_kronecker(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *out)
 {
     row_ctx ctx = {.x = a, .y = b, .out = out};
-    for_rows(state, &ctx, kronecker_rows);
+    for_rows(state, &ctx, kronecker_row);
     return TCH_OK;
 }

@@ -18,18 +18,14 @@ static char *packed_row(const packed_ctx *c, int64_t matrix, int64_t row)
     return c->packed + at * tchi_cpu_size(c->type);
 }
 
-static void pack_rows(void *argument, int64_t from, int64_t to)
+static void pack_row(const void *argument, int64_t b, int64_t i)
 {
     const packed_ctx *c = argument;
-    for (int64_t r = from; r < to; r++) {
-        int64_t b = r / c->full->rows;
-        int64_t i = r % c->full->rows;
-        tchi_convert(i + 1, c->type, packed_row(c, b, i), c->full->type, tchi_cpu_row(c->full, b, i));
-    }
+    tchi_convert(i + 1, c->type, packed_row(c, b, i), c->full->type, tchi_cpu_row(c->full, b, i));
 }
 
 /* Row i from column `from` on, right of the diagonal: column i of the rows below. */
-static void mirror(const packed_ctx *c, int64_t b, int64_t i, int64_t from, int64_t to)
+static void mirror_row(const packed_ctx *c, int64_t b, int64_t i, int64_t from, int64_t to)
 {
     char *row = tchi_cpu_row(c->full, b, i);
     for (int64_t j = from; j < to; j++) {
@@ -58,7 +54,7 @@ static void unpack_strips(void *argument, int64_t from, int64_t to)
         }
         for (int64_t column = first; column < n; column += TILE) {
             for (int64_t i = first; i < end; i++) {
-                mirror(c, b, i, column > i ? column : i + 1, column + TILE < n ? column + TILE : n);
+                mirror_row(c, b, i, column > i ? column : i + 1, column + TILE < n ? column + TILE : n);
             }
         }
     }
@@ -68,10 +64,10 @@ tch_status tchi_cpu_pack_matrices(void *state, const tch_matrices *x, tch_scalar
 {
     packed_ctx c = {x, type, packed};
     double elements = (double)x->batch * (double)x->rows * (double)x->cols;
-    if (elements > 0 && unpack) {
-        tchi_cpu_split(state, x->batch * ((x->rows + TILE - 1) / TILE), 4.0 * elements, unpack_strips, &c);
+    if (!unpack) {
+        tchi_cpu_for_rows(state, x, 1.0, pack_row, &c);
     } else if (elements > 0) {
-        tchi_cpu_split(state, x->batch * x->rows, elements, pack_rows, &c);
+        tchi_cpu_split(state, x->batch * ((x->rows + TILE - 1) / TILE), 4.0 * elements, unpack_strips, &c);
     }
     return TCH_OK;
 }

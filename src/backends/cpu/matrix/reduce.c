@@ -28,12 +28,6 @@ typedef struct matrix_ctx {
     double part[PARTS];
 } matrix_ctx;
 
-static double at(const tch_matrices *x, int64_t b, int64_t i, int64_t k)
-{
-    const void *row = tchi_cpu_row(x, b, i);
-    return x->type == TCH_SCALAR_F64 ? ((const double *)row)[k] : (double)((const float *)row)[k];
-}
-
 static double reduce_row(const matrix_ctx *m, int64_t i)
 {
     const tch_matrices *x = m->reduce->x;
@@ -43,7 +37,7 @@ static double reduce_row(const matrix_ctx *m, int64_t i)
     case TCH_REDUCE_FROBENIUS:
         return loops->sum_squares(x->cols, m->factor, row);
     case TCH_REDUCE_TRACE:
-        return i < x->cols ? at(x, m->index, i, i) : 0.0;
+        return i < x->cols ? tchi_cpu_get(x, m->index, i, i) : 0.0;
     case TCH_REDUCE_NONFINITE:
         return (double)loops->count_nonfinite(x->cols, row);
     default:

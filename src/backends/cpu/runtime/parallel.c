@@ -72,3 +72,27 @@ void tchi_cpu_split(const tchi_cpu_state *state, int64_t count, double work,
     }
     leave(setting);
 }
+
+typedef struct rows_ctx {
+    int64_t rows; /* of a matrix: rows of the whole batch are counted through */
+    tchi_cpu_row_task body;
+    const void *argument;
+} rows_ctx;
+
+static void walk_rows(void *argument, int64_t from, int64_t to)
+{
+    const rows_ctx *ctx = argument;
+    for (int64_t r = from; r < to; r++) {
+        ctx->body(ctx->argument, r / ctx->rows, r % ctx->rows);
+    }
+}
+
+void tchi_cpu_for_rows(const tchi_cpu_state *state, const tch_matrices *shape, double work, tchi_cpu_row_task body,
+                       const void *argument)
+{
+    rows_ctx ctx = {shape->rows, body, argument};
+    double elements = (double)shape->batch * (double)shape->rows * (double)shape->cols;
+    if (elements > 0) {
+        tchi_cpu_split(state, shape->batch * shape->rows, work * elements, walk_rows, &ctx);
+    }
+}

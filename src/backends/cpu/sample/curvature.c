@@ -33,26 +33,16 @@ static void divide_row_f32(int64_t n, float *x, double row, const float *cols, d
     }
 }
 
-static double number_at(const tch_matrices *m, int64_t index, int64_t i)
-{
-    const void *row = tchi_cpu_row(m, index, 0);
-    return m->type == TCH_SCALAR_F64 ? ((const double *)row)[i] : (double)((const float *)row)[i];
-}
-
-static void divide_rows(void *argument, int64_t from, int64_t to)
+static void divide_row(const void *argument, int64_t b, int64_t i)
 {
     const divide_ctx *j = argument;
-    for (int64_t r = from; r < to; r++) {
-        int64_t b = r / j->x->rows;
-        int64_t i = r % j->x->rows;
-        void *x = tchi_cpu_row(j->x, b, i);
-        const void *by = j->values != NULL ? tchi_cpu_row(j->values, b, i) : tchi_cpu_row(j->cols, b, 0);
-        double row = j->values != NULL ? 1.0 : at_least_0(number_at(j->rows, b, i));
-        if (j->x->type == TCH_SCALAR_F64) {
-            divide_row_f64(j->x->cols, x, row, by, j->damping);
-        } else {
-            divide_row_f32(j->x->cols, x, row, by, j->damping);
-        }
+    void *x = tchi_cpu_row(j->x, b, i);
+    const void *by = j->values != NULL ? tchi_cpu_row(j->values, b, i) : tchi_cpu_row(j->cols, b, 0);
+    double row = j->values != NULL ? 1.0 : at_least_0(tchi_cpu_get(j->rows, b, 0, i));
+    if (j->x->type == TCH_SCALAR_F64) {
+        divide_row_f64(j->x->cols, x, row, by, j->damping);
+    } else {
+        divide_row_f32(j->x->cols, x, row, by, j->damping);
     }
 }
 
@@ -60,10 +50,7 @@ tch_status tchi_cpu_damped_divide(void *state, const tch_matrices *x, const tch_
                                   const tch_matrices *cols, const tch_matrices *values, double damping)
 {
     divide_ctx ctx = {x, rows, cols, rows == NULL ? values : NULL, damping};
-    double elements = (double)x->batch * (double)x->rows * (double)x->cols;
-    if (elements > 0) {
-        tchi_cpu_split(state, x->batch * x->rows, 4.0 * elements, divide_rows, &ctx);
-    }
+    tchi_cpu_for_rows(state, x, 4.0, divide_row, &ctx);
     return TCH_OK;
 }
 

@@ -53,35 +53,27 @@ static int find_taps(const tch_patches *p, const int64_t output[3], int64_t firs
     return follow;
 }
 
-static void read_f64(int64_t count, const int64_t *offsets, const double *source, double *target)
+/* A zero is all bits zero in every type. */
+static inline __attribute__((always_inline)) void read_sized(size_t size, int64_t count, const int64_t *offsets,
+                                                             const char *source, char *target)
 {
     for (int64_t k = 0; k < count; k++) {
-        target[k] = offsets[k] == NOWHERE ? 0.0 : source[offsets[k]];
+        if (offsets[k] == NOWHERE) {
+            memset(target + (size_t)k * size, 0, size);
+        } else {
+            memcpy(target + (size_t)k * size, source + offsets[k] * (int64_t)size, size);
+        }
     }
 }
 
-static void read_f32(int64_t count, const int64_t *offsets, const float *source, float *target)
+static void read_taps(int64_t size, int64_t count, const int64_t *offsets, const char *source, char *target)
 {
-    for (int64_t k = 0; k < count; k++) {
-        target[k] = offsets[k] == NOWHERE ? 0.0F : source[offsets[k]];
-    }
-}
-
-static void read_half(int64_t count, const int64_t *offsets, const uint16_t *source, uint16_t *target)
-{
-    for (int64_t k = 0; k < count; k++) {
-        target[k] = offsets[k] == NOWHERE ? 0 : source[offsets[k]];
-    }
-}
-
-static void read_taps(tch_scalar type, int64_t count, const int64_t *offsets, const void *source, void *target)
-{
-    if (type == TCH_SCALAR_F64) {
-        read_f64(count, offsets, source, target);
-    } else if (type == TCH_SCALAR_F32) {
-        read_f32(count, offsets, source, target);
+    if (size == 8) {
+        read_sized(8, count, offsets, source, target);
+    } else if (size == 4) {
+        read_sized(4, count, offsets, source, target);
     } else {
-        read_half(count, offsets, source, target);
+        read_sized(2, count, offsets, source, target);
     }
 }
 
@@ -109,35 +101,28 @@ static void fill_taps(const im2col_ctx *j, const int64_t output[3], const char *
         if (follow) {
             memcpy(target, source + offsets[0] * size, (size_t)(count * size));
         } else {
-            read_taps(p->type, count, offsets, source, target);
+            read_taps(size, count, offsets, source, target);
         }
     }
 }
 
-/* Rows of all matrices are counted through. */
-static void fill_rows(void *argument, int64_t from, int64_t to)
+static void fill_row(const void *argument, int64_t b, int64_t l)
 {
     const im2col_ctx *j = argument;
     const tch_patches *p = j->patches;
-    int64_t size = tchi_cpu_size(p->type);
-    for (int64_t index = from; index < to; index++) {
-        int64_t b = index / j->out->rows;
-        int64_t l = index % j->out->rows;
-        const int64_t output[3] = {l / (p->outputs[1] * p->outputs[2]), l / p->outputs[2] % p->outputs[1],
-                                   l % p->outputs[2]};
-        int64_t start = b / p->groups * p->strides[0] + b % p->groups * p->channels * p->strides[1];
-        const char *group = (const char *)p->data + start * size;
-        for (int64_t first = 0; first < j->taps; first += TAPS) {
-            int64_t count = j->taps - first < TAPS ? j->taps - first : TAPS;
-            fill_taps(j, output, group, tchi_cpu_row(j->out, b, l), first, count);
-        }
+    const int64_t output[3] = {l / (p->outputs[1] * p->outputs[2]), l / p->outputs[2] % p->outputs[1],
+                               l % p->outputs[2]};
+    int64_t start = b / p->groups * p->strides[0] + b % p->groups * p->channels * p->strides[1];
+    const char *group = (const char *)p->data + start * tchi_cpu_size(p->type);
+    for (int64_t first = 0; first < j->taps; first += TAPS) {
+        int64_t count = j->taps - first < TAPS ? j->taps - first : TAPS;
+        fill_taps(j, output, group, tchi_cpu_row(j->out, b, l), first, count);
     }
 }
 
 tch_status tchi_cpu_im2col(void *state, const tch_patches *patches, const tch_matrices *out)
 {
     im2col_ctx ctx = {patches, out, patches->kernel[0] * patches->kernel[1] * patches->kernel[2]};
-    int64_t rows = out->batch * out->rows;
-    tchi_cpu_split(state, rows, (double)rows * (double)out->cols, fill_rows, &ctx);
+    tchi_cpu_for_rows(state, out, 1.0, fill_row, &ctx);
     return TCH_OK;
 }

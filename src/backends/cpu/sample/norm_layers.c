@@ -102,14 +102,8 @@ static statistics statistics_of(const tch_normalized *layer, int64_t first, int6
 
 static void store(const normalized_ctx *j, const tch_matrices *out, int64_t sample, int64_t feature, double value)
 {
-    if (out == NULL) {
-        return;
-    }
-    void *row = tchi_cpu_row(out, 0, sample);
-    if (out->type == TCH_SCALAR_F64) {
-        ((double *)row)[feature] = j->scale * value;
-    } else {
-        ((float *)row)[feature] = (float)(j->scale * value);
+    if (out != NULL) {
+        tchi_cpu_set(out, 0, sample, feature, j->scale * value);
     }
 }
 

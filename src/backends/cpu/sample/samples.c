@@ -289,13 +289,6 @@ typedef struct weigh_ctx {
     int32_t drop_only;
 } weigh_ctx;
 
-VECTOR_CLONES static void scale_run(int64_t n, double factor, double *x)
-{
-    for (int64_t j = 0; j < n; j++) {
-        x[j] *= factor;
-    }
-}
-
 static void weigh_row(const weigh_ctx *j, double weight, const void *x, void *out)
 {
     double wide[RUN];
@@ -308,25 +301,21 @@ static void weigh_row(const weigh_ctx *j, double weight, const void *x, void *ou
         int64_t n = run_length(j->x->cols, from);
         tchi_convert(n, TCH_SCALAR_F64, wide, j->x->type, element(x, j->x->type, from));
         if (!j->drop_only) {
-            scale_run(n, weight, wide);
+            tchi_loops_for(TCH_SCALAR_F64)->scale(n, weight, wide, wide);
         }
         tchi_convert(n, j->out->type, (char *)out + from * tchi_cpu_size(j->out->type), TCH_SCALAR_F64, wide);
     }
 }
 
-/* Rows of the whole batch are counted through. */
-static void weigh_rows(void *argument, int64_t from, int64_t to)
+static void weigh_or_drop_row(const void *argument, int64_t b, int64_t i)
 {
     const weigh_ctx *j = argument;
-    for (int64_t row = from; row < to; row++) {
-        int64_t b = row / j->x->rows;
-        double weight = j->weights[b / j->groups];
-        void *out = tchi_cpu_row(j->out, b, row % j->x->rows);
-        if (weight == 0.0) {
-            memset(out, 0, (size_t)(j->x->cols * tchi_cpu_size(j->out->type)));
-        } else {
-            weigh_row(j, weight, tchi_cpu_row(j->x, b, row % j->x->rows), out);
-        }
+    double weight = j->weights[b / j->groups];
+    void *out = tchi_cpu_row(j->out, b, i);
+    if (weight == 0.0) {
+        memset(out, 0, (size_t)(j->x->cols * tchi_cpu_size(j->out->type)));
+    } else {
+        weigh_row(j, weight, tchi_cpu_row(j->x, b, i), out);
     }
 }
 
@@ -334,7 +323,6 @@ tch_status tchi_cpu_weigh_samples(void *state, const tch_matrices *x, int64_t gr
                                   int32_t drop_only, const tch_matrices *out)
 {
     weigh_ctx ctx = {x, out, groups, weights, drop_only};
-    int64_t rows = x->batch * x->rows;
-    tchi_cpu_split(state, rows, (double)rows * (double)x->cols, weigh_rows, &ctx);
+    tchi_cpu_for_rows(state, x, 1.0, weigh_or_drop_row, &ctx);
     return TCH_OK;
 }

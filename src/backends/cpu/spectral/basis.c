@@ -32,8 +32,7 @@ static void copy_lower(const tch_matrices *a, const tch_matrices *x, int64_t ind
 static int diagonal_is_sound(const tch_matrices *x, int64_t index)
 {
     for (int64_t i = 0; i < x->rows; i++) {
-        const void *row = tchi_cpu_row(x, index, i);
-        double d = x->type == TCH_SCALAR_F64 ? ((const double *)row)[i] : (double)((const float *)row)[i];
+        double d = tchi_cpu_get(x, index, i, i);
         if (!(d > 0.0 && isfinite(d))) {
             return 0;
         }
@@ -149,8 +148,7 @@ static void normalize_row(int64_t n, tch_scalar type, const void *x, float *out)
 /* Element (i, j) of X_b, moved and divided as the problem says. */
 static float split_value(const tch_rows_to_split *p, const tch_matrices *x, int64_t b, int64_t i, int64_t j)
 {
-    const void *row = tchi_cpu_row(x, b, i);
-    double value = x->type == TCH_SCALAR_F64 ? ((const double *)row)[j] : (double)((const float *)row)[j];
+    double value = tchi_cpu_get(x, b, i, j);
     if (p->rows != NULL || p->bound == NULL) {
         return (float)value;
     }
@@ -175,30 +173,23 @@ static void split_row(const tch_rows_to_split *p, const tch_matrices *x, int64_t
     }
 }
 
-static void split_some(void *argument, int64_t from, int64_t to)
+static void normalize_and_split_row(const void *argument, int64_t b, int64_t i)
 {
     const tch_rows_to_split *p = argument;
-    for (int64_t r = from; r < to; r++) {
-        int64_t b = r / p->x->rows;
-        int64_t i = r % p->x->rows;
-        const tch_matrices *source = p->x;
-        if (p->rows != NULL && p->done.of != NULL && p->done.of[b] <= p->done.most) {
-            continue;
-        }
-        if (p->rows != NULL) {
-            normalize_row(p->x->cols, p->x->type, tchi_cpu_row(p->x, b, i), tchi_cpu_row(p->rows, b, i));
-            source = p->rows;
-        }
-        split_row(p, source, b, i);
+    const tch_matrices *source = p->x;
+    if (p->rows != NULL && p->done.of != NULL && p->done.of[b] <= p->done.most) {
+        return;
     }
+    if (p->rows != NULL) {
+        normalize_row(p->x->cols, p->x->type, tchi_cpu_row(p->x, b, i), tchi_cpu_row(p->rows, b, i));
+        source = p->rows;
+    }
+    split_row(p, source, b, i);
 }
 
 tch_status tchi_cpu_split_rows(void *state, const tch_rows_to_split *problem)
 {
-    const tch_matrices *x = problem->x;
-    tch_rows_to_split ctx = *problem;
-    double elements = (double)x->batch * (double)x->rows * (double)x->cols;
-    tchi_cpu_split(state, x->batch * x->rows, 8.0 * elements, split_some, &ctx);
+    tchi_cpu_for_rows(state, problem->x, 8.0, normalize_and_split_row, problem);
     return TCH_OK;
 }
 
@@ -209,16 +200,11 @@ typedef struct order_ctx {
     int32_t *order;
 } order_ctx;
 
-static double value_at(const tch_matrices *w, const void *row, int32_t i)
-{
-    return w->type == TCH_SCALAR_F64 ? ((const double *)row)[i] : (double)((const float *)row)[i];
-}
-
 /* True when element i stands before element j; no two are equal, so any way of sorting gives the same order. */
-static int stands_before(const tch_matrices *w, const void *row, int32_t i, int32_t j)
+static int stands_before(const tch_matrices *w, int64_t index, int32_t i, int32_t j)
 {
-    double a = value_at(w, row, i);
-    double b = value_at(w, row, j);
+    double a = tchi_cpu_get(w, index, 0, i);
+    double b = tchi_cpu_get(w, index, 0, j);
     if (isnan(a) || isnan(b)) {
         return isnan(a) == isnan(b) ? i < j : isnan(b);
     }
@@ -226,7 +212,7 @@ static int stands_before(const tch_matrices *w, const void *row, int32_t i, int3
 }
 
 /* Lets the element at `root` of a heap of `count` sink until what stands last is on top of every branch. */
-static void sink(const tch_matrices *w, const void *row, int32_t *order, int64_t root, int64_t count)
+static void sink(const tch_matrices *w, int64_t index, int32_t *order, int64_t root, int64_t count)
 {
     int32_t moving = order[root];
     for (;;) {
@@ -234,10 +220,10 @@ static void sink(const tch_matrices *w, const void *row, int32_t *order, int64_t
         if (child >= count) {
             break;
         }
-        if (child + 1 < count && stands_before(w, row, order[child], order[child + 1])) {
+        if (child + 1 < count && stands_before(w, index, order[child], order[child + 1])) {
             child++;
         }
-        if (stands_before(w, row, order[child], moving)) {
+        if (stands_before(w, index, order[child], moving)) {
             break;
         }
         order[root] = order[child];
@@ -252,19 +238,18 @@ static void order_one(void *argument, int64_t b, int thread)
     (void)thread;
     const order_ctx *j = argument;
     int64_t n = j->w->cols;
-    const void *row = tchi_cpu_row(j->w, b, 0);
     int32_t *order = j->order + b * n;
     for (int64_t i = 0; i < n; i++) {
         order[i] = (int32_t)i;
     }
     for (int64_t root = n / 2 - 1; root >= 0; root--) {
-        sink(j->w, row, order, root, n);
+        sink(j->w, b, order, root, n);
     }
     for (int64_t last = n - 1; last > 0; last--) {
         int32_t top = order[0];
         order[0] = order[last];
         order[last] = top;
-        sink(j->w, row, order, 0, last);
+        sink(j->w, b, order, 0, last);
     }
 }
 
@@ -313,24 +298,20 @@ static void widen(int64_t n, const float *from, const int32_t *cols, double *to)
     }
 }
 
-static void permute_rows(void *argument, int64_t from, int64_t to)
+static void permute_row(const void *argument, int64_t b, int64_t i)
 {
     const permute_ctx *j = argument;
     int64_t n = j->out->cols;
     int64_t size = tchi_cpu_size(j->out->type);
-    for (int64_t r = from; r < to; r++) {
-        int64_t b = r / j->out->rows;
-        int64_t i = r % j->out->rows;
-        const char *source = tchi_cpu_row(j->x, b, j->rows != NULL ? j->rows[r] : i);
-        char *out = tchi_cpu_row(j->out, b, i);
-        const int32_t *cols = j->cols != NULL ? j->cols + b * n : NULL;
-        if (j->x->type != j->out->type) {
-            widen(n, (const float *)source, cols, (double *)out);
-        } else if (cols != NULL) {
-            gather(n, size, source, cols, out);
-        } else {
-            memcpy(out, source, (size_t)(n * size));
-        }
+    const char *source = tchi_cpu_row(j->x, b, j->rows != NULL ? j->rows[b * j->out->rows + i] : i);
+    char *out = tchi_cpu_row(j->out, b, i);
+    const int32_t *cols = j->cols != NULL ? j->cols + b * n : NULL;
+    if (j->x->type != j->out->type) {
+        widen(n, (const float *)source, cols, (double *)out);
+    } else if (cols != NULL) {
+        gather(n, size, source, cols, out);
+    } else {
+        memcpy(out, source, (size_t)(n * size));
     }
 }
 
@@ -338,9 +319,6 @@ tch_status tchi_cpu_permute(void *state, const tch_matrices *x, const int32_t *r
                             const tch_matrices *out)
 {
     permute_ctx ctx = {x, out, rows, cols};
-    double elements = (double)out->batch * (double)out->rows * (double)out->cols;
-    if (elements > 0) {
-        tchi_cpu_split(state, out->batch * out->rows, 4.0 * elements, permute_rows, &ctx);
-    }
+    tchi_cpu_for_rows(state, out, 4.0, permute_row, &ctx);
     return TCH_OK;
 }

@@ -19,19 +19,13 @@ typedef struct decompose_ctx {
     const double *shifts, *weights;
 } decompose_ctx;
 
-static double get(const tch_matrices *w, int64_t b, int64_t i)
-{
-    const void *row = tchi_cpu_row(w, b, 0);
-    return w->type == TCH_SCALAR_F64 ? ((const double *)row)[i] : (double)((const float *)row)[i];
-}
-
 /* Eigenvalues can be larger than any entry. They are ascending: the ends tell. */
 static int32_t report_of(int code, const tch_matrices *w, int64_t i)
 {
     if (code != 0) {
         return code == TCHI_EIGH_NOT_FINITE ? TCH_REPORT_NOT_FINITE : TCH_REPORT_NO_CONVERGENCE;
     }
-    bool in_range = isfinite(get(w, i, 0)) && isfinite(get(w, i, w->cols - 1));
+    bool in_range = isfinite(tchi_cpu_get(w, i, 0, 0)) && isfinite(tchi_cpu_get(w, i, 0, w->cols - 1));
     return in_range ? TCH_REPORT_OK : TCH_REPORT_OVERFLOW;
 }
 
@@ -69,24 +63,14 @@ tch_status tchi_cpu_eigh(void *state, const tch_matrices *v, const tch_matrices 
 
 /* --- powers of a spectrum --------------------------------------------------------------------------------------- */
 
-static void put(const tch_matrices *w, int64_t b, int64_t i, double value)
-{
-    void *row = tchi_cpu_row(w, b, 0);
-    if (w->type == TCH_SCALAR_F64) {
-        ((double *)row)[i] = value;
-    } else {
-        ((float *)row)[i] = (float)value;
-    }
-}
-
 /* Eigenvalue i becomes the power of its place. A power that is not finite, once stored, is that of zero, or too
  * large. */
-static int32_t raise(const tch_spectrum_map *map, const tch_matrices *w, int64_t b, int64_t i, double added)
+static int32_t raise_eigenvalue(const tch_spectrum_map *map, const tch_matrices *w, int64_t b, int64_t i, double added)
 {
-    double base = get(w, b, i) + added;
+    double base = tchi_cpu_get(w, b, 0, i) + added;
     double place = base > (map->clamp ? added : 0.0) ? base : added;
-    put(w, b, i, pow(place, map->power));
-    if (isfinite(get(w, b, i))) {
+    tchi_cpu_set(w, b, 0, i, pow(place, map->power));
+    if (isfinite(tchi_cpu_get(w, b, 0, i))) {
         return TCH_REPORT_OK;
     }
     return place > 0 ? TCH_REPORT_OVERFLOW : TCH_REPORT_NOT_POSITIVE;
@@ -101,16 +85,16 @@ tch_status tchi_cpu_spectrum_power(void *state, const tch_spectrum_map *map, con
         if (flags[b] != TCH_REPORT_OK || n == 0) {
             continue;
         }
-        double largest = fmax(get(w, b, n - 1), 0.0);
+        double largest = fmax(tchi_cpu_get(w, b, 0, n - 1), 0.0);
         double added = fmax(map->eps, map->relative_eps * largest);
         if (damping != NULL) {
             damping[b] = added;
         }
-        if (!map->clamp && get(w, b, 0) < -fmax(map->negative * largest, added)) {
+        if (!map->clamp && tchi_cpu_get(w, b, 0, 0) < -fmax(map->negative * largest, added)) {
             flags[b] = TCH_REPORT_NOT_POSITIVE;
         }
         for (int64_t i = 0; i < n; i++) {
-            int32_t report = raise(map, w, b, i, added);
+            int32_t report = raise_eigenvalue(map, w, b, i, added);
             flags[b] = flags[b] == TCH_REPORT_OK ? report : flags[b];
         }
     }
@@ -118,18 +102,6 @@ tch_status tchi_cpu_spectrum_power(void *state, const tch_spectrum_map *map, con
 }
 
 /* --- Cholesky --------------------------------------------------------------------------------------------------- */
-
-static void add_to_diagonal(const tch_matrices *a, int64_t index, double shift)
-{
-    for (int64_t i = 0; i < a->rows; i++) {
-        void *row = tchi_cpu_row(a, index, i);
-        if (a->type == TCH_SCALAR_F64) {
-            ((double *)row)[i] += shift;
-        } else {
-            ((float *)row)[i] = (float)((double)((float *)row)[i] + shift);
-        }
-    }
-}
 
 /* potrf leaves L with A = L L', and two triangular solves follow. */
 static void solve_one(void *argument, int64_t i, int thread)
@@ -139,10 +111,10 @@ static void solve_one(void *argument, int64_t i, int thread)
     if (j->flags[i] != TCH_REPORT_OK) {
         return;
     }
-    if (j->shift != NULL) {
-        add_to_diagonal(j->a, i, j->shift[i]);
-    }
     int64_t n = j->a->rows;
+    for (int64_t k = 0; j->shift != NULL && k < n; k++) {
+        tchi_cpu_set(j->a, i, k, k, tchi_cpu_get(j->a, i, k, k) + j->shift[i]);
+    }
     int64_t columns = j->b->cols;
     const tchi_parallel_blas *blas = tchi_parallel_blas_for(j->a->type);
     void *a = tchi_cpu_row(j->a, i, 0);
