@@ -43,14 +43,15 @@ static const char *parameter_words(const tch_kernel_parameter *p, char words[2 *
 }
 
 /* What a parameter takes. */
-static const char *wanted(const tch_kernel_parameter *p)
+static const char *argument_words(const tch_kernel_parameter *p)
 {
     static const char *const words[] = {"a tensor", "TCH_ARGUMENT_INT", "TCH_ARGUMENT_INT", "TCH_ARGUMENT_REAL"};
     return p->what <= TCH_PARAMETER_REAL && p->size <= 8 ? words[p->what] : "TCH_ARGUMENT_BYTES of its size";
 }
 
 /* "NAME: arguments[2] is HAVE, the kernel's parameter 2 is const float *: expected WANT". */
-static tch_status refuse(tch_status status, const tch_kernel *kernel, int32_t index, const char *have, const char *want)
+static tch_status refuse_argument(tch_status status, const tch_kernel *kernel, int32_t index, const char *have,
+                                  const char *want)
 {
     char words[2 * WORDS];
     return tchi_fail(status,
@@ -106,21 +107,21 @@ static tch_status check_memory(const tch_kernel *kernel, int32_t index, const tc
     if (tensor->device.type != device.type || tensor->device.index != device.index) {
         char have[WORDS];
         snprintf(have, sizeof have, "a tensor on device %d:%d", tensor->device.type, tensor->device.index);
-        return refuse(TCH_ERR_DEVICE, kernel, index, have, "one on the device of the kernel's context");
+        return refuse_argument(TCH_ERR_DEVICE, kernel, index, have, "one on the device of the kernel's context");
     }
     if (!has_sound_shape(tensor)) {
-        return refuse(TCH_ERR_SHAPE, kernel, index, "a tensor without a valid shape",
-                      "at most 8 sizes, none of them negative");
+        return refuse_argument(TCH_ERR_SHAPE, kernel, index, "a tensor without a valid shape",
+                               "at most 8 sizes, none of them negative");
     }
     int64_t count = tch_tensor_numel(tensor);
     if (count > 0 && tensor->data == NULL) {
-        return refuse(TCH_ERR_INVALID_ARGUMENT, kernel, index, "a tensor whose data is NULL",
-                      "memory, or tensor = NULL");
+        return refuse_argument(TCH_ERR_INVALID_ARGUMENT, kernel, index, "a tensor whose data is NULL",
+                               "memory, or tensor = NULL");
     }
     int64_t unit = tensor->dtype.bits / 8;
     if (count > 0 && unit > 1 && (uintptr_t)tchi_tensor_data(tensor) % (uintptr_t)unit != 0) {
-        return refuse(TCH_ERR_LAYOUT, kernel, index, "a tensor whose first element is not aligned to its size",
-                      "an aligned one");
+        return refuse_argument(TCH_ERR_LAYOUT, kernel, index, "a tensor whose first element is not aligned to its size",
+                               "an aligned one");
     }
     return TCH_OK;
 }
@@ -131,11 +132,11 @@ static tch_status pack_tensor(const tch_kernel *kernel, int32_t index, const tch
     char have[2 * WORDS];
     const void *address = NULL;
     if (p->what != TCH_PARAMETER_POINTER) {
-        return refuse(TCH_ERR_INVALID_ARGUMENT, kernel, index, "a tensor", wanted(p));
+        return refuse_argument(TCH_ERR_INVALID_ARGUMENT, kernel, index, "a tensor", argument_words(p));
     }
     if (tensor != NULL) {
         if (!type_fits(p, tensor->dtype)) {
-            return refuse(TCH_ERR_DTYPE, kernel, index, tensor_words(tensor, have), "elements of that type");
+            return refuse_argument(TCH_ERR_DTYPE, kernel, index, tensor_words(tensor, have), "elements of that type");
         }
         TCHI_TRY(check_memory(kernel, index, tensor));
         address = tchi_tensor_data(tensor);
@@ -164,7 +165,8 @@ static tch_status pack_integer(const tch_kernel *kernel, int32_t index, int64_t 
     if (!integer || !integer_fits(p, number)) {
         char have[WORDS];
         snprintf(have, sizeof have, "the integer %lld", (long long)number);
-        return refuse(TCH_ERR_INVALID_ARGUMENT, kernel, index, have, integer ? "a number that it holds" : wanted(p));
+        return refuse_argument(TCH_ERR_INVALID_ARGUMENT, kernel, index, have,
+                               integer ? "a number that it holds" : argument_words(p));
     }
     _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the low bytes come first");
     memcpy(value, &number, (size_t)p->size);
@@ -217,7 +219,8 @@ static tch_status pack_real(const tch_kernel *kernel, int32_t index, double numb
     if (!real || !round_real(p, number, value)) {
         char have[WORDS];
         snprintf(have, sizeof have, "the number %.17g", number);
-        return refuse(TCH_ERR_INVALID_ARGUMENT, kernel, index, have, real ? "a number that it holds" : wanted(p));
+        return refuse_argument(TCH_ERR_INVALID_ARGUMENT, kernel, index, have,
+                               real ? "a number that it holds" : argument_words(p));
     }
     return TCH_OK;
 }
@@ -228,8 +231,8 @@ static tch_status pack_bytes(const tch_kernel *kernel, int32_t index, const tch_
     if (p->what == TCH_PARAMETER_POINTER || argument->bytes == NULL || argument->size != (size_t)p->size) {
         char have[WORDS];
         snprintf(have, sizeof have, "%zu bytes%s", argument->size, argument->bytes == NULL ? " at NULL" : "");
-        return refuse(TCH_ERR_INVALID_ARGUMENT, kernel, index, have,
-                      p->what == TCH_PARAMETER_POINTER ? wanted(p) : "as many bytes as it has");
+        return refuse_argument(TCH_ERR_INVALID_ARGUMENT, kernel, index, have,
+                               p->what == TCH_PARAMETER_POINTER ? argument_words(p) : "as many bytes as it has");
     }
     memcpy(value, argument->bytes, argument->size);
     return TCH_OK;
@@ -249,6 +252,6 @@ tch_status tchi_argument_pack(const tch_kernel *kernel, int32_t index, const tch
         return pack_bytes(kernel, index, argument, value);
     default:
         snprintf(have, sizeof have, "of kind %d", (int)argument->kind);
-        return refuse(TCH_ERR_INVALID_ARGUMENT, kernel, index, have, "a tch_argument_kind");
+        return refuse_argument(TCH_ERR_INVALID_ARGUMENT, kernel, index, have, "a tch_argument_kind");
     }
 }

@@ -121,50 +121,28 @@ static bool read_entry(int file, const tchi_cache_key *key, tch_kernel_image *im
     return true;
 }
 
-static bool find_in(int folder, const tchi_cache_key *key, tch_kernel_image *image)
-{
-    bool damaged;
-    entry_name name = name_of(key);
-    int file = openat(folder, name.text, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (file < 0) {
-        return false;
-    }
-    bool found = read_entry(file, key, image, &damaged);
-    if (found) {
-        (void)futimens(file, NULL); /* used now: what is removed first goes by this */
-    } else if (damaged) {
-        (void)unlinkat(folder, name.text, 0);
-    }
-    close(file);
-    return found;
-}
-
 bool tchi_cache_find(const tchi_cache_key *key, tch_kernel_image *image)
 {
+    bool found = false, damaged = false;
+    entry_name name = name_of(key);
     int folder = open_folder();
-    if (folder < 0) {
-        return false;
+    int file = folder >= 0 ? openat(folder, name.text, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC) : -1;
+    if (file >= 0) {
+        found = read_entry(file, key, image, &damaged);
+        if (found) {
+            (void)futimens(file, NULL); /* used now: what is removed first goes by this */
+        } else if (damaged) {
+            (void)unlinkat(folder, name.text, 0);
+        }
+        close(file);
     }
-    bool found = find_in(folder, key, image);
-    close(folder);
+    if (folder >= 0) {
+        close(folder);
+    }
     return found;
 }
 
 /* --- keeping ---------------------------------------------------------------------------------------------------- */
-
-static bool write_all(int file, const void *bytes, size_t count)
-{
-    const char *at = bytes;
-    while (count > 0) {
-        ssize_t written = write(file, at, count);
-        if (written <= 0) {
-            return false;
-        }
-        at += written;
-        count -= (size_t)written;
-    }
-    return true;
-}
 
 static bool write_entry(int file, const tchi_cache_key *key, const tch_kernel_image *image)
 {
@@ -172,7 +150,7 @@ static bool write_entry(int file, const tchi_cache_key *key, const tch_kernel_im
     memcpy(head.magic, MAGIC, sizeof head.magic);
     memcpy(head.key, key->bytes, sizeof head.key);
     tchi_sha256(image->data, image->bytes, head.digest);
-    return write_all(file, &head, sizeof head) && write_all(file, image->data, image->bytes);
+    return tchi_file_write(file, &head, sizeof head) && tchi_file_write(file, image->data, image->bytes);
 }
 
 /* Nothing is forced to the disk: after a crash the hash tells a whole entry from half of one. */

@@ -30,7 +30,21 @@ int tchi_file_fill(int descriptor, void *text, size_t bytes)
     return 1;
 }
 
-static tch_status fail(const char *path, int error)
+int tchi_file_write(int descriptor, const void *text, size_t bytes)
+{
+    const char *at = text;
+    while (bytes > 0) {
+        ssize_t written = write(descriptor, at, bytes);
+        if (written <= 0) {
+            return 0;
+        }
+        at += written;
+        bytes -= (size_t)written;
+    }
+    return 1;
+}
+
+static tch_status refuse_file(const char *path, int error)
 {
     char text[TCHI_ERRNO_SIZE];
     return tchi_fail(TCH_ERR_IO, "tch_kernel_compile: path %.600s cannot be read: %s", path,
@@ -55,14 +69,14 @@ static tch_status read_open(int descriptor, const char *path, tchi_file *file)
 {
     struct stat found;
     if (fstat(descriptor, &found) != 0) {
-        return fail(path, errno);
+        return refuse_file(path, errno);
     }
     TCHI_TRY(check_kind(path, &found));
     file->bytes = (size_t)found.st_size;
     TCHI_TRY(tchi_host_take(file->bytes + 1, "a kernel's source", &file->text));
     errno = EIO;
     if (!tchi_file_fill(descriptor, file->text, file->bytes)) {
-        return fail(path, errno);
+        return refuse_file(path, errno);
     }
     const char *end = memchr(file->text, '\0', file->bytes);
     if (end != NULL) {
@@ -78,7 +92,7 @@ tch_status tchi_file_read(const char *path, tchi_file *file)
     *file = (tchi_file){0};
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (descriptor < 0) {
-        return fail(path, errno);
+        return refuse_file(path, errno);
     }
     tch_status status = read_open(descriptor, path, file);
     close(descriptor);

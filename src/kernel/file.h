@@ -21,6 +21,9 @@ tch_status tchi_file_read(const char *path, tchi_file *file);
 /* The first `bytes` of what is open as `descriptor` into `text`; false where there are fewer. */
 int tchi_file_fill(int descriptor, void *text, size_t bytes);
 
+/* All of `bytes` to what is open as `descriptor`; false where that fails. */
+int tchi_file_write(int descriptor, const void *text, size_t bytes);
+
 void tchi_file_release(tchi_file *file);
 
 #endif

@@ -17,19 +17,12 @@
 #define LIST_MOST 256 /* options, and folders */
 #define NO_FILE "kernel.cu"
 
-static tch_status check_counts(const tch_kernel_config *config)
+static tch_status check_list(const char *name, int32_t count, const char *const *list)
 {
-    if (config->option_count < 0 || config->option_count > LIST_MOST ||
-        (config->option_count > 0 && config->options == NULL)) {
+    if (count < 0 || count > LIST_MOST || (count > 0 && list == NULL)) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
-                         "tch_kernel_compile: option_count is %d and options is %s, expected 0 to %d of them",
-                         config->option_count, config->options == NULL ? "NULL" : "set", LIST_MOST);
-    }
-    if (config->include_count < 0 || config->include_count > LIST_MOST ||
-        (config->include_count > 0 && config->includes == NULL)) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
-                         "tch_kernel_compile: include_count is %d and includes is %s, expected 0 to %d of them",
-                         config->include_count, config->includes == NULL ? "NULL" : "set", LIST_MOST);
+                         "tch_kernel_compile: %s_count is %d and %ss is %s, expected 0 to %d of them", name, count,
+                         name, list == NULL ? "NULL" : "set", LIST_MOST);
     }
     return TCH_OK;
 }
@@ -60,7 +53,8 @@ static tch_status check_config(const tch_kernel_config *config)
     }
     TCHI_TRY(check_source(config));
     TCHI_TRY(tchi_check_kernel_name(config->name));
-    TCHI_TRY(check_counts(config));
+    TCHI_TRY(check_list("option", config->option_count, config->options));
+    TCHI_TRY(check_list("include", config->include_count, config->includes));
     for (int32_t i = 0; i < config->option_count; i++) {
         TCHI_TRY(tchi_check_kernel_option(config->options[i], i));
     }

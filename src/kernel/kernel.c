@@ -28,7 +28,7 @@ static const char *first_error(const char *log)
 }
 
 /* The compiler's words, if there are any, are what the caller needs to read first. */
-static tch_status explain(tch_status status, const tch_kernel_text *text, const char *log)
+static tch_status explain_failure(tch_status status, const tch_kernel_text *text, const char *log)
 {
     if (status != TCH_ERR_INVALID_ARGUMENT || log[0] == '\0') {
         return status;
@@ -37,19 +37,19 @@ static tch_status explain(tch_status status, const tch_kernel_text *text, const 
                      text->file, first_error(log));
 }
 
-static tch_status build(tch_context *context, const tch_kernel_config *config, const tch_kernel_text *text,
-                        tch_kernel_image *image)
+static tch_status build_image(tch_context *context, const tch_kernel_config *config, const tch_kernel_text *text,
+                              tch_kernel_image *image)
 {
-    bool own = config->log_size < LOG_SIZE;
-    size_t size = own ? LOG_SIZE : config->log_size;
+    bool local = config->log_size < LOG_SIZE;
+    size_t size = local ? LOG_SIZE : config->log_size;
     char *log = config->log;
-    if (own) {
+    if (local) {
         TCHI_TRY(tchi_host_take(size, "a compiler's messages", &log));
     }
     log[0] = '\0';
     tch_status status = context->backend->kernel->build(context->state, text, image, log, size);
-    status = explain(status, text, log);
-    if (own) {
+    status = explain_failure(status, text, log);
+    if (local) {
         size_t used = config->log_size > 0 ? strnlen(log, config->log_size - 1) : 0;
         if (config->log != NULL) {
             memcpy(config->log, log, used);
@@ -97,7 +97,7 @@ static tch_status load_new(tch_kernel *kernel, const tch_kernel_config *config, 
                            const tchi_cache_key *key)
 {
     tch_kernel_image image = {0};
-    tch_status status = build(kernel->context, config, text, &image);
+    tch_status status = build_image(kernel->context, config, text, &image);
     if (status == TCH_OK) {
         status = load_image(kernel, &image);
     }
@@ -111,7 +111,7 @@ static tch_status load_new(tch_kernel *kernel, const tch_kernel_config *config, 
 /* The compiler is asked for before the cache: it is a part of the key, and what is not installed is said in one way. A
  * text that reads no files is compiled without the user's folders: a header there with the name of a system header
  * would change the image and not the key. */
-static tch_status load(tch_kernel *kernel, const tch_kernel_config *config, const tchi_kernel_input *input)
+static tch_status load_kernel(tch_kernel *kernel, const tch_kernel_config *config, const tchi_kernel_input *input)
 {
     const tch_context *context = kernel->context;
     char compiler[COMPILER_SIZE] = "";
@@ -144,12 +144,12 @@ static tch_status check_parameters(const tch_kernel *kernel)
     return TCH_OK;
 }
 
-static tch_status compile(tch_context *context, const tch_kernel_config *config, const tchi_kernel_input *input,
-                          tch_kernel *kernel)
+static tch_status fill_kernel(tch_context *context, const tch_kernel_config *config, const tchi_kernel_input *input,
+                              tch_kernel *kernel)
 {
     kernel->context = context;
     memcpy(kernel->name, config->name, strlen(config->name) + 1);
-    TCHI_TRY(load(kernel, config, input));
+    TCHI_TRY(load_kernel(kernel, config, input));
     tch_status status = check_parameters(kernel);
     if (status != TCH_OK) {
         context->backend->kernel->unload(context->state, kernel->handle);
@@ -157,23 +157,21 @@ static tch_status compile(tch_context *context, const tch_kernel_config *config,
     return status;
 }
 
-static tch_status create(tch_context *context, const tch_kernel_config *config, const tchi_kernel_input *input,
-                         tch_kernel **kernel)
+static tch_status create_kernel(tch_context *context, const tch_kernel_config *config, const tchi_kernel_input *input,
+                                tch_kernel **kernel)
 {
-    tch_kernel *made = NULL;
-    size_t bytes = sizeof *made + strlen(config->name) + 1;
+    size_t bytes = sizeof **kernel + strlen(config->name) + 1;
     if (config->log != NULL) {
         config->log[0] = '\0';
     }
-    TCHI_TRY(tchi_host_take(bytes, "a kernel", &made));
-    made->bytes = bytes;
-    tch_status status = compile(context, config, input, made);
+    TCHI_TRY(tchi_host_take(bytes, "a kernel", kernel));
+    (*kernel)->bytes = bytes;
+    tch_status status = fill_kernel(context, config, input, *kernel);
     if (status != TCH_OK) {
-        tchi_host_release(made, bytes);
-        return status;
+        tchi_host_release(*kernel, bytes);
+        *kernel = NULL;
     }
-    *kernel = made;
-    return TCH_OK;
+    return status;
 }
 
 tch_status tch_kernel_compile(tch_context *context, const tch_kernel_config *config, tch_kernel **kernel)
@@ -186,7 +184,7 @@ tch_status tch_kernel_compile(tch_context *context, const tch_kernel_config *con
     *kernel = NULL;
     tch_status status = tchi_kernel_input_make(&input, config);
     if (status == TCH_OK) {
-        status = create(context, config, &input, kernel);
+        status = create_kernel(context, config, &input, kernel);
     }
     tchi_kernel_input_release(&input);
     return status;

@@ -66,8 +66,8 @@ static tch_status check_count(const tch_kernel *kernel, int32_t count, const tch
     return TCH_OK;
 }
 
-static tch_status launch(const tch_kernel *kernel, const tch_kernel_shape *shape, int32_t count,
-                         const tch_kernel_argument *arguments)
+static tch_status pack_and_launch(const tch_kernel *kernel, const tch_kernel_shape *shape, int32_t count,
+                                  const tch_kernel_argument *arguments)
 {
     alignas(ALIGNMENT) char values[VALUE_BYTES];
     const void *pointers[TCHI_PARAMETERS_MOST];
@@ -95,5 +95,5 @@ tch_status tch_kernel_launch(tch_kernel *kernel, const tch_kernel_shape *shape, 
     TCHI_ENTER(kernel->context, "tch_kernel_launch");
     TCHI_TRY(check_shape(kernel, shape));
     TCHI_TRY(check_count(kernel, count, arguments));
-    return launch(kernel, shape, count, arguments);
+    return pack_and_launch(kernel, shape, count, arguments);
 }

@@ -111,7 +111,6 @@ static tch_status state_create(int32_t index, void **state)
     s->blas = tchi_blas_open(NULL);
     s->threads = tchi_num_threads();
     s->fibers = NULL;
-    s->fiber_slots = 0;
     *state = s;
     return TCH_OK;
 }

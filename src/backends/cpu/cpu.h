@@ -14,8 +14,7 @@ const tch_backend *tchi_cpu_backend(uint32_t abi, const tch_backend_host *servic
 typedef struct tchi_cpu_state {
     const tchi_blas *blas;
     int threads;                 /* for the public call under way: fixed by `begin`, since scratch is measured for it */
-    struct tchi_fibers **fibers; /* kernel.h: `fiber_slots` of them, NULL where not needed yet; kept for every kernel */
-    int fiber_slots;
+    struct tchi_fibers **fibers; /* kernel.h: NULL, or TCHI_CPU_FIBER_SLOTS of them, NULL where not needed yet */
 } tchi_cpu_state;
 
 /* What the library gave the backend: messages and memory. */

@@ -131,27 +131,14 @@ typedef struct activation_ctx {
     const tch_matrices *x, *bias, *out;
 } activation_ctx;
 
-static void activate(tch_activation activation, int64_t n, float *x)
-{
-    switch (activation) {
-    case TCH_ACTIVATION_RELU:
-        relu_row(n, x);
-        break;
-    case TCH_ACTIVATION_TANH:
-        tanh_row(n, x);
-        break;
-    case TCH_ACTIVATION_GELU:
-        gelu_row(n, x);
-        break;
-    default:
-        break;
-    }
-}
-
 static void activation_rows(void *argument, int64_t from, int64_t to)
 {
     const activation_ctx *j = argument;
     int64_t n = j->x->cols;
+    void (*activate)(int64_t n, float *x) = j->activation == TCH_ACTIVATION_RELU   ? relu_row
+                                            : j->activation == TCH_ACTIVATION_TANH ? tanh_row
+                                            : j->activation == TCH_ACTIVATION_GELU ? gelu_row
+                                                                                   : NULL;
     for (int64_t i = from; i < to; i++) {
         float *z = tchi_cpu_row(j->x, 0, i);
         float *out = tchi_cpu_row(j->out, 0, i);
@@ -159,7 +146,9 @@ static void activation_rows(void *argument, int64_t from, int64_t to)
         if (out != z) {
             memcpy(out, z, (size_t)n * sizeof *out);
         }
-        activate(j->activation, n, out);
+        if (activate != NULL) {
+            activate(n, out);
+        }
     }
 }
 

@@ -25,6 +25,9 @@ tch_status tchi_cpu_find_compiler(char path[TCHI_PATH_SIZE]);
 enum { TCHI_PROCESS_NOT_STARTED = -1, TCHI_PROCESS_TOO_LONG = -2 };
 int tchi_process_run(char *const *arguments, const char *file, int seconds, char *log, size_t log_size);
 
+/* Of a clock that never goes back. */
+double tchi_seconds_now(void);
+
 /* --- kernel_source.c --------------------------------------------------------------------------------------------- */
 
 /* What the compiler of the CPU is given in place of a user's source: the same text, line by line, but for what no macro
@@ -68,6 +71,7 @@ tchi_stack_use tchi_stack_use_read(const char *lines);
 typedef struct tchi_fibers tchi_fibers;
 
 #define TCHI_CPU_BLOCK_THREADS 1024
+#define TCHI_CPU_FIBER_SLOTS 1024 /* the most that tch_set_num_threads takes */
 
 tchi_fibers *tchi_fibers_create(void); /* NULL where memory is short */
 void tchi_fibers_destroy(tchi_fibers *fibers);

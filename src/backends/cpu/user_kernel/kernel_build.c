@@ -205,7 +205,7 @@ typedef struct command {
     size_t used;
 } command;
 
-static void add(command *c, const char *prefix, const char *rest)
+static void add_argument(command *c, const char *prefix, const char *rest)
 {
     size_t left = sizeof c->room - c->used;
     int length = snprintf(c->room + c->used, left, "%s%s", prefix, rest);
@@ -221,7 +221,7 @@ static void add(command *c, const char *prefix, const char *rest)
 static void add_list(command *c, const char *const *words, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        add(c, words[i], "");
+        add_argument(c, words[i], "");
     }
 }
 
@@ -229,17 +229,17 @@ static void add_path(command *c, const work *w, const char *name)
 {
     char path[TCHI_PATH_SIZE + 64];
     path_of(w, name, path);
-    add(c, path, "");
+    add_argument(c, path, "");
 }
 
 static void add_option(command *c, const char *option)
 {
     if (strcmp(option, "--use_fast_math") == 0 || strcmp(option, "-use_fast_math") == 0) {
-        add(c, "-ffast-math", "");
+        add_argument(c, "-ffast-math", "");
     } else if (strncmp(option, "-std=c++", 8) == 0) {
-        add(c, "-std=gnu++", option + 8); /* the prelude has 128-bit integers and hexadecimal numbers */
+        add_argument(c, "-std=gnu++", option + 8); /* the prelude has 128-bit integers and hexadecimal numbers */
     } else if (!tchi_option_is_macro(option) || tchi_option_is_for_both(option)) {
-        add(c, option, "");
+        add_argument(c, option, "");
     }
 }
 
@@ -271,18 +271,18 @@ static void fill_command(command *c, const char *compiler, const work *w, const 
         "-mcpu=native",
 #endif
     };
-    add(c, compiler, "");
+    add_argument(c, compiler, "");
     add_list(c, fixed, sizeof fixed / sizeof *fixed);
     for (int32_t i = 0; i < text->option_count; i++) {
         add_option(c, text->options[i]);
     }
     for (int32_t i = 0; i < text->include_count; i++) {
-        add(c, "-I", text->includes[i]);
+        add_argument(c, "-I", text->includes[i]);
     }
-    add(c, "-I", w->folder);
-    add(c, STACK_OPTION, "");
-    add(c, "-c", "");
-    add(c, "-o", "");
+    add_argument(c, "-I", w->folder);
+    add_argument(c, STACK_OPTION, "");
+    add_argument(c, "-c", "");
+    add_argument(c, "-o", "");
     add_path(c, w, "kernel.o");
     add_path(c, w, "kernel.cpp");
 }
@@ -293,7 +293,7 @@ static void fill_link(command *c, const char *compiler, const work *w)
 {
     static const char *const fixed[] = {"-shared", "-Wl,-z,defs", "-Wl,--as-needed", "-o"};
     c->count = 0, c->overflow = 0, c->used = 0;
-    add(c, compiler, "");
+    add_argument(c, compiler, "");
     add_list(c, fixed, sizeof fixed / sizeof *fixed);
     add_path(c, w, "kernel.so");
     add_path(c, w, "kernel.o");
@@ -329,7 +329,7 @@ static int run_compiler(command *c, const work *w)
         end = run_command(c, w, 0);
     }
     if (end > 0 && strstr(w->log, "internal compiler error") != NULL) {
-        add(c, "-fno-tree-vectorize", "");
+        add_argument(c, "-fno-tree-vectorize", "");
         end = c->overflow ? end : run_command(c, w, 0);
     }
     return end;
@@ -352,37 +352,25 @@ static tch_status check_end(const work *w, const tch_kernel_text *text, const ch
     return TCH_OK;
 }
 
-static tch_status run_steps(command *c, const work *w, const tch_kernel_text *text, const char *compiler)
+static tch_status compile_and_link(const work *w, const tch_kernel_text *text)
 {
-    c->count = 0, c->overflow = 0, c->used = 0;
-    fill_command(c, compiler, w, text);
-    if (c->overflow) {
-        return tchi_cpu_host()->fail(TCH_ERR_INVALID_ARGUMENT,
-                                     "options and include folders are longer than %zu characters", sizeof c->room);
-    }
-    tch_status status = check_end(w, text, compiler, run_compiler(c, w));
-    if (status == TCH_OK) {
-        size_t used = strlen(w->log);
-        fill_link(c, compiler, w);
-        status = check_end(w, text, compiler, run_command(c, w, used));
-    }
-    return status;
-}
-
-static tch_status compile(const work *w, const tch_kernel_text *text)
-{
-    const tch_backend_host *host = tchi_cpu_host();
     char compiler[TCHI_PATH_SIZE];
+    command c = {.count = 0};
     tch_status status = tchi_cpu_find_compiler(compiler);
     if (status != TCH_OK) {
         return status;
     }
-    command *c = host->allocate(sizeof *c, _Alignof(command));
-    if (c == NULL) {
-        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for the compiler's command", sizeof *c);
+    fill_command(&c, compiler, w, text);
+    if (c.overflow) {
+        return tchi_cpu_host()->fail(TCH_ERR_INVALID_ARGUMENT,
+                                     "options and include folders are longer than %zu characters", sizeof c.room);
     }
-    status = run_steps(c, w, text, compiler);
-    host->release(c, sizeof *c);
+    status = check_end(w, text, compiler, run_compiler(&c, w));
+    if (status == TCH_OK) {
+        size_t used = strlen(w->log);
+        fill_link(&c, compiler, w);
+        status = check_end(w, text, compiler, run_command(&c, w, used));
+    }
     return status;
 }
 
@@ -402,37 +390,30 @@ static void release_output(output *o)
     o->text = NULL;
 }
 
-static tch_status read_open(const work *w, const char *name, FILE *stream, output *o)
-{
-    const tch_backend_host *host = tchi_cpu_host();
-    struct stat about;
-    if (fstat(fileno(stream), &about) != 0 || about.st_size < 0) {
-        return host->fail(TCH_ERR_IO, "cannot read %s/%s", w->folder, name);
-    }
-    o->bytes = (size_t)about.st_size;
-    o->text = host->allocate(o->bytes + 1, 1);
-    if (o->text == NULL) {
-        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes of what a compiler wrote", o->bytes);
-    }
-    o->text[o->bytes] = '\0';
-    if (fread(o->text, 1, o->bytes, stream) != o->bytes) {
-        release_output(o);
-        return host->fail(TCH_ERR_IO, "cannot read %s/%s", w->folder, name);
-    }
-    return TCH_OK;
-}
-
 static tch_status read_output(const work *w, const char *name, output *o)
 {
+    const tch_backend_host *host = tchi_cpu_host();
     char path[TCHI_PATH_SIZE + 64];
+    struct stat about;
     *o = (output){NULL, 0};
     path_of(w, name, path);
-    FILE *stream = fopen(path, "re");
-    if (stream == NULL) {
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) {
         return TCH_OK;
     }
-    tch_status status = read_open(w, name, stream, o);
-    fclose(stream);
+    int readable = fstat(file, &about) == 0 && about.st_size >= 0;
+    o->bytes = readable ? (size_t)about.st_size : 0;
+    o->text = readable ? host->allocate(o->bytes + 1, 1) : NULL;
+    tch_status status = TCH_OK;
+    if (!readable || (o->text != NULL && read(file, o->text, o->bytes) != (ssize_t)o->bytes)) {
+        release_output(o);
+        status = host->fail(TCH_ERR_IO, "cannot read %s", path);
+    } else if (o->text == NULL) {
+        status = host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes of what a compiler wrote", o->bytes);
+    } else {
+        o->text[o->bytes] = '\0';
+    }
+    close(file);
     return status;
 }
 
@@ -503,7 +484,7 @@ tch_status tchi_cpu_kernel_build(void *state, const tch_kernel_text *text, tch_k
         status = write_source(&w, text);
     }
     if (status == TCH_OK) {
-        status = compile(&w, text);
+        status = compile_and_link(&w, text);
     }
     if (status == TCH_OK) {
         status = read_image(&w, text, image);

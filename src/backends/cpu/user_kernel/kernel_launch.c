@@ -1,10 +1,8 @@
 /* Running a kernel: blocks are divided among the threads of the CPU. A kernel whose threads never wait runs in the
  * loops that were compiled into it; one whose threads do runs on fibers. */
-#define _POSIX_C_SOURCE 200809L
 #include <setjmp.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "kernel.h"
 
@@ -72,36 +70,10 @@ static void run_blocks(void *argument, int64_t from, int64_t to)
 
 /* --- stacks ------------------------------------------------------------------------------------------------------ */
 
-/* Room for `slots` of them in the state; those that were not needed yet are NULL. */
-static int extend_list(tchi_cpu_state *s, int slots)
+/* Stacks for the threads of a block, in a slot of the state. Nonzero where memory is short. */
+static int reserve_slot(tchi_cpu_state *s, int slot, int threads, size_t stack_bytes)
 {
-    const tch_backend_host *host = tchi_cpu_host();
-    if (slots <= s->fiber_slots) {
-        return 0;
-    }
-    tchi_fibers **more = host->allocate((size_t)slots * sizeof(tchi_fibers *), _Alignof(tchi_fibers *));
-    if (more == NULL) {
-        return -1;
-    }
-    for (int i = 0; i < slots; i++) {
-        more[i] = i < s->fiber_slots ? s->fibers[i] : NULL;
-    }
-    if (s->fibers != NULL) {
-        host->release(s->fibers, (size_t)s->fiber_slots * sizeof(tchi_fibers *));
-    }
-    s->fibers = more;
-    s->fiber_slots = slots;
-    return 0;
-}
-
-static int is_ready(const tchi_cpu_state *s, int slot, int threads, size_t stack_bytes)
-{
-    return slot < s->fiber_slots && s->fibers[slot] != NULL && tchi_fibers_fit(s->fibers[slot], threads, stack_bytes);
-}
-
-static int make_ready(tchi_cpu_state *s, int slot, int threads, size_t stack_bytes)
-{
-    if (slot >= tchi_fibers_most(threads)) {
+    if (slot >= TCHI_CPU_FIBER_SLOTS || slot >= tchi_fibers_most(threads)) {
         return -1;
     }
     if (s->fibers[slot] == NULL) {
@@ -110,16 +82,21 @@ static int make_ready(tchi_cpu_state *s, int slot, int threads, size_t stack_byt
     return s->fibers[slot] != NULL ? tchi_fibers_reserve(s->fibers[slot], threads, stack_bytes) : -1;
 }
 
-/* How many threads of the CPU have stacks for the threads of a block each: all that are wanted, or as many as there is
- * memory for. */
-static int ready_slots(tchi_cpu_state *s, int wanted, int threads, size_t stack_bytes)
+/* How many threads of the CPU have stacks for the threads of a block each: as many as asked for, or as there is memory
+ * for. */
+static int reserve_slots(tchi_cpu_state *s, int slots, int threads, size_t stack_bytes)
 {
+    const tch_backend_host *host = tchi_cpu_host();
     int ready = 0;
-    if (extend_list(s, wanted) != 0) {
-        wanted = s->fiber_slots;
+    if (s->fibers == NULL) {
+        s->fibers = host->allocate(TCHI_CPU_FIBER_SLOTS * sizeof *s->fibers, _Alignof(tchi_fibers *));
+        if (s->fibers == NULL) {
+            return 0;
+        }
+        memset(s->fibers, 0, TCHI_CPU_FIBER_SLOTS * sizeof *s->fibers);
     }
-    while (ready < wanted &&
-           (is_ready(s, ready, threads, stack_bytes) || make_ready(s, ready, threads, stack_bytes) == 0)) {
+    while (ready < slots && ((s->fibers[ready] != NULL && tchi_fibers_fit(s->fibers[ready], threads, stack_bytes)) ||
+                             reserve_slot(s, ready, threads, stack_bytes) == 0)) {
         ready++;
     }
     return ready;
@@ -134,7 +111,7 @@ static tch_status count_slots(tchi_cpu_state *s, const tchi_cpu_kernel *kernel, 
     if (!(kernel->entry->flags & TCHI_CPU_KERNEL_FIBERS)) {
         return TCH_OK;
     }
-    *slots = ready_slots(s, blocks < s->threads ? (int)blocks : s->threads, threads, kernel->stack_bytes);
+    *slots = reserve_slots(s, blocks < s->threads ? (int)blocks : s->threads, threads, kernel->stack_bytes);
     if (*slots == 0) {
         return tchi_cpu_host()->fail(TCH_ERR_OUT_OF_MEMORY,
                                      "out of host memory: stacks of %zu bytes for the %d threads of a block",
@@ -145,13 +122,13 @@ static tch_status count_slots(tchi_cpu_state *s, const tchi_cpu_kernel *kernel, 
 
 void tchi_cpu_kernel_leave(tchi_cpu_state *s)
 {
-    for (int i = 0; i < s->fiber_slots; i++) {
+    for (int i = 0; s->fibers != NULL && i < TCHI_CPU_FIBER_SLOTS; i++) {
         if (s->fibers[i] != NULL) {
             tchi_fibers_destroy(s->fibers[i]);
         }
     }
     if (s->fibers != NULL) {
-        tchi_cpu_host()->release(s->fibers, (size_t)s->fiber_slots * sizeof(tchi_fibers *));
+        tchi_cpu_host()->release(s->fibers, TCHI_CPU_FIBER_SLOTS * sizeof *s->fibers);
     }
 }
 
@@ -174,13 +151,6 @@ static tch_status check_run(const tch_kernel_run *run)
                           (long long)run->shared_bytes, TCHI_CPU_KERNEL_SHARED);
     }
     return TCH_OK;
-}
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* What a thread of somebody else's kernel costs is not known before: the first launch is divided, later ones go by what
@@ -211,9 +181,10 @@ tch_status tchi_cpu_kernel_launch(void *state, void *kernel, const tch_kernel_ru
         ctx.launch.grid[i] = (uint32_t)run->grid[i];
         ctx.launch.block[i] = (uint32_t)run->block[i];
     }
-    double work = estimate_work(k, blocks), start = now();
+    double work = estimate_work(k, blocks), start = tchi_seconds_now();
     tchi_cpu_split(&part, blocks, work, run_blocks, &ctx);
-    k->block_seconds = (now() - start) / (double)blocks * (double)(blocks < part.threads ? blocks : part.threads);
+    k->block_seconds =
+        (tchi_seconds_now() - start) / (double)blocks * (double)(blocks < part.threads ? blocks : part.threads);
     if (ctx.failed) {
         return tchi_cpu_host()->fail(TCH_ERR_BACKEND, "the kernel stopped: %s", ctx.message);
     }

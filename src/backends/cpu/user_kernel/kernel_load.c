@@ -36,23 +36,10 @@ static tch_status check_image(const tch_kernel_image *image, tchi_cpu_image_head
     return TCH_OK;
 }
 
-static int write_all(int file, const char *data, size_t bytes)
-{
-    while (bytes > 0) {
-        ssize_t count = write(file, data, bytes);
-        if (count <= 0) {
-            return -1;
-        }
-        data += count;
-        bytes -= (size_t)count;
-    }
-    return 0;
-}
-
 /* `path` may be shorter-lived than the object: the loader has it mapped. */
 static void *open_file(int file, const char *path, const char *data, size_t bytes)
 {
-    return write_all(file, data, bytes) == 0 ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    return write(file, data, bytes) == (ssize_t)bytes ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
 }
 
 /* *held, where not negative, stays open as long as the object: the loader knows objects by their paths, and would give
@@ -84,7 +71,7 @@ static void *open_object(const char *data, size_t bytes, int *held)
     return library;
 }
 
-static tch_status look_up(tchi_cpu_kernel *kernel)
+static tch_status find_description(tchi_cpu_kernel *kernel)
 {
     kernel->entry = dlsym(kernel->library, "tchi_kernel");
     kernel->signature = dlsym(kernel->library, "tchi_signature");
@@ -138,7 +125,7 @@ tch_status tchi_cpu_kernel_load(void *state, const tch_kernel_image *image, void
         status =
             host->fail(TCH_ERR_IO, "a compiled kernel cannot be loaded: %.300s", why != NULL ? why : "not written");
     } else {
-        status = look_up(k);
+        status = find_description(k);
     }
     if (status != TCH_OK) {
         tchi_cpu_kernel_unload(state, k);
@@ -150,20 +137,15 @@ tch_status tchi_cpu_kernel_load(void *state, const tch_kernel_image *image, void
 }
 
 /* The file goes last: the loader knows the object by its path, which another file must not have meanwhile. */
-static void close_object(const tchi_cpu_kernel *k)
+void tchi_cpu_kernel_unload(void *state, void *kernel)
 {
+    (void)state;
+    tchi_cpu_kernel *k = kernel;
     if (k->library != NULL) {
         dlclose(k->library);
     }
     if (k->file >= 0) {
         close(k->file);
     }
-}
-
-void tchi_cpu_kernel_unload(void *state, void *kernel)
-{
-    (void)state;
-    tchi_cpu_kernel *k = kernel;
-    close_object(k);
     tchi_cpu_host()->release(k, sizeof *k);
 }

@@ -15,7 +15,7 @@
 
 extern char **environ;
 
-static double now(void)
+double tchi_seconds_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -36,7 +36,7 @@ static int set_files(posix_spawn_file_actions_t *actions, int output)
     return failed;
 }
 
-static int start(char *const *arguments, int output, pid_t *child)
+static int start_process(char *const *arguments, int output, pid_t *child)
 {
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
@@ -70,11 +70,11 @@ static int has_ended(pid_t child)
 }
 
 /* Until the process ends; nonzero where the time was over first. */
-static int follow(pid_t child, double deadline)
+static int wait_until(pid_t child, double deadline)
 {
     const struct timespec step = {0, STEP_NANOSECONDS};
     while (!has_ended(child)) {
-        if (now() >= deadline) {
+        if (tchi_seconds_now() >= deadline) {
             return -1;
         }
         nanosleep(&step, NULL);
@@ -83,7 +83,7 @@ static int follow(pid_t child, double deadline)
 }
 
 /* A program that collects its children itself may have taken ours: then only what was written tells how it went. */
-static int wait_for(pid_t child)
+static int collect_status(pid_t child)
 {
     int status = 0;
     pid_t got;
@@ -104,13 +104,13 @@ int tchi_process_run(char *const *arguments, const char *file, int seconds, char
     if (output < 0) {
         return TCHI_PROCESS_NOT_STARTED;
     }
-    if (start(arguments, output, &child) != 0) {
+    if (start_process(arguments, output, &child) != 0) {
         close(output);
         return TCHI_PROCESS_NOT_STARTED;
     }
-    int late = follow(child, now() + seconds) != 0;
+    int late = wait_until(child, tchi_seconds_now() + seconds) != 0;
     kill(-child, SIGKILL); /* what it has started and left goes with it */
-    int status = wait_for(child);
+    int status = collect_status(child);
     ssize_t count = pread(output, log, log_size - 1, 0);
     log[count > 0 ? count : 0] = '\0';
     close(output);
