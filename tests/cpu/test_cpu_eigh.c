@@ -283,26 +283,23 @@ static void check_one(const precision *kind, int64_t n, matrix_kind matrix, doub
     check_solved(&p, solve_problem(&p));
 }
 
+static void check_both(int64_t n, matrix_kind matrix)
+{
+    check_one(&precisions[0], n, matrix, 1.0);
+    check_one(&precisions[1], n, matrix, 1.0);
+}
+
 static void test_kinds(void **state)
 {
     (void)state;
     static const int64_t sizes[] = {1, 2, 3, 4, 7, 16, 17, 24, 25, 33, 64, 65, 100, 129, 257};
-    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+    for (size_t s = 0; s < TEST_COUNT(sizes); s++) {
         for (int k = 0; k < KINDS; k++) {
-            for (int t = 0; t < PRECISIONS; t++) {
-                check_one(&precisions[t], sizes[s], (matrix_kind)k, 1.0);
-            }
+            check_both(sizes[s], (matrix_kind)k);
         }
     }
-}
-
-static void test_every_small_order(void **state)
-{
-    (void)state;
     for (int64_t n = 1; n <= 80; n++) {
-        for (int t = 0; t < PRECISIONS; t++) {
-            check_one(&precisions[t], n, NORMAL, 1.0);
-        }
+        check_both(n, NORMAL);
     }
 }
 
@@ -311,10 +308,8 @@ static void test_large(void **state)
 {
     (void)state;
     static const matrix_kind some[] = {NORMAL, SECOND_DIFFERENCE, GLUED_WILKINSON, GEOMETRIC};
-    for (size_t k = 0; k < sizeof some / sizeof some[0]; k++) {
-        for (int t = 0; t < PRECISIONS; t++) {
-            check_one(&precisions[t], 450, some[k], 1.0);
-        }
+    for (size_t k = 0; k < TEST_COUNT(some); k++) {
+        check_both(450, some[k]);
     }
 }
 
@@ -322,7 +317,7 @@ static void test_huge_and_tiny(void **state)
 {
     (void)state;
     static const int64_t sizes[] = {1, 2, 5, 40, 130};
-    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+    for (size_t s = 0; s < TEST_COUNT(sizes); s++) {
         for (int t = 0; t < PRECISIONS; t++) {
             check_one(&precisions[t], sizes[s], NORMAL, precisions[t].huge);
             check_one(&precisions[t], sizes[s], NORMAL, precisions[t].tiny);
@@ -349,8 +344,8 @@ static void test_not_finite(void **state)
     (void)state;
     static const int64_t sizes[] = {1, 2, 20, 70, 300};
     static const double wrong[] = {NAN, INFINITY, -INFINITY};
-    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
-        for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++) {
+    for (size_t s = 0; s < TEST_COUNT(sizes); s++) {
+        for (size_t k = 0; k < TEST_COUNT(wrong); k++) {
             for (int t = 0; t < PRECISIONS; t++) {
                 check_refused(&precisions[t], sizes[s], 0, 0, wrong[k]);
                 check_refused(&precisions[t], sizes[s], sizes[s] - 1, 0, wrong[k]);
@@ -398,9 +393,8 @@ int main(int argc, char **argv)
     test_begin(argc, argv);
     blas = open_blas();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_empty), cmocka_unit_test(test_kinds),         cmocka_unit_test(test_every_small_order),
-        cmocka_unit_test(test_large), cmocka_unit_test(test_huge_and_tiny), cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_empty),         cmocka_unit_test(test_kinds),      cmocka_unit_test(test_large),
+        cmocka_unit_test(test_huge_and_tiny), cmocka_unit_test(test_not_finite), cmocka_unit_test(test_batch),
     };
     return cmocka_run_group_tests_name("cpu_eigh", tests, NULL, NULL);
 }

@@ -13,17 +13,7 @@
 
 typedef tchi_cpu_level level;
 
-static level plain;
-
-static void for_each_level(void (*check)(const level *))
-{
-    for (const level *l = tchi_cpu_levels; strcmp(l->name, plain.name) != 0; l++) {
-        if (l->is_usable()) {
-            test_case("%s", l->name);
-            check(l);
-        }
-    }
-}
+static const level *plain;
 
 /* --- conversions ------------------------------------------------------------------------------------------------- */
 
@@ -58,7 +48,7 @@ static void check_conversions(const level *l)
     for (int from = 0; from < 4; from++) {
         fill_source(from, source);
         for (int to = 0; to < 4; to++) {
-            tchi_convert_run reference = plain.conversions->run[scalars[to]][scalars[from]];
+            tchi_convert_run reference = plain->conversions->run[scalars[to]][scalars[from]];
             tchi_convert_run run = l->conversions->run[scalars[to]][scalars[from]];
             assert_true((run == NULL) == (reference == NULL));
             for (int64_t n = MANY - 13; run != NULL && n <= MANY; n += 13) { /* with and without a rest */
@@ -72,12 +62,6 @@ static void check_conversions(const level *l)
             }
         }
     }
-}
-
-static void conversions(void **state)
-{
-    (void)state;
-    for_each_level(check_conversions);
 }
 
 /* --- loops ------------------------------------------------------------------------------------------------------- */
@@ -112,10 +96,10 @@ static void check_sums(const level *l, int which, int64_t n, const run *x, const
     }
     double unit = 2.0 * (double)(n + 2) * 0x1p-53;
     double got = l->loops[which]->dot(n, data_of(x, which), y);
-    double expected = plain.loops[which]->dot(n, data_of(x, which), y);
+    double expected = plain->loops[which]->dot(n, data_of(x, which), y);
     CHECK(fabs(got - expected) <= unit * size, "the sum of %lld products is off by %.3g", (long long)n, got - expected);
     got = l->loops[which]->sum_squares(n, 3.0, data_of(x, which));
-    expected = plain.loops[which]->sum_squares(n, 3.0, data_of(x, which));
+    expected = plain->loops[which]->sum_squares(n, 3.0, data_of(x, which));
     CHECK(fabs(got - expected) <= unit * squares, "the sum of %lld squares is off by %.3g", (long long)n,
           got - expected);
 }
@@ -128,7 +112,7 @@ static void check_largest(const level *l, int which, int64_t n, const run *x)
     const uint64_t odd_doubles[] = {0x7FF4000000000000u, 0xFFF8000000000000u, 0xFFF0000000000000u};
     for (int k = 0; k < 4; k++) {
         double got = l->loops[which]->max_abs(n, data_of(&y, which));
-        double expected = plain.loops[which]->max_abs(n, data_of(&y, which));
+        double expected = plain->loops[which]->max_abs(n, data_of(&y, which));
         CHECK(got == expected, "the largest of %lld is %g, not %g", (long long)n, got, expected);
         if (k < 3 && n > 0) {
             int64_t at = (k + 1) * 7919 % n;
@@ -141,7 +125,7 @@ static void check_largest(const level *l, int which, int64_t n, const run *x)
 static void check_kronecker(const level *l, int which, int64_t n, const run *x, const run *y)
 {
     double one[3 * MOST + 1] = {0}, other[3 * MOST + 1] = {0};
-    plain.loops[which]->kronecker(3, data_of(x, which), n, data_of(y, which), one);
+    plain->loops[which]->kronecker(3, data_of(x, which), n, data_of(y, which), one);
     l->loops[which]->kronecker(3, data_of(x, which), n, data_of(y, which), other);
     CHECK(memcmp(one, other, sizeof one) == 0, "a row of 3 by %lld products differs", (long long)n);
 }
@@ -151,7 +135,7 @@ static void check_scale(const level *l, int which, int64_t n, const run *x)
 {
     double one[MOST + 1] = {0}, other[MOST + 1] = {0};
     size_t bytes = (which == 0 ? sizeof(float) : sizeof(double)) * (size_t)n;
-    plain.loops[which]->scale(n, 0.3, data_of(x, which), one);
+    plain->loops[which]->scale(n, 0.3, data_of(x, which), one);
     l->loops[which]->scale(n, 0.3, data_of(x, which), other);
     CHECK(memcmp(one, other, sizeof one) == 0, "%lld numbers times one differ", (long long)n);
     memcpy(other, data_of(x, which), bytes);
@@ -175,12 +159,6 @@ static void check_loops(const level *l)
     }
 }
 
-static void loops(void **state)
-{
-    (void)state;
-    for_each_level(check_loops);
-}
-
 static void check_transposes(const level *l)
 {
     enum { LD = 20, CELLS = LD * LD };
@@ -193,18 +171,12 @@ static void check_transposes(const level *l)
             for (int64_t cols = 0; cols < 14; cols++) {
                 memset(one, 0, sizeof one);
                 memset(other, 0, sizeof other);
-                plain.steps[which]->transpose(rows, cols, x, LD, one, LD - 1);
+                plain->steps[which]->transpose(rows, cols, x, LD, one, LD - 1);
                 l->steps[which]->transpose(rows, cols, x, LD, other, LD - 1);
                 CHECK(memcmp(one, other, sizeof one) == 0, "the transpose of %d by %d differs", (int)rows, (int)cols);
             }
         }
     }
-}
-
-static void transposes(void **state)
-{
-    (void)state;
-    for_each_level(check_transposes);
 }
 
 /* --- thin products ----------------------------------------------------------------------------------------------- */
@@ -271,20 +243,26 @@ static void check_thin_products(const level *l)
     }
 }
 
-static void thin_products(void **state)
+static void every_level(void **state)
 {
+    const level *l = tchi_cpu_levels;
     (void)state;
-    for_each_level(check_thin_products);
+    for (; strcmp(l->name, "plain") != 0; l++) {
+    }
+    plain = l;
+    for (l = tchi_cpu_levels; l != plain; l++) {
+        if (l->is_usable()) {
+            test_case("%s", l->name);
+            check_conversions(l);
+            check_loops(l);
+            check_transposes(l);
+            check_thin_products(l);
+        }
+    }
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(conversions), cmocka_unit_test(loops),
-                                       cmocka_unit_test(transposes), cmocka_unit_test(thin_products)};
-    const level *last = tchi_cpu_levels;
-    while (strcmp(last->name, "plain") != 0) {
-        last++;
-    }
-    plain = *last;
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_level)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

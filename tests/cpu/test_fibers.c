@@ -1,6 +1,6 @@
 /* The threads of a block on one thread of the CPU: numbers that a thread keeps in registers while it waits are its own
- * again afterwards, barriers, shuffles and votes answer as CUDA says, and a wait without end is an error. The file
- * under test is included, so that test_fibers_guards.c can give it the guards of older kernels. */
+ * again afterwards, and barriers, shuffles and votes answer as CUDA says; test_kernel_sources.c has waits without end.
+ * The file under test is included, so that test_fibers_guards.c can give it the guards of older kernels. */
 #include "backends/cpu/user_kernel/kernel_fibers.c"
 
 #include <stdlib.h>
@@ -90,26 +90,9 @@ static void shuffle_and_vote(const tchi_cpu_launch *l, int32_t thread)
     wrong += votes != (0x49249249u & all);
 }
 
-static void wait_without_end(const tchi_cpu_launch *l, int32_t thread)
-{
-    if (thread == 3) {
-        wait_for(l, TCHI_WAIT_SHUFFLE, 1u << 4, 4, 0);
-    } else {
-        wait_for(l, TCHI_WAIT_BLOCK, 0, 0, 0);
-    }
-}
-
-static void give_up(const tchi_cpu_launch *l, int32_t thread)
-{
-    if (thread == THREADS - 1) {
-        (l->fail)(l->runner, "thread gave up"); /* cmocka has a macro of that name */
-    }
-    wait_for(l, TCHI_WAIT_BLOCK, 0, 0, 0);
-}
-
 /* --- tests ------------------------------------------------------------------------------------------------------- */
 
-static const char *run(tchi_fibers *fibers, void (*thread)(const tchi_cpu_launch *, int32_t))
+static const char *run_blocks(tchi_fibers *fibers, void (*thread)(const tchi_cpu_launch *, int32_t))
 {
     const tchi_cpu_kernel_entry entry = {.enter = enter, .thread = thread};
     wrong = 0;
@@ -118,7 +101,7 @@ static const char *run(tchi_fibers *fibers, void (*thread)(const tchi_cpu_launch
 
 enum { STACK = 65536 };
 
-static tchi_fibers *make(int threads, size_t stack_bytes)
+static tchi_fibers *make_fibers(int threads, size_t stack_bytes)
 {
     tchi_fibers *fibers = tchi_fibers_create();
     assert_non_null(fibers);
@@ -129,19 +112,15 @@ static tchi_fibers *make(int threads, size_t stack_bytes)
 static void everything(void **state)
 {
     (void)state;
-    tchi_fibers *fibers = make(THREADS, STACK);
+    tchi_fibers *fibers = make_fibers(THREADS, STACK);
     for (int again = 0; again < 2; again++) { /* the stacks are kept from launch to launch */
-        assert_null(run(fibers, keep_numbers));
+        assert_null(run_blocks(fibers, keep_numbers));
         CHECK(wrong == 0 && last_block == 3, "%d numbers changed, the last block is %d", wrong, (int)last_block);
         for (int thread = 0; thread < THREADS; thread++) {
             assert_true(sums[thread] == NUMBERS * (thread + ROUNDS) + 0.25 * NUMBERS * (NUMBERS - 1));
         }
-        assert_null(run(fibers, shuffle_and_vote));
+        assert_null(run_blocks(fibers, shuffle_and_vote));
         CHECK(wrong == 0, "%d wrong answers", wrong);
-        const char *why = run(fibers, wait_without_end);
-        CHECK(why != NULL && strstr(why, "never come") != NULL, "said %s", why == NULL ? "nothing" : why);
-        why = run(fibers, give_up);
-        CHECK(why != NULL && strcmp(why, "thread gave up") == 0, "said %s", why == NULL ? "nothing" : why);
     }
     tchi_fibers_destroy(fibers);
 }
@@ -164,10 +143,10 @@ static void pages_of_any_size(void **state)
             CHECK(l.stride - l.guard < stacks[k] + pages[i], "a stack of %zu bytes", l.stride - l.guard);
         }
     }
-    tchi_fibers *fibers = make(1, 1);
+    tchi_fibers *fibers = make_fibers(1, 1);
     unmap_stacks(fibers);
     assert_int_equal(map_stacks(fibers, 65536, THREADS, STACK), 0); /* as if pages were of 64 KiB */
-    assert_null(run(fibers, keep_numbers));
+    assert_null(run_blocks(fibers, keep_numbers));
     assert_int_equal(wrong, 0);
     tchi_fibers_destroy(fibers);
 }
@@ -189,7 +168,7 @@ static void use_all(const tchi_cpu_launch *l, int32_t thread)
 static void stacks_grow(void **state)
 {
     (void)state;
-    tchi_fibers *fibers = make(2, 4096);
+    tchi_fibers *fibers = make_fibers(2, 4096);
     assert_false(tchi_fibers_fit(fibers, 2, 4097));
     assert_false(tchi_fibers_fit(fibers, 3, 4096));
     assert_int_equal(tchi_fibers_reserve(fibers, THREADS, 4096), 0);
@@ -198,7 +177,7 @@ static void stacks_grow(void **state)
     const char *before = fibers->stacks;
     assert_int_equal(tchi_fibers_reserve(fibers, THREADS, STACK), 0);
     assert_true(fibers->stacks == before);
-    assert_null(run(fibers, use_all));
+    assert_null(run_blocks(fibers, use_all));
     CHECK(wrong == 0, "%d bytes changed", wrong);
     tchi_fibers_destroy(fibers);
 }
@@ -214,11 +193,11 @@ static void many_cores(void **state)
     assert_true(count >= 1);
     for (int i = 0; i < count; i++) {
         test_case("core %d of %d", i, count);
-        all[i] = make(TCHI_CPU_BLOCK_THREADS, STACK);
+        all[i] = make_fibers(TCHI_CPU_BLOCK_THREADS, STACK);
     }
     for (int i = count; i < CORES; i++) {
         test_case("core %d, small blocks", i);
-        all[i] = make(32, STACK);
+        all[i] = make_fibers(32, STACK);
     }
     for (int i = 0; i < CORES; i++) {
         tchi_fibers_destroy(all[i]);

@@ -14,18 +14,6 @@
 #include "support/messages.h"
 #include "support/testing.h"
 
-#define SOURCE "__global__ void f() {}\n"
-
-static tch_kernel *compile(tch_context *context, const char *name)
-{
-    tch_kernel *kernel = NULL;
-    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
-    config.source = SOURCE;
-    config.name = name;
-    CHECK_OK(tch_kernel_compile(context, &config, &kernel));
-    return kernel;
-}
-
 /* --- compiling -------------------------------------------------------------------------------------------------- */
 
 static void what_the_compiler_says(void **state)
@@ -51,7 +39,7 @@ static void what_the_compiler_says(void **state)
     status = tch_kernel_compile(context, &config, &kernel);
     assert_int_equal(status, TCH_ERR_INVALID_ARGUMENT);
     CHECK(strstr(tch_last_error(), "it says so itself") != NULL, "the message is %s", tch_last_error());
-    config.source = SOURCE, config.path = NULL;
+    config.source = FAKE_SOURCE, config.path = NULL;
     config.log = log, config.log_size = sizeof log;
     CHECK_OK(tch_kernel_compile(context, &config, &kernel));
     assert_string_equal(log, "kernel.cu:1: warning: it is only pretended\n");
@@ -75,14 +63,14 @@ static void what_a_kernel_knows(void **state)
     fake.parameters[0] = fake_pointer(TCH_PARAMETER_REAL, 4);
     fake.parameters[1] = fake_number(TCH_PARAMETER_INT, 4);
     fake.max_threads = 512;
-    tch_kernel *kernel = compile(context, "space::f<1>");
+    tch_kernel *kernel = fake_kernel(context, "space::f<1>");
     CHECK_OK(tch_kernel_get_info(kernel, &info));
     CHECK(info.parameters == 2 && info.max_threads == 512 && info.from_cache == 0, "the info is not the backend's");
     CHECK_OK(tch_kernel_get_parameter(kernel, 1, &parameter));
     CHECK(parameter.what == TCH_PARAMETER_INT && parameter.size == 4, "parameter 1 is another");
     assert_string_equal(tch_kernel_name(kernel), "space::f<1>");
     tch_kernel_destroy(kernel);
-    kernel = compile(context, "space::f<1>");
+    kernel = fake_kernel(context, "space::f<1>");
     CHECK_OK(tch_kernel_get_info(kernel, &info));
     assert_int_equal(info.from_cache, 1);
     tch_kernel_destroy(kernel);
@@ -138,7 +126,7 @@ static void check_value(tch_context *context, tch_kernel_parameter parameter, tc
     tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(3, 32);
     fake.parameter_count = 1;
     fake.parameters[0] = parameter;
-    tch_kernel *kernel = compile(context, "f");
+    tch_kernel *kernel = fake_kernel(context, "f");
     int before = fake.launches;
     CHECK_OK(tch_kernel_launch(kernel, &shape, 1, &argument));
     CHECK(fake.launches == before + 1, "%d launches", fake.launches - before);
@@ -253,7 +241,7 @@ static void many_arguments(void **state)
         fake.parameters[i] = fake_number(TCH_PARAMETER_OTHER, i % 2 == 0 ? 63 : 64 - i);
         arguments[i] = (tch_kernel_argument)TCH_ARGUMENT_BYTES(bytes[i], (size_t)fake.parameters[i].size);
     }
-    tch_kernel *kernel = compile(context, "f");
+    tch_kernel *kernel = fake_kernel(context, "f");
     CHECK_OK(tch_kernel_launch(kernel, &shape, 64, arguments));
     for (int i = 0; i < 64; i++) {
         CHECK(memcmp(fake.values[i], bytes[i], (size_t)fake.parameters[i].size) == 0, "argument %d is another", i);
@@ -264,7 +252,7 @@ static void many_arguments(void **state)
 static void shapes(void **state)
 {
     tch_context *context = *state;
-    tch_kernel *kernel = compile(context, "f");
+    tch_kernel *kernel = fake_kernel(context, "f");
     tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(INT32_MAX, 16);
     shape.grid[1] = shape.grid[2] = 65535;
     shape.block[2] = 64;
@@ -382,22 +370,6 @@ static void a_real_kernel(void **state)
     }
 }
 
-static int open_real(void **state)
-{
-    return test_folder_make(state) == 0 && setenv("TORCHIUM_CACHE", test_path("cache"), 1) == 0
-               ? test_open_context(state)
-               : -1;
-}
-
-static int close_real(void **state)
-{
-    int closed = test_close_context(state);
-    fake_remove_tree(test_path("."));
-    return test_folder_remove(state) == 0 ? closed : -1;
-}
-
-#define WITH_COMPILER(test) cmocka_unit_test_setup_teardown(test, fake_compiler_open, fake_compiler_close)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -410,8 +382,8 @@ int main(int argc, char **argv)
         WITH_COMPILER(structs),
         WITH_COMPILER(many_arguments),
         WITH_COMPILER(shapes),
-        cmocka_unit_test_setup_teardown(a_real_kernel, open_real, close_real),
-        cmocka_unit_test_setup_teardown(a_real_kernel_in_a_strange_place, open_real, close_real),
+        WITH_REAL_COMPILER(a_real_kernel),
+        WITH_REAL_COMPILER(a_real_kernel_in_a_strange_place),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);

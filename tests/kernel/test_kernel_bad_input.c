@@ -14,16 +14,7 @@
 #include "support/messages.h"
 #include "support/testing.h"
 
-#define SOURCE "__global__ void f() {}\n"
 #define MOST_ALLOCATIONS 200
-
-static tch_kernel_config config_of(const char *source, const char *name)
-{
-    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
-    config.source = source;
-    config.name = name;
-    return config;
-}
 
 static void refuse_config(tch_context *context, const tch_kernel_config *config, tch_status expected, const char *word)
 {
@@ -59,14 +50,16 @@ static void names(void **state)
                                       "f<\"a\">", "f\x01",      "f\x7f"};
     for (size_t i = 0; i < TEST_COUNT(good); i++) {
         tch_kernel *kernel = NULL;
-        tch_kernel_config config = config_of(SOURCE, good[i]);
+        tch_kernel_config config = fake_config(FAKE_SOURCE);
+        config.name = good[i];
         test_case("%s", good[i]);
         CHECK_OK(tch_kernel_compile(context, &config, &kernel));
         assert_string_equal(tch_kernel_name(kernel), good[i]);
         tch_kernel_destroy(kernel);
     }
     for (size_t i = 0; i < TEST_COUNT(bad); i++) {
-        tch_kernel_config config = config_of(SOURCE, bad[i]);
+        tch_kernel_config config = fake_config(FAKE_SOURCE);
+        config.name = bad[i];
         test_case("%s", bad[i]);
         refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "name");
     }
@@ -76,7 +69,8 @@ static void long_names(void **state)
 {
     tch_context *context = *state;
     static char name[5000];
-    tch_kernel_config config = config_of(SOURCE, name);
+    tch_kernel_config config = fake_config(FAKE_SOURCE);
+    config.name = name;
     memset(name, 'f', 1025);
     refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "name");
     memset(name, 'f', sizeof name - 1);
@@ -110,7 +104,7 @@ static void options(void **state)
     tch_context *context = *state;
     for (size_t i = 0; i < TEST_COUNT(good_options); i++) {
         tch_kernel *kernel = NULL;
-        tch_kernel_config config = config_of(SOURCE, "f");
+        tch_kernel_config config = fake_config(FAKE_SOURCE);
         char line[200];
         test_case("%s", good_options[i]);
         config.option_count = 1, config.options = &good_options[i];
@@ -121,7 +115,7 @@ static void options(void **state)
         tch_kernel_destroy(kernel);
     }
     for (size_t i = 0; i < TEST_COUNT(bad_options); i++) {
-        tch_kernel_config config = config_of(SOURCE, "f");
+        tch_kernel_config config = fake_config(FAKE_SOURCE);
         test_case("%s", bad_options[i]);
         config.option_count = 1, config.options = &bad_options[i];
         refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "options");
@@ -144,7 +138,7 @@ static void strange_paths(void **state)
         char file[100];
         char line[PATH_MAX + 100];
         tch_kernel *kernel = NULL;
-        tch_kernel_config config = config_of(NULL, "f");
+        tch_kernel_config config = fake_config(NULL);
         test_case("%s", strange[i]);
         assert_int_equal(mkdir(strange[i], 0700), 0);
         snprintf(file, sizeof file, "%s/%s", strange[i], strange[i]);
@@ -185,10 +179,10 @@ static void bad_paths(void **state)
         {longest, NULL, "path", TCH_ERR_INVALID_ARGUMENT},
         {test_path("nul.cu"), NULL, "path", TCH_ERR_INVALID_ARGUMENT},
         {test_path("large.cu"), NULL, "path", TCH_ERR_INVALID_ARGUMENT},
-        {"a\"\n#include \"b", SOURCE, "path", TCH_ERR_INVALID_ARGUMENT},
+        {"a\"\n#include \"b", FAKE_SOURCE, "path", TCH_ERR_INVALID_ARGUMENT},
     };
     for (size_t i = 0; i < TEST_COUNT(cases); i++) {
-        tch_kernel_config config = config_of(cases[i].source, "f");
+        tch_kernel_config config = fake_config(cases[i].source);
         config.path = cases[i].path;
         test_case("path %.100s", cases[i].path == NULL ? "NULL" : cases[i].path);
         refuse_config(context, &config, cases[i].expected, cases[i].argument);
@@ -200,20 +194,20 @@ static void bad_configs(void **state)
     tch_context *context = *state;
     tch_kernel *kernel = NULL;
     char log[8];
-    tch_kernel_config config = config_of(SOURCE, "f");
+    tch_kernel_config config = fake_config(FAKE_SOURCE);
     test_check_refused(tch_kernel_compile(NULL, &config, &kernel), TCH_ERR_INVALID_ARGUMENT, "context");
     test_check_refused(tch_kernel_compile(context, &config, NULL), TCH_ERR_INVALID_ARGUMENT, "kernel");
     refuse_config(context, NULL, TCH_ERR_INVALID_ARGUMENT, "config");
     config.struct_size--;
     refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "config");
-    config = config_of(SOURCE, "f"), config.option_count = 1;
+    config = fake_config(FAKE_SOURCE), config.option_count = 1;
     refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "options");
     config.option_count = -1;
     refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "option_count");
     const char *nothing[] = {NULL};
     config.option_count = 1, config.options = nothing;
     refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "options");
-    config = config_of(SOURCE, "f"), config.include_count = 1;
+    config = fake_config(FAKE_SOURCE), config.include_count = 1;
     refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "includes");
     config.includes = nothing;
     refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "includes");
@@ -222,11 +216,11 @@ static void bad_configs(void **state)
     refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "includes");
     config.include_count = 1000;
     refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "include_count");
-    config = config_of(SOURCE, "f"), config.use_cache = 2;
+    config = fake_config(FAKE_SOURCE), config.use_cache = 2;
     refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "use_cache");
-    config = config_of(SOURCE, "f"), config.log = log;
+    config = fake_config(FAKE_SOURCE), config.log = log;
     refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "log");
-    config = config_of(SOURCE, "f"), config.log_size = 8;
+    config = fake_config(FAKE_SOURCE), config.log_size = 8;
     refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "log_size");
 }
 
@@ -234,7 +228,7 @@ static void too_many_parameters(void **state)
 {
     tch_context *context = *state;
     tch_kernel *kernel = NULL;
-    tch_kernel_config config = config_of(SOURCE, "f");
+    tch_kernel_config config = fake_config(FAKE_SOURCE);
     fake.parameter_count = 65;
     test_check_refused(tch_kernel_compile(context, &config, &kernel), TCH_ERR_INVALID_ARGUMENT, "parameters");
     fake.parameter_count = 1;
@@ -263,7 +257,7 @@ static tch_status compile_from_file(tch_context *context, const char *path, cons
 {
     static const char *const flags[] = {"-DA=1", "-O2", "-I/"};
     tch_kernel *kernel = NULL;
-    tch_kernel_config config = config_of(NULL, "f");
+    tch_kernel_config config = fake_config(NULL);
     config.path = path;
     config.option_count = 3, config.options = flags;
     config.include_count = 1, config.includes = &folder;
@@ -282,7 +276,7 @@ static void no_memory(void **state)
     char folder[TEST_PATH_SIZE];
     snprintf(path, sizeof path, "%s", test_path("k.cu"));
     snprintf(folder, sizeof folder, "%s", test_path("."));
-    test_file_write(path, SOURCE, (int64_t)strlen(SOURCE));
+    test_file_write(path, FAKE_SOURCE, (int64_t)strlen(FAKE_SOURCE));
     long long held = atomic_load(&counting.blocks);
     for (int warm = 0; warm < 2; warm++) {
         long long failures = 1;
@@ -308,8 +302,6 @@ static void no_memory(void **state)
         CHECK(refused > 5, "only %d of the allocations mattered", refused);
     }
 }
-
-#define WITH_COMPILER(test) cmocka_unit_test_setup_teardown(test, fake_compiler_open, fake_compiler_close)
 
 int main(int argc, char **argv)
 {

@@ -6,24 +6,13 @@
 #include "support/kernel/fake_compiler.h"
 #include "support/testing.h"
 
-#define SOURCE "__global__ void f() {}\n"
-
-static tch_kernel *compile(tch_context *context)
-{
-    tch_kernel *kernel = NULL;
-    tch_kernel_config config = fake_config(SOURCE);
-    config.use_cache = 0;
-    CHECK_OK(tch_kernel_compile(context, &config, &kernel));
-    return kernel;
-}
-
 static void refuse_argument(tch_context *context, tch_kernel_parameter parameter, tch_kernel_argument argument,
                             tch_status expected, const char *words)
 {
     tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 1);
     fake.parameter_count = 1;
     fake.parameters[0] = parameter;
-    tch_kernel *kernel = compile(context);
+    tch_kernel *kernel = fake_kernel(context, "f");
     int before = fake.launches;
     test_check_refused(tch_kernel_launch(kernel, &shape, 1, &argument), expected, "arguments");
     CHECK(strstr(tch_last_error(), words) != NULL, "expected \"%s\" in: %s", words, tch_last_error());
@@ -131,7 +120,7 @@ static void bad_shapes(void **state)
         {{1, 1, 1}, {1, 1, 1}, -1, "shared_bytes"},   {{1, 1, 1}, {1, 1, 1}, (int64_t)1 << 31, "shared_bytes"},
         {{0, 1, 1}, {0, 1, 1}, 0, "block[0]"},
     };
-    tch_kernel *kernel = compile(context);
+    tch_kernel *kernel = fake_kernel(context, "f");
     for (size_t i = 0; i < TEST_COUNT(cases); i++) {
         tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 1);
         memcpy(shape.grid, cases[i].grid, sizeof shape.grid);
@@ -152,7 +141,7 @@ static void bad_shapes(void **state)
     tch_kernel_destroy(kernel);
     fake.parameter_count = 1;
     fake.parameters[0] = fake_number(TCH_PARAMETER_INT, 4);
-    kernel = compile(context);
+    kernel = fake_kernel(context, "f");
     shape.struct_size = sizeof shape;
     test_check_refused(tch_kernel_launch(kernel, &shape, 0, NULL), TCH_ERR_INVALID_ARGUMENT, "count");
     test_check_refused(tch_kernel_launch(kernel, &shape, 1, NULL), TCH_ERR_INVALID_ARGUMENT, "arguments");
@@ -162,7 +151,7 @@ static void bad_shapes(void **state)
 
 static void bad_questions(void **state)
 {
-    tch_kernel *kernel = compile(*state);
+    tch_kernel *kernel = fake_kernel(*state, "f");
     tch_kernel_info info = TCH_KERNEL_INFO_INIT;
     tch_kernel_parameter parameter;
     test_check_refused(tch_kernel_get_info(NULL, &info), TCH_ERR_INVALID_ARGUMENT, "kernel");
@@ -177,8 +166,6 @@ static void bad_questions(void **state)
     tch_kernel_destroy(NULL);
     tch_kernel_destroy(kernel);
 }
-
-#define WITH_COMPILER(test) cmocka_unit_test_setup_teardown(test, fake_compiler_open, fake_compiler_close)
 
 int main(int argc, char **argv)
 {

@@ -18,7 +18,6 @@
 #include "support/messages.h"
 #include "support/testing.h"
 
-#define SOURCE "__global__ void f() {}\n"
 #define NOBODY 65534
 #define HOUR 3600
 
@@ -35,7 +34,7 @@ static void damage_is_repaired(void **state)
     tch_context *context = *state;
     int64_t bytes;
     int64_t again;
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
     const char *entry = fake_cache_entry();
     assert_non_null(entry);
     char path[TEST_PATH_SIZE];
@@ -48,8 +47,8 @@ static void damage_is_repaired(void **state)
         bad[bytes] = '\0';
         bad[i % bytes] = (char)(bad[i % bytes] ^ (i < bytes ? 0x01 : i < 2 * bytes ? 0xff : 0));
         test_file_write(path, bad, i < 2 * bytes ? bytes : i < 3 * bytes ? i - 2 * bytes : bytes + 1);
-        assert_int_equal(fake_compile_text(context, SOURCE), 1);
-        assert_int_equal(fake_compile_text(context, SOURCE), 0);
+        assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
+        assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 0);
         char *now = test_file_read(path, &again);
         CHECK(again == bytes && memcmp(now, good, (size_t)bytes) == 0, "the entry was not replaced");
     }
@@ -60,11 +59,11 @@ static void an_entry_that_does_not_load(void **state)
 {
     tch_context *context = *state;
     tch_kernel *kernel = NULL;
-    tch_kernel_config config = fake_config(SOURCE);
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    tch_kernel_config config = fake_config(FAKE_SOURCE);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
     fake.refuses_load = 1;
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
-    assert_int_equal(fake_compile_text(context, SOURCE), 0);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 0);
     fake.refuses_load = 2; /* the new one too */
     assert_int_equal(tch_kernel_compile(context, &config, &kernel), TCH_ERR_IO);
     assert_null(kernel);
@@ -77,25 +76,25 @@ static void foreign_entries(void **state)
     tch_context *context = *state;
     char path[TEST_PATH_SIZE];
     struct stat found;
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
     snprintf(path, sizeof path, "%s", fake_cache_entry());
     assert_int_equal(stat(path, &found), 0);
     assert_int_equal(found.st_mode & 0777, 0600);
     assert_int_equal(chmod(path, 0620), 0);
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
     assert_int_equal(rename(path, test_path("moved")), 0);
     assert_int_equal(symlink(test_path("moved"), path), 0);
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
     assert_int_equal(lstat(path, &found), 0);
     assert_true(S_ISREG(found.st_mode));
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkfifo(path, 0600), 0);
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
-    assert_int_equal(fake_compile_text(context, SOURCE), 0);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 0);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkdir(path, 0700), 0);
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
     assert_int_equal(fake_cache_count(".part"), 0);
 }
 
@@ -132,8 +131,8 @@ static void without_home(void **state)
     unsetenv("HOME");
     assert_null(tch_kernel_cache_folder());
     CHECK(strstr(tch_last_error(), "HOME") != NULL, "the message is %s", tch_last_error());
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
     CHECK_OK(tch_kernel_cache_limit((int64_t)256 << 20));
 }
 
@@ -142,8 +141,8 @@ static void check_refused_folder(tch_context *context, const char *because)
     test_case("%s", because);
     assert_null(tch_kernel_cache_folder());
     CHECK(strstr(tch_last_error(), because) != NULL, "the message is %s", tch_last_error());
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
 }
 
 static void folders_that_are_not_trusted(void **state)
@@ -171,8 +170,8 @@ static void folders_that_are_not_trusted(void **state)
     assert_int_equal(unlink(cache), 0);
     setenv("TORCHIUM_CACHE", test_path("nothing\n\"$(touch here)\"/cache"), 1);
     assert_non_null(tch_kernel_cache_folder());
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
-    assert_int_equal(fake_compile_text(context, SOURCE), 0);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 0);
 }
 
 /* In a process of its own: root may write everywhere, and a limit on the size of files lasts. */
@@ -207,8 +206,8 @@ static int on_a_full_disk(tch_context *context)
     struct rlimit small = {256, 256};
     signal(SIGXFSZ, SIG_IGN);
     fake.image_bytes = 4096;
-    return setrlimit(RLIMIT_FSIZE, &small) == 0 && compile_quietly(context, SOURCE) == 1 &&
-                   compile_quietly(context, SOURCE) == 1 && fake_cache_count("") == 0
+    return setrlimit(RLIMIT_FSIZE, &small) == 0 && compile_quietly(context, FAKE_SOURCE) == 1 &&
+                   compile_quietly(context, FAKE_SOURCE) == 1 && fake_cache_count("") == 0
                ? 0
                : 1;
 }
@@ -218,7 +217,7 @@ static int in_a_folder_for_reading(tch_context *context)
     if (geteuid() == 0 && (setgid(NOBODY) != 0 || setuid(NOBODY) != 0)) {
         return 2;
     }
-    return compile_quietly(context, SOURCE) == 0 && compile_quietly(context, "other") == 1 &&
+    return compile_quietly(context, FAKE_SOURCE) == 0 && compile_quietly(context, "other") == 1 &&
                    compile_quietly(context, "other") == 1
                ? 0
                : 1;
@@ -232,7 +231,7 @@ static void a_full_disk(void **state)
 static void a_folder_for_reading(void **state)
 {
     tch_context *context = *state;
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
     if (geteuid() == 0) {
         assert_int_equal(chmod(test_path("."), 0755), 0);
         assert_int_equal(chown(fake_cache_entry(), NOBODY, NOBODY), 0);
@@ -335,7 +334,7 @@ static void leftovers_go(void **state)
     tch_context *context = *state;
     static const char *const kept[] = {"cache/.torchium-0123456789abcde.kernel.part", "cache/README",
                                        "cache/0123456789abcdef.kernel"};
-    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
     for (int i = 0; i < 3; i++) {
         write_text(kept[i], "mine");
         set_age(test_path(kept[i]), HOUR);
@@ -411,8 +410,6 @@ static void many_processes(void **state)
         assert_int_equal(fake_compile_text(context, source), 0);
     }
 }
-
-#define WITH_COMPILER(test) cmocka_unit_test_setup_teardown(test, fake_compiler_open, fake_compiler_close)
 
 int main(int argc, char **argv)
 {

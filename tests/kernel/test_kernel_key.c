@@ -14,8 +14,6 @@
 #include "support/tensors.h"
 #include "support/testing.h"
 
-#define SOURCE "__global__ void f() {}\n"
-
 static void write_text(const char *name, const char *text)
 {
     test_file_write(test_path(name), text, (int64_t)strlen(text));
@@ -74,10 +72,10 @@ static void everything_counts(void **state)
     static const char *const one[] = {"-DA=1", "-DB"};
     static const char *const other[] = {"-DB", "-DA=1"};
     static const char *const joined[] = {"-DA=1-DB"};
-    tch_kernel_config config = fake_config(SOURCE);
+    tch_kernel_config config = fake_config(FAKE_SOURCE);
     assert_int_equal(fake_compile(context, &config), 1);
     assert_int_equal(fake_compile(context, &config), 0);
-    config.source = SOURCE " ";
+    config.source = FAKE_SOURCE " ";
     assert_int_equal(fake_compile(context, &config), 1);
     config.name = "f<1>";
     assert_int_equal(fake_compile(context, &config), 1);
@@ -113,35 +111,35 @@ static void sources_that_read_files(void **state)
         const char *source;
         int cached;
     } cases[] = {
-        {SOURCE, 1},
-        {"// include this, and #if that\n#define include %\\\n1\n#define N(x) #x\nint __hash_;\n" SOURCE, 1},
-        {"#include <cuda_fp16.h>\n # inc\\\nlude <math.h> // why\n%:include<cstdint>\n" SOURCE, 1},
-        {"#include \"a.h\"\n" SOURCE, 0},
-        {"#include \"math.h\"\n" SOURCE, 0},
-        {"#include <math.h\n>\n" SOURCE, 0},
-        {"#include <sys/math.h>\n" SOURCE, 0},
-        {"#include <math.h>\n#include <a.h>\n" SOURCE, 0},
-        {"#if 0\n#include <a.h>\n#endif\n" SOURCE, 0},
-        {"#define H <math.h>\n#include H\n" SOURCE, 0},
-        {"#include_next <math.h>\n" SOURCE, 0},
-        {"#import \"a.h\"\n" SOURCE, 0},
-        {"#embed \"a.h\"\n" SOURCE, 0},
-        {"x\n \t# \v include \"a.h\"\n" SOURCE, 0},
-        {"#\\\ninc\\ \t\r\nl\\\rude \"a.h\"\n" SOURCE, 0},
-        {"%:include \"a.h\"\n" SOURCE, 0},
-        {"%\\\n:include \"a.h\"\n" SOURCE, 0},
-        {"?\?=include \"a.h\"\n" SOURCE, 0},
-        {"#inc?\?/\nlude \"a.h\"\n" SOURCE, 0},
-        {"/* x\n */ # /* y */ include \"a.h\"\n" SOURCE, 0},
-        {"#if __has_include(\"a.h\")\n#endif\n" SOURCE, 0},
-        {"#if __has_in\\\nclude(\"a.h\")\n#endif\n" SOURCE, 0},
-        {"asm(\".incbin \\\"a\\\"\");\n" SOURCE, 0},
-        {"asm(\".include \\\"a\\\"\");\n" SOURCE, 0},
-        {"const char *t = __TIME__;\n" SOURCE, 0},
-        {"const char *t = __DATE__;\n" SOURCE, 0},
+        {FAKE_SOURCE, 1},
+        {"// include this, and #if that\n#define include %\\\n1\n#define N(x) #x\nint __hash_;\n" FAKE_SOURCE, 1},
+        {"#include <cuda_fp16.h>\n # inc\\\nlude <math.h> // why\n%:include<cstdint>\n" FAKE_SOURCE, 1},
+        {"#include \"a.h\"\n" FAKE_SOURCE, 0},
+        {"#include \"math.h\"\n" FAKE_SOURCE, 0},
+        {"#include <math.h\n>\n" FAKE_SOURCE, 0},
+        {"#include <sys/math.h>\n" FAKE_SOURCE, 0},
+        {"#include <math.h>\n#include <a.h>\n" FAKE_SOURCE, 0},
+        {"#if 0\n#include <a.h>\n#endif\n" FAKE_SOURCE, 0},
+        {"#define H <math.h>\n#include H\n" FAKE_SOURCE, 0},
+        {"#include_next <math.h>\n" FAKE_SOURCE, 0},
+        {"#import \"a.h\"\n" FAKE_SOURCE, 0},
+        {"#embed \"a.h\"\n" FAKE_SOURCE, 0},
+        {"x\n \t# \v include \"a.h\"\n" FAKE_SOURCE, 0},
+        {"#\\\ninc\\ \t\r\nl\\\rude \"a.h\"\n" FAKE_SOURCE, 0},
+        {"%:include \"a.h\"\n" FAKE_SOURCE, 0},
+        {"%\\\n:include \"a.h\"\n" FAKE_SOURCE, 0},
+        {"?\?=include \"a.h\"\n" FAKE_SOURCE, 0},
+        {"#inc?\?/\nlude \"a.h\"\n" FAKE_SOURCE, 0},
+        {"/* x\n */ # /* y */ include \"a.h\"\n" FAKE_SOURCE, 0},
+        {"#if __has_include(\"a.h\")\n#endif\n" FAKE_SOURCE, 0},
+        {"#if __has_in\\\nclude(\"a.h\")\n#endif\n" FAKE_SOURCE, 0},
+        {"asm(\".incbin \\\"a\\\"\");\n" FAKE_SOURCE, 0},
+        {"asm(\".include \\\"a\\\"\");\n" FAKE_SOURCE, 0},
+        {"const char *t = __TIME__;\n" FAKE_SOURCE, 0},
+        {"const char *t = __DATE__;\n" FAKE_SOURCE, 0},
     };
     static const char *const option[] = {"-DX=__has_include(\"a.h\")"};
-    tch_kernel_config config = fake_config(SOURCE "#if X\n#endif\n");
+    tch_kernel_config config = fake_config(FAKE_SOURCE "#if X\n#endif\n");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         test_case("%s", cases[i].source);
         tch_kernel_config one = fake_config(cases[i].source);
@@ -156,7 +154,7 @@ static void sources_that_read_files(void **state)
 static void own_headers_of_the_user(void **state)
 {
     const char *folders[] = {test_path("in")};
-    tch_kernel_config config = fake_config("#include <math.h>\n" SOURCE), plain = fake_config(SOURCE);
+    tch_kernel_config config = fake_config("#include <math.h>\n" FAKE_SOURCE), plain = fake_config(FAKE_SOURCE);
     assert_int_equal(mkdir(test_path("in"), 0700), 0);
     config.include_count = plain.include_count = 1, config.includes = plain.includes = folders;
     check_cached(*state, &config, 1);
@@ -169,18 +167,6 @@ static void own_headers_of_the_user(void **state)
 }
 
 /* --- the real compiler ------------------------------------------------------------------------------------------- */
-
-static int open_real(void **state)
-{
-    tch_context *context = NULL;
-    if (test_folder_make(state) != 0 || tch_context_create("cpu", &context) != TCH_OK ||
-        setenv("TORCHIUM_CACHE", test_path("cache"), 1) != 0 || mkdir(test_path("one"), 0700) != 0 ||
-        mkdir(test_path("two"), 0700) != 0) {
-        return -1;
-    }
-    *state = context;
-    return 0;
-}
 
 /* Compiles and runs a kernel that writes VALUE. */
 static void expect_kernel(tch_context *context, tch_kernel_config *config, int value, int cached)
@@ -212,6 +198,7 @@ static void headers_that_change(void **state)
     snprintf(second, sizeof second, "-I%s", test_path("two"));
     snprintf(both, sizeof both, "%s:%s", first + 2, second + 2);
     const char *options[] = {first, second}, *folders[] = {first + 2, second + 2};
+    assert_int_equal(mkdir(test_path("one"), 0700) + mkdir(test_path("two"), 0700), 0);
     for (int way = 0; way < 4; way++) {
         test_case("%s", ways[way]);
         tch_kernel_config config = fake_config("#include <value.h>\n" KERNEL);
@@ -246,17 +233,12 @@ static void a_source_without_includes(void **state)
     expect_kernel(*state, &config, 7, 1);
 }
 
-#define WITH_COMPILER(test) cmocka_unit_test_setup_teardown(test, fake_compiler_open, fake_compiler_close)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_digests),
-        WITH_COMPILER(everything_counts),
-        WITH_COMPILER(sources_that_read_files),
-        WITH_COMPILER(own_headers_of_the_user),
-        cmocka_unit_test_setup_teardown(headers_that_change, open_real, fake_compiler_close),
-        cmocka_unit_test_setup_teardown(a_source_without_includes, open_real, fake_compiler_close),
+        cmocka_unit_test(published_digests),     WITH_COMPILER(everything_counts),
+        WITH_COMPILER(sources_that_read_files),  WITH_COMPILER(own_headers_of_the_user),
+        WITH_REAL_COMPILER(headers_that_change), WITH_REAL_COMPILER(a_source_without_includes),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);

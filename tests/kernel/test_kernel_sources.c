@@ -17,15 +17,15 @@ static tch_kernel_config config_of(const char *source, const char *name)
     return config;
 }
 
-static tch_status compile(tch_context *context, const char *source, const char *name, tch_kernel **kernel)
+static tch_status compile_source(tch_context *context, const char *source, const char *name, tch_kernel **kernel)
 {
     tch_kernel_config config = config_of(source, name);
     return tch_kernel_compile(context, &config, kernel);
 }
 
 /* What a kernel f(T *y) in one block writes to the elements of y. */
-static double *run(tch_context *context, const tch_kernel_config *config, tch_dtype dtype, int64_t count,
-                   int64_t threads)
+static double *run_block(tch_context *context, const tch_kernel_config *config, tch_dtype dtype, int64_t count,
+                         int64_t threads)
 {
     tch_kernel *kernel = NULL;
     test_tensor *y = test_tensor_make(context, dtype, 1, &count, LAYOUT_CONTIGUOUS);
@@ -42,7 +42,7 @@ static void all_sources(void **state)
     for (int i = 0; i < kernel_source_count; i++) {
         kernel_trial trial = {*state, NULL, &kernel_sources[i], (uint64_t)i};
         test_case("%s", kernel_sources[i].title);
-        CHECK_OK(compile(*state, kernel_sources[i].text, kernel_sources[i].name, &trial.kernel));
+        CHECK_OK(compile_source(*state, kernel_sources[i].text, kernel_sources[i].name, &trial.kernel));
         kernel_sources[i].check(&trial);
         tch_kernel_destroy(trial.kernel);
     }
@@ -50,10 +50,10 @@ static void all_sources(void **state)
 
 /* --- what cannot be compiled ------------------------------------------------------------------------------------- */
 
-static void refuse(tch_context *context, const char *source, const char *name, const char *words)
+static void refuse_source(tch_context *context, const char *source, const char *name, const char *words)
 {
     tch_kernel *kernel = NULL;
-    tch_status status = compile(context, source, name, &kernel);
+    tch_status status = compile_source(context, source, name, &kernel);
     CHECK(status == TCH_ERR_INVALID_ARGUMENT && kernel == NULL, "gave %s", tch_status_name(status));
     CHECK(strstr(tch_last_error(), words) != NULL, "\"%s\" is not in: %s", words, tch_last_error());
 }
@@ -63,46 +63,51 @@ static void compile_errors(void **state)
     /* A place as each compiler writes it. */
     const char *first = test_on_cpu() ? "mine.cu:1" : "mine.cu(1)";
     const char *third = test_on_cpu() ? "mine.cu:3" : "mine.cu(3)";
-    test_case("an unknown name, in line 3");
-    refuse(*state, "__global__ void f(float *x)\n{\n    x[0] = nowhere;\n}\n", "f", third);
-    test_case("no such kernel");
-    refuse(*state, "__global__ void f(float *x) {}\n", "g", "g");
-    test_case("a template without arguments");
-    refuse(*state, "template <typename T> __global__ void f(T *x) {}\n", "f", "f");
-    test_case("a template without end");
-    refuse(*state,
-           "template <int n> struct s { static const int v = s<n + 1>::v; };\n__global__ void f(int *x) { *x = "
-           "s<0>::v; }\n",
-           "f", first);
-    test_case("a function without __global__");
-    refuse(*state, "__device__ void f(int *x) { *x = 1; }\n", "f", "f");
-    test_case("shared memory without a name");
-    refuse(*state, "extern __shared__ []; __global__ void f(float *x) {}\n", "f", first);
-    test_case("not a kernel");
-    refuse(*state, "__device__ int f(int x) { return x; }\n", "f", "f");
+    const struct {
+        const char *title, *source, *name, *words;
+    } cases[] = {
+        {"an unknown name, in line 3", "__global__ void f(float *x)\n{\n    x[0] = nowhere;\n}\n", "f", third},
+        {"no such kernel", "__global__ void f(float *x) {}\n", "g", "g"},
+        {"a template without arguments", "template <typename T> __global__ void f(T *x) {}\n", "f", "f"},
+        {"a template without end",
+         "template <int n> struct s { static const int v = s<n + 1>::v; };\n__global__ void f(int *x) { *x = "
+         "s<0>::v; }\n",
+         "f", first},
+        {"a function without __global__", "__device__ void f(int *x) { *x = 1; }\n", "f", "f"},
+        {"shared memory without a name", "extern __shared__ []; __global__ void f(float *x) {}\n", "f", first},
+        {"not a kernel", "__device__ int f(int x) { return x; }\n", "f", "f"},
+    };
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        test_case("%s", cases[i].title);
+        refuse_source(*state, cases[i].source, cases[i].name, cases[i].words);
+    }
 }
 
 /* What a GPU has and the CPU cannot do. */
 static void refused_on_the_cpu(void **state)
 {
+    static const char *const cases[][2] = {
+        {"__global__ void f(int *x)\n{\n    asm volatile(\"mov.u32 %0, 1;\" : \"=r\"(*x));\n}\n", "mine.cu:3"},
+        {"__global__ void f(int *x)\n{\n    asm(\"\");\n}\n", "inline PTX"},
+        {"#include <cooperative_groups.h>\n__global__ void f() {}\n", "cooperative groups"},
+        {"#include <mma.h>\n__global__ void f() {}\n", "tensor cores"},
+        {"__global__ void f(cudaTextureObject_t t) {}\n", "textures"},
+    };
     if (!test_on_cpu()) {
         skip();
     }
-    refuse(*state, "__global__ void f(int *x)\n{\n    asm volatile(\"mov.u32 %0, 1;\" : \"=r\"(*x));\n}\n", "f",
-           "mine.cu:3");
-    refuse(*state, "__global__ void f(int *x)\n{\n    asm(\"\");\n}\n", "f", "inline PTX");
-    refuse(*state, "#include <cooperative_groups.h>\n__global__ void f() {}\n", "f", "cooperative groups");
-    refuse(*state, "#include <mma.h>\n__global__ void f() {}\n", "f", "tensor cores");
-    refuse(*state, "__global__ void f(cudaTextureObject_t t) {}\n", "f", "textures");
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        refuse_source(*state, cases[i][0], "f", cases[i][1]);
+    }
 }
 
 /* --- what goes wrong while it runs ------------------------------------------------------------------------------- */
 
-static void stop(tch_context *context, const char *source, int64_t blocks, int64_t threads, const char *words)
+static void expect_stop(tch_context *context, const char *source, int64_t blocks, int64_t threads, const char *words)
 {
     tch_kernel *kernel = NULL;
     tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(blocks, threads);
-    CHECK_OK(compile(context, source, "f", &kernel));
+    CHECK_OK(compile_source(context, source, "f", &kernel));
     tch_kernel_argument argument = TCH_ARGUMENT_INT(5);
     tch_status status = tch_kernel_launch(kernel, &shape, 1, &argument);
     CHECK(status == TCH_ERR_BACKEND, "gave %s: %s", tch_status_name(status), tch_last_error());
@@ -112,26 +117,32 @@ static void stop(tch_context *context, const char *source, int64_t blocks, int64
 
 static void stopped_on_the_cpu(void **state)
 {
+    static const struct {
+        const char *title, *source;
+        int64_t blocks, threads;
+        const char *words;
+    } cases[] = {
+        {"an assertion", "__global__ void f(int n)\n{\n    assert(threadIdx.x < n);\n}\n", 4, 8,
+         "mine.cu:3: assertion failed"},
+        {"an assertion between barriers",
+         "__global__ void f(int n)\n{\n    __syncthreads();\n    assert(threadIdx.x < n);\n    __syncthreads();\n}\n",
+         4, 8, "mine.cu:4: assertion failed"},
+        {"a trap", "__global__ void f(int n)\n{\n    if (n == 5) __trap();\n}\n", 1, 1, "mine.cu:3: __trap()"},
+        {"a barrier that some threads pass by",
+         "__global__ void f(int n)\n{\n    if (threadIdx.x < 32) __syncthreads();\n    else __syncwarp(1u);\n}\n", 1,
+         64, "never come"},
+        {"a shuffle that half of a warp passes by",
+         "__global__ void f(int n)\n{\n    if (threadIdx.x < 16) n = __shfl_sync(0xffffffffu, n, 0);\n"
+         "    else __syncthreads();\n}\n",
+         1, 32, "never come"},
+    };
     if (!test_on_cpu()) {
         skip();
     }
-    test_case("an assertion");
-    stop(*state, "__global__ void f(int n)\n{\n    assert(threadIdx.x < n);\n}\n", 4, 8, "mine.cu:3: assertion failed");
-    test_case("an assertion between barriers");
-    stop(*state,
-         "__global__ void f(int n)\n{\n    __syncthreads();\n    assert(threadIdx.x < n);\n    __syncthreads();\n}\n",
-         4, 8, "mine.cu:4: assertion failed");
-    test_case("a trap");
-    stop(*state, "__global__ void f(int n)\n{\n    if (n == 5) __trap();\n}\n", 1, 1, "mine.cu:3: __trap()");
-    test_case("a barrier that some threads pass by");
-    stop(*state,
-         "__global__ void f(int n)\n{\n    if (threadIdx.x < 32) __syncthreads();\n    else __syncwarp(1u);\n}\n", 1,
-         64, "never come");
-    test_case("a shuffle that half of a warp passes by");
-    stop(*state,
-         "__global__ void f(int n)\n{\n    if (threadIdx.x < 16) n = __shfl_sync(0xffffffffu, n, 0);\n"
-         "    else __syncthreads();\n}\n",
-         1, 32, "never come");
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        test_case("%s", cases[i].title);
+        expect_stop(*state, cases[i].source, cases[i].blocks, cases[i].threads, cases[i].words);
+    }
 }
 
 /* --- stacks ------------------------------------------------------------------------------------------------------ */
@@ -149,7 +160,7 @@ static void keep_across_a_barrier(tch_context *context, int64_t count)
              "    for (int i = 0; i < %lld; i++) sum += a[i];\n    y[threadIdx.x] = sum;\n}\n",
              (long long)count, (long long)count, (long long)count);
     test_case("%lld integers on each stack", (long long)count);
-    const double *got = run(context, &config, TCH_INT64, THREADS, THREADS);
+    const double *got = run_block(context, &config, TCH_INT64, THREADS, THREADS);
     for (int64_t i = 0; i < THREADS; i++) {
         CHECK(got[i] == (double)(count * (count - 1) / 2 + count * i), "thread %lld has %g", (long long)i, got[i]);
     }
@@ -165,12 +176,12 @@ static void large_stacks(void **state)
     keep_across_a_barrier(*state, 250000);
     keep_across_a_barrier(*state, 10);
     test_case("more than there is");
-    refuse(*state,
-           "__global__ void f(int *y)\n{\n    volatile int a[500000];\n    a[*y] = 1;\n    __syncthreads();\n}\n", "f",
-           "bytes of local variables, expected at most 1048576");
+    refuse_source(
+        *state, "__global__ void f(int *y)\n{\n    volatile int a[500000];\n    a[*y] = 1;\n    __syncthreads();\n}\n",
+        "f", "bytes of local variables, expected at most 1048576");
     /* Of what a function that calls none has, x86-64 counts up to 128 bytes less. */
-    refuse(*state, "__global__ void f(int *y)\n{\n    volatile int a[500100];\n    a[*y] = 1;\n}\n", "f",
-           "kernel f has 2000");
+    refuse_source(*state, "__global__ void f(int *y)\n{\n    volatile int a[500100];\n    a[*y] = 1;\n}\n", "f",
+                  "kernel f has 2000");
 }
 
 /* Fast arithmetic is the kernel's own: the thread that compiles and loads it keeps numbers below the normal ones. */
@@ -194,7 +205,7 @@ static void returned_threads(void **state)
                                          "    __shared__ int s[64];\n    s[threadIdx.x] = threadIdx.x;\n"
                                          "    __syncthreads();\n    y[threadIdx.x] = s[39 - threadIdx.x];\n}\n",
                                          "f");
-    const double *got = run(*state, &config, TCH_INT32, COUNT, 64);
+    const double *got = run_block(*state, &config, TCH_INT32, COUNT, 64);
     for (int i = 0; i < COUNT; i++) {
         CHECK(got[i] == COUNT - 1 - i, "element %d is %g", i, got[i]);
     }
@@ -213,12 +224,12 @@ static void no_compiler(void **state)
     setenv("PATH", "/nowhere", 1);
     unsetenv("CXX");
     unsetenv("TORCHIUM_CXX");
-    tch_status status = compile(*state, "__global__ void f() {}\n", "f", &kernel);
+    tch_status status = compile_source(*state, "__global__ void f() {}\n", "f", &kernel);
     setenv("PATH", path, 1);
     CHECK(status == TCH_ERR_UNAVAILABLE && strstr(tch_last_error(), "apt-get install g++") != NULL, "gave %s: %s",
           tch_status_name(status), tch_last_error());
     setenv("TORCHIUM_CXX", "g++ -v; true", 1);
-    status = compile(*state, "__global__ void f() {}\n", "f", &kernel);
+    status = compile_source(*state, "__global__ void f() {}\n", "f", &kernel);
     unsetenv("TORCHIUM_CXX");
     CHECK(status == TCH_ERR_UNAVAILABLE && strstr(tch_last_error(), "TORCHIUM_CXX") != NULL, "gave %s: %s",
           tch_status_name(status), tch_last_error());
@@ -250,7 +261,7 @@ static void little_memory(void **state)
         long long bytes = counting.bytes;
         CHECK_OK(tch_context_create("cpu", &context));
         counting_allocator_arm(&counting, call);
-        status = compile(context, source, "f", &kernel);
+        status = compile_source(context, source, "f", &kernel);
         status = status == TCH_OK ? tch_kernel_launch(kernel, &shape, 1, &argument) : status;
         CHECK(status == TCH_OK || status == TCH_ERR_OUT_OF_MEMORY, "gave %s: %s", tch_status_name(status),
               tch_last_error());
@@ -277,7 +288,7 @@ static void several_kernels(void **state)
     for (int i = 0; i < KERNELS; i++) {
         char source[80];
         snprintf(source, sizeof source, "__global__ void f(int *y) { *y = %d; }\n", 100 + i);
-        CHECK_OK(compile(*state, source, "f", &kernels[i]));
+        CHECK_OK(compile_source(*state, source, "f", &kernels[i]));
     }
     for (int i = 0; i < KERNELS; i++) {
         CHECK_OK(tch_kernel_launch(kernels[i], &shape, 1, &argument));
@@ -297,7 +308,7 @@ static void macros_of_the_source(void **state)
     const char *options[] = {"-DF=4", "-DBLOCK=5", "-Da=x", "-DFLAG"};
     tch_kernel_config config = config_of(source, "f");
     config.options = options, config.option_count = 4;
-    const double *got = run(*state, &config, TCH_INT32, 1, 1);
+    const double *got = run_block(*state, &config, TCH_INT32, 1, 1);
     CHECK(got[0] == 3 + 64 + 9 + 4 + 5 + 1, "the kernel wrote %g", got[0]);
 }
 

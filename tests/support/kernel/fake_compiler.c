@@ -105,6 +105,13 @@ static tch_status launch(void *state, void *kernel, const tch_kernel_run *run)
     return TCH_OK;
 }
 
+int real_compiler_open(void **state)
+{
+    return test_folder_make(state) == 0 && setenv("TORCHIUM_CACHE", test_path("cache"), 1) == 0
+               ? test_open_context(state)
+               : -1;
+}
+
 int fake_compiler_open(void **state)
 {
     tch_context *context = NULL;
@@ -218,6 +225,15 @@ tch_kernel_config fake_config(const char *source)
     config.source = source;
     config.name = "f";
     return config;
+}
+
+tch_kernel *fake_kernel(tch_context *context, const char *name)
+{
+    tch_kernel *kernel = NULL;
+    tch_kernel_config config = fake_config(FAKE_SOURCE);
+    config.name = name;
+    CHECK_OK(tch_kernel_compile(context, &config, &kernel));
+    return kernel;
 }
 
 int fake_compile_text(tch_context *context, const char *source)

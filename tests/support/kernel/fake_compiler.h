@@ -6,6 +6,7 @@
 
 #include <torchium/backend.h>
 
+#define FAKE_SOURCE "__global__ void f() {}\n"
 #define FAKE_VALUES 64
 #define FAKE_VALUE_SIZE 64
 
@@ -35,12 +36,21 @@ void fake_compiler_reset(void);
 int fake_compiler_open(void **state);
 int fake_compiler_close(void **state);
 
+#define WITH_COMPILER(test) cmocka_unit_test_setup_teardown(test, fake_compiler_open, fake_compiler_close)
+
+/* The same with the compiler of the device under test. */
+int real_compiler_open(void **state);
+#define WITH_REAL_COMPILER(test) cmocka_unit_test_setup_teardown(test, real_compiler_open, fake_compiler_close)
+
 /* A parameter, for the list. */
 tch_kernel_parameter fake_number(tch_parameter_class what, int32_t size);
 tch_kernel_parameter fake_pointer(tch_parameter_class pointee, int32_t size);
 
 /* A config of this source, and the kernel "f". */
 tch_kernel_config fake_config(const char *source);
+
+/* A kernel of this name in FAKE_SOURCE. */
+tch_kernel *fake_kernel(tch_context *context, const char *name);
 
 /* Compiles, destroys, and checks that the info and the compiler agree on whether it came from the cache: 0 where it
  * did, 1 where it was compiled. */

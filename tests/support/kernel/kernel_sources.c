@@ -329,11 +329,6 @@ const kernel_source kernel_sources[] = {
      "for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x * gridDim.x)\n"
      "y[i] = a * x[i] + y[i];\n}\n",
      .check = check_axpy, .threads = 256},
-    {"exponential by a device function", "apply",
-     "__device__ __forceinline__ float f(float x) { return expf(x); }\n"
-     "__global__ void apply(const float *x, float *y, int n)\n{\n"
-     "for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x * gridDim.x) y[i] = f(x[i]);\n}\n",
-     MAP(&TCH_FLOAT32, &TCH_FLOAT32, of_exp), .threads = 128, .blocks = 5},
     {"lambda in a namespace", "space::apply",
      "namespace space {\ntemplate <typename F> __device__ float call(F f, float x) { return f(x); }\n"
      "__global__ void apply(const float *x, float *y, int n)\n{\n"
@@ -347,13 +342,6 @@ const kernel_source kernel_sources[] = {
      "s[k + 128] = i + 128 < n ? x[i + 128] : 0.0f;\n}\n__syncthreads();\n"
      "if (i < n) y[i] = s[k - 2] + s[k - 1] + s[k] + s[k + 1] + s[k + 2];\n}\n",
      MAP(&TCH_FLOAT32, &TCH_FLOAT32, of_stencil), .threads = 128},
-    {"sum by shared memory", "total",
-     "__global__ void total(const float *x, float *y, int n)\n{\n__shared__ float s[256];\n" HERE
-     "s[threadIdx.x] = i < n ? x[i] : 0.0f;\n__syncthreads();\n"
-     "for (int half = blockDim.x / 2; half > 0; half /= 2) {\n"
-     "if (threadIdx.x < half) s[threadIdx.x] += s[threadIdx.x + half];\n__syncthreads();\n}\n"
-     "if (threadIdx.x == 0) y[blockIdx.x] = s[0];\n}\n",
-     MAP(&TCH_FLOAT32, &TCH_FLOAT32, of_block_sum), .threads = 256, .outputs = 12},
     {"sum by dynamic shared memory", "total",
      "__global__ void total(const float *x, float *y, int n)\n{\nextern __shared__ __align__(16) float s[];\n" HERE
      "s[threadIdx.x] = i < n ? x[i] : 0.0f;\n__syncthreads();\n"
@@ -408,11 +396,6 @@ const kernel_source kernel_sources[] = {
      "for (int d = 1; d < 8; d *= 2) {\nint before = __shfl_up_sync(0xffffffffu, v, d, 8);\n"
      "if (threadIdx.x % 8 >= d) v += before;\n}\ny[i] = v;\n}\n",
      MAP(&TCH_INT32, &TCH_INT32, of_segment), .threads = 160, .range = 1000, .inputs = 320},
-    {"transpose", "transpose",
-     "__global__ void transpose(const float *x, float *y, int rows, int cols)\n{\n"
-     "int j = blockIdx.x * blockDim.x + threadIdx.x, i = blockIdx.y * blockDim.y + threadIdx.y;\n"
-     "if (i < rows && j < cols) y[j * rows + i] = x[i * cols + j];\n}\n",
-     .check = check_transpose, .threads = 16, .height = 16},
     {"transpose by tiles", "transpose<16>",
      "template <int side> __global__ void transpose(const float *x, float *y, int rows, int cols)\n{\n"
      "__shared__ float tile[side][side + 1];\n"
