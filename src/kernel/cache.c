@@ -32,7 +32,7 @@ _Static_assert(sizeof(header) == 80, "a header has no gaps");
 /* --- keys ------------------------------------------------------------------------------------------------------- */
 
 /* A part of a key: label and contents behind their lengths, so that no two lists of parts look the same. */
-static void add_text(tchi_sha256_state *hash, const char *label, const char *text)
+static void hash_text(tchi_sha256_state *hash, const char *label, const char *text)
 {
     uint64_t sizes[2] = {strlen(label), strlen(text)};
     tchi_sha256_add(hash, sizes, sizeof sizes);
@@ -45,14 +45,14 @@ tchi_cache_key tchi_cache_key_make(const tch_kernel_text *text, const char *comp
     tchi_cache_key key = {.usable = compiler[0] != '\0'};
     tchi_sha256_state hash;
     tchi_sha256_begin(&hash);
-    add_text(&hash, "format", FORMAT);
-    add_text(&hash, "library", TCH_VERSION_STRING);
-    add_text(&hash, "compiler", compiler);
-    add_text(&hash, "file", text->file);
-    add_text(&hash, "source", text->source);
-    add_text(&hash, "name", text->name);
+    hash_text(&hash, "format", FORMAT);
+    hash_text(&hash, "library", TCH_VERSION_STRING);
+    hash_text(&hash, "compiler", compiler);
+    hash_text(&hash, "file", text->file);
+    hash_text(&hash, "source", text->source);
+    hash_text(&hash, "name", text->name);
     for (int32_t i = 0; i < text->option_count; i++) {
-        add_text(&hash, "option", text->options[i]);
+        hash_text(&hash, "option", text->options[i]);
     }
     tchi_sha256_end(&hash, key.bytes);
     return key;
@@ -73,7 +73,7 @@ static entry_name name_of(const tchi_cache_key *key)
 }
 
 /* -1 where there is none that can be used. */
-static int open_folder(void)
+static int open_cache_folder(void)
 {
     char name[PATH_MAX];
     int folder = -1;
@@ -125,7 +125,7 @@ bool tchi_cache_find(const tchi_cache_key *key, tch_kernel_image *image)
 {
     bool found = false, damaged = false;
     entry_name name = name_of(key);
-    int folder = open_folder();
+    int folder = open_cache_folder();
     int file = folder >= 0 ? openat(folder, name.text, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC) : -1;
     if (file >= 0) {
         found = read_entry(file, key, image, &damaged);
@@ -154,7 +154,7 @@ static bool write_entry(int file, const tchi_cache_key *key, const tch_kernel_im
 }
 
 /* Nothing is forced to the disk: after a crash the hash tells a whole entry from half of one. */
-static void keep_in(int folder, const tchi_cache_key *key, const tch_kernel_image *image)
+static void write_into(int folder, const tchi_cache_key *key, const tch_kernel_image *image)
 {
     entry_name name = name_of(key);
     char part[64];
@@ -177,18 +177,18 @@ void tchi_cache_keep(const tchi_cache_key *key, const tch_kernel_image *image)
     if (most < (int64_t)sizeof(header) || image->bytes > (uint64_t)most - sizeof(header)) {
         return;
     }
-    int folder = open_folder();
+    int folder = open_cache_folder();
     if (folder < 0) {
         return;
     }
-    keep_in(folder, key, image);
+    write_into(folder, key, image);
     tchi_cache_trim(folder, most);
     close(folder);
 }
 
 void tchi_cache_remove(const tchi_cache_key *key)
 {
-    int folder = open_folder();
+    int folder = open_cache_folder();
     if (folder >= 0) {
         (void)unlinkat(folder, name_of(key).text, 0);
         close(folder);

@@ -17,7 +17,7 @@
 #include "core/system.h"
 
 /* Not for a program that has more rights than its caller, who would choose what it runs. */
-static const char *variable(const char *name)
+static const char *read_variable(const char *name)
 {
     const char *value = secure_getenv(name);
     return value != NULL && value[0] != '\0' ? value : NULL;
@@ -30,7 +30,7 @@ tch_status tchi_cache_folder_name(char name[PATH_MAX])
     } places[] = {
         {"TORCHIUM_CACHE", ""}, {"XDG_CACHE_HOME", "/torchium/kernels"}, {"HOME", "/.cache/torchium/kernels"}};
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
-        const char *value = variable(places[i].variable);
+        const char *value = read_variable(places[i].variable);
         if (value == NULL) {
             continue;
         }
@@ -73,7 +73,7 @@ static tch_status check_owner(const char *name, int folder)
     return TCH_OK;
 }
 
-static int open_folder(const char *name)
+static int open_directory(const char *name)
 {
     return open(name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
@@ -81,10 +81,10 @@ static int open_folder(const char *name)
 tch_status tchi_cache_folder_open(const char *name, int *folder)
 {
     char text[TCHI_ERRNO_SIZE];
-    int opened = open_folder(name);
+    int opened = open_directory(name);
     if (opened < 0 && errno == ENOENT) {
         make_folders(name);
-        opened = open_folder(name);
+        opened = open_directory(name);
     }
     if (opened < 0) {
         return tchi_fail(TCH_ERR_IO, "the cache of kernels: %.600s cannot be used: %s", name,

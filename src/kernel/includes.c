@@ -9,7 +9,7 @@
 #include "cache.h"
 
 /* In <>: both compilers have these without a folder of the user's, and the key covers them. */
-static const char *const own_headers[] = {
+static const char *const known_headers[] = {
     "cuda_fp16.h", "cuda_bf16.h", "cuda_runtime.h", "stdint.h", "cstdint", "limits.h", "climits",  "float.h", "cfloat",
     "stddef.h",    "cstddef",     "math.h",         "cmath",    "stdio.h", "cstdio",   "assert.h", "cassert",
 };
@@ -19,7 +19,7 @@ static const char *const own_headers[] = {
 static const char *const signs[] = {"__has_", "incbin", ".include", "__TIME", "__DATE__", "?\?=", "?\?/"};
 
 /* The next character behind line continuations. */
-static const char *join(const char *at)
+static const char *skip_continuations(const char *at)
 {
     while (*at == '\\') {
         const char *end = at + 1 + strspn(at + 1, " \t\v\f");
@@ -33,10 +33,10 @@ static const char *join(const char *at)
 }
 
 /* Behind the word, or NULL where something else is at `at`. */
-static const char *skip(const char *at, const char *word)
+static const char *skip_text(const char *at, const char *word)
 {
     for (; at != NULL && *word != '\0'; word++) {
-        at = *at == *word ? join(at + 1) : NULL;
+        at = *at == *word ? skip_continuations(at + 1) : NULL;
     }
     return at;
 }
@@ -44,7 +44,7 @@ static const char *skip(const char *at, const char *word)
 static const char *skip_blanks(const char *at)
 {
     while (*at != '\0' && strchr(" \t\v\f\r", *at) != NULL) {
-        at = join(at + 1);
+        at = skip_continuations(at + 1);
     }
     return at;
 }
@@ -61,12 +61,12 @@ static bool is_in_folders(const tch_kernel_text *text, const char *name)
     return false;
 }
 
-static bool is_own_header(const tch_kernel_text *text, const char *at)
+static bool is_known_header(const tch_kernel_text *text, const char *at)
 {
-    at = skip(skip_blanks(at), "<");
-    for (size_t i = 0; at != NULL && i < sizeof own_headers / sizeof *own_headers; i++) {
-        if (skip(skip(at, own_headers[i]), ">") != NULL) {
-            return !is_in_folders(text, own_headers[i]);
+    at = skip_text(skip_blanks(at), "<");
+    for (size_t i = 0; at != NULL && i < sizeof known_headers / sizeof *known_headers; i++) {
+        if (skip_text(skip_text(at, known_headers[i]), ">") != NULL) {
+            return !is_in_folders(text, known_headers[i]);
         }
     }
     return false;
@@ -76,22 +76,22 @@ static bool is_own_header(const tch_kernel_text *text, const char *at)
 static bool directive_reads(const tch_kernel_text *text, const char *at)
 {
     at = skip_blanks(at);
-    const char *name = skip(at, "include");
+    const char *name = skip_text(at, "include");
     if (name != NULL) {
-        return !is_own_header(text, name);
+        return !is_known_header(text, name);
     }
-    return *at == '/' || skip(at, "import") != NULL || skip(at, "embed") != NULL;
+    return *at == '/' || skip_text(at, "import") != NULL || skip_text(at, "embed") != NULL;
 }
 
 static bool reads_files(const tch_kernel_text *text, const char *at)
 {
-    for (at = join(at); *at != '\0'; at = join(at + 1)) {
-        const char *directive = *at == '#' ? skip(at, "#") : skip(at, "%:");
+    for (at = skip_continuations(at); *at != '\0'; at = skip_continuations(at + 1)) {
+        const char *directive = *at == '#' ? skip_text(at, "#") : skip_text(at, "%:");
         if (directive != NULL && directive_reads(text, directive)) {
             return true;
         }
         for (size_t i = 0; i < sizeof signs / sizeof *signs; i++) {
-            if (skip(at, signs[i]) != NULL) {
+            if (skip_text(at, signs[i]) != NULL) {
                 return true;
             }
         }

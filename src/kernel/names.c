@@ -135,7 +135,7 @@ tch_status tchi_check_kernel_name(const char *name)
     return TCH_OK;
 }
 
-static bool begins(const char *text, const char *with)
+static bool starts_with(const char *text, const char *with)
 {
     return strncmp(text, with, strlen(with)) == 0;
 }
@@ -179,8 +179,8 @@ tch_status tchi_check_kernel_option(const char *option, int index)
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_kernel_compile: options[%d] is NULL", index);
     }
     bool short_enough = strnlen(option, OPTION_MOST + 1) <= OPTION_MOST;
-    bool macro = begins(option, "-D") || begins(option, "-U");
-    bool folder = begins(option, "-I") && option[2] != '\0' && tchi_is_printable(option);
+    bool macro = starts_with(option, "-D") || starts_with(option, "-U");
+    bool folder = starts_with(option, "-I") && option[2] != '\0' && tchi_is_printable(option);
     if (short_enough && (macro ? is_macro(option) : folder || is_listed(option))) {
         return TCH_OK;
     }

@@ -45,7 +45,7 @@ int64_t tchi_cache_limit(void)
     return *end != '\0' ? DEFAULT_LIMIT : mib > MIB_MOST ? INT64_MAX : (int64_t)mib << 20;
 }
 
-static bool are_digits(const char *text, size_t count)
+static bool are_hex_digits(const char *text, size_t count)
 {
     return strspn(text, "0123456789abcdef") == count;
 }
@@ -53,13 +53,13 @@ static bool are_digits(const char *text, size_t count)
 static bool is_entry(const char *name)
 {
     const size_t digits = (size_t)2 * TCHI_SHA256_BYTES;
-    return are_digits(name, digits) && strcmp(name + digits, TCHI_CACHE_SUFFIX) == 0;
+    return are_hex_digits(name, digits) && strcmp(name + digits, TCHI_CACHE_SUFFIX) == 0;
 }
 
 static bool is_part(const char *name)
 {
     const size_t prefix = sizeof TCHI_CACHE_PREFIX - 1;
-    return strncmp(name, TCHI_CACHE_PREFIX, prefix) == 0 && are_digits(name + prefix, 16) &&
+    return strncmp(name, TCHI_CACHE_PREFIX, prefix) == 0 && are_hex_digits(name + prefix, 16) &&
            strcmp(name + prefix + 16, TCHI_CACHE_PART) == 0;
 }
 
@@ -72,7 +72,7 @@ static int by_use(const void *a, const void *b)
     return (order > 0) - (order < 0);
 }
 
-static void look_at(int folder, const char *name, tchi_list *entries)
+static void add_or_remove_file(int folder, const char *name, tchi_list *entries)
 {
     struct stat found;
     bool part = is_part(name);
@@ -102,7 +102,7 @@ static void list_entries(int folder, tchi_list *entries)
         return;
     }
     for (struct dirent *found = readdir(stream); found != NULL; found = readdir(stream)) {
-        look_at(folder, found->d_name, entries);
+        add_or_remove_file(folder, found->d_name, entries);
     }
     closedir(stream);
 }

@@ -123,7 +123,7 @@ static double eigenvalue(matrix_kind kind, int64_t n, const double *g, int64_t i
     }
 }
 
-static void fill(matrix_kind kind, int64_t n, const double *g, double *a)
+static void fill_matrix(matrix_kind kind, int64_t n, const double *g, double *a)
 {
     test_random random = test_random_stream(900 + (uint64_t)n);
     double *w = test_alloc((size_t)n * sizeof *w);
@@ -151,7 +151,7 @@ typedef struct problem {
 } problem;
 
 /* Column by column, the lower triangle; NaN above it and known numbers in the gaps. */
-static void store(problem *p)
+static void store_problem(problem *p)
 {
     for (int64_t j = 0; j < p->n; j++) {
         for (int64_t i = 0; i < p->lda; i++) {
@@ -171,7 +171,7 @@ static problem make_problem(const precision *kind, int64_t n, matrix_kind matrix
     p.matrix = make_poisoned((size_t)(n * p.lda) * element_bytes(kind));
     p.w = make_poisoned((size_t)n * element_bytes(kind));
     p.scratch = make_scratch(p.scratch_bytes);
-    fill(matrix, n, g, p.a);
+    fill_matrix(matrix, n, g, p.a);
     for (int64_t i = 0; i < n * n; i++) {
         set_number(kind, p.w, 0, p.a[i] * factor);
         p.a[i] = get_number(kind, p.w, 0);
@@ -182,7 +182,7 @@ static problem make_problem(const precision *kind, int64_t n, matrix_kind matrix
         }
         set_number(kind, p.w, i, NAN);
     }
-    store(&p);
+    store_problem(&p);
     return p;
 }
 
@@ -198,7 +198,7 @@ static void check_surroundings(const problem *p)
 }
 
 /* The vectors, one per row. */
-static double *vectors(const problem *p)
+static double *read_vectors(const problem *p)
 {
     double *v = test_alloc((size_t)(p->n * p->n) * sizeof *v);
     for (int64_t i = 0; i < p->n * p->n; i++) {
@@ -265,7 +265,7 @@ static void check_solved(const problem *p, int result)
 {
     CHECK(result == 0, "it returned %d", result);
     check_surroundings(p);
-    double *v = vectors(p);
+    double *v = read_vectors(p);
     check_orthonormal(p, v);
     check_residual(p, v);
     check_values(p);

@@ -79,7 +79,7 @@ static const void *data_of(const run *r, int which)
     return which == 0 ? (const void *)r->f32 : (const void *)r->f64;
 }
 
-static void fill(test_random *random, int which, run *r)
+static void fill_run(test_random *random, int which, run *r)
 {
     for (int i = 0; i < MOST; i++) {
         r->f32[i] = (float)test_random_normal(random);
@@ -149,8 +149,8 @@ static void check_loops(const level *l)
     run x, y;
     for (int which = 0; which < 2; which++) {
         for (int64_t n = 0; n < MOST; n += n < 40 ? 1 : 23) {
-            fill(&random, which, &x);
-            fill(&random, which, &y);
+            fill_run(&random, which, &x);
+            fill_run(&random, which, &y);
             check_sums(l, which, n, &x, y.f64);
             check_largest(l, which, n, &x);
             check_kronecker(l, which, n, &x, &y);

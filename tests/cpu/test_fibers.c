@@ -37,7 +37,7 @@ const tch_backend_host *tchi_cpu_host(void)
 
 /* --- kernels ----------------------------------------------------------------------------------------------------- */
 
-static void enter(const tchi_cpu_launch *l, int64_t block)
+static void enter_block(const tchi_cpu_launch *l, int64_t block)
 {
     (void)l;
     last_block = block;
@@ -94,7 +94,7 @@ static void shuffle_and_vote(const tchi_cpu_launch *l, int32_t thread)
 
 static const char *run_blocks(tchi_fibers *fibers, void (*thread)(const tchi_cpu_launch *, int32_t))
 {
-    const tchi_cpu_kernel_entry entry = {.enter = enter, .thread = thread};
+    const tchi_cpu_kernel_entry entry = {.enter = enter_block, .thread = thread};
     wrong = 0;
     return tchi_fibers_run(fibers, &entry, &launch, 0, 4);
 }
@@ -135,7 +135,7 @@ static void pages_of_any_size(void **state)
     static const size_t pages[] = {4096, 16384, 65536, 262144}, stacks[] = {1, STACK - 1, STACK, STACK + 1, 1081344};
     for (size_t i = 0; i < sizeof pages / sizeof *pages; i++) {
         for (size_t k = 0; k < sizeof stacks / sizeof *stacks; k++) {
-            stack_layout l = lay_out(pages[i], stacks[k]);
+            stack_layout l = lay_out_stack(pages[i], stacks[k]);
             test_case("pages of %zu bytes, stacks of %zu", pages[i], stacks[k]);
             CHECK(l.guard % pages[i] == 0 && l.stride % pages[i] == 0, "guard %zu, stride %zu", l.guard, l.stride);
             CHECK(l.guard >= GUARD_BYTES && l.stride - l.guard >= stacks[k], "guard %zu, stride %zu", l.guard,

@@ -14,7 +14,7 @@ static tchi_blas blas;
 static tchi_cpu_state state = {.blas = &blas};
 
 /* Entries as they are in both types: multiples of 2^-8 in [-1, 1). */
-static void fill(uint64_t stream, int64_t count, double *x, float *y)
+static void fill_numbers(uint64_t stream, int64_t count, double *x, float *y)
 {
     test_random random = test_random_stream(stream);
     for (int64_t i = 0; i < count; i++) {
@@ -34,12 +34,12 @@ static numbers make_numbers(uint64_t stream, int64_t count)
     numbers n = {test_zeros(count), test_alloc((size_t)count * sizeof(float))};
     memset(n.f32, 0, (size_t)count * sizeof(float));
     if (stream > 0) {
-        fill(stream, count, n.f64, n.f32);
+        fill_numbers(stream, count, n.f64, n.f32);
     }
     return n;
 }
 
-static void compare(const char *what, double expected, double f64, float f32)
+static void compare_both(const char *what, double expected, double f64, float f32)
 {
     double size = 1.0 + fabs(expected);
     CHECK(fabs(f64 - expected) <= size * 10 * ORDER * 0x1p-53, "%s in float64: %g, expected %g", what, f64, expected);
@@ -47,7 +47,7 @@ static void compare(const char *what, double expected, double f64, float f32)
           (double)f32, expected);
 }
 
-TEST_REFERENCE static double element(const double *x, int64_t ld, int trans, int64_t i, int64_t j)
+TEST_REFERENCE static double element_at(const double *x, int64_t ld, int trans, int64_t i, int64_t j)
 {
     return trans == TCHI_TRANS ? x[j * ld + i] : x[i * ld + j];
 }
@@ -56,7 +56,7 @@ TEST_REFERENCE static double sum_of(const double *a, int trans_a, const double *
 {
     double sum = 0;
     for (int64_t k = 0; k < DEPTH; k++) {
-        sum += element(a, SIDE, trans_a, i, k) * element(b, SIDE, trans_b, k, j);
+        sum += element_at(a, SIDE, trans_a, i, k) * element_at(b, SIDE, trans_b, k, j);
     }
     return sum;
 }
@@ -74,7 +74,7 @@ static void check_gemm(int trans_a, int trans_b)
             int inside = i < ORDER && j < SIDE - 7;
             double x = before.f64[i * SIDE + j];
             double expected = inside ? 2.0 * sum_of(a.f64, trans_a, b.f64, trans_b, i, j) + 0.5 * x : x;
-            compare("gemm", expected, c.f64[i * SIDE + j], c.f32[i * SIDE + j]);
+            compare_both("gemm", expected, c.f64[i * SIDE + j], c.f32[i * SIDE + j]);
         }
     }
 }
@@ -89,13 +89,13 @@ static void check_syrk(int trans)
         for (int64_t j = 0; j < ORDER; j++) { /* above the diagonal nothing is written */
             double x = before.f64[i * SIDE + j];
             double expected = j <= i ? x - sum_of(a.f64, trans, a.f64, other, i, j) : x;
-            compare("syrk", expected, c.f64[i * SIDE + j], c.f32[i * SIDE + j]);
+            compare_both("syrk", expected, c.f64[i * SIDE + j], c.f32[i * SIDE + j]);
         }
     }
 }
 
 /* Of `count` products, of elements of a that follow each other and of b that are `step` apart. */
-TEST_REFERENCE static double dot(int64_t count, const double *a, const double *b, int64_t step)
+TEST_REFERENCE static double dot_of_rows(int64_t count, const double *a, const double *b, int64_t step)
 {
     double sum = 0;
     for (int64_t k = 0; k < count; k++) {
@@ -118,8 +118,8 @@ static void check_symm(void)
     tchi_parallel_blas_f32.symm(&state, ORDER, a.f32, SIDE, a.f32, SIDE, c.f32, SIDE);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j <= i; j++) {
-            double expected = dot(ORDER, a.f64 + i * SIDE, a.f64 + j, SIDE);
-            compare("symm", expected, c.f64[i * SIDE + j], c.f32[i * SIDE + j]);
+            double expected = dot_of_rows(ORDER, a.f64 + i * SIDE, a.f64 + j, SIDE);
+            compare_both("symm", expected, c.f64[i * SIDE + j], c.f32[i * SIDE + j]);
         }
     }
 }
@@ -144,7 +144,7 @@ static void check_potrf(void)
     numbers l = make_lower(7), a = make_numbers(0, SIDE * SIDE);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j <= i; j++) {
-            double sum = dot(j + 1, l.f64 + i * SIDE, l.f64 + j * SIDE, 1);
+            double sum = dot_of_rows(j + 1, l.f64 + i * SIDE, l.f64 + j * SIDE, 1);
             a.f64[i * SIDE + j] = sum;
             a.f32[i * SIDE + j] = (float)sum;
         }
@@ -153,7 +153,7 @@ static void check_potrf(void)
     assert_int_equal(tchi_parallel_blas_f32.potrf(&state, ORDER, a.f32, SIDE), 0);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j <= i; j++) {
-            compare("potrf", l.f64[i * SIDE + j], a.f64[i * SIDE + j], a.f32[i * SIDE + j]);
+            compare_both("potrf", l.f64[i * SIDE + j], a.f64[i * SIDE + j], a.f32[i * SIDE + j]);
         }
     }
 }
@@ -177,8 +177,8 @@ TEST_REFERENCE static void multiply_back(const double *l, int trans, numbers x, 
     *f64 = 0;
     *f32 = 0;
     for (int64_t k = 0; k < count; k++) {
-        *f64 += element(l, SIDE, trans, i, k) * x.f64[k * SIDE + j];
-        *f32 += element(l, SIDE, trans, i, k) * (double)x.f32[k * SIDE + j];
+        *f64 += element_at(l, SIDE, trans, i, k) * x.f64[k * SIDE + j];
+        *f32 += element_at(l, SIDE, trans, i, k) * (double)x.f32[k * SIDE + j];
     }
 }
 
@@ -192,7 +192,7 @@ static void check_trsm(int trans)
         for (int64_t j = 0; j < DEPTH; j++) {
             double f64, f32;
             multiply_back(l.f64, trans, x, ORDER, i, j, &f64, &f32);
-            compare("trsm", b.f64[i * SIDE + j], f64, (float)f32);
+            compare_both("trsm", b.f64[i * SIDE + j], f64, (float)f32);
         }
     }
 }
@@ -206,7 +206,7 @@ static void check_trtri(void)
         for (int64_t j = 0; j < ORDER; j++) {
             double f64, f32;
             multiply_back(l.f64, TCHI_NO_TRANS, x, i + 1, i, j, &f64, &f32);
-            compare("trtri", i == j ? 1.0 : 0.0, f64, (float)f32);
+            compare_both("trtri", i == j ? 1.0 : 0.0, f64, (float)f32);
         }
     }
 }

@@ -222,9 +222,9 @@ static int release_lanes(fiber *warp, int lanes)
     int released = 0;
     for (int lane = 0; lane < lanes; lane++) {
         if (is_warp_wait(&warp[lane])) {
-            uint32_t come = gather(warp, lanes, lane);
+            uint32_t come = gather_lanes(warp, lanes, lane);
             if (come >> lane & 1) {
-                answer(warp, come);
+                answer_lanes(warp, come);
                 released = 1;
             }
         }
@@ -349,7 +349,7 @@ static int run_lanes(emulated_block *b, int first, int lanes, int backward)
         int i = first + (backward ? lanes - 1 - n : n);
         if (f->list[i].state == READY) {
             f->current = i;
-            go(&f->home, &f->list[i].place);
+            switch_fiber(&f->home, &f->list[i].place);
             ran = 1;
             if (f->list[i].state == DONE) {
                 emulator_finish_stores(&b->work[i]);
@@ -447,7 +447,7 @@ static void begin_block(machine *m, int rank, int64_t number)
     emulator_shared_begin(b, (size_t)l->shared);
     for (int i = 0; i < f->count; i++) {
         f->list[i].state = READY;
-        set_up(f, i);
+        set_up_stack(f, i);
         emulator_forget_work(&b->work[i]);
     }
 }

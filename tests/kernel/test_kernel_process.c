@@ -17,7 +17,7 @@ enum { LONG = 200, SHORT = 2, LOG = 64 }; /* seconds that are never waited for, 
 static char words[LOG];
 
 /* Runs a shell script, which finds a folder of its own in $1. */
-static int run(const char *text, int seconds)
+static int run_script(const char *text, int seconds)
 {
     char script[TEST_PATH_SIZE], folder[TEST_PATH_SIZE], log[TEST_PATH_SIZE];
     snprintf(script, sizeof script, "%s", test_path("compiler"));
@@ -31,7 +31,7 @@ static int run(const char *text, int seconds)
 }
 
 /* Whether the process whose number a script has written is alive. One that nobody has collected yet is not. */
-static int lives(const char *file)
+static int is_alive(const char *file)
 {
     char path[64], state = 'X';
     int number = 0;
@@ -52,7 +52,7 @@ static int lives(const char *file)
 /* A signal needs a moment to arrive; one that was never sent is noticed by the test's own limit of time. */
 static void must_end(const char *file)
 {
-    while (lives(file)) {
+    while (is_alive(file)) {
         usleep(1000);
     }
 }
@@ -60,13 +60,14 @@ static void must_end(const char *file)
 static void words_and_statuses(void **state)
 {
     (void)state;
-    assert_int_equal(run("#!/bin/sh\necho one; echo two >&2; exit 7\n", LONG), 7);
+    assert_int_equal(run_script("#!/bin/sh\necho one; echo two >&2; exit 7\n", LONG), 7);
     assert_string_equal(words, "one\ntwo\n");
-    assert_int_equal(run("#!/bin/sh\nkill -9 $$\n", LONG), 256);
-    assert_int_equal(run("#!/bin/sh\ni=0; while [ $i -lt 9999 ]; do echo 0123456789; i=$((i+1)); done\n", LONG), 0);
+    assert_int_equal(run_script("#!/bin/sh\nkill -9 $$\n", LONG), 256);
+    assert_int_equal(run_script("#!/bin/sh\ni=0; while [ $i -lt 9999 ]; do echo 0123456789; i=$((i+1)); done\n", LONG),
+                     0);
     assert_int_equal(strlen(words), LOG - 1);
-    assert_int_equal(run("#!/nowhere/at/all\n", LONG), TCHI_PROCESS_NOT_STARTED);
-    assert_int_equal(run("#!/bin/sh\nexec >/dev/null 2>&1\nsleep 0.1; exit 3\n", LONG), 3);
+    assert_int_equal(run_script("#!/nowhere/at/all\n", LONG), TCHI_PROCESS_NOT_STARTED);
+    assert_int_equal(run_script("#!/bin/sh\nexec >/dev/null 2>&1\nsleep 0.1; exit 3\n", LONG), 3);
 }
 
 /* With its outputs open, without them, and with children of both kinds. */
@@ -81,7 +82,7 @@ static void a_compiler_that_sleeps(void **state)
         "$1 &\necho $$ >$1/self\nwhile :; do echo still here; sleep 0.1; done\n",
     };
     for (size_t i = 0; i < sizeof scripts / sizeof *scripts; i++) {
-        assert_int_equal(run(scripts[i], SHORT), TCHI_PROCESS_TOO_LONG);
+        assert_int_equal(run_script(scripts[i], SHORT), TCHI_PROCESS_TOO_LONG);
         must_end("self");
         must_end("child");
     }
@@ -91,7 +92,7 @@ static void a_compiler_that_sleeps(void **state)
 static void a_compiler_that_leaves_something(void **state)
 {
     (void)state;
-    assert_int_equal(run("#!/bin/sh\nsleep 1000 & echo $! >$1/child\necho done; exit 5\n", LONG), 5);
+    assert_int_equal(run_script("#!/bin/sh\nsleep 1000 & echo $! >$1/child\necho done; exit 5\n", LONG), 5);
     assert_string_equal(words, "done\n");
     must_end("child");
 }
@@ -101,7 +102,7 @@ static void a_program_that_ignores_its_children(void **state)
 {
     (void)state;
     void (*before)(int) = signal(SIGCHLD, SIG_IGN);
-    assert_int_equal(run("#!/bin/sh\necho one; sleep 0.1; exit 7\n", LONG), 0);
+    assert_int_equal(run_script("#!/bin/sh\necho one; sleep 0.1; exit 7\n", LONG), 0);
     assert_string_equal(words, "one\n");
     signal(SIGCHLD, before);
 }

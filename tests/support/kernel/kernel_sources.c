@@ -21,14 +21,14 @@ typedef struct array {
     double *values; /* what was written, as the dtype holds it */
 } array;
 
-static array make(tch_context *context, tch_dtype dtype, int64_t count)
+static array make_array(tch_context *context, tch_dtype dtype, int64_t count)
 {
     return (array){test_tensor_make(context, dtype, 1, &count, LAYOUT_CONTIGUOUS), NULL};
 }
 
-static array filled(tch_context *context, tch_dtype dtype, int64_t count, const double *values)
+static array make_filled_array(tch_context *context, tch_dtype dtype, int64_t count, const double *values)
 {
-    array a = make(context, dtype, count);
+    array a = make_array(context, dtype, count);
     test_tensor_write(a.tensor, values);
     a.values = test_tensor_read(a.tensor);
     return a;
@@ -43,11 +43,11 @@ static array random_array(tch_context *context, tch_dtype dtype, int64_t count, 
         values[i] = range > 0 ? (double)(test_random_bits(&random) % (uint64_t)range) : test_random_normal(&random);
         values[i] = range < 0 ? ldexp(values[i], (int)(test_random_bits(&random) % 42) - 26) : values[i];
     }
-    return filled(context, dtype, count, values);
+    return make_filled_array(context, dtype, count, values);
 }
 
-static void launch(const kernel_trial *t, int64_t blocks, int64_t rows, int32_t count,
-                   const tch_kernel_argument *arguments)
+static void launch_trial(const kernel_trial *t, int64_t blocks, int64_t rows, int32_t count,
+                         const tch_kernel_argument *arguments)
 {
     const kernel_source *s = t->source;
     tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(blocks, s->threads);
@@ -56,7 +56,7 @@ static void launch(const kernel_trial *t, int64_t blocks, int64_t rows, int32_t 
     CHECK_OK(tch_kernel_launch(t->kernel, &shape, count, arguments));
 }
 
-static void expect(int64_t i, double got, double wanted, double bound)
+static void expect_element(int64_t i, double got, double wanted, double bound)
 {
     CHECK(fabs(got - wanted) <= bound, "element %lld is %.9g, %.9g was expected, within %.3g", (long long)i, got,
           wanted, bound);
@@ -65,7 +65,7 @@ static void expect(int64_t i, double got, double wanted, double bound)
 #define T(a) TCH_ARGUMENT_TENSOR(&(a).tensor->tensor)
 
 /* y must be written everywhere, and nowhere else. */
-static double *result(array y)
+static double *read_result(array y)
 {
     test_tensor_check_written(y.tensor, "the output");
     return test_tensor_read(y.tensor);
@@ -80,13 +80,14 @@ static void check_map(kernel_trial *t)
     int64_t inputs = s->inputs > 0 ? s->inputs : N, outputs = s->outputs > 0 ? s->outputs : inputs;
     int64_t blocks = s->blocks > 0 ? s->blocks : (inputs + s->threads - 1) / s->threads;
     array x = random_array(t->context, *s->from, inputs, s->range, t->number);
-    array y = s->adds ? filled(t->context, *s->to, outputs, test_zeros(outputs)) : make(t->context, *s->to, outputs);
+    array y = s->adds ? make_filled_array(t->context, *s->to, outputs, test_zeros(outputs))
+                      : make_array(t->context, *s->to, outputs);
     tch_kernel_argument arguments[] = {T(x), T(y), TCH_ARGUMENT_INT(s->n > 0 ? s->n : inputs)};
-    launch(t, blocks, 1, 3, arguments);
-    double *got = s->adds ? test_tensor_read(y.tensor) : result(y);
+    launch_trial(t, blocks, 1, 3, arguments);
+    double *got = s->adds ? test_tensor_read(y.tensor) : read_result(y);
     for (int64_t i = 0; i < outputs; i++) {
         double bound = 0.0, wanted = s->reference(x.values, i, &bound);
-        expect(i, got[i], wanted, bound);
+        expect_element(i, got[i], wanted, bound);
     }
 }
 
@@ -222,11 +223,11 @@ static void check_axpy(kernel_trial *t)
     for (int g = 0; g < (t->source->blocks > 0 ? 1 : 3); g++) {
         array x = random_array(t->context, TCH_FLOAT32, N, 0, 1), y = random_array(t->context, TCH_FLOAT32, N, 0, 2);
         tch_kernel_argument arguments[] = {TCH_ARGUMENT_REAL(1.5), T(x), T(y), TCH_ARGUMENT_INT(N)};
-        launch(t, t->source->blocks > 0 ? t->source->blocks : grids[g], 1, 4, arguments);
+        launch_trial(t, t->source->blocks > 0 ? t->source->blocks : grids[g], 1, 4, arguments);
         double *got = test_tensor_read(y.tensor);
         for (int64_t i = 0; i < N; i++) {
             double product = 1.5 * x.values[i];
-            expect(i, got[i], product + y.values[i], 2 * U * (fabs(product) + fabs(product + y.values[i])));
+            expect_element(i, got[i], product + y.values[i], 2 * U * (fabs(product) + fabs(product + y.values[i])));
         }
     }
 }
@@ -234,13 +235,13 @@ static void check_axpy(kernel_trial *t)
 static void check_transpose(kernel_trial *t)
 {
     array x = random_array(t->context, TCH_FLOAT32, (int64_t)ROWS * COLS, 0, 10),
-          y = make(t->context, TCH_FLOAT32, (int64_t)ROWS * COLS);
+          y = make_array(t->context, TCH_FLOAT32, (int64_t)ROWS * COLS);
     tch_kernel_argument arguments[] = {T(x), T(y), TCH_ARGUMENT_INT(ROWS), TCH_ARGUMENT_INT(COLS)};
-    launch(t, (COLS + 15) / 16, (ROWS + 15) / 16, 4, arguments);
-    double *got = result(y);
+    launch_trial(t, (COLS + 15) / 16, (ROWS + 15) / 16, 4, arguments);
+    double *got = read_result(y);
     for (int64_t i = 0; i < ROWS; i++) {
         for (int64_t j = 0; j < COLS; j++) {
-            expect(j * ROWS + i, got[j * ROWS + i], x.values[i * COLS + j], 0.0);
+            expect_element(j * ROWS + i, got[j * ROWS + i], x.values[i * COLS + j], 0.0);
         }
     }
 }
@@ -249,11 +250,11 @@ static void check_product(kernel_trial *t)
 {
     array a = random_array(t->context, TCH_FLOAT32, ROWS * INNER, 0, 11),
           b = random_array(t->context, TCH_FLOAT32, INNER * COLS, 0, 12);
-    array c = make(t->context, TCH_FLOAT32, ROWS * COLS);
+    array c = make_array(t->context, TCH_FLOAT32, ROWS * COLS);
     tch_kernel_argument arguments[] = {
         T(a), T(b), T(c), TCH_ARGUMENT_INT(ROWS), TCH_ARGUMENT_INT(COLS), TCH_ARGUMENT_INT(INNER)};
-    launch(t, (COLS + 15) / 16, (ROWS + 15) / 16, 6, arguments);
-    double *got = result(c);
+    launch_trial(t, (COLS + 15) / 16, (ROWS + 15) / 16, 6, arguments);
+    double *got = read_result(c);
     for (int64_t i = 0; i < ROWS; i++) {
         for (int64_t j = 0; j < COLS; j++) {
             double sum = 0.0, size = 0.0;
@@ -261,7 +262,7 @@ static void check_product(kernel_trial *t)
                 sum += a.values[i * INNER + k] * b.values[k * COLS + j];
                 size += fabs(a.values[i * INNER + k] * b.values[k * COLS + j]);
             }
-            expect(i * COLS + j, got[i * COLS + j], sum, (INNER + 1) * U * size);
+            expect_element(i * COLS + j, got[i * COLS + j], sum, (INNER + 1) * U * size);
         }
     }
 }
@@ -270,11 +271,11 @@ static void check_product(kernel_trial *t)
 static void check_conversions(kernel_trial *t)
 {
     array x = random_array(t->context, TCH_FLOAT32, N, -1, 20);
-    array wanted = filled(t->context, TCH_FLOAT16, N, x.values);
-    array narrow = make(t->context, TCH_FLOAT16, N), wide = make(t->context, TCH_FLOAT32, N);
+    array wanted = make_filled_array(t->context, TCH_FLOAT16, N, x.values);
+    array narrow = make_array(t->context, TCH_FLOAT16, N), wide = make_array(t->context, TCH_FLOAT32, N);
     tch_kernel_argument arguments[] = {T(x), T(narrow), T(wide), TCH_ARGUMENT_INT(N)};
-    launch(t, (N + 255) / 256, 1, 4, arguments);
-    double *got = result(narrow), *back = result(wide);
+    launch_trial(t, (N + 255) / 256, 1, 4, arguments);
+    double *got = read_result(narrow), *back = read_result(wide);
     for (int64_t i = 0; i < N; i++) {
         CHECK(got[i] == wanted.values[i] && back[i] == wanted.values[i], "%.9g became %.9g and %.9g, not %.9g",
               x.values[i], got[i], back[i], wanted.values[i]);
@@ -287,26 +288,26 @@ static void check_struct(kernel_trial *t)
         float scale, shift;
         int count;
     } line = {2.0f, 0.25f, N};
-    array x = random_array(t->context, TCH_FLOAT32, N, 0, 16), y = make(t->context, TCH_FLOAT32, N);
+    array x = random_array(t->context, TCH_FLOAT32, N, 0, 16), y = make_array(t->context, TCH_FLOAT32, N);
     tch_kernel_argument arguments[] = {T(x), T(y), TCH_ARGUMENT_BYTES(&line, sizeof line)};
-    launch(t, (N + 255) / 256, 1, 3, arguments);
-    double *got = result(y);
+    launch_trial(t, (N + 255) / 256, 1, 3, arguments);
+    double *got = read_result(y);
     for (int64_t i = 0; i < N; i++) {
         double wanted = 2.0 * x.values[i] + 0.25;
-        expect(i, got[i], wanted, U * fabs(wanted));
+        expect_element(i, got[i], wanted, U * fabs(wanted));
     }
 }
 
 /* Every point of a box writes its number once. */
 static void check_box(kernel_trial *t)
 {
-    array y = make(t->context, TCH_INT32, 11 * 7 * 5);
+    array y = make_array(t->context, TCH_INT32, 11 * 7 * 5);
     tch_kernel_argument arguments[] = {T(y), TCH_ARGUMENT_INT(11), TCH_ARGUMENT_INT(7), TCH_ARGUMENT_INT(5)};
     tch_kernel_shape shape = {sizeof shape, {3, 4, 3}, {4, 2, 2}, 0};
     CHECK_OK(tch_kernel_launch(t->kernel, &shape, 4, arguments));
-    double *got = result(y);
+    double *got = read_result(y);
     for (int64_t i = 0; i < 11 * 7 * 5; i++) {
-        expect(i, got[i], (double)i, 0.0);
+        expect_element(i, got[i], (double)i, 0.0);
     }
 }
 

@@ -1,5 +1,5 @@
 /* Conversions between float types over contiguous runs, rounding to nearest even, done on the bits so that every
- * compiler and processor gives the same result and the loops vectorize. A file that defines OWN_HALVES brings its own
+ * compiler and processor gives the same result and the loops vectorize. A file that defines CUSTOM_HALVES brings
  * f16_to_f32 and f32_to_f16. */
 #include "backends/cpu/loops/loops.h"
 
@@ -94,7 +94,7 @@ CONVERSION(f64_to_bf16, double, uint16_t, float_to_bfloat(double_to_odd(x[i])))
 CONVERSION(f16_to_bf16, uint16_t, uint16_t, float_to_bfloat(half_to_float(x[i])))
 CONVERSION(bf16_to_f16, uint16_t, uint16_t, float_to_half(bfloat_to_float(x[i])))
 
-#if !defined(OWN_HALVES)
+#if !defined(CUSTOM_HALVES)
 CONVERSION(f16_to_f32, uint16_t, float, half_to_float(x[i]))
 CONVERSION(f32_to_f16, float, uint16_t, float_to_half(x[i]))
 #endif

@@ -2,9 +2,9 @@
  * vectorizes, but for the transpose. The instructions between half and float round as convert_body.h does. NaN alone is
  * another matter: they would quiet one on the way up and keep its payload on the way down, so that NaN takes the way of
  * convert_body.h, and results are bitwise-identical. */
-#define OWN_HALVES
-#define OWN_RUNS
-#define OWN_TRANSPOSE
+#define CUSTOM_HALVES
+#define CUSTOM_RUNS
+#define CUSTOM_TRANSPOSE
 #include "f32_body.h"
 
 #define VECTOR float32x4_t

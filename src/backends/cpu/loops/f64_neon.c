@@ -1,5 +1,5 @@
 /* The loops in float64 for aarch64. */
-#define OWN_RUNS
+#define CUSTOM_RUNS
 #include "f64_body.h"
 
 #define VECTOR float64x2_t

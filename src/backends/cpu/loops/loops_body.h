@@ -1,6 +1,6 @@
 /* The loops of one precision, REAL, for whatever instruction set the including file is compiled for. Reductions
- * may be reordered by the compiler to fill its vectors, always in the same way. A file that defines OWN_RUNS brings its
- * own scale, kronecker, max_abs, sum_squares and dot. */
+ * may be reordered by the compiler to fill its vectors, always in the same way. A file that defines CUSTOM_RUNS brings
+ * scale, kronecker, max_abs, sum_squares and dot. */
 #include "loops.h"
 
 #include <math.h>
@@ -28,7 +28,7 @@ static void combine(int64_t n, double c1, const void *x_data, double c2, const v
     }
 }
 
-#if !defined(OWN_RUNS)
+#if !defined(CUSTOM_RUNS)
 
 static void scale(int64_t n, double factor, const void *x_data, void *out_data)
 {
@@ -137,21 +137,21 @@ static double max_gap(const REAL *x, const REAL *y)
     return (double)largest;
 }
 
-/* The largest gap between a tile of rows and its mirror image above the diagonal, which is turned around in a buffer
+/* The largest gap between a tile of rows and its mirror image above the diagonal, which is transposed in a buffer
  * first, so that the comparison runs along rows. Both are padded with zeros. */
 static void tile_gaps(const REAL *a, int64_t ld, int64_t i0, int64_t rows, int64_t j0, int64_t cols, double *largest)
 {
     REAL here[TILE][TILE] = {{0}};
-    REAL turned[TILE][TILE] = {{0}};
+    REAL transposed[TILE][TILE] = {{0}};
     for (int64_t i = 0; i < rows; i++) {
         __builtin_memcpy(here[i], a + (i0 + i) * ld + j0, (size_t)cols * sizeof(REAL));
     }
     for (int64_t j = 0; j < cols; j++) {
         for (int64_t i = 0; i < rows; i++) {
-            turned[i][j] = a[(j0 + j) * ld + i0 + i];
+            transposed[i][j] = a[(j0 + j) * ld + i0 + i];
         }
     }
-    *largest = fmax(*largest, max_gap(&here[0][0], &turned[0][0]));
+    *largest = fmax(*largest, max_gap(&here[0][0], &transposed[0][0]));
 }
 
 static double asymmetry(int64_t n, const void *a_data, int64_t ld, int64_t from, int64_t to)

@@ -31,7 +31,7 @@ static int by_dst_stride(const void *a, const void *b)
 }
 
 /* Drops sizes of 1, orders by dst's strides, and merges neighbors that are one run on both sides. */
-static void simplify(copy_ctx *ctx)
+static void merge_axes(copy_ctx *ctx)
 {
     axis kept[TCH_MAX_RANK];
     int32_t count = 0;
@@ -162,7 +162,7 @@ tch_status tchi_cpu_copy(void *state, const tch_array *dst, const tch_array *src
     if (is_empty(dst)) {
         return TCH_OK;
     }
-    simplify(&ctx);
+    merge_axes(&ctx);
     cut_single_row(&ctx);
     tchi_cpu_split(state, ctx.rows, (double)ctx.rows * (double)ctx.axes[ctx.rank - 1].size, copy_rows, &ctx);
     return TCH_OK;
@@ -225,7 +225,7 @@ tch_status tchi_cpu_fill(void *state, const tch_array *dst, double value)
     for (int64_t i = 1; i < RUN; i++) {
         memcpy(ctx.pattern + i * size, ctx.pattern, (size_t)size);
     }
-    simplify(&ctx.copy);
+    merge_axes(&ctx.copy);
     cut_single_row(&ctx.copy);
     int64_t inner = ctx.copy.axes[ctx.copy.rank - 1].size;
     tchi_cpu_split(state, ctx.copy.rows, (double)ctx.copy.rows * (double)inner, fill_rows, &ctx);

@@ -50,7 +50,7 @@ static int is_maximum(tch_reduction kind)
     return kind == TCH_REDUCE_MAX_ABS || kind == TCH_REDUCE_ASYMMETRY;
 }
 
-static double join(tch_reduction kind, double a, double b)
+static double join_partials(tch_reduction kind, double a, double b)
 {
     return is_maximum(kind) ? fmax(a, b) : a + b;
 }
@@ -68,7 +68,7 @@ static void reduce_parts(void *argument, int64_t from, int64_t to)
             continue;
         }
         for (int64_t i = first; i < last; i++) {
-            m->part[p] = join(m->kind, m->part[p], reduce_row(m, i));
+            m->part[p] = join_partials(m->kind, m->part[p], reduce_row(m, i));
         }
     }
 }
@@ -79,7 +79,7 @@ static double reduce_matrix(const reduce_ctx *j, int64_t index, tch_reduction ki
     tchi_cpu_split(j->state, PARTS, (double)j->x->rows * (double)j->x->cols, reduce_parts, &m);
     double result = 0;
     for (int p = 0; p < PARTS; p++) {
-        result = join(kind, result, m.part[p]);
+        result = join_partials(kind, result, m.part[p]);
     }
     return result;
 }

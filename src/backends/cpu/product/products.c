@@ -49,8 +49,8 @@ static int64_t at_most(int64_t n, int64_t most)
 }
 
 /* Rows and columns of a stored matrix, one row after the other. */
-static void widen(const tch_matrices *x, int64_t index, int64_t row, int64_t rows, int64_t col, int64_t cols,
-                  float *out)
+static void widen_operand(const tch_matrices *x, int64_t index, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                          float *out)
 {
     for (int64_t i = 0; i < rows; i++) {
         const char *from = (const char *)tchi_cpu_row(x, index, row + i) + col * tchi_cpu_size(x->type);
@@ -61,16 +61,18 @@ static void widen(const tch_matrices *x, int64_t index, int64_t row, int64_t row
 /* The block of C at (row, col) is m by n; `w->c` becomes op(A) op(B) there. */
 static void wide_product(const gemm_ctx *j, int64_t i, int64_t row, int64_t m, int64_t col, int64_t n, wide_blocks *w)
 {
-    int turned_a = j->trans_a == TCHI_TRANS;
-    int turned_b = j->trans_b == TCHI_TRANS;
+    int transposed_a = j->trans_a == TCHI_TRANS;
+    int transposed_b = j->trans_b == TCHI_TRANS;
     int64_t from = 0;
     do { /* there is a term at least: tchi_cpu_gemm has seen to sums of none */
         int64_t k = at_most(j->inner - from, WIDE_INNER);
-        widen(j->a, i, turned_a ? from : row, turned_a ? k : m, turned_a ? row : from, turned_a ? m : k, w->a);
-        widen(j->b, i, turned_b ? col : from, turned_b ? n : k, turned_b ? from : col, turned_b ? k : n, w->b);
+        widen_operand(j->a, i, transposed_a ? from : row, transposed_a ? k : m, transposed_a ? row : from,
+                      transposed_a ? m : k, w->a);
+        widen_operand(j->b, i, transposed_b ? col : from, transposed_b ? n : k, transposed_b ? from : col,
+                      transposed_b ? k : n, w->b);
         j->state->blas->f32.gemm(TCHI_ROW_MAJOR, j->trans_a, j->trans_b, (int)m, (int)n, (int)k, 1.0F, w->a,
-                                 (int)(turned_a ? m : k), w->b, (int)(turned_b ? k : n), from > 0 ? 1.0F : 0.0F, w->c,
-                                 (int)n);
+                                 (int)(transposed_a ? m : k), w->b, (int)(transposed_b ? k : n), from > 0 ? 1.0F : 0.0F,
+                                 w->c, (int)n);
         from += WIDE_INNER;
     } while (from < j->inner);
 }

@@ -14,7 +14,7 @@ typedef struct thread_setting {
     int before;
 } thread_setting;
 
-static thread_setting enter(const tchi_cpu_state *state)
+static thread_setting set_threads(const tchi_cpu_state *state)
 {
     thread_setting setting = {omp_get_max_threads()};
     if (state->threads != setting.before) {
@@ -23,7 +23,7 @@ static thread_setting enter(const tchi_cpu_state *state)
     return setting;
 }
 
-static void leave(thread_setting setting)
+static void restore_threads(thread_setting setting)
 {
     if (omp_get_max_threads() != setting.before) {
         omp_set_num_threads(setting.before);
@@ -37,7 +37,7 @@ int64_t tchi_cpu_slots(const tchi_cpu_state *state, int64_t batch)
 
 void tchi_cpu_for_each(const tchi_cpu_state *state, int64_t batch, double work, tchi_cpu_task task, void *argument)
 {
-    thread_setting setting = enter(state);
+    thread_setting setting = set_threads(state);
     int threads = state->threads;
     int64_t together = threads > 1 && !omp_in_parallel() ? batch - batch % threads : 0;
     if (work * (double)together < WORTH_A_REGION) {
@@ -52,13 +52,13 @@ void tchi_cpu_for_each(const tchi_cpu_state *state, int64_t batch, double work, 
     for (int64_t i = together; i < batch; i++) {
         task(argument, i, 0);
     }
-    leave(setting);
+    restore_threads(setting);
 }
 
 void tchi_cpu_split(const tchi_cpu_state *state, int64_t count, double work,
                     void (*body)(void *argument, int64_t from, int64_t to), void *argument)
 {
-    thread_setting setting = enter(state);
+    thread_setting setting = set_threads(state);
     int threads = state->threads;
     if (threads < 2 || omp_in_parallel() || work < WORTH_A_REGION || count < 2) {
         body(argument, 0, count);
@@ -70,7 +70,7 @@ void tchi_cpu_split(const tchi_cpu_state *state, int64_t count, double work,
             body(argument, count * part / parts, count * (part + 1) / parts);
         }
     }
-    leave(setting);
+    restore_threads(setting);
 }
 
 typedef struct rows_ctx {

@@ -9,7 +9,7 @@
 #define NOWHERE INT64_MIN
 
 /* The coordinate that padding puts in the place of `at`; -1 for a zero. */
-static int64_t inside(tch_padding padding, int64_t at, int64_t size)
+static int64_t place_in_padding(tch_padding padding, int64_t at, int64_t size)
 {
     if (at >= 0 && at < size) {
         return at;
@@ -32,7 +32,7 @@ static int64_t tap_offset(const tch_patches *p, const int64_t output[3], int64_t
     int64_t offset = 0;
     for (int k = 2; k >= 0; k--) {
         int64_t at = output[k] * p->stride[k] - p->before[k] + tap % p->kernel[k] * p->dilation[k];
-        int64_t source = inside(p->padding, at, p->size[k]);
+        int64_t source = place_in_padding(p->padding, at, p->size[k]);
         if (source < 0) {
             return NOWHERE;
         }

@@ -23,7 +23,7 @@ int64_t tchi_cpu_normalized_scratch(const tchi_cpu_state *state, int64_t feature
 
 /* --- over contiguous numbers ------------------------------------------------------------------------------------- */
 
-VECTOR_CLONES static double sum_of(int64_t n, const double *x)
+VECTOR_CLONES static double sum_strip(int64_t n, const double *x)
 {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -63,7 +63,7 @@ VECTOR_CLONES static void add_products(int64_t n, const double *restrict x, doub
 }
 
 /* Elements [first, first + n) in float64, n at most STRIP. */
-static const double *widen(const void *data, tch_scalar type, int64_t first, int64_t n, double *buffer)
+static const double *widen_strip(const void *data, tch_scalar type, int64_t first, int64_t n, double *buffer)
 {
     if (type == TCH_SCALAR_F64) {
         return (const double *)data + first;
@@ -88,19 +88,20 @@ static statistics statistics_of(const tch_normalized *layer, int64_t first, int6
     double sum = 0;
     for (int64_t i = 0; i < count && layer->kind != TCH_LAYER_RMS_NORM; i += STRIP) {
         int64_t n = strip_width(count, i);
-        sum += sum_of(n, widen(layer->x, layer->type, first + i, n, buffer));
+        sum += sum_strip(n, widen_strip(layer->x, layer->type, first + i, n, buffer));
     }
     statistics s = {.mean = sum / (double)count};
     double squares = 0;
     for (int64_t i = 0; i < count; i += STRIP) {
         int64_t n = strip_width(count, i);
-        squares += squares_about(n, widen(layer->x, layer->type, first + i, n, buffer), s.mean);
+        squares += squares_about(n, widen_strip(layer->x, layer->type, first + i, n, buffer), s.mean);
     }
     s.factor = 1.0 / sqrt(squares / (double)count + layer->eps);
     return s;
 }
 
-static void store(const normalized_ctx *j, const tch_matrices *out, int64_t sample, int64_t feature, double value)
+static void store_scaled(const normalized_ctx *j, const tch_matrices *out, int64_t sample, int64_t feature,
+                         double value)
 {
     if (out != NULL) {
         tchi_cpu_set(out, 0, sample, feature, j->scale * value);
@@ -117,8 +118,8 @@ static void add_position(const tch_normalized *layer, int64_t position, double *
     statistics s = statistics_of(layer, first, layer->features);
     for (int64_t i = 0; i < layer->features; i += STRIP) {
         int64_t n = strip_width(layer->features, i);
-        const double *x = widen(layer->x, layer->type, first + i, n, x_buffer);
-        const double *g = widen(layer->g, layer->type, first + i, n, g_buffer);
+        const double *x = widen_strip(layer->x, layer->type, first + i, n, x_buffer);
+        const double *g = widen_strip(layer->g, layer->type, first + i, n, g_buffer);
         add_products(n, x, s.mean, s.factor, g, weight + i, bias + i);
     }
 }
@@ -136,8 +137,8 @@ static void features_last(void *argument, int64_t sample, int thread)
         add_position(layer, sample * layer->positions + p, weight, bias);
     }
     for (int64_t i = 0; i < layer->features; i++) {
-        store(j, j->weight, sample, i, weight[i]);
-        store(j, j->bias, sample, i, bias[i]);
+        store_scaled(j, j->weight, sample, i, weight[i]);
+        store_scaled(j, j->bias, sample, i, bias[i]);
     }
 }
 
@@ -153,13 +154,13 @@ static void sum_channel(const normalized_ctx *j, int64_t sample, int64_t channel
     int64_t first = (sample * layer->features + channel) * layer->positions;
     for (int64_t i = 0; i < layer->positions; i += STRIP) {
         int64_t n = strip_width(layer->positions, i);
-        const double *x = widen(layer->x, layer->type, first + i, n, x_buffer);
-        const double *g = widen(layer->g, layer->type, first + i, n, g_buffer);
+        const double *x = widen_strip(layer->x, layer->type, first + i, n, x_buffer);
+        const double *g = widen_strip(layer->g, layer->type, first + i, n, g_buffer);
         weight += product_about(n, x, s.mean, g);
-        bias += sum_of(n, g);
+        bias += sum_strip(n, g);
     }
-    store(j, j->weight, sample, channel, weight * s.factor);
-    store(j, j->bias, sample, channel, bias);
+    store_scaled(j, j->weight, sample, channel, weight * s.factor);
+    store_scaled(j, j->bias, sample, channel, bias);
 }
 
 static void channels_first(void *argument, int64_t sample, int thread)

@@ -19,7 +19,7 @@
 #define TILE_COLS 384
 #define TILE_SIZE (TILE_ROWS * TILE_COLS)
 
-static int is_half(tch_scalar type)
+static int is_16_bit(tch_scalar type)
 {
     return type == TCH_SCALAR_F16 || type == TCH_SCALAR_BF16;
 }
@@ -265,7 +265,7 @@ static int64_t norms_room(tch_scalar type)
 
 static int64_t widened_bytes(tch_scalar type, int64_t positions, int64_t cols)
 {
-    return is_half(type) ? TCHI_CPU_SCRATCH_ROUND(positions * cols * (int64_t)sizeof(float)) : 0;
+    return is_16_bit(type) ? TCHI_CPU_SCRATCH_ROUND(positions * cols * (int64_t)sizeof(float)) : 0;
 }
 
 static int64_t norms_each(tch_scalar type, int64_t positions, int64_t d, int64_t p)
@@ -283,7 +283,7 @@ int64_t tchi_cpu_sample_norms_scratch(const tchi_cpu_state *state, tch_scalar ty
 /* The matrix as float32 or float64: itself, or its copy in `room`. */
 static view widened(const tch_matrices *x, int64_t index, void *room)
 {
-    if (!is_half(x->type)) {
+    if (!is_16_bit(x->type)) {
         return (view){tchi_cpu_row(x, index, 0), x->ld};
     }
     for (int64_t i = 0; i < x->rows; i++) {
@@ -431,7 +431,7 @@ static void add_sample(const squares_ctx *j, const squares_tile *t, int64_t inde
     add_squares(t->rows * t->cols, type, 1.0, t->product, t->sums);
 }
 
-static void write_tile(const squares_ctx *j, const squares_tile *t)
+static void write_squares_tile(const squares_ctx *j, const squares_tile *t)
 {
     const tch_matrices *out = j->out;
     double *before = (double *)t->product;
@@ -466,7 +466,7 @@ static void squares_one(void *argument, int64_t index, int thread)
     for (int64_t b = t.group; b < j->a->batch; b += j->out->batch) {
         add_sample(j, &t, b);
     }
-    write_tile(j, &t);
+    write_squares_tile(j, &t);
 }
 
 tch_status tchi_cpu_sample_squares(void *state, const tch_matrices *a, const tch_matrices *g, double scale, double beta,

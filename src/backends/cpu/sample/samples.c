@@ -10,12 +10,12 @@
 #define RUN 256  /* elements of a row at once */
 #define PARTS 32 /* ranges of rows that a matrix is cut into */
 
-static const void *element(const void *row, tch_scalar type, int64_t column)
+static const void *element_of_row(const void *row, tch_scalar type, int64_t column)
 {
     return (const char *)row + column * tchi_cpu_size(type);
 }
 
-static int64_t run_length(int64_t columns, int64_t from)
+static int64_t run_width(int64_t columns, int64_t from)
 {
     return columns - from < RUN ? columns - from : RUN;
 }
@@ -62,9 +62,9 @@ static void sum_runs(void *argument, int64_t from, int64_t to)
         double sums[RUN] = {0};
         double before[RUN] = {0};
         int64_t column = run * RUN;
-        int64_t n = run_length(j->x->cols, column);
+        int64_t n = run_width(j->x->cols, column);
         for (int64_t i = 0; i < j->x->rows; i++) {
-            add_elements(n, j->x->type, element(tchi_cpu_row(j->x, j->index, i), j->x->type, column), sums);
+            add_elements(n, j->x->type, element_of_row(tchi_cpu_row(j->x, j->index, i), j->x->type, column), sums);
         }
         void *out = (char *)tchi_cpu_row(j->out, 0, j->index) + column * tchi_cpu_size(j->out->type);
         if (j->beta != 0.0) {
@@ -146,9 +146,9 @@ double tchi_cpu_dot(int64_t n, tch_scalar type, const void *x, const void *y)
     float wide_y[RUN];
     double sum = 0;
     for (int64_t from = 0; from < n; from += RUN) {
-        int64_t run = run_length(n, from);
-        tchi_convert(run, TCH_SCALAR_F32, wide_x, type, element(x, type, from));
-        tchi_convert(run, TCH_SCALAR_F32, wide_y, type, element(y, type, from));
+        int64_t run = run_width(n, from);
+        tchi_convert(run, TCH_SCALAR_F32, wide_x, type, element_of_row(x, type, from));
+        tchi_convert(run, TCH_SCALAR_F32, wide_y, type, element_of_row(y, type, from));
         sum += dot_f32(run, wide_x, wide_y);
     }
     return sum;
@@ -225,8 +225,8 @@ VECTOR_CLONES static void multiply_run(int64_t n, const double *restrict x, doub
 static void single_elements(const block_ctx *j, int64_t i, int64_t from, int64_t n, double *sums)
 {
     double wide[RUN];
-    tchi_convert(n, TCH_SCALAR_F64, wide, j->x->type, element(tchi_cpu_row(j->x, 0, i), j->x->type, from));
-    tchi_convert(n, TCH_SCALAR_F64, sums, j->y->type, element(tchi_cpu_row(j->y, 0, i), j->y->type, from));
+    tchi_convert(n, TCH_SCALAR_F64, wide, j->x->type, element_of_row(tchi_cpu_row(j->x, 0, i), j->x->type, from));
+    tchi_convert(n, TCH_SCALAR_F64, sums, j->y->type, element_of_row(tchi_cpu_row(j->y, 0, i), j->y->type, from));
     multiply_run(n, wide, sums);
 }
 
@@ -234,8 +234,8 @@ static double block_sum(const block_ctx *j, int64_t i, int64_t k)
 {
     double sum = 0;
     for (int64_t r = i * j->height; r < (i + 1) * j->height; r++) {
-        sum += tchi_cpu_dot(j->width, j->x->type, element(tchi_cpu_row(j->x, 0, r), j->x->type, k * j->width),
-                            element(tchi_cpu_row(j->y, 0, r), j->y->type, k * j->width));
+        sum += tchi_cpu_dot(j->width, j->x->type, element_of_row(tchi_cpu_row(j->x, 0, r), j->x->type, k * j->width),
+                            element_of_row(tchi_cpu_row(j->y, 0, r), j->y->type, k * j->width));
     }
     return sum;
 }
@@ -266,7 +266,7 @@ static void block_rows(void *argument, int64_t from, int64_t to)
     const block_ctx *j = argument;
     for (int64_t i = from; i < to; i++) {
         for (int64_t column = 0; column < j->out->cols; column += RUN) {
-            block_run(j, i, column, run_length(j->out->cols, column));
+            block_run(j, i, column, run_width(j->out->cols, column));
         }
     }
 }
@@ -298,8 +298,8 @@ static void weigh_row(const weigh_ctx *j, double weight, const void *x, void *ou
         return;
     }
     for (int64_t from = 0; from < j->x->cols; from += RUN) {
-        int64_t n = run_length(j->x->cols, from);
-        tchi_convert(n, TCH_SCALAR_F64, wide, j->x->type, element(x, j->x->type, from));
+        int64_t n = run_width(j->x->cols, from);
+        tchi_convert(n, TCH_SCALAR_F64, wide, j->x->type, element_of_row(x, j->x->type, from));
         if (!j->drop_only) {
             tchi_loops_for(TCH_SCALAR_F64)->scale(n, weight, wide, wide);
         }

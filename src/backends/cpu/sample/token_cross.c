@@ -30,8 +30,8 @@ int64_t tchi_cpu_token_scratch(const tchi_cpu_state *state, int64_t samples, int
     return lists > cross ? lists : cross;
 }
 
-static void widen(const tch_matrices *m, int64_t sample, int64_t row, int64_t rows, int64_t column, int64_t cols,
-                  float *panel)
+static void widen_panel(const tch_matrices *m, int64_t sample, int64_t row, int64_t rows, int64_t column, int64_t cols,
+                        float *panel)
 {
     for (int64_t i = 0; i < rows; i++) {
         const char *from = (const char *)tchi_cpu_row(m, sample, row + i) + column * tchi_cpu_size(m->type);
@@ -44,15 +44,15 @@ static void half_type_products(const cross_ctx *j, int64_t sample, int64_t s, in
 {
     for (int64_t column = 0; column < j->h->cols; column += PANEL) {
         int64_t n = j->h->cols - column < PANEL ? j->h->cols - column : PANEL;
-        widen(j->h, sample, s, rows, column, n, panels);
-        widen(j->a, sample, t, cols, column, n, panels + TILE * PANEL);
+        widen_panel(j->h, sample, s, rows, column, n, panels);
+        widen_panel(j->a, sample, t, cols, column, n, panels + TILE * PANEL);
         j->state->blas->f32.gemm(TCHI_ROW_MAJOR, TCHI_NO_TRANS, TCHI_TRANS, (int)rows, (int)cols, (int)n, 1.0F, panels,
                                  PANEL, panels + TILE * PANEL, PANEL, column > 0 ? 1.0F : 0.0F, out, TILE);
     }
 }
 
-static void products(const cross_ctx *j, int64_t sample, int64_t s, int64_t rows, int64_t t, int64_t cols,
-                     float *panels, tile_products *out)
+static void multiply_tile(const cross_ctx *j, int64_t sample, int64_t s, int64_t rows, int64_t t, int64_t cols,
+                          float *panels, tile_products *out)
 {
     const void *h = tchi_cpu_row(j->h, sample, s);
     const void *a = tchi_cpu_row(j->a, sample, t);
@@ -79,7 +79,7 @@ static void read_tokens(const cross_ctx *j, int64_t sample, int64_t s, int64_t r
     }
 }
 
-static double entry(const tch_matrices *g, const void *row, int64_t column)
+static double gradient_entry(const tch_matrices *g, const void *row, int64_t column)
 {
     double value;
     switch (g->type) {
@@ -94,8 +94,8 @@ static double entry(const tch_matrices *g, const void *row, int64_t column)
 }
 
 /* The sum over a tile of products times the entries of G that belong to them. */
-static double weigh(const cross_ctx *j, int64_t sample, int64_t t, int64_t cols, const int64_t *token, int64_t rows,
-                    const tile_products *tile)
+static double weigh_tile(const cross_ctx *j, int64_t sample, int64_t t, int64_t cols, const int64_t *token,
+                         int64_t rows, const tile_products *tile)
 {
     double sum = 0;
     for (int64_t k = 0; k < cols; k++) {
@@ -104,7 +104,7 @@ static double weigh(const cross_ctx *j, int64_t sample, int64_t t, int64_t cols,
             if (token[i] >= 0) {
                 int64_t at = i * TILE + k;
                 double product = j->h->type == TCH_SCALAR_F64 ? tile->f64[at] : (double)tile->f32[at];
-                sum += product * entry(j->g, g, token[i]);
+                sum += product * gradient_entry(j->g, g, token[i]);
             }
         }
     }
@@ -123,8 +123,8 @@ static void cross_of_block(void *argument, int64_t index, int thread)
     read_tokens(j, sample, s, rows, token);
     for (int64_t t = 0; t < j->a->rows; t += TILE) {
         int64_t cols = j->a->rows - t < TILE ? j->a->rows - t : TILE;
-        products(j, sample, s, rows, t, cols, j->panels + 2 * TILE * PANEL * (int64_t)thread, &tile);
-        sum += weigh(j, sample, t, cols, token, rows, &tile);
+        multiply_tile(j, sample, s, rows, t, cols, j->panels + 2 * TILE * PANEL * (int64_t)thread, &tile);
+        sum += weigh_tile(j, sample, t, cols, token, rows, &tile);
     }
     j->partials[index] = sum;
 }

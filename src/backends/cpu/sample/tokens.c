@@ -35,7 +35,7 @@ static int64_t token_at(const token_ctx *j, int64_t sample, int64_t position)
 }
 
 /* The occurrences in samples [from, to) that count, in order of place; a sample of weight 0 has none. */
-static int64_t collect(const token_ctx *j, int64_t from, int64_t to, occurrence *list)
+static int64_t collect_occurrences(const token_ctx *j, int64_t from, int64_t to, occurrence *list)
 {
     int64_t count = 0;
     int64_t length = j->tokens->cols;
@@ -78,7 +78,7 @@ static occurrence *sort_by_token(occurrence *list, occurrence *spare, int64_t co
 }
 
 /* How many from the first on have the first's token. */
-static int64_t run_length(const occurrence *list, int64_t count)
+static int64_t count_equal_tokens(const occurrence *list, int64_t count)
 {
     int64_t length = 0;
     while (length < count && list[length].token == list[0].token) {
@@ -89,14 +89,14 @@ static int64_t run_length(const occurrence *list, int64_t count)
 
 /* --- sums of rows ------------------------------------------------------------------------------------------------ */
 
-VECTOR_CLONES static void add_floats(int64_t n, double factor, const float *restrict x, double *restrict sums)
+VECTOR_CLONES static void add_scaled_floats(int64_t n, double factor, const float *restrict x, double *restrict sums)
 {
     for (int64_t i = 0; i < n; i++) {
         sums[i] += factor * (double)x[i];
     }
 }
 
-VECTOR_CLONES static void add_doubles(int64_t n, double factor, const double *restrict x, double *restrict sums)
+VECTOR_CLONES static void add_scaled_doubles(int64_t n, double factor, const double *restrict x, double *restrict sums)
 {
     for (int64_t i = 0; i < n; i++) {
         sums[i] += factor * x[i];
@@ -135,9 +135,9 @@ static void sum_run(const token_ctx *j, const occurrence *run, int64_t length, i
         const void *x = row_part(j->g, run[i].place, column, n, buffer);
         double factor = j->weights != NULL ? j->weights[run[i].place / j->g->rows] : 1.0;
         if (j->g->type == TCH_SCALAR_F64) {
-            add_doubles(n, factor, x, sums);
+            add_scaled_doubles(n, factor, x, sums);
         } else {
-            add_floats(n, factor, x, sums);
+            add_scaled_floats(n, factor, x, sums);
         }
     }
 }
@@ -178,11 +178,11 @@ static void norm_of_sample(void *argument, int64_t sample, int thread)
 {
     const norms_ctx *j = argument;
     occurrence *list = list_of_thread(&j->base, j->scratch, thread);
-    int64_t count = collect(&j->base, sample, sample + 1, list);
+    int64_t count = collect_occurrences(&j->base, sample, sample + 1, list);
     list = sort_by_token(list, list + j->base.tokens->cols, count, j->base.rows);
     double total = 0;
     for (int64_t first = 0; first < count;) {
-        int64_t length = run_length(list + first, count - first);
+        int64_t length = count_equal_tokens(list + first, count - first);
         total += run_squared(&j->base, list + first, length);
         first += length;
     }
@@ -246,7 +246,7 @@ static void write_rows(const sums_ctx *j, int64_t matrix, int64_t from, int64_t 
     for (int64_t row = from; row < to; row++) {
         void *out = tchi_cpu_row(j->out, matrix, row);
         if (count > 0 && list[0].token == row) {
-            int64_t length = run_length(list, count);
+            int64_t length = count_equal_tokens(list, count);
             write_run(j, out, list, length);
             list += length;
             count -= length;
@@ -260,7 +260,7 @@ static void sums_of_sample(void *argument, int64_t sample, int thread)
 {
     const sums_ctx *j = argument;
     occurrence *list = list_of_thread(&j->base, j->scratch, thread);
-    int64_t count = collect(&j->base, sample, sample + 1, list);
+    int64_t count = collect_occurrences(&j->base, sample, sample + 1, list);
     list = sort_by_token(list, list + j->base.tokens->cols, count, j->base.rows);
     write_rows(j, sample, 0, j->base.rows, list, count);
 }
@@ -304,7 +304,7 @@ tch_status tchi_cpu_token_sums(void *state, const tch_matrices *tokens, int64_t 
         return TCH_OK;
     }
     occurrence *list = scratch;
-    ctx.count = collect(&ctx.base, 0, tokens->rows, list);
+    ctx.count = collect_occurrences(&ctx.base, 0, tokens->rows, list);
     ctx.sorted = sort_by_token(list, list + places, ctx.count, out->rows);
     int64_t chunks = (out->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     double work = ROWS_AT_ONCE * cols + (chunks > 0 ? 2.0 * (double)ctx.count / (double)chunks : 0.0) * cols;

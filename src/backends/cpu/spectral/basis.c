@@ -77,7 +77,7 @@ typedef struct dots_ctx {
     double exponent;
 } dots_ctx;
 
-static double dot_f64(int64_t n, const double *x, const double *y)
+static double row_dot_f64(int64_t n, const double *x, const double *y)
 {
     double sum = 0.0;
     for (int64_t j = 0; j < n; j++) {
@@ -87,7 +87,7 @@ static double dot_f64(int64_t n, const double *x, const double *y)
 }
 
 /* Eight sums, since each must wait for its own last addition and float64 is what the loop is bound by. */
-static double dot_f32(int64_t n, const float *x, const float *y)
+static double row_dot_f32(int64_t n, const float *x, const float *y)
 {
     enum { SUMS = 8 };
     double sums[SUMS] = {0};
@@ -111,7 +111,7 @@ static void dots_rows(void *argument, int64_t from, int64_t to)
         int64_t i = r % j->x->rows;
         const void *x = tchi_cpu_row(j->x, b, i);
         const void *y = tchi_cpu_row(j->y, b, i);
-        double sum = j->x->type == TCH_SCALAR_F64 ? dot_f64(j->x->cols, x, y) : dot_f32(j->x->cols, x, y);
+        double sum = j->x->type == TCH_SCALAR_F64 ? row_dot_f64(j->x->cols, x, y) : row_dot_f32(j->x->cols, x, y);
         if (j->exponent != 1.0) {
             sum = sum > 0.0 ? pow(sum, j->exponent) : 0.0;
         }
@@ -138,7 +138,7 @@ static void normalize_row(int64_t n, tch_scalar type, const void *x, float *out)
         out[j] = (float)((const double *)x)[j];
     }
     const float *from = type == TCH_SCALAR_F64 ? out : x;
-    double square = dot_f32(n, from, from);
+    double square = row_dot_f32(n, from, from);
     double inverse = square == 0.0 ? 0.0 : 1.0 / sqrt(square);
     for (int64_t j = 0; j < n; j++) {
         out[j] = (float)((double)from[j] * inverse);
@@ -212,7 +212,7 @@ static int stands_before(const tch_matrices *w, int64_t index, int32_t i, int32_
 }
 
 /* Lets the element at `root` of a heap of `count` sink until what stands last is on top of every branch. */
-static void sink(const tch_matrices *w, int64_t index, int32_t *order, int64_t root, int64_t count)
+static void sink_in_heap(const tch_matrices *w, int64_t index, int32_t *order, int64_t root, int64_t count)
 {
     int32_t moving = order[root];
     for (;;) {
@@ -243,13 +243,13 @@ static void order_one(void *argument, int64_t b, int thread)
         order[i] = (int32_t)i;
     }
     for (int64_t root = n / 2 - 1; root >= 0; root--) {
-        sink(j->w, b, order, root, n);
+        sink_in_heap(j->w, b, order, root, n);
     }
     for (int64_t last = n - 1; last > 0; last--) {
         int32_t top = order[0];
         order[0] = order[last];
         order[last] = top;
-        sink(j->w, b, order, 0, last);
+        sink_in_heap(j->w, b, order, 0, last);
     }
 }
 
@@ -277,7 +277,7 @@ typedef struct permute_ctx {
     const int32_t *rows, *cols;
 } permute_ctx;
 
-static void gather(int64_t n, int64_t size, const char *from, const int32_t *cols, char *to)
+static void gather_columns(int64_t n, int64_t size, const char *from, const int32_t *cols, char *to)
 {
     if (size == 4) {
         for (int64_t j = 0; j < n; j++) {
@@ -291,7 +291,7 @@ static void gather(int64_t n, int64_t size, const char *from, const int32_t *col
 }
 
 /* From float32 to float64. */
-static void widen(int64_t n, const float *from, const int32_t *cols, double *to)
+static void widen_columns(int64_t n, const float *from, const int32_t *cols, double *to)
 {
     for (int64_t j = 0; j < n; j++) {
         to[j] = (double)from[cols != NULL ? cols[j] : j];
@@ -307,9 +307,9 @@ static void permute_row(const void *argument, int64_t b, int64_t i)
     char *out = tchi_cpu_row(j->out, b, i);
     const int32_t *cols = j->cols != NULL ? j->cols + b * n : NULL;
     if (j->x->type != j->out->type) {
-        widen(n, (const float *)source, cols, (double *)out);
+        widen_columns(n, (const float *)source, cols, (double *)out);
     } else if (cols != NULL) {
-        gather(n, size, source, cols, out);
+        gather_columns(n, size, source, cols, out);
     } else {
         memcpy(out, source, (size_t)(n * size));
     }

@@ -114,7 +114,7 @@ static double last_entry(int k, const double *alpha, const double *beta, double 
     return fabs(now) / sqrt(sum);
 }
 
-static void multiply(const lanczos_ctx *j, int64_t index, const double *v, double *out)
+static void multiply_by_matrix(const lanczos_ctx *j, int64_t index, const double *v, double *out)
 {
     product_ctx product = {j->loops, j->x, index, v, out};
     double n = (double)j->x->rows;
@@ -166,7 +166,7 @@ static double estimate_in(double unit, const lanczos_ctx *j, int64_t index, doub
         before[i] = 0;
     }
     for (int k = 0; k < MOST_STEPS && k < n; k++) {
-        multiply(j, index, in_unit(n, unit, v, scratch + 3 * n), w);
+        multiply_by_matrix(j, index, in_unit(n, unit, v, scratch + 3 * n), w);
         beta[k] = lanczos_step(n, v, before, w, k > 0 ? beta[k - 1] : 0.0, &alpha[k]);
         if (!isfinite(alpha[k]) || !isfinite(beta[k])) {
             return NAN;
@@ -185,7 +185,7 @@ static double estimate_in(double unit, const lanczos_ctx *j, int64_t index, doub
     return value;
 }
 
-static double estimate(const lanczos_ctx *j, int64_t index, double *scratch)
+static double estimate_largest(const lanczos_ctx *j, int64_t index, double *scratch)
 {
     double value = estimate_in(1.0, j, index, scratch);
     if (fabs(value) < SAFE && fabs(value) > 1.0 / SAFE) {
@@ -199,7 +199,7 @@ static void largest_one(void *argument, int64_t index, int thread)
 {
     const lanczos_ctx *j = argument;
     int64_t each = TCHI_CPU_SCRATCH_ROUND(tchi_cpu_largest_eigenvalue_scratch(j->x->rows));
-    j->out[index] = estimate(j, index, (double *)(void *)(j->scratch + thread * each));
+    j->out[index] = estimate_largest(j, index, (double *)(void *)(j->scratch + thread * each));
 }
 
 tch_status tchi_cpu_largest_eigenvalue(void *state, const tch_matrices *x, double tolerance, double *out, void *scratch)

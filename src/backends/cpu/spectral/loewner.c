@@ -32,7 +32,7 @@ static void loewner_rows(void *argument, int64_t from, int64_t to)
 }
 
 /* Whether the function has a derivative at every eigenvalue. */
-static int32_t judge(const tch_spectrum_map *map, const tchi_spectrum *s, const double *w, int64_t n)
+static int32_t judge_spectrum(const tch_spectrum_map *map, const tchi_spectrum *s, const double *w, int64_t n)
 {
     if (!map->clamp && w[0] < -fmax(map->negative * s->largest, s->added)) {
         return TCH_REPORT_NOT_POSITIVE;
@@ -78,7 +78,7 @@ tch_status tchi_cpu_divided_differences(void *state, const tch_spectrum_map *map
         if (flags[index] != TCH_REPORT_OK) {
             continue;
         }
-        flags[index] = judge(map, &s, spectrum, n);
+        flags[index] = judge_spectrum(map, &s, spectrum, n);
         if (s.relative) {
             add_through_largest(&ctx, &s, index);
         }

@@ -166,7 +166,7 @@ tch_status tchi_cpu_rotated_adam(void *state, const tch_update *update, uint32_t
 
 /* --- from blocks to parameters ---------------------------------------------------------------------------------- */
 
-static double scale_of(const block_ctx *ctx, int32_t block)
+static double scale_of_block(const block_ctx *ctx, int32_t block)
 {
     if (ctx->scale == TCH_BLOCK_AS_IS) {
         return 1.0;
@@ -179,17 +179,17 @@ static double scale_of(const block_ctx *ctx, int32_t block)
 }
 
 /* The direction after momentum; *scale is its factor, taken in on the way. */
-static const void *with_momentum(tchi_cpu_run *run, const void *d, double *scale, int32_t nesterov)
+static const void *apply_momentum(tchi_cpu_run *run, const void *d, double *scale, int32_t nesterov)
 {
     double momentum = run->update->hyper->momentum;
     void *buffer = tchi_cpu_run_state(run, 2);
-    double own = *scale;
+    double direction_scale = *scale;
     *scale = 1.0;
-    run->loops->combine(run->n, momentum, buffer, own, d, buffer);
+    run->loops->combine(run->n, momentum, buffer, direction_scale, d, buffer);
     if (!nesterov) {
         return buffer;
     }
-    run->loops->combine(run->n, own, d, momentum, buffer, run->other);
+    run->loops->combine(run->n, direction_scale, d, momentum, buffer, run->other);
     return run->other;
 }
 
@@ -200,17 +200,17 @@ static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
     const tch_rect *rect = chunk->rect;
     bool momentum = h->momentum != 0.0 && rect->state[2] != NULL;
     double keep = ctx->decay ? 1.0 - h->lr * h->weight_decay : 1.0;
-    double own_scale = scale_of(ctx, rect->block_index);
+    double block_scale = scale_of_block(ctx, rect->block_index);
     tchi_cpu_tile direction;
     tchi_cpu_run run;
     tchi_cpu_tile_open(&direction, ctx->update, chunk, rect->block[1] != NULL ? 1 : 0, true);
     tchi_cpu_run_begin(&run, ctx->update, chunk);
     while (tchi_cpu_run_next(&run)) {
-        double scale = own_scale;
+        double scale = block_scale;
         const void *d = tchi_cpu_tile_run(&direction, &run);
         void *p = tchi_cpu_run_param(&run);
         if (momentum) {
-            d = with_momentum(&run, d, &scale, ctx->nesterov);
+            d = apply_momentum(&run, d, &scale, ctx->nesterov);
         } else if (scale != 1.0) { /* rounded by itself, so that a direction can travel before it is applied */
             run.loops->scale(run.n, scale, d, run.other);
             d = run.other;

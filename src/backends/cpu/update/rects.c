@@ -27,7 +27,7 @@ static int64_t divide_up(int64_t a, int64_t b)
 static cut cut_rect(const tch_rect *rect, bool blocks)
 {
     cut c = {.rows = rect->rows, .cols = rect->cols};
-    bool turned = blocks && rect->transposed;
+    bool transposed = blocks && rect->transposed;
     if (c.rows == 0 || c.cols == 0) {
         return c;
     }
@@ -35,7 +35,7 @@ static cut cut_rect(const tch_rect *rect, bool blocks)
         c.cols *= c.rows;
         c.rows = 1;
     }
-    c.wide = tchi_min(c.cols, turned ? SIDE : TCHI_CPU_CHUNK);
+    c.wide = tchi_min(c.cols, transposed ? SIDE : TCHI_CPU_CHUNK);
     c.high = tchi_min(c.rows, TCHI_CPU_CHUNK / c.wide);
     c.wide = tchi_min(c.cols, TCHI_CPU_CHUNK / c.high);
     c.down = divide_up(c.rows, c.high);

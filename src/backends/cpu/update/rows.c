@@ -125,7 +125,7 @@ static void moments_range(void *argument, int64_t from, int64_t to)
     }
 }
 
-static void finish_norms(const tch_update *u, const double *parts, double *norms)
+static void finish_row_norms(const tch_update *u, const double *parts, double *norms)
 {
     for (int64_t k = 0; k < u->count; k++) {
         double sum = 0;
@@ -161,7 +161,7 @@ static void apply_part(tchi_cpu_run *run, int64_t at, int64_t n, int64_t row, in
 }
 
 /* A dense rectangle may have been cut as one long row: a run is divided where one of its own begins. */
-static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
+static void apply_rows_of_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const row_ctx *ctx = argument;
     const tch_rect *rect = chunk->rect;
@@ -195,8 +195,8 @@ tch_status tchi_cpu_apply_rows(void *state, const tch_update *update, double *no
     }
     if (!tchi_cpu_is_skipped(update) && rows > 0) {
         tchi_cpu_split(state, rows, work, moments_range, &ctx);
-        finish_norms(update, parts, norms);
-        tchi_cpu_for_chunks(state, update, true, 4.0, apply_chunk, &ctx);
+        finish_row_norms(update, parts, norms);
+        tchi_cpu_for_chunks(state, update, true, 4.0, apply_rows_of_chunk, &ctx);
     }
     return TCH_OK;
 }

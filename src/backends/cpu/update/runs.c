@@ -186,23 +186,23 @@ typedef struct block_part {
     int64_t rows, cols, ld;
 } block_part;
 
-static block_part part_of(const tch_update *update, const tchi_cpu_chunk *chunk, int index)
+static block_part part_of_block(const tch_update *update, const tchi_cpu_chunk *chunk, int index)
 {
     const tch_rect *rect = chunk->rect;
-    bool turned = rect->transposed;
-    int64_t first = turned ? chunk->col * rect->block_ld + chunk->row : chunk->row * rect->block_ld + chunk->col;
+    bool transposed = rect->transposed;
+    int64_t first = transposed ? chunk->col * rect->block_ld + chunk->row : chunk->row * rect->block_ld + chunk->col;
     return (block_part){
         .type = update->block_type,
         .real = update->real,
         .data = at_element(rect->block[index], update->block_type, first),
-        .rows = turned ? chunk->cols : chunk->rows,
-        .cols = turned ? chunk->rows : chunk->cols,
+        .rows = transposed ? chunk->cols : chunk->rows,
+        .cols = transposed ? chunk->rows : chunk->cols,
         .ld = rect->block_ld,
     };
 }
 
 /* Rows one after the other, in the type of the arithmetic. */
-static void unpack(const block_part *part, char *packed)
+static void unpack_block(const block_part *part, char *packed)
 {
     for (int64_t i = 0; i < part->rows; i++) {
         tchi_convert(part->cols, part->real, at_element(packed, part->real, i * part->cols), part->type,
@@ -210,7 +210,7 @@ static void unpack(const block_part *part, char *packed)
     }
 }
 
-static void pack(const block_part *part, const char *packed)
+static void pack_block(const block_part *part, const char *packed)
 {
     for (int64_t i = 0; i < part->rows; i++) {
         tchi_convert(part->cols, part->type, at_element(part->data, part->type, i * part->ld), part->real,
@@ -227,7 +227,7 @@ void tchi_cpu_tile_open(tchi_cpu_tile *tile, const tch_update *update, const tch
     if (chunk->rect->block[index] == NULL) {
         return;
     }
-    block_part part = part_of(update, chunk, index);
+    block_part part = part_of_block(update, chunk, index);
     tile->direct = !chunk->rect->transposed && part.type == part.real;
     tile->data = tile->direct ? part.data : tile->buffer;
     tile->ld = tile->direct ? part.ld : chunk->cols;
@@ -235,10 +235,10 @@ void tchi_cpu_tile_open(tchi_cpu_tile *tile, const tch_update *update, const tch
         return;
     }
     if (!chunk->rect->transposed) {
-        unpack(&part, tile->buffer);
+        unpack_block(&part, tile->buffer);
         return;
     }
-    unpack(&part, packed);
+    unpack_block(&part, packed);
     tchi_cpu_steps_for(part.real)->transpose(part.rows, part.cols, packed, part.cols, tile->buffer, tile->ld);
 }
 
@@ -248,13 +248,13 @@ void tchi_cpu_tile_store(const tchi_cpu_tile *tile, const tch_update *update, co
     if (tile->data == NULL || tile->direct) {
         return;
     }
-    block_part part = part_of(update, chunk, index);
+    block_part part = part_of_block(update, chunk, index);
     if (!chunk->rect->transposed) {
-        pack(&part, tile->buffer);
+        pack_block(&part, tile->buffer);
         return;
     }
     tchi_cpu_steps_for(part.real)->transpose(part.cols, part.rows, tile->buffer, tile->ld, packed, part.cols);
-    pack(&part, packed);
+    pack_block(&part, packed);
 }
 
 void *tchi_cpu_tile_run(const tchi_cpu_tile *tile, const tchi_cpu_run *run)

@@ -45,7 +45,7 @@ static void adamw_chunk(void *argument, const tchi_cpu_chunk *chunk)
 /* --- SGD -------------------------------------------------------------------------------------------------------- */
 
 /* The direction after momentum. At a clock's first step the buffer is written without being read. */
-static const void *with_momentum(tchi_cpu_run *run, const void *g, int32_t nesterov)
+static const void *apply_sgd_momentum(tchi_cpu_run *run, const void *g, int32_t nesterov)
 {
     const tch_hyper *h = run->update->hyper;
     void *buffer = tchi_cpu_run_moment(run, 0);
@@ -71,7 +71,7 @@ static void sgd_chunk(void *argument, const tchi_cpu_chunk *chunk)
     while (tchi_cpu_run_next(&run)) {
         void *p = tchi_cpu_run_param(&run);
         const void *g = tchi_cpu_run_gradient(&run, p, hyper->weight_decay);
-        const void *d = momentum ? with_momentum(&run, g, ctx->rule->nesterov) : g;
+        const void *d = momentum ? apply_sgd_momentum(&run, g, ctx->rule->nesterov) : g;
         if (momentum) {
             tchi_cpu_run_store_moments(&run, TCHI_CODE_SGD);
         }

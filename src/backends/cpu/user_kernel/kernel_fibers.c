@@ -85,7 +85,7 @@ __attribute__((visibility("hidden"), used)) void tchi_fiber_main(tchi_fibers *f)
     run_thread(f);
 }
 
-static void go(fiber_place *from, fiber_place *to)
+static void switch_fiber(fiber_place *from, fiber_place *to)
 {
     tchi_fiber_switch(from, *to);
 }
@@ -134,7 +134,7 @@ __asm__(".text\n"
 
 /* From below: the six registers in the order in which they are popped, the address to return to, and two words that
  * leave the stack aligned as a call wants it. */
-static void set_up(tchi_fibers *f, int number)
+static void set_up_stack(tchi_fibers *f, int number)
 {
     uintptr_t *sp = top_of(f, number) - 9;
     memset(sp, 0, 9 * sizeof *sp);
@@ -191,7 +191,7 @@ __asm__(".text\n"
         ".size tchi_fiber_begin, . - tchi_fiber_begin\n");
 
 /* From below: the twenty words in the order in which they are stored. A frame pointer of 0 ends the list of frames. */
-static void set_up(tchi_fibers *f, int number)
+static void set_up_stack(tchi_fibers *f, int number)
 {
     uintptr_t *sp = top_of(f, number) - 20;
     memset(sp, 0, 20 * sizeof *sp);
@@ -204,9 +204,9 @@ static void set_up(tchi_fibers *f, int number)
 #error "custom kernels need x86-64 or aarch64"
 #endif
 
-static void go_home(tchi_fibers *f)
+static void switch_home(tchi_fibers *f)
 {
-    go(&f->list[f->current].place, &f->home);
+    switch_fiber(&f->list[f->current].place, &f->home);
 }
 
 static void run_thread(tchi_fibers *f)
@@ -214,7 +214,7 @@ static void run_thread(tchi_fibers *f)
     f->entry->thread(&f->launch, f->current);
     f->list[f->current].state = DONE;
     f->alive--;
-    go_home(f);
+    switch_home(f);
 }
 
 /* --- what a kernel calls ---------------------------------------------------------------------------------------- */
@@ -225,7 +225,7 @@ static uint64_t wait_here(void *runner, const tchi_cpu_wait *wait)
     fiber *self = &f->list[f->current];
     self->wait = *wait;
     self->state = WAITING;
-    go_home(f);
+    switch_home(f);
     return self->answer;
 }
 
@@ -234,7 +234,7 @@ static void fail_here(void *runner, const char *message)
     tchi_fibers *f = runner;
     f->failed = 1;
     snprintf(f->message, sizeof f->message, "%s", message);
-    go_home(f);
+    switch_home(f);
 }
 
 /* --- whose waiting is over -------------------------------------------------------------------------------------- */
@@ -263,7 +263,7 @@ static int release_block(tchi_fibers *f)
 }
 
 /* The lanes of `warp` that wait for what lane `first` waits for, or 0 while somebody is missing. */
-static uint32_t gather(const fiber *warp, int lanes, int first)
+static uint32_t gather_lanes(const fiber *warp, int lanes, int first)
 {
     const tchi_cpu_wait *wanted = &warp[first].wait;
     uint32_t come = 0;
@@ -281,7 +281,7 @@ static uint32_t gather(const fiber *warp, int lanes, int first)
 }
 
 /* A lane that is not there gives nothing: who asks it gets his own value back. */
-static void answer(fiber *warp, uint32_t come)
+static void answer_lanes(fiber *warp, uint32_t come)
 {
     uint64_t votes = 0;
     for (int lane = 0; lane < LANES; lane++) {
@@ -306,10 +306,10 @@ static int release_warp(fiber *warp, int lanes)
     int released = 0;
     for (int lane = 0; lane < lanes; lane++) {
         if (warp[lane].state == WAITING && warp[lane].wait.kind != TCHI_WAIT_BLOCK) {
-            uint32_t come = gather(warp, lanes, lane);
+            uint32_t come = gather_lanes(warp, lanes, lane);
             /* A thread that waits for others only, and not for itself, would never go on. */
             if (come >> lane & 1) {
-                answer(warp, come);
+                answer_lanes(warp, come);
                 released = 1;
             }
         }
@@ -317,7 +317,7 @@ static int release_warp(fiber *warp, int lanes)
     return released;
 }
 
-static int release(tchi_fibers *f)
+static int release_waiting(tchi_fibers *f)
 {
     int released = release_block(f);
     for (int first = 0; !released && first < f->count; first += LANES) {
@@ -334,7 +334,7 @@ static void resume_all(tchi_fibers *f)
     for (int i = 0; i < f->count && !f->failed; i++) {
         if (f->list[i].state == READY) {
             f->current = i;
-            go(&f->home, &f->list[i].place);
+            switch_fiber(&f->home, &f->list[i].place);
         }
     }
 }
@@ -370,11 +370,11 @@ static void run_block(tchi_fibers *f, int64_t block)
     f->alive = f->count;
     for (int i = 0; i < f->count; i++) {
         f->list[i].state = READY;
-        set_up(f, i);
+        set_up_stack(f, i);
     }
     while (f->alive > 0 && !f->failed) {
         resume_all(f);
-        if (f->alive > 0 && !f->failed && !release(f)) {
+        if (f->alive > 0 && !f->failed && !release_waiting(f)) {
             say_deadlock(f, block);
         }
     }
@@ -407,13 +407,13 @@ static size_t whole_pages(size_t bytes, size_t page)
 }
 
 /* Pages are of 4 KiB, and of 16 or 64 with some kernels for ARM: only whole ones can be kept from being touched. */
-static stack_layout lay_out(size_t page, size_t stack_bytes)
+static stack_layout lay_out_stack(size_t page, size_t stack_bytes)
 {
     size_t guard = whole_pages(GUARD_BYTES, page);
     return (stack_layout){guard, guard + whole_pages(stack_bytes, page)};
 }
 
-static char *map(size_t bytes)
+static char *map_memory(size_t bytes)
 {
     /* cppcheck-suppress invalidFunctionArg ; memory without a file is asked for with -1 */
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -436,9 +436,9 @@ static int set_guards(char *stacks, int count, const stack_layout *layout)
 /* Pages that no thread has come to are never touched, and cost addresses only. */
 static int map_stacks(tchi_fibers *f, size_t page, int count, size_t stack_bytes)
 {
-    stack_layout layout = lay_out(page, stack_bytes);
+    stack_layout layout = lay_out_stack(page, stack_bytes);
     size_t bytes = (size_t)count * layout.stride;
-    char *stacks = map(bytes);
+    char *stacks = map_memory(bytes);
     if (stacks == NULL) {
         return -1;
     }
@@ -495,7 +495,7 @@ int tchi_fibers_reserve(tchi_fibers *f, int threads, size_t stack_bytes)
 static int guards_are_mappings(void)
 {
     size_t page = (size_t)page_size();
-    char *trial = map(page);
+    char *trial = map_memory(page);
     int are = trial == NULL || madvise(trial, page, TCHI_GUARD_ADVICE) != 0;
     if (trial != NULL) {
         munmap(trial, page);

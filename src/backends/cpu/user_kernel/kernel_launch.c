@@ -35,7 +35,7 @@ static void fail_plain(void *runner, const char *message)
     longjmp(r->back, 1);
 }
 
-static void run_plain(launch_ctx *ctx, int64_t from, int64_t to)
+static void run_plain_blocks(launch_ctx *ctx, int64_t from, int64_t to)
 {
     plain_runner runner = {.ctx = ctx};
     tchi_cpu_launch launch = ctx->launch;
@@ -46,7 +46,7 @@ static void run_plain(launch_ctx *ctx, int64_t from, int64_t to)
     }
 }
 
-static void run_fibers(launch_ctx *ctx, int64_t from, int64_t to)
+static void run_fiber_blocks(launch_ctx *ctx, int64_t from, int64_t to)
 {
     int slot = __atomic_fetch_add(&ctx->next_slot, 1, __ATOMIC_RELAXED);
     const char *why = tchi_fibers_run(ctx->fibers[slot], ctx->kernel->entry, &ctx->launch, from, to);
@@ -62,9 +62,9 @@ static void run_blocks(void *argument, int64_t from, int64_t to)
         return;
     }
     if (ctx->kernel->entry->flags & TCHI_CPU_KERNEL_FIBERS) {
-        run_fibers(ctx, from, to);
+        run_fiber_blocks(ctx, from, to);
     } else {
-        run_plain(ctx, from, to);
+        run_plain_blocks(ctx, from, to);
     }
 }
 

@@ -16,20 +16,20 @@ typedef struct writer {
     const char *from; /* what of the source has not been copied */
 } writer;
 
-static void put(writer *w, const char *text, size_t size)
+static void put_text(writer *w, const char *text, size_t size)
 {
     memcpy(w->out + w->used, text, size);
     w->used += size;
 }
 
 /* The source up to `at`, then `text` in the place of what lies between there and `to`, of which newlines remain. */
-static void replace(writer *w, const char *at, const char *to, const char *text)
+static void replace_text(writer *w, const char *at, const char *to, const char *text)
 {
-    put(w, w->from, (size_t)(at - w->from));
-    put(w, text, strlen(text));
+    put_text(w, w->from, (size_t)(at - w->from));
+    put_text(w, text, strlen(text));
     for (; at < to; at++) {
         if (*at == '\n') {
-            put(w, "\n", 1);
+            put_text(w, "\n", 1);
         }
     }
     w->from = to;
@@ -74,12 +74,12 @@ static void write_shared_array(writer *w, const tchi_kernel_tokens *t, const sha
 {
     const tchi_token *list = t->list;
     const tchi_token *first = &list[array->words[0]], *second = &list[array->words[1]], *name = &list[array->name];
-    replace(w, first->at, first->at + first->size, outside ? "static thread_local" : "");
-    replace(w, second->at, second->at + second->size, "");
-    replace(w, name->at, name->at, "(*");
-    replace(w, name->at + name->size, name->at + name->size, ")");
-    replace(w, list[array->bracket].at, list[array->bracket + 1].at + 1, "");
-    replace(w, list[array->end].at, list[array->end].at, " = tchi::dynamic_shared()");
+    replace_text(w, first->at, first->at + first->size, outside ? "static thread_local" : "");
+    replace_text(w, second->at, second->at + second->size, "");
+    replace_text(w, name->at, name->at, "(*");
+    replace_text(w, name->at + name->size, name->at + name->size, ")");
+    replace_text(w, list[array->bracket].at, list[array->bracket + 1].at + 1, "");
+    replace_text(w, list[array->end].at, list[array->end].at, " = tchi::dynamic_shared()");
 }
 
 static int opens_namespace(const tchi_kernel_tokens *t, size_t brace)
@@ -135,7 +135,7 @@ typedef struct declaration {
     int is_global, is_void;
 } declaration;
 
-static void read_on(declaration *d, const tchi_token *token)
+static void note_token(declaration *d, const tchi_token *token)
 {
     if (tchi_token_is(token, ";") || tchi_token_is(token, "{") || tchi_token_is(token, "}")) {
         *d = (declaration){0, 0};
@@ -163,7 +163,7 @@ static int lacks_global(const tchi_kernel_tokens *t, const char *name)
             }
             seen |= before.is_void;
         }
-        read_on(&before, token);
+        note_token(&before, token);
     }
     return seen;
 }
@@ -195,7 +195,7 @@ tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, tchi_cpu_source 
     }
     writer w = {source->text, 0, text->source};
     source->dynamic = rewrite_shared(&tokens, &w);
-    put(&w, w.from, strlen(w.from) + 1);
+    put_text(&w, w.from, strlen(w.from) + 1);
     tchi_kernel_tokens_free(&tokens);
     return TCH_OK;
 }

@@ -46,7 +46,7 @@ typedef struct opened {
     const char *prefix;
 } opened;
 
-static void *find(const opened *library, const char *name)
+static void *find_symbol(const opened *library, const char *name)
 {
     char full[64];
     snprintf(full, sizeof full, "%s%s", library->prefix, name);
@@ -54,10 +54,10 @@ static void *find(const opened *library, const char *name)
 }
 
 /* ISO C has no conversion from void* to a function pointer; POSIX promises that the representation fits. */
-static int bind(const opened *library, const symbol *symbols, size_t count)
+static int bind_symbols(const opened *library, const symbol *symbols, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        void *address = find(library, symbols[i].name);
+        void *address = find_symbol(library, symbols[i].name);
         if (address == NULL) {
             snprintf(failure, sizeof failure, "it has no function %s%s", library->prefix, symbols[i].name);
             return 0;
@@ -67,7 +67,7 @@ static int bind(const opened *library, const symbol *symbols, size_t count)
     return 1;
 }
 
-static int bind_all(opened *library)
+static int bind_library(opened *library)
 {
     tchi_blas_f32 *s = &table.f32;
     tchi_blas_f64 *d = &table.f64;
@@ -77,10 +77,10 @@ static int bind_all(opened *library)
         {"spotrf_", &s->potrf},    {"dpotrf_", &d->potrf},    {"strtri_", &s->trtri},    {"dtrtri_", &d->trtri},
     };
     library->prefix = "scipy_";
-    if (find(library, symbols[0].name) == NULL) {
+    if (find_symbol(library, symbols[0].name) == NULL) {
         library->prefix = "";
     }
-    return bind(library, symbols, sizeof symbols / sizeof symbols[0]);
+    return bind_symbols(library, symbols, sizeof symbols / sizeof symbols[0]);
 }
 
 /* --- kernels ---------------------------------------------------------------------------------------------------- */
@@ -108,7 +108,7 @@ static void choose_core(const opened *library, int we_are_first)
     void (*quit)(void) = NULL;
     void (*init)(void) = NULL;
     const symbol names[] = {{"openblas_get_corename", &corename}};
-    if (!bind(library, names, 1)) {
+    if (!bind_symbols(library, names, 1)) {
         return;
     }
     snprintf(table.core, sizeof table.core, "%s", corename());
@@ -117,7 +117,7 @@ static void choose_core(const opened *library, int we_are_first)
         return;
     }
     const symbol dynamic[] = {{"gotoblas_dynamic_quit", &quit}, {"gotoblas_dynamic_init", &init}};
-    if (!we_are_first || !bind(library, dynamic, 2)) {
+    if (!we_are_first || !bind_symbols(library, dynamic, 2)) {
         snprintf(table.note, sizeof table.note,
                  "this OpenBLAS does not know the processor and runs its %s kernels; start the program with "
                  "OPENBLAS_CORETYPE=%s in the environment",
@@ -136,7 +136,7 @@ static void choose_core(const opened *library, int we_are_first)
 /* --- opening ---------------------------------------------------------------------------------------------------- */
 
 /* What the library says of itself. Returns 0, with the reason, for one that cannot serve after all. */
-static int describe(const opened *library)
+static int read_build_info(const opened *library)
 {
     char *(*config)(void) = NULL;
     int (*parallel)(void) = NULL;
@@ -144,7 +144,7 @@ static int describe(const opened *library)
     const symbol texts[] = {{"openblas_get_config", &config}, {"openblas_get_parallel", &parallel}};
     table.threading = TCHI_BLAS_SEQUENTIAL;
     snprintf(table.version, sizeof table.version, "of unknown version");
-    if (bind(library, texts, 2)) {
+    if (bind_symbols(library, texts, 2)) {
         if (strstr(config(), "USE64BITINT") != NULL) {
             snprintf(failure, sizeof failure, "its integers have 64 bits, expected 32");
             return 0;
@@ -153,7 +153,7 @@ static int describe(const opened *library)
         table.threading = (tchi_blas_threading)parallel();
     }
     const symbol threads[] = {{"openblas_set_num_threads", &set_num_threads}};
-    if (table.threading == TCHI_BLAS_PTHREADS && bind(library, threads, 1)) {
+    if (table.threading == TCHI_BLAS_PTHREADS && bind_symbols(library, threads, 1)) {
         set_num_threads(1);
     }
     return 1;
@@ -205,7 +205,7 @@ static int open_library(const char *name, const char *origin)
         keep_loader_answer(name);
         return 0;
     }
-    if (!bind_all(&library) || !describe(&library)) {
+    if (!bind_library(&library) || !read_build_info(&library)) {
         dlclose(library.handle);
         return 0;
     }

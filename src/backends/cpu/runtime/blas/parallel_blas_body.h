@@ -24,7 +24,7 @@ enum {
 /* Below this many operations one call on one thread is faster; about 100 by 100 by 100. */
 #define WORTH_DIVIDING 2e6
 
-static int64_t rounded(double x)
+static int64_t round_to_grain(double x)
 {
     return (int64_t)(x / GRAIN + 0.5) * GRAIN;
 }
@@ -66,9 +66,9 @@ static void product_part(const product *p, int64_t row, int64_t m, int64_t col, 
 }
 
 /* Where part `i` of `count` begins. */
-static int64_t edge(int64_t n, int64_t i, int64_t count)
+static int64_t part_edge(int64_t n, int64_t i, int64_t count)
 {
-    return i == count ? n : tchi_min(rounded((double)n * (double)i / (double)count), n);
+    return i == count ? n : tchi_min(round_to_grain((double)n * (double)i / (double)count), n);
 }
 
 static void product_parts(void *argument, int64_t from, int64_t to)
@@ -77,9 +77,10 @@ static void product_parts(void *argument, int64_t from, int64_t to)
     for (int64_t i = from; i < to; i++) {
         int64_t down = i / p->across;
         int64_t across = i % p->across;
-        int64_t row = edge(p->m, down, p->down);
-        int64_t col = edge(p->n, across, p->across);
-        product_part(p, row, edge(p->m, down + 1, p->down) - row, col, edge(p->n, across + 1, p->across) - col);
+        int64_t row = part_edge(p->m, down, p->down);
+        int64_t col = part_edge(p->n, across, p->across);
+        product_part(p, row, part_edge(p->m, down + 1, p->down) - row, col,
+                     part_edge(p->n, across + 1, p->across) - col);
     }
 }
 
@@ -116,7 +117,7 @@ static void divide_gemm(const tchi_cpu_state *state, int trans_a, int trans_b, i
 /* Bands of rows with the same number of elements in each: the first i of them hold i / count of the triangle. */
 static int64_t band_edge(int64_t n, int64_t i, int64_t count)
 {
-    return i == count ? n : tchi_min(rounded((double)n * sqrt((double)i / (double)count)), n);
+    return i == count ? n : tchi_min(round_to_grain((double)n * sqrt((double)i / (double)count)), n);
 }
 
 typedef struct triangle {
@@ -211,8 +212,8 @@ static void solve_vectors(const solve *s, int64_t from, int64_t count)
 static void solve_parts(void *argument, int64_t from, int64_t to)
 {
     const solve *s = argument;
-    int64_t first = edge(s->vectors, from, s->parts);
-    solve_vectors(s, first, edge(s->vectors, to, s->parts) - first);
+    int64_t first = part_edge(s->vectors, from, s->parts);
+    solve_vectors(s, first, part_edge(s->vectors, to, s->parts) - first);
 }
 
 static void solve_all(const tchi_cpu_state *state, solve *s)

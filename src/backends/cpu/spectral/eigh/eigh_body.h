@@ -98,9 +98,9 @@ VECTOR_CLONES static REAL largest_entry(int64_t n, const REAL *a, int64_t lda)
 
 /* Scales the tridiagonal matrix to entries of at most one, exactly, and returns the exponent taken out: deflation
  * compares with the norm of the whole. */
-static int normalize(int64_t n, double *d, double *e)
+static int normalize_tridiagonal(int64_t n, double *d, double *e)
 {
-    double most = fmax(largest(d, n), largest(e, n - 1));
+    double most = fmax(largest_magnitude(d, n), largest_magnitude(e, n - 1));
     int exponent = 0;
     frexp(most, &exponent);
     double scale = ldexp(1.0, -exponent);
@@ -130,11 +130,11 @@ static int solve_share(ctx *j, const member *me)
     int reducers = team_size(j->reduction.n, REDUCE_ROWS, me->threads);
     if (me->thread < reducers) {
         const member reducer = {j->reducers, me->thread, reducers};
-        reduce(&j->reduction, j->back.a, j->back.lda, j->scale, &reducer);
+        reduce_to_tridiagonal(&j->reduction, j->back.a, j->back.lda, j->scale, &reducer);
     }
     meet(me);
     if (me->thread == 0) {
-        j->exponent += normalize(j->reduction.n, j->reduction.d, j->reduction.e);
+        j->exponent += normalize_tridiagonal(j->reduction.n, j->reduction.d, j->reduction.e);
     }
     int failed = divide_and_conquer(&j->divide, &j->shared, j->reduction.e, me);
     back_transform(&j->back, me);

@@ -100,7 +100,7 @@ static void sort_columns(node *p)
     merge_lists(p->values, p->order, p->top, p->order + p->top, p->bottom, p->sorted);
 }
 
-static double largest(const double *x, int64_t n)
+static double largest_magnitude(const double *x, int64_t n)
 {
     double most = 0.0;
     for (int64_t i = 0; i < n; i++) {
@@ -110,7 +110,7 @@ static double largest(const double *x, int64_t n)
 }
 
 /* A deflated column joins the list at its place; it nearly always is the last. */
-static void drop(node *p, int column)
+static void drop_column(node *p, int column)
 {
     int64_t i = p->dropped_count++;
     for (; i > 0 && p->values[p->dropped[i - 1]] > p->values[column]; i--) {
@@ -145,20 +145,20 @@ static bool merge_close_pair(const divide *t, node *p, int x, int y, double tole
     rotate_columns(t, p, x, y, (REAL)c, (REAL)s);
     p->values[x] = dx * c * c + dy * s * s;
     p->values[y] = dx * s * s + dy * c * c;
-    drop(p, x);
+    drop_column(p, x);
     return true;
 }
 
 /* Divides the columns into kept and dropped. The tolerance is LAPACK's, for a matrix of norm one. */
-static void deflate(const divide *t, node *p)
+static void deflate_columns(const divide *t, node *p)
 {
-    double tolerance = 8.0 * ROUND_OFF * fmax(largest(p->values, p->size), largest(p->z, p->size));
+    double tolerance = 8.0 * ROUND_OFF * fmax(largest_magnitude(p->values, p->size), largest_magnitude(p->z, p->size));
     int last = -1;
     for (int64_t i = 0; i < p->size; i++) {
         int column = p->sorted[i];
         p->support[column] = column < p->top ? TOP : BOTTOM;
         if (p->rho * fabs(p->z[column]) <= tolerance) {
-            drop(p, column);
+            drop_column(p, column);
             continue;
         }
         if (last >= 0 && !merge_close_pair(t, p, last, column, tolerance)) {

@@ -21,7 +21,7 @@ static int level_count(int64_t n)
 
 /* A matrix with the entry e in the corner between two leaves is the two leaves, each less |e| at that corner, plus a
  * term of rank one. */
-static void cut(int64_t n, int levels, double *d, const double *e)
+static void cut_into_leaves(int64_t n, int levels, double *d, const double *e)
 {
     for (int64_t i = 1; i < (int64_t)1 << levels; i++) {
         int64_t row = leaf_begin(n, levels, i);
@@ -68,8 +68,8 @@ static int merge_level(const divide *t, node *shared, int levels, int level, con
     for (int64_t i = apart ? me->thread : 0; i < nodes; i += apart ? me->threads : 1) {
         int64_t begin = leaf_begin(t->n, levels, i * leaves), end = leaf_begin(t->n, levels, (i + 1) * leaves);
         int64_t middle = leaf_begin(t->n, levels, i * leaves + leaves / 2);
-        node own;
-        node *p = apart ? &own : shared;
+        node local;
+        node *p = apart ? &local : shared;
         if (apart || me->thread == 0) {
             *p = node_at(t, begin, middle, end);
         }
@@ -88,7 +88,7 @@ static int divide_and_conquer(const divide *t, node *shared, const double *e, co
 {
     int levels = level_count(t->n), failed = 0;
     if (me->thread == 0) {
-        cut(t->n, levels, t->values, e);
+        cut_into_leaves(t->n, levels, t->values, e);
     }
     meet(me);
     for (int64_t i = me->thread; i < (int64_t)1 << levels; i += me->threads) {

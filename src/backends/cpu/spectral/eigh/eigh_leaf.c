@@ -12,7 +12,7 @@ enum { SWEEPS_PER_VALUE = 60 };
 /* Below this an off-diagonal entry is zero beside a matrix of norm one, and its square would underflow. */
 static const double negligible = 0x1p-400;
 
-VECTOR_INLINE void rotate(double *restrict x, double *restrict y, double c, double s, int length)
+VECTOR_INLINE void rotate_vectors(double *restrict x, double *restrict y, double c, double s, int length)
 {
 #pragma omp simd
     for (int i = 0; i < length; i++) {
@@ -37,7 +37,7 @@ VECTOR_INLINE int block_end(int n, int l, const double *d, const double *e, doub
 }
 
 /* One sweep from m down to l with Wilkinson's shift: the bulge starts below and leaves at the top. */
-VECTOR_INLINE void sweep(int l, int m, double *d, double *e, double *z, int length)
+VECTOR_INLINE void sweep_ql(int l, int m, double *d, double *e, double *z, int length)
 {
     double half = (d[l + 1] - d[l]) / (2.0 * e[l]);
     double shift = d[l] - e[l] / (half + copysign(sqrt(1.0 + half * half), half));
@@ -57,7 +57,7 @@ VECTOR_INLINE void sweep(int l, int m, double *d, double *e, double *z, int leng
         carry = s * t;
         d[i + 1] = g + carry;
         bulge = c * t - b;
-        rotate(z + i * TCHI_LEAF, z + (i + 1) * TCHI_LEAF, c, s, length);
+        rotate_vectors(z + i * TCHI_LEAF, z + (i + 1) * TCHI_LEAF, c, s, length);
     }
     d[l] -= carry;
     e[l] = bulge;
@@ -77,7 +77,7 @@ VECTOR_CLONES int tchi_leaf_eigen(int n, double tolerance, double *d, double *e,
             if (tries++ == SWEEPS_PER_VALUE) {
                 return n - l;
             }
-            sweep(l, m, d, e, z, length);
+            sweep_ql(l, m, d, e, z, length);
         }
     }
     return 0;

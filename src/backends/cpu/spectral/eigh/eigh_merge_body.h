@@ -16,7 +16,7 @@ static REAL *packed_dropped(const node *p)
     return packed_bottom(p) + p->bottom * (p->count[BOTH] + p->count[BOTTOM]);
 }
 
-static void pack(const divide *t, const node *p, const member *me)
+static void pack_columns(const divide *t, const node *p, const member *me)
 {
     REAL *bottom = packed_bottom(p), *dropped = packed_dropped(p);
     size_t top_bytes = (size_t)p->top * sizeof(REAL), bottom_bytes = (size_t)p->bottom * sizeof(REAL);
@@ -110,8 +110,8 @@ static int64_t product_columns(int64_t n, int64_t rows, int64_t inner)
     return n >= SERIAL_UNDER ? n : columns > 4 ? columns / 4 * 4 : 4;
 }
 
-static void product(const divide *t, int64_t rows, int64_t columns, int64_t inner, const REAL *x, const REAL *s,
-                    int64_t lds, REAL *out)
+static void multiply_packed(const divide *t, int64_t rows, int64_t columns, int64_t inner, const REAL *x, const REAL *s,
+                            int64_t lds, REAL *out)
 {
     if (inner == 0) {
         for (int64_t j = 0; j < columns; j++) {
@@ -130,9 +130,9 @@ static void form_vectors(const divide *t, const node *p, int64_t begin, int64_t 
     const REAL *s = p->s + begin * k;
     REAL *out = p->q + begin * t->ldq;
     inner_vectors(p, begin, end);
-    product(t, p->top, columns, p->count[TOP] + p->count[BOTH], p->packed, s, k, out);
-    product(t, p->bottom, columns, p->count[BOTH] + p->count[BOTTOM], packed_bottom(p), s + p->count[TOP], k,
-            out + p->top);
+    multiply_packed(t, p->top, columns, p->count[TOP] + p->count[BOTH], p->packed, s, k, out);
+    multiply_packed(t, p->bottom, columns, p->count[BOTH] + p->count[BOTTOM], packed_bottom(p), s + p->count[TOP], k,
+                    out + p->top);
 }
 
 static void form_share(const divide *t, const node *p, const member *me)
@@ -200,7 +200,7 @@ static void begin_merge(const divide *t, node *p, double coupling)
 {
     form_z(t, p, coupling);
     sort_columns(p);
-    deflate(t, p);
+    deflate_columns(t, p);
     group_by_support(p);
     set_up_secular(p);
 }
@@ -215,7 +215,7 @@ static int merge_node(const divide *t, node *p, double coupling, const member *m
     }
     meet(me);
     share(me, p->kept_count, TCHI_SECULAR_LANES, &begin, &end);
-    pack(t, p, me);
+    pack_columns(t, p, me);
     int failed = tchi_secular_roots(&p->secular, begin, end);
     meet(me);
     tchi_secular_vector(&p->secular, begin, end, p->new_z);

@@ -1,6 +1,6 @@
 /* Reduces a symmetric matrix to tridiagonal form by Householder reflections, H_j = I - tau_j v_j v_jT. The update of
  * the matrix by one reflection and its product with the next reflection's vector are one pass over the triangle, so
- * that each number is read and written once per column; the threads meet once per column. Every thread keeps its own
+ * that each number is read and written once per column; the threads meet once per column. Every thread keeps its local
  * copies of the vectors, computed redundantly in the same order: they agree to the last bit. */
 #include <math.h>
 #include <stdint.h>
@@ -14,7 +14,7 @@
  * zeros to full blocks, so that all loops have whole vectors. */
 enum { BLOCK = 16 };
 
-/* Every thread has four vectors of its own and two partial products; two more are shared. */
+/* Every thread has four vectors of its local and two partial products; two more are shared. */
 enum { VECTORS_PER_THREAD = 6, SHARED_VECTORS = 2 };
 
 typedef struct reduction {
@@ -209,7 +209,7 @@ VECTOR_INLINE void publish_column(const reduction *r, int64_t j, int thread, int
     }
 }
 
-VECTOR_INLINE void record(const reduction *r, int64_t j, const REAL *v, REAL diagonal, REAL beta, REAL tau)
+VECTOR_INLINE void record_reflector(const reduction *r, int64_t j, const REAL *v, REAL diagonal, REAL beta, REAL tau)
 {
     memcpy(r->reflectors + j * r->ld + j + 1, v + j + 1, (size_t)(r->n - j - 1) * sizeof *v);
     r->d[j] = (double)diagonal;
@@ -219,14 +219,15 @@ VECTOR_INLINE void record(const reduction *r, int64_t j, const REAL *v, REAL dia
 
 /* One member's part. Reads the lower triangle of a and overwrites it with the reflectors (r->reflectors may be a). The
  * partial products and the published column alternate between two places, so that one meeting a column is enough. */
-VECTOR_CLONES static void reduce(const reduction *r, const REAL *a, int64_t lda, REAL scale, const member *me)
+VECTOR_CLONES static void reduce_to_tridiagonal(const reduction *r, const REAL *a, int64_t lda, REAL scale,
+                                                const member *me)
 {
     int thread = me->thread, threads = me->threads;
     int64_t n = r->n, padded = r->padded;
     REAL *fronts = r->vectors, *partials = fronts + SHARED_VECTORS * padded;
-    REAL *own = partials + 2 * threads * padded + 4 * thread * padded;
-    REAL *v = own, *old_v = own + padded, *w = own + 2 * padded, *old_w = own + 3 * padded;
-    memset(own, 0, 4 * (size_t)padded * sizeof *own);
+    REAL *local = partials + 2 * threads * padded + 4 * thread * padded;
+    REAL *v = local, *old_v = local + padded, *w = local + 2 * padded, *old_w = local + 3 * padded;
+    memset(local, 0, 4 * (size_t)padded * sizeof *local);
     load_blocks(r, a, lda, scale, me);
     meet(me);
     publish_column(r, 0, thread, threads, fronts);
@@ -244,7 +245,7 @@ VECTOR_CLONES static void reduce(const reduction *r, const REAL *a, int64_t lda,
         }
         tau = make_reflector(v, j, padded, &beta);
         if (thread == 0) {
-            record(r, j, v, diagonal, beta, tau);
+            record_reflector(r, j, v, diagonal, beta, tau);
         }
         old_v[j] = 0;
         old_w[j] = 0;

@@ -57,7 +57,7 @@ VECTOR_INLINE void add_poles(const tchi_secular *s, const lanes *b, int64_t begi
 }
 
 /* The poles that lie above some roots of the block and below others. */
-VECTOR_INLINE void add_own_poles(const tchi_secular *s, lanes *b, int64_t first, int64_t begin, int64_t end)
+VECTOR_INLINE void add_block_poles(const tchi_secular *s, lanes *b, int64_t first, int64_t begin, int64_t end)
 {
     for (int64_t i = begin; i < end; i++) {
         double p = s->pole[i], w = s->weight[i], lane = (double)(i - first);
@@ -73,14 +73,14 @@ VECTOR_INLINE void add_own_poles(const tchi_secular *s, lanes *b, int64_t first,
     }
 }
 
-VECTOR_INLINE void evaluate(const tchi_secular *s, lanes *b, int64_t first)
+VECTOR_INLINE void evaluate_secular(const tchi_secular *s, lanes *b, int64_t first)
 {
     for (int l = 0; l < LANES; l++) {
         b->psi[l] = b->psi_slope[l] = b->phi[l] = b->phi_slope[l] = 0.0;
     }
     int64_t above = first + LANES < s->k ? first + LANES : s->k;
     add_poles(s, b, 0, first + 1, b->psi, b->psi_slope);
-    add_own_poles(s, b, first, first + 1, above);
+    add_block_poles(s, b, first, first + 1, above);
     add_poles(s, b, above, s->k, b->phi, b->phi_slope);
 }
 
@@ -112,7 +112,7 @@ VECTOR_INLINE void place_in_middle(const tchi_secular *s, lanes *b, int64_t firs
 }
 
 /* The first guess keeps the weights of the two poles around the root and takes the rest of f as it is in the middle. */
-VECTOR_INLINE void guess(const tchi_secular *s, lanes *b)
+VECTOR_INLINE void guess_roots(const tchi_secular *s, lanes *b)
 {
     double constant = 1.0 / s->rho;
 #pragma omp simd
@@ -161,7 +161,7 @@ VECTOR_INLINE double model_step(const lanes *b, int l, double f, double slope, d
 /* One step of every lane that is not done; returns whether all are. A step that brought f down by less than ten without
  * passing the root is answered by the other method, and all lanes that are not close cut their bracket when cut is 1.
  * Truth is 1.0 here, so that the lanes stay lanes. */
-VECTOR_INLINE bool improve(const tchi_secular *s, lanes *b, double cut)
+VECTOR_INLINE bool improve_roots(const tchi_secular *s, lanes *b, double cut)
 {
     double constant = 1.0 / s->rho, all = 1.0;
 #pragma omp simd reduction(min : all)
@@ -196,12 +196,12 @@ VECTOR_CLONES int tchi_secular_roots(const tchi_secular *s, int64_t begin, int64
     for (int64_t first = begin; first < end; first += LANES) {
         lanes b;
         place_in_middle(s, &b, first);
-        evaluate(s, &b, first);
-        guess(s, &b);
+        evaluate_secular(s, &b, first);
+        guess_roots(s, &b);
         bool converged = false;
         for (int step = 0; step < MAX_STEPS && !converged; step++) {
-            evaluate(s, &b, first);
-            converged = improve(s, &b, step % CUT_EVERY == CUT_EVERY - 1 ? 1.0 : 0.0);
+            evaluate_secular(s, &b, first);
+            converged = improve_roots(s, &b, step % CUT_EVERY == CUT_EVERY - 1 ? 1.0 : 0.0);
         }
         for (int l = 0; l < LANES && first + l < end; l++) {
             s->origin[first + l] = b.origin[l];

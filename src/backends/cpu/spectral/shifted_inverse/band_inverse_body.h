@@ -139,10 +139,10 @@ static int factor_band(const tchi_blas *blas, const REAL_BLAS *real, const band_
             return 0;
         }
         round_square(b, rows + 2 * b, 3 * b, k);
-        multiply(real, TCHI_NO_TRANS, TCHI_TRANS, b, b, b, 1, k, b, k, b, 0, core + j * square, b);
+        gemm_columns(real, TCHI_NO_TRANS, TCHI_TRANS, b, b, b, 1, k, b, k, b, 0, core + j * square, b);
         if (j + 1 < plan->blocks) {
             round_square(b, rows + b, 3 * b, m);
-            multiply(real, TCHI_NO_TRANS, TCHI_TRANS, b, b, b, -1, m, b, k, b, 0, step + j * square, b);
+            gemm_columns(real, TCHI_NO_TRANS, TCHI_TRANS, b, b, b, -1, m, b, k, b, 0, step + j * square, b);
         }
     }
     return 1;
@@ -153,10 +153,10 @@ static void invert_diagonal(const REAL_BLAS *real, const band_plan *plan, const 
 {
     const int64_t b = plan->block, square = b * b;
     for (int64_t j = plan->blocks - 2; j >= 0; j--) {
-        multiply(real, TCHI_NO_TRANS, TCHI_NO_TRANS, b, b, b, 1, core + (j + 1) * square, b, step + j * square, b, 0,
-                 product, b);
-        multiply(real, TCHI_TRANS, TCHI_NO_TRANS, b, b, b, 1, step + j * square, b, product, b, 1, core + j * square,
-                 b);
+        gemm_columns(real, TCHI_NO_TRANS, TCHI_NO_TRANS, b, b, b, 1, core + (j + 1) * square, b, step + j * square, b,
+                     0, product, b);
+        gemm_columns(real, TCHI_TRANS, TCHI_NO_TRANS, b, b, b, 1, step + j * square, b, product, b, 1,
+                     core + j * square, b);
     }
 }
 
@@ -169,7 +169,8 @@ static void gather_chain(const REAL_BLAS *real, const band_plan *plan, const REA
         if ((j + 1) % BLOCKS_PER_STRETCH == 0) {
             copy_block(b, b, step + j * square, b, c, ld);
         } else if (j / BLOCKS_PER_STRETCH + 1 < stretches(plan)) {
-            multiply(real, TCHI_NO_TRANS, TCHI_NO_TRANS, b, b, b, 1, c + b * ld, ld, step + j * square, b, 0, c, ld);
+            gemm_columns(real, TCHI_NO_TRANS, TCHI_NO_TRANS, b, b, b, 1, c + b * ld, ld, step + j * square, b, 0, c,
+                         ld);
         }
     }
 }
@@ -189,7 +190,7 @@ static int invert_pole(const tchi_blas *blas, const REAL_BLAS *real, const band_
 }
 
 /* to <- or += the given rows and columns of from. */
-static void accumulate(int first, int64_t m, int64_t n, const REAL *from, int64_t ld_from, REAL *to, int64_t ld_to)
+static void add_block(int first, int64_t m, int64_t n, const REAL *from, int64_t ld_from, REAL *to, int64_t ld_to)
 {
     for (int64_t j = 0; j < n; j++) {
         const REAL *restrict f = from + j * ld_from;
@@ -216,11 +217,11 @@ static void invert_stretch(const REAL_BLAS *real, const band_plan *plan, int64_t
             }
         }
         if (j + 1 < end) {
-            multiply(real, TCHI_NO_TRANS, TCHI_NO_TRANS, (end - j - 1) * b, b, b, 1, before + (j + 1 - begin) * b, ld,
-                     step + j * square, b, 0, here + b, ld);
+            gemm_columns(real, TCHI_NO_TRANS, TCHI_NO_TRANS, (end - j - 1) * b, b, b, 1, before + (j + 1 - begin) * b,
+                         ld, step + j * square, b, 0, here + b, ld);
         }
-        accumulate(first, min_i64(end * b, plan->n) - j * b, min_i64(b, plan->n - j * b), here, ld,
-                   x + j * b * (ldx + 1), ldx);
+        add_block(first, min_i64(end * b, plan->n) - j * b, min_i64(b, plan->n - j * b), here, ld,
+                  x + j * b * (ldx + 1), ldx);
         REAL *swap = now;
         now = before;
         before = swap;
@@ -241,11 +242,11 @@ static void assemble_rows(const REAL_BLAS *real, const band_plan *plan, const do
     }
     for (int64_t left = stretch - 1; left >= 0; left--) {
         const REAL *chain = scratch->chain + left * height * inner;
-        multiply(real, TCHI_NO_TRANS, TCHI_NO_TRANS, rows, height, inner, 1, columns, height, chain, inner, 0,
-                 x + first + left * height * ldx, ldx);
+        gemm_columns(real, TCHI_NO_TRANS, TCHI_NO_TRANS, rows, height, inner, 1, columns, height, chain, inner, 0,
+                     x + first + left * height * ldx, ldx);
         for (int64_t k = 0; k < plan->poles && left > 0; k++) {
-            multiply(real, TCHI_NO_TRANS, TCHI_NO_TRANS, rows, b, b, 1, columns + k * b * height, height, chain + k * b,
-                     inner, 0, spare + k * b * height, height);
+            gemm_columns(real, TCHI_NO_TRANS, TCHI_NO_TRANS, rows, b, b, 1, columns + k * b * height, height,
+                         chain + k * b, inner, 0, spare + k * b * height, height);
         }
         REAL *swap = columns;
         columns = spare;

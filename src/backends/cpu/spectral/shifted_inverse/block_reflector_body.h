@@ -12,8 +12,8 @@ typedef struct block_reflector {
 } block_reflector;
 
 /* C <- alpha op(A) op(B) + beta C, column by column. */
-static void multiply(const REAL_BLAS *blas, int trans_a, int trans_b, int64_t m, int64_t n, int64_t k, REAL alpha,
-                     const REAL *a, int64_t lda, const REAL *b, int64_t ldb, REAL beta, REAL *c, int64_t ldc)
+static void gemm_columns(const REAL_BLAS *blas, int trans_a, int trans_b, int64_t m, int64_t n, int64_t k, REAL alpha,
+                         const REAL *a, int64_t lda, const REAL *b, int64_t ldb, REAL beta, REAL *c, int64_t ldc)
 {
     blas->gemm(TCHI_COL_MAJOR, trans_a, trans_b, (int)m, (int)n, (int)k, alpha, a, (int)lda, b, (int)ldb, beta, c,
                (int)ldc);
@@ -55,7 +55,7 @@ VECTOR_CLONES static void subtract_multiple(int64_t n, REAL factor, const REAL *
     }
 }
 
-VECTOR_CLONES static void scale(int64_t n, REAL factor, REAL *x)
+VECTOR_CLONES static void scale_column(int64_t n, REAL factor, REAL *x)
 {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
@@ -109,7 +109,7 @@ static REAL make_reflector(int64_t n, REAL *x, REAL *head)
     const REAL norm = REAL_HYPOT(alpha, tail);
     const REAL beta = alpha > 0 ? -norm : norm;
     if (REAL_ABS(alpha - beta) > 1 / REAL_LARGEST * 4) {
-        scale(n - 1, 1 / (alpha - beta), x + 1);
+        scale_column(n - 1, 1 / (alpha - beta), x + 1);
     } else {
         for (int64_t i = 1; i < n; i++) {
             x[i] /= alpha - beta;
@@ -157,10 +157,10 @@ static void apply_left(const REAL_BLAS *blas, int transposed, int64_t m, int64_t
                        const REAL *t, int64_t ldt, int64_t n, REAL *c, int64_t ldc, REAL *scratch)
 {
     REAL *product = scratch + width * n;
-    multiply(blas, TCHI_TRANS, TCHI_NO_TRANS, width, n, m, 1, v, ldv, c, ldc, 0, scratch, width);
-    multiply(blas, transposed ? TCHI_TRANS : TCHI_NO_TRANS, TCHI_NO_TRANS, width, n, width, 1, t, ldt, scratch, width,
-             0, product, width);
-    multiply(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, m, n, width, -1, v, ldv, product, width, 1, c, ldc);
+    gemm_columns(blas, TCHI_TRANS, TCHI_NO_TRANS, width, n, m, 1, v, ldv, c, ldc, 0, scratch, width);
+    gemm_columns(blas, transposed ? TCHI_TRANS : TCHI_NO_TRANS, TCHI_NO_TRANS, width, n, width, 1, t, ldt, scratch,
+                 width, 0, product, width);
+    gemm_columns(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, m, n, width, -1, v, ldv, product, width, 1, c, ldc);
 }
 
 /* The off-diagonal block of T that joins the reflectors of v1 (n1 columns) with those of v2 (n2 columns), where v2
@@ -169,10 +169,10 @@ static void join_reflectors(const REAL_BLAS *blas, int64_t m, int64_t n1, const 
                             int64_t ldv, REAL *t, int64_t ldt, REAL *scratch)
 {
     REAL *product = scratch + n1 * n2;
-    multiply(blas, TCHI_TRANS, TCHI_NO_TRANS, n1, n2, m, 1, v1, ldv, v2, ldv, 0, scratch, n1);
-    multiply(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, n1, n2, n1, -1, t, ldt, scratch, n1, 0, product, n1);
-    multiply(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, n1, n2, n2, 1, product, n1, t + n1 + n1 * ldt, ldt, 0, t + n1 * ldt,
-             ldt);
+    gemm_columns(blas, TCHI_TRANS, TCHI_NO_TRANS, n1, n2, m, 1, v1, ldv, v2, ldv, 0, scratch, n1);
+    gemm_columns(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, n1, n2, n1, -1, t, ldt, scratch, n1, 0, product, n1);
+    gemm_columns(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, n1, n2, n2, 1, product, n1, t + n1 + n1 * ldt, ldt, 0,
+                 t + n1 * ldt, ldt);
 }
 
 /* QR of an m by n panel, m >= n: p becomes V, r and t are n by n and fully written. Halves recursively, which leaves

@@ -1,5 +1,5 @@
 /* The shifted inverse for one precision: included by shifted_inverse_f32.c and shifted_inverse_f64.c, which define
- * REAL, REAL_BLAS and REAL_FIELD. Matrices are column by column, and of a symmetric one the lower triangle is the one in use. */
+ * REAL, REAL_BLAS and REAL_FIELD. Matrices are column by column, and of a symmetric one the lower triangle is used. */
 #ifndef REAL
 #error "shifted_inverse_body.h is included by a file that defines REAL and REAL_BLAS"
 #endif

@@ -33,13 +33,14 @@ static void project_tile(const REAL_BLAS *blas, const band_plan *plan, const REA
     const int64_t begin = max_i64(tile_begin(plan, tile), first), end = tile_end(plan, tile);
     const REAL *v = h->v + begin - first;
     REAL *y = scratch->y + begin - first;
-    multiply(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, end - begin, w, end - first, 1, a + begin + first * lda, lda, h->v,
-             h->ldv, 0, y, n);
+    gemm_columns(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, end - begin, w, end - first, 1, a + begin + first * lda, lda, h->v,
+                 h->ldv, 0, y, n);
     if (end < n) {
-        multiply(blas, TCHI_TRANS, TCHI_NO_TRANS, end - begin, w, n - end, 1, a + end + begin * lda, lda,
-                 h->v + end - first, h->ldv, 1, y, n);
+        gemm_columns(blas, TCHI_TRANS, TCHI_NO_TRANS, end - begin, w, n - end, 1, a + end + begin * lda, lda,
+                     h->v + end - first, h->ldv, 1, y, n);
     }
-    multiply(blas, TCHI_TRANS, TCHI_NO_TRANS, w, w, end - begin, 1, v, h->ldv, y, n, 0, scratch->s + tile * w * w, w);
+    gemm_columns(blas, TCHI_TRANS, TCHI_NO_TRANS, w, w, end - begin, 1, v, h->ldv, y, n, 0, scratch->s + tile * w * w,
+                 w);
 }
 
 /* S <- -(T' S T) / 2 with the shares of all tiles added up, or T S T' for the reflector from the other side. */
@@ -57,8 +58,8 @@ static void finish_core(const REAL_BLAS *blas, const band_plan *plan, const bloc
         }
     }
     const int outer = transposed ? TCHI_NO_TRANS : TCHI_TRANS, inner = transposed ? TCHI_TRANS : TCHI_NO_TRANS;
-    multiply(blas, outer, TCHI_NO_TRANS, w, w, w, 1, h->t, h->ldt, sum, w, 0, product, w);
-    multiply(blas, TCHI_NO_TRANS, inner, w, w, w, (REAL)-0.5, product, w, h->t, h->ldt, 0, sum, w);
+    gemm_columns(blas, outer, TCHI_NO_TRANS, w, w, w, 1, h->t, h->ldt, sum, w, 0, product, w);
+    gemm_columns(blas, TCHI_NO_TRANS, inner, w, w, w, (REAL)-0.5, product, w, h->t, h->ldt, 0, sum, w);
 }
 
 /* The rows of one tile of W, and of the two factors in which V and W stand side by side. */
@@ -70,9 +71,9 @@ static void finish_tile(const REAL_BLAS *blas, const band_plan *plan, const bloc
     const REAL *core = scratch->s + plan->tiles * w * w;
     const REAL *v = h->v + begin;
     REAL *w_right = scratch->right + begin;
-    multiply(blas, TCHI_NO_TRANS, transposed ? TCHI_TRANS : TCHI_NO_TRANS, rows, w, w, 1, scratch->y + begin, n, h->t,
-             h->ldt, 0, w_right, n);
-    multiply(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, rows, w, w, 1, v, h->ldv, core, w, 1, w_right, n);
+    gemm_columns(blas, TCHI_NO_TRANS, transposed ? TCHI_TRANS : TCHI_NO_TRANS, rows, w, w, 1, scratch->y + begin, n,
+                 h->t, h->ldt, 0, w_right, n);
+    gemm_columns(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, rows, w, w, 1, v, h->ldv, core, w, 1, w_right, n);
     copy_block(rows, w, w_right, n, scratch->left + begin + w * n, n);
     copy_block(rows, w, v, h->ldv, scratch->left + begin, n);
     copy_block(rows, w, v, h->ldv, scratch->right + begin + w * n, n);
@@ -83,8 +84,8 @@ static void update_columns(const REAL_BLAS *blas, const band_plan *plan, REAL *a
                            int64_t begin, int64_t end, const two_sided_scratch *scratch)
 {
     const int64_t n = plan->n, offset = begin - h->first;
-    multiply(blas, TCHI_NO_TRANS, TCHI_TRANS, n - begin, end - begin, 2 * h->width, -1, scratch->left + offset, n,
-             scratch->right + offset, n, 1, a + begin + begin * lda, lda);
+    gemm_columns(blas, TCHI_NO_TRANS, TCHI_TRANS, n - begin, end - begin, 2 * h->width, -1, scratch->left + offset, n,
+                 scratch->right + offset, n, 1, a + begin + begin * lda, lda);
 }
 
 /* The first two rounds: leaves V beside W and W beside V in the scratch. Called by every thread of the team. */

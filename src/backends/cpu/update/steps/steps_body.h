@@ -1,6 +1,6 @@
 /* The optimizers' loops in one precision, REAL, for whatever instruction set the including file is compiled for. Square
- * roots and divisions are the exact ones: results must be within rounding of a GPU's. A file that defines OWN_TRANSPOSE
- * brings its own transpose. */
+ * roots and divisions are the exact ones: results must be within rounding of a GPU's. A file that defines
+ * CUSTOM_TRANSPOSE brings transpose. */
 #include "steps.h"
 
 #include <math.h>
@@ -118,7 +118,7 @@ static void add_squares(int64_t n, const void *x_data, double *sums)
     }
 }
 
-#if !defined(OWN_TRANSPOSE)
+#if !defined(CUSTOM_TRANSPOSE)
 /* Written along rows and read down columns: strided stores were measured at twice the time. The caller cuts matrices
  * into tiles that fit the nearest cache. */
 static void transpose(int64_t rows, int64_t cols, const void *x_data, int64_t ld, void *out_data, int64_t out_ld)
