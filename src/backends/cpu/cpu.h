@@ -76,6 +76,13 @@ static inline void tchi_cpu_set(const tch_matrices *m, int64_t index, int64_t ro
     }
 }
 
+/* Rows [row, row + rows) and columns [column, column + cols) of a matrix in another type, `ld` elements apart. */
+void tchi_cpu_convert_block(const tch_matrices *m, int64_t index, int64_t row, int64_t rows, int64_t column,
+                            int64_t cols, tch_scalar type, void *out, int64_t ld);
+
+/* sums += factor x, of float32 or float64. */
+void tchi_cpu_add_scaled(int64_t n, double factor, tch_scalar type, const void *x, double *sums);
+
 /* --- operations ------------------------------------------------------------------------------------------------- */
 
 tch_copy_op tchi_cpu_copy;

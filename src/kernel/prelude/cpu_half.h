@@ -39,6 +39,11 @@ static inline uint16_t brain_from_float(float x)
     H(T x) : __x(write((float)x))                                                                                      \
     {                                                                                                                  \
     }
+#define TCHI_HALF_ASSIGN(H, op)                                                                                        \
+    H &operator op##=(H y)                                                                                             \
+    {                                                                                                                  \
+        return *this = H((float)*this op(float) y);                                                                    \
+    }
 #define TCHI_HALF_TYPE(H, read, write)                                                                                 \
     struct alignas(2) H {                                                                                              \
         unsigned short __x;                                                                                            \
@@ -55,22 +60,7 @@ static inline uint16_t brain_from_float(float x)
         {                                                                                                              \
             return read(__x);                                                                                          \
         }                                                                                                              \
-        H &operator+=(H y)                                                                                             \
-        {                                                                                                              \
-            return *this = H((float)*this + (float)y);                                                                 \
-        }                                                                                                              \
-        H &operator-=(H y)                                                                                             \
-        {                                                                                                              \
-            return *this = H((float)*this - (float)y);                                                                 \
-        }                                                                                                              \
-        H &operator*=(H y)                                                                                             \
-        {                                                                                                              \
-            return *this = H((float)*this * (float)y);                                                                 \
-        }                                                                                                              \
-        H &operator/=(H y)                                                                                             \
-        {                                                                                                              \
-            return *this = H((float)*this / (float)y);                                                                 \
-        }                                                                                                              \
+        TCHI_HALF_ASSIGN(H, +) TCHI_HALF_ASSIGN(H, -) TCHI_HALF_ASSIGN(H, *) TCHI_HALF_ASSIGN(H, /)                    \
     };                                                                                                                 \
     TCHI_FUNCTION(H, operator+, (H x, H y), return H((float)x + (float)y))                                             \
     TCHI_FUNCTION(H, operator-, (H x, H y), return H((float)x - (float)y))                                             \
@@ -109,6 +99,7 @@ TCHI_HALF_TYPE(__half, tchi::half_to_float, tchi::half_from_float)
 TCHI_HALF_TYPE(__nv_bfloat16, tchi::brain_to_float, tchi::brain_from_float)
 #undef TCHI_HALF_TYPE
 #undef TCHI_HALF_FROM
+#undef TCHI_HALF_ASSIGN
 
 #define TCHI_HALF_PAIR(H, P, make)                                                                                     \
     struct alignas(4) P {                                                                                              \

@@ -8,7 +8,7 @@
 #define TCHI_CPU_KERNEL_ABI 1u
 #define TCHI_CPU_KERNEL_SHARED 232448 /* dynamic shared memory of a block, as on the GPUs that have most */
 
-enum { TCHI_CPU_KERNEL_FIBERS = 1, TCHI_CPU_KERNEL_DYNAMIC = 2 };
+enum { TCHI_CPU_KERNEL_FIBERS = 1 };
 
 /* What a thread of a block waits for: all of the block, or the lanes of its warp that a mask names. */
 enum { TCHI_WAIT_BLOCK = 0, TCHI_WAIT_SHUFFLE = 1, TCHI_WAIT_BALLOT = 2 };

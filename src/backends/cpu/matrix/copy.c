@@ -231,3 +231,14 @@ tch_status tchi_cpu_fill(void *state, const tch_array *dst, double value)
     tchi_cpu_split(state, ctx.copy.rows, (double)ctx.copy.rows * (double)inner, fill_rows, &ctx);
     return TCH_OK;
 }
+
+/* --- blocks of matrices ------------------------------------------------------------------------------------------ */
+
+void tchi_cpu_convert_block(const tch_matrices *m, int64_t index, int64_t row, int64_t rows, int64_t column,
+                            int64_t cols, tch_scalar type, void *out, int64_t ld)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        const char *from = (const char *)tchi_cpu_row(m, index, row + i) + column * tchi_cpu_size(m->type);
+        tchi_convert(cols, type, (char *)out + i * ld * tchi_cpu_size(type), m->type, from);
+    }
+}

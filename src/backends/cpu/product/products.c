@@ -48,16 +48,6 @@ static int64_t at_most(int64_t n, int64_t most)
     return n < most ? n : most;
 }
 
-/* Rows and columns of a stored matrix, one row after the other. */
-static void widen_operand(const tch_matrices *x, int64_t index, int64_t row, int64_t rows, int64_t col, int64_t cols,
-                          float *out)
-{
-    for (int64_t i = 0; i < rows; i++) {
-        const char *from = (const char *)tchi_cpu_row(x, index, row + i) + col * tchi_cpu_size(x->type);
-        tchi_convert(cols, TCH_SCALAR_F32, out + i * cols, x->type, from);
-    }
-}
-
 /* The block of C at (row, col) is m by n; `w->c` becomes op(A) op(B) there. */
 static void wide_product(const gemm_ctx *j, int64_t i, int64_t row, int64_t m, int64_t col, int64_t n, wide_blocks *w)
 {
@@ -66,13 +56,13 @@ static void wide_product(const gemm_ctx *j, int64_t i, int64_t row, int64_t m, i
     int64_t from = 0;
     do { /* there is a term at least: tchi_cpu_gemm has seen to sums of none */
         int64_t k = at_most(j->inner - from, WIDE_INNER);
-        widen_operand(j->a, i, transposed_a ? from : row, transposed_a ? k : m, transposed_a ? row : from,
-                      transposed_a ? m : k, w->a);
-        widen_operand(j->b, i, transposed_b ? col : from, transposed_b ? n : k, transposed_b ? from : col,
-                      transposed_b ? k : n, w->b);
+        int64_t cols_a = transposed_a ? m : k, cols_b = transposed_b ? k : n;
+        tchi_cpu_convert_block(j->a, i, transposed_a ? from : row, transposed_a ? k : m, transposed_a ? row : from,
+                               cols_a, TCH_SCALAR_F32, w->a, cols_a);
+        tchi_cpu_convert_block(j->b, i, transposed_b ? col : from, transposed_b ? n : k, transposed_b ? from : col,
+                               cols_b, TCH_SCALAR_F32, w->b, cols_b);
         j->state->blas->f32.gemm(TCHI_ROW_MAJOR, j->trans_a, j->trans_b, (int)m, (int)n, (int)k, 1.0F, w->a,
-                                 (int)(transposed_a ? m : k), w->b, (int)(transposed_b ? k : n), from > 0 ? 1.0F : 0.0F,
-                                 w->c, (int)n);
+                                 (int)cols_a, w->b, (int)cols_b, from > 0 ? 1.0F : 0.0F, w->c, (int)n);
         from += WIDE_INNER;
     } while (from < j->inner);
 }

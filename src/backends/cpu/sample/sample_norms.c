@@ -286,9 +286,7 @@ static view widened(const tch_matrices *x, int64_t index, void *room)
     if (!is_16_bit(x->type)) {
         return (view){tchi_cpu_row(x, index, 0), x->ld};
     }
-    for (int64_t i = 0; i < x->rows; i++) {
-        tchi_convert(x->cols, TCH_SCALAR_F32, (float *)room + i * x->cols, x->type, tchi_cpu_row(x, index, i));
-    }
+    tchi_cpu_convert_block(x, index, 0, x->rows, 0, x->cols, TCH_SCALAR_F32, room, x->cols);
     return (view){room, x->cols};
 }
 

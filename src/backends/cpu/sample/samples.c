@@ -22,29 +22,39 @@ static int64_t run_width(int64_t columns, int64_t from)
 
 /* --- sample_sums ------------------------------------------------------------------------------------------------- */
 
-VECTOR_CLONES static void add_run(int64_t n, const double *restrict x, double *restrict sums)
+VECTOR_CLONES static void add_scaled_floats(int64_t n, double factor, const float *restrict x, double *restrict sums)
 {
     for (int64_t j = 0; j < n; j++) {
-        sums[j] += x[j];
+        sums[j] += factor * (double)x[j];
     }
 }
 
-VECTOR_CLONES static void add_floats(int64_t n, const float *restrict x, double *restrict sums)
+VECTOR_CLONES static void add_scaled_doubles(int64_t n, double factor, const double *restrict x, double *restrict sums)
 {
     for (int64_t j = 0; j < n; j++) {
-        sums[j] += (double)x[j];
+        sums[j] += factor * x[j];
     }
 }
 
+void tchi_cpu_add_scaled(int64_t n, double factor, tch_scalar type, const void *x, double *sums)
+{
+    if (type == TCH_SCALAR_F64) {
+        add_scaled_doubles(n, factor, x, sums);
+    } else {
+        add_scaled_floats(n, factor, x, sums);
+    }
+}
+
+/* A factor of 1 is exact. */
 static void add_elements(int64_t n, tch_scalar type, const void *x, double *sums)
 {
     double wide[RUN];
     if (type == TCH_SCALAR_F32) {
-        add_floats(n, x, sums);
+        tchi_cpu_add_scaled(n, 1.0, type, x, sums);
         return;
     }
     tchi_convert(n, TCH_SCALAR_F64, wide, type, x);
-    add_run(n, wide, sums);
+    tchi_cpu_add_scaled(n, 1.0, TCH_SCALAR_F64, wide, sums);
 }
 
 typedef struct sums_ctx {

@@ -30,22 +30,13 @@ int64_t tchi_cpu_token_scratch(const tchi_cpu_state *state, int64_t samples, int
     return lists > cross ? lists : cross;
 }
 
-static void widen_panel(const tch_matrices *m, int64_t sample, int64_t row, int64_t rows, int64_t column, int64_t cols,
-                        float *panel)
-{
-    for (int64_t i = 0; i < rows; i++) {
-        const char *from = (const char *)tchi_cpu_row(m, sample, row + i) + column * tchi_cpu_size(m->type);
-        tchi_convert(cols, TCH_SCALAR_F32, panel + i * PANEL, m->type, from);
-    }
-}
-
 static void half_type_products(const cross_ctx *j, int64_t sample, int64_t s, int64_t rows, int64_t t, int64_t cols,
                                float *panels, float *out)
 {
     for (int64_t column = 0; column < j->h->cols; column += PANEL) {
         int64_t n = j->h->cols - column < PANEL ? j->h->cols - column : PANEL;
-        widen_panel(j->h, sample, s, rows, column, n, panels);
-        widen_panel(j->a, sample, t, cols, column, n, panels + TILE * PANEL);
+        tchi_cpu_convert_block(j->h, sample, s, rows, column, n, TCH_SCALAR_F32, panels, PANEL);
+        tchi_cpu_convert_block(j->a, sample, t, cols, column, n, TCH_SCALAR_F32, panels + TILE * PANEL, PANEL);
         j->state->blas->f32.gemm(TCHI_ROW_MAJOR, TCHI_NO_TRANS, TCHI_TRANS, (int)rows, (int)cols, (int)n, 1.0F, panels,
                                  PANEL, panels + TILE * PANEL, PANEL, column > 0 ? 1.0F : 0.0F, out, TILE);
     }

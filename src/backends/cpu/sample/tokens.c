@@ -89,20 +89,6 @@ static int64_t count_equal_tokens(const occurrence *list, int64_t count)
 
 /* --- sums of rows ------------------------------------------------------------------------------------------------ */
 
-VECTOR_CLONES static void add_scaled_floats(int64_t n, double factor, const float *restrict x, double *restrict sums)
-{
-    for (int64_t i = 0; i < n; i++) {
-        sums[i] += factor * (double)x[i];
-    }
-}
-
-VECTOR_CLONES static void add_scaled_doubles(int64_t n, double factor, const double *restrict x, double *restrict sums)
-{
-    for (int64_t i = 0; i < n; i++) {
-        sums[i] += factor * x[i];
-    }
-}
-
 VECTOR_CLONES static double dot_floats(int64_t n, const float *x, const float *y)
 {
     double sum = 0;
@@ -134,11 +120,7 @@ static void sum_run(const token_ctx *j, const occurrence *run, int64_t length, i
     for (int64_t i = 0; i < length; i++) {
         const void *x = row_part(j->g, run[i].place, column, n, buffer);
         double factor = j->weights != NULL ? j->weights[run[i].place / j->g->rows] : 1.0;
-        if (j->g->type == TCH_SCALAR_F64) {
-            add_scaled_doubles(n, factor, x, sums);
-        } else {
-            add_scaled_floats(n, factor, x, sums);
-        }
+        tchi_cpu_add_scaled(n, factor, j->g->type, x, sums);
     }
 }
 

@@ -160,13 +160,6 @@ static residual_sums probe_residual(const residual_ctx *j, int64_t index, double
     return sums;
 }
 
-static void widen_matrix(const tch_matrices *m, int64_t index, double *out)
-{
-    for (int64_t i = 0; i < m->rows; i++) {
-        tchi_convert(m->cols, TCH_SCALAR_F64, out + i * m->cols, m->type, tchi_cpu_row(m, index, i));
-    }
-}
-
 /* y <- m y by BLAS, with `spare` taking the product. */
 static void multiply_full(const residual_ctx *j, const double *m, double **y, double **spare)
 {
@@ -184,8 +177,8 @@ static residual_sums exact_residual(const residual_ctx *j, int64_t index, double
     double *a = scratch + n * n;
     double *y = scratch + 2 * n * n;
     double *spare = scratch + 3 * n * n;
-    widen_matrix(j->x, index, x);
-    widen_matrix(j->a, index, a);
+    tchi_cpu_convert_block(j->x, index, 0, n, 0, n, TCH_SCALAR_F64, x, n);
+    tchi_cpu_convert_block(j->a, index, 0, n, 0, n, TCH_SCALAR_F64, a, n);
     for (int64_t i = 0; i < n; i++) {
         a[i * n + i] += j->shift != NULL ? j->shift[index] : 0.0;
     }
