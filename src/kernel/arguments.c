@@ -95,12 +95,6 @@ static bool type_fits(const tch_kernel_parameter *p, tch_dtype dtype)
     return p->pointee == TCH_PARAMETER_REAL ? dtype.code == (p->is_brain ? TCH_BFLOAT : TCH_FLOAT) : integer;
 }
 
-static bool has_sound_shape(const tch_tensor *tensor)
-{
-    return tensor->ndim >= 0 && tensor->ndim <= TCH_MAX_RANK && (tensor->ndim == 0 || tensor->shape != NULL) &&
-           tch_tensor_numel(tensor) >= 0;
-}
-
 static tch_status check_memory(const tch_kernel *kernel, int32_t index, const tch_tensor *tensor)
 {
     tch_device device = tch_context_device(kernel->context);
@@ -109,7 +103,8 @@ static tch_status check_memory(const tch_kernel *kernel, int32_t index, const tc
         snprintf(have, sizeof have, "a tensor on device %d:%d", tensor->device.type, tensor->device.index);
         return refuse_argument(TCH_ERR_DEVICE, kernel, index, have, "one on the device of the kernel's context");
     }
-    if (!has_sound_shape(tensor)) {
+    if (tensor->ndim < 0 || tensor->ndim > TCH_MAX_RANK || (tensor->ndim > 0 && tensor->shape == NULL) ||
+        tch_tensor_numel(tensor) < 0) {
         return refuse_argument(TCH_ERR_SHAPE, kernel, index, "a tensor without a valid shape",
                                "at most 8 sizes, none of them negative");
     }

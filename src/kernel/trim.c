@@ -50,19 +50,6 @@ static bool are_hex_digits(const char *text, size_t count)
     return strspn(text, "0123456789abcdef") == count;
 }
 
-static bool is_entry(const char *name)
-{
-    const size_t digits = (size_t)2 * TCHI_SHA256_BYTES;
-    return are_hex_digits(name, digits) && strcmp(name + digits, TCHI_CACHE_SUFFIX) == 0;
-}
-
-static bool is_part(const char *name)
-{
-    const size_t prefix = sizeof TCHI_CACHE_PREFIX - 1;
-    return strncmp(name, TCHI_CACHE_PREFIX, prefix) == 0 && are_hex_digits(name + prefix, 16) &&
-           strcmp(name + prefix + 16, TCHI_CACHE_PART) == 0;
-}
-
 static int by_use(const void *a, const void *b)
 {
     const struct timespec *x = &((const entry *)a)->used;
@@ -75,8 +62,11 @@ static int by_use(const void *a, const void *b)
 static void add_or_remove_file(int folder, const char *name, tchi_list *entries)
 {
     struct stat found;
-    bool part = is_part(name);
-    if ((!part && !is_entry(name)) || fstatat(folder, name, &found, AT_SYMLINK_NOFOLLOW) != 0) {
+    const size_t digits = (size_t)2 * TCHI_SHA256_BYTES, prefix = sizeof TCHI_CACHE_PREFIX - 1;
+    bool part = strncmp(name, TCHI_CACHE_PREFIX, prefix) == 0 && are_hex_digits(name + prefix, 16) &&
+                strcmp(name + prefix + 16, TCHI_CACHE_PART) == 0;
+    bool entry_name = are_hex_digits(name, digits) && strcmp(name + digits, TCHI_CACHE_SUFFIX) == 0;
+    if ((!part && !entry_name) || fstatat(folder, name, &found, AT_SYMLINK_NOFOLLOW) != 0) {
         return;
     }
     if (part) {

@@ -45,14 +45,9 @@ static double reduce_row(const matrix_ctx *m, int64_t i)
     }
 }
 
-static int is_maximum(tch_reduction kind)
-{
-    return kind == TCH_REDUCE_MAX_ABS || kind == TCH_REDUCE_ASYMMETRY;
-}
-
 static double join_partials(tch_reduction kind, double a, double b)
 {
-    return is_maximum(kind) ? fmax(a, b) : a + b;
+    return kind == TCH_REDUCE_MAX_ABS || kind == TCH_REDUCE_ASYMMETRY ? fmax(a, b) : a + b;
 }
 
 static void reduce_parts(void *argument, int64_t from, int64_t to)

@@ -114,13 +114,6 @@ static double last_entry(int k, const double *alpha, const double *beta, double 
     return fabs(now) / sqrt(sum);
 }
 
-static void multiply_by_matrix(const lanczos_ctx *j, int64_t index, const double *v, double *out)
-{
-    product_ctx product = {j->loops, j->x, index, v, out};
-    double n = (double)j->x->rows;
-    tchi_cpu_split(j->state, j->x->rows, 2.0 * n * n, product_rows, &product);
-}
-
 /* One step: alpha, and the next vector in place of the one before last. Returns beta, 0 where the space is
  * exhausted. */
 static double lanczos_step(int64_t n, const double *v, double *before, double *w, double beta, double *alpha)
@@ -166,7 +159,8 @@ static double estimate_in(double unit, const lanczos_ctx *j, int64_t index, doub
         before[i] = 0;
     }
     for (int k = 0; k < MOST_STEPS && k < n; k++) {
-        multiply_by_matrix(j, index, in_unit(n, unit, v, scratch + 3 * n), w);
+        product_ctx product = {j->loops, j->x, index, in_unit(n, unit, v, scratch + 3 * n), w};
+        tchi_cpu_split(j->state, n, 2.0 * (double)n * (double)n, product_rows, &product);
         beta[k] = lanczos_step(n, v, before, w, k > 0 ? beta[k - 1] : 0.0, &alpha[k]);
         if (!isfinite(alpha[k]) || !isfinite(beta[k])) {
             return NAN;

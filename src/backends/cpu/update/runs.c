@@ -137,11 +137,6 @@ static void clear_rest(const tchi_cpu_run *run, uint8_t *codes)
     }
 }
 
-static void store_bfloats(const tchi_cpu_run *run, int index, const uint32_t *words)
-{
-    run->steps->cut(run->n, index, run->moment[index], words, (uint16_t *)run->rect->state[index] + run->at);
-}
-
 /* Second moments first: the scales of first ones follow from theirs. */
 static void store_codes(const tchi_cpu_run *run, tchi_code_use use, const uint32_t *words)
 {
@@ -173,7 +168,7 @@ void tchi_cpu_run_store_moments(const tchi_cpu_run *run, tchi_code_use use)
         return;
     }
     for (int k = 0; k < (use == TCHI_CODE_ADAMW ? 2 : 1); k++) {
-        store_bfloats(run, k, words);
+        run->steps->cut(run->n, k, run->moment[k], words, (uint16_t *)rect->state[k] + run->at);
     }
 }
 

@@ -45,7 +45,6 @@ tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, tchi_cpu_source 
 /* The texts around a source, in their order. */
 typedef struct tchi_cpu_part {
     const char *name, *text;
-    const size_t *size;
 } tchi_cpu_part;
 
 #define TCHI_CPU_PARTS 10

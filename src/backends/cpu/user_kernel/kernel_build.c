@@ -1,4 +1,4 @@
-/* Compiling a kernel: texts written into a folder of our own, the compiler run on them, its output read back: the
+/* Compiling a kernel: texts written into a new folder, the compiler run on them, its output read back: the
  * object, and what it needs of a stack. The folder is removed however it ends. The user's name
  * and file reach the compiler inside the text only; options are arguments of their own and begin with what kernel.h
  * allows. */
@@ -48,19 +48,12 @@ static const struct {
 };
 
 const tchi_cpu_part tchi_cpu_parts[TCHI_CPU_PARTS] = {
-    {"cpu_launch.h", tchi_prelude_cpu_launch, &tchi_prelude_cpu_launch_size},
-    {"cpu_types.h", tchi_prelude_cpu_types, &tchi_prelude_cpu_types_size},
-    {"cpu_threads.h", tchi_prelude_cpu_threads, &tchi_prelude_cpu_threads_size},
-    {"cpu_math.h", tchi_prelude_cpu_math, &tchi_prelude_cpu_math_size},
-    {"cpu_half.h", tchi_prelude_cpu_half, &tchi_prelude_cpu_half_size},
-    {"cpu_atomics.h", tchi_prelude_cpu_atomics, &tchi_prelude_cpu_atomics_size},
-    {"cpu_runner.h", tchi_prelude_cpu_runner, &tchi_prelude_cpu_runner_size},
-    {"cpu_refused.h", tchi_prelude_cpu_refused, &tchi_prelude_cpu_refused_size},
-    {"signature.h", tchi_prelude_signature, &tchi_prelude_signature_size},
-    {"cpu_entry.h", tchi_prelude_cpu_entry, &tchi_prelude_cpu_entry_size},
+    {"cpu_launch.h", tchi_prelude_cpu_launch},   {"cpu_types.h", tchi_prelude_cpu_types},
+    {"cpu_threads.h", tchi_prelude_cpu_threads}, {"cpu_math.h", tchi_prelude_cpu_math},
+    {"cpu_half.h", tchi_prelude_cpu_half},       {"cpu_atomics.h", tchi_prelude_cpu_atomics},
+    {"cpu_runner.h", tchi_prelude_cpu_runner},   {"cpu_refused.h", tchi_prelude_cpu_refused},
+    {"signature.h", tchi_prelude_signature},     {"cpu_entry.h", tchi_prelude_cpu_entry},
 };
-
-static const size_t shim_count = sizeof shims / sizeof *shims;
 
 /* --- the folder ------------------------------------------------------------------------------------------------- */
 
@@ -94,16 +87,6 @@ static tch_status close_file(const work *w, FILE *stream, const char *name)
     return TCH_OK;
 }
 
-static tch_status write_file(const work *w, const char *name, const char *text, size_t size)
-{
-    FILE *stream = create_file(w, name);
-    if (stream != NULL) {
-        fprintf(stream, "#line 1 \"torchium/%s\"\n", name);
-        fwrite(text, 1, size, stream);
-    }
-    return close_file(w, stream, name);
-}
-
 static tch_status make_folder(work *w)
 {
     const char *place = secure_getenv("TMPDIR");
@@ -119,23 +102,25 @@ static tch_status make_folder(work *w)
     return TCH_OK;
 }
 
+static void remove_file(const work *w, const char *name)
+{
+    char path[TCHI_PATH_SIZE + 64];
+    path_of(w, name, path);
+    unlink(path);
+}
+
 static void remove_folder(const work *w)
 {
     static const char *const made[] = {"kernel.cpp", "kernel.o", "kernel.su", "kernel.so", "kernel.log"};
-    const size_t made_count = sizeof made / sizeof *made;
-    char path[TCHI_PATH_SIZE + 64];
-    if (!w->open) {
-        return;
+    if (w->open) {
+        for (size_t i = 0; i < sizeof shims / sizeof *shims; i++) {
+            remove_file(w, shims[i].name);
+        }
+        for (size_t i = 0; i < sizeof made / sizeof *made; i++) {
+            remove_file(w, made[i]);
+        }
+        rmdir(w->folder);
     }
-    for (size_t i = 0; i < shim_count + TCHI_CPU_PARTS + made_count; i++) {
-        path_of(w,
-                i < shim_count                    ? shims[i].name
-                : i < shim_count + TCHI_CPU_PARTS ? tchi_cpu_parts[i - shim_count].name
-                                                  : made[i - shim_count - TCHI_CPU_PARTS],
-                path);
-        unlink(path);
-    }
-    rmdir(w->folder);
 }
 
 /* --- the text --------------------------------------------------------------------------------------------------- */
@@ -152,11 +137,11 @@ static void write_kernel(FILE *stream, const tch_kernel_text *text, const tchi_c
             fputs("#define TCHI_EXPORT extern \"C\" __attribute__((__visibility__(\"default\"), __used__)) const\n",
                   stream);
         }
-        fprintf(stream, "#include \"%s\"\n", tchi_cpu_parts[i].name);
+        fprintf(stream, "#line 1 \"torchium/%s\"\n%s\n", tchi_cpu_parts[i].name, tchi_cpu_parts[i].text);
     }
 }
 
-/* kernel.cpp, which includes the prelude's parts. */
+/* kernel.cpp, which has the prelude's parts. */
 static tch_status write_source(const work *w, const tch_kernel_text *text)
 {
     const tch_backend_host *host = tchi_cpu_host();
@@ -182,14 +167,15 @@ static tch_status write_source(const work *w, const tch_kernel_text *text)
     return status;
 }
 
-static tch_status write_texts(const work *w)
+static tch_status write_shims(const work *w)
 {
     tch_status status = TCH_OK;
-    for (size_t i = 0; i < shim_count && status == TCH_OK; i++) {
-        status = write_file(w, shims[i].name, shims[i].text, strlen(shims[i].text));
-    }
-    for (size_t i = 0; i < TCHI_CPU_PARTS && status == TCH_OK; i++) {
-        status = write_file(w, tchi_cpu_parts[i].name, tchi_cpu_parts[i].text, *tchi_cpu_parts[i].size);
+    for (size_t i = 0; i < sizeof shims / sizeof *shims && status == TCH_OK; i++) {
+        FILE *stream = create_file(w, shims[i].name);
+        if (stream != NULL) {
+            fprintf(stream, "#line 1 \"torchium/%s\"\n%s", shims[i].name, shims[i].text);
+        }
+        status = close_file(w, stream, shims[i].name);
     }
     return status;
 }
@@ -478,7 +464,7 @@ tch_status tchi_cpu_kernel_build(void *state, const tch_kernel_text *text, tch_k
     log[0] = '\0';
     tch_status status = make_folder(&w);
     if (status == TCH_OK) {
-        status = write_texts(&w);
+        status = write_shims(&w);
     }
     if (status == TCH_OK) {
         status = write_source(&w, text);

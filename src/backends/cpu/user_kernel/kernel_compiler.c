@@ -91,7 +91,7 @@ static unsigned long hash_prelude(void)
     unsigned long hash = 0;
     for (int i = 0; i < TCHI_CPU_PARTS; i++) {
         uint8_t digest[TCHI_SHA256_BYTES];
-        tchi_sha256(tchi_cpu_parts[i].text, *tchi_cpu_parts[i].size, digest);
+        tchi_sha256(tchi_cpu_parts[i].text, strlen(tchi_cpu_parts[i].text), digest);
         for (int byte = 0; byte < 8; byte++) {
             hash = hash * 31 + digest[byte];
         }

@@ -168,13 +168,6 @@ static void symm_bands(void *argument, int64_t from, int64_t to)
     }
 }
 
-static void symm_whole(const product *p)
-{
-    for (int64_t from = 0; from < p->n; from += STRIP) {
-        product_part(p, from, p->n - from, from, tchi_min(STRIP, p->n - from));
-    }
-}
-
 static void divide_symm(const tchi_cpu_state *state, int64_t n, const void *a, int64_t lda, const void *b, int64_t ldb,
                         void *c, int64_t ldc)
 {
@@ -182,7 +175,9 @@ static void divide_symm(const tchi_cpu_state *state, int64_t n, const void *a, i
     triangle t = {{blas_of(state), TCHI_NO_TRANS, TCHI_NO_TRANS, n, n, n, 1, 0, a, b, c, lda, ldb, ldc, 1, 1},
                   parts_for(state, work)};
     if (t.bands == 1) {
-        symm_whole(&t.product);
+        for (int64_t from = 0; from < n; from += STRIP) {
+            product_part(&t.product, from, n - from, from, tchi_min(STRIP, n - from));
+        }
     } else {
         tchi_cpu_split(state, t.bands, work, symm_bands, &t);
     }
@@ -269,13 +264,6 @@ static int divide_potrf(const tchi_cpu_state *state, int64_t n, void *data, int6
     return 0;
 }
 
-static int trtri_whole(const tchi_cpu_state *state, int64_t n, REAL *x, int64_t ldx)
-{
-    int order = (int)n, leading = (int)ldx, info = 0;
-    blas_of(state)->trtri("U", "N", &order, x, &leading, &info, 1, 1);
-    return info;
-}
-
 typedef struct inverse {
     const tchi_cpu_state *state;
     int64_t n;
@@ -326,7 +314,9 @@ static int divide_trtri(const tchi_cpu_state *state, int64_t n, const void *l, i
     double work = (double)n * (double)n * (double)n / 3.0;
     int parts = parts_for(state, work);
     if (parts == 1) {
-        return trtri_whole(state, n, x, ldx);
+        int order = (int)n, leading = (int)ldx, info = 0;
+        blas_of(state)->trtri("U", "N", &order, x, &leading, &info, 1, 1);
+        return info;
     }
     inverse v = {.state = state, .n = n, .l = l, .x = x, .ldl = ldl, .ldx = ldx};
     v.width = tchi_min(TRTRI_COLS, (n / (4 * parts) / GRAIN + 1) * GRAIN);
