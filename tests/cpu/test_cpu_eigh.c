@@ -291,7 +291,6 @@ static void check_both(int64_t n, matrix_kind matrix)
 
 static void test_kinds(void **state)
 {
-    (void)state;
     static const int64_t sizes[] = {1, 2, 3, 4, 7, 16, 17, 24, 25, 33, 64, 65, 100, 129, 257};
     for (size_t s = 0; s < TEST_COUNT(sizes); s++) {
         for (int k = 0; k < KINDS; k++) {
@@ -306,7 +305,6 @@ static void test_kinds(void **state)
 /* Large enough for several threads to work on one matrix. */
 static void test_large(void **state)
 {
-    (void)state;
     static const matrix_kind some[] = {NORMAL, SECOND_DIFFERENCE, GLUED_WILKINSON, GEOMETRIC};
     for (size_t k = 0; k < TEST_COUNT(some); k++) {
         check_both(450, some[k]);
@@ -315,7 +313,6 @@ static void test_large(void **state)
 
 static void test_huge_and_tiny(void **state)
 {
-    (void)state;
     static const int64_t sizes[] = {1, 2, 5, 40, 130};
     for (size_t s = 0; s < TEST_COUNT(sizes); s++) {
         for (int t = 0; t < PRECISIONS; t++) {
@@ -341,7 +338,6 @@ static void check_refused(const precision *kind, int64_t n, int64_t row, int64_t
 
 static void test_not_finite(void **state)
 {
-    (void)state;
     static const int64_t sizes[] = {1, 2, 20, 70, 300};
     static const double wrong[] = {NAN, INFINITY, -INFINITY};
     for (size_t s = 0; s < TEST_COUNT(sizes); s++) {
@@ -357,7 +353,6 @@ static void test_not_finite(void **state)
 
 static void test_empty(void **state)
 {
-    (void)state;
     for (int t = 0; t < PRECISIONS; t++) {
         test_case("%s, n = 0", precisions[t].name);
         int result = precisions[t].solver->solve(blas, 0, NULL, 1, NULL, NULL);
@@ -368,7 +363,6 @@ static void test_empty(void **state)
 /* Inside a parallel region each call stays on its thread. */
 static void test_batch(void **state)
 {
-    (void)state;
     enum { BATCH = 8 };
     static const int64_t sizes[BATCH] = {30, 64, 90, 128, 200, 256, 300, 400};
     for (int t = 0; t < PRECISIONS; t++) {

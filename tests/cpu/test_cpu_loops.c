@@ -246,7 +246,6 @@ static void check_thin_products(const level *l)
 static void every_level(void **state)
 {
     const level *l = tchi_cpu_levels;
-    (void)state;
     for (; strcmp(l->name, "plain") != 0; l++) {
     }
     plain = l;

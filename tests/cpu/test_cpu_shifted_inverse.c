@@ -176,7 +176,6 @@ static double expected_error(const precision *kind, int64_t n, double condition)
 
 static void test_plain_against_eigenvalues(void **state)
 {
-    (void)state;
     static const int64_t sizes[] = {1, 2, 3, 5, 17, 33, 64};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         const int64_t n = sizes[s];
@@ -213,7 +212,6 @@ static void check_random(int64_t n, int64_t poles, double condition)
 
 static void test_sizes_conditions_and_poles(void **state)
 {
-    (void)state;
     static const int64_t sizes[] = {1,   2,   3,   5,   17,  31,  32,  33,  63,  64,  65,  95,   96,   97,
                                     100, 127, 129, 160, 161, 200, 257, 289, 511, 512, 513, 1000, 1024, 1537};
     static const int64_t some_sizes[] = {33, 65, 200, 300};
@@ -254,7 +252,6 @@ static void check_diagonal(const precision *kind, int64_t n, int which)
 
 static void test_diagonal_matrices(void **state)
 {
-    (void)state;
     static const int64_t sizes[] = {1, 4, 32, 33, 64, 70, 150, 260};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         for (int kind = 0; kind < PRECISIONS; kind++) {
@@ -268,7 +265,6 @@ static void test_diagonal_matrices(void **state)
 
 static void test_low_rank(void **state)
 {
-    (void)state;
     static const int64_t ranks[] = {1, 7, 40};
     const int64_t n = 210;
     for (size_t r = 0; r < sizeof ranks / sizeof ranks[0]; r++) {
@@ -291,7 +287,6 @@ static void test_low_rank(void **state)
 /* Rows and columns of very different size, and a matrix whose squares would leave the range of float. */
 static void test_scaling(void **state)
 {
-    (void)state;
     const int64_t n = 150;
     for (int kind = 0; kind < PRECISIONS; kind++) {
         test_case("%s, graded", precisions[kind].name);
@@ -320,7 +315,6 @@ static void test_scaling(void **state)
 
 static void test_not_finite(void **state)
 {
-    (void)state;
     static const int64_t sizes[] = {1, 30, 80, 200};
     static const double bad[] = {NAN, INFINITY, -INFINITY};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
@@ -343,7 +337,6 @@ static void test_not_finite(void **state)
 /* The eigenvalue -1/2 is harmless for shifts above 1/2 and fatal for those below; the first such pole is named. */
 static void test_not_positive_definite(void **state)
 {
-    (void)state;
     static const int64_t sizes[] = {1, 20, 50, 70, 180};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         for (int kind = 0; kind < PRECISIONS; kind++) {
@@ -370,7 +363,6 @@ static void test_not_positive_definite(void **state)
 
 static void test_empty(void **state)
 {
-    (void)state;
     const double one_pole = 1;
     for (int kind = 0; kind < PRECISIONS; kind++) {
         int status = precisions[kind].solver->solve(blas, 0, NULL, 1, 1, &one_pole, &one_pole, NULL, 1, NULL);
@@ -381,7 +373,6 @@ static void test_empty(void **state)
 /* A batch is split over threads, each with a matrix of its own. */
 static void test_inside_a_parallel_region(void **state)
 {
-    (void)state;
     enum { BATCH = 6 };
     for (int kind = 0; kind < PRECISIONS; kind++) {
         test_case("%s", precisions[kind].name);
@@ -411,7 +402,6 @@ static void test_inside_a_parallel_region(void **state)
 /* Half of the smallest normal number is zero while subnormal ones are flushed, and itself before and after. */
 static void test_subnormals(void **state)
 {
-    (void)state;
 #if !defined(__SSE2__) && !defined(__aarch64__)
     skip();
 #endif

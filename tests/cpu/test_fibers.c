@@ -18,13 +18,11 @@ static int wrong;
 
 static void *allocate(size_t bytes, size_t alignment)
 {
-    (void)alignment;
     return calloc(1, bytes);
 }
 
 static void give_back(void *pointer, size_t bytes)
 {
-    (void)bytes;
     free(pointer);
 }
 
@@ -39,7 +37,6 @@ const tch_backend_host *tchi_cpu_host(void)
 
 static void enter_block(const tchi_cpu_launch *l, int64_t block)
 {
-    (void)l;
     last_block = block;
 }
 
@@ -111,7 +108,6 @@ static tchi_fibers *make_fibers(int threads, size_t stack_bytes)
 
 static void everything(void **state)
 {
-    (void)state;
     tchi_fibers *fibers = make_fibers(THREADS, STACK);
     for (int again = 0; again < 2; again++) { /* the stacks are kept from launch to launch */
         assert_null(run_blocks(fibers, keep_numbers));
@@ -131,7 +127,6 @@ static void everything(void **state)
  * asked for, whatever a page is. */
 static void pages_of_any_size(void **state)
 {
-    (void)state;
     static const size_t pages[] = {4096, 16384, 65536, 262144}, stacks[] = {1, STACK - 1, STACK, STACK + 1, 1081344};
     for (size_t i = 0; i < sizeof pages / sizeof *pages; i++) {
         for (size_t k = 0; k < sizeof stacks / sizeof *stacks; k++) {
@@ -167,7 +162,6 @@ static void use_all(const tchi_cpu_launch *l, int32_t thread)
 /* Stacks grow where a kernel needs larger ones, or has larger blocks, and then stay. */
 static void stacks_grow(void **state)
 {
-    (void)state;
     tchi_fibers *fibers = make_fibers(2, 4096);
     assert_false(tchi_fibers_fit(fibers, 2, 4097));
     assert_false(tchi_fibers_fit(fibers, 3, 4096));
@@ -186,7 +180,6 @@ static void stacks_grow(void **state)
  * left for others. */
 static void many_cores(void **state)
 {
-    (void)state;
     enum { CORES = 72 };
     tchi_fibers *all[CORES];
     int count = tchi_fibers_most(TCHI_CPU_BLOCK_THREADS) < CORES ? tchi_fibers_most(TCHI_CPU_BLOCK_THREADS) : CORES;

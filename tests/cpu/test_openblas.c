@@ -167,7 +167,6 @@ static int status_of_child(void (*body)(void))
 
 static void every_search_ends_as_it_should(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof searches / sizeof searches[0]; i++) {
         int status = status_of_child(searches[i].body);
         CHECK(status == 0, "%s: status %d", searches[i].name, status);

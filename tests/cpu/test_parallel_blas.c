@@ -213,7 +213,6 @@ static void check_trtri(void)
 
 static void test_divided(void **unused)
 {
-    (void)unused;
     static const int transposes[] = {TCHI_NO_TRANS, TCHI_TRANS};
     for (state.threads = 1; state.threads <= MOST_THREADS; state.threads += 2) {
         size_t mark = test_mark();

@@ -32,7 +32,6 @@ static const struct {
 
 static void names(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof processors / sizeof *processors; i++) {
         char name[128];
         tchi_cpu_name_processor(processors[i].text, name, sizeof name);
@@ -43,7 +42,6 @@ static void names(void **state)
 /* As many kinds of cores as fit, and no half of one. */
 static void short_room(void **state)
 {
-    (void)state;
     char name[20];
     tchi_cpu_name_processor(CORE("0x41", "0xd05") CORE("0x41", "0xd0b"), name, sizeof name);
     assert_string_equal(name, "ARM Cortex-A55");
@@ -51,7 +49,6 @@ static void short_room(void **state)
 
 static void this_one(void **state)
 {
-    (void)state;
     char name[128], features[128];
     tchi_cpu_processor_name(name, sizeof name);
     assert_true(name[0] != '\0' && strchr(name, '\n') == NULL);

@@ -112,7 +112,6 @@ static void check_rounding(int fraction)
 
 static void sixteen_bits(void **state)
 {
-    (void)state;
     check_rounding(10);
     check_rounding(7);
 }

@@ -102,7 +102,6 @@ static void foreign_entries(void **state)
 
 static void the_environment_names_the_folder(void **state)
 {
-    (void)state;
     struct stat found;
     const char *home = test_path("home");
     unsetenv("TORCHIUM_CACHE");

@@ -59,7 +59,6 @@ static void must_end(const char *file)
 
 static void words_and_statuses(void **state)
 {
-    (void)state;
     assert_int_equal(run_script("#!/bin/sh\necho one; echo two >&2; exit 7\n", LONG), 7);
     assert_string_equal(words, "one\ntwo\n");
     assert_int_equal(run_script("#!/bin/sh\nkill -9 $$\n", LONG), 256);
@@ -73,7 +72,6 @@ static void words_and_statuses(void **state)
 /* With its outputs open, without them, and with children of both kinds. */
 static void a_compiler_that_sleeps(void **state)
 {
-    (void)state;
     static const char *const scripts[] = {
         "#!/bin/sh\nsleep 1000 & echo $! >$1/child\necho $$ >$1/self\nsleep 1000\n",
         "#!/bin/sh\nsleep 1000 >/dev/null 2>&1 & echo $! >$1/child\necho $$ >$1/self\nexec >/dev/null 2>&1\nsleep "
@@ -91,7 +89,6 @@ static void a_compiler_that_sleeps(void **state)
 /* It is done when it ends, whoever still holds its outputs, and leaves nothing running. */
 static void a_compiler_that_leaves_something(void **state)
 {
-    (void)state;
     assert_int_equal(run_script("#!/bin/sh\nsleep 1000 & echo $! >$1/child\necho done; exit 5\n", LONG), 5);
     assert_string_equal(words, "done\n");
     must_end("child");
@@ -100,7 +97,6 @@ static void a_compiler_that_leaves_something(void **state)
 /* Where children are collected by the system their status is not known. */
 static void a_program_that_ignores_its_children(void **state)
 {
-    (void)state;
     void (*before)(int) = signal(SIGCHLD, SIG_IGN);
     assert_int_equal(run_script("#!/bin/sh\necho one; sleep 0.1; exit 7\n", LONG), 0);
     assert_string_equal(words, "one\n");
@@ -110,7 +106,6 @@ static void a_program_that_ignores_its_children(void **state)
 /* 32 KiB and the sum, at least 64 KiB and at most 1 MiB and 32 KiB; without a bound, or without lines, the most. */
 static void what_a_stack_needs(void **state)
 {
-    (void)state;
     static const struct {
         const char *lines;
         uint64_t largest, stack;

@@ -70,7 +70,6 @@ static void cut_off(const char *source)
 
 static void cut_sources(void **state)
 {
-    (void)state;
     for (int i = 0; i < kernel_source_count; i++) {
         test_case("%s", kernel_sources[i].title);
         cut_off(kernel_sources[i].text);
@@ -101,7 +100,6 @@ static void repeat(const char *before, const char *unit, const char *after)
 
 static void long_sources(void **state)
 {
-    (void)state;
     static const char *const units[] = {
         "#/*\n",
         "#/**//*\n",

@@ -244,7 +244,6 @@ static void no_compiler(void **state)
 static void little_memory(void **state)
 {
     static const char source[] = "__global__ void f(int n) { __syncthreads(); }\n";
-    (void)state;
     if (!test_on_cpu()) {
         skip();
     }

@@ -121,14 +121,12 @@ static double of_block_sum(const double *x, int64_t i, double *bound)
 
 static double of_sum(const double *x, int64_t i, double *bound)
 {
-    (void)i;
     return sum_of(x, 0, N, bound);
 }
 
 static double of_largest(const double *x, int64_t i, double *bound)
 {
     double largest = 0.0;
-    (void)i, (void)bound;
     for (int64_t k = 0; k < N; k++) {
         largest = fmax(largest, x[k]);
     }
@@ -138,7 +136,6 @@ static double of_largest(const double *x, int64_t i, double *bound)
 static double of_count(const double *x, int64_t i, double *bound)
 {
     double count = 0.0;
-    (void)bound;
     for (int64_t k = 0; k < N; k++) {
         count += x[k] == (double)i;
     }
@@ -157,7 +154,6 @@ static double of_prefix(const double *x, int64_t i, double *bound)
 static double of_votes(const double *x, int64_t warp, double *bound)
 {
     double odd = 0.0;
-    (void)bound;
     for (int64_t lane = 0; lane < 32; lane++) {
         odd += (int)x[warp * 32 + lane] % 2;
     }
@@ -190,7 +186,6 @@ static double of_softmax(const double *x, int64_t i, double *bound)
 
 static double of_four_times(const double *x, int64_t i, double *bound)
 {
-    (void)bound;
     return 4.0 * x[i];
 }
 
@@ -210,7 +205,6 @@ static double of_brain_square(const double *x, int64_t i, double *bound)
 static double of_table(const double *x, int64_t i, double *bound)
 {
     static const double table[] = {1, -2, 4, -8};
-    (void)bound;
     return table[i % 4] * x[i];
 }
 
