@@ -402,9 +402,6 @@ static void test_inside_a_parallel_region(void **state)
 /* Half of the smallest normal number is zero while subnormal ones are flushed, and itself before and after. */
 static void test_subnormals(void **state)
 {
-#if !defined(__SSE2__) && !defined(__aarch64__)
-    skip();
-#endif
     volatile double smallest = DBL_MIN;
     volatile float smallest_float = FLT_MIN;
     const unsigned before = flush_subnormals();

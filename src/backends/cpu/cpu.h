@@ -80,6 +80,11 @@ static inline void tchi_cpu_set(const tch_matrices *m, int64_t index, int64_t ro
 void tchi_cpu_convert_block(const tch_matrices *m, int64_t index, int64_t row, int64_t rows, int64_t column,
                             int64_t cols, tch_scalar type, void *out, int64_t ld);
 
+/* C = alpha A' B over a batch in which little is summed over, if that can be done better than by BLAS; 0 if not, with
+ * nothing done. */
+int tchi_cpu_thin_product(const tchi_cpu_state *state, double alpha, const tch_matrices *a, const tch_matrices *b,
+                          const tch_matrices *c);
+
 /* sums += factor x, of float32 or float64. */
 void tchi_cpu_add_scaled(int64_t n, double factor, tch_scalar type, const void *x, double *sums);
 

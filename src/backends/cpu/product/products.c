@@ -3,7 +3,6 @@
 #include "backends/cpu/cpu.h"
 
 #include "backends/cpu/runtime/blas/parallel_blas.h"
-#include "thin_product.h"
 
 typedef struct gemm_ctx {
     const tchi_cpu_state *state;

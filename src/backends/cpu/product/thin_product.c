@@ -2,7 +2,7 @@
  * BLAS reads C before it writes it, and prepares for more; here tiles are summed in registers. A batch is cut into
  * blocks of C, which no result depends on. */
 #define _DEFAULT_SOURCE
-#include "thin_product.h"
+#include "backends/cpu/cpu.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -36,16 +36,6 @@ static inline void restore_subnormals(unsigned before)
 {
     __asm__ volatile("msr fpcr, %0" ::"r"((uint64_t)before) : "memory");
 }
-#else
-static inline unsigned flush_subnormals(void)
-{
-    return 0;
-}
-
-static inline void restore_subnormals(unsigned before)
-{
-    (void)before;
-}
 #endif
 
 #endif

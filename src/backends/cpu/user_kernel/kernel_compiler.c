@@ -8,7 +8,7 @@
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
-#elif defined(__linux__)
+#else
 #include <sys/auxv.h>
 #endif
 
@@ -78,10 +78,8 @@ static void describe_processor(char *text, size_t size)
         newest = a;
     }
     snprintf(text, size, "x86-64 %x.%x.%x.%x.%x.%x.%x", model, basic[0], basic[1], more[0], more[1], more[2], newest);
-#elif defined(__linux__)
-    snprintf(text, size, "cpu %lx.%lx", getauxval(AT_HWCAP), getauxval(AT_HWCAP2));
 #else
-    snprintf(text, size, "cpu");
+    snprintf(text, size, "cpu %lx.%lx", getauxval(AT_HWCAP), getauxval(AT_HWCAP2));
 #endif
 }
 
