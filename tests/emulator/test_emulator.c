@@ -225,9 +225,77 @@ static void launch_bounds_hold(void **state)
     expect_message(planted_bounds(2048), "cannot be");
 }
 
+/* --- graphs ------------------------------------------------------------------------------------------------------ */
+
+static cudaStream_t make_stream(void)
+{
+    cudaStream_t stream = NULL;
+    assert_int_equal(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    return stream;
+}
+
+/* Work of two streams, of which the second waits for the first and the first for the second. */
+static void a_capture_spreads_by_events(void **state)
+{
+    cudaStream_t main_stream = make_stream();
+    cudaStream_t side = make_stream();
+    cudaEvent_t event = NULL;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t executable = NULL;
+    unsigned char bytes[4] = {9, 9, 9, 9};
+    (void)state;
+    assert_int_equal(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
+    assert_int_equal(cudaStreamBeginCapture(main_stream, cudaStreamCaptureModeRelaxed), cudaSuccess);
+    cudaMemsetAsync(bytes, 1, 2, main_stream);
+    cudaEventRecord(event, main_stream);
+    cudaStreamWaitEvent(side, event, 0);
+    cudaMemcpyAsync(bytes + 2, bytes, 1, cudaMemcpyDeviceToDevice, side);
+    cudaEventRecord(event, side);
+    cudaStreamWaitEvent(main_stream, event, 0);
+    assert_int_equal(cudaStreamEndCapture(main_stream, &graph), cudaSuccess);
+    assert_int_equal(bytes[0], 9);
+    assert_int_equal(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+    cudaGraphDestroy(graph);
+    cudaMemsetAsync(bytes + 3, 7, 1, side); /* no longer captured */
+    assert_int_equal(cudaGraphLaunch(executable, main_stream), cudaSuccess);
+    assert_memory_equal(bytes, ((unsigned char[]){1, 1, 1, 7}), 4);
+    cudaGraphExecDestroy(executable);
+    cudaEventDestroy(event);
+    cudaStreamDestroy(main_stream);
+    cudaStreamDestroy(side);
+}
+
+/* As CUDA forbids them: each ends the capture. */
+static void what_capture_forbids_ends_it(void **state)
+{
+    void *memory = NULL;
+    int device;
+    (void)state;
+    for (int call = 0; call < 4; call++) {
+        cudaStream_t stream = make_stream();
+        cudaGraph_t graph = NULL;
+        cudaEvent_t event = NULL;
+        cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+        cudaEventRecord(event, NULL);
+        assert_int_equal(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cudaSuccess);
+        cudaError_t error = call == 0   ? cudaStreamSynchronize(stream)
+                            : call == 1 ? cudaStreamGetDevice(stream, &device)
+                            : call == 2 ? cudaMallocFromPoolAsync(&memory, 8, NULL, stream)
+                                        : cudaStreamWaitEvent(stream, event, 0);
+        assert_int_not_equal(error, cudaSuccess);
+        assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
+        assert_null(graph);
+        assert_int_equal(cudaGetLastError(), cudaErrorStreamCaptureInvalidated);
+        cudaEventDestroy(event);
+        cudaStreamDestroy(stream);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_capture_spreads_by_events),
+        cmocka_unit_test(what_capture_forbids_ends_it),
         cmocka_unit_test(a_missing_barrier_is_seen),
         cmocka_unit_test(a_missing_barrier_is_seen_that_one_order_hides),
         cmocka_unit_test(writes_beside_shared_memory_are_seen),

@@ -1,5 +1,6 @@
 /* CUDA's runtime as the emulator has it: the types and functions that our own sources use, written for them and for
- * nothing else. Device memory is host memory, and what a stream is given has been done when the call returns. */
+ * nothing else. Device memory is host memory, and what a stream is given has been done when the call returns, unless
+ * the stream is captured. */
 #ifndef EMULATOR_CUDA_RUNTIME_API_H
 #define EMULATOR_CUDA_RUNTIME_API_H
 
@@ -42,7 +43,9 @@ typedef enum cudaError {
     cudaErrorInvalidKernelImage = 200,
     cudaErrorNoKernelImageForDevice = 209,
     cudaErrorInvalidPtx = 218,
+    cudaErrorIllegalState = 401,
     cudaErrorSymbolNotFound = 500,
+    cudaErrorLaunchOutOfResources = 701,
     cudaErrorNotSupported = 801,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
@@ -58,6 +61,23 @@ typedef struct emulator_graph_exec *cudaGraphExec_t;
 typedef struct emulator_graph_node *cudaGraphNode_t;
 typedef struct emulator_library *cudaLibrary_t;
 typedef struct emulator_kernel *cudaKernel_t;
+
+/* Work of a stream: done at once, or kept with a copy of its data where the stream is captured. The stream brings the
+ * function for it, since cuBLAS and cuSOLVER are libraries of their own. */
+typedef void (*emulator_action)(void *data);
+struct emulator_stream {
+    void (*submit)(cudaStream_t stream, emulator_action run, void *data, size_t bytes);
+    uint64_t capture; /* the latest it had part in */
+    int device, blocking;
+};
+static inline void emulator_submit(cudaStream_t stream, emulator_action run, void *data, size_t bytes)
+{
+    if (stream == NULL) {
+        run(data);
+    } else {
+        stream->submit(stream, run, data, bytes);
+    }
+}
 
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost,

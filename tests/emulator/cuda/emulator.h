@@ -126,19 +126,33 @@ template <typename F> struct closure_entry {
                                                     &thread};
 };
 
+/* A launch with copies of its arguments. */
+template <typename F> struct launch_work {
+    emulator_launch launch;
+    F body;
+};
+
+template <typename F> static void run_launch(void *data)
+{
+    launch_work<F> *work = (launch_work<F> *)data;
+    work->launch.closure = &work->body;
+    emulator_note_result(emulator_run(&work->launch));
+}
+
 /* Arguments are evaluated once; the parameters of a kernel are copies of them. */
 template <typename K, typename... A>
 static void launch_kernel(const char *text, const launch_shape &s, K kernel, const A &...arguments)
 {
-    auto body = [&] { kernel(arguments...); };
-    emulator_launch l = {text,
-                         {s.grid.x, s.grid.y, s.grid.z},
-                         {s.block.x, s.block.y, s.block.z},
-                         s.cluster,
-                         s.shared,
-                         &closure_entry<decltype(body)>::value,
-                         &body};
-    emulator_note_result(emulator_run(&l));
+    auto body = [=] { kernel(arguments...); };
+    launch_work<decltype(body)> work = {{text,
+                                         {s.grid.x, s.grid.y, s.grid.z},
+                                         {s.block.x, s.block.y, s.block.z},
+                                         s.cluster,
+                                         s.shared,
+                                         &closure_entry<decltype(body)>::value,
+                                         nullptr},
+                                        body};
+    emulator_submit(s.stream, run_launch<decltype(body)>, &work, sizeof work);
 }
 
 } // namespace tchi

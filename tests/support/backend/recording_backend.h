@@ -1,15 +1,12 @@
-/* The CPU's table as a device that can record: while it does, operations are written down with copies of their
- * arguments and not done, and a replay does what was written down. A number or an address that was not part of a
- * recording's key is then seen in the results. Operations that a recorded step does not use are done at once, recording
- * or not. */
+/* The CPU's table as a device that can record, for tests of src/core/recording.c: while it does, fills are written down
+ * and not done, and a replay does what was written down. Whatever else is queued while recording would be done at once:
+ * optimizers are recorded on the emulated CUDA device (tests/emulator). */
 #ifndef TORCHIUM_TESTS_RECORDING_BACKEND_H
 #define TORCHIUM_TESTS_RECORDING_BACKEND_H
 
 #include <stdbool.h>
 
 #include "core/context.h"
-
-#define RECORDING_KERNEL_BYTES 1000 /* that each operation takes, by its own account */
 
 typedef struct recording_figures {
     int begun, kept, replayed, released; /* calls so far; kept: ends that gave a recording */

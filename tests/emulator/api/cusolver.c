@@ -6,20 +6,30 @@
 
 #include "backends/cuda/runtime/libraries/cusolver.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 typedef tchi_cusolver_status status;
 
-struct tchi_cusolver_context {
-    int nothing;
-};
+/* Exported as the type of its place in the table of functions that are looked up. */
+#define EXPORT(member, name)                                                                                           \
+    __attribute__((visibility("default"))) __typeof__(*((const tchi_cusolver *)NULL)->member) name
 
-EXPORT status cusolverDnCreate(tchi_cusolver_handle *handle);
-EXPORT status cusolverDnDestroy(tchi_cusolver_handle handle);
-EXPORT status cusolverDnSetStream(tchi_cusolver_handle handle, cudaStream_t stream);
-EXPORT status cusolverDnCreateParams(tchi_cusolver_params *params);
-EXPORT status cusolverDnDestroyParams(tchi_cusolver_params params);
-EXPORT status cusolverGetVersion(int *version);
+EXPORT(create, cusolverDnCreate);
+EXPORT(destroy, cusolverDnDestroy);
+EXPORT(set_stream, cusolverDnSetStream);
+EXPORT(create_params, cusolverDnCreateParams);
+EXPORT(destroy_params, cusolverDnDestroyParams);
+EXPORT(xsyevd_buffer_size, cusolverDnXsyevd_bufferSize);
+EXPORT(xsyevd, cusolverDnXsyevd);
+EXPORT(xsyev_batched_buffer_size, cusolverDnXsyevBatched_bufferSize);
+EXPORT(xsyev_batched, cusolverDnXsyevBatched);
+EXPORT(xpotrf_buffer_size, cusolverDnXpotrf_bufferSize);
+EXPORT(xpotrf, cusolverDnXpotrf);
+EXPORT(spotrf_batched, cusolverDnSpotrfBatched);
+EXPORT(dpotrf_batched, cusolverDnDpotrfBatched);
+__attribute__((visibility("default"))) status cusolverGetVersion(int *version);
+
+struct tchi_cusolver_context {
+    cudaStream_t stream;
+};
 
 status cusolverDnCreate(tchi_cusolver_handle *handle)
 {
@@ -35,7 +45,7 @@ status cusolverDnDestroy(tchi_cusolver_handle handle)
 
 status cusolverDnSetStream(tchi_cusolver_handle handle, cudaStream_t stream)
 {
-    (void)handle, (void)stream;
+    handle->stream = stream;
     return 0;
 }
 
@@ -196,51 +206,49 @@ static void write_pairs(const eigenpair *order, const double *v, void *a, void *
     }
 }
 
+typedef struct eigenproblem {
+    tchi_cusolver_job job;
+    tchi_cublas_fill uplo;
+    cudaDataType type;
+    int64_t n, ld, batch;
+    void *a, *w;
+    int *info;
+} eigenproblem;
+
 /* One matrix; info 1 where its numbers are not finite. */
-static status decompose(tchi_cusolver_job job, tchi_cublas_fill uplo, int64_t n, cudaDataType type, void *a, int64_t ld,
-                        void *w, int *info)
+static void decompose_one(const eigenproblem *p, void *a, void *w, int *info)
 {
+    int64_t n = p->n;
     size_t count = (size_t)(n * n + 1);
     double *copy = malloc(count * sizeof *copy);
     double *v = malloc(count * sizeof *v);
     eigenpair *order = malloc((size_t)(n + 1) * sizeof *order);
-    int good = copy != NULL && v != NULL && order != NULL;
-    if (good) {
-        read_triangle(copy, a, type, n, ld, uplo);
-        *info = is_finite(copy, n * n) ? 0 : 1;
+    if (copy == NULL || v == NULL || order == NULL) {
+        abort();
     }
-    if (good && *info == 0) {
+    read_triangle(copy, a, p->type, n, p->ld, p->uplo);
+    *info = is_finite(copy, n * n) ? 0 : 1;
+    if (*info == 0) {
         diagonalize(copy, v, n);
         for (int64_t i = 0; i < n; i++) {
             order[i] = (eigenpair){copy[i * n + i], i};
         }
         qsort(order, (size_t)n, sizeof *order, compare);
-        write_pairs(order, v, a, w, type, n, ld, job);
+        write_pairs(order, v, a, w, p->type, n, p->ld, p->job);
     }
     free(copy);
     free(v);
     free(order);
-    return good ? 0 : 2;
 }
 
-EXPORT status cusolverDnXsyevd_bufferSize(tchi_cusolver_handle handle, tchi_cusolver_params params,
-                                          tchi_cusolver_job job, tchi_cublas_fill uplo, int64_t n, cudaDataType a_type,
-                                          const void *a, int64_t lda, cudaDataType w_type, const void *w,
-                                          cudaDataType compute, size_t *device_bytes, size_t *host_bytes);
-EXPORT status cusolverDnXsyevd(tchi_cusolver_handle handle, tchi_cusolver_params params, tchi_cusolver_job job,
-                               tchi_cublas_fill uplo, int64_t n, cudaDataType a_type, void *a, int64_t lda,
-                               cudaDataType w_type, void *w, cudaDataType compute, void *device_buffer,
-                               size_t device_bytes, void *host_buffer, size_t host_bytes, int *info);
-EXPORT status cusolverDnXsyevBatched_bufferSize(tchi_cusolver_handle handle, tchi_cusolver_params params,
-                                                tchi_cusolver_job job, tchi_cublas_fill uplo, int64_t n,
-                                                cudaDataType a_type, const void *a, int64_t lda, cudaDataType w_type,
-                                                const void *w, cudaDataType compute, size_t *device_bytes,
-                                                size_t *host_bytes, int64_t batch);
-EXPORT status cusolverDnXsyevBatched(tchi_cusolver_handle handle, tchi_cusolver_params params, tchi_cusolver_job job,
-                                     tchi_cublas_fill uplo, int64_t n, cudaDataType a_type, void *a, int64_t lda,
-                                     cudaDataType w_type, void *w, cudaDataType compute, void *device_buffer,
-                                     size_t device_bytes, void *host_buffer, size_t host_bytes, int *info,
-                                     int64_t batch);
+static void decompose_all(void *data)
+{
+    const eigenproblem *p = data;
+    for (int64_t i = 0; i < p->batch; i++) {
+        decompose_one(p, (char *)p->a + (size_t)(i * p->ld * p->n) * size_of(p->type),
+                      (char *)p->w + (size_t)(i * p->n) * size_of(p->type), p->info + i);
+    }
+}
 
 status cusolverDnXsyevd_bufferSize(tchi_cusolver_handle handle, tchi_cusolver_params params, tchi_cusolver_job job,
                                    tchi_cublas_fill uplo, int64_t n, cudaDataType a_type, const void *a, int64_t lda,
@@ -259,9 +267,8 @@ status cusolverDnXsyevd(tchi_cusolver_handle handle, tchi_cusolver_params params
                         cudaDataType w_type, void *w, cudaDataType compute, void *device_buffer, size_t device_bytes,
                         void *host_buffer, size_t host_bytes, int *info)
 {
-    (void)handle, (void)params, (void)w_type, (void)compute, (void)device_buffer, (void)device_bytes;
-    (void)host_buffer, (void)host_bytes;
-    return decompose(job, uplo, n, a_type, a, lda, w, info);
+    return cusolverDnXsyevBatched(handle, params, job, uplo, n, a_type, a, lda, w_type, w, compute, device_buffer,
+                                  device_bytes, host_buffer, host_bytes, info, 1);
 }
 
 status cusolverDnXsyevBatched_bufferSize(tchi_cusolver_handle handle, tchi_cusolver_params params,
@@ -279,15 +286,11 @@ status cusolverDnXsyevBatched(tchi_cusolver_handle handle, tchi_cusolver_params 
                               cudaDataType w_type, void *w, cudaDataType compute, void *device_buffer,
                               size_t device_bytes, void *host_buffer, size_t host_bytes, int *info, int64_t batch)
 {
-    status result = 0;
-    (void)handle, (void)params, (void)w_type, (void)compute, (void)device_buffer, (void)device_bytes;
-    (void)host_buffer, (void)host_bytes;
-    for (int64_t i = 0; i < batch && result == 0; i++) {
-        void *matrix = (char *)a + (size_t)(i * lda * n) * size_of(a_type);
-        void *values = (char *)w + (size_t)(i * n) * size_of(a_type);
-        result = decompose(job, uplo, n, a_type, matrix, lda, values, info + i);
-    }
-    return result;
+    eigenproblem p = {job, uplo, a_type, n, lda, batch, a, w, info};
+    (void)params, (void)w_type, (void)compute, (void)device_buffer, (void)device_bytes, (void)host_buffer;
+    (void)host_bytes;
+    emulator_submit(handle->stream, decompose_all, &p, sizeof p);
+    return 0;
 }
 
 /* --- Cholesky factors -------------------------------------------------------------------------------------------- */
@@ -317,17 +320,22 @@ static int factor(tchi_cublas_fill uplo, int64_t n, cudaDataType type, void *a, 
     return 0;
 }
 
-EXPORT status cusolverDnXpotrf_bufferSize(tchi_cusolver_handle handle, tchi_cusolver_params params,
-                                          tchi_cublas_fill uplo, int64_t n, cudaDataType a_type, const void *a,
-                                          int64_t lda, cudaDataType compute, size_t *device_bytes, size_t *host_bytes);
-EXPORT status cusolverDnXpotrf(tchi_cusolver_handle handle, tchi_cusolver_params params, tchi_cublas_fill uplo,
-                               int64_t n, cudaDataType a_type, void *a, int64_t lda, cudaDataType compute,
-                               void *device_buffer, size_t device_bytes, void *host_buffer, size_t host_bytes,
-                               int *info);
-EXPORT status cusolverDnSpotrfBatched(tchi_cusolver_handle handle, tchi_cublas_fill uplo, int n, float *a[], int lda,
-                                      int *info, int batch);
-EXPORT status cusolverDnDpotrfBatched(tchi_cusolver_handle handle, tchi_cublas_fill uplo, int n, double *a[], int lda,
-                                      int *info, int batch);
+/* One matrix, or a list of them on the device. */
+typedef struct factors {
+    tchi_cublas_fill uplo;
+    cudaDataType type;
+    int64_t n, ld, batch;
+    void *a, *const *list;
+    int *info;
+} factors;
+
+static void factor_all(void *data)
+{
+    const factors *f = data;
+    for (int64_t i = 0; i < f->batch; i++) {
+        f->info[i] = factor(f->uplo, f->n, f->type, f->list != NULL ? f->list[i] : f->a, f->ld);
+    }
+}
 
 status cusolverDnXpotrf_bufferSize(tchi_cusolver_handle handle, tchi_cusolver_params params, tchi_cublas_fill uplo,
                                    int64_t n, cudaDataType a_type, const void *a, int64_t lda, cudaDataType compute,
@@ -343,28 +351,24 @@ status cusolverDnXpotrf(tchi_cusolver_handle handle, tchi_cusolver_params params
                         cudaDataType a_type, void *a, int64_t lda, cudaDataType compute, void *device_buffer,
                         size_t device_bytes, void *host_buffer, size_t host_bytes, int *info)
 {
-    (void)handle, (void)params, (void)compute, (void)device_buffer, (void)device_bytes, (void)host_buffer;
-    (void)host_bytes;
-    *info = factor(uplo, n, a_type, a, lda);
+    factors f = {uplo, a_type, n, lda, 1, a, NULL, info};
+    (void)params, (void)compute, (void)device_buffer, (void)device_bytes, (void)host_buffer, (void)host_bytes;
+    emulator_submit(handle->stream, factor_all, &f, sizeof f);
     return 0;
 }
 
 status cusolverDnSpotrfBatched(tchi_cusolver_handle handle, tchi_cublas_fill uplo, int n, float *a[], int lda,
                                int *info, int batch)
 {
-    (void)handle;
-    for (int i = 0; i < batch; i++) {
-        info[i] = factor(uplo, n, CUDA_R_32F, a[i], lda);
-    }
+    factors f = {uplo, CUDA_R_32F, n, lda, batch, NULL, (void *const *)a, info};
+    emulator_submit(handle->stream, factor_all, &f, sizeof f);
     return 0;
 }
 
 status cusolverDnDpotrfBatched(tchi_cusolver_handle handle, tchi_cublas_fill uplo, int n, double *a[], int lda,
                                int *info, int batch)
 {
-    (void)handle;
-    for (int i = 0; i < batch; i++) {
-        info[i] = factor(uplo, n, CUDA_R_64F, a[i], lda);
-    }
+    factors f = {uplo, CUDA_R_64F, n, lda, batch, NULL, (void *const *)a, info};
+    emulator_submit(handle->stream, factor_all, &f, sizeof f);
     return 0;
 }

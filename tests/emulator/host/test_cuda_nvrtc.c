@@ -1,19 +1,18 @@
-/* Custom kernels on the CUDA module, on a runtime and an NVRTC that only pretend: what the compiler is told, what
- * becomes of its answers, what is asked of a damaged image, how a launch goes out, and what every call says after a
- * kernel has faulted. */
+/* Custom kernels on the CUDA module, on the emulated device and an NVRTC that only pretends: what the compiler is told,
+ * what becomes of its answers, what is asked of a damaged image, how a launch goes out, and what every call says after
+ * a kernel has faulted. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/user_kernel/kernel_text.h"
 
-#include "support/cuda/fake_host.h"
-#include "support/cuda/fake_runtime.h"
+#include "emulator/host/fake_host.h"
+#include "emulator/machine.h"
 #include "support/testing.h"
 
 static void expect_in(const char *text, const char *wanted)
@@ -24,11 +23,8 @@ static void expect_in(const char *text, const char *wanted)
 static void *open_device(int capability)
 {
     void *state = NULL;
-    fake_runtime_reset();
-    fake.capability[1] = capability;
-    fake.most_threads = 1024;
-    fake.registers = 40;
-    fake_host.message[0] = '\0';
+    fake_host_reset();
+    emulated.capability[1] = capability;
     assert_int_equal(tchi_cuda_state_create(1, &state), TCH_OK);
     return state;
 }
@@ -42,7 +38,7 @@ static int open_state(void **state)
 static int close_state(void **state)
 {
     tchi_cuda_state_destroy(*state);
-    return fake.allocated == 0 && fake.streams == 0 && fake.libraries == 0 && fake_host.bytes == 0 ? 0 : -1;
+    return fake_host_is_clean() ? 0 : -1;
 }
 
 static const char *nvrtc_file = FAKE_NVRTC;
@@ -61,19 +57,6 @@ static const char *told(const char *what)
 
 static const tch_kernel_text plain = {.source = "plain", .file = "my \"file\\.cu", .name = "scale<float, 4>"};
 static char words[16384];
-
-/* Runs `body` in a child, for what a process finds out or decides only once; 0 is success. */
-static void in_a_child(int (*body)(void))
-{
-    int status = 0;
-    fflush(NULL);
-    pid_t child = fork();
-    if (child == 0) {
-        _exit(body());
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-}
 
 /* --- the compiler ------------------------------------------------------------------------------------------------ */
 
@@ -108,7 +91,7 @@ static int say_what_is_missing_in_it(void)
 {
     void *state = open_device(90);
     tch_kernel_image image = {NULL, 0};
-    setenv("TORCHIUM_NVRTC", FAKE_CUBLAS, 1);
+    setenv("TORCHIUM_NVRTC", EMULATED_CUBLAS, 1);
     tch_status status = tchi_cuda_kernel_build(state, &plain, &image, words, sizeof words);
     return status == TCH_ERR_UNAVAILABLE && strstr(fake_host.message, "it has no function nvrtcVersion") != NULL ? 0
                                                                                                                  : 1;
@@ -117,9 +100,9 @@ static int say_what_is_missing_in_it(void)
 static void a_missing_compiler_is_explained(void **state)
 {
     (void)state;
-    in_a_child(say_what_to_install);
-    in_a_child(say_where_it_was_looked_for);
-    in_a_child(say_what_is_missing_in_it);
+    fake_host_in_a_child(say_what_to_install);
+    fake_host_in_a_child(say_where_it_was_looked_for);
+    fake_host_in_a_child(say_what_is_missing_in_it);
 }
 
 static void the_line_names_gpu_and_compiler(void **state)
@@ -304,7 +287,7 @@ static int find_beside_cublas(void)
     tch_kernel_image image;
     if (!make_folder(folder,
                      "mkdir -p cublas/lib cuda_nvrtc/lib cuda_runtime/include && "
-                     "cp " FAKE_CUBLAS " cublas/lib/libcublas.so.12 && "
+                     "cp " EMULATED_CUBLAS " cublas/lib/libcublas.so.12 && "
                      "cp " FAKE_NVRTC " cuda_nvrtc/lib/libnvrtc.so.12 && touch cuda_runtime/include/cuda_fp16.h")) {
         return 2;
     }
@@ -322,9 +305,9 @@ static int find_beside_cublas(void)
 static void headers_are_found_or_asked_for(void **state)
 {
     (void)state;
-    in_a_child(lack_headers);
-    in_a_child(have_headers);
-    in_a_child(find_beside_cublas);
+    fake_host_in_a_child(lack_headers);
+    fake_host_in_a_child(have_headers);
+    fake_host_in_a_child(find_beside_cublas);
 }
 
 static void memory_that_runs_out(void **state)
@@ -356,9 +339,9 @@ static const int32_t signature[] = {2, 0, 8, 3, 4, 1, 0, 1, 8, 4, 0, 0, 0};
 static tch_kernel_image build(void *state)
 {
     tch_kernel_image image = {NULL, 0};
-    fake.signature = signature;
-    fake.signature_bytes = sizeof signature;
-    fake.parameter_size = 8;
+    emulated.signature = signature;
+    emulated.signature_bytes = sizeof signature;
+    emulated.parameter_size = 8;
     assert_int_equal(tchi_cuda_kernel_build(state, &plain, &image, words, sizeof words), TCH_OK);
     return image;
 }
@@ -375,11 +358,11 @@ static void a_kernel_is_described(void **state)
     tch_kernel_info info = TCH_KERNEL_INFO_INIT;
     tch_kernel_parameter parameters[2];
     void *kernel = NULL;
-    fake.static_shared = 1000;
+    emulated.static_shared = 1000;
     memset(parameters, 0x55, sizeof parameters);
     assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel, &info, 1, parameters), TCH_OK);
-    assert_string_equal(fake.kernel, "_Z_scale<float, 4>");
-    assert_int_equal(fake.shared_allowed, 199000);
+    assert_string_equal(emulated.kernel, "_Z_scale<float, 4>");
+    assert_int_equal(emulated.shared_allowed, EMULATOR_SHARED_MOST - 1000);
     assert_int_equal(parameters[1].size, 0x55555555); /* no room */
     tchi_cuda_kernel_unload(*state, kernel);
     assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel, &info, 2, parameters), TCH_OK);
@@ -389,7 +372,7 @@ static void a_kernel_is_described(void **state)
     assert_int_equal(info.shared_bytes, 1000);
     assert_int_equal(info.max_threads, 1024);
     assert_int_equal(info.suggested_threads, 1024); /* 2048 threads in 2 blocks */
-    assert_int_equal(info.suggested_blocks, 2);
+    assert_int_equal(info.suggested_blocks, 2 * ((tchi_cuda_state *)*state)->device.processors);
     tchi_cuda_kernel_unload(*state, kernel);
     tchi_cuda_host->release(image.data, image.bytes);
 }
@@ -412,9 +395,9 @@ static void damaged_images_are_refused(void **state)
         assert_int_equal(load_image(*state, &cut, &kernel), TCH_ERR_IO);
         test_drop(cut.data);
     }
-    fake.load_says = cudaErrorInvalidKernelImage;
+    emulated.fault = (emulator_fault){"cudaLibraryLoadData", cudaErrorInvalidKernelImage, 0, 1};
     assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_IO);
-    assert_int_equal(fake.pending, cudaSuccess);
+    assert_int_equal(cudaGetLastError(), cudaSuccess);
     assert_null(kernel);
     tchi_cuda_host->release(image.data, image.bytes);
 }
@@ -423,17 +406,17 @@ static void signatures_that_do_not_fit(void **state)
 {
     tch_kernel_image image = build(*state);
     void *kernel = NULL;
-    fake.parameter_size = 4;
+    emulated.parameter_size = 4;
     assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_INTERNAL);
     fake_host_expect("parameter 0 of kernel scale<float, 4> has 8 bytes by its signature, 4 by its code");
-    fake.parameter_size = 8;
-    fake.signature_bytes -= 4;
+    emulated.parameter_size = 8;
+    emulated.signature_bytes -= 4;
     assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_IO);
-    fake.signature_bytes -= 20; /* as long as one parameter, and it says two */
+    emulated.signature_bytes -= 20; /* as long as one parameter, and it says two */
     assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_IO);
-    fake.signature = NULL;
+    emulated.signature = NULL;
     assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_BACKEND);
-    assert_int_equal(fake.libraries, 0);
+    assert_int_equal(emulated.libraries, 0);
     tchi_cuda_host->release(image.data, image.bytes);
 }
 
@@ -442,10 +425,12 @@ static void capture_forbids_loading(void **state)
     const tchi_cuda_state *s = *state;
     tch_kernel_image image = build(*state);
     void *kernel = NULL;
-    fake.captured = s->own;
+    cudaGraph_t graph = NULL;
+    assert_int_equal(cudaStreamBeginCapture(s->own, cudaStreamCaptureModeRelaxed), cudaSuccess);
     assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_UNSUPPORTED);
     fake_host_expect("compile it before capturing");
-    fake.captured = NULL;
+    assert_int_equal(cudaStreamEndCapture(s->own, &graph), cudaSuccess);
+    cudaGraphDestroy(graph);
     tchi_cuda_host->release(image.data, image.bytes);
 }
 
@@ -463,7 +448,7 @@ static void memory_that_runs_out_while_loading(void **state)
         if (status != TCH_OK) {
             assert_int_equal(status, TCH_ERR_OUT_OF_MEMORY);
             assert_int_equal(fake_host.bytes, before);
-            assert_int_equal(fake.libraries, 0);
+            assert_int_equal(emulated.libraries, 0);
             failures++;
         }
     }
@@ -484,26 +469,24 @@ static void a_launch_goes_to_the_stream(void **state)
     tch_kernel_run run = {{70000, 2, 3}, {32, 4, 1}, 100000, arguments};
     void *kernel = NULL;
     assert_int_equal(load_image(*state, &image, &kernel), TCH_OK);
-    fake.captured = s->own; /* as good as any */
-    int waits = fake.synchronized;
+    int waits = emulated.waits;
     assert_int_equal(tchi_cuda_kernel_launch(*state, kernel, &run), TCH_OK);
-    assert_int_equal(fake.launches, 1);
-    assert_true(fake.grid.x == 70000 && fake.grid.y == 2 && fake.grid.z == 3);
-    assert_true(fake.block.x == 32 && fake.block.y == 4 && fake.block.z == 1);
-    assert_int_equal(fake.launch_shared, 100000);
-    assert_ptr_equal(fake.launch_stream, s->stream);
-    assert_ptr_equal(fake.launch_arguments, arguments);
-    assert_int_equal(fake.synchronized, waits);
-    fake.captured = NULL;
-    run.shared_bytes = 200001;
+    assert_int_equal(emulated.launches, 1);
+    assert_true(emulated.grid.x == 70000 && emulated.grid.y == 2 && emulated.grid.z == 3);
+    assert_true(emulated.block.x == 32 && emulated.block.y == 4 && emulated.block.z == 1);
+    assert_int_equal(emulated.launch_shared, 100000);
+    assert_ptr_equal(emulated.launch_stream, s->stream);
+    assert_ptr_equal(emulated.launch_arguments, arguments);
+    assert_int_equal(emulated.waits, waits);
+    run.shared_bytes = EMULATOR_SHARED_MOST + 1;
     assert_int_equal(tchi_cuda_kernel_launch(*state, kernel, &run), TCH_ERR_INVALID_ARGUMENT);
-    fake_host_expect("shared_bytes is 200001, expected no more than 200000");
-    assert_int_equal(fake.launches, 1);
+    fake_host_expect("shared_bytes is 232449, expected no more than 232448");
+    assert_int_equal(emulated.launches, 1);
     run.shared_bytes = 0;
-    fake.launch_says = cudaErrorLaunchOutOfResources;
+    emulated.fault = (emulator_fault){"cudaLaunchKernel", cudaErrorLaunchOutOfResources, 0, 1};
     assert_int_equal(tchi_cuda_kernel_launch(*state, kernel, &run), TCH_ERR_BACKEND);
-    fake_host_expect("scale<float, 4>: words of CUDA");
-    assert_int_equal(fake.pending, cudaSuccess);
+    fake_host_expect("scale<float, 4>: error of the emulated device");
+    assert_int_equal(cudaGetLastError(), cudaSuccess);
     tchi_cuda_kernel_unload(*state, kernel);
     tchi_cuda_host->release(image.data, image.bytes);
 }
@@ -528,16 +511,15 @@ static int fault(void)
     assert_int_equal(load_image(state, &image, &kernel), TCH_OK);
     assert_int_equal(tchi_cuda_kernel_launch(state, kernel, &run), TCH_OK);
     tchi_cuda_end(state);
-    fake.waiting_says = cudaErrorIllegalAddress;
+    emulated.fault = (emulator_fault){"cudaStreamSynchronize", cudaErrorIllegalAddress, 0, 1};
     assert_int_equal(tchi_cuda_synchronize(state), TCH_ERR_BACKEND);
-    fake_host_expect(
-        "waiting for the stream: words of CUDA (cudaErrorIllegalAddress) after kernel scale<float, 4> was launched");
+    fake_host_expect("waiting for the stream: an illegal memory access was encountered (cudaErrorIllegalAddress) after "
+                     "kernel scale<float, 4> was launched");
     fake_host_expect("only by a new process");
-    fake.waiting_says = cudaSuccess;
     fake_host.message[0] = '\0';
     assert_int_equal(tchi_cuda_begin(beside), TCH_ERR_BACKEND);
-    fake_host_expect("this process can no longer use cuda:1: words of CUDA (cudaErrorIllegalAddress) after kernel "
-                     "scale<float, 4> was launched");
+    fake_host_expect("this process can no longer use cuda:1: an illegal memory access was encountered "
+                     "(cudaErrorIllegalAddress) after kernel scale<float, 4> was launched");
     assert_int_equal(tchi_cuda_begin(elsewhere), TCH_OK);
     tchi_cuda_end(elsewhere);
     tchi_cuda_kernel_unload(state, kernel);
@@ -554,7 +536,7 @@ static int fault(void)
 static void after_a_fault_everything_says_so(void **state)
 {
     (void)state;
-    in_a_child(fault);
+    fake_host_in_a_child(fault);
 }
 
 int main(void)
@@ -579,7 +561,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(memory_that_runs_out_while_loading, open_state, close_state),
         cmocka_unit_test_setup_teardown(a_launch_goes_to_the_stream, open_state, close_state),
     };
-    setenv("TORCHIUM_CUBLAS", FAKE_CUBLAS, 1);
+    setenv("TORCHIUM_CUBLAS", EMULATED_CUBLAS, 1);
     setenv("TORCHIUM_NVRTC", FAKE_NVRTC, 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,24 +6,33 @@
 #include "backends/cuda/runtime/libraries/cublas.h"
 #include "cuda/halves.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 typedef tchi_cublas_status status;
+
+/* Exported as the type of its place in the table of functions that are looked up. */
+#define EXPORT(member, name)                                                                                           \
+    __attribute__((visibility("default"))) __typeof__(*((const tchi_cublas *)NULL)->member) name
+
+EXPORT(create, cublasCreate_v2);
+EXPORT(destroy, cublasDestroy_v2);
+EXPORT(set_stream, cublasSetStream_v2);
+EXPORT(set_workspace, cublasSetWorkspace_v2);
+EXPORT(set_math_mode, cublasSetMathMode);
+EXPORT(set_pointer_mode, cublasSetPointerMode_v2);
+EXPORT(get_status_string, cublasGetStatusString);
+EXPORT(gemm_strided_batched_ex, cublasGemmStridedBatchedEx_64);
+EXPORT(gemm_batched_ex, cublasGemmBatchedEx_64);
+EXPORT(strsm, cublasStrsm_v2_64);
+EXPORT(dtrsm, cublasDtrsm_v2_64);
+EXPORT(strsm_batched, cublasStrsmBatched_64);
+EXPORT(dtrsm_batched, cublasDtrsmBatched_64);
+__attribute__((visibility("default"))) status cublasGetProperty(libraryPropertyType type, int *value);
 
 /* --- handles ----------------------------------------------------------------------------------------------------- */
 
 struct tchi_cublas_context {
-    tchi_cublas_pointer_mode mode; /* host and device memory are one, so nothing depends on it */
+    cudaStream_t stream;
+    tchi_cublas_pointer_mode mode;
 };
-
-EXPORT status cublasCreate_v2(tchi_cublas_handle *handle);
-EXPORT status cublasDestroy_v2(tchi_cublas_handle handle);
-EXPORT status cublasSetStream_v2(tchi_cublas_handle handle, cudaStream_t stream);
-EXPORT status cublasSetWorkspace_v2(tchi_cublas_handle handle, void *workspace, size_t bytes);
-EXPORT status cublasSetMathMode(tchi_cublas_handle handle, tchi_cublas_math mode);
-EXPORT status cublasSetPointerMode_v2(tchi_cublas_handle handle, tchi_cublas_pointer_mode mode);
-EXPORT const char *cublasGetStatusString(status s);
-EXPORT status cublasGetProperty(libraryPropertyType type, int *value);
 
 status cublasCreate_v2(tchi_cublas_handle *handle)
 {
@@ -39,7 +48,7 @@ status cublasDestroy_v2(tchi_cublas_handle handle)
 
 status cublasSetStream_v2(tchi_cublas_handle handle, cudaStream_t stream)
 {
-    (void)handle, (void)stream;
+    handle->stream = stream;
     return 0;
 }
 
@@ -135,21 +144,33 @@ static void store(void *data, cudaDataType type, int64_t i, double value)
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
+/* Of a batch: `stride` elements from one to the next, or a list of them on the device. */
 typedef struct matrix {
     const void *data;
+    const void *const *list;
+    int64_t stride;
     cudaDataType type;
     int64_t ld;
     tchi_cublas_operation op;
 } matrix;
 
-/* op(M) as a dense array of doubles, the contraction contiguous: rows by depth for A, columns by depth for B. */
-static double *spread(const matrix *m, int64_t lines, int64_t depth, int is_left)
+static void *matrix_at(const matrix *m, int64_t i)
 {
+    return m->list != NULL ? (void *)m->list[i] : (char *)m->data + (size_t)(i * m->stride) * size_of(m->type);
+}
+
+/* op(M) as a dense array of doubles, the contraction contiguous: rows by depth for A, columns by depth for B. */
+static double *spread(const matrix *m, int64_t i, int64_t lines, int64_t depth, int is_left)
+{
+    const void *data = matrix_at(m, i);
     double *out = malloc((size_t)(lines * depth + 1) * sizeof *out);
     int along_columns = (m->op == TCHI_CUBLAS_N) == is_left; /* element (line, k) is at line + k ld */
-    for (int64_t i = 0; out != NULL && i < lines; i++) {
+    if (out == NULL) {
+        abort();
+    }
+    for (int64_t line = 0; line < lines; line++) {
         for (int64_t k = 0; k < depth; k++) {
-            out[i * depth + k] = load(m->data, m->type, along_columns ? i + k * m->ld : k + i * m->ld);
+            out[line * depth + k] = load(data, m->type, along_columns ? line + k * m->ld : k + line * m->ld);
         }
     }
     return out;
@@ -170,44 +191,54 @@ static double dot(const double *x, const double *y, int64_t n)
     return sums[0] + sums[1] + (sums[2] + sums[3]);
 }
 
-typedef struct product {
-    int64_t m, n, k;
-    double alpha, beta;
-    matrix a, b;
-    void *c;
-    cudaDataType c_type;
-    int64_t ldc;
-} product;
-
-static status multiply(const product *p)
-{
-    double *a = spread(&p->a, p->m, p->k, 1);
-    double *b = spread(&p->b, p->n, p->k, 0);
-    int good = a != NULL && b != NULL;
-    for (int64_t j = 0; good && j < p->n; j++) {
-        for (int64_t i = 0; i < p->m; i++) {
-            double old = p->beta == 0.0 ? 0.0 : p->beta * load(p->c, p->c_type, i + j * p->ldc);
-            double sum = p->alpha == 0.0 ? 0.0 : p->alpha * dot(a + i * p->k, b + j * p->k, p->k);
-            store(p->c, p->c_type, i + j * p->ldc, sum + old);
-        }
-    }
-    free(a);
-    free(b);
-    return good ? 0 : 3;
-}
-
-static double scalar(const void *at, tchi_cublas_compute compute)
+static double read_scalar(const void *at, tchi_cublas_compute compute)
 {
     return compute == TCHI_CUBLAS_COMPUTE_F64 ? *(const double *)at : *(const float *)at;
 }
 
-EXPORT status cublasGemmStridedBatchedEx_64(tchi_cublas_handle handle, tchi_cublas_operation trans_a,
-                                            tchi_cublas_operation trans_b, int64_t m, int64_t n, int64_t k,
-                                            const void *alpha, const void *a, cudaDataType a_type, int64_t lda,
-                                            long long stride_a, const void *b, cudaDataType b_type, int64_t ldb,
-                                            long long stride_b, const void *beta, void *c, cudaDataType c_type,
-                                            int64_t ldc, long long stride_c, int64_t batch, tchi_cublas_compute compute,
-                                            tchi_cublas_algorithm algorithm);
+/* Numbers of the host are read when the function is called, those of the device when the work is done. */
+typedef struct scalar {
+    const void *device;
+    double host;
+} scalar;
+
+static scalar make_scalar(tchi_cublas_handle handle, const void *at, tchi_cublas_compute compute)
+{
+    return handle->mode == TCHI_CUBLAS_SCALARS_ON_DEVICE ? (scalar){at, 0.0} : (scalar){NULL, read_scalar(at, compute)};
+}
+
+typedef struct product {
+    int64_t m, n, k, batch;
+    scalar alpha, beta;
+    tchi_cublas_compute compute;
+    matrix a, b, c;
+} product;
+
+static void multiply_one(const product *p, int64_t number, double alpha, double beta)
+{
+    double *a = spread(&p->a, number, p->m, p->k, 1);
+    double *b = spread(&p->b, number, p->n, p->k, 0);
+    void *c = matrix_at(&p->c, number);
+    for (int64_t j = 0; j < p->n; j++) {
+        for (int64_t i = 0; i < p->m; i++) {
+            double old = beta == 0.0 ? 0.0 : beta * load(c, p->c.type, i + j * p->c.ld);
+            double sum = alpha == 0.0 ? 0.0 : alpha * dot(a + i * p->k, b + j * p->k, p->k);
+            store(c, p->c.type, i + j * p->c.ld, sum + old);
+        }
+    }
+    free(a);
+    free(b);
+}
+
+static void multiply_all(void *data)
+{
+    const product *p = data;
+    double alpha = p->alpha.device != NULL ? read_scalar(p->alpha.device, p->compute) : p->alpha.host;
+    double beta = p->beta.device != NULL ? read_scalar(p->beta.device, p->compute) : p->beta.host;
+    for (int64_t i = 0; i < p->batch; i++) {
+        multiply_one(p, i, alpha, beta);
+    }
+}
 
 status cublasGemmStridedBatchedEx_64(tchi_cublas_handle handle, tchi_cublas_operation trans_a,
                                      tchi_cublas_operation trans_b, int64_t m, int64_t n, int64_t k, const void *alpha,
@@ -216,33 +247,16 @@ status cublasGemmStridedBatchedEx_64(tchi_cublas_handle handle, tchi_cublas_oper
                                      cudaDataType c_type, int64_t ldc, long long stride_c, int64_t batch,
                                      tchi_cublas_compute compute, tchi_cublas_algorithm algorithm)
 {
-    product p = {m,
-                 n,
-                 k,
-                 scalar(alpha, compute),
-                 scalar(beta, compute),
-                 {NULL, a_type, lda, trans_a},
-                 {NULL, b_type, ldb, trans_b},
-                 NULL,
-                 c_type,
-                 ldc};
-    status result = 0;
-    (void)handle, (void)algorithm;
-    for (int64_t i = 0; i < batch && result == 0; i++) {
-        p.a.data = (const char *)a + (size_t)(i * stride_a) * size_of(a_type);
-        p.b.data = (const char *)b + (size_t)(i * stride_b) * size_of(b_type);
-        p.c = (char *)c + (size_t)(i * stride_c) * size_of(c_type);
-        result = multiply(&p);
-    }
-    return result;
+    product p = {.m = m, .n = n, .k = k, .batch = batch, .compute = compute};
+    (void)algorithm;
+    p.alpha = make_scalar(handle, alpha, compute);
+    p.beta = make_scalar(handle, beta, compute);
+    p.a = (matrix){a, NULL, stride_a, a_type, lda, trans_a};
+    p.b = (matrix){b, NULL, stride_b, b_type, ldb, trans_b};
+    p.c = (matrix){c, NULL, stride_c, c_type, ldc, TCHI_CUBLAS_N};
+    emulator_submit(handle->stream, multiply_all, &p, sizeof p);
+    return 0;
 }
-
-EXPORT status cublasGemmBatchedEx_64(tchi_cublas_handle handle, tchi_cublas_operation trans_a,
-                                     tchi_cublas_operation trans_b, int64_t m, int64_t n, int64_t k, const void *alpha,
-                                     const void *const a[], cudaDataType a_type, int64_t lda, const void *const b[],
-                                     cudaDataType b_type, int64_t ldb, const void *beta, void *const c[],
-                                     cudaDataType c_type, int64_t ldc, int64_t batch, tchi_cublas_compute compute,
-                                     tchi_cublas_algorithm algorithm);
 
 status cublasGemmBatchedEx_64(tchi_cublas_handle handle, tchi_cublas_operation trans_a, tchi_cublas_operation trans_b,
                               int64_t m, int64_t n, int64_t k, const void *alpha, const void *const a[],
@@ -250,12 +264,15 @@ status cublasGemmBatchedEx_64(tchi_cublas_handle handle, tchi_cublas_operation t
                               const void *beta, void *const c[], cudaDataType c_type, int64_t ldc, int64_t batch,
                               tchi_cublas_compute compute, tchi_cublas_algorithm algorithm)
 {
-    status result = 0;
-    for (int64_t i = 0; i < batch && result == 0; i++) {
-        result = cublasGemmStridedBatchedEx_64(handle, trans_a, trans_b, m, n, k, alpha, a[i], a_type, lda, 0, b[i],
-                                               b_type, ldb, 0, beta, c[i], c_type, ldc, 0, 1, compute, algorithm);
-    }
-    return result;
+    product p = {.m = m, .n = n, .k = k, .batch = batch, .compute = compute};
+    (void)algorithm;
+    p.alpha = make_scalar(handle, alpha, compute);
+    p.beta = make_scalar(handle, beta, compute);
+    p.a = (matrix){NULL, a, 0, a_type, lda, trans_a};
+    p.b = (matrix){NULL, b, 0, b_type, ldb, trans_b};
+    p.c = (matrix){NULL, (const void *const *)c, 0, c_type, ldc, TCHI_CUBLAS_N};
+    emulator_submit(handle->stream, multiply_all, &p, sizeof p);
+    return 0;
 }
 
 /* --- triangular solves ------------------------------------------------------------------------------------------- */
@@ -265,68 +282,70 @@ typedef struct triangle {
     tchi_cublas_fill uplo;
     tchi_cublas_operation trans;
     tchi_cublas_diagonal diag;
-    int64_t m, n;
+    int64_t m, n, batch;
     double alpha;
-    cudaDataType type;
-    int64_t lda, ldb;
+    matrix a, b;
 } triangle;
 
 /* Element (i, j) of the matrix that is solved with from the left: op(A), or op(A)' for a solve from the right. */
 static double triangle_at(const triangle *t, const void *a, int64_t i, int64_t j)
 {
-    int turned = (t->trans == TCHI_CUBLAS_T) != (t->side == TCHI_CUBLAS_RIGHT);
-    return load(a, t->type, turned ? j + i * t->lda : i + j * t->lda);
+    int transposed = (t->trans == TCHI_CUBLAS_T) != (t->side == TCHI_CUBLAS_RIGHT);
+    return load(a, t->a.type, transposed ? j + i * t->a.ld : i + j * t->a.ld);
 }
 
 /* X takes B's place. From the right, X op(A) = B is op(A)' X' = B'. */
-static void solve(const triangle *t, const void *a, void *b)
+static void solve_one(const triangle *t, const void *a, void *b)
 {
     int right = t->side == TCHI_CUBLAS_RIGHT;
-    int turned = (t->trans == TCHI_CUBLAS_T) != right;
-    int lower = (t->uplo == TCHI_CUBLAS_LOWER) != turned;
+    int transposed = (t->trans == TCHI_CUBLAS_T) != right;
+    int lower = (t->uplo == TCHI_CUBLAS_LOWER) != transposed;
     int64_t size = right ? t->n : t->m;
     int64_t lines = right ? t->m : t->n;
+    int64_t ld = t->b.ld;
     for (int64_t line = 0; line < lines; line++) {
         for (int64_t step = 0; step < size; step++) {
             int64_t i = lower ? step : size - 1 - step;
-            int64_t at = right ? line + i * t->ldb : i + line * t->ldb;
-            double sum = t->alpha * load(b, t->type, at);
+            int64_t at = right ? line + i * ld : i + line * ld;
+            double sum = t->alpha * load(b, t->b.type, at);
             for (int64_t j = lower ? 0 : i + 1; j < (lower ? i : size); j++) {
-                sum -= triangle_at(t, a, i, j) * load(b, t->type, right ? line + j * t->ldb : j + line * t->ldb);
+                sum -= triangle_at(t, a, i, j) * load(b, t->b.type, right ? line + j * ld : j + line * ld);
             }
-            store(b, t->type, at, t->diag == TCHI_CUBLAS_UNIT ? sum : sum / triangle_at(t, a, i, i));
+            store(b, t->b.type, at, t->diag == TCHI_CUBLAS_UNIT ? sum : sum / triangle_at(t, a, i, i));
         }
     }
 }
 
+static void solve_all(void *data)
+{
+    const triangle *t = data;
+    for (int64_t i = 0; i < t->batch; i++) {
+        solve_one(t, matrix_at(&t->a, i), matrix_at(&t->b, i));
+    }
+}
+
 #define SOLVES(real, wide, name)                                                                                       \
-    EXPORT status cublas##name##trsm_v2_64(tchi_cublas_handle handle, tchi_cublas_side side, tchi_cublas_fill uplo,    \
-                                           tchi_cublas_operation trans, tchi_cublas_diagonal diag, int64_t m,          \
-                                           int64_t n, const real *alpha, const real *a, int64_t lda, real *b,          \
-                                           int64_t ldb);                                                               \
     status cublas##name##trsm_v2_64(tchi_cublas_handle handle, tchi_cublas_side side, tchi_cublas_fill uplo,           \
                                     tchi_cublas_operation trans, tchi_cublas_diagonal diag, int64_t m, int64_t n,      \
                                     const real *alpha, const real *a, int64_t lda, real *b, int64_t ldb)               \
     {                                                                                                                  \
-        triangle t = {side, uplo, trans, diag, m, n, *alpha, wide, lda, ldb};                                          \
-        (void)handle;                                                                                                  \
-        solve(&t, a, b);                                                                                               \
+        triangle t = {side, uplo, trans, diag, m, n, 1, *alpha, {a, .type = wide}, {b, .type = wide}};                 \
+        t.a.ld = lda;                                                                                                  \
+        t.b.ld = ldb;                                                                                                  \
+        emulator_submit(handle->stream, solve_all, &t, sizeof t);                                                      \
         return 0;                                                                                                      \
     }                                                                                                                  \
-    EXPORT status cublas##name##trsmBatched_64(                                                                        \
-        tchi_cublas_handle handle, tchi_cublas_side side, tchi_cublas_fill uplo, tchi_cublas_operation trans,          \
-        tchi_cublas_diagonal diag, int64_t m, int64_t n, const real *alpha, const real *const a[], int64_t lda,        \
-        real *const b[], int64_t ldb, int64_t batch);                                                                  \
     status cublas##name##trsmBatched_64(tchi_cublas_handle handle, tchi_cublas_side side, tchi_cublas_fill uplo,       \
                                         tchi_cublas_operation trans, tchi_cublas_diagonal diag, int64_t m, int64_t n,  \
                                         const real *alpha, const real *const a[], int64_t lda, real *const b[],        \
                                         int64_t ldb, int64_t batch)                                                    \
     {                                                                                                                  \
-        triangle t = {side, uplo, trans, diag, m, n, *alpha, wide, lda, ldb};                                          \
-        (void)handle;                                                                                                  \
-        for (int64_t i = 0; i < batch; i++) {                                                                          \
-            solve(&t, a[i], b[i]);                                                                                     \
-        }                                                                                                              \
+        triangle t = {side, uplo, trans, diag, m, n, batch, *alpha, {NULL, .type = wide}, {NULL, .type = wide}};       \
+        t.a.list = (const void *const *)a;                                                                             \
+        t.a.ld = lda;                                                                                                  \
+        t.b.list = (const void *const *)b;                                                                             \
+        t.b.ld = ldb;                                                                                                  \
+        emulator_submit(handle->stream, solve_all, &t, sizeof t);                                                      \
         return 0;                                                                                                      \
     }
 SOLVES(float, CUDA_R_32F, S)

@@ -1,0 +1,109 @@
+/* See fake_host.h. */
+#include "fake_host.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "backends/cuda/cuda.h"
+
+#include "support/testing.h"
+
+fake_host_record fake_host = {.allocations_left = -1};
+
+static tch_status record(tch_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(fake_host.message, sizeof fake_host.message, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+static void *host_allocate(size_t bytes, size_t alignment)
+{
+    (void)alignment;
+    if (fake_host.allocations_left == 0) {
+        return NULL;
+    }
+    fake_host.allocations_left -= fake_host.allocations_left > 0;
+    fake_host.bytes += (int64_t)bytes;
+    return malloc(bytes);
+}
+
+static void host_release(void *pointer, size_t bytes)
+{
+    fake_host.bytes -= (int64_t)bytes;
+    free(pointer);
+}
+
+static const tch_backend_host host = {sizeof host, record, host_allocate, host_release, NULL};
+const tch_backend_host *tchi_cuda_host = &host;
+
+/* --- in the place of staging.c, control.cu and ranges.c --------------------------------------------------------- */
+
+void tchi_cuda_staging_destroy(tchi_cuda_staging *staging)
+{
+    (void)staging;
+}
+
+tch_status tchi_cuda_store_numbers(tchi_cuda_state *s, double *dst, const double *values, int64_t count)
+{
+    size_t bytes = (size_t)count * sizeof *dst;
+    return tchi_cuda_check(cudaMemcpyAsync(dst, values, bytes, cudaMemcpyHostToDevice, s->stream), "numbers");
+}
+
+bool tchi_cuda_ranges_heard(void)
+{
+    return fake_host.ranges_heard;
+}
+
+void tchi_cuda_range_open(const char *name)
+{
+    emulator_note("push ", name);
+}
+
+void tchi_cuda_range_close(void)
+{
+    emulator_note("pop", "");
+}
+
+/* --- for tests --------------------------------------------------------------------------------------------------- */
+
+void fake_host_reset(void)
+{
+    fake_host.message[0] = '\0';
+    fake_host.ranges_heard = 0;
+    emulated = (emulator_control){.devices = 2, .capability = {90, 90}, .most_threads = 1024, .registers = 40};
+}
+
+int fake_host_is_clean(void)
+{
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+    int device = -1;
+    emulated.fault.failures = 0;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    return emulated.blocks == 0 && emulated.streams == 0 && emulated.graphs == 0 && emulated.executables == 0 &&
+           emulated.libraries == 0 && fake_host.bytes == 0 && mode == cudaStreamCaptureModeGlobal &&
+           cudaGetLastError() == cudaSuccess && cudaGetDevice(&device) == cudaSuccess && device == 0;
+}
+
+void fake_host_expect(const char *words)
+{
+    CHECK(strstr(fake_host.message, words) != NULL, "expected \"%s\" in: %s", words, fake_host.message);
+}
+
+void fake_host_in_a_child(int (*body)(void))
+{
+    int status = 0;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        _exit(body());
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}

@@ -1,0 +1,256 @@
+/* The host side of the CUDA module on the emulated device: whose device is current, what a change of streams orders,
+ * what graph capture forbids, and how memory runs out. */
+#define _GNU_SOURCE
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/cuda/cuda.h"
+
+#include "emulator/host/fake_host.h"
+#include "support/testing.h"
+
+/* A state on device 1, while device 0 is the caller's. */
+static int open_state(void **state)
+{
+    fake_host_reset();
+    return tchi_cuda_state_create(1, state) == TCH_OK ? 0 : -1;
+}
+
+static int close_state(void **state)
+{
+    tchi_cuda_state_destroy(*state);
+    return fake_host_is_clean() ? 0 : -1;
+}
+
+static int current_device(void)
+{
+    int device = -1;
+    assert_int_equal(cudaGetDevice(&device), cudaSuccess);
+    return device;
+}
+
+/* --- devices ----------------------------------------------------------------------------------------------------- */
+
+static int count_without_cublas(void)
+{
+    char reason[1024] = "";
+    setenv("TORCHIUM_CUBLAS", "/nowhere/libcublas.so.13", 1);
+    return tchi_cuda_device_count(reason, sizeof reason, NULL, 0) != 0 ||
+           strstr(reason, "/nowhere/libcublas.so.13") == NULL;
+}
+
+static void without_cublas_no_device_counts(void **state)
+{
+    (void)state;
+    fake_host_reset();
+    fake_host_in_a_child(count_without_cublas); /* the library is looked for once per process */
+}
+
+static void old_gpus_are_told_apart(void **state)
+{
+    void *none = NULL;
+    char reason[1024] = "";
+    (void)state;
+    fake_host_reset();
+    emulated.capability[0] = 70;
+    emulated.capability[1] = 61;
+    assert_int_equal(tchi_cuda_device_count(reason, sizeof reason, NULL, 0), 0);
+    assert_non_null(strstr(reason, "emulated GPU, compute capability 7.0"));
+    emulated.capability[1] = 75; /* one will do, and keeps its number */
+    assert_int_equal(tchi_cuda_device_count(reason, sizeof reason, NULL, 0), 2);
+    assert_int_equal(tchi_cuda_state_create(0, &none), TCH_ERR_UNAVAILABLE);
+    fake_host_expect("cuda:0 has compute capability 7.0");
+    assert_int_equal(fake_host.bytes, 0);
+}
+
+static void asking_about_a_device_leaves_the_current_one(void **state)
+{
+    tch_device_info info = TCH_DEVICE_INFO_INIT;
+    assert_int_equal(tchi_cuda_device_info(0, &info), TCH_OK);
+    assert_int_equal(info.free_memory, info.total_memory);
+    assert_int_equal(tchi_cuda_device_info(1, &info), TCH_OK); /* where the state has its workspace */
+    assert_int_equal(info.free_memory, info.total_memory - tchi_cuda_workspace_bytes(*state));
+    assert_int_equal(current_device(), 0);
+}
+
+static void every_call_gives_the_device_back(void **state)
+{
+    assert_int_equal(current_device(), 0);
+    assert_int_equal(tchi_cuda_begin(*state), TCH_OK);
+    assert_int_equal(current_device(), 1);
+    assert_int_equal(tchi_cuda_begin(*state), TCH_OK);
+    tchi_cuda_end(*state);
+    assert_int_equal(current_device(), 1); /* still inside the outer call */
+    tchi_cuda_end(*state);
+    assert_int_equal(current_device(), 0);
+    emulated.fault = (emulator_fault){"cudaGetDevice", cudaErrorIllegalAddress, 0, 1};
+    assert_int_equal(tchi_cuda_begin(*state), TCH_ERR_BACKEND);
+    fake_host_expect("cudaErrorIllegalAddress");
+    fake_host_expect("only by a new process");
+    assert_int_equal(tchi_cuda_synchronize(*state), TCH_OK);
+    assert_int_equal(current_device(), 0);
+}
+
+/* --- streams ----------------------------------------------------------------------------------------------------- */
+
+static void *stream_of(void *state)
+{
+    void *stream = NULL;
+    assert_int_equal(tchi_cuda_stream(state, 0, &stream), TCH_OK);
+    return stream;
+}
+
+static tch_status set_stream(void *state, void *stream)
+{
+    return tchi_cuda_stream(state, 1, &stream);
+}
+
+/* On this device, for a caller of its own. */
+static cudaStream_t make_stream(int device)
+{
+    cudaStream_t stream;
+    int before = current_device();
+    cudaSetDevice(device);
+    assert_int_equal(cudaStreamCreate(&stream), cudaSuccess);
+    cudaSetDevice(before);
+    return stream;
+}
+
+static void begin_capture(cudaStream_t stream)
+{
+    assert_int_equal(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cudaSuccess);
+}
+
+/* Nothing has happened that would have ended the capture. */
+static void end_capture(cudaStream_t stream)
+{
+    cudaGraph_t graph = NULL;
+    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    cudaGraphDestroy(graph);
+}
+
+static void a_new_stream_follows_the_old(void **state)
+{
+    tchi_cuda_state *s = *state;
+    cudaStream_t local = make_stream(1);
+    cudaStream_t foreign = make_stream(0);
+    assert_int_equal(tchi_cuda_begin(s), TCH_OK);
+    assert_int_equal(set_stream(s, foreign), TCH_ERR_DEVICE);
+    fake_host_expect("cuda:0");
+    fake_host_expect("cuda:1");
+    assert_ptr_equal(stream_of(s), s->own);
+    assert_int_equal(set_stream(s, local), TCH_OK);
+    assert_ptr_equal(stream_of(s), local);
+    assert_ptr_equal(emulated.recorded, s->own);
+    assert_ptr_equal(emulated.waiting, local);
+    assert_int_equal(set_stream(s, NULL), TCH_OK);
+    assert_ptr_equal(emulated.recorded, local);
+    assert_null(emulated.waiting);
+    begin_capture(local);
+    emulated.recorded = NULL;
+    assert_int_equal(set_stream(s, local), TCH_OK);
+    assert_null(emulated.recorded); /* a graph cannot wait for what is outside */
+    end_capture(local);
+    assert_int_equal(set_stream(s, s->own), TCH_OK);
+    tchi_cuda_end(s);
+    cudaStreamDestroy(local);
+    cudaStreamDestroy(foreign);
+}
+
+static void capture_forbids_waiting_and_allocating(void **state)
+{
+    tchi_cuda_state *s = *state;
+    void *block = NULL;
+    void *more = NULL;
+    void *locked = NULL;
+    double a = 1;
+    double b = 2;
+    assert_int_equal(tchi_cuda_begin(s), TCH_OK);
+    assert_int_equal(tchi_cuda_allocate(s, 100, &block), TCH_OK);
+    assert_int_equal(cudaMallocHost(&locked, sizeof b), cudaSuccess);
+    begin_capture(s->own);
+    assert_int_equal(tchi_cuda_allocate(s, 100, &more), TCH_ERR_UNSUPPORTED);
+    fake_host_expect("once before capturing");
+    assert_int_equal(tchi_cuda_synchronize(s), TCH_ERR_UNSUPPORTED);
+    assert_int_equal(tchi_cuda_copy_bytes(s, &a, &b, sizeof a, TCH_COPY_TO_HOST), TCH_ERR_UNSUPPORTED);
+    assert_int_equal(tchi_cuda_copy_bytes(s, &a, &b, sizeof a, TCH_COPY_TO_DEVICE), TCH_ERR_UNSUPPORTED);
+    fake_host_expect("page-locked");
+    assert_int_equal(tchi_cuda_copy_bytes(s, &a, locked, sizeof a, TCH_COPY_TO_DEVICE), TCH_OK);
+    assert_int_equal(tchi_cuda_copy_bytes(s, &a, &b, sizeof a, TCH_COPY_DEVICE), TCH_OK);
+    assert_true(a == 1);
+    assert_int_equal(tchi_cuda_launched(s, "kernel"), TCH_OK);
+    end_capture(s->own);
+    cudaFreeHost(locked);
+    tchi_cuda_release(s, block, 100);
+    tchi_cuda_end(s);
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------ */
+
+static void memory_that_runs_out(void **state)
+{
+    void *block = NULL;
+    assert_int_equal(tchi_cuda_begin(*state), TCH_OK);
+    emulated.fault = (emulator_fault){"cudaMalloc", cudaErrorMemoryAllocation, 0, 1};
+    assert_int_equal(tchi_cuda_allocate(*state, 100, &block), TCH_OK); /* what was given back comes free by waiting */
+    assert_int_equal(emulated.trims, 1);
+    tchi_cuda_release(*state, block, 100);
+    emulated.fault.failures = 2;
+    assert_int_equal(tchi_cuda_allocate(*state, 12345, &block), TCH_ERR_OUT_OF_MEMORY);
+    fake_host_expect("12345 bytes were requested, 4261412864 of 4294967296 are free");
+    assert_int_equal(cudaGetLastError(), cudaSuccess); /* nobody meets the error again */
+    tchi_cuda_end(*state);
+}
+
+static void memory_is_given_back_from_anywhere(void **state)
+{
+    const tchi_cuda_state *s = *state;
+    void *block = NULL;
+    assert_int_equal(tchi_cuda_begin(*state), TCH_OK);
+    assert_int_equal(tchi_cuda_allocate(*state, 100, &block), TCH_OK);
+    tchi_cuda_end(*state);
+    tchi_cuda_release(*state, block, 100);
+    assert_ptr_equal(emulated.freed_on, s->own);
+    assert_int_equal(current_device(), 0);
+    tchi_cuda_release(*state, NULL, 0);
+}
+
+static void a_failed_launch_is_reported_once(void **state)
+{
+    emulated.fault = (emulator_fault){"cudaGetLastError", cudaErrorNoKernelImageForDevice, 0, 1};
+    assert_int_equal(tchi_cuda_launched(*state, "some_kernel"), TCH_ERR_BACKEND);
+    fake_host_expect("some_kernel: error of the emulated device");
+    fake_host_expect("TORCHIUM_CUDA_ARCHITECTURES");
+    assert_int_equal(tchi_cuda_launched(*state, "some_kernel"), TCH_OK);
+}
+
+static void a_state_that_cannot_be_made_leaves_nothing(void **state)
+{
+    void *none = NULL;
+    (void)state;
+    fake_host_reset();
+    emulated.fault = (emulator_fault){"cudaMalloc", cudaErrorMemoryAllocation, 0, 2}; /* of the workspace of cuBLAS */
+    assert_int_equal(tchi_cuda_state_create(1, &none), TCH_ERR_OUT_OF_MEMORY);
+    assert_true(fake_host_is_clean());
+}
+
+#define WITH_STATE(name) cmocka_unit_test_setup_teardown(name, open_state, close_state)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(without_cublas_no_device_counts),
+        cmocka_unit_test(old_gpus_are_told_apart),
+        cmocka_unit_test(a_state_that_cannot_be_made_leaves_nothing),
+        WITH_STATE(asking_about_a_device_leaves_the_current_one),
+        WITH_STATE(every_call_gives_the_device_back),
+        WITH_STATE(a_new_stream_follows_the_old),
+        WITH_STATE(capture_forbids_waiting_and_allocating),
+        WITH_STATE(memory_that_runs_out),
+        WITH_STATE(memory_is_given_back_from_anywhere),
+        WITH_STATE(a_failed_launch_is_reported_once),
+    };
+    setenv("TORCHIUM_CUBLAS", EMULATED_CUBLAS, 1);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
