@@ -1,6 +1,5 @@
-/* What can go wrong only where there is a GPU: tensors and streams of another device, batches with more elements than
+/* What can go wrong only where there is a GPU: tensors of another device, batches with more elements than
  * 32 bits count, one bad matrix in a batch that takes the kernels for large ones, and a budget for their scratch. */
-#include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,25 +47,6 @@ static void tensors_of_the_other_device(void **state)
         }
     }
     tch_context_destroy(cpu);
-}
-
-static void streams_of_another_device(void **state)
-{
-    tch_context *context = *state;
-    int devices = 0;
-    cudaStream_t stream = NULL;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < 2) {
-        print_message("skipped: there is one GPU\n");
-        skip();
-    }
-    void *before = tch_context_get_stream(context);
-    int other = tch_context_device(context).index == 0 ? 1 : 0;
-    assert_int_equal(cudaSetDevice(other), cudaSuccess);
-    assert_int_equal(cudaStreamCreate(&stream), cudaSuccess);
-    assert_int_equal(cudaSetDevice(tch_context_device(context).index), cudaSuccess);
-    test_check_refused(tch_context_set_stream(context, stream), TCH_ERR_DEVICE, "stream");
-    assert_ptr_equal(tch_context_get_stream(context), before);
-    assert_int_equal(cudaStreamDestroy(stream), cudaSuccess);
 }
 
 /* --- one bad matrix ---------------------------------------------------------------------------------------------- */
@@ -385,8 +365,9 @@ static void more_elements_than_32_bits_count(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tensors_of_the_other_device),      cmocka_unit_test(streams_of_another_device),
-        cmocka_unit_test(one_bad_matrix_in_a_batch),        cmocka_unit_test(a_budget_bounds_the_scratch),
+        cmocka_unit_test(tensors_of_the_other_device),
+        cmocka_unit_test(one_bad_matrix_in_a_batch),
+        cmocka_unit_test(a_budget_bounds_the_scratch),
         cmocka_unit_test(more_elements_than_32_bits_count),
     };
     test_begin(argc, argv);

@@ -10,19 +10,99 @@
 #include "support/random.h"
 #include "support/testing.h"
 
-#define BATCH 3
+enum { BATCH = 3, MOST_OUTPUTS = 6 };
 
-typedef struct root_case {
+/* Calls without the host in between, what they write, and what draws the numbers they work on. */
+typedef struct captured_work {
     tch_context *context;
     cudaStream_t stream;
+    tch_status (*calls)(const void *work);
+    void (*draw)(const void *work, uint64_t numbers);
+    test_tensor *outputs[MOST_OUTPUTS]; /* NULL for none */
+} captured_work;
+
+static void enter_work(captured_work *work, tch_context *context)
+{
+    work->context = context;
+    work->stream = test_enter_stream(context);
+}
+
+static void leave_work(captured_work *work, cudaGraphExec_t graph)
+{
+    test_leave_stream(work->context, work->stream, graph);
+    for (int i = 0; i < MOST_OUTPUTS; i++) {
+        if (work->outputs[i] != NULL) {
+            test_tensor_free(work->outputs[i]);
+        }
+    }
+}
+
+static void poison_outputs(const captured_work *work)
+{
+    for (int i = 0; i < MOST_OUTPUTS; i++) {
+        if (work->outputs[i] != NULL) {
+            test_tensor_poison(work->outputs[i]);
+        }
+    }
+}
+
+static void launch_graph(const captured_work *work, cudaGraphExec_t graph)
+{
+    CHECK_CUDA(cudaGraphLaunch(graph, work->stream));
+    CHECK_CUDA(cudaStreamSynchronize(work->stream));
+}
+
+/* Once the calls, then their graph on the same numbers. */
+static void compare_replay(const captured_work *work, cudaGraphExec_t graph, uint64_t numbers)
+{
+    double *expected[MOST_OUTPUTS] = {NULL};
+    work->draw(work, numbers);
+    poison_outputs(work);
+    CHECK_OK(work->calls(work));
+    for (int i = 0; i < MOST_OUTPUTS; i++) {
+        expected[i] = work->outputs[i] != NULL ? test_tensor_read(work->outputs[i]) : NULL;
+    }
+    poison_outputs(work);
+    launch_graph(work, graph);
+    for (int i = 0; i < MOST_OUTPUTS && work->outputs[i] != NULL; i++) {
+        double *got = test_tensor_read(work->outputs[i]);
+        test_tensor_check_written(work->outputs[i], "an output");
+        CHECK(memcmp(got, expected[i], (size_t)work->outputs[i]->count * sizeof *got) == 0,
+              "output %d of the replay differs from the call's", i);
+    }
+}
+
+/* Two sets of numbers by a graph that was captured with a third, without an allocation. */
+static void check_work(captured_work *work)
+{
+    tch_memory_info before = TCH_MEMORY_INFO_INIT;
+    tch_memory_info after = TCH_MEMORY_INFO_INIT;
+    work->draw(work, 1);
+    CHECK_OK(work->calls(work)); /* sizes the workspace */
+    CHECK_OK(tch_context_synchronize(work->context));
+    CHECK_OK(tch_memory_get_info(work->context, &before));
+    cudaGraphExec_t graph = test_capture(work->stream, work->calls, work);
+    compare_replay(work, graph, 2);
+    compare_replay(work, graph, 3);
+    CHECK_OK(tch_memory_get_info(work->context, &after));
+    CHECK(after.misses == before.misses, "%lld allocations after the first call",
+          (long long)(after.misses - before.misses));
+    leave_work(work, graph);
+}
+
+/* --- roots ------------------------------------------------------------------------------------------------------- */
+
+typedef struct root_case {
+    captured_work work;
     int64_t n;
     tch_root_config config;
     test_tensor *a, *out, *residual, *report;
 } root_case;
 
 /* Symmetric matrices that differ with `stream`, of condition 1e4. */
-static void write_matrices(root_case *c, uint64_t stream)
+static void write_matrices(const void *work, uint64_t stream)
 {
+    const root_case *c = work;
     int64_t size = c->n * c->n;
     double *values = test_alloc((size_t)(BATCH * size) * sizeof *values);
     double *spectrum = test_alloc((size_t)c->n * sizeof *spectrum);
@@ -34,91 +114,39 @@ static void write_matrices(root_case *c, uint64_t stream)
     test_tensor_write(c->a, values);
 }
 
-static root_case make_case(tch_context *context, int64_t n, tch_root_method method)
+static tch_status take_root(const void *work)
 {
-    const int64_t shape[] = {BATCH, n, n};
-    root_case c = {.context = context, .n = n, .config = TCH_ROOT_CONFIG_INIT};
-    c.config.relative_eps = 1e-4;
-    c.config.method = method;
-    c.stream = test_enter_stream(context);
-    c.a = test_tensor_make(context, TCH_FLOAT32, 3, shape, LAYOUT_CONTIGUOUS);
-    c.out = test_tensor_make(context, TCH_FLOAT32, 3, shape, LAYOUT_CONTIGUOUS);
-    c.residual = test_tensor_make(context, TCH_FLOAT64, 1, shape, LAYOUT_CONTIGUOUS);
-    c.report = test_tensor_make(context, TCH_INT32, 1, shape, LAYOUT_CONTIGUOUS);
-    return c;
-}
-
-static void free_case(root_case *c, cudaGraphExec_t graph)
-{
-    test_leave_stream(c->context, c->stream, graph);
-    test_tensor_free(c->a);
-    test_tensor_free(c->out);
-    test_tensor_free(c->residual);
-    test_tensor_free(c->report);
-}
-
-static void poison(root_case *c)
-{
-    test_tensor_poison(c->out);
-    test_tensor_poison(c->residual);
-    test_tensor_poison(c->report);
-}
-
-static tch_status take_root(const root_case *c)
-{
-    return tch_inverse_root(c->context, &c->a->tensor, 4, &c->config, &c->out->tensor, &c->residual->tensor,
+    const root_case *c = work;
+    return tch_inverse_root(c->work.context, &c->a->tensor, 4, &c->config, &c->out->tensor, &c->residual->tensor,
                             &c->report->tensor);
 }
 
-static tch_status take_root_of(const void *data)
+static root_case make_case(tch_context *context, int64_t n, tch_root_method method)
 {
-    return take_root(data);
+    const int64_t shape[] = {BATCH, n, n};
+    root_case c = {.work = {.calls = take_root, .draw = write_matrices}, .n = n, .config = TCH_ROOT_CONFIG_INIT};
+    c.config.relative_eps = 1e-4;
+    c.config.method = method;
+    enter_work(&c.work, context);
+    c.a = test_tensor_make(context, TCH_FLOAT32, 3, shape, LAYOUT_CONTIGUOUS);
+    c.work.outputs[0] = c.out = test_tensor_make(context, TCH_FLOAT32, 3, shape, LAYOUT_CONTIGUOUS);
+    c.work.outputs[1] = c.residual = test_tensor_make(context, TCH_FLOAT64, 1, shape, LAYOUT_CONTIGUOUS);
+    c.work.outputs[2] = c.report = test_tensor_make(context, TCH_INT32, 1, shape, LAYOUT_CONTIGUOUS);
+    return c;
 }
 
-static void check_equal(const test_tensor *t, const double *expected, const char *name)
+static void check_roots(tch_context *context, int64_t n, tch_root_method method)
 {
-    double *got = test_tensor_read(t);
-    CHECK(memcmp(got, expected, (size_t)t->count * sizeof *got) == 0, "the replay's %s differs from the call's", name);
-}
-
-/* Once the call, then its graph on the same numbers, for two sets of numbers. */
-static void replay(root_case *c, cudaGraphExec_t graph, uint64_t numbers)
-{
-    write_matrices(c, numbers);
-    poison(c);
-    CHECK_OK(take_root(c));
-    double *out = test_tensor_read(c->out);
-    double *residual = test_tensor_read(c->residual);
-    double *report = test_tensor_read(c->report);
+    test_case("%s, n = %lld", tch_root_method_name(method), (long long)n);
+    root_case c = make_case(context, n, method);
+    write_matrices(&c, 2);
+    CHECK_OK(take_root(&c));
+    double *report = test_tensor_read(c.report);
     for (int b = 0; b < BATCH; b++) {
         CHECK(report[b] == TCH_REPORT_OK, "matrix %d is reported as %g", b, report[b]);
     }
-    poison(c);
-    CHECK_CUDA(cudaGraphLaunch(graph, c->stream));
-    CHECK_CUDA(cudaStreamSynchronize(c->stream));
-    test_tensor_check_written(c->out, "out");
-    check_equal(c->out, out, "out");
-    check_equal(c->residual, residual, "residual");
-    check_equal(c->report, report, "report");
-}
-
-static void check_graph(tch_context *context, int64_t n, tch_root_method method)
-{
-    tch_memory_info before = TCH_MEMORY_INFO_INIT;
-    tch_memory_info after = TCH_MEMORY_INFO_INIT;
-    test_case("%s, n = %lld", tch_root_method_name(method), (long long)n);
-    root_case c = make_case(context, n, method);
-    write_matrices(&c, 1);
-    CHECK_OK(take_root(&c)); /* sizes the workspace */
-    CHECK_OK(tch_context_synchronize(context));
-    CHECK_OK(tch_memory_get_info(context, &before));
-    cudaGraphExec_t graph = test_capture(c.stream, take_root_of, &c);
-    replay(&c, graph, 2);
-    replay(&c, graph, 3);
-    CHECK_OK(tch_memory_get_info(context, &after));
-    CHECK(after.misses == before.misses, "%lld allocations after the first call",
-          (long long)(after.misses - before.misses));
-    free_case(&c, graph);
+    check_work(&c.work);
+    test_tensor_free(c.a);
 }
 
 static void roots_are_captured_and_replayed(void **state)
@@ -128,10 +156,10 @@ static void roots_are_captured_and_replayed(void **state)
         tch_root_config config = TCH_ROOT_CONFIG_INIT;
         tch_root_method chosen;
         config.relative_eps = 1e-4;
-        check_graph(*state, sizes[i], TCH_ROOT_NEWTON);
+        check_roots(*state, sizes[i], TCH_ROOT_NEWTON);
         CHECK_OK(tch_inverse_root_plan(*state, TCH_FLOAT32, BATCH, sizes[i], 4, &config, &chosen, NULL));
         if (chosen == TCH_ROOT_NEWTON) { /* the eigensolver of CUDA's library waits for the device, and cannot */
-            check_graph(*state, sizes[i], TCH_ROOT_AUTO);
+            check_roots(*state, sizes[i], TCH_ROOT_AUTO);
         }
     }
 }
@@ -144,13 +172,12 @@ static void a_replay_meets_a_bad_matrix(void **state)
     write_matrices(&c, 4);
     CHECK_OK(take_root(&c));
     double *expected = test_tensor_read(c.out);
-    cudaGraphExec_t graph = test_capture(c.stream, take_root_of, &c);
+    cudaGraphExec_t graph = test_capture(c.work.stream, take_root, &c);
     double *values = test_tensor_read(c.a);
     values[1600 + 41] = NAN;
     test_tensor_write(c.a, values);
-    poison(&c);
-    CHECK_CUDA(cudaGraphLaunch(graph, c.stream));
-    CHECK_CUDA(cudaStreamSynchronize(c.stream));
+    poison_outputs(&c.work);
+    launch_graph(&c.work, graph);
     double *report = test_tensor_read(c.report);
     double *out = test_tensor_read(c.out);
     CHECK(report[0] == TCH_REPORT_OK && report[1] == TCH_REPORT_NOT_FINITE && report[2] == TCH_REPORT_OK,
@@ -159,28 +186,22 @@ static void a_replay_meets_a_bad_matrix(void **state)
         CHECK(i / 1600 == 1 ? isnan(out[i]) : out[i] == expected[i], "element %d of matrix %d is %g", i % 1600,
               i / 1600, out[i]);
     }
-    free_case(&c, graph);
+    leave_work(&c.work, graph);
+    test_tensor_free(c.a);
 }
 
 /* --- per-sample gradients ---------------------------------------------------------------------------------- */
 
-enum { SAMPLES = 3, OUTPUTS = 6 };
+enum { SAMPLES = 3 };
 
 /* One layer, what it saw of a batch, and everything that is made of it. */
 typedef struct gradient_case {
-    tch_context *context;
-    cudaStream_t stream;
+    captured_work work;
     tch_layer layer;
     test_tensor *input, *gradient;
     test_tensor *samples, *norms, *weights, *sum; /* of the weight's gradients */
     test_tensor *gram, *factor;                   /* factor: of products only, otherwise NULL */
 } gradient_case;
-
-static void gradient_outputs(const gradient_case *c, test_tensor *outputs[OUTPUTS])
-{
-    test_tensor *all[OUTPUTS] = {c->samples, c->norms, c->weights, c->sum, c->gram, c->factor};
-    memcpy(outputs, all, sizeof all);
-}
 
 /* What clipping does, one call after the other, without the host in between; then what curvature is made of. */
 static tch_status take_gradients(const void *data)
@@ -188,40 +209,31 @@ static tch_status take_gradients(const void *data)
     const gradient_case *c = data;
     const tch_tensor *x = &c->input->tensor;
     const tch_tensor *g = &c->gradient->tensor;
-    tch_status status = tch_grad_samples(c->context, &c->layer, x, g, &c->samples->tensor, NULL);
+    tch_status status = tch_grad_samples(c->work.context, &c->layer, x, g, &c->samples->tensor, NULL);
     if (status == TCH_OK) {
-        status = tch_grad_norms(c->context, &c->layer, x, g, TCH_GRAD_WEIGHT, 0, &c->norms->tensor);
+        status = tch_grad_norms(c->work.context, &c->layer, x, g, TCH_GRAD_WEIGHT, 0, &c->norms->tensor);
     }
     if (status == TCH_OK) {
-        status = tch_grad_clip_weights(c->context, &c->norms->tensor, 0.5, &c->weights->tensor);
+        status = tch_grad_clip_weights(c->work.context, &c->norms->tensor, 0.5, &c->weights->tensor);
     }
     if (status == TCH_OK) {
-        status = tch_grad_weighted_sum(c->context, &c->layer, x, g, &c->weights->tensor, 0.0, &c->sum->tensor, NULL);
+        status =
+            tch_grad_weighted_sum(c->work.context, &c->layer, x, g, &c->weights->tensor, 0.0, &c->sum->tensor, NULL);
     }
     if (status == TCH_OK) {
-        status = tch_grad_gram(c->context, &c->layer, x, g, TCH_GRAD_WEIGHT, 0, &c->gram->tensor);
+        status = tch_grad_gram(c->work.context, &c->layer, x, g, TCH_GRAD_WEIGHT, 0, &c->gram->tensor);
     }
     if (status == TCH_OK && c->factor != NULL) {
-        status =
-            tch_grad_factors(c->context, &c->layer, x, NULL, 0, TCH_SHARING_EXPAND, 1.0, 0.0, &c->factor->tensor, NULL);
+        status = tch_grad_factors(c->work.context, &c->layer, x, NULL, 0, TCH_SHARING_EXPAND, 1.0, 0.0,
+                                  &c->factor->tensor, NULL);
     }
     return status;
 }
 
-static void poison_gradients(const gradient_case *c)
-{
-    test_tensor *outputs[OUTPUTS];
-    gradient_outputs(c, outputs);
-    for (int i = 0; i < OUTPUTS; i++) {
-        if (outputs[i] != NULL) {
-            test_tensor_poison(outputs[i]);
-        }
-    }
-}
-
 /* Tokens where the layer is an embedding. */
-static void write_batch(const gradient_case *c, uint64_t numbers)
+static void write_batch(const void *work, uint64_t numbers)
 {
+    const gradient_case *c = work;
     test_random random = test_random_stream(numbers);
     test_tensor *inputs[] = {c->input, c->gradient};
     for (int k = 0; k < 2; k++) {
@@ -235,52 +247,13 @@ static void write_batch(const gradient_case *c, uint64_t numbers)
     }
 }
 
-static void replay_gradients(const gradient_case *c, cudaGraphExec_t graph, uint64_t numbers)
+static void check_gradients(gradient_case *c, const char *what)
 {
-    test_tensor *outputs[OUTPUTS];
-    double *expected[OUTPUTS] = {NULL};
-    gradient_outputs(c, outputs);
-    write_batch(c, numbers);
-    poison_gradients(c);
-    CHECK_OK(take_gradients(c));
-    for (int i = 0; i < OUTPUTS; i++) {
-        expected[i] = outputs[i] != NULL ? test_tensor_read(outputs[i]) : NULL;
-    }
-    poison_gradients(c);
-    CHECK_CUDA(cudaGraphLaunch(graph, c->stream));
-    CHECK_CUDA(cudaStreamSynchronize(c->stream));
-    for (int i = 0; i < OUTPUTS; i++) {
-        if (outputs[i] != NULL) {
-            test_tensor_check_written(outputs[i], "an output");
-            check_equal(outputs[i], expected[i], "output");
-        }
-    }
-}
-
-static void check_gradient_graph(gradient_case *c, const char *what)
-{
-    tch_memory_info before = TCH_MEMORY_INFO_INIT;
-    tch_memory_info after = TCH_MEMORY_INFO_INIT;
+    test_tensor *outputs[MOST_OUTPUTS] = {c->samples, c->norms, c->weights, c->sum, c->gram, c->factor};
     test_case("gradients of %s", what);
-    c->stream = test_enter_stream(c->context);
-    write_batch(c, 1);
-    CHECK_OK(take_gradients(c)); /* sizes the workspace */
-    CHECK_OK(tch_context_synchronize(c->context));
-    CHECK_OK(tch_memory_get_info(c->context, &before));
-    cudaGraphExec_t graph = test_capture(c->stream, take_gradients, c);
-    replay_gradients(c, graph, 2);
-    replay_gradients(c, graph, 3);
-    CHECK_OK(tch_memory_get_info(c->context, &after));
-    CHECK(after.misses == before.misses, "%lld allocations after the first call",
-          (long long)(after.misses - before.misses));
-    test_leave_stream(c->context, c->stream, graph);
-    test_tensor *outputs[OUTPUTS];
-    gradient_outputs(c, outputs);
-    for (int i = 0; i < OUTPUTS; i++) {
-        if (outputs[i] != NULL) {
-            test_tensor_free(outputs[i]);
-        }
-    }
+    memcpy(c->work.outputs, outputs, sizeof outputs);
+    enter_work(&c->work, c->work.context);
+    check_work(&c->work);
     test_tensor_free(c->input);
     test_tensor_free(c->gradient);
 }
@@ -293,7 +266,8 @@ static test_tensor *tensor_of(tch_context *context, tch_dtype dtype, int32_t ndi
 /* `weight` begins with the samples. */
 static gradient_case gradients_of(tch_context *context, tch_layer_kind kind, int32_t ndim, const int64_t *weight)
 {
-    gradient_case c = {.context = context, .layer = TCH_LAYER_INIT(kind)};
+    gradient_case c = {.work = {.context = context, .calls = take_gradients, .draw = write_batch},
+                       .layer = TCH_LAYER_INIT(kind)};
     c.samples = tensor_of(context, TCH_FLOAT32, ndim, weight);
     c.sum = tensor_of(context, TCH_FLOAT32, ndim - 1, weight + 1);
     c.norms = tensor_of(context, TCH_FLOAT64, 1, weight);
@@ -309,23 +283,23 @@ static void gradients_are_captured_and_replayed(void **state)
     linear.input = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 9, 33});
     linear.gradient = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 9, 70});
     linear.factor = tensor_of(context, TCH_FLOAT32, 2, (const int64_t[]){33, 33});
-    check_gradient_graph(&linear, "a linear layer");
+    check_gradients(&linear, "a linear layer");
     gradient_case conv = gradients_of(context, TCH_LAYER_CONV, 4, (const int64_t[]){SAMPLES, 6, 5, 3});
     conv.layer.dims = 1;
     conv.layer.kernel[0] = 3;
     conv.input = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 5, 40});
     conv.gradient = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 6, 38});
     conv.factor = tensor_of(context, TCH_FLOAT32, 2, (const int64_t[]){15, 15});
-    check_gradient_graph(&conv, "a convolution");
+    check_gradients(&conv, "a convolution");
     gradient_case embedding = gradients_of(context, TCH_LAYER_EMBEDDING, 3, (const int64_t[]){SAMPLES, 300, 20});
     embedding.layer.rows = 300;
     embedding.input = tensor_of(context, TCH_INT64, 2, (const int64_t[]){SAMPLES, 100});
     embedding.gradient = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 100, 20});
-    check_gradient_graph(&embedding, "an embedding");
+    check_gradients(&embedding, "an embedding");
     gradient_case norm = gradients_of(context, TCH_LAYER_LAYER_NORM, 2, (const int64_t[]){SAMPLES, 50});
     norm.input = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 200, 50});
     norm.gradient = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 200, 50});
-    check_gradient_graph(&norm, "a layer norm");
+    check_gradients(&norm, "a layer norm");
 }
 
 /* --- streams ----------------------------------------------------------------------------------------------------- */

@@ -2,7 +2,6 @@
  * graphs, threads that have not used CUDA yet, and faults, which take the GPU away from a process: those run in a
  * process of their own, this program started again with the kind of fault as its second argument. */
 #define _GNU_SOURCE
-#include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,15 +9,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "support/cuda/graphs.h"
 #include "support/random.h"
 #include "support/tensors.h"
 #include "support/testing.h"
-
-#define CHECK_CUDA(call)                                                                                               \
-    do {                                                                                                               \
-        cudaError_t error_ = (call);                                                                                   \
-        CHECK(error_ == cudaSuccess, "%s gave %s", #call, cudaGetErrorString(error_));                                 \
-    } while (0)
 
 static tch_kernel *compile(tch_context *context, const char *source, const char *name)
 {
@@ -239,7 +233,6 @@ static void check_added(const test_tensor *x, const double *values, int times)
  * refused, and does not end the capture. */
 static void a_launch_is_captured(void **state)
 {
-    cudaStream_t stream = NULL;
     cudaGraph_t graph = NULL;
     cudaGraphExec_t executable = NULL;
     tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
@@ -250,8 +243,7 @@ static void a_launch_is_captured(void **state)
     config.source = "__global__ void other() {}";
     config.name = "other";
     config.use_cache = 0;
-    CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    CHECK_OK(tch_context_set_stream(*state, stream));
+    cudaStream_t stream = test_enter_stream(*state);
     CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     tch_status launched = launch_add_one(kernel, x);
     tch_status compiled = tch_kernel_compile(*state, &config, &none);
@@ -265,10 +257,8 @@ static void a_launch_is_captured(void **state)
     }
     CHECK_CUDA(cudaStreamSynchronize(stream));
     check_added(x, values, 3);
-    CHECK_CUDA(cudaGraphExecDestroy(executable));
     CHECK_CUDA(cudaGraphDestroy(graph));
-    CHECK_OK(tch_context_set_stream(*state, NULL));
-    CHECK_CUDA(cudaStreamDestroy(stream));
+    test_leave_stream(*state, stream, executable);
     tch_kernel_destroy(kernel);
     test_tensor_free(x);
 }

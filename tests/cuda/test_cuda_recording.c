@@ -1,5 +1,5 @@
 /* Recorded steps on a GPU beside other uses of CUDA: a capture of the caller's own after steps were replayed, captures
- * by other threads meanwhile, contexts on the default stream, and optimizers destroyed while their work is running.
+ * by other threads meanwhile, and optimizers destroyed while their work is running.
  * What the steps compute is compared, to the bit, with an optimizer on a context that does not record. */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -154,20 +154,7 @@ static void another_thread_captures(void **state)
     CHECK_CUDA(cudaFree(memory));
 }
 
-/* --- streams, and the end ---------------------------------------------------------------------------------------- */
-
-static void on_the_default_stream(void **state)
-{
-    (void)state;
-    for (int k = 0; k < KINDS; k++) {
-        test_case("%s on the default stream", tch_optim_kind_name(kinds[k]));
-        CHECK_OK(tch_context_set_stream(recording, NULL));
-        test_training t = begin(recording, kinds[k]);
-        steps(&t, ENOUGH);
-        compare(&t, kinds[k]);
-        test_training_end(&t);
-    }
-}
+/* --- the end ------------------------------------------------------------------------------------------------------ */
 
 /* Nothing of it may be freed before it is done; what follows on the device must be unharmed. */
 static void destroyed_while_running(void **state)
@@ -190,8 +177,9 @@ static void destroyed_while_running(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_caller_captures_a_step), cmocka_unit_test(a_graph_for_each_phase),
-        cmocka_unit_test(another_thread_captures),    cmocka_unit_test(on_the_default_stream),
+        cmocka_unit_test(the_caller_captures_a_step),
+        cmocka_unit_test(a_graph_for_each_phase),
+        cmocka_unit_test(another_thread_captures),
         cmocka_unit_test(destroyed_while_running),
     };
     test_begin(argc, argv);
