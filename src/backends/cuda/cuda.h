@@ -26,7 +26,7 @@ typedef struct tchi_cuda_device {
 /* Work recorded as graphs: see recording.c. */
 typedef struct tchi_cuda_recorded tchi_cuda_recorded;
 typedef struct tchi_cuda_recorder {
-    int32_t wanted;            /* the environment has nothing against it */
+    int32_t enabled;           /* the environment has nothing against it */
     int32_t phases;            /* a graph for each phase */
     cudaStream_t stream, main; /* what is captured, NULL until the first time; and while that is done the context's */
     cudaStream_t other;        /* where the next phase is captured; NULL until there are two */
@@ -38,8 +38,8 @@ typedef struct tchi_cuda_staging tchi_cuda_staging;
 
 typedef struct tchi_cuda_state {
     tchi_cuda_device device;
-    cudaStream_t stream; /* where work is queued: `own`, or the caller's */
-    cudaStream_t own;
+    cudaStream_t stream; /* where work is queued: `local`, or the caller's */
+    cudaStream_t local;
     cudaStream_t side;  /* NULL until the first call that asks for it */
     cudaEvent_t forked; /* what the side stream waits for; made with it */
     tchi_cublas_handle blas;

@@ -121,7 +121,7 @@ static void a_target(int major, int minor, tchi_cuda_code code, int number, int 
     assert_int_equal(tchi_cuda_choose_target(major, minor, 7, known, &target), 1);
     assert_int_equal(target.code, code);
     assert_int_equal(target.number, number);
-    assert_int_equal(target.own, own);
+    assert_int_equal(target.specific, own);
 }
 
 static void targets_by_gpu(void **state)
@@ -426,10 +426,10 @@ static void capture_forbids_loading(void **state)
     tch_kernel_image image = build(*state);
     void *kernel = NULL;
     cudaGraph_t graph = NULL;
-    assert_int_equal(cudaStreamBeginCapture(s->own, cudaStreamCaptureModeRelaxed), cudaSuccess);
+    assert_int_equal(cudaStreamBeginCapture(s->local, cudaStreamCaptureModeRelaxed), cudaSuccess);
     assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_UNSUPPORTED);
     fake_host_expect("compile it before capturing");
-    assert_int_equal(cudaStreamEndCapture(s->own, &graph), cudaSuccess);
+    assert_int_equal(cudaStreamEndCapture(s->local, &graph), cudaSuccess);
     cudaGraphDestroy(graph);
     tchi_cuda_host->release(image.data, image.bytes);
 }

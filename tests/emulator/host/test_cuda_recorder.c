@@ -329,7 +329,7 @@ static tchi_cuda_recorder recorder_with(const char *variable, const char *value,
     assert_int_equal(tchi_cuda_state_create(0, &state), TCH_OK);
     unsetenv(variable);
     tchi_cuda_recorder recorder = ((tchi_cuda_state *)state)->recorder;
-    assert_int_equal(can_record(state), recorder.wanted);
+    assert_int_equal(can_record(state), recorder.enabled);
     tchi_cuda_state_destroy(state);
     return recorder;
 }
@@ -346,10 +346,10 @@ static void phases_where_a_profiler_listens(void **state)
 static void not_where_the_environment_says_so(void **state)
 {
     (void)state;
-    assert_false(recorder_with("TORCHIUM_CUDA_RECORD", "0", 0).wanted);
-    assert_true(recorder_with("TORCHIUM_CUDA_RECORD", "1", 0).wanted);
-    assert_false(recorder_with("TORCHIUM_DEBUG_SYNC", "1", 0).wanted);
-    assert_true(recorder_with("TORCHIUM_DEBUG_SYNC", "0", 0).wanted);
+    assert_false(recorder_with("TORCHIUM_CUDA_RECORD", "0", 0).enabled);
+    assert_true(recorder_with("TORCHIUM_CUDA_RECORD", "1", 0).enabled);
+    assert_false(recorder_with("TORCHIUM_DEBUG_SYNC", "1", 0).enabled);
+    assert_true(recorder_with("TORCHIUM_DEBUG_SYNC", "0", 0).enabled);
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, open_state, close_state)

@@ -139,10 +139,10 @@ static void a_new_stream_follows_the_old(void **state)
     assert_int_equal(set_stream(s, foreign), TCH_ERR_DEVICE);
     fake_host_expect("cuda:0");
     fake_host_expect("cuda:1");
-    assert_ptr_equal(stream_of(s), s->own);
+    assert_ptr_equal(stream_of(s), s->local);
     assert_int_equal(set_stream(s, local), TCH_OK);
     assert_ptr_equal(stream_of(s), local);
-    assert_ptr_equal(emulated.recorded, s->own);
+    assert_ptr_equal(emulated.recorded, s->local);
     assert_ptr_equal(emulated.waiting, local);
     assert_int_equal(set_stream(s, NULL), TCH_OK);
     assert_ptr_equal(emulated.recorded, local);
@@ -152,7 +152,7 @@ static void a_new_stream_follows_the_old(void **state)
     assert_int_equal(set_stream(s, local), TCH_OK);
     assert_null(emulated.recorded); /* a graph cannot wait for what is outside */
     end_capture(local);
-    assert_int_equal(set_stream(s, s->own), TCH_OK);
+    assert_int_equal(set_stream(s, s->local), TCH_OK);
     tchi_cuda_end(s);
     cudaStreamDestroy(local);
     cudaStreamDestroy(foreign);
@@ -169,7 +169,7 @@ static void capture_forbids_waiting_and_allocating(void **state)
     assert_int_equal(tchi_cuda_begin(s), TCH_OK);
     assert_int_equal(tchi_cuda_allocate(s, 100, &block), TCH_OK);
     assert_int_equal(cudaMallocHost(&locked, sizeof b), cudaSuccess);
-    begin_capture(s->own);
+    begin_capture(s->local);
     assert_int_equal(tchi_cuda_allocate(s, 100, &more), TCH_ERR_UNSUPPORTED);
     fake_host_expect("once before capturing");
     assert_int_equal(tchi_cuda_synchronize(s), TCH_ERR_UNSUPPORTED);
@@ -180,7 +180,7 @@ static void capture_forbids_waiting_and_allocating(void **state)
     assert_int_equal(tchi_cuda_copy_bytes(s, &a, &b, sizeof a, TCH_COPY_DEVICE), TCH_OK);
     assert_true(a == 1);
     assert_int_equal(tchi_cuda_launched(s, "kernel"), TCH_OK);
-    end_capture(s->own);
+    end_capture(s->local);
     cudaFreeHost(locked);
     tchi_cuda_release(s, block, 100);
     tchi_cuda_end(s);
@@ -211,7 +211,7 @@ static void memory_is_given_back_from_anywhere(void **state)
     assert_int_equal(tchi_cuda_allocate(*state, 100, &block), TCH_OK);
     tchi_cuda_end(*state);
     tchi_cuda_release(*state, block, 100);
-    assert_ptr_equal(emulated.freed_on, s->own);
+    assert_ptr_equal(emulated.freed_on, s->local);
     assert_int_equal(current_device(), 0);
     tchi_cuda_release(*state, NULL, 0);
 }

@@ -114,7 +114,7 @@ static int64_t widen(copy_params *params)
 
 /* Moves the axis along which the source is contiguous next to the last one, where that is another and both are long
  * enough for tiles to pay. */
-static bool turn(copy_params *params)
+static bool transpose_dimensions(copy_params *params)
 {
     const axis *inner = &params->axes[params->rank - 1];
     if (inner->src == 1 || inner->src == 0 || inner->size < TILE / 4) {
@@ -347,7 +347,7 @@ template <typename value> static void launch_turned(copy_params *params, cudaStr
 
 template <typename value> static void launch(copy_params *params, cudaStream_t stream)
 {
-    if (turn(params)) {
+    if (transpose_dimensions(params)) {
         launch_turned<value>(params, stream);
     } else {
         launch_rows<value>(params, stream);

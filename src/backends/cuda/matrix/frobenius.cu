@@ -50,7 +50,7 @@ static __device__ inline double sum_of_vec4(const tchi_cuda_extent &e, const tch
     return sum;
 }
 
-static __device__ inline double square(uint32_t bits)
+static __device__ inline double square_of(uint32_t bits)
 {
     double v = (double)__uint_as_float(bits);
     return v * v;
@@ -74,8 +74,8 @@ static __device__ inline double sum_of_short_vec4(const tchi_cuda_extent &e, con
             }
 #pragma unroll
             for (int k = 0; k < held; k++) {
-                sum += square(four[k].x << 16) + square(four[k].x & 0xFFFF0000u);
-                sum += square(four[k].y << 16) + square(four[k].y & 0xFFFF0000u);
+                sum += square_of(four[k].x << 16) + square_of(four[k].x & 0xFFFF0000u);
+                sum += square_of(four[k].y << 16) + square_of(four[k].y & 0xFFFF0000u);
             }
         }
     }

@@ -46,22 +46,22 @@ template <typename T> struct __align__(16) vector
     T v[16 / sizeof(T)];
 };
 
-static __device__ inline double product(double a, double b)
+static __device__ inline double multiply_rounded(double a, double b)
 {
     return a * b;
 }
 
-static __device__ inline float product(float a, float b)
+static __device__ inline float multiply_rounded(float a, float b)
 {
     return a * b;
 }
 
-static __device__ inline __half product(__half a, __half b)
+static __device__ inline __half multiply_rounded(__half a, __half b)
 {
     return __float2half_rn(__half2float(a) * __half2float(b));
 }
 
-static __device__ inline __nv_bfloat16 product(__nv_bfloat16 a, __nv_bfloat16 b)
+static __device__ inline __nv_bfloat16 multiply_rounded(__nv_bfloat16 a, __nv_bfloat16 b)
 {
     return __float2bfloat16_rn(__bfloat162float(a) * __bfloat162float(b));
 }
@@ -73,7 +73,7 @@ template <typename T> static __device__ inline void write_scaled(T *to, T a, uin
     vector<T> b = *(const vector<T> *)&bits;
 #pragma unroll
     for (int k = 0; k < (int)(16 / sizeof(T)); k++) {
-        b.v[k] = product(a, b.v[k]);
+        b.v[k] = multiply_rounded(a, b.v[k]);
     }
     if (stream) {
         __stcs((uint4 *)to, *(const uint4 *)&b);

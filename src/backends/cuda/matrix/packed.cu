@@ -186,7 +186,7 @@ static void launch_unpack(const tchi_cuda_state *s, const packed_params<word, ke
 }
 
 template <typename word, typename kept>
-static void launch(const tchi_cuda_state *s, const tch_matrices *full, void *packed, bool unpacks)
+static void launch_packed(const tchi_cuda_state *s, const tch_matrices *full, void *packed, bool unpacks)
 {
     packed_params<word, kept> p = {(word *)full->data, (kept *)packed, full->rows, full->ld, full->stride, full->batch};
     if (unpacks) {
@@ -203,11 +203,11 @@ tch_status tchi_cuda_pack_matrices(void *state, const tch_matrices *full, tch_sc
         return TCH_OK;
     }
     if (type == TCH_SCALAR_F64) {
-        launch<uint64_t, uint64_t>(s, full, packed, unpack);
+        launch_packed<uint64_t, uint64_t>(s, full, packed, unpack);
     } else if (type == TCH_SCALAR_BF16) {
-        launch<uint32_t, __nv_bfloat16>(s, full, packed, unpack);
+        launch_packed<uint32_t, __nv_bfloat16>(s, full, packed, unpack);
     } else {
-        launch<uint32_t, uint32_t>(s, full, packed, unpack);
+        launch_packed<uint32_t, uint32_t>(s, full, packed, unpack);
     }
     return tchi_cuda_launched(s, unpack ? "unpack" : "pack");
 }

@@ -103,7 +103,7 @@ static __device__ inline void report(const tally<real> &seen, double *max_abs, d
     }
 }
 
-static __device__ inline double *entry(double *array, int64_t b)
+static __device__ inline double *entry_or_null(double *array, int64_t b)
 {
     return array != NULL ? array + b : NULL;
 }
@@ -129,7 +129,7 @@ static __global__ void __launch_bounds__(THREADS)
                 }
             }
         }
-        report(seen, entry(max_abs, b), entry(nonfinite, b), (double *)NULL);
+        report(seen, entry_or_null(max_abs, b), entry_or_null(nonfinite, b), (double *)NULL);
     }
 }
 
@@ -258,7 +258,7 @@ static __global__ void __launch_bounds__(THREADS)
         for (int64_t pair = blockIdx.x; pair < tchi_lower_tiles(tiles); pair += gridDim.x) {
             inspect_pair(seen, x, tchi_cuda_at(x, b, 0, 0), n, pair_at(pair), image);
         }
-        report(seen, entry(max_abs, b), entry(nonfinite, b), entry(asymmetry, b));
+        report(seen, entry_or_null(max_abs, b), entry_or_null(nonfinite, b), entry_or_null(asymmetry, b));
     }
 }
 
@@ -329,7 +329,7 @@ static __global__ void __launch_bounds__(THREADS)
         for (int64_t pair = blockIdx.x; pair < tchi_lower_tiles(tiles); pair += gridDim.x) {
             inspect_wide_pair(seen, (const float *)tchi_cuda_at(x, b, 0, 0), x.ld, n, pair_at(pair), image);
         }
-        report(seen, entry(max_abs, b), entry(nonfinite, b), entry(asymmetry, b));
+        report(seen, entry_or_null(max_abs, b), entry_or_null(nonfinite, b), entry_or_null(asymmetry, b));
     }
 }
 
@@ -387,7 +387,7 @@ static __global__ void __launch_bounds__(THREADS) trace_kernel(tchi_cuda_extent 
     }
 }
 
-static tch_status trace(const tchi_cuda_state *state, const tch_matrices *x, double *out)
+static tch_status reduce_trace(const tchi_cuda_state *state, const tch_matrices *x, double *out)
 {
     tchi_cuda_extent e = {x->rows, x->cols, x->batch};
     trace_kernel<<<tchi_cuda_grid(e.batch), THREADS, 0, state->stream>>>(e, tchi_cuda_operand_of(x), out);
@@ -406,7 +406,7 @@ tch_status tchi_cuda_reduce(void *state, tch_reduction kind, const tch_matrices 
     case TCH_REDUCE_FROBENIUS:
         return tchi_cuda_frobenius(s, x, out);
     case TCH_REDUCE_TRACE:
-        return trace(s, x, out);
+        return reduce_trace(s, x, out);
     case TCH_REDUCE_MAX_ABS:
         return tchi_cuda_scan(s, x, out, NULL);
     case TCH_REDUCE_NONFINITE:

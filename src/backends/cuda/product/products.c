@@ -42,9 +42,9 @@ typedef struct arithmetic {
 } arithmetic;
 
 /* Matrices [first, first + count) of the batch. */
-static tch_status multiply(const tchi_cuda_state *state, arithmetic how, const tch_matrices *a, int32_t transpose_a,
-                           const tch_matrices *b, int32_t transpose_b, const tch_matrices *c, int64_t first,
-                           int64_t count)
+static tch_status launch_gemm(const tchi_cuda_state *state, arithmetic how, const tch_matrices *a, int32_t transpose_a,
+                              const tch_matrices *b, int32_t transpose_b, const tch_matrices *c, int64_t first,
+                              int64_t count)
 {
     const tchi_cublas *blas = tchi_cublas_open(NULL); /* it was there when the state was made */
     TCHI_CUBLAS_TRY(blas->gemm_strided_batched_ex(
@@ -58,7 +58,7 @@ static tch_status multiply(const tchi_cuda_state *state, arithmetic how, const t
     return TCH_OK;
 }
 
-static tch_status multiply_all(const tchi_cuda_state *state, arithmetic how, const tch_matrices *a, int32_t transpose_a,
+static tch_status launch_gemms(const tchi_cuda_state *state, arithmetic how, const tch_matrices *a, int32_t transpose_a,
                                const tch_matrices *b, int32_t transpose_b, const tch_matrices *c)
 {
     tch_matrices left = *a;
@@ -69,7 +69,7 @@ static tch_status multiply_all(const tchi_cuda_state *state, arithmetic how, con
     }
     for (int64_t first = 0; first < out.batch; first += MOST_BATCH) {
         int64_t count = out.batch - first < MOST_BATCH ? out.batch - first : MOST_BATCH;
-        TCHI_CUDA_PASS(multiply(state, how, &left, transpose_a, b, transpose_b, &out, first, count));
+        TCHI_CUDA_PASS(launch_gemm(state, how, &left, transpose_a, b, transpose_b, &out, first, count));
     }
     return TCH_OK;
 }
@@ -98,7 +98,7 @@ tch_status tchi_cuda_gemm(void *state, double alpha, const tch_matrices *a, int3
     if ((transpose_a ? a->rows : a->cols) == 1 && beta == 0.0) {
         return tchi_cuda_outer(state, alpha, a, transpose_a, b, transpose_b, c);
     }
-    return multiply_all(state, c->type == TCH_SCALAR_F64 ? in_f64 : in_f32, a, transpose_a, b, transpose_b, c);
+    return launch_gemms(state, c->type == TCH_SCALAR_F64 ? in_f64 : in_f32, a, transpose_a, b, transpose_b, c);
 }
 
 tch_status tchi_cuda_gemm_rounded(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
@@ -109,7 +109,7 @@ tch_status tchi_cuda_gemm_rounded(void *state, double alpha, const tch_matrices 
         return tchi_cuda_gemm(state, alpha, a, transpose_a, b, transpose_b, beta, c);
     }
     arithmetic how = {&narrow[0], &narrow[1], TCHI_CUBLAS_COMPUTE_TF32};
-    return multiply_all(state, how, a, transpose_a, b, transpose_b, c);
+    return launch_gemms(state, how, a, transpose_a, b, transpose_b, c);
 }
 
 /* --- factors ----------------------------------------------------------------------------------------------------- */
@@ -155,7 +155,7 @@ static tch_status update_factor(void *state, const tch_matrices *a, int32_t tran
         return tchi_cuda_factor_narrow(s, (tchi_factor_weights){0.0F, 0.0F, clock->narrow, 0}, a, transpose, c);
     }
     TCHI_CUBLAS_TRY(blas->set_pointer_mode(s->blas, TCHI_CUBLAS_SCALARS_ON_DEVICE), "cublasSetPointerMode");
-    tch_status status = multiply_all(s, weighed_by(clock, a->type, rounded), a, transpose, a, !transpose, c);
+    tch_status status = launch_gemms(s, weighed_by(clock, a->type, rounded), a, transpose, a, !transpose, c);
     TCHI_CUBLAS_TRY(blas->set_pointer_mode(s->blas, TCHI_CUBLAS_SCALARS_ON_HOST), "cublasSetPointerMode");
     return status;
 }

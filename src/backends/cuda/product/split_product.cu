@@ -373,7 +373,7 @@ static tch_status describe(const tch_split_matrices *x, int box_rows, CUtensorMa
 }
 
 template <tch_scalar type, int result, int low>
-static tch_status launch_as(tchi_cuda_state *state, int transposed, const split_launch &p)
+static tch_status launch_split_as(tchi_cuda_state *state, int transposed, const split_launch &p)
 {
     using by_rows = split_gemm<type, true, low, result>;
     using by_columns = split_gemm<type, false, low, result>;
@@ -384,12 +384,12 @@ static tch_status launch_as(tchi_cuda_state *state, int transposed, const split_
 template <tch_scalar type, int result>
 static tch_status launch_to(tchi_cuda_state *state, int transposed, const split_launch &p)
 {
-    return p.low == TCH_LOW_NONE   ? launch_as<type, result, OF_NONE>(state, transposed, p)
-           : p.low == TCH_LOW_BOTH ? launch_as<type, result, OF_BOTH>(state, transposed, p)
-                                   : launch_as<type, result, OF_ONE>(state, transposed, p);
+    return p.low == TCH_LOW_NONE   ? launch_split_as<type, result, OF_NONE>(state, transposed, p)
+           : p.low == TCH_LOW_BOTH ? launch_split_as<type, result, OF_BOTH>(state, transposed, p)
+                                   : launch_split_as<type, result, OF_ONE>(state, transposed, p);
 }
 
-static tch_status launch(tchi_cuda_state *state, const tch_split_problem *problem, tch_low low)
+static tch_status launch_split(tchi_cuda_state *state, const tch_split_problem *problem, tch_low low)
 {
     split_launch p = {};
     const tch_matrices *c = problem->c;
@@ -433,7 +433,7 @@ tch_status tchi_cuda_split_product(void *state, const tch_split_problem *problem
     tchi_cuda_state *s = (tchi_cuda_state *)state;
     *handled = supported(s, problem);
     if (*handled && problem->low != TCH_LOW_NONE && problem->high_alone.of != NULL) {
-        TCHI_CUDA_PASS(launch(s, problem, TCH_LOW_NONE));
+        TCHI_CUDA_PASS(launch_split(s, problem, TCH_LOW_NONE));
     }
-    return *handled ? launch(s, problem, problem->low) : TCH_OK;
+    return *handled ? launch_split(s, problem, problem->low) : TCH_OK;
 }

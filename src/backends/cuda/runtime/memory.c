@@ -46,20 +46,20 @@ static cudaError_t pool_of(int32_t device, cudaMemPool_t *pool)
 
 /* --- allocation -------------------------------------------------------------------------------------------------- */
 
-static cudaError_t take(const tchi_cuda_state *s, cudaMemPool_t pool, size_t bytes, void **pointer)
+static cudaError_t allocate_block(const tchi_cuda_state *s, cudaMemPool_t pool, size_t bytes, void **pointer)
 {
     return pool != NULL ? cudaMallocFromPoolAsync(pointer, bytes, pool, s->stream) : cudaMalloc(pointer, bytes);
 }
 
 /* Memory that was given back but is still in use on the stream is free only after a wait. */
-static cudaError_t take_after_wait(const tchi_cuda_state *s, cudaMemPool_t pool, size_t bytes, void **pointer)
+static cudaError_t allocate_after_wait(const tchi_cuda_state *s, cudaMemPool_t pool, size_t bytes, void **pointer)
 {
     cudaGetLastError();
     cudaError_t error = cudaStreamSynchronize(s->stream);
     if (error == cudaSuccess && pool != NULL) {
         error = cudaMemPoolTrimTo(pool, 0);
     }
-    return error == cudaSuccess ? take(s, pool, bytes, pointer) : error;
+    return error == cudaSuccess ? allocate_block(s, pool, bytes, pointer) : error;
 }
 
 static tch_status out_of_memory(const tchi_cuda_state *s, int64_t bytes)
@@ -88,16 +88,16 @@ tch_status tchi_cuda_allocate(void *state, int64_t bytes, void **pointer)
                                     (long long)bytes);
     }
     TCHI_CUDA_TRY(pool_of(s->device.index, &pool), "making a memory pool");
-    cudaError_t error = take(s, pool, (size_t)bytes, pointer);
+    cudaError_t error = allocate_block(s, pool, (size_t)bytes, pointer);
     if (error == cudaErrorMemoryAllocation) {
-        error = take_after_wait(s, pool, (size_t)bytes, pointer);
+        error = allocate_after_wait(s, pool, (size_t)bytes, pointer);
     }
     return error == cudaErrorMemoryAllocation ? out_of_memory(s, bytes) : tchi_cuda_check(error, "allocating memory");
 }
 
 /* In stream order: what was queued before may still use the block. During capture only a stream outside the graph can
  * take it, and only a block that the graph does not use can come here. */
-static void give_back(const tchi_cuda_state *s, cudaMemPool_t pool, void *pointer)
+static void release_block(const tchi_cuda_state *s, cudaMemPool_t pool, void *pointer)
 {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     if (pool == NULL) {
@@ -106,7 +106,7 @@ static void give_back(const tchi_cuda_state *s, cudaMemPool_t pool, void *pointe
         cudaFreeAsync(pointer, s->stream);
     } else {
         cudaThreadExchangeStreamCaptureMode(&mode);
-        cudaFreeAsync(pointer, s->own);
+        cudaFreeAsync(pointer, s->local);
         cudaThreadExchangeStreamCaptureMode(&mode);
     }
 }
@@ -122,7 +122,7 @@ void tchi_cuda_release(void *state, void *pointer, int64_t bytes)
         return;
     }
     pool_of(s->device.index, &pool);
-    give_back(s, pool, pointer);
+    release_block(s, pool, pointer);
     cudaGetLastError();
     tchi_cuda_end(state);
 }

@@ -26,7 +26,7 @@ static int is_set(const char *variable, const char *value)
 void tchi_cuda_recorder_init(tchi_cuda_recorder *recorder)
 {
     const char *variable = "TORCHIUM_CUDA_RECORD";
-    recorder->wanted = !is_set(variable, "0") && !is_set("TORCHIUM_DEBUG_SYNC", "1");
+    recorder->enabled = !is_set(variable, "0") && !is_set("TORCHIUM_DEBUG_SYNC", "1");
     recorder->phases = is_set(variable, "phases") || (!is_set(variable, "whole") && tchi_cuda_ranges_heard());
 }
 
@@ -56,7 +56,7 @@ static tchi_cuda_recorded *make_recorded(void)
     return recorded;
 }
 
-static void spoil(tchi_cuda_recorded *recorded)
+static void spoil_recording(tchi_cuda_recorded *recorded)
 {
     if (recorded != NULL) {
         recorded->spoiled = true;
@@ -83,7 +83,7 @@ static bool make_room(tchi_cuda_recorded *recorded)
 static bool add_part(tchi_cuda_recorded *recorded, part p)
 {
     if (recorded == NULL || (recorded->count == recorded->room && !make_room(recorded))) {
-        spoil(recorded);
+        spoil_recording(recorded);
         return false;
     }
     recorded->parts[recorded->count++] = p;
@@ -176,7 +176,7 @@ static void keep_capture(tchi_cuda_recorder *recorder, cudaStream_t stream)
 {
     cudaGraph_t graph = end_capture(stream);
     if (graph == NULL) {
-        spoil(recorder->under_way);
+        spoil_recording(recorder->under_way);
     } else if (!add_part(recorder->under_way, (part){.kind = LAUNCH, .graph = graph})) {
         cudaGraphDestroy(graph);
     }
@@ -184,7 +184,7 @@ static void keep_capture(tchi_cuda_recorder *recorder, cudaStream_t stream)
 
 /* The capture goes on on the other stream: it begins there before it ends here, so that at no time work is done instead
  * of being kept. Where it cannot begin, it stays, and two phases are one. */
-static void cut(tchi_cuda_state *s)
+static void cut_capture(tchi_cuda_state *s)
 {
     tchi_cuda_recorder *recorder = &s->recorder;
     cudaStream_t before = recorder->stream;
@@ -208,7 +208,7 @@ void tchi_cuda_recording_range(tchi_cuda_state *s, const char *name)
     if (recorder->under_way == NULL || !recorder->phases) {
         return;
     }
-    cut(s);
+    cut_capture(s);
     add_part(recorder->under_way, (part){.kind = name != NULL ? PUSH : POP, .name = name});
 }
 
@@ -316,7 +316,7 @@ tch_status tchi_cuda_recording_replay(void *state, void *recording, int32_t *beg
 int64_t tchi_cuda_recording_bytes(void *state, int64_t kernels)
 {
     const tchi_cuda_state *s = state;
-    return s->recorder.wanted && !tchi_cuda_is_capturing(s->stream)
+    return s->recorder.enabled && !tchi_cuda_is_capturing(s->stream)
                ? (kernels * KERNEL_BYTES + DRIVER_STEP - 1) / DRIVER_STEP * DRIVER_STEP
                : -1;
 }

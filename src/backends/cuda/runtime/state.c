@@ -25,7 +25,7 @@ int32_t tchi_cuda_entered(void)
     return found.depth > 0 ? found.entered[found.depth - 1] : -1;
 }
 
-static tch_status enter(const tchi_cuda_state *s)
+static tch_status enter_device(const tchi_cuda_state *s)
 {
     int current = 0;
     if (found.depth == MAX_NESTING) {
@@ -44,7 +44,7 @@ tch_status tchi_cuda_begin(void *state)
 {
     const tchi_cuda_state *s = state;
     TCHI_CUDA_PASS(tchi_cuda_check_device(s->device.index));
-    return enter(s);
+    return enter_device(s);
 }
 
 void tchi_cuda_end(void *state)
@@ -98,7 +98,7 @@ static tch_status check_owner(const tchi_cuda_state *s, cudaStream_t stream)
 
 /* `next` waits for what `before` was given. A stream under capture cannot wait for one that is not: who captures has
  * waited for earlier work, as capturing demands. */
-static tch_status order(cudaStream_t before, cudaStream_t next)
+static tch_status order_streams(cudaStream_t before, cudaStream_t next)
 {
     cudaEvent_t event = NULL;
     if (tchi_cuda_is_capturing(before) || tchi_cuda_is_capturing(next)) {
@@ -122,7 +122,7 @@ tch_status tchi_cuda_stream(void *state, int32_t set, void **stream)
         return TCH_OK;
     }
     TCHI_CUDA_PASS(check_owner(s, next));
-    TCHI_CUDA_PASS(order(s->stream, next));
+    TCHI_CUDA_PASS(order_streams(s->stream, next));
     return tchi_cuda_use_stream(s, next);
 }
 
@@ -162,10 +162,10 @@ static tch_status open_blas(tchi_cuda_state *s)
 
 static tch_status open_device(tchi_cuda_state *s)
 {
-    TCHI_CUDA_TRY(cudaStreamCreate(&s->own), "cudaStreamCreate");
-    s->stream = s->own;
+    TCHI_CUDA_TRY(cudaStreamCreate(&s->local), "cudaStreamCreate");
+    s->stream = s->local;
     TCHI_CUDA_PASS(open_blas(s));
-    return tchi_cuda_use_stream(s, s->own);
+    return tchi_cuda_use_stream(s, s->local);
 }
 
 tch_status tchi_cuda_state_create(int32_t index, void **state)
@@ -212,8 +212,8 @@ static void close_device(tchi_cuda_state *s)
     tchi_cuda_staging_destroy(s->staging);
     close_libraries(s);
     tchi_cuda_release(s, s->blas_workspace, tchi_cuda_workspace_bytes(s));
-    cudaStreamSynchronize(s->own);
-    cudaStreamDestroy(s->own);
+    cudaStreamSynchronize(s->local);
+    cudaStreamDestroy(s->local);
     if (s->side != NULL) {
         cudaStreamDestroy(s->side);
     }
@@ -227,7 +227,7 @@ static void close_device(tchi_cuda_state *s)
 void tchi_cuda_state_destroy(void *state)
 {
     tchi_cuda_state *s = state;
-    if (s->own != NULL && enter(s) == TCH_OK) {
+    if (s->local != NULL && enter_device(s) == TCH_OK) {
         close_device(s);
         tchi_cuda_end(s);
     }

@@ -51,7 +51,7 @@ static __device__ inline patch_column column_at(const patch_call &c, int64_t col
 }
 
 /* The coordinate that stands for x, which may lie outside; -1 for a zero. */
-static __device__ inline int32_t inside(int32_t x, int32_t size, tch_padding padding)
+static __device__ inline int32_t pad_position(int32_t x, int32_t size, tch_padding padding)
 {
     if (x >= 0 && x < size) {
         return x;
@@ -107,7 +107,7 @@ static __device__ inline bits element_at(const patch_call &c, const bits *image,
     int64_t index = column.channel;
 #pragma unroll
     for (int d = 0; d < 3; d++) {
-        int32_t x = inside(row.at[d] * c.stride_of[d] + column.offset[d], c.size[d], c.padding);
+        int32_t x = pad_position(row.at[d] * c.stride_of[d] + column.offset[d], c.size[d], c.padding);
         if (x < 0) {
             return 0;
         }

@@ -22,9 +22,9 @@
 /* Rows of a chunk of a matrix. */
 static int64_t chunk_rows(int64_t rows, int64_t cols)
 {
-    int64_t wanted = CHUNK / (cols > 0 ? cols : 1);
-    wanted = wanted > 1 ? wanted : 1;
-    return wanted < rows ? wanted : rows;
+    int64_t rows_of_chunk = CHUNK / (cols > 0 ? cols : 1);
+    rows_of_chunk = rows_of_chunk > 1 ? rows_of_chunk : 1;
+    return rows_of_chunk < rows ? rows_of_chunk : rows;
 }
 
 /* A part of a matrix as an operand of its own, of which (0, 0) is (i, j) of matrix b. */

@@ -75,7 +75,7 @@ struct characteristic {
     bool above; /* the point is above all eigenvalues */
 };
 
-static __device__ characteristic evaluate(const tridiagonal &t, int k, double point, double scale)
+static __device__ characteristic evaluate_characteristic(const tridiagonal &t, int k, double point, double scale)
 {
     double before = 0;
     double now = 1;
@@ -99,7 +99,7 @@ static __device__ characteristic evaluate(const tridiagonal &t, int k, double po
 }
 
 /* Bounds of the spectrum by Gershgorin's circles, and the largest entry of the diagonal. */
-static __device__ void enclose(const tridiagonal &t, int k, double *low, double *high, double *middle)
+static __device__ void enclose_eigenvalue(const tridiagonal &t, int k, double *low, double *high, double *middle)
 {
     double lowest = -INFINITY; /* negated: maxima are taken of all three */
     double highest = -INFINITY;
@@ -124,7 +124,7 @@ static __device__ double largest_of_tridiagonal(const tridiagonal &t, int k, dou
     double low;
     double high;
     double middle;
-    enclose(t, k, &low, &high, &middle);
+    enclose_eigenvalue(t, k, &low, &high, &middle);
     double width = high - low;
     if (!(width > 0)) {
         *residual = t.beside[k - 1];
@@ -134,12 +134,12 @@ static __device__ double largest_of_tridiagonal(const tridiagonal &t, int k, dou
     known = fmax(known, middle);
     double reach = fmax(high - known, 0.0);
     double point = known + ldexp(reach, 2 * (lane - 31));
-    unsigned below = __ballot_sync(0xFFFFFFFFu, !evaluate(t, k, point, 1 / width).above) & 0x7FFFFFFFu;
+    unsigned below = __ballot_sync(0xFFFFFFFFu, !evaluate_characteristic(t, k, point, 1 / width).above) & 0x7FFFFFFFu;
     point = __shfl_sync(0xFFFFFFFFu, point, 32 - __clz((int)below));
-    characteristic c = evaluate(t, k, point, 1 / width);
+    characteristic c = evaluate_characteristic(t, k, point, 1 / width);
     for (int round = 0; round < NEWTON_ROUNDS && c.last > NEWTON_STOP * c.slope; round++) {
         point -= c.last / c.slope * width;
-        c = evaluate(t, k, point, 1 / width);
+        c = evaluate_characteristic(t, k, point, 1 / width);
     }
     *residual = t.beside[k - 1] * sqrt(fmax(c.before / c.slope, 0.0));
     return point;
@@ -182,7 +182,7 @@ template <typename real> static __device__ void start_vector(const lanczos_block
 
 /* w = A v - beta w, of which each block makes its rows and then fetches the others'. */
 template <typename T, typename real>
-static __device__ void multiply(const lanczos_block<real> &k, double beta, int step)
+static __device__ void multiply_by_matrix(const lanczos_block<real> &k, double beta, int step)
 {
     double *to = k.blocks > 1 ? k.published + (int64_t)(step % 2) * k.n : k.w;
     tchi_cuda_multiply<T, real>(k.rows, k.n, k.v, [&](int row, double sum) {
@@ -200,7 +200,7 @@ static __device__ void multiply(const lanczos_block<real> &k, double beta, int s
 /* The entry of the tridiagonal matrix, and the next vector in v with the present one in w. Threads keep to their own
  * entries between the sums. */
 template <typename real>
-static __device__ void advance(const lanczos_block<real> &k, double *alpha, double *beta, double *shared)
+static __device__ void advance_recurrence(const lanczos_block<real> &k, double *alpha, double *beta, double *shared)
 {
     double sum = 0;
     double back = 1 / k.unit;
@@ -238,9 +238,9 @@ template <typename T, typename real> static __device__ double iterate(const lanc
     tchi_cuda_keep_rows<T>(k.rows, k.n);
     for (int step = 0; step < most; step++) {
         __syncthreads();
-        multiply<T>(k, beta, step);
+        multiply_by_matrix<T>(k, beta, step);
         double alpha;
-        advance(k, &alpha, &beta, shared);
+        advance_recurrence(k, &alpha, &beta, shared);
         if (!isfinite(alpha) || !isfinite(beta)) {
             return NAN;
         }
@@ -320,8 +320,8 @@ int64_t tchi_cuda_largest_eigenvalue_scratch(const tchi_cuda_state *state, tch_s
 }
 
 template <typename T, typename real>
-static tch_status launch(const tchi_cuda_state *state, const tch_matrices *x, double tolerance, double *out,
-                         void *scratch)
+static tch_status launch_lanczos(const tchi_cuda_state *state, const tch_matrices *x, double tolerance, double *out,
+                                 void *scratch)
 {
     void (*kernel)(lanczos_parameters) = lanczos<T, real>;
     lanczos_parameters p;
@@ -347,8 +347,8 @@ tch_status tchi_cuda_largest_eigenvalue(void *state, const tch_matrices *x, doub
         return tchi_cuda_check(cudaMemsetAsync(out, 0, (size_t)x->batch * sizeof(double), s->stream), "lanczos");
     }
     if (x->type == TCH_SCALAR_F64) {
-        return launch<double, double>(s, x, tolerance, out, scratch);
+        return launch_lanczos<double, double>(s, x, tolerance, out, scratch);
     }
-    return tolerance >= FLOAT_FROM ? launch<float, float>(s, x, tolerance, out, scratch)
-                                   : launch<float, double>(s, x, tolerance, out, scratch);
+    return tolerance >= FLOAT_FROM ? launch_lanczos<float, float>(s, x, tolerance, out, scratch)
+                                   : launch_lanczos<float, double>(s, x, tolerance, out, scratch);
 }

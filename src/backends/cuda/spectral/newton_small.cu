@@ -134,8 +134,8 @@ static __device__ __forceinline__ void load_fragment(double v[8], const double *
 
 /* The warp's tiles of A B, summed over `depth` tiles. In c[s], the halves of four are columns 0 to 7 and 8 to 15 of
  * tile s. */
-static __device__ __forceinline__ void multiply(double c[WARP_TILES][8], const double *a, const double *b,
-                                                const share &mine, int depth)
+static __device__ __forceinline__ void add_tile_products(double c[WARP_TILES][8], const double *a, const double *b,
+                                                         const share &mine, int depth)
 {
     const lane_offsets offsets = offsets_of_lane();
 #pragma unroll
@@ -213,13 +213,14 @@ typedef enum part { PART_M = 0, PART_H = 1, PART_X = 2 } part;
 /* OUT = A B, where OUT may be A or B: nobody writes before everybody has read. With coefficients, and then for OUT
  * apart from A and B, OUT = c0 I + c1 A + c2 A B. This is the one place where products are done; it is not inlined, so
  * that it is compiled once and keeps within its registers. */
-static __device__ __noinline__ void product(part out, part a, part b, const double *coefficient, int depth, int tiles)
+static __device__ __noinline__ void multiply_matrices(part out, part a, part b, const double *coefficient, int depth,
+                                                      int tiles)
 {
     extern __shared__ __align__(16) double shared[];
     int size = lower_tiles(tiles) * TILE_ELEMENTS;
     const share mine = share_of(tiles);
     double c[WARP_TILES][8];
-    multiply(c, shared + a * size, shared + b * size, mine, depth);
+    add_tile_products(c, shared + a * size, shared + b * size, mine, depth);
     __syncthreads();
 #pragma unroll
     for (int s = 0; s < WARP_TILES; s++) {
@@ -251,22 +252,22 @@ static __device__ __forceinline__ void update_m(int root, int tiles)
 {
     for (; root > 0; root >>= 1) {
         if (root & 1) {
-            product(PART_M, PART_H, PART_M, nullptr, tiles, tiles);
+            multiply_matrices(PART_M, PART_H, PART_M, nullptr, tiles, tiles);
         }
         if (root > 1) {
-            product(PART_H, PART_H, PART_H, nullptr, tiles, tiles);
+            multiply_matrices(PART_H, PART_H, PART_H, nullptr, tiles, tiles);
         }
     }
 }
 
-static __device__ __forceinline__ void iterate(const tch_newton_iteration &iteration, int tiles)
+static __device__ __forceinline__ void iterate_newton(const tch_newton_iteration &iteration, int tiles)
 {
     for (int step = 0; step < iteration.count; step++) {
-        product(PART_H, PART_M, PART_M, iteration.c[step], iteration.degree == 2 ? tiles : 0, tiles);
+        multiply_matrices(PART_H, PART_M, PART_M, iteration.c[step], iteration.degree == 2 ? tiles : 0, tiles);
         if (step == 0) {
             take_first(tiles);
         } else {
-            product(PART_X, PART_X, PART_H, nullptr, tiles, tiles);
+            multiply_matrices(PART_X, PART_X, PART_H, nullptr, tiles, tiles);
         }
         if (step + 1 < iteration.count) {
             update_m(iteration.root, tiles);
@@ -337,7 +338,7 @@ static __global__ void __launch_bounds__(MAX_THREADS) newton_kernel(const __grid
     for (int64_t matrix = blockIdx.x; matrix < p.a.batch; matrix += gridDim.x) {
         load_matrix(p, matrix, shared + PART_M * size, shared + PART_X * size);
         __syncthreads();
-        iterate(p.iteration, p.tiles);
+        iterate_newton(p.iteration, p.tiles);
         store_matrix(p, matrix, shared + PART_X * size);
         __syncthreads();
     }

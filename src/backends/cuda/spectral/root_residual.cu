@@ -186,8 +186,8 @@ static __device__ inline void multiply_rows(const tchi_cuda_rows &m, int n, cons
 
 /* X is wanted again, A is not: what L2 can hold of X should stay there while A passes. */
 template <typename function>
-static __device__ inline void multiply(tch_scalar type, bool with_a, const tchi_cuda_rows &m, int n,
-                                       const residual_block &k, function store)
+static __device__ inline void multiply_by_probes(tch_scalar type, bool with_a, const tchi_cuda_rows &m, int n,
+                                                 const residual_block &k, function store)
 {
     if (type == TCH_SCALAR_F32 && with_a) {
         multiply_rows<float, true>(m, n, k, store);
@@ -213,7 +213,7 @@ static __device__ inline tchi_cuda_rows rows_of(const residual_parameters &p, co
 }
 
 /* The chain's vectors from PROBES vectors of n, times a power of two; a barrier has to follow. */
-static __device__ void fetch(const residual_block &k, int n, const double *from, double size)
+static __device__ void fetch_probes(const residual_block &k, int n, const double *from, double size)
 {
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         double entry[PROBES];
@@ -238,19 +238,19 @@ static __device__ double unit_of(const residual_parameters &p, int64_t b)
 
 /* Adds this thread's part of the squares over the block's rows and one group of probes. `meetings` counts those of the
  * whole launch: a place in `published` is written again only two meetings later, when everyone has read it. */
-static __device__ void chain(const residual_parameters &p, const residual_block &k, int group, int *meetings,
-                             residual_sums *sums)
+static __device__ void probe_chain(const residual_parameters &p, const residual_block &k, int group, int *meetings,
+                                   residual_sums *sums)
 {
     const double *signs = p.signs + (int64_t)group * PROBES * p.n;
     int last = p.error != NULL ? p.root + 1 : p.root;
-    fetch(k, p.n, signs, p.size);
+    fetch_probes(k, p.n, signs, p.size);
     __syncthreads();
     for (int step = 0; step <= last; step++) {
         bool with_a = step == p.root - p.root / 2;
         double shift = with_a && p.shift != NULL ? p.shift[k.b] : 0.0;
         double *to = k.published + (int64_t)(*meetings % 2) * PROBES * p.n;
         tch_scalar type = with_a ? p.a.type : p.x.type;
-        multiply(type, with_a, rows_of(p, k, with_a), p.n, k, [&](int row, int probe, double sum) {
+        multiply_by_probes(type, with_a, rows_of(p, k, with_a), p.n, k, [&](int row, int probe, double sum) {
             int i = k.first + row;
             double entry = with_a ? sum + shift * k.y[probe * k.plane + i] : sum;
             entry -= step == p.root ? signs[(int64_t)probe * p.n + i] * p.size : 0.0;
@@ -267,7 +267,7 @@ static __device__ void chain(const residual_parameters &p, const residual_block 
         }
         tchi_cuda_meet(p.spread.blocks);
         *meetings += 1;
-        fetch(k, p.n, to, 1.0);
+        fetch_probes(k, p.n, to, 1.0);
         __syncthreads();
     }
     __syncthreads(); /* the next group overwrites the vectors */
@@ -321,7 +321,7 @@ static __global__ void __launch_bounds__(THREADS, 1) root_residual(residual_para
     residual_sums sums = {};
     int meetings = 0;
     for (int group = 0; group < p.groups; group++) {
-        chain(p, k, group, &meetings, &sums);
+        probe_chain(p, k, group, &meetings, &sums);
     }
     publish_sums(p, sums, shared);
     tchi_cuda_meet(blocks);
@@ -335,8 +335,8 @@ static int64_t vector_bytes(int64_t n)
     return PROBES * plane_of(n) * (int64_t)sizeof(double);
 }
 
-static tch_status probe(tchi_cuda_state *state, int32_t root, const tch_matrices *a, const double *shift,
-                        const tch_matrices *x, int64_t probes, double *out, double *error, double *scratch)
+static tch_status launch_probes(tchi_cuda_state *state, int32_t root, const tch_matrices *a, const double *shift,
+                                const tch_matrices *x, int64_t probes, double *out, double *error, double *scratch)
 {
     int64_t n = a->rows;
     int64_t groups = tchi_cuda_ceil_div(probes, PROBES);
@@ -448,8 +448,8 @@ static tch_status exact_part(tchi_cuda_state *state, int32_t root, const tch_mat
     return error == NULL ? TCH_OK : bound_errors(state, root, &buffer[0], &y, &spare, scratch + 4 * elements, error);
 }
 
-static tch_status exact(tchi_cuda_state *state, int32_t root, const tch_matrices *a, const double *shift,
-                        const tch_matrices *x, double *out, double *error, double *scratch)
+static tch_status launch_exact(tchi_cuda_state *state, int32_t root, const tch_matrices *a, const double *shift,
+                               const tch_matrices *x, double *out, double *error, double *scratch)
 {
     int64_t chunk = exact_chunk(a->rows, a->batch);
     for (int64_t first = 0; first < a->batch; first += chunk) {
@@ -488,8 +488,8 @@ static tch_status find_residuals(tchi_cuda_state *s, int32_t root, const tch_mat
         TCHI_CUDA_TRY(error != NULL ? cudaMemsetAsync(error, 0, bytes, s->stream) : cudaSuccess, "root_residual");
         return tchi_cuda_check(cudaMemsetAsync(out, 0, bytes, s->stream), "root_residual");
     }
-    return probes == 0 ? exact(s, root, a, shift, x, out, error, scratch)
-                       : probe(s, root, a, shift, x, probes, out, error, scratch);
+    return probes == 0 ? launch_exact(s, root, a, shift, x, out, error, scratch)
+                       : launch_probes(s, root, a, shift, x, probes, out, error, scratch);
 }
 
 tch_status tchi_cuda_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,

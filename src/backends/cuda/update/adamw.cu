@@ -26,7 +26,7 @@ template <typename real> struct adamw_numbers {
 };
 
 template <typename real>
-static __device__ adamw_numbers<real> numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect, int l2)
+static __device__ adamw_numbers<real> adamw_numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect, int l2)
 {
     const tch_hyper *h = list.hyper;
     adamw_numbers<real> n;
@@ -46,9 +46,9 @@ static __device__ adamw_numbers<real> numbers_of(const tchi_cuda_rects &list, co
 
 /* `largest` is the largest v so far, or NULL. */
 template <typename real>
-static __device__ inline void update_four(const adamw_numbers<real> &n, tchi_cuda_vec4<real> &p,
-                                          const tchi_cuda_vec4<real> &grad, tchi_cuda_vec4<real> &m,
-                                          tchi_cuda_vec4<real> &v, tchi_cuda_vec4<real> *largest)
+static __device__ inline void adamw_four(const adamw_numbers<real> &n, tchi_cuda_vec4<real> &p,
+                                         const tchi_cuda_vec4<real> &grad, tchi_cuda_vec4<real> &m,
+                                         tchi_cuda_vec4<real> &v, tchi_cuda_vec4<real> *largest)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -74,7 +74,7 @@ static __device__ inline void adamw_chunk(const tchi_cuda_chunk_ctx<real, path> 
     tchi_cuda_vec4s<real> v = tchi_cuda_fetch_moment<kept>(ctx, 1);
     tchi_cuda_vec4s<real> largest = tchi_cuda_fetch_if(amsgrad, ctx, TCHI_CUDA_STATE_2);
     if (threadIdx.x == 0) {
-        numbers = numbers_of<real>(ctx.list, ctx.rect, l2);
+        numbers = adamw_numbers_of<real>(ctx.list, ctx.rect, l2);
     }
     __syncthreads();
     if (numbers.skip) {
@@ -86,7 +86,7 @@ static __device__ inline void adamw_chunk(const tchi_cuda_chunk_ctx<real, path> 
     tchi_cuda_unpack_moment<kept>(1, v);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        update_four(numbers, p.at[s], g.at[s], m.at[s], v.at[s], amsgrad ? &largest.at[s] : NULL);
+        adamw_four(numbers, p.at[s], g.at[s], m.at[s], v.at[s], amsgrad ? &largest.at[s] : NULL);
     }
     tchi_cuda_put_moments<TCHI_CODE_ADAMW, kept>(ctx, m, v, m);
     if (amsgrad) {

@@ -17,7 +17,7 @@ template <typename real> struct lion_numbers {
 };
 
 template <typename real>
-static __device__ lion_numbers<real> numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect)
+static __device__ lion_numbers<real> lion_numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect)
 {
     const tch_hyper *h = list.hyper;
     lion_numbers<real> n;
@@ -34,8 +34,8 @@ static __device__ lion_numbers<real> numbers_of(const tchi_cuda_rects &list, con
 
 /* A NaN is neither above 0 nor below it. */
 template <typename real>
-static __device__ inline void update_four(const lion_numbers<real> &n, tchi_cuda_vec4<real> &p,
-                                          const tchi_cuda_vec4<real> &g, tchi_cuda_vec4<real> &m)
+static __device__ inline void lion_four(const lion_numbers<real> &n, tchi_cuda_vec4<real> &p,
+                                        const tchi_cuda_vec4<real> &g, tchi_cuda_vec4<real> &m)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -53,7 +53,7 @@ static __device__ inline void lion_chunk(const tchi_cuda_chunk_ctx<real, path> &
     tchi_cuda_vec4s<real> p = tchi_cuda_fetch_param(ctx);
     tchi_cuda_vec4s<real> m = tchi_cuda_fetch_moment<kept>(ctx, 0);
     if (threadIdx.x == 0) {
-        numbers = numbers_of<real>(ctx.list, ctx.rect);
+        numbers = lion_numbers_of<real>(ctx.list, ctx.rect);
     }
     __syncthreads();
     if (numbers.skip) {
@@ -65,7 +65,7 @@ static __device__ inline void lion_chunk(const tchi_cuda_chunk_ctx<real, path> &
     tchi_cuda_vec4s<real> was = m;
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        update_four(numbers, p.at[s], g.at[s], m.at[s]);
+        lion_four(numbers, p.at[s], g.at[s], m.at[s]);
     }
     tchi_cuda_put_moments<TCHI_CODE_LION, kept>(ctx, m, m, was);
     tchi_cuda_put_param(ctx, p);

@@ -19,7 +19,7 @@ template <typename real> struct sgd_numbers {
 };
 
 template <typename real>
-static __device__ sgd_numbers<real> numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect)
+static __device__ sgd_numbers<real> sgd_numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect)
 {
     const tch_hyper *h = list.hyper;
     sgd_numbers<real> n;
@@ -36,8 +36,8 @@ static __device__ sgd_numbers<real> numbers_of(const tchi_cuda_rects &list, cons
 
 /* At the first step the buffer holds nothing yet, not even numbers. */
 template <typename real>
-static __device__ inline void update_four(const sgd_numbers<real> &n, int nesterov, tchi_cuda_vec4<real> &p,
-                                          const tchi_cuda_vec4<real> &grad, tchi_cuda_vec4<real> &buffer)
+static __device__ inline void sgd_four(const sgd_numbers<real> &n, int nesterov, tchi_cuda_vec4<real> &p,
+                                       const tchi_cuda_vec4<real> &grad, tchi_cuda_vec4<real> &buffer)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -62,7 +62,7 @@ static __device__ inline void sgd_chunk(const tchi_cuda_chunk_ctx<real, path> &c
         buffer = tchi_cuda_fetch_moment<kept>(ctx, 0);
     }
     if (threadIdx.x == 0) {
-        numbers = numbers_of<real>(ctx.list, ctx.rect);
+        numbers = sgd_numbers_of<real>(ctx.list, ctx.rect);
     }
     __syncthreads();
     if (numbers.skip) {
@@ -74,7 +74,7 @@ static __device__ inline void sgd_chunk(const tchi_cuda_chunk_ctx<real, path> &c
     tchi_cuda_vec4s<real> was = buffer;
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        update_four(numbers, nesterov, p.at[s], g.at[s], buffer.at[s]);
+        sgd_four(numbers, nesterov, p.at[s], g.at[s], buffer.at[s]);
     }
     if (numbers.momentum) {
         tchi_cuda_put_moments<TCHI_CODE_SGD, kept>(ctx, buffer, buffer, was);

@@ -41,7 +41,7 @@ typedef struct image_parts {
     const char *code;
 } image_parts;
 
-static tch_status damaged(const char *what)
+static tch_status fail_damaged(const char *what)
 {
     return tchi_cuda_host->fail(TCH_ERR_IO, "a compiled kernel is damaged: %s", what);
 }
@@ -57,16 +57,16 @@ static tch_status read_image(const tch_kernel_image *image, image_parts *parts)
     tchi_cuda_image header;
     const char *data = image->data;
     if (data == NULL || image->bytes < sizeof header) {
-        return damaged("it is shorter than its header");
+        return fail_damaged("it is shorter than its header");
     }
     memcpy(&header, data, sizeof header);
     if (memcmp(header.magic, TCHI_CUDA_IMAGE_MAGIC, sizeof header.magic) != 0 || header.code > TCHI_CUDA_CODE_PTX) {
-        return damaged("it does not begin as one");
+        return fail_damaged("it does not begin as one");
     }
     uint64_t names = sizeof header + (uint64_t)header.lowered_bytes + header.name_bytes;
     if (names > header.code_offset || header.code_offset > image->bytes || header.code_bytes < 64 ||
         header.code_bytes != image->bytes - header.code_offset) {
-        return damaged("its sizes do not fit");
+        return fail_damaged("its sizes do not fit");
     }
     parts->lowered = data + sizeof header;
     parts->name = parts->lowered + header.lowered_bytes;
@@ -74,7 +74,7 @@ static tch_status read_image(const tch_kernel_image *image, image_parts *parts)
     int is_elf = memcmp(parts->code, "\177ELF", 4) == 0;
     if (!ends_with_nul(parts->lowered, header.lowered_bytes) || !ends_with_nul(parts->name, header.name_bytes) ||
         (header.code == TCHI_CUDA_CODE_CUBIN ? !is_elf : !ends_with_nul(parts->code, header.code_bytes))) {
-        return damaged("its contents are not what they are said to be");
+        return fail_damaged("its contents are not what they are said to be");
     }
     return TCH_OK;
 }
@@ -119,7 +119,7 @@ static tch_status read_signature(user_kernel *kernel)
     TCHI_CUDA_TRY(cudaLibraryGetGlobal(&place, &bytes, kernel->library, TCHI_CUDA_SIGNATURE),
                   "the kernel's parameters");
     if (bytes < sizeof(signature)) {
-        return damaged("its signature is too short");
+        return fail_damaged("its signature is too short");
     }
     kernel->signature = tchi_cuda_host->allocate(bytes, alignof(max_align_t));
     if (kernel->signature == NULL) {
@@ -130,7 +130,7 @@ static tch_status read_signature(user_kernel *kernel)
     TCHI_CUDA_PASS(copy_from_device(kernel->signature, place, bytes));
     int32_t count = kernel->signature->count;
     if (count < 0 || bytes != sizeof(signature) + (size_t)count * sizeof(tch_kernel_parameter)) {
-        return damaged("the number of its parameters is not that of its signature");
+        return fail_damaged("the number of its parameters is not that of its signature");
     }
     return compare_sizes(kernel);
 }
@@ -152,12 +152,12 @@ static tch_status allow_shared(const tchi_cuda_state *s, user_kernel *kernel)
 }
 
 /* Asking for the attributes makes CUDA load the code now and not at the first launch, which may be under capture. */
-static tch_status load(const tchi_cuda_state *s, user_kernel *kernel, const image_parts *parts)
+static tch_status load_kernel(const tchi_cuda_state *s, user_kernel *kernel, const image_parts *parts)
 {
     cudaError_t error = cudaLibraryLoadData(&kernel->library, parts->code, NULL, NULL, 0, NULL, NULL, 0);
     if (error == cudaErrorInvalidKernelImage || error == cudaErrorInvalidPtx) {
         cudaGetLastError();
-        return damaged(cudaGetErrorString(error));
+        return fail_damaged(cudaGetErrorString(error));
     }
     TCHI_CUDA_TRY(error, "loading the kernel");
     error = cudaLibraryGetKernel(&kernel->function, kernel->library, parts->lowered);
@@ -175,7 +175,7 @@ static tch_status load(const tchi_cuda_state *s, user_kernel *kernel, const imag
 /* --- properties -------------------------------------------------------------------------------------------------- */
 
 /* The block with the most threads under way on a multiprocessor, the largest of equal ones. */
-static tch_status suggest(const tchi_cuda_state *s, const user_kernel *kernel, tch_kernel_info *info)
+static tch_status suggest_launch(const tchi_cuda_state *s, const user_kernel *kernel, tch_kernel_info *info)
 {
     enum { WARP = 32 };
     int best = 0;
@@ -204,7 +204,7 @@ static tch_status describe_kernel(const tchi_cuda_state *s, const user_kernel *m
     for (int32_t i = 0; i < count && i < room; i++) {
         parameters[i] = made->signature->parameters[i];
     }
-    return suggest(s, made, info);
+    return suggest_launch(s, made, info);
 }
 
 tch_status tchi_cuda_kernel_load(void *state, const tch_kernel_image *image, void **kernel, tch_kernel_info *info,
@@ -226,7 +226,7 @@ tch_status tchi_cuda_kernel_load(void *state, const tch_kernel_image *image, voi
     memset(made, 0, bytes);
     made->bytes = bytes;
     memcpy(made->name, parts.name, name_bytes);
-    tch_status status = load(s, made, &parts);
+    tch_status status = load_kernel(s, made, &parts);
     if (status == TCH_OK) {
         status = describe_kernel(s, made, info, room, parameters);
     }
@@ -254,7 +254,7 @@ void tchi_cuda_kernel_unload(void *state, void *kernel)
 
 /* --- launching --------------------------------------------------------------------------------------------------- */
 
-static struct dim3 sizes(const int64_t dimensions[3])
+static struct dim3 dim3_of(const int64_t dimensions[3])
 {
     return (struct dim3){(unsigned)dimensions[0], (unsigned)dimensions[1], (unsigned)dimensions[2]};
 }
@@ -271,7 +271,7 @@ tch_status tchi_cuda_kernel_launch(void *state, void *kernel, const tch_kernel_r
                                     s->device.index, (long long)s->device.shared_per_block,
                                     (long long)made->attributes.sharedSizeBytes);
     }
-    TCHI_CUDA_TRY(cudaLaunchKernel(function_of(made), sizes(run->grid), sizes(run->block), (void **)run->arguments,
+    TCHI_CUDA_TRY(cudaLaunchKernel(function_of(made), dim3_of(run->grid), dim3_of(run->block), (void **)run->arguments,
                                    (size_t)run->shared_bytes, s->stream),
                   made->name);
     /* Not before: the fault of an older kernel may come up in the call. */

@@ -18,13 +18,13 @@
 
 #define TRY(call, what)                                                                                                \
     do {                                                                                                               \
-        tch_status try_status_ = check(nvrtc, (call), (what));                                                         \
+        tch_status try_status_ = check_nvrtc(nvrtc, (call), (what));                                                   \
         if (try_status_ != TCH_OK) {                                                                                   \
             return try_status_;                                                                                        \
         }                                                                                                              \
     } while (0)
 
-static tch_status check(const tchi_nvrtc *nvrtc, tchi_nvrtc_status status, const char *what)
+static tch_status check_nvrtc(const tchi_nvrtc *nvrtc, tchi_nvrtc_status status, const char *what)
 {
     if (status == TCHI_NVRTC_SUCCESS) {
         return TCH_OK;
@@ -204,7 +204,7 @@ static size_t text_bytes(int32_t count, const char *const *texts)
     return bytes;
 }
 
-static tch_status reserve(option_list *list, const tch_kernel_text *text, const tchi_nvrtc *nvrtc)
+static tch_status reserve_image(option_list *list, const tch_kernel_text *text, const tchi_nvrtc *nvrtc)
 {
     size_t pointers = (size_t)(text->option_count + text->include_count + 8) * sizeof(char *);
     size_t texts = text_bytes(text->option_count, text->options) + text_bytes(text->include_count, text->includes) +
@@ -246,9 +246,9 @@ static tch_status make_options(option_list *list, const tch_kernel_text *text, c
                                const tchi_cuda_target *target)
 {
     char architecture[48];
-    TCHI_CUDA_PASS(reserve(list, text, nvrtc));
+    TCHI_CUDA_PASS(reserve_image(list, text, nvrtc));
     snprintf(architecture, sizeof architecture, "%s_%d%s", target->code == TCHI_CUDA_CODE_PTX ? "compute" : "sm",
-             target->number, target->own ? "a" : "");
+             target->number, target->specific ? "a" : "");
     add_option(list, "--gpu-architecture=", architecture, "");
     if (has_plain_names(text)) {
         add_option(list, "--generate-line-info", "", "");
@@ -271,7 +271,7 @@ static tch_status make_options(option_list *list, const tch_kernel_text *text, c
 
 /* --- compiling --------------------------------------------------------------------------------------------------- */
 
-static void append(char *log, size_t size, const char *words)
+static void append_text(char *log, size_t size, const char *words)
 {
     size_t used = strlen(log);
     snprintf(log + used, size - used, "%s", words);
@@ -289,7 +289,7 @@ static void explain_headers(const tchi_nvrtc *nvrtc, char *log, size_t size)
         "CUDA's headers, such as cuda_fp16.h, were not found beside %.300s nor in /usr/local/cuda/include: install "
         "them (pip install nvidia-cuda-runtime), or name the folder of a CUDA toolkit in TORCHIUM_CUDA_PATH.\n",
         nvrtc->library);
-    append(log, size, words);
+    append_text(log, size, words);
 }
 
 /* The source is right and the name is not, where the first error is behind the source: of NVRTC's words, which quote
@@ -330,7 +330,7 @@ static tch_status read_log(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program, c
     if (whole == NULL) {
         return out_of_memory(bytes, "what NVRTC says");
     }
-    tch_status status = check(nvrtc, nvrtc->get_program_log(program, whole), "nvrtcGetProgramLog");
+    tch_status status = check_nvrtc(nvrtc, nvrtc->get_program_log(program, whole), "nvrtcGetProgramLog");
     if (status == TCH_OK) {
         snprintf(log, size, "%.*s", (int)(bytes < INT_MAX ? bytes : INT_MAX), whole);
     }
@@ -338,8 +338,8 @@ static tch_status read_log(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program, c
     return status;
 }
 
-static tch_status compile(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program, const tch_kernel_text *text,
-                          const tchi_cuda_target *target, char *log, size_t log_size)
+static tch_status compile_program(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program, const tch_kernel_text *text,
+                                  const tchi_cuda_target *target, char *log, size_t log_size)
 {
     option_list options = {NULL, 0, NULL, 0, 0};
     TRY(nvrtc->add_name_expression(program, text->name), "nvrtcAddNameExpression");
@@ -362,7 +362,7 @@ static tch_status compile(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program, co
 
 /* --- the image --------------------------------------------------------------------------------------------------- */
 
-static tch_status measure(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program, tchi_cuda_image *header)
+static tch_status measure_code(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program, tchi_cuda_image *header)
 {
     size_t bytes = 0;
     if (header->code == TCHI_CUDA_CODE_PTX) {
@@ -384,7 +384,7 @@ static tch_status make_image(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program,
     TRY(nvrtc->get_lowered_name(program, name, &lowered), "nvrtcGetLoweredName");
     header.lowered_bytes = (uint32_t)strlen(lowered) + 1;
     header.name_bytes = (uint32_t)strlen(name) + 1;
-    TCHI_CUDA_PASS(measure(nvrtc, program, &header));
+    TCHI_CUDA_PASS(measure_code(nvrtc, program, &header));
 
     size_t bytes = header.code_offset + (size_t)header.code_bytes;
     char *data = tchi_cuda_host->allocate(bytes, 16);
@@ -396,9 +396,9 @@ static tch_status make_image(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program,
     memcpy(data + sizeof header, lowered, header.lowered_bytes);
     memcpy(data + sizeof header + header.lowered_bytes, name, header.name_bytes);
     char *place = data + header.code_offset;
-    tch_status status =
-        check(nvrtc, code == TCHI_CUDA_CODE_PTX ? nvrtc->get_ptx(program, place) : nvrtc->get_cubin(program, place),
-              "taking the compiled kernel from NVRTC");
+    tch_status status = check_nvrtc(
+        nvrtc, code == TCHI_CUDA_CODE_PTX ? nvrtc->get_ptx(program, place) : nvrtc->get_cubin(program, place),
+        "taking the compiled kernel from NVRTC");
     if (status != TCH_OK) {
         tchi_cuda_host->release(data, bytes);
         return status;
@@ -410,15 +410,15 @@ static tch_status make_image(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program,
 
 /* --- all of it --------------------------------------------------------------------------------------------------- */
 
-static tch_status build(const tchi_nvrtc *nvrtc, const tchi_cuda_target *target, const tch_kernel_text *text,
-                        const char *whole, tch_kernel_image *image, char *log, size_t log_size)
+static tch_status build_image(const tchi_nvrtc *nvrtc, const tchi_cuda_target *target, const tch_kernel_text *text,
+                              const char *whole, tch_kernel_image *image, char *log, size_t log_size)
 {
     tchi_nvrtc_handle program = NULL;
     /* NVRTC would take a name that begins with a dash for an option; the user's name is in the text's #line. */
     TRY(nvrtc->create_program(&program, whole, "kernel.cu", TCHI_CUDA_HEADERS, tchi_cuda_header_texts,
                               tchi_cuda_header_names),
         "nvrtcCreateProgram");
-    tch_status status = compile(nvrtc, program, text, target, log, log_size);
+    tch_status status = compile_program(nvrtc, program, text, target, log, log_size);
     if (status == TCH_OK) {
         status = make_image(nvrtc, program, text->name, target->code, image);
     }
@@ -437,7 +437,7 @@ tch_status tchi_cuda_kernel_build(void *state, const tch_kernel_text *text, tch_
     TCHI_CUDA_PASS(open_compiler(&nvrtc));
     TCHI_CUDA_PASS(find_target(state, nvrtc, &target));
     TCHI_CUDA_PASS(make_text(text, &whole, &bytes));
-    tch_status status = build(nvrtc, &target, text, whole, image, log, log_size);
+    tch_status status = build_image(nvrtc, &target, text, whole, image, log, log_size);
     tchi_cuda_host->release(whole, bytes);
     return status;
 }

@@ -4,7 +4,7 @@
 
 /* From Hopper on an architecture has instructions of its own, which its successors lack: code for the very GPU may use
  * them. */
-enum { FIRST_WITH_OWN = 90 };
+enum { FIRST_SPECIFIC = 90 };
 
 int tchi_cuda_choose_target(int32_t major, int32_t minor, int32_t count, const int *known, tchi_cuda_target *target)
 {
@@ -17,6 +17,6 @@ int tchi_cuda_choose_target(int32_t major, int32_t minor, int32_t count, const i
     }
     target->number = nearest;
     target->code = nearest == gpu ? TCHI_CUDA_CODE_CUBIN : TCHI_CUDA_CODE_PTX;
-    target->own = nearest == gpu && gpu >= FIRST_WITH_OWN;
+    target->specific = nearest == gpu && gpu >= FIRST_SPECIFIC;
     return nearest != 0;
 }

@@ -40,8 +40,8 @@ extern const char *const tchi_cuda_header_texts[TCHI_CUDA_HEADERS];
  * one that it knows, which the driver finishes. */
 typedef struct tchi_cuda_target {
     tchi_cuda_code code;
-    int32_t number; /* 90 for compute capability 9.0 */
-    int32_t own;    /* with the instructions that only this architecture has: sm_90a */
+    int32_t number;   /* 90 for compute capability 9.0 */
+    int32_t specific; /* with the instructions that only this architecture has: sm_90a */
 } tchi_cuda_target;
 
 /* `known` are the architectures NVRTC knows, ascending. 0 where the GPU is older than all of them. */

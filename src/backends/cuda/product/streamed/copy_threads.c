@@ -22,7 +22,7 @@ struct tchi_copy_threads {
     pthread_cond_t work; /* there are parts to take, or it is time to end */
     pthread_cond_t done; /* the last part of the copy is done */
     tchi_rows rows;
-    int64_t parts, taken, finished;
+    int64_t parts, next, finished;
     int end;
 };
 
@@ -49,8 +49,8 @@ static void copy_part(const tchi_rows *r, int64_t index, int64_t parts)
 /* With the lock held: takes parts until none is left. */
 static void copy_parts(tchi_copy_threads *t)
 {
-    while (t->taken < t->parts) {
-        int64_t index = t->taken++;
+    while (t->next < t->parts) {
+        int64_t index = t->next++;
         tchi_rows rows = t->rows;
         int64_t parts = t->parts;
         pthread_mutex_unlock(&t->lock);
@@ -85,7 +85,7 @@ void tchi_copy_threads_run(tchi_copy_threads *t, const tchi_rows *rows)
     int64_t parts = rows->width * rows->rows / LEAST_PART;
     pthread_mutex_lock(&t->lock);
     t->rows = *rows;
-    t->taken = 0;
+    t->next = 0;
     t->finished = 0;
     t->parts = parts < 1 ? 1 : parts > most ? most : parts;
     if (t->parts > 1) {
@@ -101,12 +101,12 @@ void tchi_copy_threads_run(tchi_copy_threads *t, const tchi_rows *rows)
 /* --- beginning and end ------------------------------------------------------------------------------------------- */
 
 /* Half of the processors this process may use, the caller's own among them. */
-static int wanted_threads(void)
+static int target_threads(void)
 {
     cpu_set_t set;
     int processors = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 2;
-    int wanted = processors / 2 - 1;
-    return wanted < 0 ? 0 : wanted > MOST_THREADS ? MOST_THREADS : wanted;
+    int target = processors / 2 - 1;
+    return target < 0 ? 0 : target > MOST_THREADS ? MOST_THREADS : target;
 }
 
 /* Signals are the program's: its own threads handle them. A thread that cannot be had is done without. */
@@ -116,8 +116,8 @@ static void start_threads(tchi_copy_threads *t)
     sigset_t before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int wanted = wanted_threads();
-    while (t->count < wanted && pthread_create(&t->thread[t->count], NULL, work, t) == 0) {
+    int target = target_threads();
+    while (t->count < target && pthread_create(&t->thread[t->count], NULL, work, t) == 0) {
         t->count++;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);

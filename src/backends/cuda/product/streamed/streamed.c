@@ -52,7 +52,7 @@ static tch_status wait_for(cudaStream_t stream, cudaEvent_t event)
     return tchi_cuda_check(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent");
 }
 
-static tch_status record(cudaEvent_t event, cudaStream_t stream)
+static tch_status record_event(cudaEvent_t event, cudaStream_t stream)
 {
     return tchi_cuda_check(cudaEventRecord(event, stream), "cudaEventRecord");
 }
@@ -102,7 +102,7 @@ static tch_status copy_in(flow *f, const side *s, const tchi_block *b, const slo
 }
 
 /* The block in its slot, or where it lies on the device. */
-static tch_matrices placed(const side *s, const tchi_block *b, const slot *in)
+static tch_matrices matrices_in_slot(const side *s, const tchi_block *b, const slot *in)
 {
     tch_matrices m = {s->on_host ? in->data : host_address(s, b),
                       s->whole.type,
@@ -125,7 +125,7 @@ static tch_status fill_slot(flow *f, const side *s, const tchi_block *b, const s
 {
     TCHI_CUDA_PASS(wait_for(f->staging->in, after));
     TCHI_CUDA_PASS(copy_in(f, s, b, to));
-    TCHI_CUDA_PASS(record(to->events->filled, f->staging->in));
+    TCHI_CUDA_PASS(record_event(to->events->filled, f->staging->in));
     return wait_for(f->state->stream, to->events->filled);
 }
 
@@ -143,14 +143,14 @@ static int find_slot(side *s, int64_t tile)
 
 /* Tile number `tile` of A or B, which is block b, on the device: still there from a product before, or brought now in
  * place of the one that was used longest ago. */
-static tch_status bring(flow *f, side *s, const tchi_block *b, int64_t tile, tch_matrices *m)
+static tch_status bring_tile(flow *f, side *s, const tchi_block *b, int64_t tile, tch_matrices *m)
 {
     if (s->on_host && !find_slot(s, tile)) {
         slot *at = next_slot(s);
         at->tile = tile;
         TCHI_CUDA_PASS(fill_slot(f, s, b, at, at->events->used));
     }
-    *m = placed(s, b, &s->slots[s->current]);
+    *m = matrices_in_slot(s, b, &s->slots[s->current]);
     return TCH_OK;
 }
 
@@ -164,7 +164,7 @@ static tch_status bring_result(flow *f, const tchi_block *b, tch_matrices *m)
             TCHI_CUDA_PASS(fill_slot(f, &f->c, b, at, at->events->drained));
         }
     }
-    *m = placed(&f->c, b, &f->c.slots[f->c.current]);
+    *m = matrices_in_slot(&f->c, b, &f->c.slots[f->c.current]);
     return TCH_OK;
 }
 
@@ -178,7 +178,7 @@ static tch_status fetch_next(flow *f)
     tchi_rows rows = rows_out(&f->c, &d->tile, d->from, &chunk);
     TCHI_CUDA_PASS(tchi_cuda_staging_fetch(f->staging, &rows, &d->chunk[d->fetched % TCHI_STAGING_CHUNKS]));
     d->fetched++;
-    return d->fetched < d->chunks ? TCH_OK : record(d->from->events->drained, f->staging->out);
+    return d->fetched < d->chunks ? TCH_OK : record_event(d->from->events->drained, f->staging->out);
 }
 
 /* Waits until the tile that is leaving, if any, is in host memory. */
@@ -207,7 +207,7 @@ static tch_status begin_departure(flow *f, const tchi_block *b)
         tchi_block all = {0, 0, b->rows, b->cols};
         tchi_rows rows = rows_out(&f->c, b, from, &all);
         TCHI_CUDA_PASS(tchi_cuda_staging_copy(&rows, f->staging->out));
-        return record(from->events->drained, f->staging->out);
+        return record_event(from->events->drained, f->staging->out);
     }
     departure *d = &f->leaving;
     *d = (departure){.active = 1, .tile = *b, .from = from};
@@ -224,14 +224,14 @@ static tch_status send_home(flow *f, const tchi_block *b)
     if (!f->c.on_host) {
         return TCH_OK;
     }
-    TCHI_CUDA_PASS(record(f->c.slots[f->c.current].events->used, f->state->stream));
+    TCHI_CUDA_PASS(record_event(f->c.slots[f->c.current].events->used, f->state->stream));
     TCHI_CUDA_PASS(finish_departure(f));
     return begin_departure(f, b);
 }
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
-static tch_status convert(flow *f, const tch_matrices *to, const tch_matrices *from)
+static tch_status convert_tile(flow *f, const tch_matrices *to, const tch_matrices *from)
 {
     const int64_t shape[2] = {to->rows, to->cols};
     const int64_t to_strides[2] = {to->ld, 1};
@@ -243,7 +243,7 @@ static tch_status convert(flow *f, const tch_matrices *to, const tch_matrices *f
 
 static tch_status mark_used(flow *f, const side *s)
 {
-    return s->on_host ? record(s->slots[s->current].events->used, f->state->stream) : TCH_OK;
+    return s->on_host ? record_event(s->slots[s->current].events->used, f->state->stream) : TCH_OK;
 }
 
 /* C += slice `slice` of A B for the tile (i, j) of the result. */
@@ -257,8 +257,8 @@ static tch_status multiply_slice(flow *f, int64_t i, int64_t j, int64_t slice, c
     tchi_block in_b = tchi_block_stored(from, depth, j * p->tile[1], c->cols, f->product->transpose_b);
     tch_matrices a;
     tch_matrices b;
-    TCHI_CUDA_PASS(bring(f, &f->a, &in_a, i * slices + slice, &a));
-    TCHI_CUDA_PASS(bring(f, &f->b, &in_b, j * slices + slice, &b));
+    TCHI_CUDA_PASS(bring_tile(f, &f->a, &in_a, i * slices + slice, &a));
+    TCHI_CUDA_PASS(bring_tile(f, &f->b, &in_b, j * slices + slice, &b));
     TCHI_CUDA_PASS(
         tchi_cuda_gemm(f->state, f->product->alpha, &a, f->product->transpose_a, &b, f->product->transpose_b, beta, c));
     TCHI_CUDA_PASS(mark_used(f, &f->a));
@@ -278,7 +278,7 @@ static tch_status multiply_tile(flow *f, int64_t i, int64_t j)
     sum.rows = b.rows;
     sum.cols = b.cols;
     if (sum.data != NULL && f->product->beta != 0.0) {
-        TCHI_CUDA_PASS(convert(f, &sum, &c));
+        TCHI_CUDA_PASS(convert_tile(f, &sum, &c));
     }
     const tch_matrices *target = sum.data != NULL ? &sum : &c;
     int64_t slice = 0;
@@ -286,7 +286,7 @@ static tch_status multiply_tile(flow *f, int64_t i, int64_t j)
         TCHI_CUDA_PASS(multiply_slice(f, i, j, slice, target, slice == 0 ? f->product->beta : 1.0));
         slice++;
     } while (slice * p->tile[2] < p->k);
-    TCHI_CUDA_PASS(sum.data != NULL ? convert(f, &c, &sum) : TCH_OK);
+    TCHI_CUDA_PASS(sum.data != NULL ? convert_tile(f, &c, &sum) : TCH_OK);
     return send_home(f, &b);
 }
 
@@ -316,7 +316,7 @@ static int is_direct(const tch_matrices *m)
     char *end = (char *)m->data + elements * tchi_cuda_scalar_size(m->type) - 1;
     if (cudaPointerGetAttributes(&first, m->data) != cudaSuccess ||
         cudaPointerGetAttributes(&last, end) != cudaSuccess) {
-        (void)cudaGetLastError(); /* it is then taken as pageable, which every address is */
+        (void)cudaGetLastError(); /* copies then treat it as pageable, which every address is */
         return 0;
     }
     return first.type != cudaMemoryTypeUnregistered && last.type != cudaMemoryTypeUnregistered;
@@ -355,17 +355,17 @@ static tch_status set_up(flow *f, char *scratch)
 
 /* The two other streams start behind what the state's stream has been given, which may still use the scratch or be
  * computing an operand. */
-static tch_status start(flow *f)
+static tch_status start_flow(flow *f)
 {
     tchi_cuda_staging *s = f->staging;
-    TCHI_CUDA_PASS(record(s->start, f->state->stream));
+    TCHI_CUDA_PASS(record_event(s->start, f->state->stream));
     TCHI_CUDA_PASS(wait_for(s->in, s->start));
     return wait_for(s->out, s->start);
 }
 
 /* The host's memory is its own again: what was to be read is read, and what was to be written is there. After a failure
  * the state's stream is waited for too, so that nothing of the product is left behind. */
-static tch_status settle(flow *f, tch_status so_far)
+static tch_status finish_flow(flow *f, tch_status so_far)
 {
     cudaError_t in = cudaStreamSynchronize(f->staging->in);
     cudaError_t out = cudaStreamSynchronize(f->staging->out);
@@ -401,6 +401,6 @@ tch_status tchi_cuda_streamed_product(void *state, const tch_streamed_product *p
     }
     TCHI_CUDA_PASS(check_budget(&f, scratch_bytes));
     TCHI_CUDA_PASS(set_up(&f, scratch));
-    tch_status status = start(&f);
-    return settle(&f, status == TCH_OK ? multiply_tiles(&f) : status);
+    tch_status status = start_flow(&f);
+    return finish_flow(&f, status == TCH_OK ? multiply_tiles(&f) : status);
 }

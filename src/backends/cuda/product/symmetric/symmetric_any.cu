@@ -62,14 +62,15 @@ static __device__ void multiply_ktile(real (*sum)[EACH], const real (*a)[KTILE +
     }
 }
 
-template <typename real> static __device__ void put(const problem &p, int64_t matrix, int64_t i, int64_t j, real value)
+template <typename real>
+static __device__ void store_converted(const problem &p, int64_t matrix, int64_t i, int64_t j, real value)
 {
     tchi_cuda_store(p.c.type, tchi_cuda_at(p.c, matrix, i, j), 0, p.c.stride, value);
 }
 
 /* An element of the lower triangle, and its mirror image. */
 template <typename real>
-static __device__ void store(const problem &p, int64_t matrix, int64_t i, int64_t j, real product)
+static __device__ void store_element(const problem &p, int64_t matrix, int64_t i, int64_t j, real product)
 {
     if (j > i || i >= p.n) {
         return;
@@ -79,10 +80,10 @@ static __device__ void store(const problem &p, int64_t matrix, int64_t i, int64_
         value += (real)p.c1 * tchi_cuda_load<real>(p.d.type, tchi_cuda_at(p.d, matrix, i, j), 0, p.d.stride);
     }
     if (i == j) {
-        put(p, matrix, i, i, value + (real)p.c0);
+        store_converted(p, matrix, i, i, value + (real)p.c0);
     } else {
-        put(p, matrix, i, j, value);
-        put(p, matrix, j, i, value);
+        store_converted(p, matrix, i, j, value);
+        store_converted(p, matrix, j, i, value);
     }
 }
 
@@ -105,7 +106,7 @@ template <typename real> static __global__ void __launch_bounds__(SIDE *SIDE, 2)
 #pragma unroll
         for (int e = 0; e < EACH * EACH; e++) {
             int y = (int)threadIdx.x / SIDE + SIDE * (e / EACH), x = (int)threadIdx.x % SIDE + SIDE * (e % EACH);
-            store<real>(p, matrix, row + y, col + x, sum[e / EACH][e % EACH]);
+            store_element<real>(p, matrix, row + y, col + x, sum[e / EACH][e % EACH]);
         }
     }
 }

@@ -168,8 +168,8 @@ extern "C" int tchi_cuda_symmetric_bf16x2_supported(const tchi_cuda_state *state
            tchi_cuda_kernel_fits(state, TCHI_SYMMETRIC_MMA_64, b, c);
 }
 
-static tchi_bf16x2_problem problem_of(double c0, double c1, const tch_matrices *d, double c2, const tch_matrices *a,
-                                      const tch_matrices *b, const tch_matrices *c)
+static tchi_bf16x2_problem bf16x2_problem_of(double c0, double c1, const tch_matrices *d, double c2,
+                                             const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
     tchi_bf16x2_problem p = {};
     p.n = (int32_t)c->rows;
@@ -195,7 +195,7 @@ extern "C" tch_status tchi_cuda_symmetric_bf16x2(tchi_cuda_state *state, double 
     if (c->rows == 0 || c->batch == 0) {
         return TCH_OK;
     }
-    tchi_bf16x2_problem p = problem_of(c0, c1, d, c2, a, b, c);
+    tchi_bf16x2_problem p = bf16x2_problem_of(c0, c1, d, c2, a, b, c);
     if (tchi_cuda_kernel_fits(state, TCHI_SYMMETRIC_WGMMA, a, c)) {
         return tchi_cuda_split_wgmma(state, &p, c->batch);
     }

@@ -30,7 +30,7 @@ template <int planes> static __device__ inline void start_ktile(float (&sum)[64]
 
 /* The sums of a tile of C, left in shared memory, where all threads see them. */
 template <int planes>
-static __device__ inline void multiply(const tchi_bf16x2_problem &p, const tchi_bf16x2_tile &tile, char *shared)
+static __device__ inline void run_wgmma_tile(const tchi_bf16x2_problem &p, const tchi_bf16x2_tile &tile, char *shared)
 {
     int group = (int)threadIdx.x / 128;
     float sum[64] = {};
@@ -69,7 +69,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
     extern __shared__ __align__(1024) char shared[];
     tchi_bf16x2_tile tile = tchi_bf16x2_tile_of(p, SIZE);
-    multiply<planes>(p, tile, shared);
+    run_wgmma_tile<planes>(p, tile, shared);
     tchi_bf16x2_write<SIZE, THREADS, planes>(p, tile, (float *)shared);
 #endif
 }

@@ -58,7 +58,7 @@ template <class T> static int64_t tiles_of(int64_t n)
     return T::rows / T::cols * tchi_lower_tiles((n + T::rows - 1) / T::rows);
 }
 
-template <class T> static tch_status launch(const tchi_cuda_state *state, problem p, int64_t batch)
+template <class T> static tch_status launch_tiles(const tchi_cuda_state *state, problem p, int64_t batch)
 {
     const auto kernel = symmetric_f64_kernel<T>;
     p.tiles = tiles_of<T>(p.n);
@@ -106,8 +106,8 @@ static operand operand_of(const tch_matrices *x)
     return o;
 }
 
-static problem problem_of(double c0, double c1, const tch_matrices *d, double c2, const tch_matrices *a,
-                          const tch_matrices *b, const tch_matrices *c)
+static problem f64_problem_of(double c0, double c1, const tch_matrices *d, double c2, const tch_matrices *a,
+                              const tch_matrices *b, const tch_matrices *c)
 {
     problem p = {};
     p.a = operand_of(a);
@@ -153,11 +153,11 @@ extern "C" tch_status tchi_cuda_symmetric_f64(tchi_cuda_state *state, double c0,
     if (c->rows == 0 || c->batch == 0) {
         return TCH_OK;
     }
-    const problem p = problem_of(c0, c1, d, c2, a, b, c);
+    const problem p = f64_problem_of(c0, c1, d, c2, a, b, c);
     const int64_t most = MOST_BLOCKS / tiles_of<usual_tiling>(c->rows);
     for (int64_t first = 0; first < c->batch; first += most) {
         int64_t count = c->batch - first < most ? c->batch - first : most;
-        TCHI_CUDA_PASS((launch<usual_tiling>(state, part_of(p, first), count)));
+        TCHI_CUDA_PASS((launch_tiles<usual_tiling>(state, part_of(p, first), count)));
     }
     return TCH_OK;
 }

@@ -90,7 +90,7 @@ template <class T> static __device__ __forceinline__ source source_of(char *shar
 
 /* This thread's copies of a k-tile. Where the tile and its k-tiles are not all `inside`, rows from n on and columns
  * from k on are zeros, at several times the instructions. */
-template <class T, bool inside> static __device__ __forceinline__ void fetch(source &s, int stage)
+template <class T, bool inside> static __device__ __forceinline__ void fetch_stage(source &s, int stage)
 {
     const int bytes = 8 * min(max(s.columns, 0), 2);
 #pragma unroll
@@ -155,7 +155,8 @@ template <class T> static __device__ __forceinline__ reader reader_of(const char
  * columns t and t + 4 of every eighth row from g on, each into the register in which the instruction wants it: two
  * columns at a time would save loads and cost moves, four to a product. */
 template <class T>
-static __device__ __forceinline__ void load(fragments<T> &f, const reader &r, int stage, int step, int first, int end)
+static __device__ __forceinline__ void load_fragments(fragments<T> &f, const reader &r, int stage, int step, int first,
+                                                      int end)
 {
     constexpr int of_b = T::warp_cols / 8 * 2;
 #pragma unroll
@@ -200,7 +201,7 @@ static __device__ __forceinline__ void multiply_step(sums<T> &sum, const fragmen
 #pragma unroll
     for (int e = 0; e < products; e++) {
         multiply_16_by_8(sum.v[e / across][e % across], now.a[e / across], now.b[e % across]);
-        load<T>(next, r, stage, step, e * T::loads / products, (e + 1) * T::loads / products);
+        load_fragments<T>(next, r, stage, step, e * T::loads / products, (e + 1) * T::loads / products);
     }
 }
 
@@ -209,9 +210,9 @@ static __device__ __forceinline__ void multiply_step(sums<T> &sum, const fragmen
 template <class T> static __device__ __forceinline__ void fetch_group(source &s, int stage, bool exists, bool inside)
 {
     if (exists && inside) {
-        fetch<T, true>(s, stage);
+        fetch_stage<T, true>(s, stage);
     } else if (exists) {
-        fetch<T, false>(s, stage);
+        fetch_stage<T, false>(s, stage);
     }
     tchi_cp_async_commit();
 }
@@ -234,7 +235,7 @@ static __device__ __forceinline__ void accumulate(sums<T> &sum, char *shared, co
     }
     tchi_cp_async_wait<T::stages - 1>();
     __syncthreads();
-    load<T>(f[0], r, 0, 0, 0, T::loads);
+    load_fragments<T>(f[0], r, 0, 0, 0, T::loads);
 #pragma unroll 1
     for (int ktile = 0; ktile < count; ktile++) {
         const int next = now == (T::stages - 1) * T::stage ? 0 : now + T::stage;
@@ -276,7 +277,8 @@ static __device__ __forceinline__ double2 load_d(const problem &p, const double 
     return make_double2(x, y);
 }
 
-template <tch_scalar type> static __device__ __forceinline__ void put(const problem &p, int64_t index, double value)
+template <tch_scalar type>
+static __device__ __forceinline__ void store_value(const problem &p, int64_t index, double value)
 {
     tchi_cuda_store(type, p.c, index, p.c_stride, value);
 }
@@ -288,8 +290,8 @@ static __device__ __forceinline__ void put_pair(const problem &p, int64_t index,
     if (type == TCH_SCALAR_F64 && p.c_paired) {
         *(double2 *)((double *)p.c + index) = value;
     } else {
-        put<type>(p, index, value.x);
-        put<type>(p, index + 1, value.y);
+        store_value<type>(p, index, value.x);
+        store_value<type>(p, index + 1, value.y);
     }
 }
 
@@ -300,23 +302,23 @@ static __device__ __forceinline__ void store_both(const problem &p, int64_t firs
     const int64_t below = first + row * p.c_ld + col, above = first + col * p.c_ld + row;
     if constexpr (inner) {
         put_pair<type>(p, below, value);
-        put<type>(p, above, value.x);
-        put<type>(p, above + p.c_ld, value.y);
+        store_value<type>(p, above, value.x);
+        store_value<type>(p, above + p.c_ld, value.y);
         return;
     }
     value.x += row == col ? p.c0 : 0.0;
     value.y += row == col + 1 ? p.c0 : 0.0;
     if (is_lower(p, row, col)) {
-        put<type>(p, below, value.x);
+        store_value<type>(p, below, value.x);
     }
     if (is_lower(p, row, col + 1)) {
-        put<type>(p, below + 1, value.y);
+        store_value<type>(p, below + 1, value.y);
     }
     if (is_lower(p, row, col) && row != col) {
-        put<type>(p, above, value.x);
+        store_value<type>(p, above, value.x);
     }
     if (is_lower(p, row, col + 1) && row != col + 1) {
-        put<type>(p, above + p.c_ld, value.y);
+        store_value<type>(p, above + p.c_ld, value.y);
     }
 }
 

@@ -327,7 +327,8 @@ extern "C" int tchi_cuda_symmetric_pingpong_supported(const tchi_cuda_state *sta
            (d == NULL || map_supported(d));
 }
 
-static pingpong_problem problem_of(double c0, double c1, double c2, const tch_matrices *a, const tch_matrices *c)
+static pingpong_problem pingpong_problem_of(double c0, double c1, double c2, const tch_matrices *a,
+                                            const tch_matrices *c)
 {
     pingpong_problem p = {};
     p.n = (int32_t)c->rows;
@@ -344,28 +345,29 @@ static pingpong_problem problem_of(double c0, double c1, double c2, const tch_ma
 }
 
 template <bool has_d, tch_scalar in, tch_scalar out, bool columns = false>
-static tch_status launch(const tchi_cuda_state *state, const pingpong_problem &p)
+static tch_status launch_pingpong(const tchi_cuda_state *state, const pingpong_problem &p)
 {
     using gemm = pingpong_gemm<has_d, in, out, columns>;
     return tchi_gemm_launch<gemm>(state, "symmetric_pingpong", symmetric_pingpong<gemm>, p);
 }
 
 template <bool has_d>
-static tch_status launch_as(const tchi_cuda_state *state, tch_scalar in, tch_scalar out, const pingpong_problem &p)
+static tch_status launch_pingpong_as(const tchi_cuda_state *state, tch_scalar in, tch_scalar out,
+                                     const pingpong_problem &p)
 {
     constexpr tch_scalar f16 = TCH_SCALAR_F16, bf16 = TCH_SCALAR_BF16, split = TCH_SCALAR_BF16X2;
     if (in == split) {
-        return out == TCH_SCALAR_F64 ? launch<has_d, split, TCH_SCALAR_F64>(state, p)
-                                     : launch<has_d, split, split>(state, p);
+        return out == TCH_SCALAR_F64 ? launch_pingpong<has_d, split, TCH_SCALAR_F64>(state, p)
+                                     : launch_pingpong<has_d, split, split>(state, p);
     }
     if (in == f16) {
-        return out == f16 ? launch<has_d, f16, f16>(state, p) : launch<has_d, f16, bf16>(state, p);
+        return out == f16 ? launch_pingpong<has_d, f16, f16>(state, p) : launch_pingpong<has_d, f16, bf16>(state, p);
     }
-    return out == f16 ? launch<has_d, bf16, f16>(state, p) : launch<has_d, bf16, bf16>(state, p);
+    return out == f16 ? launch_pingpong<has_d, bf16, f16>(state, p) : launch_pingpong<has_d, bf16, bf16>(state, p);
 }
 
-static tch_status run(tchi_cuda_state *state, pingpong_problem *p, const tch_matrices *d, const tch_matrices *a,
-                      const tch_matrices *b, const tch_matrices *c)
+static tch_status run_pingpong(tchi_cuda_state *state, pingpong_problem *p, const tch_matrices *d,
+                               const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
     TCHI_CUDA_PASS(map_of(a, TILE, &p->a));
     TCHI_CUDA_PASS(map_of(b, TILE / CLUSTER, &p->b));
@@ -379,15 +381,16 @@ static tch_status run(tchi_cuda_state *state, pingpong_problem *p, const tch_mat
     } else if (d != NULL) {
         TCHI_CUDA_PASS(map_of(d, TILE, &p->d));
     }
-    return d != NULL ? launch_as<true>(state, a->type, c->type, *p) : launch_as<false>(state, a->type, c->type, *p);
+    return d != NULL ? launch_pingpong_as<true>(state, a->type, c->type, *p)
+                     : launch_pingpong_as<false>(state, a->type, c->type, *p);
 }
 
 extern "C" tch_status tchi_cuda_symmetric_pingpong(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d,
                                                    double c2, const tch_matrices *a, const tch_matrices *b,
                                                    const tch_matrices *c)
 {
-    pingpong_problem p = problem_of(c0, c1, c2, a, c);
-    return run(state, &p, d, a, b, c);
+    pingpong_problem p = pingpong_problem_of(c0, c1, c2, a, c);
+    return run_pingpong(state, &p, d, a, b, c);
 }
 
 /* --- factors ----------------------------------------------------------------------------------------------------- */
@@ -404,15 +407,15 @@ extern "C" tch_status tchi_cuda_factor_pingpong(tchi_cuda_state *state, tchi_fac
                                                 const tch_matrices *a, int32_t transpose, const uint32_t *largest,
                                                 const tch_matrices *c)
 {
-    pingpong_problem p = problem_of(0.0, 0.0, 1.0, a, c);
+    pingpong_problem p = pingpong_problem_of(0.0, 0.0, 1.0, a, c);
     p.ktiles = (int32_t)tchi_cuda_ceil_div(transpose ? a->rows : a->cols, TCHI_GEMM_DEPTH);
     p.factor = weights;
     p.largest = largest;
     p.wide_c = tchi_cuda_operand_of(c);
     TCHI_CUDA_PASS(map_of(a, transpose ? TCHI_GEMM_DEPTH : TILE, &p.a));
     TCHI_CUDA_PASS(map_of(a, transpose ? TCHI_GEMM_DEPTH : TILE / CLUSTER, &p.b));
-    return transpose ? launch<false, TCH_SCALAR_F16, TCH_SCALAR_F32, true>(state, p)
-                     : launch<false, TCH_SCALAR_F16, TCH_SCALAR_F32>(state, p);
+    return transpose ? launch_pingpong<false, TCH_SCALAR_F16, TCH_SCALAR_F32, true>(state, p)
+                     : launch_pingpong<false, TCH_SCALAR_F16, TCH_SCALAR_F32>(state, p);
 }
 
 /* --- orthogonalization ------------------------------------------------------------------------------------------- */
@@ -432,8 +435,8 @@ extern "C" tch_status tchi_cuda_symmetric_scaled(tchi_cuda_state *state, double 
                                                  double c2, const tch_matrices *a, const tch_matrices *b,
                                                  const double *scale, int32_t exponent, const tch_matrices *c)
 {
-    pingpong_problem p = problem_of(c0, c1, c2, a, c);
+    pingpong_problem p = pingpong_problem_of(c0, c1, c2, a, c);
     p.scale = scale;
     p.exponent = exponent;
-    return run(state, &p, d, a, b, c);
+    return run_pingpong(state, &p, d, a, b, c);
 }

@@ -333,7 +333,7 @@ extern "C" int tchi_cuda_transposed_product_supported(const tchi_cuda_state *sta
 }
 
 template <bool transpose_a>
-static tch_status launch(tchi_cuda_state *state, tch_scalar out, const transposed_problem &p)
+static tch_status launch_transposed(tchi_cuda_state *state, tch_scalar out, const transposed_problem &p)
 {
     using to_fp16 = transposed_gemm<transpose_a, TCH_SCALAR_F16>;
     using to_floats = transposed_gemm<transpose_a, TCH_SCALAR_F32>;
@@ -356,5 +356,5 @@ extern "C" tch_status tchi_cuda_transposed_product(tchi_cuda_state *state, const
     TCHI_CUDA_PASS(tchi_cuda_tensor_map(a, transpose_a ? DEPTH : TILE_ROWS, &p.a));
     TCHI_CUDA_PASS(tchi_cuda_tensor_map(b, DEPTH, &p.b));
     TCHI_CUDA_PASS(tchi_cuda_tensor_map(c, c->type == TCH_SCALAR_F16 ? TILE_COLS : FLOAT_COLS, &p.c));
-    return transpose_a ? launch<true>(state, c->type, p) : launch<false>(state, c->type, p);
+    return transpose_a ? launch_transposed<true>(state, c->type, p) : launch_transposed<false>(state, c->type, p);
 }

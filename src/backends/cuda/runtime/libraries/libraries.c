@@ -46,48 +46,48 @@ typedef struct library {
 } library;
 
 /* ISO C has no conversion from void* to a function pointer; POSIX promises that the representation fits. */
-static int bind_symbols(library *wanted, void *handle)
+static int bind_symbols(library *lib, void *handle)
 {
     void *address = NULL;
-    for (size_t i = 0; i < wanted->symbol_count; i++) {
-        const symbol *s = &wanted->symbols[i];
+    for (size_t i = 0; i < lib->symbol_count; i++) {
+        const symbol *s = &lib->symbols[i];
         address = dlsym(handle, s->name);
         if (address == NULL && !s->optional) {
-            snprintf(wanted->problem, sizeof wanted->problem, "it has no function %s", s->name);
+            snprintf(lib->problem, sizeof lib->problem, "it has no function %s", s->name);
             return 0;
         }
         memcpy(s->slot, &address, sizeof address);
     }
     Dl_info info;
-    address = dlsym(handle, wanted->symbols[0].name);
+    address = dlsym(handle, lib->symbols[0].name);
     int known = address != NULL && dladdr(address, &info) != 0;
-    snprintf(wanted->path, sizeof wanted->path, "%s", known ? info.dli_fname : wanted->sonames[0]);
+    snprintf(lib->path, sizeof lib->path, "%s", known ? info.dli_fname : lib->sonames[0]);
     return 1;
 }
 
-static int see_file(library *wanted, const char *path)
+static int see_file(library *lib, const char *path)
 {
     if (access(path, R_OK) != 0) {
         return 0;
     }
-    snprintf(wanted->path, sizeof wanted->path, "%s", path);
+    snprintf(lib->path, sizeof lib->path, "%s", path);
     return 1;
 }
 
 /* With RTLD_NOLOAD in `flags`, only a library that is in the process already. It stays open until the process ends. */
-static int open_file(library *wanted, const char *name, int flags)
+static int open_file(library *lib, const char *name, int flags)
 {
-    if (wanted->only_look && name[0] == '/') {
-        return see_file(wanted, name);
+    if (lib->only_look && name[0] == '/') {
+        return see_file(lib, name);
     }
     void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL | flags);
     if (handle == NULL) {
         if (flags == 0 && (name[0] != '/' || access(name, F_OK) == 0)) {
-            snprintf(wanted->problem, sizeof wanted->problem, "%s", dlerror());
+            snprintf(lib->problem, sizeof lib->problem, "%s", dlerror());
         }
         return 0;
     }
-    if (!bind_symbols(wanted, handle)) {
+    if (!bind_symbols(lib, handle)) {
         dlclose(handle);
         return 0;
     }
@@ -95,13 +95,12 @@ static int open_file(library *wanted, const char *name, int flags)
 }
 
 /* Any of its names in folder/sub, or in the folder itself. */
-static int open_in(library *wanted, const char *folder, const char *sub)
+static int open_in(library *lib, const char *folder, const char *sub)
 {
     char path[PATH_MAX];
-    for (size_t i = 0; i < COUNT(wanted->sonames); i++) {
-        int length =
-            snprintf(path, sizeof path, "%s/%s%s%s", folder, sub, sub[0] != '\0' ? "/" : "", wanted->sonames[i]);
-        if (length > 0 && (size_t)length < sizeof path && open_file(wanted, path, 0)) {
+    for (size_t i = 0; i < COUNT(lib->sonames); i++) {
+        int length = snprintf(path, sizeof path, "%s/%s%s%s", folder, sub, sub[0] != '\0' ? "/" : "", lib->sonames[i]);
+        if (length > 0 && (size_t)length < sizeof path && open_file(lib, path, 0)) {
             return 1;
         }
     }
@@ -109,10 +108,10 @@ static int open_in(library *wanted, const char *folder, const char *sub)
 }
 
 /* Any of its names where the system looks, or with RTLD_NOLOAD among what is loaded. */
-static int open_by_system(library *wanted, int flags)
+static int open_by_system(library *lib, int flags)
 {
-    for (size_t i = 0; i < COUNT(wanted->sonames); i++) {
-        if (open_file(wanted, wanted->sonames[i], flags)) {
+    for (size_t i = 0; i < COUNT(lib->sonames); i++) {
+        if (open_file(lib, lib->sonames[i], flags)) {
             return 1;
         }
     }
@@ -130,19 +129,19 @@ static int folder_of(const char *file, char folder[PATH_MAX])
 }
 
 /* pip's packages have one folder for all libraries, or one for each: nvidia/cublas/lib, nvidia/cuda_nvrtc/lib. */
-static int open_beside(library *wanted)
+static int open_beside(library *lib)
 {
     char folder[PATH_MAX];
     char sub[64];
-    if (!folder_of(wanted->beside, folder)) {
+    if (!folder_of(lib->beside, folder)) {
         return 0;
     }
-    if (open_in(wanted, folder, "")) {
+    if (open_in(lib, folder, "")) {
         return 1;
     }
-    for (size_t i = 0; i < COUNT(wanted->pip_folders); i++) {
-        snprintf(sub, sizeof sub, "../../%s", wanted->pip_folders[i]);
-        if (open_in(wanted, folder, sub)) {
+    for (size_t i = 0; i < COUNT(lib->pip_folders); i++) {
+        snprintf(sub, sizeof sub, "../../%s", lib->pip_folders[i]);
+        if (open_in(lib, folder, sub)) {
             return 1;
         }
     }
@@ -150,14 +149,14 @@ static int open_beside(library *wanted)
 }
 
 /* Folders that are not absolute are passed over: they would mean the current folder. */
-static int open_in_named_folder(library *wanted)
+static int open_in_named_folder(library *lib)
 {
     const char *folder = secure_getenv("TORCHIUM_CUDA_PATH");
     return folder != NULL && folder[0] == '/' &&
-           (open_in(wanted, folder, "") || open_in(wanted, folder, "lib64") || open_in(wanted, folder, "lib"));
+           (open_in(lib, folder, "") || open_in(lib, folder, "lib64") || open_in(lib, folder, "lib"));
 }
 
-static int open_in_pip_packages(library *wanted)
+static int open_in_pip_packages(library *lib)
 {
     static const char anchor = 0;
     static const char *const ups[] = {"../nvidia", "../../nvidia"};
@@ -167,46 +166,46 @@ static int open_in_pip_packages(library *wanted)
     if (dladdr(&anchor, &info) == 0 || !folder_of(info.dli_fname, folder)) {
         return 0;
     }
-    for (size_t i = 0; i < COUNT(ups) * COUNT(wanted->pip_folders); i++) {
-        snprintf(sub, sizeof sub, "%s/%s", ups[i / 2], wanted->pip_folders[i % 2]);
-        if (open_in(wanted, folder, sub)) {
+    for (size_t i = 0; i < COUNT(ups) * COUNT(lib->pip_folders); i++) {
+        snprintf(sub, sizeof sub, "%s/%s", ups[i / 2], lib->pip_folders[i % 2]);
+        if (open_in(lib, folder, sub)) {
             return 1;
         }
     }
     return 0;
 }
 
-static void find(library *wanted)
+static void find_library(library *lib)
 {
-    const char *asked = secure_getenv(wanted->variable);
+    const char *asked = secure_getenv(lib->variable);
     if (asked != NULL && asked[0] != '\0') {
-        if (!open_file(wanted, asked, 0)) {
-            snprintf(wanted->failure, sizeof wanted->failure, "cannot use the %s that %s names, %.300s: %.300s",
-                     wanted->title, wanted->variable, asked, wanted->problem[0] ? wanted->problem : "there is no file");
+        if (!open_file(lib, asked, 0)) {
+            snprintf(lib->failure, sizeof lib->failure, "cannot use the %s that %s names, %.300s: %.300s", lib->title,
+                     lib->variable, asked, lib->problem[0] ? lib->problem : "there is no file");
         }
         return;
     }
-    if (open_by_system(wanted, RTLD_NOLOAD) || open_beside(wanted) || open_in_named_folder(wanted) ||
-        open_by_system(wanted, 0) || open_in(wanted, "/usr/local/cuda", "lib64") || open_in_pip_packages(wanted)) {
+    if (open_by_system(lib, RTLD_NOLOAD) || open_beside(lib) || open_in_named_folder(lib) || open_by_system(lib, 0) ||
+        open_in(lib, "/usr/local/cuda", "lib64") || open_in_pip_packages(lib)) {
         return;
     }
     const char *folder = secure_getenv("TORCHIUM_CUDA_PATH");
-    snprintf(wanted->failure, sizeof wanted->failure,
+    snprintf(lib->failure, sizeof lib->failure,
              "no %s can be used: looked for %s and %s among what is loaded, in TORCHIUM_CUDA_PATH (%.200s), where the "
              "system looks, in /usr/local/cuda/lib64 and in pip's nvidia packages beside this module (last answer: "
              "%.300s); %s, or give the file in %s",
-             wanted->title, wanted->sonames[0], wanted->sonames[1], folder != NULL ? folder : "not set",
-             wanted->problem[0] ? wanted->problem : "no such file", wanted->advice, wanted->variable);
+             lib->title, lib->sonames[0], lib->sonames[1], folder != NULL ? folder : "not set",
+             lib->problem[0] ? lib->problem : "no such file", lib->advice, lib->variable);
 }
 
 /* Finds a library once, by `search`. Whether it is there; *reason, where it is not NULL, says why not. */
-static int is_found(pthread_once_t *once, void (*search)(void), const library *wanted, const char **reason)
+static int is_found(pthread_once_t *once, void (*search)(void), const library *lib, const char **reason)
 {
     pthread_once(once, search);
     if (reason != NULL) {
-        *reason = wanted->failure;
+        *reason = lib->failure;
     }
-    return wanted->path[0] != '\0';
+    return lib->path[0] != '\0';
 }
 
 static const char *path_of_cublas(void)
@@ -250,7 +249,7 @@ static library cublas_library = {
 
 static void find_cublas(void)
 {
-    find(&cublas_library);
+    find_library(&cublas_library);
     if (cublas_library.path[0] == '\0') {
         return;
     }
@@ -306,7 +305,7 @@ static library cusolver_library = {
 static void find_cusolver(void)
 {
     cusolver_library.beside = path_of_cublas();
-    find(&cusolver_library);
+    find_library(&cusolver_library);
     if (cusolver_library.path[0] == '\0') {
         return;
     }
@@ -397,12 +396,12 @@ static void find_headers(const char *nvrtc_path, char headers[512])
     headers_in(headers, "/usr/local/cuda", "include");
 }
 
-static void find_nvrtc(library *wanted, char path[512], char headers[512])
+static void find_nvrtc(library *lib, char path[512], char headers[512])
 {
-    wanted->beside = path_of_cublas();
-    find(wanted);
-    if (wanted->path[0] != '\0') {
-        snprintf(path, 512, "%s", wanted->path);
+    lib->beside = path_of_cublas();
+    find_library(lib);
+    if (lib->path[0] != '\0') {
+        snprintf(path, 512, "%s", lib->path);
         find_headers(path, headers);
     }
 }

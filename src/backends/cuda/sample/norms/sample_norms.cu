@@ -121,8 +121,8 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 /* Tiles of the gradient take the place of the parts, which have been added up by then. */
-static tch_status settle(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, bool bias,
-                         const gram_sums *s, double scale, double *norms, double *parts)
+static tch_status finish_norms(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, bool bias,
+                               const gram_sums *s, double scale, double *norms, double *parts)
 {
     int64_t tiles = 0;
     TCHI_CUDA_TRY(cudaMemsetAsync(s->count, 0, sizeof *s->count, state->stream), "sample_norms_judge");
@@ -306,7 +306,7 @@ static tch_status norms_by_gram(const tchi_cuda_state *state, const tch_matrices
 {
     gram_sums s = gram_sums_in(scratch, a, g, groups);
     TCHI_CUDA_PASS(compute_parts(state, a, g, path, true, bias, scratch, (double *)s.sizes, &s.tiles));
-    return settle(state, a, g, bias, &s, scale, norms, scratch);
+    return finish_norms(state, a, g, bias, &s, scale, norms, scratch);
 }
 
 static bool rows_aligned(const tch_matrices *m)

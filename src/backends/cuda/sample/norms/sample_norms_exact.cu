@@ -94,7 +94,7 @@ static __device__ __forceinline__ bool find_ktile(const split_problem &p, split_
     return true;
 }
 
-static __device__ __forceinline__ void ask(const split_problem &p, split_memory &m)
+static __device__ __forceinline__ void request_ktile(const split_problem &p, split_memory &m)
 {
     split_walk *next = &m.next;
     if (!find_ktile(p, next)) {
@@ -148,7 +148,7 @@ static __device__ __forceinline__ void split_all(const split_problem &p, split_m
     if (asks) {
         m.next = {{0, 0}, {0, 0, 0, 0}, {0, 0, 0}, -1, 0};
         for (int ktile = 0; ktile < AHEAD; ktile++) {
-            ask(p, m);
+            request_ktile(p, m);
         }
     }
     for (int ktile = 0; ktile < ktiles; ktile++) {
@@ -164,7 +164,7 @@ static __device__ __forceinline__ void split_all(const split_problem &p, split_m
         }
         tchi_ring_step<STAGES>(&at);
         if (asks) {
-            ask(p, m);
+            request_ktile(p, m);
         }
         __syncwarp();
     }
@@ -181,14 +181,14 @@ static __device__ __forceinline__ bool has_grown(const split_memory &m, int stag
     return (rows.x | rows.y | cols.x | cols.y | cols.z | cols.w) != 0;
 }
 
-static __device__ __forceinline__ void leave(uint64_t *empty)
+static __device__ __forceinline__ void release_stage(uint64_t *empty)
 {
     __syncwarp(); /* all lanes have read their units */
     tchi_ring_leave<1>(empty);
 }
 
 /* Waits for all products, and adds those of integers to the tile. */
-static __device__ __forceinline__ void settle(float (&sum)[64], float (&integers)[64], float (&rests)[64])
+static __device__ __forceinline__ void settle_partial_sums(float (&sum)[64], float (&integers)[64], float (&rests)[64])
 {
     tchi_wgmma_wait<0>();
     tchi_wgmma_results(integers);
@@ -211,7 +211,7 @@ static __device__ __forceinline__ int start_some(split_memory &m, float (&intege
         tchi_exact_start(integers, rests, stage[0] + tchi_warpgroup() * (KTILE_BYTES / 2), stage[other], count > 0);
         tchi_wgmma_wait<1>();
         if (count > 0) {
-            leave(m.empty + before);
+            release_stage(m.empty + before);
         }
         before = at->stage;
         tchi_ring_step<STAGES>(at);
@@ -225,8 +225,8 @@ static __device__ __forceinline__ int start_some(split_memory &m, float (&intege
 }
 
 /* One run. */
-static __device__ __forceinline__ void multiply(split_memory &m, float (&sum)[64], int ktiles, bool diagonal,
-                                                tchi_ring_place *at)
+static __device__ __forceinline__ void multiply_split_tile(split_memory &m, float (&sum)[64], int ktiles, bool diagonal,
+                                                           tchi_ring_place *at)
 {
     int other = diagonal ? 0 : 1;
     float rests[64];
@@ -242,16 +242,16 @@ static __device__ __forceinline__ void multiply(split_memory &m, float (&sum)[64
             tchi_exact_change(sum, rests, m.units[at->stage][0], m.units[at->stage][other]);
         }
         ktiles -= start_some(m, integers, rests, ktiles, other, at);
-        settle(sum, integers, rests);
+        settle_partial_sums(sum, integers, rests);
         int last = (at->stage + STAGES - 1) % STAGES;
         if (ktiles == 0) {
             tchi_exact_finish(sum, rests, m.units[last][0], m.units[last][other]);
         }
-        leave(m.empty + last);
+        release_stage(m.empty + last);
     }
 }
 
-static __device__ __forceinline__ void store(split_sums &to, const float (&sum)[64], float one)
+static __device__ __forceinline__ void store_split_sums(split_sums &to, const float (&sum)[64], float one)
 {
     int thread = tchi_thread_index();
 #pragma unroll
@@ -304,7 +304,7 @@ static __device__ __forceinline__ void finish_run(const split_problem &p, split_
     int left_over = run.item - p.runs.whole * p.runs.blocks;
     bool helped = left_over >= 0 && p.runs.cut < p.runs.ktiles_g;
     if (helped && tchi_stream_k_helps(p.runs)) {
-        store(p.chunks[(int)blockIdx.x - p.runs.split_tiles + left_over], sum, 0.0f);
+        store_split_sums(p.chunks[(int)blockIdx.x - p.runs.split_tiles + left_over], sum, 0.0f);
         return;
     }
     if (run.of_g) {
@@ -314,15 +314,15 @@ static __device__ __forceinline__ void finish_run(const split_problem &p, split_
         }
         return;
     }
-    store(m.kept, sum, p.one_a);
+    store_split_sums(m.kept, sum, p.one_a);
     if (helped) {
-        store(p.kept[left_over], sum, p.one_a);
+        store_split_sums(p.kept[left_over], sum, p.one_a);
     } else if (threadIdx.x == 0) {
         write_part(p, run.item, WARPS, 0.0, 0.0);
     }
 }
 
-static __device__ __forceinline__ void multiply_all(const split_problem &p, split_memory &m)
+static __device__ __forceinline__ void multiply_runs(const split_problem &p, split_memory &m)
 {
     tchi_ring_place at = {0, 0};
 #pragma unroll 1
@@ -330,7 +330,7 @@ static __device__ __forceinline__ void multiply_all(const split_problem &p, spli
         tchi_k_range run = tchi_stream_k_get(p.runs, number);
         split_tile tile = tile_of(p, run.item);
         float sum[64];
-        multiply(m, sum, run.ktiles, tile.row == tile.col, &at);
+        multiply_split_tile(m, sum, run.ktiles, tile.row == tile.col, &at);
         finish_run(p, m, tchi_stream_k_get(p.runs, number), sum);
     }
 }
@@ -364,7 +364,7 @@ static __global__ void __launch_bounds__(THREADS, 1) sample_norms_split(const __
         split_all(p, m);
     } else {
         tchi_registers_take<MULTIPLIER_REGISTERS>();
-        multiply_all(p, m);
+        multiply_runs(p, m);
     }
 #endif
 }
@@ -433,7 +433,7 @@ static bool has_room(const tchi_cuda_state *state, const tchi_stream_k *r)
     return state->blas_workspace != nullptr && tiles * (int64_t)sizeof(split_sums) <= tchi_cuda_workspace_bytes(state);
 }
 
-static tch_status launch(const tchi_cuda_state *state, split_problem *p)
+static tch_status launch_split_norms(const tchi_cuda_state *state, split_problem *p)
 {
     tchi_stream_k *r = &p->runs;
     if (!has_room(state, r)) {
@@ -473,5 +473,5 @@ tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_
     *tiles = (int64_t)p.tiles * PARTS;
     TCHI_CUDA_PASS(tchi_cuda_tensor_map(less, TILE, &p.a));
     TCHI_CUDA_PASS(tchi_cuda_tensor_map(more, TILE, &p.g));
-    return launch(state, &p);
+    return launch_split_norms(state, &p);
 }

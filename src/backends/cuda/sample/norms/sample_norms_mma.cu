@@ -30,7 +30,7 @@ static __device__ __forceinline__ void add_to(tchi_tile_sums<4> &x, float one)
 
 /* The inner product of two tiles, over one thread's part. */
 template <int wide>
-static __device__ __forceinline__ double dot(const tchi_tile_sums<wide> &x, const tchi_tile_sums<wide> &y)
+static __device__ __forceinline__ double dot_tile_sums(const tchi_tile_sums<wide> &x, const tchi_tile_sums<wide> &y)
 {
     float total[4] = {};
 #pragma unroll
@@ -67,7 +67,7 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, aligned &&wide == 4 
                             item / p.tiles, 0, 1};
         double total = 0.0;
         tchi_tiles<type, false, aligned, wide>(shared, p.first, w,
-                                               [&](tchi_tile_sums<wide> &sum) { total = dot(sum, sum); });
+                                               [&](tchi_tile_sums<wide> &sum) { total = dot_tile_sums(sum, sum); });
         total = tchi_cuda_block_sum(total, (int)threadIdx.x, TCHI_TILE_THREADS, sums);
         if (threadIdx.x == 0) {
             p.parts[item] = total;
@@ -99,7 +99,7 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, 1)
             kept = sum;
         });
         tchi_tiles<type, true, aligned, 4>(shared, p.second, w, [&](tchi_tile_sums<4> &sum) {
-            total = dot(kept, sum);
+            total = dot_tile_sums(kept, sum);
             size = size_of(kept, sum);
         });
         total = tchi_cuda_block_sum(total, (int)threadIdx.x, TCHI_TILE_THREADS, sums);
@@ -128,7 +128,7 @@ template <tch_scalar type> static norms_kernel kernel_of(tchi_norms_form form, b
     }
 }
 
-static norms_problem problem_of(const tch_matrices *a, const tch_matrices *g, tchi_norms_form form)
+static norms_problem mma_problem_of(const tch_matrices *a, const tch_matrices *g, tchi_norms_form form)
 {
     norms_problem p = {};
     bool gram = form == TCHI_NORMS_GRAM;
@@ -156,7 +156,7 @@ tch_status tchi_cuda_sample_norms_mma(const tchi_cuda_state *state, const tch_ma
                           : a->type == TCH_SCALAR_BF16 ? kernel_of<TCH_SCALAR_BF16>(form, aligned)
                                                        : kernel_of<TCH_SCALAR_F16>(form, aligned);
     int shared = tchi_tile_shape<4>::shared_bytes;
-    norms_problem p = problem_of(a, g, form);
+    norms_problem p = mma_problem_of(a, g, form);
     p.one = bias ? 1.0f : 0.0f;
     p.parts = parts;
     p.sizes = sizes;

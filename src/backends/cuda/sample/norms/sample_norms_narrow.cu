@@ -61,7 +61,7 @@ bool tchi_cuda_sample_norms_narrow_supported(const tchi_cuda_state *state, const
 }
 
 /* Takes from the workspace what lies from *at on, in whole 256 bytes. */
-static void *take(char **at, int64_t bytes)
+static void *carve_scratch(char **at, int64_t bytes)
 {
     char *here = *at;
     *at = here + (bytes + 255) / 256 * 256;
@@ -84,11 +84,11 @@ static tch_status prepare(const tchi_cuda_state *state, const tch_matrices *part
     }
     int64_t ld = aligned_cols(part->cols);
     if (part->type == TCH_SCALAR_F32) {
-        side->largest = (uint32_t *)take(at, part->batch * (int64_t)sizeof(uint32_t));
+        side->largest = (uint32_t *)carve_scratch(at, part->batch * (int64_t)sizeof(uint32_t));
         TCHI_CUDA_PASS(tchi_cuda_largest_bits(state, part, side->largest));
         side->m.type = TCH_SCALAR_F16;
     }
-    side->m.data = take(at, part->batch * part->rows * ld * 2);
+    side->m.data = carve_scratch(at, part->batch * part->rows * ld * 2);
     side->m.ld = ld;
     side->m.stride = part->rows * ld;
     return tchi_cuda_narrow(state, part, side->largest, &side->m);

@@ -110,7 +110,7 @@ bool tchi_cuda_sample_norms_wgmma_supported(const tchi_cuda_state *state, const 
            tchi_cuda_tensor_map_supported(g, 2);
 }
 
-template <tch_scalar type> static tch_status launch(const tchi_cuda_state *state, const tiles_problem &p)
+template <tch_scalar type> static tch_status launch_tiles(const tchi_cuda_state *state, const tiles_problem &p)
 {
     return tchi_gemm_launch<tiles_gemm<type>>(state, "sample_norms_wgmma", sample_norms_wgmma<tiles_gemm<type>>, p);
 }
@@ -131,5 +131,6 @@ tch_status tchi_cuda_sample_norms_wgmma(const tchi_cuda_state *state, const tch_
     *tiles = (int64_t)p.tiles * WARPS;
     TCHI_CUDA_PASS(tchi_cuda_tensor_map(x, DEPTH, &p.x));
     TCHI_CUDA_PASS(tchi_cuda_tensor_map(y, DEPTH, &p.y));
-    return a->type == TCH_SCALAR_BF16 ? launch<TCH_SCALAR_BF16>(state, p) : launch<TCH_SCALAR_F16>(state, p);
+    return a->type == TCH_SCALAR_BF16 ? launch_tiles<TCH_SCALAR_BF16>(state, p)
+                                      : launch_tiles<TCH_SCALAR_F16>(state, p);
 }

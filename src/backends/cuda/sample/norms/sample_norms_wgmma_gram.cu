@@ -44,7 +44,7 @@ static __device__ __forceinline__ void round_ktile(char *stage, int bytes)
 
 /* A warp's inner product of x, with `one` more, and y, and the sum of the absolute values of its terms, in one pass
  * over registers that are all taken. */
-static __device__ __forceinline__ double dot(const float (&x)[64], float one, const float (&y)[64], double *size)
+static __device__ __forceinline__ double dot_sums(const float (&x)[64], float one, const float (&y)[64], double *size)
 {
     float total[4] = {};
     float sizes[4] = {};
@@ -110,7 +110,7 @@ struct gram_gemm : tchi_gemm<STAGES, 1, false, false> {
         last = tchi_gemm_multiply<gram_gemm>(p, m, diagonal, gradients, p.ktiles - p.ktiles_a, at);
         tchi_gemm_finish<gram_gemm>(m, gradients, last);
         double size;
-        double total = dot(inputs[0], p.one, gradients[0], &size);
+        double total = dot_sums(inputs[0], p.one, gradients[0], &size);
         if (threadIdx.x % 32 == 0) {
             int64_t part = (int64_t)tchi_gemm_item<gram_gemm>(i) * WARPS + threadIdx.x / 32;
             p.parts[part] = diagonal ? total : 2.0 * total;

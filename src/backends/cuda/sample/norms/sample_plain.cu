@@ -76,7 +76,7 @@ template <int depth, bool by_rows> static __device__ __forceinline__ int along_o
 }
 
 /* What of `want` elements from `at` on lies before `end`. */
-static __device__ __forceinline__ int inside(int64_t at, int64_t end, int want)
+static __device__ __forceinline__ int count_inside(int64_t at, int64_t end, int want)
 {
     return end - at < want ? (int)(end > at ? end - at : 0) : want;
 }
@@ -96,8 +96,8 @@ template <typename real> static __device__ __forceinline__ void put_one(tchi_cud
 }
 
 template <typename real, int groups, bool by_rows, bool with_ones = false>
-static __device__ void fetch(held_vec4s<real, groups> &held, const factor &f, int64_t depth, int64_t matrix,
-                             int64_t first, int64_t from)
+static __device__ void fetch_operand(held_vec4s<real, groups> &held, const factor &f, int64_t depth, int64_t matrix,
+                                     int64_t first, int64_t from)
 {
     constexpr int steps = shape<real, groups>::depth;
 #pragma unroll
@@ -105,7 +105,8 @@ static __device__ void fetch(held_vec4s<real, groups> &held, const factor &f, in
         int four = (int)threadIdx.x + h * shape<real, groups>::threads;
         int64_t m = first + across_of<steps, by_rows>(four);
         int64_t k = from + along_of<steps, by_rows>(four);
-        int count = by_rows ? (m < f.count ? inside(k, depth, 4) : 0) : (k < depth ? inside(m, f.count, 4) : 0);
+        int count =
+            by_rows ? (m < f.count ? count_inside(k, depth, 4) : 0) : (k < depth ? count_inside(m, f.count, 4) : 0);
         held[h] = tchi_cuda_load_vec4<real>(f.m, matrix, by_rows ? m : k, by_rows ? k : m, count);
         if (with_ones && m <= f.ones && f.ones < m + 4) {
             put_one(&held[h], (int)(f.ones - m));
@@ -114,7 +115,7 @@ static __device__ void fetch(held_vec4s<real, groups> &held, const factor &f, in
 }
 
 template <typename real, int groups, bool by_rows>
-static __device__ void put(ktile_of<real, groups> &ktile, const held_vec4s<real, groups> &held)
+static __device__ void store_ktile(ktile_of<real, groups> &ktile, const held_vec4s<real, groups> &held)
 {
     constexpr int steps = shape<real, groups>::depth;
 #pragma unroll
@@ -208,8 +209,8 @@ template <typename real, int groups> static __device__ void gather(part<real> &s
 
 /* The tile at (row, col), in the threads of the first group. The next k-tile is on its way while one is multiplied. */
 template <typename real, int groups, bool by_rows, bool with_ones = false>
-static __device__ void multiply(part<real> &sum, ktiles<real, groups> &s, const product &p, int64_t matrix, int64_t row,
-                                int64_t col)
+static __device__ void multiply_plain_tile(part<real> &sum, ktiles<real, groups> &s, const product &p, int64_t matrix,
+                                           int64_t row, int64_t col)
 {
     constexpr int each = part<real>::each;
     constexpr int steps = shape<real, groups>::depth;
@@ -218,16 +219,16 @@ static __device__ void multiply(part<real> &sum, ktiles<real, groups> &s, const 
     for (int e = 0; e < each * each; e++) {
         sum.v[e / each][e % each] = (real)0;
     }
-    fetch<real, groups, by_rows>(x, p.x, p.depth, matrix, row, 0);
-    fetch<real, groups, by_rows, with_ones>(y, p.y, p.depth, matrix, col, 0);
+    fetch_operand<real, groups, by_rows>(x, p.x, p.depth, matrix, row, 0);
+    fetch_operand<real, groups, by_rows, with_ones>(y, p.y, p.depth, matrix, col, 0);
     for (int64_t from = 0; from < p.depth; from += steps) {
         __syncthreads(); /* the k-tile before has been used */
-        put<real, groups, by_rows>(s.x, x);
-        put<real, groups, by_rows>(s.y, y);
+        store_ktile<real, groups, by_rows>(s.x, x);
+        store_ktile<real, groups, by_rows>(s.y, y);
         __syncthreads();
         if (from + steps < p.depth) {
-            fetch<real, groups, by_rows>(x, p.x, p.depth, matrix, row, from + steps);
-            fetch<real, groups, by_rows, with_ones>(y, p.y, p.depth, matrix, col, from + steps);
+            fetch_operand<real, groups, by_rows>(x, p.x, p.depth, matrix, row, from + steps);
+            fetch_operand<real, groups, by_rows, with_ones>(y, p.y, p.depth, matrix, col, from + steps);
         }
         multiply_ktile<real, groups>(sum, s);
     }
@@ -276,9 +277,9 @@ static __global__ void __launch_bounds__(shape<real, groups_of<real>>::threads, 
         int64_t above = gram ? tchi_lower_row(tile) : tile / p.across;
         int64_t left = gram ? tile - tchi_lower_tiles(above) : tile % p.across;
         part<real> one, other;
-        multiply<real, groups, gram, form == LISTED>(one, s, p.first, matrix, above * TILE, left * TILE);
+        multiply_plain_tile<real, groups, gram, form == LISTED>(one, s, p.first, matrix, above * TILE, left * TILE);
         if (gram) {
-            multiply<real, groups, true>(other, s, p.second, matrix, above * TILE, left * TILE);
+            multiply_plain_tile<real, groups, true>(other, s, p.second, matrix, above * TILE, left * TILE);
         }
         double total = 0.0;
         double size = 0.0;
@@ -370,7 +371,7 @@ typedef struct squares_problem {
 } squares_problem;
 
 template <typename real>
-static __device__ void store(const squares_problem &p, int64_t group, int64_t i, int64_t j, real value)
+static __device__ void store_squares(const squares_problem &p, int64_t group, int64_t i, int64_t j, real value)
 {
     if (i < p.gradient.x.count && j < p.gradient.y.count) {
         char *to = tchi_cuda_at(p.out, group, i, j);
@@ -391,7 +392,7 @@ static __global__ void __launch_bounds__(shape<real, 1>::threads) sample_squares
         part<real> squares = {};
         for (int64_t b = 0; b < p.samples; b++) {
             part<real> sum;
-            multiply<real, 1, false>(sum, s, p.gradient, b * p.groups + group, row, col);
+            multiply_plain_tile<real, 1, false>(sum, s, p.gradient, b * p.groups + group, row, col);
 #pragma unroll
             for (int e = 0; e < each * each; e++) {
                 squares.v[e / each][e % each] += sum.v[e / each][e % each] * sum.v[e / each][e % each];
@@ -401,7 +402,7 @@ static __global__ void __launch_bounds__(shape<real, 1>::threads) sample_squares
         for (int e = 0; e < each * each; e++) {
             int64_t y = row + first_row<real>() + row_of<real>(e / each);
             int64_t x = col + first_col<real>() + row_of<real>(e % each);
-            store<real>(p, group, y, x, squares.v[e / each][e % each]);
+            store_squares<real>(p, group, y, x, squares.v[e / each][e % each]);
         }
     }
 }

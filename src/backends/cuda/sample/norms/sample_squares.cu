@@ -23,7 +23,8 @@ typedef struct squares_problem {
     float scale, beta;
 } squares_problem;
 
-static __device__ __forceinline__ void store(const squares_problem &p, int64_t group, int64_t i, int64_t j, float value)
+static __device__ __forceinline__ void store_square(const squares_problem &p, int64_t group, int64_t i, int64_t j,
+                                                    float value)
 {
     if (i < p.pair.x.count && j < p.pair.y.count) {
         char *to = tchi_cuda_at(p.out, group, i, j);
@@ -56,8 +57,8 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, 1)
 #pragma unroll
         for (int i = 0; i < 64; i++) {
             int e = i % 4;
-            store(p, group, w.row + tchi_tile_row<size, false>(i / 16, e / 2),
-                  w.col + tchi_tile_col<size, false, 4>(i / 4 % 4, e % 2), squares.v[i / 16][i / 4 % 4][e]);
+            store_square(p, group, w.row + tchi_tile_row<size, false>(i / 16, e / 2),
+                         w.col + tchi_tile_col<size, false, 4>(i / 4 % 4, e % 2), squares.v[i / 16][i / 4 % 4][e]);
         }
     }
 #endif

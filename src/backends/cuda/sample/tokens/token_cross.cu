@@ -39,8 +39,8 @@ static __device__ inline int place_in_tile(int thread, int n)
 
 /* The thread's four elements of rows `first` on, columns j on; zeros beyond the edges. */
 template <typename real>
-static __device__ inline tchi_cuda_vec4<real> fetch(const tchi_cuda_operand &m, int64_t b, int64_t first, int64_t rows,
-                                                    int64_t j, int64_t cols)
+static __device__ inline tchi_cuda_vec4<real> fetch_operand(const tchi_cuda_operand &m, int64_t b, int64_t first,
+                                                            int64_t rows, int64_t j, int64_t cols)
 {
     int64_t row = first + threadIdx.x / (DEPTH / 4);
     int64_t col = j + threadIdx.x % (DEPTH / 4) * 4;
@@ -49,7 +49,8 @@ static __device__ inline tchi_cuda_vec4<real> fetch(const tchi_cuda_operand &m, 
     return tchi_cuda_load_vec4<real>(m, b, row, col, count);
 }
 
-template <typename real> static __device__ inline void put(cross_tile<real> &tile, const tchi_cuda_vec4<real> &four)
+template <typename real>
+static __device__ inline void store_cross_tile(cross_tile<real> &tile, const tchi_cuda_vec4<real> &four)
 {
     int row = (int)threadIdx.x / (DEPTH / 4);
     int col = (int)threadIdx.x % (DEPTH / 4) * 4;
@@ -61,7 +62,8 @@ template <typename real> static __device__ inline void put(cross_tile<real> &til
 
 /* products += the share of DEPTH columns. */
 template <typename real>
-static __device__ inline void multiply(const cross_tile<real> &h, const cross_tile<real> &a, real products[EACH][EACH])
+static __device__ inline void add_cross_products(const cross_tile<real> &h, const cross_tile<real> &a,
+                                                 real products[EACH][EACH])
 {
     const int down = (int)threadIdx.x / 16;
     const int along = (int)threadIdx.x % 16;
@@ -87,13 +89,13 @@ static __device__ inline void tile_products(const tchi_cuda_cross &c, int64_t b,
                                             cross_tile<real> &h, cross_tile<real> &a, real products[EACH][EACH])
 {
     for (int64_t j = 0; j < c.cols; j += DEPTH) {
-        tchi_cuda_vec4<real> four_h = fetch<real>(c.h, b, s, c.list.positions, j, c.cols);
-        tchi_cuda_vec4<real> four_a = fetch<real>(c.a, b, t, c.rows, j, c.cols);
+        tchi_cuda_vec4<real> four_h = fetch_operand<real>(c.h, b, s, c.list.positions, j, c.cols);
+        tchi_cuda_vec4<real> four_a = fetch_operand<real>(c.a, b, t, c.rows, j, c.cols);
         __syncthreads(); /* all have done with the step before */
-        put(h, four_h);
-        put(a, four_a);
+        store_cross_tile(h, four_h);
+        store_cross_tile(a, four_a);
         __syncthreads();
-        multiply(h, a, products);
+        add_cross_products(h, a, products);
     }
 }
 
