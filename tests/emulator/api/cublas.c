@@ -4,7 +4,8 @@
 #include <string.h>
 
 #include "backends/cuda/runtime/libraries/cublas.h"
-#include "cuda/halves.h"
+
+#include "elements.h"
 
 typedef tchi_cublas_status status;
 
@@ -81,67 +82,6 @@ status cublasGetProperty(libraryPropertyType type, int *value)
     return 0;
 }
 
-/* --- elements ---------------------------------------------------------------------------------------------------- */
-
-static uint32_t bits_of(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static uint16_t to_f16(float x)
-{
-    uint32_t sign = bits_of(x) >> 16 & 0x8000u;
-    uint32_t size = bits_of(x) & 0x7FFFFFFFu;
-    uint32_t small = bits_of(float_of(size) + 0.5f) - 0x3F000000u;
-    uint32_t normal = (size + 0xFFFu + (size >> 13 & 1u) - 0x38000000u) >> 13;
-    uint32_t rounded = size < 0x38800000u ? small : size >= 0x477FF000u ? 0x7C00u : normal;
-    return (uint16_t)(size > 0x7F800000u ? 0x7FFFu : sign | rounded);
-}
-
-static uint16_t to_bf16(float x)
-{
-    uint32_t bits = bits_of(x);
-    return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FFFu : (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
-}
-
-static size_t size_of(cudaDataType type)
-{
-    return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2;
-}
-
-static double load(const void *data, cudaDataType type, int64_t i)
-{
-    switch (type) {
-    case CUDA_R_64F:
-        return ((const double *)data)[i];
-    case CUDA_R_32F:
-        return ((const float *)data)[i];
-    case CUDA_R_16F:
-        return from_f16(((const uint16_t *)data)[i]);
-    default:
-        return float_of((uint32_t)((const uint16_t *)data)[i] << 16);
-    }
-}
-
-static void store(void *data, cudaDataType type, int64_t i, double value)
-{
-    switch (type) {
-    case CUDA_R_64F:
-        ((double *)data)[i] = value;
-        break;
-    case CUDA_R_32F:
-        ((float *)data)[i] = (float)value;
-        break;
-    case CUDA_R_16F:
-        ((uint16_t *)data)[i] = to_f16((float)value);
-        break;
-    default:
-        ((uint16_t *)data)[i] = to_bf16((float)value);
-    }
-}
-
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
 /* Of a batch: `stride` elements from one to the next, or a list of them on the device. */
@@ -156,7 +96,7 @@ typedef struct matrix {
 
 static void *matrix_at(const matrix *m, int64_t i)
 {
-    return m->list != NULL ? (void *)m->list[i] : (char *)m->data + (size_t)(i * m->stride) * size_of(m->type);
+    return m->list != NULL ? (void *)m->list[i] : (char *)m->data + (size_t)(i * m->stride) * element_bytes(m->type);
 }
 
 /* op(M) as a dense array of doubles, the contraction contiguous: rows by depth for A, columns by depth for B. */
@@ -170,7 +110,7 @@ static double *spread(const matrix *m, int64_t i, int64_t lines, int64_t depth, 
     }
     for (int64_t line = 0; line < lines; line++) {
         for (int64_t k = 0; k < depth; k++) {
-            out[line * depth + k] = load(data, m->type, along_columns ? line + k * m->ld : k + line * m->ld);
+            out[line * depth + k] = load_element(data, m->type, along_columns ? line + k * m->ld : k + line * m->ld);
         }
     }
     return out;
@@ -221,9 +161,9 @@ static void multiply_one(const product *p, int64_t number, double alpha, double 
     void *c = matrix_at(&p->c, number);
     for (int64_t j = 0; j < p->n; j++) {
         for (int64_t i = 0; i < p->m; i++) {
-            double old = beta == 0.0 ? 0.0 : beta * load(c, p->c.type, i + j * p->c.ld);
+            double old = beta == 0.0 ? 0.0 : beta * load_element(c, p->c.type, i + j * p->c.ld);
             double sum = alpha == 0.0 ? 0.0 : alpha * dot(a + i * p->k, b + j * p->k, p->k);
-            store(c, p->c.type, i + j * p->c.ld, sum + old);
+            store_element(c, p->c.type, i + j * p->c.ld, sum + old);
         }
     }
     free(a);
@@ -291,7 +231,7 @@ typedef struct triangle {
 static double triangle_at(const triangle *t, const void *a, int64_t i, int64_t j)
 {
     int transposed = (t->trans == TCHI_CUBLAS_T) != (t->side == TCHI_CUBLAS_RIGHT);
-    return load(a, t->a.type, transposed ? j + i * t->a.ld : i + j * t->a.ld);
+    return load_element(a, t->a.type, transposed ? j + i * t->a.ld : i + j * t->a.ld);
 }
 
 /* X takes B's place. From the right, X op(A) = B is op(A)' X' = B'. */
@@ -307,11 +247,11 @@ static void solve_one(const triangle *t, const void *a, void *b)
         for (int64_t step = 0; step < size; step++) {
             int64_t i = lower ? step : size - 1 - step;
             int64_t at = right ? line + i * ld : i + line * ld;
-            double sum = t->alpha * load(b, t->b.type, at);
+            double sum = t->alpha * load_element(b, t->b.type, at);
             for (int64_t j = lower ? 0 : i + 1; j < (lower ? i : size); j++) {
-                sum -= triangle_at(t, a, i, j) * load(b, t->b.type, right ? line + j * ld : j + line * ld);
+                sum -= triangle_at(t, a, i, j) * load_element(b, t->b.type, right ? line + j * ld : j + line * ld);
             }
-            store(b, t->b.type, at, t->diag == TCHI_CUBLAS_UNIT ? sum : sum / triangle_at(t, a, i, i));
+            store_element(b, t->b.type, at, t->diag == TCHI_CUBLAS_UNIT ? sum : sum / triangle_at(t, a, i, i));
         }
     }
 }

@@ -6,6 +6,8 @@
 
 #include "backends/cuda/runtime/libraries/cusolver.h"
 
+#include "elements.h"
+
 typedef tchi_cusolver_status status;
 
 /* Exported as the type of its place in the table of functions that are looked up. */
@@ -65,27 +67,6 @@ status cusolverGetVersion(int *version)
 {
     *version = 12000;
     return 0;
-}
-
-/* --- matrices of either type ------------------------------------------------------------------------------------- */
-
-static double load(const void *data, cudaDataType type, int64_t i)
-{
-    return type == CUDA_R_64F ? ((const double *)data)[i] : ((const float *)data)[i];
-}
-
-static void store(void *data, cudaDataType type, int64_t i, double value)
-{
-    if (type == CUDA_R_64F) {
-        ((double *)data)[i] = value;
-    } else {
-        ((float *)data)[i] = (float)value;
-    }
-}
-
-static size_t size_of(cudaDataType type)
-{
-    return type == CUDA_R_64F ? sizeof(double) : sizeof(float);
 }
 
 /* --- eigenvalues ------------------------------------------------------------------------------------------------- */
@@ -180,7 +161,7 @@ static void read_triangle(double *a, const void *from, cudaDataType type, int64_
     for (int64_t j = 0; j < n; j++) {
         for (int64_t i = 0; i < n; i++) {
             int inside = uplo == TCHI_CUBLAS_LOWER ? i >= j : i <= j;
-            a[i * n + j] = load(from, type, inside ? i + j * ld : j + i * ld);
+            a[i * n + j] = load_element(from, type, inside ? i + j * ld : j + i * ld);
         }
     }
 }
@@ -199,9 +180,9 @@ static void write_pairs(const eigenpair *order, const double *v, void *a, void *
                         int64_t ld, tchi_cusolver_job job)
 {
     for (int64_t j = 0; j < n; j++) {
-        store(w, type, j, order[j].value);
+        store_element(w, type, j, order[j].value);
         for (int64_t i = 0; i < n && job == TCHI_CUSOLVER_VECTORS; i++) {
-            store(a, type, i + j * ld, v[order[j].row * n + i]);
+            store_element(a, type, i + j * ld, v[order[j].row * n + i]);
         }
     }
 }
@@ -245,8 +226,8 @@ static void decompose_all(void *data)
 {
     const eigenproblem *p = data;
     for (int64_t i = 0; i < p->batch; i++) {
-        decompose_one(p, (char *)p->a + (size_t)(i * p->ld * p->n) * size_of(p->type),
-                      (char *)p->w + (size_t)(i * p->n) * size_of(p->type), p->info + i);
+        decompose_one(p, (char *)p->a + (size_t)(i * p->ld * p->n) * element_bytes(p->type),
+                      (char *)p->w + (size_t)(i * p->n) * element_bytes(p->type), p->info + i);
     }
 }
 
@@ -306,15 +287,16 @@ static int factor(tchi_cublas_fill uplo, int64_t n, cudaDataType type, void *a, 
 {
     for (int64_t j = 0; j < n; j++) {
         for (int64_t i = j; i < n; i++) {
-            double sum = load(a, type, factor_place(uplo, i, j, ld));
+            double sum = load_element(a, type, factor_place(uplo, i, j, ld));
             for (int64_t k = 0; k < j; k++) {
-                sum -= load(a, type, factor_place(uplo, i, k, ld)) * load(a, type, factor_place(uplo, j, k, ld));
+                sum -= load_element(a, type, factor_place(uplo, i, k, ld)) *
+                       load_element(a, type, factor_place(uplo, j, k, ld));
             }
             if (i == j && !(sum > 0.0)) {
                 return (int)j + 1;
             }
-            double pivot = i == j ? sqrt(sum) : sum / load(a, type, factor_place(uplo, j, j, ld));
-            store(a, type, factor_place(uplo, i, j, ld), pivot);
+            double pivot = i == j ? sqrt(sum) : sum / load_element(a, type, factor_place(uplo, j, j, ld));
+            store_element(a, type, factor_place(uplo, i, j, ld), pivot);
         }
     }
     return 0;

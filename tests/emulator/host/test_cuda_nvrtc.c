@@ -168,14 +168,27 @@ static void a_gpu_too_old_for_the_compiler(void **state)
 
 /* --- compiling --------------------------------------------------------------------------------------------------- */
 
+static void build_and_drop(void *state, const tch_kernel_text *text)
+{
+    tch_kernel_image image;
+    assert_int_equal(tchi_cuda_kernel_build(state, text, &image, words, sizeof words), TCH_OK);
+    tchi_cuda_host->release(image.data, image.bytes);
+}
+
+static void refuse_to_build(void *state, const tch_kernel_text *text, size_t room)
+{
+    tch_kernel_image image = {NULL, 0};
+    assert_int_equal(tchi_cuda_kernel_build(state, text, &image, words, room), TCH_ERR_INVALID_ARGUMENT);
+    assert_null(image.data);
+}
+
 /* Macros go before the source: on the command line they would change NVRTC's own headers. */
 static void options_go_where_they_belong(void **state)
 {
     static const char *const options[] = {"-DN=3", "-DON", "-UQ", "-std=c++20", "--use_fast_math", "-O2"};
     static const char *const includes[] = {"/a folder", "/-b"};
     const tch_kernel_text text = {"plain", "-f.cu", "f", 6, options, 2, includes};
-    tch_kernel_image image;
-    assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words), TCH_OK);
+    build_and_drop(*state, &text);
     const char *seen = told("fake_nvrtc_options");
     expect_in(seen, "--gpu-architecture=sm_90a\n--generate-line-info\n");
     expect_in(seen, "-std=c++20\n--use_fast_math\n-Xptxas=-O2\n--include-path=/a folder\n--include-path=/-b\n");
@@ -183,51 +196,42 @@ static void options_go_where_they_belong(void **state)
     assert_null(strstr(seen, "-DN"));
     expect_in(told("fake_nvrtc_source"),
               "\n#undef N\n#define N 3\n#undef ON\n#define ON 1\n#undef Q\n#line 1 \"-f.cu\"\nplain\n");
-    tchi_cuda_host->release(image.data, image.bytes);
-    assert_int_equal(tchi_cuda_kernel_build(*state, &plain, &image, words, sizeof words), TCH_OK);
+    build_and_drop(*state, &plain);
     expect_in(told("fake_nvrtc_options"), "-std=c++17\n");
     assert_null(strstr(told("fake_nvrtc_options"), "line-info")); /* its file has a quote in its name */
-    tchi_cuda_host->release(image.data, image.bytes);
 }
 
 /* Messages carry the user's lines, and nothing of the file's name ends the directive. */
 static void the_source_keeps_its_lines(void **state)
 {
-    tch_kernel_image image;
-    assert_int_equal(tchi_cuda_kernel_build(*state, &plain, &image, words, sizeof words), TCH_OK);
+    build_and_drop(*state, &plain);
     assert_string_equal(words, "");
     const char *seen = told("fake_nvrtc_source");
     expect_in(seen, "\n#line 1 \"my \\\"file\\\\.cu\"\nplain\n");
     expect_in(seen, "\n#define TCHI_KERNEL scale<float, 4>\n");
     expect_in(seen, "tchi_signature");
-    tchi_cuda_host->release(image.data, image.bytes);
 }
 
 static void the_compilers_words_are_kept(void **state)
 {
     tch_kernel_text text = {.source = "BE_WRONG", .file = "f.cu", .name = "f"};
-    tch_kernel_image image = {NULL, 0};
-    assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words), TCH_ERR_INVALID_ARGUMENT);
+    refuse_to_build(*state, &text, sizeof words);
     assert_string_equal(words, "kernel.cu(3): error: it is wrong\n");
     fake_host_expect("kernel.cu(3): error: it is wrong");
-    assert_null(image.data);
-    assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, 6), TCH_ERR_INVALID_ARGUMENT);
+    refuse_to_build(*state, &text, 6);
     assert_string_equal(words, "kerne");
     text.source = "BE_WARNED";
-    assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words), TCH_OK);
+    build_and_drop(*state, &text);
     expect_in(words, "kernel.cu(2): warning");
-    tchi_cuda_host->release(image.data, image.bytes);
 }
 
 /* The lines of our own text behind the source are nobody's business. */
 static void a_name_that_is_not_there(void **state)
 {
     const tch_kernel_text text = {.source = "plain", .file = "f.cu", .name = "missing"};
-    tch_kernel_image image = {NULL, 0};
-    assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words), TCH_ERR_INVALID_ARGUMENT);
+    refuse_to_build(*state, &text, sizeof words);
     expect_in(words, "the name is not that of one __global__ function: \"missing\" is undefined; expected");
     assert_null(strstr(words, "(84)"));
-    assert_null(image.data);
 }
 
 static int lack_headers(void)
