@@ -95,7 +95,7 @@ class Optimizer:
         self.handle = ctypes.c_void_p()
         library._check(
             library.lib.tch_optimizer_create(
-                library.context, ctypes.byref(config), self._count, self._parameters, ctypes.byref(self.handle)
+                library.context, ctypes.byref(config), None, self._count, self._parameters, ctypes.byref(self.handle)
             )
         )
 

@@ -34,7 +34,7 @@ int main(void)
     config.precondition_frequency = 10;
     config.grafting = TCH_GRAFTING_ADAM;
     tch_optimizer *optimizer;
-    must(tch_optimizer_create(context, &config, PARAMETERS, parameters, &optimizer));
+    must(tch_optimizer_create(context, &config, NULL, PARAMETERS, parameters, &optimizer));
 
     for (int step = 0; step < STEPS; step++) { /* after the first step nothing here synchronizes */
         must(tch_network_loss_and_gradients(network, inputs, labels, NULL, totals));

@@ -27,8 +27,8 @@ static void model_create(tch_context *context, model *m)
     shampoo.grafting = TCH_GRAFTING_ADAM;
     const tch_parameter weight = {.tensor = &m->weight, .name = "weight"},
                         offset = {.tensor = &m->offset, .name = "offset"};
-    must(tch_optimizer_create(context, &shampoo, 1, &weight, &m->shampoo));
-    must(tch_optimizer_create(context, &adamw, 1, &offset, &m->adamw));
+    must(tch_optimizer_create(context, &shampoo, NULL, 1, &weight, &m->shampoo));
+    must(tch_optimizer_create(context, &adamw, NULL, 1, &offset, &m->adamw));
     must(tch_scaler_create(context, NULL, &m->scaler));
 }
 

@@ -17,7 +17,7 @@ static tch_kfac *make_kfac(tch_context *context, tch_network *network)
     tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
     config.damping = 1e-2;
     tch_kfac *kfac;
-    must(tch_kfac_create(context, &config, LAYERS, layers, &kfac));
+    must(tch_kfac_create(context, &config, NULL, LAYERS, layers, &kfac));
     return kfac;
 }
 
@@ -61,7 +61,7 @@ static double train(tch_context *context, const tch_optim_config *config, int wi
     }
     tch_optimizer *optimizer;
     tch_kfac *kfac = with_kfac ? make_kfac(context, network) : NULL;
-    must(tch_optimizer_create(context, config, 2 * LAYERS, parameters, &optimizer));
+    must(tch_optimizer_create(context, config, NULL, 2 * LAYERS, parameters, &optimizer));
     for (int step = 0; step < STEPS; step++) {
         must(tch_network_loss_and_gradients(network, inputs, labels, NULL, totals));
         if (with_kfac) {

@@ -112,7 +112,10 @@ static void train(part p, const tch_placement *placements, float *parameters[MAT
     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
     config.max_preconditioner_dim = 32;
     config.precondition_frequency = 2;
-    TRY(tch_optimizer_create_shared(p.context, &config, p.comm, MATRICES, entries, placements, NULL, &p.optimizer));
+    tch_optim_setup setup = TCH_OPTIM_SETUP_INIT;
+    setup.comm = p.comm;
+    setup.placements = placements;
+    TRY(tch_optimizer_create(p.context, &config, &setup, MATRICES, entries, &p.optimizer));
     int done = path != NULL && exists(path) ? load(&p, path) : 0;
     for (int step = done + 1; step <= STEPS; step++) {
         for (int m = 0; m < MATRICES; m++) {

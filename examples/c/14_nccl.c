@@ -115,7 +115,9 @@ static void open_model(model *m)
     }
     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_MUON);
     config.weight_decay = 0.1;
-    must(tch_optimizer_create_shared(m->context, &config, m->comm, MATRICES, entries, NULL, NULL, &m->optimizer));
+    tch_optim_setup setup = TCH_OPTIM_SETUP_INIT;
+    setup.comm = m->comm;
+    must(tch_optimizer_create(m->context, &config, &setup, MATRICES, entries, &m->optimizer));
 }
 
 static void train(model *m, int first, int last)

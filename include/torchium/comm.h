@@ -1,4 +1,4 @@
-/* Groups of processes that train one model together: what tch_optimizer_create_shared divides its work among.
+/* Groups of processes that train one model together: what an optimizer divides its work among.
  *
  * The library has no transport of its own. A group is a small table of collectives, and there are three ways to get
  * one: from functions of the caller's (tch_comm_create), over NCCL, which is opened at run time (tch_comm_create_nccl),

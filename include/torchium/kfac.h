@@ -2,7 +2,7 @@
  *
  *     tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
  *     tch_kfac *kfac;
- *     tch_kfac_create(context, &config, count, layers, &kfac);
+ *     tch_kfac_create(context, &config, NULL, count, layers, &kfac);
  *     for (;;) {
  *         ... forward and backward ...
  *         for each layer k: tch_kfac_observe(kfac, k, input, output_gradient, 1.0, NULL);
@@ -70,22 +70,17 @@ typedef struct tch_kfac_layer {
 
 TCH_BEGIN_DECLS
 
-TCH_API tch_status tch_kfac_create(tch_context *context, const tch_kfac_config *config, int32_t count,
-                                   const tch_kfac_layer *layers, tch_kfac **kfac);
-/* The same with the state's memory from the caller. */
-TCH_API tch_status tch_kfac_create_with(tch_context *context, const tch_kfac_config *config, int32_t count,
-                                        const tch_kfac_layer *layers, const tch_state_allocator *allocator,
-                                        tch_kfac **kfac);
-/* One that the ranks of a group share, for replicas of a model: each layer has an owner, chosen by the cost of its
- * refresh, which alone refreshes it and keeps what comes of it, and preconditioned gradients are gathered; under EKFAC
- * bases are, which every rank needs. Factors are every rank's own, of the samples that it sees: who wants them averaged
- * does so before a refresh. Given equal factors and gradients results are those of one process to the bit, on a CPU.
- * tch_kfac_refresh and tch_kfac_precondition are collectives, and ranks come to them with gradients of the same layers.
- * The state of a rank has "NAME/..._inverse", "..._basis" and "..._values" of what it owns. comm may be NULL, and lives
+/* `setup` may be NULL; its placements are not used.
+ *
+ * With a group in setup->comm its ranks share one KFAC, for replicas of a model: each layer has an owner, chosen by the
+ * cost of its refresh, which alone refreshes it and keeps what comes of it, and preconditioned gradients are gathered;
+ * under EKFAC bases are, which every rank needs. Factors are every rank's own, of the samples that it sees: who wants
+ * them averaged does so before a refresh. Given equal factors and gradients results are those of one process to the bit,
+ * on a CPU. tch_kfac_refresh and tch_kfac_precondition are collectives, and ranks come to them with gradients of the
+ * same layers. The state of a rank has "NAME/..._inverse", "..._basis" and "..._values" of what it owns. The group lives
  * until tch_kfac_destroy. */
-TCH_API tch_status tch_kfac_create_shared(tch_context *context, const tch_kfac_config *config, tch_comm *comm,
-                                          int32_t count, const tch_kfac_layer *layers,
-                                          const tch_state_allocator *allocator, tch_kfac **kfac);
+TCH_API tch_status tch_kfac_create(tch_context *context, const tch_kfac_config *config, const tch_optim_setup *setup,
+                                   int32_t count, const tch_kfac_layer *layers, tch_kfac **kfac);
 /* Waits for the device. NULL is allowed. */
 TCH_API void tch_kfac_destroy(tch_kfac *kfac);
 

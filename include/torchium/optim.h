@@ -3,7 +3,7 @@
  *     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
  *     config.lr = 0.01;
  *     tch_optimizer *optimizer;
- *     tch_optimizer_create(context, &config, count, parameters, &optimizer);
+ *     tch_optimizer_create(context, &config, NULL, count, parameters, &optimizer);
  *     for (;;) {
  *         ... compute gradients ...
  *         tch_optimizer_step(optimizer, count, gradients);
@@ -232,6 +232,30 @@ typedef struct tch_state_allocator {
     void *user;
 } tch_state_allocator;
 
+/* What an optimizer is made with besides its configuration; NULL or 0 for each is the default. It is copied; comm and
+ * placements are what the ranks of a group need.
+ *
+ * With `comm`, the ranks of that group divide the work and the state; it outlives the optimizer. Each rank makes the
+ * same call with its own part of the same parameters. `placements` has one entry for each parameter; NULL: every rank
+ * has every parameter whole, as in data parallel training. A group of one rank that has every parameter as one shard is
+ * not used at all.
+ *
+ * The number of ranks does not change the mathematics: equal gradients give equal updates, on any rank. Every
+ * rank then calls tch_optimizer_step with its gradients, for the shards it has; a rank without elements of a parameter
+ * passes its empty gradient, not NULL. Ranks that come with different models, options or gradients (one missing where
+ * others have it) all get TCH_ERR_COMM, and nothing is changed. After a failure of the group the optimizer is marked
+ * failed. */
+typedef struct tch_optim_setup {
+    size_t struct_size;
+    tch_comm *comm;
+    const tch_placement *placements;
+    const tch_state_allocator *allocator;
+} tch_optim_setup;
+#define TCH_OPTIM_SETUP_INIT                                                                                           \
+    {                                                                                                                  \
+        sizeof(tch_optim_setup), NULL, NULL, NULL                                                                      \
+    }
+
 TCH_BEGIN_DECLS
 
 /* The defaults of a kind; those of SGD for a number that is none. */
@@ -244,37 +268,16 @@ TCH_API int32_t tch_optim_kind_parse(const char *name);
 
 /* === Making one =================================================================================================== */
 
-/* An optimizer with one group of `count` parameters, 0 allowed. The context must outlive it. */
-TCH_API tch_status tch_optimizer_create(tch_context *context, const tch_optim_config *config, int32_t count,
-                                        const tch_parameter *parameters, tch_optimizer **optimizer);
-
-/* The same with the state's memory from the caller; the struct is copied. */
-TCH_API tch_status tch_optimizer_create_with(tch_context *context, const tch_optim_config *config, int32_t count,
-                                             const tch_parameter *parameters, const tch_state_allocator *allocator,
-                                             tch_optimizer **optimizer);
-
-/* An optimizer whose work and state the ranks of a group divide; each of them makes this call with its own part of the
- * same parameters. `comm` outlives it; NULL: alone. `placements` has one entry for each parameter; NULL: every rank has
- * every parameter whole, as in data parallel training. `allocator` may be NULL. A group of one rank that has every
- * parameter as one shard is not used at all.
- *
- * The number of ranks does not change the mathematics: equal gradients give equal updates, on any rank. Every
- * rank then calls tch_optimizer_step with its gradients, for the shards it has; a rank without elements of a parameter
- * passes its empty gradient, not NULL. Ranks that come with different models, options or gradients (one missing where
- * others have it) all get TCH_ERR_COMM, and nothing is changed. After a failure of the group the optimizer is marked
- * failed. */
-TCH_API tch_status tch_optimizer_create_shared(tch_context *context, const tch_optim_config *config, tch_comm *comm,
-                                               int32_t count, const tch_parameter *parameters,
-                                               const tch_placement *placements, const tch_state_allocator *allocator,
-                                               tch_optimizer **optimizer);
-TCH_API tch_status tch_optimizer_add_group_shared(tch_optimizer *optimizer, const tch_optim_config *config,
-                                                  int32_t count, const tch_parameter *parameters,
-                                                  const tch_placement *placements, int32_t *group);
+/* An optimizer with one group of `count` parameters, 0 allowed. The context must outlive it. `setup` may be NULL. */
+TCH_API tch_status tch_optimizer_create(tch_context *context, const tch_optim_config *config,
+                                        const tch_optim_setup *setup, int32_t count, const tch_parameter *parameters,
+                                        tch_optimizer **optimizer);
 
 /* Another group, of the same kind, also in the middle of training. Its parameters are numbered after those there
- * are. */
+ * are. `placements` as in tch_optim_setup; `group`, its number, may be NULL. */
 TCH_API tch_status tch_optimizer_add_group(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
-                                           const tch_parameter *parameters, int32_t *group);
+                                           const tch_parameter *parameters, const tch_placement *placements,
+                                           int32_t *group);
 
 /* Waits for the device. NULL is allowed. */
 TCH_API void tch_optimizer_destroy(tch_optimizer *optimizer);

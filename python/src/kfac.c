@@ -164,8 +164,10 @@ static int make_library(py_kfac *self, const tch_kfac_config *config, const py_k
     char text[32];
     tch_status status = tch_context_create(py_device_text(self->on.device, text, sizeof text), &self->on.context);
     if (status == TCH_OK) {
-        PY_UNLOCKED(status, tch_kfac_create_shared(self->on.context, config, self->group.comm, layers->count,
-                                                   layers->entries, own ? &memory : NULL, &self->kfac));
+        PY_UNLOCKED(status, tch_kfac_create(self->on.context, config,
+                                            &(tch_optim_setup){sizeof(tch_optim_setup), .comm = self->group.comm,
+                                                               .allocator = own ? &memory : NULL},
+                                            layers->count, layers->entries, &self->kfac));
     }
     return status == TCH_OK ? 0 : py_chunks_fail(&self->memory, status);
 }

@@ -94,9 +94,12 @@ static int make_group(py_optimizer *self, const tch_optim_config *config, int32_
         return -1;
     }
     PY_UNLOCKED(status, self->optimizer != NULL
-                            ? tch_optimizer_add_group_shared(self->optimizer, config, count, entries, placements, group)
-                            : tch_optimizer_create_shared(self->on.context, config, self->group.comm, count, entries,
-                                                          placements, own ? &memory : NULL, &self->optimizer));
+                            ? tch_optimizer_add_group(self->optimizer, config, count, entries, placements, group)
+                            : tch_optimizer_create(self->on.context, config,
+                                                   &(tch_optim_setup){sizeof(tch_optim_setup), .comm = self->group.comm,
+                                                                      .placements = placements,
+                                                                      .allocator = own ? &memory : NULL},
+                                                   count, entries, &self->optimizer));
     settle_places(self, entries, count, status == TCH_OK);
     return status == TCH_OK ? 0 : py_comm_fail(&self->group, &self->memory, status);
 }

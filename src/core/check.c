@@ -291,6 +291,20 @@ tch_status tchi_check_square(const tch_tensor *tensor, const char *name)
                      tchi_describe_shape(tensor, text, sizeof text));
 }
 
+tch_status tchi_check_setup(const char *function, const tch_optim_setup *setup)
+{
+    if (setup != NULL && setup->struct_size != sizeof *setup) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: setup->struct_size is %zu, expected %zu", function,
+                         setup->struct_size, sizeof *setup);
+    }
+    const tch_state_allocator *a = setup == NULL ? NULL : setup->allocator;
+    if (a != NULL && (a->struct_size != sizeof *a || a->allocate == NULL || a->release == NULL)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "%s: setup->allocator must have its struct_size and both functions set", function);
+    }
+    return TCH_OK;
+}
+
 tch_status tchi_check_disjoint(const tch_tensor *out, const char *out_name, const tch_tensor *in, const char *in_name)
 {
     const char *out_low;

@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 
+#include <torchium/optim.h>
 #include <torchium/tensor.h>
 
 #define TCHI_DESCRIBE_SIZE 256
@@ -59,6 +60,8 @@ tch_status tchi_check_matrix(const tch_tensor *tensor, const char *name);
 tch_status tchi_check_square(const tch_tensor *tensor, const char *name);
 /* `out` has exactly this shape. */
 tch_status tchi_check_shape(const tch_tensor *out, const char *name, int32_t ndim, const int64_t *shape);
+/* NULL, or a setup whose struct sizes and allocator are sound. */
+tch_status tchi_check_setup(const char *function, const tch_optim_setup *setup);
 /* No byte of `out` belongs to `in`. Either may be NULL: an argument the caller left out. */
 tch_status tchi_check_disjoint(const tch_tensor *out, const char *out_name, const tch_tensor *in, const char *in_name);
 

@@ -32,16 +32,6 @@ static tch_status check_description(const char *function, const tch_kfac_config 
     return TCH_OK;
 }
 
-static tch_status check_allocator(const tch_state_allocator *allocator)
-{
-    if (allocator != NULL &&
-        (allocator->struct_size != sizeof *allocator || allocator->allocate == NULL || allocator->release == NULL)) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
-                         "tch_kfac_create_with: allocator must have its struct_size and both functions set");
-    }
-    return TCH_OK;
-}
-
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
 static tch_status allocate_state(tch_kfac *k, int64_t bytes)
@@ -139,8 +129,8 @@ static tch_kfac empty_kfac(tch_context *context, const tch_kfac_config *config, 
         .context = context, .config = *config, .type = tchi_scalar_of(config->factor_dtype), .count = count};
 }
 
-tch_status tch_kfac_create_shared(tch_context *context, const tch_kfac_config *config, tch_comm *comm, int32_t count,
-                                  const tch_kfac_layer *layers, const tch_state_allocator *allocator, tch_kfac **kfac)
+tch_status tch_kfac_create(tch_context *context, const tch_kfac_config *config, const tch_optim_setup *setup,
+                           int32_t count, const tch_kfac_layer *layers, tch_kfac **kfac)
 {
     TCHI_ENTER_FOR(context, "tch_kfac_create", sample);
     TCHI_TRY(tchi_check_chapter(context, "tch_kfac_create", context->backend->update, "update"));
@@ -148,14 +138,14 @@ tch_status tch_kfac_create_shared(tch_context *context, const tch_kfac_config *c
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_kfac_create: kfac is NULL");
     }
     *kfac = NULL;
-    TCHI_TRY(check_allocator(allocator));
+    TCHI_TRY(tchi_check_setup("tch_kfac_create", setup));
     TCHI_TRY(check_description("tch_kfac_create", config, count, layers));
     tch_kfac *k;
     TCHI_TRY(tchi_host_take(sizeof *k, "KFAC", &k));
     *k = empty_kfac(context, config, count);
-    k->comm = tch_comm_size(comm) > 1 ? comm : NULL;
-    if (allocator != NULL) {
-        k->allocator = *allocator;
+    if (setup != NULL) {
+        k->comm = tch_comm_size(setup->comm) > 1 ? setup->comm : NULL;
+        k->allocator = setup->allocator == NULL ? k->allocator : *setup->allocator;
     }
     tch_status status = build_kfac(k, layers);
     if (status != TCH_OK) {
@@ -164,18 +154,6 @@ tch_status tch_kfac_create_shared(tch_context *context, const tch_kfac_config *c
     }
     *kfac = k;
     return TCH_OK;
-}
-
-tch_status tch_kfac_create_with(tch_context *context, const tch_kfac_config *config, int32_t count,
-                                const tch_kfac_layer *layers, const tch_state_allocator *allocator, tch_kfac **kfac)
-{
-    return tch_kfac_create_shared(context, config, NULL, count, layers, allocator, kfac);
-}
-
-tch_status tch_kfac_create(tch_context *context, const tch_kfac_config *config, int32_t count,
-                           const tch_kfac_layer *layers, tch_kfac **kfac)
-{
-    return tch_kfac_create_with(context, config, count, layers, NULL, kfac);
 }
 
 void tch_kfac_destroy(tch_kfac *kfac)

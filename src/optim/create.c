@@ -576,16 +576,6 @@ static tch_status open_optimizer(tch_optimizer *o, tch_comm *comm)
     return comm == NULL ? TCH_OK : tchi_shared_open(o, comm);
 }
 
-static tch_status check_allocator(const tch_state_allocator *allocator)
-{
-    if (allocator != NULL &&
-        (allocator->struct_size != sizeof *allocator || allocator->allocate == NULL || allocator->release == NULL)) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
-                         "tch_optimizer_create_with: allocator must have its struct_size and both functions set");
-    }
-    return TCH_OK;
-}
-
 static void drop_optimizer(tch_optimizer *o)
 {
     tchi_optim_empty(o);
@@ -597,7 +587,6 @@ static tch_status begin_optimizer(tch_context *context, const tch_optim_config *
                                   const tch_parameter *parameters, const tch_state_allocator *allocator,
                                   tch_optimizer **optimizer)
 {
-    TCHI_TRY(check_allocator(allocator));
     TCHI_TRY(tchi_optim_check(context, "tch_optimizer_create", config, count, parameters, true));
     TCHI_TRY(tchi_host_take(sizeof **optimizer, "an optimizer", optimizer));
     tchi_optim_prepare(*optimizer, context, config, allocator);
@@ -608,43 +597,31 @@ static tch_status begin_optimizer(tch_context *context, const tch_optim_config *
     return status;
 }
 
-tch_status tch_optimizer_create_shared(tch_context *context, const tch_optim_config *config, tch_comm *comm,
-                                       int32_t count, const tch_parameter *parameters, const tch_placement *placements,
-                                       const tch_state_allocator *allocator, tch_optimizer **optimizer)
+tch_status tch_optimizer_create(tch_context *context, const tch_optim_config *config, const tch_optim_setup *setup,
+                                int32_t count, const tch_parameter *parameters, tch_optimizer **optimizer)
 {
     TCHI_ENTER_FOR(context, "tch_optimizer_create", update);
     if (optimizer == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_create: optimizer is NULL");
     }
     *optimizer = NULL;
+    TCHI_TRY(tchi_check_setup("tch_optimizer_create", setup));
+    tch_optim_setup with = setup == NULL ? (tch_optim_setup)TCH_OPTIM_SETUP_INIT : *setup;
+    if (tch_comm_size(with.comm) == 1 && first_parted(count, parameters, with.placements) == count) {
+        with.comm = NULL;
+    }
     tch_optimizer *o = NULL;
-    if (tch_comm_size(comm) == 1 && first_parted(count, parameters, placements) == count) {
-        comm = NULL; /* nobody to meet */
-    }
-    tch_status begun = begin_optimizer(context, config, comm, count, parameters, allocator, &o);
+    tch_status begun = begin_optimizer(context, config, with.comm, count, parameters, with.allocator, &o);
     if (begun != TCH_OK) {
-        return comm == NULL ? begun : tchi_shared_compare(comm, context, 0, begun);
+        return with.comm == NULL ? begun : tchi_shared_compare(with.comm, context, 0, begun);
     }
-    tch_status status = add_group(o, config, count, parameters, placements);
+    tch_status status = add_group(o, config, count, parameters, with.placements);
     if (status != TCH_OK) {
         drop_optimizer(o);
         return status;
     }
     *optimizer = o;
     return TCH_OK;
-}
-
-tch_status tch_optimizer_create_with(tch_context *context, const tch_optim_config *config, int32_t count,
-                                     const tch_parameter *parameters, const tch_state_allocator *allocator,
-                                     tch_optimizer **optimizer)
-{
-    return tch_optimizer_create_shared(context, config, NULL, count, parameters, NULL, allocator, optimizer);
-}
-
-tch_status tch_optimizer_create(tch_context *context, const tch_optim_config *config, int32_t count,
-                                const tch_parameter *parameters, tch_optimizer **optimizer)
-{
-    return tch_optimizer_create_with(context, config, count, parameters, NULL, optimizer);
 }
 
 static tch_status check_group(const tch_optimizer *o, const tch_optim_config *config, int32_t count,
@@ -657,9 +634,8 @@ static tch_status check_group(const tch_optimizer *o, const tch_optim_config *co
                            tchi_method_of(config)->name, o->method->name);
 }
 
-tch_status tch_optimizer_add_group_shared(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
-                                          const tch_parameter *parameters, const tch_placement *placements,
-                                          int32_t *group)
+tch_status tch_optimizer_add_group(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
+                                   const tch_parameter *parameters, const tch_placement *placements, int32_t *group)
 {
     if (optimizer == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_add_group: optimizer is NULL");
@@ -675,12 +651,6 @@ tch_status tch_optimizer_add_group_shared(tch_optimizer *optimizer, const tch_op
         *group = (int32_t)optimizer->groups.count - 1;
     }
     return TCH_OK;
-}
-
-tch_status tch_optimizer_add_group(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
-                                   const tch_parameter *parameters, int32_t *group)
-{
-    return tch_optimizer_add_group_shared(optimizer, config, count, parameters, NULL, group);
 }
 
 void tch_optimizer_destroy(tch_optimizer *optimizer)

@@ -150,8 +150,9 @@ static void run_rank(tch_comm *comm, int32_t rank, void *user)
         }
         m->parameters[i].tensor = tensors[0][i];
     }
-    c->status = tch_optimizer_create_shared(context, &t->config, comm, PARAMETERS, m->parameters, m->placements, NULL,
-                                            &optimizer);
+    c->status = tch_optimizer_create(
+        context, &t->config, &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm, .placements = m->placements},
+        PARAMETERS, m->parameters, &optimizer);
     count_steps(comm, optimizer, (const tch_tensor *const *)tensors[1], c);
     tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
     if (optimizer != NULL) {

@@ -37,7 +37,9 @@ static void train(tch_context *context, tch_comm *comm, bool sharded, tch_optim_
     tch_optim_config config = test_optim_defaults(kind);
     config.precondition_frequency = 2;
     tch_optimizer *optimizer;
-    CHECK_OK(tch_optimizer_create_shared(context, &config, comm, 1, &entry, &placement, NULL, &optimizer));
+    CHECK_OK(tch_optimizer_create(context, &config,
+                                  &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm, .placements = &placement},
+                                  1, &entry, &optimizer));
     for (int step = 0; step < STEPS; step++) {
         const tch_tensor *gradients[] = {gradient};
         test_random_fill_normal(&random, values, ROWS * COLS);

@@ -58,8 +58,10 @@ static tch_status train(tch_context *context, tch_comm *comm, int bad, int how, 
                           {.rank = 0, .start = {ROWS / 2}, .offset = {ROWS / 2}, .size = {ROWS - ROWS / 2, COLS}}};
     tch_placement placement = {sizeof placement, 2, shape, 2, halves};
     tch_optim_config config = test_optim_defaults(TCH_OPTIM_SHAMPOO);
-    CHECK_OK(tch_optimizer_create_shared(context, &config, comm, 1, &entry, comm == NULL ? NULL : &placement, NULL,
-                                         &optimizer));
+    CHECK_OK(tch_optimizer_create(
+        context, &config,
+        &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm, .placements = comm == NULL ? NULL : &placement}, 1,
+        &entry, &optimizer));
     tch_status status = TCH_OK;
     for (int step = 0; step < STEPS && status == TCH_OK; step++) {
         const tch_tensor *gradients[] = {gradient};
@@ -139,7 +141,9 @@ static void words(void **state)
     tch_shard halves[] = {{.rank = 0, .size = {2}}, {.rank = 0, .start = {2}, .offset = {2}, .size = {2}}};
     tch_placement placement = {sizeof placement, 1, shape, 2, halves};
     behave(NEVER_BEGINS);
-    CHECK(tch_optimizer_create_shared(*state, &config, comm, 1, &entry, &placement, NULL, &optimizer) == TCH_ERR_COMM,
+    CHECK(tch_optimizer_create(*state, &config,
+                               &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm, .placements = &placement}, 1,
+                               &entry, &optimizer) == TCH_ERR_COMM,
           "%s", tch_last_error());
     CHECK(strstr(tch_last_error(), "reduce_max of 'watched', rank 0 of 1, failed: NCCL: reduce_max is not done within "
                                    "0.1 s; the communicator was aborted") != NULL,

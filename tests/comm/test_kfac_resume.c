@@ -87,9 +87,9 @@ static tch_kfac *make_kfac(const training *r, tch_context *context, tch_comm *co
     if (r->change != NULL) {
         r->change(layers);
     }
-    assert_int_equal(
-        tch_kfac_create_shared(context, &r->config, comm, r->layers > 0 ? r->layers : KFAC_LAYERS, layers, NULL, &kfac),
-        TCH_OK);
+    assert_int_equal(tch_kfac_create(context, &r->config, &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm},
+                                     r->layers > 0 ? r->layers : KFAC_LAYERS, layers, &kfac),
+                     TCH_OK);
     return kfac;
 }
 

@@ -238,7 +238,7 @@ static void more_than_this_model(void **state)
     CHECK_OK(tch_context_create("cpu", &context));
     CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 2, shared_model[0].size, TCH_CONTIGUOUS, &tensor));
     tch_parameter entry = {.tensor = tensor, .name = "p0"};
-    CHECK_OK(tch_optimizer_create(context, &c, 1, &entry, &o));
+    CHECK_OK(tch_optimizer_create(context, &c, NULL, 1, &entry, &o));
     CHECK_OK(tch_checkpoint_open(path, &checkpoint));
     CHECK(tch_optimizer_load(o, checkpoint, "optimizer") == TCH_ERR_INVALID_ARGUMENT &&
               strstr(tch_last_error(), "is of another model") != NULL,
@@ -269,7 +269,9 @@ static void no_memory(void **state)
         t.from = t.to = path;
         CHECK_OK(tch_context_create("cpu", &context));
         shared_open_model(m, &t, context, 0, 1);
-        CHECK_OK(tch_optimizer_create_shared(context, &c, comm, SHARED_PARAMETERS, m->entries, m->placement, NULL, &o));
+        CHECK_OK(tch_optimizer_create(
+            context, &c, &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm, .placements = m->placement},
+            SHARED_PARAMETERS, m->entries, &o));
         CHECK_OK(shared_save(&t, m, context, comm, o));
         long long blocks = atomic_load(&test_counting.blocks);
         for (int loads = 0; loads < 2; loads++) {

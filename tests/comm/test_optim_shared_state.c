@@ -76,7 +76,9 @@ static void train_large(tch_comm *comm, int32_t rank, void *user)
     }
     tch_tensor *p = make_large(context, l->drawn[0]);
     tch_parameter entry = {.tensor = p};
-    assert_int_equal(tch_optimizer_create_shared(context, &c, comm, 1, &entry, NULL, NULL, &optimizer), TCH_OK);
+    assert_int_equal(tch_optimizer_create(context, &c, &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm}, 1,
+                                          &entry, &optimizer),
+                     TCH_OK);
     for (int step = 1; step < 3; step++) {
         tch_tensor *g = make_large(context, l->drawn[step]);
         assert_int_equal(tch_optimizer_step(optimizer, 1, (const tch_tensor *const[]){g}), TCH_OK);
@@ -143,7 +145,9 @@ static void train_equal(tch_comm *comm, int32_t rank, void *user)
     }
     placed_open(&m, &c, context, rank, comm == NULL ? 1 : t->group->size);
     assert_int_equal(
-        tch_optimizer_create_shared(context, &t->config, comm, EQUAL, m.entries, m.placement, NULL, &optimizer),
+        tch_optimizer_create(context, &t->config,
+                             &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm, .placements = m.placement},
+                             EQUAL, m.entries, &optimizer),
         TCH_OK);
     t->made[rank] = t->ended[rank] = (tch_comm_traffic)TCH_COMM_TRAFFIC_INIT;
     assert_int_equal(comm == NULL ? TCH_OK : tch_comm_get_traffic(comm, &t->made[rank]), TCH_OK);
@@ -254,7 +258,11 @@ static void train_experts(tch_comm *comm, int32_t rank, void *user)
     assert_int_equal(tch_tensor_fill(context, p, 1.0), TCH_OK);
     assert_int_equal(tch_tensor_fill(context, g, 0.5), TCH_OK);
     tch_parameter entry = {.tensor = p, .batch_dims = 1};
-    assert_int_equal(tch_optimizer_create_shared(context, &c, comm, 1, &entry, &placement, NULL, &optimizer), TCH_OK);
+    assert_int_equal(
+        tch_optimizer_create(context, &c,
+                             &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm, .placements = &placement}, 1,
+                             &entry, &optimizer),
+        TCH_OK);
     assert_int_equal(tch_comm_get_traffic(comm, &traffic[0]), TCH_OK);
     for (int step = 0; step < EXPERT_STEPS; step++) {
         assert_int_equal(tch_optimizer_step(optimizer, 1, (const tch_tensor *const[]){g}), TCH_OK);

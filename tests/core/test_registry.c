@@ -384,10 +384,10 @@ static void call_what_is_missing(void *result)
     memset(r, 0, sizeof *r);
     tch_context_create("cuda", &context);
     for (int i = 0; i < CALLS; i++) {
-        r->status[i] = i == 0   ? tch_optimizer_create(context, NULL, 0, NULL, &optimizer)
+        r->status[i] = i == 0   ? tch_optimizer_create(context, NULL, NULL, 0, NULL, &optimizer)
                        : i == 1 ? tch_scaler_create(context, NULL, &scaler)
                        : i == 2 ? tch_grad_clip_weights(context, NULL, 1.0, NULL)
-                       : i == 3 ? tch_kfac_create(context, NULL, 0, NULL, &kfac)
+                       : i == 3 ? tch_kfac_create(context, NULL, NULL, 0, NULL, &kfac)
                        : i == 4 ? tch_kernel_compile(context, NULL, &kernel)
                                 : tch_network_create(context, NULL, &network);
         snprintf(r->said[i], SAID, "%.150s", tch_last_error());

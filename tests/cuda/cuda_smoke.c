@@ -504,7 +504,7 @@ static void optimizer(tch_optim_kind kind, tch_dtype dtype, int half, int even)
         gradients[i] = waves(dtype, 3, shape);
     }
     tch_optimizer *o = NULL;
-    done(tch_optimizer_create(context, &config, count, parameters, &o), "optimizer");
+    done(tch_optimizer_create(context, &config, NULL, count, parameters, &o), "optimizer");
     for (int step = 0; o != NULL && step < (even ? 1 : 4); step++) {
         done(tch_optimizer_step(o, count, gradients), tch_optim_kind_name(kind));
     }
@@ -780,7 +780,7 @@ static void kfac(tch_kfac_method method, tch_dtype dtype)
                         waves(dtype, 3, (const int64_t[]){SAMPLES, 5, TOKENS})};
     tch_tensor *gradients[4] = {waves(dtype, 2, (const int64_t[]){18, 21}), waves(dtype, 1, (const int64_t[]){18}),
                                 waves(dtype, 3, (const int64_t[]){5, 4, 3}), NULL};
-    done(tch_kfac_create(context, &config, 2, layers, &k), "kfac");
+    done(tch_kfac_create(context, &config, NULL, 2, layers, &k), "kfac");
     for (int step = 0; k != NULL && step < 2; step++) {
         done(tch_kfac_observe(k, 0, x[0], g[0], 1.0, NULL), "kfac observes");
         done(tch_kfac_observe(k, 1, x[1], g[1], 1.0, NULL), "kfac observes");

@@ -34,7 +34,7 @@ static training begin(tch_context *context, const tch_kfac_config *config)
     for (int i = 0; i < 2 * LAYERS; i++) {
         t.gradients[i] = &t.gradient[i]->tensor;
     }
-    CHECK_OK(tch_kfac_create(context, config, LAYERS, layers, &t.kfac));
+    CHECK_OK(tch_kfac_create(context, config, NULL, LAYERS, layers, &t.kfac));
     return t;
 }
 

@@ -145,7 +145,7 @@ static tch_kfac *make_kfac(tch_context *context, tch_kfac_method method, double 
         layers[l].inputs = width[l];
         layers[l].outputs = width[l + 1];
     }
-    CHECK_OK(tch_kfac_create(context, &config, DEPTH, layers, &kfac));
+    CHECK_OK(tch_kfac_create(context, &config, NULL, DEPTH, layers, &kfac));
     return kfac;
 }
 
@@ -293,7 +293,7 @@ static void ekfac_is_nearer_than_kfac(void **state)
     empirical_fisher(a, g, fisher);
     test_tensor *input = matrix(*state, MANY, D, a);
     test_tensor *gradient = matrix(*state, MANY, P, g);
-    CHECK_OK(tch_kfac_create(*state, &config, 1, &layer, &kfac));
+    CHECK_OK(tch_kfac_create(*state, &config, NULL, 1, &layer, &kfac));
     CHECK_OK(tch_kfac_observe(kfac, 0, &input->tensor, &gradient->tensor, 1.0, NULL));
     CHECK_OK(tch_kfac_refresh(kfac));
     double *of_factors = state_of(*state, kfac, 6);

@@ -435,7 +435,7 @@ static void empty_batches_and_no_layers(void **state)
     CHECK_OK(tch_kfac_get_counts(t->kfac, 0, counts));
     CHECK(counts[0] == 0, "an empty batch was counted");
     test_case("no layers");
-    CHECK_OK(tch_kfac_create(*state, &config, 0, NULL, &none));
+    CHECK_OK(tch_kfac_create(*state, &config, NULL, 0, NULL, &none));
     CHECK_OK(tch_kfac_refresh(none));
     CHECK_OK(tch_kfac_precondition(none, 0.1, 0, NULL));
     CHECK(tch_kfac_layer_count(none) == 0 && tch_kfac_state_count(none) == 0, "there is something");
@@ -488,7 +488,7 @@ static bool rounds_without(tch_kfac_method method, long long k)
     gradients[1] = test_tensor_make(context, TCH_FLOAT32, 1, (const int64_t[]){3}, LAYOUT_CONTIGUOUS);
     CHECK_OK(tch_memory_trim(context, 0));
     counting_allocator_arm(&test_counting, k);
-    tch_status status = tch_kfac_create(context, &config, LAYERS, described, &t.kfac);
+    tch_status status = tch_kfac_create(context, &config, NULL, LAYERS, described, &t.kfac);
     int failures = status != TCH_OK;
     for (int i = 0; failures == 0 ? i < 3 : t.kfac != NULL && i < 4; i++) {
         status = round_of_calls(&t, &batch);
@@ -581,7 +581,8 @@ static void the_forecast_is_what_is_taken(void **state)
         test_kfac_describe(LAYERS, layers, described);
         test_case("method %d", method);
         CHECK_OK(tch_kfac_forecast(&config, LAYERS, described, &forecast));
-        CHECK_OK(tch_kfac_create_with(*state, &config, LAYERS, described, &allocator, &kfac));
+        CHECK_OK(tch_kfac_create(*state, &config, &(tch_optim_setup){sizeof(tch_optim_setup), .allocator = &allocator},
+                                 LAYERS, described, &kfac));
         CHECK(memory.asked == forecast && forecast > 0, "%lld bytes were taken, %lld forecast", (long long)memory.asked,
               (long long)forecast);
         tch_kfac_destroy(kfac);
@@ -627,7 +628,7 @@ static void bad_configs_are_refused(void **state)
         bad.factor_dtype = i + 1 == TEST_COUNT(rows) ? TCH_FLOAT16 : bad.factor_dtype;
         test_field_set(&bad, &rows[i].field, rows[i].value);
         test_case("config: %s", rows[i].says);
-        check_refused(tch_kfac_create(*state, &bad, LAYERS, described, &kfac), rows[i].says);
+        check_refused(tch_kfac_create(*state, &bad, NULL, LAYERS, described, &kfac), rows[i].says);
         CHECK(kfac == NULL, "there is an object");
         check_refused(tch_kfac_forecast(&bad, LAYERS, described, &bytes), rows[i].says);
     }
@@ -664,7 +665,7 @@ static void bad_layers_are_refused(void **state)
         test_field_set(&all[1], &rows[i].field, rows[i].value);
         all[1].name = strcmp(rows[i].says, "'one'") == 0 ? described[0].name : all[1].name;
         test_case("layer: %s", rows[i].says);
-        check_refused(tch_kfac_create(*state, &config, 2, all, &kfac), rows[i].says);
+        check_refused(tch_kfac_create(*state, &config, NULL, 2, all, &kfac), rows[i].says);
         CHECK(kfac == NULL, "there is an object");
     }
 }

@@ -107,7 +107,7 @@ static void refuse_create(tch_context *context, const tch_optim_config *c, int32
                           tch_status expected, const char *name)
 {
     tch_optimizer *optimizer = (tch_optimizer *)&entries;
-    test_check_refused(tch_optimizer_create(context, c, count, entries, &optimizer), expected, name);
+    test_check_refused(tch_optimizer_create(context, c, NULL, count, entries, &optimizer), expected, name);
     CHECK(optimizer == NULL, "an optimizer was returned");
 }
 
@@ -270,7 +270,7 @@ static void broken_parameters(void **state)
     refuse_parameters(context, -1, entries, TCH_ERR_INVALID_ARGUMENT, "count");
     tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
     tch_optimizer *none = NULL;
-    test_check_refused(tch_optimizer_create(NULL, &c, 2, entries, &none), TCH_ERR_INVALID_ARGUMENT, "context");
+    test_check_refused(tch_optimizer_create(NULL, &c, NULL, 2, entries, &none), TCH_ERR_INVALID_ARGUMENT, "context");
     test_tensor_check_unchanged(good, "a parameter");
     test_tensor_check_unchanged(other, "a parameter");
 }
@@ -323,7 +323,7 @@ static void optimizers_without_parameters(void **state)
         tch_optim_config c = config_of(kind);
         test_case("%s without parameters", tch_optim_kind_name(kind));
         trial_prepare(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 0, shapes, &entry);
-        CHECK_OK(tch_optimizer_create(*state, &c, 0, NULL, &t.optimizer));
+        CHECK_OK(tch_optimizer_create(*state, &c, NULL, 0, NULL, &t.optimizer));
         CHECK_OK(tch_optimizer_step(t.optimizer, 0, NULL));
         CHECK(tch_optimizer_state_count(t.optimizer) == 0, "there is state");
         trial_add_group(&t, &c, SHAPES, shapes);
@@ -342,16 +342,17 @@ static void groups_that_are_refused(void **state)
     trial_step(&t);
     const tch_parameter again = {.tensor = &t.parameters[1].tensor, .name = "again"};
     test_case("a group of another kind");
-    test_check_refused(tch_optimizer_add_group(t.optimizer, &other, 0, NULL, &group), TCH_ERR_INVALID_ARGUMENT, "kind");
+    test_check_refused(tch_optimizer_add_group(t.optimizer, &other, 0, NULL, NULL, &group), TCH_ERR_INVALID_ARGUMENT,
+                       "kind");
     test_case("a parameter that is there already");
-    tch_status got = tch_optimizer_add_group(t.optimizer, &c, 1, &again, &group);
+    tch_status got = tch_optimizer_add_group(t.optimizer, &c, 1, &again, NULL, &group);
     test_check_refused(got, TCH_ERR_LAYOUT, "again");
     test_case("a bad number");
     other = c;
     other.lr = -1.0;
-    got = tch_optimizer_add_group(t.optimizer, &other, 1, &again, &group);
+    got = tch_optimizer_add_group(t.optimizer, &other, 1, &again, NULL, &group);
     test_check_refused(got, TCH_ERR_INVALID_ARGUMENT, "lr");
-    test_check_refused(tch_optimizer_add_group(NULL, &c, 0, NULL, &group), TCH_ERR_INVALID_ARGUMENT, "optimizer");
+    test_check_refused(tch_optimizer_add_group(NULL, &c, 0, NULL, NULL, &group), TCH_ERR_INVALID_ARGUMENT, "optimizer");
     CHECK(group == 77, "a number was given to a refused group");
     CHECK(tch_optimizer_group_count(t.optimizer) == 1 && tch_optimizer_parameter_count(t.optimizer) == SHAPES,
           "the optimizer has grown");
@@ -489,7 +490,7 @@ static void questions_without_answers(void **state)
     test_check_refused(tch_optimizer_get_config(t.optimizer, 0, NULL), TCH_ERR_INVALID_ARGUMENT, "config");
     CHECK(tch_optimizer_group_count(NULL) == 0 && tch_optimizer_parameter_count(NULL) == 0, "of no optimizer");
     CHECK(tch_optimizer_state_count(NULL) == 0, "of no optimizer");
-    test_check_refused(tch_optimizer_create(*state, &c, 0, NULL, NULL), TCH_ERR_INVALID_ARGUMENT, "optimizer");
+    test_check_refused(tch_optimizer_create(*state, &c, NULL, 0, NULL, NULL), TCH_ERR_INVALID_ARGUMENT, "optimizer");
     tch_optimizer_destroy(NULL);
     trial_close(&t);
 }

@@ -602,12 +602,12 @@ static void steps_give_back_what_they_borrow(tch_context *context, tch_optim_kin
     trial_prepare(&more, context, TCH_FLOAT64, TCH_FLOAT64, &c, 1, large, others);
     others[0].name = "large";
     int64_t before = allocated(context);
-    CHECK_OK(tch_optimizer_create(context, &c, SHAPES, entries, &t.optimizer));
+    CHECK_OK(tch_optimizer_create(context, &c, NULL, SHAPES, entries, &t.optimizer));
     for (int i = 0; i < 2; i++) {
         trial_step(&t);
         CHECK(tch_context_get_workspace_limit(context) == limit, "the limit of the workspace has changed");
     }
-    CHECK_OK(tch_optimizer_add_group(t.optimizer, &c, 1, others, NULL));
+    CHECK_OK(tch_optimizer_add_group(t.optimizer, &c, 1, others, NULL, NULL));
     tch_optimizer_destroy(t.optimizer);
     t.optimizer = NULL;
     int64_t left = allocated(context) - before;
@@ -636,7 +636,7 @@ static void state_goes_back_to_the_device(void **state)
     trial_prepare(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 1, large, entries);
     CHECK_OK(tch_memory_trim(*state, 0));
     CHECK_OK(tch_memory_get_info(*state, &before));
-    CHECK_OK(tch_optimizer_create(*state, &c, 1, entries, &t.optimizer));
+    CHECK_OK(tch_optimizer_create(*state, &c, NULL, 1, entries, &t.optimizer));
     CHECK_OK(tch_optimizer_get_memory(t.optimizer, &memory));
     tch_optimizer_destroy(t.optimizer);
     t.optimizer = NULL;
@@ -669,7 +669,7 @@ static void bases_in_a_small_workspace(void **state)
     trial_prepare(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, COUNT, squares, entries);
     int64_t held = allocated(*state);
     CHECK_OK(tch_memory_reset_peak(*state));
-    CHECK_OK(tch_optimizer_create(*state, &c, COUNT, entries, &t.optimizer));
+    CHECK_OK(tch_optimizer_create(*state, &c, NULL, COUNT, entries, &t.optimizer));
     trial_steps(&t, STEPS);
     CHECK_OK(tch_memory_get_info(*state, &info));
     CHECK_OK(tch_optimizer_get_memory(t.optimizer, &memory));

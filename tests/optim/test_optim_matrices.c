@@ -81,8 +81,8 @@ static void open_twins(twins *t, tch_context *context, tch_dtype dtype, const st
     deal(t, t->whole, t->own);
     tch_parameter whole = {
         .tensor = &t->whole->tensor, .batch_dims = s->batch_dims, .cut_count = s->cut_count, .cuts = s->cuts};
-    CHECK_OK(tch_optimizer_create(context, config, 1, &whole, &t->of_whole));
-    CHECK_OK(tch_optimizer_create(context, config, s->matrices, entries, &t->of_own));
+    CHECK_OK(tch_optimizer_create(context, config, NULL, 1, &whole, &t->of_whole));
+    CHECK_OK(tch_optimizer_create(context, config, NULL, s->matrices, entries, &t->of_own));
 }
 
 static void step_twins(twins *t, uint64_t stream)
@@ -214,16 +214,17 @@ static void bad_arguments(void **state)
                                .cut_count = cases[i].cut_count,
                                .cuts = cases[i].cuts};
         test_case("%s", cases[i].what);
-        test_check_refused(tch_optimizer_create(*state, &c, 1, &entry, &o), TCH_ERR_INVALID_ARGUMENT, cases[i].word);
+        test_check_refused(tch_optimizer_create(*state, &c, NULL, 1, &entry, &o), TCH_ERR_INVALID_ARGUMENT,
+                           cases[i].word);
     }
     tch_optimizer *o = NULL;
     test_tensor *lying = test_tensor_make(*state, TCH_FLOAT32, 2, shape, LAYOUT_TRANSPOSED);
     tch_parameter entry = {.tensor = &lying->tensor, .cut_count = 3, .cuts = (const int64_t[]){8, 8, 8}};
     test_case("columns");
-    test_check_refused(tch_optimizer_create(*state, &c, 1, &entry, &o), TCH_ERR_LAYOUT, "row-major");
+    test_check_refused(tch_optimizer_create(*state, &c, NULL, 1, &entry, &o), TCH_ERR_LAYOUT, "row-major");
     entry = (tch_parameter){.tensor = &p->tensor, .cut_count = 3};
     test_case("no list");
-    test_check_refused(tch_optimizer_create(*state, &c, 1, &entry, &o), TCH_ERR_INVALID_ARGUMENT, "cuts");
+    test_check_refused(tch_optimizer_create(*state, &c, NULL, 1, &entry, &o), TCH_ERR_INVALID_ARGUMENT, "cuts");
 }
 
 int main(int argc, char **argv)

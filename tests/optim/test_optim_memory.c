@@ -114,7 +114,7 @@ static void forecast(tch_optim_kind kind, tch_dtype dtype, tch_state_dtype kept)
     int64_t held = memory_of(context).allocated;
     CHECK_OK(tch_optim_forecast(context, &c, SHAPES, unallocated, &before));
     CHECK(memory_of(context).allocated == held, "the forecast has taken memory");
-    CHECK_OK(tch_optimizer_create(context, &c, SHAPES, entries, &t.optimizer));
+    CHECK_OK(tch_optimizer_create(context, &c, NULL, SHAPES, entries, &t.optimizer));
     trial_steps(&t, 5);
     CHECK_OK(tch_optimizer_get_memory(t.optimizer, &after));
     CHECK(before.state == after.state, "state: %lld, then %lld", (long long)before.state, (long long)after.state);
@@ -197,7 +197,9 @@ static void memory_of_the_caller(void **state)
             c.precision = TCH_PRECISION_HIGHEST; /* as the reference's */
             test_case("%s, memory of the caller's, case %d", tch_optim_kind_name(kind), (int)i);
             trial_prepare(&t, m.context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes, entries);
-            tch_status got = tch_optimizer_create_with(m.context, &c, SHAPES, entries, &allocator, &t.optimizer);
+            tch_status got = tch_optimizer_create(m.context, &c,
+                                                  &(tch_optim_setup){sizeof(tch_optim_setup), .allocator = &allocator},
+                                                  SHAPES, entries, &t.optimizer);
             CHECK(got == cases[i].expected, "gave %s", tch_status_name(got));
             CHECK((got == TCH_OK) == (t.optimizer != NULL), "an optimizer was returned");
             if (t.optimizer != NULL) {
@@ -228,7 +230,9 @@ static void allocators_that_are_none(void **state)
                                        {1, caller_allocate, caller_release, &m}};
     for (int i = 0; i < 3; i++) {
         test_case("incomplete allocator %d", i);
-        test_check_refused(tch_optimizer_create_with(context, &c, 0, NULL, &bad[i], &optimizer),
+        test_check_refused(tch_optimizer_create(context, &c,
+                                                &(tch_optim_setup){sizeof(tch_optim_setup), .allocator = &bad[i]}, 0,
+                                                NULL, &optimizer),
                            TCH_ERR_INVALID_ARGUMENT, "allocator");
     }
     CHECK(optimizer == NULL, "an optimizer was returned");
@@ -299,7 +303,7 @@ static void run_budget(tch_optim_kind kind, int64_t budget, int64_t *taken, doub
     trial_list_gradients(&t, gradients);
     int64_t held = memory_of(context).allocated;
     CHECK_OK(tch_memory_reset_peak(context));
-    CHECK_OK(tch_optimizer_create(context, &c, COUNT, entries, &t.optimizer));
+    CHECK_OK(tch_optimizer_create(context, &c, NULL, COUNT, entries, &t.optimizer));
     for (int i = 0; i < 4; i++) {
         trial_draw(&t);
         CHECK_OK(tch_optimizer_step(t.optimizer, COUNT, gradients));
@@ -361,13 +365,13 @@ static bool create_kept(tch_optim_kind kind, tch_state_dtype kept, long long k)
     c.root_dtype = kept == TCH_STATE_INT8 ? TCH_STATE_BFLOAT16 : TCH_STATE_FLOAT32;
     trial_prepare(&t, context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes, entries);
     counting_allocator_arm(&test_counting, k);
-    tch_status status = tch_optimizer_create(context, &c, SHAPES, entries, &t.optimizer);
+    tch_status status = tch_optimizer_create(context, &c, NULL, SHAPES, entries, &t.optimizer);
     bool reached = atomic_load(&test_counting.calls) >= k;
     counting_allocator_arm(&test_counting, 0);
     if (reached && status != TCH_OK) {
         check_out_of_memory(status);
         CHECK(t.optimizer == NULL, "an optimizer was returned");
-        CHECK_OK(tch_optimizer_create(context, &c, SHAPES, entries, &t.optimizer));
+        CHECK_OK(tch_optimizer_create(context, &c, NULL, SHAPES, entries, &t.optimizer));
     }
     for (int32_t i = 0; i < SHAPES; i++) {
         test_tensor_check_unchanged(t.parameters[i].memory, "a parameter");
@@ -408,7 +412,7 @@ static bool add_without(tch_optim_kind kind, long long k)
     trial_step(&t);
     CHECK_OK(tch_optimizer_get_memory(t.optimizer, &before));
     counting_allocator_arm(&test_counting, k);
-    tch_status status = tch_optimizer_add_group(t.optimizer, &c, SHAPES, entries, &group);
+    tch_status status = tch_optimizer_add_group(t.optimizer, &c, SHAPES, entries, NULL, &group);
     bool reached = atomic_load(&test_counting.calls) >= k;
     counting_allocator_arm(&test_counting, 0);
     if (reached && status != TCH_OK) {

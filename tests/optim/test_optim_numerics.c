@@ -61,7 +61,7 @@ static void small_steps_add_up_in_a_master_copy(void **state)
         test_tensor_write(t.parameters[0].memory, values);
         tch_parameter entry = {.tensor = &t.parameters[0].tensor};
         tch_optimizer_destroy(t.optimizer);
-        CHECK_OK(tch_optimizer_create(*state, &c, 1, &entry, &t.optimizer));
+        CHECK_OK(tch_optimizer_create(*state, &c, NULL, 1, &entry, &t.optimizer));
         for (int i = 0; i < 4096; i++) {
             CHECK_OK(tch_optimizer_step(t.optimizer, 1, gradients));
         }
@@ -95,7 +95,7 @@ static double *round_at_random(tch_context *context, uint64_t seed, int32_t stoc
     }
     test_tensor_write(t.parameters[0].memory, values);
     test_tensor_write(t.parameters[0].gradient_memory, t.parameters[0].drawn);
-    CHECK_OK(tch_optimizer_create(context, &c, 1, &entry, &t.optimizer));
+    CHECK_OK(tch_optimizer_create(context, &c, NULL, 1, &entry, &t.optimizer));
     trial_list_gradients(&t, gradients);
     for (int i = 0; i < 40; i++) {
         CHECK_OK(tch_optimizer_step(t.optimizer, 1, gradients));
@@ -280,7 +280,7 @@ static void run_once(tch_context *context, const tch_optim_config *c, double **r
     const tch_tensor *gradients[TRIAL_MOST_PARAMETERS];
     tch_parameter entries[3];
     trial_prepare(&t, context, TCH_FLOAT32, TCH_FLOAT32, c, 3, large, entries);
-    CHECK_OK(tch_optimizer_create(context, c, 3, entries, &t.optimizer));
+    CHECK_OK(tch_optimizer_create(context, c, NULL, 3, entries, &t.optimizer));
     trial_list_gradients(&t, gradients);
     for (int i = 0; i < 6; i++) {
         trial_draw(&t);

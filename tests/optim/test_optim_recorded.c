@@ -130,7 +130,7 @@ static pair open_pair(const tch_optim_config *config, tch_dtype dtype, tch_dtype
         p.m[k].dtype = dtype;
         p.m[k].gradient_dtype = gradients;
         add_parameters(&p.m[k], PARAMETERS, p.stream, list);
-        CHECK_OK(tch_optimizer_create(p.m[k].context, config, PARAMETERS, list, &p.m[k].optimizer));
+        CHECK_OK(tch_optimizer_create(p.m[k].context, config, NULL, PARAMETERS, list, &p.m[k].optimizer));
     }
     return p;
 }
@@ -257,7 +257,7 @@ static void add_group(pair *p, const tch_optim_config *config)
         tch_parameter list[MOST_PARAMETERS];
         int before = m->count;
         add_parameters(m, MOST_PARAMETERS, p->stream, list);
-        CHECK_OK(tch_optimizer_add_group(m->optimizer, config, MOST_PARAMETERS - before, list, NULL));
+        CHECK_OK(tch_optimizer_add_group(m->optimizer, config, MOST_PARAMETERS - before, list, NULL, NULL));
     }
 }
 

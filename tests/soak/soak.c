@@ -144,7 +144,7 @@ static tch_kfac *make_kfac(const place *at, tch_network *network)
         layers[k].outputs = weight->shape[0];
         layers[k].inputs = weight->shape[1];
     }
-    must(tch_kfac_create(at->context, &config, LAYERS, layers, &kfac));
+    must(tch_kfac_create(at->context, &config, NULL, LAYERS, layers, &kfac));
     return kfac;
 }
 
@@ -159,7 +159,7 @@ static void make_optimizer(const place *at, run *r)
     config.lr = r->method->lr;
     config.weight_decay = 0.01;
     config.precondition_frequency = 10;
-    must(tch_optimizer_create(at->context, &config, PARAMETERS, parameters, &r->optimizer));
+    must(tch_optimizer_create(at->context, &config, NULL, PARAMETERS, parameters, &r->optimizer));
 }
 
 /* The scale doubles after 16 good steps and falls at every OVERFLOW_EVERY-th: it goes up and down for ever. */

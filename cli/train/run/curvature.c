@@ -22,7 +22,7 @@ static tch_status create_kfac(const train_setup *setup, train_curvature_state *s
                                      .name = names[k]};
     }
     tch_kfac_config config = train_plan_kfac(&setup->plan, state->kind);
-    return tch_kfac_create(setup->context, &config, count, layers, &state->kfac);
+    return tch_kfac_create(setup->context, &config, NULL, count, layers, &state->kfac);
 }
 
 static tch_status create_natural(const train_setup *setup, train_curvature_state *state)

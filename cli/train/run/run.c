@@ -40,7 +40,7 @@ static tch_status create_optimizer(const train_setup *setup, train_run *run)
                                         .elementwise = leaves_to_adamw(run, i, count)};
     }
     tch_optim_config config = train_plan_config(&setup->plan, &run->method);
-    return tch_optimizer_create(setup->context, &config, count, parameters, &run->optimizer);
+    return tch_optimizer_create(setup->context, &config, NULL, count, parameters, &run->optimizer);
 }
 
 tch_status train_run_create(const train_setup *setup, const train_method *method, train_run *run)

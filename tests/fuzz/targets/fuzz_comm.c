@@ -158,10 +158,11 @@ static void use_optimizer(int kind, uint8_t use, const strangers *s, tch_comm *c
     int32_t first = use & ADDS_GROUP ? 1 : 2; /* parameters of the first group */
     config.precondition_frequency = 2;
     place(&m, s, use);
-    tch_status status =
-        tch_optimizer_create_shared(fuzz_context(), &config, comm, first, m.parameters, m.placements, NULL, &optimizer);
+    tch_status status = tch_optimizer_create(
+        fuzz_context(), &config, &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm, .placements = m.placements},
+        first, m.parameters, &optimizer);
     if (status == TCH_OK && first == 1) {
-        status = tch_optimizer_add_group_shared(optimizer, &config, 1, m.parameters + 1, m.placements + 1, NULL);
+        status = tch_optimizer_add_group(optimizer, &config, 1, m.parameters + 1, m.placements + 1, NULL);
     }
     REQUIRE(status == TCH_OK || tch_last_error()[0] != '\0');
     REQUIRE(status == TCH_OK || !silent);
@@ -194,7 +195,8 @@ static void use_kfac(uint8_t use, tch_comm *comm)
     for (int i = 0; i < 3; i++) {
         layers[i] = (tch_kfac_layer){.layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR), .inputs = COLS, .outputs = COLS};
     }
-    tch_status status = tch_kfac_create_shared(fuzz_context(), &config, comm, 3, layers, NULL, &kfac);
+    tch_status status = tch_kfac_create(fuzz_context(), &config,
+                                        &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm}, 3, layers, &kfac);
     for (int i = 0; i < STEPS && status == TCH_OK; i++) {
         status = tch_kfac_observe(kfac, i, &input, &input, 1.0, NULL);
         status = status == TCH_OK ? tch_kfac_refresh(kfac) : status;

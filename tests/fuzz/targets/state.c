@@ -10,7 +10,7 @@ static tch_status make_kfac(tch_context *context, stateful *s)
 {
     tch_kfac_layer layer = {.layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR), .bias = 0, .inputs = 2, .outputs = 2};
     tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
-    return tch_kfac_create(context, &config, 1, &layer, &s->kfac);
+    return tch_kfac_create(context, &config, NULL, 1, &layer, &s->kfac);
 }
 
 const char *stateful_name(int kind)
@@ -47,7 +47,7 @@ tch_status stateful_make(tch_context *context, int kind, int form, stateful *s)
     config.state_dtype = small ? TCH_STATE_FLOAT32 : (tch_state_dtype)(form % 3);
     config.momentum = 0.9;
     config.precondition_frequency = 2;
-    return tch_optimizer_create(context, &config, 2, parameters, &s->optimizer);
+    return tch_optimizer_create(context, &config, NULL, 2, parameters, &s->optimizer);
 }
 
 void stateful_end(stateful *s)

@@ -289,10 +289,10 @@ static void a_backend_that_cannot_pack(void **state)
         table_copy_make(&table, own);
         table.matrix.pack = NULL;
         context->backend = &table.backend;
-        tch_status status = tch_optimizer_create(context, &c, 1, &entry, &optimizer);
+        tch_status status = tch_optimizer_create(context, &c, NULL, 1, &entry, &optimizer);
         context->backend = own;
         test_check_refused(status, TCH_ERR_UNSUPPORTED, words[i]);
-        CHECK_OK(tch_optimizer_create(context, &c, 1, &entry, &optimizer));
+        CHECK_OK(tch_optimizer_create(context, &c, NULL, 1, &entry, &optimizer));
         c = config_of(TCH_OPTIM_SHAMPOO, options, &forms[0]);
         test_check_refused(tch_optimizer_set_config(optimizer, 0, &c), TCH_ERR_INVALID_ARGUMENT, names[i]);
         tch_optimizer_destroy(optimizer);

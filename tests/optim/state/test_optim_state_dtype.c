@@ -537,7 +537,7 @@ static void first_moments_follow_slow_changes(void **state)
         }
         test_tensor_write(g, values);
         test_tensor_write(p, test_zeros(COUNT));
-        CHECK_OK(tch_optimizer_create(*state, &c, 1, &entry, &optimizer));
+        CHECK_OK(tch_optimizer_create(*state, &c, NULL, 1, &entry, &optimizer));
         for (int step = 0; step < STEPS; step++) {
             CHECK_OK(tch_optimizer_step(optimizer, 1, &gradient));
         }
@@ -575,7 +575,7 @@ static void steps_have_a_bound(void **state)
     c.eps = 0.0;
     c.weight_decay = 0.0;
     test_tensor_write(p, test_zeros(COUNT));
-    CHECK_OK(tch_optimizer_create(context, &c, 1, &entry, &optimizer));
+    CHECK_OK(tch_optimizer_create(context, &c, NULL, 1, &entry, &optimizer));
     trial t = {.context = context, .optimizer = optimizer, .parameters = {{.memory = p}}};
     double *before = test_zeros(COUNT);
     for (int step = 0; step < STEPS; step++) {
@@ -663,7 +663,8 @@ static void the_state_begins_at_zero(void **state)
         const tch_state_allocator allocator = {sizeof allocator, poisoned, release, *state};
         test_case("moments in %s", dtype_names[dtype]);
         trial_prepare(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes, entries);
-        CHECK_OK(tch_optimizer_create_with(*state, &c, SHAPES, entries, &allocator, &t.optimizer));
+        CHECK_OK(tch_optimizer_create(*state, &c, &(tch_optim_setup){sizeof(tch_optim_setup), .allocator = &allocator},
+                                      SHAPES, entries, &t.optimizer));
         check_step(&t, &c);
         trial_close(&t);
     }

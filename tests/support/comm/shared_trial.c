@@ -203,8 +203,9 @@ void shared_train(tch_comm *comm, int32_t rank, void *training)
         pretend_use(t->group, rank, context);
     }
     shared_open_model(m, t, context, rank, comm == NULL ? 1 : tch_comm_size(comm));
-    tch_status status = tch_optimizer_create_shared(context, &t->config, comm, SHARED_PARAMETERS, m->entries,
-                                                    m->placement, NULL, &optimizer);
+    tch_status status = tch_optimizer_create(
+        context, &t->config, &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm, .placements = m->placement},
+        SHARED_PARAMETERS, m->entries, &optimizer);
     status = status != TCH_OK ? status : train(t, m, context, comm, rank, optimizer);
     t->statuses[rank] = status;
     snprintf(t->messages[rank], sizeof t->messages[rank], "%s", status == TCH_OK ? "" : tch_last_error());

@@ -87,7 +87,7 @@ static inline test_training test_training_begin(tch_context *context, const tch_
         list[i].tensor = &t.parameter[i]->tensor;
         t.gradients[i] = &t.gradient[i]->tensor;
     }
-    CHECK_OK(tch_optimizer_create(context, config, TEST_PARAMETERS, list, &t.optimizer));
+    CHECK_OK(tch_optimizer_create(context, config, NULL, TEST_PARAMETERS, list, &t.optimizer));
     return t;
 }
 

@@ -87,7 +87,7 @@ test_kfac_trial *test_kfac_make(tch_context *context, const tch_kfac_config *con
         t->expected[i] = test_zeros(described[i].outputs * t->reference[i].n);
     }
     make_gradients(t, LAYOUT_CONTIGUOUS);
-    CHECK_OK(tch_kfac_create(context, config, count, described, &t->kfac));
+    CHECK_OK(tch_kfac_create(context, config, NULL, count, described, &t->kfac));
     test_own(t->kfac, destroy_kfac);
     return t;
 }

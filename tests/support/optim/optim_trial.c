@@ -178,7 +178,7 @@ void trial_open(trial *t, tch_context *context, tch_dtype dtype, tch_dtype gradi
 {
     tch_parameter entries[TRIAL_MOST_PARAMETERS];
     trial_prepare(t, context, dtype, gradients, config, count, shapes, entries);
-    CHECK_OK(tch_optimizer_create(context, config, count, entries, &t->optimizer));
+    CHECK_OK(tch_optimizer_create(context, config, NULL, count, entries, &t->optimizer));
 }
 
 void trial_add_group(trial *t, const tch_optim_config *config, int32_t count, const trial_shape *shapes)
@@ -187,7 +187,7 @@ void trial_add_group(trial *t, const tch_optim_config *config, int32_t count, co
     int32_t group = -1;
     int32_t expected = t->groups;
     make_group(t, config, count, shapes, entries);
-    CHECK_OK(tch_optimizer_add_group(t->optimizer, config, count, entries, &group));
+    CHECK_OK(tch_optimizer_add_group(t->optimizer, config, count, entries, NULL, &group));
     CHECK(group == expected, "the new group is number %d, expected %d", group, expected);
 }
 
@@ -417,7 +417,7 @@ void trial_replace_optimizer(trial *t, const tch_optim_config *config)
     }
     tch_optimizer_destroy(t->optimizer);
     t->optimizer = NULL;
-    CHECK_OK(tch_optimizer_create(t->context, config, t->count, entries, &t->optimizer));
+    CHECK_OK(tch_optimizer_create(t->context, config, NULL, t->count, entries, &t->optimizer));
 }
 
 void trial_copy_parameters(const trial *to, const trial *from)
