@@ -43,13 +43,11 @@ static tch_status count_begin(void *state)
 
 static void count_end(void *state)
 {
-    (void)state;
     ended++;
 }
 
 static void count_range(void *state, const char *name)
 {
-    (void)state;
     popped += name == NULL;
     if (name != NULL && pushed++ == 0) {
         snprintf(first_range, sizeof first_range, "%s", name);
@@ -186,7 +184,6 @@ static void a_method_asked_for_does_not_fall_back(void **state)
 
 static void fast_float64(void *state, tch_product_rates *rates)
 {
-    (void)state;
     *rates = (tch_product_rates){.f64 = 56.0, .f32 = 50.0};
 }
 

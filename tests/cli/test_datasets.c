@@ -17,13 +17,11 @@ static char folder[] = "datasets-XXXXXX";
 
 static int make_folder(void **state)
 {
-    (void)state;
     return mkdtemp(folder) != NULL ? 0 : -1;
 }
 
 static int remove_folder(void **state)
 {
-    (void)state;
     return rmdir(folder); /* fails where a test left a file behind */
 }
 
@@ -97,7 +95,6 @@ static void check_csv(const csv_case *c)
 
 static void csv_files_are_read(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof good_csv / sizeof good_csv[0]; i++) {
         test_case("good CSV %zu", i);
         write_file("good.csv", good_csv[i].text, strlen(good_csv[i].text));
@@ -143,7 +140,6 @@ static const struct {
 
 static void bad_csv_files_are_refused(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof bad_csv / sizeof bad_csv[0]; i++) {
         dataset data;
         dataset_error error = {""};
@@ -167,7 +163,6 @@ static void check_no_file(const char *path, const char *part)
 
 static void what_is_no_text_file_is_refused(void **state)
 {
-    (void)state;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     snprintf(address.sun_path, sizeof address.sun_path, "%s", path_of("socket"));
     int listening = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -232,7 +227,6 @@ static void write_hostile(const char *before, const char *repeated, const char *
 
 static void hostile_csv_files_end_soon(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof hostile_csv / sizeof hostile_csv[0]; i++) {
         dataset data;
         dataset_error error = {""};
@@ -252,7 +246,6 @@ static void hostile_csv_files_end_soon(void **state)
 /* A line of two hundred thousand columns, and twenty thousand lines. */
 static void large_csv_files_are_read(void **state)
 {
-    (void)state;
     dataset data;
     dataset_error error = {""};
     FILE *file = fopen(path_of("wide.csv"), "wb");
@@ -285,7 +278,6 @@ static void large_csv_files_are_read(void **state)
 
 static void orders_are_permutations(void **state)
 {
-    (void)state;
     enum { N = 1000 };
     int64_t first[N];
     int64_t again[N];
@@ -334,7 +326,6 @@ static void mark_rows(const dataset *part, char *seen)
 
 static void splits_deal_every_row_once(void **state)
 {
-    (void)state;
     const double fractions[] = {0.2, 0.5, 1e-9, 1 - 1e-9};
     const int64_t tested[] = {20, 51, 1, 100};
     dataset all = counting_rows(101);
@@ -357,7 +348,6 @@ static void splits_deal_every_row_once(void **state)
 
 static void bad_splits_are_refused(void **state)
 {
-    (void)state;
     const double fractions[] = {0, 1, -0.5, 2, (double)NAN};
     dataset all = counting_rows(10);
     dataset train;
@@ -374,7 +364,6 @@ static void bad_splits_are_refused(void **state)
 
 static void columns_are_standardized(void **state)
 {
-    (void)state;
     dataset train = counting_rows(50);
     dataset test = counting_rows(10);
     double sum = 0;
@@ -398,7 +387,6 @@ static void columns_are_standardized(void **state)
 
 static void digits_depend_on_seed_and_number(void **state)
 {
-    (void)state;
     dataset some;
     dataset later;
     dataset other;
@@ -432,7 +420,6 @@ static void digits_depend_on_seed_and_number(void **state)
 /* A classifier that knows only the mean image of each digit gets far more right than chance, and far from all. */
 static void digits_can_be_told_apart(void **state)
 {
-    (void)state;
     enum { N = 3000, PIXELS = DIGITS_SIZE * DIGITS_SIZE };
     dataset data;
     dataset_error error;
@@ -466,7 +453,6 @@ static void digits_can_be_told_apart(void **state)
 
 static void absurd_sizes_are_refused(void **state)
 {
-    (void)state;
     dataset data = {.rows = INT64_MAX / 2, .cols = 1000, .classes = 2};
     dataset_error error = {""};
     check_refused(dataset_allocate(&data, &error), &data, &error, "out of memory");

@@ -235,7 +235,6 @@ static void try_sequence(const tch_kfac_config *config, const int32_t *ranks, co
 
 static void goes_on(void **state)
 {
-    (void)state;
     for (int variant = 0; variant < 3 * TCH_KFAC_METHOD_COUNT; variant++) {
         bool wide = variant % 3 > 0;
         tch_kfac_config config = config_of((tch_kfac_method)(variant / 3), wide ? TCH_FLOAT64 : TCH_FLOAT32);
@@ -255,7 +254,6 @@ static void goes_on(void **state)
 /* A rank that is gone: the others have an error. */
 static void rank_that_dies(void **state)
 {
-    (void)state;
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT64);
     training r = training_of(&config, 3);
     r.steps = 4;
@@ -272,7 +270,6 @@ static void rank_that_dies(void **state)
 static void factors_are_the_owners(void **state)
 {
     int32_t owners = 0;
-    (void)state;
     const char *path = test_path(INDEX);
     tch_kfac_config config = config_of(TCH_KFAC_INVERSE, TCH_FLOAT64);
     config.accumulation = 1;
@@ -342,7 +339,6 @@ static void another_model(void **state)
         {widen_one, 0, TCH_ERR_SHAPE, "'kfac/layer4/input_factor' has another shape or type"},
         {NULL, KFAC_LAYERS - 1, TCH_ERR_SHAPE, "kfac/counts"},
     };
-    (void)state;
     const char *path = test_path(INDEX);
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT64);
     save_by(2, &config, path, 1);
@@ -369,7 +365,6 @@ static void more_than_this_model(void **state)
     tch_context *context = NULL;
     int32_t number = 1;
     tch_tensor stray = tch_tensor_view(&number, TCH_INT32, 0, NULL);
-    (void)state;
     const char *path = test_path("kfac.safetensors");
     tch_kfac_config config = config_of(TCH_KFAC_INVERSE, TCH_FLOAT32);
     training r = training_of(&config, 0);
@@ -407,7 +402,6 @@ static void a_part_alone(tch_comm *comm, int32_t rank, void *user)
 static void layers_missing(void **state)
 {
     pretend_group group;
-    (void)state;
     const char *path = test_path("part.safetensors");
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT64);
     training r = training_of(&config, 2);
@@ -427,7 +421,6 @@ static void layers_missing(void **state)
 /* A rank that could not open the checkpoint: no other waits for it, and none goes on alone. */
 static void one_rank_cannot_open(void **state)
 {
-    (void)state;
     const char *path = test_path(INDEX);
     tch_kfac_config config = config_of(TCH_KFAC_EKFAC, TCH_FLOAT32);
     save_by(2, &config, path, 2);
@@ -443,7 +436,6 @@ static void one_rank_cannot_open(void **state)
 static void different_checkpoints(void **state)
 {
     const char *const paths[] = {test_path("early.safetensors"), test_path("late.safetensors")};
-    (void)state;
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT32);
     save_by(0, &config, paths[0], 2);
     save_by(0, &config, paths[1], 4);
@@ -459,7 +451,6 @@ static void different_checkpoints(void **state)
 static void damaged_files(void **state)
 {
     int64_t bytes;
-    (void)state;
     const char *good = test_path("good.safetensors");
     const char *bad = test_path("bad.safetensors");
     const char *cut = test_path("cut.safetensors");
@@ -537,7 +528,6 @@ static void no_memory(void **state)
 {
     saving_rank ranks[2];
     pretend_group group;
-    (void)state;
     const char *path = test_path(INDEX);
     tch_kfac_config config = config_of(TCH_KFAC_EKFAC, TCH_FLOAT32);
     save_by(2, &config, path, 1);

@@ -338,7 +338,6 @@ static void run_fault(const char *kind, const char *debug)
 
 static void faults_are_reported(void **state)
 {
-    (void)state;
     run_fault("address", "0");
     run_fault("address", "1");
     run_fault("trap", "0");

@@ -105,7 +105,6 @@ static int print_libraries_loaded_before(void)
 
 static void the_module_lies_beside_the_library(void **state)
 {
-    (void)state;
     const char *const none[] = {NULL};
     const char *text = answer("backend", none);
     expect(text, "/libtorchium_cuda.so\n");
@@ -115,7 +114,6 @@ static void the_module_lies_beside_the_library(void **state)
 
 static void without_a_driver_it_says_so(void **state)
 {
-    (void)state;
     if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) != NULL) {
         skip();
     }
@@ -130,7 +128,6 @@ static void without_a_driver_it_says_so(void **state)
 
 static void every_trouble_with_the_driver_has_its_reason(void **state)
 {
-    (void)state;
     static const struct {
         const char *variables[MAX_VARIABLES];
         const char *reason;
@@ -157,7 +154,6 @@ static void every_trouble_with_the_driver_has_its_reason(void **state)
 
 static void another_interface_is_refused(void **state)
 {
-    (void)state;
     char reason[512] = "";
     tch_backend_entry *enter = NULL;
     void *module = dlopen(CUDA_MODULE, RTLD_NOW | RTLD_LOCAL);
@@ -178,7 +174,6 @@ static void another_interface_is_refused(void **state)
 
 static void libraries_are_found_where_the_user_says(void **state)
 {
-    (void)state;
     const char *const folder[] = {"TORCHIUM_CUDA_PATH=" FAKE_TOOLKIT, NULL};
     const char *text = answer("libraries", folder);
     expect(text, "cublas: " FAKE_TOOLKIT "/lib64/libcublas.so.13 130000\n");
@@ -191,7 +186,6 @@ static void libraries_are_found_where_the_user_says(void **state)
 
 static void what_is_loaded_already_comes_first(void **state)
 {
-    (void)state;
     const char *const nowhere[] = {"TORCHIUM_CUDA_PATH=/nowhere", NULL};
     const char *text = answer("loaded", nowhere);
     expect(text, "cublas: " FAKE_TOOLKIT "/lib64/libcublas.so.13 130000\n");
@@ -199,7 +193,6 @@ static void what_is_loaded_already_comes_first(void **state)
 
 static void a_library_that_cannot_be_used_is_named(void **state)
 {
-    (void)state;
     const char *const nowhere[] = {"TORCHIUM_CUBLAS=/nowhere/libcublas.so.13",
                                    "TORCHIUM_CUSOLVER=/nowhere/libcusolver.so.12", NULL};
     const char *text = answer("libraries", nowhere);
@@ -215,7 +208,6 @@ static void a_library_that_cannot_be_used_is_named(void **state)
 /* Where the system has a cuBLAS of its own, none can be missing. */
 static void a_missing_library_says_where_it_was_looked_for(void **state)
 {
-    (void)state;
     const char *const nowhere[] = {"TORCHIUM_CUDA_PATH=/nowhere", NULL};
     const char *text = answer("libraries", nowhere);
     if (strstr(text, "cublas: none") == NULL) {
@@ -232,7 +224,6 @@ static void a_missing_library_says_where_it_was_looked_for(void **state)
 /* What the choice of arithmetic rests on: the order of the rates, for each kind of GPU. */
 static void rates_by_compute_capability(void **state)
 {
-    (void)state;
     static const struct {
         int32_t major, minor;
         double f64, f32, bf16x2, bf16, f16x2;

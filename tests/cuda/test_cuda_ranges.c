@@ -22,7 +22,6 @@ void tchi_cuda_recording_range(tchi_cuda_state *s, const char *name)
 /* NVTX looks for listeners once, at the first call of a process. */
 static void without_a_profiler_no_one_listens(void **state)
 {
-    (void)state;
     pid_t child = fork();
     if (child == 0) {
         unsetenv("NVTX_INJECTION64_PATH");
@@ -37,7 +36,6 @@ static void without_a_profiler_no_one_listens(void **state)
 
 static void with_one_all_is_heard(void **state)
 {
-    (void)state;
     char heard[256] = "";
     setenv("TEST_NVTX_LOG", test_path("heard"), 1);
     setenv("NVTX_INJECTION64_PATH", NVTX_LISTENER, 1);

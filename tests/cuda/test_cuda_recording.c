@@ -15,7 +15,6 @@ static tch_context *plain, *recording, *phased; /* the last with a graph for eac
 
 static int open_contexts(void **state)
 {
-    (void)state;
     setenv("TORCHIUM_CUDA_RECORD", "0", 1);
     CHECK_OK(tch_context_create(test_device(), &plain));
     setenv("TORCHIUM_CUDA_RECORD", "phases", 1);
@@ -27,7 +26,6 @@ static int open_contexts(void **state)
 
 static int close_contexts(void **state)
 {
-    (void)state;
     tch_context_destroy(plain);
     tch_context_destroy(recording);
     tch_context_destroy(phased);
@@ -67,7 +65,6 @@ enum { KINDS = 4 };
 /* Replays, a capture, the same graph twice, and calls again: what the caller's graph holds is work, not ours. */
 static void the_caller_captures_a_step(void **state)
 {
-    (void)state;
     for (int k = 0; k < KINDS; k++) {
         test_case("%s", tch_optim_kind_name(kinds[k]));
         cudaStream_t stream = test_enter_stream(recording);
@@ -90,7 +87,6 @@ static void the_caller_captures_a_step(void **state)
 
 static void a_graph_for_each_phase(void **state)
 {
-    (void)state;
     for (int k = 0; k < KINDS; k++) {
         test_case("%s", tch_optim_kind_name(kinds[k]));
         test_training t = begin(phased, kinds[k]);
@@ -132,7 +128,6 @@ static void *capture_on_and_on(void *argument)
 /* Steps of an optimizer that is there, recordings included, neither fail nor break what the other thread does. */
 static void another_thread_captures(void **state)
 {
-    (void)state;
     test_case("another thread captures");
     pthread_t thread;
     void *memory = NULL;
@@ -159,7 +154,6 @@ static void another_thread_captures(void **state)
 /* Nothing of it may be freed before it is done; what follows on the device must be unharmed. */
 static void destroyed_while_running(void **state)
 {
-    (void)state;
     test_case("destroyed while running");
     for (int i = 0; i < 5; i++) {
         test_training t = begin(recording, TCH_OPTIM_SOAP);

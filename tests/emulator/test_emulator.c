@@ -67,7 +67,6 @@ static int launches_wrong(int reversed, int barrier)
 
 static void a_missing_barrier_is_seen(void **state)
 {
-    (void)state;
     assert_int_equal(launches_wrong(1, 1), 0);
     assert_int_equal(launches_wrong(1, 0), LAUNCHES);
 }
@@ -75,7 +74,6 @@ static void a_missing_barrier_is_seen(void **state)
 /* Only in some orders of threads: the mixture has all of them. */
 static void a_missing_barrier_is_seen_that_one_order_hides(void **state)
 {
-    (void)state;
     assert_int_equal(launches_wrong(0, 1), 0);
     assert_true(launches_wrong(0, 0) > 0);
 }
@@ -122,7 +120,6 @@ static cudaError_t read_beyond(void)
 
 static void writes_beside_shared_memory_are_seen(void **state)
 {
-    (void)state;
     assert_int_equal(planted_overrun(0, 0), cudaSuccess);
     assert_int_equal(planted_overrun(0, 1), cudaSuccess);
     assert_true(dies(overrun_static));
@@ -136,7 +133,6 @@ static void writes_beside_shared_memory_are_seen(void **state)
 
 static void reads_beyond_device_memory_are_seen(void **state)
 {
-    (void)state;
     if (SANITIZED) {
         assert_true(dies(read_beyond));
     } else {
@@ -177,7 +173,6 @@ static int mma_is_right(int swapped)
 
 static void a_wrong_fragment_is_seen(void **state)
 {
-    (void)state;
     assert_true(mma_is_right(0));
     assert_false(mma_is_right(1));
 }
@@ -186,7 +181,6 @@ static void a_wrong_fragment_is_seen(void **state)
 
 static void barriers_that_not_all_reach_are_errors(void **state)
 {
-    (void)state;
     expect_message(planted_barriers(TWO_PLACES), "all must reach the same barrier");
     expect_message(planted_barriers(BEHIND_SHUFFLE), "threads wait for others that never come");
     expect_message(planted_barriers(HALF_A_NAMED_ONE), "a named barrier");
@@ -200,7 +194,6 @@ static void copies_come_when_they_are_waited_for(void **state)
 {
     float *in = numbers(1.0f);
     float *out = numbers(0.0f);
-    (void)state;
     assert_int_equal(planted_copy(in, out, 1), cudaSuccess);
     assert_true(same(out, in));
     assert_int_equal(planted_copy(in, out, 0), cudaSuccess);
@@ -210,7 +203,6 @@ static void copies_come_when_they_are_waited_for(void **state)
 static void clusters_see_each_other(void **state)
 {
     int out[8];
-    (void)state;
     assert_int_equal(planted_cluster(out), cudaSuccess);
     for (int i = 0; i < 8; i++) {
         assert_int_equal(out[i], i / 4 * 4 + (i + 1) % 4);
@@ -219,7 +211,6 @@ static void clusters_see_each_other(void **state)
 
 static void launch_bounds_hold(void **state)
 {
-    (void)state;
     assert_int_equal(planted_bounds(32), cudaSuccess);
     expect_message(planted_bounds(64), "its launch bounds are 32");
     expect_message(planted_bounds(2048), "cannot be");
@@ -243,7 +234,6 @@ static void a_capture_spreads_by_events(void **state)
     cudaGraph_t graph = NULL;
     cudaGraphExec_t executable = NULL;
     unsigned char bytes[4] = {9, 9, 9, 9};
-    (void)state;
     assert_int_equal(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
     assert_int_equal(cudaStreamBeginCapture(main_stream, cudaStreamCaptureModeRelaxed), cudaSuccess);
     cudaMemsetAsync(bytes, 1, 2, main_stream);
@@ -270,7 +260,6 @@ static void what_capture_forbids_ends_it(void **state)
 {
     void *memory = NULL;
     int device;
-    (void)state;
     for (int call = 0; call < 4; call++) {
         cudaStream_t stream = make_stream();
         cudaGraph_t graph = NULL;

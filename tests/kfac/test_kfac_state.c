@@ -509,7 +509,6 @@ static bool rounds_without(tch_kfac_method method, long long k)
 
 static void without_memory(void **state)
 {
-    (void)state;
     for (int method = 0; method < 3; method++) {
         bool through = false;
         long long bytes = atomic_load(&test_counting.bytes);

@@ -663,7 +663,6 @@ static size_t rated_now;
 
 static void rates_now(void *state, tch_product_rates *rates)
 {
-    (void)state;
     *rates = rated[rated_now].rates;
 }
 

@@ -59,7 +59,6 @@ static void check_runs(const tchi_ortho *ortho, int64_t cols, bool fine, const i
 
 static void runs_are_as_measured(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < TEST_COUNT(plans); i++) {
         test_case("plan %zu", i);
         tchi_ortho ortho = tchi_ortho_of(plans[i].method, plans[i].steps, 0.0);
@@ -72,7 +71,6 @@ static void runs_are_as_measured(void **state)
 /* A user's coefficients, the gentlest and the wildest: every step is in one run, and nothing in it is endless. */
 static void any_coefficients_have_a_plan(void **state)
 {
-    (void)state;
     const double slopes[] = {0.0, 1.0, 1.5, -3.0, 1e9, HUGE_VAL, NAN};
     for (size_t i = 0; i < 2 * (sizeof slopes / sizeof slopes[0]); i++) {
         test_case("a = %g", slopes[i / 2]);
@@ -420,7 +418,6 @@ static tch_status modeled_product(void *state, double c0, double c1, const tch_m
                                   const tch_matrices *a, const tch_matrices *b, const double *scale, int32_t exponent,
                                   const tch_matrices *c)
 {
-    (void)state;
     assert_int_equal(a->type, b->type);
     assert_true(d == NULL || d->type == a->type);
     assert_true(a->data != c->data && b->data != c->data && (d == NULL || d->data != c->data));

@@ -550,7 +550,6 @@ static bool batch_without(long long allocation)
 
 static void calls_without_memory(void **state)
 {
-    (void)state;
     network_trial_each_allocation(creation_without);
     network_trial_each_allocation(batch_without);
 }

@@ -426,7 +426,6 @@ static bool weights_without(long long allocation)
 
 static void weights_without_memory(void **state)
 {
-    (void)state;
     network_trial_each_allocation(weights_without);
 }
 

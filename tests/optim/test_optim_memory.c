@@ -135,7 +135,6 @@ static void forecast(tch_optim_kind kind, tch_dtype dtype, tch_state_dtype kept)
 static void forecasts(void **state)
 {
     const tch_dtype types[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_BFLOAT16};
-    (void)state;
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         for (int i = 0; i < 3; i++) {
             forecast((tch_optim_kind)kind, types[i], TCH_STATE_FLOAT32);
@@ -184,7 +183,6 @@ static void memory_of_the_caller(void **state)
         int64_t fail_at, off;
         tch_status expected;
     } cases[] = {{0, 0, TCH_OK}, {1, 0, TCH_ERR_OUT_OF_MEMORY}, {0, 64, TCH_ERR_INVALID_ARGUMENT}};
-    (void)state;
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         for (size_t i = 0; i < TEST_COUNT(cases); i++) {
             trial t;
@@ -220,7 +218,6 @@ static void memory_of_the_caller(void **state)
 
 static void allocators_that_are_none(void **state)
 {
-    (void)state;
     tch_context *context = open_context();
     tch_optimizer *optimizer = NULL;
     tch_optim_config c = config_of(TCH_OPTIM_SGD);
@@ -230,11 +227,14 @@ static void allocators_that_are_none(void **state)
                                        {1, caller_allocate, caller_release, &m}};
     for (int i = 0; i < 3; i++) {
         test_case("incomplete allocator %d", i);
-        test_check_refused(tch_optimizer_create(context, &c,
-                                                &(tch_optim_setup){sizeof(tch_optim_setup), .allocator = &bad[i]}, 0,
-                                                NULL, &optimizer),
-                           TCH_ERR_INVALID_ARGUMENT, "allocator");
+        tch_optim_setup setup = {.struct_size = sizeof setup, .allocator = &bad[i]};
+        test_check_refused(tch_optimizer_create(context, &c, &setup, 0, NULL, &optimizer), TCH_ERR_INVALID_ARGUMENT,
+                           "allocator");
     }
+    test_case("a setup of another size");
+    tch_optim_setup setup = {.struct_size = 1};
+    test_check_refused(tch_optimizer_create(context, &c, &setup, 0, NULL, &optimizer), TCH_ERR_INVALID_ARGUMENT,
+                       "setup->struct_size");
     CHECK(optimizer == NULL, "an optimizer was returned");
     tch_context_destroy(context);
     test_counting_check_empty();
@@ -256,7 +256,6 @@ static void step_with_gaps(trial *t)
 /* A step of whatever kind, with a gradient missing now and then, asks neither the host nor the device for memory. */
 static void nothing_is_allocated_in_the_steady_state(void **state)
 {
-    (void)state;
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         trial t;
         tch_optim_config c = config_of(kind);
@@ -320,7 +319,6 @@ static void run_budget(tch_optim_kind kind, int64_t budget, int64_t *taken, doub
 static void budgets_are_kept(void **state)
 {
     const double allowed = test_on_cpu() ? 1e-5 : 1e-2;
-    (void)state;
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         bool half = ref_orthogonalizes((tch_optim_kind)kind) && !test_on_cpu(); /* bfloat16 takes half of float32 */
         if (!ref_has_blocks((tch_optim_kind)kind)) {
@@ -479,26 +477,22 @@ static void every_allocation(const char *what, bool (*without)(tch_optim_kind ki
 
 static void creating(void **state)
 {
-    (void)state;
     every_allocation("creating", create_without);
     every_allocation("creating with state in int8", create_codes_without);
 }
 
 static void adding_a_group(void **state)
 {
-    (void)state;
     every_allocation("adding a group", add_without);
 }
 
 static void stepping(void **state)
 {
-    (void)state;
     every_allocation("stepping", step_without);
 }
 
 static void scalers(void **state)
 {
-    (void)state;
     bool through = false;
     for (long long k = 1; !through; k++) {
         trial t;

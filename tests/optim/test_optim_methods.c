@@ -382,7 +382,6 @@ static void state_has_its_names(void **state)
 
 static void names_and_defaults(void **state)
 {
-    (void)state;
     static const char *const names[] = {"sgd", "adamw", "shampoo", "soap", "muon", "lion", "normuon"};
     test_case("names");
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
@@ -428,7 +427,6 @@ static void defaults(void **state)
           SET(max_preconditioner_dim, 10000), SET(merge_dims, 0), SET(precondition_1d, 0), SET(normalize_grads, 0),
           SET(bias_correction, 1)}},
     };
-    (void)state;
     for (size_t i = 0; i < TEST_COUNT(cases); i++) {
         const tch_optim_config c = tch_optim_defaults(cases[i].kind);
         for (int k = 0; k < 14 && cases[i].expected[k].field.name != NULL; k++) {

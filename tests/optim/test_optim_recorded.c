@@ -46,7 +46,6 @@ static tch_status count_replay(void *state, void *what, int32_t *begun)
 
 static int open_contexts(void **state)
 {
-    (void)state;
     setenv("TORCHIUM_CUDA_RECORD", "0", 1);
     CHECK_OK(tch_context_create(test_device(), &plain));
     unsetenv("TORCHIUM_CUDA_RECORD");
@@ -65,7 +64,6 @@ static int open_contexts(void **state)
 
 static int close_contexts(void **state)
 {
-    (void)state;
     bool tried = !test_on_cpu() || recorded.begun > 0;
     tch_context_destroy(plain);
     tch_context_destroy(recording);
@@ -347,7 +345,6 @@ static void check_memory(tch_optim_kind kind)
 
 static void memory_of_recordings(void **state)
 {
-    (void)state;
     check_memory(TCH_OPTIM_SHAMPOO);
     check_memory(TCH_OPTIM_SOAP);
     check_memory(TCH_OPTIM_MUON);
@@ -374,7 +371,6 @@ static tch_optim_config config_of(tch_optim_kind kind)
 
 static void soap(void **state)
 {
-    (void)state;
     tch_optim_config config = config_of(TCH_OPTIM_SOAP);
     check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "soap");
     check_all_changes(config, TCH_FLOAT64, TCH_FLOAT64, "soap in float64");
@@ -390,7 +386,6 @@ static void soap(void **state)
 
 static void shampoo(void **state)
 {
-    (void)state;
     tch_optim_config config = config_of(TCH_OPTIM_SHAMPOO);
     check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "shampoo");
     config.root_method = TCH_ROOT_NEWTON; /* does not wait on any device, and so its roots are recorded */
@@ -415,7 +410,6 @@ static void shampoo(void **state)
 
 static void muon(void **state)
 {
-    (void)state;
     tch_optim_config config = config_of(TCH_OPTIM_MUON);
     config.eps = 20.0; /* above the norms, so that a change of it is seen */
     check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "muon");
@@ -430,7 +424,6 @@ static void muon(void **state)
 
 static void normuon(void **state)
 {
-    (void)state;
     tch_optim_config config = config_of(TCH_OPTIM_NORMUON);
     check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "normuon");
     check_all_changes(config, TCH_FLOAT64, TCH_FLOAT64, "normuon in float64");
@@ -446,7 +439,6 @@ static void normuon(void **state)
 
 static void elementwise(void **state)
 {
-    (void)state;
     check_all_changes(config_of(TCH_OPTIM_ADAMW), TCH_FLOAT32, TCH_FLOAT32, "adamw");
     check_all_changes(config_of(TCH_OPTIM_SGD), TCH_FLOAT32, TCH_FLOAT32, "sgd");
     check_all_changes(config_of(TCH_OPTIM_LION), TCH_FLOAT32, TCH_FLOAT32, "lion");
@@ -457,7 +449,6 @@ static void elementwise(void **state)
 /* The third may lie where the first lay, and must not find its recordings. */
 static void two_in_turn_and_a_third(void **state)
 {
-    (void)state;
     test_case("several optimizers");
     tch_optim_config first = config_of(TCH_OPTIM_SOAP);
     tch_optim_config second = config_of(TCH_OPTIM_SHAMPOO);
@@ -483,7 +474,6 @@ static void two_in_turn_and_a_third(void **state)
 /* Stochastic rounding takes the checkpoint's seed, which is an argument of kernels. */
 static void a_checkpoint_with_another_seed(void **state)
 {
-    (void)state;
     test_case("a checkpoint");
     tch_checkpoint_writer *writer = NULL;
     tch_checkpoint *checkpoint = NULL;
@@ -510,7 +500,6 @@ static void a_checkpoint_with_another_seed(void **state)
 
 static void other_streams(void **state)
 {
-    (void)state;
     test_case("the default stream, and back");
     tch_optim_config config = config_of(TCH_OPTIM_SOAP);
     pair p = open_pair(&config, TCH_FLOAT32, TCH_FLOAT32, 103);

@@ -236,7 +236,6 @@ static void merged_dimensions(void **state)
         {12, 1, 4, {6, 3, 2, 2}, 2, {6, 12}},      {8, 0, 5, {3, 2, 3, 2, 3}, 4, {6, 3, 2, 3}},
         {1024, 1, 5, {3, 2, 3, 2, 3}, 2, {3, 36}},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int64_t dims[TCH_MAX_RANK];
         tch_optim_config c = base();

@@ -99,7 +99,6 @@ static int say_what_is_missing_in_it(void)
 
 static void a_missing_compiler_is_explained(void **state)
 {
-    (void)state;
     fake_host_in_a_child(say_what_to_install);
     fake_host_in_a_child(say_where_it_was_looked_for);
     fake_host_in_a_child(say_what_is_missing_in_it);
@@ -128,7 +127,6 @@ static void targets_by_gpu(void **state)
 {
     static const int newer[] = {100, 120};
     tchi_cuda_target target;
-    (void)state;
     a_target(7, 5, TCHI_CUDA_CODE_CUBIN, 75, 0);
     a_target(8, 9, TCHI_CUDA_CODE_CUBIN, 89, 0);
     a_target(9, 0, TCHI_CUDA_CODE_CUBIN, 90, 1);
@@ -143,7 +141,6 @@ static void a_gpu_newer_than_the_compiler_gets_ptx(void **state)
 {
     void *newer = open_device(130);
     tch_kernel_image image = {NULL, 0};
-    (void)state;
     assert_int_equal(tchi_cuda_kernel_compiler(newer, words, sizeof words), TCH_OK);
     expect_in(words, "compute capability 13.0, nvrtc (");
     assert_int_equal(tchi_cuda_kernel_build(newer, &plain, &image, words, sizeof words), TCH_OK);
@@ -157,7 +154,6 @@ static void a_gpu_too_old_for_the_compiler(void **state)
 {
     void *older = open_device(75);
     tch_kernel_image image = {NULL, 0};
-    (void)state;
     setenv("FAKE_NVRTC_ARCHS", "80 90", 1);
     assert_int_equal(tchi_cuda_kernel_build(older, &plain, &image, words, sizeof words), TCH_ERR_UNAVAILABLE);
     fake_host_expect("NVRTC 13.7");
@@ -308,7 +304,6 @@ static int find_beside_cublas(void)
 
 static void headers_are_found_or_asked_for(void **state)
 {
-    (void)state;
     fake_host_in_a_child(lack_headers);
     fake_host_in_a_child(have_headers);
     fake_host_in_a_child(find_beside_cublas);
@@ -539,7 +534,6 @@ static int fault(void)
 
 static void after_a_fault_everything_says_so(void **state)
 {
-    (void)state;
     fake_host_in_a_child(fault);
 }
 

@@ -336,7 +336,6 @@ static tchi_cuda_recorder recorder_with(const char *variable, const char *value,
 
 static void phases_where_a_profiler_listens(void **state)
 {
-    (void)state;
     assert_false(recorder_with("TORCHIUM_CUDA_RECORD", "", 0).phases);
     assert_true(recorder_with("TORCHIUM_CUDA_RECORD", "", 1).phases);
     assert_true(recorder_with("TORCHIUM_CUDA_RECORD", "phases", 0).phases);
@@ -345,7 +344,6 @@ static void phases_where_a_profiler_listens(void **state)
 
 static void not_where_the_environment_says_so(void **state)
 {
-    (void)state;
     assert_false(recorder_with("TORCHIUM_CUDA_RECORD", "0", 0).enabled);
     assert_true(recorder_with("TORCHIUM_CUDA_RECORD", "1", 0).enabled);
     assert_false(recorder_with("TORCHIUM_DEBUG_SYNC", "1", 0).enabled);

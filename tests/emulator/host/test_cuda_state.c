@@ -42,7 +42,6 @@ static int count_without_cublas(void)
 
 static void without_cublas_no_device_counts(void **state)
 {
-    (void)state;
     fake_host_reset();
     fake_host_in_a_child(count_without_cublas); /* the library is looked for once per process */
 }
@@ -51,7 +50,6 @@ static void old_gpus_are_told_apart(void **state)
 {
     void *none = NULL;
     char reason[1024] = "";
-    (void)state;
     fake_host_reset();
     emulated.capability[0] = 70;
     emulated.capability[1] = 61;
@@ -228,7 +226,6 @@ static void a_failed_launch_is_reported_once(void **state)
 static void a_state_that_cannot_be_made_leaves_nothing(void **state)
 {
     void *none = NULL;
-    (void)state;
     fake_host_reset();
     emulated.fault = (emulator_fault){"cudaMalloc", cudaErrorMemoryAllocation, 0, 2}; /* of the workspace of cuBLAS */
     assert_int_equal(tchi_cuda_state_create(1, &none), TCH_ERR_OUT_OF_MEMORY);

@@ -158,7 +158,6 @@ static tchi_minimax_step make_step(int root, int degree, double lo, double hi)
 
 static void steps_alternate_degree_plus_two_times(void **state)
 {
-    (void)state;
     for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
         for (int r = 0; r < RATIO_COUNT; r++) {
             double hi = r % 2 ? 1.9 : 1.0, lo = RATIOS[r] * hi;
@@ -181,7 +180,6 @@ static bool quartic_exists(double ratio)
 
 static void steps_of_degree_4_alternate_six_times(void **state)
 {
-    (void)state;
     static const double more[] = {0.8, 0.3, 0.03, 1e-5, 1e-7, 1e-9};
     for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
         for (int r = 0; r < RATIO_COUNT + 6; r++) {
@@ -217,7 +215,6 @@ static void check_image(int root, double lo, const tchi_minimax_step *step)
 
 static void steps_stay_positive_and_in_their_interval(void **state)
 {
-    (void)state;
     for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
         for (int i = 0; i < 60; i++) {
             double lo = spread(i, 60, 1e-15, 0.999);
@@ -233,7 +230,6 @@ static void steps_stay_positive_and_in_their_interval(void **state)
  * cancellation of an ever shorter interval: rounding puts eigenvalues outside of it. */
 static void short_intervals_give_taylor_polynomials(void **state)
 {
-    (void)state;
     for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
         double a = 1.0 / root;
         for (int i = 0; i < 40; i++) {
@@ -279,7 +275,6 @@ static void check_plan(int root, int degree, double lo, double tolerance)
 
 static void plans_reach_their_tolerance(void **state)
 {
-    (void)state;
     const double tolerances[] = {1e-1, 1e-3, 1e-6, 1e-10, 1e-14};
     for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
         for (int r = 0; r < RATIO_COUNT; r++) {
@@ -293,7 +288,6 @@ static void plans_reach_their_tolerance(void **state)
 
 static void plans_exist_for_every_request_in_range(void **state)
 {
-    (void)state;
     tchi_minimax_step steps[TCHI_MINIMAX_MAX_STEPS];
     for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
         for (int i = 0; i < 50; i++) {
@@ -312,7 +306,6 @@ static void plans_exist_for_every_request_in_range(void **state)
 /* Counts and intervals found independently in the study that led to this method. */
 static void plans_have_the_published_sizes(void **state)
 {
-    (void)state;
     const struct {
         int root, degree, steps;
         double lo;
@@ -335,7 +328,6 @@ static void plans_have_the_published_sizes(void **state)
 /* What an ending is off by is what it says, on a finer grid than its own. */
 static void endings_say_their_error(void **state)
 {
-    (void)state;
     tchi_minimax_quartic q;
     double error;
     for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
@@ -364,7 +356,6 @@ static double spread_evenly(int i, int count, double first, double last)
 /* Two products give what the coefficients say. */
 static void quartics_are_two_products(void **state)
 {
-    (void)state;
     for (int i = 0; i < 200; i++) {
         tchi_minimax_step step = make_step(1 + i % 16, 4, spread(i, 200, 1e-6, 0.8), 1.0);
         tchi_minimax_quartic q = tchi_minimax_quartic_of(step.c);
@@ -406,7 +397,6 @@ static void check_longer_ending(int root, double lo, double hi)
 
 static void longer_endings_are_the_best(void **state)
 {
-    (void)state;
     for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
         for (int i = 0; i < 10; i++) {
             double lo = spread_evenly(i, 10, 0.02, 0.85);
@@ -451,7 +441,6 @@ static void check_error_is_true(const sum *s)
 /* Errors found independently in the study that led to this method; those of root 2 are Zolotarev's. */
 static void sums_have_the_published_errors(void **state)
 {
-    (void)state;
     const struct {
         int root, poles;
         double lo, error;
@@ -470,7 +459,6 @@ static void sums_have_the_published_errors(void **state)
 
 static void sums_alternate_at_all_points(void **state)
 {
-    (void)state;
     const double tolerances[] = {3e-1, 1e-1, 1e-2, 1e-3, 1e-5, 1e-7, 1e-9};
     for (int root = 2; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
         for (int r = 0; r < RATIO_COUNT; r++) {
@@ -487,7 +475,6 @@ static void sums_alternate_at_all_points(void **state)
 /* Asking for slightly less than what k poles reach must give k + 1, asking for exactly that must give k. */
 static void sums_have_the_fewest_poles(void **state)
 {
-    (void)state;
     const int roots[] = {2, 3, 4, 6, 8, 16};
     const double ends[] = {0.99, 0.5, 1e-1, 1e-3, 1e-6, 1e-10, 1e-14};
     for (int i = 0; i < 6; i++) {
@@ -506,7 +493,6 @@ static void sums_have_the_fewest_poles(void **state)
 
 static void sums_keep_their_promise_everywhere(void **state)
 {
-    (void)state;
     test_random random = test_random_stream(3);
     for (int trial = 0; trial < 300; trial++) {
         int root = 2 + trial % 15;
@@ -519,7 +505,6 @@ static void sums_keep_their_promise_everywhere(void **state)
 
 static void sums_stop_at_their_limits(void **state)
 {
-    (void)state;
     sum s = make_sum(4, 1e-14, 1e-13); /* would take 55 poles */
     assert_int_equal(s.count, TCHI_MINIMAX_MAX_POLES);
     CHECK(s.error > 1e-6 && s.error < 1e-5, "24 poles reach %g", s.error);
@@ -536,7 +521,6 @@ static void sums_stop_at_their_limits(void **state)
 
 static void root_one_is_one_exact_pole(void **state)
 {
-    (void)state;
     double shift = NAN, weight = NAN, error = NAN;
     assert_int_equal(tchi_minimax_poles(1, 1e-6, 1e-3, &shift, &weight, &error), 1);
     assert_true(shift == 0.0 && weight == 1.0 && error == 0.0);
@@ -544,7 +528,6 @@ static void root_one_is_one_exact_pole(void **state)
 
 static void bad_steps_and_plans_are_refused(void **state)
 {
-    (void)state;
     const tchi_minimax_step untouched = {{1.0, 2.0, 3.0, 6.0, 7.0}, 4.0, 5.0};
     const struct {
         int root, degree;
@@ -583,7 +566,6 @@ static void bad_steps_and_plans_are_refused(void **state)
 /* The first seven are none for either; the others have a longer ending that would be rounding, or that is no use. */
 static void bad_endings_are_refused(void **state)
 {
-    (void)state;
     const struct {
         int root;
         double lo, hi;
@@ -605,7 +587,6 @@ static void bad_endings_are_refused(void **state)
 
 static void bad_sums_are_refused(void **state)
 {
-    (void)state;
     const struct {
         int root;
         double lo, tolerance;

@@ -152,7 +152,6 @@ static tch_status model_gemm(void *state, double alpha, const tch_matrices *a, i
 static tch_status model_shift_scale(void *state, const tch_matrices *x, const double *shift, const double *scale,
                                     double exponent, const tch_matrices *out)
 {
-    (void)state;
     (void)shift;
     for (int64_t m = 0; m < x->batch; m++) {
         double factor = scale != NULL ? pow(scale[m], exponent) : 1.0;
@@ -281,7 +280,6 @@ static double run(tch_context *context, const tchi_newton_plan *plan, const prob
 
 static void gpu_rates(void *state, tch_product_rates *rates)
 {
-    (void)state;
     *rates = with_f64_cores;
 }
 
@@ -483,7 +481,6 @@ static void check_types(int32_t root, double low, double tolerance, const tch_pr
  * float64 is slow, float32 takes the early steps that it can, and without bfloat16 the late ones. */
 static void types_are_chosen(void **state)
 {
-    (void)state;
     check_types(4, 1e-6, 1e-3, &with_f64_cores, "BBbbb");
     check_types(4, 1e-6, 1e-9, &with_f64_cores, "dddddd");
     check_types(3, 1e-6, 1e-3, &with_f64_cores, "dddbbb");
@@ -500,7 +497,6 @@ static void types_are_chosen(void **state)
 /* The last step has only a little left to do, for which degree 1 is enough; but not when it is the only one. */
 static void the_last_step_is_short(void **state)
 {
-    (void)state;
     tchi_newton_plan plan = {.root = 4, .degree = 2};
     plan.steps = tchi_minimax_plan(4, 2, 1e-6, 2.5e-4, plan.step);
     assert_int_equal(plan.steps, 6);
@@ -550,7 +546,6 @@ static void check_on_numbers(const tchi_newton_plan *plan, double low, double to
  * the tolerance. */
 static void endings_save_products(void **state)
 {
-    (void)state;
     static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
     tchi_newton_plan usual = {.root = 4, .degree = 2};
     usual.steps = tchi_minimax_plan(4, 2, 1e-6, 2.5e-4, usual.step);
@@ -578,7 +573,6 @@ static void endings_save_products(void **state)
 /* For p = 4 at 1e-6 18 symmetric products in place of 20, beside Cholesky, K L and K T, which count as 0.85, 1, 2. */
 static void steps_of_degree_4_save_products(void **state)
 {
-    (void)state;
     tchi_newton_plan usual = make_plan(4, 2, 1e-6 / 1.02, 1e-3, &with_f64_cores);
     tchi_newton_plan steep = make_steep_plan(4, 1e-6 / 1.02, 1e-3, &with_f64_cores);
     CHECK(fabs(products_of(&usual) - 20.0 - 3.85) < 1e-9, "%g products", products_of(&usual));
@@ -593,7 +587,6 @@ static void steps_of_degree_4_save_products(void **state)
  * as it was. */
 static void steps_of_degree_4_cost_no_more(void **state)
 {
-    (void)state;
     static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
     static const tch_product_rates *const devices[] = {&with_f64_cores, &without_f64_cores, &without_bf16, &only_f64};
     for (int i = 0; i < 6 * 4 * 5 * 5; i++) {
