@@ -18,7 +18,7 @@ static tch_status traced_gemm(void *state, double alpha, const tch_matrices *a, 
                               const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c)
 {
     clock_t start = clock();
-    tch_status status = cpu->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, c);
+    tch_status status = cpu->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, 0, c);
     trace("product", c, start);
     return status;
 }

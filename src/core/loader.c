@@ -54,8 +54,7 @@ static const slot matrix_slots[] = {
     SLOT(matrix, root_setup),     SLOT(matrix, root_residual), SLOT(matrix, factored_damping),
     SLOT(matrix, gemm),           SLOT(matrix, eigh),          SLOT(matrix, divided_differences),
     SLOT(matrix, spectrum_power), SLOT(matrix, spd_solve),     SLOT(matrix, cholesky),
-    SLOT(matrix, row_dots),       SLOT(matrix, descending),    SLOT(matrix, reset_order),
-    SLOT(matrix, permute),
+    SLOT(matrix, row_dots),       SLOT(matrix, descending),    SLOT(matrix, permute),
 };
 static const slot update_slots[] = {
     SLOT(update, inspect_gradients), SLOT(update, decide_skip),  SLOT(update, advance),

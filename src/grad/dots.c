@@ -82,12 +82,12 @@ static tch_status weight_dots(tch_context *context, const dots_call *c, int64_t 
     const tch_backend *t = context->backend;
     if (c->formed) {
         tch_matrices rows = tchi_flat(&c->product, count);
-        TCHI_TRY(t->matrix->gemm(context->state, 1.0, &c->g, 1, &c->a, 0, 0.0, &c->product));
+        TCHI_TRY(t->matrix->gemm(context->state, 1.0, &c->g, 1, &c->a, 0, 0.0, 0, &c->product));
         return tchi_rows_dots(context, &rows, &c->of_weight, c->layer->scale, dots, c->scratch);
     }
     tch_matrices tall_a = tchi_tall(&c->a);
     tch_matrices tall = tchi_tall(&c->product);
-    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &tall_a, 0, &c->of_weight, 1, 0.0, &tall));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &tall_a, 0, &c->of_weight, 1, 0.0, 0, &tall));
     return t->sample->pair_dots(context->state, &c->product, &c->g, 1, c->layer->scale, dots, c->scratch);
 }
 

@@ -64,7 +64,7 @@ static tch_status form_slice(tch_context *context, const tchi_gram_call *c, cons
     tch_matrices g = part_of_side(&b->g, &c->g, s, s->row, s->rows);
     tch_matrices out = tchi_matrices_new(b->formed.data, c->type, c->g.samples * s->groups, s->rows, s->cols);
     out = tchi_matrices_part(&out, first * s->groups, count * s->groups);
-    return context->backend->matrix->gemm(context->state, 1.0, &g, 1, &a, 0, 0.0, &out);
+    return context->backend->matrix->gemm(context->state, 1.0, &g, 1, &a, 0, 0.0, 0, &out);
 }
 
 static tch_status add_slice(tch_context *context, const tchi_gram_call *c, const slice *s, const slice *largest,

@@ -44,7 +44,7 @@ static tch_status rows_product(tch_context *context, const tch_matrices *left, c
                                const tch_matrices *target)
 {
     return left == right ? tchi_gram(context, 1.0, left, 0, beta, target)
-                         : context->backend->matrix->gemm(context->state, 1.0, left, 0, right, 1, beta, target);
+                         : context->backend->matrix->gemm(context->state, 1.0, left, 0, right, 1, beta, 0, target);
 }
 
 static tch_status add_block(tch_context *context, const gram_call *g, const gram_buffers *b, range rows, range cols)

@@ -219,8 +219,6 @@ tch_status tchi_layer_product(tch_context *context, const tch_layer *layer, doub
                               int32_t transpose_a, const tch_matrices *b, int32_t transpose_b, double beta,
                               const tch_matrices *c)
 {
-    const tch_backend *t = context->backend;
-    bool rounded = layer->rounded != 0 && a->type == TCH_SCALAR_F32 && t->matrix->gemm_rounded != NULL;
-    return (rounded ? t->matrix->gemm_rounded : t->matrix->gemm)(context->state, alpha, a, transpose_a, b, transpose_b,
-                                                                 beta, c);
+    return context->backend->matrix->gemm(context->state, alpha, a, transpose_a, b, transpose_b, beta, layer->rounded,
+                                          c);
 }

@@ -47,7 +47,7 @@ static tch_status samples_part(tch_context *context, void *call, int64_t first, 
     TCHI_TRY(tchi_side_read(context, &c->gradients, first, &c->g));
     if (c->weight.given) {
         TCHI_TRY(tchi_side_read(context, &c->inputs, first, &c->a));
-        TCHI_TRY(t->matrix->gemm(context->state, c->layer->scale, &c->g, 1, &c->a, 0, 0.0, &c->weights));
+        TCHI_TRY(t->matrix->gemm(context->state, c->layer->scale, &c->g, 1, &c->a, 0, 0.0, 0, &c->weights));
         TCHI_TRY(tchi_parameter_write(context, &c->weight, first, &c->weights));
     }
     if (c->bias.given) {

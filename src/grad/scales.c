@@ -186,7 +186,7 @@ static tch_status scales_part(tch_context *context, void *call, int64_t first, i
     tch_matrices g = tchi_tall(&c->g.rotated);
     TCHI_TRY(square_elements(context, &a, c->scratch));
     TCHI_TRY(square_elements(context, &g, c->scratch));
-    return t->matrix->gemm(context->state, scale, &g, 1, &a, 0, beta, &c->candidate.sum);
+    return t->matrix->gemm(context->state, scale, &g, 1, &a, 0, beta, 0, &c->candidate.sum);
 }
 
 static tch_status update_scales(tch_context *context, scales_call *c)

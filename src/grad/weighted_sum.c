@@ -120,7 +120,7 @@ static tch_status read_sums(tch_context *context, void *call)
 static tch_status add_formed(tch_context *context, const sum_call *c, int64_t count, const double *weights, double beta)
 {
     tch_matrices rows = tchi_flat(&c->formed, count);
-    TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, &c->g, 1, &c->a, 0, 0.0, &c->formed));
+    TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, &c->g, 1, &c->a, 0, 0.0, 0, &c->formed));
     return tchi_rows_sum(context, &rows, weights, c->layer->scale, beta, &c->sum_of_weights, c->scratch);
 }
 
@@ -137,7 +137,7 @@ static tch_status add_tall(tch_context *context, const sum_call *c, const double
     }
     tch_matrices tall_a = tchi_tall(a);
     tch_matrices tall_g = tchi_tall(g);
-    return t->matrix->gemm(context->state, c->layer->scale, &tall_g, 1, &tall_a, 0, beta, &c->sum_of_weights);
+    return t->matrix->gemm(context->state, c->layer->scale, &tall_g, 1, &tall_a, 0, beta, 0, &c->sum_of_weights);
 }
 
 /* Nothing to add: what is there is multiplied by beta. */

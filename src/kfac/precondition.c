@@ -233,8 +233,8 @@ static tch_status by_inverses(const tch_kfac *k, const chunk *c, const tch_matri
     const tch_backend *b = k->context->backend;
     tch_matrices a = results_of(k, c, TCHI_INPUT);
     tch_matrices g = results_of(k, c, TCHI_OUTPUT);
-    TCHI_TRY(b->matrix->gemm(k->context->state, 1.0, &g, 0, x, 0, 0.0, t));
-    return b->matrix->gemm(k->context->state, 1.0, t, 0, &a, 0, 0.0, y);
+    TCHI_TRY(b->matrix->gemm(k->context->state, 1.0, &g, 0, x, 0, 0.0, 0, t));
+    return b->matrix->gemm(k->context->state, 1.0, t, 0, &a, 0, 0.0, 0, y);
 }
 
 static tch_status divide_by_eigenvalues(const tch_kfac *k, const chunk *c, const tch_matrices *y)
@@ -260,11 +260,11 @@ static tch_status by_bases(const tch_kfac *k, const chunk *c, const tch_matrices
     void *state = k->context->state;
     tch_matrices a = results_of(k, c, TCHI_INPUT);
     tch_matrices g = results_of(k, c, TCHI_OUTPUT);
-    TCHI_TRY(b->matrix->gemm(state, 1.0, &g, 0, x, 0, 0.0, t));
-    TCHI_TRY(b->matrix->gemm(state, 1.0, t, 0, &a, 1, 0.0, y));
+    TCHI_TRY(b->matrix->gemm(state, 1.0, &g, 0, x, 0, 0.0, 0, t));
+    TCHI_TRY(b->matrix->gemm(state, 1.0, t, 0, &a, 1, 0.0, 0, y));
     TCHI_TRY(divide_by_eigenvalues(k, c, y));
-    TCHI_TRY(b->matrix->gemm(state, 1.0, &g, 1, y, 0, 0.0, t));
-    return b->matrix->gemm(state, 1.0, t, 0, &a, 0, 0.0, y);
+    TCHI_TRY(b->matrix->gemm(state, 1.0, &g, 1, y, 0, 0.0, 0, t));
+    return b->matrix->gemm(state, 1.0, t, 0, &a, 0, 0.0, 0, y);
 }
 
 static tch_status precondition_chunk(const tch_kfac *k, const work *w, const chunk *c, const tch_matrices *x,

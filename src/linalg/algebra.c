@@ -22,7 +22,7 @@ tch_status tchi_symmetric_polynomial(tch_context *context, double c0, double c1,
     if (t->matrix->symmetric_product != NULL) {
         return t->matrix->symmetric_product(context->state, c0, c1, d, c2, a, b, NULL, 0, c);
     }
-    TCHI_TRY(t->matrix->gemm(context->state, c2, a, 0, b, 0, 0.0, c));
+    TCHI_TRY(t->matrix->gemm(context->state, c2, a, 0, b, 0, 0.0, 0, c));
     return c0 == 0.0 && d == NULL ? TCH_OK : t->matrix->combine(context->state, c0, c1, d, 1.0, c, c);
 }
 
@@ -37,7 +37,7 @@ tch_status tchi_lower_product(tch_context *context, const tch_matrices *x, const
         tch_matrices strip = tchi_matrices_block(x, first, 0, rows, first + rows);
         tch_matrices above = tchi_matrices_block(s, 0, 0, first + rows, s->cols);
         tch_matrices out = tchi_matrices_block(c, first, 0, rows, c->cols);
-        TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, &strip, 0, &above, 0, 0.0, &out));
+        TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, &strip, 0, &above, 0, 0.0, 0, &out));
     }
     return TCH_OK;
 }
@@ -56,7 +56,7 @@ tch_status tchi_gram(tch_context *context, double alpha, const tch_matrices *a, 
 {
     const tch_backend *t = context->backend;
     return t->matrix->gram != NULL ? t->matrix->gram(context->state, alpha, a, transpose, beta, 0, c)
-                                   : t->matrix->gemm(context->state, alpha, a, transpose, a, !transpose, beta, c);
+                                   : t->matrix->gemm(context->state, alpha, a, transpose, a, !transpose, beta, 0, c);
 }
 
 tch_status tchi_gram_rounded(tch_context *context, double alpha, const tch_matrices *a, int32_t transpose, double beta,

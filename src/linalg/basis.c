@@ -186,7 +186,7 @@ tch_status tchi_basis_init(tch_context *context, const tch_matrices *a, const tc
     TCHI_TRY(
         t->device->zero_bytes(state, buffers.w.data, buffers.w.batch * buffers.w.stride * tchi_scalar_size(a->type)));
     TCHI_TRY(t->matrix->eigh(state, ascending, &buffers.w, flags, buffers.scratch));
-    TCHI_TRY(t->matrix->descending(state, &buffers.w, buffers.order));
+    TCHI_TRY(t->matrix->descending(state, &buffers.w, NULL, buffers.order));
     TCHI_TRY(t->matrix->permute(state, ascending, buffers.order, NULL, sorted));
     TCHI_TRY(t->matrix->combine(state, 1.0, 0.0, NULL, 0.0, NULL, q));
     return t->matrix->select(state, flags, sorted, q);
@@ -230,8 +230,8 @@ static tch_status measure_drift(tch_context *context, const tch_matrices *s, con
     TCHI_TRY(t->row_dots(state, s, q, -0.5, &buffers->w));
     TCHI_TRY(t->random_signs(state, 0, &v));
     TCHI_TRY(t->scale_rows(state, &v, &buffers->w, &u));
-    TCHI_TRY(t->gemm(state, 1.0, q, 1, &u, 0, 0.0, &y));
-    TCHI_TRY(t->gemm(state, 1.0, s, 0, &y, 0, 0.0, &u));
+    TCHI_TRY(t->gemm(state, 1.0, q, 1, &u, 0, 0.0, 0, &y));
+    TCHI_TRY(t->gemm(state, 1.0, s, 0, &y, 0, 0.0, 0, &u));
     TCHI_TRY(t->scale_rows(state, &u, &buffers->w, &u));
     TCHI_TRY(t->combine(state, 0.0, unit, &u, -unit, &v, &u));
     return t->reduce(state, TCH_REDUCE_FROBENIUS, &u, drift);
@@ -248,10 +248,10 @@ static tch_status multiply_and_sort(tch_context *context, const tch_matrices *a,
     TCHI_TRY(condition(context, a, shift, &buffers->inspection));
     TCHI_TRY(t->matrix->shift_scale(state, a, i->damping, i->bound, -1.0, &m[0]));
     TCHI_TRY(t->matrix->shift_scale(state, q, NULL, NULL, 1.0, &m[1]));
-    TCHI_TRY(t->matrix->gemm(state, 1.0, &m[1], 0, &m[0], 0, 0.0, &m[2]));
+    TCHI_TRY(t->matrix->gemm(state, 1.0, &m[1], 0, &m[0], 0, 0.0, 0, &m[2]));
     TCHI_TRY(measure_drift(context, &m[2], &m[1], &m[0], drift, buffers));
     TCHI_TRY(t->matrix->row_dots(state, &m[2], &m[1], 1.0, &buffers->w));
-    TCHI_TRY(t->matrix->descending(state, &buffers->w, buffers->order));
+    TCHI_TRY(t->matrix->descending(state, &buffers->w, NULL, buffers->order));
     return t->matrix->permute(state, &m[2], buffers->order, NULL, &m[0]);
 }
 
@@ -273,7 +273,7 @@ static tch_status multiply_split(tch_context *context, const tch_matrices *a, co
     TCHI_TRY(tchi_split_product(context, &product));
     TCHI_TRY(measure_drift(context, &buffers->s, q, &buffers->sorted, drift, common));
     TCHI_TRY(t->matrix->row_dots(state, &buffers->s, q, 1.0, &common->w));
-    TCHI_TRY(t->matrix->descending(state, &common->w, common->order));
+    TCHI_TRY(t->matrix->descending(state, &common->w, NULL, common->order));
     return t->matrix->permute(state, &buffers->s, common->order, NULL, &buffers->sorted);
 }
 
@@ -341,6 +341,6 @@ tch_status tchi_basis_track(tch_context *context, const tch_matrices *a, const t
     method how = method_for(context, a->type, a->rows);
     TCHI_TRY(how.passes == 0 ? track_by_panels(context, a, q, how.shift, order, flags, drift, scratch)
                              : track_whole(context, a, q, &how, order, flags, drift, scratch));
-    return order == NULL ? TCH_OK
-                         : context->backend->matrix->reset_order(context->state, a->batch, a->rows, flags, order);
+    tch_matrices sizes = {NULL, a->type, 1, a->rows, a->rows, a->batch, a->rows};
+    return order == NULL ? TCH_OK : context->backend->matrix->descending(context->state, &sizes, flags, order);
 }

@@ -185,8 +185,8 @@ static tch_status rotate_to_basis(tch_context *context, const eigen_buffers *e, 
     const tch_array lambda = {s->lambda.data, TCH_SCALAR_F64, 2, shape, packed};
     const tch_array f = {s->f.data, TCH_SCALAR_F64, 2, shape, packed};
     TCHI_TRY(t->matrix->shift_scale(context->state, &e->v, NULL, NULL, 1.0, &s->v));
-    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &s->v, 0, &s->a, 0, 0.0, &s->t));
-    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &s->t, 0, &s->v, 1, 0.0, &s->b));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &s->v, 0, &s->a, 0, 0.0, 0, &s->t));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &s->t, 0, &s->v, 1, 0.0, 0, &s->b));
     TCHI_TRY(t->matrix->copy(context->state, &lambda, &diagonal));
     return t->matrix->copy(context->state, &f, &diagonal);
 }
@@ -201,8 +201,8 @@ static tch_status sharp_power(tch_context *context, const tchi_batch *a, int64_t
     TCHI_TRY(rotate_to_basis(context, e, s));
     TCHI_TRY(t->matrix->spectrum_power(context->state, &map, &s->f, damping, e->inspection.flags));
     TCHI_TRY(t->matrix->divided_differences(context->state, &map, &s->lambda, &s->f, damping, &s->b, NULL));
-    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &s->b, 0, &s->v, 0, 0.0, &s->t));
-    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &s->v, 1, &s->t, 0, 0.0, &s->a));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &s->b, 0, &s->v, 0, 0.0, 0, &s->t));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &s->v, 1, &s->t, 0, 0.0, 0, &s->a));
     return t->matrix->shift_scale(context->state, &s->a, NULL, NULL, 1.0, &e->x);
 }
 

@@ -58,14 +58,14 @@ static tch_status multiply_parts(tch_context *context, const tch_split_problem *
     double factor = p->alpha / (p->a->scale * p->b->scale);
     double beta = p->beta;
     if (p->low & TCH_LOW_A) {
-        TCHI_TRY(gemm(state, factor, &p->a->low, 0, &p->b->high, p->transpose_b, beta, p->c));
+        TCHI_TRY(gemm(state, factor, &p->a->low, 0, &p->b->high, p->transpose_b, beta, 0, p->c));
         beta = 1.0;
     }
     if (p->low & TCH_LOW_B) {
-        TCHI_TRY(gemm(state, factor, &p->a->high, 0, &p->b->low, p->transpose_b, beta, p->c));
+        TCHI_TRY(gemm(state, factor, &p->a->high, 0, &p->b->low, p->transpose_b, beta, 0, p->c));
         beta = 1.0;
     }
-    return gemm(state, factor, &p->a->high, 0, &p->b->high, p->transpose_b, beta, p->c);
+    return gemm(state, factor, &p->a->high, 0, &p->b->high, p->transpose_b, beta, 0, p->c);
 }
 
 tch_status tchi_split_product(tch_context *context, const tch_split_problem *p)

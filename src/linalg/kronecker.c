@@ -206,11 +206,11 @@ static tch_status apply_part(tch_context *context, kron_ctx *j, int64_t first, i
         TCHI_TRY(tchi_batch_read(context, &j->x, first, &j->mx));
     }
     if (left_first(j)) {
-        TCHI_TRY(gemm(context->state, 1.0, &j->ma, 0, &j->mx, 0, 0.0, &j->mt));
-        return gemm(context->state, 1.0, &j->mt, 0, &j->mb, 1, 0.0, &j->mo);
+        TCHI_TRY(gemm(context->state, 1.0, &j->ma, 0, &j->mx, 0, 0.0, 0, &j->mt));
+        return gemm(context->state, 1.0, &j->mt, 0, &j->mb, 1, 0.0, 0, &j->mo);
     }
-    TCHI_TRY(gemm(context->state, 1.0, &j->mx, 0, &j->mb, 1, 0.0, &j->mt));
-    return gemm(context->state, 1.0, &j->ma, 0, &j->mt, 0, 0.0, &j->mo);
+    TCHI_TRY(gemm(context->state, 1.0, &j->mx, 0, &j->mb, 1, 0.0, 0, &j->mt));
+    return gemm(context->state, 1.0, &j->ma, 0, &j->mt, 0, 0.0, 0, &j->mo);
 }
 
 static tch_status check_apply(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,
@@ -257,20 +257,20 @@ static tch_status multiply_by_b(tch_context *context, const kron_ctx *j, int64_t
     tch_matrices o = tchi_matrices_part(&j->mo, index, 1);
     if (r == 1) {
         tch_matrices rows = tchi_matrices_new(o.data, j->type, 1, m, j->b.rows);
-        return context->backend->matrix->gemm(context->state, 1.0, &t, 0, &b, 1, 0.0, &rows);
+        return context->backend->matrix->gemm(context->state, 1.0, &t, 0, &b, 1, 0.0, 0, &rows);
     }
     tch_matrices blocks = tchi_matrices_new(t.data, j->type, m, j->b.cols, r);
     tch_matrices results = tchi_matrices_new(o.data, j->type, m, j->b.rows, r);
     b.batch = m;
     b.stride = 0;
-    return context->backend->matrix->gemm(context->state, 1.0, &b, 0, &blocks, 0, 0.0, &results);
+    return context->backend->matrix->gemm(context->state, 1.0, &b, 0, &blocks, 0, 0.0, 0, &results);
 }
 
 static tch_status matmul_part(tch_context *context, kron_ctx *j, int64_t first, int64_t count)
 {
     tch_matrices whole = tchi_matrices_new(j->mx.data, j->type, count, j->x.rows, j->x.cols);
     TCHI_TRY(tchi_batch_read(context, &j->x, first, &whole));
-    TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, &j->ma, 0, &j->mx, 0, 0.0, &j->mt));
+    TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, &j->ma, 0, &j->mx, 0, 0.0, 0, &j->mt));
     for (int64_t i = 0; i < count; i++) {
         TCHI_TRY(multiply_by_b(context, j, i));
     }

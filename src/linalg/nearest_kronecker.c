@@ -64,7 +64,7 @@ static void layout(nearest *s, tchi_arena *arena)
 static tch_status gemm(nearest *s, double alpha, const tch_matrices *a, int ta, const tch_matrices *b, int tb,
                        double beta, const tch_matrices *c)
 {
-    return s->context->backend->matrix->gemm(s->context->state, alpha, a, ta, b, tb, beta, c);
+    return s->context->backend->matrix->gemm(s->context->state, alpha, a, ta, b, tb, beta, 0, c);
 }
 
 /* The rows of R are the blocks of M: a view with its dimensions reordered, copied into place. */

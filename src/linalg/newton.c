@@ -439,7 +439,7 @@ static tch_status first_factor(tch_context *context, int32_t root, cast *c)
     TCHI_TRY(t->cholesky(context->state, c->m, 0, c->factor, c->flags, c->product->data));
     if (c->m->rows <= TCH_CHOLESKY_BLOCK) {
         TCHI_TRY(evaluate_k(context, root, c, c->m));
-        return t->gemm(context->state, 1.0, c->m, 0, c->factor, 0, 0.0, c->product);
+        return t->gemm(context->state, 1.0, c->m, 0, c->factor, 0, 0.0, 0, c->product);
     }
     TCHI_TRY(evaluate_k(context, root, c, c->product));
     TCHI_TRY(split_in_m(context, c->product, c, 0, &k));

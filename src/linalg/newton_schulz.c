@@ -329,7 +329,7 @@ static tch_status run_steps(tch_context *context, const schulz_arithmetic *how, 
     if (count > 1) {
         TCHI_TRY(accumulate_polynomials(context, how, step, count, s, q, &s->m));
     }
-    return context->backend->matrix->gemm(context->state, 1.0, count == 1 ? &q : &s->m, 0, x, 0, 0.0, &s->y);
+    return context->backend->matrix->gemm(context->state, 1.0, count == 1 ? &q : &s->m, 0, x, 0, 0.0, 0, &s->y);
 }
 
 /* unit (A^2 / unit^2 + c1 D / unit + c0 I), A and D being `unit` times what they stand for: so is the result. */
@@ -356,7 +356,7 @@ static tch_status run_long_step(tch_context *context, const schulz_arithmetic *h
     }
     TCHI_TRY(scaled_product(context, how, step->t0 / step->top, step->t1 / (unit * step->top), is_long ? NULL : &m,
                             step->t2 / (unit * unit * step->top), &spare, &spare, 1, &s->q));
-    return context->backend->matrix->gemm(context->state, 1.0, &s->q, 0, x, 0, 0.0, &s->y);
+    return context->backend->matrix->gemm(context->state, 1.0, &s->q, 0, x, 0, 0.0, 0, &s->y);
 }
 
 tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ortho, const tch_matrices *x, int64_t all,

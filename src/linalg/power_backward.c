@@ -82,11 +82,11 @@ static tch_status backward_part(tch_context *context, const backward_call *call,
     TCHI_TRY(decompose(context, &p, &call->a, first));
     TCHI_TRY(tchi_batch_read(context, &call->grad, first, &p.g));
     TCHI_TRY(symmetrize(context, &p.g, &p.t));
-    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &p.v, 0, &p.g, 0, 0.0, &p.t));
-    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &p.t, 0, &p.v, 1, 0.0, &p.g));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &p.v, 0, &p.g, 0, 0.0, 0, &p.t));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &p.t, 0, &p.v, 1, 0.0, 0, &p.g));
     TCHI_TRY(t->matrix->divided_differences(context->state, &call->map, &p.w, NULL, NULL, &p.g, p.inspection.flags));
-    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &p.g, 0, &p.v, 0, 0.0, &p.t));
-    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &p.v, 1, &p.t, 0, 0.0, &p.g));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &p.g, 0, &p.v, 0, 0.0, 0, &p.t));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &p.v, 1, &p.t, 0, 0.0, 0, &p.g));
     TCHI_TRY(symmetrize(context, &p.g, &p.t)); /* rounding: exactly symmetric to the last bit */
     TCHI_TRY(tchi_batch_select(context, &call->out, first, p.inspection.flags, &p.g, &p.t));
     return tchi_report(context, call->report, first, count, p.inspection.flags, "a", bad);

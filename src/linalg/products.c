@@ -220,7 +220,7 @@ static tch_status multiply_in_place(tch_context *context, const product *p)
         tch_matrices a = as_matrices(&p->a, batch_offset(p, &p->a, outer, i), inner, strides[0], &ta);
         tch_matrices b = as_matrices(&p->b, batch_offset(p, &p->b, outer, i), inner, strides[1], &tb);
         tch_matrices c = as_matrices(&p->c, batch_offset(p, &p->c, outer, i), inner, strides[2], &tc);
-        TCHI_TRY(context->backend->matrix->gemm(context->state, p->alpha, &a, ta, &b, tb, p->beta, &c));
+        TCHI_TRY(context->backend->matrix->gemm(context->state, p->alpha, &a, ta, &b, tb, p->beta, 0, &c));
     }
     return TCH_OK;
 }
@@ -364,7 +364,7 @@ static tch_status multiply_tile(tch_context *context, const product *p, const op
     tch_matrices x = as_matrices(a, 0, 1, 0, &ta);
     tch_matrices y = as_matrices(b, 0, 1, 0, &tb);
     tch_matrices z = as_matrices(c, 0, 1, 0, &tc);
-    return context->backend->matrix->gemm(context->state, p->alpha, &x, ta, &y, tb, beta, &z);
+    return context->backend->matrix->gemm(context->state, p->alpha, &x, ta, &y, tb, beta, 0, &z);
 }
 
 static int64_t at_most(int64_t size, int64_t limit)

@@ -21,7 +21,7 @@ static tch_status forward_layers(tch_network *network)
         tchi_layer *layer = &network->layers[i];
         tch_matrices weight = parameter_matrix(layer->weight, layer->outputs, layer->inputs);
         tch_matrices bias = parameter_matrix(layer->bias, 1, layer->outputs);
-        TCHI_TRY(t->matrix->gemm(context->state, 1.0, &layer->input, 0, &weight, 1, 0.0, &layer->z));
+        TCHI_TRY(t->matrix->gemm(context->state, 1.0, &layer->input, 0, &weight, 1, 0.0, 0, &layer->z));
         TCHI_TRY(t->network->bias_activation(context->state, layer->activation, &layer->z, &bias, &layer->output));
     }
     return TCH_OK;
@@ -40,10 +40,10 @@ static tch_status layer_backward(const tch_network *network, int32_t index, bool
     TCHI_TRY(t->network->bias_activation_backward(context->state, layer->activation, kept, &layer->delta,
                                                   with_gradients ? &bias_gradient : NULL));
     if (with_gradients) {
-        TCHI_TRY(t->matrix->gemm(context->state, 1.0, &layer->delta, 1, &layer->input, 0, 0.0, &weight_gradient));
+        TCHI_TRY(t->matrix->gemm(context->state, 1.0, &layer->delta, 1, &layer->input, 0, 0.0, 0, &weight_gradient));
     }
     return index == 0 ? TCH_OK
-                      : t->matrix->gemm(context->state, 1.0, &layer->delta, 0, &weight, 0, 0.0, &layer[-1].delta);
+                      : t->matrix->gemm(context->state, 1.0, &layer->delta, 0, &weight, 0, 0.0, 0, &layer[-1].delta);
 }
 
 tch_status tchi_network_backward(const tch_network *network, bool with_gradients)

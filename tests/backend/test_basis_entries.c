@@ -246,7 +246,7 @@ static int32_t *make_order(tch_context *context, tch_scalar type, int64_t n, dou
     int32_t *order = device_poison(context, bytes);
     device_round(type, BATCH * n, w);
     tch_matrices m = device_matrices(context, type, BATCH, 1, n, 2, w);
-    CHECK_OK(context->backend->matrix->descending(context->state, &m, order));
+    CHECK_OK(context->backend->matrix->descending(context->state, &m, NULL, order));
     device_matrices_drop(context, &m);
     return order;
 }
@@ -256,7 +256,8 @@ static void check_reset(tch_context *context, int64_t n, int32_t *device, const 
 {
     static const int32_t flags[BATCH] = {TCH_REPORT_OK, TCH_REPORT_NOT_POSITIVE, TCH_REPORT_OK};
     int32_t *device_flags = device_copy(context, flags, sizeof flags);
-    CHECK_OK(context->backend->matrix->reset_order(context->state, BATCH, n, device_flags, device));
+    tch_matrices sizes = {NULL, TCH_SCALAR_F32, 1, n, n, BATCH, n};
+    CHECK_OK(context->backend->matrix->descending(context->state, &sizes, device_flags, device));
     int32_t *order = device_integers(context, device, BATCH * n);
     for (int64_t k = 0; k < BATCH * n; k++) {
         CHECK(order[k] == (k / n == 1 ? k % n : before[k]), "place %lld has %d after a reset", (long long)k, order[k]);

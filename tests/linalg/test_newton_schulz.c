@@ -231,7 +231,7 @@ static void round_all(const tch_matrices *m)
 static tch_status rounded_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
                                const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c)
 {
-    tch_status status = plain->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, c);
+    tch_status status = plain->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, 0, c);
     round_all(c);
     return status;
 }

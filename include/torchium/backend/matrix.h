@@ -140,18 +140,16 @@ typedef tch_status tch_factored_damping_op(void *state, int64_t batch, const dou
 /* Without it every type is taken to compute in itself, and products are done in the matrices' own type. */
 typedef void tch_product_rates_op(void *state, tch_product_rates *rates);
 /* C = alpha op(A) op(B) + beta C; beta = 0 does not read C. One type for all three, or C of float32 where A and B are
- * of a half type. */
+ * of a half type. With `rounded`, operands of float32 may be rounded to 11 bits (TF32), with sums in float32: enough
+ * for directions, not for roots. */
 typedef tch_status tch_gemm_op(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
-                               const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c);
+                               const tch_matrices *b, int32_t transpose_b, double beta, int32_t rounded,
+                               const tch_matrices *c);
 /* C = alpha A A' + beta C (transpose: A' A), both triangles written, only the lower read. Without transpose and beta, C
  * may have another type, as in `symmetric_product`. With `rounded`, operands of float32 may be rounded to 11 bits, with
  * sums in float32: for factors; and a backend with product_rates lets C be of float32 where A is of a half type. */
 typedef tch_status tch_gram_op(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
                                int32_t rounded, const tch_matrices *c);
-/* As gemm for float32, with operands that may be rounded to 11 bits (TF32) and sums in float32: enough for directions,
- * not for roots. */
-typedef tch_status tch_gemm_rounded_op(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
-                                       const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c);
 /* C = c0 I + c1 D + c2 A B, where B, D and the result are symmetric: its lower half is computed and mirrored. D may be
  * NULL with c1 ignored. A, B and D have one type, C may have another: types are those whose rate is not 0. In the split
  * type rows are aligned to 16 bytes. No operand may be C.
@@ -233,10 +231,9 @@ typedef tch_status tch_cholesky_op(void *state, const tch_matrices *a, int32_t i
  * is not 1 and the sum not positive. */
 typedef tch_status tch_row_dots_op(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
                                    const tch_matrices *w);
-/* order[b n + k] is the index of the k-th largest of w_b (1 by n), equal ones by index, NaN last. */
-typedef tch_status tch_descending_op(void *state, const tch_matrices *w, int32_t *order);
-/* order[b n + k] = k wherever flags[b] is not 0: `select` has no numbers to put there. */
-typedef tch_status tch_reset_order_op(void *state, int64_t batch, int64_t n, const int32_t *flags, int32_t *order);
+/* order[b n + k] is the index of the k-th largest of w_b (1 by n), equal ones by index, NaN last. With flags, w is not
+ * read: order[b n + k] = k where flags[b] is not 0, and the other orders stay, as `select` keeps matrices. */
+typedef tch_status tch_descending_op(void *state, const tch_matrices *w, const int32_t *flags, int32_t *order);
 /* out(i, j) = X(rows[i], cols[j]), orders per matrix as `descending` gives them; NULL keeps that order. `out`
  * may be of float64 where X is of float32. */
 typedef tch_status tch_permute_op(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
@@ -315,12 +312,10 @@ typedef struct tch_matrix_ops {
     tch_cholesky_op *cholesky;
     tch_row_dots_op *row_dots;
     tch_descending_op *descending;
-    tch_reset_order_op *reset_order;
     tch_permute_op *permute;
     /* OPTIONAL: may be NULL, and the library does without or composes the result */
     tch_product_rates_op *product_rates;
     tch_gram_op *gram;
-    tch_gemm_rounded_op *gemm_rounded;
     tch_symmetric_product_op *symmetric_product;
     /* OPTIONAL, NO DEFAULT: may be NULL, and what needs it is then not offered or done another way */
     tch_streamed_product_op *streamed_product;

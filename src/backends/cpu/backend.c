@@ -268,7 +268,6 @@ static const tch_matrix_ops matrix_ops = {
     .split_rows = tchi_cpu_split_rows,
     .pack = tchi_cpu_pack_matrices,
     .descending = tchi_cpu_descending,
-    .reset_order = tchi_cpu_reset_order,
     .permute = tchi_cpu_permute,
 };
 

@@ -124,7 +124,6 @@ tch_cholesky_op tchi_cpu_cholesky;
 tch_row_dots_op tchi_cpu_row_dots;
 tch_split_rows_op tchi_cpu_split_rows;
 tch_descending_op tchi_cpu_descending;
-tch_reset_order_op tchi_cpu_reset_order;
 tch_permute_op tchi_cpu_permute;
 
 tch_inspect_gradients_op tchi_cpu_inspect_gradients;

@@ -98,14 +98,12 @@ static const tch_matrix_ops matrix_ops = {
     .divided_differences = tchi_cuda_divided_differences,
     .spectrum_power = tchi_cuda_spectrum_power,
     .spd_solve = tchi_cuda_spd_solve,
-    .gemm_rounded = tchi_cuda_gemm_rounded,
     .cholesky = tchi_cuda_cholesky,
     .row_dots = tchi_cuda_row_dots,
     .split_rows = tchi_cuda_split_rows,
     .split_product = tchi_cuda_split_product,
     .pack = tchi_cuda_pack_matrices,
     .descending = tchi_cuda_descending,
-    .reset_order = tchi_cuda_reset_order,
     .permute = tchi_cuda_permute,
 };
 

@@ -218,7 +218,6 @@ tch_apply_rows_op tchi_cuda_apply_rows;
 tch_update_scale_op tchi_cuda_update_scale;
 tch_update_factors_op tchi_cuda_update_factors;
 tch_precondition_op tchi_cuda_precondition;
-tch_gemm_rounded_op tchi_cuda_gemm_rounded;
 tch_status tchi_cuda_gram_rounded(tchi_cuda_state *state, double alpha, const tch_matrices *a, int32_t transpose,
                                   double beta, const tch_matrices *c);
 
@@ -234,7 +233,6 @@ tch_row_dots_op tchi_cuda_row_dots;
 tch_split_rows_op tchi_cuda_split_rows;
 tch_split_product_op tchi_cuda_split_product;
 tch_descending_op tchi_cuda_descending;
-tch_reset_order_op tchi_cuda_reset_order;
 tch_permute_op tchi_cuda_permute;
 
 /* --- networks: network.cu ---------------------------------------------------------------------------------------- */

@@ -133,7 +133,7 @@ static tch_status model_gemm(void *state, double alpha, const tch_matrices *a, i
                              const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c)
 {
     if (a->type != TCH_SCALAR_BF16) {
-        return own_table->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, c);
+        return own_table->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, 0, c);
     }
     CHECK(!transpose_a && !transpose_b && c->type == TCH_SCALAR_F32, "not modeled");
     for (int64_t e = 0; e < c->batch * c->rows * c->cols; e++) {

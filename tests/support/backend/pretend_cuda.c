@@ -89,10 +89,10 @@ static tch_status synchronize(void *state)
 }
 
 static tch_status gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
-                       int32_t transpose_b, double beta, const tch_matrices *c)
+                       int32_t transpose_b, double beta, int32_t rounded, const tch_matrices *c)
 {
     note("gemm", number_of(state), (long long)(intptr_t)states[number_of(state)].stream);
-    return cpu->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, c);
+    return cpu->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, rounded, c);
 }
 
 const tch_backend *torchium_backend_entry(uint32_t abi, const tch_backend_host *host, char *reason, size_t reason_size)

@@ -149,8 +149,9 @@ static int is_outer_product(const gemm_ctx *j)
 /* BLAS does not touch C at all when there is nothing to add to it and beta is one; with k = 0 it scales by beta, and
  * beta = 0 has to mean "not read". */
 tch_status tchi_cpu_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
-                         int32_t transpose_b, double beta, const tch_matrices *c)
+                         int32_t transpose_b, double beta, int32_t rounded, const tch_matrices *c)
 {
+    (void)rounded;
     tchi_cpu_state *s = state;
     int64_t inner = transpose_a ? a->rows : a->cols;
     if (c->rows == 0 || c->cols == 0) {

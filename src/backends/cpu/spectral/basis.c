@@ -253,21 +253,15 @@ static void order_one(void *argument, int64_t b, int thread)
     }
 }
 
-tch_status tchi_cpu_descending(void *state, const tch_matrices *w, int32_t *order)
+tch_status tchi_cpu_descending(void *state, const tch_matrices *w, const int32_t *flags, int32_t *order)
 {
+    for (int64_t k = 0; flags != NULL && k < w->batch * w->cols; k++) {
+        order[k] = flags[k / w->cols] != 0 ? (int32_t)(k % w->cols) : order[k];
+    }
     order_ctx ctx = {w, order};
     double n = (double)w->cols;
-    if (w->cols > 0) {
+    if (flags == NULL && w->cols > 0) {
         tchi_cpu_for_each(state, w->batch, 20.0 * n * log2(n + 1.0), order_one, &ctx);
-    }
-    return TCH_OK;
-}
-
-tch_status tchi_cpu_reset_order(void *state, int64_t batch, int64_t n, const int32_t *flags, int32_t *order)
-{
-    (void)state;
-    for (int64_t k = 0; k < batch * n; k++) {
-        order[k] = flags[k / n] != 0 ? (int32_t)(k % n) : order[k];
     }
     return TCH_OK;
 }

@@ -44,11 +44,11 @@ tch_status tchi_cpu_precondition(void *state, const tch_preconditioner *p, const
     between.data = other;
     if (p->left != NULL) {
         const tch_matrices *to = p->right != NULL ? &between : y;
-        TCHI_TRY(tchi_cpu_gemm(state, 1.0, &side[0], back, from, 0, 0.0, to));
+        TCHI_TRY(tchi_cpu_gemm(state, 1.0, &side[0], back, from, 0, 0.0, 0, to));
         from = to;
     }
     if (p->right != NULL) {
-        TCHI_TRY(tchi_cpu_gemm(state, 1.0, from, 0, &side[1], !back, 0.0, y));
+        TCHI_TRY(tchi_cpu_gemm(state, 1.0, from, 0, &side[1], !back, 0.0, 0, y));
     }
     return norms == NULL ? TCH_OK : tchi_cpu_reduce(state, TCH_REDUCE_FROBENIUS, y, norms);
 }

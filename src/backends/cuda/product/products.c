@@ -84,10 +84,11 @@ static int is_empty(const tch_matrices *x)
  *
  * 2 m n k operations a matrix; at least (m k + k n + m n) elements move. */
 tch_status tchi_cuda_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
-                          int32_t transpose_b, double beta, const tch_matrices *c)
+                          int32_t transpose_b, double beta, int32_t rounded, const tch_matrices *c)
 {
     const float narrow[2] = {(float)alpha, (float)beta};
-    arithmetic in_f32 = {&narrow[0], &narrow[1], TCHI_CUBLAS_COMPUTE_F32};
+    bool in_tf32 = rounded && a->type == TCH_SCALAR_F32;
+    arithmetic in_f32 = {&narrow[0], &narrow[1], in_tf32 ? TCHI_CUBLAS_COMPUTE_TF32 : TCHI_CUBLAS_COMPUTE_F32};
     arithmetic in_f64 = {&alpha, &beta, TCHI_CUBLAS_COMPUTE_F64};
     if (is_empty(c)) {
         return TCH_OK;
@@ -95,21 +96,10 @@ tch_status tchi_cuda_gemm(void *state, double alpha, const tch_matrices *a, int3
     if ((transpose_a ? a->rows : a->cols) == 0) {
         return tchi_cuda_combine(state, 0.0, beta, beta == 0.0 ? NULL : c, 0.0, NULL, c);
     }
-    if ((transpose_a ? a->rows : a->cols) == 1 && beta == 0.0) {
+    if ((transpose_a ? a->rows : a->cols) == 1 && beta == 0.0 && !in_tf32) {
         return tchi_cuda_outer(state, alpha, a, transpose_a, b, transpose_b, c);
     }
     return launch_gemms(state, c->type == TCH_SCALAR_F64 ? in_f64 : in_f32, a, transpose_a, b, transpose_b, c);
-}
-
-tch_status tchi_cuda_gemm_rounded(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
-                                  const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c)
-{
-    const float narrow[2] = {(float)alpha, (float)beta};
-    if (is_empty(c) || (transpose_a ? a->rows : a->cols) == 0) {
-        return tchi_cuda_gemm(state, alpha, a, transpose_a, b, transpose_b, beta, c);
-    }
-    arithmetic how = {&narrow[0], &narrow[1], TCHI_CUBLAS_COMPUTE_TF32};
-    return launch_gemms(state, how, a, transpose_a, b, transpose_b, c);
 }
 
 /* --- factors ----------------------------------------------------------------------------------------------------- */

@@ -403,17 +403,6 @@ static __global__ void __launch_bounds__(ORDER_THREADS)
     }
 }
 
-tch_status tchi_cuda_descending(void *state, const tch_matrices *w, int32_t *order)
-{
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    if (w->cols == 0 || w->batch == 0) {
-        return TCH_OK;
-    }
-    unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(w->cols, ORDER_ELEMENTS) * w->batch);
-    descending_kernel<<<grid, ORDER_THREADS, 0, s->stream>>>(w->cols, w->batch, tchi_cuda_operand_of(w), order);
-    return tchi_cuda_launched(s, "descending_kernel");
-}
-
 /* order (batch, n). Bytes that must move: next to none. */
 static __global__ void __launch_bounds__(ORDER_THREADS)
     reset_order_kernel(int64_t n, int64_t batch, const int32_t *flags, int32_t *order)
@@ -426,15 +415,21 @@ static __global__ void __launch_bounds__(ORDER_THREADS)
     }
 }
 
-tch_status tchi_cuda_reset_order(void *state, int64_t batch, int64_t n, const int32_t *flags, int32_t *order)
+tch_status tchi_cuda_descending(void *state, const tch_matrices *w, const int32_t *flags, int32_t *order)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
+    int64_t n = w->cols, batch = w->batch;
     if (n == 0 || batch == 0) {
         return TCH_OK;
     }
-    unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(n * batch, ORDER_THREADS));
-    reset_order_kernel<<<grid, ORDER_THREADS, 0, s->stream>>>(n, batch, flags, order);
-    return tchi_cuda_launched(s, "reset_order_kernel");
+    if (flags != NULL) {
+        unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(n * batch, ORDER_THREADS));
+        reset_order_kernel<<<grid, ORDER_THREADS, 0, s->stream>>>(n, batch, flags, order);
+        return tchi_cuda_launched(s, "reset_order_kernel");
+    }
+    unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(n, ORDER_ELEMENTS) * batch);
+    descending_kernel<<<grid, ORDER_THREADS, 0, s->stream>>>(n, batch, tchi_cuda_operand_of(w), order);
+    return tchi_cuda_launched(s, "descending_kernel");
 }
 
 /* --- permute ----------------------------------------------------------------------------------------------------- */

@@ -42,7 +42,7 @@ static tch_status multiply_transposed(tchi_cuda_state *state, const tch_matrices
         tch_matrices left = block(b, 0, 0, b->rows, first + width);
         tch_matrices strip = block(x, first, 0, width, first + width);
         tch_matrices out = block(c, 0, first, c->rows, width);
-        TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, &left, 0, &strip, 1, 0.0, &out));
+        TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, &left, 0, &strip, 1, 0.0, 0, &out));
     }
     return TCH_OK;
 }
@@ -57,7 +57,7 @@ static tch_status multiply_right(tchi_cuda_state *state, const tch_matrices *b, 
         tch_matrices left = block(b, 0, first, b->rows, n - first);
         tch_matrices strip = block(x, first, first, n - first, width);
         tch_matrices out = block(c, 0, first, c->rows, width);
-        TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, &left, 0, &strip, 0, 0.0, &out));
+        TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, &left, 0, &strip, 0, 0.0, 0, &out));
     }
     return TCH_OK;
 }
@@ -71,7 +71,7 @@ static tch_status multiply_left(tchi_cuda_state *state, const tch_matrices *x, c
         tch_matrices strip = block(x, first, 0, height, first + height);
         tch_matrices right = block(b, 0, 0, first + height, b->cols);
         tch_matrices out = block(c, first, 0, height, c->cols);
-        TCHI_CUDA_PASS(tchi_cuda_gemm(state, -1.0, &strip, 0, &right, 0, 0.0, &out));
+        TCHI_CUDA_PASS(tchi_cuda_gemm(state, -1.0, &strip, 0, &right, 0, 0.0, 0, &out));
     }
     return TCH_OK;
 }
@@ -80,7 +80,7 @@ static tch_status multiply_left(tchi_cuda_state *state, const tch_matrices *x, c
 static tch_status subtract_gram(tchi_cuda_state *state, const tch_matrices *l21, const tch_matrices *a22)
 {
     return l21->type == TCH_SCALAR_F64 ? tchi_cuda_gram(state, -1.0, l21, 0, 1.0, 0, a22)
-                                       : tchi_cuda_gemm(state, -1.0, l21, 0, l21, 1, 1.0, a22);
+                                       : tchi_cuda_gemm(state, -1.0, l21, 0, l21, 1, 1.0, 0, a22);
 }
 
 /* Where a matrix is cut: half of its leaves, rounded up, so that only the last leaf is ragged. */
@@ -150,10 +150,10 @@ static tch_status factor_leaf(tchi_cuda_state *state, const tch_matrices *a, con
     if (col > band) {
         tch_matrices left = block(l, col, band, n - col, col - band);
         tch_matrices top = block(l, col, band, width, col - band);
-        TCHI_CUDA_PASS(tchi_cuda_gemm(state, -1.0, &left, 0, &top, 1, 1.0, &column));
+        TCHI_CUDA_PASS(tchi_cuda_gemm(state, -1.0, &left, 0, &top, 1, 1.0, 0, &column));
     }
     TCHI_CUDA_PASS(tchi_cuda_cholesky_leaf(state, &diagonal, &x, flags));
-    return tchi_cuda_gemm(state, 1.0, &column, 0, &x, 1, 0.0, &out);
+    return tchi_cuda_gemm(state, 1.0, &column, 0, &x, 1, 0.0, 0, &out);
 }
 
 /* n^3 / 3 operations a matrix must be done; a twelfth (n = 3072) to a third (n = 1024) more are. */

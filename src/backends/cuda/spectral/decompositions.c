@@ -194,7 +194,7 @@ static tch_status measure_defects(tchi_cuda_state *state, const tch_matrices *v,
     int64_t n = v->rows;
     tch_matrices gram = {e->work.device, v->type, n, n, n, v->batch, n * n};
     TCHI_CUDA_PASS(tchi_cuda_combine(state, 1.0, 0.0, NULL, 0.0, NULL, &gram));
-    TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, v, 0, v, 1, -1.0, &gram));
+    TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, v, 0, v, 1, -1.0, 0, &gram));
     return tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, &gram, e->defects + first);
 }
 

@@ -381,7 +381,7 @@ static tch_matrices part_of(const tch_matrices *m, int64_t first, int64_t count)
 /* y <- m y: the result is written to `spare`, which takes the place of what y was. */
 static tch_status multiply_full(tchi_cuda_state *state, const tch_matrices *m, tch_matrices *y, tch_matrices *spare)
 {
-    TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, m, 0, y, 0, 0.0, spare));
+    TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, m, 0, y, 0, 0.0, 0, spare));
     tch_matrices swap = *y;
     *y = *spare;
     *spare = swap;
@@ -400,7 +400,7 @@ static tch_status multiply_chain(tchi_cuda_state *state, int32_t root, const tch
     for (int32_t step = 1; step <= root; step++) {
         const tch_matrices *left = step == root - root / 2 ? a : x;
         if (step == 1) {
-            TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, left, 0, x, 0, 0.0, y));
+            TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, left, 0, x, 0, 0.0, 0, y));
         } else {
             TCHI_CUDA_PASS(multiply_full(state, left, y, spare));
         }

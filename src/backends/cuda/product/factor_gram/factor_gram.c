@@ -36,9 +36,7 @@ tch_status tchi_cuda_factor_gram_panels(tchi_cuda_state *state, int64_t panels, 
         tch_matrices below = part_of(a, transpose, first, c->rows - first);
         tch_matrices right = part_of(a, transpose, first, cols);
         tch_matrices panel = panel_of(c, first, cols);
-        TCHI_CUDA_PASS(a->type == TCH_SCALAR_F32
-                           ? tchi_cuda_gemm_rounded(state, alpha, &below, transpose, &right, !transpose, beta, &panel)
-                           : tchi_cuda_gemm(state, alpha, &below, transpose, &right, !transpose, beta, &panel));
+        TCHI_CUDA_PASS(tchi_cuda_gemm(state, alpha, &below, transpose, &right, !transpose, beta, 1, &panel));
     }
     return tchi_cuda_mirror_lower(state, c);
 }

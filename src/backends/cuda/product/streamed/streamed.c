@@ -259,8 +259,8 @@ static tch_status multiply_slice(flow *f, int64_t i, int64_t j, int64_t slice, c
     tch_matrices b;
     TCHI_CUDA_PASS(bring_tile(f, &f->a, &in_a, i * slices + slice, &a));
     TCHI_CUDA_PASS(bring_tile(f, &f->b, &in_b, j * slices + slice, &b));
-    TCHI_CUDA_PASS(
-        tchi_cuda_gemm(f->state, f->product->alpha, &a, f->product->transpose_a, &b, f->product->transpose_b, beta, c));
+    TCHI_CUDA_PASS(tchi_cuda_gemm(f->state, f->product->alpha, &a, f->product->transpose_a, &b, f->product->transpose_b,
+                                  beta, 0, c));
     TCHI_CUDA_PASS(mark_used(f, &f->a));
     return mark_used(f, &f->b);
 }

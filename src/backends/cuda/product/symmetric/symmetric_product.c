@@ -47,7 +47,7 @@ tch_status tchi_cuda_symmetric_product(void *state, double c0, double c1, const 
     if (!gemm_supported(a, c)) {
         return tchi_cuda_symmetric_any(state, c0, c1, d, c2, a, b, c);
     }
-    TCHI_CUDA_PASS(tchi_cuda_gemm(state, c2, a, 0, b, 0, 0.0, c));
+    TCHI_CUDA_PASS(tchi_cuda_gemm(state, c2, a, 0, b, 0, 0.0, 0, c));
     if (c0 != 0.0 || d != NULL) {
         TCHI_CUDA_PASS(tchi_cuda_combine(state, c0, c1, d, 1.0, c, c));
     }
@@ -85,6 +85,6 @@ tch_status tchi_cuda_gram(void *state, double alpha, const tch_matrices *a, int3
     if (beta != 0.0) {
         TCHI_CUDA_PASS(tchi_cuda_mirror_lower(state, c));
     }
-    TCHI_CUDA_PASS(tchi_cuda_gemm(state, alpha, a, transpose, a, !transpose, beta, c));
+    TCHI_CUDA_PASS(tchi_cuda_gemm(state, alpha, a, transpose, a, !transpose, beta, 0, c));
     return tchi_cuda_mirror_lower(state, c);
 }

@@ -151,9 +151,7 @@ static tch_status in_fp16(tchi_cuda_state *state, tch_sides sides, const tch_mat
 static tch_status multiply_by(void *state, int32_t rounded, const tch_matrices *a, int32_t transpose_a,
                               const tch_matrices *b, int32_t transpose_b, const tch_matrices *c)
 {
-    return rounded && c->type == TCH_SCALAR_F32
-               ? tchi_cuda_gemm_rounded(state, 1.0, a, transpose_a, b, transpose_b, 0.0, c)
-               : tchi_cuda_gemm(state, 1.0, a, transpose_a, b, transpose_b, 0.0, c);
+    return tchi_cuda_gemm(state, 1.0, a, transpose_a, b, transpose_b, 0.0, rounded, c);
 }
 
 /* Both sides where they are NULL or whole. */
