@@ -15,10 +15,11 @@ static void trace(const char *what, const tch_matrices *result, clock_t since)
 }
 
 static tch_status traced_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
-                              const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c)
+                              const tch_matrices *b, int32_t transpose_b, double beta, int32_t rounded,
+                              const tch_matrices *c)
 {
     clock_t start = clock();
-    tch_status status = cpu->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, 0, c);
+    tch_status status = cpu->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, rounded, c);
     trace("product", c, start);
     return status;
 }

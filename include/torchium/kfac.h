@@ -74,11 +74,11 @@ TCH_BEGIN_DECLS
  *
  * With a group in setup->comm its ranks share one KFAC, for replicas of a model: each layer has an owner, chosen by the
  * cost of its refresh, which alone refreshes it and keeps the result, and preconditioned gradients are gathered; under
- * EKFAC bases are, which every rank needs. Factors are local to a rank, of the samples that it sees: average them before
- * a refresh if that is wanted. Given equal factors and gradients, results are those of one process to the bit on a CPU.
- * tch_kfac_refresh and tch_kfac_precondition are collectives, and ranks call them with gradients of the same layers.
- * The state of a rank has "NAME/..._inverse", "..._basis" and "..._values" of the layers it owns. The group lives until
- * tch_kfac_destroy. */
+ * EKFAC bases are, which every rank needs. Factors are local to a rank, of the samples that it sees: average them
+ * before a refresh if that is wanted. Given equal factors and gradients, results are those of one process to the bit
+ * on a CPU. tch_kfac_refresh and tch_kfac_precondition are collectives, and ranks call them with gradients of the same
+ * layers. The state of a rank has "NAME/..._inverse", "..._basis" and "..._values" of the layers it owns. The group
+ * lives until tch_kfac_destroy. */
 TCH_API tch_status tch_kfac_create(tch_context *context, const tch_kfac_config *config, const tch_optim_setup *setup,
                                    int32_t count, const tch_kfac_layer *layers, tch_kfac **kfac);
 /* Waits for the device. NULL is allowed. */

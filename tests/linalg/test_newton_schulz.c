@@ -229,9 +229,10 @@ static void round_all(const tch_matrices *m)
 }
 
 static tch_status rounded_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
-                               const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c)
+                               const tch_matrices *b, int32_t transpose_b, double beta, int32_t rounded,
+                               const tch_matrices *c)
 {
-    tch_status status = plain->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, 0, c);
+    tch_status status = plain->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, rounded, c);
     round_all(c);
     return status;
 }

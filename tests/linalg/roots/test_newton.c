@@ -130,10 +130,11 @@ static const tch_backend *own_table;
 
 /* Of two bfloat16 matrices the product in float32. */
 static tch_status model_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
-                             const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c)
+                             const tch_matrices *b, int32_t transpose_b, double beta, int32_t rounded,
+                             const tch_matrices *c)
 {
     if (a->type != TCH_SCALAR_BF16) {
-        return own_table->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, 0, c);
+        return own_table->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, rounded, c);
     }
     CHECK(!transpose_a && !transpose_b && c->type == TCH_SCALAR_F32, "not modeled");
     for (int64_t e = 0; e < c->batch * c->rows * c->cols; e++) {
