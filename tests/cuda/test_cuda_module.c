@@ -21,6 +21,12 @@ enum { MAX_TEXT = 8192, MAX_VARIABLES = 8 };
 
 static const char *program;
 
+/* Of a kernel, and kernels are not linked in. */
+int64_t tchi_cuda_newton_limit(const tchi_cuda_state *state)
+{
+    return 0;
+}
+
 /* What this program prints when it is run as `program what`, with these variables set; NULL ends the list. */
 static const char *answer(const char *what, const char *const variables[])
 {
