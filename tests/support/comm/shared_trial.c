@@ -52,13 +52,32 @@ tch_optim_config shared_config(tch_optim_kind kind)
 
 /* --- one rank ---------------------------------------------------------------------------------------------------- */
 
+/* With loss scaling at every other step. */
+static tch_status step_with_scale(tch_context *context, tch_optimizer *optimizer, const tch_tensor *const *gradients,
+                                  double scale)
+{
+    tch_tensor *grad_scale = NULL;
+    if (scale == 1.0) {
+        return tch_optimizer_step(optimizer, SHARED_PARAMETERS, gradients);
+    }
+    CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 0, NULL, TCH_CONTIGUOUS, &grad_scale));
+    CHECK_OK(tch_tensor_fill(context, grad_scale, scale));
+    tch_status status = tch_optimizer_step_scaled(optimizer, SHARED_PARAMETERS, gradients, grad_scale, NULL);
+    tch_tensor_destroy(grad_scale);
+    return status;
+}
+
 static tch_status take_step(const shared_training *t, placed_model *m, tch_context *context, tch_optimizer *optimizer,
                             int32_t rank, int32_t step)
 {
     const tch_tensor *gradients[SHARED_PARAMETERS];
+    double scale = step % 2 == 1 ? 4.0 : 1.0;
     for (int32_t i = 0; i < SHARED_PARAMETERS; i++) {
         double values[PLACED_ELEMENTS];
         placed_take(m, i, t->numbers->gradient[step][i], values);
+        for (int64_t k = 0; k < tch_tensor_numel(m->gradient[i]); k++) {
+            values[k] *= scale;
+        }
         if (t->bad_rank == rank && t->bad_step == step && i == 2) {
             values[0] = NAN;
         }
@@ -67,7 +86,7 @@ static tch_status take_step(const shared_training *t, placed_model *m, tch_conte
         bool wrong = rank == t->wrong_rank && step == 1 && i == 1;
         gradients[i] = lacks ? NULL : m->gradient[wrong ? 2 : i];
     }
-    return tch_optimizer_step(optimizer, SHARED_PARAMETERS, gradients);
+    return step_with_scale(context, optimizer, gradients, scale);
 }
 
 static void sum_momentum(tch_context *context, tch_optimizer *optimizer, double *sums)
