@@ -89,11 +89,11 @@ static int reserve_slots(tchi_cpu_state *s, int slots, int threads, size_t stack
     const tch_backend_host *host = tchi_cpu_host();
     int ready = 0;
     if (s->fibers == NULL) {
-        s->fibers = host->allocate(TCHI_CPU_FIBER_SLOTS * sizeof *s->fibers, _Alignof(tchi_fibers *));
+        s->fibers = host->allocate(TCHI_CPU_FIBER_SLOTS * sizeof(tchi_fibers *), _Alignof(tchi_fibers *));
         if (s->fibers == NULL) {
             return 0;
         }
-        memset(s->fibers, 0, TCHI_CPU_FIBER_SLOTS * sizeof *s->fibers);
+        memset(s->fibers, 0, TCHI_CPU_FIBER_SLOTS * sizeof(tchi_fibers *));
     }
     while (ready < slots && ((s->fibers[ready] != NULL && tchi_fibers_fit(s->fibers[ready], threads, stack_bytes)) ||
                              reserve_slot(s, ready, threads, stack_bytes) == 0)) {
@@ -128,7 +128,7 @@ void tchi_cpu_kernel_leave(tchi_cpu_state *s)
         }
     }
     if (s->fibers != NULL) {
-        tchi_cpu_host()->release(s->fibers, TCHI_CPU_FIBER_SLOTS * sizeof *s->fibers);
+        tchi_cpu_host()->release(s->fibers, TCHI_CPU_FIBER_SLOTS * sizeof(tchi_fibers *));
     }
 }
 

@@ -34,9 +34,10 @@ static tch_status make_event(void *state, int64_t bytes, void **result)
     cudaThreadExchangeStreamCaptureMode(&mode);
     cudaError_t error = open_event(e, bytes);
     cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error != cudaSuccess) {
+    tch_status status = tchi_cuda_check(error, bytes > 0 ? "page-locked memory for a readback" : "an event");
+    if (status != TCH_OK) {
         tchi_cuda_event_destroy(state, e);
-        return tchi_cuda_check(error, bytes > 0 ? "page-locked memory for a readback" : "an event");
+        return status;
     }
     *result = e;
     return TCH_OK;
@@ -67,8 +68,11 @@ void tchi_cuda_event_destroy(void *state, void *handle)
 tch_status tchi_cuda_readback_post(void *state, void **handle, const void *src, int64_t bytes)
 {
     const tchi_cuda_state *s = state;
-    TCHI_CUDA_PASS(make_event(state, bytes, handle));
+    tch_status status = make_event(state, bytes, handle);
     event *e = *handle;
+    if (e == NULL) {
+        return status;
+    }
     if (tchi_cuda_is_capturing(s->stream)) {
         return TCH_OK;
     }
@@ -118,8 +122,11 @@ tch_status tchi_cuda_side_mark(void *state, void **handle)
 {
     tchi_cuda_state *s = state;
     TCHI_CUDA_PASS(open_side(s));
-    TCHI_CUDA_PASS(make_event(state, 0, handle));
+    tch_status status = make_event(state, 0, handle);
     event *e = *handle;
+    if (e == NULL) {
+        return status;
+    }
     return tchi_cuda_check(cudaEventRecord(e->reached, s->side), "cudaEventRecord");
 }
 
