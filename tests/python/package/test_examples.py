@@ -135,12 +135,12 @@ def test_matrix_optimizer(script, device, kernels):
 
 
 @pytest.fixture
-def extensions(tmp_path, monkeypatch):
-    """C++ extensions are built beside the kernels, so that a second run compiles nothing."""
+def extensions(tmp_path_factory, monkeypatch):
+    """C++ extensions are built in one folder: a second library with the operators of the first ends the process."""
     cpp_extension = pytest.importorskip("torch.utils.cpp_extension")
     if shutil.which(os.environ.get("CXX", "c++")) is None or not cpp_extension.is_ninja_available():
         pytest.skip("a C++ extension needs a compiler and ninja")
-    folder = Path(os.environ.get("TORCHIUM_CACHE", tmp_path)) / "extensions"
+    folder = Path(os.environ.get("TORCHIUM_CACHE", tmp_path_factory.getbasetemp())) / "extensions"
     folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
 
