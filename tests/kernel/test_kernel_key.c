@@ -218,7 +218,8 @@ static void headers_that_change(void **state)
     assert_int_equal(fake_cache_count(""), -1);
 }
 
-/* Without includes a kernel is cached, but for the environment that lets a header take the place of the system's. */
+/* Without includes a kernel is cached, but for the environment that lets a header take the place of the system's. Where
+ * the linker looks is a part of the key. */
 static void a_source_without_includes(void **state)
 {
     static const char *const option[] = {"-DVALUE=7"};
@@ -229,6 +230,11 @@ static void a_source_without_includes(void **state)
     setenv("CPATH", test_path("one"), 1);
     expect_kernel(*state, &config, 7, 0);
     unsetenv("CPATH");
+    expect_kernel(*state, &config, 7, 1);
+    setenv("LIBRARY_PATH", test_path("one"), 1);
+    expect_kernel(*state, &config, 7, 0);
+    expect_kernel(*state, &config, 7, 1);
+    unsetenv("LIBRARY_PATH");
     expect_kernel(*state, &config, 7, 1);
 }
 

@@ -83,25 +83,33 @@ static void describe_processor(char *text, size_t size)
 #endif
 }
 
-/* The texts around a source are part of what an image depends on. */
-static unsigned long hash_prelude(void)
+static unsigned long hash_text(unsigned long hash, const char *text)
 {
-    unsigned long hash = 0;
-    for (int i = 0; i < TCHI_CPU_PARTS; i++) {
-        uint8_t digest[TCHI_SHA256_BYTES];
-        tchi_sha256(tchi_cpu_parts[i].text, strlen(tchi_cpu_parts[i].text), digest);
-        for (int byte = 0; byte < 8; byte++) {
-            hash = hash * 31 + digest[byte];
-        }
+    uint8_t digest[TCHI_SHA256_BYTES];
+    tchi_sha256(text, strlen(text), digest);
+    for (int byte = 0; byte < 8; byte++) {
+        hash = hash * 31 + digest[byte];
     }
     return hash;
 }
 
-/* Variables with which a compiler reads other headers, parts of itself, libraries or options. */
+/* An image also depends on the texts around a source and on where the linker looks for libraries, which NVIDIA's
+ * container images set. */
+static unsigned long hash_surroundings(void)
+{
+    const char *libraries = getenv("LIBRARY_PATH");
+    unsigned long hash = hash_text(0, libraries != NULL ? libraries : "");
+    for (int i = 0; i < TCHI_CPU_PARTS; i++) {
+        hash = hash_text(hash, tchi_cpu_parts[i].text);
+    }
+    return hash;
+}
+
+/* Variables with which a compiler reads other headers, parts of itself or options. */
 static int environment_counts(void)
 {
-    static const char *const names[] = {"CPATH",           "CPLUS_INCLUDE_PATH", "COMPILER_PATH",
-                                        "GCC_EXEC_PREFIX", "LIBRARY_PATH",       "CCC_OVERRIDE_OPTIONS"};
+    static const char *const names[] = {"CPATH", "CPLUS_INCLUDE_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX",
+                                        "CCC_OVERRIDE_OPTIONS"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *value = getenv(names[i]);
         if (value != NULL && value[0] != '\0') {
@@ -124,8 +132,8 @@ tch_status tchi_cpu_kernel_compiler(void *state, char *text, size_t size)
         return tchi_cpu_host()->fail(TCH_ERR_UNAVAILABLE, "the C++ compiler %.200s cannot be read", path);
     }
     describe_processor(processor, sizeof processor);
-    snprintf(text, size, "%s %.300s %lld %lld.%09ld prelude %lx", processor, real, (long long)about.st_size,
-             (long long)about.st_mtim.tv_sec, about.st_mtim.tv_nsec, hash_prelude());
+    snprintf(text, size, "%s %.300s %lld %lld.%09ld around %lx", processor, real, (long long)about.st_size,
+             (long long)about.st_mtim.tv_sec, about.st_mtim.tv_nsec, hash_surroundings());
     if (environment_counts()) {
         text[0] = '\0';
     }
