@@ -25,7 +25,7 @@ function(use_pkg_config prefix program)
     execute_process(COMMAND "${pkg_config}" ${how} --cflags --libs "torchium = ${version}" OUTPUT_VARIABLE flags
                     OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
     separate_arguments(flags UNIX_COMMAND "${flags}")
-    run("${cc}" "${project}/main.c" -o "${program}" ${flags} "-Wl,-rpath,${prefix}/${libdir}" -lm)
+    run("${cc}" "${project}/main.c" -o "${program}" ${flags} -lm)
     run("${program}")
 endfunction()
 
