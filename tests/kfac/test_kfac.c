@@ -1,6 +1,11 @@
 /* KFAC over twenty steps of observing, refreshing and preconditioning against a plain float64 version of it, for every
- * method and the options people combine. support/grad/kfac_trial.c has the reference and the bounds. */
+ * method and combination of options; support/grad/kfac_trial.c has the reference and the bounds. Then against a dense
+ * solve with the Fisher matrix, and with factors whose rounding errors are larger than the damping. */
+#include <math.h>
+#include <string.h>
+
 #include "support/grad/kfac_trial.h"
+#include "support/linalg/reference.h"
 #include "support/testing.h"
 
 #define LINEAR                                                                                                         \
@@ -106,6 +111,113 @@ static void little_workspace(void **state)
     }
 }
 
+/* --- against dense matrices -------------------------------------------------------------------------------------- */
+
+/* out = (a + shift I)^-1 by eigenvectors. */
+static void invert_shifted(int64_t n, const double *a, double shift, double *out)
+{
+    double *w = test_zeros(n);
+    double *v = test_zeros(n * n);
+    ref_eigh(n, a, w, v);
+    for (int64_t i = 0; i < n; i++) {
+        w[i] = 1.0 / (w[i] + shift);
+    }
+    ref_compose(n, v, w, out);
+}
+
+enum { D = 4, P = 3, SAMPLES = 9, SIZE = D * P };
+
+/* E[v v'] of the per-sample gradients v = g (x) a. */
+static void empirical_fisher(const test_positions *batch, double *fisher)
+{
+    for (int64_t i = 0; i < SAMPLES; i++) {
+        double v[SIZE];
+        for (int k = 0; k < SIZE; k++) {
+            v[k] = batch->g[i * P + k / D] * batch->a[i * D + k % D];
+        }
+        for (int k = 0; k < SIZE * SIZE; k++) {
+            fisher[k] += v[k / SIZE] * v[k % SIZE] / SAMPLES;
+        }
+    }
+}
+
+/* Where all samples have one output gradient, the Fisher matrix is E[a a'] (x) g g': KFAC is exact, and in the
+ * eigenbasis its step is the damped natural gradient step. */
+static void eigen_steps_are_natural_gradient_steps(void **state)
+{
+    static const test_layer_case layer_case = {"layer", LINEAR, SAMPLES, D, P, {1}};
+    const test_kfac_layer layer = {&layer_case, 0};
+    for (int method = TCH_KFAC_EIGEN; method <= TCH_KFAC_EKFAC; method += TCH_KFAC_EKFAC - TCH_KFAC_EIGEN) {
+        tch_kfac_config config = config_of(method, 1e-2);
+        config.factor_decay = 0.0;
+        config.kl_clip = 0.0;
+        test_case("method %d, one output gradient", method);
+        test_kfac_trial *t = test_kfac_make(*state, &config, 1, &layer, TCH_FLOAT64);
+        test_positions batch = test_positions_make(*state, &layer_case, TCH_FLOAT64, LAYOUT_CONTIGUOUS, 60);
+        for (int64_t i = P; i < SAMPLES * P; i++) {
+            batch.g[i] = batch.g[i % P];
+        }
+        test_tensor_write(batch.gradient, batch.g);
+        for (int round = 0; round < 2; round++) { /* the second makes EKFAC's scales */
+            CHECK_OK(tch_kfac_observe(t->kfac, 0, &batch.input->tensor, &batch.gradient->tensor, 1.0, NULL));
+            CHECK_OK(round == 0 ? tch_kfac_refresh(t->kfac) : TCH_OK);
+        }
+        double fisher[SIZE * SIZE] = {0}, inverse[SIZE * SIZE], expected[SIZE];
+        test_kfac_draw_gradients(t, LAYOUT_CONTIGUOUS);
+        tch_tensor *gradients[2] = {&t->gradients[0]->tensor, NULL};
+        empirical_fisher(&batch, fisher);
+        invert_shifted(SIZE, fisher, config.damping, inverse);
+        ref_matmul(SIZE, SIZE, 1, inverse, test_tensor_read(t->gradients[0]), expected);
+        CHECK_OK(tch_kfac_precondition(t->kfac, 1.0, 2, gradients));
+        double off = ref_distance(SIZE, test_tensor_read(t->gradients[0]), expected) / ref_norm(SIZE, expected);
+        CHECK(off <= 1e-10, "off by %.3g of its size", off);
+    }
+}
+
+static double trace(int64_t n, const double *a)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += a[i * (n + 1)];
+    }
+    return sum;
+}
+
+/* Of 3 samples all but three eigenvalues of a factor are rounding errors, some of them negative and larger than this
+ * damping: what is inverted must be shifted by the rounding error of the factor as well, 2 u times its trace. */
+static void rounding_errors_of_factors_are_damped(void **state)
+{
+    enum { N = 48 };
+    static const char *const factors[] = {"input_factor", "output_factor"};
+    static const char *const inverses[] = {"input_inverse", "output_inverse"};
+    static const test_layer_case layer_case = {"wide", LINEAR, 3, N, N, {1}};
+    const test_kfac_layer layer = {&layer_case, 0};
+    tch_kfac_config config = config_of(TCH_KFAC_INVERSE, 1e-18);
+    tch_kfac_stats stats = TCH_KFAC_STATS_INIT;
+    config.factor_dtype = TCH_FLOAT32;
+    config.factor_decay = 0.0;
+    test_case("factors of rank 3");
+    test_kfac_trial *t = test_kfac_make(*state, &config, 1, &layer, TCH_FLOAT32);
+    test_kfac_observe(t, 0, 1.0);
+    CHECK_OK(tch_kfac_refresh(t->kfac));
+    CHECK_OK(tch_kfac_get_stats(t->kfac, &stats));
+    CHECK(stats.failed == 0 && stats.worst_residual < 1e-3, "%lld layers failed, the residual is %g",
+          (long long)stats.failed, stats.worst_residual);
+    double *f[2], traces[2];
+    for (int side = 0; side < 2; side++) {
+        f[side] = test_kfac_state(t, 0, factors[side], &(int64_t){0});
+        traces[side] = trace(N, f[side]);
+    }
+    for (int side = 0; side < 2; side++) {
+        double expected[N * N];
+        double *got = test_kfac_state(t, 0, inverses[side], &(int64_t){0});
+        double damping = sqrt(config.damping * traces[side] / traces[1 - side]);
+        invert_shifted(N, f[side], damping + 0x1p-23 * traces[side], expected);
+        double off = ref_distance(N * N, got, expected) / ref_norm(N * N, expected);
+        CHECK(off <= 1e-6, "%s is off by %.3g of its size", inverses[side], off);
+    }
+}
+
 int main(int argc, char **argv)
 {
     test_begin(argc, argv);
@@ -114,6 +226,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(other_decays_and_dampings),
         cmocka_unit_test(every_type),
         cmocka_unit_test(little_workspace),
+        cmocka_unit_test(eigen_steps_are_natural_gradient_steps),
+        cmocka_unit_test(rounding_errors_of_factors_are_damped),
     };
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);
 }
