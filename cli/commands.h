@@ -4,7 +4,6 @@
 
 int command_info(int argc, char **argv);
 int command_train(int argc, char **argv);
-int command_demo(int argc, char **argv);
 int command_bench(int argc, char **argv);
 
 #endif

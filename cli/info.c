@@ -1,21 +1,57 @@
 /* `torchium info`: what this installation is and what it can use. Each backend is read into one struct, and the text
  * and the JSON are two ways of printing it: a new fact is added to both. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* getloadavg */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/utsname.h>
 
 #include <torchium/torchium.h>
 
 #include "backends/cuda/product/kernel_choice.h"
 #include "commands.h"
-#include "measure/machine.h"
 #include "terminal/options.h"
 #include "terminal/output.h"
 #include "text/json.h"
 #include "text/table.h"
 #include "text/text.h"
 
+#if defined(__clang__)
+#define COMPILER "Clang " __clang_version__
+#elif defined(__GNUC__)
+#define COMPILER "GCC " __VERSION__
+#else
+#define COMPILER "unknown compiler"
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+#define SANITIZER ", address sanitizer"
+#elif defined(__SANITIZE_THREAD__)
+#define SANITIZER ", thread sanitizer"
+#elif defined(__has_feature) /* by clang */
+#if __has_feature(address_sanitizer)
+#define SANITIZER ", address sanitizer"
+#elif __has_feature(thread_sanitizer)
+#define SANITIZER ", thread sanitizer"
+#endif
+#endif
+#ifndef SANITIZER
+#define SANITIZER ""
+#endif
+
+#if defined(__OPTIMIZE__)
+#define OPTIMIZED ", optimized"
+#else
+#define OPTIMIZED ", not optimized"
+#endif
+
 enum { LABEL_WIDTH = 12, LINE_WIDTH = 96 };
+
+typedef struct machine_facts {
+    char system[256];   /* "Linux 6.1.0 x86_64" */
+    char compiler[128]; /* "GCC 12.2.0, C17, optimized" */
+    double load;        /* programs waiting to run, averaged over the last minute; NaN if the system does not say */
+} machine_facts;
 
 typedef struct device_facts {
     tch_device device;
@@ -32,6 +68,22 @@ static const char *const variables[] = {
 };
 enum { VARIABLES = sizeof variables / sizeof variables[0] };
 
+/* The date of the build is left out on purpose, so that the same source gives the same file. */
+static machine_facts read_machine(void)
+{
+    struct utsname name;
+    machine_facts facts = {.system = "unknown", .load = (double)NAN};
+    if (uname(&name) == 0) {
+        snprintf(facts.system, sizeof facts.system, "%s %s %s", name.sysname, name.release, name.machine);
+    }
+    snprintf(facts.compiler, sizeof facts.compiler, "%s, C%ld%s%s", COMPILER, __STDC_VERSION__ / 100 % 100, OPTIMIZED,
+             SANITIZER);
+    if (getloadavg(&facts.load, 1) != 1) {
+        facts.load = (double)NAN;
+    }
+    return facts;
+}
+
 static tch_status read_memory(const char *name, tch_memory_info *memory)
 {
     tch_context *context = NULL;
@@ -47,7 +99,8 @@ static device_facts read_device(const char *backend, int32_t index)
 {
     device_facts facts = {.info = TCH_DEVICE_INFO_INIT, .memory = TCH_MEMORY_INFO_INIT};
     char name[64];
-    facts.status = tch_device_parse(machine_device_name(backend, index, name), &facts.device);
+    snprintf(name, sizeof name, "%s:%d", backend, (int)index);
+    facts.status = tch_device_parse(name, &facts.device);
     if (facts.status == TCH_OK) {
         facts.status = tch_device_info_get(facts.device, &facts.info);
     }
@@ -145,7 +198,7 @@ static void print_installation(const machine_facts *machine)
     }
     print_fact("built with", machine->compiler);
     print_fact("system", machine->system);
-    snprintf(text, sizeof text, "%d", (int)machine->threads);
+    snprintf(text, sizeof text, "%d", (int)tch_get_num_threads());
     print_fact("threads", text);
     for (int i = 0; i < VARIABLES; i++) {
         const char *value = getenv(variables[i]);
@@ -159,8 +212,7 @@ static void print_installation(const machine_facts *machine)
 
 static int print_text(void)
 {
-    machine_facts machine;
-    machine_facts_get(&machine);
+    machine_facts machine = read_machine();
     print_installation(&machine);
     for (int32_t i = 0; i < tch_backend_count(); i++) {
         tch_backend_info backend = TCH_BACKEND_INFO_INIT;
@@ -231,15 +283,14 @@ static void write_environment(json_writer *json)
 
 static int print_json(void)
 {
-    machine_facts machine;
-    machine_facts_get(&machine);
+    machine_facts machine = read_machine();
     json_writer json = json_start(stdout);
     json_object_begin(&json, NULL);
     json_text(&json, "version", tch_version());
     json_text(&json, "header_version", TCH_VERSION_STRING);
     json_text(&json, "system", machine.system);
     json_text(&json, "compiler", machine.compiler);
-    json_integer(&json, "threads", machine.threads);
+    json_integer(&json, "threads", tch_get_num_threads());
     json_real(&json, "load_average", machine.load);
     write_environment(&json);
     json_array_begin(&json, "backends");

@@ -22,7 +22,6 @@ typedef struct command {
 static const command commands[] = {
     {"info", "this installation, and the devices it can use", command_info},
     {"train", "trains a network with one optimizer or several, and compares them", command_train},
-    {"demo", "inverse roots of ill-conditioned matrices by every method, with error and time", command_demo},
     {"bench", "times the operations against the limits of this machine", command_bench},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };

@@ -4,11 +4,10 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "commands.h"
-#include "measure/machine.h"
-#include "measure/timing.h"
 #include "terminal/options.h"
 #include "terminal/output.h"
 #include "terminal/progress.h"
@@ -19,7 +18,7 @@ typedef struct bench {
     const char *device, *only;
     double seconds; /* for each case */
     bool large;     /* the device is not the CPU: sizes that keep it busy are measured too */
-    workplace place;
+    bench_contexts contexts;
     double flops_f32, flops_f64, flops_bf16; /* per second, of one large product */
     double copy_bytes;                       /* per second, read plus written */
     progress bar;
@@ -27,16 +26,70 @@ typedef struct bench {
     double eigen_ms; /* least time of the eigendecomposition at this size, or NaN */
 } bench;
 
+/* On a shared machine a scheduler's slice of some milliseconds can fall into any run: the median is what a caller sees,
+ * the least time what the work costs. Ratios between rows use the least times. */
+typedef struct timing {
+    double median_ms, least_ms;
+} timing;
+
 typedef struct bench_row {
     timing time;
-    tch_root_method used; /* inverse roots only */
-    root_verdict verdict; /* inverse roots only */
+    tch_root_method used;  /* inverse roots only */
+    bench_verdict verdict; /* inverse roots only */
 } bench_row;
 
 static const double dampings[] = {1e-6, 1e-4};
 static const tch_root_method methods[] = {TCH_ROOT_EIGEN, TCH_ROOT_NEWTON, TCH_ROOT_RATIONAL, TCH_ROOT_AUTO};
 
 static table t; /* one at a time, and too large for the stack of a small thread */
+
+/* --- timing ------------------------------------------------------------------------------------------------------ */
+
+enum { MOST_RUNS = 2000, FEWEST_RUNS = 3, PATIENCE = 6 };
+
+typedef tch_status (*timed_call)(tch_context *context, const void *data);
+
+static tch_status time_once(tch_context *context, timed_call call, const void *data, double *seconds)
+{
+    double start = progress_clock();
+    CLI_TRY(call(context, data));
+    CLI_TRY(tch_context_synchronize(context));
+    *seconds = progress_clock() - start;
+    return TCH_OK;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Runs the call once to warm up, then for about `seconds` and at least three times; a call that takes several times
+ * `seconds` is run fewer times. */
+static tch_status time_call(tch_context *context, timed_call call, const void *data, double seconds, timing *result)
+{
+    double samples[MOST_RUNS], spent = 0.0;
+    int32_t runs = 0;
+    CLI_TRY(time_once(context, call, data, &samples[0]));
+    /* A run this long owes nothing to a cold start: it counts as the first sample. */
+    if (samples[0] > seconds) {
+        spent = samples[runs++];
+    }
+    while (runs < MOST_RUNS && spent <= PATIENCE * seconds && (runs < FEWEST_RUNS || spent <= seconds)) {
+        CLI_TRY(time_once(context, call, data, &samples[runs]));
+        spent += samples[runs++];
+    }
+    qsort(samples, (size_t)runs, sizeof samples[0], compare_doubles);
+    result->median_ms = 1e3 * 0.5 * (samples[(runs - 1) / 2] + samples[runs / 2]);
+    result->least_ms = 1e3 * samples[0];
+    return TCH_OK;
+}
+
+static tch_status call_operation(tch_context *context, const void *data)
+{
+    const bench_data *d = data;
+    return d->c->operation->run(context, d);
+}
 
 /* --- limits ------------------------------------------------------------------------------------------------------ */
 
@@ -50,30 +103,31 @@ static tch_status measure_product(bench *b, int bits, double *flops)
     const bench_list list = {"matmul", bits, NULL};
     const char *size = b->large ? (b->quick ? "4096" : "8192") : b->quick ? "1024" : "2048";
     const bench_case c = bench_case_of(&list, size, TCH_ROOT_AUTO, 0.0);
-    CLI_TRY(bench_prepare(&b->place, &c, &data));
-    tch_status status = timing_measure(b->place.device, bench_run, &data, 4.0 * b->seconds, &time);
+    CLI_TRY(bench_prepare(&b->contexts, &c, &data));
+    tch_status status = time_call(b->contexts.device, call_operation, &data, 4.0 * b->seconds, &time);
     bench_release(&data);
     *flops = status ? 0.0 : c.operation->flops(&c) / (1e-3 * time.least_ms);
     return status;
 }
 
-static tch_status run_copy(tch_context *context, void *user)
+static tch_status call_copy(tch_context *context, const void *data)
 {
-    tch_tensor **tensors = user;
+    tch_tensor *const *tensors = data;
     return tch_tensor_copy(context, tensors[1], tensors[0]);
 }
 
 static tch_status measure_copy(bench *b)
 {
-    const int64_t rows = b->large ? 32768 : 8192, cols = 8192;
+    const int64_t shape[] = {b->large ? 32768 : 8192, 8192};
     tch_tensor *tensors[2] = {NULL, NULL};
     timing time;
-    tch_status status;
-    if ((status = workplace_matrices(b->place.device, TCH_FLOAT32, 1, rows, cols, &tensors[0])) == TCH_OK &&
-        (status = workplace_matrices(b->place.device, TCH_FLOAT32, 1, rows, cols, &tensors[1])) == TCH_OK &&
-        (status = tch_tensor_fill(b->place.device, tensors[0], 1.25)) == TCH_OK &&
-        (status = timing_measure(b->place.device, run_copy, tensors, 4.0 * b->seconds, &time)) == TCH_OK) {
-        b->copy_bytes = 8.0 * (double)rows * (double)cols / (1e-3 * time.least_ms);
+    tch_status status = tch_tensor_create(b->contexts.device, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &tensors[0]);
+    if (status == TCH_OK &&
+        (status = tch_tensor_create(b->contexts.device, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &tensors[1])) ==
+            TCH_OK &&
+        (status = tch_tensor_fill(b->contexts.device, tensors[0], 1.25)) == TCH_OK &&
+        (status = time_call(b->contexts.device, call_copy, tensors, 4.0 * b->seconds, &time)) == TCH_OK) {
+        b->copy_bytes = 8.0 * (double)(shape[0] * shape[1]) / (1e-3 * time.least_ms);
     }
     tch_tensor_destroy(tensors[0]);
     tch_tensor_destroy(tensors[1]);
@@ -86,13 +140,13 @@ static tch_status measure_limits(bench *b)
     CLI_TRY(measure_product(b, 64, &b->flops_f64));
     CLI_TRY(measure_product(b, 16, &b->flops_bf16));
     CLI_TRY(measure_copy(b));
-    return tch_memory_trim(b->place.device, 0); /* gigabytes that no case needs */
+    return tch_memory_trim(b->contexts.device, 0); /* gigabytes that no case needs */
 }
 
 static void print_limits(const bench *b)
 {
     char line[192];
-    printf("Torchium %s on %s\n\n", tch_version(), machine_context_line(b->place.device, line));
+    printf("Torchium %s on %s\n\n", tch_version(), output_device(b->contexts.device, line));
     output_heading("Limits measured now");
     printf("  product float32  %8.1f GFLOP/s\n", 1e-9 * b->flops_f32);
     printf("  product float64  %8.1f GFLOP/s\n", 1e-9 * b->flops_f64);
@@ -109,27 +163,19 @@ static double product_limit(const bench *b, int bits)
 
 /* --- a case ------------------------------------------------------------------------------------------------------ */
 
-static tch_status judge_case(const bench *b, const bench_data *data, bench_row *row, const char **problem)
-{
-    bool good = true;
-    const bench_case *c = data->c;
-    if (c->damping > 0.0) {
-        CLI_TRY(tch_inverse_root_plan(b->place.device, c->dtype, c->batch, c->n, data->trial.root, &data->trial.config,
-                                      &row->used, NULL));
-        return root_trial_judge(&b->place, &data->trial, NULL, &row->verdict);
-    }
-    CLI_TRY(bench_check(&b->place, data, &good));
-    *problem = "the output was not written completely, or is not finite";
-    return good ? TCH_OK : TCH_ERR_NUMERIC;
-}
-
 static tch_status measure_case(const bench *b, const bench_case *c, bench_row *row, const char **problem)
 {
     bench_data data;
-    CLI_TRY(bench_prepare(&b->place, c, &data));
-    tch_status status = timing_measure(b->place.device, bench_run, &data, b->seconds, &row->time);
+    CLI_TRY(bench_prepare(&b->contexts, c, &data));
+    tch_status status = time_call(b->contexts.device, call_operation, &data, b->seconds, &row->time);
+    if (status == TCH_OK && c->damping > 0.0) {
+        const tch_root_config config = bench_root_config(c);
+        status =
+            tch_inverse_root_plan(b->contexts.device, c->dtype, c->batch, c->n, BENCH_ROOT, &config, &row->used, NULL);
+    }
     if (status == TCH_OK) {
-        status = judge_case(b, &data, row, problem);
+        status = bench_judge(&b->contexts, &data, &row->verdict);
+        *problem = status == TCH_ERR_NUMERIC ? "the output was not written completely, or is not finite" : NULL;
     }
     bench_release(&data);
     return status;
@@ -172,13 +218,16 @@ static void set_root(const bench *b, const bench_case *c, const bench_row *row)
         table_set(&t, 8, "%.1e", row->verdict.residual);
     }
     if (row->verdict.failed > 0) {
-        table_set(&t, 9, "%lld failed: %s", (long long)row->verdict.failed, root_report_text(row->verdict.reason));
+        static const char *const reports[] = {"ok", "not finite", "not symmetric", "not positive", "no convergence"};
+        bool known = (unsigned)row->verdict.reason < sizeof reports / sizeof reports[0];
+        table_set(&t, 9, "%lld failed: %s", (long long)row->verdict.failed,
+                  known ? reports[row->verdict.reason] : "unknown report");
     }
 }
 
 static void run_case(bench *b, const bench_case *c)
 {
-    bench_row row = {.verdict = ROOT_VERDICT_NONE};
+    bench_row row = {.used = TCH_ROOT_AUTO};
     const char *problem = NULL;
     progress_show(&b->bar, c->name);
     tch_status status = measure_case(b, c, &row, &problem);
@@ -315,10 +364,10 @@ int command_bench(int argc, char **argv)
         return output_usage("bench", "no case has '%s' in its name; 'torchium bench --list' shows them%s", b.only,
                             b.quick ? ", with --quick those of the short run" : "");
     }
-    if (workplace_open(b.device, &b.place)) {
-        return output_fail_library("bench");
-    }
-    int status = run_bench(&b);
-    workplace_close(&b.place);
+    bool opened = tch_context_create(b.device, &b.contexts.device) == TCH_OK &&
+                  tch_context_create("cpu", &b.contexts.host) == TCH_OK;
+    int status = opened ? run_bench(&b) : output_fail_library("bench");
+    tch_context_destroy(b.contexts.device);
+    tch_context_destroy(b.contexts.host);
     return status;
 }

@@ -1,7 +1,8 @@
 /* The parts of `torchium bench`.
  *
- * bench.c       the command: goes over the cases, times each, prints a table for each operation
- * operations.c  the operations: their operands, how each is run, its work counted, the sizes it is measured at */
+ * bench.c       the command: times every case and prints a table for each operation
+ * operations.c  the operations: their operands, how each is run, its work counted, the sizes it is measured at
+ * operands.c    inputs from a seed, and what a case left in its outputs */
 #ifndef CLI_BENCH_H
 #define CLI_BENCH_H
 
@@ -9,8 +10,7 @@
 
 #include <torchium/torchium.h>
 
-#include "measure/root_trial.h"
-#include "measure/workplace.h"
+#include "try.h"
 
 typedef struct bench_operation bench_operation;
 
@@ -25,12 +25,17 @@ typedef struct bench_case {
     char name[96];          /* "inverse_root/newton/64x256/float32/1e-06" */
 } bench_case;
 
+typedef struct bench_contexts {
+    tch_context *device; /* what is measured runs here */
+    tch_context *host;   /* inputs are made and outputs checked here */
+} bench_contexts;
+
 /* Inputs and outputs of a case. */
 typedef struct bench_data {
     const bench_case *c;
     tch_tensor *in[3];
     tch_tensor *out[2];
-    root_trial trial; /* inverse roots only; its outputs are its own */
+    tch_tensor *report; /* inverse roots only; out[1] is then the residual */
 } bench_data;
 
 /* A shape has a letter for each dimension: b is the batch, m, n and k are the case's, p is m n. Inputs have independent
@@ -58,13 +63,21 @@ extern const int bench_list_count;
 /* A case of a list at the size that begins at `size` and ends before a space. */
 bench_case bench_case_of(const bench_list *list, const char *size, tch_root_method method, double damping);
 
-tch_status bench_prepare(const workplace *place, const bench_case *c, bench_data *data);
+/* The inverse root that is measured is A^(-1/BENCH_ROOT). */
+enum { BENCH_ROOT = 4 };
+tch_root_config bench_root_config(const bench_case *c);
+
+/* Creates the inputs, and outputs full of NaN. */
+tch_status bench_prepare(const bench_contexts *contexts, const bench_case *c, bench_data *data);
 void bench_release(bench_data *data);
 
-/* Runs the case of a bench_data: a timed_call. */
-tch_status bench_run(tch_context *context, void *data);
-
-/* Sets *good to whether every output was written and is finite. */
-tch_status bench_check(const workplace *place, const bench_data *data, bool *good);
+/* The outputs of a case: how many matrices have no result, the report of the first of these, and the largest residual
+ * of the others. Operations other than inverse roots fail with TCH_ERR_NUMERIC where an output is not finite. */
+typedef struct bench_verdict {
+    int64_t failed;
+    tch_report reason;
+    double residual;
+} bench_verdict;
+tch_status bench_judge(const bench_contexts *contexts, const bench_data *data, bench_verdict *verdict);
 
 #endif

@@ -3,12 +3,9 @@
  * it depends on the method there is no count. */
 #include "bench.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "measure/random_matrices.h"
 
 /* --- sizes ------------------------------------------------------------------------------------------------------- */
 
@@ -122,7 +119,8 @@ static tch_status power_run(tch_context *context, const bench_data *d)
 
 static tch_status root_run(tch_context *context, const bench_data *d)
 {
-    return root_trial_run(context, (void *)&d->trial);
+    const tch_root_config config = bench_root_config(d->c);
+    return tch_inverse_root(context, d->in[0], BENCH_ROOT, &config, d->out[0], d->out[1], d->report);
 }
 
 static tch_status ortho_run(tch_context *context, const bench_data *d)
@@ -222,7 +220,7 @@ static const bench_operation operations[] = {
     {"matmul_chunked", "A B within a memory budget", {"bmk", "bkn"}, {"bmn"}, chunked_run, matmul_flops, NULL},
     {"eigh", "A = V diag(w) V'", {"sbnn"}, {"bnn", "bn"}, eigh_run, NULL, NULL},
     {"matrix_power", "A^(-0.25) by eigendecomposition", {"sbnn"}, {"bnn"}, power_run, NULL, NULL},
-    {"inverse_root", "A^(-1/4)", {"sbnn"}, {NULL}, root_run, NULL, NULL},
+    {"inverse_root", "A^(-1/4)", {"sbnn"}, {"bnn", "b"}, root_run, NULL, NULL},
     {"orthogonalize", "five Newton-Schulz steps", {"bmn"}, {"bmn"}, ortho_run, ortho_flops, NULL},
     {"kronecker_product", "A (x) B", {"bmm", "bnn"}, {"bpp"}, kron_run, NULL, kron_bytes},
     {"kronecker_matmul", "(A (x) B) X, not formed", {"bmm", "bnn", "bpk"}, {"bpk"},
@@ -260,129 +258,4 @@ bench_case bench_case_of(const bench_list *list, const char *size, tch_root_meth
         snprintf(c.name, sizeof c.name, "%s/%s/%s", list->operation, c.size, tch_dtype_name(c.dtype));
     }
     return c;
-}
-
-/* --- operands ---------------------------------------------------------------------------------------------------- */
-
-static tch_status create_operand(const workplace *place, const bench_case *c, tch_dtype dtype, const char *letters,
-                                 tch_tensor **tensor)
-{
-    int64_t shape[3];
-    int32_t ndim = 0;
-    for (; letters[ndim] != '\0'; ndim++) {
-        char letter = letters[ndim];
-        shape[ndim] = letter == 'b'   ? c->batch
-                      : letter == 'm' ? c->m
-                      : letter == 'n' ? c->n
-                      : letter == 'k' ? c->k
-                                      : c->m * c->n;
-    }
-    return tch_tensor_create_uninitialized(place->device, dtype, ndim, shape, TCH_CONTIGUOUS, tensor);
-}
-
-/* The same numbers in every run. */
-enum { FIRST_SEED = 1000 };
-
-/* Each matrix costs the host three products to build, so that a large batch repeats the first ones. Matrices of one
- * seed commute. */
-static tch_status fill_symmetric(const workplace *place, tch_tensor *out)
-{
-    enum { DISTINCT = 16 };
-    tch_tensor *spectrum = NULL;
-    int64_t batch = out->shape[0], n = out->shape[2];
-    int64_t shape[] = {batch < DISTINCT ? batch : DISTINCT, n, n};
-    tch_tensor distinct = *out;
-    distinct.shape = shape;
-    CLI_TRY(workplace_vector(place->host, TCH_FLOAT64, n, &spectrum));
-    random_power_law(n, 1e8, spectrum->data);
-    tch_status status = random_symmetric(place, FIRST_SEED, spectrum->data, &distinct);
-    for (int64_t i = DISTINCT; i < batch && status == TCH_OK; i++) {
-        tch_tensor slice = workplace_slice(out, i), earlier = workplace_slice(out, i % DISTINCT);
-        status = tch_tensor_copy(place->device, &slice, &earlier);
-    }
-    tch_tensor_destroy(spectrum);
-    return status;
-}
-
-static tch_status add_input(const workplace *place, bench_data *d, int index)
-{
-    const char *shape = d->c->operation->in[index];
-    tch_tensor **tensor = &d->in[index];
-    bool symmetric = shape[0] == 's', weights = shape[0] == 'w';
-    CLI_TRY(create_operand(place, d->c, weights ? TCH_FLOAT64 : d->c->dtype, shape + (symmetric || weights), tensor));
-    if (symmetric) {
-        return fill_symmetric(place, *tensor);
-    }
-    return weights ? tch_tensor_fill(place->device, *tensor, 0.5)
-                   : random_entries(place, FIRST_SEED + (uint64_t)index, *tensor);
-}
-
-/* Norms are float64; gradients and factors of 16-bit layers are float32. */
-static tch_status add_output(const workplace *place, bench_data *d, int index)
-{
-    const char *shape = d->c->operation->out[index];
-    bool of_layer = strstr(d->c->size, "-to-") != NULL;
-    tch_dtype dtype = of_layer && d->c->dtype.bits == 16 ? TCH_FLOAT32 : d->c->dtype;
-    CLI_TRY(
-        create_operand(place, d->c, shape[1] == '\0' && shape[0] == 'b' ? TCH_FLOAT64 : dtype, shape, &d->out[index]));
-    return workplace_poison(place, d->out[index]);
-}
-
-static tch_status create_operands(const workplace *place, bench_data *d)
-{
-    const bench_operation *operation = d->c->operation;
-    for (int i = 0; i < 3 && operation->in[i] != NULL; i++) {
-        CLI_TRY(add_input(place, d, i));
-    }
-    for (int i = 0; i < 2 && operation->out[i] != NULL; i++) {
-        CLI_TRY(add_output(place, d, i));
-    }
-    if (d->c->damping > 0.0) {
-        CLI_TRY(root_trial_start(place, d->in[0], &d->trial));
-        d->trial.config.method = d->c->method;
-        d->trial.config.relative_eps = d->c->damping;
-    }
-    return TCH_OK;
-}
-
-tch_status bench_run(tch_context *context, void *data)
-{
-    const bench_data *d = data;
-    return d->c->operation->run(context, d);
-}
-
-tch_status bench_prepare(const workplace *place, const bench_case *c, bench_data *data)
-{
-    *data = (bench_data){.c = c};
-    tch_status status = create_operands(place, data);
-    if (status != TCH_OK) {
-        bench_release(data);
-    }
-    return status;
-}
-
-void bench_release(bench_data *data)
-{
-    for (int i = 0; i < 3; i++) {
-        tch_tensor_destroy(data->in[i]);
-    }
-    for (int i = 0; i < 2; i++) {
-        tch_tensor_destroy(data->out[i]);
-    }
-    root_trial_end(&data->trial);
-}
-
-tch_status bench_check(const workplace *place, const bench_data *data, bool *good)
-{
-    *good = true;
-    for (int i = 0; i < 2 && data->out[i] != NULL; i++) {
-        tch_tensor *host = NULL;
-        CLI_TRY(workplace_fetch(place, data->out[i], &host));
-        int64_t count = tch_tensor_numel(host);
-        for (int64_t j = 0; j < count && *good; j++) {
-            *good = isfinite(workplace_entry(host, j));
-        }
-        tch_tensor_destroy(host);
-    }
-    return TCH_OK;
 }

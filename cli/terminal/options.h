@@ -23,7 +23,7 @@ typedef struct option_spec {
 } option_spec;
 
 typedef struct option_table {
-    const char *command;     /* "demo" */
+    const char *command;     /* "bench" */
     const char *description; /* what it does, for the help */
     const option_spec *specs;
     size_t count;

@@ -9,8 +9,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <torchium/torchium.h>
-
 #include "text/text.h"
 
 static void print_message(const char *command, const char *kind, const char *format, va_list arguments)
@@ -78,6 +76,21 @@ int output_finish(const char *command, int status)
         return status;
     }
     return output_fail(command, "the output could not be written: %s", errno ? strerror(errno) : "write error");
+}
+
+const char *output_device(const tch_context *context, char text[192])
+{
+    tch_device device = tch_context_device(context);
+    tch_device_info info = TCH_DEVICE_INFO_INIT;
+    int32_t threads = tch_get_num_threads();
+    if (tch_device_info_get(device, &info) != TCH_OK) {
+        snprintf(text, 192, "unknown device");
+    } else if (device.type == TCH_DEVICE_CPU) {
+        snprintf(text, 192, "%s, %d thread%s", info.name, (int)threads, threads == 1 ? "" : "s");
+    } else {
+        snprintf(text, 192, "%s", info.name);
+    }
+    return text;
 }
 
 const char *output_bytes(double bytes, char text[32])

@@ -5,6 +5,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include <torchium/torchium.h>
+
 /* The command's exit statuses; CLI_SIGNAL + n is that of a command which stopped because of signal n. */
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2, CLI_SIGNAL = 128 };
 
@@ -26,6 +28,9 @@ void output_heading(const char *format, ...) __attribute__((format(printf, 1, 2)
 
 /* Flushes stdout. `status` if everything was written; otherwise says so and returns CLI_FAILED. */
 int output_finish(const char *command, int status);
+
+/* Where a context computes, on a line: "Intel(R) Xeon(R) Processor, 2 threads". Returns `text`. */
+const char *output_device(const tch_context *context, char text[192]);
 
 /* 1536 as "1.5 KiB". Returns `text`, which holds 32 characters. */
 const char *output_bytes(double bytes, char text[32]);

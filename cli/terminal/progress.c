@@ -7,9 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
-
-#include "measure/timing.h"
 
 enum { NARROW = 72, WIDE = 110, BAR = 20 };
 
@@ -38,14 +37,21 @@ static void draw_bar(double share, int width, char text[BAR + 4])
     memcpy(text + 1 + BAR, "] ", 3);
 }
 
+double progress_clock(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 progress progress_start(double total)
 {
-    return (progress){isatty(STDERR_FILENO) == 1, timing_now(), total, 0.0};
+    return (progress){isatty(STDERR_FILENO) == 1, progress_clock(), total, 0.0};
 }
 
 static void time_left(const progress *p, char *text, size_t size)
 {
-    double spent = timing_now() - p->started;
+    double spent = progress_clock() - p->started;
     if (p->done <= 0.02 * p->total) { /* too early for a guess that means anything */
         text[0] = '\0';
         return;

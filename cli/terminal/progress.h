@@ -12,6 +12,9 @@ typedef struct progress {
     double done;
 } progress;
 
+/* Seconds of a clock that only goes forward. */
+double progress_clock(void);
+
 progress progress_start(double total);
 
 /* Draws the line with what is being worked on now. */

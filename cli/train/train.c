@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "commands.h"
-#include "measure/timing.h"
 #include "results/results.h"
 #include "run/session.h"
 #include "stop.h"
@@ -26,7 +25,7 @@ static int64_t next_halt(const train_plan *plan, int64_t step)
 static tch_status advance_run(train_session *session, train_run *run, int64_t until)
 {
     tch_status status = TCH_OK;
-    double started = timing_now();
+    double started = progress_clock();
     while (status == TCH_OK && run->step < until && !train_stop_asked()) {
         status = train_run_step(&session->setup, run);
         train_report_progress(session, run);
@@ -34,7 +33,7 @@ static tch_status advance_run(train_session *session, train_run *run, int64_t un
     if (status == TCH_OK) {
         status = tch_context_synchronize(session->setup.context);
     }
-    run->seconds += timing_now() - started;
+    run->seconds += progress_clock() - started;
     return status;
 }
 

@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "measure/machine.h"
-#include "measure/timing.h"
 #include "terminal/output.h"
 #include "text/json.h"
 #include "text/table.h"
@@ -52,7 +50,7 @@ void train_report_start(const train_session *session)
            (long long)data->train.rows, (long long)data->test.rows, (int)data->train.classes);
     printf("with %s: %lld steps of %lld rows, %s rate\n", plan->optimizer, (long long)plan->steps,
            (long long)plan->batch, plan->schedule);
-    printf("on %s\n\n", machine_context_line(session->setup.context, device));
+    printf("on %s\n\n", output_device(session->setup.context, device));
     fflush(stdout);
 }
 
@@ -101,7 +99,7 @@ void train_report_point(train_session *session, const train_run *run, const trai
 
 void train_report_progress(train_session *session, const train_run *run)
 {
-    double now = timing_now();
+    double now = progress_clock();
     session->bar.done += 1.0;
     if (!session->bar.shown || now - session->drawn < redraw) {
         return;
@@ -267,7 +265,7 @@ static void report_json(const train_session *session)
     json_object_begin(&json, NULL);
     json_bool(&json, "summary", true);
     json_text(&json, "version", tch_version());
-    json_text(&json, "device", machine_context_line(session->setup.context, text));
+    json_text(&json, "device", output_device(session->setup.context, text));
     json_text(&json, "data", data_name(&session->setup.plan));
     json_integer(&json, "train_rows", data->train.rows);
     json_integer(&json, "test_rows", data->test.rows);
