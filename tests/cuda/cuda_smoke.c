@@ -113,7 +113,6 @@ static double *numbers_for(const tch_tensor *t)
 static double wave(int64_t i, int64_t n)
 {
     uint64_t mixed = ((uint64_t)i + 1) * 0x9E3779B97F4A7C15u;
-    (void)n;
     mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9u;
     /* Matrices of waves have rank 3: what is orthogonalized of them is noise, which differs from device to device. */
     return small ? (double)(mixed >> 32) * 0x1p-31 - 0.9 : sin(1.7 * (double)i) + 0.1;

@@ -20,13 +20,11 @@ enum { STACK_BYTES = 262144, WARPS = TCHI_CPU_BLOCK_THREADS / LANES };
 
 static void *allocate(size_t bytes, size_t alignment)
 {
-    (void)alignment;
     return calloc(1, bytes);
 }
 
 static void give_back(void *pointer, size_t bytes)
 {
-    (void)bytes;
     free(pointer);
 }
 

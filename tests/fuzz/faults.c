@@ -48,56 +48,48 @@ bool fuzz_faults_end(void)
 /* --- in the place of others -------------------------------------------------------------------------------------- */
 
 void *__real_malloc(size_t bytes);
-void *__wrap_malloc(size_t bytes);
 void *__wrap_malloc(size_t bytes)
 {
     return fails(ENOMEM) ? NULL : __real_malloc(bytes);
 }
 
 void *__real_calloc(size_t count, size_t bytes);
-void *__wrap_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes)
 {
     return fails(ENOMEM) ? NULL : __real_calloc(count, bytes);
 }
 
 void *__real_realloc(void *block, size_t bytes);
-void *__wrap_realloc(void *block, size_t bytes);
 void *__wrap_realloc(void *block, size_t bytes)
 {
     return fails(ENOMEM) ? NULL : __real_realloc(block, bytes);
 }
 
 int __real_posix_memalign(void **block, size_t alignment, size_t bytes);
-int __wrap_posix_memalign(void **block, size_t alignment, size_t bytes);
 int __wrap_posix_memalign(void **block, size_t alignment, size_t bytes)
 {
     return fails(ENOMEM) ? ENOMEM : __real_posix_memalign(block, alignment, bytes);
 }
 
 size_t __real_fread(void *to, size_t size, size_t count, FILE *file);
-size_t __wrap_fread(void *to, size_t size, size_t count, FILE *file);
 size_t __wrap_fread(void *to, size_t size, size_t count, FILE *file)
 {
     return fails(EIO) ? 0 : __real_fread(to, size, count, file);
 }
 
 int __real_fstat(int file, struct stat *facts);
-int __wrap_fstat(int file, struct stat *facts);
 int __wrap_fstat(int file, struct stat *facts)
 {
     return fails(EIO) ? -1 : __real_fstat(file, facts);
 }
 
 ssize_t __real_pread(int file, void *to, size_t bytes, off_t at);
-ssize_t __wrap_pread(int file, void *to, size_t bytes, off_t at);
 ssize_t __wrap_pread(int file, void *to, size_t bytes, off_t at)
 {
     return fails(reading_error) ? -1 : __real_pread(file, to, bytes, at);
 }
 
 void *__real_mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset);
-void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset);
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset)
 {
     return fails(ENODEV) ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, file, offset);

@@ -112,7 +112,6 @@ void fuzz_write(const char *name, int *descriptor, const uint8_t *bytes, size_t 
 
 #ifdef FUZZ_WITH_LIBFUZZER
 size_t LLVMFuzzerMutate(uint8_t *bytes, size_t size, size_t room);
-size_t LLVMFuzzerCustomMutator(uint8_t *bytes, size_t size, size_t room, unsigned seed);
 size_t LLVMFuzzerCustomMutator(uint8_t *bytes, size_t size, size_t room, unsigned seed)
 {
     size = LLVMFuzzerMutate(bytes, size, room);

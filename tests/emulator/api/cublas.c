@@ -55,13 +55,11 @@ status cublasSetStream_v2(tchi_cublas_handle handle, cudaStream_t stream)
 
 status cublasSetWorkspace_v2(tchi_cublas_handle handle, void *workspace, size_t bytes)
 {
-    (void)handle, (void)workspace, (void)bytes;
     return 0;
 }
 
 status cublasSetMathMode(tchi_cublas_handle handle, tchi_cublas_math mode)
 {
-    (void)handle, (void)mode;
     return 0;
 }
 
@@ -188,7 +186,6 @@ status cublasGemmStridedBatchedEx_64(tchi_cublas_handle handle, tchi_cublas_oper
                                      tchi_cublas_compute compute, tchi_cublas_algorithm algorithm)
 {
     product p = {.m = m, .n = n, .k = k, .batch = batch, .compute = compute};
-    (void)algorithm;
     p.alpha = make_scalar(handle, alpha, compute);
     p.beta = make_scalar(handle, beta, compute);
     p.a = (matrix){a, NULL, stride_a, a_type, lda, trans_a};
@@ -205,7 +202,6 @@ status cublasGemmBatchedEx_64(tchi_cublas_handle handle, tchi_cublas_operation t
                               tchi_cublas_compute compute, tchi_cublas_algorithm algorithm)
 {
     product p = {.m = m, .n = n, .k = k, .batch = batch, .compute = compute};
-    (void)algorithm;
     p.alpha = make_scalar(handle, alpha, compute);
     p.beta = make_scalar(handle, beta, compute);
     p.a = (matrix){NULL, a, 0, a_type, lda, trans_a};

@@ -11,8 +11,6 @@ cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum c
                                 unsigned library_count)
 {
     EMULATOR_FAULT();
-    (void)code, (void)options, (void)values, (void)count;
-    (void)library_options, (void)library_values, (void)library_count;
     if (emulated.devices == 0) {
         return emulator_result(cudaErrorNotSupported);
     }
@@ -23,14 +21,12 @@ cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum c
 
 cudaError_t cudaLibraryUnload(cudaLibrary_t library)
 {
-    (void)library;
     emulated.libraries--;
     return cudaSuccess;
 }
 
 cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name)
 {
-    (void)library;
     strncpy(emulated.kernel, name, sizeof emulated.kernel - 1);
     *kernel = (cudaKernel_t)(void *)&place;
     return cudaSuccess;
@@ -38,7 +34,6 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, co
 
 cudaError_t cudaLibraryGetGlobal(void **address, size_t *bytes, cudaLibrary_t library, const char *name)
 {
-    (void)library;
     if (strcmp(name, "tchi_signature") != 0 || emulated.signature == NULL) {
         return emulator_result(cudaErrorSymbolNotFound);
     }
@@ -49,7 +44,6 @@ cudaError_t cudaLibraryGetGlobal(void **address, size_t *bytes, cudaLibrary_t li
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function)
 {
-    (void)function;
     *attributes = (struct cudaFuncAttributes){.sharedSizeBytes = (size_t)emulated.static_shared,
                                               .maxThreadsPerBlock = emulated.most_threads,
                                               .numRegs = emulated.registers};
@@ -58,7 +52,6 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
 
 cudaError_t cudaFuncGetParamInfo(const void *function, size_t index, size_t *offset, size_t *size)
 {
-    (void)function;
     *offset = 8 * index;
     *size = emulated.parameter_size;
     return cudaSuccess;
@@ -67,7 +60,6 @@ cudaError_t cudaFuncGetParamInfo(const void *function, size_t index, size_t *off
 /* 2048 threads fit, and 8 blocks. */
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int threads, size_t shared)
 {
-    (void)function, (void)shared;
     *blocks = 2048 / threads < 8 ? 2048 / threads : 8;
     return cudaSuccess;
 }
@@ -76,7 +68,6 @@ cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3
                              cudaStream_t stream)
 {
     EMULATOR_FAULT();
-    (void)function;
     emulated.launches++;
     emulated.grid = grid;
     emulated.block = block;

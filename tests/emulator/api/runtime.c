@@ -294,21 +294,18 @@ __attribute__((destructor)) static void forget_all(void)
 
 cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const struct cudaMemPoolProps *properties)
 {
-    (void)properties;
     *pool = (cudaMemPool_t)(void *)&everything;
     return cudaSuccess;
 }
 
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t bytes)
 {
-    (void)pool, (void)bytes;
     emulated.trims++;
     return cudaSuccess;
 }
 
 cudaError_t cudaMallocFromPoolAsync(void **pointer, size_t bytes, cudaMemPool_t pool, cudaStream_t stream)
 {
-    (void)pool;
     return emulator_breaks_capture(stream) ? emulator_result(cudaErrorStreamCaptureUnsupported)
                                            : cudaMalloc(pointer, bytes);
 }
@@ -326,7 +323,6 @@ cudaError_t cudaMallocHost(void **pointer, size_t bytes)
 
 cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags)
 {
-    (void)flags;
     return cudaMallocHost(pointer, bytes);
 }
 
@@ -375,7 +371,6 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
                               size_t height, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
     copied_rows copy = {to, from, to_pitch, from_pitch, width, height};
-    (void)kind;
     emulator_submit(stream, copy_rows, &copy, sizeof copy);
     return cudaSuccess;
 }
@@ -426,7 +421,6 @@ static CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint3
     int good = rank == 3 && (uintptr_t)address % 16 == 0 && strides[0] % 16 == 0 && strides[1] % 16 == 0 &&
                box[0] * (cuuint32_t)bytes == 128 && box[1] <= 256 && box[2] == 1 && every[0] == 1 && every[1] == 1 &&
                swizzle == CU_TENSOR_MAP_SWIZZLE_128B && interleave == CU_TENSOR_MAP_INTERLEAVE_NONE;
-    (void)promotion, (void)fill;
     if (!good) {
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -444,7 +438,6 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
                                              unsigned long long flags, enum cudaDriverEntryPointQueryResult *found)
 {
     PFN_cuTensorMapEncodeTiled_v12000 encode = encode_tiled;
-    (void)version, (void)flags;
     if (strcmp(name, "cuTensorMapEncodeTiled") != 0) {
         *found = cudaDriverEntryPointSymbolNotFound;
         return cudaSuccess;

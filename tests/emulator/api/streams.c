@@ -113,7 +113,6 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
 {
     EMULATOR_FAULT();
-    (void)mode;
     pthread_mutex_lock(&lock);
     capture *place = NULL;
     for (int i = 0; stream != NULL && capture_of(stream) == NULL && i < MOST_CAPTURES; i++) {
@@ -167,7 +166,6 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count)
 {
-    (void)nodes;
     *count = graph->count;
     return cudaSuccess;
 }
@@ -175,7 +173,6 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long flags)
 {
     EMULATOR_FAULT();
-    (void)flags;
     graph->references++;
     emulated.executables++;
     *executable = (cudaGraphExec_t)(void *)graph;
@@ -256,7 +253,6 @@ cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 {
-    (void)flags;
     *event = calloc(1, sizeof **event);
     return emulator_result(*event != NULL ? cudaSuccess : cudaErrorMemoryAllocation);
 }
@@ -274,7 +270,6 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 /* A captured stream can wait for nothing outside its capture. */
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
-    (void)flags;
     pthread_mutex_lock(&lock);
     const capture *recorded = find_capture(event->capture);
     capture *waiting = capture_of(stream);
@@ -291,7 +286,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    (void)event;
     return cudaSuccess;
 }
 

@@ -1,7 +1,6 @@
 /* The names of an older cuSOLVER, without the batched eigenvalues, for the search for the library. It says that it is
  * version 11.6.5. */
 #define FUNCTION(name)                                                                                                 \
-    int name(void);                                                                                                    \
     int name(void)                                                                                                     \
     {                                                                                                                  \
         return 0;                                                                                                      \
@@ -18,8 +17,6 @@ FUNCTION(cusolverDnXpotrf_bufferSize)
 FUNCTION(cusolverDnXpotrf)
 FUNCTION(cusolverDnSpotrfBatched)
 FUNCTION(cusolverDnDpotrfBatched)
-
-int cusolverGetVersion(int *version);
 
 int cusolverGetVersion(int *version)
 {

@@ -4,10 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-int cuInit(unsigned int flags);
-int cuDriverGetVersion(int *version);
-int cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags, int *found);
-
 typedef void (*any_function)(void);
 
 static int number(const char *variable, int otherwise)
@@ -18,7 +14,6 @@ static int number(const char *variable, int otherwise)
 
 int cuInit(unsigned int flags)
 {
-    (void)flags;
     return number("FAKE_DRIVER_INIT", 100); /* CUDA_ERROR_NO_DEVICE */
 }
 
@@ -42,8 +37,6 @@ int cuGetProcAddress_v2(const char *name, void **function, int version, unsigned
                  {"cuDriverGetVersion", (any_function)cuDriverGetVersion},
                  {"cuGetProcAddress", (any_function)cuGetProcAddress_v2}};
     any_function answer = (any_function)fails;
-    (void)version;
-    (void)flags;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         if (strcmp(name, known[i].name) == 0) {
             answer = known[i].function;

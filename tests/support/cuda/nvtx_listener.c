@@ -6,8 +6,6 @@
 
 #include <nvtx3/nvToolsExt.h>
 
-int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get_table);
-
 static int depth;
 
 static void write_line(const char *what, const char *name)
@@ -28,14 +26,12 @@ static nvtxDomainHandle_t create(const char *name)
 
 static int push(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *attributes)
 {
-    (void)domain;
     write_line("", attributes->message.ascii);
     return depth++;
 }
 
 static int pop(nvtxDomainHandle_t domain)
 {
-    (void)domain;
     return --depth;
 }
 

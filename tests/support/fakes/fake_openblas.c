@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #define FUNCTION(name)                                                                                                 \
-    int name(void);                                                                                                    \
     int name(void)                                                                                                     \
     {                                                                                                                  \
         return 0;                                                                                                      \
@@ -26,11 +25,6 @@ FUNCTION(scipy_strtri_)
 FUNCTION(scipy_dtrtri_)
 
 static int threads = 8;
-
-const char *scipy_openblas_get_config(void);
-int scipy_openblas_get_parallel(void);
-int scipy_openblas_get_num_threads(void);
-void scipy_openblas_set_num_threads(int count);
 
 static const char *config = "half initialized";
 
