@@ -23,6 +23,7 @@ import time
 FOLDER = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent / "checkpoint"))
 from checkpoint_interop import SKIPPED, TYPES, Library, find_safetensors, tensor_over  # noqa: E402
+from make_corpus import CORPORA  # noqa: E402
 
 # A part of our message, and the rule of docs/checkpoints.md.
 STRICTER = {
@@ -123,7 +124,7 @@ def compare(ours, theirs, content):
 class Changes:
     def __init__(self, seed):
         self.random = random.Random(seed)
-        self.seeds = [file.read_bytes() for file in sorted((FOLDER / "corpus" / "checkpoint").iterdir())]
+        self.seeds = list(CORPORA["checkpoint"].values())
         words = (FOLDER / "dictionaries" / "safetensors.dict").read_text(encoding="utf-8").splitlines()
         self.words = [
             json.loads(w[w.index('"') :].replace("\\x", "\\u00")).encode("latin-1") for w in words if '"' in w

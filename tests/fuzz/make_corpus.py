@@ -1,18 +1,12 @@
-"""Writes the corpora of the fuzz targets into tests/fuzz/corpus, from the texts below and states of real optimizers.
-
-    python tests/fuzz/make_corpus.py build/release/fuzz/state_corpus
+"""Writes the corpora of the fuzz targets into FOLDER/TARGET, from the texts below: make_corpus.py FOLDER.
 
 A corpus stays small: one file for each form that a reader knows. What a long run finds goes into this file by hand, if
 it reaches something new.
 """
 
-import shutil
 import struct
-import subprocess
 import sys
 from pathlib import Path
-
-FOLDER = Path(__file__).with_name("corpus")
 
 
 def checkpoint(header, data=24):
@@ -150,14 +144,15 @@ DLPACK = {
     "not_one": capsule(which=164),
 }
 
-# fuzz_forms.c: kind and form that are saved, kind and form that are loaded, checksums, changes. A form is the type of
+# fuzz_state.c: kind and form that are saved, kind and form that are loaded, options, edits. A form is the type of
 # moments, with 3 added for packed factors and 6 for bfloat16 roots.
-FORMS = {
+STATES = {
     f"{kind}_{saved}_{loaded}": bytes((kind, saved, kind, loaded, 0))
-    for kind in range(7)
+    for kind in range(8)
     for saved, loaded in ((0, 2 + 3 * (kind % 2)), (11, kind % 2))
 }
-FORMS["changed"] = bytes((0, 2, 0, 0, 1, 255, 255, 255, 1))
+STATES["other_byte"] = bytes((0, 2, 0, 0, 1, 255, 255, 255, 0x11, 1))
+STATES["other_name"] = bytes((3, 0, 3, 0, 0, 40, 0, 0, 0x32)) + b"abc"
 
 # fuzz_comm.c: kind, group, use, then what other ranks send.
 COMM = {
@@ -167,25 +162,21 @@ COMM["disagree"] = bytes((2, 1, 9, 0, 0, 0, 0, 2, 0)) + bytes(range(120, 160))
 
 CORPORA = {
     "comm": COMM,
-    "forms": FORMS,
+    "state": STATES,
     "checkpoint": {name: checkpoint(text, 0 if name == "empty" else 24) for name, text in HEADERS.items()},
-    "header": HEADERS,
     "index": INDEX,
     "csv": CSV,
-    "kernel_source": KERNEL,
-    "kernel_words": WORDS,
+    "kernel": WORDS | {name: b"\x04" + text for name, text in KERNEL.items()},
     "dlpack": DLPACK,
 }
 
 
 def main():
-    shutil.rmtree(FOLDER, ignore_errors=True)
     for target, inputs in CORPORA.items():
-        (FOLDER / target).mkdir(parents=True)
+        folder = Path(sys.argv[1], target)
+        folder.mkdir(parents=True, exist_ok=True)
         for name, content in inputs.items():
-            (FOLDER / target / name).write_bytes(content)
-    (FOLDER / "state").mkdir()
-    subprocess.run([sys.argv[1], FOLDER / "state"], check=True)
+            (folder / name).write_bytes(content)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,58 @@
 /* Bytes that somebody else chose, opened as a checkpoint: crashes, reads outside the file or the memory, and files that
- * open but contradict themselves. */
+ * open but contradict themselves. And the same bytes as a name and as a type of elements, without the file around. */
 #include <string.h>
 
+#include "checkpoint/reader.h"
+#include "checkpoint/utf8.h"
 #include "fuzz.h"
+
+/* --- the header -------------------------------------------------------------------------------------------------- */
+
+/* The tensors cover the data, each byte once, in their order. */
+static void check_places(const tchi_header *header, int64_t data_bytes)
+{
+    const tchi_stored *tensors = header->tensors.items;
+    int64_t at = 0;
+    for (int64_t i = 0; i < header->tensors.count; i++) {
+        REQUIRE(tensors[i].begin == at && tensors[i].end >= at);
+        REQUIRE(tchi_file_type_of(tensors[i].type->dtype) == tensors[i].type);
+        REQUIRE(tensors[i].ndim >= 0 && tensors[i].first_size + tensors[i].ndim <= header->sizes.count);
+        at = tensors[i].end;
+    }
+    REQUIRE(at == data_bytes);
+}
+
+static bool has_controls(const char *text)
+{
+    for (; *text != '\0'; text++) {
+        if ((unsigned char)*text < ' ' || *text == 0x7f) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What a message shows of a name is a text that fits it, whatever the name is; a good and short name stays. */
+static void check_text(const uint8_t *bytes, size_t count)
+{
+    char quoted[TCHI_QUOTE_SIZE];
+    char *text = fuzz_text(bytes, count);
+    bool good = tchi_utf8_is_valid(text);
+    REQUIRE(tchi_utf8_length(text, 0) == 0);
+    REQUIRE(tchi_quote(text, quoted) == quoted && strlen(quoted) < TCHI_QUOTE_SIZE && tchi_utf8_is_valid(quoted));
+    REQUIRE(!good || strlen(text) >= 100 || has_controls(text) || strcmp(text, quoted) == 0);
+    free(text);
+}
+
+/* A type that the format has is the one that was asked for. */
+static void check_type(const uint8_t *bytes)
+{
+    tch_dtype asked = {.code = bytes[0] % 20, .bits = (uint8_t)(1U << bytes[1] % 8), .lanes = bytes[2] % 3};
+    const tchi_file_type *type = tchi_file_type_of(asked);
+    REQUIRE(type == NULL || (tch_dtype_equal(type->dtype, asked) && tchi_file_type_named(type->name) == type));
+}
+
+/* --- tensors and settings ---------------------------------------------------------------------------------------- */
 
 /* Both ways to a tensor give the same bytes, and as many as its description says; or both say that they are not those
  * of its checksum. After a fault the file may not be mapped, which only views need. */
@@ -160,7 +210,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     bool faulted = fuzz_faults_end();
     REQUIRE(status == TCH_OK || (checkpoint == NULL && tch_last_error()[0] != '\0'));
     REQUIRE(status == TCH_OK || status == TCH_ERR_IO || (status == TCH_ERR_OUT_OF_MEMORY && faulted));
+    check_text(bytes, count);
+    if (count >= 3) {
+        check_type(bytes);
+    }
     if (status == TCH_OK) {
+        check_places(&checkpoint->header, (int64_t)count - checkpoint->data_begin);
         REQUIRE(check_tensors(checkpoint, faulted) < (int64_t)count);
         check_no_tensors(checkpoint);
         check_settings(checkpoint);

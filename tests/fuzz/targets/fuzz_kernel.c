@@ -1,9 +1,11 @@
-/* The small texts around a custom kernel: its name, its options as macros, its file's name, the compiler's report on
- * stacks. The first byte chooses which; where there is no other, there is no text. */
+/* The texts of a custom kernel: its source before any compiler sees it (tokens, the rewriting for CPUs, whether it
+ * reads files), its name, its options as macros, its file's name, and the compiler's report on stacks. The first byte
+ * chooses which; where there is no other, there is no text. */
 #include <string.h>
 
 #include "backends/cpu/user_kernel/kernel.h"
 #include "fuzz.h"
+#include "kernel/cache.h"
 #include "kernel/macros.h"
 #include "kernel/names.h"
 
@@ -49,6 +51,41 @@ static void check_stack(const char *text)
     REQUIRE(use.stack_bytes > 0 && use.stack_bytes <= 2 * TCHI_CPU_LOCAL_MOST);
 }
 
+static size_t lines_of(const char *text)
+{
+    size_t count = 0;
+    for (; *text != '\0'; text++) {
+        count += *text == '\n';
+    }
+    return count;
+}
+
+static void prepare_source(const char *source, const char *name, int32_t option_count, uint64_t hash)
+{
+    tchi_cpu_source made;
+    const char *options[] = {"-DSIZE=4", "-DTYPE=float"};
+    const tch_kernel_text text = {
+        .source = source, .file = "mine.cu", .name = name, .options = options, .option_count = option_count};
+    fuzz_faults_begin(hash);
+    tch_status status = tchi_cpu_source_prepare(&text, &made);
+    bool faulted = fuzz_faults_end();
+    REQUIRE(status == TCH_OK || status == TCH_ERR_INVALID_ARGUMENT || (status == TCH_ERR_OUT_OF_MEMORY && faulted));
+    if (status == TCH_OK) {
+        REQUIRE(memchr(made.text, '\0', made.size) != NULL);
+        REQUIRE(lines_of(made.text) == lines_of(source));
+        tchi_cpu_host()->release(made.text, made.size);
+    }
+}
+
+static void check_source(const char *text)
+{
+    const tch_kernel_text alone = {.source = text};
+    uint64_t hash = fuzz_hash((const uint8_t *)text, strlen(text));
+    REQUIRE(tchi_kernel_reads_files(&alone) || strstr(text, "#include \"") == NULL);
+    prepare_source(text, "f", (int32_t)(hash % 3), hash);
+    prepare_source(text, "a::b::f <float, 4>", 0, 1);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
     if (count == 0) {
@@ -56,7 +93,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     }
     (void)fuzz_context();
     char *text = fuzz_text(bytes + 1, count - 1);
-    switch (bytes[0] % 4) {
+    switch (bytes[0] % 5) {
     case 0:
         check_name(count > 1 ? text : NULL);
         break;
@@ -66,8 +103,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     case 2:
         check_file_name(text);
         break;
-    default:
+    case 3:
         check_stack(text);
+        break;
+    default:
+        check_source(text);
     }
     free(text);
     return 0;
