@@ -2,7 +2,6 @@
  * of rows, and orders. At small sizes an emulated device runs their kernels too. */
 #include <float.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/backend/device_matrices.h"
@@ -15,7 +14,7 @@ static const tch_scalar types[] = {TCH_SCALAR_F32, TCH_SCALAR_F64};
 /* What an emulated device is spared. */
 static bool is_left_out(int64_t n)
 {
-    return n > 140 && getenv("TORCHIUM_EMULATOR_CAPABILITY") != NULL;
+    return n > 140 && device_is_emulated();
 }
 
 /* --- the inverse Cholesky factor --------------------------------------------------------------------------------- */
@@ -40,8 +39,7 @@ static double factor_residual(int64_t n, double *x, const double *a)
     for (int64_t i = 0; i < n; i++) {
         product[i * n + i] -= 1.0;
     }
-    double worst = ref_largest(n * n, product);
-    return worst;
+    return ref_largest(n * n, product);
 }
 
 /* In place of A, its factor or the inverse of that, and the flags. */

@@ -5,11 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/context.h"
+#include "support/backend/device_matrices.h"
 #include "support/random.h"
 #include "support/testing.h"
-
-#define GUARD 64 /* elements before and behind */
 
 typedef struct packed_case {
     int64_t n, gap, batch;
@@ -49,10 +47,9 @@ static uint16_t rounded_to_even(uint32_t bits)
     return (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
 }
 
-static memory make(tch_context *context, int64_t elements, int64_t size, bool finite, test_random *random)
+static memory make_memory(tch_context *context, int64_t elements, int64_t size, bool finite, test_random *random)
 {
     memory m = {.bytes = (elements + 2 * GUARD) * size};
-    void *there = NULL;
     m.image = test_alloc((size_t)m.bytes);
     for (int64_t i = 0; i < m.bytes; i++) {
         m.image[i] = (unsigned char)test_random_bits(random);
@@ -61,22 +58,14 @@ static memory make(tch_context *context, int64_t elements, int64_t size, bool fi
         uint32_t bits = near_the_middle(random);
         memcpy(m.image + 4 * i, &bits, sizeof bits);
     }
-    CHECK_OK(context->backend->device->allocate(context->state, m.bytes, &there));
-    m.there = there;
-    CHECK_OK(context->backend->device->copy_bytes(context->state, there, m.image, m.bytes, TCH_COPY_TO_DEVICE));
+    m.there = device_copy(context, m.image, m.bytes);
     return m;
 }
 
-static void check(tch_context *context, const memory *m, const char *what)
+static void check_memory(tch_context *context, const memory *m, const char *what)
 {
-    unsigned char *got = test_alloc((size_t)m->bytes);
-    CHECK_OK(context->backend->device->copy_bytes(context->state, got, m->there, m->bytes, TCH_COPY_TO_HOST));
-    CHECK(memcmp(got, m->image, (size_t)m->bytes) == 0, "%s: other bits than expected", what);
-}
-
-static void drop(tch_context *context, const memory *m)
-{
-    context->backend->device->release(context->state, m->there, m->bytes);
+    CHECK(memcmp(device_fetch(context, m->there, m->bytes), m->image, (size_t)m->bytes) == 0,
+          "%s: other bits than expected", what);
 }
 
 /* One element, between its two forms. */
@@ -97,8 +86,8 @@ static void expect_element(const packed_types *t, unsigned char *full, unsigned 
 }
 
 /* The lower triangle of every matrix, in the images: to the packed one, or back to both triangles. */
-static void expect(const tch_matrices *x, const packed_types *t, unsigned char *full, unsigned char *packed,
-                   bool unpacks)
+static void expect_triangles(const tch_matrices *x, const packed_types *t, unsigned char *full, unsigned char *packed,
+                             bool unpacks)
 {
     for (int64_t b = 0, k = 0; b < x->batch; b++) {
         for (int64_t i = 0; i < x->rows; i++) {
@@ -121,22 +110,22 @@ static void go_and_come_back(tch_context *context, const packed_case *c, const p
     test_random random = test_random_stream(seed);
     bool finite = t->kept == TCH_SCALAR_BF16;
     tch_matrices x = {NULL, t->full, c->n, c->n, c->n + c->gap, c->batch, c->n * (c->n + c->gap) + c->gap};
-    memory full = make(context, c->batch * x.stride, t->full_size, finite, &random);
-    memory packed = make(context, c->batch * (c->n * (c->n + 1) / 2), t->kept_size, false, &random);
+    memory full = make_memory(context, c->batch * x.stride, t->full_size, finite, &random);
+    memory packed = make_memory(context, c->batch * (c->n * (c->n + 1) / 2), t->kept_size, false, &random);
     x.data = full.there + GUARD * t->full_size;
     CHECK_OK(matrix->pack(context->state, &x, t->kept, packed.there + GUARD * t->kept_size, 0));
-    expect(&x, t, full.image, packed.image, false);
-    check(context, &full, "pack, what it reads");
-    check(context, &packed, "pack");
-    drop(context, &full);
-    full = make(context, c->batch * x.stride, t->full_size, false, &random);
+    expect_triangles(&x, t, full.image, packed.image, false);
+    check_memory(context, &full, "pack, what it reads");
+    check_memory(context, &packed, "pack");
+    device_release(context, full.there, full.bytes);
+    full = make_memory(context, c->batch * x.stride, t->full_size, false, &random);
     x.data = full.there + GUARD * t->full_size;
     CHECK_OK(matrix->pack(context->state, &x, t->kept, packed.there + GUARD * t->kept_size, 1));
-    expect(&x, t, full.image, packed.image, true);
-    check(context, &packed, "unpack, what it reads");
-    check(context, &full, "unpack");
-    drop(context, &full);
-    drop(context, &packed);
+    expect_triangles(&x, t, full.image, packed.image, true);
+    check_memory(context, &packed, "unpack, what it reads");
+    check_memory(context, &full, "unpack");
+    device_release(context, full.there, full.bytes);
+    device_release(context, packed.there, packed.bytes);
 }
 
 static void triangles_go_and_come_back(void **state)

@@ -4,71 +4,21 @@
 #include <math.h>
 #include <string.h>
 
-#include "core/context.h"
+#include "support/backend/device_matrices.h"
 #include "support/elements.h"
 #include "support/random.h"
 #include "support/testing.h"
 
-/* --- memory of the device ---------------------------------------------------------------------------------------- */
-
-/* A batch of matrices with a gap behind every row, and its image on the host; all bits are set where nothing is. */
-typedef struct batch {
-    tch_matrices m;
-    tch_dtype dtype;
-    unsigned char *image;
-    int64_t bytes;
-} batch;
-
-static batch make(tch_context *context, tch_scalar type, int64_t count, int64_t rows, int64_t cols, int64_t gap)
-{
-    static const tch_dtype dtypes[] = {{TCH_FLOAT, 64, 1}, {TCH_FLOAT, 32, 1}, {TCH_FLOAT, 16, 1}};
-    batch b = {.dtype = dtypes[type]};
-    int64_t ld = cols + gap;
-    b.bytes = count * rows * ld * (int64_t)tch_dtype_size(b.dtype);
-    b.m = (tch_matrices){NULL, type, rows, cols, ld, count, rows * ld};
-    b.image = test_alloc((size_t)b.bytes);
-    memset(b.image, 0xff, (size_t)b.bytes);
-    CHECK_OK(context->backend->device->allocate(context->state, b.bytes, &b.m.data));
-    return b;
-}
-
-static void move(tch_context *context, batch *b, tch_copy_kind kind)
-{
-    bool there = kind == TCH_COPY_TO_DEVICE;
-    CHECK_OK(context->backend->device->copy_bytes(context->state, there ? b->m.data : (void *)b->image,
-                                                  there ? (void *)b->image : b->m.data, b->bytes, kind));
-}
-
-static void drop(tch_context *context, batch *b)
-{
-    context->backend->device->release(context->state, b->m.data, b->bytes);
-}
-
-static unsigned char *element(const batch *b, int64_t row, int64_t col)
-{
-    return b->image + (row * b->m.ld + col) * (int64_t)tch_dtype_size(b->dtype);
-}
+/* --- rows of a batch, counted through ---------------------------------------------------------------------------- */
 
 static double value(const batch *b, int64_t row, int64_t col)
 {
-    return test_decode(b->dtype, element(b, row, col));
+    return batch_get(b, b->image, row / b->m.rows, row % b->m.rows, col);
 }
 
-static void check_gaps(const batch *b)
+static void put(const batch *b, int64_t row, int64_t col, double number)
 {
-    for (int64_t row = 0; row < b->m.batch * b->m.rows; row++) {
-        for (int64_t col = b->m.cols; col < b->m.ld; col++) {
-            CHECK(isnan(value(b, row, col)), "a gap behind row %lld was written", (long long)row);
-        }
-    }
-}
-
-static void *upload(tch_context *context, const void *bytes, int64_t count)
-{
-    void *there = NULL;
-    CHECK_OK(context->backend->device->allocate(context->state, count, &there));
-    CHECK_OK(context->backend->device->copy_bytes(context->state, there, bytes, count, TCH_COPY_TO_DEVICE));
-    return there;
+    batch_put(b, row / b->m.rows, row % b->m.rows, col, number);
 }
 
 /* --- ranks ------------------------------------------------------------------------------------------------------- */
@@ -82,23 +32,22 @@ static void ranks_agree(void **state)
         {7, ~5, 1, 1},  {0, 0, 0, 1},  {INT32_MAX, ~0, 0, 1}, {INT32_MAX, ~INT32_MAX, 0, 0},
         {-1, ~-1, 0, 0}};
     tch_context *context = *state;
-    const tch_device_ops *device = context->backend->device;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct {
             double counts[2];
             int32_t numbers[4]; /* the last is skip */
         } values = {.numbers = {cases[i][0], cases[i][1], cases[i][2], -1}};
         test_case("%d and %d, found %d", cases[i][0], cases[i][1], cases[i][2]);
-        char *there = upload(context, &values, sizeof values);
+        char *there = device_copy(context, &values, sizeof values);
         int32_t *numbers = (int32_t *)(void *)(there + sizeof values.counts);
         CHECK_OK(context->backend->update->decide_skip(context->state, numbers + 2, NULL, numbers, numbers + 3,
                                                        (double *)(void *)there));
-        CHECK_OK(device->copy_bytes(context->state, &values, there, sizeof values, TCH_COPY_TO_HOST));
+        memcpy(&values, device_fetch(context, there, sizeof values), sizeof values);
         CHECK(memcmp(values.numbers, cases[i], 3 * sizeof(int32_t)) == 0, "the numbers changed");
         CHECK(values.numbers[3] == cases[i][3], "skip is %d, expected %d", values.numbers[3], cases[i][3]);
         CHECK(values.counts[0] == 1.0 && values.counts[1] == cases[i][3], "counts %g and %g", values.counts[0],
               values.counts[1]);
-        device->release(context->state, there, sizeof values);
+        device_release(context, there, sizeof values);
     }
 }
 
@@ -112,8 +61,7 @@ static void fill_rows(batch *x, int spread, uint64_t stream)
     for (int64_t row = 0; row < x->m.batch * x->m.rows; row++) {
         double size = row % x->m.rows == 1 ? 0.0 : ldexp(1.0, row % x->m.rows == 0 ? spread : -spread);
         for (int64_t col = 0; col < x->m.cols; col++) {
-            double number = size * (2.0 * test_random_uniform(&random) - 1.0);
-            test_encode(x->dtype, number, element(x, row, col));
+            put(x, row, col, size * (2.0 * test_random_uniform(&random) - 1.0));
         }
     }
 }
@@ -194,27 +142,25 @@ static void check_left_out(const split_trial *t, int64_t row)
 static split_trial begin_split(tch_context *context, tch_scalar type, int64_t cols, int64_t gap, goal to)
 {
     split_trial t = {.to = to, .scale = 0x1p10};
-    t.x = make(context, type, 2, 3, cols, gap);
-    t.rows = make(context, TCH_SCALAR_F32, 2, 3, cols, gap);
-    t.high = make(context, TCH_SCALAR_F16, 2, 3, cols, gap);
-    t.low = make(context, TCH_SCALAR_F16, 2, 3, cols, gap);
+    t.x = batch_make(context, type, 2, 3, cols, gap);
+    t.rows = batch_make(context, TCH_SCALAR_F32, 2, 3, cols, gap);
+    t.high = batch_make(context, TCH_SCALAR_F16, 2, 3, cols, gap);
+    t.low = batch_make(context, TCH_SCALAR_F16, 2, 3, cols, gap);
     fill_rows(&t.x, to == IN_PLACE || to == ELSEWHERE ? 60 : 0, (uint64_t)(7 * cols + gap));
-    batch *all[] = {&t.x, &t.rows, &t.high, &t.low};
-    for (int i = 0; i < 4; i++) {
-        move(context, all[i], TCH_COPY_TO_DEVICE);
-    }
+    batch_send(context, &t.x);
     t.before = t.x;
-    t.before.image = test_alloc((size_t)t.x.bytes);
-    memcpy(t.before.image, t.x.image, (size_t)t.x.bytes);
     return t;
 }
 
+/* Fetches all that may have been written. */
 static void end_split(tch_context *context, split_trial *t)
 {
     batch *all[] = {&t->x, &t->rows, &t->high, &t->low};
     for (int i = 0; i < 4; i++) {
-        check_gaps(all[i]);
-        drop(context, all[i]);
+        unsigned char *after = batch_fetch(context, all[i]);
+        batch_check_guards(all[i], after);
+        batch_drop(context, all[i]);
+        all[i]->image = after;
     }
 }
 
@@ -226,9 +172,7 @@ static void check_split(tch_context *context, tch_scalar type, int64_t cols, int
               (int)to, (int)lacks);
     split_trial t = begin_split(context, type, cols, gap, to);
     t.lacks = lacks;
-    double *there = NULL;
-    CHECK_OK(context->backend->device->allocate(context->state, sizeof numbers, (void **)&there));
-    CHECK_OK(context->backend->device->copy_bytes(context->state, there, numbers, sizeof numbers, TCH_COPY_TO_DEVICE));
+    double *there = device_copy(context, numbers, sizeof numbers);
     tch_split_matrices out = {t.high.m, t.low.m, t.scale};
     out.low.data = lacks == LACKS_LOW ? NULL : out.low.data;
     const tch_rows_to_split problem = {.x = &t.x.m,
@@ -240,10 +184,8 @@ static void check_split(tch_context *context, tch_scalar type, int64_t cols, int
                                        .shift = to == MOVED ? there + 2 : NULL,
                                        .bound = to == MOVED ? there + 4 : NULL};
     CHECK_OK(context->backend->matrix->split_rows(context->state, &problem));
-    batch *all[] = {&t.x, &t.rows, &t.high, &t.low};
-    for (int i = 0; i < 4; i++) {
-        move(context, all[i], TCH_COPY_TO_HOST);
-    }
+    device_release(context, there, sizeof numbers);
+    end_split(context, &t);
     CHECK(to == IN_PLACE || memcmp(t.before.image, t.x.image, (size_t)t.x.bytes) == 0, "x changed");
     for (int64_t row = 0; row < 6; row++) {
         if (left_out && row >= 3) {
@@ -255,8 +197,6 @@ static void check_split(tch_context *context, tch_scalar type, int64_t cols, int
         }
         check_parts(&t, row);
     }
-    context->backend->device->release(context->state, there, sizeof numbers);
-    end_split(context, &t);
 }
 
 static void check_split_of_no_rows(tch_context *context)
@@ -305,8 +245,8 @@ static void fill_symmetric(batch *b, uint64_t stream)
     int64_t n = b->m.rows;
     for (int64_t row = 0; row < b->m.batch * n; row++) {
         for (int64_t j = 0; j <= row % n; j++) {
-            test_encode(b->dtype, 2.0 * test_random_uniform(&random) - 1.0, element(b, row, j));
-            memcpy(element(b, row - row % n + j, row % n), element(b, row, j), tch_dtype_size(b->dtype));
+            put(b, row, j, 2.0 * test_random_uniform(&random) - 1.0);
+            put(b, row - row % n + j, row % n, value(b, row, j));
         }
     }
 }
@@ -315,24 +255,22 @@ static void fill_symmetric(batch *b, uint64_t stream)
 static void check_inspection(tch_context *context, tch_scalar type, int64_t n, int64_t gap, int64_t bad)
 {
     enum { MATRICES = 2, NUMBERS = 3 * MATRICES };
-    double numbers[NUMBERS];
-    void *there = NULL;
     test_case("inspection, type %d, n %lld, %lld apart, %lld bad", (int)type, (long long)n, (long long)gap,
               (long long)bad);
-    batch x = make(context, type, MATRICES, n, n, gap);
+    batch x = batch_make(context, type, MATRICES, n, n, gap);
     fill_symmetric(&x, (uint64_t)(900 + n));
-    test_encode(x.dtype, -3.0, element(&x, 0, 0));
+    put(&x, 0, 0, -3.0);
     if (n > 1) {
-        test_encode(x.dtype, value(&x, 2 * n - 1, 0) + 0.5, element(&x, 2 * n - 1, 0));
+        put(&x, 2 * n - 1, 0, value(&x, 2 * n - 1, 0) + 0.5);
     }
     for (int64_t k = 0; k < bad; k++) {
-        test_encode(x.dtype, k % 2 ? (double)NAN : (double)INFINITY, element(&x, n - 1, n - 1 - k));
+        put(&x, n - 1, n - 1 - k, k % 2 ? (double)NAN : (double)INFINITY);
     }
     double gap_there = n > 1 ? fabs(value(&x, 2 * n - 1, 0) - value(&x, n, n - 1)) : 0.0;
-    move(context, &x, TCH_COPY_TO_DEVICE);
-    CHECK_OK(context->backend->device->allocate(context->state, sizeof numbers, &there));
+    batch_send(context, &x);
+    double *there = device_poison(context, NUMBERS * sizeof *there);
     CHECK_OK(context->backend->matrix->reduce(context->state, TCH_REDUCE_INSPECT, &x.m, there));
-    CHECK_OK(context->backend->device->copy_bytes(context->state, numbers, there, sizeof numbers, TCH_COPY_TO_HOST));
+    const double *numbers = device_fetch(context, there, NUMBERS * sizeof *there);
     double largest = 0.0;
     for (int64_t k = 0; k < n * n; k++) {
         largest = fmax(largest, fabs(value(&x, n + k / n, k % n)));
@@ -342,8 +280,8 @@ static void check_inspection(tch_context *context, tch_scalar type, int64_t n, i
     CHECK(numbers[2] == (double)bad && numbers[3] == 0.0, "%g and %g are not finite", numbers[2], numbers[3]);
     CHECK(bad > 0 || numbers[4] == 0.0, "an asymmetry of %g", numbers[4]);
     CHECK(fabs(numbers[5] - gap_there) <= 0x1p-22, "an asymmetry of %g, expected %g", numbers[5], gap_there);
-    context->backend->device->release(context->state, there, sizeof numbers);
-    drop(context, &x);
+    device_release(context, there, NUMBERS * sizeof *there);
+    batch_drop(context, &x);
 }
 
 /* One tile and several, whole and ragged, in rows of aligned vectors and not. */
@@ -361,14 +299,6 @@ static void matrices_are_inspected(void **state)
 
 /* As little as an emulated GPU has a way for: a tile of its factors for every multiprocessor. */
 enum { ROWS = 256, COLS = 320, BLOCKS = 6, ELEMENTS = ROWS * COLS, GAP = 5, SPACE = ROWS * (COLS + GAP) };
-
-/* Room on the device for so many numbers of float32, of which NULL leaves all bits set. */
-static void *floats_there(tch_context *context, const float *from, int64_t count)
-{
-    float *image = test_alloc((size_t)count * sizeof *image);
-    memset(image, 0xff, (size_t)count * sizeof *image);
-    return upload(context, from != NULL ? from : image, count * (int64_t)sizeof *image);
-}
 
 /* Gradients and states, and the numbers of the blocks as they are gathered without sides and with them. */
 typedef struct gathered {
@@ -388,14 +318,15 @@ static gathered gather_twice(tch_context *context, const tch_rect *like, tch_fil
     for (int64_t k = 0; k < 2 * BLOCKS * SPACE; k++) {
         numbers[k] = (float)test_random_normal(&random);
     }
-    float *gradients = floats_there(context, numbers, BLOCKS * SPACE);
-    float *params = floats_there(context, numbers + SPACE, BLOCKS * SPACE);
-    void *factors = floats_there(context, NULL, BLOCKS * COLS * COLS);
-    uint32_t *notes = floats_there(context, NULL, 2 * BLOCKS);
+    const int64_t factor_bytes = (int64_t)BLOCKS * COLS * COLS * (int64_t)sizeof(float);
+    const int64_t note_bytes = 2 * BLOCKS * (int64_t)sizeof(uint32_t);
+    float *gradients = device_copy(context, numbers, space);
+    float *params = device_copy(context, numbers + SPACE, space);
+    void *factors = device_poison(context, factor_bytes);
+    uint32_t *notes = device_poison(context, note_bytes);
     for (int with = 0; with < 2; with++) {
-        float *state = floats_there(context, numbers + 7, BLOCKS * SPACE);
-        char *block[2] = {floats_there(context, NULL, BLOCKS * ELEMENTS),
-                          floats_there(context, NULL, BLOCKS * ELEMENTS)};
+        float *state = device_copy(context, numbers + 7, space);
+        char *block[2] = {device_poison(context, bytes), device_poison(context, bytes)};
         tch_rect rects[BLOCKS];
         for (int32_t b = 0; b < BLOCKS; b++) {
             rects[b] = *like;
@@ -412,7 +343,7 @@ static gathered gather_twice(tch_context *context, const tch_rect *like, tch_fil
                                    .param_type = TCH_SCALAR_F32,
                                    .grad_type = TCH_SCALAR_F32,
                                    .block_type = TCH_SCALAR_F32,
-                                   .hyper = upload(context, &hyper, sizeof hyper)};
+                                   .hyper = device_copy(context, &hyper, sizeof hyper)};
         const int64_t rows = like->transposed ? like->cols : like->rows, cols = ELEMENTS / rows;
         const tch_matrices row_side = {factors, TCH_SCALAR_F32, rows, rows, rows, BLOCKS, rows * rows};
         const tch_matrices col_side = {factors, TCH_SCALAR_F32, cols, cols, cols, BLOCKS, cols * cols};
@@ -424,18 +355,16 @@ static gathered gather_twice(tch_context *context, const tch_rect *like, tch_fil
             .filter = filter, .l2 = l2, .sides = with ? &sides : NULL, .notes = {notes, notes + BLOCKS}};
         CHECK_OK(context->backend->update->gather(context->state, &update, &how, &out.type[with]));
         for (int k = 0; k < 2; k++) {
-            float *image = test_alloc((size_t)bytes);
-            CHECK_OK(context->backend->device->copy_bytes(context->state, image, block[k], bytes, TCH_COPY_TO_HOST));
-            *(with ? &out.kept[k] : (void **)&out.plain[k]) = image;
-            context->backend->device->release(context->state, block[k], bytes);
+            *(with ? &out.kept[k] : (void **)&out.plain[k]) = device_fetch(context, block[k], bytes);
+            device_release(context, block[k], bytes);
         }
-        context->backend->device->release(context->state, state, space);
-        context->backend->device->release(context->state, (void *)update.hyper, sizeof hyper);
+        device_release(context, state, space);
+        device_release(context, update.hyper, sizeof hyper);
     }
-    context->backend->device->release(context->state, gradients, space);
-    context->backend->device->release(context->state, params, space);
-    context->backend->device->release(context->state, factors, BLOCKS * COLS * COLS * (int64_t)sizeof(float));
-    context->backend->device->release(context->state, notes, 2 * BLOCKS * (int64_t)sizeof(float));
+    device_release(context, gradients, space);
+    device_release(context, params, space);
+    device_release(context, factors, factor_bytes);
+    device_release(context, notes, note_bytes);
     return out;
 }
 
@@ -464,7 +393,7 @@ static void blocks_may_be_gathered_in_float16(void **state)
     CHECK_OK(context->backend->device->info(0, &info));
     for (int i = 0; i < 8; i++) {
         int32_t transposed = i / 2 % 2;
-        tch_rect like = {.clock = upload(context, &clock, sizeof clock),
+        tch_rect like = {.clock = device_copy(context, &clock, sizeof clock),
                          .rows = ROWS,
                          .cols = COLS,
                          .stride = i / 4 ? COLS + GAP : COLS,
@@ -485,7 +414,7 @@ static void blocks_may_be_gathered_in_float16(void **state)
                 CHECK(memcmp(g.plain[k], g.kept[k], BLOCKS * ELEMENTS * sizeof(float)) == 0, "other bits with sides");
             }
         }
-        context->backend->device->release(context->state, (void *)like.clock, sizeof clock);
+        device_release(context, like.clock, sizeof clock);
     }
 }
 

@@ -6,10 +6,9 @@
  * with a beta of 0 C is not read; and a step that is skipped leaves C to the bit. */
 #include <float.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "support/backend/guarded_batch.h"
+#include "support/backend/device_matrices.h"
 #include "support/random.h"
 #include "support/testing.h"
 
@@ -33,8 +32,7 @@ enum { CASES = sizeof cases / sizeof cases[0], EMULATED = 5 };
 /* The CPU has one way for all sizes: it does without the large ones. */
 static bool is_left_out(int i)
 {
-    bool emulated = getenv("TORCHIUM_EMULATOR_CAPABILITY") != NULL;
-    return (emulated || test_on_cpu()) && i >= EMULATED;
+    return (device_is_emulated() || test_on_cpu()) && i >= EMULATED;
 }
 
 static void mirror(const batch *b)
@@ -44,7 +42,7 @@ static void mirror(const batch *b)
         int64_t i = row % b->m.rows;
         int64_t j = e % b->m.cols;
         if (j > i) {
-            b->image[batch_place(b, row / b->m.rows, i, j)] = b->image[batch_place(b, row / b->m.rows, j, i)];
+            batch_put(b, row / b->m.rows, i, j, batch_get(b, b->image, row / b->m.rows, j, i));
         }
     }
 }
@@ -53,7 +51,7 @@ static void mirror(const batch *b)
 
 static double operand(const factor_case *f, const batch *a, int64_t z, int64_t i, int64_t k)
 {
-    return a->image[f->transpose ? batch_place(a, z, k, i) : batch_place(a, z, i, k)];
+    return f->transpose ? batch_get(a, a->image, z, k, i) : batch_get(a, a->image, z, i, k);
 }
 
 static void check_element(const factor_case *f, const batch *a, const batch *c, const float *after,
@@ -66,11 +64,11 @@ static void check_element(const factor_case *f, const batch *a, const batch *c, 
         sum += product;
         size += fabs(product);
     }
-    double old = weight[1] == 0.0 ? 0.0 : weight[1] * c->image[batch_place(c, z, i, j)];
+    double old = weight[1] == 0.0 ? 0.0 : weight[1] * batch_get(c, c->image, z, i, j);
     double expected = weight[0] * sum + old;
     double rounding = 0x1p-10 + (double)(f->depth + 8) * 0x1p-24;
     double most = rounding * weight[0] * size + 0x1p-22 * fabs(old) + FLT_MIN;
-    double got = after[batch_place(c, z, i, j)];
+    double got = batch_get(c, after, z, i, j);
     CHECK(fabs(got - expected) <= most, "matrix %lld, (%lld, %lld): %.9g, expected %.9g, off by at most %.3g",
           (long long)z, (long long)i, (long long)j, got, expected, most);
 }
@@ -89,35 +87,52 @@ static void check_result(const factor_case *f, const batch *a, const batch *c, c
     }
 }
 
-static void check_case(tch_context *context, const factor_case *f, const double weight[2], uint64_t stream)
+/* A step of weight 0 leaves the factor as it was. */
+static void check_factor(tch_context *context, const factor_case *f, const batch *a, const batch *c,
+                         const double weight[2])
 {
-    const tch_backend *t = context->backend;
-    tch_clock clock = {.factor = {weight[0], weight[1]}, .narrow = {(float)weight[0], (float)weight[1]}};
-    void *there = NULL;
-    batch a = batch_make(context, f->batch, f->transpose ? f->depth : f->n, f->transpose ? f->n : f->depth, f->gap);
-    batch c = batch_make(context, f->batch, f->n, f->n, 2 * f->gap + f->n % 2);
-    test_case("%lld x %lld from %lld, transpose %d, of size %g, weights %g and %g", (long long)f->batch,
-              (long long)f->n, (long long)f->depth, f->transpose, f->magnitude, weight[0], weight[1]);
-    batch_fill(&a, weight[0] == 0.0 ? 0.0 : f->magnitude, stream);
-    if (weight[1] != 0.0) {
-        batch_fill(&c, f->magnitude * f->magnitude, stream + 1);
+    float *after = batch_fetch(context, c);
+    batch_check_guards(c, after);
+    if (weight[0] == 0.0) {
+        CHECK(memcmp(after, c->image, (size_t)c->bytes) == 0, "a skipped step changed the factor");
+    } else {
+        check_result(f, a, c, after, weight);
+    }
+}
+
+/* A symmetric factor before the step, which is not read where its weight is 0. */
+static batch make_factor(tch_context *context, int64_t count, int64_t n, int64_t gap, double magnitude, uint64_t stream)
+{
+    batch c = batch_make(context, TCH_SCALAR_F32, count, n, n, 2 * gap + n % 2);
+    if (magnitude != 0.0) {
+        batch_fill(&c, magnitude * magnitude, stream);
         mirror(&c);
     }
-    CHECK_OK(t->device->allocate(context->state, sizeof clock, &there));
-    CHECK_OK(t->device->copy_bytes(context->state, there, &clock, sizeof clock, TCH_COPY_TO_DEVICE));
-    batch_send(context, &a);
     batch_send(context, &c);
+    return c;
+}
+
+static tch_clock clock_of(const double weight[2])
+{
+    return (tch_clock){.factor = {weight[0], weight[1]}, .narrow = {(float)weight[0], (float)weight[1]}};
+}
+
+static void check_case(tch_context *context, const factor_case *f, const double weight[2], uint64_t stream)
+{
+    const tch_clock clock = clock_of(weight);
+    test_case("%lld x %lld from %lld, transpose %d, of size %g, weights %g and %g", (long long)f->batch,
+              (long long)f->n, (long long)f->depth, f->transpose, f->magnitude, weight[0], weight[1]);
+    batch a = batch_make(context, TCH_SCALAR_F32, f->batch, f->transpose ? f->depth : f->n,
+                         f->transpose ? f->n : f->depth, f->gap);
+    batch c = make_factor(context, f->batch, f->n, f->gap, weight[1] == 0.0 ? 0.0 : f->magnitude, stream + 1);
+    batch_fill(&a, weight[0] == 0.0 ? 0.0 : f->magnitude, stream);
+    batch_send(context, &a);
+    void *there = device_copy(context, &clock, sizeof clock);
     const tch_blocks blocks = {a.m, NULL};
-    CHECK_OK(t->update->update_factors(context->state, &blocks, there, 1, f->transpose ? NULL : &c.m,
-                                       f->transpose ? &c.m : NULL, NULL, NULL, 0));
-    float *after = batch_fetch(context, &c);
-    batch_check_guards(&c, after);
-    if (weight[0] == 0.0) {
-        CHECK(memcmp(after, c.image, (size_t)c.bytes) == 0, "a skipped step changed the factor");
-    } else {
-        check_result(f, &a, &c, after, weight);
-    }
-    t->device->release(context->state, there, sizeof clock);
+    CHECK_OK(context->backend->update->update_factors(context->state, &blocks, there, 1, f->transpose ? NULL : &c.m,
+                                                      f->transpose ? &c.m : NULL, NULL, NULL, 0));
+    check_factor(context, f, &a, &c, weight);
+    device_release(context, there, sizeof clock);
     batch_drop(context, &a);
     batch_drop(context, &c);
 }
@@ -151,29 +166,6 @@ static const pair_case pair_cases[] = {
 };
 enum { PAIR_CASES = sizeof pair_cases / sizeof pair_cases[0], PAIR_EMULATED = 4, SCRATCH_GUARD = 4096 };
 
-static void check_untouched(tch_context *context, const char *memory, int64_t bytes)
-{
-    unsigned char after[SCRATCH_GUARD];
-    CHECK_OK(
-        context->backend->device->copy_bytes(context->state, after, memory + bytes, SCRATCH_GUARD, TCH_COPY_TO_HOST));
-    for (int i = 0; i < SCRATCH_GUARD; i++) {
-        CHECK(after[i] == 0xff, "byte %d behind the scratch was written", i);
-    }
-}
-
-static void check_side(tch_context *context, const pair_case *p, int32_t transpose, const batch *a, const batch *c,
-                       const double weight[2])
-{
-    factor_case side = {transpose ? p->cols : p->rows, transpose ? p->rows : p->cols, p->batch, transpose, 0, 0};
-    float *after = batch_fetch(context, c);
-    batch_check_guards(c, after);
-    if (weight[0] == 0.0) {
-        CHECK(memcmp(after, c->image, (size_t)c->bytes) == 0, "a skipped step changed a factor");
-    } else {
-        check_result(&side, a, c, after, weight);
-    }
-}
-
 static void update_both(tch_context *context, const batch *a, const uint32_t *largest, const void *clock,
                         const batch c[2], void *scratch, int64_t bytes)
 {
@@ -197,7 +189,7 @@ static void check_without_scratch(tch_context *context, const batch *a, const vo
                   i, known);
         }
     }
-    context->backend->device->release(context->state, largest, a->m.batch * (int64_t)sizeof(float));
+    device_release(context, largest, a->m.batch * (int64_t)sizeof(float));
 }
 
 /* Whether packed factors have the bits of whole ones: on the CPU, and where a GPU of sm_90 has a kernel for a factor of
@@ -230,7 +222,6 @@ static float *pack_image(const batch *c, const float *image, int64_t *count)
 /* The same bits again, where factors are packed. */
 static void check_packed(tch_context *context, const batch *a, const void *clock, const batch c[2])
 {
-    const tch_backend *t = context->backend;
     if (!is_same_packed(context, c[0].m.rows, a->m.batch) || !is_same_packed(context, c[1].m.rows, a->m.batch)) {
         return;
     }
@@ -240,61 +231,51 @@ static void check_packed(tch_context *context, const batch *a, const void *clock
         packed[i] = c[i].m;
         packed[i].ld = 0;
         packed[i].stride = c[i].m.rows * (c[i].m.rows + 1) / 2;
-        float *before = pack_image(&c[i], c[i].image, &count[i]);
-        CHECK_OK(t->device->allocate(context->state, count[i] * 4, &packed[i].data));
-        CHECK_OK(t->device->copy_bytes(context->state, packed[i].data, before, count[i] * 4, TCH_COPY_TO_DEVICE));
+        float *before = pack_image(&c[i], (const float *)c[i].image, &count[i]);
+        packed[i].data = device_copy(context, before, count[i] * 4);
     }
     const tch_blocks blocks = {a->m, NULL};
     int64_t bytes = (int64_t)sizeof(float) * a->m.batch * (c[0].m.rows * c[0].m.rows + c[1].m.rows * c[1].m.rows);
-    void *room = NULL;
-    CHECK_OK(t->device->allocate(context->state, bytes, &room));
-    CHECK_OK(t->update->update_factors(context->state, &blocks, clock, 1, &packed[0], &packed[1], room, NULL, 0));
-    t->device->release(context->state, room, bytes);
+    void *room = device_poison(context, bytes);
+    CHECK_OK(context->backend->update->update_factors(context->state, &blocks, clock, 1, &packed[0], &packed[1], room,
+                                                      NULL, 0));
+    device_release(context, room, bytes);
     for (int i = 0; i < 2; i++) {
         float *expected = pack_image(&c[i], batch_fetch(context, &c[i]), &count[i]);
-        float *after = test_alloc((size_t)count[i] * 4);
-        CHECK_OK(t->device->copy_bytes(context->state, after, packed[i].data, count[i] * 4, TCH_COPY_TO_HOST));
+        float *after = device_fetch(context, packed[i].data, count[i] * 4);
         CHECK(memcmp(after, expected, (size_t)count[i] * 4) == 0, "other bits where factor %d is packed", i);
-        t->device->release(context->state, packed[i].data, count[i] * 4);
+        device_release(context, packed[i].data, count[i] * 4);
     }
 }
 
 static void check_pair(tch_context *context, const pair_case *p, const double weight[2], uint64_t stream)
 {
-    const tch_backend *t = context->backend;
-    tch_clock clock = {.factor = {weight[0], weight[1]}, .narrow = {(float)weight[0], (float)weight[1]}};
-    void *there = NULL;
-    void *scratch = NULL;
-    int64_t bytes = p->scratch + SCRATCH_GUARD;
-    unsigned char *poison = test_alloc((size_t)bytes);
-    batch a = batch_make(context, p->batch, p->rows, p->cols, p->gap);
-    batch c[2] = {batch_make(context, p->batch, p->rows, p->rows, 2 * p->gap + p->rows % 2),
-                  batch_make(context, p->batch, p->cols, p->cols, 2 * p->gap + p->cols % 2)};
+    const tch_clock clock = clock_of(weight);
+    const int64_t bytes = p->scratch + SCRATCH_GUARD;
+    const double magnitude = weight[1] == 0.0 ? 0.0 : p->magnitude;
     test_case("both factors of %lld x %lld x %lld, of size %g, weights %g and %g, %lld bytes of scratch",
               (long long)p->batch, (long long)p->rows, (long long)p->cols, p->magnitude, weight[0], weight[1],
               (long long)p->scratch);
+    batch a = batch_make(context, TCH_SCALAR_F32, p->batch, p->rows, p->cols, p->gap);
+    batch c[2] = {make_factor(context, p->batch, p->rows, p->gap, magnitude, stream + 1),
+                  make_factor(context, p->batch, p->cols, p->gap, magnitude, stream + 2)};
     batch_fill(&a, weight[0] == 0.0 ? 0.0 : p->magnitude, stream);
-    for (int i = 0; i < 2; i++) {
-        if (weight[1] != 0.0) {
-            batch_fill(&c[i], p->magnitude * p->magnitude, stream + 1 + (uint64_t)i);
-            mirror(&c[i]);
-        }
-        batch_send(context, &c[i]);
-    }
     batch_send(context, &a);
-    memset(poison, 0xff, (size_t)bytes);
-    CHECK_OK(t->device->allocate(context->state, sizeof clock, &there));
-    CHECK_OK(t->device->copy_bytes(context->state, there, &clock, sizeof clock, TCH_COPY_TO_DEVICE));
-    CHECK_OK(t->device->allocate(context->state, bytes, &scratch));
-    CHECK_OK(t->device->copy_bytes(context->state, scratch, poison, bytes, TCH_COPY_TO_DEVICE));
+    void *there = device_copy(context, &clock, sizeof clock);
+    char *scratch = device_poison(context, bytes);
     update_both(context, &a, NULL, there, c, p->scratch > 0 ? scratch : NULL, p->scratch);
-    check_side(context, p, 0, &a, &c[0], weight);
-    check_side(context, p, 1, &a, &c[1], weight);
-    check_untouched(context, scratch, p->scratch);
+    for (int32_t side = 0; side < 2; side++) {
+        const factor_case f = {side ? p->cols : p->rows, side ? p->rows : p->cols, p->batch, side, 0, 0};
+        check_factor(context, &f, &a, &c[side], weight);
+    }
+    const unsigned char *behind = device_fetch(context, scratch + p->scratch, SCRATCH_GUARD);
+    for (int i = 0; i < SCRATCH_GUARD; i++) {
+        CHECK(behind[i] == 0xff, "byte %d behind the scratch was written", i);
+    }
     check_without_scratch(context, &a, there, c);
     check_packed(context, &a, there, c);
-    t->device->release(context->state, scratch, bytes);
-    t->device->release(context->state, there, sizeof clock);
+    device_release(context, scratch, bytes);
+    device_release(context, there, sizeof clock);
     batch_drop(context, &a);
     batch_drop(context, &c[0]);
     batch_drop(context, &c[1]);
@@ -303,11 +284,9 @@ static void check_pair(tch_context *context, const pair_case *p, const double we
 static void both_factors_take_gradients_in(void **state)
 {
     static const double weights[][2] = {{0.25, 0.75}, {1.0, 0.0}, {0.0, 1.0}};
-    tch_context *context = *state;
-    bool emulated = getenv("TORCHIUM_EMULATOR_CAPABILITY") != NULL;
-    for (int i = 0; i < (emulated || test_on_cpu() ? (int)PAIR_EMULATED : (int)PAIR_CASES); i++) {
+    for (int i = 0; i < (device_is_emulated() || test_on_cpu() ? (int)PAIR_EMULATED : (int)PAIR_CASES); i++) {
         for (int w = 0; w < (i < PAIR_EMULATED ? 3 : 1); w++) {
-            check_pair(context, &pair_cases[i], weights[w], 5900 + 10 * (uint64_t)i);
+            check_pair(*state, &pair_cases[i], weights[w], 5900 + 10 * (uint64_t)i);
         }
     }
 }

@@ -6,12 +6,10 @@
  * written; and a result that comes out split is what split_rows would make of it. Where a condition holds of a matrix,
  * a kernel leaves out what it may. */
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "core/tensor.h"
 #include "linalg/gram_schmidt.h"
-#include "support/backend/guarded_batch.h"
+#include "support/backend/device_matrices.h"
 #include "support/elements.h"
 #include "support/random.h"
 #include "support/testing.h"
@@ -32,67 +30,57 @@ enum { CASES = sizeof cases / sizeof cases[0], EMULATED = 6, SAMPLES = 200 };
 
 /* --- operands ---------------------------------------------------------------------------------------------------- */
 
-/* Parts of an operand on the device, and as they are there. Rows are aligned to 16 bytes. */
+/* High and low parts of an operand. Rows are aligned to 16 bytes. */
 typedef struct parts {
     tch_split_matrices m;
-    tch_dtype dtype;
-    void *memory;
-    uint16_t *image;
-    int64_t bytes;
+    batch part[2];
 } parts;
 
-/* High parts of size 1, and low ones as rounding leaves them: less than half of what the high ones are rounded to. They
- * are drawn from a few thousand, since encoding millions would take longer than all products. */
-static void fill_parts(const parts *p, uint64_t stream)
+/* Parts that are all NaN. */
+static parts make_parts(tch_context *context, tch_scalar type, int64_t count, int64_t rows, int64_t cols, double scale)
 {
-    enum { DRAWN = 4096 };
-    uint16_t high[DRAWN];
-    uint16_t low[DRAWN];
-    test_random random = test_random_stream(stream);
-    const tch_matrices *m = &p->m.high;
-    for (int i = 0; i < DRAWN; i++) {
-        double x = test_random_normal(&random);
-        test_encode(p->dtype, x, &high[i]);
-        test_encode(p->dtype, x - test_decode(p->dtype, &high[i]), &low[i]);
-    }
-    memset(p->image, 0xff, (size_t)p->bytes);
-    for (int64_t r = 0; r < m->batch * m->rows; r++) {
-        uint16_t *row = p->image + r / m->rows * m->stride + r % m->rows * m->ld;
-        for (int64_t j = 0; j < m->cols; j++) {
-            uint64_t which = test_random_bits(&random) % DRAWN;
-            row[j] = high[which];
-            row[m->batch * m->stride + j] = low[which];
-        }
-    }
-}
-
-static parts make_parts(tch_context *context, tch_dtype dtype, int64_t batch, int64_t rows, int64_t cols, double scale,
-                        uint64_t stream)
-{
-    parts p = {.dtype = dtype};
-    tch_scalar type = dtype.code == TCH_FLOAT ? TCH_SCALAR_F16 : TCH_SCALAR_BF16;
-    int64_t ld = (cols + 7) / 8 * 8;
-    tch_matrices m = {NULL, type, rows, cols, ld, batch, rows * ld};
-    p.bytes = 2 * batch * m.stride * (int64_t)sizeof *p.image;
-    p.image = test_alloc((size_t)p.bytes);
-    fill_parts(&(parts){.m = {.high = m}, .dtype = dtype, .image = p.image, .bytes = p.bytes}, stream);
-    CHECK_OK(context->backend->device->allocate(context->state, p.bytes, &p.memory));
-    CHECK_OK(context->backend->device->copy_bytes(context->state, p.memory, p.image, p.bytes, TCH_COPY_TO_DEVICE));
-    p.m = (tch_split_matrices){m, m, scale};
-    p.m.high.data = p.memory;
-    p.m.low.data = (char *)p.memory + batch * m.stride * (int64_t)sizeof *p.image;
+    int64_t gap = (cols + 7) / 8 * 8 - cols;
+    parts p = {
+        .part = {batch_make(context, type, count, rows, cols, gap), batch_make(context, type, count, rows, cols, gap)}};
+    p.m = (tch_split_matrices){p.part[0].m, p.part[1].m, scale};
     return p;
 }
 
-static void drop_parts(tch_context *context, parts *p)
+/* High parts of size 1, and low ones as rounding leaves them: less than half of what the high ones are rounded to. They
+ * are drawn from a few thousand, since encoding millions would take longer than all products. */
+static parts draw_parts(tch_context *context, tch_scalar type, int64_t count, int64_t rows, int64_t cols, double scale,
+                        uint64_t stream)
 {
-    context->backend->device->release(context->state, p->memory, p->bytes);
+    enum { DRAWN = 4096 };
+    uint16_t drawn[2][DRAWN];
+    test_random random = test_random_stream(stream);
+    parts p = make_parts(context, type, count, rows, cols, scale);
+    for (int i = 0; i < DRAWN; i++) {
+        double x = test_random_normal(&random);
+        test_encode(p.part[0].dtype, x, &drawn[0][i]);
+        test_encode(p.part[0].dtype, x - test_decode(p.part[0].dtype, &drawn[0][i]), &drawn[1][i]);
+    }
+    for (int64_t e = 0; e < count * rows * cols; e++) {
+        uint64_t which = test_random_bits(&random) % DRAWN;
+        for (int low = 0; low < 2; low++) {
+            const batch *b = &p.part[low];
+            *(uint16_t *)batch_element(b, b->image, e / (rows * cols), e / cols % rows, e % cols) = drawn[low][which];
+        }
+    }
+    batch_send(context, &p.part[0]);
+    batch_send(context, &p.part[1]);
+    return p;
+}
+
+static void drop_parts(tch_context *context, const parts *p)
+{
+    batch_drop(context, &p->part[0]);
+    batch_drop(context, &p->part[1]);
 }
 
 static double part_at(const parts *p, int low, int64_t z, int64_t i, int64_t j)
 {
-    const tch_matrices *m = &p->m.high;
-    return test_decode(p->dtype, p->image + (low ? m->batch * m->stride : 0) + z * m->stride + i * m->ld + j);
+    return batch_get(&p->part[low], p->part[low].image, z, i, j);
 }
 
 /* --- what must hold ---------------------------------------------------------------------------------------------- */
@@ -147,7 +135,7 @@ static void check_element(const trial *t, const batch *c, const double *after, d
 {
     double size;
     double expected = expected_at(t, z, i, j, &size);
-    double before = t->beta == 0.0 ? 0.0 : t->beta * c->image[batch_place(c, z, i, j)];
+    double before = t->beta == 0.0 ? 0.0 : t->beta * batch_get(c, c->image, z, i, j);
     double got = after[batch_place(c, z, i, j)];
     double split = scale == 0.0 ? 0.0 : 0x1p-22 * fabs(expected) + 0x1p-25 / scale;
     double most =
@@ -189,7 +177,7 @@ static void check_handled(tch_context *context, trial *t, const tch_split_proble
     CHECK(handled == (info.compute_major == 9 && pairs >= info.processors / 6 && even), "handled: %d", (int)handled);
 }
 
-static void multiply(tch_context *context, trial *t, const batch *c, const tch_split_matrices *split)
+static void multiply_split(tch_context *context, trial *t, const batch *c, const tch_split_matrices *split)
 {
     const tch_split_problem problem = {t->alpha, &t->a.m, &t->b.m,       t->transposed, t->low,     t->beta,
                                        &c->m,    split,   t->high_alone, t->negligible, t->largest, t->wide};
@@ -199,63 +187,57 @@ static void multiply(tch_context *context, trial *t, const batch *c, const tch_s
     CHECK_OK(tchi_split_product(context, &problem));
 }
 
+/* What is in an image, at the places of C. */
+static double *numbers_of(const batch *b, const void *image)
+{
+    double *numbers = test_zeros(b->m.batch * b->m.stride + 2 * GUARD);
+    for (int64_t e = 0; e < b->m.batch * b->m.rows * b->m.cols; e++) {
+        int64_t row = e / b->m.cols, z = row / b->m.rows, i = row % b->m.rows, j = e % b->m.cols;
+        numbers[batch_place(b, z, i, j)] = batch_get(b, image, z, i, j);
+    }
+    return numbers;
+}
+
+static batch make_result(tch_context *context, const trial *t, tch_scalar type)
+{
+    return batch_make(context, type, t->c->batch, t->c->rows, t->c->cols, t->c->gap);
+}
+
 static void check_floats(tch_context *context, trial *t)
 {
-    batch c = batch_make(context, t->c->batch, t->c->rows, t->c->cols, t->c->gap);
+    batch c = make_result(context, t, TCH_SCALAR_F32);
     if (t->beta != 0.0) {
         batch_fill(&c, 1.0, 99);
+        batch_send(context, &c);
     }
-    batch_send(context, &c);
-    multiply(context, t, &c, NULL);
+    multiply_split(context, t, &c, NULL);
     float *after = batch_fetch(context, &c);
     batch_check_guards(&c, after);
-    double *values = test_alloc((size_t)c.bytes / 4 * sizeof *values);
-    for (int64_t e = 0; e < c.bytes / 4; e++) {
-        values[e] = after[e];
-    }
-    check_elements(t, &c, values, 0.0);
+    check_elements(t, &c, numbers_of(&c, after), 0.0);
     batch_drop(context, &c);
 }
 
 /* The result as float64 beside C, which a kernel leaves as it is; gaps between rows stay as they are. */
 static void check_wide(tch_context *context, trial *t)
 {
-    batch c = batch_make(context, t->c->batch, t->c->rows, t->c->cols, t->c->gap);
-    tch_matrices wide = c.m;
-    int64_t bytes = wide.batch * wide.stride * (int64_t)sizeof(double);
-    double *values = test_alloc((size_t)bytes);
-    wide.type = TCH_SCALAR_F64;
-    memset(values, 0xff, (size_t)bytes);
+    batch c = make_result(context, t, TCH_SCALAR_F32), wide = make_result(context, t, TCH_SCALAR_F64);
     batch_fill(&c, 1.0, 99);
     batch_send(context, &c);
-    CHECK_OK(context->backend->device->allocate(context->state, bytes, &wide.data));
-    CHECK_OK(context->backend->device->copy_bytes(context->state, wide.data, values, bytes, TCH_COPY_TO_DEVICE));
-    t->wide = &wide;
-    multiply(context, t, &c, NULL);
+    t->wide = &wide.m;
+    multiply_split(context, t, &c, NULL);
     t->wide = NULL;
     batch_check_guards(&c, batch_fetch(context, &c));
-    CHECK_OK(context->backend->device->copy_bytes(context->state, values, wide.data, bytes, TCH_COPY_TO_HOST));
-    double *expected = test_alloc((size_t)c.bytes / 4 * sizeof *expected);
-    for (int64_t e = 0; e < wide.batch * wide.stride; e++) {
-        int64_t i = e % wide.stride / wide.ld;
-        int64_t j = e % wide.stride % wide.ld;
-        if (i < wide.rows && j < wide.cols) {
-            expected[batch_place(&c, e / wide.stride, i, j)] = values[e];
-        } else {
-            CHECK(isnan(values[e]), "element %lld behind a row was written", (long long)e);
-        }
-    }
-    check_elements(t, &c, expected, 0.0);
-    context->backend->device->release(context->state, wide.data, bytes);
+    double *after = batch_fetch(context, &wide);
+    batch_check_guards(&wide, after);
+    check_elements(t, &c, numbers_of(&wide, after), 0.0);
+    batch_drop(context, &wide);
     batch_drop(context, &c);
 }
 
 /* The largest |alpha A B| of each matrix, which is to be that of C. */
 static void check_largest(tch_context *context, const trial *t, const batch *c, const double *values)
 {
-    double *got = test_alloc((size_t)t->c->batch * sizeof *got);
-    CHECK_OK(context->backend->device->copy_bytes(context->state, got, t->largest, t->c->batch * (int64_t)sizeof *got,
-                                                  TCH_COPY_TO_HOST));
+    double *got = device_fetch(context, t->largest, t->c->batch * (int64_t)sizeof *got);
     for (int64_t z = 0; z < t->c->batch; z++) {
         double most = 0.0;
         for (int64_t e = 0; e < t->c->rows * t->c->cols; e++) {
@@ -269,26 +251,20 @@ static void check_largest(tch_context *context, const trial *t, const batch *c, 
 /* C is then scratch, and what is split is beside it. */
 static void check_split(tch_context *context, trial *t)
 {
-    batch c = batch_make(context, t->c->batch, t->c->rows, t->c->cols, t->c->gap);
-    parts out = make_parts(context, TCH_FLOAT16, t->c->batch, t->c->rows, t->c->cols, 16.0, 5);
-    const tch_matrices *m = &out.m.high;
-    batch_send(context, &c);
-    memset(out.image, 0xff, (size_t)out.bytes);
-    CHECK_OK(
-        context->backend->device->copy_bytes(context->state, out.memory, out.image, out.bytes, TCH_COPY_TO_DEVICE));
-    multiply(context, t, &c, &out.m);
+    batch c = make_result(context, t, TCH_SCALAR_F32);
+    parts out = make_parts(context, TCH_SCALAR_F16, t->c->batch, t->c->rows, t->c->cols, 16.0);
+    multiply_split(context, t, &c, &out.m);
     batch_check_guards(&c, batch_fetch(context, &c));
-    CHECK_OK(context->backend->device->copy_bytes(context->state, out.image, out.memory, out.bytes, TCH_COPY_TO_HOST));
-    double *values = test_alloc((size_t)c.bytes / 4 * sizeof *values);
-    for (int64_t e = 0; e < 2 * m->batch * m->stride; e++) {
-        CHECK(e % m->ld < m->cols || out.image[e] == 0xffff, "element %lld behind a row was written", (long long)e);
+    double *values = test_zeros(c.bytes / 4);
+    for (int low = 0; low < 2; low++) {
+        unsigned char *after = batch_fetch(context, &out.part[low]);
+        batch_check_guards(&out.part[low], after);
+        out.part[low].image = after;
     }
-    for (int64_t e = 0; e < m->batch * m->rows * m->cols; e++) {
-        int64_t z = e / (m->rows * m->cols);
-        int64_t i = e / m->cols % m->rows;
-        double high = part_at(&out, 0, z, i, e % m->cols);
-        double low = part_at(&out, 1, z, i, e % m->cols);
-        values[batch_place(&c, z, i, e % m->cols)] = (high + low) / out.m.scale;
+    for (int64_t e = 0; e < c.m.batch * c.m.rows * c.m.cols; e++) {
+        int64_t row = e / c.m.cols, z = row / c.m.rows, i = row % c.m.rows, j = e % c.m.cols;
+        double high = part_at(&out, 0, z, i, j), low = part_at(&out, 1, z, i, j);
+        values[batch_place(&c, z, i, j)] = (high + low) / out.m.scale;
         CHECK(fabs(low) <= 0x1p-11 * fabs(high) + 0x1p-25, "element %lld is split into %g and %g", (long long)e, high,
               low);
     }
@@ -300,17 +276,17 @@ static void check_split(tch_context *context, trial *t)
     batch_drop(context, &c);
 }
 
-static trial begin_trial(tch_context *context, const product_case *c, tch_dtype dtype, int32_t transposed, int number)
+static trial begin_trial(tch_context *context, const product_case *c, tch_scalar type, int32_t transposed, int number)
 {
     static const double betas[] = {0.0, 1.0, -0.5};
     trial t = {.c = c, .transposed = transposed, .low = (tch_low)(number % 4), .alpha = number % 2 ? -1.0 : 0.75};
     uint64_t stream = 640 + 10 * (uint64_t)number;
     t.beta = betas[number / 4 % 3];
-    t.a = make_parts(context, dtype, c->batch, c->rows, c->depth, 256.0, stream);
-    t.b = make_parts(context, dtype, c->batch, transposed ? c->cols : c->depth, transposed ? c->depth : c->cols, 2.0,
+    t.a = draw_parts(context, type, c->batch, c->rows, c->depth, 256.0, stream);
+    t.b = draw_parts(context, type, c->batch, transposed ? c->cols : c->depth, transposed ? c->depth : c->cols, 2.0,
                      stream + 1);
     test_case("%lld x %lld x %lld x %lld, %s%s, low parts of %d, beta %g", (long long)c->batch, (long long)c->rows,
-              (long long)c->cols, (long long)c->depth, dtype.code == TCH_FLOAT ? "float16" : "bfloat16",
+              (long long)c->cols, (long long)c->depth, type == TCH_SCALAR_F16 ? "float16" : "bfloat16",
               transposed ? ", transposed" : "", (int)t.low, t.beta);
     return t;
 }
@@ -323,14 +299,14 @@ static void end_trial(tch_context *context, trial *t)
 
 static int count_of_cases(void)
 {
-    return getenv("TORCHIUM_EMULATOR_CAPABILITY") != NULL || test_on_cpu() ? (int)EMULATED : (int)CASES;
+    return device_is_emulated() || test_on_cpu() ? (int)EMULATED : (int)CASES;
 }
 
 /* Each case with every choice of low parts, and over all of them with every beta. */
 static void parts_multiply(void **state)
 {
     for (int k = 0; k < count_of_cases() * 16; k++) {
-        trial t = begin_trial(*state, &cases[k / 16], k / 8 % 2 ? TCH_BFLOAT16 : TCH_FLOAT16, k / 4 % 2,
+        trial t = begin_trial(*state, &cases[k / 16], k / 8 % 2 ? TCH_SCALAR_BF16 : TCH_SCALAR_F16, k / 4 % 2,
                               k % 4 + k / 16 % 3 * 4);
         check_floats(*state, &t);
         end_trial(*state, &t);
@@ -340,24 +316,20 @@ static void parts_multiply(void **state)
 static void a_product_comes_out_split(void **state)
 {
     for (int k = 0; k < count_of_cases() * 4; k++) {
-        trial t = begin_trial(*state, &cases[k / 4], TCH_FLOAT16, k % 2, k % 4 == 0 ? 0 : 3);
+        trial t = begin_trial(*state, &cases[k / 4], TCH_SCALAR_F16, k % 2, k % 4 == 0 ? 0 : 3);
         check_split(*state, &t);
         end_trial(*state, &t);
     }
 }
 
 /* Numbers for conditions, which hold of odd matrices alone with a limit of 1, or for the largest: poison. */
-static double *make_numbers(tch_context *context, int64_t batch, bool poison)
+static double *make_numbers(tch_context *context, int64_t count, bool poison)
 {
-    double *image = test_alloc((size_t)batch * sizeof *image);
-    void *there = NULL;
-    for (int64_t z = 0; z < batch; z++) {
+    double *image = test_alloc((size_t)count * sizeof *image);
+    for (int64_t z = 0; z < count; z++) {
         image[z] = poison ? NAN : z % 2 ? 1.0 : z % 4 ? 1.5 : NAN;
     }
-    CHECK_OK(context->backend->device->allocate(context->state, batch * (int64_t)sizeof *image, &there));
-    CHECK_OK(context->backend->device->copy_bytes(context->state, there, image, batch * (int64_t)sizeof *image,
-                                                  TCH_COPY_TO_DEVICE));
-    return there;
+    return device_copy(context, image, count * (int64_t)sizeof *image);
 }
 
 /* Each case with either condition, into C and split, and with the largest element. */
@@ -368,7 +340,7 @@ static void less_is_done_where_it_may(void **state)
         const product_case *c = &cases[k / 8];
         double *numbers = make_numbers(context, c->batch, false);
         double *largest = make_numbers(context, c->batch, true);
-        trial t = begin_trial(context, c, TCH_FLOAT16, k % 2, k % 8 < 4 ? 3 : 2 + k % 2);
+        trial t = begin_trial(context, c, TCH_SCALAR_F16, k % 2, k % 8 < 4 ? 3 : 2 + k % 2);
         *(k / 2 % 2 ? &t.high_alone : &t.negligible) = (tch_condition){numbers, 1.0};
         t.largest = k % 8 < 4 ? largest : NULL;
         if (k % 8 < 4) {
@@ -380,8 +352,8 @@ static void less_is_done_where_it_may(void **state)
             check_wide(context, &t);
         }
         end_trial(context, &t);
-        context->backend->device->release(context->state, numbers, c->batch * (int64_t)sizeof *numbers);
-        context->backend->device->release(context->state, largest, c->batch * (int64_t)sizeof *largest);
+        device_release(context, numbers, c->batch * (int64_t)sizeof *numbers);
+        device_release(context, largest, c->batch * (int64_t)sizeof *largest);
     }
 }
 

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "core/context.h"
+#include "support/backend/device_matrices.h"
 #include "support/elements.h"
 #include "support/tensors.h"
 #include "support/testing.h"
@@ -31,22 +31,14 @@ static void *address(const test_tensor *t)
     return (char *)t->tensor.data + t->tensor.byte_offset;
 }
 
-static void *upload(tch_context *context, const void *value, int64_t bytes)
-{
-    void *there = NULL;
-    CHECK_OK(tch_memory_alloc(context, bytes, &there));
-    CHECK_OK(context->backend->device->copy_bytes(context->state, there, value, bytes, TCH_COPY_TO_DEVICE));
-    return there;
-}
-
 /* One step over one rectangle. */
-static void step(tch_context *context, const rounding_case *c, double number, test_tensor *param, test_tensor *grad)
+static void step_sgd(tch_context *context, const rounding_case *c, double number, test_tensor *param, test_tensor *grad)
 {
     const tch_hyper hyper = {.lr = LR};
     const tch_clock clock = {.step = number, .correction1 = 1.0, .correction2 = 1.0};
     tch_rect rect = {.param = address(param),
                      .grad = address(grad),
-                     .clock = upload(context, &clock, sizeof clock),
+                     .clock = device_copy(context, &clock, sizeof clock),
                      .rows = c->rows,
                      .cols = c->cols,
                      .stride = c->rows == 1 ? c->cols : param->strides[0],
@@ -59,7 +51,7 @@ static void step(tch_context *context, const rounding_case *c, double number, te
                          .param_type = TCH_SCALAR_BF16,
                          .grad_type = TCH_SCALAR_F32,
                          .block_type = TCH_SCALAR_F32,
-                         .hyper = upload(context, &hyper, sizeof hyper),
+                         .hyper = device_copy(context, &hyper, sizeof hyper),
                          .stochastic = 1,
                          .seed = c->seed};
     CHECK_OK(context->backend->device->begin(context->state));
@@ -69,8 +61,8 @@ static void step(tch_context *context, const rounding_case *c, double number, te
         context->backend->device->end(context->state);
     }
     CHECK_OK(tch_context_synchronize(context));
-    CHECK_OK(tch_memory_free(context, (void *)update.hyper));
-    CHECK_OK(tch_memory_free(context, (void *)rect.clock));
+    device_release(context, update.hyper, sizeof hyper);
+    device_release(context, rect.clock, sizeof clock);
 }
 
 /* The random bits are added below those that are kept, and the sum is cut off. */
@@ -109,7 +101,7 @@ static void check_bits(tch_context *context, const rounding_case *c, uint64_t st
             values[i] = floor(test_random_uniform(&random) * 511.0) - 255.0;
         }
         test_tensor_write(grad, values);
-        step(context, c, number, param, grad);
+        step_sgd(context, c, number, param, grad);
         double *after = test_tensor_read(param);
         for (int64_t i = 0; i < param->count; i++) {
             int64_t stride = c->rows == 1 ? c->cols : param->strides[0];
@@ -155,7 +147,7 @@ static void what_is_not_finite_stays(void **state)
     test_tensor_write(param, (const double[]){1, 1, 1, 1, 1});
     CHECK_OK(context->backend->device->copy_bytes(context->state, address(grad), gradients, sizeof gradients,
                                                   TCH_COPY_TO_DEVICE));
-    step(context, &c, 1.0, param, grad);
+    step_sgd(context, &c, 1.0, param, grad);
     double *got = test_tensor_read(param);
     for (int j = 0; j < 5; j++) {
         test_case("element %d", j);

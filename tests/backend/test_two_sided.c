@@ -5,10 +5,9 @@
  * roots are very large or small; norms are those of what was written; nothing beside the matrices is written; and no
  * bit depends on how a batch of large matrices is divided, or on whether the largest elements are known. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "support/backend/guarded_batch.h"
+#include "support/backend/device_matrices.h"
 #include "support/random.h"
 #include "support/testing.h"
 
@@ -42,7 +41,7 @@ static void fill_roots(const batch *b, double magnitude, test_random *random)
         for (int64_t i = 0; i < b->m.rows; i++) {
             for (int64_t j = 0; j < b->m.rows; j++) {
                 double on = i == j ? 0.1 + a[i] * a[i] : 0.0;
-                b->image[batch_place(b, z, i, j)] = (float)(magnitude * (0.5 * a[i] * a[j] + on));
+                batch_put(b, z, i, j, magnitude * (0.5 * a[i] * a[j] + on));
             }
         }
     }
@@ -69,7 +68,7 @@ static void fill_bases(const batch *b, test_random *random)
             for (int64_t j = 0; j < n; j++) {
                 double q = (i == j ? 1.0 : 0.0) - 2.0 * u[i] * u[j] / uu - 2.0 * v[i] * v[j] / vv +
                            4.0 * uv * u[i] * v[j] / (uu * vv);
-                b->image[batch_place(b, z, i, j)] = (float)q;
+                batch_put(b, z, i, j, q);
             }
         }
     }
@@ -96,7 +95,7 @@ typedef struct problem {
 static double side_at(const problem *p, int which, int64_t z, int64_t i, int64_t k)
 {
     const batch *b = &p->side[which];
-    return b->image[p->sides == TCH_SIDES_OUT_OF_BASES ? batch_place(b, z, k, i) : batch_place(b, z, i, k)];
+    return p->sides == TCH_SIDES_OUT_OF_BASES ? batch_get(b, b->image, z, k, i) : batch_get(b, b->image, z, i, k);
 }
 
 /* Row i of op(L) X, and of the same with squares. */
@@ -106,7 +105,7 @@ static void row_of(const problem *p, int64_t z, int64_t i, double *row, double *
     memset(squares, 0, (size_t)p->x.m.cols * sizeof *squares);
     for (int64_t k = 0; k < p->x.m.rows; k++) {
         double l = side_at(p, 0, z, i, k);
-        const float *x = p->x.image + batch_place(&p->x, z, k, 0);
+        const float *x = batch_element(&p->x, p->x.image, z, k, 0);
         for (int64_t j = 0; j < p->x.m.cols; j++) {
             row[j] += l * x[j];
             squares[j] += l * x[j] * l * x[j];
@@ -131,7 +130,7 @@ static void check_row(const problem *p, const float *after, int64_t z, int64_t i
             size += squares[k] * r * r;
         }
         double most = 8.0 * 0x1p-11 * (sqrt(size) + fabs(expected));
-        double got = after[batch_place(&p->x, z, i, j)];
+        double got = batch_get(&p->x, after, z, i, j);
         CHECK(fabs(got - expected) <= most, "matrix %lld, (%lld, %lld): %.9g, expected %.9g, off by at most %.3g",
               (long long)z, (long long)i, (long long)j, got, expected, most);
     }
@@ -140,13 +139,11 @@ static void check_row(const problem *p, const float *after, int64_t z, int64_t i
 static void check_result(tch_context *context, const problem *p, const float *after)
 {
     test_random random = test_random_stream(78);
-    double *norms = test_alloc((size_t)p->x.m.batch * sizeof *norms);
-    CHECK_OK(context->backend->device->copy_bytes(context->state, norms, p->norms,
-                                                  p->x.m.batch * (int64_t)sizeof *norms, TCH_COPY_TO_HOST));
+    double *norms = device_fetch(context, p->norms, p->x.m.batch * (int64_t)sizeof *norms);
     for (int64_t z = 0; z < p->x.m.batch; z++) {
         double sum = 0.0;
         for (int64_t e = 0; e < p->x.m.rows * p->x.m.cols; e++) {
-            double x = after[batch_place(&p->x, z, e / p->x.m.cols, e % p->x.m.cols)];
+            double x = batch_get(&p->x, after, z, e / p->x.m.cols, e % p->x.m.cols);
             sum += x * x;
         }
         CHECK(fabs(norms[z] - sqrt(sum)) <= 1e-6 * sqrt(sum), "norm of matrix %lld: %.9g, expected %.9g", (long long)z,
@@ -170,14 +167,14 @@ static tch_matrices part_of(const tch_matrices *m, int64_t first, int64_t count)
 static void multiply_both_sides(tch_context *context, const problem *p, const uint32_t *largest, int64_t first,
                                 int64_t count)
 {
-    const tch_backend *t = context->backend;
     const tch_matrices left = part_of(&p->side[0].m, first, count);
     const tch_matrices right = part_of(&p->side[1].m, first, count);
     const tch_matrices x = part_of(&p->x.m, first, count);
     tch_matrices between = part_of(&p->other.m, first, count);
     const tch_preconditioner both = {.sides = p->sides, .left = &left, .right = &right, .rounded = 1};
     const tch_blocks blocks = {x, largest != NULL ? largest + first : NULL};
-    CHECK_OK(t->update->precondition(context->state, &both, &blocks, between.data, &x, (double *)p->norms + first));
+    CHECK_OK(context->backend->update->precondition(context->state, &both, &blocks, between.data, &x,
+                                                    (double *)p->norms + first));
 }
 
 /* Again, one matrix at a time and with the largest elements known: for sizes and rows that are not left to libraries,
@@ -195,27 +192,28 @@ static void check_division(tch_context *context, const problem *p, const float *
     }
     float *again = batch_fetch(context, &p->x);
     CHECK(memcmp(after, again, (size_t)p->x.bytes) == 0, "other bits one by one");
-    context->backend->device->release(context->state, largest, p->x.m.batch * (int64_t)sizeof(uint32_t));
+    device_release(context, largest, p->x.m.batch * (int64_t)sizeof(uint32_t));
 }
 
 static void check_case(tch_context *context, const sides_case *c, tch_sides sides, uint64_t stream)
 {
     problem p = {.sides = sides};
     const int64_t norm_bytes = c->batch * (int64_t)sizeof(double);
+    const tch_scalar type = TCH_SCALAR_F32;
     test_case("%lld x %lld x %lld, sides %d, of size %g, roots of %g", (long long)c->batch, (long long)c->rows,
               (long long)c->cols, (int)sides, c->magnitude, c->root);
-    p.side[0] = batch_make(context, c->batch, c->rows, c->rows, 0);
-    p.side[1] = batch_make(context, c->batch, c->cols, c->cols, c->gap);
-    p.x = batch_make(context, c->batch, c->rows, c->cols, c->gap);
-    p.other = batch_make(context, c->batch, c->rows, c->cols, c->gap);
+    p.side[0] = batch_make(context, type, c->batch, c->rows, c->rows, 0);
+    p.side[1] = batch_make(context, type, c->batch, c->cols, c->cols, c->gap);
+    p.x = batch_make(context, type, c->batch, c->rows, c->cols, c->gap);
+    p.other = batch_make(context, type, c->batch, c->rows, c->cols, c->gap);
+    p.norms = device_poison(context, norm_bytes);
     fill_side(&p.side[0], sides, c->root, stream);
     fill_side(&p.side[1], sides, c->root, stream + 1);
     batch_fill(&p.x, c->magnitude, stream + 2);
-    CHECK_OK(context->backend->device->allocate(context->state, norm_bytes, &p.norms));
-    batch_send(context, &p.side[0]);
-    batch_send(context, &p.side[1]);
-    batch_send(context, &p.x);
-    batch_send(context, &p.other);
+    const batch *all[] = {&p.side[0], &p.side[1], &p.x, &p.other};
+    for (int i = 0; i < 3; i++) {
+        batch_send(context, all[i]);
+    }
     multiply_both_sides(context, &p, NULL, 0, c->batch);
     float *after = batch_fetch(context, &p.x);
     batch_check_guards(&p.x, after);
@@ -226,16 +224,15 @@ static void check_case(tch_context *context, const sides_case *c, tch_sides side
               (long long)e);
     }
     check_division(context, &p, after);
-    context->backend->device->release(context->state, p.norms, norm_bytes);
-    batch_drop(context, &p.side[0]);
-    batch_drop(context, &p.side[1]);
-    batch_drop(context, &p.x);
-    batch_drop(context, &p.other);
+    device_release(context, p.norms, norm_bytes);
+    for (int i = 0; i < 4; i++) {
+        batch_drop(context, all[i]);
+    }
 }
 
 static void both_sides_multiply(void **state)
 {
-    bool small = getenv("TORCHIUM_EMULATOR_CAPABILITY") != NULL || test_on_cpu();
+    bool small = device_is_emulated() || test_on_cpu();
     for (int i = 0; i < (small ? (int)EMULATED : (int)CASES); i++) {
         for (int sides = TCH_SIDES_ROOTS; sides <= TCH_SIDES_OUT_OF_BASES; sides++) {
             check_case(*state, &cases[i], (tch_sides)sides, 7900 + 10 * (uint64_t)i + 3 * (uint64_t)sides);
