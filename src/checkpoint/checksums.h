@@ -4,10 +4,9 @@
 #ifndef TCHI_CHECKPOINT_CHECKSUMS_H
 #define TCHI_CHECKPOINT_CHECKSUMS_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
-#include "types.h"
+#include "format.h"
 
 /* What the header's checksum covers: a setting, or a tensor. */
 typedef struct tchi_covered {
@@ -21,9 +20,6 @@ typedef struct tchi_covered {
 
 /* Sorts the items, all different, and sums them. */
 uint32_t tchi_header_checksum(tchi_covered *items, int64_t count);
-
-/* False when the text is not a checksum as files have it. */
-bool tchi_checksum_parse(const char *text, uint32_t *checksum);
 
 /* Bytes that are summed right after they are read, so that they are found in the cache:
  * five times what tchi_crc32c_fast works on at once. */

@@ -1,6 +1,21 @@
-/* What every file of this library says of itself, and the limits of the format. */
+/* The element types of safetensors files, what every file of this library says of itself, and the limits of the
+ * format. */
 #ifndef TCHI_CHECKPOINT_FORMAT_H
 #define TCHI_CHECKPOINT_FORMAT_H
+
+#include <stdint.h>
+
+#include <torchium/tensor.h>
+
+typedef struct tchi_file_type {
+    const char *name; /* in the file */
+    int32_t bits;     /* of one element; those below 8 are packed */
+    tch_dtype dtype;  /* in DLPack's numbers */
+} tchi_file_type;
+
+/* NULL for a name or a type that the format does not have. */
+const tchi_file_type *tchi_file_type_named(const char *name);
+const tchi_file_type *tchi_file_type_of(tch_dtype dtype);
 
 /* Bytes of the little-endian length before the header. */
 #define TCHI_PREFIX_BYTES 8

@@ -8,8 +8,7 @@
 #include "core/status.h"
 #include "format.h"
 #include "json.h"
-#include "numbers.h"
-#include "utf8.h"
+#include "text.h"
 
 /* --- one tensor ------------------------------------------------------------------------------------------------- */
 

@@ -10,7 +10,7 @@
 
 #include "core/list.h"
 #include "names.h"
-#include "types.h"
+#include "format.h"
 
 /* One tensor of a file. */
 typedef struct tchi_stored {
@@ -56,7 +56,7 @@ typedef struct tchi_header {
 tch_status tchi_header_read(tchi_header *header, const char *path, char *text, int64_t length, int64_t data_bytes);
 void tchi_header_release(tchi_header *header);
 
-/* --- header_checksums.c ------------------------------------------------------------------------------------------ */
+/* --- checksums.c ------------------------------------------------------------------------------------------------- */
 
 /* Whether the setting is a checksum, which is then noted and is no setting. */
 tch_status tchi_header_note(tchi_header *header, const char *path, const tchi_setting *setting, bool *is_checksum);

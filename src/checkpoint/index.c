@@ -12,7 +12,7 @@
 #include "format.h"
 #include "json.h"
 #include "reader.h"
-#include "utf8.h"
+#include "text.h"
 
 #define MOST_INDEX_BYTES ((int64_t)1 << 30) /* ten million names, and no more memory than that for a wrong file */
 

@@ -2,11 +2,13 @@
  * matters: bytes to the disk, then the name, then the folder to the disk. */
 #include "part_file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,6 +19,62 @@ _Static_assert(sizeof(off_t) == 8, "a checkpoint may be larger than 2 GiB");
 
 /* A name is drawn from 2^64, so a second attempt is rare and a tenth means that something else is wrong. */
 #define ATTEMPTS 10
+
+/* --- leftovers ---------------------------------------------------------------------------------------------------- */
+
+/* Temporary files that a killed process left behind. One is removed when all of this holds: it has the name of one, it
+ * belongs to this user, nothing was written to it for an hour, and it is not locked. The lock alone would not do: some
+ * network file systems keep locks local to a machine, and then the files that other ranks are writing look free. */
+#define ABANDONED_S 3600
+
+static bool is_part_name(const char *name)
+{
+    static const char prefix[] = TCHI_PART_PREFIX;
+    size_t start = sizeof prefix - 1;
+    if (strncmp(name, prefix, start) != 0) {
+        return false;
+    }
+    size_t digits = strspn(name + start, "0123456789abcdef");
+    return digits == TCHI_PART_DIGITS && strcmp(name + start + digits, TCHI_PART_SUFFIX) == 0;
+}
+
+static void remove_if_abandoned(int folder, const char *name, time_t now)
+{
+    struct stat status;
+    int file = openat(folder, name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0) {
+        return;
+    }
+    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
+        status.st_mtime < now - ABANDONED_S && flock(file, LOCK_EX | LOCK_NB) == 0) {
+        (void)unlinkat(folder, name, 0);
+    }
+    close(file);
+}
+
+/* Locks the temporary file that was just created, and removes the leftovers beside it. What cannot be removed stays.
+ * The time is that of the file system: its clock may differ from ours. */
+static void remove_leftovers(int folder, int file)
+{
+    struct stat created;
+    int listed = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *entries = listed < 0 ? NULL : fdopendir(listed);
+    (void)flock(file, LOCK_EX | LOCK_NB);
+    if (entries == NULL) {
+        if (listed >= 0) {
+            close(listed);
+        }
+        return;
+    }
+    for (const struct dirent *entry = readdir(entries); entry != NULL; entry = readdir(entries)) {
+        if (is_part_name(entry->d_name) && fstat(file, &created) == 0) {
+            remove_if_abandoned(folder, entry->d_name, created.st_mtime);
+        }
+    }
+    closedir(entries);
+}
+
+/* --- the file ----------------------------------------------------------------------------------------------------- */
 
 static tch_status fail_part(const tchi_part_file *part, const char *what, int error)
 {
@@ -87,7 +145,7 @@ static tch_status create_part(tchi_part_file *part)
         part->name[0] = '\0';
         return fail_part(part, "no file can be created in its folder", errno);
     }
-    tchi_remove_leftovers(part->folder, part->file);
+    remove_leftovers(part->folder, part->file);
     return TCH_OK;
 }
 

@@ -46,10 +46,4 @@ tch_status tchi_part_file_flush(tchi_part_file *part);
 tch_status tchi_part_file_commit(tchi_part_file *part);
 void tchi_part_file_close(tchi_part_file *part);
 
-/* --- leftovers.c ------------------------------------------------------------------------------------------------ */
-
-/* Locks the temporary file that was just created, and removes those that killed processes have left beside it. What
- * cannot be removed stays. */
-void tchi_remove_leftovers(int folder, int file);
-
 #endif

@@ -11,11 +11,23 @@
 #include "crc32c.h"
 #include "chunks.h"
 #include "reader.h"
-#include "utf8.h"
+#include "text.h"
 
-/* The tensor of this name, if there can be a tch_tensor of its type and rank; else NULL, and why in `status`. */
-static tchi_stored *find_loadable(const char *function, const tch_checkpoint *checkpoint, const char *name,
-                                  tch_status *status)
+static tch_status compare_checksum(const tch_checkpoint *checkpoint, const tchi_stored *stored, uint32_t found)
+{
+    char quoted[TCHI_QUOTE_SIZE];
+    if (!stored->has_checksum || found == stored->checksum) {
+        return TCH_OK;
+    }
+    return tchi_fail(TCH_ERR_IO,
+                     "%.600s: the bytes of \"%s\" are not those that were written: their CRC-32C is %08x, expected "
+                     "%08x; the file is damaged",
+                     checkpoint->path, tchi_quote(stored->name, quoted), (unsigned)found, (unsigned)stored->checksum);
+}
+
+/* The tensor of this name; NULL where there is none, and why in `status`. */
+static tchi_stored *find_tensor(const char *function, const tch_checkpoint *checkpoint, const char *name,
+                                tch_status *status)
 {
     char quoted[TCHI_QUOTE_SIZE];
     int64_t number = tchi_names_find(&checkpoint->header.names, name);
@@ -24,7 +36,18 @@ static tchi_stored *find_loadable(const char *function, const tch_checkpoint *ch
                             checkpoint->path, tchi_quote(name, quoted));
         return NULL;
     }
-    tchi_stored *stored = (tchi_stored *)checkpoint->header.tensors.items + number;
+    return (tchi_stored *)checkpoint->header.tensors.items + number;
+}
+
+/* The same, if there can be a tch_tensor of its type and rank. */
+static tchi_stored *find_loadable(const char *function, const tch_checkpoint *checkpoint, const char *name,
+                                  tch_status *status)
+{
+    char quoted[TCHI_QUOTE_SIZE];
+    tchi_stored *stored = find_tensor(function, checkpoint, name, status);
+    if (stored == NULL) {
+        return NULL;
+    }
     if (tch_dtype_size(stored->type->dtype) == 0) {
         *status = tchi_fail(TCH_ERR_DTYPE,
                             "%s: the tensor with the name \"%s\" is %s, a type that this library does not have",
@@ -44,18 +67,6 @@ static tch_tensor tensor_of(const tch_checkpoint *checkpoint, const tchi_stored 
 {
     return tch_tensor_view(data == NULL || stored->begin == stored->end ? NULL : data + stored->begin,
                            stored->type->dtype, stored->ndim, (int64_t *)tchi_checkpoint_sizes(checkpoint, stored));
-}
-
-/* Compared once: a view costs nothing after the first. Two threads may both be the first. */
-static tch_status check_view(const tch_checkpoint *file, tchi_stored *stored)
-{
-    if (!stored->has_checksum || atomic_load_explicit(&stored->viewed, memory_order_relaxed)) {
-        return TCH_OK;
-    }
-    const char *bytes = file->map + file->data_begin + stored->begin;
-    TCHI_TRY(tchi_checkpoint_compare(file, stored, tchi_crc32c(0, bytes, stored->end - stored->begin)));
-    atomic_store_explicit(&stored->viewed, true, memory_order_relaxed);
-    return TCH_OK;
 }
 
 tch_status tch_checkpoint_view(const tch_checkpoint *checkpoint, const char *name, tch_tensor *view)
@@ -84,7 +95,7 @@ tch_status tch_checkpoint_view(const tch_checkpoint *checkpoint, const char *nam
                          "not aligned for %s; use tch_checkpoint_read",
                          tchi_quote(name, quoted), (long long)(file->data_begin + stored->begin), stored->type->name);
     }
-    TCHI_TRY(check_view(file, stored));
+    TCHI_TRY(tchi_checkpoint_verify_once(checkpoint, stored)); /* a view costs nothing after the first */
     *view = tensor_of(checkpoint, stored, file->map + file->data_begin);
     return TCH_OK;
 }
@@ -193,5 +204,66 @@ tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_context *co
                                     : read_through_buffer(&r, out);
         tchi_descriptor_return(file, r.descriptor);
     }
-    return status == TCH_OK ? tchi_checkpoint_compare(file, stored, r.checksum) : status;
+    return status == TCH_OK ? compare_checksum(file, stored, r.checksum) : status;
+}
+
+/* --- verifying --------------------------------------------------------------------------------------------------- */
+
+/* `buffer` has TCHI_SUMMED_BYTES. */
+static tch_status verify_through_buffer(const tch_checkpoint *checkpoint, const tchi_stored *stored, char *buffer)
+{
+    const tch_checkpoint *file = tchi_checkpoint_file(checkpoint, stored);
+    uint32_t found = 0;
+    int descriptor;
+    tch_status status = tchi_descriptor_borrow(file, &descriptor);
+    for (int64_t at = stored->begin; at < stored->end && status == TCH_OK; at += TCHI_SUMMED_BYTES) {
+        int64_t here = stored->end - at < TCHI_SUMMED_BYTES ? stored->end - at : TCHI_SUMMED_BYTES;
+        status = tchi_checkpoint_bytes(descriptor, file->path, file->data_begin + at, buffer, here);
+        found = tchi_crc32c(found, buffer, here);
+    }
+    tchi_descriptor_return(file, descriptor);
+    return status == TCH_OK ? compare_checksum(file, stored, found) : status;
+}
+
+static tch_status verify_tensor(const tch_checkpoint *checkpoint, const tchi_stored *stored)
+{
+    char *buffer;
+    if (!stored->has_checksum) {
+        return TCH_OK;
+    }
+    TCHI_TRY(tchi_host_take((size_t)TCHI_SUMMED_BYTES, "a buffer", &buffer));
+    tch_status status = verify_through_buffer(checkpoint, stored, buffer);
+    tchi_host_release(buffer, (size_t)TCHI_SUMMED_BYTES);
+    return status;
+}
+
+tch_status tchi_checkpoint_verify_once(const tch_checkpoint *checkpoint, tchi_stored *stored)
+{
+    if (!atomic_load_explicit(&stored->viewed, memory_order_relaxed)) {
+        TCHI_TRY(verify_tensor(checkpoint, stored));
+        atomic_store_explicit(&stored->viewed, true, memory_order_relaxed);
+    }
+    return TCH_OK;
+}
+
+tch_status tch_checkpoint_verify(const tch_checkpoint *checkpoint, const char *name)
+{
+    tch_status status = TCH_OK;
+    if (checkpoint == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_verify: checkpoint is NULL");
+    }
+    if (name != NULL) {
+        const tchi_stored *stored = find_tensor("tch_checkpoint_verify", checkpoint, name, &status);
+        return stored == NULL ? status : verify_tensor(checkpoint, stored);
+    }
+    const tchi_stored *tensors = checkpoint->header.tensors.items;
+    for (int64_t i = 0; i < checkpoint->header.tensors.count && status == TCH_OK; i++) {
+        status = verify_tensor(checkpoint, &tensors[i]);
+    }
+    return status;
+}
+
+int32_t tch_checkpoint_has_checksums(const tch_checkpoint *checkpoint)
+{
+    return checkpoint != NULL && checkpoint->header.complete;
 }

@@ -36,10 +36,6 @@ const tch_checkpoint *tchi_checkpoint_file(const tch_checkpoint *checkpoint, con
 /* The sizes of a tensor; NULL for a scalar. */
 const int64_t *tchi_checkpoint_sizes(const tch_checkpoint *checkpoint, const tchi_stored *stored);
 
-/* Whether these are the bytes that were written: `found` is what they sum up to. Always so for a tensor without a
- * checksum. */
-tch_status tchi_checkpoint_compare(const tch_checkpoint *checkpoint, const tchi_stored *stored, uint32_t found);
-
 /* Compares a tensor with its checksum, unless that was done before. */
 tch_status tchi_checkpoint_verify_once(const tch_checkpoint *checkpoint, tchi_stored *stored);
 

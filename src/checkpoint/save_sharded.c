@@ -22,7 +22,7 @@
 #include "core/status.h"
 #include "core/system.h"
 #include "format.h"
-#include "json_text.h"
+#include "json.h"
 #include "part_file.h"
 #include "reader.h"
 #include "writer.h"

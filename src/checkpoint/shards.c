@@ -12,7 +12,7 @@
 #include "core/tensor.h"
 #include "chunks.h"
 #include "reader.h"
-#include "utf8.h"
+#include "text.h"
 
 const char *tchi_shard_suffix(const tchi_slice *slice, char text[TCHI_SHARD_SUFFIX_SIZE])
 {
@@ -204,6 +204,15 @@ static tchi_slice slice_of(const source *s)
     return (tchi_slice){stored->ndim, whole_at(s->checkpoint, entry->whole)->shape, entry->start, sizes};
 }
 
+/* How many elements of a rectangle one source has. */
+static int64_t count_shared(const source *s, const tchi_slice *target)
+{
+    int64_t shared = 0;
+    tchi_slice slice = slice_of(s);
+    (void)tchi_slice_meet(&slice, target, NULL, NULL, &shared); /* which fails only where what it calls fails */
+    return shared;
+}
+
 static const char *describe_whole(const tchi_slice *slice, char *text, size_t size)
 {
     tch_tensor whole = {.ndim = slice->ndim, .shape = (int64_t *)slice->shape};
@@ -310,10 +319,8 @@ static tch_status check_sources(const tch_checkpoint *checkpoint, const char *na
                          checkpoint->path, tchi_quote(name, quoted));
     }
     for (; s.tensor >= 0; next_source(&s)) {
-        int64_t shared;
         TCHI_TRY(check_source(&s, name, target, dtype));
-        tchi_slice slice = slice_of(&s);
-        TCHI_TRY(tchi_slice_meet(&slice, target, NULL, NULL, &shared));
+        int64_t shared = count_shared(&s, target);
         covered += shared;
         parts += shared > 0;
     }
@@ -362,13 +369,6 @@ static tch_status copy_run(void *user, int64_t in_from, int64_t in_to, int64_t c
     return TCH_OK;
 }
 
-static bool has_some_of(const source *s, const tchi_slice *target)
-{
-    int64_t shared;
-    tchi_slice slice = slice_of(s);
-    return tchi_slice_meet(&slice, target, NULL, NULL, &shared) == TCH_OK && shared > 0;
-}
-
 /* What one source has of the rectangle. */
 static tch_status copy_source(const source *s, const tchi_slice *target, char *buffer, int64_t room, char *to)
 {
@@ -402,13 +402,13 @@ static tch_status copy_sources(const tch_checkpoint *c, const char *name, const 
 {
     char *buffer;
     for (source s = first_source(c, name); s.tensor >= 0; next_source(&s)) {
-        TCHI_TRY(has_some_of(&s, target) ? tchi_checkpoint_verify_once(c, stored_at(c, s.tensor)) : TCH_OK);
+        TCHI_TRY(count_shared(&s, target) > 0 ? tchi_checkpoint_verify_once(c, stored_at(c, s.tensor)) : TCH_OK);
     }
     int64_t room = buffer_of(c, name);
     TCHI_TRY(tchi_host_take((size_t)room, "a buffer", &buffer));
     tch_status status = TCH_OK;
     for (source s = first_source(c, name); s.tensor >= 0 && status == TCH_OK; next_source(&s)) {
-        status = has_some_of(&s, target) ? copy_source(&s, target, buffer, room, to) : TCH_OK;
+        status = count_shared(&s, target) > 0 ? copy_source(&s, target, buffer, room, to) : TCH_OK;
     }
     tchi_host_release(buffer, (size_t)room);
     return status;

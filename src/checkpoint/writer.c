@@ -8,10 +8,9 @@
 #include "core/allocator.h"
 #include "core/status.h"
 #include "format.h"
-#include "numbers.h"
+#include "text.h"
 #include "chunks.h"
 #include "shards.h"
-#include "utf8.h"
 
 static tch_status join_texts(const char *first, const char *second, char **joined)
 {

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "checkpoint/reader.h"
-#include "checkpoint/utf8.h"
+#include "checkpoint/text.h"
 #include "fuzz.h"
 
 /* --- the header -------------------------------------------------------------------------------------------------- */

@@ -1,6 +1,7 @@
-/* Text as files and messages want it: UTF-8, and nothing that a terminal would obey. */
-#ifndef TCHI_CHECKPOINT_UTF8_H
-#define TCHI_CHECKPOINT_UTF8_H
+/* Text as files and messages want it: UTF-8, nothing that a terminal would obey, and numbers as text, the same in every
+ * locale. */
+#ifndef TCHI_CHECKPOINT_TEXT_H
+#define TCHI_CHECKPOINT_TEXT_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -18,5 +19,14 @@ bool tchi_utf8_is_valid(const char *text);
 /* A name for a message: what does not fit is cut off behind "...", control characters become '?'. */
 #define TCHI_QUOTE_SIZE 120
 const char *tchi_quote(const char *name, char quoted[TCHI_QUOTE_SIZE]);
+
+#define TCHI_NUMBER_SIZE 32
+
+/* Seventeen digits, which single out one double. */
+const char *tchi_number_text(double value, char text[TCHI_NUMBER_SIZE]);
+
+/* False when the whole text is not one number. */
+bool tchi_number_parse(const char *text, double *value);
+bool tchi_integer_parse(const char *text, int64_t *value);
 
 #endif

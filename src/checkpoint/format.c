@@ -1,6 +1,6 @@
 /* The table of element types: all that the format had in version 0.8 of its library. A type is read and written as soon
  * as tensors can have it (tch_dtype_size); until then it is only named and measured. */
-#include "types.h"
+#include "format.h"
 
 #include <stddef.h>
 #include <string.h>
