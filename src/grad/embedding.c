@@ -6,7 +6,7 @@
 #include "core/status.h"
 #include "linalg/batch.h"
 
-#include "kinds.h"
+#include "call.h"
 #include "parameters.h"
 #include "sample_rows.h"
 #include "walk.h"
@@ -38,13 +38,10 @@ tch_status tchi_tokens_read(tch_context *context, const tchi_tokens *t, int64_t 
 /* --- the calls --------------------------------------------------------------------------------------------------- */
 
 typedef struct embedding_call {
+    const tchi_grad_call *call;
     tchi_tokens t;
     tchi_parameter weight; /* of each sample, a direction, or where the sum goes */
     bool per_sample;
-    const double *weights; /* of sums */
-    double beta;
-    double *numbers; /* norms or inner products */
-    int32_t accumulate;
     tch_matrices m; /* the weight: V by d */
     tchi_token_chunk chunk;
 } embedding_call;
@@ -77,12 +74,14 @@ static tch_status walk_embedding(tch_context *context, embedding_call *e,
     return tchi_walk_samples(context, &walk, e);
 }
 
-static embedding_call call_for(const tch_layer *layer, const tch_tensor *input, const tch_tensor *gradient,
-                               const tch_tensor *weight, bool per_sample)
+static embedding_call call_for(const tchi_grad_call *call, bool per_sample)
 {
-    embedding_call e = {.t = tchi_tokens_of(layer, input, gradient), .per_sample = per_sample};
-    e.weight = tchi_parameter_of(weight, per_sample, 1, layer->rows, e.t.gradient.cols);
-    return e;
+    tchi_tokens tokens = tchi_tokens_of(call->layer, call->input, call->gradient);
+    return (embedding_call){
+        .call = call,
+        .t = tokens,
+        .per_sample = per_sample,
+        .weight = tchi_parameter_of(call->weight, per_sample, 1, call->layer->rows, tokens.gradient.cols)};
 }
 
 /* The first chunk brings beta in, also where it has no samples. */
@@ -90,34 +89,30 @@ static tch_status sums_part(tch_context *context, void *call, int64_t first, int
 {
     (void)count;
     embedding_call *e = call;
-    const tch_layer *layer = e->t.layer;
+    const tch_layer *layer = e->call->layer;
+    const double *weights = e->call->weights;
     TCHI_TRY(tchi_tokens_read(context, &e->t, first, &e->chunk));
-    TCHI_TRY(context->backend->sample->token_sums(context->state, &e->chunk.tokens, layer->padding_index, &e->chunk.g,
-                                                  e->weights != NULL ? e->weights + first : NULL, layer->scale,
-                                                  e->per_sample || first == 0 ? e->beta : 1.0, e->per_sample, &e->m,
-                                                  e->chunk.scratch));
+    TCHI_TRY(context->backend->sample->token_sums(
+        context->state, &e->chunk.tokens, layer->padding_index, &e->chunk.g, weights != NULL ? weights + first : NULL,
+        layer->scale, e->per_sample || first == 0 ? e->call->beta : 1.0, e->per_sample, &e->m, e->chunk.scratch));
     return e->per_sample ? tchi_parameter_write(context, &e->weight, first, &e->m) : TCH_OK;
 }
 
 static tch_status begin_sums(tch_context *context, void *call)
 {
     embedding_call *e = call;
-    return e->beta == 0.0 ? TCH_OK : tchi_parameter_read(context, &e->weight, 0, &e->m);
+    return e->call->beta == 0.0 ? TCH_OK : tchi_parameter_read(context, &e->weight, 0, &e->m);
 }
 
-tch_status tchi_embedding_samples(tch_context *context, const tch_layer *layer, const tch_tensor *input,
-                                  const tch_tensor *gradient, tch_tensor *weight)
+tch_status tchi_embedding_samples(tch_context *context, const tchi_grad_call *call)
 {
-    embedding_call e = call_for(layer, input, gradient, weight, true);
+    embedding_call e = call_for(call, true);
     return walk_embedding(context, &e, NULL, sums_part);
 }
 
-tch_status tchi_embedding_sum(tch_context *context, const tch_layer *layer, const tch_tensor *input,
-                              const tch_tensor *gradient, const double *weights, double beta, tch_tensor *weight)
+tch_status tchi_embedding_sum(tch_context *context, const tchi_grad_call *call)
 {
-    embedding_call e = call_for(layer, input, gradient, weight, false);
-    e.weights = weights;
-    e.beta = beta;
+    embedding_call e = call_for(call, false);
     TCHI_TRY(walk_embedding(context, &e, begin_sums, sums_part));
     return tchi_parameter_write(context, &e.weight, 0, &e.m);
 }
@@ -127,26 +122,23 @@ static tch_status dots_part(tch_context *context, void *call, int64_t first, int
 {
     (void)count;
     embedding_call *e = call;
-    const tch_layer *layer = e->t.layer;
+    const tch_layer *layer = e->call->layer;
     TCHI_TRY(tchi_tokens_read(context, &e->t, first, &e->chunk));
     return context->backend->sample->token_dots(context->state, &e->chunk.tokens, layer->rows, layer->padding_index,
                                                 &e->chunk.g, e->weight.given ? &e->m : NULL, NULL,
                                                 e->weight.given ? layer->scale : layer->scale * layer->scale,
-                                                e->numbers + first, e->chunk.scratch);
+                                                e->call->numbers + first, e->chunk.scratch);
 }
 
 static tch_status begin_dots(tch_context *context, void *call)
 {
     embedding_call *e = call;
-    TCHI_TRY(tchi_clear_numbers(context, e->accumulate, e->numbers, e->t.gradient.samples));
+    TCHI_TRY(tchi_clear_numbers(context, e->call->accumulate, e->call->numbers, e->t.gradient.samples));
     return tchi_parameter_read(context, &e->weight, 0, &e->m);
 }
 
-tch_status tchi_embedding_dots(tch_context *context, const tch_layer *layer, const tch_tensor *input,
-                               const tch_tensor *gradient, const tch_tensor *weight, int32_t accumulate, double *dots)
+tch_status tchi_embedding_dots(tch_context *context, const tchi_grad_call *call)
 {
-    embedding_call e = call_for(layer, input, gradient, weight, false);
-    e.accumulate = accumulate;
-    e.numbers = dots;
+    embedding_call e = call_for(call, false);
     return walk_embedding(context, &e, begin_dots, dots_part);
 }

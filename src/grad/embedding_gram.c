@@ -1,7 +1,7 @@
 /* The Gram matrix of an embedding's gradients. The gradient of one sample at a time is formed, and the inner products
  * of the others with it are taken at the rows of their tokens alone: one gradient in memory, or as many of its columns
  * as fit, and work that grows with the positions and not with the vocabulary, save for clearing the gradient. */
-#include "kinds.h"
+#include "call.h"
 
 #include "core/arith.h"
 #include "core/status.h"
@@ -112,10 +112,9 @@ static void choose_sizes(tch_context *context, gram_call *c)
     c->chunk = tchi_chunk_samples(context, c->t.gradient.samples, c->t.gradient.positions, one.used, used);
 }
 
-tch_status tchi_embedding_gram(tch_context *context, const tch_layer *layer, const tch_tensor *input,
-                               const tch_tensor *gradient, int32_t accumulate, tch_tensor *gram)
+tch_status tchi_embedding_gram(tch_context *context, const tchi_grad_call *call, const tch_tensor *gram)
 {
-    gram_call c = {.t = tchi_tokens_of(layer, input, gradient), .gram = gram};
+    gram_call c = {.t = tchi_tokens_of(call->layer, call->input, call->gradient), .gram = gram};
     gram_buffers b;
     tchi_arena arena = {0};
     tchi_arena last = {0};
@@ -129,7 +128,7 @@ tch_status tchi_embedding_gram(tch_context *context, const tch_layer *layer, con
     tchi_arena start = arena;
     b.sum = place_sum(gram, &start);
     bool in_place = b.sum.data == tchi_tensor_data(gram);
-    if (!accumulate) {
+    if (!call->accumulate) {
         TCHI_TRY(context->backend->matrix->combine(context->state, 0.0, 0.0, NULL, 0.0, NULL, &b.sum));
     } else if (!in_place) {
         TCHI_TRY(tchi_batch_read(context, &batch, 0, &b.sum));

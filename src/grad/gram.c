@@ -7,7 +7,7 @@
 #include "core/status.h"
 
 #include "core/arith.h"
-#include "kinds.h"
+#include "call.h"
 #include "layer.h"
 #include "linalg/algebra.h"
 #include "linalg/batch.h"
@@ -254,15 +254,16 @@ tch_status tch_grad_gram(tch_context *context, const tch_layer *layer, const tch
 {
     TCHI_ENTER_FOR(context, "tch_grad_gram", sample);
     TCHI_TRY(check_gram_call(context, layer, input, output_gradient, parts, gram));
+    const tchi_grad_call call = {layer, input, output_gradient, .parts = parts, .accumulate = accumulate};
     if (input->shape[0] == 0) {
         return TCH_OK;
     }
     if (layer->kind == TCH_LAYER_EMBEDDING) {
-        return parts & TCH_GRAD_WEIGHT ? tchi_embedding_gram(context, layer, input, output_gradient, accumulate, gram)
+        return parts & TCH_GRAD_WEIGHT ? tchi_embedding_gram(context, &call, gram)
                                        : tchi_clear_gram(context, accumulate, gram);
     }
     if (!tchi_layer_is_product(layer->kind)) {
-        return tchi_normalizing_gram(context, layer, input, output_gradient, parts, accumulate, gram);
+        return tchi_normalizing_gram(context, &call, gram);
     }
     tchi_gram_call c = gram_call_of(layer, input, output_gradient, gram);
     bool bias = (parts & TCH_GRAD_BIAS) && c.g.positions > 0 && c.g.cols > 0;

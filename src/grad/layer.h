@@ -27,7 +27,7 @@ tch_status tchi_check_layer_is_product(const tch_layer *layer, const char *funct
 
 const char *tchi_layer_name(tch_layer_kind kind);
 
-/* LINEAR and CONV: what is left to src/grad/positions.h, where the other kinds are those of src/grad/kinds.h. */
+/* LINEAR and CONV: product_layers.c; the other kinds have files of their own. */
 bool tchi_layer_is_product(tch_layer_kind kind);
 
 /* Outputs of a convolution along one of its dimensions. */

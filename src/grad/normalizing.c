@@ -5,20 +5,21 @@
 #include "core/status.h"
 #include "linalg/batch.h"
 
-#include "kinds.h"
+#include "call.h"
 #include "positions.h"
 #include "sample_rows.h"
 #include "walk.h"
 
 /* --- gradients of some samples ----------------------------------------------------------------------------------- */
 
-tchi_normalizing tchi_normalizing_of(const tch_layer *layer, const tch_tensor *input, const tch_tensor *gradient,
-                                     tch_grad_part parts)
+tchi_normalizing tchi_normalizing_of(const tchi_grad_call *call)
 {
-    tchi_normalizing c = {.layer = layer, .input = input, .gradient = gradient, .samples = input->shape[0]};
+    const tch_layer *layer = call->layer;
+    const tch_tensor *input = call->input;
+    tchi_normalizing c = {.layer = layer, .input = input, .gradient = call->gradient, .samples = input->shape[0]};
     int32_t inner = input->ndim - layer->normalized;
     bool group = layer->kind == TCH_LAYER_GROUP_NORM;
-    c.parts = layer->kind == TCH_LAYER_RMS_NORM ? parts & TCH_GRAD_WEIGHT : parts;
+    c.parts = layer->kind == TCH_LAYER_RMS_NORM ? call->parts & TCH_GRAD_WEIGHT : call->parts;
     c.type = tchi_compute_type(tchi_scalar_of(input->dtype));
     c.features = group ? input->shape[1] : tchi_tensor_count(input, inner, input->ndim);
     c.positions = group ? tchi_tensor_count(input, 2, input->ndim) : tchi_tensor_count(input, 1, inner);
@@ -91,25 +92,20 @@ tch_status tchi_normalizing_form(tch_context *context, const tchi_normalizing *c
 
 /* Weight and bias: gradients of samples, directions to multiply those with, or their sums. */
 typedef struct row_call {
+    const tchi_grad_call *call;
     tchi_normalizing c;
     tchi_parameter weight, bias;
-    double *numbers; /* of norms and inner products */
-    int32_t accumulate;
-    const double *weights; /* of sums */
-    double beta;
     tch_matrices of_weight, of_bias; /* directions or sums, which keep their place from chunk to chunk */
     tchi_normalizing_chunk p;
+    tch_scratch_for operation; /* on the rows of a chunk */
     void *scratch;
 } row_call;
 
-/* Computes the parts that the caller gave tensors for. */
-static row_call call_for(const tch_layer *layer, const tch_tensor *input, const tch_tensor *gradient,
-                         const tch_tensor *weight, const tch_tensor *bias, bool per_sample)
+static row_call call_for(const tchi_grad_call *call, bool per_sample)
 {
-    int parts = (weight != NULL ? TCH_GRAD_WEIGHT : 0) | (bias != NULL ? TCH_GRAD_BIAS : 0);
-    row_call r = {.c = tchi_normalizing_of(layer, input, gradient, (tch_grad_part)parts)};
-    r.weight = tchi_parameter_of(weight, per_sample, 1, 1, r.c.features);
-    r.bias = tchi_parameter_of(bias, per_sample, 1, 1, r.c.features);
+    row_call r = {.call = call, .c = tchi_normalizing_of(call)};
+    r.weight = tchi_parameter_of(call->weight, per_sample, 1, 1, r.c.features);
+    r.bias = tchi_parameter_of(call->bias, per_sample, 1, 1, r.c.features);
     return r;
 }
 
@@ -129,10 +125,9 @@ static tch_status samples_part(tch_context *context, void *call, int64_t first, 
     return tchi_parameter_write(context, &r->bias, first, &biases);
 }
 
-tch_status tchi_normalizing_samples(tch_context *context, const tch_layer *layer, const tch_tensor *input,
-                                    const tch_tensor *gradient, tch_tensor *weight, tch_tensor *bias)
+tch_status tchi_normalizing_samples(tch_context *context, const tchi_grad_call *call)
 {
-    row_call r = call_for(layer, input, gradient, weight, bias, true);
+    row_call r = call_for(call, true);
     const tchi_walk walk = {.samples = r.c.samples,
                             .chunk = tchi_normalizing_chunk_size(&r.c, context, 0),
                             .layout = samples_layout,
@@ -140,16 +135,30 @@ tch_status tchi_normalizing_samples(tch_context *context, const tch_layer *layer
     return tchi_walk_samples(context, &walk, &r);
 }
 
-static void rows_layout(row_call *r, tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
+static void rows_layout(void *call, tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
 {
+    row_call *r = call;
+    bool sums = r->operation == TCH_SCRATCH_SAMPLE_SUMS; /* over samples, which are rows of one matrix */
     r->of_weight = tchi_parameter_place(&r->weight, arena, r->c.type, 0, 1);
     r->of_bias = tchi_parameter_place(&r->bias, arena, r->c.type, 0, 1);
     tchi_normalizing_layout(&r->c, &r->p, NULL, NULL, arena, context, first, count);
+    r->scratch = tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, r->operation, r->c.type,
+                                                                                sums ? count : 1, r->c.features,
+                                                                                sums ? 1 : count, 0));
 }
 
-static int64_t rows_chunk(tch_context *context, const row_call *r)
+static tch_status walk_rows(tch_context *context, row_call *r, tch_scratch_for operation,
+                            tch_status (*begin)(tch_context *context, void *call),
+                            tch_status (*part)(tch_context *context, void *call, int64_t first, int64_t count))
 {
-    return tchi_normalizing_chunk_size(&r->c, context, 2 * r->c.features * tchi_scalar_size(r->c.type));
+    int64_t fixed = 2 * r->c.features * tchi_scalar_size(r->c.type);
+    const tchi_walk walk = {.samples = r->c.samples,
+                            .chunk = tchi_normalizing_chunk_size(&r->c, context, fixed),
+                            .layout = rows_layout,
+                            .begin = begin,
+                            .part = part};
+    r->operation = operation;
+    return tchi_walk_samples(context, &walk, r);
 }
 
 static tch_status read_rows(tch_context *context, row_call *r)
@@ -158,18 +167,10 @@ static tch_status read_rows(tch_context *context, row_call *r)
     return tchi_parameter_read(context, &r->bias, 0, &r->of_bias);
 }
 
-static void dots_layout(void *call, tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
-{
-    row_call *r = call;
-    rows_layout(r, arena, context, first, count);
-    r->scratch = tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_PAIR_DOTS,
-                                                                                r->c.type, 1, r->c.features, count, 0));
-}
-
 static tch_status begin_dots(tch_context *context, void *call)
 {
     row_call *r = call;
-    TCHI_TRY(tchi_clear_numbers(context, r->accumulate, r->numbers, r->c.samples));
+    TCHI_TRY(tchi_clear_numbers(context, r->call->accumulate, r->call->numbers, r->c.samples));
     return read_rows(context, r);
 }
 
@@ -177,7 +178,7 @@ static tch_status begin_dots(tch_context *context, void *call)
 static tch_status dots_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
     row_call *r = call;
-    double *out = r->numbers + first;
+    double *out = r->call->numbers + first;
     TCHI_TRY(tchi_normalizing_form(context, &r->c, &r->p, first, count));
     if (tchi_normalizing_has(&r->c, TCH_GRAD_WEIGHT)) {
         TCHI_TRY(tchi_rows_dots(context, &r->p.weight, r->weight.given ? &r->of_weight : NULL, 1.0, out, r->scratch));
@@ -187,55 +188,24 @@ static tch_status dots_part(tch_context *context, void *call, int64_t first, int
                : TCH_OK;
 }
 
-static tch_status walk_dots(tch_context *context, row_call *r)
+tch_status tchi_normalizing_dots(tch_context *context, const tchi_grad_call *call)
 {
-    const tchi_walk walk = {.samples = r->c.samples,
-                            .chunk = rows_chunk(context, r),
-                            .layout = dots_layout,
-                            .begin = begin_dots,
-                            .part = dots_part};
-    return tchi_walk_samples(context, &walk, r);
-}
-
-tch_status tchi_normalizing_norms(tch_context *context, const tch_layer *layer, const tch_tensor *input,
-                                  const tch_tensor *gradient, tch_grad_part parts, int32_t accumulate, double *norms)
-{
-    row_call r = {.c = tchi_normalizing_of(layer, input, gradient, parts)};
-    r.accumulate = accumulate;
-    r.numbers = norms;
-    return walk_dots(context, &r);
-}
-
-tch_status tchi_normalizing_dots(tch_context *context, const tch_layer *layer, const tch_tensor *input,
-                                 const tch_tensor *gradient, const tch_tensor *weight, const tch_tensor *bias,
-                                 int32_t accumulate, double *dots)
-{
-    row_call r = call_for(layer, input, gradient, weight, bias, false);
-    r.accumulate = accumulate;
-    r.numbers = dots;
-    return walk_dots(context, &r);
-}
-
-static void sum_layout(void *call, tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
-{
-    row_call *r = call;
-    rows_layout(r, arena, context, first, count);
-    r->scratch = tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS,
-                                                                                r->c.type, count, r->c.features, 1, 0));
+    row_call r = call_for(call, false);
+    return walk_rows(context, &r, TCH_SCRATCH_PAIR_DOTS, begin_dots, dots_part);
 }
 
 static tch_status begin_sum(tch_context *context, void *call)
 {
     row_call *r = call;
-    return r->beta == 0.0 ? TCH_OK : read_rows(context, r);
+    return r->call->beta == 0.0 ? TCH_OK : read_rows(context, r);
 }
 
 /* The first chunk brings beta in, also where it has no samples. */
 static tch_status sum_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
     row_call *r = call;
-    const double *weights = r->weights != NULL ? r->weights + first : NULL;
-    double beta = first == 0 ? r->beta : 1.0;
+    const double *weights = r->call->weights != NULL ? r->call->weights + first : NULL;
+    double beta = first == 0 ? r->call->beta : 1.0;
     TCHI_TRY(tchi_normalizing_form(context, &r->c, &r->p, first, count));
     if (r->weight.given) {
         TCHI_TRY(tchi_rows_sum(context, &r->p.weight, weights, 1.0, beta, &r->of_weight, r->scratch));
@@ -243,19 +213,10 @@ static tch_status sum_part(tch_context *context, void *call, int64_t first, int6
     return r->bias.given ? tchi_rows_sum(context, &r->p.bias, weights, 1.0, beta, &r->of_bias, r->scratch) : TCH_OK;
 }
 
-tch_status tchi_normalizing_sum(tch_context *context, const tch_layer *layer, const tch_tensor *input,
-                                const tch_tensor *gradient, const double *weights, double beta, tch_tensor *weight,
-                                tch_tensor *bias)
+tch_status tchi_normalizing_sum(tch_context *context, const tchi_grad_call *call)
 {
-    row_call r = call_for(layer, input, gradient, weight, bias, false);
-    r.weights = weights;
-    r.beta = beta;
-    const tchi_walk walk = {.samples = r.c.samples,
-                            .chunk = rows_chunk(context, &r),
-                            .layout = sum_layout,
-                            .begin = begin_sum,
-                            .part = sum_part};
-    TCHI_TRY(tchi_walk_samples(context, &walk, &r));
+    row_call r = call_for(call, false);
+    TCHI_TRY(walk_rows(context, &r, TCH_SCRATCH_SAMPLE_SUMS, begin_sum, sum_part));
     TCHI_TRY(tchi_parameter_write(context, &r.weight, 0, &r.of_weight));
     return tchi_parameter_write(context, &r.bias, 0, &r.of_bias);
 }

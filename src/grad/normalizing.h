@@ -4,11 +4,7 @@
 
 #include <stdbool.h>
 
-#include <torchium/grad.h>
-
-#include "core/context.h"
-#include "core/tensor.h"
-
+#include "call.h"
 #include "parameters.h"
 
 typedef struct tchi_normalizing {
@@ -19,8 +15,7 @@ typedef struct tchi_normalizing {
     int64_t samples, positions, features;
 } tchi_normalizing;
 
-tchi_normalizing tchi_normalizing_of(const tch_layer *layer, const tch_tensor *input, const tch_tensor *gradient,
-                                     tch_grad_part parts);
+tchi_normalizing tchi_normalizing_of(const tchi_grad_call *call);
 
 static inline bool tchi_normalizing_has(const tchi_normalizing *c, tch_grad_part part)
 {

@@ -1,6 +1,6 @@
 /* The Gram matrix of the gradients of a normalizing layer's weights: blocks of samples against blocks of samples, which
  * are one block unless the workspace is small. Blocks below the diagonal are computed and mirrored. */
-#include "kinds.h"
+#include "call.h"
 
 #include "core/arith.h"
 #include "core/status.h"
@@ -105,15 +105,14 @@ static tch_status add_to(tch_context *context, const gram_buffers *b, int32_t ac
     return t->matrix->combine(context->state, 0.0, 1.0, accumulate ? gram : NULL, 1.0, &b->converted, gram);
 }
 
-tch_status tchi_normalizing_gram(tch_context *context, const tch_layer *layer, const tch_tensor *input,
-                                 const tch_tensor *gradient, tch_grad_part parts, int32_t accumulate, tch_tensor *gram)
+tch_status tchi_normalizing_gram(tch_context *context, const tchi_grad_call *call, const tch_tensor *gram)
 {
-    gram_call g = {.c = tchi_normalizing_of(layer, input, gradient, parts)};
+    gram_call g = {.c = tchi_normalizing_of(call)};
     gram_buffers b;
     tchi_arena arena = {0};
     tchi_arena last = {0};
     if (g.c.features == 0 || g.c.parts == 0 || !tchi_matrices_of(gram, &g.out)) {
-        return tchi_clear_gram(context, accumulate, gram);
+        return tchi_clear_gram(context, call->accumulate, gram);
     }
     g.chunk = choose_chunk(context, &g);
     range right = {0, g.chunk < g.c.samples ? g.chunk : 0};
@@ -122,5 +121,5 @@ tch_status tchi_normalizing_gram(tch_context *context, const tch_layer *layer, c
     arena.used = tchi_max(arena.used, last.used);
     TCHI_TRY(tchi_arena_reserve(context, &arena));
     TCHI_TRY(sum_blocks(context, &g, &arena, &b));
-    return add_to(context, &b, accumulate, &g.out);
+    return add_to(context, &b, call->accumulate, &g.out);
 }

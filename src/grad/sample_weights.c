@@ -1,5 +1,5 @@
-/* The natural gradient in the span of a batch: one solve with the Gram matrix of its per-sample gradients, in float64
- * whatever the matrix's type, since the small eigenvalues count most. */
+/* Weights for the sum of a batch's per-sample gradients: those that clip each of them, and those of the natural
+ * gradient. */
 #include <torchium/grad.h>
 
 #include <math.h>
@@ -13,6 +13,42 @@
 
 #include "layer.h"
 
+/* --- clipping ---------------------------------------------------------------------------------------------------- */
+
+static tch_status check_clipping(tch_context *context, const tch_tensor *norms, double max_norm,
+                                 const tch_tensor *weights)
+{
+    TCHI_TRY(tchi_check_input(context, norms, "norms"));
+    if (norms->ndim != 1) {
+        return tchi_wrong_shape(norms, "norms", "[B]");
+    }
+    TCHI_TRY(tchi_check_numbers(context, norms, "norms", norms->shape[0]));
+    TCHI_TRY(tchi_check_output(context, weights, "weights"));
+    TCHI_TRY(tchi_check_numbers(context, weights, "weights", norms->shape[0]));
+    if (tchi_tensor_data(weights) != tchi_tensor_data(norms)) { /* else all of them, for work in place */
+        TCHI_TRY(tchi_check_disjoint(weights, "weights", norms, "norms"));
+    }
+    if (isnan(max_norm) || max_norm <= 0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "max_norm is %g, expected a number above 0", max_norm);
+    }
+    return TCH_OK;
+}
+
+tch_status tch_grad_clip_weights(tch_context *context, const tch_tensor *norms, double max_norm, tch_tensor *weights)
+{
+    TCHI_ENTER_FOR(context, "tch_grad_clip_weights", sample);
+    TCHI_TRY(check_clipping(context, norms, max_norm, weights));
+    if (norms->shape[0] == 0) {
+        return TCH_OK;
+    }
+    return context->backend->sample->clip_weights(context->state, TCH_CLIP_NORM, norms->shape[0],
+                                                  tchi_tensor_data(norms), 1.0, max_norm, tchi_tensor_data(weights));
+}
+
+/* --- the natural gradient ---------------------------------------------------------------------------------------- */
+
+/* In the span of a batch it is one solve with the Gram matrix of its per-sample gradients, in float64 whatever the
+ * matrix's type, since the small eigenvalues count most. */
 typedef struct natural_buffers {
     tch_matrices gram; /* used up by the solve */
     tch_matrices rhs;  /* B by 1: the right side, then the weights */

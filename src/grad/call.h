@@ -1,0 +1,34 @@
+/* What grad.h's functions over samples are given, for every kind of layer. calls.c checks it; then each kind has one
+ * function for each of them. */
+#ifndef TCHI_GRAD_CALL_H
+#define TCHI_GRAD_CALL_H
+
+#include <torchium/grad.h>
+
+#include "core/context.h"
+#include "core/tensor.h"
+
+typedef struct tchi_grad_call {
+    const tch_layer *layer;
+    const tch_tensor *input, *gradient;
+    const tch_tensor *weight, *bias; /* gradients of samples, a direction or sums; either may be NULL */
+    tch_grad_part parts;             /* of norms and Gram matrices; otherwise those that tensors were given for */
+    double *numbers;                 /* norms or inner products, one for each sample */
+    int32_t accumulate;              /* 0: norms, Gram matrices and dots are cleared once all memory is there */
+    const double *weights;           /* sums: one for each sample, or NULL for 1 */
+    double beta;                     /* sums: the factor of what they held */
+} tchi_grad_call;
+
+typedef tch_status tchi_grad_function(tch_context *context, const tchi_grad_call *call);
+
+/* LINEAR and CONV. */
+tchi_grad_function tchi_product_samples, tchi_product_norms, tchi_product_sum, tchi_product_dots;
+
+/* EMBEDDING and normalizing layers; dots without a weight and a bias are squared norms. */
+tchi_grad_function tchi_embedding_samples, tchi_embedding_sum, tchi_embedding_dots;
+tchi_grad_function tchi_normalizing_samples, tchi_normalizing_sum, tchi_normalizing_dots;
+
+tch_status tchi_embedding_gram(tch_context *context, const tchi_grad_call *call, const tch_tensor *gram);
+tch_status tchi_normalizing_gram(tch_context *context, const tchi_grad_call *call, const tch_tensor *gram);
+
+#endif
