@@ -4,7 +4,6 @@ look at one sample after the other.
 
 import copy
 import itertools
-import math
 
 import torch
 from torch import nn
@@ -77,19 +76,6 @@ def twin(model):
     return other.double().cpu()
 
 
-def sample_gradients(model, loss_of, x, y):
-    """{name: [B, *shape]}: the gradient of each sample's own loss, by one backward pass for each."""
-    rows = {name: [] for name, p in model.named_parameters() if p.requires_grad}
-    for i in range(len(x)):
-        model.zero_grad(set_to_none=True)
-        loss_of(model(x[i : i + 1]), y[i : i + 1]).backward()
-        for name, p in model.named_parameters():
-            if p.requires_grad:
-                rows[name].append(torch.zeros_like(p) if p.grad is None else p.grad.clone())
-    model.zero_grad(set_to_none=True)
-    return {name: torch.stack(g) for name, g in rows.items()}
-
-
 def natural_gradient(rows, damping):
     """(J'J/m + damping I)^-1 (mean of the rows), by a dense solve over all parameters at once."""
     j = torch.cat([g.flatten(1) for g in rows.values()], 1)
@@ -105,96 +91,23 @@ def assert_close(actual, expected, tolerance, what=""):
     assert error < tolerance, f"{what} is off by {error:.2g}, allowed {tolerance:.2g}"
 
 
-class KfacReference:
-    """KFAC of the linear layers of a Sequential, as the definitions have it: factors from the inputs and output
-    per-sample gradients, each with its own forward and backward pass."""
+def factors_of_samples(model, x, y):
+    """{name: (A, G)} of the linear layers: mean outer products of the inputs, with a 1 for the bias, and of the
+    gradients of each sample's own loss, by one forward and backward pass for each."""
+    seen, handles = {}, []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
 
-    def __init__(self, model, method, damping, decay, kl_clip, lr, cov=1, inv=1, momentum=0.0, weight_decay=0.0):
-        self.model = twin(model)
-        self.linear = [m for m in self.model.modules() if isinstance(m, nn.Linear)]
-        self.method, self.damping, self.decay, self.kl_clip, self.lr = method, damping, decay, kl_clip, lr
-        self.cov, self.inv, self.steps = cov, inv, 0
-        self.a = [None] * len(self.linear)
-        self.g = [None] * len(self.linear)
-        self.weight = 0.0  # that the averages have seen
-        self.solve = [None] * len(self.linear)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
+            def hook(module, args, output, name=name):
+                rows = seen.setdefault(name, ([], []))
+                one = [torch.ones(1, dtype=output.dtype)] if module.bias is not None else []
+                rows[0].append(torch.cat([args[0].detach()[0], *one]))
+                output.register_hook(lambda g: rows[1].append(g.detach()[0]))
 
-    def samples(self, x, y, loss_of):
-        """For each layer the rows a (with a 1 for the bias) and g of all samples."""
-        seen = [([], []) for _ in self.linear]
-        for i in range(len(x)):
-            handles = []
-            for k, m in enumerate(self.linear):
-
-                def hook(module, args, output, k=k):
-                    one = [torch.ones(1)] if module.bias is not None else []
-                    seen[k][0].append(torch.cat([args[0].detach()[0], *one]))
-                    output.register_hook(lambda g, k=k: seen[k][1].append(g.detach()[0].clone()))
-
-                handles.append(m.register_forward_hook(hook))
-            loss_of(self.model(x[i : i + 1]), y[i : i + 1]).backward()
-            for handle in handles:
-                handle.remove()
-        self.model.zero_grad(set_to_none=True)
-        return [(torch.stack(a), torch.stack(g)) for a, g in seen]
-
-    def observe(self, x, y, loss_of):
-        seen = self.samples(x, y, loss_of)
-        keep = self.decay * self.weight
-        self.weight = keep + 1 - self.decay
-        for k, (a, g) in enumerate(seen):
-            first, second = a.T @ a / len(a), g.T @ g / len(g)
-            for old, new, place in ((self.a, first, k), (self.g, second, k)):
-                old[place] = new if old[place] is None else (keep * old[place] + (1 - self.decay) * new) / self.weight
-            if self.method == "ekfac" and self.solve[k] is not None:
-                basis_a, basis_g, scales = self.solve[k]
-                squares = ((g @ basis_g).unsqueeze(2) * (a @ basis_a).unsqueeze(1)).square().mean(0)
-                self.solve[k] = basis_a, basis_g, self.decay * scales + (1 - self.decay) * squares
-
-    def refresh(self):
-        for k in range(len(self.linear)):
-            a, g = self.a[k], self.g[k]
-            if self.method == "inverse":
-                pi = math.sqrt((a.trace() / len(a)) / (g.trace() / len(g)))
-                root = math.sqrt(self.damping)
-                damped_a = a + pi * root * torch.eye(len(a), dtype=a.dtype)
-                damped_g = g + root / pi * torch.eye(len(g), dtype=g.dtype)
-                self.solve[k] = torch.linalg.inv(damped_a), torch.linalg.inv(damped_g)
-            else:
-                (la, qa), (lg, qg) = torch.linalg.eigh(a), torch.linalg.eigh(g)
-                self.solve[k] = qa, qg, lg.clamp_min(0)[:, None] * la.clamp_min(0)[None, :]
-
-    def turned(self, k, grad):
-        if self.method == "inverse":
-            inverse_a, inverse_g = self.solve[k]
-            return inverse_g @ grad @ inverse_a
-        qa, qg, values = self.solve[k]
-        return qg @ ((qg.T @ grad @ qa) / (values + self.damping)) @ qa.T
-
-    def precondition(self):
-        pairs = []
-        for k, m in enumerate(self.linear):
-            parts = [m.weight.grad] + ([m.bias.grad[:, None]] if m.bias is not None else [])
-            grad = torch.cat(parts, 1)
-            pairs.append((m, grad, self.turned(k, grad)))
-        scale = 1.0
-        if self.kl_clip:
-            total = self.lr**2 * sum((new * old).sum() for _, old, new in pairs).abs()
-            scale = min(1.0, math.sqrt(self.kl_clip / total))
-        for m, _, new in pairs:
-            m.weight.grad = scale * new[:, : m.in_features]
-            if m.bias is not None:
-                m.bias.grad = scale * new[:, m.in_features]
-
-    def step(self, x, y, loss_of):
-        """`loss_of` is a mean over samples."""
-        if self.steps % self.cov == 0:
-            self.observe(x, y, loss_of)
-        if self.steps % self.inv == 0:
-            self.refresh()
-        loss_of(self.model(x), y).backward()
-        self.precondition()
-        self.optimizer.step()
-        self.model.zero_grad(set_to_none=True)
-        self.steps += 1
+            handles.append(module.register_forward_hook(hook))
+    for i in range(len(x)):
+        mse(model(x[i : i + 1]), y[i : i + 1]).backward()
+    for handle in handles:
+        handle.remove()
+    model.zero_grad()
+    return {name: [torch.stack(r).T @ torch.stack(r) / len(x) for r in rows] for name, rows in seen.items()}

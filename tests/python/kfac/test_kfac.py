@@ -1,5 +1,5 @@
-"""KFAC and its preconditioner against plain float64 references, which look at one sample after the other; which layers
-they take, and what they refuse.
+"""KFAC and its preconditioner against the definition with factors of single samples; which layers they take, and what
+they refuse. Methods, averages and types are compared with float64 references in C (tests/kfac).
 """
 
 import copy
@@ -10,11 +10,11 @@ import torch
 from kfac_cases import (
     METHODS,
     Convolutions,
-    KfacReference,
     assert_close,
     assert_same,
     batch,
     draw,
+    factors_of_samples,
     mlp,
     mse,
     train,
@@ -25,48 +25,56 @@ from torchium.optim import KFAC, KFACPreconditioner, NaturalGradient
 
 # --- against the definition -------------------------------------------------------------------------------------------
 
-# In float64 what is left is the rounding of eigenvectors and inverses, about 1e-16 times the largest eigenvalue over
-# the damping, which twenty steps carry on; in float32 the same with 1e-7.
-BOUNDS = {torch.float64: 1e-9, torch.float32: 2e-3}
 
-
-@pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("options", [{}, {"kl_clip": 0.0}, {"cov": 2, "inv": 4}, {"bias": False}], ids=str)
-def test_twenty_steps_follow_the_definition(device, dtype, method, options):
-    options = {"cov": 1, "inv": 3, "bias": True, "kl_clip": 1e-3} | options
-    model = mlp(device, dtype, bias=options.pop("bias"))
-    numbers = {"damping": 0.03, "kl_clip": options["kl_clip"], "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
-    plan = {"TCov": options["cov"], "TInv": options["inv"], "precision": "highest"}
-    reference = KfacReference(model, method, decay=0.9, cov=options["cov"], inv=options["inv"], **numbers)
-    optimizer = KFAC(model, factor_decay=0.9, method=method, **plan, **numbers)
-    for step in range(20):
-        x, y = batch(model, 9, step)
-        optimizer.zero_grad()
-        mse(model(x), y).backward()
-        optimizer.step()
-        reference.step(x.double().cpu(), y.double().cpu(), mse)
-    for (name, p), expected in zip(model.named_parameters(), reference.model.parameters(), strict=True):
-        assert_close(p, expected.detach(), BOUNDS[dtype], name)
-
-
-def test_the_preconditioner_before_any_optimizer(device):
-    model = mlp(device)
-    reference = KfacReference(model, "eigen", damping=0.01, decay=0.95, kl_clip=1e-3, lr=0.1)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_step_follows_the_definition(device, bias):
+    """Each layer's gradient is multiplied by the inverse of G (x) A + damping, and all are scaled by kl_clip."""
+    model = mlp(device, bias=bias)
+    plain = twin(model)
     kfac = KFACPreconditioner(model, damping=0.01, lr=0.1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(5):
-        x, y = batch(model, 6, step)
-        optimizer.zero_grad()
-        mse(model(x), y).backward()
-        kfac.step()
-        optimizer.step()
-        reference.step(x.cpu(), y.cpu(), mse)
-    for p, expected in zip(model.parameters(), reference.model.parameters(), strict=True):
-        assert_close(p, expected.detach(), 1e-9)
+    x, y = batch(model, 6)
+    mse(model(x), y).backward()
+    kfac.step()
+    expected, total = {}, 0.0
+    factors = factors_of_samples(plain, x.cpu(), y.cpu())
+    mse(plain(x.cpu()), y.cpu()).backward()
+    for name, (a, g) in factors.items():
+        layer = plain.get_submodule(name)
+        grad = torch.cat([layer.weight.grad] + ([layer.bias.grad[:, None]] if bias else []), 1)
+        matrix = torch.kron(g, a) + 0.01 * torch.eye(grad.numel(), dtype=grad.dtype)
+        expected[name] = torch.linalg.solve(matrix, grad.flatten()).reshape(grad.shape)
+        total += 0.1**2 * (expected[name] * grad).sum()
+    scale = min(1.0, math.sqrt(1e-3 / total))
+    for name, values in expected.items():
+        layer = model.get_submodule(name)
+        assert_close(layer.weight.grad, scale * values[:, : layer.in_features], 1e-9)
+        assert not bias or assert_close(layer.bias.grad, scale * values[:, -1], 1e-9) is None
     stats = kfac.stats()
-    assert stats["steps"] == 5 and stats["observations"] == 15 and stats["refreshes"] == 15 and stats["layers"] == 3
-    assert 0 < stats["scale"] <= 1 and stats["failed"] == stats["rejected"] == 0
+    assert stats["steps"] == 1 and stats["observations"] == stats["refreshes"] == stats["layers"] == 3
+    assert stats["scale"] == pytest.approx(scale) and stats["failed"] == stats["rejected"] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("options", [{}, {"kl_clip": 0.0}, {"factor_update_steps": 2, "inv_update_steps": 4}], ids=str)
+def test_kfac_is_its_preconditioner_before_sgd(device, dtype, method, options):
+    first = mlp(device, dtype)
+    second = copy.deepcopy(first)
+    options = {"factor_update_steps": 1, "inv_update_steps": 3, "damping": 0.03, "lr": 0.05} | options
+    preconditioner = KFACPreconditioner(second, compute_method=method, factor_decay=0.9, **options)
+    plan = {"TCov": options.pop("factor_update_steps"), "TInv": options.pop("inv_update_steps")}
+    for_sgd = {"momentum": 0.9, "weight_decay": 0.01}
+    whole = KFAC(first, method=method, factor_decay=0.9, **plan, **options, **for_sgd)
+    sgd = torch.optim.SGD(second.parameters(), lr=0.05, **for_sgd)
+    train(first, whole, 8)
+    for step in range(8):
+        x, y = batch(second, 8, step)
+        sgd.zero_grad()
+        mse(second(x), y).backward()
+        preconditioner.step()
+        sgd.step()
+    for p, q in zip(first.parameters(), second.parameters(), strict=True):
+        assert_close(p, q.detach().double().cpu(), 1e-9 if dtype == torch.float64 else 1e-4)
 
 
 def test_numbers_may_be_functions_of_the_step(device):

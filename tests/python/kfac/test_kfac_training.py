@@ -15,14 +15,15 @@ import torch
 import torchium
 from kfac_cases import (
     METHODS,
-    KfacReference,
     assert_close,
     assert_same,
     batch,
     draw,
+    factors_of_samples,
     mlp,
     mse,
     train,
+    twin,
 )
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
@@ -61,9 +62,8 @@ def test_the_loss_may_be_a_mean_or_a_sum(device, reduction):
     each = (model(x) - y).square().mean(1)
     getattr(each, reduction)().backward()
     kfac.step()
-    reference = KfacReference(model, "eigen", 0.001, 0.95, None, 0.1)
-    reference.observe(x.cpu(), y.cpu(), mse)
-    for state, a, g in zip(kfac.state_dict()["layers"].values(), reference.a, reference.g, strict=True):
+    for name, (a, g) in factors_of_samples(twin(model), x.cpu(), y.cpu()).items():
+        state = kfac.state_dict()["layers"][name]
         assert_close(state["input_factor"], a, 1e-12)
         assert_close(state["output_factor"], g, 1e-12)
 
@@ -440,11 +440,14 @@ def test_sampling_wants_to_be_asked():
 # --- state ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_restart_goes_on_to_the_bit(device, method):
+RESTARTED = [(KFAC, {"method": method, "TCov": 2, "TInv": 3, "damping": 0.01}) for method in METHODS]
+RESTARTED += [(NaturalGradient, {"momentum": 0.9, "damping": 0.01})]
+
+
+@pytest.mark.parametrize(("cls", "options"), RESTARTED)
+def test_a_restart_goes_on_to_the_bit(device, cls, options):
     first = mlp(device, torch.float32)
-    options = {"method": method, "TCov": 2, "TInv": 3, "damping": 0.01}
-    optimizer = KFAC(first, lr=0.05, **options)
+    optimizer = cls(first, lr=0.05, **options)
     train(first, optimizer, 7)
     file = io.BytesIO()
     torch.save({"model": first.state_dict(), "optimizer": optimizer.state_dict()}, file)
@@ -452,10 +455,12 @@ def test_a_restart_goes_on_to_the_bit(device, method):
     saved = torch.load(file, weights_only=True)
     second = mlp(device, torch.float32)
     second.load_state_dict(saved["model"])
-    other = KFAC(second, lr=0.9, **(options | {"damping": 0.5}))
+    other = cls(second, lr=0.9, **(options | {"damping": 0.5}))
     other.load_state_dict(saved["optimizer"])
     assert other.param_groups[0]["damping"] == 0.01
     assert_same(train(first, optimizer, 6, first=7), train(second, other, 6, first=7))
+    with pytest.raises((KeyError, ValueError), match=r"'kfac'|'natural'"):
+        other.load_state_dict(torch.optim.SGD(second.parameters()).state_dict())
 
 
 def test_state_inside_another_default_device():
@@ -477,7 +482,6 @@ def layer(name, **values):
 
 
 WRONG = {
-    "no factors": (lambda s: s.pop("kfac"), "'kfac'"),
     "no groups": (lambda s: s.pop("param_groups"), "param_groups"),
     "other groups": (lambda s: s["param_groups"].append(s["param_groups"][0]), "parameter groups"),
     "other parameters": (lambda s: s["param_groups"][0]["params"].pop(), "parameter group"),

@@ -6,155 +6,67 @@ import copy
 
 import pytest
 import torch
-from kfac_cases import (
-    Convolutions,
-    assert_close,
-    assert_same,
-    batch,
-    draw,
-    mlp,
-    mse,
-    natural_gradient,
-    sample_gradients,
-    train,
-    twin,
-)
+from grad_cases import LAYERS, loss_of, make, reference
+from kfac_cases import assert_close, batch, mlp, mse, natural_gradient, train, twin
 from torch import nn
 from torchium.optim import NaturalGradient
 
-
-class Language(nn.Module):
-    """Embedding, layer norm, RMS norm and linear layers over sequences."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens = nn.Embedding(7, 4, padding_idx=0)
-        self.first = nn.LayerNorm(4)
-        self.mix = nn.Linear(4, 4)
-        self.second = nn.RMSNorm(4, eps=1e-5)
-        self.out = nn.Linear(4, 3, bias=False)
-
-    def forward(self, x):
-        x = self.first(self.tokens(x))
-        x = x + torch.tanh(self.mix(x)).cumsum(1)
-        return self.out(self.second(x)).mean(1)
-
-
-class Image(nn.Module):
-    """Convolutions, group norm and instance norm."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(2, 6, 3, padding="same", padding_mode="reflect", groups=2)
-        self.norm = nn.GroupNorm(3, 6)
-        self.down = nn.Conv2d(6, 4, 2, stride=2, bias=False)
-        self.each = nn.InstanceNorm2d(4, affine=True)
-        self.out = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.out(torch.tanh(self.each(self.down(torch.tanh(self.norm(self.conv(x)))))).mean((2, 3)))
-
-
-class Recurrent(nn.Module):
-    """One linear layer and one norm, used four times."""
-
-    def __init__(self):
-        super().__init__()
-        self.cell = nn.Linear(5, 5)
-        self.norm = nn.LayerNorm(5)
-        self.out = nn.Linear(5, 3)
-
-    def forward(self, x):
-        for _ in range(4):
-            x = torch.tanh(self.norm(self.cell(x)))
-        return self.out(x)
-
-
-def inputs_of(kind, size):
-    if kind is Language:
-        return torch.randint(0, 7, (size, 6))
-    shape = {Image: (2, 6, 6), Convolutions: (4, 8)}.get(kind, (5,))
-    return draw(size, *shape)
-
-
-MODELS = {"mlp": mlp, "convolutions": Convolutions, "image": Image, "language": Language, "recurrent": Recurrent}
 # The Gram matrix has the rounding of float64; the solve enlarges it by its largest eigenvalue over m damping.
 BOUNDS = {torch.float64: 1e-9, torch.float32: 2e-3}
 
 
-def data(kind, size, device, dtype):
-    x, y = inputs_of(kind, size), draw(size, 3)
-    return (x if x.dtype == torch.int64 else x.to(dtype)).to(device), y.to(device, dtype)
-
-
-@pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("size", [1, 2, 9])
-@pytest.mark.parametrize("name", MODELS)
-def test_natural_gradient_is_the_dense_solve(device, name, size, dtype):
-    model = MODELS[name]().to(device, dtype)
-    optimizer = NaturalGradient(model, lr=0.1, damping=0.01)
-    x, y = data(MODELS[name], size, device, dtype)
-    plain = twin(model)
-    x64 = x.cpu() if x.dtype == torch.int64 else x.double().cpu()
-    expected = natural_gradient(sample_gradients(plain, mse, x64, y.double().cpu()), 0.01)
-    mse(model(x), y).backward()
-    optimizer.step()
-    for n, p in plain.named_parameters():
-        got = dict(model.named_parameters())[n]
-        whole = torch.cat([v.flatten() for v in expected.values()]).norm()
-        error = (got.grad.double().cpu() - expected[n]).norm() / whole
-        assert error < BOUNDS[dtype], f"{n} is off by {error:.2g} of the whole gradient"
-        moved = (p.detach() - 0.1 * expected[n]).to(dtype)
-        torch.testing.assert_close(got.detach().cpu(), moved, rtol=1e-3, atol=BOUNDS[dtype] * float(whole))
-
-
-def test_twenty_steps_follow_the_definition(device):
-    model = mlp(device)
-    plain = twin(model)
-    options = {"momentum": 0.9, "weight_decay": 0.01}
-    optimizer = NaturalGradient(model, lr=0.05, damping=0.1, **options)
-    reference = torch.optim.SGD(plain.parameters(), lr=0.05, **options)
-    for step in range(20):
-        x, y = batch(plain, 6, step)
-        for name, g in natural_gradient(sample_gradients(plain, mse, x, y), 0.1).items():
-            plain.get_parameter(name).grad = g
-        reference.step()
-        train(model, optimizer, 1, first=step, size=6)
-    for p, q in zip(plain.parameters(), model.parameters(), strict=True):
-        assert_close(q, p.detach(), 1e-9)
-
-
-def test_a_kept_span(device):
-    """Between the updates the batch's own gradient is solved for with the Fisher matrix of the batch that was kept."""
-    model = mlp(device)
-    plain = twin(model)
-    optimizer = NaturalGradient(model, lr=0.05, damping=0.1, update_freq=3)
-    reference = torch.optim.SGD(plain.parameters(), lr=0.05)
-    for step in range(8):
-        x, y = batch(plain, 6, step)
-        if step % 3 == 0:
-            rows = sample_gradients(plain, mse, x, y)
-            j = torch.cat([g.flatten(1) for g in rows.values()], 1)
-            fisher = j.T @ j / len(j) + 0.1 * torch.eye(j.shape[1], dtype=torch.float64)
-        reference.zero_grad()
-        mse(plain(x), y).backward()
-        grad = torch.cat([p.grad.flatten() for p in plain.parameters()])
-        parts = torch.linalg.solve(fisher, grad).split([p.numel() for p in plain.parameters()])
-        for p, part in zip(plain.parameters(), parts, strict=True):
-            p.grad = part.reshape(p.shape)
-        reference.step()
-        train(model, optimizer, 1, first=step, size=6)
-    for p, q in zip(plain.parameters(), model.parameters(), strict=True):
-        assert_close(q, p.detach(), 1e-9)
-
-
 def expected_of(model, x, y, damping=0.05):
-    return natural_gradient(sample_gradients(twin(model), mse, x.double().cpu(), y.double().cpu()), damping)
+    """By name: the gradients that a step is to leave."""
+    rows = {n: g.cpu() for n, g in reference(twin(model).to(x.device), x, y).items()}
+    return {n: g for n, g in natural_gradient(rows, damping).items() if model.get_parameter(n).requires_grad}
 
 
 def assert_gradients(model, expected, tolerance=1e-9):
     for name, g in expected.items():
         assert_close(model.get_parameter(name).grad, g, tolerance, name)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("size", [1, 2, 9])
+@pytest.mark.parametrize("name", [*LAYERS, "conv net", "layers in turns"])
+def test_natural_gradient_is_the_dense_solve(device, name, size, dtype):
+    model, x, y = make(name, size, dtype, device)
+    before = twin(model)
+    optimizer = NaturalGradient(model, lr=0.1, damping=0.01)
+    expected = expected_of(model, x, y, 0.01)
+    whole = torch.cat([v.flatten() for v in expected.values()]).norm().item()
+    loss_of(model(x), y).mean().backward()
+    optimizer.step()
+    for n, p in model.named_parameters():
+        error = (p.grad.double().cpu() - expected[n]).norm().item() / whole
+        assert error < BOUNDS[dtype], f"{n} is off by {error:.2g} of the whole gradient"
+        moved = (before.get_parameter(n).detach() - 0.1 * expected[n]).to(dtype)
+        torch.testing.assert_close(p.detach().cpu(), moved, rtol=1e-3, atol=BOUNDS[dtype] * whole)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_steps_follow_the_definition(device, every):
+    """Between updates each batch's own gradient is solved for with the Fisher matrix of the batch that was kept."""
+    model = mlp(device)
+    plain = twin(model)
+    options = {"momentum": 0.9, "weight_decay": 0.01}
+    optimizer = NaturalGradient(model, lr=0.05, damping=0.1, update_freq=every, **options)
+    sgd = torch.optim.SGD(plain.parameters(), lr=0.05, **options)
+    for step in range(8):
+        x, y = batch(plain, 6, step)
+        if step % every == 0:
+            j = torch.cat([g.flatten(1) for g in reference(plain, x, y).values()], 1)
+            fisher = j.T @ j / len(j) + 0.1 * torch.eye(j.shape[1], dtype=torch.float64)
+        sgd.zero_grad()
+        mse(plain(x), y).backward()
+        grad = torch.cat([p.grad.flatten() for p in plain.parameters()])
+        parts = torch.linalg.solve(fisher, grad).split([p.numel() for p in plain.parameters()])
+        for p, part in zip(plain.parameters(), parts, strict=True):
+            p.grad = part.reshape(p.shape)
+        sgd.step()
+        train(model, optimizer, 1, first=step, size=6)
+    for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+        assert_close(q, p.detach(), 1e-9)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -288,19 +200,3 @@ def test_layers_with_different_samples_are_refused():
     (model["a"](torch.randn(4, 3)).sum() + model["b"](torch.randn(5, 3)).sum()).backward()
     with pytest.raises(RuntimeError, match="different numbers of samples"):
         optimizer.step()
-
-
-# --- state ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_restart_goes_on_to_the_bit(device):
-    first = mlp(device)
-    optimizer = NaturalGradient(first, lr=0.05, momentum=0.9)
-    train(first, optimizer, 4)
-    second = mlp(device)
-    second.load_state_dict(first.state_dict())
-    other = NaturalGradient(second, lr=0.5)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert_same(train(first, optimizer, 4, first=4), train(second, other, 4, first=4))
-    with pytest.raises(ValueError, match="'natural'"):
-        other.load_state_dict(torch.optim.SGD(second.parameters()).state_dict())

@@ -304,6 +304,7 @@ MODELS = {
     "gpt with tied head": (GPT, tokens(6, rows=11)),
     "reused modules": (Reused, numbers(5, 4)),
     "reused parameter": (lambda: nn.Sequential(*[Add(3, 4)] * 2), numbers(3, 4)),
+    "layers in turns": (lambda: nn.Sequential(*[nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4)] * 3), numbers(4)),
     "tied linear layers": (TiedLinears, numbers(6, 4)),
     "tied linear layers on vectors": (TiedLinears, numbers(4)),
     "embedding used twice and tied": (TokensTwice, tokens(5)),
