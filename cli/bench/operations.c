@@ -21,6 +21,7 @@ const bench_list bench_lists[] = {
     {"matmul", 64, "256 512* 1024 2048"},
     {"symmetric_product", 32, SINGLE "64x256 16x1024 4x2048+"},
     {"symmetric_product", 64, "512* 1024 2048"},
+    {"symmetric_product", 16, "16x1024+ 4x2048+"},
     {"gram", 32, "256-by-1024* 768-by-3072* 1024-by-4096 4096-by-16384+"},
     {"gram", 64, "768-by-3072*"},
     {"matmul_chunked", 32, "512* 1024 4096+"},

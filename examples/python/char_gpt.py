@@ -1,6 +1,6 @@
 """A small GPT on characters, trained with AdamW, Muon, SOAP and Shampoo side by side.
 
-    python char_gpt.py                                          # text from grammar.py; about a minute on two cores
+    python char_gpt.py                                          # text from grammar.py; a minute for each on two cores
     python char_gpt.py --text book.txt --steps 5000 --layers 6 --width 384 --context 256 --batch 64   # wants a GPU
 
 On a GPU it trains under bf16 autocast; `--precision fp16` uses a GradScaler. Every optimizer starts from the same

@@ -158,6 +158,8 @@ def train(task: Task, args: argparse.Namespace, run: Run) -> nn.Module:
             run.optimizer_seconds = in_optimizer.read()  # on a GPU this synchronizes with the end of the step
             elapsed += time.perf_counter() - begin
             run.add(step, elapsed, *measure(model, task.held_out, autocast))
+            if len(run.steps) % 5 == 1:
+                print(f"  {run.name:10} step {step:5}, held-out loss {run.losses[-1]:.4f}", flush=True)
             begin = time.perf_counter()
         if step == args.steps:
             break

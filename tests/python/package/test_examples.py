@@ -75,6 +75,7 @@ def test_char_gpt_learns_with_every_optimizer(script, device, tmp_path):
 def test_char_gpt_on_the_grammar(script):
     output = script("char_gpt.py", *TINY_GPT, "--steps", "2", "--optimizers", "muon", "--lr", "muon=0.01")
     assert table(output)["muon"][0] == "0.01"
+    assert re.search(r"muon +step +0, held-out loss \d", output), "a run without a terminal shows its progress"
 
 
 @pytest.mark.parametrize("arguments", [["--optimizers", "adam"], ["--lr", "adan=1"], ["--steps", "0"]])
