@@ -38,7 +38,7 @@ static int32_t merge_smallest(int32_t n, int64_t *dims)
 }
 
 /* From the innermost dimension outwards. The outermost stays apart rather than leave a vector. */
-int32_t ref_merge_dims(const tch_optim_config *config, int32_t ndim, int64_t *dims)
+static int32_t merge_dims(const tch_optim_config *config, int32_t ndim, int64_t *dims)
 {
     int64_t merged[TCH_MAX_RANK];
     int32_t n = 0;
@@ -103,7 +103,7 @@ static void choose_method(ref_optim *r, const tch_optim_config *config, int32_t 
         r->dims[0] = dims[0];
         r->dims[1] = r->count / dims[0];
     } else {
-        r->order = ref_merge_dims(config, n, dims);
+        r->order = merge_dims(config, n, dims);
         memcpy(r->dims, dims, (size_t)r->order * sizeof *dims);
         leave_large_sides(r, config);
     }
@@ -335,11 +335,18 @@ static int64_t first_refresh(const tch_optim_config *c)
     return c->start_preconditioning_step > 1 ? c->start_preconditioning_step : 1;
 }
 
-static void refresh_if_due(ref_optim *r, const tch_optim_config *c, ref_block *b)
+/* After the first refresh, `since` steps ago. */
+static bool is_due(const tch_optim_config *c, const ref_block *b, int32_t k, int64_t since)
+{
+    bool told = c->stagger && c->precondition_frequency > 1;
+    return told ? b->due[k] : since % c->precondition_frequency == 0;
+}
+
+static void refresh_roots(ref_optim *r, const tch_optim_config *c, ref_block *b)
 {
     int64_t since = r->step - first_refresh(c);
-    for (int32_t k = 0; k < r->order && since >= 0 && since % c->precondition_frequency == 0; k++) {
-        if (b->factor[k] != NULL) {
+    for (int32_t k = 0; k < r->order && since >= 0; k++) {
+        if (b->factor[k] != NULL && is_due(c, b, k, since)) {
             take_root(c, r->order, b->size[k], b->factor[k], b->root[k]);
         }
     }
@@ -407,7 +414,7 @@ static void step_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *b, 
     double correction = c->bias_correction ? 1.0 - pow(c->beta1, (double)r->step) : 1.0;
     add_l2(c, b, p, g);
     accumulate(r, c, b, g);
-    refresh_if_due(r, c, b);
+    refresh_roots(r, c, b);
     for (int64_t e = 0; e < b->count; e++) {
         b->average[e] = c->beta1 * b->average[e] + (1.0 - c->beta1) * g[e];
         f[e] = c->beta1 != 0.0 ? b->average[e] / correction : g[e];
@@ -543,7 +550,7 @@ static void update_bases(ref_optim *r, const tch_optim_config *c, ref_block *b, 
         update_factor(r, b, k, g, 1.0 - beta, beta);
         if (r->step == 1) {
             first_basis(b->size[k], b->factor[k], b->root[k]);
-        } else if (c->stagger ? b->due[k] : (r->step - 1) % c->precondition_frequency == 0) {
+        } else if (is_due(c, b, k, r->step - 1)) {
             track(r, b, k);
         }
     }

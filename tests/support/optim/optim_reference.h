@@ -18,7 +18,7 @@ typedef struct ref_block {
     double *average, *square, *largest, *buffer; /* count numbers each */
     double *factor[REF_MAX_ORDER];               /* size by size; NULL where the dimension has none */
     double *root[REF_MAX_ORDER];                 /* Shampoo: the inverse root. SOAP: the basis, in its columns */
-    bool due[REF_MAX_ORDER];                     /* SOAP with staggered refreshes: set by the caller before a step */
+    bool due[REF_MAX_ORDER];                     /* with staggered refreshes: set by the caller before a step */
 } ref_block;
 
 /* Whether a kind has blocks, and leaves the rest to AdamW; and whether it orthogonalizes them, on a GPU in bfloat16. */
@@ -47,9 +47,7 @@ ref_optim *ref_optim_make(const tch_optim_config *config, int32_t ndim, const in
 /* One step with a gradient in the order of memory. */
 void ref_optim_step(ref_optim *r, const tch_optim_config *config, const double *gradient);
 
-/* For tests of the parts: how dimensions are merged (returns how many are left), and the orthogonalization of an m by n
- * matrix in place, `narrow` as above. */
-int32_t ref_merge_dims(const tch_optim_config *config, int32_t ndim, int64_t *dims);
+/* For tests of the parts: the orthogonalization of an m by n matrix in place, `narrow` as above. */
 void ref_orthogonalize(const tch_optim_config *config, int32_t narrow, int64_t m, int64_t n, double *x);
 
 #endif

@@ -47,15 +47,6 @@ void trial_set(tch_optim_config *config, const trial_setting *settings)
     }
 }
 
-void trial_set_option(tch_optim_config *config, const trial_option *options, const char *name)
-{
-    while (options->name != NULL && strcmp(options->name, name) != 0) {
-        options++;
-    }
-    CHECK(options->name != NULL, "there is no option %s", name);
-    trial_set(config, options->settings);
-}
-
 static bool is_permuted(const trial_shape *s)
 {
     bool permuted = false;
@@ -322,11 +313,17 @@ tch_optim_stats trial_stats(const trial *t)
     return stats;
 }
 
+tch_optim_state trial_state_at(const trial *t, int32_t index)
+{
+    tch_optim_state s = TCH_OPTIM_STATE_INIT;
+    CHECK_OK(tch_optimizer_get_state(t->optimizer, index, &s));
+    return s;
+}
+
 tch_tensor *trial_state(const trial *t, const char *name)
 {
     for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer); i++) {
-        tch_optim_state s = TCH_OPTIM_STATE_INIT;
-        CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
+        tch_optim_state s = trial_state_at(t, i);
         if (strcmp(s.name, name) == 0) {
             return s.tensor;
         }
@@ -361,8 +358,7 @@ static size_t visit_state(const trial *t, int32_t parameter, unsigned char *all,
 {
     size_t at = 0;
     for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer); i++) {
-        tch_optim_state s = TCH_OPTIM_STATE_INIT;
-        CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
+        tch_optim_state s = trial_state_at(t, i);
         if (parameter >= 0 && s.parameter != parameter) {
             continue;
         }
@@ -427,6 +423,19 @@ void trial_copy_parameters(const trial *to, const trial *from)
     }
 }
 
+test_tensor *trial_move_parameter(trial *t, int32_t parameter)
+{
+    trial_parameter *p = &t->parameters[parameter];
+    test_tensor *old = p->memory;
+    const double *values = test_tensor_read(old);
+    p->memory = test_tensor_make(t->context, t->dtype, p->shape.ndim, p->shape.shape, LAYOUT_CONTIGUOUS);
+    test_tensor_write(p->memory, values);
+    test_tensor_write(old, values);
+    view(p, p->memory, &p->tensor);
+    CHECK_OK(tch_optimizer_set_parameter(t->optimizer, parameter, &p->tensor));
+    return old;
+}
+
 void trial_take_over(trial *to, const trial *from, const char *path)
 {
     trial_save(from, path);
@@ -487,49 +496,4 @@ void trial_check(const trial *t, double tolerance)
         test_tensor_check_written(p->memory, "the parameter");
         test_tensor_check_unchanged(p->gradient_memory, "the gradient");
     }
-}
-
-void trial_run(tch_context *context, tch_dtype dtype, const tch_optim_config *config, int32_t count,
-               const trial_shape *shapes, int32_t steps, double tolerance)
-{
-    trial t;
-    trial_open(&t, context, dtype, dtype, config, count, shapes);
-    trial_steps(&t, steps);
-    trial_check(&t, tolerance);
-    trial_close(&t);
-}
-
-void trial_run_options(tch_context *context, tch_dtype dtype, const tch_optim_config *base, const trial_option *options,
-                       int32_t count, const trial_shape *shapes, int32_t steps, double tolerance)
-{
-    for (; options->name != NULL; options++) {
-        tch_optim_config config = *base;
-        trial_set(&config, options->settings);
-        test_case("%s, %s, %s, precision %d", tch_optim_kind_name(config.kind), options->name, tch_dtype_name(dtype),
-                  config.precision);
-        trial_run(context, dtype, &config, count, shapes, steps, tolerance);
-    }
-}
-
-void trial_run_groups(tch_context *context, const trial_groups *groups, int32_t count, const trial_shape *shapes,
-                      int32_t steps, double tolerance)
-{
-    trial t;
-    tch_optim_config first = groups->first;
-    tch_optim_config second = groups->second;
-    test_case("%s, two groups whose numbers change", tch_optim_kind_name(first.kind));
-    trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &first, groups->split, shapes);
-    trial_add_group(&t, &second, count - groups->split, shapes + groups->split);
-    for (int32_t i = 0; i < steps; i++) {
-        if (i % 7 == 5) {
-            first.lr *= 0.5;
-            trial_set(&first, groups->first_changes);
-            trial_set(&second, groups->second_changes);
-            trial_set_config(&t, 0, &first);
-            trial_set_config(&t, 1, &second);
-        }
-        trial_step(&t);
-    }
-    trial_check(&t, tolerance);
-    trial_close(&t);
 }

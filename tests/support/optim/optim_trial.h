@@ -36,7 +36,6 @@ tch_optim_config trial_config(tch_optim_kind kind);
 double trial_tolerance(tch_optim_kind kind, tch_dtype dtype);
 
 void trial_set(tch_optim_config *config, const trial_setting *settings);
-void trial_set_option(tch_optim_config *config, const trial_option *options, const char *name);
 
 /* One parameter of a trial. */
 typedef struct trial_shape {
@@ -104,7 +103,8 @@ tch_status trial_step_library(const trial *t);
 
 tch_optim_stats trial_stats(const trial *t);
 
-/* The state of a name, and the numbers of any tensor on the device, as float64. */
+/* The state of a number or a name, and the numbers of any tensor on the device, as float64. */
+tch_optim_state trial_state_at(const trial *t, int32_t index);
 tch_tensor *trial_state(const trial *t, const char *name);
 double *trial_read(const trial *t, const tch_tensor *tensor);
 
@@ -120,6 +120,10 @@ tch_status trial_load(const trial *t, const char *path);
 
 /* A fresh optimizer of the same parameters takes the place of the trial's. */
 void trial_replace_optimizer(trial *t, const tch_optim_config *config);
+
+/* A parameter moves to other memory, as after a resize of a caller's arena. Returns the old one, for the caller to see
+ * that nothing writes there. */
+test_tensor *trial_move_parameter(trial *t, int32_t parameter);
 
 /* `to` goes on where `from` is: its parameters, its gradients to come, and its state by way of a checkpoint. */
 void trial_take_over(trial *to, const trial *from, const char *path);
@@ -141,24 +145,5 @@ double trial_error(const trial *t, int32_t parameter, double roundings);
 /* Fails the test where an error exceeds the tolerance, memory beside a parameter or a gradient was written, or nothing
  * has moved. */
 void trial_check(const trial *t, double tolerance);
-
-/* Opens, takes `steps`, checks, closes. */
-void trial_run(tch_context *context, tch_dtype dtype, const tch_optim_config *config, int32_t count,
-               const trial_shape *shapes, int32_t steps, double tolerance);
-
-/* The same for every option on top of `base`, as a case of its own each. */
-void trial_run_options(tch_context *context, tch_dtype dtype, const tch_optim_config *base, const trial_option *options,
-                       int32_t count, const trial_shape *shapes, int32_t steps, double tolerance);
-
-/* Two groups in float64, the first of `split` parameters, whose numbers change at every seventh step: the first's
- * learning rate is halved, and its other fields and the second's are set as the lists say. */
-typedef struct trial_groups {
-    tch_optim_config first, second;
-    int32_t split;
-    const trial_setting *first_changes, *second_changes;
-} trial_groups;
-
-void trial_run_groups(tch_context *context, const trial_groups *groups, int32_t count, const trial_shape *shapes,
-                      int32_t steps, double tolerance);
 
 #endif

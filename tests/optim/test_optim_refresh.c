@@ -1,0 +1,599 @@
+/* Roots and bases: which factors blocks have, when they are refreshed, what becomes of refreshes that fail, and bases
+ * that the first gradient leaves open. Trajectories with every option are in test_optim_methods.c. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "support/files.h"
+#include "support/linalg/reference.h"
+#include "support/optim/optim_trial.h"
+#include "support/testing.h"
+
+#define STEPS 22
+
+/* Square where SOAP needs it to be determined; the first three are of one class. */
+static const trial_shape shapes[] = {
+    {.ndim = 2, .shape = {8, 8}},
+    {.ndim = 2, .shape = {8, 8}},
+    {.ndim = 2, .shape = {8, 8}},
+    {.ndim = 2, .shape = {7, 7}, .order = {1, 0}},
+    {.ndim = 3, .shape = {4, 5, 6}, .gradient = LAYOUT_REVERSED},
+    {.ndim = 3, .shape = {3, 4, 2}},
+    {.ndim = 4, .shape = {5, 2, 3, 4}, .order = {0, 3, 1, 2}},
+    {.ndim = 5, .shape = {2, 3, 2, 3, 2}},
+    {.ndim = 4, .shape = {1, 6, 1, 6}},
+    {.ndim = 1, .shape = {19}},
+};
+#define SHAPES ((int32_t)TEST_COUNT(shapes))
+
+static tch_optim_config config_of(tch_optim_kind kind)
+{
+    tch_optim_config c = trial_config(kind);
+    c.merge_dims = 0;
+    c.block = 1;
+    c.max_preconditioner_dim = 8;
+    return c;
+}
+
+/* --- which factors there are ------------------------------------------------------------------------------------- */
+
+/* A side over 100 times as long as the rest of its block has no factor; at 100 it has one. A side of 12000 would have
+ * twelve factors of 1024. Dimensions are merged from the innermost out, never to a vector, and to at most four. */
+static void shapes_decide_about_factors(void **state)
+{
+    static const struct {
+        trial_shape shape;
+        int64_t most; /* the largest factor */
+        int32_t merge;
+        int64_t elements; /* of all factors */
+    } cases[] = {
+        {{.ndim = 2, .shape = {2, 201}}, 1024, 0, 2 * 2},
+        {{.ndim = 2, .shape = {301, 3}}, 1024, 0, 3 * 3},
+        {{.ndim = 2, .shape = {2, 200}}, 1024, 0, 2 * 2 + 200 * 200},
+        {{.ndim = 3, .shape = {2, 401, 2}}, 1024, 0, 2 * 2 + 2 * 2},
+        {{.ndim = 1, .shape = {150}}, 1024, 0, 150 * 150},
+        {{.ndim = 2, .shape = {2, 12000}}, 1024, 0, 12 * 2 * 2},
+        {{.ndim = 4, .shape = {64, 3, 3, 3}}, 1024, 1, 64 * 64 + 27 * 27},
+        {{.ndim = 2, .shape = {8, 16}}, 1024, 1, 8 * 8 + 16 * 16},
+        {{.ndim = 4, .shape = {6, 3, 2, 2}}, 8, 1, 6 * 6 + 3 * 3 + 4 * 4},
+        {{.ndim = 4, .shape = {6, 3, 2, 2}}, 6, 1, 6 * 6 + 3 * 3 + 4 * 4},
+        {{.ndim = 4, .shape = {6, 3, 2, 2}}, 12, 1, 6 * 6 + 12 * 12},
+        {{.ndim = 5, .shape = {3, 2, 3, 2, 3}}, 8, 0, 6 * 6 + 3 * 3 + 2 * 2 + 3 * 3},
+        {{.ndim = 5, .shape = {3, 2, 3, 2, 3}}, 1024, 1, 3 * 3 + 36 * 36},
+    };
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        trial t;
+        int64_t elements = 0;
+        tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
+        c.max_preconditioner_dim = cases[i].most;
+        c.merge_dims = cases[i].merge;
+        c.precondition_1d = 1;
+        test_case("%d dimensions, the first %lld, merged up to %lld", cases[i].shape.ndim,
+                  (long long)cases[i].shape.shape[0], (long long)cases[i].most);
+        trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 1, &cases[i].shape);
+        trial_steps(&t, 2);
+        trial_check(&t, trial_tolerance(TCH_OPTIM_SHAMPOO, TCH_FLOAT64));
+        for (int32_t k = 0; k < tch_optimizer_state_count(t.optimizer); k++) {
+            tch_optim_state s = trial_state_at(&t, k);
+            elements += strstr(s.name, "factor.") != NULL ? tch_tensor_numel(s.tensor) : 0;
+        }
+        CHECK(elements == cases[i].elements, "factors have %lld elements, expected %lld", (long long)elements,
+              (long long)cases[i].elements);
+        trial_close(&t);
+    }
+}
+
+/* --- when they are refreshed ------------------------------------------------------------------------------------- */
+
+enum { MOST_WATCHED = 128 };
+
+/* A root or a basis, and its flag in the reference. */
+typedef struct watched {
+    tch_tensor *tensor;
+    double *values;
+    bool *due;
+    int32_t refreshes;
+} watched;
+
+/* Before the first step, when all are the identity. */
+static int32_t watch(const trial *t, watched *all)
+{
+    int32_t found = 0;
+    for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer); i++) {
+        tch_optim_state s = trial_state_at(t, i);
+        char what[8];
+        int parameter, block, k;
+        if (sscanf(s.name, "parameter%d/%7[a-z].%d.%d", &parameter, what, &block, &k) == 4 &&
+            (strcmp(what, "root") == 0 || strcmp(what, "basis") == 0)) {
+            CHECK(found < MOST_WATCHED, "too many for the test");
+            bool *due = &t->parameters[parameter].reference->blocks[block].due[k];
+            all[found] = (watched){s.tensor, trial_read(t, s.tensor), due, 0};
+            for (int64_t e = 0; e < tch_tensor_numel(s.tensor); e++) {
+                bool diagonal = e % (s.tensor->shape[0] + 1) == 0;
+                CHECK(all[found].values[e] == (diagonal ? 1.0 : 0.0), "%s is not the identity", s.name);
+            }
+            found++;
+        }
+    }
+    return found;
+}
+
+/* The library's step, after which the references learn what it has refreshed. Returns how many. */
+static int32_t step_and_tell(trial *t, watched *all, int32_t count)
+{
+    int32_t refreshes = 0;
+    trial_draw(t);
+    CHECK_OK(trial_step_library(t));
+    for (int32_t i = 0; i < count; i++) {
+        double *now = trial_read(t, all[i].tensor);
+        *all[i].due = memcmp(now, all[i].values, (size_t)tch_tensor_numel(all[i].tensor) * sizeof *now) != 0;
+        all[i].refreshes += *all[i].due;
+        refreshes += *all[i].due;
+        test_drop(all[i].values);
+        all[i].values = now;
+    }
+    trial_step_references(t);
+    return refreshes;
+}
+
+/* Each once in a period, also after a change of it, and no step of one costs more than another by more than the most
+ * expensive refresh, by n^3. */
+static void check_period(trial *t, watched *all, int32_t count, int32_t period)
+{
+    double least = HUGE_VAL;
+    double most = 0.0;
+    double largest = 0.0;
+    for (int32_t i = 0; i < count; i++) {
+        all[i].refreshes = 0;
+    }
+    for (int32_t s = 0; s < period; s++) {
+        double cost = 0.0;
+        step_and_tell(t, all, count);
+        for (int32_t i = 0; i < count; i++) {
+            double own = pow((double)tch_tensor_numel(all[i].tensor), 1.5);
+            largest = fmax(largest, own);
+            cost += *all[i].due ? own : 0.0;
+        }
+        least = fmin(least, cost);
+        most = fmax(most, cost);
+    }
+    for (int32_t i = 0; i < count; i++) {
+        CHECK(all[i].refreshes == 1, "number %d was refreshed %d times", i, all[i].refreshes);
+    }
+    CHECK(most - least <= largest * (1.0 + 1e-12), "a step costs %g to %g, the largest %g", least, most, largest);
+}
+
+static void staggered_refreshes(void **state)
+{
+    static const tch_optim_kind kinds[] = {TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP};
+    static const int32_t periods[] = {6, 3, 7};
+    static watched all[MOST_WATCHED];
+    for (size_t i = 0; i < TEST_COUNT(kinds); i++) {
+        trial t;
+        tch_optim_config c = config_of(kinds[i]);
+        c.stagger = 1;
+        test_case("%s, staggered", tch_optim_kind_name(kinds[i]));
+        trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
+        int32_t count = watch(&t, all);
+        CHECK(count > 2 * 7, "only %d were found", count);
+        CHECK(step_and_tell(&t, all, count) == count, "not all are refreshed at the first step");
+        for (size_t k = 0; k < 2 * TEST_COUNT(periods); k++) {
+            c.precondition_frequency = periods[k / 2];
+            trial_set_config(&t, 0, &c);
+            check_period(&t, all, count, periods[k / 2]);
+        }
+        trial_check(&t, trial_tolerance(kinds[i], TCH_FLOAT64));
+        tch_optim_stats stats = trial_stats(&t);
+        CHECK(stats.refreshes == 7 * (int64_t)count, "%lld refreshes of %d", (long long)stats.refreshes, count);
+        CHECK(stats.steps == 1 + 2 * (6 + 3 + 7) && stats.skipped == 0 && stats.failed == 0, "other statistics");
+        trial_close(&t);
+    }
+}
+
+/* Vectors have one factor each. A step with a large root, the first parameter's among them, has nothing else to do, and
+ * small ones come together: eight roots of 8 are as much work as one of 16. */
+static void roots_of_one_size_come_together(void **state)
+{
+    static const struct {
+        int32_t period, count, together;
+        int64_t sizes[12];
+    } cases[] = {{2, 4, 3, {20, 8, 7, 6}}, {5, 12, 8, {16, 16, 16, 16, 8, 8, 8, 8, 8, 8, 8, 8}}};
+    static watched all[MOST_WATCHED];
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        trial_shape vectors[12];
+        trial t;
+        tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
+        c.max_preconditioner_dim = 20;
+        c.precondition_1d = 1;
+        c.stagger = 1;
+        c.precondition_frequency = cases[i].period;
+        for (int k = 0; k < cases[i].count; k++) {
+            vectors[k] = (trial_shape){.ndim = 1, .shape = {cases[i].sizes[k]}};
+        }
+        test_case("%d roots in a period of %d", cases[i].count, cases[i].period);
+        trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, cases[i].count, vectors);
+        step_and_tell(&t, all, watch(&t, all));
+        int single = 0;
+        for (int s = 0; s < cases[i].period; s++) {
+            int32_t taken = step_and_tell(&t, all, cases[i].count);
+            CHECK(taken == (*all[0].due ? 1 : taken) && (taken == 1 || taken == cases[i].together), "%d at a step",
+                  taken);
+            single += taken == 1;
+        }
+        CHECK(single == cases[i].period - 1, "%d steps with one root", single);
+        trial_close(&t);
+    }
+}
+
+/* The schedule of a factor that is always found to have drifted little, or much, from the rule in optim.h: what a
+ * refresh finds counts from the next one on. */
+typedef struct expected_gap {
+    int32_t gap, next;
+    bool measured;
+} expected_gap;
+
+static bool expect_due(expected_gap *e, int32_t step, int32_t period, int32_t least, int32_t change)
+{
+    int32_t exponent = e->gap > least ? e->gap : least;
+    int32_t gap = 1 << exponent < period ? 1 << exponent : period;
+    if (step > 1 && (step - 1) % gap != 0) {
+        return false;
+    }
+    if (e->measured) {
+        int32_t next = exponent + change < 0 ? 0 : exponent + change;
+        e->next = next < least ? least : next == 0 || 1 << (next - 1) < period ? next : exponent;
+    }
+    e->gap = e->next;
+    e->measured = step > 1; /* a first basis has nothing to be measured by */
+    return true;
+}
+
+static void gaps_by_need(void **state)
+{
+    static const struct {
+        double drift, budget;
+        int32_t least, change;
+    } cases[] = {{1e6, 1.0, 0, 1}, {1e-9, 1.0, 0, -1}, {1e6, 0.3, 2, 1}, {1e-9, 0.25, 2, -1}};
+    static watched bases[MOST_WATCHED];
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        trial t;
+        expected_gap expected = {0};
+        tch_optim_config c = config_of(TCH_OPTIM_SOAP);
+        c.stagger = 0;
+        c.precondition_frequency = 10;
+        c.refresh_drift = cases[i].drift;
+        c.refresh_budget = cases[i].budget;
+        test_case("gaps by need, drift %g, budget %g", cases[i].drift, cases[i].budget);
+        trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+        int32_t count = watch(&t, bases);
+        for (int32_t step = 1; step <= 45; step++) {
+            int32_t moved = step_and_tell(&t, bases, count);
+            bool due = expect_due(&expected, step, 10, cases[i].least, cases[i].change);
+            CHECK(moved == (due ? count : 0), "%d bases moved at step %d, expected %d", moved, step, due ? count : 0);
+        }
+        trial_close(&t);
+    }
+}
+
+/* Each has its turn also where gaps are the factors' own: in the end once in a period. */
+static void staggered_gaps_by_need(void **state)
+{
+    static watched bases[MOST_WATCHED];
+    trial t;
+    tch_optim_config c = config_of(TCH_OPTIM_SOAP);
+    c.stagger = 1;
+    c.precondition_frequency = 10;
+    c.refresh_drift = 1e6;
+    test_case("staggered gaps by need");
+    trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+    int32_t count = watch(&t, bases);
+    int64_t moved[2] = {0};
+    for (int32_t step = 0; step < 100; step++) {
+        moved[step >= 60] += step_and_tell(&t, bases, count);
+    }
+    CHECK(moved[1] == 4 * (int64_t)count, "%lld refreshes of %d bases in the last 40 steps", (long long)moved[1],
+          count);
+    CHECK(moved[0] > 6 * (int64_t)count, "%lld refreshes of %d bases in the first 60", (long long)moved[0], count);
+    trial_close(&t);
+}
+
+/* --- roots ------------------------------------------------------------------------------------------------------- */
+
+static tch_optim_config loose_newton(void)
+{
+    tch_optim_config c = trial_config(TCH_OPTIM_SHAMPOO);
+    c.beta1 = 0.0;
+    c.beta2 = 1.0;
+    c.weight_decay = 0.0;
+    c.eps = 1e-12;
+    c.precondition_frequency = 1;
+    c.root_method = TCH_ROOT_NEWTON;
+    c.root_tolerance = 1e-3;
+    return c;
+}
+
+/* The inverse fourth root of factor k of a parameter as tch_inverse_root gives it, and its certificate. */
+static double *root_of(const trial *t, int32_t parameter, int k, tch_root_method method, double relative_eps,
+                       double tolerance, double *residual)
+{
+    char name[64];
+    tch_root_config how = TCH_ROOT_CONFIG_INIT;
+    tch_tensor *out = NULL;
+    tch_tensor *certificate = NULL;
+    snprintf(name, sizeof name, "parameter%d/factor.0.%d", parameter, k);
+    const tch_tensor *factor = trial_state(t, name);
+    how.eps = t->configs[0].eps;
+    how.relative_eps = relative_eps;
+    how.tolerance = tolerance;
+    how.method = method;
+    CHECK_OK(tch_tensor_create(t->context, factor->dtype, 2, factor->shape, TCH_CONTIGUOUS, &out));
+    CHECK_OK(tch_tensor_create(t->context, TCH_FLOAT64, 0, NULL, TCH_CONTIGUOUS, &certificate));
+    CHECK_OK(tch_inverse_root(t->context, factor, 4, &how, out, certificate, NULL));
+    double *values = trial_read(t, out);
+    *residual = *trial_read(t, certificate);
+    tch_tensor_destroy(out);
+    tch_tensor_destroy(certificate);
+    return values;
+}
+
+/* How far the root in the state is from this one, as a share of it. */
+static double gap(const trial *t, int32_t parameter, tch_root_method method, double relative_eps, double tolerance)
+{
+    char name[64];
+    double residual;
+    snprintf(name, sizeof name, "parameter%d/root.0.0", parameter);
+    const tch_tensor *root = trial_state(t, name);
+    double *expected = root_of(t, parameter, 0, method, relative_eps, tolerance, &residual);
+    return ref_distance(tch_tensor_numel(root), trial_read(t, root), expected) /
+           ref_norm(tch_tensor_numel(root), expected);
+}
+
+static void clear_factors(const trial *t)
+{
+    for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer); i++) {
+        tch_optim_state s = trial_state_at(t, i);
+        if (strstr(s.name, "/factor.") != NULL) {
+            CHECK_OK(tch_tensor_fill(t->context, s.tensor, 0.0));
+        }
+    }
+}
+
+static void step_spoiled(trial *t, int32_t first_bad)
+{
+    trial_draw(t);
+    for (int32_t i = first_bad; i < 3; i++) {
+        trial_spoil(t, i, NAN);
+    }
+    CHECK_OK(trial_step_library(t));
+}
+
+static void look(const trial *t, int times, int64_t failed)
+{
+    for (int i = 0; i < times; i++) {
+        int64_t told = trial_stats(t).failed;
+        CHECK(told == failed, "%lld roots have failed, expected %lld", (long long)told, (long long)failed);
+    }
+}
+
+/* The third parameter's factors are spoiled twice, the second's once: those then get ten times the damping and
+ * a tolerance of 1e-5, and the third's the eigen method as well, in a restarted training too, and however often
+ * statistics are asked for. */
+static void check_failed_roots(tch_context *context, bool restart, int looks)
+{
+    trial t;
+    const char *path = test_path("trouble.safetensors");
+    tch_optim_config c = loose_newton();
+    c.nonfinite = TCH_NONFINITE_IGNORE;
+    test_case("roots that fail%s, statistics read %d times", restart ? ", restarted" : "", looks);
+    trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, 3, shapes);
+    step_spoiled(&t, 2);
+    look(&t, looks, 2);
+    step_spoiled(&t, 1);
+    look(&t, looks, 4);
+    clear_factors(&t);
+    if (restart) {
+        trial_save(&t, path);
+        trial_replace_optimizer(&t, &c);
+        CHECK_OK(trial_load(&t, path));
+    }
+    step_spoiled(&t, 3);
+    look(&t, 1, 0);
+    double damping = c.relative_eps;
+    CHECK(gap(&t, 2, TCH_ROOT_NEWTON, 10.0 * damping, 1e-5) > 1e-12, "the test cannot tell the methods apart");
+    CHECK(gap(&t, 1, TCH_ROOT_NEWTON, 10.0 * damping, 1e-3) > 1e-8, "the test cannot tell the tolerances apart");
+    CHECK(gap(&t, 0, TCH_ROOT_NEWTON, damping, 1e-3) < 1e-9, "a root that never failed is another");
+    CHECK(gap(&t, 1, TCH_ROOT_NEWTON, 10.0 * damping, 1e-5) < 1e-9, "not more damping and care after one failure");
+    CHECK(gap(&t, 2, TCH_ROOT_EIGEN, 10.0 * damping, 1e-5) < 1e-13, "not the eigen method after two failures");
+    trial_close(&t);
+}
+
+static void failed_roots_go_another_way(void **state)
+{
+    for (int i = 0; i < 4; i++) {
+        check_failed_roots(*state, i % 2 == 1, i < 2 ? 0 : 256);
+    }
+}
+
+/* The largest certificate among all roots. */
+static void the_worst_residual(void **state)
+{
+    trial t;
+    double worst = 0.0;
+    tch_optim_config c = loose_newton();
+    test_case("the worst residual");
+    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 3, shapes);
+    step_spoiled(&t, 3);
+    for (int i = 0; i < 6; i++) {
+        double residual;
+        root_of(&t, i / 2, i % 2, TCH_ROOT_NEWTON, c.relative_eps, c.root_tolerance, &residual);
+        worst = fmax(worst, residual);
+    }
+    double told = trial_stats(&t).worst_residual;
+    CHECK(worst > 0.0 && told > 0.2 * worst && told < 5.0 * worst, "%g, the roots by themselves %g", told, worst);
+    trial_close(&t);
+}
+
+/* relative_eps is taken as at least 2 u sqrt(gradients in the factor). Factors of low rank show what it is. */
+static void damping_covers_rounding(void **state)
+{
+    const double beta2[] = {1.0, 0.5};
+    const trial_shape tall[] = {{.ndim = 2, .shape = {24, 2}}};
+    for (int k = 0; k < 2; k++) {
+        trial t;
+        tch_optim_config c = loose_newton();
+        c.root_method = TCH_ROOT_EIGEN;
+        c.relative_eps = 1e-9;
+        c.eps = 1e-30;
+        c.beta2 = beta2[k];
+        test_case("damping and rounding, beta2 %g", beta2[k]);
+        trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, 1, tall);
+        for (int i = 0; i < 8; i++) {
+            trial_draw(&t);
+            CHECK_OK(trial_step_library(&t));
+        }
+        double expected = 2.0 * 0x1p-24 * sqrt(beta2[k] < 1.0 ? 2.0 : 8.0);
+        double off = gap(&t, 0, TCH_ROOT_EIGEN, expected, 1e-3);
+        CHECK(off < 0.02, "the root is off by %g from that with a relative damping of %g", off, expected);
+        trial_close(&t);
+    }
+}
+
+/* The first gradient only prepares: matrices stay where they are, to the bit, and the others take their step. */
+static void the_first_gradient_prepares(void **state)
+{
+    trial t;
+    tch_optim_config c = config_of(TCH_OPTIM_SOAP);
+    c.weight_decay = 0.3;
+    test_case("the first step");
+    trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+    trial_step(&t);
+    for (int32_t i = 0; i < t.count; i++) {
+        const trial_parameter *p = &t.parameters[i];
+        bool prepares = p->reference->method == TCH_OPTIM_SOAP || p->memory->count == 0;
+        CHECK(test_tensor_is_unchanged(p->memory) == prepares, "parameter %d", i);
+    }
+    trial_close(&t);
+}
+
+/* --- bases that the first gradient leaves open ------------------------------------------------------------------- */
+
+/* left right', both n by n. */
+static double *times_transposed(int64_t n, const double *left, const double *right)
+{
+    double *transposed = test_zeros(n * n);
+    double *product = test_zeros(n * n);
+    ref_transpose(n, n, right, transposed);
+    ref_matmul(n, n, n, left, transposed, product);
+    return product;
+}
+
+static void check_orthonormal(int64_t n, const double *q, double tolerance)
+{
+    const double *product = times_transposed(n, q, q);
+    for (int64_t i = 0; i < n * n; i++) {
+        CHECK(fabs(product[i] - (i / n == i % n)) < tolerance, "the basis is not orthonormal: %g", product[i]);
+    }
+}
+
+/* Rows of q are orthonormal, and q C q' is diagonal and falling; C is symmetric. */
+static void check_basis(int64_t n, const double *q, const double *factor)
+{
+    const double *product = times_transposed(n, times_transposed(n, q, factor), q);
+    double size = ref_norm(n * n, factor);
+    check_orthonormal(n, q, 1e-12);
+    for (int64_t i = 0; i < n * n; i++) {
+        CHECK(i / n == i % n || fabs(product[i]) < 1e-12 * size, "the basis does not diagonalize: %g", product[i]);
+        CHECK(i / n == 0 || i / n != i % n || product[i] <= product[i - n - 1] + 1e-12 * size, "it is not sorted");
+    }
+}
+
+static void adopt_bases(trial *t)
+{
+    for (int32_t i = 0; i < t->count; i++) {
+        ref_optim *r = t->parameters[i].reference;
+        for (int32_t b = 0; b < r->block_count; b++) {
+            for (int32_t k = 0; k < r->order; k++) {
+                char name[64];
+                int64_t n = r->blocks[b].size[k];
+                if (r->blocks[b].factor[k] == NULL) {
+                    continue;
+                }
+                snprintf(name, sizeof name, "parameter%d/basis.%d.%d", i, b, k);
+                double *q = trial_read(t, trial_state(t, name));
+                check_basis(n, q, r->blocks[b].factor[k]);
+                ref_transpose(n, n, q, r->blocks[b].root[k]);
+            }
+        }
+    }
+}
+
+static void tall_and_wide_matrices(void **state)
+{
+    static const trial_shape open[] = {
+        {.ndim = 2, .shape = {13, 5}},
+        {.ndim = 2, .shape = {3, 17}},
+        {.ndim = 2, .shape = {20, 11}, .order = {1, 0}},
+        {.ndim = 4, .shape = {12, 2, 1, 3}},
+        {.ndim = 1, .shape = {9}},
+        {.ndim = 2, .shape = {1, 14}},
+    };
+    for (int block = 0; block < 2; block++) {
+        trial t;
+        tch_optim_config c = config_of(TCH_OPTIM_SOAP);
+        c.precondition_frequency = 1000;
+        c.precondition_1d = 1;
+        c.max_preconditioner_dim = block ? 8 : 1000;
+        c.block = block;
+        test_case("bases left open by the first gradient, %s", block ? "in blocks" : "whole");
+        trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 6, open);
+        trial_step(&t);
+        adopt_bases(&t);
+        for (int i = 1; i < STEPS; i++) {
+            trial_step(&t);
+        }
+        trial_check(&t, trial_tolerance(TCH_OPTIM_SOAP, TCH_FLOAT64));
+        trial_close(&t);
+    }
+}
+
+/* With bases followed at every step from rank 1 on nothing is determined but this: they stay orthonormal, and every
+ * number stays finite. */
+static void bases_stay_orthonormal(void **state)
+{
+    static const trial_shape open[] = {{.ndim = 2, .shape = {24, 3}}, {.ndim = 2, .shape = {2, 31}}};
+    trial t;
+    tch_optim_config c = config_of(TCH_OPTIM_SOAP);
+    c.precondition_frequency = 1;
+    c.max_preconditioner_dim = 1024;
+    test_case("bases of factors without full rank");
+    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 2, open);
+    for (int i = 0; i < STEPS; i++) {
+        trial_step(&t);
+        check_orthonormal(24, trial_read(&t, trial_state(&t, "parameter0/basis.0.0")), 1e-10);
+    }
+    for (int32_t i = 0; i < t.count; i++) {
+        double *p = test_tensor_read(t.parameters[i].memory);
+        double size = ref_largest(t.parameters[i].memory->count, p);
+        CHECK(isfinite(size) && size < 10.0, "parameter %d has grown to %g", i, size);
+    }
+    trial_close(&t);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shapes_decide_about_factors),
+        cmocka_unit_test(staggered_refreshes),
+        cmocka_unit_test(roots_of_one_size_come_together),
+        cmocka_unit_test(gaps_by_need),
+        cmocka_unit_test(staggered_gaps_by_need),
+        cmocka_unit_test(failed_roots_go_another_way),
+        cmocka_unit_test(the_worst_residual),
+        cmocka_unit_test(damping_covers_rounding),
+        cmocka_unit_test(the_first_gradient_prepares),
+        cmocka_unit_test(tall_and_wide_matrices),
+        cmocka_unit_test(bases_stay_orthonormal),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);
+}
