@@ -113,16 +113,13 @@ static void little_workspace(void **state)
 
 /* --- against dense matrices -------------------------------------------------------------------------------------- */
 
-/* out = (a + shift I)^-1 by eigenvectors. */
-static void invert_shifted(int64_t n, const double *a, double shift, double *out)
+/* (a + shift I)^-1 by eigenvectors. */
+static double *invert_shifted(int64_t n, const double *a, double shift)
 {
     double *w = test_zeros(n);
     double *v = test_zeros(n * n);
     ref_eigh(n, a, w, v);
-    for (int64_t i = 0; i < n; i++) {
-        w[i] = 1.0 / (w[i] + shift);
-    }
-    ref_compose(n, v, w, out);
+    return ref_power(n, w, v, shift, -1.0);
 }
 
 enum { D = 4, P = 3, SAMPLES = 9, SIZE = D * P };
@@ -162,25 +159,16 @@ static void eigen_steps_are_natural_gradient_steps(void **state)
             CHECK_OK(tch_kfac_observe(t->kfac, 0, &batch.input->tensor, &batch.gradient->tensor, 1.0, NULL));
             CHECK_OK(round == 0 ? tch_kfac_refresh(t->kfac) : TCH_OK);
         }
-        double fisher[SIZE * SIZE] = {0}, inverse[SIZE * SIZE], expected[SIZE];
+        double fisher[SIZE * SIZE] = {0}, expected[SIZE];
         test_kfac_draw_gradients(t, LAYOUT_CONTIGUOUS);
         tch_tensor *gradients[2] = {&t->gradients[0]->tensor, NULL};
         empirical_fisher(&batch, fisher);
-        invert_shifted(SIZE, fisher, config.damping, inverse);
-        ref_matmul(SIZE, SIZE, 1, inverse, test_tensor_read(t->gradients[0]), expected);
+        ref_matmul(SIZE, SIZE, 1, invert_shifted(SIZE, fisher, config.damping), test_tensor_read(t->gradients[0]),
+                   expected);
         CHECK_OK(tch_kfac_precondition(t->kfac, 1.0, 2, gradients));
         double off = ref_distance(SIZE, test_tensor_read(t->gradients[0]), expected) / ref_norm(SIZE, expected);
         CHECK(off <= 1e-10, "off by %.3g of its size", off);
     }
-}
-
-static double trace(int64_t n, const double *a)
-{
-    double sum = 0.0;
-    for (int64_t i = 0; i < n; i++) {
-        sum += a[i * (n + 1)];
-    }
-    return sum;
 }
 
 /* Of 3 samples all but three eigenvalues of a factor are rounding errors, some of them negative and larger than this
@@ -206,13 +194,12 @@ static void rounding_errors_of_factors_are_damped(void **state)
     double *f[2], traces[2];
     for (int side = 0; side < 2; side++) {
         f[side] = test_kfac_state(t, 0, factors[side], &(int64_t){0});
-        traces[side] = trace(N, f[side]);
+        traces[side] = ref_trace(N, f[side]);
     }
     for (int side = 0; side < 2; side++) {
-        double expected[N * N];
         double *got = test_kfac_state(t, 0, inverses[side], &(int64_t){0});
         double damping = sqrt(config.damping * traces[side] / traces[1 - side]);
-        invert_shifted(N, f[side], damping + 0x1p-23 * traces[side], expected);
+        double *expected = invert_shifted(N, f[side], damping + 0x1p-23 * traces[side]);
         double off = ref_distance(N * N, got, expected) / ref_norm(N * N, expected);
         CHECK(off <= 1e-6, "%s is off by %.3g of its size", inverses[side], off);
     }

@@ -12,7 +12,7 @@
 #define BAD 1 /* the matrix that is spoiled */
 
 /* A function of the spoiled batch. */
-typedef enum operation { EIGH, POWER, ROOT, SOLVE_FIRST, SOLVE_SECOND } operation;
+typedef enum operation { EIGH, POWER, POWER_BACKWARD, ROOT, ROOT_BACKWARD, SOLVE_FIRST, SOLVE_SECOND } operation;
 
 typedef struct subject {
     const char *name;
@@ -36,11 +36,14 @@ static tch_status solve_with_identity(tch_context *context, const test_tensor *a
     return tch_kronecker_solve(context, first, second, &identity->tensor, 1e-3, &out->tensor, report);
 }
 
-/* Of eigh the eigenvectors are under test here; eigenvalues have their own case below. */
+/* Of eigh the eigenvectors are under test here; eigenvalues have their own case below. The matrices are also the
+ * gradients that go into backward functions. */
 static tch_status call_subject(tch_context *context, const subject *s, const test_tensor *a, test_tensor *out,
                                tch_tensor *report)
 {
     tch_root_config config = TCH_ROOT_CONFIG_INIT;
+    config.relative_eps = 1e-3;
+    config.method = s->method;
     switch (s->operation) {
     case EIGH: {
         test_tensor *w = test_tensor_make(context, a->tensor.dtype, 2, a->shape, LAYOUT_CONTIGUOUS);
@@ -48,9 +51,11 @@ static tch_status call_subject(tch_context *context, const subject *s, const tes
     }
     case POWER:
         return tch_matrix_power(context, &a->tensor, -0.5, 0.0, &out->tensor, report);
+    case POWER_BACKWARD:
+        return tch_matrix_power_backward(context, &a->tensor, 0.5, 0.0, &a->tensor, &out->tensor, report);
+    case ROOT_BACKWARD:
+        return tch_inverse_root_backward(context, &a->tensor, 4, &config, &a->tensor, &out->tensor, report);
     case ROOT:
-        config.relative_eps = 1e-3;
-        config.method = s->method;
         return tch_inverse_root(context, &a->tensor, 4, &config, &out->tensor, NULL, report);
     default:
         return solve_with_identity(context, a, out, report, s->operation == SOLVE_FIRST);
@@ -60,20 +65,21 @@ static tch_status call_subject(tch_context *context, const subject *s, const tes
 static const subject subjects[] = {
     {"eigh", EIGH, 0},
     {"power", POWER, 0},
+    {"power backward", POWER_BACKWARD, 0},
     {"root auto", ROOT, TCH_ROOT_AUTO},
     {"root eigen", ROOT, TCH_ROOT_EIGEN},
     {"root newton", ROOT, TCH_ROOT_NEWTON},
+    {"root backward", ROOT_BACKWARD, 0},
     {"solve, a", SOLVE_FIRST, 0},
     {"solve, b", SOLVE_SECOND, 0},
     {"root rational", ROOT, TCH_ROOT_RATIONAL},
 };
-#define ROOT_AUTO 2 /* the first subject to which an indefinite matrix is a bad one */
+#define ROOT_AUTO 3 /* the first subject to which an indefinite matrix is a bad one */
 
 /* Subjects that the device offers; the last is not offered by all. */
 static size_t subject_count(void)
 {
-    size_t count = sizeof subjects / sizeof subjects[0];
-    return test_offers_method(TCH_ROOT_RATIONAL) ? count : count - 1;
+    return TEST_COUNT(subjects) - !test_offers_method(TCH_ROOT_RATIONAL);
 }
 
 typedef struct trial {
@@ -105,12 +111,8 @@ static trial make_trial(tch_context *context, int64_t n, tch_dtype dtype)
 static double *clean_result(tch_context *context, const subject *s, trial *t)
 {
     CHECK_OK(call_subject(context, s, t->a, t->out, &t->report->tensor));
-    double *report = test_tensor_read(t->report);
-    for (int b = 0; b < BATCH; b++) {
-        CHECK(report[b] == TCH_REPORT_OK, "the good matrix %d is reported as %g", b, report[b]);
-    }
-    double *expected = test_tensor_read(t->out);
-    return expected;
+    test_check_report_ok(t->report);
+    return test_tensor_read(t->out);
 }
 
 /* The others are as `expected`, to the last bit unless `auto` went another way for the whole batch, in which case both
@@ -272,7 +274,7 @@ static void make_indefinite(double *matrix, int64_t n)
     }
 }
 
-/* Every subject but eigh (to which nothing is indefinite) and power (which clamps; see below). */
+/* Every subject but eigh (to which nothing is indefinite) and powers (which clamp; see below). */
 static void not_positive(void **state)
 {
     tch_context *context = *state;

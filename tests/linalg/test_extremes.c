@@ -79,26 +79,10 @@ static void make_trial(trial *t, tch_context *context, tch_dtype dtype, int k)
     }
 }
 
-static void for_each_size(void **state, void (*check)(trial *t))
-{
-    for (int d = 0; d < DTYPES; d++) {
-        for (int i = 0; i < counts[d]; i++) {
-            trial t;
-            make_trial(&t, *state, dtypes[d], exponents[d][i]);
-            check(&t);
-        }
-    }
-}
-
 /* Half of the smallest number of the type and of the one computed in, relative to numbers of size 2^k. */
 static double granularity(tch_dtype dtype, int k)
 {
     return ldexp(test_underflow(dtype), -k) + (dtype.bits == 64 ? 0.0 : ldexp(0x1p-150, -k));
-}
-
-static double storage_roundoff(tch_dtype dtype)
-{
-    return dtype.bits == 16 ? test_unit_roundoff(dtype) : 0.0;
 }
 
 /* Largest exponent that the type holds. */
@@ -107,19 +91,22 @@ static int most_exponent(tch_dtype dtype)
     return dtype.bits == 64 ? 1023 : dtype.bits == 16 && dtype.code == TCH_FLOAT ? 15 : 127;
 }
 
-/* out, which should be 2^exponent V diag(f) V', up to `relative` of its norm. */
-static void check_result(const trial *t, int b, const double *got, const double *f, int exponent, double relative)
+/* out, which should be 2^exponent factor (A + damping |A| I)^power for the A near 1, up to `relative` of its norm. */
+static void check_result(const trial *t, double factor, double damping, double power, int exponent, double relative)
 {
-    double expected[SIZE];
-    double scaled[SIZE];
-    ref_compose(N, t->v[b], f, expected);
-    for (int i = 0; i < SIZE; i++) {
-        scaled[i] = ldexp(got[b * SIZE + i], -exponent);
+    double *got = test_tensor_read(t->out);
+    for (int b = 0; b < BATCH; b++) {
+        double *expected = ref_power(N, t->w[b], t->v[b], damping * t->w[b][N - 1], power);
+        double *scaled = got + b * SIZE;
+        for (int i = 0; i < SIZE; i++) {
+            scaled[i] = ldexp(scaled[i], -exponent) / factor;
+        }
+        double norm = ref_norm(SIZE, expected);
+        double error = ref_distance(SIZE, scaled, expected) / norm;
+        double bound =
+            relative + test_storage_roundoff(t->dtype) + N * granularity(t->dtype, exponent) / (fabs(factor) * norm);
+        CHECK(error <= bound, "matrix %d is off by %.3g > %.3g", b, error, bound);
     }
-    double norm = ref_norm(SIZE, expected);
-    double error = ref_distance(SIZE, scaled, expected) / norm;
-    double bound = relative + storage_roundoff(t->dtype) + N * granularity(t->dtype, exponent) / norm;
-    CHECK(error <= bound, "matrix %d is off by %.3g > %.3g", b, error, bound);
 }
 
 /* --- eigenvalues and powers -------------------------------------------------------------------------------------- */
@@ -132,7 +119,7 @@ static void check_eigh(trial *t)
     CHECK_OK(tch_eigh(t->context, &t->a->tensor, &w->tensor, &t->out->tensor, NULL));
     double *values = test_tensor_read(w);
     double *vectors = test_tensor_read(t->out);
-    double bound = (N + 10) * test_arithmetic_roundoff(t->dtype) * 4.0 + 4.0 * storage_roundoff(t->dtype) +
+    double bound = (N + 10) * test_arithmetic_roundoff(t->dtype) * 4.0 + 4.0 * test_storage_roundoff(t->dtype) +
                    granularity(t->dtype, t->k);
     for (int b = 0; b < BATCH; b++) {
         double f[N];
@@ -143,7 +130,7 @@ static void check_eigh(trial *t)
         double composed[SIZE];
         ref_compose(N, vectors + b * SIZE, f, composed);
         double error = ref_distance(SIZE, composed, t->near[b]);
-        CHECK(error <= N * bound + 8.0 * storage_roundoff(t->dtype), "V W V' is off by %.3g", error);
+        CHECK(error <= N * bound + 8.0 * test_storage_roundoff(t->dtype), "V W V' is off by %.3g", error);
     }
 }
 
@@ -160,26 +147,9 @@ static void check_power(trial *t)
             continue;
         }
         CHECK_OK(tch_matrix_power(t->context, &t->a->tensor, powers[p], 0.0, &t->out->tensor, NULL));
-        double *got = test_tensor_read(t->out);
-        for (int b = 0; b < BATCH; b++) {
-            double f[N];
-            for (int i = 0; i < N; i++) {
-                f[i] = pow(t->w[b][i], powers[p]);
-            }
-            double rounding = (N + 10) * test_arithmetic_roundoff(t->dtype) + granularity(t->dtype, t->k);
-            check_result(t, b, got, f, exponent, 64.0 * rounding);
-        }
+        double rounding = (N + 10) * test_arithmetic_roundoff(t->dtype) + granularity(t->dtype, t->k);
+        check_result(t, 1.0, 0.0, powers[p], exponent, 64.0 * rounding);
     }
-}
-
-static void eigenvalues(void **state)
-{
-    for_each_size(state, check_eigh);
-}
-
-static void powers(void **state)
-{
-    for_each_size(state, check_power);
 }
 
 /* --- inverse roots ----------------------------------------------------------------------------------------------- */
@@ -197,16 +167,9 @@ static void check_root(trial *t, int32_t root, tch_root_method method, double da
     const int64_t shape[] = {BATCH};
     test_tensor *residual = test_tensor_make(t->context, TCH_FLOAT64, 1, shape, LAYOUT_CONTIGUOUS);
     CHECK_OK(tch_inverse_root(t->context, &t->a->tensor, root, &config, &t->out->tensor, &residual->tensor, NULL));
-    double *got = test_tensor_read(t->out);
     double tolerance = t->dtype.bits == 64 ? 1e-9 : 1e-3;
-    for (int b = 0; b < BATCH; b++) {
-        double f[N];
-        for (int i = 0; i < N; i++) {
-            f[i] = pow(t->w[b][i] + damping * t->w[b][N - 1], -1.0 / root);
-        }
-        double added = 4.0 * granularity(t->dtype, t->k) / damping; /* of the damping and of eigenvalues */
-        check_result(t, b, got, f, exponent, tolerance + added);
-    }
+    double added = 4.0 * granularity(t->dtype, t->k) / damping; /* of the damping and of eigenvalues */
+    check_result(t, 1.0, damping, -1.0 / root, exponent, tolerance + added);
 }
 
 static void check_roots(trial *t)
@@ -217,11 +180,6 @@ static void check_roots(trial *t)
             check_root(t, roots[i], (tch_root_method)method, 0.125);
         }
     }
-}
-
-static void inverse_roots(void **state)
-{
-    for_each_size(state, check_roots);
 }
 
 /* --- gradients --------------------------------------------------------------------------------------------------- */
@@ -242,20 +200,8 @@ static void check_gradient(trial *t)
     }
     test_tensor_write(grad, identity);
     CHECK_OK(tch_matrix_power_backward(t->context, &t->a->tensor, power, 0.0, &grad->tensor, &t->out->tensor, NULL));
-    double *got = test_tensor_read(t->out);
-    for (int b = 0; b < BATCH; b++) {
-        double f[N];
-        for (int i = 0; i < N; i++) {
-            f[i] = power * pow(t->w[b][i], power - 1.0);
-        }
-        double rounding = (N + 10) * test_unit_roundoff(t->dtype) + granularity(t->dtype, t->k);
-        check_result(t, b, got, f, exponent, 64.0 * rounding);
-    }
-}
-
-static void gradients(void **state)
-{
-    for_each_size(state, check_gradient);
+    double rounding = (N + 10) * test_unit_roundoff(t->dtype) + granularity(t->dtype, t->k);
+    check_result(t, power, 0.0, power - 1.0, exponent, 64.0 * rounding);
 }
 
 /* --- Kronecker products ------------------------------------------------------------------------------------------ */
@@ -274,20 +220,8 @@ static void check_solve(trial *t)
     }
     test_tensor_write(b, values);
     CHECK_OK(tch_kronecker_solve(t->context, &t->a->tensor, &b->tensor, &t->a->tensor, 0.0, &t->out->tensor, NULL));
-    double *got = test_tensor_read(t->out);
-    for (int i = 0; i < BATCH; i++) {
-        double f[N];
-        for (int j = 0; j < N; j++) {
-            f[j] = 1.0 / t->w[i][j];
-        }
-        double lost = 64.0 * (granularity(t->dtype, t->k) + granularity(t->dtype, -t->k));
-        check_result(t, i, got, f, t->k, 64.0 * (N + 10) * test_arithmetic_roundoff(t->dtype) + lost);
-    }
-}
-
-static void solves(void **state)
-{
-    for_each_size(state, check_solve);
+    double lost = 64.0 * (granularity(t->dtype, t->k) + granularity(t->dtype, -t->k));
+    check_result(t, 1.0, 0.0, -1.0, t->k, 64.0 * (N + 10) * test_arithmetic_roundoff(t->dtype) + lost);
 }
 
 /* The nearest product of A (x) [1, 1/2] is itself. */
@@ -315,9 +249,19 @@ static void check_nearest(trial *t)
     }
 }
 
-static void nearest_products(void **state)
+static void every_size_of_number(void **state)
 {
-    for_each_size(state, check_nearest);
+    static void (*const checks[])(trial * t) = {check_eigh,     check_power, check_roots,
+                                                check_gradient, check_solve, check_nearest};
+    for (size_t c = 0; c < TEST_COUNT(checks); c++) {
+        for (int d = 0; d < DTYPES; d++) {
+            for (int i = 0; i < counts[d]; i++) {
+                trial t;
+                make_trial(&t, *state, dtypes[d], exponents[d][i]);
+                checks[c](&t);
+            }
+        }
+    }
 }
 
 /* --- results beyond the type ------------------------------------------------------------------------------------- */
@@ -502,12 +446,7 @@ static void nothing_at_all(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(eigenvalues),
-        cmocka_unit_test(powers),
-        cmocka_unit_test(inverse_roots),
-        cmocka_unit_test(gradients),
-        cmocka_unit_test(solves),
-        cmocka_unit_test(nearest_products),
+        cmocka_unit_test(every_size_of_number),
         cmocka_unit_test(results_too_large),
         cmocka_unit_test(eigenvalues_too_large),
         cmocka_unit_test(nothing_at_all),

@@ -157,6 +157,11 @@ double test_arithmetic_roundoff(tch_dtype dtype)
     return dtype.bits == 64 ? 0x1p-53 : 0x1p-24;
 }
 
+double test_storage_roundoff(tch_dtype dtype)
+{
+    return dtype.bits == 16 ? test_unit_roundoff(dtype) : 0.0;
+}
+
 double test_underflow(tch_dtype dtype)
 {
     if (dtype.bits == 64) {

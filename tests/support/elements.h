@@ -18,6 +18,9 @@ double test_unit_roundoff(tch_dtype dtype);
  * wider, and the dtype's own otherwise. */
 double test_arithmetic_roundoff(tch_dtype dtype);
 
+/* Of storing a result: a rounding more for half types, none for those that are computed in. */
+double test_storage_roundoff(tch_dtype dtype);
+
 /* Half of the smallest positive number: the absolute error of rounding near zero. */
 double test_underflow(tch_dtype dtype);
 

@@ -254,3 +254,11 @@ double *test_tensor_read_written(const test_tensor *t, const char *name)
     test_tensor_check_written(t, name);
     return test_tensor_read(t);
 }
+
+void test_check_report_ok(const test_tensor *report)
+{
+    double *codes = test_tensor_read_written(report, "report");
+    for (int64_t i = 0; i < report->count; i++) {
+        CHECK(codes[i] == TCH_REPORT_OK, "matrix %lld is reported as %g", (long long)i, codes[i]);
+    }
+}

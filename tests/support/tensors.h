@@ -63,6 +63,9 @@ void test_tensor_check_written(const test_tensor *t, const char *name);
 double *test_tensor_read_unchanged(const test_tensor *t, const char *name);
 double *test_tensor_read_written(const test_tensor *t, const char *name);
 
+/* Fails the test unless all of a report is TCH_REPORT_OK. */
+void test_check_report_ok(const test_tensor *report);
+
 /* True when every byte of the block is as it was: for matrices of which some were written. */
 bool test_tensor_is_unchanged(const test_tensor *t);
 

@@ -158,9 +158,8 @@ static void check_gradient(tch_context *context, const test_variation *v, tch_dt
     test_tensor_check_unchanged(a, "a");
     double *given = test_tensor_read_unchanged(grad, "grad");
     double *got = test_tensor_read_written(out, "out");
-    double *codes = test_tensor_read_written(report, "report");
+    test_check_report_ok(report);
     for (int64_t b = 0; b < v->matrices; b++) {
-        CHECK(codes[b] == TCH_REPORT_OK, "matrix %lld is reported as %g", (long long)b, codes[b]);
         check_gradient_of(f, test_known_of(v, b, f->condition, dtype), given + b * size, got + b * size, dtype);
     }
 }
@@ -317,45 +316,6 @@ static void wide_spectra(void **state)
 
 /* --- bad numbers ------------------------------------------------------------------------------------------------- */
 
-/* Two matrices, of which the second is diag(last, 1, 1, ...): the first is done, the second keeps what its output
- * held. */
-static void check_reported(tch_context *context, const function *f, double last, int32_t code, const char *said)
-{
-    static const int64_t shape[] = {2, N, N};
-    double a[2 * N * N] = {0};
-    double ones[2 * N * N];
-    for (int i = 0; i < 2 * N * N; i++) {
-        a[i] = i % (N * N) % (N + 1) == 0 ? 1.0 : 0.0;
-        ones[i] = 1.0;
-    }
-    a[N * N] = last;
-    test_tensor *ta = test_tensor_make(context, TCH_FLOAT64, 3, shape, LAYOUT_CONTIGUOUS);
-    test_tensor *grad = test_tensor_make(context, TCH_FLOAT64, 3, shape, LAYOUT_TRANSPOSED);
-    test_tensor *out = test_tensor_make(context, TCH_FLOAT64, 3, shape, LAYOUT_ROW_GAPS);
-    test_tensor *report = test_tensor_make(context, TCH_INT32, 1, shape, LAYOUT_CONTIGUOUS);
-    test_tensor_write(ta, a);
-    test_tensor_write(grad, ones);
-    CHECK_OK(run_backward(context, f, &ta->tensor, &grad->tensor, &out->tensor, &report->tensor));
-    double *codes = test_tensor_read(report);
-    double *got = test_tensor_read(out);
-    CHECK(codes[0] == TCH_REPORT_OK && codes[1] == code, "reported as %g and %g", codes[0], codes[1]);
-    CHECK(isfinite(got[N * N - 1]), "the good matrix was not done");
-    CHECK(isnan(got[N * N]), "the bad matrix was written");
-    assert_int_equal(run_backward(context, f, &ta->tensor, &grad->tensor, &out->tensor, NULL), TCH_ERR_NUMERIC);
-    CHECK(strstr(tch_last_error(), said) != NULL, "the message is: %s", tch_last_error());
-}
-
-static void bad_matrices(void **state)
-{
-    const function root = {.power = 0.5};
-    const function inverse = {.power = -1.0};
-    const function damped = {.root = 4, .relative_eps = 1e-3};
-    check_reported(*state, &root, 0.0, TCH_REPORT_NOT_POSITIVE, "matrix 1 of a is not positive definite");
-    check_reported(*state, &inverse, 0.0, TCH_REPORT_NOT_POSITIVE, "matrix 1 of a is not positive definite");
-    check_reported(*state, &damped, -0.5, TCH_REPORT_NOT_POSITIVE, "matrix 1 of a is not positive definite");
-    check_reported(*state, &damped, NAN, TCH_REPORT_NOT_FINITE, "matrix 1 of a has entries that are infinite or NaN");
-}
-
 /* What is not finite in the gradient above is nobody's error: it comes out below. */
 static void gradients_that_are_not_finite(void **state)
 {
@@ -398,7 +358,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(equal_largest_eigenvalues),
         cmocka_unit_test(low_rank),
         cmocka_unit_test(wide_spectra),
-        cmocka_unit_test(bad_matrices),
         cmocka_unit_test(gradients_that_are_not_finite),
         cmocka_unit_test(wrong_numbers),
     };

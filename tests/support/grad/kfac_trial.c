@@ -191,15 +191,6 @@ void test_kfac_observe(test_kfac_trial *t, int32_t layer, double scale)
 
 /* --- refreshing -------------------------------------------------------------------------------------------------- */
 
-static double trace(int64_t n, const double *a)
-{
-    double sum = 0.0;
-    for (int64_t i = 0; i < n; i++) {
-        sum += a[i * (n + 1)];
-    }
-    return sum;
-}
-
 /* out = (a + shift I)^-1, and how much larger its largest eigenvalue is than its smallest. */
 static double invert(int64_t n, const double *a, double shift, double *out)
 {
@@ -221,7 +212,7 @@ static void refresh_inverses(const test_kfac_trial *t, test_kfac_reference *r)
     for (int64_t g = 0; g < r->groups; g++) {
         const double *a = r->factor[INPUT] + g * r->n * r->n;
         const double *b = r->factor[OUTPUT] + g * r->p * r->p;
-        double pi = sqrt((trace(r->n, a) / (double)r->n) / (trace(r->p, b) / (double)r->p));
+        double pi = sqrt((ref_trace(r->n, a) / (double)r->n) / (ref_trace(r->p, b) / (double)r->p));
         double root = sqrt(t->config.damping);
         double of_a = invert(r->n, a, pi * root, r->divisor[INPUT] + g * r->n * r->n);
         double of_b = invert(r->p, b, root / pi, r->divisor[OUTPUT] + g * r->p * r->p);

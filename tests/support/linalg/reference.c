@@ -196,6 +196,27 @@ void ref_compose(int64_t n, const double *v, const double *f, double *out)
     test_drop(transposed);
 }
 
+double *ref_power(int64_t n, const double *w, const double *v, double shift, double power)
+{
+    double *f = test_alloc((size_t)n * sizeof *f);
+    double *out = test_alloc((size_t)(n * n) * sizeof *out);
+    for (int64_t i = 0; i < n; i++) {
+        f[i] = pow(w[i] + shift, power);
+    }
+    ref_compose(n, v, f, out);
+    test_drop(f);
+    return out;
+}
+
+double ref_trace(int64_t n, const double *a)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += a[i * (n + 1)];
+    }
+    return sum;
+}
+
 double ref_root_residual(int64_t n, int32_t root, const double *a, double shift, const double *x)
 {
     size_t bytes = (size_t)(n * n) * sizeof(double);

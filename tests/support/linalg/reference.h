@@ -29,6 +29,11 @@ void ref_eigh(int64_t n, const double *a, double *w, double *v);
 /* out = v diag(f) v'. */
 void ref_compose(int64_t n, const double *v, const double *f, double *out);
 
+/* v diag((w + shift)^power) v', in memory of the test: a power of the matrix with this decomposition. */
+double *ref_power(int64_t n, const double *w, const double *v, double shift, double power);
+
+double ref_trace(int64_t n, const double *a);
+
 /* |x^ceil(p/2) (a + shift I) x^floor(p/2) - I|_F / sqrt(n): the balanced residual of an inverse p-th root. */
 double ref_root_residual(int64_t n, int32_t root, const double *a, double shift, const double *x);
 
