@@ -32,7 +32,7 @@ RECORDED, UNRECORDED, NUMPY = "autograd", "no autograd", "NumPy"
 STEPS = {
     "sgd": {"momentum": 0.9},
     "adamw": {},
-    "shampoo": {"update_freq": NEVER},
+    "shampoo": {"precondition_frequency": NEVER},
     "soap": {"precondition_frequency": NEVER},
     "muon": {},
 }

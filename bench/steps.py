@@ -23,12 +23,11 @@ CLASSES = {"sgd": "SGD", "adamw": "AdamW", "shampoo": "Shampoo", "soap": "SOAP",
 # The paper's Shampoo, and SOAP in blocks.
 SHAMPOO = {"lr": 1e-4, "betas": (0.9, 1.0), "eps": 0.0, "relative_eps": 1e-6, "grafting": None}
 GRAFTED = {"lr": 1e-3, "betas": (0.9, 0.95), "grafting_beta2": 0.95, "weight_decay": 0.1}
-SOAP = {"lr": 1e-4, "max_precond_dim": 1024, "block": True}
+SOAP = {"lr": 1e-4, "max_preconditioner_dim": 1024, "block": True}
 WHOLE = {"lr": 1e-3, "weight_decay": 0.1}
 
 # Options of torchium.optim as fields of tch_optim_config.
-_C_NAMES = {"update_freq": "precondition_frequency", "max_precond_dim": "max_preconditioner_dim"}
-_C_NAMES |= {"method": "muon_method"}
+_C_NAMES = {"method": "muon_method"}
 _C_NUMBERS = {
     "grafting": GRAFTING,
     "nonfinite": NONFINITE,
@@ -119,7 +118,7 @@ def step(kind, shapes, options, peers, bench, c=True, capture=False):
     for _ in range(3):
         for optimizer in optimizers.values():
             optimizer.step()
-    period = options.get("update_freq") or options.get("precondition_frequency") or 1
+    period = options.get("precondition_frequency") or 1
     first = next(iter(optimizers.values()))
 
     def more():
@@ -144,9 +143,10 @@ def step(kind, shapes, options, peers, bench, c=True, capture=False):
 def periodic(kind, shapes, options, bench, period=10):
     """Steps of a period whose refreshes are staggered: the slowest, the mean and the median of five periods."""
     parameters = make(bench, shapes)
-    name = "update_freq" if kind == "shampoo" else "precondition_frequency"
     python = found("torchium")
-    optimizer = (from_python if python else partial(from_c, bench))(kind, parameters, **options, **{name: period})
+    optimizer = (from_python if python else partial(from_c, bench))(
+        kind, parameters, **options, precondition_frequency=period
+    )
     bench.clock.times(optimizer.step, 2 * period)
     times = [bench.clock.times(optimizer.step, period) for _ in range(5)]
     flat = [t for each in times for t in each]
@@ -159,10 +159,12 @@ def periodic(kind, shapes, options, bench, period=10):
 def refresh(shapes, share, bench):
     """A step that refreshes everything within a share of the state, and what it takes beyond the state."""
     parameters, library = make(bench, shapes), bench.library
-    probe = from_c(bench, "shampoo", parameters, update_freq=1, **SHAMPOO)
+    probe = from_c(bench, "shampoo", parameters, precondition_frequency=1, **SHAMPOO)
     state = probe.memory()["state"]
     probe.close()
-    optimizer = from_c(bench, "shampoo", parameters, update_freq=1, memory_budget=int(share * state), **SHAMPOO)
+    optimizer = from_c(
+        bench, "shampoo", parameters, precondition_frequency=1, memory_budget=int(share * state), **SHAMPOO
+    )
     library.trim()
     held, before = library.memory()["allocated"], optimizer.memory()["scratch"]
     library.reset_peak()
@@ -187,7 +189,7 @@ FORMS = {
 
 
 def shampoo_cases(size, shapes, targets=(None, None, None), limits=(None, None, None)):
-    never, always = {**SHAMPOO, "update_freq": NEVER}, {**SHAMPOO, "update_freq": 1}
+    never, always = {**SHAMPOO, "precondition_frequency": NEVER}, {**SHAMPOO, "precondition_frequency": 1}
     plain = ("plain PyTorch Shampoo",)
     make = partial(step, "shampoo", shapes)
     return [
@@ -210,7 +212,7 @@ def peer_cases(size, shapes):
     grafted, soap = partial(step, "shampoo", shapes, c=False), partial(step, "soap", shapes, c=False)
     cases = []
     for what, period in (("all refreshed", 1), ("none refreshed", NEVER)):
-        options = GRAFTED | {"update_freq": period, "stagger": False}
+        options = GRAFTED | {"precondition_frequency": period, "stagger": False}
         cases.append(Case("6m", f"Shampoo, Adam's grafting, {what}", size, partial(grafted, options, ("Meta",))))
         options = WHOLE | {"precondition_frequency": period, "stagger": False}
         cases.append(Case(18, f"SOAP, whole dimensions, {what}", size, partial(soap, options, SOAPS)))
@@ -262,7 +264,7 @@ def gpu_cases():
         Case(21, "Shampoo, whole dimensions, every 10 steps", "98 M", partial(periodic, "shampoo", GPT98M, whole98)),
     ]
     for form, options in FORMS.items():
-        always = partial(step, "shampoo", LLAMA, options | {"update_freq": 1}, (), c=False)
+        always = partial(step, "shampoo", LLAMA, options | {"precondition_frequency": 1}, (), c=False)
         cases.append(Case(22, f"Shampoo, all roots{form}", "Llama-1B", always, slow=True))
         often = partial(periodic, "shampoo", LLAMA, options)
         cases.append(Case(22, f"Shampoo, every 10 steps{form}", "Llama-1B", often, slow=True))

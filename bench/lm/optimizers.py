@@ -52,7 +52,7 @@ def ours(kind, **options):
 
 MUON = {"adjust_lr_fn": "match_rms_adamw"}
 SHAMPOO = {"betas": BETAS, "eps": 0.0, "max_preconditioner_dim": WHOLE, "grafting": "adam", "grafting_beta2": BETAS[1]}
-SOAP = {"betas": (0.95, 0.95), "max_precond_dim": WHOLE}
+SOAP = {"betas": (0.95, 0.95), "max_preconditioner_dim": WHOLE}
 
 
 class Together:
@@ -107,7 +107,7 @@ ENTRIES = {
     "normuon": Entry("NorMuon", ours("NorMuon"), "normuon"),
     "shampoo": Entry("Shampoo", ours("Shampoo", **SHAMPOO), "shampoo"),
     "shampoo-period": Entry(
-        f"Shampoo, roots every {PERIOD} steps", ours("Shampoo", update_freq=PERIOD, **SHAMPOO), "shampoo"
+        f"Shampoo, roots every {PERIOD} steps", ours("Shampoo", precondition_frequency=PERIOD, **SHAMPOO), "shampoo"
     ),
     "shampoo-share": Entry(
         "Shampoo, a quarter of the roots at a step", ours("Shampoo", refresh_budget=SHARE, **SHAMPOO), "shampoo"

@@ -44,7 +44,7 @@ OPTIMIZERS = {
     "Shampoo, blocks of 1024, `grafting=None`": lambda groups: Shampoo(groups, grafting=None),
     **{
         f"SOAP, `block=True`, blocks of {size}": lambda groups, size=size: SOAP(
-            groups, block=True, max_precond_dim=size
+            groups, block=True, max_preconditioner_dim=size
         )
         for size in (256, 1024, 4096)
     },

@@ -26,7 +26,7 @@ def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimi
     rest = {"use_adamw": ("embed*",), "adamw_betas": betas}
     match name:
         case "shampoo":
-            factors = {"eps": 0.0, "update_freq": 10, "grafting": "adam", "grafting_beta2": 0.95}
+            factors = {"eps": 0.0, "precondition_frequency": 10, "grafting": "adam", "grafting_beta2": 0.95}
             return Shampoo(parameters, lr, betas=betas, weight_decay=decay, **factors, **rest)
         case "soap":
             return SOAP(parameters, lr, betas=betas, weight_decay=decay, **rest)

@@ -24,7 +24,7 @@ def make(mesh: DeviceMesh) -> tuple[nn.Module, Shampoo]:
     for layer in net:
         fully_shard(layer, mesh=mesh)
     fully_shard(net, mesh=mesh)
-    options = {"grafting": "adam", "relative_eps": 1e-4, "update_freq": 5, "max_preconditioner_dim": 64}
+    options = {"grafting": "adam", "relative_eps": 1e-4, "precondition_frequency": 5, "max_preconditioner_dim": 64}
     return net, Shampoo(net.parameters(), lr=0.01, betas=(0.9, 0.99), **options)
 
 

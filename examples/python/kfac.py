@@ -21,12 +21,12 @@ RATES = {"kfac": 0.1, "ekfac": 0.1, "natural": 3.0, "adamw": 0.03}
 
 
 def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    numbers = {"momentum": 0.5, "damping": 0.03, "kl_clip": 0.01, "TCov": 1}
+    numbers = {"momentum": 0.5, "damping": 0.03, "kl_clip": 0.01, "factor_update_steps": 1}
     match name:
         case "kfac":
-            return KFAC(model, lr, TInv=5, **numbers)
+            return KFAC(model, lr, inv_update_steps=5, **numbers)
         case "ekfac":
-            return KFAC(model, lr, TInv=20, method="ekfac", **numbers)
+            return KFAC(model, lr, inv_update_steps=20, method="ekfac", **numbers)
         case "natural":
             return NaturalGradient(model, lr, damping=10.0, momentum=0.5)
         case "adamw":

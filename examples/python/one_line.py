@@ -38,7 +38,7 @@ def adamw(model):
 
 def shampoo(model):
     """Takes the length of a step from Adam, so Adam's learning rates carry over."""
-    return Shampoo(model, lr=0.03, update_freq=10)
+    return Shampoo(model, lr=0.03, precondition_frequency=10)
 
 
 if __name__ == "__main__":

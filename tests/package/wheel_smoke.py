@@ -41,7 +41,7 @@ def try_torch():
     model = torch.nn.Sequential(torch.nn.Linear(12, 30), torch.nn.Tanh(), torch.nn.Linear(30, 3))
     x = torch.randn(200, 12)
     y = torch.randint(3, (200,))
-    optimizer = torchium.optim.Shampoo(model.parameters(), lr=0.03, update_freq=2, grafting="adam")
+    optimizer = torchium.optim.Shampoo(model.parameters(), lr=0.03, precondition_frequency=2, grafting="adam")
     losses = []
     for _ in range(30):
         optimizer.zero_grad()

@@ -21,7 +21,7 @@ LIVELY = {
     "shampoo": {
         "lr": 0.02,
         "eps": 1e-4,
-        "update_freq": 3,
+        "precondition_frequency": 3,
         "weight_decay": 0.1,
         "betas": (0.9, 1.0),
         "grafting": "adam",

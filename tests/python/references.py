@@ -19,19 +19,20 @@ DEFAULTS = {
     "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "maximize": False,
               "amsgrad": False},
     "shampoo": {
-        "lr": 1e-3, "eps": 1e-12, "relative_eps": 1e-6, "update_freq": None, "weight_decay": 0.0, "betas": (0.9, 0.95),
+        "lr": 1e-3, "eps": 1e-12, "relative_eps": 1e-6, "precondition_frequency": None,
+        "weight_decay": 0.0, "betas": (0.9, 0.95),
         "weight_decay_type": "decoupled", "max_preconditioner_dim": 1024, "start_preconditioning_step": -1,
         "use_bias_correction": True, "grafting": "adam", "grafting_beta2": 0.999, "grafting_eps": 1e-8, "momentum": 0.0,
         "nesterov": False, "exponent_override": 0, "merge_dims": True, "precondition_1d": False, "maximize": False,
     },
     "soap": {
         "lr": 3e-3, "betas": (0.95, 0.95), "shampoo_beta": -1, "eps": 1e-8, "weight_decay": 0.01,
-        "weight_decay_type": "decoupled", "precondition_frequency": None, "max_precond_dim": 10000,
-        "merge_dims": False, "precondition_1d": False, "normalize_grads": False, "correct_bias": True,
+        "weight_decay_type": "decoupled", "precondition_frequency": None, "max_preconditioner_dim": 10000,
+        "merge_dims": False, "precondition_1d": False, "normalize_grads": False, "use_bias_correction": True,
         "maximize": False,
     },
     "muon": {
-        "lr": 1e-3, "weight_decay": 0.1, "momentum": 0.95, "nesterov": True, "ns_coefficients": None, "eps": 1e-7,
+        "lr": 0.02, "weight_decay": 0.1, "momentum": 0.95, "nesterov": True, "ns_coefficients": None, "eps": 1e-7,
         "ns_steps": 3, "adjust_lr_fn": None, "method": "minimax", "maximize": False,
     },
     "normuon": {
@@ -103,7 +104,7 @@ def shampoo(o, s, k, p, g):
     weight, keep = (1.0, 1.0) if beta2 == 1 else ((1 - beta2) / (1 - beta2**k), 1 - (1 - beta2) / (1 - beta2**k))
     for side, x in ((0, g), (1, g.mT)):
         s[side] = weight * x @ x.mT + keep * s[side]
-        if (k - 1) % o["update_freq"] == 0:
+        if (k - 1) % o["precondition_frequency"] == 0:
             w, v = torch.linalg.eigh(s[side])
             damping = max(o["eps"], o["relative_eps"] * w[-1].item())
             s[side, "root"] = v * (w.clamp(min=0) + damping) ** -0.25 @ v.mT

@@ -5,7 +5,8 @@ torch.compile is kept out of what it could not follow.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,7 +14,13 @@ __all__ = ["in_transform", "untraced"]
 
 # torch.compiler.disable loads the compiler when a module is imported; this one, which torch.optim itself uses, when
 # what it decorates is first called.
-untraced = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
+_disable: Any = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def untraced(function: _Function) -> _Function:
+    """The function, which torch.compile does not look into; with its own type, for type checkers."""
+    return _disable(function)
 
 
 def _no_transform() -> Any:

@@ -11,16 +11,15 @@ for any optimizer. MatrixOptimizer is a base class for other methods, written in
 
 from torchium.factory import create_optimizer
 
-from .adamw import AdamW
+from .arguments import AdamWArguments, MemoryArguments, NumericsArguments
 from .base import TorchiumOptimizer
+from .first_order import SGD, AdamW, Lion
 from .kfac import KFAC
-from .lion import Lion
 from .matrix import MatrixOptimizer
 from .muon import Muon
 from .natural import NaturalGradient
 from .normuon import NorMuon
 from .preconditioner import KFACPreconditioner
-from .sgd import SGD
 from .shampoo import CUDAShampoo, Shampoo
 from .soap import SOAP
 
@@ -29,13 +28,16 @@ __all__ = [
     "SGD",
     "SOAP",
     "AdamW",
+    "AdamWArguments",
     "CUDAShampoo",
     "KFACPreconditioner",
     "Lion",
     "MatrixOptimizer",
+    "MemoryArguments",
     "Muon",
     "NaturalGradient",
     "NorMuon",
+    "NumericsArguments",
     "Shampoo",
     "TorchiumOptimizer",
     "create_optimizer",

@@ -15,9 +15,11 @@ import inspect
 import operator
 import re
 import sys
+import textwrap
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -30,15 +32,36 @@ from ._engine import state as saved_state
 from ._engine.engine import Engine, Members, profiler_enabled
 from ._engine.matrices import Role, roles_of
 from ._engine.placement import Arrival, Engines, Group, Home, arrivals, labels_of, place, placed, put_back
-from ._engine.report import MemoryReport
+from ._engine.report import MemoryReport, Summary
 from ._shared.consolidate import consolidate, is_divided, wanted_by_checkpoint
 from ._shared.group import Group as SharedGroup
 from ._shared.group import make_group, ranks_of
-from .options import Options, begin_share, has_ratio, hint_for, keep_ratio, keep_saved_ratio, lr_for, plain, shown
+from .arguments import GROUPED_DEFAULTS
+from .options import (
+    Options,
+    adamw_rate,
+    begin_share,
+    has_ratio,
+    hint_for,
+    keep_ratio,
+    keep_saved_ratio,
+    lr_for,
+    plain,
+    shown,
+)
 
 __all__ = ["TorchiumOptimizer", "outside"]
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+# Keys of parameter groups in saved states of earlier versions.
+_RENAMED = {
+    "update_freq": "precondition_frequency",
+    "max_precond_dim": "max_preconditioner_dim",
+    "correct_bias": "use_bias_correction",
+    "TCov": "factor_update_steps",
+    "TInv": "inv_update_steps",
+}
 
 _increment_version = torch.autograd.graph.increment_version
 
@@ -87,29 +110,9 @@ def _device_of_forecast(device: torch.device) -> str:
     return "cuda" if _C.device_count("cuda") > 0 else "cpu"
 
 
-def _hinting(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that says of an unknown argument which one is meant."""
-
-    @functools.wraps(init)
-    def hinting(self: Any, *args: Any, **keywords: Any) -> None:
-        try:
-            init(self, *args, **keywords)
-        except TypeError as error:
-            unknown = re.match(
-                rf"{re.escape(init.__qualname__)}\(\) got an unexpected keyword argument '(\w+)'", str(error)
-            )
-            name = unknown and hint_for(unknown[1], inspect.signature(init).parameters)
-            if not name:
-                raise
-            who = type(self).__name__
-            raise TypeError(f"{who}() got an unexpected argument {unknown[1]!r}: {who} calls it {name!r}") from None
-
-    return hinting
-
-
 def _documented(cls: type) -> str | None:
     """The class's docstring, in whose list of arguments those that it leaves to TorchiumOptimizer are filled in."""
-    text = inspect.cleandoc(cls.__doc__ or "")
+    text = inspect.cleandoc(cls.__doc__ or "") + "\n"
     section = re.search(r"^Args:\n(?:    .*\n)+", text, re.MULTILINE)
     if not section:
         return cls.__doc__
@@ -119,8 +122,7 @@ def _documented(cls: type) -> str | None:
         for name, words in re.findall(r"^- `(\w+)`: (.*\n(?:  .*\n?)*)", common, re.MULTILINE)
         if name in inspect.signature(cls.__init__).parameters and f"\n    {name}: " not in section[0]
     ]
-    rest = re.sub(r"\nThe other arguments are those of .*\n", "", text[section.end() :], count=1)
-    return text[: section.end()] + "".join(missing) + rest
+    return text[: section.end()] + "".join(missing) + text[section.end() :]
 
 
 class _Shielded:
@@ -150,51 +152,33 @@ def _shield(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dic
 class TorchiumOptimizer(torch.optim.Optimizer):
     """What all optimizers of torchium.optim have in common; not for direct use.
 
-    Beside the contract of torch.optim.Optimizer there are `memory_report()` and `stats()`.
+    Besides the contract of torch.optim.Optimizer they have `summary()`, `memory_report()` and `stats()`.
 
-    Arguments of all that take matrices, for vectors, scalars, `use_adamw` parameters and products:
+    Arguments that several have:
 
-    - `adamw_lr`: learning rate of AdamW, which vectors, scalars and `use_adamw` parameters get; None means lr. It keeps
-      its ratio to lr: where a scheduler halves lr, AdamW's rate is halved too.
-    - `adamw_betas`: betas of AdamW.
-    - `adamw_eps`: eps of AdamW.
-    - `adamw_weight_decay`: weight decay of AdamW; None means weight_decay.
-    - `use_adamw`: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
-      parameter gets its first gradient. A group may also have `batch_dims` and `cuts`: its parameters are several
-      matrices each, experts [E, m, n] with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with
-      `cuts=head_dim`.
-    - `precision`: of products with float32 gradients on a GPU: 'high' rounds to 11 bits, as TF32, 'highest' does not.
-    - `world_invariant`: every matrix by itself, so that on a GPU too the number of processes that share the optimizer
-      changes no bit; slower.
-
-    Arguments of all:
-
-    - `maximize`: maximize the objective.
-    - `nonfinite`: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
-      or 'ignore'.
-    - `master_weights`: keep a float32 copy of float16 and bfloat16 parameters.
-    - `stochastic_rounding`: round bfloat16 parameters without a copy at random.
-    - `state_dtype`: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of what is updated element by element,
-      rounded stochastically; small parameters keep float32.
-    - `seed`: of the random numbers that parameters and moments are rounded with.
-    - `memory_budget`: bytes that a step may take beyond the state; None for an eighth of it, and at least 2 GiB and a
-      32nd of the GPU's memory.
+    - `adamw`: an `AdamWArguments`, or a dictionary of its arguments: what AdamW does with vectors, scalars and the
+      parameters that `params` names.
+    - `memory`: a `MemoryArguments`, or a dictionary of its arguments: type of the state, packed factors, master
+      weights, stochastic rounding, scratch.
+    - `numerics`: a `NumericsArguments`, or a dictionary of its arguments: precision, damping, accuracy of roots,
+      gradients that are not finite.
     - `process_group`: the torch.distributed group whose ranks have the same parameters and gradients, as under
       DistributedDataParallel: they divide the work and the state. DTensors need none.
-    - `fused`: True lets a GradScaler leave unscaling and skipping to the step, which waits for nothing; Lightning does
-      not clip gradients then.
-    - `foreach`: accepted; a step takes all parameters at once anyway.
-    - `capturable`: accepted; a step can be captured in a CUDA graph anyway.
-    - `differentiable`: only False.
+    - `options`: any key of a parameter group as a keyword, such as `adamw_lr`; `maximize`; and `fused`,
+      of which True lets a GradScaler leave unscaling and skipping to the step. `foreach` and `capturable` are accepted
+      for compatibility: a step is fused and can be captured in any case.
+
+    A parameter group may also have `batch_dims` and `cuts`: its parameters are several matrices each, experts [E, m, n]
+    with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with `cuts=head_dim`.
     """
 
     kind: ClassVar[str] = ""
     _options: ClassVar[Options] = Options()
+    _resolved: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # what groups have for defaults of None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if "__init__" in vars(cls):
-            cls.__init__ = _hinting(cls.__init__)
             cls.__doc__ = _documented(cls)
 
     def __init__(self, params: Any, arguments: dict[str, Any]) -> None:
@@ -207,6 +191,8 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._forget_engines()
         self._told: set[str] = set()  # keys of groups that were warned of
         self._process_group = arguments.get("process_group")
+        if isinstance(params, torch.nn.Module):
+            params = self._groups_of(params)
         given, params = params, self._listed(params)
         if not isinstance(params, torch.Tensor) and not params:
             used = "" if isinstance(given, (list, tuple)) else ": a generator is used up after one pass"
@@ -223,7 +209,14 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._step_supports_amp_scaling = bool(self.defaults.get("fused"))
 
     def _defaults_of(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return self._options.defaults(arguments)
+        return self._options.defaults(type(self).__name__, arguments)
+
+    def _groups_of(self, model: torch.nn.Module) -> list[Group]:
+        """The parameters of a model, by name."""
+        named = list(model.named_parameters())
+        if not named:
+            raise ValueError(f"{type(self).__name__}: params is a {type(model).__name__!r} without parameters")
+        return [{"params": named}]
 
     def _config(self, group: Group, lr: float) -> dict[str, Any]:
         """The library's configuration for a group, with this learning rate."""
@@ -694,8 +687,10 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._look_at_groups()
 
     def _complete_groups(self, groups: list[Group]) -> None:
-        """Groups of another class or an older version lack some options."""
+        """Groups of another class or an older version lack some options, or have older names."""
         for group in groups:
+            for name in _RENAMED.keys() & group.keys() - set({option.name for option in self._options}):
+                group.setdefault(_RENAMED[name], group.pop(name))
             of_another = "adamw_lr" not in group
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -731,6 +726,37 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         return True
 
     # --- reports
+
+    def _method_of(self, parameter: torch.Tensor, config: dict[str, Any], role: Role) -> tuple[str, str]:
+        """What a parameter gets, and why."""
+        return (type(self).__name__, "parameter") if _is_trained(parameter) else ("nothing", "frozen")
+
+    def summary(self) -> Summary:
+        """Which parameters get which method, with the reason and the current learning rate; printed, a few lines."""
+        found: dict[tuple[str, str, float | None], list[tuple[str, int]]] = {}
+        labels = labels_of(self.param_groups)
+        for index, group in enumerate(self.param_groups):
+            config = self._config(group, lr_for(None, group["lr"])[0])
+            roles = self._roles(self.param_groups, index)
+            for parameter, label, role in zip(group["params"], labels[index], roles, strict=True):
+                method, reason = self._method_of(parameter, config, role)
+                adamws = method == "AdamW" and self.kind != "adamw"
+                rate = None if method == "nothing" else adamw_rate(config) if adamws else config["lr"]
+                found.setdefault((method, reason, rate), []).append((label, parameter.numel()))
+        return Summary(found)
+
+    def __repr__(self) -> str:
+        """The summary, and the options of the first group that are not their defaults."""
+        usual = {option.name: GROUPED_DEFAULTS.get(option.name, option.default) for option in self._options}
+        for cls in reversed(type(self).__mro__[:-1]):
+            parameters = inspect.signature(cls.__init__).parameters if "__init__" in vars(cls) else {}
+            usual |= {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+        group, usual = self.param_groups[0], usual | self._resolved
+        changed = [f"{name}={group[name]!r}" for name in usual if name in group and group[name] != usual[name]]
+        rows = str(self.summary()).splitlines()
+        rows = rows[:8] + ([f"... {len(rows) - 8} more rows"] if len(rows) > 8 else [])
+        title = f"{type(self).__name__}({', '.join(changed)})"
+        return "\n".join([*textwrap.wrap(title, 118, max_lines=3), *rows])
 
     def memory_report(self) -> MemoryReport:
         """Bytes of state, scratch and refreshes: a forecast before the first step, figures after it."""

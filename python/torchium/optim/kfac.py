@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -12,8 +13,12 @@ from ._engine.report import MemoryReport
 from ._model.factors import COUNTS
 from ._model.of_model import OfModel
 from ._shared.consolidate import wanted_by_checkpoint
-from .options import Option, Options, plain
+from .arguments import KFACOptions
+from .options import Options, plain, same, unexpected
 from .preconditioner import KFACPreconditioner
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["KFAC"]
 
@@ -35,28 +40,24 @@ class KFAC(OfModel):
         momentum: of the preconditioned gradient: b above.
         weight_decay: added to the preconditioned gradient, times the parameter.
         damping: added to the products of eigenvalues.
-        TCov: steps from one update of the factors to the next.
-        TInv: steps from one update of what is made of the factors to the next.
+        factor_update_steps: steps from one update of the factors to the next.
+        inv_update_steps: steps from one update of what is made of the factors to the next.
         fisher: 'empirical' or 'sampled', see `KFACPreconditioner`.
         method: 'eigen', 'inverse' or 'ekfac': `compute_method` of `KFACPreconditioner`.
         sharing: 'expand' or 'reduce', see `KFACPreconditioner`.
         kl_clip: bound of the step's length in the curvature, see `KFACPreconditioner`.
         factor_decay: of the moving averages.
-        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
-            or 'ignore'.
         nesterov: look ahead with the momentum.
         skip_layers: regular expressions; a layer whose name or class one is found in is left out.
-        loss_reduction: 'mean' or 'sum': what the loss is over the samples.
         accumulation_steps: backward passes before each step, whose losses have been divided by their number; more
             raise an error.
         grad_scaler: the GradScaler that steps this optimizer, if one does.
-        factor_dtype: of the factors, see `KFACPreconditioner`.
-        precision: 'high' or 'highest', see `KFACPreconditioner`.
         process_group: processes that divide the layers among them, see `KFACPreconditioner`.
-        average_factors: over the processes, see `KFACPreconditioner`.
+        options: `nonfinite`, 'skip', 'raise' or 'ignore': what a step does with an infinity or a NaN in a gradient; and
+            `loss_reduction`, `precision`, `factor_dtype` and `average_factors` of `KFACPreconditioner`.
 
-    lr, momentum, weight_decay, damping, kl_clip, factor_decay, TCov and TInv are in `param_groups`, and may change from
-    step to step; the last five are read from the first group.
+    lr, momentum, weight_decay, damping, kl_clip, factor_decay, factor_update_steps and inv_update_steps are in
+    `param_groups`, and may change from step to step; the last five are read from the first group.
 
     Examples:
         >>> optimizer = torchium.optim.KFAC(model, lr=0.01)
@@ -65,13 +66,7 @@ class KFAC(OfModel):
     """
 
     # With the names that the preconditioner has for them.
-    _turning: ClassVar = Options(
-        Option("damping", "damping"),
-        Option("TCov", "factor_update_steps"),
-        Option("TInv", "inv_update_steps"),
-        Option("kl_clip", "kl_clip"),
-        Option("factor_decay", "factor_decay"),
-    )
+    _turning: ClassVar = Options(*same("damping", "factor_update_steps", "inv_update_steps", "kl_clip", "factor_decay"))
 
     def __init__(
         self,
@@ -80,25 +75,24 @@ class KFAC(OfModel):
         momentum: float = 0.9,
         weight_decay: float = 0,
         damping: float = 1e-3,
-        TCov: int = 10,
-        TInv: int = 100,
+        factor_update_steps: int = 10,
+        inv_update_steps: int = 100,
         *,
-        fisher: str = "empirical",
-        method: str = "eigen",
-        sharing: str = "expand",
+        method: Literal["eigen", "inverse", "ekfac"] = "eigen",
+        fisher: Literal["empirical", "sampled"] = "empirical",
+        sharing: Literal["expand", "reduce"] = "expand",
         kl_clip: float | None = 1e-3,
         factor_decay: float = 0.95,
-        nonfinite: str = "skip",
         nesterov: bool = False,
         skip_layers: str | Iterable[str] | None = None,
-        loss_reduction: str = "mean",
         accumulation_steps: int = 1,
         grad_scaler: Any = None,
-        factor_dtype: torch.dtype | None = None,
-        precision: str = "high",
         process_group: Any = None,
-        average_factors: bool = True,
+        **options: Unpack[KFACOptions],
     ) -> None:
+        nonfinite = options.pop("nonfinite", "skip")
+        for name in options.keys() - KFACOptions.__annotations__.keys():
+            raise unexpected("KFAC", name, [*inspect.signature(KFAC).parameters, *KFACOptions.__annotations__])
         super().__init__(model, locals())
         self._lr_read: tuple[torch.Tensor, int, float] | None = None
         self.preconditioner = KFACPreconditioner(
@@ -109,13 +103,10 @@ class KFAC(OfModel):
             compute_method=method,
             skip_layers=skip_layers,
             grad_scaler=grad_scaler,
-            factor_dtype=factor_dtype,
             fisher=fisher,
             sharing=sharing,
-            loss_reduction=loss_reduction,
-            precision=precision,
             process_group=process_group,
-            average_factors=average_factors,
+            **options,
         )
         self._watch = self.preconditioner._watch
 
@@ -130,6 +121,9 @@ class KFAC(OfModel):
         if self._lr_read is None or self._lr_read[0] is not lr or self._lr_read[1] != lr._version:
             self._lr_read = (lr, lr._version, plain(lr))
         return self._lr_read[2]
+
+    def _layer_modules(self) -> list[nn.Module]:
+        return [layer.module for layer in self.preconditioner._layers]
 
     def _turn_gradients(self) -> None:
         self.preconditioner.step()

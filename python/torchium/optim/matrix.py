@@ -18,6 +18,7 @@ from torchium import _C
 from ._engine.placement import Arrival, Engines, Group, labels_of
 from ._engine.report import MemoryReport
 from ._shared.sharding import is_sharded
+from .arguments import AdamWArguments, Nonfinite
 from .options import ADAMW, COMMON, Options, lr_for, plain
 from .second_order import SecondOrder
 
@@ -64,15 +65,11 @@ class MatrixOptimizer(SecondOrder):
             of them, or `model.named_parameters()`.
         lr: learning rate, a number or a tensor of one element.
         weight_decay: decoupled weight decay.
-        adamw_lr: learning rate of AdamW, which keeps its ratio to lr; None means lr.
-        adamw_betas: betas of AdamW.
-        adamw_eps: eps of AdamW.
-        adamw_weight_decay: weight decay of AdamW; None means weight_decay.
-        use_adamw: True for a group of embeddings and the like, or patterns of names (`"*embed*"`).
+        adamw: an `AdamWArguments`, or a dictionary of its arguments; its learning rate of None means lr.
         maximize: maximize the objective.
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
             or 'ignore'. The first two synchronize with the device.
-        hyperparameters: further defaults of groups, which `direction` finds in `group`.
+        hyperparameters: further defaults of groups, which `direction` finds in `group`; also `adamw_lr` and so on.
 
     Examples:
         >>> class Orthogonal(torchium.optim.MatrixOptimizer):
@@ -96,19 +93,17 @@ class MatrixOptimizer(SecondOrder):
         lr: Any = 1e-3,
         weight_decay: float = 0.0,
         *,
-        adamw_lr: float | None = None,
-        adamw_betas: tuple[float, float] = (0.9, 0.999),
-        adamw_eps: float = 1e-8,
-        adamw_weight_decay: float | None = None,
-        use_adamw: bool | Sequence[str] = False,
+        adamw: AdamWArguments | Mapping[str, Any] | None = None,
         maximize: bool = False,
-        nonfinite: str = "skip",
+        nonfinite: Nonfinite = "skip",
         **hyperparameters: Any,
     ) -> None:
         if type(self).direction is MatrixOptimizer.direction:
             raise TypeError(f"{type(self).__name__} must have a method direction(self, gradients, state, group)")
-        options = {name: value for name, value in locals().items() if name in _READ}
-        super().__init__(params, options | {"step": 0} | hyperparameters)
+        arguments = {name: value for name, value in locals().items() if name in _READ or name == "adamw"}
+        options = {name: value for name, value in hyperparameters.items() if name in _READ}
+        defaults = self._options.defaults(type(self).__name__, arguments | {"options": options})
+        super().__init__(params, defaults | {"step": 0} | hyperparameters)
 
     def init_state(self, gradients: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.Tensor]:
         """The state of matrices before their first step: none, unless a subclass has some.

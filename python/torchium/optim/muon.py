@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
-
+from .arguments import AdamWArguments, Matrices, MemoryArguments, NumericsArguments
 from .base import outside
 from .options import ADAMW, COMMON, Option, Options, number, or_else, plain, same, shown
 from .second_order import SecondOrder
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Muon"]
 
@@ -47,7 +50,7 @@ class Muon(SecondOrder):
         p <- (1 - lr weight_decay) p - lr s orthogonal(U)
 
     with s = sqrt(max(1, m / n)) for a matrix of m by n. In tensors of more dimensions all but the first are merged.
-    Vectors and scalars get AdamW, at a smaller learning rate: see `adamw_lr`.
+    Vectors and scalars get AdamW, at a smaller learning rate: see `adamw`.
 
     Args:
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
@@ -64,11 +67,9 @@ class Muon(SecondOrder):
         method: 'minimax', with polynomials of degree 17, 17 and 9, 'polar_express', with one of degree 5 for each step,
             or 'muon', with (3.4445, -4.7750, 2.0315) at each. None means 'minimax', or, with a warning,
             'polar_express' if `ns_steps` is given.
-        adamw_lr: learning rate of AdamW, which vectors, scalars and `use_adamw` parameters get; None means 0.3 lr, or
-            lr itself with adjust_lr_fn='match_rms_adamw'. It keeps its ratio to lr: where a scheduler halves lr,
-            AdamW's rate is halved too. The lr of a group with use_adamw=True is AdamW's own.
-
-    The other arguments are those of all optimizers: see `TorchiumOptimizer`.
+        adamw: an `AdamWArguments`, or a dictionary of its arguments. Its lr of None means 0.3 lr, or lr itself with
+            adjust_lr_fn='match_rms_adamw'. The lr of a
+            group with use_adamw=True is AdamW's own.
 
     Examples:
         >>> optimizer = torchium.optim.Muon(model.named_parameters(), lr=0.02, use_adamw=("*embed*",))
@@ -77,6 +78,7 @@ class Muon(SecondOrder):
     """
 
     kind = "muon"
+    _resolved: ClassVar = MappingProxyType({"method": "minimax", "ns_steps": USUAL_STEPS["minimax"]})
     _options: ClassVar = Options(
         Option("ns_coefficients", "muon_coefficients", _coefficients),
         Option("ns_steps", "muon_steps"),
@@ -91,35 +93,21 @@ class Muon(SecondOrder):
     def __init__(
         self,
         params: Any,
-        lr: Any = 1e-3,
+        lr: Any = 0.02,
         weight_decay: float = 0.1,
         momentum: float = 0.95,
         nesterov: bool = True,
         ns_coefficients: tuple[float, float, float] | None = None,
         eps: float = 1e-7,
         ns_steps: int | None = None,
-        adjust_lr_fn: str | None = None,
+        adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
         *,
-        method: str | None = None,
-        adamw_lr: float | None = None,
-        adamw_betas: tuple[float, float] = (0.9, 0.999),
-        adamw_eps: float = 1e-8,
-        adamw_weight_decay: float | None = None,
-        use_adamw: bool | Sequence[str] = False,
-        precision: str = "high",
-        world_invariant: bool = False,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        nonfinite: str = "skip",
-        master_weights: bool = False,
-        stochastic_rounding: bool = False,
-        state_dtype: str | torch.dtype = "float32",
-        seed: int = 0,
-        memory_budget: int | None = None,
+        method: Literal["minimax", "polar_express", "muon"] | None = None,
+        adamw: AdamWArguments | Mapping[str, Any] | None = None,
+        memory: MemoryArguments | Mapping[str, Any] | None = None,
+        numerics: NumericsArguments | Mapping[str, Any] | None = None,
         process_group: Any = None,
+        **options: Unpack[Matrices],
     ) -> None:
         method, ns_steps = usual_steps(method, ns_steps, ns_coefficients)
         super().__init__(params, locals())

@@ -112,6 +112,9 @@ class NaturalGradient(OfModel):
 
     # --- a step
 
+    def _layer_modules(self) -> list[nn.Module]:
+        return [layer.module for layer in self._layers]
+
     def _turn_gradients(self) -> None:
         damping = _check_damping(plain(self.param_groups[0]["damping"]))
         if all(p.grad is None for group in self.param_groups for p in group["params"]):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
-
+from .arguments import AdamWArguments, Matrices, MemoryArguments, NumericsArguments
 from .muon import Muon, usual_steps
 from .options import Options, number, same
 from .second_order import SecondOrder
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["NorMuon"]
 
@@ -40,11 +42,9 @@ class NorMuon(Muon):
         ns_steps: of the orthogonalization, see `Muon`.
         method: of the orthogonalization, see `Muon`.
         adjust_lr_fn: s: 'match_rms_adamw' for 0.2 sqrt(max(m, n)), None or 'original' for sqrt(max(1, m / n)).
-        adamw_lr: learning rate of AdamW, which vectors, scalars and `use_adamw` parameters get; None means lr, or
-            0.3 lr where `adjust_lr_fn` is not 'match_rms_adamw'. It keeps its ratio to lr: where a scheduler halves lr,
-            AdamW's rate is halved too. The lr of a group with use_adamw=True is AdamW's own.
-
-    The other arguments are those of all optimizers: see `TorchiumOptimizer`.
+        adamw: an `AdamWArguments`, or a dictionary of its arguments. Its lr of None means lr, or 0.3 lr where
+            `adjust_lr_fn` is not 'match_rms_adamw'. The lr of a
+            group with use_adamw=True is AdamW's own.
 
     Examples:
         >>> optimizer = torchium.optim.NorMuon(model.named_parameters(), lr=1e-3, use_adamw=("*embed*",))
@@ -66,28 +66,14 @@ class NorMuon(Muon):
         ns_coefficients: tuple[float, float, float] | None = None,
         eps: float = 1e-8,
         ns_steps: int | None = None,
-        adjust_lr_fn: str | None = "match_rms_adamw",
+        adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = "match_rms_adamw",
         *,
-        method: str | None = None,
-        adamw_lr: float | None = None,
-        adamw_betas: tuple[float, float] = (0.9, 0.999),
-        adamw_eps: float = 1e-8,
-        adamw_weight_decay: float | None = None,
-        use_adamw: bool | Sequence[str] = False,
-        precision: str = "high",
-        world_invariant: bool = False,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        nonfinite: str = "skip",
-        master_weights: bool = False,
-        stochastic_rounding: bool = False,
-        state_dtype: str | torch.dtype = "float32",
-        seed: int = 0,
-        memory_budget: int | None = None,
+        method: Literal["minimax", "polar_express", "muon"] | None = None,
+        adamw: AdamWArguments | Mapping[str, Any] | None = None,
+        memory: MemoryArguments | Mapping[str, Any] | None = None,
+        numerics: NumericsArguments | Mapping[str, Any] | None = None,
         process_group: Any = None,
+        **options: Unpack[Matrices],
     ) -> None:
         method, ns_steps = usual_steps(method, ns_steps, ns_coefficients)
         SecondOrder.__init__(self, params, locals())

@@ -15,6 +15,8 @@ import torch
 from torchium._functions.ops import is_hollow
 from torchium._messages import shown
 
+from .arguments import GROUPED_DEFAULTS, grouped_options
+
 __all__ = [
     "ADAMW",
     "COMMON",
@@ -37,6 +39,7 @@ __all__ = [
     "plain",
     "same",
     "shown",
+    "unexpected",
 ]
 
 # The library takes a learning rate of 0 for "as the others"; this one moves nothing.
@@ -138,6 +141,8 @@ _SYNONYMS = (
     {"weight_decay", "wd"},
     {"update_freq", "precondition_frequency"},
     {"max_preconditioner_dim", "max_precond_dim"},
+    {"factor_update_steps", "TCov"},
+    {"inv_update_steps", "TInv"},
     {"use_bias_correction", "correct_bias", "bias_correction"},
     {"betas", "adamw_betas"},
     {"ns_steps", "backend_steps", "newton_schulz_steps"},
@@ -155,6 +160,12 @@ def hint_for(name: str, known: Iterable[str]) -> str | None:
     return close[0] if close and f"_{close[0]}_" not in f"_{name}_" else None  # max_momentum is no misspelt momentum
 
 
+def unexpected(who: str, name: str, known: Iterable[str]) -> TypeError:
+    """The error for a keyword that a constructor does not have."""
+    meant = hint_for(name, known)
+    return TypeError(f"{who}() got an unexpected argument {name!r}" + (f": {who} calls it {meant!r}" if meant else ""))
+
+
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
@@ -165,18 +176,21 @@ class Option(NamedTuple):
     c_name: str | tuple[str, ...] | None  # several for a value of several numbers; None: it is not the library's
     convert: Callable[[str, Any], Any] = as_given
     whole: bool = False  # of the whole optimizer: the same in all groups
+    default: Any = None  # where neither the constructor nor a group of arguments has one
 
 
-def same(*names: str, convert: Callable[[str, Any], Any] = as_given, whole: bool = False) -> tuple[Option, ...]:
-    """Options that have the library's names."""
-    return tuple(Option(name, name, convert, whole) for name in names)
+def same(*names: str, convert: Callable[[str, Any], Any] = as_given, whole: bool = False, **defaults: Any) -> Any:
+    """Options that have the library's names; those with a default of their own are keywords."""
+    rows = {**dict.fromkeys(names), **defaults}
+    return tuple(Option(name, name, convert, whole, default) for name, default in rows.items())
 
 
 # What all optimizers have. The learning rate comes to the library by itself, since it may be a tensor on the device.
 COMMON = (
-    *(Option(name, None) for name in ("lr", "foreach", "capturable", "differentiable", "fused")),
+    *(Option(name, None) for name in ("lr", "foreach", "fused")),
+    *(Option(name, None, default=False) for name in ("capturable", "differentiable")),
     *same("weight_decay", convert=number),
-    *same("maximize", "master_weights", "stochastic_rounding"),
+    *same("master_weights", "stochastic_rounding", maximize=False),
     *same("state_dtype", convert=dtype_name),
     *same("nonfinite", "seed", whole=True),
     *same("memory_budget", convert=or_else(0), whole=True),
@@ -207,9 +221,17 @@ class Options:
     def __iter__(self) -> Iterator[Option]:
         return iter(self._options.values())
 
-    def defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The defaults of groups from a constructor's arguments, in their order."""
-        return {name: value for name, value in arguments.items() if name in self._options}
+    def defaults(self, who: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The defaults of groups from a constructor's arguments: its own, the groups of arguments, further keywords."""
+        plain_ones = {name: value for name, value in arguments.items() if name in self._options}
+        grouped, further = grouped_options(who, self._options, arguments), arguments.get("options") or {}
+        for name in further:
+            if name not in self._options:
+                raise unexpected(who, name, [*self._options, "adamw", "memory", "numerics"])
+            if name in grouped:
+                raise TypeError(f"{who}() got {name!r} twice: by itself and in a group of arguments")
+        rest = {option.name: GROUPED_DEFAULTS.get(option.name, option.default) for option in self}
+        return plain_ones | {name: value for name, value in rest.items() if name not in plain_ones} | grouped | further
 
     def config(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """What the library gets of a group's options."""

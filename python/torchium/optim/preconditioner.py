@@ -11,7 +11,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -73,7 +73,6 @@ class KFACPreconditioner:
         skip_layers: regular expressions; a layer whose name or class one is found in is left out.
         grad_scaler: the GradScaler that scales the loss, if one does.
         factor_dtype: torch.float32 or torch.float64; None: float32, float64 for float64 models.
-        inv_dtype: the same type or narrower, accepted for the habit's sake.
         fisher: 'empirical', with the gradients of the loss; or 'sampled', with labels that the model draws itself: see
             `observe_sampled`.
         sharing: 'expand' or 'reduce': whether the positions of a sample (of sequences, of images) count as samples of
@@ -105,16 +104,15 @@ class KFACPreconditioner:
         kl_clip: Number | None = 0.001,
         lr: Number = 0.1,
         accumulation_steps: int = 1,
-        compute_method: str = "eigen",
+        compute_method: Literal["eigen", "inverse", "ekfac"] = "eigen",
         skip_layers: str | Iterable[str] | None = None,
         grad_scaler: Any = None,
         factor_dtype: torch.dtype | None = None,
-        inv_dtype: torch.dtype = torch.float32,
         *,
-        fisher: str = "empirical",
-        sharing: str = "expand",
-        loss_reduction: str = "mean",
-        precision: str = "high",
+        fisher: Literal["empirical", "sampled"] = "empirical",
+        sharing: Literal["expand", "reduce"] = "expand",
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        precision: Literal["high", "highest"] = "high",
         process_group: Any = None,
         average_factors: bool = True,
     ) -> None:
@@ -139,7 +137,7 @@ class KFACPreconditioner:
         if not layers:
             raise ValueError(f"the model has no layer that KFAC can take; left out: {self.left_out}")
         self._layers = layers
-        self._factors = Factors(layers, _dtype(factor_dtype, inv_dtype), process_group)
+        self._factors = Factors(layers, _checked_dtype(factor_dtype), process_group)
         self._prepare()
         # The labels of a sampled Fisher matrix are not the loss's, and have no gradients that could add up.
         accumulation = None if fisher == "sampled" else self._accumulation
@@ -412,13 +410,10 @@ def word(name: str, value: Any, words: tuple[str, ...]) -> str:
     return value
 
 
-def _dtype(factor_dtype: Any, inv_dtype: Any) -> torch.dtype | None:
-    for name, value in (("factor_dtype", factor_dtype), ("inv_dtype", inv_dtype)):
-        if value not in (None, torch.float32, torch.float64):
-            raise ValueError(f"{name} must be torch.float32 or torch.float64, got {shown(value)}")
-    if inv_dtype == torch.float64 and factor_dtype == torch.float32:
-        raise ValueError("inv_dtype is torch.float64, which needs factor_dtype=torch.float64 too")
-    return torch.float64 if inv_dtype == torch.float64 else factor_dtype
+def _checked_dtype(factor_dtype: Any) -> torch.dtype | None:
+    if factor_dtype not in (None, torch.float32, torch.float64):
+        raise ValueError(f"factor_dtype must be torch.float32 or torch.float64, got {shown(factor_dtype)}")
+    return factor_dtype
 
 
 def _sampled_gradient(outputs: torch.Tensor, loss: str, mean: bool) -> torch.Tensor:

@@ -16,10 +16,9 @@ from torchium import _C
 
 from ._engine.matrices import Role
 from ._engine.placement import Group, labels_of
-from ._engine.report import Summary
 from ._model.choose import reasons_of
 from .base import TorchiumOptimizer, outside
-from .options import adamw_rate, keep_lr, lr_for, shown
+from .options import keep_lr, shown
 
 __all__ = ["SecondOrder"]
 
@@ -28,24 +27,16 @@ _VOCABULARY, _TIMES = 10_000, 8
 
 
 class SecondOrder(TorchiumOptimizer):
-    """What the optimizers of matrices have in common; not for direct use. Beside the others' methods there is
-    `summary()`."""
+    """What the optimizers of matrices have in common; not for direct use."""
 
     # Why parameters of a model get AdamW; empty for an optimizer that was made from parameters.
     _reasons: Mapping[torch.Tensor, str] = MappingProxyType({})
     _warned = False  # of a matrix as large as a vocabulary
 
-    def __init__(self, params: Any, arguments: dict[str, Any]) -> None:
-        if isinstance(params, nn.Module):
-            params = self._groups_of(params)
-        super().__init__(params, arguments)
-
     def _groups_of(self, model: nn.Module) -> list[Group]:
         """The parameters of a model by name, those that get AdamW by the rules of `choose` in a group of their own."""
+        named = super()._groups_of(model)[0]["params"]
         self._reasons = reasons_of(model)
-        named = list(model.named_parameters())
-        if not named:
-            raise ValueError(f"{type(self).__name__}: params is a {type(model).__name__!r} without parameters")
         groups: list[Group] = [
             {"params": [(name, p) for name, p in named if p not in self._reasons]},
             {"params": [(name, p) for name, p in named if p in self._reasons], "use_adamw": True},
@@ -135,17 +126,3 @@ class SecondOrder(TorchiumOptimizer):
             return "AdamW", self._reasons.get(parameter, "use_adamw")
         is_matrix = sum(size > 1 for size in parameter.shape) > 1
         return "AdamW", "matrix that is too large or too narrow" if is_matrix else "vector or scalar"
-
-    def summary(self) -> Summary:
-        """Which parameters get this method and which AdamW, with the reason and the learning rate of the moment;
-        printed, a few lines."""
-        found: dict[tuple[str, str, float | None], list[tuple[str, int]]] = {}
-        labels = labels_of(self.param_groups)
-        for index, group in enumerate(self.param_groups):
-            config = self._config(group, lr_for(None, group["lr"])[0])
-            roles = self._roles(self.param_groups, index)
-            for parameter, label, role in zip(group["params"], labels[index], roles, strict=True):
-                method, reason = self._method_of(parameter, config, role)
-                rate = {"nothing": None, "AdamW": adamw_rate(config)}.get(method, config["lr"])
-                found.setdefault((method, reason, rate), []).append((label, parameter.numel()))
-        return Summary(found)

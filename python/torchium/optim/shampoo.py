@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
-
+from .arguments import AdamWArguments, MemoryArguments, NumericsArguments, ShampooOptions
 from .options import ADAMW, COMMON, Option, Options, drift, dtype_name, number, or_else, pair, period, same
 from .second_order import SecondOrder
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["CUDAShampoo", "Shampoo"]
 
@@ -22,48 +24,40 @@ class Shampoo(SecondOrder):
         R <- beta2 R + (1 - beta2) G' G
         p <- (1 - lr weight_decay) p - lr (L + eps I)^(-1/4) F (R + eps I)^(-1/4)
 
-    Factors are updated at every step, roots when they have drifted, or every `update_freq` steps, spread over them.
+    Factors are updated at every step, roots when they have drifted, or every `precondition_frequency` steps, staggered.
     Vectors and scalars get AdamW.
 
     Args:
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
             of them, or `model.named_parameters()`.
         lr: learning rate, a number or a tensor of one element.
-        eps: damping, added to the factors where it is more than `relative_eps` gives; None means 1e-12, which leaves it
-            to that.
-        update_freq: steps between two refreshes of a root; None refreshes by need, at least every 100 steps.
-        weight_decay: of the kind that `weight_decay_type` says.
-        betas: of the filtered gradient (0: none) and of the factors (1: a sum).
-        weight_decay_type: 'decoupled', or 'l2': added to the gradient.
-        relative_eps: the least damping relative to a factor's largest eigenvalue; bounds the cost of a root in advance.
-        max_preconditioner_dim: larger dimensions are cut into blocks of at most this size.
-        merge_dims: neighboring small dimensions, as those of a convolution, are taken as one.
-        precondition_1d: vectors too.
-        start_preconditioning_step: the grafted method alone before this step; -1 begins at once.
-        use_bias_correction: of both averages.
-        grafting: None, 'sgd', 'adagrad', 'rmsprop' or 'adam': whose step length is taken.
-        grafting_beta2: of the grafted method's second moment.
-        grafting_eps: of the grafted method, beside the root of its second moment.
+        betas: decay rates of the filtered gradient (0: none) and of the factors (1: a sum).
+        eps: damping, added to the factors where it exceeds `numerics.damping` times their largest eigenvalue.
+        weight_decay: decoupled, or of `weight_decay_type`.
+        precondition_frequency: steps between two refreshes of a root; None refreshes adaptively, at least
+            every 100 steps.
+        max_preconditioner_dim: larger dimensions are split into blocks of at most this size.
+        grafting: None, 'sgd', 'adagrad', 'rmsprop' or 'adam': the method whose step length is used.
         momentum: of the preconditioned direction.
-        nesterov: look ahead with that momentum.
-        exponent_override: the root, where it is not twice the number of dimensions: 1, 2, 3, 4, 6 or 8.
-        root_method: 'auto', 'eigen', 'newton' or 'rational'.
-        root_tolerance: the error that a root has to reach; 0 for the default.
-        refresh_drift: by need, how far a root may be off when it is refreshed, as the residual of the old root with the
-            new factor: the steps between two refreshes, 1 at first, double where it was less than half of this and
-            halve where it was more. None means 10 without `update_freq`, and 0, a fixed period, with it; with both,
-            `update_freq` is the most.
-        refresh_budget: by need, the largest share of all roots that is refreshed at one step.
-        stagger: spread the refreshes over the steps of a period; False takes all at once.
-        packed_factors: keep factors and roots as lower triangles: half their memory and the same numbers; a step
-            unpacks what it needs as matrices, some at a time.
-        root_dtype: 'float32', or 'bfloat16' for roots in a quarter of the memory, which adds at most 0.2 % of its norm
-            to the error of a root.
+        nesterov: Nesterov's form of that momentum.
+        use_bias_correction: of both averages.
+        options: also any key of a parameter group:
 
-    The other arguments are those of all optimizers: see `TorchiumOptimizer`.
+            - `weight_decay_type`: 'decoupled', or 'l2', added to the gradient;
+            - `merge_dims=True`: merge small neighboring dimensions, as those of a convolution;
+            - `precondition_1d=False`: precondition vectors;
+            - `start_preconditioning_step=-1`: the grafted method alone before this step;
+            - `grafting_beta2=0.999`, `grafting_eps=1e-8`: of the grafted method;
+            - `exponent_override=0`: the root, where it is not twice the number of dimensions: 1, 2, 3, 4, 6 or 8;
+            - `refresh_drift`: residual of the old root with the new factor at which an adaptive refresh is due. The
+              interval, 1 at first, doubles where the residual was less than half of this and halves where it was more.
+              None means 10 without `precondition_frequency`, and 0, a fixed interval, with it; with both,
+              `precondition_frequency` is the longest interval;
+            - `refresh_budget=1.0`: largest share of all roots that one step refreshes adaptively;
+            - `stagger=True`: spread the refreshes over the steps of an interval.
 
     Examples:
-        >>> optimizer = torchium.optim.Shampoo(model, lr=1e-3, update_freq=20)
+        >>> optimizer = torchium.optim.Shampoo(model, lr=1e-3, precondition_frequency=20)
         >>> loss.backward()
         >>> optimizer.step()
     """
@@ -71,17 +65,16 @@ class Shampoo(SecondOrder):
     kind = "shampoo"
     _options: ClassVar = Options(
         Option("betas", ("beta1", "beta2"), pair),
-        Option("update_freq", "precondition_frequency", period),
-        Option("weight_decay_type", "decay"),
+        Option("weight_decay_type", "decay", default="decoupled"),
         Option("use_bias_correction", "bias_correction"),
+        *same("precondition_frequency", convert=period),
         *same("refresh_drift", convert=drift(10.0)),
-        *same("eps", "refresh_budget", "relative_eps", "grafting_beta2", "grafting_eps", "momentum", convert=number),
-        *same(
-            "max_preconditioner_dim", "merge_dims", "precondition_1d", "packed_factors", "start_preconditioning_step"
-        ),
+        *same("eps", "relative_eps", "momentum", convert=number),
+        *same(convert=number, refresh_budget=1.0, grafting_beta2=0.999, grafting_eps=1e-8),
+        *same("max_preconditioner_dim", "packed_factors", "nesterov", "root_method", "root_tolerance"),
+        *same(merge_dims=True, precondition_1d=False, start_preconditioning_step=-1, exponent_override=0, stagger=True),
         *same("root_dtype", convert=dtype_name),
         *same("grafting", convert=or_else("none")),
-        *same("nesterov", "exponent_override", "root_method", "root_tolerance", "stagger", "packed_factors"),
         *ADAMW,
         *COMMON,
     )
@@ -90,50 +83,21 @@ class Shampoo(SecondOrder):
         self,
         params: Any,
         lr: Any = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-12,
-        update_freq: int | None = None,
         weight_decay: float = 0,
         *,
-        betas: tuple[float, float] = (0.9, 0.95),
-        weight_decay_type: str = "decoupled",
-        relative_eps: float = 1e-6,
+        precondition_frequency: int | None = None,
         max_preconditioner_dim: int = 1024,
-        merge_dims: bool = True,
-        precondition_1d: bool = False,
-        start_preconditioning_step: int = -1,
-        use_bias_correction: bool = True,
-        grafting: str | None = "adam",
-        grafting_beta2: float = 0.999,
-        grafting_eps: float = 1e-8,
+        grafting: Literal["none", "sgd", "adagrad", "rmsprop", "adam"] | None = "adam",
         momentum: float = 0.0,
         nesterov: bool = False,
-        exponent_override: int = 0,
-        root_method: str = "auto",
-        root_tolerance: float = 0.0,
-        refresh_drift: float | None = None,
-        refresh_budget: float = 1.0,
-        stagger: bool = True,
-        packed_factors: bool = False,
-        root_dtype: str | torch.dtype = "float32",
-        adamw_lr: float | None = None,
-        adamw_betas: tuple[float, float] = (0.9, 0.999),
-        adamw_eps: float = 1e-8,
-        adamw_weight_decay: float | None = None,
-        use_adamw: bool | Sequence[str] = False,
-        precision: str = "high",
-        world_invariant: bool = False,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        nonfinite: str = "skip",
-        master_weights: bool = False,
-        stochastic_rounding: bool = False,
-        state_dtype: str | torch.dtype = "float32",
-        seed: int = 0,
-        memory_budget: int | None = None,
+        use_bias_correction: bool = True,
+        adamw: AdamWArguments | Mapping[str, Any] | None = None,
+        memory: MemoryArguments | Mapping[str, Any] | None = None,
+        numerics: NumericsArguments | Mapping[str, Any] | None = None,
         process_group: Any = None,
+        **options: Unpack[ShampooOptions],
     ) -> None:
         super().__init__(params, locals())
 
@@ -160,5 +124,6 @@ class CUDAShampoo(Shampoo):
         weight_decay: float = 0,
         **options: Any,
     ) -> None:
-        before = {"betas": (0.9, 1.0), "grafting": None}
-        super().__init__(params, lr, eps, update_freq, weight_decay, **(before | options))
+        defaults = {"betas": (0.9, 1.0), "grafting": None}
+        numbers = {"eps": eps, "weight_decay": weight_decay, "precondition_frequency": update_freq}
+        super().__init__(params, lr, **(defaults | numbers | options))

@@ -61,10 +61,10 @@ OPTIMIZERS = {
     "torch AdamW, fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
     "torchium SGD": lambda p: torchium.optim.SGD(p, lr=0.1, momentum=0.9),
     "torchium AdamW": lambda p: torchium.optim.AdamW(p, lr=0.1),
-    "torchium Shampoo": lambda p: torchium.optim.Shampoo(p, lr=0.1, update_freq=3),
+    "torchium Shampoo": lambda p: torchium.optim.Shampoo(p, lr=0.1, precondition_frequency=3),
     "torchium SGD, fused": lambda p: torchium.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
     "torchium AdamW, fused": lambda p: torchium.optim.AdamW(p, lr=0.1, fused=True),
-    "torchium Shampoo, fused": lambda p: torchium.optim.Shampoo(p, lr=0.1, update_freq=3, fused=True),
+    "torchium Shampoo, fused": lambda p: torchium.optim.Shampoo(p, lr=0.1, precondition_frequency=3, fused=True),
 }
 
 

@@ -62,7 +62,10 @@ def test_kfac_is_its_preconditioner_before_sgd(device, dtype, method, options):
     second = copy.deepcopy(first)
     options = {"factor_update_steps": 1, "inv_update_steps": 3, "damping": 0.03, "lr": 0.05} | options
     preconditioner = KFACPreconditioner(second, compute_method=method, factor_decay=0.9, **options)
-    plan = {"TCov": options.pop("factor_update_steps"), "TInv": options.pop("inv_update_steps")}
+    plan = {
+        "factor_update_steps": options.pop("factor_update_steps"),
+        "inv_update_steps": options.pop("inv_update_steps"),
+    }
     for_sgd = {"momentum": 0.9, "weight_decay": 0.01}
     whole = KFAC(first, method=method, factor_decay=0.9, **plan, **options, **for_sgd)
     sgd = torch.optim.SGD(second.parameters(), lr=0.05, **for_sgd)
@@ -297,8 +300,6 @@ OPTIONS = [
     ({"precision": "low"}, "precision must be one of"),
     ({"accumulation_steps": 0}, "accumulation_steps must be a whole number"),
     ({"factor_dtype": torch.float16}, "factor_dtype must be"),
-    ({"inv_dtype": torch.bfloat16}, "inv_dtype must be"),
-    ({"inv_dtype": torch.float64, "factor_dtype": torch.float32}, "needs factor_dtype"),
 ]
 NATURAL = [({"damping": x}, "damping must be a positive number") for x in (0.0, -1.0, math.nan, math.inf, None, "1")]
 NATURAL += [({"update_freq": 0}, "update_freq"), ({"accumulation_steps": 1.5}, "accumulation_steps")]
@@ -314,12 +315,12 @@ def test_options_refused(cls, options, message):
 
 def test_numbers_that_go_wrong_later_are_refused_by_name():
     model = mlp()
-    optimizer = KFAC(model, TCov=1, TInv=1)
+    optimizer = KFAC(model, factor_update_steps=1, inv_update_steps=1)
     train(model, optimizer, 1)
-    for name, value in (("damping", 0.0), ("TCov", 0), ("TInv", 1.5), ("kl_clip", -1.0)):
+    for name, value in (("damping", 0.0), ("factor_update_steps", 0), ("inv_update_steps", 1.5), ("kl_clip", -1.0)):
         good = optimizer.param_groups[0][name]
         optimizer.param_groups[0][name] = value
-        with pytest.raises(ValueError, match={"TCov": "factor_update", "TInv": "inv_update"}.get(name, name)):
+        with pytest.raises(ValueError, match=name):
             train(model, optimizer, 1)
         optimizer.param_groups[0][name] = good
     train(model, optimizer, 1)
@@ -327,7 +328,7 @@ def test_numbers_that_go_wrong_later_are_refused_by_name():
 
 @pytest.mark.parametrize("model", [nn.Identity(), nn.LayerNorm(3), nn.Linear(2, 2).requires_grad_(False)])
 def test_a_model_without_a_layer_to_take_is_refused(model):
-    with pytest.raises(ValueError, match=r"no layer|empty parameter list"):
+    with pytest.raises(ValueError, match=r"no layer|without parameters"):
         KFAC(model)
 
 

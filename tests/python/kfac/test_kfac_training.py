@@ -38,8 +38,10 @@ def test_accumulation_is_one_big_batch(device, method):
     """Losses of four micro-batches, each divided by four."""
     first = mlp(device)
     second = copy.deepcopy(first)
-    whole = KFAC(first, lr=0.05, method=method, damping=0.01, TCov=1, TInv=2)
-    parts = KFAC(second, lr=0.05, method=method, damping=0.01, TCov=1, TInv=2, accumulation_steps=4)
+    whole = KFAC(first, lr=0.05, method=method, damping=0.01, factor_update_steps=1, inv_update_steps=2)
+    parts = KFAC(
+        second, lr=0.05, method=method, damping=0.01, factor_update_steps=1, inv_update_steps=2, accumulation_steps=4
+    )
     for step in range(6):
         x, y = batch(first, 12, step)
         whole.zero_grad()
@@ -68,7 +70,7 @@ def test_the_loss_may_be_a_mean_or_a_sum(device, reduction):
         assert_close(state["output_factor"], g, 1e-12)
 
 
-SCALED = [(KFAC, {"damping": 0.01, "TCov": 1, "TInv": 1})]
+SCALED = [(KFAC, {"damping": 0.01, "factor_update_steps": 1, "inv_update_steps": 1})]
 SCALED += [(NaturalGradient, {"damping": 0.1, "update_freq": freq}) for freq in (1, 2)]
 
 
@@ -99,7 +101,7 @@ def test_loss_scaling(device, cls, options, growth):
 def test_a_step_that_the_scaler_finds_infinite_is_skipped(device):
     model = mlp(device, torch.float32)
     scaler = torch.amp.GradScaler(device, init_scale=8.0)
-    optimizer = KFAC(model, lr=0.05, TCov=1, TInv=1, grad_scaler=scaler)
+    optimizer = KFAC(model, lr=0.05, factor_update_steps=1, inv_update_steps=1, grad_scaler=scaler)
     for step in range(4):
         x, y = batch(model, 8, step)
         before = [p.detach().clone() for p in model.parameters()]
@@ -128,7 +130,11 @@ def test_a_scaler_that_it_does_not_know_is_refused():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("make", [lambda m: KFAC(m, lr=0.05, TCov=1, TInv=1), NaturalGradient], ids=["kfac", "natural"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda m: KFAC(m, lr=0.05, factor_update_steps=1, inv_update_steps=1), NaturalGradient],
+    ids=["kfac", "natural"],
+)
 def test_a_gradient_that_is_not_finite_reaches_nothing(device, make, value):
     model = mlp(device)
     optimizer = make(model)
@@ -149,7 +155,7 @@ def test_autocast_and_half_models(device):
     for half in (False, True):
         torch.manual_seed(0)
         model = mlp(device, torch.bfloat16 if half else torch.float32, sizes=(5, 16, 3))
-        optimizer = KFAC(model, lr=0.05, damping=0.01, TCov=1, TInv=5)
+        optimizer = KFAC(model, lr=0.05, damping=0.01, factor_update_steps=1, inv_update_steps=5)
         x, y = batch(model, 32)
         losses = []
         for _ in range(30):
@@ -166,7 +172,7 @@ def test_autocast_and_half_models(device):
 
 def test_a_closure_and_a_schedule(device):
     model = mlp(device)
-    optimizer = KFAC(model, lr=0.05, TCov=1, TInv=1)
+    optimizer = KFAC(model, lr=0.05, factor_update_steps=1, inv_update_steps=1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     x, y = batch(model, 8)
 
@@ -187,7 +193,7 @@ def test_a_closure_and_a_schedule(device):
 def test_batches_of_any_size(device):
     """None, one, and more than before."""
     model = mlp(device)
-    optimizer = KFAC(model, lr=0.01, TCov=1, TInv=1)
+    optimizer = KFAC(model, lr=0.01, factor_update_steps=1, inv_update_steps=1)
     for size in (8, 1, 13):
         train(model, optimizer, 1, size=size)
     before = optimizer.preconditioner.state_dict()["layers"]["0"]["input_factor"].clone()
@@ -291,7 +297,7 @@ def test_passes_that_are_no_accumulation(device, loop, reentrant):
     inside one where these are reentrant."""
     accumulation, passes = loop
     model = CheckpointedTwice(reentrant).double().to(device)
-    optimizer = KFAC(model, lr=0.01, TCov=1, TInv=1, accumulation_steps=accumulation)
+    optimizer = KFAC(model, lr=0.01, factor_update_steps=1, inv_update_steps=1, accumulation_steps=accumulation)
     x, y = batch(model, 6)
     for _ in range(2):
         optimizer.zero_grad()
@@ -324,7 +330,7 @@ def test_a_step_without_observations(device):
     with pytest.raises(RuntimeError, match=r"observed no backward pass .* eval\(\) .* model\.train\(\)"):
         kfac.step()
     assert not kfac.stats()["steps"]
-    train(model.train(), optimizer := KFAC(model, TCov=2), 2)
+    train(model.train(), optimizer := KFAC(model, factor_update_steps=2), 2)
     model.eval()
     with pytest.warns(UserWarning, match=r"eval\(\).*The step uses the factors of earlier steps"):
         train(model, optimizer, 1)
@@ -369,7 +375,7 @@ def test_gradient_checkpointing(device):
 def test_a_parameter_frozen_in_the_middle(device):
     """Its bias: the factor is another one then, and begins anew; what stays keeps what it has."""
     model = mlp(device)
-    optimizer = KFAC(model, lr=0.05, TCov=1, TInv=1)
+    optimizer = KFAC(model, lr=0.05, factor_update_steps=1, inv_update_steps=1)
     train(model, optimizer, 3)
     model[0].bias.requires_grad_(False)
     model[0].bias.grad = None
@@ -440,7 +446,9 @@ def test_sampling_wants_to_be_asked():
 # --- state ------------------------------------------------------------------------------------------------------------
 
 
-RESTARTED = [(KFAC, {"method": method, "TCov": 2, "TInv": 3, "damping": 0.01}) for method in METHODS]
+RESTARTED = [
+    (KFAC, {"method": method, "factor_update_steps": 2, "inv_update_steps": 3, "damping": 0.01}) for method in METHODS
+]
 RESTARTED += [(NaturalGradient, {"momentum": 0.9, "damping": 0.01})]
 
 
@@ -511,7 +519,7 @@ def test_a_state_that_is_refused_changes_nothing(wrong, steps):
     damage, message = wrong
     models = [mlp()]
     models += [copy.deepcopy(models[0]) for _ in range(2)]
-    options = {"lr": 0.05, "TCov": 1, "TInv": 2}
+    options = {"lr": 0.05, "factor_update_steps": 1, "inv_update_steps": 2}
     loaded, untouched, giver = (KFAC(model, **options) for model in models)
     for model, optimizer in zip(models, (loaded, untouched, giver), strict=True):
         train(model, optimizer, 2 if optimizer is giver else steps, first=7 if optimizer is giver else 0)
@@ -532,7 +540,7 @@ def test_a_state_that_is_refused_changes_nothing(wrong, steps):
 
 def test_a_state_of_the_beginning_begins_anew():
     model = mlp()
-    optimizer, start = KFAC(model, TCov=1, TInv=1), copy.deepcopy(model.state_dict())
+    optimizer, start = KFAC(model, factor_update_steps=1, inv_update_steps=1), copy.deepcopy(model.state_dict())
     saved = copy.deepcopy(optimizer.state_dict())
     expected = train(model, optimizer, 3)
     model.load_state_dict(start)
@@ -564,7 +572,7 @@ def test_copies_and_hooks(cls):
 
 def test_memory_report(device):
     model = mlp(device)
-    optimizer = KFAC(model, TCov=1, TInv=1, momentum=0.9)
+    optimizer = KFAC(model, factor_update_steps=1, inv_update_steps=1, momentum=0.9)
     before = optimizer.memory_report()
     train(model, optimizer, 1)
     after = optimizer.memory_report()
@@ -582,7 +590,7 @@ def test_a_model_that_is_moved_keeps_its_factors():
     if not torch.cuda.is_available() or not torchium.is_available("cuda"):
         pytest.skip("no GPU")
     model = mlp()
-    optimizer = KFAC(model, TCov=1, TInv=1)
+    optimizer = KFAC(model, factor_update_steps=1, inv_update_steps=1)
     train(model, optimizer, 3)
     model.cuda()
     train(model, optimizer, 3)

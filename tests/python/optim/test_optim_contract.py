@@ -38,19 +38,20 @@ def test_signature_begins_as_torchs(kind):
 
 
 def test_shampoo_by_position():
-    first = torchium.optim.Shampoo([matrix()], 0.1, 1e-3, 7, 0.2).param_groups[0]
-    assert (first["lr"], first["eps"], first["update_freq"], first["weight_decay"]) == (0.1, 1e-3, 7, 0.2)
+    first = torchium.optim.Shampoo([matrix()], 0.1, (0.5, 0.6), 1e-3, 0.2).param_groups[0]
+    assert [first[name] for name in ("lr", "betas", "eps", "weight_decay")] == [0.1, (0.5, 0.6), 1e-3, 0.2]
 
 
 def test_cuda_shampoo_keeps_its_defaults():
     """Of the class of this name that people come from; all else is Shampoo's."""
-    before = {"lr": 0.03, "eps": 1e-4, "update_freq": 100, "betas": (0.9, 1.0), "grafting": None, "weight_decay": 0}
+    before = {"lr": 0.03, "eps": 1e-4, "precondition_frequency": 100, "weight_decay": 0}
+    before |= {"betas": (0.9, 1.0), "grafting": None}
     group = torchium.optim.CUDAShampoo([matrix()]).param_groups[0]
     assert before.items() <= group.items()
     assert group.keys() == torchium.optim.Shampoo([matrix()]).param_groups[0].keys()
     assert issubclass(torchium.optim.CUDAShampoo, torchium.optim.Shampoo)
     by_position = torchium.optim.CUDAShampoo([matrix()], 0.1, 1e-3, 7, 0.2, grafting="sgd").param_groups[0]
-    assert [by_position[name] for name in ("lr", "eps", "update_freq", "grafting")] == [0.1, 1e-3, 7, "sgd"]
+    assert [by_position[name] for name in ("lr", "eps", "precondition_frequency", "grafting")] == [0.1, 1e-3, 7, "sgd"]
 
 
 @pytest.mark.parametrize("make_muon", [torchium.optim.Muon, torchium.optim.NorMuon])

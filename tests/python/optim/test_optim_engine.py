@@ -176,7 +176,7 @@ def test_a_restart_repeats_the_order_of_arrival(kind, device):
     params = parameters(device, 5)
     for p in params[3:]:
         p.requires_grad_(False)
-    whole = make(kind, params, **({"update_freq": 4} if kind == "shampoo" else {}))
+    whole = make(kind, params, **({"precondition_frequency": 4} if kind == "shampoo" else {}))
     for step in range(4):
         give_gradients(params[:3], step)
         whole.step()

@@ -146,7 +146,7 @@ class Named(CLASSES["shampoo"]):
     """A user's subclass."""
 
     def __init__(self, params, label):
-        super().__init__(params, lr=0.02, update_freq=3)
+        super().__init__(params, lr=0.02, precondition_frequency=3)
         self.label = label
 
 
@@ -154,7 +154,7 @@ def test_subclass(device):
     model, twin = small(device), small(device)
     optimizer = Named(model.parameters(), "mine")
     train(model, optimizer, 4)
-    train(twin, CLASSES["shampoo"](twin.parameters(), lr=0.02, update_freq=3), 4)
+    train(twin, CLASSES["shampoo"](twin.parameters(), lr=0.02, precondition_frequency=3), 4)
     assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
     assert type(copy.deepcopy(optimizer)) is Named
 

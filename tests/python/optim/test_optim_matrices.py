@@ -9,7 +9,9 @@ import torchium
 OPTIMIZERS = {
     "muon": lambda groups: torchium.optim.Muon(groups, lr=0.02, adjust_lr_fn="match_rms_adamw"),
     "normuon": lambda groups: torchium.optim.NorMuon(groups, lr=0.02),
-    "shampoo": lambda groups: torchium.optim.Shampoo(groups, lr=0.02, max_preconditioner_dim=16, update_freq=2),
+    "shampoo": lambda groups: torchium.optim.Shampoo(
+        groups, lr=0.02, max_preconditioner_dim=16, precondition_frequency=2
+    ),
     "soap": lambda groups: torchium.optim.SOAP(groups, lr=0.02, precondition_frequency=2),
     "adamw": lambda groups: torchium.optim.AdamW(groups, lr=0.02),
 }

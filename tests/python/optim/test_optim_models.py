@@ -89,6 +89,7 @@ def test_subclasses_and_classes_of_ones_own():
             self.bag = nn.EmbeddingBag(5, 4)
             self.norm = nn.LayerNorm((3, 4))
             self.hidden = nn.Linear(4, 4)
+            self.last = nn.Linear(4, 4)
 
     methods = methods_of(torchium.optim.Muon(Model()))
     embeddings = {"table.weight", "words.weight", "bag.weight"}
@@ -101,13 +102,13 @@ def test_subclasses_and_classes_of_ones_own():
     ("layers", "head"),
     [
         ([("embedding", nn.Embedding(50, 8)), ("a", nn.Linear(8, 50)), ("b", nn.Linear(50, 50))], "b"),
-        ([("embedding", nn.Embedding(50, 8)), ("a", nn.Linear(8, 50)), ("b", nn.Linear(50, 8))], None),
         ([("lm_head", nn.Linear(8, 50)), ("body", nn.Linear(8, 8))], "lm_head"),
-        ([("head", nn.Linear(8, 50)), ("body", nn.Linear(8, 8))], None),
+        ([("head", nn.Linear(8, 50)), ("body", nn.Linear(8, 8))], "body"),
         ([("body", nn.Linear(8, 8)), ("classifier", nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3)))], "classifier.1"),
-        ([("0", nn.Linear(8, 8)), ("1", nn.Linear(8, 3))], None),
+        ([("0", nn.Linear(8, 8)), ("1", nn.Linear(8, 3))], "1"),
+        ([("0", nn.Linear(8, 8)), ("1", nn.BatchNorm1d(8))], None),
     ],
-    ids=["rows", "not the last", "lm_head anywhere", "head not the last", "in a Sequential", "plain"],
+    ids=["rows", "lm_head anywhere", "head not the last", "in a Sequential", "plain", "the only matrix"],
 )
 def test_heads(layers, head):
     model = nn.Module()
@@ -132,7 +133,7 @@ def test_patterns_choose_more():
 def test_the_rest_of_a_summary():
     model = ResNet()
     model.conv1.weight.requires_grad_(False)
-    summary = torchium.optim.SOAP(model, max_precond_dim=2).summary()
+    summary = torchium.optim.SOAP(model, max_preconditioner_dim=2).summary()
     assert methods_of(torchium.optim.SOAP(model))["conv1.weight"] == ("nothing", "frozen")
     assert {row.method for row in summary} == {"nothing", "AdamW"}  # nothing fits into two
     (row,) = [row for row in torchium.optim.Shampoo(ResNet()).summary() if row.reason == "output layer"]
@@ -145,13 +146,13 @@ def test_the_rest_of_a_summary():
 def test_a_printed_summary():
     text = str(torchium.optim.Muon(GPT2()).summary())
     assert text.splitlines() == [
-        "method  reason                          lr  tensors  elements",
-        "AdamW   vector or scalar            0.0003       18     1,792  "
+        "method  reason                         lr  tensors  elements",
+        "AdamW   vector or scalar            0.006       18     1,792  "
         "transformer.h.0.ln_1.weight, ..., transformer.ln_f.bias",
-        "Muon    matrix                       0.001        8    98,304  "
+        "Muon    matrix                       0.02        8    98,304  "
         "transformer.h.0.attn.c_attn.weight, ..., transformer.h.1.mlp.2.weight",
-        "AdamW   embedding and output layer  0.0003        1    16,384  transformer.wte.weight",
-        "AdamW   embedding                   0.0003        1    16,384  transformer.wpe.weight",
+        "AdamW   embedding and output layer  0.006        1    16,384  transformer.wte.weight",
+        "AdamW   embedding                   0.006        1    16,384  transformer.wpe.weight",
     ]
 
 

@@ -52,9 +52,9 @@ def test_what_to_give_instead_of_no_parameters(kind, params, error, text):
 
 # The class, an argument of another class or a misspelt one, and what it is called here.
 OTHER_NAMES = [
-    ("soap", "update_freq", "precondition_frequency"),
-    ("soap", "max_preconditioner_dim", "max_precond_dim"),
-    ("shampoo", "max_precond_dim", "max_preconditioner_dim"),
+    ("shampoo", "update_freq", "precondition_frequency"),
+    ("soap", "max_precond_dim", "max_preconditioner_dim"),
+    ("soap", "correct_bias", "use_bias_correction"),
     ("adamw", "learning_rate", "lr"),
     ("sgd", "momentun", "momentum"),
     ("muon", "betas", "adamw_betas"),
@@ -122,7 +122,7 @@ WRONG = {
         "weight_decay": [-0.5],
     },
     "shampoo": {
-        **{"lr": [-0.5], "eps": [-0.5], "update_freq": [0, -3]},
+        **{"lr": [-0.5], "eps": [-0.5], "precondition_frequency": [0, -3]},
         **{"betas": [(1.0, 1.0), (0.9, 1.5)], "weight_decay": [-0.5], "weight_decay_type": ["both"]},
         **{"max_preconditioner_dim": [0], "start_preconditioning_step": [-7], "grafting": ["adamm"]},
         **{"momentum": [1.5], "exponent_override": [5, -2], "root_method": ["magic"], "relative_eps": [1.5]},
@@ -131,7 +131,7 @@ WRONG = {
     },
     "soap": {
         **{"lr": [-0.5], "betas": [(0.9, 1.0)], "shampoo_beta": [1.5], "eps": [-0.5], "nonfinite": ["panic"]},
-        **{"precondition_frequency": [0], "max_precond_dim": [0]},
+        **{"precondition_frequency": [0], "max_preconditioner_dim": [0]},
     },
     "muon": {
         **{"lr": [-0.5], "momentum": [1.5], "weight_decay": [-0.5], "ns_steps": [-1, 101], "eps": [-0.5]},
@@ -196,8 +196,13 @@ def test_arguments_of_the_wrong_kind_are_refused(kind):
     [
         ("shampoo", {"stagger": "no"}, TypeError, "stagger must be True or False, got an object of type str"),
         ("sgd", {"maximize": None}, TypeError, "maximize must be True or False, got an object of type NoneType"),
-        ("shampoo", {"update_freq": True}, TypeError, "update_freq .*must be an integer, got True"),
-        ("soap", {"max_precond_dim": False}, TypeError, "max_precond_dim must be an integer, got False"),
+        (
+            "shampoo",
+            {"precondition_frequency": True},
+            TypeError,
+            "precondition_frequency .*must be an integer, got True",
+        ),
+        ("soap", {"max_preconditioner_dim": False}, TypeError, "max_preconditioner_dim must be an integer, got False"),
         ("lion", {"seed": True}, TypeError, "seed must be an integer, got True"),
         ("adamw", {"amsgrad": True, "state_dtype": "int8"}, ValueError, "state_dtype is int8, expected float32 with"),
         ("adamw", {"amsgrad": True, "state_dtype": torch.bfloat16}, ValueError, "state_dtype is bfloat16, expected"),

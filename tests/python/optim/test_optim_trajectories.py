@@ -79,7 +79,13 @@ OPTIONS = {
     "sgd": [("momentum", 0.5), ("dampening", 0.3), ("nesterov", True)],
     "adamw": [("betas", (0.5, 0.6)), ("eps", 0.1), ("amsgrad", True)],
     "shampoo": [
-        *[("betas", (0.5, 0.6)), ("eps", 0.5), ("relative_eps", 0.5), ("update_freq", 2), ("grafting", "sgd")],
+        *[
+            ("betas", (0.5, 0.6)),
+            ("eps", 0.5),
+            ("relative_eps", 0.5),
+            ("precondition_frequency", 2),
+            ("grafting", "sgd"),
+        ],
         *[("weight_decay_type", "l2"), ("max_preconditioner_dim", 3), ("precondition_1d", True), ("merge_dims", False)],
         *[("start_preconditioning_step", 3), ("use_bias_correction", False), ("grafting_beta2", 0.5)],
         *[("grafting_eps", 0.5), ("momentum", 0.2), ("nesterov", True), ("exponent_override", 2)],
@@ -87,8 +93,8 @@ OPTIONS = {
     ],
     "soap": [
         *[("betas", (0.5, 0.6)), ("shampoo_beta", 0.3), ("eps", 0.5), ("precondition_frequency", 3)],
-        *[("weight_decay_type", "l2"), ("max_precond_dim", 4), ("merge_dims", True), ("precondition_1d", True)],
-        *[("normalize_grads", True), ("correct_bias", False), *ADAMW],
+        *[("weight_decay_type", "l2"), ("max_preconditioner_dim", 4), ("merge_dims", True), ("precondition_1d", True)],
+        *[("normalize_grads", True), ("use_bias_correction", False), *ADAMW],
     ],
     "muon": [*MUON, ("adjust_lr_fn", "match_rms_adamw"), ("method", "polar_express"), *ADAMW],
     "lion": [("betas", (0.5, 0.6))],
@@ -96,9 +102,8 @@ OPTIONS = {
 }
 OPTIONS = [(kind, *row) for kind in OPTIONS for row in OPTIONS[kind] + BOTH]
 FIELDS = {
-    **{"update_freq": "precondition_frequency", "weight_decay_type": "decay", "use_bias_correction": "bias_correction"},
-    **{"ns_steps": "muon_steps", "adjust_lr_fn": "muon_lr", "method": "muon_method", "correct_bias": "bias_correction"},
-    **{"ns_coefficients": "muon_coefficients", "max_precond_dim": "max_preconditioner_dim"},
+    **{"weight_decay_type": "decay", "use_bias_correction": "bias_correction", "method": "muon_method"},
+    **{"ns_steps": "muon_steps", "adjust_lr_fn": "muon_lr", "ns_coefficients": "muon_coefficients"},
 }
 
 

@@ -211,7 +211,10 @@ def test_options_in_the_text_exist():
     """`name=value` in a sentence or a table, which no sample runs."""
     modules = ("torchium", "torchium.amp", "torchium.kernels", "torchium.linalg", "torchium.optim")
     modules = [importlib.import_module(name) for name in (*modules, "torchium.utils.cuda_kernels")]
-    known = arguments_of(modules).union(OTHERS)
+    optim = importlib.import_module("torchium.optim")
+    classes = [value for value in vars(optim).values() if hasattr(value, "_options")]
+    keys = {option.name for cls in classes for option in cls._options}
+    known = arguments_of(modules).union(OTHERS, keys, optim.arguments.KFACOptions.__annotations__)
     unknown = [
         (page.name, name)
         for page in TEXTS
@@ -220,4 +223,4 @@ def test_options_in_the_text_exist():
         if name not in known
     ]
     assert unknown == []
-    assert "update_freq" in known and "refresh_growth" not in known
+    assert "precondition_frequency" in known and "refresh_growth" not in known

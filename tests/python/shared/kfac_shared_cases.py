@@ -23,7 +23,7 @@ from torchium.optim import KFAC
 
 STEPS = 7
 SAMPLES = 12  # of a batch: with fewer than a factor has rows, rounding would decide about eigenvectors for 0
-OPTIONS = {"lr": 0.05, "damping": 0.01, "TCov": 1, "TInv": 3, "kl_clip": 1e-4}
+OPTIONS = {"lr": 0.05, "damping": 0.01, "factor_update_steps": 1, "inv_update_steps": 3, "kl_clip": 1e-4}
 RESULTS = ("input_inverse", "output_inverse", "input_basis", "output_basis", "input_values", "output_values")
 
 

@@ -17,7 +17,7 @@ OPTIONS = {
     "SGD": {"lr": 0.1, "momentum": 0.9},
     "AdamW": {"lr": 0.01},
     "Lion": {"lr": 0.01},
-    "Shampoo": {"lr": 0.02, "update_freq": 2, "max_preconditioner_dim": 16},
+    "Shampoo": {"lr": 0.02, "precondition_frequency": 2, "max_preconditioner_dim": 16},
     "SOAP": {"lr": 0.01, "precondition_frequency": 2, "packed_factors": True},
     "Muon": {"lr": 0.02},
     "NorMuon": {"lr": 0.02},

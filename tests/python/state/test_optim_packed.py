@@ -9,8 +9,8 @@ import torch
 from optim_cases import CLASSES, assert_same_bits, through_file
 
 OPTIONS = {
-    "shampoo": {"lr": 0.02, "update_freq": 2, "max_preconditioner_dim": 8, "relative_eps": 1e-3},
-    "soap": {"lr": 0.02, "precondition_frequency": 2, "max_precond_dim": 8, "block": True},
+    "shampoo": {"lr": 0.02, "precondition_frequency": 2, "max_preconditioner_dim": 8, "relative_eps": 1e-3},
+    "soap": {"lr": 0.02, "precondition_frequency": 2, "max_preconditioner_dim": 8, "block": True},
 }
 
 
@@ -83,12 +83,12 @@ def test_roots_in_bfloat16(given, device):
 def test_roots_of_either_type_load(to, device):
     """Nothing is refreshed after the first step, so that steps go by what was loaded."""
     kept = {"float32": "bfloat16", "bfloat16": "float32"}[to]
-    model, optimizer = made("shampoo", False, device, update_freq=1000, stagger=False, root_dtype=kept)
+    model, optimizer = made("shampoo", False, device, precondition_frequency=1000, stagger=False, root_dtype=kept)
     steps(model, optimizer, 3)
     saved = through_file(optimizer.state_dict())
     for group in saved["param_groups"]:
         group["root_dtype"] = to
-    other, following = made("shampoo", False, device, update_freq=1000, stagger=False, root_dtype=to)
+    other, following = made("shampoo", False, device, precondition_frequency=1000, stagger=False, root_dtype=to)
     other.load_state_dict(copy.deepcopy(model.state_dict()))
     following.load_state_dict(saved)
     root, loaded = optimizer.state[model.weight]["root.0.0"], following.state[other.weight]["root.0.0"]

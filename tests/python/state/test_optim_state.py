@@ -73,7 +73,7 @@ def test_round_trip(kind, way, device):
 @pytest.mark.parametrize("kind", ["shampoo", "soap"])
 def test_refreshes_by_need_go_on(kind, drift, device):
     """The gaps that factors have come to are part of the state."""
-    options = {"update_freq" if kind == "shampoo" else "precondition_frequency": None, "refresh_drift": drift}
+    options = {"precondition_frequency": None, "refresh_drift": drift}
     model, optimizer = trained(kind, device, 7, **options)
     twin, other = fresh(kind, model, **options)
     other.load_state_dict(through_file(optimizer.state_dict()))

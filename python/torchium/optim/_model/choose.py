@@ -14,8 +14,6 @@ from torch import nn
 __all__ = ["reasons_of"]
 
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
-# What people call the layer that gives a model's answer; a Linear of such a name is a head where it is the last one.
-_HEADS = {"classifier", "embed_out", "fc", "head", "heads", "lm_head", "logits", "output", "score"}
 
 
 def _is_embedding(module: nn.Module) -> bool:
@@ -36,16 +34,11 @@ def _owned(model: nn.Module) -> Iterator[tuple[nn.Parameter, str, str, nn.Module
 
 
 def _heads(model: nn.Module) -> set[nn.Parameter]:
-    """The weights of output layers: any Linear called lm_head; and the last Linear, where it has the name of a head or
-    as many outputs as an embedding has rows."""
+    """The weights of output layers: Linears called lm_head, or else the last Linear, unless it is the only matrix."""
     layers = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear)]
-    rows = {module.num_embeddings for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
     heads = {module.weight for path, module in layers if _own_name(path) == "lm_head"}
-    if layers:
-        path, last = layers[-1]
-        if _own_name(path) in _HEADS or last.out_features in rows:
-            heads.add(last.weight)
-    return heads
+    matrices = [p for p in model.parameters() if sum(size > 1 for size in p.shape) > 1]
+    return heads or ({layers[-1][1].weight} if layers and len(matrices) > 1 else set())
 
 
 def reasons_of(model: nn.Module) -> dict[torch.Tensor, str]:

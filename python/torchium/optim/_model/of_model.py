@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from .._engine.matrices import Role
+from ..first_order import SGD
 from ..options import Options
-from ..sgd import SGD
 from .watch import PassWatch
 
 __all__ = ["OfModel"]
@@ -34,8 +35,8 @@ class OfModel(SGD):
                 f"{type(model).__name__}: it looks at layers, not at parameters alone"
             )
         self._scaler = arguments["grad_scaler"]
-        super().__init__(list(model.named_parameters()), **SGD._options.defaults(arguments))
-        turning = self._turning.defaults(arguments)
+        super().__init__(model, **{row.name: arguments[row.name] for row in SGD._options if row.name in arguments})
+        turning = {row.name: arguments[row.name] for row in self._turning}
         self.defaults.update(turning)
         for group in self.param_groups:
             group.update(turning)
@@ -47,6 +48,17 @@ class OfModel(SGD):
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
         self._watch.begin()
+
+    def _layer_modules(self) -> list[nn.Module]:
+        """The layers whose gradients are preconditioned."""
+        raise NotImplementedError
+
+    def _method_of(self, parameter: torch.Tensor, config: dict[str, Any], role: Role) -> tuple[str, str]:
+        method, reason = super()._method_of(parameter, config, role)
+        inside = any(p is parameter for layer in self._layer_modules() for p in layer.parameters(recurse=False))
+        if method == "nothing":
+            return method, reason
+        return (method, "layer") if inside else ("SGD", "other parameter")
 
     def _turn_gradients(self) -> None:
         """Turns p.grad of the parameters in place."""

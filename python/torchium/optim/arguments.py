@@ -1,0 +1,195 @@
+"""The groups of arguments that optimizers share, and the types of their keywords."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict
+
+import torch
+
+__all__ = ["AdamWArguments", "MemoryArguments", "NumericsArguments"]
+
+StateDtype = Literal["float32", "bfloat16", "int8"]
+RootMethod = Literal["auto", "eigen", "newton", "rational"]
+Nonfinite = Literal["skip", "raise", "ignore"]
+WeightDecayType = Literal["decoupled", "l2"]
+
+
+@dataclass(frozen=True)
+class AdamWArguments:
+    """What AdamW does with vectors, scalars and `params`, as the argument `adamw` of an optimizer of matrices. In
+    parameter groups each has its own key: `adamw_lr`, `adamw_betas`, `adamw_eps`, `adamw_weight_decay`, `use_adamw`.
+
+    Args:
+        lr: learning rate; None follows the optimizer's rule. It keeps its ratio to the optimizer's lr: a scheduler that
+            halves lr halves it, too.
+        betas: decay rates of both moments.
+        eps: added to the square root of the second moment.
+        weight_decay: decoupled weight decay; None means the optimizer's.
+        params: True for all, or patterns of names such as `("*embed*",)`: parameters that get AdamW whatever their
+            shape. Keyed `use_adamw` in groups.
+    """
+
+    lr: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float | None = None
+    params: bool | str | Sequence[str] = False
+
+
+@dataclass(frozen=True)
+class MemoryArguments:
+    """How state is stored, as the argument `memory` of an optimizer. Parameter groups have the same keys, and
+    `memory_budget` for `budget`.
+
+    Args:
+        state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of elementwise updates, rounded
+            stochastically; small parameters keep float32.
+        packed_factors: keep symmetric factors as lower triangles: half the memory, the same results.
+        root_dtype: 'float32' or 'bfloat16' for Shampoo's roots.
+        master_weights: keep a float32 copy of float16 and bfloat16 parameters.
+        stochastic_rounding: unbiased stochastic rounding of bfloat16 parameters without a float32 copy.
+        seed: of stochastic rounding.
+        budget: bytes of scratch that a step may use; None means an eighth of the state, and at least 2 GiB and a 32nd
+            of the GPU's memory.
+    """
+
+    state_dtype: StateDtype | torch.dtype = "float32"
+    packed_factors: bool = False
+    root_dtype: Literal["float32", "bfloat16"] | torch.dtype = "float32"
+    master_weights: bool = False
+    stochastic_rounding: bool = False
+    seed: int = 0
+    budget: int | None = None
+
+
+@dataclass(frozen=True)
+class NumericsArguments:
+    """How accurate a step is and what it does with a bad gradient, as the argument `numerics` of an optimizer. In
+    parameter groups `damping`, `tolerance` and `method` are `relative_eps`, `root_tolerance` and `root_method`.
+
+    Args:
+        precision: of products with float32 gradients on a GPU: 'high' rounds to 11 bits, as TF32; 'highest' does not.
+        damping: Shampoo's least damping relative to the largest eigenvalue of a factor; bounds the cost of a root.
+        tolerance: residual that a root of Shampoo has to reach; 0 for the default.
+        method: of Shampoo's roots: 'auto', 'eigen', 'newton' or 'rational'.
+        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' the step (`stats()` counts them),
+            'raise', or 'ignore'.
+        world_invariant: update every matrix by itself, so that on a GPU the number of processes changes no bit; slower.
+    """
+
+    precision: Literal["high", "highest"] = "high"
+    damping: float = 1e-6
+    tolerance: float = 0.0
+    method: RootMethod = "auto"
+    nonfinite: Nonfinite = "skip"
+    world_invariant: bool = False
+
+
+_CLASSES = {"adamw": AdamWArguments, "memory": MemoryArguments, "numerics": NumericsArguments}
+# Fields that have another name in parameter groups.
+_KEYS = {
+    "adamw": {field.name: f"adamw_{field.name}" for field in fields(AdamWArguments)} | {"params": "use_adamw"},
+    "memory": {"budget": "memory_budget"},
+    "numerics": {"damping": "relative_eps", "tolerance": "root_tolerance", "method": "root_method"},
+}
+
+
+def _key(group: str, field: str) -> str:
+    return _KEYS[group].get(field, field)
+
+
+# The default of each key that a group of arguments sets.
+GROUPED_DEFAULTS = {_key(group, field.name): field.default for group, cls in _CLASSES.items() for field in fields(cls)}
+
+
+def grouped_options(who: str, known: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of parameter groups that `adamw`, `memory` and `numerics` among the arguments set."""
+    options: dict[str, Any] = {}
+    for group, cls in _CLASSES.items():
+        value = arguments.get(group)
+        if value is None:
+            continue
+        if not isinstance(value, (cls, Mapping)):
+            kind = type(value).__name__
+            raise TypeError(f"{who}: {group} must be a {cls.__name__} or a dictionary of its arguments, got {kind!r}")
+        names = {field.name: field.default for field in fields(cls)}
+        given = dict(value) if isinstance(value, Mapping) else {name: getattr(value, name) for name in names}
+        for name, setting in given.items():
+            if name not in names:
+                raise TypeError(f"{who}: {group} has {name!r}, expected some of {', '.join(names)}")
+            key = _key(group, name)
+            if key in known:
+                options[key] = setting
+            elif isinstance(value, Mapping) or setting != names[name]:
+                raise TypeError(f"{who}: {group} has {name!r}, which {who} does not use")
+    return options
+
+
+class Common(TypedDict, total=False):
+    """Keywords of every optimizer."""
+
+    maximize: bool
+    foreach: bool | None
+    capturable: bool
+    differentiable: bool
+    fused: bool | None
+    nonfinite: Nonfinite
+    master_weights: bool
+    stochastic_rounding: bool
+    state_dtype: StateDtype | torch.dtype
+    seed: int
+    memory_budget: int | None
+
+
+class Matrices(Common, total=False):
+    """Keywords of every optimizer of matrices."""
+
+    adamw_lr: float | None
+    adamw_betas: tuple[float, float]
+    adamw_eps: float
+    adamw_weight_decay: float | None
+    use_adamw: bool | str | Sequence[str]
+    precision: Literal["high", "highest"]
+    world_invariant: bool
+
+
+class _Preconditioned(Matrices, total=False):
+    weight_decay_type: WeightDecayType
+    merge_dims: bool
+    precondition_1d: bool
+    refresh_drift: float | None
+    refresh_budget: float
+    stagger: bool
+    packed_factors: bool
+
+
+class ShampooOptions(_Preconditioned, total=False):
+    """Further keywords of Shampoo."""
+
+    start_preconditioning_step: int
+    grafting_beta2: float
+    grafting_eps: float
+    exponent_override: int
+    relative_eps: float
+    root_method: RootMethod
+    root_tolerance: float
+    root_dtype: Literal["float32", "bfloat16"] | torch.dtype
+
+
+class SOAPOptions(_Preconditioned, total=False):
+    """Further keywords of SOAP."""
+
+    block: bool
+    normalize_grads: bool
+
+
+class KFACOptions(TypedDict, total=False):
+    """Further keywords of KFAC."""
+
+    nonfinite: Nonfinite
+    loss_reduction: Literal["mean", "sum"]
+    precision: Literal["high", "highest"]
+    factor_dtype: torch.dtype | None
+    average_factors: bool
