@@ -19,7 +19,6 @@
 #include "support/messages.h"
 #include "support/testing.h"
 
-#define MOST_ALLOCATIONS 300
 #define NOBODY 65534
 
 static int install(void **state)
@@ -80,24 +79,33 @@ static tch_status load(const char *path, const char *mark)
     return status;
 }
 
-/* The call with each of its allocations failing in turn. `path` holds the mark "old" unless the call succeeds. */
+/* A call on a path that holds the mark "old" unless the call succeeds. */
+typedef struct file_call {
+    tch_status (*call)(const char *path, const char *mark);
+    const char *path, *mark;
+} file_call;
+
+static tch_status call_with_less_memory(void *user)
+{
+    const file_call *c = user;
+    tch_clear_error();
+    tch_status status = c->call(c->path, c->mark);
+    CHECK(status == TCH_OK || strstr(tch_last_error(), "out of host memory") != NULL, "said %s", tch_last_error());
+    return status;
+}
+
+static void check_file(void *user, bool through)
+{
+    const file_call *c = user;
+    check_nothing_left();
+    CHECK_OK(load(c->path, through ? c->mark : "old"));
+}
+
 static void fail_each_allocation(tch_status (*call)(const char *path, const char *mark), const char *path,
                                  const char *mark)
 {
-    bool through = false;
-    for (long long k = 1; !through; k++) {
-        test_case("allocation %lld", k);
-        CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
-        tch_clear_error();
-        counting_allocator_arm(&test_counting, k);
-        tch_status status = call(path, mark);
-        through = atomic_load(&test_counting.calls) < k;
-        counting_allocator_arm(&test_counting, 0);
-        CHECK(status == (through ? TCH_OK : TCH_ERR_OUT_OF_MEMORY), "gave %s", tch_status_name(status));
-        CHECK(through || strstr(tch_last_error(), "out of host memory") != NULL, "said %s", tch_last_error());
-        check_nothing_left();
-        CHECK_OK(load(path, through ? mark : "old"));
-    }
+    file_call c = {call, path, mark};
+    test_fail_each_allocation(path, call_with_less_memory, check_file, &c);
 }
 
 static void no_memory(void **state)

@@ -2,7 +2,6 @@
  * of them, gradients are bitwise those of one process that was never interrupted, and what a refresh makes has one
  * owner. Ranks are threads, and the group a pretended one. And what must not go on: the checkpoint of
  * another model, one that a rank cannot read, or not all of it. */
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -489,72 +488,53 @@ static void damaged_files(void **state)
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-typedef struct saving_rank {
-    tch_context *context;
-    tch_comm *comm;
-    tch_kfac *kfac;
+typedef struct two_ranks {
+    pretend_group group;
+    tch_context *contexts[2];
+    tch_kfac *kfac[2];
     const char *path;
-    int loads;
-    tch_status status;
-} saving_rank;
+    bool loads;
+    tch_status status[2];
+} two_ranks;
 
-static void *save_or_load(void *argument)
+static void save_or_load(tch_comm *comm, int32_t rank, void *user)
 {
-    saving_rank *h = argument;
-    h->status = h->loads ? load_kfac(h->kfac, h->path) : save_kfac(h->kfac, h->context, h->comm, h->path);
-    return NULL;
+    two_ranks *t = user;
+    t->status[rank] =
+        t->loads ? load_kfac(t->kfac[rank], t->path) : save_kfac(t->kfac[rank], t->contexts[rank], comm, t->path);
 }
 
-/* Both ranks at once; whichever comes to the allocation that fails, both have an error. */
-static void fail_at(saving_rank *ranks, int loads, long long k, bool *through)
+/* Both at once; where one fails, both have an error. */
+static tch_status save_or_load_on_both(void *user)
 {
-    pthread_t threads[2];
-    counting_allocator_arm(&test_counting, k);
-    for (int i = 0; i < 2; i++) {
-        ranks[i].loads = loads;
-        assert_int_equal(pthread_create(&threads[i], NULL, save_or_load, &ranks[i]), 0);
-    }
-    for (int i = 0; i < 2; i++) {
-        pthread_join(threads[i], NULL);
-    }
-    *through = atomic_load(&test_counting.calls) < k;
-    counting_allocator_arm(&test_counting, 0);
-    for (int i = 0; i < 2; i++) {
-        CHECK((ranks[i].status == TCH_OK) == *through, "rank %d gave %s", i, tch_status_name(ranks[i].status));
-    }
+    two_ranks *t = user;
+    pretend_run(&t->group, save_or_load, t);
+    CHECK((t->status[0] == TCH_OK) == (t->status[1] == TCH_OK), "%s and %s", tch_status_name(t->status[0]),
+          tch_status_name(t->status[1]));
+    return t->status[0];
 }
 
 static void no_memory(void **state)
 {
-    saving_rank ranks[2];
-    pretend_group group;
-    const char *path = test_path(INDEX);
+    two_ranks *t = test_alloc(sizeof *t);
     tch_kfac_config config = config_of(TCH_KFAC_EKFAC, TCH_FLOAT32);
-    save_by(2, &config, path, 1);
     training r = training_of(&config, 2);
-    pretend_open(&group, 2);
+    t->path = test_path(INDEX);
+    save_by(2, &config, t->path, 1);
+    pretend_open(&t->group, 2);
     for (int32_t i = 0; i < 2; i++) {
-        ranks[i] = (saving_rank){.comm = pretend_comm(&group, i), .path = path};
-        CHECK_OK(tch_context_create("cpu", &ranks[i].context));
-        ranks[i].kfac = make_kfac(&r, ranks[i].context, ranks[i].comm);
+        CHECK_OK(tch_context_create("cpu", &t->contexts[i]));
+        t->kfac[i] = make_kfac(&r, t->contexts[i], pretend_comm(&t->group, i));
     }
-    long long blocks = atomic_load(&test_counting.blocks);
-    for (int loads = 0; loads < 2; loads++) {
-        bool through = false;
-        for (long long k = 1; !through; k++) {
-            test_case("%s, allocation %lld", loads ? "load" : "save", k);
-            CHECK(k < 20000, "it never gets by");
-            fail_at(ranks, loads, k, &through);
-            CHECK(atomic_load(&test_counting.blocks) == blocks, "%lld blocks leaked",
-                  atomic_load(&test_counting.blocks) - blocks);
-        }
-    }
+    t->loads = false;
+    test_fail_each_allocation("save", save_or_load_on_both, NULL, t);
+    t->loads = true;
+    test_fail_each_allocation("load", save_or_load_on_both, NULL, t);
     for (int32_t i = 0; i < 2; i++) {
-        tch_kfac_destroy(ranks[i].kfac);
-        tch_context_destroy(ranks[i].context);
-        tch_comm_destroy(ranks[i].comm);
+        tch_kfac_destroy(t->kfac[i]);
+        tch_context_destroy(t->contexts[i]);
     }
-    pretend_close(&group);
+    pretend_close(&t->group);
 }
 
 #define IN_A_FOLDER(test) cmocka_unit_test_setup_teardown(test, test_folder_make, test_folder_remove)

@@ -24,6 +24,9 @@ void pretend_open(pretend_group *group, int32_t size)
 
 void pretend_close(pretend_group *group)
 {
+    for (int32_t r = 0; r < group->size; r++) {
+        tch_comm_destroy(group->ranks[r].comm);
+    }
     pthread_cond_destroy(&group->all_here);
     pthread_mutex_destroy(&group->lock);
 }
@@ -212,9 +215,10 @@ tch_comm *pretend_comm(pretend_group *group, int32_t rank)
     config.user = &group->ranks[rank];
     config.bucket_bytes = group->bucket_bytes;
     config.span_bytes = group->span_bytes;
-    tch_comm *comm = NULL;
-    assert_int_equal(tch_comm_create(&config, &comm), TCH_OK);
-    return comm;
+    if (group->ranks[rank].comm == NULL) {
+        assert_int_equal(tch_comm_create(&config, &group->ranks[rank].comm), TCH_OK);
+    }
+    return group->ranks[rank].comm;
 }
 
 typedef struct runner {
@@ -238,19 +242,10 @@ void pretend_run(pretend_group *group, pretend_task task, void *user)
     for (int32_t r = 0; r < group->size; r++) {
         runners[r] = (runner){pretend_comm(group, r), r, task, user, 0};
     }
-    if (group->ready != NULL) {
-        group->ready(user);
-    }
     for (int32_t r = 0; r < group->size; r++) {
         assert_int_equal(pthread_create(&runners[r].thread, NULL, run_one, &runners[r]), 0);
     }
     for (int32_t r = 0; r < group->size; r++) {
         pthread_join(runners[r].thread, NULL);
-    }
-    if (group->done != NULL) {
-        group->done(user);
-    }
-    for (int32_t r = 0; r < group->size; r++) {
-        tch_comm_destroy(runners[r].comm);
     }
 }

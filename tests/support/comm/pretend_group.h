@@ -17,6 +17,7 @@ typedef struct pretend_group pretend_group;
 typedef struct pretend_rank {
     pretend_group *group;
     int32_t rank;
+    tch_comm *comm;       /* made when it is first asked for, and destroyed by pretend_close */
     int64_t calls;        /* collectives so far */
     int64_t fails_at;     /* the call that fails, counted from 1; 0: none */
     int64_t gone_at;      /* the call that never comes: the rank's function returns an error at once */
@@ -31,8 +32,7 @@ struct pretend_group {
     int32_t size;
     int32_t late; /* 1: ranks come at random times */
     double timeout_s;
-    int64_t bucket_bytes, span_bytes;               /* as in tch_comm_config */
-    void (*ready)(void *user), (*done)(void *user); /* or NULL: called before and after the ranks run */
+    int64_t bucket_bytes, span_bytes; /* as in tch_comm_config */
     pthread_mutex_t lock;
     pthread_cond_t all_here;
     int32_t waiting;

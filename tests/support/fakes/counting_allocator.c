@@ -93,3 +93,26 @@ void test_counting_check_empty(void)
     CHECK(atomic_load(&test_counting.mistakes) == 0, "%lld releases do not match their allocation",
           atomic_load(&test_counting.mistakes));
 }
+
+void test_fail_each_allocation(const char *what, tch_status (*call)(void *user),
+                               void (*check)(void *user, bool through), void *user)
+{
+    long long blocks = atomic_load(&test_counting.blocks);
+    bool through = false;
+    for (long long k = 1; !through; k++) {
+        test_case("%s, allocation %lld", what, k);
+        CHECK(k < 20000, "it never gets by");
+        counting_allocator_arm(&test_counting, k);
+        tch_status status = call(user);
+        through = atomic_load(&test_counting.calls) < k;
+        counting_allocator_arm(&test_counting, 0);
+        CHECK((status == TCH_OK) == through, "gave %s: %s", tch_status_name(status),
+              tch_last_error());
+        CHECK(atomic_load(&test_counting.blocks) == blocks, "%lld blocks leaked",
+              atomic_load(&test_counting.blocks) - blocks);
+        CHECK(atomic_load(&test_counting.mistakes) == 0, "a release does not match its allocation");
+        if (check != NULL) {
+            check(user, through);
+        }
+    }
+}

@@ -34,4 +34,9 @@ void test_counting_check_empty(void);
 /* The call-th allocation from now on fails; 0 lets all succeed. */
 void counting_allocator_arm(counting_allocator *counting, long long call);
 
+/* Makes the call until none of its allocations fails, each time with the next one failing: then the call must fail, and
+ * every time leave no block behind. `check`, or NULL, is called after each call. */
+void test_fail_each_allocation(const char *what, tch_status (*call)(void *user),
+                               void (*check)(void *user, bool through), void *user);
+
 #endif
