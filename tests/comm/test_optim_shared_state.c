@@ -121,47 +121,75 @@ static void state_of_large_vectors_is_divided(void **state)
 
 /* --- buckets ----------------------------------------------------------------------------------------------------- */
 
-enum { EQUAL = 14, EQUAL_ROWS = 12, EQUAL_COLS = 8, EQUAL_STEPS = 3 };
+enum { EQUAL = 14, EQUAL_ROWS = 12, EQUAL_COLS = 8, COUNTED_STEPS = 3 };
 
-typedef struct equal_training {
+/* A few steps of a model, and what the group sent for them. */
+typedef struct counted_training {
     placed_shape shapes[EQUAL];
+    int32_t count; /* of parameters */
+    placed_how place;
     placed_numbers numbers;
     tch_optim_config config;
-    pretend_group *group;
+    pretend_group group;
     double *end[PRETEND_MOST][EQUAL];
-    tch_comm_traffic made[PRETEND_MOST], ended[PRETEND_MOST];
-} equal_training;
+    tch_comm_traffic traffic[PRETEND_MOST]; /* of the steps alone */
+} counted_training;
 
-static void train_equal(tch_comm *comm, int32_t rank, void *user)
+static counted_training *begin_counting(tch_optim_kind kind, int32_t count, placed_shape shape, placed_how place)
 {
-    equal_training *t = user;
+    counted_training *t = test_alloc(sizeof *t);
+    *t = (counted_training){.count = count, .place = place, .config = shared_config(kind)};
+    t->config.max_preconditioner_dim = EQUAL_ROWS; /* one block each */
+    for (int32_t i = 0; i < count; i++) {
+        t->shapes[i] = shape;
+    }
+    placed_numbers_open(&t->numbers, 17 + (uint64_t)kind, count, t->shapes, COUNTED_STEPS);
+    return t;
+}
+
+static void train_counted(tch_comm *comm, int32_t rank, void *user)
+{
+    counted_training *t = user;
     tch_context *context = NULL;
     tch_optimizer *optimizer = NULL;
     placed_model m;
-    placed_config c = {t->shapes, EQUAL, placed_replicated, TCH_FLOAT32, "w", t->numbers.start};
+    tch_comm_traffic made = TCH_COMM_TRAFFIC_INIT;
+    placed_config c = {t->shapes, t->count, t->place, TCH_FLOAT32, "w", t->numbers.start};
     assert_int_equal(tch_context_create(test_device(), &context), TCH_OK);
     if (comm != NULL && !test_on_cpu()) {
-        pretend_use(t->group, rank, context);
+        pretend_use(&t->group, rank, context);
     }
-    placed_open(&m, &c, context, rank, comm == NULL ? 1 : t->group->size);
-    assert_int_equal(
-        tch_optimizer_create(context, &t->config,
-                             &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm, .placements = m.placement},
-                             EQUAL, m.entries, &optimizer),
-        TCH_OK);
-    t->made[rank] = t->ended[rank] = (tch_comm_traffic)TCH_COMM_TRAFFIC_INIT;
-    assert_int_equal(comm == NULL ? TCH_OK : tch_comm_get_traffic(comm, &t->made[rank]), TCH_OK);
-    for (int32_t step = 0; step < EQUAL_STEPS; step++) {
-        for (int32_t i = 0; i < EQUAL; i++) {
-            placed_move(context, m.gradient[i], t->numbers.gradient[step][i], true);
+    placed_open(&m, &c, context, rank, comm == NULL ? 1 : t->group.size);
+    tch_optim_setup setup = {sizeof setup, .comm = comm, .placements = m.placement};
+    assert_int_equal(tch_optimizer_create(context, &t->config, &setup, t->count, m.entries, &optimizer), TCH_OK);
+    t->traffic[rank] = (tch_comm_traffic)TCH_COMM_TRAFFIC_INIT;
+    assert_int_equal(comm == NULL ? TCH_OK : tch_comm_get_traffic(comm, &made), TCH_OK);
+    for (int32_t step = 0; step < COUNTED_STEPS; step++) {
+        for (int32_t i = 0; i < t->count; i++) {
+            double part[PLACED_ELEMENTS];
+            placed_take(&m, i, t->numbers.gradient[step][i], part);
+            placed_move(context, m.gradient[i], part, true);
         }
-        assert_int_equal(tch_optimizer_step(optimizer, EQUAL, (const tch_tensor *const *)m.gradient), TCH_OK);
+        assert_int_equal(tch_optimizer_step(optimizer, t->count, (const tch_tensor *const *)m.gradient), TCH_OK);
     }
-    assert_int_equal(comm == NULL ? TCH_OK : tch_comm_get_traffic(comm, &t->ended[rank]), TCH_OK);
+    assert_int_equal(comm == NULL ? TCH_OK : tch_comm_get_traffic(comm, &t->traffic[rank]), TCH_OK);
+    t->traffic[rank].collectives -= made.collectives;
+    t->traffic[rank].bytes -= made.bytes;
     placed_read(&m, context, t->end[rank]);
     tch_optimizer_destroy(optimizer);
     placed_close(&m);
     tch_context_destroy(context);
+}
+
+static void train_ranks(counted_training *t, int32_t ranks, int64_t bucket_bytes)
+{
+    for (int32_t r = 0; r < ranks; r++) {
+        placed_room(t->end[r], t->count, t->shapes, 0xFF);
+    }
+    pretend_open(&t->group, ranks);
+    t->group.bucket_bytes = bucket_bytes;
+    pretend_run(&t->group, train_counted, t);
+    pretend_close(&t->group);
 }
 
 /* 14 matrices of one shape on 3 ranks, in buckets of 6 and 8. In the second two ranks have three and one has two: two
@@ -169,34 +197,20 @@ static void train_equal(tch_comm *comm, int32_t rank, void *user)
 static void one_shape_in_buckets(void **state)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_MUON, TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP};
+    static const placed_shape shape = {.ndim = 2, .size = {EQUAL_ROWS, EQUAL_COLS}};
     double *alone[EQUAL];
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
-        equal_training *t = test_alloc(sizeof *t);
-        pretend_group group;
-        test_case("%s", tch_optim_kind_name(kinds[k]));
-        *t = (equal_training){.config = shared_config(kinds[k]), .group = &group};
-        t->config.max_preconditioner_dim = EQUAL_ROWS; /* one block each */
-        for (int32_t i = 0; i < EQUAL; i++) {
-            t->shapes[i] = (placed_shape){.ndim = 2, .size = {EQUAL_ROWS, EQUAL_COLS}};
-        }
-        placed_numbers_open(&t->numbers, 17 + k, EQUAL, t->shapes, EQUAL_STEPS);
-        for (int32_t r = 0; r < 3; r++) {
-            placed_room(t->end[r], EQUAL, t->shapes, 0xFF);
-        }
-        placed_room(alone, EQUAL, t->shapes, 0);
-        train_equal(NULL, 0, t);
-        for (int32_t i = 0; i < EQUAL; i++) {
-            memcpy(alone[i], t->end[0][i], EQUAL_ROWS * EQUAL_COLS * sizeof(double));
-        }
-        pretend_open(&group, 3);
-        group.bucket_bytes = 100;
-        pretend_run(&group, train_equal, t);
-        pretend_close(&group);
+        counted_training *t = begin_counting(kinds[k], EQUAL, shape, placed_replicated);
         int64_t bytes = 0;
+        test_case("%s", tch_optim_kind_name(kinds[k]));
+        placed_room(t->end[0], EQUAL, t->shapes, 0);
+        train_counted(NULL, 0, t);
+        memcpy(alone, t->end[0], sizeof alone);
+        train_ranks(t, 3, 100);
         for (int32_t r = 0; r < 3; r++) {
-            int64_t collectives = t->ended[r].collectives - t->made[r].collectives;
-            CHECK(collectives == 4 * EQUAL_STEPS, "%lld collectives on rank %d", (long long)collectives, r);
-            bytes += t->ended[r].bytes - t->made[r].bytes;
+            CHECK(t->traffic[r].collectives == 4 * COUNTED_STEPS, "%lld collectives on rank %d",
+                  (long long)t->traffic[r].collectives, r);
+            bytes += t->traffic[r].bytes;
             for (int32_t i = 0; i < EQUAL && test_on_cpu(); i++) {
                 CHECK(memcmp(alone[i], t->end[r][i], EQUAL_ROWS * EQUAL_COLS * sizeof(double)) == 0,
                       "parameter %d of rank %d is not what it is alone", i, r);
@@ -205,91 +219,34 @@ static void one_shape_in_buckets(void **state)
         /* All results to two ranks, two thirds of a matrix, and what ranks agree on. */
         int64_t element = kinds[k] == TCH_OPTIM_MUON && !test_on_cpu() ? 2 : 4;
         int64_t matrix = EQUAL_ROWS * EQUAL_COLS * element;
-        int64_t expected = EQUAL_STEPS * (2 * EQUAL * matrix + 2 * matrix / 3 + 3 * 12);
+        int64_t expected = COUNTED_STEPS * (2 * EQUAL * matrix + 2 * matrix / 3 + 3 * 12);
         CHECK(bytes == expected, "%lld bytes, expected %lld", (long long)bytes, (long long)expected);
         placed_numbers_close(&t->numbers);
     }
 }
 
-/* A rank that has every parameter whole exchanges nothing. */
-static void group_of_one_meets_nobody(void **state)
+/* A rank that has every parameter whole exchanges nothing; where matrices lie whole with their owners, as those of
+ * experts do, only the agreement of each step goes through the group. */
+static void what_lies_whole_is_not_sent(void **state)
 {
-    equal_training *t = test_alloc(sizeof *t);
-    pretend_group group;
-    *t = (equal_training){.config = shared_config(TCH_OPTIM_SHAMPOO), .group = &group};
-    for (int32_t i = 0; i < EQUAL; i++) {
-        t->shapes[i] = (placed_shape){.ndim = 2, .size = {EQUAL_ROWS, EQUAL_COLS}};
-    }
-    placed_numbers_open(&t->numbers, 23, EQUAL, t->shapes, EQUAL_STEPS);
-    placed_room(t->end[0], EQUAL, t->shapes, 0xFF);
-    pretend_open(&group, 1);
-    pretend_run(&group, train_equal, t);
-    pretend_close(&group);
-    CHECK(t->ended[0].collectives == 0, "%lld collectives", (long long)t->ended[0].collectives);
-    placed_numbers_close(&t->numbers);
-}
-
-/* --- experts ----------------------------------------------------------------------------------------------------- */
-
-enum { EXPERT_RANKS = 3, EXPERT_STEPS = 2 };
-
-static void train_experts(tch_comm *comm, int32_t rank, void *user)
-{
-    tch_comm_traffic *traffic = (tch_comm_traffic *)user + 2 * rank; /* before the steps, and after */
-    const int64_t whole[] = {6, 5, 8};
-    const int64_t shape[] = {2, 5, 8};
-    tch_context *context = NULL;
-    tch_optimizer *optimizer = NULL;
-    tch_tensor *p = NULL;
-    tch_tensor *g = NULL;
-    tch_shard shards[EXPERT_RANKS];
-    for (int32_t r = 0; r < EXPERT_RANKS; r++) {
-        shards[r] = (tch_shard){.rank = r, .start = {2 * r}, .size = {2, 5, 8}};
-    }
-    tch_placement placement = TCH_PLACEMENT_INIT;
-    placement.ndim = 3;
-    placement.shape = whole;
-    placement.count = EXPERT_RANKS;
-    placement.shards = shards;
-    tch_optim_config c = shared_config(TCH_OPTIM_MUON);
-    assert_int_equal(tch_context_create("cpu", &context), TCH_OK);
-    assert_int_equal(tch_tensor_create(context, TCH_FLOAT32, 3, shape, TCH_CONTIGUOUS, &p), TCH_OK);
-    assert_int_equal(tch_tensor_create(context, TCH_FLOAT32, 3, shape, TCH_CONTIGUOUS, &g), TCH_OK);
-    assert_int_equal(tch_tensor_fill(context, p, 1.0), TCH_OK);
-    assert_int_equal(tch_tensor_fill(context, g, 0.5), TCH_OK);
-    tch_parameter entry = {.tensor = p, .batch_dims = 1};
-    assert_int_equal(
-        tch_optimizer_create(context, &c,
-                             &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm, .placements = &placement}, 1,
-                             &entry, &optimizer),
-        TCH_OK);
-    assert_int_equal(tch_comm_get_traffic(comm, &traffic[0]), TCH_OK);
-    for (int step = 0; step < EXPERT_STEPS; step++) {
-        assert_int_equal(tch_optimizer_step(optimizer, 1, (const tch_tensor *const[]){g}), TCH_OK);
-    }
-    assert_int_equal(tch_comm_get_traffic(comm, &traffic[1]), TCH_OK);
-    tch_optimizer_destroy(optimizer);
-    tch_tensor_destroy(p);
-    tch_tensor_destroy(g);
-    tch_context_destroy(context);
-}
-
-/* Matrices that lie whole with their owners: of a step only the agreement goes through the group. */
-static void experts_send_nothing(void **state)
-{
-    pretend_group group;
-    tch_comm_traffic traffic[2 * EXPERT_RANKS];
-    test_case("experts on %d ranks", EXPERT_RANKS);
-    for (int i = 0; i < 2 * EXPERT_RANKS; i++) {
-        traffic[i] = (tch_comm_traffic)TCH_COMM_TRAFFIC_INIT;
-    }
-    pretend_open(&group, EXPERT_RANKS);
-    pretend_run(&group, train_experts, traffic);
-    pretend_close(&group);
-    for (int r = 0; r < EXPERT_RANKS; r++) {
-        int64_t collectives = traffic[2 * r + 1].collectives - traffic[2 * r].collectives;
-        CHECK(collectives == EXPERT_STEPS, "rank %d: %lld collectives in %d steps", r, (long long)collectives,
-              EXPERT_STEPS);
+    static const struct {
+        tch_optim_kind kind;
+        int32_t ranks, collectives; /* the latter of a step */
+        placed_shape shape;
+        placed_how place;
+    } cases[] = {
+        {TCH_OPTIM_SHAMPOO, 1, 0, {.ndim = 2, .size = {EQUAL_ROWS, EQUAL_COLS}}, placed_replicated},
+        {TCH_OPTIM_MUON, 3, 1, {.ndim = 3, .size = {6, 5, 8}, .batch_dims = 1}, placed_by_rows},
+    };
+    for (size_t k = 0; k < TEST_COUNT(cases); k++) {
+        counted_training *t = begin_counting(cases[k].kind, k == 0 ? EQUAL : 1, cases[k].shape, cases[k].place);
+        test_case("%s on %d ranks", tch_optim_kind_name(cases[k].kind), cases[k].ranks);
+        train_ranks(t, cases[k].ranks, 0);
+        for (int32_t r = 0; r < cases[k].ranks; r++) {
+            CHECK(t->traffic[r].collectives == (int64_t)cases[k].collectives * COUNTED_STEPS,
+                  "rank %d: %lld collectives in %d steps", r, (long long)t->traffic[r].collectives, COUNTED_STEPS);
+        }
+        placed_numbers_close(&t->numbers);
     }
 }
 
@@ -299,9 +256,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(replicas_keep_the_same_momentum),
         cmocka_unit_test(one_shape_in_buckets),
-        cmocka_unit_test(group_of_one_meets_nobody),
+        cmocka_unit_test(what_lies_whole_is_not_sent),
         cmocka_unit_test(state_of_large_vectors_is_divided),
-        cmocka_unit_test(experts_send_nothing),
     };
     return cmocka_run_group_tests(tests, shared_open, shared_close);
 }
