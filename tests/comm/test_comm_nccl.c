@@ -1,9 +1,15 @@
-/* A group of one GPU over NCCL: an optimizer in it takes bit for bit the steps of one without, with a time set and
+/* A group of one GPU over NCCL: an optimizer in it takes bit for bit the steps of one without, with timeout_s set and
  * without. One that has all it works on here meets nobody; parameters in two shards travel. Where NCCL is not installed
- * the test is skipped. More GPUs than one are not to be had where this runs; a second rank that never comes is. */
+ * the test is skipped. More GPUs than one are not to be had where this runs; a second rank that never comes is.
+ *
+ * Run with support/cuda/fake_nccl.c, an NCCL and a CUDA that only pretend, it also tries what goes wrong: whatever
+ * never comes ends in an error that names the group, the operation and the reason. */
+#include <dlfcn.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <torchium/comm.h>
 
@@ -14,7 +20,15 @@
 
 enum { ROWS = 48, COLS = 32, STEPS = 6 };
 
-static void train(tch_context *context, tch_comm *comm, bool sharded, tch_optim_kind kind, double *end)
+static char last_words[512]; /* of the step that failed */
+
+enum { WELL, NEVER_ENDS, NEVER_BEGINS, ERROR_BESIDE, NEVER_MEETS }; /* of fake_nccl.c */
+static void (*behave)(int how);                                     /* NULL: NCCL is real */
+static int (*aborts)(void);
+
+/* Trains a matrix, whole or in two shards of this rank; the collectives of step `bad` and later behave as told. */
+static tch_status train_until(tch_context *context, tch_comm *comm, bool sharded, tch_optim_kind kind, int bad, int how,
+                              double *end)
 {
     int64_t shape[2] = {ROWS, COLS};
     test_random random = test_random_stream(5);
@@ -29,28 +43,39 @@ static void train(tch_context *context, tch_comm *comm, bool sharded, tch_optim_
     tch_parameter entry = {.tensor = parameter, .name = "w"};
     tch_shard halves[] = {{.rank = 0, .size = {ROWS / 2, COLS}},
                           {.rank = 0, .start = {ROWS / 2}, .offset = {ROWS / 2}, .size = {ROWS / 2, COLS}}};
-    tch_placement placement = TCH_PLACEMENT_INIT;
-    placement.ndim = 2;
-    placement.shape = shape;
-    placement.count = sharded ? 2 : 0;
-    placement.shards = halves;
+    tch_placement placement = {sizeof placement, 2, shape, sharded ? 2 : 0, halves};
     tch_optim_config config = test_optim_defaults(kind);
     config.precondition_frequency = 2;
     tch_optimizer *optimizer;
-    CHECK_OK(tch_optimizer_create(context, &config,
-                                  &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm, .placements = &placement},
-                                  1, &entry, &optimizer));
-    for (int step = 0; step < STEPS; step++) {
+    tch_optim_setup setup = {sizeof setup, .comm = comm, .placements = &placement};
+    CHECK_OK(tch_optimizer_create(context, &config, &setup, 1, &entry, &optimizer));
+    tch_status status = TCH_OK;
+    for (int step = 0; step < STEPS && status == TCH_OK; step++) {
         const tch_tensor *gradients[] = {gradient};
         test_random_fill_normal(&random, values, ROWS * COLS);
         CHECK_OK(tch_tensor_copy(context, gradient, &host));
-        CHECK_OK(tch_optimizer_step(optimizer, 1, gradients));
+        if (step == bad) {
+            behave(how);
+        }
+        status = tch_optimizer_step(optimizer, 1, gradients);
+        if (step >= bad) {
+            nanosleep(&(struct timespec){0, 200000000}, NULL); /* longer than the time that groups have then */
+        }
     }
     host.data = end;
-    CHECK_OK(tch_tensor_copy(context, &host, parameter));
+    snprintf(last_words, sizeof last_words, "%s", status == TCH_OK ? "" : tch_last_error());
+    if (status == TCH_OK) {
+        CHECK_OK(tch_tensor_copy(context, &host, parameter));
+    }
     tch_optimizer_destroy(optimizer);
     tch_tensor_destroy(parameter);
     tch_tensor_destroy(gradient);
+    return status;
+}
+
+static void train(tch_context *context, tch_comm *comm, bool sharded, tch_optim_kind kind, double *end)
+{
+    CHECK(train_until(context, comm, sharded, kind, STEPS, WELL, end) == TCH_OK, "%s", last_words);
 }
 
 static void make_id(char id[TCH_NCCL_ID_BYTES])
@@ -106,52 +131,144 @@ static void gather(tch_context *context, tch_comm *comm)
     tch_tensor_destroy(receive);
 }
 
-static void one_gpu(void **state)
+/* Without a timeout where timeout_s is 0; otherwise by a communicator that does not block, with a thread beside it. */
+static tch_status make_group(tch_context *context, double timeout_s, int32_t ranks, tch_comm **comm)
 {
-    tch_context *context = *state;
     char id[TCH_NCCL_ID_BYTES];
-    tch_comm *comm;
+    tch_comm_nccl_config config = TCH_COMM_NCCL_CONFIG_INIT;
+    config.name = "watched";
+    config.timeout_s = timeout_s;
     make_id(id);
-    CHECK_OK(tch_comm_create_nccl(context, id, 0, 1, &comm));
-    compare_all(context, comm);
-    gather(context, comm);
-    tch_comm_destroy(comm);
+    return tch_comm_create_nccl_with(context, id, 0, ranks, &config, comm);
 }
 
-/* The same by a communicator that does not block, with a thread beside it. */
-static void one_gpu_with_a_timeout(void **state)
+static void one_gpu(void **state)
 {
-    tch_context *context = *state;
-    char id[TCH_NCCL_ID_BYTES];
-    tch_comm *comm;
-    tch_comm_nccl_config config = TCH_COMM_NCCL_CONFIG_INIT;
-    config.timeout_s = 30.0;
-    make_id(id);
-    CHECK_OK(tch_comm_create_nccl_with(context, id, 0, 1, &config, &comm));
-    compare_all(context, comm);
-    gather(context, comm);
-    tch_comm_destroy(comm);
+    for (int watched = 0; watched < 2; watched++) {
+        tch_comm *comm;
+        int before = aborts == NULL ? 0 : aborts();
+        CHECK_OK(make_group(*state, watched ? 30.0 : 0.0, 1, &comm));
+        compare_all(*state, comm);
+        gather(*state, comm);
+        tch_comm_destroy(comm);
+        assert_int_equal(aborts == NULL ? 0 : aborts(), before);
+    }
 }
 
 static void rank_that_never_comes(void **state)
 {
-    char id[TCH_NCCL_ID_BYTES];
+    tch_comm *comm = NULL;
+    if (behave != NULL) {
+        behave(NEVER_MEETS);
+    }
+    tch_status status = make_group(*state, 0.5, behave != NULL ? 1 : 2, &comm);
+    CHECK(status == TCH_ERR_COMM && comm == NULL, "gave %s: %s", tch_status_name(status), tch_last_error());
+    CHECK(strstr(tch_last_error(), "the meeting of the ranks is not done within 0.5 s") != NULL, "%s",
+          tch_last_error());
+    if (behave != NULL) {
+        behave(WELL);
+    }
+}
+
+static void bad_configurations(void **state)
+{
+    char id[TCH_NCCL_ID_BYTES] = {0};
     tch_comm *comm = NULL;
     tch_comm_nccl_config config = TCH_COMM_NCCL_CONFIG_INIT;
-    config.timeout_s = 2.0;
-    make_id(id);
-    tch_status status = tch_comm_create_nccl_with(*state, id, 0, 2, &config, &comm);
-    CHECK(status == TCH_ERR_COMM && comm == NULL, "gave %s: %s", tch_status_name(status), tch_last_error());
-    CHECK(strstr(tch_last_error(), "the meeting of the ranks is not done within 2 s") != NULL, "%s", tch_last_error());
+    static const double times[] = {-1.0, NAN, INFINITY};
+    for (size_t i = 0; i < TEST_COUNT(times); i++) {
+        config.timeout_s = times[i];
+        assert_int_equal(tch_comm_create_nccl_with(*state, id, 0, 1, &config, &comm), TCH_ERR_INVALID_ARGUMENT);
+        CHECK(strstr(tch_last_error(), "timeout_s") != NULL, "%s", tch_last_error());
+    }
+    config.struct_size = 3;
+    assert_int_equal(tch_comm_create_nccl_with(*state, id, 0, 1, &config, &comm), TCH_ERR_INVALID_ARGUMENT);
+    assert_null(comm);
+}
+
+/* --- with an NCCL that only pretends ------------------------------------------------------------------------------ */
+
+static void skip_without_fake(void)
+{
+    if (behave == NULL) {
+        skip();
+    }
+}
+
+static void too_late(void **state)
+{
+    static const struct {
+        int how;
+        const char *words;
+    } cases[] = {
+        {NEVER_ENDS, "has made no progress on the GPU for 0.1 s"},
+        {NEVER_BEGINS, "is not done within 0.1 s"},
+        {ERROR_BESIDE, "remote process exited"},
+    };
+    skip_without_fake();
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        tch_comm *comm;
+        int before = aborts();
+        test_case("case %d", (int)i);
+        CHECK_OK(make_group(*state, 0.1, 1, &comm));
+        tch_status status = train_until(*state, comm, true, TCH_OPTIM_SHAMPOO, 2, cases[i].how, NULL);
+        behave(WELL);
+        CHECK(status == TCH_ERR_COMM && strstr(last_words, cases[i].words) != NULL &&
+                  strstr(last_words, "of 'watched', rank 0 of 1, failed: NCCL: ") != NULL,
+              "gave %s: %s", tch_status_name(status), last_words);
+        CHECK(aborts() == before + 1, "%d aborts", aborts() - before);
+        tch_comm_destroy(comm);
+        CHECK(aborts() == before + 1, "%d aborts", aborts() - before);
+        CHECK_OK(make_group(*state, 30.0, 1, &comm)); /* another one is well */
+        tch_comm_destroy(comm);
+    }
+}
+
+/* The words of each case, from the collective that meets it. */
+static void words_of_the_collective(void **state)
+{
+    skip_without_fake();
+    tch_comm *comm;
+    int64_t shape[1] = {4};
+    tch_tensor *tensor;
+    tch_optimizer *optimizer;
+    tch_optim_config config = tch_optim_defaults(TCH_OPTIM_ADAMW);
+    CHECK_OK(make_group(*state, 0.1, 1, &comm));
+    CHECK_OK(tch_tensor_create(*state, TCH_FLOAT32, 1, shape, TCH_CONTIGUOUS, &tensor));
+    tch_parameter entry = {.tensor = tensor, .name = "w"};
+    tch_shard halves[] = {{.rank = 0, .size = {2}}, {.rank = 0, .start = {2}, .offset = {2}, .size = {2}}};
+    tch_placement placement = {sizeof placement, 1, shape, 2, halves};
+    behave(NEVER_BEGINS);
+    CHECK(tch_optimizer_create(*state, &config,
+                               &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm, .placements = &placement}, 1,
+                               &entry, &optimizer) == TCH_ERR_COMM,
+          "%s", tch_last_error());
+    CHECK(strstr(tch_last_error(), "reduce_max of 'watched', rank 0 of 1, failed: NCCL: reduce_max is not done within "
+                                   "0.1 s; the communicator was aborted") != NULL,
+          "%s", tch_last_error());
+    behave(WELL);
+    tch_tensor_destroy(tensor);
+    tch_comm_destroy(comm);
+}
+
+static int find_fake(void **state)
+{
+    const char *path = getenv("TORCHIUM_NCCL");
+    void *fake = path == NULL ? NULL : dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (fake != NULL) {
+        void *symbols[2] = {dlsym(fake, "fake_nccl_behave"), dlsym(fake, "fake_nccl_aborts")};
+        memcpy(&behave, &symbols[0], sizeof behave);
+        memcpy(&aborts, &symbols[1], sizeof aborts);
+    }
+    return test_open_context(state);
 }
 
 int main(int argc, char **argv)
 {
     test_begin(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(one_gpu, test_open_context, test_close_context),
-        cmocka_unit_test_setup_teardown(one_gpu_with_a_timeout, test_open_context, test_close_context),
-        cmocka_unit_test_setup_teardown(rank_that_never_comes, test_open_context, test_close_context),
+        cmocka_unit_test(one_gpu),  cmocka_unit_test(rank_that_never_comes),   cmocka_unit_test(bad_configurations),
+        cmocka_unit_test(too_late), cmocka_unit_test(words_of_the_collective),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, find_fake, test_close_context);
 }
