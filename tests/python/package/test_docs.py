@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs" / "python"
-BOTH = [ROOT / "docs" / name for name in ("kfac.md", "per-sample-gradients.md")]  # pages with C and Python
+BOTH = [ROOT / "docs" / name for name in ("kernels.md", "kfac.md", "per-sample-gradients.md")]  # C and Python
 GUIDES = [*sorted(FOLDER.glob("*.md")), *BOTH]
 PAGES = [ROOT / "README.md", ROOT / "scripts" / "site" / "home.md", *GUIDES]
 EXAMPLES = ROOT / "examples" / "python"
