@@ -14,14 +14,20 @@
 #include "support/tensors.h"
 #include "support/testing.h"
 
-static tch_kernel *compile(tch_context *context, const char *source, const char *name)
+/* Without the cache. */
+static tch_status try_to_compile(tch_context *context, const char *source, const char *name, tch_kernel **kernel)
 {
     tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
-    tch_kernel *kernel = NULL;
     config.source = source;
     config.name = name;
     config.use_cache = 0;
-    CHECK_OK(tch_kernel_compile(context, &config, &kernel));
+    return tch_kernel_compile(context, &config, kernel);
+}
+
+static tch_kernel *compile(tch_context *context, const char *source, const char *name)
+{
+    tch_kernel *kernel = NULL;
+    CHECK_OK(try_to_compile(context, source, name, &kernel));
     return kernel;
 }
 
@@ -235,18 +241,14 @@ static void a_launch_is_captured(void **state)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t executable = NULL;
-    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
     tch_kernel *none = NULL;
     double *values = NULL;
     test_tensor *x = fresh_row(*state, 1001, 2, &values);
     tch_kernel *kernel = compile(*state, add_one, "add_one");
-    config.source = "__global__ void other() {}";
-    config.name = "other";
-    config.use_cache = 0;
     cudaStream_t stream = test_enter_stream(*state);
     CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     tch_status launched = launch_add_one(kernel, x);
-    tch_status compiled = tch_kernel_compile(*state, &config, &none);
+    tch_status compiled = try_to_compile(*state, "__global__ void other() {}", "other", &none);
     CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
     assert_int_equal(launched, TCH_OK);
     assert_int_equal(compiled, TCH_ERR_UNSUPPORTED);
@@ -270,34 +272,13 @@ typedef struct thread_work {
     tch_status status;
 } thread_work;
 
-static void *work_in_thread(void *data)
-{
-    thread_work *work = data;
-    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
-    config.source = add_one;
-    config.name = "add_one";
-    config.use_cache = 0;
-    work->status = tch_kernel_compile(work->context, &config, &work->kernel);
-    if (work->status == TCH_OK) {
-        work->status = launch_add_one(work->kernel, work->x);
-    }
-    return NULL;
-}
-
+/* Compiles first where nobody has. */
 static void *launch_in_thread(void *data)
 {
     thread_work *work = data;
-    work->status = launch_add_one(work->kernel, work->x);
+    work->status = work->kernel != NULL ? TCH_OK : try_to_compile(work->context, add_one, "add_one", &work->kernel);
+    work->status = work->status == TCH_OK ? launch_add_one(work->kernel, work->x) : work->status;
     return NULL;
-}
-
-static void run_thread(void *(*body)(void *), thread_work *work)
-{
-    pthread_t thread;
-    work->status = TCH_ERR_INTERNAL;
-    assert_int_equal(pthread_create(&thread, NULL, body, work), 0);
-    assert_int_equal(pthread_join(thread, NULL), 0);
-    assert_int_equal(work->status, TCH_OK);
 }
 
 /* One compiles and launches, another launches only: CUDA's current context belongs to the thread. */
@@ -306,8 +287,12 @@ static void threads_that_are_new_to_cuda(void **state)
     double *values = NULL;
     test_tensor *x = fresh_row(*state, 300, 3, &values);
     thread_work work = {*state, x, NULL, TCH_OK};
-    run_thread(work_in_thread, &work);
-    run_thread(launch_in_thread, &work);
+    for (int i = 0; i < 2; i++) {
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, launch_in_thread, &work), 0);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        assert_int_equal(work.status, TCH_OK);
+    }
     check_added(x, values, 2);
     tch_kernel_destroy(work.kernel);
     test_tensor_free(x);
@@ -382,13 +367,9 @@ static int fault(const char *kind)
     tch_context *beside = NULL;
     tch_kernel *kernel = NULL;
     tch_tensor *x = NULL;
-    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
-    config.source = faulting;
-    config.name = kind;
-    config.use_cache = 0;
     if (tch_context_create(test_device(), &context) != TCH_OK || tch_context_create(test_device(), &beside) != TCH_OK ||
         tch_tensor_create(context, TCH_FLOAT32, 1, &n, TCH_CONTIGUOUS, &x) != TCH_OK ||
-        tch_kernel_compile(context, &config, &kernel) != TCH_OK) {
+        try_to_compile(context, faulting, kind, &kernel) != TCH_OK) {
         return wrong("nothing could be made");
     }
     const tch_kernel_argument argument = TCH_ARGUMENT_TENSOR(x);
@@ -414,15 +395,11 @@ static int fault(const char *kind)
 /* A machine with a GPU need not have NVRTC. */
 static int has_compiler(void)
 {
-    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
     tch_context *context = NULL;
     tch_kernel *kernel = NULL;
-    config.source = "__global__ void nothing() {}";
-    config.name = "nothing";
-    config.use_cache = 0;
     tch_status status = tch_context_create(test_device(), &context);
     if (status == TCH_OK) {
-        status = tch_kernel_compile(context, &config, &kernel);
+        status = try_to_compile(context, "__global__ void nothing() {}", "nothing", &kernel);
         if (status == TCH_ERR_UNAVAILABLE) {
             fprintf(stderr, "%s\n", tch_last_error());
         }

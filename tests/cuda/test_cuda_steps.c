@@ -276,8 +276,8 @@ static void a_replay_skips_a_bad_gradient(void **state)
     test_leave_stream(recording, stream, graph);
 }
 
-/* Replays of the library's, a capture, the same graph twice, and calls again: what the caller's graph holds is work, not
- * ours. */
+/* Replays of the library's, a capture, the same graph twice, and calls again: what the caller's graph holds is work,
+ * not ours. */
 static void the_caller_captures_a_recorded_step(void **state)
 {
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
