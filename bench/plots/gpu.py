@@ -9,7 +9,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from plots.lines import log_lines
+from plots.lines import Axis, legend, page, panel
 
 COLORS = {
     "auto": "#3ca951",
@@ -25,24 +25,21 @@ def method_lines(points):
     for name, color in COLORS.items():
         pairs = [(p["n"], p["us_per_matrix"]) for p in points if p["method"] == name and p["error"] is not None]
         if pairs:
-            yield {"name": name, "color": color, "points": pairs, "dashed": name.startswith("torch")}
+            yield {"name": name, "color": color, "points": pairs, "dash": "5 4" if name.startswith("torch") else ""}
 
 
-def main():
-    if len(sys.argv) != 3:
-        print(__doc__)
-        return 2
-    figures = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="ascii"))
-    picture = log_lines(
-        f"Time of one inverse root on {figures['machine']['device']}",
-        "A^(-1/4), float32, relative damping 1e-6, power-law spectrum; batches of about 2^24 elements; PyTorch dashed",
-        "n",
-        "microseconds per matrix",
-        list(method_lines(figures["sweeps"])),
-    )
-    pathlib.Path(sys.argv[2]).write_text(picture, encoding="ascii")
-    return 0
+def draw(figures):
+    lines = list(method_lines(figures["sweeps"]))
+    sizes, times = ([point[k] for line in lines for point in line["points"]] for k in (0, 1))
+    x, y = Axis(min(sizes), max(sizes), 2), Axis(min(times), max(times), 10)
+    remark = "A^(-1/4), float32, relative damping 1e-6, power law; batches of about 2^24 elements; PyTorch dashed"
+    shown = panel((78, 78, 570, 388), x, y, ("n", "microseconds per matrix"), lines)
+    title = f"Time of one inverse root on {figures['machine']['device']}"
+    return page(760, 440, title, remark, *shown, *legend(586, 90, lines))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    found = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="ascii"))
+    pathlib.Path(sys.argv[2]).write_text(draw(found), encoding="ascii")

@@ -1,97 +1,90 @@
-"""Draws lines over two logarithmic axes as an SVG with the standard library alone."""
+"""Draws lines over linear or logarithmic axes as an SVG, with the standard library alone."""
 
 import math
 from xml.sax.saxutils import escape
 
-WIDTH, HEIGHT = 760, 440
-LEFT, RIGHT, TOP, BOTTOM = 78, 190, 78, 52
 STYLE = (
     "<style>text{fill:#222}.axis{stroke:#222}.grid{stroke:#ccc;stroke-width:.6}"
     "@media (prefers-color-scheme:dark){text{fill:#ddd}.axis{stroke:#ddd}.grid{stroke:#444}}</style>"
 )
 
 
-def _text(x, y, content, **attributes):
+def text(x, y, content, **attributes):
     extra = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in attributes.items())
     return f'<text x="{x:.1f}" y="{y:.1f}"{extra}>{escape(content)}</text>'
 
 
-def _label(value):
+def segment(x1, y1, x2, y2, attributes):
+    return f'<line {attributes} x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def look(line, width):
+    dash = f' stroke-dasharray="{line["dash"]}"' if line.get("dash") else ""
+    return f'stroke="{line["color"]}" stroke-width="{width}"{dash}'
+
+
+class Axis:
+    """From values between `low` and `high` to a page; with a `base` their logarithms count, in whole powers of it."""
+
+    def __init__(self, low, high, base=None):
+        self.base = base
+        if base:
+            low = math.floor(math.log(low, base) + 1e-9)
+            high = max(math.ceil(math.log(high, base) - 1e-9), low + 1)
+        self.low, self.high = low, high
+
+    def at(self, value, start, stop):
+        value = math.log(value, self.base) if self.base else value
+        return start + (value - self.low) / (self.high - self.low) * (stop - start)
+
+    def ticks(self):
+        """Powers of the base; or multiples of the first of 1, 2, 5, 10, ... that leaves at most eight of them."""
+        if self.base:
+            return [float(self.base) ** k for k in range(self.low, self.high + 1)]
+        spread = self.high - self.low
+        power = 10.0 ** math.floor(math.log10(spread / 8))
+        step = next(d * power for d in (1, 2, 5, 10) if spread / (d * power) <= 8)
+        return [k * step for k in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)]
+
+
+def label(value):
     """1000 as 1000, 1e-06 as 1e-6."""
     return f"{value:g}".replace("e-0", "e-").replace("e+0", "e")
 
 
-class _Axis:
-    """Positions along one axis, from `start` to `stop` on the page."""
-
-    def __init__(self, values, start, stop, base):
-        self.base = base
-        self.low = math.floor(math.log(min(values), base) + 1e-9)
-        self.high = max(math.ceil(math.log(max(values), base) - 1e-9), self.low + 1)
-        self.start, self.stop = start, stop
-
-    def at(self, value):
-        share = (math.log(value, self.base) - self.low) / (self.high - self.low)
-        return self.start + share * (self.stop - self.start)
-
-    def ticks(self):
-        return [float(self.base) ** k for k in range(self.low, self.high + 1)]
-
-
-def _grid(x, y, x_name, y_name):
-    left, right, top, bottom = LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM
+def panel(box, x, y, names, lines):
+    """Grid, names of both axes, and the lines, in the box (left, top, right, bottom). A line has `color`, `points`, and
+    perhaps `dash`."""
+    left, top, right, bottom = box
     parts = []
     for tick in y.ticks():
-        at = y.at(tick)
-        parts.append(f'<line class="grid" x1="{left}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}"/>')
-        parts.append(_text(left - 8, at + 4, _label(tick), text_anchor="end"))
+        at = y.at(tick, bottom, top)
+        parts += [segment(left, at, right, at, 'class="grid"'), text(left - 7, at + 4, label(tick), text_anchor="end")]
     for tick in x.ticks():
-        at = x.at(tick)
-        parts.append(f'<line class="grid" x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{bottom}"/>')
-        parts.append(_text(at, bottom + 18, _label(tick), text_anchor="middle"))
-    parts.append(f'<line class="axis" x1="{left}" y1="{bottom}" x2="{right}" y2="{bottom}"/>')
-    parts.append(f'<line class="axis" x1="{left}" y1="{top}" x2="{left}" y2="{bottom}"/>')
-    parts.append(_text((left + right) / 2, HEIGHT - 12, x_name, text_anchor="middle"))
-    parts.append(_text(left - 66, TOP - 10, y_name))
-    return parts
-
-
-def _series(x, y, line):
-    dash = ' stroke-dasharray="5 4"' if line.get("dashed") else ""
-    points = [(x.at(a), y.at(b)) for a, b in line["points"]]
-    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-    return f'<polyline fill="none" stroke="{line["color"]}" stroke-width="2"{dash} points="{path}"/>'
-
-
-def _legend(lines):
-    parts = []
-    for i, line in enumerate(lines):
-        y = TOP + 12 + 20 * i
-        x = WIDTH - RIGHT + 16
-        dash = ' stroke-dasharray="5 4"' if line.get("dashed") else ""
-        parts.append(
-            f'<line x1="{x}" y1="{y}" x2="{x + 24}" y2="{y}" stroke="{line["color"]}" stroke-width="2"{dash}/>'
-        )
-        parts.append(_text(x + 30, y + 4, line["name"]))
-    return parts
-
-
-def log_lines(title, remark, x_name, y_name, lines):
-    """`lines` are dicts with name, color, points (pairs of positive numbers) and, if wanted, dashed. The horizontal
-    axis counts in powers of two, the vertical in powers of ten; lines without points are named and not drawn."""
-    points = [point for line in lines for point in line["points"]]
-    if not points:
-        raise ValueError(f"nothing to draw for {title!r}")
-    x = _Axis([p[0] for p in points], LEFT, WIDTH - RIGHT, 2)
-    y = _Axis([p[1] for p in points], HEIGHT - BOTTOM, TOP, 10)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
-        f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
-        STYLE,
-        _text(12, 22, title, font_size="16", font_weight="bold"),
-        _text(12, 40, remark),
-        *_grid(x, y, x_name, y_name),
-    ]
+        at = x.at(tick, left, right)
+        parts += [segment(at, top, at, bottom, 'class="grid"')]
+        parts += [text(at, bottom + 17, label(tick), text_anchor="middle")]
+    parts.append(text((left + right) / 2, bottom + 34, names[0], text_anchor="middle"))
+    parts.append(text(left - 44, top - 10, names[1]))
     for line in lines:
-        parts += [_series(x, y, line)] if line["points"] else []
-    return "\n".join([*parts, *_legend(lines), "</svg>"]) + "\n"
+        path = " ".join(f"{x.at(a, left, right):.1f},{y.at(b, bottom, top):.1f}" for a, b in line["points"])
+        parts += [f'<polyline fill="none" {look(line, 1.8)} points="{path}"/>'] if path else []
+    return parts
+
+
+def legend(left, top, lines, columns=1, width=470):
+    """The names of lines from `top` down, in columns."""
+    parts = []
+    for k, line in enumerate(lines):
+        x, y = left + k % columns * width, top + 19 * (k // columns)
+        parts += [segment(x, y, x + 26, y, look(line, 2.4)), text(x + 32, y + 4, line["name"], font_size="11")]
+    return parts
+
+
+def page(width, height, title, remark, *parts):
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12">'
+    )
+    said = [text(12, 22, title, font_size="16", font_weight="bold"), text(12, 42, remark)]
+    return "\n".join([head, STYLE, *said, *parts, "</svg>"]) + "\n"

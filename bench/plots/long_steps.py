@@ -11,9 +11,13 @@ large, from random starts; here the same goes on from where that ended.
 """
 
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from plots.lines import Axis, legend, page, panel
 
 LEAST = 1e-3  # the smallest singular value that counts, of a matrix of norm 1
 # As src/linalg/newton_schulz.c has them: u0, u1, f0, f1, t0, t2 for degree 17; u0, u1, t0, t1, t2 for degree 9.
@@ -126,47 +130,13 @@ def report():
         print(f"{name}: slope at 0 {out[0] / s[0]:.0f}; " + "; ".join(ends))
 
 
-# --- picture ----------------------------------------------------------------------------------------------------------
-
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 60, 20, 46, 52
-STYLE = (
-    "<style>text{fill:#222}.axis{stroke:#222}.grid{stroke:#ccc;stroke-width:.6}"
-    "@media (prefers-color-scheme:dark){text{fill:#ddd}.axis{stroke:#ddd}.grid{stroke:#444}}</style>"
-)
-
-
-def across(s):
-    return LEFT + (WIDTH - LEFT - RIGHT) * (math.log10(s) + 4) / 4
-
-
-def up(value):
-    return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / 1.3
-
-
-def text(x, y, words, anchor="middle", size=13):
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{words}</text>'
-
-
 def draw(path):
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">', STYLE]
-    for value in (0, 0.25, 0.5, 0.75, 1, 1.25):
-        parts.append(f'<path class="grid" d="M{LEFT} {up(value):.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(text(LEFT - 8, up(value) + 4, f"{value:g}", "end"))
-    for exponent in range(-4, 1):
-        parts.append(f'<path class="grid" d="M{across(10.0**exponent):.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
-        words = f"10<tspan dy='-5' font-size='9'>{exponent}</tspan>" if exponent else "1"
-        parts.append(text(across(10.0**exponent), HEIGHT - BOTTOM + 18, words))
     s = np.geomspace(1e-4, 1, 1600)
-    for k, (name, color, method) in enumerate(METHODS):
-        points = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in zip(s, method(s), strict=True))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.8"/>')
-        x = WIDTH - RIGHT - 190
-        y = up(0.45) + 22 * k
-        parts.append(f'<path d="M{x} {y:.1f}h22" stroke="{color}" stroke-width="3"/>')
-        parts.append(text(x + 30, y + 4, name, "start"))
-    parts.append(text(LEFT - 44, TOP - 20, "singular value after", "start", 14))
-    parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "singular value before, of a matrix of norm 1"))
-    path.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
+    lines = [{"name": n, "color": color, "points": list(zip(s, f(s), strict=True))} for n, color, f in METHODS]
+    names = "singular value before, of a matrix of norm 1", "singular value after"
+    parts = panel((60, 72, 740, 368), Axis(1e-4, 1, 10), Axis(0, 1.3), names, lines)
+    picture = page(760, 420, "What is left of singular values", "", *parts, *legend(540, 270, lines))
+    path.write_text(picture, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,12 @@ import ctypes
 import math
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from plots.lines import Axis, legend, page, panel
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MAX_STEPS = 40
@@ -117,77 +121,35 @@ def print_overshoot(library):
 
 
 COLORS = ("#1b6ca8", "#2a9d8f", "#8ab17d", "#e9a83b", "#e76f51", "#9b2226")
-LEFT, TOP, WIDTH, HEIGHT, GAP = 62, 44, 380, 260, 96
+EIGENVALUES = [10 ** (-6 + 6 * i / 600) for i in range(601)]
 
 
-def draw_text(x, y, words, anchor="middle", size=12, fill="#333"):
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}">{words}</text>'
+def step_lines(library):
+    """M after each of the first four steps."""
+    steps = make_plan(library, 4, 2, 1e-6, 1e-6)
+    histories = [run_plan(steps, 4, x)[0] for x in EIGENVALUES]
+    for k in range(4):
+        points = [(x, h[k]) for x, h in zip(EIGENVALUES, histories, strict=True)]
+        yield {"name": f"step {k + 1}", "color": COLORS[k], "points": points}
 
 
-def draw_line(points, color, width=1.6):
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}"/>'
-
-
-def draw_panel(left, title, across, up, ticks_across, ticks_up):
-    """Frame, ticks and title; across and up map data to the picture."""
-    parts = [f'<rect x="{left}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#999"/>']
-    parts.append(draw_text(left + WIDTH / 2, TOP - 16, title, size=14, fill="#111"))
-    for value, words in ticks_across:
-        parts.append(draw_text(across(value), TOP + HEIGHT + 18, words))
-    for value, words in ticks_up:
-        parts.append(draw_line([(left, up(value)), (left + WIDTH, up(value))], "#ddd", 0.8))
-        parts.append(draw_text(left - 6, up(value) + 4, words, "end"))
-    parts.append(draw_text(left + WIDTH / 2, TOP + HEIGHT + 36, "eigenvalue x"))
-    return parts
-
-
-def draw_steps(library, left):
-    lo, root = 1e-6, 4
-    steps = make_plan(library, root, 2, lo, 1e-6)
-    xs = [10 ** (-6 + 6 * i / 600) for i in range(601)]
-    histories = [run_plan(steps, root, x)[0] for x in xs]
-
-    def across(x):
-        return left + WIDTH * (math.log10(x) + 6) / 6
-
-    def up(m):
-        return TOP + HEIGHT - HEIGHT * (math.log10(m) + 4.5) / 5.1
-
-    ticks = [(10.0**e, f"1e{e}" if e else "1") for e in (-6, -4, -2, 0)]
-    parts = draw_panel(left, "M after steps 1 to 4 (p = 4, degree 2)", across, up, ticks, ticks[1:])
-    for s in range(4):
-        parts.append(draw_line([(across(x), up(h[s])) for x, h in zip(xs, histories, strict=True)], COLORS[s]))
-        parts.append(draw_text(left + 12, up(histories[0][s]) - (8 if s < 3 else -16), str(s + 1), fill=COLORS[s]))
-    return parts
-
-
-def draw_poles(library, left):
-    lo, root = 1e-6, 4
-
-    def across(x):
-        return left + WIDTH * (math.log10(x) + 6) / 6
-
-    def up(error):
-        return TOP + HEIGHT / 2 - HEIGHT / 2 * error / 0.03
-
-    ticks = [(10.0**e, f"1e{e}" if e else "1") for e in (-6, -4, -2, 0)]
-    heights = [(e, f"{e:+.2f}" if e else "0") for e in (-0.02, -0.01, 0, 0.01, 0.02)]
-    parts = draw_panel(left, "Relative error of 4, 5 and 6 poles (p = 4)", across, up, ticks, heights)
+def pole_lines(library):
     for color, tolerance in ((COLORS[0], 2.5e-2), (COLORS[3], 8e-3), (COLORS[5], 3e-3)):
-        poles, _ = make_poles(library, root, lo, tolerance)
-        xs = [10 ** (-6 + 6 * i / 400) for i in range(401)]
-        errors = [x ** (1 / root) * sum(w / (x + s) for s, w in poles) - 1 for x in xs]
-        parts.append(draw_line([(across(x), up(e)) for x, e in zip(xs, errors, strict=True)], color))
-    return parts
+        poles, _ = make_poles(library, 4, 1e-6, tolerance)
+        points = [(x, x**0.25 * sum(w / (x + s) for s, w in poles) - 1) for x in EIGENVALUES]
+        yield {"name": f"{len(poles)} poles", "color": color, "points": points}
 
 
 def draw_picture(library, path):
-    width, height = LEFT + 2 * WIDTH + GAP + 20, TOP + HEIGHT + 50
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">']
-    parts.append(f'<rect width="{width}" height="{height}" fill="white"/>')
-    parts += draw_steps(library, LEFT) + draw_poles(library, LEFT + WIDTH + GAP) + ["</svg>"]
-    path.write_text("\n".join(parts) + "\n", encoding="utf-8")
+    x, steps, poles = Axis(1e-6, 1, 10), list(step_lines(library)), list(pole_lines(library))
+    values = [b for line in steps for _, b in line["points"]]
+    parts = panel(
+        (66, 78, 446, 338), x, Axis(min(values), max(values), 10), ("eigenvalue x", "M, degree 2"), steps
+    )
+    parts += panel((542, 78, 922, 338), x, Axis(-0.03, 0.03), ("eigenvalue x", "relative error"), poles)
+    parts += legend(66, 396, steps, 4, 110) + legend(542, 396, poles, 3, 110)
+    remark = "p = 4, eigenvalues from 1e-6 on"
+    path.write_text(page(960, 410, "Polynomial steps and sums of poles", remark, *parts), encoding="utf-8")
 
 
 def main():

@@ -1,6 +1,7 @@
 """The training benchmark, bench/train_lm.py, at its smallest size: that it trains, sweeps, writes and draws what it
 says, and what it does with wrong arguments and with optimizers that fail."""
 
+import importlib
 import json
 import math
 import sys
@@ -305,3 +306,11 @@ def test_the_picture_of_a_run_that_diverged(tmp_path, monkeypatch):
     assert training.main() == 0
     root = ElementTree.parse(tmp_path / "a.svg").getroot()
     assert len(list(root.iter(f"{SVG}polyline"))) >= 2
+
+
+@pytest.mark.parametrize(("name", "results"), [("gpu", "h200"), ("training", "train-lm-33m")])
+def test_pictures_of_the_pages_are_drawn_from_the_results(name, results):
+    drawing = importlib.import_module(f"plots.{name}")
+    picture = {"gpu": "performance-gpu-time", "training": "train-lm-33m"}[name]
+    figures = json.loads((FOLDER / "results" / f"{results}.json").read_text())
+    assert drawing.draw(figures) == (FOLDER.parent / "docs" / "images" / f"{picture}.svg").read_text()
