@@ -59,7 +59,6 @@ static int64_t free_memory(void)
 
 static tch_status memory_info(void *state, int64_t *total, int64_t *free)
 {
-    (void)state;
     *total = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     *free = free_memory();
     return TCH_OK;
@@ -73,7 +72,6 @@ static int32_t usable_cores(void)
 
 static tch_status device_info(int32_t index, tch_device_info *info)
 {
-    (void)index;
     char features[128];
     tchi_cpu_processor_name(info->name, sizeof info->name);
     tchi_cpu_processor_features(features, sizeof features);
@@ -103,7 +101,6 @@ static int32_t device_count(char *reason, size_t reason_size, char *libraries, s
 
 static tch_status state_create(int32_t index, void **state)
 {
-    (void)index;
     tchi_cpu_state *s = host->allocate(sizeof *s, _Alignof(tchi_cpu_state));
     if (s == NULL) {
         return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a context", sizeof *s);
@@ -129,7 +126,6 @@ static tch_status begin(void *state)
 
 static tch_status stream_of_state(void *state, int32_t set, void **stream)
 {
-    (void)state;
     if (set && *stream != NULL) {
         return host->fail(TCH_ERR_UNSUPPORTED, "the cpu has no streams: stream must be NULL");
     }
@@ -139,13 +135,11 @@ static tch_status stream_of_state(void *state, int32_t set, void **stream)
 
 static tch_status synchronize(void *state)
 {
-    (void)state;
     return TCH_OK;
 }
 
 static tch_status allocate(void *state, int64_t bytes, void **pointer)
 {
-    (void)state;
     *pointer = host->allocate((size_t)bytes, ALIGNMENT);
     if (*pointer == NULL) {
         return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %lld bytes were requested, about %lld are free",
@@ -156,21 +150,17 @@ static tch_status allocate(void *state, int64_t bytes, void **pointer)
 
 static void release(void *state, void *pointer, int64_t bytes)
 {
-    (void)state;
     host->release(pointer, (size_t)bytes);
 }
 
 static tch_status copy_bytes(void *state, void *dst, const void *src, int64_t bytes, tch_copy_kind kind)
 {
-    (void)state;
-    (void)kind;
     memcpy(dst, src, (size_t)bytes);
     return TCH_OK;
 }
 
 static tch_status zero_bytes(void *state, void *dst, int64_t bytes)
 {
-    (void)state;
     memset(dst, 0, (size_t)bytes);
     return TCH_OK;
 }
@@ -179,7 +169,6 @@ static tch_status zero_bytes(void *state, void *dst, int64_t bytes)
 static int64_t scratch_bytes(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows, int64_t cols,
                              int64_t batch, int64_t extra)
 {
-    (void)cols;
     int is_double = type == TCH_SCALAR_F64;
     int64_t each = 0;
     if (rows == 0) {

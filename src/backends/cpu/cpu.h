@@ -85,8 +85,8 @@ void tchi_cpu_convert_block(const tch_matrices *m, int64_t index, int64_t row, i
 int tchi_cpu_thin_product(const tchi_cpu_state *state, double alpha, const tch_matrices *a, const tch_matrices *b,
                           const tch_matrices *c);
 
-/* sums += factor x, of float32 or float64. */
-void tchi_cpu_add_scaled(int64_t n, double factor, tch_scalar type, const void *x, double *sums);
+/* out = beta out + scale sums, of any float type; with beta = 0 out is not read. The sums are overwritten. */
+void tchi_cpu_write_sums(int64_t n, double scale, double *sums, double beta, tch_scalar type, void *out);
 
 /* --- operations ------------------------------------------------------------------------------------------------- */
 
@@ -157,6 +157,16 @@ tch_damped_divide_op tchi_cpu_damped_divide;
 
 /* The sum of x y, in float64, of two runs of one float type. */
 double tchi_cpu_dot(int64_t n, tch_scalar type, const void *x, const void *y);
+
+/* Token `position` of a sample, -1 where it counts for nothing: outside of the rows of the embedding, or padding. */
+static inline int64_t tchi_cpu_token(const tch_matrices *tokens, int64_t sample, int64_t position, int64_t rows,
+                                     int64_t padding)
+{
+    const void *row = tchi_cpu_row(tokens, 0, sample);
+    int64_t token =
+        tokens->type == TCH_SCALAR_I64 ? ((const int64_t *)row)[position] : (int64_t)((const int32_t *)row)[position];
+    return token >= 0 && token < rows && token != padding ? token : -1;
+}
 
 /* The part of token_dots that has `by`. */
 tch_status tchi_cpu_token_cross(const tchi_cpu_state *state, const tch_matrices *tokens, int64_t padding,

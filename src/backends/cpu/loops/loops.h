@@ -27,6 +27,14 @@ typedef struct tchi_loops {
     double (*dot)(int64_t n, const void *x, const double *y);
     /* sums of x y0, x y1, x y2, x y3 for four double vectors stored one after another */
     void (*dot4)(int64_t n, const void *x, const double *y, double sums[4]);
+    /* sum of x y, both of the table's precision; the same bits with every instruction set that fuses */
+    double (*inner_product)(int64_t n, const void *x, const void *y);
+    /* the same in another order, and the sum of |x y| */
+    void (*sum_terms)(int64_t n, const void *x, const void *y, double *sum, double *size);
+    /* sums += factor x, sums += factor x^2, and out = beta out + scale sums, where beta = 0 does not read out */
+    void (*add_scaled)(int64_t n, double factor, const void *x, double *sums);
+    void (*add_scaled_squares)(int64_t n, double factor, const void *x, double *sums);
+    void (*store_sums)(int64_t n, double scale, const double *sums, double beta, void *out);
     /* largest |a_ij - a_ji| over rows [from, to) of the lower triangle of an n by n matrix; NaN is passed over */
     double (*asymmetry)(int64_t n, const void *a, int64_t ld, int64_t from, int64_t to);
     /* upper triangle = lower triangle of an n by n matrix, rows [from, to) of the upper one */

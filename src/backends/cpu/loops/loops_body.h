@@ -124,6 +124,73 @@ static void dot4(int64_t n, const void *x_data, const double *y, double sums[4])
     sums[3] = sum3;
 }
 
+/* Sums side by side, in an order that does not depend on the width of vectors. */
+enum { SIDE_BY_SIDE = 8 };
+
+static double inner_product(int64_t n, const void *x_data, const void *y_data)
+{
+    const REAL *x = x_data, *y = y_data;
+    double sums[SIDE_BY_SIDE] = {0};
+    int64_t j = 0;
+    for (; j + SIDE_BY_SIDE <= n; j += SIDE_BY_SIDE) {
+        for (int k = 0; k < SIDE_BY_SIDE; k++) {
+            sums[k] += (double)x[j + k] * (double)y[j + k];
+        }
+    }
+    for (int k = 0; j < n; j++, k++) {
+        sums[k] += (double)x[j] * (double)y[j];
+    }
+    return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
+static void sum_terms(int64_t n, const void *x_data, const void *y_data, double *sum, double *size)
+{
+    const REAL *x = x_data, *y = y_data;
+    double sums[SIDE_BY_SIDE] = {0}, sizes[SIDE_BY_SIDE] = {0};
+    int64_t j = 0;
+    for (; j + SIDE_BY_SIDE <= n; j += SIDE_BY_SIDE) {
+        for (int k = 0; k < SIDE_BY_SIDE; k++) {
+            double term = (double)x[j + k] * (double)y[j + k];
+            sums[k] += term;
+            sizes[k] += fabs(term);
+        }
+    }
+    for (int k = 0; j < n; j++, k++) {
+        double term = (double)x[j] * (double)y[j];
+        sums[k] += term;
+        sizes[k] += fabs(term);
+    }
+    *sum = *size = 0;
+    for (int k = 0; k < SIDE_BY_SIDE; k++) {
+        *sum += sums[k];
+        *size += sizes[k];
+    }
+}
+
+static void add_scaled(int64_t n, double factor, const void *x_data, double *restrict sums)
+{
+    const REAL *restrict x = x_data;
+    for (int64_t j = 0; j < n; j++) {
+        sums[j] += factor * (double)x[j];
+    }
+}
+
+static void add_scaled_squares(int64_t n, double factor, const void *x_data, double *restrict sums)
+{
+    const REAL *restrict x = x_data;
+    for (int64_t j = 0; j < n; j++) {
+        sums[j] += factor * ((double)x[j] * (double)x[j]);
+    }
+}
+
+static void store_sums(int64_t n, double scale, const double *restrict sums, double beta, void *out_data)
+{
+    REAL *restrict out = out_data;
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = (REAL)((beta == 0.0 ? 0.0 : beta * (double)out[i]) + scale * sums[i]);
+    }
+}
+
 enum { TILE = 32 };
 
 static double max_gap(const REAL *x, const REAL *y)
@@ -157,7 +224,6 @@ static void tile_gaps(const REAL *a, int64_t ld, int64_t i0, int64_t rows, int64
 static double asymmetry(int64_t n, const void *a_data, int64_t ld, int64_t from, int64_t to)
 {
     double largest = 0;
-    (void)n;
     for (int64_t i0 = from; i0 < to; i0 += TILE) {
         int64_t rows = to - i0 < TILE ? to - i0 : TILE;
         for (int64_t j0 = 0; j0 < i0 + rows; j0 += TILE) {
@@ -189,4 +255,6 @@ static void mirror(int64_t n, void *a_data, int64_t ld, int64_t from, int64_t to
     {                                                                                                                  \
         .combine = combine, .scale = scale, .kronecker = kronecker, .max_abs = max_abs, .sum_squares = sum_squares,    \
         .count_nonfinite = count_nonfinite, .dot = dot, .dot4 = dot4, .mirror = mirror, .asymmetry = asymmetry,        \
+        .inner_product = inner_product, .sum_terms = sum_terms, .add_scaled = add_scaled,                              \
+        .add_scaled_squares = add_scaled_squares, .store_sums = store_sums,                                            \
     }

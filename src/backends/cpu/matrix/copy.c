@@ -2,6 +2,7 @@
  * one with the smallest stride in dst becomes the inner loop, and a row that is not contiguous on both sides goes
  * through a small buffer: gather, convert, scatter. */
 #include "backends/cpu/cpu.h"
+#include "core/arith.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
@@ -119,7 +120,7 @@ static void copy_rows(void *argument, int64_t from, int64_t to)
     for (int64_t block = from; block < to; block += ROWS) {
         int64_t last = block + ROWS < to ? block + ROWS : to;
         for (int64_t column = 0; column < inner->size; column += RUN) {
-            int64_t n = inner->size - column < RUN ? inner->size - column : RUN;
+            int64_t n = tchi_min(inner->size - column, RUN);
             for (int64_t row = block; row < last; row++) {
                 int64_t dst;
                 int64_t src;
@@ -186,7 +187,7 @@ static void fill_rows(void *argument, int64_t from, int64_t to)
         row_offsets(&ctx->copy, row, &dst, &src);
         char *start = (char *)ctx->copy.dst->data + dst * size;
         for (int64_t i = 0; i < inner->size; i += RUN) {
-            int64_t n = inner->size - i < RUN ? inner->size - i : RUN;
+            int64_t n = tchi_min(inner->size - i, RUN);
             char *run = start + i * inner->dst * size;
             if (inner->dst == 1) {
                 memcpy(run, ctx->pattern, (size_t)(n * size));

@@ -96,7 +96,6 @@ static double frobenius(const reduce_ctx *j, int64_t index)
 
 static void reduce_one(void *argument, int64_t index, int thread)
 {
-    (void)thread;
     const reduce_ctx *j = argument;
     j->out[index] = j->kind == TCH_REDUCE_FROBENIUS ? frobenius(j, index) : reduce_matrix(j, index, j->kind, 1.0);
 }
@@ -130,7 +129,6 @@ static void scale_by_power_of_two(const reduce_ctx *j, int64_t index, int expone
 /* What may be X_b's norm by now; its numbers are near 1 where the norm would not be good to full precision. */
 static void rescale_one(void *argument, int64_t index, int thread)
 {
-    (void)thread;
     const reduce_ctx *j = argument;
     int most = j->x->type == TCH_SCALAR_F64 ? 1000 : 120;
     double norm = j->out[index];
@@ -147,7 +145,6 @@ static void rescale_one(void *argument, int64_t index, int thread)
 tch_status tchi_cpu_normalize(void *state, double eps, const tch_matrices *x, int64_t all, double *scale,
                               int32_t *deferred)
 {
-    (void)all;
     reduce_ctx ctx = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .out = scale, .eps = eps};
     *deferred = 0;
     (void)tchi_cpu_reduce(state, TCH_REDUCE_FROBENIUS, x, scale);
@@ -164,7 +161,6 @@ tch_status tchi_cpu_normalize(void *state, double eps, const tch_matrices *x, in
 
 static void flag_one(void *argument, int64_t index, int thread)
 {
-    (void)thread;
     const reduce_ctx *j = argument;
     for (int64_t i = 0; i < j->x->rows && j->flags[index] == TCH_REPORT_OK; i++) {
         const void *row = tchi_cpu_row(j->x, index, i);

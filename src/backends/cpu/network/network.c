@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "backends/cpu/runtime/vector_clones.h"
+#include "core/arith.h"
 
 /* --- elementary functions ---------------------------------------------------------------------------------------- */
 
@@ -204,7 +205,7 @@ static void sum_strips(void *argument, int64_t from, int64_t to)
 {
     const column_ctx *c = argument;
     for (int64_t first = from * STRIP; first < to * STRIP && first < c->x->cols; first += STRIP) {
-        int64_t n = c->x->cols - first < STRIP ? c->x->cols - first : STRIP;
+        int64_t n = tchi_min(c->x->cols - first, STRIP);
         double sums[STRIP] = {0};
         for (int64_t i = 0; i < c->x->rows; i++) {
             add_to_sums(n, (const float *)tchi_cpu_row(c->x, 0, i) + first, sums);

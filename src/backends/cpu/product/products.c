@@ -3,6 +3,7 @@
 #include "backends/cpu/cpu.h"
 
 #include "backends/cpu/runtime/blas/parallel_blas.h"
+#include "core/arith.h"
 
 typedef struct gemm_ctx {
     const tchi_cpu_state *state;
@@ -19,7 +20,6 @@ static int blas_trans(int32_t transpose)
 
 static void gemm_one(void *argument, int64_t i, int thread)
 {
-    (void)thread;
     const gemm_ctx *j = argument;
     const void *a = tchi_cpu_row(j->a, i, 0);
     const void *b = tchi_cpu_row(j->b, i, 0);
@@ -42,11 +42,6 @@ typedef struct wide_blocks {
     float c[WIDE_ROWS * WIDE_COLS];
 } wide_blocks;
 
-static int64_t at_most(int64_t n, int64_t most)
-{
-    return n < most ? n : most;
-}
-
 /* The block of C at (row, col) is m by n; `w->c` becomes op(A) op(B) there. */
 static void wide_product(const gemm_ctx *j, int64_t i, int64_t row, int64_t m, int64_t col, int64_t n, wide_blocks *w)
 {
@@ -54,7 +49,7 @@ static void wide_product(const gemm_ctx *j, int64_t i, int64_t row, int64_t m, i
     int transposed_b = j->trans_b == TCHI_TRANS;
     int64_t from = 0;
     do { /* there is a term at least: tchi_cpu_gemm has seen to sums of none */
-        int64_t k = at_most(j->inner - from, WIDE_INNER);
+        int64_t k = tchi_min(j->inner - from, WIDE_INNER);
         int64_t cols_a = transposed_a ? m : k, cols_b = transposed_b ? k : n;
         tchi_cpu_convert_block(j->a, i, transposed_a ? from : row, transposed_a ? k : m, transposed_a ? row : from,
                                cols_a, TCH_SCALAR_F32, w->a, cols_a);
@@ -83,23 +78,17 @@ static void write_block(const gemm_ctx *j, int64_t i, int64_t row, int64_t m, in
     }
 }
 
-static int64_t blocks_of(int64_t n, int64_t size)
-{
-    return (n + size - 1) / size;
-}
-
 /* One block of C: blocks of the whole batch are counted through. */
 static void wide_gemm_block(void *argument, int64_t index, int thread)
 {
-    (void)thread;
     const gemm_ctx *j = argument;
-    int64_t across = blocks_of(j->c->cols, WIDE_COLS);
-    int64_t down = blocks_of(j->c->rows, WIDE_ROWS);
+    int64_t across = tchi_ceil_div(j->c->cols, WIDE_COLS);
+    int64_t down = tchi_ceil_div(j->c->rows, WIDE_ROWS);
     int64_t i = index / (down * across);
     int64_t row = index / across % down * WIDE_ROWS;
     int64_t col = index % across * WIDE_COLS;
-    int64_t m = at_most(j->c->rows - row, WIDE_ROWS);
-    int64_t n = at_most(j->c->cols - col, WIDE_COLS);
+    int64_t m = tchi_min(j->c->rows - row, WIDE_ROWS);
+    int64_t n = tchi_min(j->c->cols - col, WIDE_COLS);
     wide_blocks w;
     wide_product(j, i, row, m, col, n, &w);
     write_block(j, i, row, m, col, n, w.c);
@@ -107,7 +96,7 @@ static void wide_gemm_block(void *argument, int64_t index, int thread)
 
 static void wide_gemm(const tchi_cpu_state *state, gemm_ctx *ctx)
 {
-    int64_t blocks = blocks_of(ctx->c->rows, WIDE_ROWS) * blocks_of(ctx->c->cols, WIDE_COLS);
+    int64_t blocks = tchi_ceil_div(ctx->c->rows, WIDE_ROWS) * tchi_ceil_div(ctx->c->cols, WIDE_COLS);
     double work = 2.0 * WIDE_ROWS * WIDE_COLS * (double)ctx->inner;
     tchi_cpu_for_each(state, ctx->c->batch * blocks, work, wide_gemm_block, ctx);
 }
@@ -151,7 +140,6 @@ static int is_outer_product(const gemm_ctx *j)
 tch_status tchi_cpu_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
                          int32_t transpose_b, double beta, int32_t rounded, const tch_matrices *c)
 {
-    (void)rounded;
     tchi_cpu_state *s = state;
     int64_t inner = transpose_a ? a->rows : a->cols;
     if (c->rows == 0 || c->cols == 0) {
@@ -197,7 +185,6 @@ static void mirror_one(const tchi_cpu_state *state, const tch_matrices *c, int64
 
 static void gram_one(void *argument, int64_t i, int thread)
 {
-    (void)thread;
     const gemm_ctx *j = argument;
     int64_t n = j->c->rows;
     const void *a = tchi_cpu_row(j->a, i, 0);
@@ -210,7 +197,6 @@ static void gram_one(void *argument, int64_t i, int thread)
 tch_status tchi_cpu_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
                          int32_t rounded, const tch_matrices *c)
 {
-    (void)rounded;
     tchi_cpu_state *s = state;
     int64_t inner = transpose ? a->rows : a->cols;
     if (c->rows == 0) {
@@ -229,7 +215,6 @@ tch_status tchi_cpu_gram(void *state, double alpha, const tch_matrices *a, int32
 
 static void symmetric_one(void *argument, int64_t i, int thread)
 {
-    (void)thread;
     const gemm_ctx *j = argument;
     const void *a = tchi_cpu_row(j->a, i, 0);
     const void *b = tchi_cpu_row(j->b, i, 0);
@@ -251,11 +236,11 @@ static tch_status half_product(void *state, const tch_matrices *a, const tch_mat
     return TCH_OK;
 }
 
+/* `normalize` defers nothing here, so that there is no scale. */
 tch_status tchi_cpu_symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
                                       const tch_matrices *a, const tch_matrices *b, const double *scale,
                                       int32_t exponent, const tch_matrices *c)
 {
-    (void)scale, (void)exponent; /* normalize defers nothing here */
     tch_status status = half_product(state, a, b, c);
     if (status != TCH_OK || (c0 == 0.0 && d == NULL && c2 == 1.0)) {
         return status;

@@ -57,7 +57,6 @@ tch_status tchi_cpu_damped_divide(void *state, const tch_matrices *x, const tch_
 tch_status tchi_cpu_clip_weights(void *state, tch_clip_rule rule, int64_t count, const double *squares, double scale,
                                  double most, double *weights)
 {
-    (void)state;
     for (int64_t i = 0; i < count; i++) {
         weights[i] = tchi_rule_clip_weight(rule, scale * squares[i], most);
     }

@@ -2,6 +2,7 @@
  * kernel's taps are found once and then read in every channel; places outside the input are turned into places inside,
  * or into none, by the kind of padding. */
 #include "backends/cpu/cpu.h"
+#include "core/arith.h"
 
 #include <string.h>
 
@@ -115,7 +116,7 @@ static void fill_row(const void *argument, int64_t b, int64_t l)
     int64_t start = b / p->groups * p->strides[0] + b % p->groups * p->channels * p->strides[1];
     const char *group = (const char *)p->data + start * tchi_cpu_size(p->type);
     for (int64_t first = 0; first < j->taps; first += TAPS) {
-        int64_t count = j->taps - first < TAPS ? j->taps - first : TAPS;
+        int64_t count = tchi_min(j->taps - first, TAPS);
         fill_taps(j, output, group, tchi_cpu_row(j->out, b, l), first, count);
     }
 }

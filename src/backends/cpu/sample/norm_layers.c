@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "backends/cpu/runtime/vector_clones.h"
+#include "core/arith.h"
 
 #define STRIP 256
 
@@ -72,11 +73,6 @@ static const double *widen_strip(const void *data, tch_scalar type, int64_t firs
     return buffer;
 }
 
-static int64_t strip_width(int64_t count, int64_t done)
-{
-    return count - done < STRIP ? count - done : STRIP;
-}
-
 typedef struct statistics {
     double mean, factor; /* x^ = (x - mean) factor */
 } statistics;
@@ -87,13 +83,13 @@ static statistics statistics_of(const tch_normalized *layer, int64_t first, int6
     double buffer[STRIP];
     double sum = 0;
     for (int64_t i = 0; i < count && layer->kind != TCH_LAYER_RMS_NORM; i += STRIP) {
-        int64_t n = strip_width(count, i);
+        int64_t n = tchi_min(STRIP, count - i);
         sum += sum_strip(n, widen_strip(layer->x, layer->type, first + i, n, buffer));
     }
     statistics s = {.mean = sum / (double)count};
     double squares = 0;
     for (int64_t i = 0; i < count; i += STRIP) {
-        int64_t n = strip_width(count, i);
+        int64_t n = tchi_min(STRIP, count - i);
         squares += squares_about(n, widen_strip(layer->x, layer->type, first + i, n, buffer), s.mean);
     }
     s.factor = 1.0 / sqrt(squares / (double)count + layer->eps);
@@ -117,7 +113,7 @@ static void add_position(const tch_normalized *layer, int64_t position, double *
     int64_t first = position * layer->features;
     statistics s = statistics_of(layer, first, layer->features);
     for (int64_t i = 0; i < layer->features; i += STRIP) {
-        int64_t n = strip_width(layer->features, i);
+        int64_t n = tchi_min(STRIP, layer->features - i);
         const double *x = widen_strip(layer->x, layer->type, first + i, n, x_buffer);
         const double *g = widen_strip(layer->g, layer->type, first + i, n, g_buffer);
         add_products(n, x, s.mean, s.factor, g, weight + i, bias + i);
@@ -153,7 +149,7 @@ static void sum_channel(const normalized_ctx *j, int64_t sample, int64_t channel
     double bias = 0;
     int64_t first = (sample * layer->features + channel) * layer->positions;
     for (int64_t i = 0; i < layer->positions; i += STRIP) {
-        int64_t n = strip_width(layer->positions, i);
+        int64_t n = tchi_min(STRIP, layer->positions - i);
         const double *x = widen_strip(layer->x, layer->type, first + i, n, x_buffer);
         const double *g = widen_strip(layer->g, layer->type, first + i, n, g_buffer);
         weight += product_about(n, x, s.mean, g);
@@ -165,7 +161,6 @@ static void sum_channel(const normalized_ctx *j, int64_t sample, int64_t channel
 
 static void channels_first(void *argument, int64_t sample, int thread)
 {
-    (void)thread;
     const normalized_ctx *j = argument;
     const tch_normalized *layer = j->layer;
     int64_t channels = layer->features / layer->groups;

@@ -9,7 +9,6 @@
 #include <math.h>
 
 #include "backends/cpu/runtime/blas/parallel_blas.h"
-#include "backends/cpu/runtime/vector_clones.h"
 #include "core/arith.h"
 
 /* Blocks of inner products of positions, and tiles of the gradient: both stay in the nearer caches while they are
@@ -62,61 +61,10 @@ typedef struct terms {
     double sum, size;
 } terms;
 
-#define LANES 8 /* sums that run side by side */
-
-static terms join_lanes(const double *sums, const double *sizes)
-{
-    terms t = {0, 0};
-    for (int k = 0; k < LANES; k++) {
-        t.sum += sums[k];
-        t.size += sizes[k];
-    }
-    return t;
-}
-
-VECTOR_CLONES static terms terms_f32(int64_t n, const float *x, const float *y)
-{
-    double sums[LANES] = {0};
-    double sizes[LANES] = {0};
-    int64_t j = 0;
-    for (; j + LANES <= n; j += LANES) {
-        for (int k = 0; k < LANES; k++) {
-            double term = (double)x[j + k] * (double)y[j + k];
-            sums[k] += term;
-            sizes[k] += fabs(term);
-        }
-    }
-    for (int k = 0; j < n; j++, k++) {
-        double term = (double)x[j] * (double)y[j];
-        sums[k] += term;
-        sizes[k] += fabs(term);
-    }
-    return join_lanes(sums, sizes);
-}
-
-VECTOR_CLONES static terms terms_f64(int64_t n, const double *x, const double *y)
-{
-    double sums[LANES] = {0};
-    double sizes[LANES] = {0};
-    int64_t j = 0;
-    for (; j + LANES <= n; j += LANES) {
-        for (int k = 0; k < LANES; k++) {
-            double term = x[j + k] * y[j + k];
-            sums[k] += term;
-            sizes[k] += fabs(term);
-        }
-    }
-    for (int k = 0; j < n; j++, k++) {
-        double term = x[j] * y[j];
-        sums[k] += term;
-        sizes[k] += fabs(term);
-    }
-    return join_lanes(sums, sizes);
-}
-
 static void add_terms(terms *all, double times, int64_t n, tch_scalar type, const void *x, const void *y)
 {
-    terms t = type == TCH_SCALAR_F64 ? terms_f64(n, x, y) : terms_f32(n, x, y);
+    terms t;
+    tchi_loops_for(type)->sum_terms(n, x, y, &t.sum, &t.size);
     all->sum += times * t.sum;
     all->size += times * t.size;
 }
@@ -203,7 +151,7 @@ static double fine_norm(const sample *s)
             int64_t n = tchi_min(FINE, s->positions - other);
             fine_products(s, s->a, row, m, other, n, s->d, of_a);
             fine_products(s, s->g, row, m, other, n, s->p, of_g);
-            sum += (other < row ? 2 : 1) * tchi_cpu_dot(m * n, TCH_SCALAR_F64, of_a, of_g);
+            sum += (other < row ? 2 : 1) * tchi_loops_for(TCH_SCALAR_F64)->inner_product(m * n, of_a, of_g);
         }
     }
     return sum;
@@ -336,7 +284,6 @@ static tch_status bias_norms(void *state, const tch_matrices *g, int64_t groups,
 tch_status tchi_cpu_sample_norms(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
                                  double scale, int32_t rounded, const tch_matrices *sums, double *norms, void *scratch)
 {
-    (void)rounded;
     if (a->rows == 0 || g->cols == 0) {
         return TCH_OK;
     }
@@ -379,29 +326,6 @@ int64_t tchi_cpu_sample_squares_scratch(const tchi_cpu_state *state, tch_scalar 
     return (int64_t)state->threads * squares_each(type, positions);
 }
 
-VECTOR_CLONES static void add_squares_f32(int64_t n, double factor, const float *x, double *sums)
-{
-    for (int64_t j = 0; j < n; j++) {
-        sums[j] += factor * ((double)x[j] * (double)x[j]);
-    }
-}
-
-VECTOR_CLONES static void add_squares_f64(int64_t n, double factor, const double *x, double *sums)
-{
-    for (int64_t j = 0; j < n; j++) {
-        sums[j] += factor * (x[j] * x[j]);
-    }
-}
-
-static void add_squares(int64_t n, tch_scalar type, double factor, const void *x, double *sums)
-{
-    if (type == TCH_SCALAR_F64) {
-        add_squares_f64(n, factor, x, sums);
-    } else {
-        add_squares_f32(n, factor, x, sums);
-    }
-}
-
 /* Columns [from, from + cols) of one matrix. */
 static view widened_columns(const tch_matrices *x, int64_t index, int64_t from, int64_t cols, void *room)
 {
@@ -414,35 +338,27 @@ static view widened_columns(const tch_matrices *x, int64_t index, int64_t from, 
 static void add_sample(const squares_ctx *j, const squares_tile *t, int64_t index)
 {
     tch_scalar type = compute_type(j->a->type);
+    const tchi_loops *loops = tchi_loops_for(type);
     view a = widened_columns(j->a, index, t->column, t->cols, t->wide);
     view g =
         widened_columns(j->g, index, t->row, t->rows, t->wide + widened_bytes(j->a->type, j->a->rows, SQUARES_COLS));
     if (j->a->rows == 1) {
         for (int64_t i = 0; i < t->rows; i++) {
             view element = view_at(g, type, 0, i);
-            add_squares(t->cols, type, tchi_cpu_dot(1, type, element.data, element.data), a.data,
-                        t->sums + i * t->cols);
+            double square = loops->inner_product(1, element.data, element.data);
+            loops->add_scaled_squares(t->cols, square, a.data, t->sums + i * t->cols);
         }
         return;
     }
     view_product(j->state, type, TCHI_TRANS, g, TCHI_NO_TRANS, a, t->rows, t->cols, j->a->rows, t->product);
-    add_squares(t->rows * t->cols, type, 1.0, t->product, t->sums);
+    loops->add_scaled_squares(t->rows * t->cols, 1.0, t->product, t->sums);
 }
 
 static void write_squares_tile(const squares_ctx *j, const squares_tile *t)
 {
-    const tch_matrices *out = j->out;
-    double *before = (double *)t->product;
     for (int64_t i = 0; i < t->rows; i++) {
-        void *row = (char *)tchi_cpu_row(out, t->group, t->row + i) + t->column * tchi_cpu_size(out->type);
-        double *sums = t->sums + i * t->cols;
-        if (j->beta != 0.0) {
-            tchi_convert(t->cols, TCH_SCALAR_F64, before, out->type, row);
-        }
-        for (int64_t k = 0; k < t->cols; k++) {
-            sums[k] = j->scale * sums[k] + (j->beta != 0.0 ? j->beta * before[k] : 0.0);
-        }
-        tchi_convert(t->cols, out->type, row, TCH_SCALAR_F64, sums);
+        void *row = (char *)tchi_cpu_row(j->out, t->group, t->row + i) + t->column * tchi_cpu_size(j->out->type);
+        tchi_cpu_write_sums(t->cols, j->scale, t->sums + i * t->cols, j->beta, j->out->type, row);
     }
 }
 
@@ -470,7 +386,6 @@ static void squares_one(void *argument, int64_t index, int thread)
 tch_status tchi_cpu_sample_squares(void *state, const tch_matrices *a, const tch_matrices *g, double scale, double beta,
                                    int32_t rounded, const tch_matrices *out, void *scratch)
 {
-    (void)rounded;
     squares_ctx ctx = {.state = state, .a = a, .g = g, .out = out, .scale = scale, .beta = beta, .scratch = scratch};
     ctx.each = squares_each(a->type, a->rows);
     ctx.down = (out->rows + SQUARES_ROWS - 1) / SQUARES_ROWS;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backends/cpu/runtime/vector_clones.h"
+#include "core/arith.h"
 
 #define RUN 256  /* elements of a row at once */
 #define PARTS 32 /* ranges of rows that a matrix is cut into */
@@ -15,33 +16,21 @@ static const void *element_of_row(const void *row, tch_scalar type, int64_t colu
     return (const char *)row + column * tchi_cpu_size(type);
 }
 
-static int64_t run_width(int64_t columns, int64_t from)
-{
-    return columns - from < RUN ? columns - from : RUN;
-}
-
 /* --- sample_sums ------------------------------------------------------------------------------------------------- */
 
-VECTOR_CLONES static void add_scaled_floats(int64_t n, double factor, const float *restrict x, double *restrict sums)
+void tchi_cpu_write_sums(int64_t n, double scale, double *sums, double beta, tch_scalar type, void *out)
 {
-    for (int64_t j = 0; j < n; j++) {
-        sums[j] += factor * (double)x[j];
-    }
-}
-
-VECTOR_CLONES static void add_scaled_doubles(int64_t n, double factor, const double *restrict x, double *restrict sums)
-{
-    for (int64_t j = 0; j < n; j++) {
-        sums[j] += factor * x[j];
-    }
-}
-
-void tchi_cpu_add_scaled(int64_t n, double factor, tch_scalar type, const void *x, double *sums)
-{
-    if (type == TCH_SCALAR_F64) {
-        add_scaled_doubles(n, factor, x, sums);
-    } else {
-        add_scaled_floats(n, factor, x, sums);
+    double before[RUN];
+    for (int64_t from = 0; from < n; from += RUN) {
+        int64_t width = tchi_min(RUN, n - from);
+        void *at = (char *)out + from * tchi_cpu_size(type);
+        if (beta != 0.0) {
+            tchi_convert(width, TCH_SCALAR_F64, before, type, at);
+        }
+        for (int64_t k = from; k < from + width; k++) {
+            sums[k] = scale * sums[k] + (beta != 0.0 ? beta * before[k - from] : 0.0);
+        }
+        tchi_convert(width, type, at, TCH_SCALAR_F64, sums + from);
     }
 }
 
@@ -50,11 +39,11 @@ static void add_elements(int64_t n, tch_scalar type, const void *x, double *sums
 {
     double wide[RUN];
     if (type == TCH_SCALAR_F32) {
-        tchi_cpu_add_scaled(n, 1.0, type, x, sums);
+        tchi_loops_for(type)->add_scaled(n, 1.0, x, sums);
         return;
     }
     tchi_convert(n, TCH_SCALAR_F64, wide, type, x);
-    tchi_cpu_add_scaled(n, 1.0, TCH_SCALAR_F64, wide, sums);
+    tchi_loops_for(TCH_SCALAR_F64)->add_scaled(n, 1.0, wide, sums);
 }
 
 typedef struct sums_ctx {
@@ -70,26 +59,18 @@ static void sum_runs(void *argument, int64_t from, int64_t to)
     const sums_ctx *j = argument;
     for (int64_t run = from; run < to; run++) {
         double sums[RUN] = {0};
-        double before[RUN] = {0};
         int64_t column = run * RUN;
-        int64_t n = run_width(j->x->cols, column);
+        int64_t n = tchi_min(RUN, j->x->cols - column);
         for (int64_t i = 0; i < j->x->rows; i++) {
             add_elements(n, j->x->type, element_of_row(tchi_cpu_row(j->x, j->index, i), j->x->type, column), sums);
         }
         void *out = (char *)tchi_cpu_row(j->out, 0, j->index) + column * tchi_cpu_size(j->out->type);
-        if (j->beta != 0.0) {
-            tchi_convert(n, TCH_SCALAR_F64, before, j->out->type, out);
-        }
-        for (int64_t k = 0; k < n; k++) {
-            sums[k] = j->scale * sums[k] + j->beta * before[k];
-        }
-        tchi_convert(n, j->out->type, out, TCH_SCALAR_F64, sums);
+        tchi_cpu_write_sums(n, j->scale, sums, j->beta, j->out->type, out);
     }
 }
 
 static void sum_one(void *argument, int64_t index, int thread)
 {
-    (void)thread;
     sums_ctx ctx = *(const sums_ctx *)argument;
     ctx.index = index;
     double work = (double)ctx.x->rows * (double)ctx.x->cols;
@@ -99,7 +80,6 @@ static void sum_one(void *argument, int64_t index, int thread)
 tch_status tchi_cpu_sample_sums(void *state, const tch_matrices *x, double scale, double beta, const tch_matrices *out,
                                 void *scratch)
 {
-    (void)scratch;
     sums_ctx ctx = {.state = state, .x = x, .out = out, .scale = scale, .beta = beta};
     tchi_cpu_for_each(state, x->batch, (double)(x->rows + 1) * (double)x->cols, sum_one, &ctx);
     return TCH_OK;
@@ -107,59 +87,19 @@ tch_status tchi_cpu_sample_sums(void *state, const tch_matrices *x, double scale
 
 /* --- inner products ---------------------------------------------------------------------------------------------- */
 
-#define LANES 8 /* sums that run side by side */
-
-static double join_lanes(const double *lanes)
-{
-    return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
-}
-
-VECTOR_CLONES static double dot_f32(int64_t n, const float *x, const float *y)
-{
-    double lanes[LANES] = {0};
-    int64_t j = 0;
-    for (; j + LANES <= n; j += LANES) {
-        for (int k = 0; k < LANES; k++) {
-            lanes[k] += (double)x[j + k] * (double)y[j + k];
-        }
-    }
-    for (int k = 0; j < n; j++, k++) {
-        lanes[k] += (double)x[j] * (double)y[j];
-    }
-    return join_lanes(lanes);
-}
-
-VECTOR_CLONES static double dot_f64(int64_t n, const double *x, const double *y)
-{
-    double lanes[LANES] = {0};
-    int64_t j = 0;
-    for (; j + LANES <= n; j += LANES) {
-        for (int k = 0; k < LANES; k++) {
-            lanes[k] += x[j + k] * y[j + k];
-        }
-    }
-    for (int k = 0; j < n; j++, k++) {
-        lanes[k] += x[j] * y[j];
-    }
-    return join_lanes(lanes);
-}
-
 double tchi_cpu_dot(int64_t n, tch_scalar type, const void *x, const void *y)
 {
-    if (type == TCH_SCALAR_F64) {
-        return dot_f64(n, x, y);
+    const tchi_loops *loops = tchi_loops_for(type);
+    if (type == TCH_SCALAR_F64 || type == TCH_SCALAR_F32) {
+        return loops->inner_product(n, x, y);
     }
-    if (type == TCH_SCALAR_F32) {
-        return dot_f32(n, x, y);
-    }
-    float wide_x[RUN];
-    float wide_y[RUN];
+    float wide_x[RUN], wide_y[RUN];
     double sum = 0;
     for (int64_t from = 0; from < n; from += RUN) {
-        int64_t run = run_width(n, from);
+        int64_t run = tchi_min(RUN, n - from);
         tchi_convert(run, TCH_SCALAR_F32, wide_x, type, element_of_row(x, type, from));
         tchi_convert(run, TCH_SCALAR_F32, wide_y, type, element_of_row(y, type, from));
-        sum += dot_f32(run, wide_x, wide_y);
+        sum += loops->inner_product(run, wide_x, wide_y);
     }
     return sum;
 }
@@ -191,7 +131,6 @@ static void dot_parts(void *argument, int64_t from, int64_t to)
 
 static void pair_one(void *argument, int64_t index, int thread)
 {
-    (void)thread;
     const pair_ctx *j = argument;
     pair_parts p = {.pair = j, .index = index};
     tchi_cpu_split(j->state, PARTS, (double)j->x->rows * (double)j->x->cols, dot_parts, &p);
@@ -253,7 +192,6 @@ static double block_sum(const block_ctx *j, int64_t i, int64_t k)
 static void block_run(const block_ctx *j, int64_t i, int64_t from, int64_t n)
 {
     double sums[RUN] = {0};
-    double before[RUN] = {0};
     if (j->height == 1 && j->width == 1) {
         single_elements(j, i, from, n, sums);
     } else {
@@ -262,13 +200,7 @@ static void block_run(const block_ctx *j, int64_t i, int64_t from, int64_t n)
         }
     }
     void *out = (char *)tchi_cpu_row(j->out, 0, i) + from * tchi_cpu_size(j->out->type);
-    if (j->beta != 0.0) {
-        tchi_convert(n, TCH_SCALAR_F64, before, j->out->type, out);
-    }
-    for (int64_t k = 0; k < n; k++) {
-        sums[k] = j->scale * sums[k] + j->beta * before[k];
-    }
-    tchi_convert(n, j->out->type, out, TCH_SCALAR_F64, sums);
+    tchi_cpu_write_sums(n, j->scale, sums, j->beta, j->out->type, out);
 }
 
 static void block_rows(void *argument, int64_t from, int64_t to)
@@ -276,7 +208,7 @@ static void block_rows(void *argument, int64_t from, int64_t to)
     const block_ctx *j = argument;
     for (int64_t i = from; i < to; i++) {
         for (int64_t column = 0; column < j->out->cols; column += RUN) {
-            block_run(j, i, column, run_width(j->out->cols, column));
+            block_run(j, i, column, tchi_min(RUN, j->out->cols - column));
         }
     }
 }
@@ -284,7 +216,6 @@ static void block_rows(void *argument, int64_t from, int64_t to)
 tch_status tchi_cpu_block_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t height, int64_t width,
                                double scale, double beta, const tch_matrices *out, void *scratch)
 {
-    (void)scratch;
     block_ctx ctx = {x, y, out, height, width, scale, beta};
     tchi_cpu_split(state, out->rows, (double)x->rows * (double)x->cols, block_rows, &ctx);
     return TCH_OK;
@@ -308,7 +239,7 @@ static void weigh_row(const weigh_ctx *j, double weight, const void *x, void *ou
         return;
     }
     for (int64_t from = 0; from < j->x->cols; from += RUN) {
-        int64_t n = run_width(j->x->cols, from);
+        int64_t n = tchi_min(RUN, j->x->cols - from);
         tchi_convert(n, TCH_SCALAR_F64, wide, j->x->type, element_of_row(x, j->x->type, from));
         if (!j->drop_only) {
             tchi_loops_for(TCH_SCALAR_F64)->scale(n, weight, wide, wide);

@@ -2,6 +2,7 @@
  * products of the positions of the two come from BLAS in tiles, and are multiplied by entries of the linear layer's
  * output gradients, which are picked out of rows as long as the vocabulary, where they lie. */
 #include "backends/cpu/cpu.h"
+#include "core/arith.h"
 
 enum { TILE = 64, PANEL = 256 }; /* positions on either side of a tile; columns of half types widened at once */
 
@@ -34,7 +35,7 @@ static void half_type_products(const cross_ctx *j, int64_t sample, int64_t s, in
                                float *panels, float *out)
 {
     for (int64_t column = 0; column < j->h->cols; column += PANEL) {
-        int64_t n = j->h->cols - column < PANEL ? j->h->cols - column : PANEL;
+        int64_t n = tchi_min(j->h->cols - column, PANEL);
         tchi_cpu_convert_block(j->h, sample, s, rows, column, n, TCH_SCALAR_F32, panels, PANEL);
         tchi_cpu_convert_block(j->a, sample, t, cols, column, n, TCH_SCALAR_F32, panels + TILE * PANEL, PANEL);
         j->state->blas->f32.gemm(TCHI_ROW_MAJOR, TCHI_NO_TRANS, TCHI_TRANS, (int)rows, (int)cols, (int)n, 1.0F, panels,
@@ -59,29 +60,14 @@ static void multiply_tile(const cross_ctx *j, int64_t sample, int64_t s, int64_t
     }
 }
 
-/* Tokens of positions [s, s + rows) of a sample, -1 where one counts for nothing. */
-static void read_tokens(const cross_ctx *j, int64_t sample, int64_t s, int64_t rows, int64_t *token)
-{
-    const void *row = tchi_cpu_row(j->tokens, 0, sample);
-    for (int64_t i = 0; i < rows; i++) {
-        int64_t here =
-            j->tokens->type == TCH_SCALAR_I64 ? ((const int64_t *)row)[s + i] : (int64_t)((const int32_t *)row)[s + i];
-        token[i] = here >= 0 && here < j->g->cols && here != j->padding ? here : -1;
-    }
-}
-
 static double gradient_entry(const tch_matrices *g, const void *row, int64_t column)
 {
     double value;
-    switch (g->type) {
-    case TCH_SCALAR_F64:
-        return ((const double *)row)[column];
-    case TCH_SCALAR_F32:
-        return (double)((const float *)row)[column];
-    default:
-        tchi_convert(1, TCH_SCALAR_F64, &value, g->type, (const uint16_t *)row + column);
-        return value;
+    if (g->type == TCH_SCALAR_F64 || g->type == TCH_SCALAR_F32) {
+        return g->type == TCH_SCALAR_F64 ? ((const double *)row)[column] : (double)((const float *)row)[column];
     }
+    tchi_convert(1, TCH_SCALAR_F64, &value, g->type, (const uint16_t *)row + column);
+    return value;
 }
 
 /* The sum over a tile of products times the entries of G that belong to them. */
@@ -107,13 +93,15 @@ static void cross_of_block(void *argument, int64_t index, int thread)
     const cross_ctx *j = argument;
     int64_t sample = index / j->blocks;
     int64_t s = index % j->blocks * TILE;
-    int64_t rows = j->h->rows - s < TILE ? j->h->rows - s : TILE;
+    int64_t rows = tchi_min(j->h->rows - s, TILE);
     int64_t token[TILE];
     tile_products tile;
     double sum = 0;
-    read_tokens(j, sample, s, rows, token);
+    for (int64_t i = 0; i < rows; i++) {
+        token[i] = tchi_cpu_token(j->tokens, sample, s + i, j->g->cols, j->padding);
+    }
     for (int64_t t = 0; t < j->a->rows; t += TILE) {
-        int64_t cols = j->a->rows - t < TILE ? j->a->rows - t : TILE;
+        int64_t cols = tchi_min(j->a->rows - t, TILE);
         multiply_tile(j, sample, s, rows, t, cols, j->panels + 2 * TILE * PANEL * (int64_t)thread, &tile);
         sum += weigh_tile(j, sample, t, cols, token, rows, &tile);
     }

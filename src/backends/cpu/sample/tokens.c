@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backends/cpu/runtime/vector_clones.h"
+#include "core/arith.h"
 
 #define STRIP 256 /* columns summed side by side, in a buffer that stays in the nearest cache */
 
@@ -25,15 +26,6 @@ typedef struct token_ctx {
     double scale;
 } token_ctx;
 
-/* -1 where the token counts for nothing. */
-static int64_t token_at(const token_ctx *j, int64_t sample, int64_t position)
-{
-    const void *row = tchi_cpu_row(j->tokens, 0, sample);
-    int64_t token = j->tokens->type == TCH_SCALAR_I64 ? ((const int64_t *)row)[position]
-                                                      : (int64_t)((const int32_t *)row)[position];
-    return token >= 0 && token < j->rows && token != j->padding ? token : -1;
-}
-
 /* The occurrences in samples [from, to) that count, in order of place; a sample of weight 0 has none. */
 static int64_t collect_occurrences(const token_ctx *j, int64_t from, int64_t to, occurrence *list)
 {
@@ -44,7 +36,7 @@ static int64_t collect_occurrences(const token_ctx *j, int64_t from, int64_t to,
             continue;
         }
         for (int64_t s = 0; s < length; s++) {
-            int64_t token = token_at(j, b, s);
+            int64_t token = tchi_cpu_token(j->tokens, b, s, j->rows, j->padding);
             if (token >= 0) {
                 list[count++] = (occurrence){token, b * length + s};
             }
@@ -120,13 +112,8 @@ static void sum_run(const token_ctx *j, const occurrence *run, int64_t length, i
     for (int64_t i = 0; i < length; i++) {
         const void *x = row_part(j->g, run[i].place, column, n, buffer);
         double factor = j->weights != NULL ? j->weights[run[i].place / j->g->rows] : 1.0;
-        tchi_cpu_add_scaled(n, factor, j->g->type, x, sums);
+        tchi_loops_for(j->g->type)->add_scaled(n, factor, x, sums);
     }
-}
-
-static int64_t strip_width(int64_t cols, int64_t column)
-{
-    return cols - column < STRIP ? cols - column : STRIP;
 }
 
 /* Two lists of the occurrences of one sample, for each thread. */
@@ -149,7 +136,7 @@ static double run_squared(const token_ctx *j, const occurrence *run, int64_t len
     double sums[STRIP];
     double total = 0;
     for (int64_t column = 0; column < j->g->cols; column += STRIP) {
-        int64_t n = strip_width(j->g->cols, column);
+        int64_t n = tchi_min(STRIP, j->g->cols - column);
         sum_run(j, run, length, column, n, sums);
         total += loops->sum_squares(n, 1.0, sums);
     }
@@ -184,31 +171,14 @@ typedef struct sums_ctx {
     void *scratch;
 } sums_ctx;
 
-VECTOR_CLONES static void store_floats(int64_t n, double scale, const double *sums, double beta, float *out)
-{
-    for (int64_t i = 0; i < n; i++) {
-        out[i] = (float)((beta == 0.0 ? 0.0 : beta * (double)out[i]) + scale * sums[i]);
-    }
-}
-
-VECTOR_CLONES static void store_doubles(int64_t n, double scale, const double *sums, double beta, double *out)
-{
-    for (int64_t i = 0; i < n; i++) {
-        out[i] = (beta == 0.0 ? 0.0 : beta * out[i]) + scale * sums[i];
-    }
-}
-
 static void write_run(const sums_ctx *j, void *out, const occurrence *run, int64_t length)
 {
     double sums[STRIP];
     for (int64_t column = 0; column < j->out->cols; column += STRIP) {
-        int64_t n = strip_width(j->out->cols, column);
+        int64_t n = tchi_min(STRIP, j->out->cols - column);
         sum_run(&j->base, run, length, column, n, sums);
-        if (j->out->type == TCH_SCALAR_F64) {
-            store_doubles(n, j->base.scale, sums, j->beta, (double *)out + column);
-        } else {
-            store_floats(n, j->base.scale, sums, j->beta, (float *)out + column);
-        }
+        tchi_loops_for(j->out->type)
+            ->store_sums(n, j->base.scale, sums, j->beta, (char *)out + column * tchi_cpu_size(j->out->type));
     }
 }
 
@@ -264,7 +234,6 @@ static int64_t lower_bound(const occurrence *list, int64_t count, int64_t token)
 
 static void sums_of_rows(void *argument, int64_t index, int thread)
 {
-    (void)thread;
     const sums_ctx *j = argument;
     int64_t from = index * ROWS_AT_ONCE;
     int64_t to = j->base.rows - from < ROWS_AT_ONCE ? j->base.rows : from + ROWS_AT_ONCE;
@@ -309,7 +278,7 @@ static double dot_of_place(const dots_ctx *j, int64_t place, int64_t token)
     float buffer[STRIP];
     double sum = 0;
     for (int64_t column = 0; column < g->cols; column += STRIP) {
-        int64_t n = strip_width(g->cols, column);
+        int64_t n = tchi_min(STRIP, g->cols - column);
         const void *x = row_part(g, place, column, n, buffer);
         const void *y = w + column * tchi_cpu_size(j->w->type);
         sum += g->type == TCH_SCALAR_F64 ? tchi_loops_for(TCH_SCALAR_F64)->dot(n, x, y) : dot_floats(n, x, y);
@@ -319,12 +288,11 @@ static double dot_of_place(const dots_ctx *j, int64_t place, int64_t token)
 
 static void dot_of_sample(void *argument, int64_t sample, int thread)
 {
-    (void)thread;
     const dots_ctx *j = argument;
     int64_t length = j->base.tokens->cols;
     double sum = 0;
     for (int64_t s = 0; s < length; s++) {
-        int64_t token = token_at(&j->base, sample, s);
+        int64_t token = tchi_cpu_token(j->base.tokens, sample, s, j->base.rows, j->base.padding);
         if (token >= 0) {
             sum += dot_of_place(j, sample * length + s, token);
         }

@@ -42,7 +42,6 @@ static int diagonal_is_sound(const tch_matrices *x, int64_t index)
 
 static void cholesky_one(void *argument, int64_t i, int thread)
 {
-    (void)thread;
     const cholesky_ctx *j = argument;
     if (j->flags[i] != TCH_REPORT_OK) {
         return;
@@ -60,7 +59,6 @@ static void cholesky_one(void *argument, int64_t i, int thread)
 tch_status tchi_cpu_cholesky(void *state, const tch_matrices *a, int32_t inverse, const tch_matrices *x, int32_t *flags,
                              void *scratch)
 {
-    (void)scratch;
     tchi_cpu_state *s = state;
     cholesky_ctx ctx = {s, a, x, inverse, flags};
     double n = (double)a->rows;
@@ -235,7 +233,6 @@ static void sink_in_heap(const tch_matrices *w, int64_t index, int32_t *order, i
 /* A heap sort, which needs no memory beside the result. */
 static void order_one(void *argument, int64_t b, int thread)
 {
-    (void)thread;
     const order_ctx *j = argument;
     int64_t n = j->w->cols;
     int32_t *order = j->order + b * n;

@@ -79,7 +79,6 @@ static int32_t raise_eigenvalue(const tch_spectrum_map *map, const tch_matrices 
 tch_status tchi_cpu_spectrum_power(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
                                    int32_t *flags)
 {
-    (void)state;
     int64_t n = w->cols;
     for (int64_t b = 0; b < w->batch; b++) {
         if (flags[b] != TCH_REPORT_OK || n == 0) {
@@ -106,7 +105,6 @@ tch_status tchi_cpu_spectrum_power(void *state, const tch_spectrum_map *map, con
 /* potrf leaves L with A = L L', and two triangular solves follow. */
 static void solve_one(void *argument, int64_t i, int thread)
 {
-    (void)thread;
     const decompose_ctx *j = argument;
     if (j->flags[i] != TCH_REPORT_OK) {
         return;
@@ -130,7 +128,6 @@ static void solve_one(void *argument, int64_t i, int thread)
 tch_status tchi_cpu_spd_solve(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
                               int32_t *flags, void *scratch)
 {
-    (void)scratch;
     tchi_cpu_state *s = state;
     decompose_ctx ctx = {.state = s, .a = a, .b = b, .shift = shift, .flags = flags};
     double n = (double)a->rows;

@@ -64,11 +64,11 @@ static void add_through_largest(const loewner_ctx *ctx, const tchi_spectrum *s, 
     }
 }
 
+/* Without product_rates `values` and `damping` are NULL. */
 tch_status tchi_cpu_divided_differences(void *state, const tch_spectrum_map *map, const tch_matrices *w,
                                         const tch_matrices *values, const double *damping, const tch_matrices *b,
                                         int32_t *flags)
 {
-    (void)values, (void)damping; /* product_rates are not there: they are NULL */
     int64_t n = b->rows;
     const loewner_ctx ctx = {map, w, b, flags};
     tchi_cpu_split(state, b->batch * n, WORK * (double)b->batch * (double)n * (double)n, loewner_rows, (void *)&ctx);

@@ -13,7 +13,6 @@
 tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,
                                double margin, double symmetry, double *damping, double *bound, int32_t *flags)
 {
-    (void)state;
     for (int64_t b = 0; b < batch; b++) {
         tchi_rule_root_setup(norms, b, eps, relative_eps, margin, symmetry, &damping[b], &bound[b], &flags[b]);
     }
@@ -23,7 +22,6 @@ tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms 
 tch_status tchi_cpu_factored_damping(void *state, int64_t batch, const double *trace_a, int64_t m,
                                      const double *trace_b, int64_t n, double damping, double *shift_a, double *shift_b)
 {
-    (void)state;
     for (int64_t b = 0; b < batch; b++) {
         tchi_rule_factored_damping(trace_a[b], (double)m, trace_b[b], (double)n, damping, &shift_a[b], &shift_b[b]);
     }

@@ -156,7 +156,6 @@ static void rotated_adam_chunk(void *argument, const tchi_cpu_chunk *chunk)
 
 tch_status tchi_cpu_rotated_adam(void *state, const tch_update *update, uint32_t *notes)
 {
-    (void)notes;
     block_ctx ctx = {.update = update};
     if (!tchi_cpu_is_skipped(update)) {
         tchi_cpu_for_chunks(state, update, true, 8.0, rotated_adam_chunk, &ctx);

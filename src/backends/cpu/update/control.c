@@ -9,7 +9,6 @@
 tch_status tchi_cpu_decide_skip(void *state, const int32_t *found, const float *found_inf, const int32_t *agreement,
                                 int32_t *skip, double *counts)
 {
-    (void)state;
     tchi_rule_decide_skip(found, found_inf, agreement, skip, counts);
     return TCH_OK;
 }
@@ -19,7 +18,6 @@ tch_status tchi_cpu_decide_skip(void *state, const int32_t *found, const float *
 tch_status tchi_cpu_advance(void *state, int64_t count, tch_clock *const *clocks, const tch_hyper *hyper,
                             const int32_t *skip, int32_t correct, tch_factor_rule rule)
 {
-    (void)state;
     for (int64_t k = 0; k < count; k++) {
         tchi_rule_advance(clocks[k], hyper, skip != NULL ? *skip : 0, correct, rule);
     }
@@ -97,7 +95,6 @@ tch_status tchi_cpu_inspect_gradients(void *state, const tch_update *update, int
 tch_status tchi_cpu_update_scale(void *state, float *scale, int32_t *tracker, const float *found_inf, double growth,
                                  double backoff, int32_t interval)
 {
-    (void)state;
     tchi_rule_update_scale(scale, tracker, found_inf, growth, backoff, interval);
     return TCH_OK;
 }

@@ -18,7 +18,6 @@ tch_status tchi_cpu_update_factors(void *state, const tch_blocks *a, const tch_c
                                    const tch_matrices *rows, const tch_matrices *columns, void *room, void *scratch,
                                    int64_t scratch_bytes)
 {
-    (void)rounded, (void)scratch, (void)scratch_bytes;
     if (clock->factor[0] == 0.0 && clock->factor[1] == 1.0) {
         return TCH_OK;
     }

@@ -19,11 +19,6 @@ typedef struct cut {
     int64_t down, across;
 } cut;
 
-static int64_t divide_up(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
 static cut cut_rect(const tch_rect *rect, bool blocks)
 {
     cut c = {.rows = rect->rows, .cols = rect->cols};
@@ -38,8 +33,8 @@ static cut cut_rect(const tch_rect *rect, bool blocks)
     c.wide = tchi_min(c.cols, transposed ? SIDE : TCHI_CPU_CHUNK);
     c.high = tchi_min(c.rows, TCHI_CPU_CHUNK / c.wide);
     c.wide = tchi_min(c.cols, TCHI_CPU_CHUNK / c.high);
-    c.down = divide_up(c.rows, c.high);
-    c.across = divide_up(c.cols, c.wide);
+    c.down = tchi_ceil_div(c.rows, c.high);
+    c.across = tchi_ceil_div(c.cols, c.wide);
     return c;
 }
 
@@ -53,7 +48,7 @@ int64_t tchi_cpu_chunks_of(const tch_rect *rect, bool blocks)
  * of both; the last one of a rectangle may be as small as it likes. */
 int64_t tchi_cpu_chunks_at_most(int64_t elements, int64_t rects)
 {
-    return divide_up(elements, TCHI_CPU_CHUNK / 4) + rects;
+    return tchi_ceil_div(elements, TCHI_CPU_CHUNK / 4) + rects;
 }
 
 /* --- sharing ---------------------------------------------------------------------------------------------------- */
@@ -69,7 +64,7 @@ typedef struct walk {
 static int64_t chunk_cost(const cut *c)
 {
     int64_t chunks = c->down * c->across;
-    return chunks == 0 ? 0 : divide_up(c->rows * c->cols, chunks) + CHUNK_COST;
+    return chunks == 0 ? 0 : tchi_ceil_div(c->rows * c->cols, chunks) + CHUNK_COST;
 }
 
 static void do_chunk(const walk *w, const tch_rect *rect, const cut *c, int64_t index, int64_t number)
@@ -94,8 +89,8 @@ static void walk_range(void *argument, int64_t from, int64_t to)
         cut c = cut_rect(rect, w->blocks);
         int64_t chunks = c.down * c.across;
         int64_t cost = chunk_cost(&c);
-        int64_t first = chunks > 0 && at < from ? tchi_min(divide_up(from - at, cost), chunks) : 0;
-        int64_t last = chunks > 0 ? tchi_min(divide_up(to - at, cost), chunks) : 0;
+        int64_t first = chunks > 0 && at < from ? tchi_min(tchi_ceil_div(from - at, cost), chunks) : 0;
+        int64_t last = chunks > 0 ? tchi_min(tchi_ceil_div(to - at, cost), chunks) : 0;
         for (int64_t i = first; i < last; i++) {
             do_chunk(w, rect, &c, i, number + i);
         }

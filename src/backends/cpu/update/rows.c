@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "backends/rules.h"
+#include "core/arith.h"
 
 typedef struct row_ctx {
     const tch_update *update;
@@ -51,7 +52,7 @@ static double sum_row(const tch_update *u, const tch_rect *rect, int64_t row)
     int64_t length = row_length(rect);
     double sum = 0;
     for (int64_t at = 0; at < length; at += TCHI_CPU_RUN) {
-        int64_t n = length - at < TCHI_CPU_RUN ? length - at : TCHI_CPU_RUN;
+        int64_t n = tchi_min(length - at, TCHI_CPU_RUN);
         sum += loops->sum_squares(n, 1.0, read_block(u, rect, row * rect->block_ld + at, n, buffer));
     }
     return sum;
@@ -95,7 +96,7 @@ static void take_rows(const tch_update *u, const tch_rect *rect, int64_t from, i
     double sums[TCHI_CPU_RUN];
     bool follow = rows_follow_memory(rect);
     for (int64_t row = from; row < to;) {
-        int64_t n = follow ? 1 : to - row < TCHI_CPU_RUN ? to - row : TCHI_CPU_RUN;
+        int64_t n = follow ? 1 : tchi_min(to - row, TCHI_CPU_RUN);
         if (follow) {
             sums[0] = sum_row(u, rect, row);
         } else {
@@ -117,7 +118,7 @@ static void moments_range(void *argument, int64_t from, int64_t to)
         const tch_rect *rect = &ctx->update->rects[k];
         int64_t rows = row_count(rect);
         int64_t first = from > at ? from - at : 0;
-        int64_t last = to - at < rows ? to - at : rows;
+        int64_t last = tchi_min(to - at, rows);
         if (first < last) {
             take_rows(ctx->update, rect, first, last, ctx->parts + at);
         }

@@ -459,7 +459,6 @@ static tch_status read_image(const work *w, const tch_kernel_text *text, tch_ker
 tch_status tchi_cpu_kernel_build(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log,
                                  size_t log_size)
 {
-    (void)state;
     work w = {.open = 0, .log = log, .log_size = log_size};
     log[0] = '\0';
     tch_status status = make_folder(&w);

@@ -121,7 +121,6 @@ static int environment_counts(void)
 
 tch_status tchi_cpu_kernel_compiler(void *state, char *text, size_t size)
 {
-    (void)state;
     char path[TCHI_PATH_SIZE], real[TCHI_PATH_SIZE * 4], processor[128];
     struct stat about;
     tch_status status = tchi_cpu_find_compiler(path);

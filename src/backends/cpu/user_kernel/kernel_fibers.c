@@ -359,8 +359,6 @@ static void clear_marks(const tchi_fibers *f)
 {
 #if defined(ADDRESS_SANITIZER)
     ASAN_UNPOISON_MEMORY_REGION(f->stacks, (size_t)f->room * f->layout.stride);
-#else
-    (void)f;
 #endif
 }
 

@@ -139,7 +139,6 @@ tch_status tchi_cpu_kernel_load(void *state, const tch_kernel_image *image, void
 /* The file goes last: the loader knows the object by its path, which another file must not have meanwhile. */
 void tchi_cpu_kernel_unload(void *state, void *kernel)
 {
-    (void)state;
     tchi_cpu_kernel *k = kernel;
     if (k->library != NULL) {
         dlclose(k->library);

@@ -1,11 +1,152 @@
 /* What no macro can make C++ of: "extern __shared__ T name[]", an array of no size, becomes a pointer to the block's
  * dynamic shared memory. Lines stay lines, so that messages name the right ones. */
 #define _GNU_SOURCE /* memmem */
-#include <stdio.h>
+#include <ctype.h>
 #include <string.h>
 
 #include "kernel.h"
-#include "kernel_tokens.h"
+
+/* --- tokens ------------------------------------------------------------------------------------------------------ */
+
+#define RAW_MARK_MOST 16
+
+/* The words of a source, as far as they must be known to rewrite it: comments are left out, a directive is one token,
+ * and punctuation comes one character at a time. */
+typedef enum token_kind { TOKEN_WORD, TOKEN_TEXT, TOKEN_DIRECTIVE, TOKEN_MARK } token_kind;
+
+typedef struct token {
+    const char *at;
+    size_t size;
+    token_kind kind;
+} token;
+
+typedef struct token_list {
+    token *list; /* of host->allocate */
+    size_t count;
+    size_t bytes;
+} token_list;
+
+static int token_is(const token *token, const char *text)
+{
+    return strlen(text) == token->size && memcmp(token->at, text, token->size) == 0;
+}
+
+static int token_same(const token *a, const token *b)
+{
+    return a->size == b->size && memcmp(a->at, b->at, a->size) == 0;
+}
+
+static int is_word(char c)
+{
+    return isalnum((unsigned char)c) || c == '_' || (unsigned char)c >= 0x80;
+}
+
+static const char *skip_comment(const char *p)
+{
+    if (p[1] == '/') {
+        return p + strcspn(p, "\n");
+    }
+    const char *end = strchr(p + 2, '*'); /* strstr of AddressSanitizer looks at the whole text each time */
+    while (end != NULL && end[1] != '/') {
+        end = strchr(end + 1, '*');
+    }
+    return end != NULL ? end + 2 : p + strlen(p);
+}
+
+static const char *end_of_text(const char *p)
+{
+    char quote = *p++;
+    while (*p != '\0' && *p != quote && *p != '\n') {
+        p += *p == '\\' && p[1] != '\0' ? 2 : 1;
+    }
+    return *p == quote ? p + 1 : p;
+}
+
+/* R"mark( ... )mark", `p` at the quote. A mark has at most 16 characters; what has more is no raw text to a
+ * compiler. */
+static const char *end_of_raw_text(const char *p)
+{
+    size_t mark = 0;
+    while (mark <= RAW_MARK_MOST && p[1 + mark] != '\0' && strchr("() \\\t\v\f\n", p[1 + mark]) == NULL) {
+        mark++;
+    }
+    if (mark > RAW_MARK_MOST || p[1 + mark] != '(') {
+        return end_of_text(p);
+    }
+    const char *end = p + 1 + mark;
+    while ((end = strchr(end, ')')) != NULL) {
+        if (strncmp(end + 1, p + 1, mark) == 0 && end[1 + mark] == '"') {
+            return end + mark + 2;
+        }
+        end++;
+    }
+    return p + strlen(p);
+}
+
+static const char *end_of_directive(const char *p)
+{
+    while (*p != '\0' && *p != '\n') {
+        p += *p == '\\' && p[1] != '\0' ? 2 : 1;
+    }
+    return p;
+}
+
+/* An apostrophe inside a number parts its digits. */
+static const char *end_of_word(const char *p)
+{
+    int number = isdigit((unsigned char)*p);
+    while (is_word(*p) || (number && (*p == '.' || (*p == '\'' && is_word(p[1]))))) {
+        p++;
+    }
+    return p;
+}
+
+static const char *next_token(const char *p, int line_start, token *token)
+{
+    const char *end = p + 1;
+    token->kind = TOKEN_MARK;
+    if (*p == '#' && line_start) {
+        token->kind = TOKEN_DIRECTIVE;
+        end = end_of_directive(p);
+    } else if (*p == 'R' && p[1] == '"') {
+        token->kind = TOKEN_TEXT;
+        end = end_of_raw_text(p + 1);
+    } else if (*p == '"' || *p == '\'') {
+        token->kind = TOKEN_TEXT;
+        end = end_of_text(p);
+    } else if (is_word(*p)) {
+        token->kind = TOKEN_WORD;
+        end = end_of_word(p);
+    }
+    token->at = p;
+    token->size = (size_t)(end - p);
+    return end;
+}
+
+/* Nonzero where memory is short: what is no C++ is told by the compiler. */
+static int read_tokens(const char *source, token_list *tokens)
+{
+    tokens->count = 0;
+    tokens->bytes = (strlen(source) + 1) * sizeof *tokens->list;
+    tokens->list = tchi_cpu_host()->allocate(tokens->bytes, _Alignof(token));
+    if (tokens->list == NULL) {
+        return -1;
+    }
+    int line_start = 1;
+    for (const char *p = source; *p != '\0';) {
+        if (isspace((unsigned char)*p)) {
+            line_start |= *p++ == '\n';
+        } else if (*p == '/' && (p[1] == '/' || p[1] == '*')) {
+            p = skip_comment(p);
+        } else {
+            p = next_token(p, line_start, &tokens->list[tokens->count++]);
+            line_start = 0;
+        }
+    }
+    return 0;
+}
+
+/* --- rewriting --------------------------------------------------------------------------------------------------- */
 
 /* Room for what is put in: a few words for each array. */
 #define WORDS_BYTES 64
@@ -43,37 +184,35 @@ typedef struct shared_array {
     size_t name, bracket, end;
 } shared_array;
 
-static int is_either(const tchi_token *token)
+static int is_either(const token *token)
 {
-    return tchi_token_is(token, "extern") || tchi_token_is(token, "__shared__");
+    return token_is(token, "extern") || token_is(token, "__shared__");
 }
 
 /* No declaration has either word again: the search ends there, so that no part of a source is searched many times. */
-static int read_shared_array(const tchi_kernel_tokens *t, size_t i, shared_array *array)
+static int read_shared_array(const token_list *t, size_t i, shared_array *array)
 {
-    const tchi_token *list = t->list;
-    if (i + 1 >= t->count || !is_either(&list[i]) || !is_either(&list[i + 1]) ||
-        tchi_token_same(&list[i], &list[i + 1])) {
+    const token *list = t->list;
+    if (i + 1 >= t->count || !is_either(&list[i]) || !is_either(&list[i + 1]) || token_same(&list[i], &list[i + 1])) {
         return 0;
     }
     *array = (shared_array){{i, i + 1}, 0, 0, 0};
     for (size_t k = i + 2; k < t->count && array->end == 0 && !is_either(&list[k]); k++) {
-        if (tchi_token_is(&list[k], ";")) {
+        if (token_is(&list[k], ";")) {
             array->end = k;
-        } else if (array->bracket == 0 && tchi_token_is(&list[k], "[") && k + 1 < t->count &&
-                   tchi_token_is(&list[k + 1], "]")) {
+        } else if (array->bracket == 0 && token_is(&list[k], "[") && k + 1 < t->count && token_is(&list[k + 1], "]")) {
             array->name = k - 1;
             array->bracket = k;
         }
     }
-    return array->end != 0 && array->name > i + 1 && list[array->name].kind == TCHI_TOKEN_WORD;
+    return array->end != 0 && array->name > i + 1 && list[array->name].kind == TOKEN_WORD;
 }
 
 /* Outside functions the pointer belongs to each thread of the CPU; inside it is a variable like any other. */
-static void write_shared_array(writer *w, const tchi_kernel_tokens *t, const shared_array *array, int outside)
+static void write_shared_array(writer *w, const token_list *t, const shared_array *array, int outside)
 {
-    const tchi_token *list = t->list;
-    const tchi_token *first = &list[array->words[0]], *second = &list[array->words[1]], *name = &list[array->name];
+    const token *list = t->list;
+    const token *first = &list[array->words[0]], *second = &list[array->words[1]], *name = &list[array->name];
     replace_text(w, first->at, first->at + first->size, outside ? "static thread_local" : "");
     replace_text(w, second->at, second->at + second->size, "");
     replace_text(w, name->at, name->at, "(*");
@@ -82,28 +221,28 @@ static void write_shared_array(writer *w, const tchi_kernel_tokens *t, const sha
     replace_text(w, list[array->end].at, list[array->end].at, " = tchi::dynamic_shared()");
 }
 
-static int opens_namespace(const tchi_kernel_tokens *t, size_t brace)
+static int opens_namespace(const token_list *t, size_t brace)
 {
     for (size_t back = 1; back <= 8 && back <= brace; back++) {
-        const tchi_token *token = &t->list[brace - back];
-        if (tchi_token_is(token, "namespace") || (token->kind == TCHI_TOKEN_TEXT && back == 1)) {
+        const token *token = &t->list[brace - back];
+        if (token_is(token, "namespace") || (token->kind == TOKEN_TEXT && back == 1)) {
             return 1; /* namespace a::b {, extern "C" { */
         }
-        if (token->kind != TCHI_TOKEN_WORD && !tchi_token_is(token, ":")) {
+        if (token->kind != TOKEN_WORD && !token_is(token, ":")) {
             return 0;
         }
     }
     return 0;
 }
 
-static int rewrite_shared(const tchi_kernel_tokens *t, writer *w)
+static int rewrite_shared(const token_list *t, writer *w)
 {
     int dynamic = 0, inside = 0; /* braces, but for those of namespaces around everything */
     for (size_t i = 0; i < t->count; i++) {
         shared_array array;
-        if (tchi_token_is(&t->list[i], "{")) {
+        if (token_is(&t->list[i], "{")) {
             inside += inside > 0 || !opens_namespace(t, i);
-        } else if (tchi_token_is(&t->list[i], "}")) {
+        } else if (token_is(&t->list[i], "}")) {
             inside -= inside > 0;
         } else if (read_shared_array(t, i, &array)) {
             write_shared_array(w, t, &array, inside == 0);
@@ -117,7 +256,7 @@ static int rewrite_shared(const tchi_kernel_tokens *t, writer *w)
 /* --- kernels and other functions --------------------------------------------------------------------------------- */
 
 /* The last name of "space::scale<float, 4>". */
-static tchi_token last_name(const char *name)
+static token last_name(const char *name)
 {
     size_t end = strcspn(name, "<");
     while (end > 0 && name[end - 1] == ' ') {
@@ -127,7 +266,7 @@ static tchi_token last_name(const char *name)
     while (first > 0 && name[first - 1] != ':' && name[first - 1] != ' ') {
         first--;
     }
-    return (tchi_token){name + first, end - first, TCHI_TOKEN_WORD};
+    return (token){name + first, end - first, TOKEN_WORD};
 }
 
 /* The words that matter since the last statement ended. */
@@ -135,29 +274,29 @@ typedef struct declaration {
     int is_global, is_void;
 } declaration;
 
-static void note_token(declaration *d, const tchi_token *token)
+static void note_token(declaration *d, const token *token)
 {
-    if (tchi_token_is(token, ";") || tchi_token_is(token, "{") || tchi_token_is(token, "}")) {
+    if (token_is(token, ";") || token_is(token, "{") || token_is(token, "}")) {
         *d = (declaration){0, 0};
     }
-    d->is_global |= tchi_token_is(token, "__global__");
-    d->is_void |= tchi_token_is(token, "void");
+    d->is_global |= token_is(token, "__global__");
+    d->is_void |= token_is(token, "void");
 }
 
 /* To a C++ compiler __global__ is no word: a function that lacks it would run here and not on a GPU. Where the function
  * is not seen, or a macro may have made it, the compiler decides. */
-static int lacks_global(const tchi_kernel_tokens *t, const char *name)
+static int lacks_global(const token_list *t, const char *name)
 {
-    tchi_token wanted = last_name(name);
+    token wanted = last_name(name);
     declaration before = {0, 0};
     int seen = 0;
     for (size_t i = 0; i + 1 < t->count; i++) {
-        const tchi_token *token = &t->list[i];
-        if (token->kind == TCHI_TOKEN_DIRECTIVE) {
+        const token *token = &t->list[i];
+        if (token->kind == TOKEN_DIRECTIVE) {
             if (memmem(token->at, token->size, "__global__", 10) != NULL) {
                 return 0;
             }
-        } else if (tchi_token_same(token, &wanted) && tchi_token_is(&t->list[i + 1], "(")) {
+        } else if (token_same(token, &wanted) && token_is(&t->list[i + 1], "(")) {
             if (before.is_global) {
                 return 0;
             }
@@ -170,32 +309,38 @@ static int lacks_global(const tchi_kernel_tokens *t, const char *name)
 
 /* --- the whole --------------------------------------------------------------------------------------------------- */
 
-tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, tchi_cpu_source *source)
+static tch_status rewrite_source(const tch_kernel_text *text, const token_list *tokens, tchi_cpu_source *source)
 {
     const tch_backend_host *host = tchi_cpu_host();
-    tchi_kernel_tokens tokens;
     size_t words = 0, length = strlen(text->source);
-    if (tchi_kernel_tokens_read(text->source, &tokens) != 0) {
-        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory for a source of %zu characters", length);
-    }
-    if (lacks_global(&tokens, text->name)) {
-        tchi_kernel_tokens_free(&tokens);
+    if (lacks_global(tokens, text->name)) {
         return host->fail(TCH_ERR_INVALID_ARGUMENT,
                           "%.200s is not a kernel: it is declared without __global__ in %.200s", text->name,
                           text->file);
     }
-    for (size_t i = 0; i < tokens.count; i++) {
-        words += tchi_token_is(&tokens.list[i], "extern");
+    for (size_t i = 0; i < tokens->count; i++) {
+        words += token_is(&tokens->list[i], "extern");
     }
     source->size = length + words * WORDS_BYTES + 1;
     source->text = host->allocate(source->size, 1);
     if (source->text == NULL) {
-        tchi_kernel_tokens_free(&tokens);
         return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory for a source of %zu characters", length);
     }
     writer w = {source->text, 0, text->source};
-    source->dynamic = rewrite_shared(&tokens, &w);
+    source->dynamic = rewrite_shared(tokens, &w);
     put_text(&w, w.from, strlen(w.from) + 1);
-    tchi_kernel_tokens_free(&tokens);
     return TCH_OK;
+}
+
+tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, tchi_cpu_source *source)
+{
+    const tch_backend_host *host = tchi_cpu_host();
+    token_list tokens;
+    if (read_tokens(text->source, &tokens) != 0) {
+        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory for the tokens of a source of %zu characters",
+                          strlen(text->source));
+    }
+    tch_status status = rewrite_source(text, &tokens, source);
+    host->release(tokens.list, tokens.bytes);
+    return status;
 }

@@ -302,8 +302,6 @@ static void take_columns(void *argument, int64_t from, int64_t to)
 {
     inverse *v = argument;
     int64_t col;
-    (void)from;
-    (void)to;
     while ((col = atomic_fetch_add(&v->next, 1) * v->width) < v->n) {
         inverse_columns(v, col, tchi_min(v->width, v->n - col));
     }

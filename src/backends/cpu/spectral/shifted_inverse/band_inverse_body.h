@@ -94,7 +94,7 @@ static void load_rows(const tchi_blas_f64 *blas, const band_plan *plan, const ba
                       double shift, double *rows)
 {
     const int64_t b = plan->block, stride = 3 * b;
-    const int64_t here = min_i64(b, plan->n - block * b), below = max_i64(min_i64(b, plan->n - block * b - b), 0);
+    const int64_t here = tchi_min(b, plan->n - block * b), below = tchi_max(tchi_min(b, plan->n - block * b - b), 0);
     const REAL *diagonal = factors->diagonal + block * b * b, *next = factors->below + block * b * b;
     for (int64_t i = 0; i < b; i++) {
         double *x = rows + i * stride;
@@ -207,7 +207,7 @@ static void invert_stretch(const REAL_BLAS *real, const band_plan *plan, int64_t
                            const REAL *step, const REAL *core, REAL *columns, REAL *spare, REAL *x, int64_t ldx)
 {
     const int64_t b = plan->block, square = b * b, ld = BLOCKS_PER_STRETCH * b;
-    const int64_t begin = stretch * BLOCKS_PER_STRETCH, end = min_i64(begin + BLOCKS_PER_STRETCH, plan->blocks);
+    const int64_t begin = stretch * BLOCKS_PER_STRETCH, end = tchi_min(begin + BLOCKS_PER_STRETCH, plan->blocks);
     REAL *now = (end - begin) % 2 == 1 ? columns : spare, *before = now == columns ? spare : columns;
     for (int64_t j = end - 1; j >= begin; j--) {
         REAL *here = now + (j - begin) * b;
@@ -220,7 +220,7 @@ static void invert_stretch(const REAL_BLAS *real, const band_plan *plan, int64_t
             gemm_columns(real, TCHI_NO_TRANS, TCHI_NO_TRANS, (end - j - 1) * b, b, b, 1, before + (j + 1 - begin) * b,
                          ld, step + j * square, b, 0, here + b, ld);
         }
-        add_block(first, min_i64(end * b, plan->n) - j * b, min_i64(b, plan->n - j * b), here, ld,
+        add_block(first, tchi_min(end * b, plan->n) - j * b, tchi_min(b, plan->n - j * b), here, ld,
                   x + j * b * (ldx + 1), ldx);
         REAL *swap = now;
         now = before;
@@ -233,7 +233,7 @@ static void assemble_rows(const REAL_BLAS *real, const band_plan *plan, const do
                           const band_inverse_scratch *scratch, REAL *x, int64_t ldx)
 {
     const int64_t b = plan->block, square = b * b, height = BLOCKS_PER_STRETCH * b, inner = plan->poles * b;
-    const int64_t first = stretch * height, rows = min_i64(height, plan->n - first);
+    const int64_t first = stretch * height, rows = tchi_min(height, plan->n - first);
     REAL *columns = scratch->rows + stretch * 2 * height * inner, *spare = columns + height * inner;
     for (int64_t k = 0; k < plan->poles; k++) {
         const int64_t at = k * plan->blocks * square;

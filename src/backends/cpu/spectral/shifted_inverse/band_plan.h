@@ -24,16 +24,6 @@ typedef struct band_plan {
     int64_t tiles;
 } band_plan;
 
-static inline int64_t min_i64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static inline int64_t max_i64(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 /* Measured on one core of two with AVX-512 (bench/ladder/shifted_inverse.md): a band of 32 against 48 and 64 costs 96,
  * 99 and 109 ms at n = 1024 in double, 326, 303 and 320 ms at n = 2048 in float: the poles' share grows with the width,
  * the products' efficiency too. Groups of two panels with tiles of 128, against one panel with tiles of 64, take 45.5
@@ -65,9 +55,9 @@ static inline band_plan make_band_plan(int64_t n, int64_t poles)
     while (n >= widths->below) {
         widths++;
     }
-    plan.block = min_i64(n, widths->block);
+    plan.block = tchi_min(n, widths->block);
     plan.blocks = tchi_ceil_div(n, plan.block);
-    plan.panels = max_i64(plan.blocks - 2, 0);
+    plan.panels = tchi_max(plan.blocks - 2, 0);
     plan.group = widths->panels * plan.block;
     plan.groups = tchi_ceil_div(plan.panels * plan.block, plan.group);
     plan.tile = 2 * plan.group;
@@ -82,7 +72,7 @@ static inline int64_t tile_begin(const band_plan *plan, int64_t tile)
 
 static inline int64_t tile_end(const band_plan *plan, int64_t tile)
 {
-    return min_i64(plan->block + tile * plan->tile, plan->n);
+    return tchi_min(plan->block + tile * plan->tile, plan->n);
 }
 
 static inline int64_t tile_of(const band_plan *plan, int64_t row)

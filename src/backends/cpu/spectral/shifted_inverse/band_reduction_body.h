@@ -62,7 +62,7 @@ static block_reflector group_reflector(const band_plan *plan, const band_factors
 {
     const int64_t column = group * plan->group, first = column + plan->block;
     return (block_reflector){.first = first,
-                             .width = min_i64(plan->group, plan->panels * plan->block - column),
+                             .width = tchi_min(plan->group, plan->panels * plan->block - column),
                              .v = a + first + column * lda,
                              .ldv = lda,
                              .t = group_t(plan, factors, group),
@@ -71,7 +71,7 @@ static block_reflector group_reflector(const band_plan *plan, const band_factors
 
 static void keep_diagonal(const band_plan *plan, const band_factors *factors, const REAL *a, int64_t lda, int64_t block)
 {
-    const int64_t b = plan->block, begin = block * b, rows = min_i64(b, plan->n - begin);
+    const int64_t b = plan->block, begin = block * b, rows = tchi_min(b, plan->n - begin);
     copy_block(rows, rows, a + begin + begin * lda, lda, factors->diagonal + block * b * b, b);
 }
 
@@ -94,7 +94,7 @@ static void update_and_look_ahead(work_team *team, const REAL_BLAS *blas, const 
     const int64_t rest = h.first + plan->block, from = tile_of(plan, rest);
     for (int64_t i; (i = team_take(team)) <= plan->tiles - from;) {
         const int64_t tile = from + i - 1;
-        const int64_t begin = i == 0 ? h.first : max_i64(rest, tile_begin(plan, tile));
+        const int64_t begin = i == 0 ? h.first : tchi_max(rest, tile_begin(plan, tile));
         update_columns(blas, plan, a, lda, &h, begin, i == 0 ? rest : tile_end(plan, tile), &factors->two_sided);
         if (i == 0 && panel + 1 < plan->panels) {
             reduce_panel(blas, plan, factors, a, lda, panel + 1);
@@ -140,7 +140,7 @@ static void join_group(const REAL_BLAS *blas, const band_plan *plan, const band_
                        int64_t group)
 {
     const int64_t b = plan->block, column = group * plan->group, first = column + b;
-    const int64_t width = min_i64(plan->group, plan->panels * b - column);
+    const int64_t width = tchi_min(plan->group, plan->panels * b - column);
     REAL *t = group_t(plan, factors, group);
     for (int64_t done = b; done < width; done += b) {
         REAL *v1 = a + first + done + column * lda, *v2 = v1 + done * lda;
@@ -189,7 +189,7 @@ static void restore_from_both_sides(work_team *team, const REAL_BLAS *blas, cons
         const int64_t from = tile_of(plan, h.first);
         prepare_two_sided(team, blas, plan, x, ldx, &h, 1, &factors->two_sided);
         for (int64_t i; (i = team_take(team)) < plan->tiles - from;) {
-            update_columns(blas, plan, x, ldx, &h, max_i64(h.first, tile_begin(plan, from + i)),
+            update_columns(blas, plan, x, ldx, &h, tchi_max(h.first, tile_begin(plan, from + i)),
                            tile_end(plan, from + i), &factors->two_sided);
         }
         team_meet(team);

@@ -31,7 +31,7 @@ enum { MIRROR_COLUMNS = 32 };
 static void mirror_lower(work_team *team, int64_t n, REAL *x, int64_t ldx)
 {
     for (int64_t chunk; (chunk = team_take(team)) * MIRROR_COLUMNS < n;) {
-        const int64_t left = chunk * MIRROR_COLUMNS, right = min_i64(left + MIRROR_COLUMNS, n);
+        const int64_t left = chunk * MIRROR_COLUMNS, right = tchi_min(left + MIRROR_COLUMNS, n);
         mirror_square(right - left, x + left * (ldx + 1), ldx);
         for (int64_t i = right; i < n; i++) {
             for (int64_t j = left; j < right; j++) {

@@ -30,7 +30,7 @@ static void project_tile(const REAL_BLAS *blas, const band_plan *plan, const REA
                          const block_reflector *h, int64_t tile, const two_sided_scratch *scratch)
 {
     const int64_t n = plan->n, w = h->width, first = h->first;
-    const int64_t begin = max_i64(tile_begin(plan, tile), first), end = tile_end(plan, tile);
+    const int64_t begin = tchi_max(tile_begin(plan, tile), first), end = tile_end(plan, tile);
     const REAL *v = h->v + begin - first;
     REAL *y = scratch->y + begin - first;
     gemm_columns(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, end - begin, w, end - first, 1, a + begin + first * lda, lda, h->v,
@@ -67,7 +67,7 @@ static void finish_tile(const REAL_BLAS *blas, const band_plan *plan, const bloc
                         int64_t tile, const two_sided_scratch *scratch)
 {
     const int64_t n = plan->n, w = h->width, first = h->first;
-    const int64_t begin = max_i64(tile_begin(plan, tile), first) - first, rows = tile_end(plan, tile) - first - begin;
+    const int64_t begin = tchi_max(tile_begin(plan, tile), first) - first, rows = tile_end(plan, tile) - first - begin;
     const REAL *core = scratch->s + plan->tiles * w * w;
     const REAL *v = h->v + begin;
     REAL *w_right = scratch->right + begin;

@@ -8,6 +8,7 @@
 
 #include "backends/cpu/update/philox.h"
 #include "core/codes.h"
+#include "core/arith.h"
 
 static void divide(int64_t n, double divisor, const void *x_data, void *out_data)
 {
@@ -183,7 +184,7 @@ static void round_at_random(int64_t n, const tchi_cpu_random_run *random, const 
     uint32_t words[AT_ONCE];
     for (int64_t done = 0; done < n; done += AT_ONCE) {
         tchi_cpu_random_run here = *random;
-        int64_t count = n - done < AT_ONCE ? n - done : AT_ONCE;
+        int64_t count = tchi_min(n - done, AT_ONCE);
         here.element += done;
         random_words(count, &here, words);
         cut(count, 0, x + done, words, out + done);
@@ -234,7 +235,7 @@ static void encode_first(int64_t n, const float *x, const float *was, const uint
 static void encode_squares(int64_t n, const float *x, const uint32_t *words, uint8_t *codes, float *scales)
 {
     for (int64_t first = 0; first < n; first += TCH_CODE_BLOCK) {
-        int64_t count = n - first < TCH_CODE_BLOCK ? n - first : TCH_CODE_BLOCK;
+        int64_t count = tchi_min(n - first, TCH_CODE_BLOCK);
         uint32_t scale = tchi_code_scale_squares(extent_of(count, x + first, x + first));
         encode_second(count, x + first, words + first, codes + first, tchi_code_range_squares(scale));
         scales[first / TCH_CODE_BLOCK] = tchi_code_float(scale);
@@ -260,7 +261,7 @@ static void encode_signed(int64_t n, tchi_code_use use, const float *x, const ui
     float decoded[TCH_CODE_BLOCK];
     for (int64_t first = 0; first < n; first += TCH_CODE_BLOCK) {
         int64_t block = first / TCH_CODE_BLOCK;
-        int64_t count = n - first < TCH_CODE_BLOCK ? n - first : TCH_CODE_BLOCK;
+        int64_t count = tchi_min(n - first, TCH_CODE_BLOCK);
         uint32_t second = squares == NULL ? 0u : tchi_code_bits(squares[block]);
         const float *was = use == TCHI_CODE_ADAMW ? x + first : decoded;
         if (use != TCHI_CODE_ADAMW) {
