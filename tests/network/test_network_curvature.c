@@ -1,11 +1,10 @@
 /* What a batch leaves behind in a network: each layer's input and output gradient against single samples in float64,
- * gradients summed anew with weights, and labels the network draws. */
+ * gradients summed anew with weights, and labels drawn by the network. test_network.c has calls without memory. */
 #include <math.h>
 #include <string.h>
 
 #include <torchium/network.h>
 
-#include "support/fakes/counting_allocator.h"
 #include "support/messages.h"
 #include "support/network/network_trial.h"
 #include "support/testing.h"
@@ -15,16 +14,6 @@ static tch_network_config tanh_config(void)
     tch_network_config config = network_trial_small_config();
     config.activation = TCH_ACTIVATION_TANH;
     return config;
-}
-
-/* A network with random weights, a contiguous random batch, and its loss and gradients. */
-static void trial_with_loss(network_trial *s, tch_context *context, const tch_network_config *config, uint64_t stream,
-                            int64_t rows)
-{
-    test_random random = test_random_stream(stream);
-    network_trial_make(s, context, config, &random);
-    network_trial_batch(s, &random, rows, LAYOUT_CONTIGUOUS);
-    CHECK_OK(network_trial_loss(s));
 }
 
 /* Gradients of row `row` alone, left in the reference. */
@@ -271,52 +260,16 @@ static void drawn_labels_follow_the_convention(void **state)
     }
 }
 
-/* With weights of 0 every row has the same outputs, the last biases, and labels are so many draws from one softmax.
- * The sum of (count - expected)^2 / expected over 5 classes has 4 degrees of freedom: above 23.5 once in 10000 seeds,
- * and this seed is fixed. */
-static void drawn_labels_follow_the_softmax(void **state)
-{
-    enum { ROWS = 4000, CLASSES = 5 };
-    const double logits[CLASSES] = {0.5, -1.0, 1.25, 0.0, -2.0};
-    tch_network_config config = tanh_config();
-    test_random random = test_random_stream(510);
-    double counts[CLASSES] = {0}, sum = 0, chi = 0;
-    network_trial s;
-    config.outputs = CLASSES;
-    network_trial_make(&s, *state, &config, &random);
-    memset(s.reference.parameter[2], 0, CLASSES * 5 * sizeof(double));
-    memcpy(s.reference.parameter[3], logits, sizeof logits);
-    for (int i = 2; i < 4; i++) {
-        network_trial_write(*state, tch_network_parameter(s.net, i), s.reference.parameter[i]);
-    }
-    network_trial_batch(&s, &random, ROWS, LAYOUT_CONTIGUOUS);
-    CHECK_OK(network_trial_loss(&s));
-    check_drawn(&s, 7);
-    for (int j = 0; j < CLASSES; j++) {
-        sum += exp(logits[j]);
-    }
-    for (int i = 0; i < ROWS; i++) {
-        counts[(int)s.t[i]] += 1;
-    }
-    for (int j = 0; j < CLASSES; j++) {
-        double expected = ROWS * exp(logits[j]) / sum;
-        chi += (counts[j] - expected) * (counts[j] - expected) / expected;
-    }
-    CHECK(chi < 23.5, "chi-square is %g", chi);
-}
-
 /* A row whose outputs are not finite has no softmax: its gradient is 0, and the others' are as ever. */
 static void rows_that_are_not_finite_draw_nothing(void **state)
 {
     const double bad[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
     for (int k = 0; k < 3; k++) {
         tch_network_config config = tanh_config();
-        test_random random = test_random_stream(520);
         network_trial s;
         config.hidden_count = 0;
         test_case("%g", bad[k]);
-        network_trial_make(&s, *state, &config, &random);
-        network_trial_batch(&s, &random, 4, LAYOUT_CONTIGUOUS);
+        network_trial_open(&s, *state, &config, 520, 4);
         s.x[2 * config.inputs] = bad[k];
         test_tensor_write(s.inputs, s.x);
         CHECK_OK(network_trial_loss(&s));
@@ -329,7 +282,7 @@ static void rows_that_are_not_finite_draw_nothing(void **state)
     }
 }
 
-/* --- refusals and memory ----------------------------------------------------------------------------------------- */
+/* --- refusals ---------------------------------------------------------------------------------------------------- */
 
 static void check_no_batch(network_trial *s)
 {
@@ -343,11 +296,9 @@ static void check_no_batch(network_trial *s)
 static void without_a_batch_everything_is_refused(void **state)
 {
     tch_network_config config = tanh_config();
-    test_random random = test_random_stream(600);
     const int64_t shape[] = {6, 3};
     network_trial s;
-    network_trial_make(&s, *state, &config, &random);
-    network_trial_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
+    network_trial_open(&s, *state, &config, 600, 6);
     test_tensor *outputs = test_tensor_make(*state, TCH_FLOAT32, 2, shape, LAYOUT_CONTIGUOUS);
     test_case("before the first batch");
     check_no_batch(&s);
@@ -369,7 +320,8 @@ static void bad_arguments_are_refused(void **state)
     const int64_t seven = 7, six[] = {6, 1};
     tch_network_layer at = TCH_NETWORK_LAYER_INIT, blank = {0};
     network_trial s;
-    trial_with_loss(&s, *state, &config, 610, 6);
+    network_trial_open(&s, *state, &config, 610, 6);
+    CHECK_OK(network_trial_loss(&s));
     test_case("missing");
     assert_int_equal(tch_network_layer_count(NULL), 0);
     test_check_refused(tch_network_get_layer(NULL, 0, &at), TCH_ERR_INVALID_ARGUMENT, "network");
@@ -396,37 +348,10 @@ static void bad_arguments_are_refused(void **state)
     CHECK(memcmp(before, after, 35 * sizeof *after) == 0, "a refused call wrote gradients");
     test_case("labels of a squared loss");
     config.loss = TCH_LOSS_SQUARED;
-    trial_with_loss(&s, *state, &config, 620, 4);
+    network_trial_open(&s, *state, &config, 620, 4);
+    CHECK_OK(network_trial_loss(&s));
     test_check_refused(tch_network_draw_labels(s.net, 0), TCH_ERR_UNSUPPORTED, "loss");
     check_layers(&s);
-}
-
-/* --- no memory --------------------------------------------------------------------------------------------------- */
-
-/* Each allocation fails once; the call after it succeeds. */
-static bool weights_without(long long allocation)
-{
-    tch_network_config config = tanh_config();
-    test_random random = test_random_stream(710);
-    tch_context *context = NULL;
-    network_trial s;
-    CHECK_OK(tch_context_create(test_device(), &context));
-    trial_with_loss(&s, context, &config, 700, 12);
-    CHECK_OK(tch_memory_trim(context, 0));
-    counting_allocator_arm(&test_counting, allocation);
-    tch_status status = tch_network_draw_labels(s.net, 1);
-    status = status == TCH_OK ? tch_network_weigh_samples(s.net, NULL, 1.0) : status;
-    bool through = network_trial_disarm(allocation, status);
-    CHECK_OK(network_trial_loss(&s));
-    check_weighted(&s, &random);
-    test_release_since(0);
-    tch_context_destroy(context);
-    return through;
-}
-
-static void weights_without_memory(void **state)
-{
-    network_trial_each_allocation(weights_without);
 }
 
 int main(int argc, char **argv)
@@ -435,16 +360,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(layers_are_those_of_each_sample),
         cmocka_unit_test(weighted_gradients_are_sums_over_single_samples),
         cmocka_unit_test(drawn_labels_follow_the_convention),
-        cmocka_unit_test(drawn_labels_follow_the_softmax),
         cmocka_unit_test(rows_that_are_not_finite_draw_nothing),
         cmocka_unit_test(without_a_batch_everything_is_refused),
         cmocka_unit_test(bad_arguments_are_refused),
     };
-    const struct CMUnitTest memory_tests[] = {
-        cmocka_unit_test(weights_without_memory),
-    };
     test_begin(argc, argv);
-    int failed = cmocka_run_group_tests_name("network_curvature", tests, test_open_context, test_close_context);
-    return failed + cmocka_run_group_tests_name("network_curvature_memory", memory_tests, test_counting_install,
-                                                test_counting_remove);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
 }

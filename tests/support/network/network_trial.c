@@ -109,6 +109,14 @@ void network_trial_make(network_trial *s, tch_context *context, const tch_networ
     test_tensor_write(s->totals, zeros);
 }
 
+void network_trial_open(network_trial *s, tch_context *context, const tch_network_config *config, uint64_t stream,
+                        int64_t rows)
+{
+    test_random random = test_random_stream(stream);
+    network_trial_make(s, context, config, &random);
+    network_trial_batch(s, &random, rows, LAYOUT_CONTIGUOUS);
+}
+
 void network_trial_clear(network_trial *s)
 {
     CHECK_OK(tch_tensor_fill(s->context, &s->totals->tensor, 0.0));

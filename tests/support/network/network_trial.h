@@ -24,6 +24,10 @@ tch_network_config network_trial_small_config(void);
 /* A network with random weights and biases, and totals of 0. */
 void network_trial_make(network_trial *s, tch_context *context, const tch_network_config *config, test_random *random);
 
+/* Both at once, from a stream of random numbers: the network and a contiguous batch. */
+void network_trial_open(network_trial *s, tch_context *context, const tch_network_config *config, uint64_t stream,
+                        int64_t rows);
+
 /* A random batch. */
 void network_trial_batch(network_trial *s, test_random *random, int64_t rows, test_layout layout);
 
