@@ -170,6 +170,16 @@ def test_strides_may_be_missing_and_offsets_count():
     close(product(a, b, 3), a.array @ a.array)
 
 
+def test_missing_strides_are_those_of_a_contiguous_array():
+    """An optimizer's parameter that tells its strides at first, and none at the step, is the same tensor."""
+    array = random_array(3, 2)
+    expected = array - 0.5
+    optimizer = _C.Optimizer("cpu")
+    optimizer.add_group({"kind": "sgd", "lr": 0.5}, [Producer(array)], ["a"], [True])
+    assert optimizer.step([Producer(array, strides=None)], [np.ones((3, 2))]) is None
+    close(array, expected)
+
+
 @pytest.mark.parametrize("version", [(0, 8), (2, 0), (4000000000, 0)])
 def test_another_major_version_is_given_back_unopened(version):
     a = Producer(random_array(2, 2), version=version, data=8, ndim=-5)
