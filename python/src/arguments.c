@@ -8,16 +8,6 @@
 
 #include "errors.h"
 
-int py_wrong_type(PyObject *value, const char *expected)
-{
-    PyObject *type = py_type_name(value);
-    if (type != NULL) {
-        PyErr_Format(PyExc_TypeError, "%s, got an object of type %U", expected, type);
-        Py_DECREF(type);
-    }
-    return -1;
-}
-
 int py_refuse_type(PyObject *value, const char *name, const char *expected)
 {
     PyObject *type = py_type_name(value);
@@ -92,7 +82,8 @@ static PyObject *result_of(PyObject *object, const char *name)
     return result;
 }
 
-int py_check_readable(PyObject *value, const char *name)
+/* Refuses a tensor whose storage was shrunk under it, before its own __float__ or __index__ reads what is gone. */
+static int check_readable(PyObject *value, const char *name)
 {
     if (PyLong_Check(value) || PyFloat_Check(value)) {
         return 0;
@@ -109,9 +100,9 @@ int py_check_readable(PyObject *value, const char *name)
     return 0;
 }
 
-int py_take_double(PyObject *value, const char *name, double *result)
+int py_take_real(PyObject *value, const char *name, double *result)
 {
-    if (py_check_readable(value, name) < 0) {
+    if (check_readable(value, name) < 0) {
         return -1;
     }
     double number = PyFloat_AsDouble(value);
@@ -122,11 +113,19 @@ int py_take_double(PyObject *value, const char *name, double *result)
         }
         return -1;
     }
-    if (isnan(number)) {
+    *result = number;
+    return 0;
+}
+
+int py_take_double(PyObject *value, const char *name, double *result)
+{
+    if (py_take_real(value, name, result) < 0) {
+        return -1;
+    }
+    if (isnan(*result)) {
         PyErr_Format(PyExc_ValueError, "%s must be a number, got nan", name);
         return -1;
     }
-    *result = number;
     return 0;
 }
 
@@ -135,7 +134,7 @@ int py_take_int(PyObject *value, const char *name, int64_t low, int64_t high, in
     if (!PyIndex_Check(value)) {
         return py_refuse_type(value, name, "an integer");
     }
-    if (py_check_readable(value, name) < 0) {
+    if (check_readable(value, name) < 0) {
         return -1;
     }
     PyObject *integer = PyNumber_Index(value);

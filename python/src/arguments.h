@@ -14,28 +14,16 @@ int py_arguments(const char *function, const char *const *names, int required, P
 #define PY_TAKE(function, required, ...)                                                                               \
     static const char *const names[] = {__VA_ARGS__, NULL};                                                            \
     PyObject *v[sizeof names / sizeof names[0] - 1];                                                                   \
-    (void)object;                                                                                                      \
     if (py_arguments(function, names, required, args, count, keywords, v) < 0) {                                       \
         return NULL;                                                                                                   \
     }
 
-/* The same for a function without arguments. */
-#define PY_TAKE_NONE(function)                                                                                         \
-    static const char *const names[] = {NULL};                                                                         \
-    (void)object;                                                                                                      \
-    if (py_arguments(function, names, 0, args, count, keywords, NULL) < 0) {                                           \
-        return NULL;                                                                                                   \
-    }
-
-/* "EXPECTED, got an object of type TYPE" and "NAME must be EXPECTED, got an object of type TYPE", as a TypeError; an
- * object is not asked to describe itself. Always -1. */
-int py_wrong_type(PyObject *value, const char *expected);
+/* "NAME must be EXPECTED, got an object of type TYPE", as a TypeError; an object is not asked to describe itself. Always
+ * -1. */
 int py_refuse_type(PyObject *value, const char *name, const char *expected);
 
-/* Refuses a tensor whose storage was shrunk under it, before its own __float__ or __index__ reads what is gone. */
-int py_check_readable(PyObject *value, const char *name);
-
-/* A real number; NaN is refused. */
+/* A real number, and one that is not NaN. */
+int py_take_real(PyObject *value, const char *name, double *result);
 int py_take_double(PyObject *value, const char *name, double *result);
 
 /* An integer between `low` and `high`. */

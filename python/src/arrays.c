@@ -68,26 +68,27 @@ int py_array_refuse_because(PyObject *exception, const py_operand *operand, cons
 
 /* --- one array --------------------------------------------------------------------------------------------------- */
 
-static int refuse_dtype(const py_operand *operand, tch_dtype dtype)
+const char *py_dtype_text(tch_dtype dtype, char *text, size_t size)
 {
     static const char *const kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
-    char text[64];
     if (dtype.code >= sizeof kinds / sizeof kinds[0] || dtype.lanes != 1) {
-        snprintf(text, sizeof text, "of code %u, %u bits, %u lanes", dtype.code, dtype.bits, dtype.lanes);
+        snprintf(text, size, "of code %u, %u bits, %u lanes", dtype.code, dtype.bits, dtype.lanes);
     } else if (dtype.code == 6) {
-        snprintf(text, sizeof text, "bool");
+        snprintf(text, size, "bool");
     } else {
-        snprintf(text, sizeof text, "%s%u", kinds[dtype.code], dtype.bits);
+        snprintf(text, size, "%s%u", kinds[dtype.code], dtype.bits);
     }
-    if (dtype.code == 5) {
-        PyErr_Format(
-            PyExc_TypeError,
-            "%s has dtype %s: complex numbers are not supported, expected float16, bfloat16, float32 or float64",
-            operand->name, text);
-        return -1;
-    }
-    PyErr_Format(PyExc_TypeError, "%s has dtype %s, expected float16, bfloat16, float32, float64, int32 or int64",
-                 operand->name, text);
+    return text;
+}
+
+static int refuse_dtype(const py_operand *operand, tch_dtype dtype)
+{
+    char text[64];
+    const char *expected = dtype.code == 5
+                               ? ": complex numbers are not supported, expected float16, bfloat16, float32 or float64"
+                               : ", expected float16, bfloat16, float32, float64, int32 or int64";
+    PyErr_Format(PyExc_TypeError, "%s has dtype %s%s", operand->name, py_dtype_text(dtype, text, sizeof text),
+                 expected);
     return -1;
 }
 
@@ -237,24 +238,21 @@ static bool is_absent(const py_operand *operand)
     return operand->object == NULL || operand->object == Py_None;
 }
 
-bool py_torch_is_capturing(void)
+int py_ask_torch(py_question *question)
 {
-    static PyObject *module_name, *name;
-    if (name == NULL) {
-        module_name = PyUnicode_InternFromString("torch.cuda");
-        name = PyUnicode_InternFromString("is_current_stream_capturing");
+    if (question->function_name == NULL) {
+        question->module_name = PyUnicode_InternFromString(question->module);
+        question->function_name = PyUnicode_InternFromString(question->function);
     }
-    PyObject *modules = PyImport_GetModuleDict();
-    PyObject *module = name != NULL && module_name != NULL ? PyDict_GetItemWithError(modules, module_name) : NULL;
+    bool named = question->module_name != NULL && question->function_name != NULL;
+    PyObject *module = named ? PyDict_GetItemWithError(PyImport_GetModuleDict(), question->module_name) : NULL;
     Py_XINCREF(module);
-    PyObject *question = module != NULL ? PyObject_GetAttr(module, name) : NULL;
-    PyObject *answer = question != NULL ? PyObject_CallNoArgs(question) : NULL;
-    bool capturing = answer == Py_True;
-    Py_XDECREF(answer);
-    Py_XDECREF(question);
+    PyObject *function = module != NULL ? PyObject_GetAttr(module, question->function_name) : NULL;
+    PyObject *answer = function != NULL ? PyObject_CallNoArgs(function) : NULL;
     Py_XDECREF(module);
-    PyErr_Clear();
-    return capturing;
+    Py_XDECREF(function);
+    Py_XDECREF(answer);
+    return PyErr_Occurred() ? -1 : answer == Py_True;
 }
 
 int py_arrays_stream(const py_array *arrays, tch_tensor *const *tensors, const py_operand *operands, int count,

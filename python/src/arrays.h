@@ -59,9 +59,17 @@ void py_operands_free(py_operands *operands);
 int py_arrays_take(py_array *arrays, tch_tensor **tensors, const py_operand *operands, int count, PyObject *given,
                    py_stream *stream);
 
-/* Whether PyTorch is recording a graph from its current stream, which is not the default one: from that nothing can be
- * recorded. */
-bool py_torch_is_capturing(void);
+/* A function of PyTorch's without arguments, and its names as Python strings once they were needed. */
+typedef struct py_question {
+    const char *module, *function;
+    PyObject *module_name, *function_name;
+} py_question;
+
+/* Whether it answers True; 0 without PyTorch, -1 with an exception set. */
+int py_ask_torch(py_question *question);
+
+/* "float32", "bool" or "of code 99, 3 bits, 1 lanes". */
+const char *py_dtype_text(tch_dtype dtype, char *text, size_t size);
 
 /* Gives back what py_arrays_take took. An exception that is set stays. */
 void py_arrays_release(py_array *arrays, tch_tensor *const *tensors, int count);

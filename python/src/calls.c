@@ -32,12 +32,22 @@ static int check_stream(tch_device device, PyObject *stream)
     return 0;
 }
 
+/* Whether PyTorch is recording a graph from its current stream, which is not the default one: from that nothing can be
+ * recorded. */
+static bool is_capturing(void)
+{
+    static py_question capturing = {"torch.cuda", "is_current_stream_capturing", NULL, NULL};
+    int answer = py_ask_torch(&capturing);
+    PyErr_Clear();
+    return answer == 1;
+}
+
 /* A stream that may be gone after the call is only visited: the context of the default stream goes there and comes
  * back, and no context remembers it. */
 static py_context *borrow_place(tch_device device, const py_stream *stream)
 {
     bool visit = stream->passing && device.type == TCH_DEVICE_CUDA;
-    bool capturing = stream->asked && stream->handle != NULL && py_torch_is_capturing();
+    bool capturing = stream->asked && stream->handle != NULL && is_capturing();
     py_context *place = py_context_borrow(device, visit ? NULL : stream->handle, capturing);
     if (place == NULL || !visit) {
         return place;
@@ -117,7 +127,7 @@ static int make_result(py_call *call, int index, int like, const py_shape *shape
 void py_call_make(py_call *call, int index, int like, py_shape shape)
 {
     if (!call->failed) {
-        call->failed = shape.rank < 0 || make_result(call, index, like, &shape) < 0;
+        call->failed = make_result(call, index, like, &shape) < 0;
     }
 }
 

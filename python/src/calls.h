@@ -11,7 +11,11 @@
 #include "arrays.h"
 #include "contexts.h"
 #include "python.h"
-#include "results.h"
+
+typedef struct py_shape {
+    int32_t rank;
+    int64_t sizes[TCH_MAX_RANK];
+} py_shape;
 
 #define PY_CALL_ARRAYS 6
 #define PY_CALL_RESULTS 2
@@ -54,6 +58,25 @@ int64_t py_library_clock(int64_t began);
         (void)py_library_clock(py_began_);                                                                             \
         Py_END_ALLOW_THREADS                                                                                           \
     } while (0)
+
+/* --- shapes of results ------------------------------------------------------------------------------------------- */
+
+/* That of `a`; [..., n] for a [..., n, n]; [..., rows, columns] for a [..., m, n]; [..., m, m] for it, or [..., n, n]. */
+py_shape py_shape_like(const tch_tensor *a);
+py_shape py_shape_rows(const tch_tensor *a);
+py_shape py_shape_matrices(const tch_tensor *a, int64_t rows, int64_t columns);
+py_shape py_shape_gram(const tch_tensor *a, bool transpose);
+
+/* [..., m, n] for a [..., m, k] and b [..., k, n], leading dimensions broadcast. */
+py_shape py_shape_product(const tch_tensor *a, const tch_tensor *b);
+
+/* [..., m p, n q], [..., m p, r] and [..., m, p] for a [..., m, n], b [..., p, q] and x. The leading dimensions are
+ * those of the argument that has any; the library checks that the others agree. */
+py_shape py_shape_kronecker(const tch_tensor *a, const tch_tensor *b);
+py_shape py_shape_kronecker_matmul(const tch_tensor *a, const tch_tensor *b, const tch_tensor *x);
+py_shape py_shape_kronecker_apply(const tch_tensor *a, const tch_tensor *b, const tch_tensor *x);
+
+/* --- a function -------------------------------------------------------------------------------------------------- */
 
 /* Behind PY_TAKE: argument `i` as an array that is read or written, and where None may stand for none; or None. */
 #define PY_IN(i) ((py_operand){v[i], names[i], PY_REQUIRED})

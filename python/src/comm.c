@@ -1,65 +1,61 @@
-/* See comm.h. */
-#include "comm.h"
+/* A group of processes for the library from a function of the caller's, and the placements of its parameters. The
+ * library calls the function without the GIL, which is taken here. */
+#include "session.h"
 
 #include "arguments.h"
 #include "errors.h"
 
 /* --- collectives ------------------------------------------------------------------------------------------------- */
 
-static tch_status call_collective(py_comm *group, const char *operation, const void *send, void *receive,
-                                  PyObject *numbers, void *stream)
+/* Without `counts`, `number` is what there is to tell: bytes or elements. */
+static tch_status call_collective(py_session *self, const char *operation, const void *send, void *receive,
+                                  int64_t number, const tch_comm_counts *counts, void *stream)
 {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    int32_t n = self->ranks;
+    PyObject *numbers =
+        counts == NULL
+            ? PyLong_FromLongLong(number)
+            : Py_BuildValue("NNNN", py_list_numbers(counts->send_offsets, n), py_list_numbers(counts->send_bytes, n),
+                            py_list_numbers(counts->receive_offsets, n), py_list_numbers(counts->receive_bytes, n));
     PyObject *result = numbers == NULL ? NULL
-                                       : PyObject_CallFunction(group->collective, "sKKOK", operation,
+                                       : PyObject_CallFunction(self->collective, "sKKNK", operation,
                                                                (unsigned long long)(uintptr_t)send,
                                                                (unsigned long long)(uintptr_t)receive, numbers,
                                                                (unsigned long long)(uintptr_t)stream);
-    Py_XDECREF(numbers);
+    tch_status status = result != NULL ? TCH_OK : TCH_ERR_COMM;
     if (result == NULL) {
-        PyErr_Fetch(&group->error_type, &group->error_value, &group->error_trace);
-        return TCH_ERR_COMM;
+        PyErr_Fetch(&self->error[0], &self->error[1], &self->error[2]);
     }
-    Py_DECREF(result);
-    return TCH_OK;
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+    return status;
 }
 
 static tch_status all_gather(void *user, const void *send, void *receive, int64_t bytes, void *stream)
 {
-    PyGILState_STATE gil = PyGILState_Ensure();
-    tch_status status = call_collective(user, "all_gather", send, receive, PyLong_FromLongLong(bytes), stream);
-    PyGILState_Release(gil);
-    return status;
+    return call_collective(user, "all_gather", send, receive, bytes, NULL, stream);
 }
 
 static tch_status all_to_all(void *user, const void *send, void *receive, const tch_comm_counts *counts, void *stream)
 {
-    py_comm *group = user;
-    PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *numbers = Py_BuildValue(
-        "NNNN", py_list_numbers(counts->send_offsets, group->size), py_list_numbers(counts->send_bytes, group->size),
-        py_list_numbers(counts->receive_offsets, group->size), py_list_numbers(counts->receive_bytes, group->size));
-    tch_status status = call_collective(group, "all_to_all", send, receive, numbers, stream);
-    PyGILState_Release(gil);
-    return status;
+    return call_collective(user, "all_to_all", send, receive, 0, counts, stream);
 }
 
 static tch_status reduce_max(void *user, int32_t *values, int32_t count, void *stream)
 {
-    PyGILState_STATE gil = PyGILState_Ensure();
-    tch_status status = call_collective(user, "reduce_max", values, values, PyLong_FromLong(count), stream);
-    PyGILState_Release(gil);
-    return status;
+    return call_collective(user, "reduce_max", values, values, count, NULL, stream);
 }
 
 /* --- the group --------------------------------------------------------------------------------------------------- */
 
-int py_comm_open(PyObject *given, py_comm *group)
+int py_comm_open(PyObject *given, py_session *self)
 {
     static const tch_comm_ops ops = {sizeof ops, all_gather, all_to_all, reduce_max, NULL, NULL, NULL};
     tch_comm_config config = TCH_COMM_CONFIG_INIT;
     int64_t rank, size;
     if (!PyTuple_Check(given) || PyTuple_Size(given) != 4) {
-        return py_wrong_type(given, "group must be (name, rank, size, collective), or None");
+        return py_refuse_type(given, "group", "(name, rank, size, collective), or None");
     }
     PyObject *collective = PyTuple_GetItem(given, 3);
     if (py_take_string(PyTuple_GetItem(given, 0), "the group's name", &config.name) < 0 ||
@@ -72,50 +68,16 @@ int py_comm_open(PyObject *given, py_comm *group)
         return -1;
     }
     config.rank = (int32_t)rank;
-    config.size = group->size = (int32_t)size;
+    config.size = self->ranks = (int32_t)size;
     config.ops = &ops;
-    config.user = group;
-    tch_status status = tch_comm_create(&config, &group->comm);
+    config.user = self;
+    tch_status status = tch_comm_create(&config, &self->comm);
     if (status != TCH_OK) {
         py_fail(status);
         return -1;
     }
-    group->collective = Py_NewRef(collective);
+    self->collective = Py_NewRef(collective);
     return 0;
-}
-
-bool py_comm_raise(py_comm *group)
-{
-    if (group->error_type == NULL) {
-        return false;
-    }
-    PyErr_Restore(group->error_type, group->error_value, group->error_trace);
-    group->error_type = group->error_value = group->error_trace = NULL;
-    return true;
-}
-
-int py_comm_fail(py_comm *group, py_chunks *memory, tch_status status)
-{
-    return py_comm_raise(group) ? -1 : py_chunks_fail(memory, status);
-}
-
-int py_comm_traverse(const py_comm *group, visitproc visit, void *arg)
-{
-    Py_VISIT(group->collective);
-    Py_VISIT(group->error_type);
-    Py_VISIT(group->error_value);
-    Py_VISIT(group->error_trace);
-    return 0;
-}
-
-void py_comm_clear(py_comm *group)
-{
-    tch_comm_destroy(group->comm);
-    group->comm = NULL;
-    Py_CLEAR(group->collective);
-    Py_CLEAR(group->error_type);
-    Py_CLEAR(group->error_value);
-    Py_CLEAR(group->error_trace);
 }
 
 /* --- placements -------------------------------------------------------------------------------------------------- */
@@ -124,7 +86,7 @@ void py_comm_clear(py_comm *group)
 static int take_sizes(PyObject *tuple, int32_t count, int64_t *sizes)
 {
     if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) > TCH_MAX_RANK || (count >= 0 && PyTuple_Size(tuple) != count)) {
-        return py_wrong_type(tuple, "a shard's start, size and offset must be tuples, as long as the shape");
+        return py_refuse_type(tuple, "a shard's start, size and offset", "tuples, as long as the shape");
     }
     bool failed = py_take_ints(tuple, "a size of a placement", 0, INT64_MAX / 8, sizes) < 0;
     return failed ? -1 : (int)PyTuple_Size(tuple);
@@ -134,7 +96,7 @@ static int take_shard(PyObject *tuple, int32_t ndim, tch_shard *shard)
 {
     int64_t rank;
     if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != 4) {
-        return py_wrong_type(tuple, "a shard must be (rank, start, size, offset)");
+        return py_refuse_type(tuple, "a shard", "(rank, start, size, offset)");
     }
     if (py_take_int(PyTuple_GetItem(tuple, 0), "the rank of a shard", 0, INT32_MAX, &rank) < 0 ||
         take_sizes(PyTuple_GetItem(tuple, 1), ndim, shard->start) < 0 ||
@@ -190,7 +152,7 @@ tch_placement *py_placements(PyObject *list, Py_ssize_t count)
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *entry = PyTuple_GetItem(list, i);
         if (!is_entry(entry)) {
-            py_wrong_type(entry, "a placement must be None or (shape, shards)");
+            py_refuse_type(entry, "a placement", "None or (shape, shards)");
             return NULL;
         }
         total += entry == Py_None ? 0 : PyTuple_Size(shards_of(entry));

@@ -30,28 +30,6 @@ void py_context_return(py_context *place);
  * exception of that failure. */
 int py_contexts_visit(tch_device device, tch_status (*visit)(tch_context *context, void *user), void *user);
 
-/* What an object has that keeps a context of its own. A method has the object to itself from py_runner_enter on, also
- * while the GIL is released, and only in the process that made it: a child of a fork leaves it alone. */
-typedef struct py_runner {
-    tch_device device;
-    tch_context *context;
-    bool busy;
-    long process;
-    bool has_stream;
-    void *stream;
-} py_runner;
-
-/* 0, or -1 with a RuntimeError that calls the object `name`; `made` is whether its making succeeded. */
-int py_runner_enter(py_runner *runner, const char *name, bool made);
-void py_runner_leave(py_runner *runner);
-
-/* The end of a method: None, or the exception of the status. */
-PyObject *py_runner_done(py_runner *runner, tch_status status);
-
-/* Makes the library's calls go to the stream that the arrays of a call are worked on. 0, or -1 with an exception
- * set. */
-int py_runner_follow(py_runner *runner, void *stream);
-
 /* "cpu" or "cuda:1", as tch_context_create reads it. */
 const char *py_device_text(tch_device device, char *text, size_t size);
 

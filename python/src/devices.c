@@ -9,11 +9,9 @@
 #include "contexts.h"
 #include "errors.h"
 
-static PyObject *library_path(PyObject *module, PyObject *unused)
+static PyObject *library_path(PY_NO_ARGUMENTS)
 {
     Dl_info info;
-    (void)module;
-    (void)unused;
     if (dladdr(PY_SLOT(tch_version), &info) == 0 || info.dli_fname == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "the loader does not say where libtorchium is");
         return NULL;
@@ -21,20 +19,17 @@ static PyObject *library_path(PyObject *module, PyObject *unused)
     return PyUnicode_DecodeFSDefault(info.dli_fname);
 }
 
-static PyObject *library_time(PyObject *module, PyObject *unused)
+static PyObject *library_time(PY_NO_ARGUMENTS)
 {
-    (void)module;
-    (void)unused;
     return PyLong_FromLongLong((long long)py_library_time());
 }
 
 /* --- what there is ----------------------------------------------------------------------------------------------- */
 
-static PyObject *device_count(PyObject *module, PyObject *kind)
+static PyObject *device_count(PY_ONE_ARGUMENT(kind))
 {
     static const char *const words[] = {"cpu", "cuda", NULL};
     int index;
-    (void)module;
     if (py_take_word(kind, "kind", words, &index) < 0) {
         return NULL;
     }
@@ -59,12 +54,10 @@ static PyObject *describe_device(tch_device device)
                          (int)info.compute_major, (int)info.compute_minor, "processors", (int)info.processors);
 }
 
-static PyObject *devices(PyObject *module, PyObject *unused)
+static PyObject *devices(PY_NO_ARGUMENTS)
 {
     static const tch_device_type types[] = {TCH_DEVICE_CPU, TCH_DEVICE_CUDA};
     PyObject *list = PyList_New(0);
-    (void)module;
-    (void)unused;
     for (int t = 0; list != NULL && t < 2; t++) {
         int32_t count = tch_device_count(types[t]);
         for (int32_t i = 0; list != NULL && i < count; i++) {
@@ -86,11 +79,9 @@ static PyObject *describe_backend(int32_t index)
                          py_text(info.library), "details", py_text(info.details), "reason", py_text(info.reason));
 }
 
-static PyObject *backends(PyObject *module, PyObject *unused)
+static PyObject *backends(PY_NO_ARGUMENTS)
 {
     PyObject *list = PyList_New(0);
-    (void)module;
-    (void)unused;
     int32_t count = tch_backend_count();
     for (int32_t i = 0; list != NULL && i < count; i++) {
         py_append(&list, describe_backend(i));
@@ -128,11 +119,10 @@ static int ensure_context(tch_device device)
     return 0;
 }
 
-static PyObject *memory_info(PyObject *module, PyObject *argument)
+static PyObject *memory_info(PY_ONE_ARGUMENT(argument))
 {
     tch_device device;
     tch_memory_info sum = TCH_MEMORY_INFO_INIT;
-    (void)module;
     if (py_take_device(argument, "device", &device) < 0 || ensure_context(device) < 0 ||
         py_contexts_visit(device, add_figures, &sum) < 0) {
         return NULL;
@@ -166,10 +156,9 @@ static tch_status wait_for_context(tch_context *context, void *user)
     return tch_context_synchronize(context);
 }
 
-static PyObject *synchronize(PyObject *module, PyObject *argument)
+static PyObject *synchronize(PY_ONE_ARGUMENT(argument))
 {
     tch_device device;
-    (void)module;
     if (py_take_device(argument, "device", &device) < 0 || py_contexts_visit(device, wait_for_context, NULL) < 0) {
         return NULL;
     }
@@ -178,10 +167,9 @@ static PyObject *synchronize(PyObject *module, PyObject *argument)
 
 /* --- threads ----------------------------------------------------------------------------------------------------- */
 
-static PyObject *set_num_threads(PyObject *module, PyObject *argument)
+static PyObject *set_num_threads(PY_ONE_ARGUMENT(argument))
 {
     int64_t threads;
-    (void)module;
     if (py_take_int(argument, "count", INT32_MIN, INT32_MAX, &threads) < 0) {
         return NULL;
     }
@@ -189,10 +177,8 @@ static PyObject *set_num_threads(PyObject *module, PyObject *argument)
     return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
 }
 
-static PyObject *get_num_threads(PyObject *module, PyObject *unused)
+static PyObject *get_num_threads(PY_NO_ARGUMENTS)
 {
-    (void)module;
-    (void)unused;
     return PyLong_FromLong(tch_get_num_threads());
 }
 

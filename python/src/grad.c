@@ -4,7 +4,6 @@
 
 #include "arguments.h"
 #include "calls.h"
-#include "layer.h"
 
 static int take_layer(PyObject *layer, PyObject *scale, tch_layer *result)
 {
@@ -125,44 +124,6 @@ static PyObject *grad_natural_weights(PY_ARGUMENTS)
     return py_call_end(&call);
 }
 
-/* --- curvature --------------------------------------------------------------------------------------------------- */
-
-static PyObject *grad_factors(PY_ARGUMENTS)
-{
-    PY_TAKE("grad_factors", 9, "layer", "input", "output_gradient", "bias", "sharing", "alpha", "beta", "input_factor",
-            "output_factor", "scale", "stream");
-    static const char *const sharings[] = {"expand", "reduce", NULL};
-    tch_layer layer;
-    double alpha, beta;
-    bool bias;
-    int sharing;
-    if (take_layer(v[0], v[9], &layer) < 0 || py_take_bool(v[3], "bias", &bias) < 0 ||
-        py_take_word(v[4], "sharing", sharings, &sharing) < 0 || py_take_double(v[5], "alpha", &alpha) < 0 ||
-        py_take_double(v[6], "beta", &beta) < 0) {
-        return NULL;
-    }
-    PY_BEGIN(v[10], NULL, PY_MAYBE_IN(1), PY_MAYBE_IN(2), PY_MAYBE_OUT(7), PY_MAYBE_OUT(8));
-    PY_CALL(call,
-            tch_grad_factors(call.context, &layer, t[0], t[1], bias, (tch_sharing)sharing, alpha, beta, t[2], t[3]));
-    return py_call_end(&call);
-}
-
-static PyObject *grad_scales(PY_ARGUMENTS)
-{
-    PY_TAKE("grad_scales", 9, "layer", "input", "output_gradient", "bias", "input_basis", "output_basis", "alpha",
-            "beta", "scales", "scale", "stream");
-    tch_layer layer;
-    double alpha, beta;
-    bool bias;
-    if (take_layer(v[0], v[9], &layer) < 0 || py_take_bool(v[3], "bias", &bias) < 0 ||
-        py_take_double(v[6], "alpha", &alpha) < 0 || py_take_double(v[7], "beta", &beta) < 0) {
-        return NULL;
-    }
-    PY_BEGIN(v[10], NULL, PY_IN(1), PY_IN(2), PY_IN(4), PY_IN(5), PY_OUT(8));
-    PY_CALL(call, tch_grad_scales(call.context, &layer, t[0], t[1], bias, t[2], t[3], alpha, beta, t[4]));
-    return py_call_end(&call);
-}
-
 int py_grad_register(PyObject *module)
 {
     static PyMethodDef functions[] = {
@@ -174,8 +135,6 @@ int py_grad_register(PyObject *module)
         PY_METHOD("grad_tied_norms", grad_tied_norms, "norms += what a weight of an embedding and a linear layer adds"),
         PY_METHOD("grad_clip_weights", grad_clip_weights, "weights = min(1, max_norm / (sqrt(norms) + 1e-6))"),
         PY_METHOD("grad_natural_weights", grad_natural_weights, "weights = (gram + B damping I)^-1 rhs"),
-        PY_METHOD("grad_factors", grad_factors, "the factors of KFAC, updated"),
-        PY_METHOD("grad_scales", grad_scales, "the scales of EKFAC, updated"),
         {NULL, NULL, 0, NULL},
     };
     return PyModule_AddFunctions(module, functions);

@@ -14,6 +14,77 @@
 
 enum { LOG_SIZE = 1 << 16 };
 
+PyTypeObject *py_kernel_type; /* there is room for one interpreter only, see module.c */
+
+/* --- what is to be compiled -------------------------------------------------------------------------------------- */
+
+typedef struct kernel_source {
+    tch_kernel_config config;
+    PyObject *options, *includes; /* keep the texts alive */
+    const char **option_texts, **include_texts;
+} kernel_source;
+
+/* A list or tuple of strings: *items keeps them alive. */
+static int take_strings(PyObject *value, const char *name, PyObject **items, const char ***strings, int32_t *count)
+{
+    *items = PyUnicode_Check(value) || !PySequence_Check(value) ? NULL : PySequence_Tuple(value);
+    Py_ssize_t length = *items != NULL ? PyTuple_Size(*items) : 0;
+    if (*items == NULL || length > INT32_MAX) {
+        if (!PyErr_Occurred()) {
+            PyErr_Format(PyExc_TypeError, "%s must be a sequence of strings", name);
+        }
+        return -1;
+    }
+    *strings = PyMem_Calloc((size_t)length + 1, sizeof **strings);
+    if (*strings == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < length; i++) {
+        char label[48];
+        snprintf(label, sizeof label, "%s[%d]", name, (int)i);
+        if (py_take_string(PyTuple_GetItem(*items, i), label, &(*strings)[i]) < 0) {
+            return -1;
+        }
+    }
+    *count = (int32_t)length;
+    return 0;
+}
+
+static int take_optional(PyObject *value, const char *name, const char **text)
+{
+    return value == Py_None ? 0 : py_take_string(value, name, text);
+}
+
+static void release_source(kernel_source *source)
+{
+    PyMem_Free((void *)source->option_texts);
+    PyMem_Free((void *)source->include_texts);
+    Py_XDECREF(source->options);
+    Py_XDECREF(source->includes);
+}
+
+/* Takes source, path, name, options, includes and cache, of which source or path may be None. 0, or -1 with an
+ * exception set and nothing to release. The texts are good while the caller holds the objects. */
+static int take_source(kernel_source *source, PyObject *const *values)
+{
+    tch_kernel_config *config = &source->config;
+    bool cache = true;
+    *source = (kernel_source){.config = TCH_KERNEL_CONFIG_INIT};
+    if (take_optional(values[0], "source", &config->source) < 0 ||
+        take_optional(values[1], "path", &config->path) < 0 || py_take_string(values[2], "name", &config->name) < 0 ||
+        take_strings(values[3], "options", &source->options, &source->option_texts, &config->option_count) < 0 ||
+        take_strings(values[4], "includes", &source->includes, &source->include_texts, &config->include_count) < 0 ||
+        py_take_bool(values[5], "cache", &cache) < 0) {
+        release_source(source);
+        return -1;
+    }
+    config->options = source->option_texts;
+    config->includes = source->include_texts;
+    config->use_cache = cache;
+    return 0;
+}
+
 /* --- compiling --------------------------------------------------------------------------------------------------- */
 
 /* A C++ compiler on the CPU says of a wrong name what it thinks of all texts of ours in which the name stands: the
@@ -104,25 +175,24 @@ static int compile_kernel(py_kernel *self, tch_kernel_config *config)
 /* Everything is settled when the object is made, so that there is no half-made one. */
 static int prepare_kernel(py_kernel *self, PyObject *device, PyObject *const *source)
 {
-    py_kernel_source taken;
-    if (py_take_device(device, "device", &self->device) < 0 || py_kernel_source_take(&taken, source) < 0) {
+    kernel_source taken;
+    if (py_take_device(device, "device", &self->device) < 0 || take_source(&taken, source) < 0) {
         return -1;
     }
     int failed = compile_kernel(self, &taken.config);
-    py_kernel_source_release(&taken);
+    release_source(&taken);
     return failed;
 }
 
 static PyObject *new_kernel(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"device", "source", "path", "name", "options", "includes", "cache", NULL};
-    PyObject *device, *v[PY_KERNEL_SOURCE];
+    PyObject *device, *v[6];
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOOOOOO:Kernel", names, &device, &v[0], &v[1], &v[2], &v[3],
                                      &v[4], &v[5])) {
         return NULL;
     }
-    allocfunc allocate = (allocfunc)(uintptr_t)PyType_GetSlot(type, Py_tp_alloc);
-    py_kernel *self = (py_kernel *)(void *)allocate(type, 0);
+    py_kernel *self = (py_kernel *)(void *)PyType_GenericAlloc(type, 0);
     if (self == NULL) {
         return NULL;
     }
@@ -234,9 +304,8 @@ static PyObject *launch_kernel(PY_ARGUMENTS)
 
 /* --- what it is -------------------------------------------------------------------------------------------------- */
 
-static PyObject *list_parameters(PY_ARGUMENTS)
+static PyObject *list_parameters(PY_NO_ARGUMENTS)
 {
-    PY_TAKE_NONE("parameters");
     py_kernel *self = (py_kernel *)object;
     PyObject *list = PyList_New(self->count);
     for (int32_t i = 0; list != NULL && i < self->count; i++) {
@@ -248,9 +317,8 @@ static PyObject *list_parameters(PY_ARGUMENTS)
     return list;
 }
 
-static PyObject *describe_kernel(PY_ARGUMENTS)
+static PyObject *describe_kernel(PY_NO_ARGUMENTS)
 {
-    PY_TAKE_NONE("info");
     py_kernel *self = (py_kernel *)object;
     tch_kernel_info is = TCH_KERNEL_INFO_INIT;
     tch_status status = tch_kernel_get_info(self->kernel, &is);
@@ -281,30 +349,18 @@ static void deallocate_kernel(PyObject *object)
 
 /* --- the cache --------------------------------------------------------------------------------------------------- */
 
-static PyObject *cache_folder(PY_ARGUMENTS)
+static PyObject *cache_folder(PY_NO_ARGUMENTS)
 {
-    PY_TAKE_NONE("kernel_cache_folder");
     const char *folder = tch_kernel_cache_folder();
     return folder == NULL ? py_fail(TCH_ERR_IO) : PyUnicode_DecodeFSDefault(folder);
-}
-
-static PyObject *cache_limit(PY_ARGUMENTS)
-{
-    PY_TAKE("kernel_cache_limit", 1, "bytes");
-    int64_t bytes;
-    if (py_take_int(v[0], "bytes", 0, INT64_MAX, &bytes) < 0) {
-        return NULL;
-    }
-    tch_status status = tch_kernel_cache_limit(bytes);
-    return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
 }
 
 int py_kernel_register(PyObject *module)
 {
     static PyMethodDef methods[] = {
         PY_METHOD("launch", launch_kernel, "Runs the kernel, or queues it where it is on a GPU."),
-        PY_METHOD("parameters", list_parameters, "The types of the parameters, as C writes them."),
-        PY_METHOD("info", describe_kernel, "Registers, shared memory, and the block that fills the device best."),
+        {"parameters", list_parameters, METH_NOARGS, "The types of the parameters, as C writes them."},
+        {"info", describe_kernel, METH_NOARGS, "Registers, shared memory, and the block that fills the device best."},
         {NULL, NULL, 0, NULL}};
     static PyType_Slot slots[] = {
         {Py_tp_doc, "One tch_kernel, compiled for one device."},
@@ -314,17 +370,10 @@ int py_kernel_register(PyObject *module)
         {0, NULL},
     };
     static PyType_Spec spec = {"torchium._C.Kernel", sizeof(py_kernel), 0, Py_TPFLAGS_DEFAULT, slots};
-    static PyMethodDef functions[] = {
-        PY_METHOD("kernel_cache_folder", cache_folder,
-                  "Where compiled kernels are kept; an OSError tells why nowhere."),
-        PY_METHOD("kernel_cache_limit", cache_limit, "Removes what was used longest ago until the rest fits."),
-        {NULL, NULL, 0, NULL}};
-    static PyObject *type; /* there is room for one interpreter only, see module.c */
-    if (type == NULL) {    /* a module that is imported once more has the same type, so that kernels serve both */
-        type = PyType_FromModuleAndSpec(module, &spec, NULL);
-    }
-    int failed = type == NULL || PyModule_AddObjectRef(module, "Kernel", type) < 0 ||
-                 PyModule_AddFunctions(module, functions) < 0 ||
-                 py_elementwise_register(module, (PyTypeObject *)type) < 0;
-    return failed ? -1 : 0;
+    static PyMethodDef functions[] = {{"kernel_cache_folder", cache_folder, METH_NOARGS,
+                                       "Where compiled kernels are kept; an OSError tells why nowhere."},
+                                      {NULL, NULL, 0, NULL}};
+    return py_add_type(module, &spec, &py_kernel_type) < 0 || PyModule_AddFunctions(module, functions) < 0
+               ? -1
+               : py_elementwise_register(module);
 }

@@ -29,13 +29,6 @@ typedef struct py_kernel {
     py_parameter *parameters;
 } py_kernel;
 
-/* What is to be compiled. */
-typedef struct py_kernel_source {
-    tch_kernel_config config;
-    PyObject *options, *includes; /* keep the texts alive */
-    const char **option_texts, **include_texts;
-} py_kernel_source;
-
 /* Everything one launch needs, in one chunk of memory, so that launches of one kernel do not meet in it. */
 typedef struct py_launch {
     int32_t count;
@@ -48,12 +41,6 @@ typedef struct py_launch {
     tch_tensor **tensors;
     PyObject **bytes; /* what structs were read from */
 } py_launch;
-
-/* Takes source, path, name, options, includes and cache, of which source or path may be None. 0, or -1 with an
- * exception set and nothing to release. The texts are good while the caller holds the objects. */
-enum { PY_KERNEL_SOURCE = 6 };
-int py_kernel_source_take(py_kernel_source *source, PyObject *const *values);
-void py_kernel_source_release(py_kernel_source *source);
 
 /* Writes `type` and `label` for the parameter of that number, from 0. */
 void py_parameter_describe(py_parameter *parameter, int32_t index);
@@ -73,7 +60,9 @@ PyObject *py_kernel_run(py_kernel *self, const py_launch *launch);
 /* 1 where autograd would have to know of a write to the object, or of a use of it; 0, or -1 with an exception set. */
 int py_is_watched(PyObject *object);
 
+extern PyTypeObject *py_kernel_type;
+
 /* Adds the type Elementwise, which is made of a kernel. */
-int py_elementwise_register(PyObject *module, PyTypeObject *made_of);
+int py_elementwise_register(PyObject *module);
 
 #endif

@@ -110,19 +110,8 @@ static int take_integer(PyObject *object, const py_parameter *parameter, tch_ker
 
 static int take_real(PyObject *object, const py_parameter *parameter, tch_kernel_argument *argument)
 {
-    if (py_check_readable(object, parameter->label) < 0) {
-        return -1;
-    }
-    double number = PyFloat_AsDouble(object);
-    if (number == -1.0 && PyErr_Occurred()) {
-        if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
-            return -1;
-        }
-        PyErr_Clear();
-        return py_refuse_type(object, parameter->label, "a real number");
-    }
-    *argument = (tch_kernel_argument)TCH_ARGUMENT_REAL(number);
-    return 0;
+    *argument = (tch_kernel_argument)TCH_ARGUMENT_REAL(0.0);
+    return py_take_real(object, parameter->label, &argument->real);
 }
 
 /* A struct of ctypes or NumPy, or bytes: whatever has as many bytes as the parameter. */
@@ -165,25 +154,9 @@ static int take_value(PyObject *object, const py_parameter *parameter, tch_kerne
 
 /* --- arrays ------------------------------------------------------------------------------------------------------ */
 
-/* The module is there where a tensor is. */
-static int is_grad_enabled(void)
-{
-    static PyObject *module_name, *name;
-    if (name == NULL) {
-        module_name = PyUnicode_InternFromString("torch");
-        name = PyUnicode_InternFromString("is_grad_enabled");
-    }
-    PyObject *torch = module_name != NULL && name != NULL ? PyImport_GetModule(module_name) : NULL;
-    PyObject *question = torch != NULL ? PyObject_GetAttr(torch, name) : NULL;
-    PyObject *enabled = question != NULL ? PyObject_CallNoArgs(question) : NULL;
-    Py_XDECREF(torch);
-    Py_XDECREF(question);
-    Py_XDECREF(enabled);
-    return PyErr_Occurred() ? -1 : enabled == Py_True;
-}
-
 int py_is_watched(PyObject *object)
 {
+    static py_question is_grad_enabled = {"torch", "is_grad_enabled", NULL, NULL};
     static PyObject *name;
     if (name == NULL && (name = PyUnicode_InternFromString("requires_grad")) == NULL) {
         return -1;
@@ -193,7 +166,7 @@ int py_is_watched(PyObject *object)
     if (answer == NULL) {
         PyErr_Clear();
     }
-    return answer == Py_True ? is_grad_enabled() : 0;
+    return answer == Py_True ? py_ask_torch(&is_grad_enabled) : 0;
 }
 
 static int check_watched(PyObject *object, const py_parameter *parameter)
@@ -223,18 +196,9 @@ static bool is_of_type(tch_dtype dtype, const tch_kernel_parameter *is)
     return dtype.code == SIGNED || dtype.code == UNSIGNED || dtype.code == BOOL;
 }
 
-static int refuse_type(tch_dtype dtype, const py_parameter *parameter)
-{
-    static const char *const kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
-    PyErr_Format(PyExc_TypeError, "%s points to another type than the array's elements, which are %s of %d bits",
-                 parameter->label, dtype.code < sizeof kinds / sizeof kinds[0] ? kinds[dtype.code] : "unknown",
-                 (int)dtype.bits);
-    return -1;
-}
-
 static int check_array(const tch_tensor *tensor, const py_parameter *parameter, tch_device device, bool strided)
 {
-    char here[32], there[32];
+    char here[32], there[64];
     if (tensor->device.type != device.type || tensor->device.index != device.index) {
         PyErr_Format(PyExc_ValueError, "%s is on %s, expected %s: all arrays of a launch are on one device",
                      parameter->label, py_device_text(tensor->device, here, sizeof here),
@@ -242,7 +206,9 @@ static int check_array(const tch_tensor *tensor, const py_parameter *parameter, 
         return -1;
     }
     if (!is_of_type(tensor->dtype, &parameter->is)) {
-        return refuse_type(tensor->dtype, parameter);
+        PyErr_Format(PyExc_TypeError, "%s points to another type than the array's elements, which are %s",
+                     parameter->label, py_dtype_text(tensor->dtype, there, sizeof there));
+        return -1;
     }
     if (!strided && !tch_tensor_is_contiguous(tensor)) {
         PyErr_Format(PyExc_ValueError,

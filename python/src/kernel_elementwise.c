@@ -10,6 +10,7 @@
 
 #include "arguments.h"
 #include "errors.h"
+#include "module.h"
 
 enum { BEFORE_INPUTS = 2 };
 
@@ -121,23 +122,18 @@ static outcome take_inputs(call *c, PyObject *inputs)
 
 /* --- results ----------------------------------------------------------------------------------------------------- */
 
-static const char *start_of(const tch_tensor *tensor)
-{
-    return (const char *)tensor->data + tensor->byte_offset;
-}
-
 /* Whether what argument `place` writes lies in the memory of an argument before it, other than an input in exactly the
  * same place. */
 static bool meets_another(const call *c, int32_t place, int64_t elements)
 {
     const tch_tensor *tensor = c->launch->tensors[place];
-    const char *begin = start_of(tensor), *end = begin + elements * tensor->dtype.bits / 8;
+    const char *begin = py_data_of(tensor), *end = begin + elements * tensor->dtype.bits / 8;
     for (int32_t i = BEFORE_INPUTS; i < place; i++) {
         const tch_tensor *other = c->launch->tensors[i];
         if (other == NULL) {
             continue;
         }
-        const char *first = start_of(other), *last = first + elements * other->dtype.bits / 8;
+        const char *first = py_data_of(other), *last = first + elements * other->dtype.bits / 8;
         bool input = i < BEFORE_INPUTS + c->self->inputs;
         bool same = input && first == begin && other->dtype.bits == tensor->dtype.bits;
         if (!same && begin < last && first < end) {
@@ -201,7 +197,7 @@ static outcome take_results(call *c, PyObject *results, int64_t elements, bool g
 static bool are_aligned(const py_launch *launch)
 {
     for (int32_t i = 0; i < launch->count; i++) {
-        if (launch->tensors[i] != NULL && (uintptr_t)start_of(launch->tensors[i]) % 16 != 0) {
+        if (launch->tensors[i] != NULL && (uintptr_t)py_data_of(launch->tensors[i]) % 16 != 0) {
             return false;
         }
     }
@@ -343,20 +339,17 @@ static int prepare_elementwise(elementwise *self, PyObject *dtypes)
                : 0;
 }
 
-static PyTypeObject *kernel_type; /* there is room for one interpreter only, see module.c */
-
 static PyObject *new_elementwise(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"kernel", "inputs", "dtypes", "width", "threads", "blocks", "grain", NULL};
     PyObject *kernel, *dtypes;
     int inputs;
     long long width, threads, blocks, grain;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!iO!LLLL:Elementwise", names, kernel_type, &kernel, &inputs,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!iO!LLLL:Elementwise", names, py_kernel_type, &kernel, &inputs,
                                      &PyTuple_Type, &dtypes, &width, &threads, &blocks, &grain)) {
         return NULL;
     }
-    allocfunc allocate = (allocfunc)(uintptr_t)PyType_GetSlot(type, Py_tp_alloc);
-    elementwise *self = (elementwise *)(void *)allocate(type, 0);
+    elementwise *self = (elementwise *)(void *)PyType_GenericAlloc(type, 0);
     if (self == NULL) {
         return NULL;
     }
@@ -387,7 +380,7 @@ static void deallocate_elementwise(PyObject *object)
     Py_DECREF(type);
 }
 
-int py_elementwise_register(PyObject *module, PyTypeObject *made_of)
+int py_elementwise_register(PyObject *module)
 {
     static PyMethodDef methods[] = {
         PY_METHOD("run", run_elementwise, "The results for such inputs, or None where the call is of another kind."),
@@ -400,9 +393,5 @@ int py_elementwise_register(PyObject *module, PyTypeObject *made_of)
         {0, NULL},
     };
     static PyType_Spec spec = {"torchium._C.Elementwise", sizeof(elementwise), 0, Py_TPFLAGS_DEFAULT, slots};
-    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
-    int failed = type == NULL || PyModule_AddObjectRef(module, "Elementwise", type) < 0;
-    kernel_type = made_of;
-    Py_XDECREF(type);
-    return failed ? -1 : 0;
+    return py_add_type(module, &spec, NULL);
 }

@@ -1,9 +1,9 @@
-/* See layer.h. Only what Python can get wrong is checked here, types and lengths; whether the options make a layer is
- * the library's to judge, at every call. */
-#include "layer.h"
+/* The type torchium._C.Layer: what kind of layer gradients of samples are taken of, with its options. It never changes.
+ * Only what Python can get wrong is checked here, types and lengths; whether the options make a layer is the library's
+ * to judge, at every call. */
+#include "module.h"
 
 #include "arguments.h"
-#include "module.h"
 
 typedef struct py_layer {
     PyObject ob_base;
@@ -103,8 +103,7 @@ static PyObject *new_layer(PyTypeObject *type, PyObject *args, PyObject *keyword
     if (take_options(v, &layer) < 0) {
         return NULL;
     }
-    allocfunc allocate = (allocfunc)(uintptr_t)PyType_GetSlot(type, Py_tp_alloc);
-    py_layer *self = (py_layer *)(void *)allocate(type, 0);
+    py_layer *self = (py_layer *)(void *)PyType_GenericAlloc(type, 0);
     if (self != NULL) {
         self->layer = layer;
     }
@@ -133,8 +132,5 @@ int py_layer_register(PyObject *module)
         {0, NULL},
     };
     static PyType_Spec spec = {"torchium._C.Layer", sizeof(py_layer), 0, Py_TPFLAGS_DEFAULT, slots};
-    if (layer_type == NULL) { /* a module that is imported once more has the same type, so that layers serve both */
-        layer_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    }
-    return layer_type == NULL ? -1 : PyModule_AddObjectRef(module, "Layer", (PyObject *)layer_type);
+    return py_add_type(module, &spec, &layer_type);
 }

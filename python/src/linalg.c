@@ -69,20 +69,15 @@ static PyObject *symmetric_product(PY_ARGUMENTS)
 
 static PyObject *gram(PY_ARGUMENTS)
 {
-    PY_TAKE("gram", 5, "alpha", "a", "transpose", "beta", "out", "stream");
-    double alpha, beta;
+    PY_TAKE("gram", 4, "a", "transpose", "alpha", "out", "stream");
+    double alpha;
     bool transpose;
-    if (py_take_double(v[0], "alpha", &alpha) < 0 || py_take_bool(v[2], "transpose", &transpose) < 0 ||
-        py_take_double(v[3], "beta", &beta) < 0) {
+    if (py_take_bool(v[1], "transpose", &transpose) < 0 || py_take_double(v[2], "alpha", &alpha) < 0) {
         return NULL;
     }
-    if (v[4] == Py_None && beta != 0.0) {
-        PyErr_SetString(PyExc_TypeError, "out must be an array where beta is not 0, got None");
-        return NULL;
-    }
-    PY_BEGIN(v[5], NULL, PY_IN(1), PY_MAYBE_OUT(4));
+    PY_BEGIN(v[4], NULL, PY_IN(0), PY_MAYBE_OUT(3));
     PY_MAKE(1, 0, py_shape_gram(t[0], transpose));
-    PY_CALL(call, tch_gram(call.context, alpha, t[0], transpose, beta, t[1]));
+    PY_CALL(call, tch_gram(call.context, alpha, t[0], transpose, 0.0, t[1]));
     return py_call_end(&call);
 }
 
@@ -90,7 +85,7 @@ static PyObject *gram(PY_ARGUMENTS)
 
 static PyObject *eigh(PY_ARGUMENTS)
 {
-    PY_TAKE("eigh", 4, "a", "w", "v", "report", "stream");
+    PY_TAKE("eigh", 3, "a", "w", "v", "report", "stream");
     PY_BEGIN(v[4], NULL, PY_IN(0), PY_MAYBE_OUT(1), PY_MAYBE_OUT(2), PY_MAYBE_OUT(3));
     if (t[1] == NULL) { /* then both are wanted */
         py_call_make(&call, 1, 0, py_shape_rows(t[0]));
@@ -104,7 +99,7 @@ static PyObject *eigh(PY_ARGUMENTS)
 
 static PyObject *matrix_power(PY_ARGUMENTS)
 {
-    PY_TAKE("matrix_power", 5, "a", "power", "eps", "out", "report", "stream");
+    PY_TAKE("matrix_power", 4, "a", "power", "eps", "out", "report", "stream");
     double power, eps;
     if (py_take_double(v[1], "power", &power) < 0 || py_take_double(v[2], "eps", &eps) < 0) {
         return NULL;
@@ -130,7 +125,7 @@ static PyObject *matrix_power_backward(PY_ARGUMENTS)
 
 static PyObject *inverse_root(PY_ARGUMENTS)
 {
-    PY_TAKE("inverse_root", 9, "a", "root", "eps", "relative_eps", "method", "tolerance", "out", "residual", "report",
+    PY_TAKE("inverse_root", 7, "a", "root", "eps", "relative_eps", "method", "tolerance", "out", "residual", "report",
             "stream");
     static const char *const methods[] = {"auto", "eigen", "newton", "rational", NULL};
     int64_t root;
@@ -204,7 +199,7 @@ static PyObject *kronecker_apply(PY_ARGUMENTS)
 
 static PyObject *kronecker_solve(PY_ARGUMENTS)
 {
-    PY_TAKE("kronecker_solve", 6, "a", "b", "x", "damping", "out", "report", "stream");
+    PY_TAKE("kronecker_solve", 5, "a", "b", "x", "damping", "out", "report", "stream");
     double damping;
     if (py_take_double(v[3], "damping", &damping) < 0) {
         return NULL;
@@ -235,7 +230,7 @@ static PyObject *nearest_kronecker(PY_ARGUMENTS)
     }
     PY_BEGIN(v[4], NULL, PY_IN(0), made ? PY_NONE(1) : PY_OUT(1), made ? PY_NONE(2) : PY_OUT(2), PY_MAYBE_OUT(3));
     for (int i = 0; made && i < 2; i++) {
-        py_call_make(&call, 1 + i, 0, py_shape_matrices(t[0], "m", size[i]));
+        py_call_make(&call, 1 + i, 0, py_shape_matrices(t[0], size[i][0], size[i][1]));
     }
     PY_CALL(call, tch_nearest_kronecker(call.context, t[0], t[1], t[2], t[3]));
     return py_call_end(&call);
@@ -247,7 +242,7 @@ int py_linalg_register(PyObject *module)
         PY_METHOD("matmul", matmul, "out = a b"),
         PY_METHOD("matmul_chunked", matmul_chunked, "out = a b within a memory budget"),
         PY_METHOD("symmetric_product", symmetric_product, "out = a b for symmetric a and b that commute"),
-        PY_METHOD("gram", gram, "out = alpha a a' + beta out, or with a' a"),
+        PY_METHOD("gram", gram, "out = alpha a a', or with a' a"),
         PY_METHOD("eigh", eigh, "a = v diag(w) v' for symmetric a"),
         PY_METHOD("matrix_power", matrix_power, "out = v max(w + eps, eps)^power v'"),
         PY_METHOD("matrix_power_backward", matrix_power_backward,

@@ -77,10 +77,9 @@ static int wants_gradient(PyObject *const *tensors, Py_ssize_t count)
     return wanted;
 }
 
-static PyObject *recorded(PyObject *module, PyObject *const *tensors, Py_ssize_t count)
+static PyObject *recorded(PyObject *module PY_UNUSED, PyObject *const *tensors, Py_ssize_t count)
 {
     int ordinary = asked.types != NULL ? nobody_listens() : 0;
-    (void)module;
     for (Py_ssize_t i = 0; ordinary == 1 && i < count; i++) {
         ordinary = is_ordinary(tensors[i]);
     }

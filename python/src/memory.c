@@ -1,7 +1,7 @@
 /* The type Memory: memory of a pool, or of somebody else's, handed out by DLPack. What is handed out is counted in a
  * struct of its own, so that it may outlive the Python object and be released by any thread, with or without the
  * GIL. */
-#include "memory.h"
+#include "module.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -10,7 +10,6 @@
 #include "contexts.h"
 #include "dlpack.h"
 #include "errors.h"
-#include "module.h"
 
 typedef struct storage {
     atomic_int references;
@@ -213,10 +212,9 @@ static PyObject *memory_dlpack(PY_ARGUMENTS)
     return versions ? versioned_capsule(self->storage) : unversioned_capsule(self->storage);
 }
 
-static PyObject *memory_dlpack_device(PyObject *object, PyObject *unused)
+static PyObject *memory_dlpack_device(PY_NO_ARGUMENTS)
 {
     tch_device device = ((memory *)object)->storage->tensor.device;
-    (void)unused;
     return Py_BuildValue("(ii)", (int)device.type, (int)device.index);
 }
 
@@ -241,8 +239,7 @@ static int take_shape(PyObject *value, int64_t *shape, int32_t *rank)
 
 static PyObject *new_memory(PyTypeObject *type, storage *s, void *stream)
 {
-    allocfunc allocate = (allocfunc)(uintptr_t)PyType_GetSlot(type, Py_tp_alloc);
-    memory *self = (memory *)allocate(type, 0);
+    memory *self = (memory *)(void *)PyType_GenericAlloc(type, 0);
     if (self == NULL) {
         storage_release(s);
         return NULL;
@@ -301,9 +298,8 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *keywor
 static void memory_dealloc(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)(uintptr_t)PyType_GetSlot(type, Py_tp_free);
     storage_release(((memory *)object)->storage);
-    release(object);
+    PyObject_Free(object);
     Py_DECREF(type);
 }
 
@@ -324,19 +320,11 @@ int py_memory_register(PyObject *module)
         {"__dlpack_device__", memory_dlpack_device, METH_NOARGS, "(device type, device index)"},
         {NULL, NULL, 0, NULL},
     };
-    static const char text[] = "Memory(shape, dtype, device, channels_last=False, stream=None)\n\n"
-                               "A zero-filled tensor in memory of the pool, for from_dlpack of any library.";
-    PyType_Slot slots[] = {{Py_tp_new, PY_SLOT(memory_new)},
-                           {Py_tp_dealloc, PY_SLOT(memory_dealloc)},
-                           {Py_tp_methods, methods},
-                           {Py_tp_doc, (void *)text},
-                           {0, NULL}};
-    PyType_Spec spec = {"torchium._C.Memory", sizeof(memory), 0, Py_TPFLAGS_DEFAULT, slots};
-    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
-    if (type == NULL) {
-        return -1;
-    }
-    Py_XDECREF(memory_type);
-    memory_type = (PyTypeObject *)type;
-    return PyModule_AddObjectRef(module, "Memory", type);
+    static PyType_Slot slots[] = {{Py_tp_new, PY_SLOT(memory_new)},
+                                  {Py_tp_dealloc, PY_SLOT(memory_dealloc)},
+                                  {Py_tp_methods, methods},
+                                  {Py_tp_doc, "A zero-filled tensor in memory of the pool, for from_dlpack."},
+                                  {0, NULL}};
+    static PyType_Spec spec = {"torchium._C.Memory", sizeof(memory), 0, Py_TPFLAGS_DEFAULT, slots};
+    return py_add_type(module, &spec, &memory_type);
 }

@@ -1,6 +1,8 @@
 /* The module torchium._C. Each file registers what it defines; this one only calls them in order. */
 #include "module.h"
 
+#include <string.h>
+
 #include "arrays.h"
 #include "contexts.h"
 #include "errors.h"
@@ -16,6 +18,18 @@ static int check_interpreter(void)
     }
     first = mine;
     return 0;
+}
+
+int py_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept)
+{
+    bool known = kept != NULL && *kept != NULL;
+    PyObject *type = known ? Py_NewRef(*kept) : PyType_FromModuleAndSpec(module, spec, NULL);
+    int failed = type == NULL || PyModule_AddObjectRef(module, strrchr(spec->name, '.') + 1, type) < 0;
+    if (kept != NULL && !known) {
+        *kept = (PyTypeObject *)Py_XNewRef(type);
+    }
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
 }
 
 /* Tells the library of the OpenBLAS that pip installed, before anything can have used one. That there is none, or that

@@ -78,8 +78,6 @@ static const py_field fields[] = {
 
 static PyObject *keys[FIELDS]; /* as Python strings, so that a look-up makes none */
 
-/* --- from a dictionary ------------------------------------------------------------------------------------------- */
-
 static int take_triple(PyObject *value, const char *name, double *at)
 {
     PyObject *items = PySequence_Tuple(value);
@@ -114,7 +112,6 @@ static int take_int32(PyObject *value, const char *name, int64_t low, int64_t hi
 int py_take_field(const py_field *f, PyObject *value, void *config)
 {
     void *at = (char *)config + f->offset;
-    char expected[96];
     bool whole = f->kind == PY_INT32 || f->kind == PY_INT64 || f->kind == PY_UINT64;
     if (whole && PyBool_Check(value)) { /* an int to Python, and hardly meant as one */
         PyErr_Format(PyExc_TypeError, "%s must be an integer, got %s", f->name, value == Py_True ? "True" : "False");
@@ -130,8 +127,8 @@ int py_take_field(const py_field *f, PyObject *value, void *config)
     case PY_UINT64:
         return py_take_int(value, f->name, 0, INT64_MAX, at);
     case PY_BOOL: /* or 0 and 1, as in a checkpoint */
-        snprintf(expected, sizeof expected, "%s must be True or False", f->name);
-        return PyIndex_Check(value) ? take_int32(value, f->name, 0, 1, at) : py_wrong_type(value, expected);
+        return PyIndex_Check(value) ? take_int32(value, f->name, 0, 1, at)
+                                    : py_refuse_type(value, f->name, "True or False");
     case PY_WORD: /* enumerations have the size of an int */
         return py_take_word(value, f->name, f->words, at);
     case PY_DTYPE:
@@ -144,7 +141,7 @@ int py_take_field(const py_field *f, PyObject *value, void *config)
 const py_field *py_find_field(PyObject *key, const py_field *among, int count)
 {
     if (!PyUnicode_Check(key)) {
-        py_wrong_type(key, "the options of a config must be strings");
+        py_refuse_type(key, "the options of a config", "strings");
         return NULL;
     }
     for (int i = 0; i < count; i++) {
@@ -185,7 +182,7 @@ int py_optim_config(PyObject *dictionary, tch_optim_config *config)
     int kind;
     Py_ssize_t found = 0;
     if (!PyDict_Check(dictionary)) {
-        return py_wrong_type(dictionary, "config must be a dictionary");
+        return py_refuse_type(dictionary, "config", "a dictionary");
     }
     if (take_kind(dictionary, &kind) < 0) {
         return -1;
@@ -206,54 +203,8 @@ int py_optim_config(PyObject *dictionary, tch_optim_config *config)
     return found == PyDict_Size(dictionary) ? 0 : refuse_unknown(dictionary);
 }
 
-/* --- to a dictionary --------------------------------------------------------------------------------------------- */
-
-static PyObject *give_field(const py_field *f, const tch_optim_config *config)
+int py_optim_config_register(void)
 {
-    const void *at = (const char *)config + f->offset;
-    const double *numbers = at;
-    switch (f->kind) {
-    case PY_REAL:
-        return PyFloat_FromDouble(numbers[0]);
-    case PY_INT32:
-        return PyLong_FromLong(*(const int32_t *)at);
-    case PY_INT64:
-        return PyLong_FromLongLong(*(const int64_t *)at);
-    case PY_UINT64:
-        return PyLong_FromUnsignedLongLong(*(const uint64_t *)at);
-    case PY_BOOL:
-        return PyBool_FromLong(*(const int32_t *)at);
-    case PY_WORD:
-        return PyUnicode_FromString(f->words[*(const int32_t *)at]);
-    default:
-        return Py_BuildValue("(ddd)", numbers[0], numbers[1], numbers[2]);
-    }
-}
-
-static PyObject *optim_defaults(PY_ARGUMENTS)
-{
-    PY_TAKE("optim_defaults", 1, "kind");
-    int kind;
-    if (py_take_word(v[0], "kind", kinds, &kind) < 0) {
-        return NULL;
-    }
-    tch_optim_config config = tch_optim_defaults((tch_optim_kind)kind);
-    PyObject *dictionary = PyDict_New();
-    for (int i = 0; i < FIELDS && dictionary != NULL; i++) {
-        PyObject *value = give_field(&fields[i], &config);
-        if (value == NULL || PyDict_SetItem(dictionary, keys[i], value) < 0) {
-            Py_CLEAR(dictionary);
-        }
-        Py_XDECREF(value);
-    }
-    return dictionary;
-}
-
-int py_optim_config_register(PyObject *module)
-{
-    static PyMethodDef functions[] = {
-        PY_METHOD("optim_defaults", optim_defaults, "The configuration that a kind of optimizer begins with."),
-        {NULL, NULL, 0, NULL}};
     for (int i = 0; i < MOST_KINDS; i++) {
         kinds[i] = tch_optim_kind_name((tch_optim_kind)i);
     }
@@ -262,5 +213,5 @@ int py_optim_config_register(PyObject *module)
             return -1;
         }
     }
-    return PyModule_AddFunctions(module, functions);
+    return 0;
 }

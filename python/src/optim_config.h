@@ -29,8 +29,8 @@ int py_take_field(const py_field *f, PyObject *value, void *config);
 /* The field of that name among so many, or NULL with an exception set. */
 const py_field *py_find_field(PyObject *key, const py_field *among, int count);
 
-/* Adds optim_defaults to the module. Returns 0, or -1 with an exception set. */
-int py_optim_config_register(PyObject *module);
+/* Once, when the module is made. 0, or -1 with an exception set. */
+int py_optim_config_register(void);
 
 /* The defaults of the dictionary's "kind", changed by its other entries. Returns 0, or -1 with an exception set. */
 int py_optim_config(PyObject *dictionary, tch_optim_config *config);

@@ -22,86 +22,61 @@ void py_place_set(py_place *place, const tch_tensor *tensor)
     }
 }
 
-static void name_operands(py_optimizer *self)
-{
-    py_operand *at = self->step.operands;
-    for (int32_t i = 0; i < self->count; i++) {
-        at[i] = (py_operand){NULL, self->places[i]->label, PY_WRITTEN | PY_WHOLE};
-        at[self->count + i] = (py_operand){NULL, self->places[i]->gradient_label, PY_WHOLE};
-    }
-    at[2 * self->count] = (py_operand){NULL, "grad_scale", false};
-    at[2 * self->count + 1] = (py_operand){NULL, "found_inf", false};
-}
-
 /* Everything that needs memory, before the library has a new group: places without a tensor yet, and room for the
  * arrays of a step. */
-static int prepare_places(py_optimizer *self, const tch_parameter *entries, int32_t count)
+static int prepare_places(py_session *self, const tch_parameter *entries, int32_t count)
 {
     int32_t total = self->count + count;
     py_operands step;
-    py_place **places = PyMem_Realloc(self->places, ((size_t)total + 1) * sizeof(py_place *));
+    py_place **places =
+        PyMem_Realloc(self->places, ((size_t)(total > self->room ? total : self->room) + 1) * sizeof(py_place *));
     if (places == NULL) {
         PyErr_NoMemory();
         return -1;
     }
     self->places = places;
+    for (; self->room < total; self->room++) {
+        if ((places[self->room] = PyMem_Malloc(sizeof **places)) == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+    }
     if (py_operands_make(&step, 2 * (size_t)total + 2) < 0) {
         return -1;
     }
     py_operands_free(&self->step);
     self->step = step;
-    for (int32_t i = self->count; i < total; i++) {
-        places[i] = PyMem_Calloc(1, sizeof *places[i]);
-        if (places[i] == NULL) {
-            while (i-- > self->count) {
-                PyMem_Free(places[i]);
-            }
-            name_operands(self);
-            PyErr_NoMemory();
-            return -1;
-        }
-        const char *name = entries[i - self->count].name;
-        snprintf(places[i]->label, sizeof places[i]->label, "parameter '%s'", name);
-        snprintf(places[i]->gradient_label, sizeof places[i]->gradient_label, "the gradient of '%s'", name);
+    for (int32_t i = 0; i < count; i++) {
+        py_place *place = places[self->count + i];
+        place->gradient = NULL;
+        snprintf(place->label, sizeof place->label, "parameter '%s'", entries[i].name);
+        snprintf(place->gradient_label, sizeof place->gradient_label, "the gradient of '%s'", entries[i].name);
     }
     return 0;
 }
 
-/* The places of a group that is there now, or is not. */
-static void settle_places(py_optimizer *self, const tch_parameter *entries, int32_t count, bool made)
-{
-    for (int32_t i = 0; i < count; i++) {
-        if (made) {
-            py_place_set(self->places[self->count + i], entries[i].tensor);
-        } else {
-            PyMem_Free(self->places[self->count + i]);
-        }
-    }
-    self->count += made ? count : 0;
-    name_operands(self);
-}
-
 /* --- a new group ------------------------------------------------------------------------------------------------- */
 
-static int make_group(py_optimizer *self, const tch_optim_config *config, int32_t count, const tch_parameter *entries,
+static int make_group(py_session *self, const tch_optim_config *config, int32_t count, const tch_parameter *entries,
                       const tch_placement *placements, int32_t *group)
 {
-    const tch_state_allocator memory = py_chunks_allocator(&self->memory);
+    tch_state_allocator allocator;
+    tch_optim_setup setup = py_session_setup(self, placements, &allocator);
     tch_status status;
-    bool own = self->memory.allocate != Py_None;
     *group = 0;
     if (prepare_places(self, entries, count) < 0) {
         return -1;
     }
     PY_UNLOCKED(status, self->optimizer != NULL
                             ? tch_optimizer_add_group(self->optimizer, config, count, entries, placements, group)
-                            : tch_optimizer_create(self->on.context, config,
-                                                   &(tch_optim_setup){sizeof(tch_optim_setup), .comm = self->group.comm,
-                                                                      .placements = placements,
-                                                                      .allocator = own ? &memory : NULL},
-                                                   count, entries, &self->optimizer));
-    settle_places(self, entries, count, status == TCH_OK);
-    return status == TCH_OK ? 0 : py_comm_fail(&self->group, &self->memory, status);
+                            : tch_optimizer_create(self->on.context, config, &setup, count, entries, &self->optimizer));
+    if (status != TCH_OK) {
+        return py_session_fail(self, status);
+    }
+    for (int32_t i = 0; i < count; i++) {
+        py_place_set(self->places[self->count++], entries[i].tensor);
+    }
+    return 0;
 }
 
 int py_take_role(PyObject *item, tch_parameter *parameter)
@@ -119,44 +94,43 @@ int py_take_role(PyObject *item, tch_parameter *parameter)
         PyBytes_AsStringAndSize(cuts, &data, &bytes) < 0 || bytes % (Py_ssize_t)sizeof(int64_t) != 0 ||
         bytes / (Py_ssize_t)sizeof(int64_t) > INT32_MAX) {
         PyErr_Clear();
-        return py_wrong_type(item, "a role must be a bool or (elementwise, batch_dims, cuts)");
+        return py_refuse_type(item, "a role", "a bool or (elementwise, batch_dims, cuts)");
     }
     parameter->cut_count = (int32_t)(bytes / (Py_ssize_t)sizeof(int64_t));
     parameter->cuts = (const int64_t *)(const void *)data;
     return 0;
 }
 
-static int describe_parameters(PyObject *const *tuples, int32_t count, py_operand *operands, tch_parameter *entries)
-{
-    for (int32_t i = 0; i < count; i++) {
-        const char *name;
-        entries[i] = (tch_parameter){0};
-        if (py_take_string(PyTuple_GetItem(tuples[1], i), "a parameter's name", &name) < 0 ||
-            py_take_role(PyTuple_GetItem(tuples[2], i), &entries[i]) < 0) {
-            return -1;
-        }
-        operands[i] = (py_operand){PyTuple_GetItem(tuples[0], i), name, PY_WRITTEN | PY_WHOLE};
-        entries[i].name = name;
-    }
-    return 0;
-}
-
-static int add_parameters(py_optimizer *self, const tch_optim_config *config, PyObject *const *tuples, PyObject *given,
-                          py_operands *o, tch_parameter *entries, const tch_placement *placements, int32_t *group)
+/* Adds the parameters of three tuples, arrays, names and roles, with room for what the library reads of them. */
+static int add_parameters(py_session *self, const tch_optim_config *config, PyObject *const *tuples, PyObject *given,
+                          const tch_placement *placements, int32_t *group)
 {
     int32_t count = (int32_t)PyTuple_Size(tuples[0]);
+    py_operands o;
     py_stream stream;
-    if (describe_parameters(tuples, count, o->operands, entries) < 0 ||
-        py_arrays_take(o->arrays, o->tensors, o->operands, count, given, &stream) < 0) {
+    if (py_operands_make(&o, (size_t)count) < 0) {
         return -1;
     }
-    py_arrays_device(o->tensors, count); /* page-locked memory counts as the CPU's */
-    for (int32_t i = 0; i < count; i++) {
-        entries[i].tensor = o->tensors[i];
+    tch_parameter *entries = PyMem_Calloc((size_t)count + 1, sizeof *entries);
+    int failed = entries == NULL;
+    if (failed) {
+        PyErr_NoMemory();
     }
-    int failed = py_runner_follow(&self->on, stream.handle) < 0 ||
-                 make_group(self, config, count, entries, placements, group) < 0;
-    py_arrays_release(o->arrays, o->tensors, count);
+    for (int32_t i = 0; i < count && !failed; i++) {
+        failed = py_take_string(PyTuple_GetItem(tuples[1], i), "a parameter's name", &entries[i].name) < 0 ||
+                 py_take_role(PyTuple_GetItem(tuples[2], i), &entries[i]) < 0;
+        o.operands[i] = (py_operand){PyTuple_GetItem(tuples[0], i), entries[i].name, PY_WRITTEN | PY_WHOLE};
+    }
+    failed = failed || py_runner_take(&self->on, &o, count, given, &stream) < 0;
+    if (!failed) {
+        for (int32_t i = 0; i < count; i++) {
+            entries[i].tensor = o.tensors[i];
+        }
+        failed = make_group(self, config, count, entries, placements, group) < 0;
+        py_arrays_release(o.arrays, o.tensors, count);
+    }
+    PyMem_Free(entries);
+    py_operands_free(&o);
     return failed ? -1 : 0;
 }
 
@@ -181,32 +155,13 @@ static int take_lists(PyObject *const *lists, PyObject **tuples)
     return 0;
 }
 
-static int add_with_room(py_optimizer *self, const tch_optim_config *config, PyObject *const *tuples, PyObject *stream,
-                         const tch_placement *placements, int32_t *group)
-{
-    size_t count = (size_t)PyTuple_Size(tuples[0]);
-    py_operands operands;
-    tch_parameter *entries = PyMem_Calloc(count + 1, sizeof *entries);
-    if (entries == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    int failed = py_operands_make(&operands, count);
-    if (!failed) {
-        failed = add_parameters(self, config, tuples, stream, &operands, entries, placements, group);
-        py_operands_free(&operands);
-    }
-    PyMem_Free(entries);
-    return failed;
-}
-
 PyObject *py_optimizer_add_group(PY_ARGUMENTS)
 {
     PY_TAKE("add_group", 4, "config", "parameters", "names", "roles", "stream", "placements");
-    py_optimizer *self = (py_optimizer *)object;
+    py_session *self = (py_session *)object;
     PyObject *tuples[3] = {NULL};
     tch_optim_config config;
-    if (py_optim_config(v[0], &config) < 0 || py_optimizer_enter(self) < 0) {
+    if (py_optim_config(v[0], &config) < 0 || py_runner_enter(&self->on) < 0) {
         return NULL;
     }
     int32_t group = 0;
@@ -214,7 +169,7 @@ PyObject *py_optimizer_add_group(PY_ARGUMENTS)
     bool placed = v[5] != NULL && v[5] != Py_None;
     int failed = take_lists(v + 1, tuples) < 0 ||
                  (placed && (placements = py_placements(v[5], PyTuple_Size(tuples[0]))) == NULL) ||
-                 add_with_room(self, &config, tuples, v[4], placements, &group) != 0;
+                 add_parameters(self, &config, tuples, v[4], placements, &group) < 0;
     PyMem_Free(placements);
     for (int i = 0; i < 3; i++) {
         Py_XDECREF(tuples[i]);
@@ -226,11 +181,11 @@ PyObject *py_optimizer_add_group(PY_ARGUMENTS)
 PyObject *py_optimizer_set_config(PY_ARGUMENTS)
 {
     PY_TAKE("set_config", 2, "group", "config");
-    py_optimizer *self = (py_optimizer *)object;
+    py_session *self = (py_session *)object;
     int64_t group;
     tch_optim_config config;
     if (py_take_int(v[0], "group", 0, INT32_MAX, &group) < 0 || py_optim_config(v[1], &config) < 0 ||
-        py_optimizer_enter(self) < 0) {
+        py_runner_enter(&self->on) < 0) {
         return NULL;
     }
     return py_runner_done(&self->on, tch_optimizer_set_config(self->optimizer, (int32_t)group, &config));
@@ -239,18 +194,18 @@ PyObject *py_optimizer_set_config(PY_ARGUMENTS)
 PyObject *py_optimizer_set_lr(PY_ARGUMENTS)
 {
     PY_TAKE("set_lr", 2, "group", "lr");
-    py_optimizer *self = (py_optimizer *)object;
+    py_session *self = (py_session *)object;
     int64_t group;
     double lr;
     if (py_take_int(v[0], "group", 0, INT32_MAX, &group) < 0 || py_take_double(v[1], "lr", &lr) < 0 ||
-        py_optimizer_enter(self) < 0) {
+        py_runner_enter(&self->on) < 0) {
         return NULL;
     }
     return py_runner_done(&self->on, tch_optimizer_set_lr(self->optimizer, (int32_t)group, lr));
 }
 
 /* TCH_ERR_INTERNAL where an exception of its own is set. */
-static tch_status use_lr_tensor(py_optimizer *self, PyObject *group, int32_t index, PyObject *lr)
+static tch_status use_lr_tensor(py_session *self, PyObject *group, int32_t index, PyObject *lr)
 {
     const py_operand operand = {lr, "lr", false};
     py_array array;
@@ -271,9 +226,9 @@ static tch_status use_lr_tensor(py_optimizer *self, PyObject *group, int32_t ind
 PyObject *py_optimizer_set_lr_tensor(PY_ARGUMENTS)
 {
     PY_TAKE("set_lr_tensor", 2, "group", "lr");
-    py_optimizer *self = (py_optimizer *)object;
+    py_session *self = (py_session *)object;
     int64_t group;
-    if (py_take_int(v[0], "group", 0, INT32_MAX, &group) < 0 || py_optimizer_enter(self) < 0) {
+    if (py_take_int(v[0], "group", 0, INT32_MAX, &group) < 0 || py_runner_enter(&self->on) < 0) {
         return NULL;
     }
     tch_status status = use_lr_tensor(self, v[0], (int32_t)group, v[1]);

@@ -11,7 +11,7 @@ enum { FITS = -1 };
 
 /* --- parameters that have moved ---------------------------------------------------------------------------------- */
 
-static int32_t first_unlike(const py_optimizer *self)
+static int32_t first_unlike(const py_session *self)
 {
     for (int32_t i = 0; i < self->count; i++) {
         if (!py_same_form(&self->places[i]->tensor, self->step.tensors[i])) {
@@ -23,7 +23,7 @@ static int32_t first_unlike(const py_optimizer *self)
 
 /* Once through those that are elsewhere; *left is the first that could not be placed, since another one is still
  * there. */
-static int32_t follow_once(py_optimizer *self, int32_t *left)
+static int32_t follow_once(py_session *self, int32_t *left)
 {
     int32_t followed = 0;
     *left = FITS;
@@ -43,7 +43,7 @@ static int32_t follow_once(py_optimizer *self, int32_t *left)
 }
 
 /* The number of a parameter that cannot be followed, or FITS. */
-static int32_t follow_parameters(py_optimizer *self)
+static int32_t follow_parameters(py_session *self)
 {
     int32_t left = first_unlike(self);
     if (left != FITS) {
@@ -56,7 +56,7 @@ static int32_t follow_parameters(py_optimizer *self)
 
 /* --- the step ---------------------------------------------------------------------------------------------------- */
 
-static PyObject *run_step(py_optimizer *self, const py_stream *stream)
+static PyObject *run_step(py_session *self, const py_stream *stream)
 {
     tch_tensor *const *tensors = self->step.tensors;
     const tch_tensor *const *gradients = (const tch_tensor *const *)(tensors + self->count);
@@ -69,41 +69,31 @@ static PyObject *run_step(py_optimizer *self, const py_stream *stream)
     }
     Py_END_ALLOW_THREADS;
     if (status != TCH_OK) {
-        return py_comm_raise(&self->group) ? NULL : py_fail(status);
+        py_session_fail(self, status);
+        return NULL;
     }
     return Py_NewRef(Py_None);
 }
 
 /* Any step: whatever the arrays are, and wherever the parameters are now. */
-static void list_operands(py_optimizer *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
-{
-    py_operand *operands = self->step.operands;
-    for (int32_t i = 0; i < self->count; i++) {
-        operands[i].object = PyTuple_GetItem(parameters, i);
-        operands[self->count + i].object = PyTuple_GetItem(gradients, i);
-    }
-    operands[2 * self->count].object = values[2];
-    operands[2 * self->count + 1].object = values[3];
-}
-
-static PyObject *step_any(py_optimizer *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
+static PyObject *step_any(py_session *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
 {
     py_stream stream;
-    int count = 2 * self->count + 2;
+    int32_t n = self->count;
     const py_operands *o = &self->step;
-    list_operands(self, parameters, gradients, values);
-    if (py_arrays_take(o->arrays, o->tensors, o->operands, count, values[4], &stream) < 0) {
+    for (int32_t i = 0; i < n; i++) {
+        const py_place *place = self->places[i];
+        o->operands[i] = (py_operand){PyTuple_GetItem(parameters, i), place->label, PY_WRITTEN | PY_WHOLE};
+        o->operands[n + i] = (py_operand){PyTuple_GetItem(gradients, i), place->gradient_label, PY_WHOLE};
+    }
+    o->operands[2 * n] = (py_operand){values[2], "grad_scale", 0};
+    o->operands[2 * n + 1] = (py_operand){values[3], "found_inf", 0};
+    if (py_runner_take(&self->on, o, 2 * n + 2, values[4], &stream) < 0) {
         return NULL;
     }
-    if (self->on.device.type == TCH_DEVICE_CPU) {
-        py_arrays_device(o->tensors, count); /* page-locked memory counts as the CPU's */
-    }
-    PyObject *result = NULL;
-    if (py_runner_follow(&self->on, stream.handle) == 0) {
-        int32_t unlike = follow_parameters(self);
-        result = unlike != FITS ? PyLong_FromLong(unlike) : run_step(self, &stream);
-    }
-    py_arrays_release(o->arrays, o->tensors, count);
+    int32_t unlike = follow_parameters(self);
+    PyObject *result = unlike != FITS ? PyLong_FromLong(unlike) : run_step(self, &stream);
+    py_arrays_release(o->arrays, o->tensors, 2 * n + 2);
     return result;
 }
 
@@ -145,11 +135,10 @@ static bool ask_gradient(py_place *place, PyObject *gradient, const tch_tensor *
 
 /* The tensor of a gradient, which has the shape and the strides of its parameter's where they are the same. Nobody owns
  * it: the caller holds all gradients. False where it must be taken as any array is, perhaps with an exception set. */
-static bool take_gradient(py_optimizer *self, int32_t i, PyObject *gradient, bool *asked)
+static bool take_gradient(py_session *self, int32_t i, PyObject *gradient, bool *asked)
 {
     int32_t at = self->count + i;
     py_array *array = &self->step.arrays[at];
-    py_operand *operand = &self->step.operands[at];
     const tch_tensor *like = &self->places[i]->tensor;
     tch_tensor now;
     self->step.tensors[at] = NULL;
@@ -164,10 +153,10 @@ static bool take_gradient(py_optimizer *self, int32_t i, PyObject *gradient, boo
         *asked = true;
         return ask_gradient(self->places[i], gradient, &now);
     }
-    operand->object = gradient;
+    self->step.operands[at] = (py_operand){gradient, self->places[i]->gradient_label, PY_WHOLE};
     self->step.tensors[at] = &array->tensor;
     if (now.data == NULL || !py_same_form(&now, like)) {
-        return py_array_adopt(array, operand, &now) == 0;
+        return py_array_adopt(array, &self->step.operands[at], &now) == 0;
     }
     array->tensor = now;
     array->tensor.shape = like->shape;
@@ -182,7 +171,7 @@ static bool is_borrowed_or_absent(PyObject *object)
 
 /* Whether all parameters are in place, and all other arrays PyTorch's. A class of tensors may have methods of its own,
  * which may change anything: where a gradient was asked, all arrays are looked at again. */
-static bool is_usual(py_optimizer *self, PyObject *parameters, PyObject *gradients)
+static bool is_usual(py_session *self, PyObject *parameters, PyObject *gradients)
 {
     bool asked = true;
     for (int pass = 0; pass < 2 && asked; pass++) {
@@ -204,7 +193,7 @@ static bool is_usual(py_optimizer *self, PyObject *parameters, PyObject *gradien
 }
 
 /* grad_scale and found_inf, which are seldom given, come first: taking them may run code, too. */
-static PyObject *step_usual(py_optimizer *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
+static PyObject *step_usual(py_session *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
 {
     py_stream stream;
     const py_operands *o = &self->step;
@@ -214,8 +203,8 @@ static PyObject *step_usual(py_optimizer *self, PyObject *parameters, PyObject *
     if (!is_borrowed_or_absent(values[2]) || !is_borrowed_or_absent(values[3])) {
         return step_any(self, parameters, gradients, values);
     }
-    o->operands[last].object = values[2];
-    o->operands[last + 1].object = values[3];
+    o->operands[last] = (py_operand){values[2], "grad_scale", 0};
+    o->operands[last + 1] = (py_operand){values[3], "found_inf", 0};
     if (py_arrays_take(o->arrays + last, o->tensors + last, o->operands + last, 2, values[4], &stream) < 0) {
         return NULL;
     }
@@ -230,7 +219,7 @@ static PyObject *step_usual(py_optimizer *self, PyObject *parameters, PyObject *
     return usual ? result : step_any(self, parameters, gradients, values);
 }
 
-static PyObject *take_list(const py_optimizer *self, PyObject *list, const char *name)
+static PyObject *take_list(const py_session *self, PyObject *list, const char *name)
 {
     if (!PyList_Check(list) || PyList_Size(list) != self->count) {
         PyErr_Format(PyList_Check(list) ? PyExc_ValueError : PyExc_TypeError,
@@ -240,7 +229,7 @@ static PyObject *take_list(const py_optimizer *self, PyObject *list, const char 
     return PyList_AsTuple(list); /* which nobody changes while arrays are asked for */
 }
 
-static PyObject *take_parameters(const py_optimizer *self, PyObject *list)
+static PyObject *take_parameters(const py_session *self, PyObject *list)
 {
     PyObject *tuple = take_list(self, list, "parameters");
     for (int32_t i = 0; tuple != NULL && i < self->count; i++) {
@@ -253,7 +242,7 @@ static PyObject *take_parameters(const py_optimizer *self, PyObject *list)
 }
 
 /* The attribute `grad` of each. */
-static PyObject *gradients_of(const py_optimizer *self, PyObject *parameters)
+static PyObject *gradients_of(const py_session *self, PyObject *parameters)
 {
     static PyObject *name;
     if (name == NULL && (name = PyUnicode_InternFromString("grad")) == NULL) {
@@ -274,7 +263,7 @@ static PyObject *gradients_of(const py_optimizer *self, PyObject *parameters)
 }
 
 /* The parameters that have a gradient, as a list; NULL without an exception where all have one. */
-static PyObject *list_present(const py_optimizer *self, PyObject *parameters, PyObject *gradients)
+static PyObject *list_present(const py_session *self, PyObject *parameters, PyObject *gradients)
 {
     int32_t missing = 0;
     for (int32_t i = 0; i < self->count; i++) {
@@ -289,11 +278,11 @@ static PyObject *list_present(const py_optimizer *self, PyObject *parameters, Py
     return list;
 }
 
-static PyObject *step_or_rest(py_optimizer *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
+static PyObject *step_or_rest(py_session *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
 {
     PyObject *present = list_present(self, parameters, gradients);
     bool nothing = present != NULL && PyList_Size(present) == 0;
-    if (PyErr_Occurred() || (nothing && self->group.comm == NULL)) { /* ranks of a group come to every step */
+    if (PyErr_Occurred() || (nothing && self->comm == NULL)) { /* ranks of a group come to every step */
         return present;
     }
     PyObject *result = step_usual(self, parameters, gradients, values);
@@ -308,8 +297,8 @@ static PyObject *step_or_rest(py_optimizer *self, PyObject *parameters, PyObject
 PyObject *py_optimizer_step(PY_ARGUMENTS)
 {
     PY_TAKE("step", 1, "parameters", "gradients", "grad_scale", "found_inf", "stream");
-    py_optimizer *self = (py_optimizer *)object;
-    if (py_optimizer_enter(self) < 0) {
+    py_session *self = (py_session *)object;
+    if (py_runner_enter(&self->on) < 0) {
         return NULL;
     }
     PyObject *parameters = NULL;

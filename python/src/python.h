@@ -13,8 +13,12 @@
 
 #include <torchium/torchium.h>
 
-/* The parameters of a function of a method table: module or self, arguments, their number, keyword names. */
-#define PY_ARGUMENTS PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords
+/* The parameters of a function of a method table: module or self, arguments, their number, keyword names; of one with
+ * METH_NOARGS; and of one with METH_O. */
+#define PY_UNUSED __attribute__((unused))
+#define PY_ARGUMENTS PyObject *object PY_UNUSED, PyObject *const *args, Py_ssize_t count, PyObject *keywords
+#define PY_NO_ARGUMENTS PyObject *object PY_UNUSED, PyObject *unused PY_UNUSED
+#define PY_ONE_ARGUMENT(name) PyObject *object PY_UNUSED, PyObject *name
 
 /* An entry of the table for such a function. */
 #define PY_METHOD(name, function, text)                                                                                \

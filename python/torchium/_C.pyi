@@ -80,9 +80,11 @@ def matmul_chunked(
     a: Array, b: Array, memory_budget: int, out: Maybe, device: str | None = None, stream: Stream = None
 ) -> Maybe: ...
 def symmetric_product(a: Array, b: Array, out: Maybe, stream: Stream = None) -> Maybe: ...
-def gram(alpha: float, a: Array, transpose: bool, beta: float, out: Maybe, stream: Stream = None) -> Maybe: ...
-def eigh(a: Array, w: Maybe, v: Maybe, report: Maybe, stream: Stream = None) -> Any: ...
-def matrix_power(a: Array, power: float, eps: float, out: Maybe, report: Maybe, stream: Stream = None) -> Maybe: ...
+def gram(a: Array, transpose: bool, alpha: float, out: Maybe, stream: Stream = None) -> Maybe: ...
+def eigh(a: Array, w: Maybe, v: Maybe, report: Maybe = None, stream: Stream = None) -> Any: ...
+def matrix_power(
+    a: Array, power: float, eps: float, out: Maybe, report: Maybe = None, stream: Stream = None
+) -> Maybe: ...
 def matrix_power_backward(
     a: Array, power: float, eps: float, grad: Array, out: Maybe, report: Maybe = None, stream: Stream = None
 ) -> Maybe: ...
@@ -94,8 +96,8 @@ def inverse_root(
     method: str,
     tolerance: float,
     out: Maybe,
-    residual: Maybe,
-    report: Maybe,
+    residual: Maybe = None,
+    report: Maybe = None,
     stream: Stream = None,
 ) -> Maybe: ...
 def inverse_root_backward(
@@ -113,7 +115,7 @@ def kronecker_product(a: Array, b: Array, out: Maybe, stream: Stream = None) -> 
 def kronecker_matmul(a: Array, b: Array, x: Array, out: Maybe, stream: Stream = None) -> Maybe: ...
 def kronecker_apply(a: Array, b: Array, x: Array, out: Maybe, stream: Stream = None) -> Maybe: ...
 def kronecker_solve(
-    a: Array, b: Array, x: Array, damping: float, out: Maybe, report: Maybe, stream: Stream = None
+    a: Array, b: Array, x: Array, damping: float, out: Maybe, report: Maybe = None, stream: Stream = None
 ) -> Maybe: ...
 def nearest_kronecker(
     m: Array, a: Array | tuple[int, int], b: Array | tuple[int, int], error: Maybe, stream: Stream = None
@@ -212,36 +214,9 @@ def grad_clip_weights(norms: Array, max_norm: float, weights: Array, stream: Str
 def grad_natural_weights(
     gram: Array, rhs: Maybe, damping: float, weights: Array, report: Maybe, stream: Stream = None
 ) -> None: ...
-def grad_factors(
-    layer: Layer,
-    input: Maybe,
-    output_gradient: Maybe,
-    bias: bool,
-    sharing: str,
-    alpha: float,
-    beta: float,
-    input_factor: Maybe,
-    output_factor: Maybe,
-    scale: float = 1.0,
-    stream: Stream = None,
-) -> None: ...
-def grad_scales(
-    layer: Layer,
-    input: Array,
-    output_gradient: Array,
-    bias: bool,
-    input_basis: Array,
-    output_basis: Array,
-    alpha: float,
-    beta: float,
-    scales: Array,
-    scale: float = 1.0,
-    stream: Stream = None,
-) -> None: ...
 
 # --- optimizers -------------------------------------------------------------------------------------------------------
 
-def optim_defaults(kind: str) -> dict[str, Any]: ...
 def optim_forecast(
     device: str, config: dict[str, Any], parameters: list[tuple[Sequence[int], str, Role]]
 ) -> dict[str, int]:
@@ -297,8 +272,8 @@ class Optimizer:
     def states(self) -> list[tuple[str, int, Memory]]:
         """(name without its parameter's, parameter, view) of each tensor; the views keep the memory alive."""
 
-    def get_counts(self, parameter: int) -> list[int]: ...
-    def set_counts(self, parameter: int, counts: Sequence[int]) -> None: ...
+    def get_counts(self, number: int) -> list[int]: ...
+    def set_counts(self, number: int, counts: Sequence[int]) -> None: ...
     def tiles(self) -> list[tuple[int, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
         """What the ranks of a group divide, on every rank alike: (parameter, number, owner, dims of the parameter,
         start, size) of each tile."""
@@ -342,8 +317,8 @@ class Kfac:
     def states(self) -> list[tuple[str, int, Memory]]:
         """(name without its layer's, layer, view) of each tensor; the views keep the memory alive."""
 
-    def get_counts(self, layer: int) -> list[int]: ...
-    def set_counts(self, layer: int, counts: Sequence[int]) -> None: ...
+    def get_counts(self, number: int) -> list[int]: ...
+    def set_counts(self, number: int, counts: Sequence[int]) -> None: ...
     def stats(self) -> dict[str, float]: ...
 
 # --- loss scaling -----------------------------------------------------------------------------------------------------
@@ -352,26 +327,14 @@ class Scaler:
     """One tch_scaler: the scale, the growth tracker and the flag of the iteration, on one device. `scale` and
     `found_inf` are views that may be written to."""
 
-    def __init__(
-        self,
-        device: str,
-        init_scale: float = 65536.0,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
-        enabled: bool = True,
-        stream: Stream = None,
-    ) -> None: ...
+    def __init__(self, device: str) -> None: ...
     def scale(self) -> Memory: ...
     def found_inf(self) -> Memory: ...
-    def unscale(self, gradients: list[Maybe], stream: Stream = None, divide: bool = True) -> None:
-        """Divides by the scale and looks for infinities in one pass; only looks where divide is False."""
+    def unscale(self, gradients: list[Maybe], divide: bool = True) -> None:
+        """Divides by the scale and checks for infinities in one pass; only checks where divide is False."""
 
-    def update(self, stream: Stream = None) -> None: ...
-    def get_state(self) -> dict[str, Any]:
-        """scale, growth_factor, backoff_factor, growth_interval, _growth_tracker."""
-
-    def set_state(self, state: dict[str, Any]) -> None: ...
+    def update(self) -> None:
+        """Ends the iteration: adjusts the scale and clears the flag."""
 
 # --- custom kernels ---------------------------------------------------------------------------------------------
 
@@ -415,5 +378,3 @@ class Elementwise:
 
 def kernel_cache_folder() -> str:
     """Where compiled kernels are kept. An OSError where there is no folder that can be used."""
-
-def kernel_cache_limit(bytes: int) -> None: ...

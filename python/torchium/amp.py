@@ -116,7 +116,7 @@ class _Worker:
     two numbers are tensors here that share its memory, so nothing waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.scaler = _C.Scaler(str(device), 1.0, 2.0, 0.5, 2000, True)
+        self.scaler = _C.Scaler(str(device))
         self.scale = torch.from_dlpack(self.scaler.scale())
         self.found_inf = torch.from_dlpack(self.scaler.found_inf())
 

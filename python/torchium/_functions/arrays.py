@@ -84,7 +84,7 @@ class Arrays:
     def gram(self, a: Array, transpose: bool = False, alpha: float = 1.0) -> Array:
         self.check(a=a)
         out = self.empty(shapes.gram(a.shape, transpose), a)
-        _C.gram(alpha, a, bool(transpose), 0.0, out, self.stream(a))
+        _C.gram(a, bool(transpose), alpha, out, self.stream(a))
         return self.result(out)
 
     def symmetric_product(self, a: Array, b: Array) -> Array:

@@ -5,7 +5,7 @@ arguments: the shape functions in `operators` count on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,12 +39,12 @@ def _call(function: Any, a: Tensor, b: Tensor, x: Tensor, *rest: Any) -> Tensor:
     try:
         return function(a, b, x, *rest)
     except (TypeError, ValueError):
-        check_together(a=a, b=b, x=x)  # where it would name the result, which no caller has seen
+        check_together(a=a, b=b, x=x)
         raise
 
 
 def matrix_power(a: Tensor, power: float, eps: float) -> Tensor:
-    return _C.matrix_power(a, power, eps, None, None)
+    return _C.matrix_power(a, power, eps, None)
 
 
 def matrix_power_backward(a: Tensor, power: float, eps: float, grad: Tensor) -> Tensor:
@@ -55,11 +55,11 @@ def inverse_root(
     a: Tensor, root: int, eps: float, relative_eps: float, method: str, tolerance: float
 ) -> tuple[Tensor, Tensor]:
     residual = new(a, shapes.square("a", a.shape)[0], torch.float64)
-    return _C.inverse_root(a, root, eps, relative_eps, method, tolerance, None, residual, None), residual
+    return _C.inverse_root(a, root, eps, relative_eps, method, tolerance, None, residual), residual
 
 
 def inverse_root_alone(a: Tensor, root: int, eps: float, relative_eps: float, method: str, tolerance: float) -> Tensor:
-    return _C.inverse_root(a, root, eps, relative_eps, method, tolerance, None, None, None)
+    return _C.inverse_root(a, root, eps, relative_eps, method, tolerance, None)
 
 
 def inverse_root_backward(a: Tensor, root: int, eps: float, relative_eps: float, grad: Tensor) -> Tensor:
@@ -67,15 +67,23 @@ def inverse_root_backward(a: Tensor, root: int, eps: float, relative_eps: float,
 
 
 def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    return _C.eigh(a, None, None, None)
+    return _C.eigh(a, None, None)
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    try:
-        return _C.matmul(a, b, None)
-    except (TypeError, ValueError):
-        check_together(a=a, b=b)
-        raise
+def _product_of_two(function: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        try:
+            return function(a, b, None)
+        except (TypeError, ValueError):
+            check_together(a=a, b=b)  # where it would name the result, which no caller has seen
+            raise
+
+    return product
+
+
+matmul = _product_of_two(_C.matmul)
+symmetric_product = _product_of_two(_C.symmetric_product)
+_kronecker_product = _product_of_two(_C.kronecker_product)
 
 
 def matmul_chunked(a: Tensor, b: Tensor, memory_budget: int, device: str) -> Tensor:
@@ -92,15 +100,7 @@ def matmul_into(a: Tensor, b: Tensor, memory_budget: int, device: str, out: Tens
 
 
 def gram(a: Tensor, transpose: bool, alpha: float) -> Tensor:
-    return _C.gram(alpha, a, transpose, 0.0, None)
-
-
-def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
-    try:
-        return _C.symmetric_product(a, b, None)
-    except (TypeError, ValueError):
-        check_together(a=a, b=b)
-        raise
+    return _C.gram(a, transpose, alpha, None)
 
 
 def orthogonalize(a: Tensor, steps: int, method: str) -> Tensor:
@@ -110,11 +110,7 @@ def orthogonalize(a: Tensor, steps: int, method: str) -> Tensor:
 def kronecker_product(a: Tensor, b: Tensor) -> Tensor:
     if a.dim() != 2 or b.dim() != 2:
         a, b = _spread(shapes.kronecker_product(a.shape, b.shape), a, b)
-    try:
-        return _C.kronecker_product(a, b, None)
-    except (TypeError, ValueError):
-        check_together(a=a, b=b)
-        raise
+    return _kronecker_product(a, b)
 
 
 # The C library takes equal leading dimensions, and in the two that follow also single matrices A and B beside any X.
@@ -135,7 +131,7 @@ def kronecker_apply(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 def kronecker_solve(a: Tensor, b: Tensor, x: Tensor, damping: float) -> Tensor:
     if not a.dim() == b.dim() == x.dim() == 2:
         a, b, x = _spread(shapes.kronecker_solve(a.shape, b.shape, x.shape), a, b, x)
-    return _call(_C.kronecker_solve, a, b, x, damping, None, None)
+    return _call(_C.kronecker_solve, a, b, x, damping, None)
 
 
 def nearest_kronecker(m: Tensor, shape_a: Sequence[int], shape_b: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:

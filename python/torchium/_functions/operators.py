@@ -7,6 +7,7 @@ give what the kernel gives, contiguous strides included; torch.library.opcheck c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,113 +19,67 @@ from torchium._functions import dispatch, gradients, shapes
 # --- shape functions --------------------------------------------------------------------------------------------------
 
 
-def _fake_square(a: Tensor, *numbers: Any) -> Tensor:
-    shapes.square("a", a.shape)
-    return dispatch.new(a, a.shape)
+# Results that are float64 whatever the arguments are, by their number.
+_DOUBLES = {"inverse_root": 1, "nearest_kronecker": 2}
 
 
-def _fake_matrices(a: Tensor, *numbers: Any) -> Tensor:
-    shapes.matrix("a", a.shape)
-    return dispatch.new(a, a.shape)
+def _fake_of(schema: str, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The shape function of an operator from the rule in `shapes`."""
+    name, names = schema.partition("(")[0], re.findall(r"Tensor (\w+)", schema)
+    is_double = _DOUBLES.get(name)
 
+    def fake(*args: Any) -> Any:
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        if name != "matmul_chunked":  # whose tensors may be on several devices
+            dispatch.check_together(**dict(zip(names, tensors, strict=True)))
+        made = rule(*(x.shape if isinstance(x, Tensor) else x for x in args))
+        if schema.endswith("-> Tensor"):
+            return dispatch.new(tensors[0], made)
+        dtypes = (torch.float64 if i == is_double else None for i in range(len(made)))
+        return tuple(dispatch.new(tensors[0], *result) for result in zip(made, dtypes, strict=True))
 
-def _fake_backward(a: Tensor, *rest: Any) -> Tensor:
-    dispatch.check_together(a=a, grad=rest[-1])
-    return _fake_square(a)
-
-
-def _fake_inverse_root(a: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
-    leading, _ = shapes.square("a", a.shape)
-    return dispatch.new(a, a.shape), dispatch.new(a, leading, torch.float64)
-
-
-def _fake_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    leading, n = shapes.square("a", a.shape)
-    return dispatch.new(a, (*leading, n)), dispatch.new(a, a.shape)
-
-
-def _fake_matmul(a: Tensor, b: Tensor) -> Tensor:
-    dispatch.check_together(a=a, b=b)
-    return dispatch.new(a, shapes.matmul(a.shape, b.shape))
-
-
-def _fake_matmul_chunked(a: Tensor, b: Tensor, memory_budget: int, device: str) -> Tensor:
-    return dispatch.new(a, shapes.matmul(a.shape, b.shape))
-
-
-def _fake_gram(a: Tensor, transpose: bool, alpha: float) -> Tensor:
-    return dispatch.new(a, shapes.gram(a.shape, transpose))
-
-
-def _fake_symmetric_product(a: Tensor, b: Tensor) -> Tensor:
-    dispatch.check_together(a=a, b=b)
-    return _fake_square(a)
-
-
-def _fake_kronecker_product(a: Tensor, b: Tensor) -> Tensor:
-    dispatch.check_together(a=a, b=b)
-    return dispatch.new(a, shapes.kronecker_product(a.shape, b.shape))
-
-
-def _fake_kronecker_matmul(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    dispatch.check_together(a=a, b=b, x=x)
-    return dispatch.new(x, shapes.kronecker_matmul(a.shape, b.shape, x.shape))
-
-
-def _fake_kronecker_apply(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    dispatch.check_together(a=a, b=b, x=x)
-    return dispatch.new(x, shapes.kronecker_apply(a.shape, b.shape, x.shape))
-
-
-def _fake_kronecker_solve(a: Tensor, b: Tensor, x: Tensor, damping: float) -> Tensor:
-    dispatch.check_together(a=a, b=b, x=x)
-    return dispatch.new(x, shapes.kronecker_solve(a.shape, b.shape, x.shape))
-
-
-def _fake_nearest_kronecker(m: Tensor, shape_a: Sequence[int], shape_b: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    first, second, leading = shapes.nearest_kronecker(m.shape, shape_a, shape_b)
-    return dispatch.new(m, first), dispatch.new(m, second), dispatch.new(m, leading, torch.float64)
+    return fake
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-# Schema, shape function, gradient: None where there is none, text where it ends at its first derivative. The kernel is
+# Schema, rule of shapes, gradient: None where there is none, text where it ends at its first derivative. The kernel is
 # the function of that name in `dispatch`.
 _TABLE: list[tuple[str, Callable, Any]] = [
-    ("matrix_power(Tensor a, float power, float eps) -> Tensor", _fake_square, gradients.MatrixPower),
+    ("matrix_power(Tensor a, float power, float eps) -> Tensor", shapes.square_like, gradients.MatrixPower),
     (
         "matrix_power_backward(Tensor a, float power, float eps, Tensor grad) -> Tensor",
-        _fake_backward,
+        shapes.square_like,
         "matrix_power",
     ),
     (
         "inverse_root(Tensor a, int root, float eps, float relative_eps, str method, float tolerance)"
         " -> (Tensor, Tensor)",
-        _fake_inverse_root,
+        shapes.inverse_root,
         gradients.InverseRoot,
     ),
     (
         "inverse_root_backward(Tensor a, int root, float eps, float relative_eps, Tensor grad) -> Tensor",
-        _fake_backward,
+        shapes.square_like,
         "inverse_root",
     ),
-    ("eigh(Tensor a) -> (Tensor, Tensor)", _fake_eigh, None),
-    ("matmul(Tensor a, Tensor b) -> Tensor", _fake_matmul, gradients.Matmul),
+    ("eigh(Tensor a) -> (Tensor, Tensor)", shapes.eigh, None),
+    ("matmul(Tensor a, Tensor b) -> Tensor", shapes.matmul, gradients.Matmul),
     (
         "matmul_chunked(Tensor a, Tensor b, int memory_budget, str device) -> Tensor",
-        _fake_matmul_chunked,
+        shapes.matmul,
         gradients.MatmulChunked,
     ),
-    ("gram(Tensor a, bool transpose, float alpha) -> Tensor", _fake_gram, gradients.Gram),
-    ("symmetric_product(Tensor a, Tensor b) -> Tensor", _fake_symmetric_product, gradients.SymmetricProduct),
-    ("orthogonalize(Tensor a, int steps, str method) -> Tensor", _fake_matrices, None),
-    ("kronecker_product(Tensor a, Tensor b) -> Tensor", _fake_kronecker_product, gradients.KroneckerProduct),
-    ("kronecker_matmul(Tensor a, Tensor b, Tensor x) -> Tensor", _fake_kronecker_matmul, gradients.KroneckerMatmul),
-    ("kronecker_apply(Tensor a, Tensor b, Tensor x) -> Tensor", _fake_kronecker_apply, gradients.KroneckerApply),
-    ("kronecker_solve(Tensor a, Tensor b, Tensor x, float damping) -> Tensor", _fake_kronecker_solve, None),
+    ("gram(Tensor a, bool transpose, float alpha) -> Tensor", shapes.gram, gradients.Gram),
+    ("symmetric_product(Tensor a, Tensor b) -> Tensor", shapes.square_like, gradients.SymmetricProduct),
+    ("orthogonalize(Tensor a, int steps, str method) -> Tensor", shapes.matrix_like, None),
+    ("kronecker_product(Tensor a, Tensor b) -> Tensor", shapes.kronecker_product, gradients.KroneckerProduct),
+    ("kronecker_matmul(Tensor a, Tensor b, Tensor x) -> Tensor", shapes.kronecker_matmul, gradients.KroneckerMatmul),
+    ("kronecker_apply(Tensor a, Tensor b, Tensor x) -> Tensor", shapes.kronecker_apply, gradients.KroneckerApply),
+    ("kronecker_solve(Tensor a, Tensor b, Tensor x, float damping) -> Tensor", shapes.kronecker_solve, None),
     (
         "nearest_kronecker(Tensor m, SymInt[] shape_a, SymInt[] shape_b) -> (Tensor, Tensor, Tensor)",
-        _fake_nearest_kronecker,
+        shapes.nearest_kronecker,
         None,
     ),
 ]
@@ -173,14 +128,14 @@ def _declare_writing(library: torch.library.Library) -> None:
 
 def _declare(library: torch.library.Library) -> None:
     _declare_writing(library)
-    for schema, fake, row in _TABLE:
+    for schema, rule, row in _TABLE:
         name = schema.partition("(")[0]
         kernel = getattr(dispatch, name)
         gradient = _gradient_of(name, row)
         library.define(schema)
         library.impl(name, kernel, "CPU")
         library.impl(name, kernel, "CUDA")
-        torch.library.register_fake(f"torchium::{name}", fake)
+        torch.library.register_fake(f"torchium::{name}", _fake_of(schema, rule))
         torch.library.register_autograd(f"torchium::{name}", gradient.backward, setup_context=gradient.keep)
         operator = getattr(torch.ops.torchium, name).default
         transformed[operator] = gradients.under_transforms(gradient, operator)

@@ -1,11 +1,12 @@
 """Shapes of results from shapes of arguments, for every kind of array. Everything here works on tuples alone, also on
 symbolic ones of torch.compile, and says in a ValueError which argument is wrong; what only matters to the arithmetic is
-left to the C library to check.
+left to the C library to check. The rules take the arguments of their function, arrays as shapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 Shape = tuple[int, ...]
 
@@ -22,6 +23,27 @@ def square(name: str, shape: Sequence[int]) -> tuple[Shape, int]:
     if rows != columns:
         raise ValueError(f"{name} has shape {list(shape)}, expected square matrices, [..., n, n]")
     return leading, rows
+
+
+def square_like(a: Sequence[int], *numbers: Any) -> Shape:
+    """Of a function whose result is as `a`, which is square."""
+    square("a", a)
+    return tuple(a)
+
+
+def matrix_like(a: Sequence[int], *numbers: Any) -> Shape:
+    matrix("a", a)
+    return tuple(a)
+
+
+def inverse_root(a: Sequence[int], *numbers: Any) -> tuple[Shape, Shape]:
+    """Shapes of the root and of the residuals."""
+    return tuple(a), square("a", a)[0]
+
+
+def eigh(a: Sequence[int]) -> tuple[Shape, Shape]:
+    leading, n = square("a", a)
+    return (*leading, n), tuple(a)
 
 
 def broadcast(*named: tuple[str, Shape]) -> Shape:
@@ -44,7 +66,7 @@ def broadcast(*named: tuple[str, Shape]) -> Shape:
     return result
 
 
-def matmul(a: Sequence[int], b: Sequence[int]) -> Shape:
+def matmul(a: Sequence[int], b: Sequence[int], *numbers: Any) -> Shape:
     if len(a) == len(b) == 2 and a[1] == b[0]:
         return a[0], b[1]
     lead_a, m, k = matrix("a", a)
@@ -54,7 +76,7 @@ def matmul(a: Sequence[int], b: Sequence[int]) -> Shape:
     return (*broadcast(("a", lead_a), ("b", lead_b)), m, n)
 
 
-def gram(a: Sequence[int], transpose: bool) -> Shape:
+def gram(a: Sequence[int], transpose: bool, alpha: float = 1.0) -> Shape:
     leading, m, n = matrix("a", a)
     size = n if transpose else m
     return (*leading, size, size)
@@ -84,7 +106,7 @@ def kronecker_apply(a: Sequence[int], b: Sequence[int], x: Sequence[int]) -> Sha
     return (*broadcast(("a", lead_a), ("b", lead_b), ("x", lead_x)), m, p)
 
 
-def kronecker_solve(a: Sequence[int], b: Sequence[int], x: Sequence[int]) -> Shape:
+def kronecker_solve(a: Sequence[int], b: Sequence[int], x: Sequence[int], damping: float = 0.0) -> Shape:
     square("a", a)
     square("b", b)
     return kronecker_apply(a, b, x)

@@ -144,7 +144,7 @@ RIGHT = {
     "names": lambda r: ["a", "b"],
     "use_adamw": lambda r: r.choice(([False, True], (), ("*",))),
     "group": lambda r: 0,
-    "parameter": lambda r: 0,
+    "number": lambda r: 0,
     "allocate": lambda r: r.choice((None, allocate)),
     "closure": lambda r: None,
     "lr": lambda r: r.choice((0.1, torch.tensor(0.1))),
@@ -304,7 +304,7 @@ def extension_specimen(name):
     if name == "Memory":
         return _C.Memory((2, 3), "float32", "cpu")
     if name == "Scaler":
-        return _C.Scaler("cpu", 1024.0, 2.0, 0.5, 10, True)
+        return _C.Scaler("cpu")
     if name == "Kernel":
         return BriefKernel()
     if name == "Elementwise":
@@ -443,7 +443,7 @@ def main():
     warnings.simplefilter("ignore")
     faulthandler.enable()
     targets = all_targets(options.only)
-    os.environ["TORCHIUM_CACHE"] = tempfile.mkdtemp()  # which kernel_cache_limit may empty
+    os.environ["TORCHIUM_CACHE"] = tempfile.mkdtemp()
     torchium.linalg.inverse_root(torch.eye(4), 2)  # threads and libraries are there before memory is limited
     limit_memory()
     for target in targets:

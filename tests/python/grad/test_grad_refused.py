@@ -454,8 +454,6 @@ def test_layer_in_calls():
         _C.grad_norms(layer, x, x.double(), 3, False, norms)
     with pytest.raises(ValueError, match="max_norm"):
         _C.grad_clip_weights(norms, 0.0, norms)
-    with pytest.raises(ValueError, match="sharing must be 'expand' or 'reduce'"):
-        _C.grad_factors(layer, x, x, True, "both", 1.0, 0.0, torch.zeros(4, 4), None)
 
 
 def test_state_dict_takes_names():
