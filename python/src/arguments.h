@@ -18,8 +18,8 @@ int py_arguments(const char *function, const char *const *names, int required, P
         return NULL;                                                                                                   \
     }
 
-/* "NAME must be EXPECTED, got an object of type TYPE", as a TypeError; an object is not asked to describe itself. Always
- * -1. */
+/* "NAME must be EXPECTED, got an object of type TYPE", as a TypeError; an object is not asked to describe
+ * itself. Always -1. */
 int py_refuse_type(PyObject *value, const char *name, const char *expected);
 
 /* A real number, and one that is not NaN. */

@@ -61,7 +61,8 @@ int64_t py_library_clock(int64_t began);
 
 /* --- shapes of results ------------------------------------------------------------------------------------------- */
 
-/* That of `a`; [..., n] for a [..., n, n]; [..., rows, columns] for a [..., m, n]; [..., m, m] for it, or [..., n, n]. */
+/* That of `a`; [..., n] for a [..., n, n]; [..., rows, columns] for a [..., m, n]; [..., m, m] for it, or [..., n, n]
+ * with transpose. */
 py_shape py_shape_like(const tch_tensor *a);
 py_shape py_shape_rows(const tch_tensor *a);
 py_shape py_shape_matrices(const tch_tensor *a, int64_t rows, int64_t columns);

@@ -6,8 +6,8 @@
 #include "arrays.h"
 #include "python.h"
 
-/* A method has the object to itself from py_runner_enter to py_runner_leave, also while the GIL is released, and only in
- * the process that made it: a child of a fork leaves it alone. */
+/* A method has the object to itself from py_runner_enter to py_runner_leave, also while the GIL is released, and only
+ * in the process that made it: a child of a fork leaves it alone. */
 typedef struct py_runner {
     const char *name; /* for messages; NULL until the object is made */
     tch_device device;
