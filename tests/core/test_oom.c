@@ -61,107 +61,102 @@ static int install_allocator(void **state)
     return test_on_cpu() || watch_device() == 0 ? test_counting_install(state) : -1;
 }
 
-static void check_out_of_memory(tch_status status)
-{
-    CHECK(status == TCH_ERR_OUT_OF_MEMORY, "gave %s (%s)", tch_status_name(status), tch_last_error());
-    CHECK(strlen(tch_last_error()) > 0, "there is no message");
-}
-
 static void check_nothing_left(void)
 {
     test_counting_check_empty();
     CHECK(device_blocks == NULL || device_blocks() == 0, "%lld blocks of device memory leaked", device_blocks());
 }
 
-/* One call with its k-th allocation failing. Returns whether it succeeded because it makes fewer. */
-static bool call_with_failure(const test_operation *operation, tch_dtype dtype, long long k)
-{
-    tch_context *context = NULL;
+/* What a trial makes before allocations begin to fail: a context, and a call or nothing. */
+typedef struct trial {
+    tch_context *context;
     test_call call;
-    CHECK_OK(tch_context_create(test_device(), &context));
-    test_call_make(&call, context, operation, dtype);
-    CHECK_OK(tch_memory_trim(context, 0));
+} trial;
+
+static tch_status create_context(trial *t)
+{
+    tch_context *context = (tch_context *)t;
+    tch_status status = tch_context_create(test_device(), &context);
+    CHECK((context == NULL) == (status != TCH_OK), "status and context do not agree");
+    tch_context_destroy(context);
+    return status;
+}
+
+static tch_status create_tensor(trial *t)
+{
+    const int64_t shape[] = {10, 10};
+    tch_tensor *tensor = NULL;
+    tch_memory_info info = TCH_MEMORY_INFO_INIT;
+    tch_status status = tch_tensor_create(t->context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &tensor);
+    CHECK_OK(tch_memory_get_info(t->context, &info));
+    CHECK((tensor == NULL) == (status != TCH_OK), "status and tensor do not agree");
+    CHECK(tensor != NULL || info.allocated == 0, "%lld bytes are still counted as allocated",
+          (long long)info.allocated);
+    tch_tensor_destroy(tensor);
+    return status;
+}
+
+static tch_status call_operation(trial *t)
+{
+    return test_call_run(&t->call, t->context);
+}
+
+/* Once with the k-th allocation failing. Returns whether it succeeded because it makes fewer. */
+static bool fail_allocation(tch_status (*call)(trial *t), const test_operation *operation, tch_dtype dtype, long long k)
+{
+    trial t = {0};
+    CHECK_OK(tch_context_create(test_device(), &t.context));
+    if (operation != NULL) {
+        test_call_make(&t.call, t.context, operation, dtype);
+    }
+    CHECK_OK(tch_memory_trim(t.context, 0));
     tch_clear_error();
     counting_allocator_arm(&test_counting, k);
-    tch_status status = test_call_run(&call, context);
+    tch_status status = call(&t);
     bool reached = atomic_load(&test_counting.calls) >= k;
     counting_allocator_arm(&test_counting, 0);
     if (reached) {
-        check_out_of_memory(status);
-        test_call_check_unchanged(&call);
+        CHECK(status == TCH_ERR_OUT_OF_MEMORY, "gave %s (%s)", tch_status_name(status), tch_last_error());
+        CHECK(strlen(tch_last_error()) > 0, "there is no message");
     }
-    CHECK_OK(reached ? test_call_run(&call, context) : status);
-    test_call_check_done(&call);
-    test_call_free(&call);
-    tch_context_destroy(context);
+    if (reached && operation != NULL) {
+        test_call_check_unchanged(&t.call);
+    }
+    CHECK_OK(reached ? call(&t) : status);
+    if (operation != NULL) {
+        test_call_check_done(&t.call);
+        test_call_free(&t.call);
+    }
+    tch_context_destroy(t.context);
     check_nothing_left();
     return !reached;
+}
+
+static void fail_each_allocation(const char *what, tch_status (*call)(trial *t), const test_operation *operation,
+                                 tch_dtype dtype)
+{
+    long long k = 0;
+    bool through = false;
+    while (!through) {
+        test_case("%s %s, allocation %lld", what, tch_dtype_name(dtype), ++k);
+        CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
+        through = fail_allocation(call, operation, dtype, k);
+    }
+    CHECK(k > 1 || operation != NULL, "it takes no memory");
 }
 
 static void every_operation(void **state)
 {
     static const tch_dtype dtypes[] = {{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_BFLOAT, 16, 1}};
     for (int32_t n = 0; n < 3 * test_operation_count(); n++) {
-        int32_t i = n / 3;
-        tch_dtype dtype = dtypes[n % 3];
-        bool through = false;
-        for (long long k = 1; !through; k++) {
-            test_case("%s %s %s, allocation %lld", test_operations[i].name, test_operations[i].variant,
-                      tch_dtype_name(dtype), k);
-            CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
-            through = call_with_failure(&test_operations[i], dtype, k);
-        }
+        fail_each_allocation(test_operations[n / 3].name, call_operation, &test_operations[n / 3], dtypes[n % 3]);
     }
 }
 
-static void creating_a_context(void **state)
+static void contexts_and_tensors(void **state)
 {
-    tch_status status = TCH_ERR_OUT_OF_MEMORY;
-    long long k = 0;
-    while (status != TCH_OK) {
-        tch_context *context = (tch_context *)&test_counting;
-        test_case("a context, allocation %lld", ++k);
-        CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
-        counting_allocator_arm(&test_counting, k);
-        status = tch_context_create(test_device(), &context);
-        counting_allocator_arm(&test_counting, 0);
-        if (status != TCH_OK) {
-            check_out_of_memory(status);
-            CHECK(context == NULL, "a context was returned");
-        } else {
-            tch_context_destroy(context);
-        }
-        check_nothing_left();
-    }
-    CHECK(k > 1, "a context that takes no memory was not expected");
-}
-
-static void creating_a_tensor(void **state)
-{
-    const int64_t shape[] = {10, 10};
-    tch_status status = TCH_ERR_OUT_OF_MEMORY;
-    long long k = 0;
-    while (status != TCH_OK) {
-        tch_context *context = NULL;
-        tch_tensor *t = NULL;
-        test_case("a tensor, allocation %lld", ++k);
-        CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
-        CHECK_OK(tch_context_create(test_device(), &context));
-        counting_allocator_arm(&test_counting, k);
-        status = tch_tensor_create(context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &t);
-        counting_allocator_arm(&test_counting, 0);
-        tch_memory_info info = TCH_MEMORY_INFO_INIT;
-        CHECK_OK(tch_memory_get_info(context, &info));
-        if (status != TCH_OK) {
-            check_out_of_memory(status);
-            CHECK(t == NULL, "a tensor was returned");
-            CHECK(info.allocated == 0, "%lld bytes are still counted as allocated", (long long)info.allocated);
-        }
-        tch_tensor_destroy(t);
-        tch_context_destroy(context);
-        check_nothing_left();
-    }
-    CHECK(k > 1, "a tensor that takes no memory was not expected");
+    fail_each_allocation("a context", create_context, NULL, TCH_FLOAT32);
+    fail_each_allocation("a tensor", create_tensor, NULL, TCH_FLOAT32);
 }
 
 /* A pool that holds free memory gives it back before it gives up: the request succeeds the second time. */
@@ -190,8 +185,7 @@ static void kept_memory_is_given_up_first(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(creating_a_context),
-        cmocka_unit_test(creating_a_tensor),
+        cmocka_unit_test(contexts_and_tensors),
         cmocka_unit_test(every_operation),
         cmocka_unit_test(kept_memory_is_given_up_first),
     };

@@ -6,11 +6,28 @@
 #include <string.h>
 
 #include "support/linalg/operations.h"
-#include "support/linalg/reference.h"
-#include "support/random.h"
 #include "support/testing.h"
 
-#define ROUNDS 3
+/* Beside the operations of the table, roots of matrices whose work goes through the blocked algorithms. */
+enum { ROUNDS = 3, LARGE = 130, MOST_CALLS = 64 };
+
+static test_operation operations[MOST_CALLS];
+static int32_t operation_count;
+
+static int list_operations(void **state)
+{
+    for (int32_t i = 0; i < test_operation_count(); i++) {
+        operations[operation_count++] = test_operations[i];
+        if (strcmp(test_operations[i].name, "tch_inverse_root") == 0) {
+            test_operation *large = &operations[operation_count++];
+            *large = test_operations[i];
+            for (int32_t k = 0; k < large->count && large->operands[k].ndim == 3; k++) {
+                large->operands[k].shape[1] = large->operands[k].shape[2] = LARGE;
+            }
+        }
+    }
+    return operation_count <= MOST_CALLS ? 0 : -1;
+}
 
 /* Calls work(arguments + i size) in `count` threads, and waits for all. */
 static void in_threads(int count, void *(*work)(void *), void *arguments, size_t size)
@@ -46,17 +63,17 @@ typedef struct worker {
 } worker;
 
 /* Only the library's calls happen here: nothing of cmocka. */
-static void *work(void *argument)
+static void *run_calls(void *argument)
 {
     worker *w = argument;
     pthread_barrier_wait(w->start);
-    for (int32_t i = 0; i < ROUNDS * test_operation_count(); i++) {
-        int32_t which = (w->first + i) % test_operation_count();
+    for (int32_t i = 0; i < ROUNDS * operation_count; i++) {
+        int32_t which = (w->first + i) % operation_count;
         tch_status status = test_call_run(&w->calls[which], w->context);
         if (status == TCH_OK) {
             status = tch_context_synchronize(w->context);
         }
-        if (i < test_operation_count() || status != TCH_OK) {
+        if (i < operation_count || status != TCH_OK) {
             w->outcomes[which].status = status;
         }
     }
@@ -66,18 +83,18 @@ static void *work(void *argument)
 static void make_worker(worker *w, int32_t first, tch_dtype dtype)
 {
     w->first = first;
-    w->calls = test_alloc((size_t)test_operation_count() * sizeof *w->calls);
-    w->outcomes = test_alloc((size_t)test_operation_count() * sizeof *w->outcomes);
-    memset(w->outcomes, 0, (size_t)test_operation_count() * sizeof *w->outcomes);
+    w->calls = test_alloc((size_t)operation_count * sizeof *w->calls);
+    w->outcomes = test_alloc((size_t)operation_count * sizeof *w->outcomes);
+    memset(w->outcomes, 0, (size_t)operation_count * sizeof *w->outcomes);
     CHECK_OK(tch_context_create(test_device(), &w->context));
-    for (int32_t i = 0; i < test_operation_count(); i++) {
-        test_call_make(&w->calls[i], w->context, &test_operations[i], dtype);
+    for (int32_t i = 0; i < operation_count; i++) {
+        test_call_make(&w->calls[i], w->context, &operations[i], dtype);
     }
 }
 
 static void free_worker(worker *w)
 {
-    for (int32_t i = 0; i < test_operation_count(); i++) {
+    for (int32_t i = 0; i < operation_count; i++) {
         test_call_free(&w->calls[i]);
     }
     tch_context_destroy(w->context);
@@ -88,7 +105,7 @@ static void run_alone(outcome *expected, tch_dtype dtype)
 {
     worker w;
     make_worker(&w, 0, dtype);
-    for (int32_t i = 0; i < test_operation_count(); i++) {
+    for (int32_t i = 0; i < operation_count; i++) {
         CHECK_OK(test_call_run(&w.calls[i], w.context));
         record(&w.calls[i], &expected[i]);
     }
@@ -97,8 +114,8 @@ static void run_alone(outcome *expected, tch_dtype dtype)
 
 static void compare(const worker *w, const outcome *expected)
 {
-    for (int32_t i = 0; i < test_operation_count(); i++) {
-        const test_operation *operation = &test_operations[i];
+    for (int32_t i = 0; i < operation_count; i++) {
+        const test_operation *operation = &operations[i];
         test_case("%s %s", operation->name, operation->variant);
         CHECK(w->outcomes[i].status == TCH_OK, "gave %s", tch_status_name(w->outcomes[i].status));
         outcome got = {0};
@@ -116,15 +133,15 @@ static void run_together(int count, tch_dtype dtype)
     enum { MOST = 4 };
     worker workers[MOST];
     pthread_barrier_t start;
-    outcome *expected = test_alloc((size_t)test_operation_count() * sizeof *expected);
-    memset(expected, 0, (size_t)test_operation_count() * sizeof *expected);
+    outcome *expected = test_alloc((size_t)operation_count * sizeof *expected);
+    memset(expected, 0, (size_t)operation_count * sizeof *expected);
     run_alone(expected, dtype);
     pthread_barrier_init(&start, NULL, (unsigned)count);
     for (int i = 0; i < count; i++) {
-        make_worker(&workers[i], i * test_operation_count() / count, dtype);
+        make_worker(&workers[i], i * operation_count / count, dtype);
         workers[i].start = &start;
     }
-    in_threads(count, work, workers, sizeof *workers);
+    in_threads(count, run_calls, workers, sizeof *workers);
     for (int i = 0; i < count; i++) {
         compare(&workers[i], expected);
         free_worker(&workers[i]);
@@ -136,95 +153,6 @@ static void contexts_in_several_threads(void **state)
 {
     run_together(4, TCH_FLOAT32);
     run_together(2, TCH_FLOAT64);
-}
-
-/* --- larger matrices, whose work goes through the blocked algorithms --------------------------------------------- */
-
-enum { LARGE = 130 };
-
-typedef struct root_worker {
-    tch_context *context;
-    test_tensor *a, *out;
-    tch_root_method method;
-    tch_status status;
-    pthread_barrier_t *start;
-} root_worker;
-
-static void make_root_worker(root_worker *w, tch_root_method method, tch_dtype dtype)
-{
-    const int64_t shape[] = {2, LARGE, LARGE};
-    double *values = test_alloc(sizeof(double) * 2 * LARGE * LARGE);
-    double spectrum[LARGE];
-    test_random random = test_random_stream(55);
-    memset(w, 0, sizeof *w);
-    w->method = method;
-    CHECK_OK(tch_context_create(test_device(), &w->context));
-    w->a = test_tensor_make(w->context, dtype, 3, shape, LAYOUT_CONTIGUOUS);
-    w->out = test_tensor_make(w->context, dtype, 3, shape, LAYOUT_TRANSPOSED);
-    ref_spectrum(LARGE, 100.0, spectrum);
-    ref_symmetric(&random, LARGE, spectrum, values);
-    ref_symmetric(&random, LARGE, spectrum, values + LARGE * LARGE);
-    test_tensor_write(w->a, values);
-}
-
-static void *take_roots(void *argument)
-{
-    root_worker *w = argument;
-    tch_root_config config = TCH_ROOT_CONFIG_INIT;
-    config.relative_eps = 1e-2;
-    config.method = w->method;
-    if (w->start != NULL) {
-        pthread_barrier_wait(w->start);
-    }
-    for (int i = 0; i < ROUNDS && w->status == TCH_OK; i++) {
-        w->status = tch_inverse_root(w->context, &w->a->tensor, 4, &config, &w->out->tensor, NULL, NULL);
-    }
-    return NULL;
-}
-
-static double *finish_roots(root_worker *w)
-{
-    CHECK(w->status == TCH_OK, "%s gave %s", tch_root_method_name(w->method), tch_status_name(w->status));
-    double *x = test_tensor_read(w->out);
-    test_tensor_free(w->a);
-    test_tensor_free(w->out);
-    tch_context_destroy(w->context);
-    return x;
-}
-
-/* Two threads by two methods give what each method gives alone. */
-static void two_methods_at_once(tch_root_method first, tch_root_method second, tch_dtype dtype)
-{
-    const tch_root_method methods[] = {first, second};
-    root_worker alone[2];
-    root_worker together[2];
-    pthread_barrier_t start;
-    test_case("%s beside %s, %s", tch_root_method_name(first), tch_root_method_name(second), tch_dtype_name(dtype));
-    pthread_barrier_init(&start, NULL, 2);
-    for (int i = 0; i < 2; i++) {
-        make_root_worker(&alone[i], methods[i], dtype);
-        take_roots(&alone[i]);
-        make_root_worker(&together[i], methods[i], dtype);
-        together[i].start = &start;
-    }
-    in_threads(2, take_roots, together, sizeof *together);
-    for (int i = 0; i < 2; i++) {
-        double *expected = finish_roots(&alone[i]);
-        double *got = finish_roots(&together[i]);
-        CHECK(memcmp(got, expected, sizeof(double) * 2 * LARGE * LARGE) == 0,
-              "%s differs from what one thread computes", tch_root_method_name(methods[i]));
-    }
-    pthread_barrier_destroy(&start);
-}
-
-static void large_roots_in_two_threads(void **state)
-{
-    two_methods_at_once(TCH_ROOT_EIGEN, TCH_ROOT_NEWTON, TCH_FLOAT32);
-    two_methods_at_once(TCH_ROOT_NEWTON, TCH_ROOT_NEWTON, TCH_FLOAT64);
-    if (test_offers_method(TCH_ROOT_RATIONAL)) {
-        two_methods_at_once(TCH_ROOT_RATIONAL, TCH_ROOT_RATIONAL, TCH_FLOAT64);
-        two_methods_at_once(TCH_ROOT_EIGEN, TCH_ROOT_RATIONAL, TCH_FLOAT32);
-    }
 }
 
 /* --- messages ---------------------------------------------------------------------------------------------------- */
@@ -324,8 +252,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(contexts_come_and_go_in_many_threads),
         cmocka_unit_test(messages_belong_to_their_thread),
         cmocka_unit_test(tensors_may_be_destroyed_by_another_thread),
-        cmocka_unit_test(contexts_in_several_threads),
-        cmocka_unit_test(large_roots_in_two_threads),
+        cmocka_unit_test_setup_teardown(contexts_in_several_threads, list_operations, test_release),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
