@@ -1,6 +1,5 @@
-/* Data sets for training: a table of float32 features with one integer label per row, in host memory. dataset_csv.h
- * reads one from a file, digits.h draws one. Functions that can fail return false with a sentence in `error`, and then
- * leave nothing to free. */
+/* Data sets for training: a table of float32 features with one integer label per row, in host memory. Functions that
+ * can fail return false with a sentence in `error`, and then leave nothing to free. */
 #ifndef CLI_DATASET_H
 #define CLI_DATASET_H
 
@@ -19,6 +18,19 @@ typedef struct dataset {
 typedef struct dataset_error {
     char text[512]; /* what is wrong, where, and what to do about it */
 } dataset_error;
+
+/* Reads a CSV file (csv.c). Features are numbers; labels are any text, and the classes are the different ones: in the
+ * order of their values where all are numbers, else alphabetical. `label` is the column of the labels, by its name in
+ * the header or its number from 1; NULL is the last. The separator is the one of comma, semicolon, tab and bar that the
+ * first line has most of; the first line is data where all its cells but the label are numbers. Fields may be quoted
+ * ("a ""b"", c"), lines end in LF or CRLF, empty lines are skipped. Missing, non-numeric and infinite features are
+ * refused. */
+bool dataset_read_csv(const char *path, const char *label, dataset *data, dataset_error *error);
+
+/* Draws digits (digits.c): `count` images from number `first` on, with pixels from 0 to 1. Image i and its label depend
+ * on the seed and i alone, so that disjoint ranges give disjoint sets of one kind. */
+enum { DIGITS_SIZE = 20 }; /* pixels, both ways */
+bool digits_draw(int64_t first, int64_t count, uint64_t seed, dataset *data, dataset_error *error);
 
 /* Deals the rows out in a random order that depends on the seed alone: round(test_fraction * rows) of them to `test`,
  * at least one to each. `all` is left as it is. */

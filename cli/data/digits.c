@@ -4,7 +4,7 @@
  * hidden layers of 256 and 128, Adam gets 96 of 100 new images right after 600 steps of 128 out of 10000 images; turns,
  * shears and shifts half as large again, with more clutter, leave 82, and those of a careful hand, a third smaller,
  * 99. */
-#include "digits.h"
+#include "dataset.h"
 
 #include <math.h>
 #include <string.h>

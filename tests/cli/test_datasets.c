@@ -9,8 +9,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "data/dataset_csv.h"
-#include "data/digits.h"
+#include "data/dataset.h"
 #include "support/testing.h"
 
 static char folder[] = "datasets-XXXXXX";

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/dataset_csv.h"
-#include "data/digits.h"
 #include "terminal/output.h"
 
 /* Files cannot be larger than they are, but any number of digits can be asked for, and the system may promise memory

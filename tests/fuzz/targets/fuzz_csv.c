@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "data/dataset_csv.h"
+#include "data/dataset.h"
 #include "fuzz.h"
 
 static void check_data(const dataset *data)
