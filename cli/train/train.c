@@ -1,13 +1,44 @@
 /* `torchium train`: reads the plan, makes one run for each optimizer, and trains them one after the other. All of them
  * exist from the beginning: what cannot be had is said before time is spent, and a checkpoint holds them all. */
+#define _POSIX_C_SOURCE 200809L
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "commands.h"
 #include "results/results.h"
-#include "run/session.h"
-#include "stop.h"
 #include "terminal/output.h"
+
+/* --- signals ----------------------------------------------------------------------------------------------------- */
+
+/* The signal that asked the run to stop after the current step, or 0. A second signal does what it would have done
+ * without us. */
+static volatile sig_atomic_t stop_asked;
+
+static void on_signal(int number)
+{
+    if (stop_asked) {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+    stop_asked = number;
+}
+
+/* A signal that is ignored from the start, as nohup does with SIGHUP and a shell with SIGINT for its background, stays
+ * ignored. */
+static void watch_signals(void)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    for (int i = 0; i < 3; i++) {
+        struct sigaction before, action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+        sigemptyset(&action.sa_mask);
+        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN) {
+            sigaction(signals[i], &action, NULL);
+        }
+    }
+}
+
+/* --- training ---------------------------------------------------------------------------------------------------- */
 
 /* The next step at which something other than a step is done. */
 static int64_t next_halt(const train_plan *plan, int64_t step)
@@ -26,7 +57,7 @@ static tch_status advance_run(train_session *session, train_run *run, int64_t un
 {
     tch_status status = TCH_OK;
     double started = progress_clock();
-    while (status == TCH_OK && run->step < until && !train_stop_asked()) {
+    while (status == TCH_OK && run->step < until && !stop_asked) {
         status = train_run_step(&session->setup, run);
         train_report_progress(session, run);
     }
@@ -65,7 +96,7 @@ static int train_run_whole(train_session *session, train_run *run)
 {
     const train_plan *plan = &session->setup.plan;
     int status = measure_run(session, run);
-    while (status == CLI_OK && run->step < plan->steps && !run->diverged && !train_stop_asked()) {
+    while (status == CLI_OK && run->step < plan->steps && !run->diverged && !stop_asked) {
         if (advance_run(session, run, next_halt(plan, run->step))) {
             return fail_library(session);
         }
@@ -99,12 +130,12 @@ static int train_all(train_session *session, tch_checkpoint *checkpoint)
         status = train_resume_runs(session, checkpoint, session->setup.plan.resume);
     }
     const train_run *at_work = session->runs;
-    for (int32_t i = 0; i < session->run_count && status == CLI_OK && !train_stop_asked(); i++) {
+    for (int32_t i = 0; i < session->run_count && status == CLI_OK && !stop_asked; i++) {
         at_work = &session->runs[i];
         status = train_run_whole(session, &session->runs[i]);
     }
     progress_clear(&session->bar);
-    session->interrupted = train_stop_asked();
+    session->interrupted = stop_asked;
     if (status == CLI_OK) {
         train_outputs_save(session, at_work);
     }
@@ -137,7 +168,7 @@ static int run_session(train_session *session, tch_checkpoint *checkpoint)
     if (status != CLI_OK) {
         return status;
     }
-    train_stop_watch();
+    watch_signals();
     train_report_start(session);
     session->bar = progress_start((double)session->setup.plan.steps * session->setup.plan.method_count);
     status = train_all(session, checkpoint);

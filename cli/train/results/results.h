@@ -5,7 +5,26 @@
 
 #include <torchium/checkpoint.h>
 
-#include "train/run/session.h"
+#include "terminal/progress.h"
+#include "train/run/run.h"
+
+/* The saves of checkpoints. One that fails ends nothing: the next one may succeed, and what is missing is reported at
+ * the end. */
+typedef struct train_saves {
+    int64_t failed;       /* since the last one that succeeded */
+    const train_run *run; /* the one that was at work at the last save that succeeded, or NULL */
+    int64_t step;         /* its step then */
+} train_saves;
+
+typedef struct train_session {
+    train_setup setup;
+    int32_t run_count;
+    train_run runs[TRAIN_METHODS];
+    progress bar;
+    double drawn;    /* when the bar was, last */
+    int interrupted; /* the signal by which it was asked to end before the end, or 0 */
+    train_saves saves;
+} train_session;
 
 /* --- on the terminal (report.c) ---------------------------------------------------------------------------------- */
 
