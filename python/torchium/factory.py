@@ -7,10 +7,12 @@ import difflib
 import fnmatch
 import importlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 if TYPE_CHECKING:
     import torch
+
+    from torchium.optim import KFAC, SGD, SOAP, AdamW, Lion, Muon, NaturalGradient, NorMuon, Shampoo, TorchiumOptimizer
 
 # The name people write, and the class of torchium.optim.
 _CLASSES = {
@@ -44,6 +46,46 @@ def list_optimizers(pattern: str = "") -> list[str]:
     return sorted(fnmatch.filter(_CLASSES, pattern.lower() or "*"))
 
 
+@overload
+def create_optimizer(name: Literal["adamw"], params_or_model: Any, **options: Any) -> AdamW: ...
+
+
+@overload
+def create_optimizer(name: Literal["kfac"], params_or_model: Any, **options: Any) -> KFAC: ...
+
+
+@overload
+def create_optimizer(name: Literal["lion"], params_or_model: Any, **options: Any) -> Lion: ...
+
+
+@overload
+def create_optimizer(name: Literal["muon"], params_or_model: Any, **options: Any) -> Muon: ...
+
+
+@overload
+def create_optimizer(name: Literal["natural"], params_or_model: Any, **options: Any) -> NaturalGradient: ...
+
+
+@overload
+def create_optimizer(name: Literal["normuon"], params_or_model: Any, **options: Any) -> NorMuon: ...
+
+
+@overload
+def create_optimizer(name: Literal["sgd"], params_or_model: Any, **options: Any) -> SGD: ...
+
+
+@overload
+def create_optimizer(name: Literal["shampoo"], params_or_model: Any, **options: Any) -> Shampoo: ...
+
+
+@overload
+def create_optimizer(name: Literal["soap"], params_or_model: Any, **options: Any) -> SOAP: ...
+
+
+@overload
+def create_optimizer(name: str, params_or_model: Any, **options: Any) -> TorchiumOptimizer: ...
+
+
 def create_optimizer(
     name: str,
     params_or_model: Any,
@@ -51,7 +93,7 @@ def create_optimizer(
     use_adamw: str | type | Iterable[str | type] = (),
     no_decay_1d: bool = False,
     **options: Any,
-) -> torch.optim.Optimizer:
+) -> Any:
     """An optimizer of torchium.optim by its name, in any case: "shampoo", "soap", "muon", "normuon", "kfac",
     "natural", "adamw", "lion", "sgd".
 

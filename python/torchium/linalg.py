@@ -24,11 +24,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 from torchium._functions import arrays as _arrays
 
-Array = Any
+Array = TypeVar("Array")  # of the kind that was given
+_RootMethod = Literal["auto", "eigen", "newton", "rational"]
+_PolarMethod = Literal["polar_express", "muon", "minimax"]
 
 __all__ = [
     "eigh",
@@ -95,12 +97,37 @@ def matrix_power(a: Array, power: float, eps: float = 0.0) -> Array:
     return _home("a", a).matrix_power(a, power, eps)
 
 
+@overload
 def inverse_root(
     a: Array,
     root: int,
     eps: float = 0.0,
     relative_eps: float = 0.0,
-    method: str = "auto",
+    method: _RootMethod = "auto",
+    tolerance: float = 0.0,
+    return_residual: Literal[False] = False,
+) -> Array: ...
+
+
+@overload
+def inverse_root(
+    a: Array,
+    root: int,
+    eps: float = 0.0,
+    relative_eps: float = 0.0,
+    method: _RootMethod = "auto",
+    tolerance: float = 0.0,
+    *,
+    return_residual: Literal[True],
+) -> tuple[Array, Array]: ...
+
+
+def inverse_root(
+    a: Array,
+    root: int,
+    eps: float = 0.0,
+    relative_eps: float = 0.0,
+    method: _RootMethod = "auto",
     tolerance: float = 0.0,
     return_residual: bool = False,
 ) -> Any:
@@ -180,7 +207,7 @@ def symmetric_product(a: Array, b: Array) -> Array:
     return _home("a", a).symmetric_product(a, b)
 
 
-def orthogonalize(a: Array, steps: int = 5, method: str = "polar_express") -> Array:
+def orthogonalize(a: Array, steps: int = 5, method: _PolarMethod = "polar_express") -> Array:
     """Near U V' for A = U S V' [..., m, n]: the closest semi-orthogonal matrix, by Newton-Schulz steps as Muon uses it.
 
     Args:

@@ -20,7 +20,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, overload
 
 import torch
 
@@ -52,6 +52,7 @@ from .options import (
 
 __all__ = ["TorchiumOptimizer", "outside"]
 
+_Loss = TypeVar("_Loss")
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 # Keys of parameter groups in saved states of earlier versions.
@@ -467,6 +468,12 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             return func(self, *args, **kwargs)
 
         return step
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], _Loss]) -> _Loss: ...
 
     @untraced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
