@@ -143,9 +143,7 @@ def pole_lines(library):
 def draw_picture(library, path):
     x, steps, poles = Axis(1e-6, 1, 10), list(step_lines(library)), list(pole_lines(library))
     values = [b for line in steps for _, b in line["points"]]
-    parts = panel(
-        (66, 78, 446, 338), x, Axis(min(values), max(values), 10), ("eigenvalue x", "M, degree 2"), steps
-    )
+    parts = panel((66, 78, 446, 338), x, Axis(min(values), max(values), 10), ("eigenvalue x", "M, degree 2"), steps)
     parts += panel((542, 78, 922, 338), x, Axis(-0.03, 0.03), ("eigenvalue x", "relative error"), poles)
     parts += legend(66, 396, steps, 4, 110) + legend(542, 396, poles, 3, 110)
     remark = "p = 4, eigenvalues from 1e-6 on"

@@ -61,7 +61,7 @@ __all__ = [
     "utils",
 ]
 
-_MODULES = ("amp", "grad_sample", "linalg", "optim", "utils")
+_MODULES = ("amp", "grad_sample", "linalg", "optim", "optimizers", "utils")
 # Where each other name is: its module, and its name there.
 _NAMES = {
     "GhostClipping": ("grad_sample", "GhostClipping"),

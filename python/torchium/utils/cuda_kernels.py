@@ -64,14 +64,15 @@ def cuda_memory_info(device: Any = None) -> dict[str, Any]:
         device: an index, a name or a torch.device; None for the current one.
 
     `total_memory` and `free_memory` are the GPU's own. `allocated_memory` is what PyTorch's tensors and Torchium's take
-    in this process, and `cached_memory` what the pools of both hold, that included. Without a GPU it is
-    `{'available': False}` with a `reason`.
+    in this process, and `cached_memory` what the pools of both hold, that included. Without a GPU all of them are 0,
+    `available` is False, `device` is None and `reason` says why.
 
     Examples:
         >>> cuda_memory_info(0)["free_memory"]
     """
     if not is_cuda_available():
-        return {"available": False, "reason": _why_no_cuda()}
+        zeros = dict.fromkeys(("total_memory", "allocated_memory", "cached_memory", "free_memory"), 0)
+        return {"available": False, "device": None, "reason": _why_no_cuda(), **zeros}
     place = _gpu(device)
     pool = _C.memory_info(str(place))
     theirs = torch.cuda.is_available()

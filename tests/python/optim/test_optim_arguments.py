@@ -137,3 +137,11 @@ def test_a_state_with_earlier_names_loads(kind, before, now):
     fresh = make(kind, [parameter()])
     fresh.load_state_dict(state)
     assert fresh.param_groups[0][now] == options[now] and before not in fresh.param_groups[0]
+
+
+def test_the_names_of_another_module():
+    import torchium.optimizers
+
+    assert torchium.optimizers.get_available_optimizers() == torchium.list_optimizers()
+    for name in torchium.optim.__all__:
+        assert getattr(torchium.optimizers, name) is getattr(torchium.optim, name)
