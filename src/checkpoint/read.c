@@ -178,8 +178,7 @@ static tch_status check_out(const tch_checkpoint *checkpoint, const tch_context 
     snprintf(name, sizeof name, "\"%s\" in the file", tchi_quote(stored->name, quoted));
     tch_tensor expected = tensor_of(checkpoint, stored, NULL);
     TCHI_TRY(tchi_check_same_dtype(out, "out", &expected, name));
-    TCHI_TRY(tchi_check_same_shape(out, "out", &expected, name));
-    return TCH_OK;
+    return tchi_check_same_shape(out, "out", &expected);
 }
 
 tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_context *context, const char *name,

@@ -141,7 +141,7 @@ static void lose(void *user, const char *operation)
 }
 
 /* What NCCL has found by itself, such as a connection that broke. */
-static bool look(void *user)
+static bool is_healthy(void *user)
 {
     nccl_group *g = user;
     int error = NCCL_SUCCESS;
@@ -374,7 +374,7 @@ tch_status tch_comm_create_nccl_with(tch_context *context, const char id[TCH_NCC
     TCHI_TRY(tchi_host_take(sizeof *g, "a group of NCCL", &g));
     g->size = size;
     g->timeout_s = config->timeout_s;
-    g->watch = (tchi_watch){.timeout_s = config->timeout_s, .look = look, .lost = lose, .user = g};
+    g->watch = (tchi_watch){.timeout_s = config->timeout_s, .look = is_healthy, .lost = lose, .user = g};
     pthread_mutex_init(&g->watch.lock, NULL);
     tch_status status = join_group(g, id, rank, config->name, comm);
     if (status != TCH_OK) {

@@ -264,10 +264,8 @@ tch_status tchi_check_shape(const tch_tensor *out, const char *name, int32_t ndi
                      tchi_describe_shape(&expected, want, sizeof want));
 }
 
-tch_status tchi_check_same_shape(const tch_tensor *other, const char *other_name, const tch_tensor *tensor,
-                                 const char *name)
+tch_status tchi_check_same_shape(const tch_tensor *other, const char *other_name, const tch_tensor *tensor)
 {
-    (void)name;
     return tchi_check_shape(other, other_name, tensor->ndim, tensor->shape);
 }
 

@@ -52,8 +52,7 @@ tch_status tchi_check_dtype(const tch_tensor *tensor, const char *name, tch_dtyp
 /* `other` has the type of `tensor`. */
 tch_status tchi_check_same_dtype(const tch_tensor *other, const char *other_name, const tch_tensor *tensor,
                                  const char *name);
-tch_status tchi_check_same_shape(const tch_tensor *other, const char *other_name, const tch_tensor *tensor,
-                                 const char *name);
+tch_status tchi_check_same_shape(const tch_tensor *other, const char *other_name, const tch_tensor *tensor);
 /* Rank at least 2. */
 tch_status tchi_check_matrix(const tch_tensor *tensor, const char *name);
 /* Rank at least 2 and square in the last two dimensions. */

@@ -460,7 +460,7 @@ tch_status tch_tensor_copy(tch_context *context, tch_tensor *dst, const tch_tens
     TCHI_TRY(check_place(context, src, "src"));
     TCHI_TRY(check_place(context, dst, "dst"));
     TCHI_TRY(tchi_check_writable(dst, "dst"));
-    TCHI_TRY(tchi_check_same_shape(dst, "dst", src, "src"));
+    TCHI_TRY(tchi_check_same_shape(dst, "dst", src));
     TCHI_TRY(tchi_check_disjoint(dst, "dst", src, "src"));
     if (!tch_dtype_equal(dst->dtype, src->dtype)) {
         TCHI_TRY(tchi_check_float(dst, "dst"));

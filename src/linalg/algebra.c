@@ -217,5 +217,5 @@ tch_status tchi_check_output_like(const tch_context *context, const tch_tensor *
 {
     TCHI_TRY(tchi_check_output(context, out, out_name));
     TCHI_TRY(tchi_check_same_dtype(out, out_name, tensor, name));
-    return tchi_check_same_shape(out, out_name, tensor, name);
+    return tchi_check_same_shape(out, out_name, tensor);
 }

@@ -110,7 +110,7 @@ static tch_status check_call(tch_context *context, const tch_tensor *a, const tc
     TCHI_TRY(tchi_check_square(a, "a"));
     TCHI_TRY(tchi_check_input(context, grad, "grad"));
     TCHI_TRY(tchi_check_same_dtype(grad, "grad", a, "a"));
-    TCHI_TRY(tchi_check_same_shape(grad, "grad", a, "a"));
+    TCHI_TRY(tchi_check_same_shape(grad, "grad", a));
     TCHI_TRY(tchi_check_output_like(context, out, "out", a, "a"));
     TCHI_TRY(tchi_check_report(context, report, "report", a, TCH_INT32));
     const tchi_named inputs[] = {{a, "a"}, {grad, "grad"}};

@@ -69,7 +69,7 @@ tch_status tch_symmetric_product(tch_context *context, const tch_tensor *a, cons
     TCHI_TRY(tchi_check_square(a, "a"));
     TCHI_TRY(tchi_check_input(context, b, "b"));
     TCHI_TRY(tchi_check_same_dtype(b, "b", a, "a"));
-    TCHI_TRY(tchi_check_same_shape(b, "b", a, "a"));
+    TCHI_TRY(tchi_check_same_shape(b, "b", a));
     TCHI_TRY(tchi_check_output_like(context, out, "out", a, "a"));
     TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
     TCHI_TRY(tchi_check_disjoint(out, "out", b, "b"));

@@ -22,7 +22,7 @@ typedef struct host_moment {
 } host_moment;
 
 /* Room for either form: bfloat16 is the larger one. */
-static tch_status take(host_moment *h, int64_t count)
+static tch_status allocate_moment(host_moment *h, int64_t count)
 {
     *h = (host_moment){.count = count, .value_bytes = (size_t)count * sizeof(float)};
     h->raw_bytes = (size_t)tchi_round_up(count * 2, 4);
@@ -208,7 +208,7 @@ static tch_status write_form(const tch_optimizer *o, const tchi_param *p, int32_
 static tch_status convert(const tch_optimizer *o, const tchi_param *p, int32_t k, const tch_checkpoint *file,
                           const char *name, host_moment *h)
 {
-    TCHI_TRY(take(h, p->count));
+    TCHI_TRY(allocate_moment(h, p->count));
     h->kept = tchi_saved_moments_of(file, name);
     TCHI_TRY(read_form(p, file, name, h));
     widen(h, k);

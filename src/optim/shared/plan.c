@@ -148,7 +148,7 @@ static void open_window(planner *p)
     }
 }
 
-static void give(planner *p, tchi_tile *tile, int32_t rank, int64_t cost)
+static void assign_tile(planner *p, tchi_tile *tile, int32_t rank, int64_t cost)
 {
     tile->owner = rank;
     p->used[rank]++;
@@ -211,7 +211,7 @@ static void assign(planner *p, const candidate *list, int64_t count)
             for (int64_t i = first; i < first + n; i++) {
                 tchi_tile *tile = tchi_shared_tile(o, list[i].tile);
                 count_held(p, tile);
-                give(p, tile, choose_owner(p), list[i].cost);
+                assign_tile(p, tile, choose_owner(p), list[i].cost);
             }
         }
         first = end;

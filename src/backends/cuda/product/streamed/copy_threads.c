@@ -62,7 +62,7 @@ static void copy_parts(tchi_copy_threads *t)
     }
 }
 
-static void *work(void *argument)
+static void *serve_copies(void *argument)
 {
     tchi_copy_threads *t = argument;
     pthread_mutex_lock(&t->lock);
@@ -117,7 +117,7 @@ static void start_threads(tchi_copy_threads *t)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int target = target_threads();
-    while (t->count < target && pthread_create(&t->thread[t->count], NULL, work, t) == 0) {
+    while (t->count < target && pthread_create(&t->thread[t->count], NULL, serve_copies, t) == 0) {
         t->count++;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -62,8 +62,8 @@ template <int pairs> static __device__ inline void load_b(uint32_t (&b)[pairs][4
 }
 
 template <int high, int wide>
-static __device__ inline void multiply(warp_tile<high, wide> &warp, const uint32_t (&a)[high][4],
-                                       const uint32_t (&b)[wide / 2][4])
+static __device__ inline void multiply_fragments(warp_tile<high, wide> &warp, const uint32_t (&a)[high][4],
+                                                 const uint32_t (&b)[wide / 2][4])
 {
 #pragma unroll
     for (int i = 0; i < high; i++) {
@@ -87,13 +87,13 @@ static __device__ inline void multiply_ktile(warp_tile<high, wide> &warp, char *
         load_a<high>(a, ktile_a, warp.row, chunk);
         if (planes == 2) {
             load_b<wide / 2>(b, ktile_b, warp.col, chunk + low);
-            multiply<high, wide>(warp, a, b);
+            multiply_fragments<high, wide>(warp, a, b);
         }
         load_b<wide / 2>(b, ktile_b, warp.col, chunk);
-        multiply<high, wide>(warp, a, b);
+        multiply_fragments<high, wide>(warp, a, b);
         if (planes == 2) {
             load_a<high>(a, ktile_a, warp.row, chunk + low);
-            multiply<high, wide>(warp, a, b);
+            multiply_fragments<high, wide>(warp, a, b);
         }
     }
 }
