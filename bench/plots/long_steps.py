@@ -1,16 +1,15 @@
-"""The long steps of docs/numerics/orthogonalization.md: looks for better coefficients near those of the library, prints
-what they leave of singular values vs the published methods, and draws docs/images/long-steps.svg.
+"""The long steps of docs/numerics/orthogonalization.md: prints what they and the published methods leave of singular
+values, and draws docs/images/long-steps.svg.
 
     python3 bench/plots/long_steps.py        needs NumPy
 
 A step multiplies the singular value s by P(y) / top, y = (s / top)^2, and P must have a form that few products give:
 U = y^2 + u1 y + u0, F = U^2 + f1 y + f0, P = t2 F^2 + t0 (degree 17 in s, three products), or P = t2 U^2 + t1 y + t0
 (degree 9, two products). Of these each step should be the one whose largest |s P(y) / top - 1| is least over the
-singular values that the step before leaves. They were found by least squares with weights that grow where the error is
-large, from random starts; here the same goes on from where that ended.
+singular values that the step before leaves: coefficients were found by least squares with weights that grow where the
+error is large, from random starts.
 """
 
-import math
 import sys
 from pathlib import Path
 
@@ -19,7 +18,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from plots.lines import Axis, legend, page, panel
 
-LEAST = 1e-3  # the smallest singular value that counts, of a matrix of norm 1
 # As src/linalg/newton_schulz.c has them: u0, u1, f0, f1, t0, t2 for degree 17; u0, u1, t0, t1, t2 for degree 9.
 LIBRARY = (
     (17, 1.0, (0.1741972, -1.073597, -0.008994106, 0.004077704, 0.274108, 60242.94)),
@@ -37,75 +35,17 @@ POLAR_EXPRESS = (
 
 
 def polynomial(degree, c, y):
-    """P, and its derivatives by the coefficients as columns."""
-    one = np.ones_like(y)
     u = y * y + c[1] * y + c[0]
     if degree == 9:
         _, _, t0, t1, t2 = c
-        slope = 2 * t2 * u
-        return t2 * u * u + t1 * y + t0, np.stack([slope, slope * y, one, y, u * u], 1)
+        return t2 * u * u + t1 * y + t0
     _, _, f0, f1, t0, t2 = c
-    f = u * u + f1 * y + f0
-    slope = 2 * t2 * f
-    columns = [slope * 2 * u, slope * 2 * u * y, slope, slope * y, one, f * f]
-    return t2 * f * f + t0, np.stack(columns, 1)
-
-
-def solve(degree, c, s, weights):
-    """Levenberg-Marquardt for the weighted least squares of s P(s^2) - 1."""
-    root = np.sqrt(weights)
-    damping, cost = 1e-3, math.inf
-    for _ in range(60):
-        p, columns = polynomial(degree, c, s * s)
-        residual, jacobian = root * (s * p - 1), (root * s)[:, None] * columns
-        cost = residual @ residual
-        scale = np.linalg.norm(jacobian, axis=0)
-        matrix = np.vstack([jacobian / scale, math.sqrt(damping) * np.eye(len(c))])
-        right = np.concatenate([-residual, np.zeros(len(c))])
-        trial = c + np.linalg.lstsq(matrix, right, rcond=None)[0] / scale
-        error = root * (s * polynomial(degree, trial, s * s)[0] - 1)
-        if error @ error < cost:
-            c, damping = trial, damping / 4
-        else:
-            damping *= 4
-        if damping > 1e6:
-            break
-    return c
-
-
-def distance_of(degree, c, s):
-    return np.abs(s * polynomial(degree, c, s * s)[0] - 1)
-
-
-def look_near(degree, c, low):
-    """The largest distance from 1 over singular values from `low` to 1, and the least that is found beginning there."""
-    angle = (1 - np.cos(np.pi * np.arange(400) / 399)) / 2
-    s = low + (1 - low) * angle**2.2
-    first = best = distance_of(degree, c, s).max()
-    weights = np.ones_like(s)
-    for _ in range(300):
-        distance = distance_of(degree, c, s)
-        best = min(best, distance.max())
-        weights = weights * (distance / distance.max() + 1e-7) ** 0.5
-        weights /= weights.mean()
-        c = solve(degree, c, s, weights)
-    return first, best
-
-
-def search():
-    low = LEAST
-    for degree, top, c in LIBRARY:
-        first, best = look_near(degree, np.array(c), low / top)
-        print(f"degree {degree}, from {low:.5f} to {top:.5f}: within {first:.4f} of 1, near by {best:.4f}")
-        low = 1 - first
-
-
-# --- what is left of singular values ----------------------------------------------------------------------------------
+    return t2 * (u * u + f1 * y + f0) ** 2 + t0
 
 
 def minimax(s):
     for degree, top, c in LIBRARY:
-        s = s / top * polynomial(degree, np.array(c), (s / top) ** 2)[0]
+        s = s / top * polynomial(degree, c, (s / top) ** 2)
     return s
 
 
@@ -140,6 +80,5 @@ def draw(path):
 
 
 if __name__ == "__main__":
-    search()
     report()
     draw(Path(__file__).resolve().parents[2] / "docs/images/long-steps.svg")

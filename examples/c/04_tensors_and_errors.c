@@ -19,14 +19,14 @@ static int strided_views(tch_context *context)
                         .shape = shape,
                         .strides = strides,
                         .byte_offset = (1 * 5 + 2) * sizeof(double)}; /* row 1, column 2 */
-    int64_t turned_shape[] = {2, 3}, turned_strides[] = {1, 5};
-    tch_tensor turned = block;
-    turned.shape = turned_shape;
-    turned.strides = turned_strides;
+    int64_t transposed_shape[] = {2, 3}, transposed_strides[] = {1, 5};
+    tch_tensor transposed = block;
+    transposed.shape = transposed_shape;
+    transposed.strides = transposed_strides;
 
     int64_t out_shape[] = {2, 2};
     tch_tensor out = tch_tensor_view(product, TCH_FLOAT64, 2, out_shape);
-    must(tch_matmul(context, &turned, &block, &out));
+    must(tch_matmul(context, &transposed, &block, &out));
     /* rows (7, 8), (12, 13), (17, 18) of the block */
     printf("B'B = [%g %g; %g %g]\n", product[0], product[1], product[2], product[3]);
     return product[0] != 7 * 7 + 12 * 12 + 17 * 17 || product[1] != 7 * 8 + 12 * 13 + 17 * 18;

@@ -51,7 +51,7 @@ typedef struct long_step {
 
 /* Three that bring singular values from 0.001 to 1 within 0.104 of 1, with room for 1.5 % of error between them: of
  * each form the one with the least largest distance from 1, over what the step before leaves, that a search has found.
- * bench/plots/long_steps.py looks for better ones near by. */
+ * bench/plots/long_steps.py draws what they leave. */
 static const long_step minimax[] = {
     {17, 1.0, 0.1741972, -1.073597, -0.008994106, 0.004077704, 0.274108, 0.0, 60242.94},
     {17, 2.00185, 0.1917662, -1.103001, -0.01043446, 0.006585975, 1.025102, 0.0, 30596.31},
