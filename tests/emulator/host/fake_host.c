@@ -78,6 +78,53 @@ void fake_host_reset(void)
     emulated = (emulator_control){.devices = 2, .capability = {90, 90}, .most_threads = 1024, .registers = 40};
 }
 
+int fake_host_open(void **state)
+{
+    fake_host_reset();
+    return tchi_cuda_state_create(1, state) == TCH_OK ? 0 : -1;
+}
+
+int fake_host_close(void **state)
+{
+    tchi_cuda_state_destroy(*state);
+    return fake_host_is_clean() ? 0 : -1;
+}
+
+cudaStream_t fake_host_stream(void *state)
+{
+    void *stream = NULL;
+    assert_int_equal(tchi_cuda_stream(state, 0, &stream), TCH_OK);
+    return stream;
+}
+
+void fake_host_begin_capture(cudaStream_t stream)
+{
+    assert_int_equal(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+}
+
+void fake_host_end_capture(cudaStream_t stream)
+{
+    cudaGraph_t graph = NULL;
+    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    cudaGraphDestroy(graph);
+}
+
+int fake_host_fail_allocations(tch_status (*call)(void *data), void *data)
+{
+    int64_t before = fake_host.bytes;
+    int libraries = emulated.libraries;
+    int failures = -1;
+    tch_status status = TCH_ERR_OUT_OF_MEMORY;
+    for (; status != TCH_OK; failures++) {
+        fake_host.allocations_left = failures + 1;
+        status = call(data);
+        fake_host.allocations_left = -1;
+        assert_true(status == TCH_OK || status == TCH_ERR_OUT_OF_MEMORY);
+        assert_true(status == TCH_OK || (fake_host.bytes == before && emulated.libraries == libraries));
+    }
+    return failures;
+}
+
 int fake_host_is_clean(void)
 {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;

@@ -29,18 +29,6 @@ static void *open_device(int capability)
     return state;
 }
 
-static int open_state(void **state)
-{
-    *state = open_device(90);
-    return 0;
-}
-
-static int close_state(void **state)
-{
-    tchi_cuda_state_destroy(*state);
-    return fake_host_is_clean() ? 0 : -1;
-}
-
 static const char *nvrtc_file = FAKE_NVRTC;
 
 /* What the fake NVRTC was told last. */
@@ -147,7 +135,7 @@ static void a_gpu_newer_than_the_compiler_gets_ptx(void **state)
     expect_in(told("fake_nvrtc_options"), "--gpu-architecture=compute_100\n");
     assert_non_null(memmem(image.data, image.bytes, ".version", 8));
     tchi_cuda_host->release(image.data, image.bytes);
-    assert_int_equal(close_state(&newer), 0);
+    assert_int_equal(fake_host_close(&newer), 0);
 }
 
 static void a_gpu_too_old_for_the_compiler(void **state)
@@ -159,7 +147,7 @@ static void a_gpu_too_old_for_the_compiler(void **state)
     fake_host_expect("NVRTC 13.7");
     fake_host_expect("compute capability 7.5");
     unsetenv("FAKE_NVRTC_ARCHS");
-    assert_int_equal(close_state(&older), 0);
+    assert_int_equal(fake_host_close(&older), 0);
 }
 
 /* --- compiling --------------------------------------------------------------------------------------------------- */
@@ -309,25 +297,20 @@ static void headers_are_found_or_asked_for(void **state)
     fake_host_in_a_child(find_beside_cublas);
 }
 
+static tch_status build_and_release(void *state)
+{
+    const tch_kernel_text text = {.source = "BE_WARNED", .file = "f.cu", .name = "f"};
+    tch_kernel_image image = {NULL, 0};
+    tch_status status = tchi_cuda_kernel_build(state, &text, &image, words, sizeof words);
+    if (status == TCH_OK) {
+        tchi_cuda_host->release(image.data, image.bytes);
+    }
+    return status;
+}
+
 static void memory_that_runs_out(void **state)
 {
-    tch_kernel_text text = {.source = "BE_WARNED", .file = "f.cu", .name = "f"};
-    tch_kernel_image image = {NULL, 0};
-    int64_t before = fake_host.bytes;
-    int failures = 0;
-    tch_status status = TCH_ERR_OUT_OF_MEMORY;
-    for (int left = 0; status != TCH_OK; left++) {
-        fake_host.allocations_left = left;
-        status = tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words);
-        fake_host.allocations_left = -1;
-        if (status != TCH_OK) {
-            assert_int_equal(status, TCH_ERR_OUT_OF_MEMORY);
-            assert_int_equal(fake_host.bytes, before);
-            failures++;
-        }
-    }
-    assert_int_equal(failures, 5);
-    tchi_cuda_host->release(image.data, image.bytes);
+    assert_int_equal(fake_host_fail_allocations(build_and_release, *state), 5);
 }
 
 /* --- loading ----------------------------------------------------------------------------------------------------- */
@@ -424,36 +407,34 @@ static void capture_forbids_loading(void **state)
     const tchi_cuda_state *s = *state;
     tch_kernel_image image = build(*state);
     void *kernel = NULL;
-    cudaGraph_t graph = NULL;
-    assert_int_equal(cudaStreamBeginCapture(s->local, cudaStreamCaptureModeRelaxed), cudaSuccess);
+    fake_host_begin_capture(s->local);
     assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_UNSUPPORTED);
     fake_host_expect("compile it before capturing");
-    assert_int_equal(cudaStreamEndCapture(s->local, &graph), cudaSuccess);
-    cudaGraphDestroy(graph);
+    fake_host_end_capture(s->local);
     tchi_cuda_host->release(image.data, image.bytes);
+}
+
+typedef struct loading {
+    void *state;
+    tch_kernel_image image;
+} loading;
+
+static tch_status load_and_unload(void *data)
+{
+    const loading *l = data;
+    void *kernel = NULL;
+    tch_status status = load_image(l->state, &l->image, &kernel);
+    if (status == TCH_OK) {
+        tchi_cuda_kernel_unload(l->state, kernel);
+    }
+    return status;
 }
 
 static void memory_that_runs_out_while_loading(void **state)
 {
-    tch_kernel_image image = build(*state);
-    void *kernel = NULL;
-    int64_t before = fake_host.bytes;
-    int failures = 0;
-    tch_status status = TCH_ERR_OUT_OF_MEMORY;
-    for (int left = 0; status != TCH_OK; left++) {
-        fake_host.allocations_left = left;
-        status = load_image(*state, &image, &kernel);
-        fake_host.allocations_left = -1;
-        if (status != TCH_OK) {
-            assert_int_equal(status, TCH_ERR_OUT_OF_MEMORY);
-            assert_int_equal(fake_host.bytes, before);
-            assert_int_equal(emulated.libraries, 0);
-            failures++;
-        }
-    }
-    assert_int_equal(failures, 2);
-    tchi_cuda_kernel_unload(*state, kernel);
-    tchi_cuda_host->release(image.data, image.bytes);
+    loading l = {*state, build(*state)};
+    assert_int_equal(fake_host_fail_allocations(load_and_unload, &l), 2);
+    tchi_cuda_host->release(l.image.data, l.image.bytes);
 }
 
 /* --- launching --------------------------------------------------------------------------------------------------- */
@@ -546,18 +527,18 @@ int main(void)
         cmocka_unit_test(targets_by_gpu),
         cmocka_unit_test(a_gpu_newer_than_the_compiler_gets_ptx),
         cmocka_unit_test(a_gpu_too_old_for_the_compiler),
-        cmocka_unit_test_setup_teardown(the_line_names_gpu_and_compiler, open_state, close_state),
-        cmocka_unit_test_setup_teardown(options_go_where_they_belong, open_state, close_state),
-        cmocka_unit_test_setup_teardown(the_source_keeps_its_lines, open_state, close_state),
-        cmocka_unit_test_setup_teardown(the_compilers_words_are_kept, open_state, close_state),
-        cmocka_unit_test_setup_teardown(a_name_that_is_not_there, open_state, close_state),
-        cmocka_unit_test_setup_teardown(memory_that_runs_out, open_state, close_state),
-        cmocka_unit_test_setup_teardown(a_kernel_is_described, open_state, close_state),
-        cmocka_unit_test_setup_teardown(damaged_images_are_refused, open_state, close_state),
-        cmocka_unit_test_setup_teardown(signatures_that_do_not_fit, open_state, close_state),
-        cmocka_unit_test_setup_teardown(capture_forbids_loading, open_state, close_state),
-        cmocka_unit_test_setup_teardown(memory_that_runs_out_while_loading, open_state, close_state),
-        cmocka_unit_test_setup_teardown(a_launch_goes_to_the_stream, open_state, close_state),
+        FAKE_HOST_TEST(the_line_names_gpu_and_compiler),
+        FAKE_HOST_TEST(options_go_where_they_belong),
+        FAKE_HOST_TEST(the_source_keeps_its_lines),
+        FAKE_HOST_TEST(the_compilers_words_are_kept),
+        FAKE_HOST_TEST(a_name_that_is_not_there),
+        FAKE_HOST_TEST(memory_that_runs_out),
+        FAKE_HOST_TEST(a_kernel_is_described),
+        FAKE_HOST_TEST(damaged_images_are_refused),
+        FAKE_HOST_TEST(signatures_that_do_not_fit),
+        FAKE_HOST_TEST(capture_forbids_loading),
+        FAKE_HOST_TEST(memory_that_runs_out_while_loading),
+        FAKE_HOST_TEST(a_launch_goes_to_the_stream),
     };
     setenv("TORCHIUM_CUBLAS", EMULATED_CUBLAS, 1);
     setenv("TORCHIUM_NVRTC", FAKE_NVRTC, 1);

@@ -10,25 +10,16 @@
 #include "emulator/host/fake_host.h"
 #include "support/testing.h"
 
-/* A state on device 1, entered. */
+/* Entered. */
 static int open_state(void **state)
 {
-    fake_host_reset();
-    return tchi_cuda_state_create(1, state) == TCH_OK && tchi_cuda_begin(*state) == TCH_OK ? 0 : -1;
+    return fake_host_open(state) == 0 && tchi_cuda_begin(*state) == TCH_OK ? 0 : -1;
 }
 
 static int close_state(void **state)
 {
     tchi_cuda_end(*state);
-    tchi_cuda_state_destroy(*state);
-    return fake_host_is_clean() ? 0 : -1;
-}
-
-static cudaStream_t stream_of(void *state)
-{
-    void *stream = NULL;
-    assert_int_equal(tchi_cuda_stream(state, 0, &stream), TCH_OK);
-    return stream;
+    return fake_host_close(state);
 }
 
 static int is_captured(cudaStream_t stream)
@@ -66,10 +57,10 @@ static void *record(void *state, tch_status (*work)(void *state))
 {
     static char somewhere;
     void *recording = &somewhere;
-    cudaStream_t stream = stream_of(state);
+    cudaStream_t stream = fake_host_stream(state);
     memset(written, 0xFF, sizeof written);
     assert_int_equal(tchi_cuda_recording_record(state, work, state, &recording, &kernels), TCH_OK);
-    assert_ptr_equal(stream_of(state), stream);
+    assert_ptr_equal(fake_host_stream(state), stream);
     assert_int_equal(emulated.graphs, 0);
     assert_int_equal(cudaGetLastError(), cudaSuccess);
     check_written(0);
@@ -83,7 +74,7 @@ static void check_replay(void *state, void *recording, const char *timeline)
     assert_int_equal(tchi_cuda_recording_replay(state, recording, &begun), TCH_OK);
     assert_int_equal(begun, 1);
     assert_string_equal(emulated.timeline, timeline);
-    assert_ptr_equal(emulated.replayed_on, stream_of(state));
+    assert_ptr_equal(emulated.replayed_on, fake_host_stream(state));
     tchi_cuda_recording_release(state, recording);
 }
 
@@ -93,8 +84,8 @@ enum { WORK = 5 };
 
 static tch_status queue_some_work(void *state)
 {
-    assert_non_null(stream_of(state));
-    assert_true(is_captured(stream_of(state)));
+    assert_non_null(fake_host_stream(state));
+    assert_true(is_captured(fake_host_stream(state)));
     queue_work(state, WORK);
     return TCH_OK;
 }
@@ -104,7 +95,7 @@ static void record_and_replay(void *state, cudaStream_t stream)
     assert_true(can_record(state));
     void *recording = record(state, queue_some_work);
     assert_non_null(recording);
-    assert_ptr_equal(stream_of(state), stream);
+    assert_ptr_equal(fake_host_stream(state), stream);
     assert_false(is_captured(stream));
     assert_int_equal(kernels, WORK);
     check_replay(state, recording, "launch, ");
@@ -114,9 +105,9 @@ static void record_and_replay(void *state, cudaStream_t stream)
 
 static void work_goes_to_a_stream_of_its_own_and_back(void **state)
 {
-    record_and_replay(*state, stream_of(*state));
+    record_and_replay(*state, fake_host_stream(*state));
     int streams = emulated.streams;
-    record_and_replay(*state, stream_of(*state));
+    record_and_replay(*state, fake_host_stream(*state));
     assert_int_equal(emulated.streams, streams); /* one is enough */
 }
 
@@ -169,7 +160,7 @@ static void a_capture_that_does_not_begin(void **state)
 {
     emulated.fault = (emulator_fault){"cudaStreamBeginCapture", cudaErrorStreamCaptureUnsupported, 0, 1};
     assert_null(record(*state, queue_some_work)); /* which would fail: nothing is captured */
-    record_and_replay(*state, stream_of(*state));
+    record_and_replay(*state, fake_host_stream(*state));
 }
 
 static tch_status fail_to_work(void *state)
@@ -221,7 +212,7 @@ static tch_status queue_ranges(void *state)
     queue_work(state, 2);
     tchi_cuda_recording_range(state, NULL);
     queue_work(state, 2);
-    assert_true(is_captured(stream_of(state)));
+    assert_true(is_captured(fake_host_stream(state)));
     return TCH_OK;
 }
 
@@ -239,7 +230,7 @@ static void each_phase_is_a_graph_in_its_range(void **state)
     assert_int_equal(kernels, 3 + 2 + 2 + 2);
     check_replay(*state, recording,
                  "push factors, launch, pop, push refresh, push root, launch, pop, launch, pop, launch, ");
-    record_and_replay(*state, stream_of(*state)); /* on the streams there are */
+    record_and_replay(*state, fake_host_stream(*state)); /* on the streams there are */
 }
 
 static void without_a_profiler_it_is_one_graph(void **state)
@@ -251,7 +242,7 @@ static tch_status queue_range_without_capture(void *state)
 {
     emulated.fault = (emulator_fault){"cudaStreamBeginCapture", cudaErrorStreamCaptureUnsupported, 0, 1};
     tchi_cuda_recording_range(state, "factors");
-    assert_true(is_captured(stream_of(state)));
+    assert_true(is_captured(fake_host_stream(state)));
     assert_int_equal(cudaGetLastError(), cudaSuccess);
     queue_work(state, 1);
     tchi_cuda_recording_range(state, NULL);
@@ -311,11 +302,9 @@ static void no_memory_for_a_recording(void **state)
 
 static void not_while_the_caller_captures(void **state)
 {
-    cudaGraph_t graph = NULL;
-    assert_int_equal(cudaStreamBeginCapture(stream_of(*state), cudaStreamCaptureModeGlobal), cudaSuccess);
+    fake_host_begin_capture(fake_host_stream(*state));
     assert_false(can_record(*state));
-    assert_int_equal(cudaStreamEndCapture(stream_of(*state), &graph), cudaSuccess);
-    cudaGraphDestroy(graph);
+    fake_host_end_capture(fake_host_stream(*state));
     assert_true(can_record(*state));
 }
 

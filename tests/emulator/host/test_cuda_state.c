@@ -10,19 +10,6 @@
 #include "emulator/host/fake_host.h"
 #include "support/testing.h"
 
-/* A state on device 1, while device 0 is the caller's. */
-static int open_state(void **state)
-{
-    fake_host_reset();
-    return tchi_cuda_state_create(1, state) == TCH_OK ? 0 : -1;
-}
-
-static int close_state(void **state)
-{
-    tchi_cuda_state_destroy(*state);
-    return fake_host_is_clean() ? 0 : -1;
-}
-
 static int current_device(void)
 {
     int device = -1;
@@ -92,13 +79,6 @@ static void every_call_gives_the_device_back(void **state)
 
 /* --- streams ----------------------------------------------------------------------------------------------------- */
 
-static void *stream_of(void *state)
-{
-    void *stream = NULL;
-    assert_int_equal(tchi_cuda_stream(state, 0, &stream), TCH_OK);
-    return stream;
-}
-
 static tch_status set_stream(void *state, void *stream)
 {
     return tchi_cuda_stream(state, 1, &stream);
@@ -115,19 +95,6 @@ static cudaStream_t make_stream(int device)
     return stream;
 }
 
-static void begin_capture(cudaStream_t stream)
-{
-    assert_int_equal(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cudaSuccess);
-}
-
-/* Nothing has happened that would have ended the capture. */
-static void end_capture(cudaStream_t stream)
-{
-    cudaGraph_t graph = NULL;
-    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-    cudaGraphDestroy(graph);
-}
-
 static void a_new_stream_follows_the_old(void **state)
 {
     tchi_cuda_state *s = *state;
@@ -137,19 +104,19 @@ static void a_new_stream_follows_the_old(void **state)
     assert_int_equal(set_stream(s, foreign), TCH_ERR_DEVICE);
     fake_host_expect("cuda:0");
     fake_host_expect("cuda:1");
-    assert_ptr_equal(stream_of(s), s->local);
+    assert_ptr_equal(fake_host_stream(s), s->local);
     assert_int_equal(set_stream(s, local), TCH_OK);
-    assert_ptr_equal(stream_of(s), local);
+    assert_ptr_equal(fake_host_stream(s), local);
     assert_ptr_equal(emulated.recorded, s->local);
     assert_ptr_equal(emulated.waiting, local);
     assert_int_equal(set_stream(s, NULL), TCH_OK);
     assert_ptr_equal(emulated.recorded, local);
     assert_null(emulated.waiting);
-    begin_capture(local);
+    fake_host_begin_capture(local);
     emulated.recorded = NULL;
     assert_int_equal(set_stream(s, local), TCH_OK);
     assert_null(emulated.recorded); /* a graph cannot wait for what is outside */
-    end_capture(local);
+    fake_host_end_capture(local);
     assert_int_equal(set_stream(s, s->local), TCH_OK);
     tchi_cuda_end(s);
     cudaStreamDestroy(local);
@@ -167,7 +134,7 @@ static void capture_forbids_waiting_and_allocating(void **state)
     assert_int_equal(tchi_cuda_begin(s), TCH_OK);
     assert_int_equal(tchi_cuda_allocate(s, 100, &block), TCH_OK);
     assert_int_equal(cudaMallocHost(&locked, sizeof b), cudaSuccess);
-    begin_capture(s->local);
+    fake_host_begin_capture(s->local);
     assert_int_equal(tchi_cuda_allocate(s, 100, &more), TCH_ERR_UNSUPPORTED);
     fake_host_expect("once before capturing");
     assert_int_equal(tchi_cuda_synchronize(s), TCH_ERR_UNSUPPORTED);
@@ -178,7 +145,7 @@ static void capture_forbids_waiting_and_allocating(void **state)
     assert_int_equal(tchi_cuda_copy_bytes(s, &a, &b, sizeof a, TCH_COPY_DEVICE), TCH_OK);
     assert_true(a == 1);
     assert_int_equal(tchi_cuda_launched(s, "kernel"), TCH_OK);
-    end_capture(s->local);
+    fake_host_end_capture(s->local);
     cudaFreeHost(locked);
     tchi_cuda_release(s, block, 100);
     tchi_cuda_end(s);
@@ -232,21 +199,19 @@ static void a_state_that_cannot_be_made_leaves_nothing(void **state)
     assert_true(fake_host_is_clean());
 }
 
-#define WITH_STATE(name) cmocka_unit_test_setup_teardown(name, open_state, close_state)
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(without_cublas_no_device_counts),
         cmocka_unit_test(old_gpus_are_told_apart),
         cmocka_unit_test(a_state_that_cannot_be_made_leaves_nothing),
-        WITH_STATE(asking_about_a_device_leaves_the_current_one),
-        WITH_STATE(every_call_gives_the_device_back),
-        WITH_STATE(a_new_stream_follows_the_old),
-        WITH_STATE(capture_forbids_waiting_and_allocating),
-        WITH_STATE(memory_that_runs_out),
-        WITH_STATE(memory_is_given_back_from_anywhere),
-        WITH_STATE(a_failed_launch_is_reported_once),
+        FAKE_HOST_TEST(asking_about_a_device_leaves_the_current_one),
+        FAKE_HOST_TEST(every_call_gives_the_device_back),
+        FAKE_HOST_TEST(a_new_stream_follows_the_old),
+        FAKE_HOST_TEST(capture_forbids_waiting_and_allocating),
+        FAKE_HOST_TEST(memory_that_runs_out),
+        FAKE_HOST_TEST(memory_is_given_back_from_anywhere),
+        FAKE_HOST_TEST(a_failed_launch_is_reported_once),
     };
     setenv("TORCHIUM_CUBLAS", EMULATED_CUBLAS, 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
