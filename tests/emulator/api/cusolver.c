@@ -1,12 +1,14 @@
-/* cuSOLVER for the emulated device: eigenvalues by Jacobi's rotations, which are as exact as any, and Cholesky factors,
- * in double whatever the matrices are, column-major. */
+/* cuSOLVER for the emulated device: eigenvalues by the tests' own solver and Cholesky factors, in double whatever the
+ * matrices are, column-major. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "backends/cuda/runtime/libraries/cusolver.h"
 
 #include "elements.h"
+#include "support/linalg/reference.h"
+#include "support/testing.h"
 
 typedef tchi_cusolver_status status;
 
@@ -71,89 +73,25 @@ status cusolverGetVersion(int *version)
 
 /* --- eigenvalues ------------------------------------------------------------------------------------------------- */
 
-/* What a rotation that makes a[p][q] zero is: Golub and Van Loan, Matrix Computations, section 8.5. */
-static void rotation(double pp, double pq, double qq, double *c, double *s)
+/* What the solver of support/linalg/reference.c asks of a test. */
+void *test_alloc(size_t bytes)
 {
-    double tau = (qq - pp) / (2.0 * pq);
-    double t = tau >= 0.0 ? 1.0 / (tau + sqrt(1.0 + tau * tau)) : -1.0 / (-tau + sqrt(1.0 + tau * tau));
-    *c = 1.0 / sqrt(1.0 + t * t);
-    *s = t * *c;
+    void *memory = malloc(bytes > 0 ? bytes : 1);
+    if (memory == NULL) {
+        abort();
+    }
+    return memory;
 }
 
-/* Two rows of n numbers: x = c x - s y, y = s x + c y. */
-static void rotate(double *x, double *y, int64_t n, double c, double s)
+void test_drop(void *memory)
 {
-    for (int64_t i = 0; i < n; i++) {
-        double left = x[i];
-        double right = y[i];
-        x[i] = c * left - s * right;
-        y[i] = s * left + c * right;
-    }
+    free(memory);
 }
 
-static void annihilate(double *a, double *v, int64_t n, int64_t p, int64_t q)
+_Noreturn void test_fail(const char *file, int line, const char *format, ...)
 {
-    double c;
-    double s;
-    rotation(a[p * n + p], a[p * n + q], a[q * n + q], &c, &s);
-    rotate(a + p * n, a + q * n, n, c, s);
-    for (int64_t i = 0; i < n; i++) {
-        double left = a[i * n + p];
-        double right = a[i * n + q];
-        a[i * n + p] = c * left - s * right;
-        a[i * n + q] = s * left + c * right;
-    }
-    a[p * n + q] = a[q * n + p] = 0.0;
-    rotate(v + p * n, v + q * n, n, c, s);
-}
-
-/* One sweep over all pairs; whether any was worth a rotation. */
-static int sweep(double *a, double *v, int64_t n, double least)
-{
-    int rotated = 0;
-    for (int64_t p = 0; p < n; p++) {
-        for (int64_t q = p + 1; q < n; q++) {
-            double size = sqrt(fabs(a[p * n + p])) * sqrt(fabs(a[q * n + q]));
-            double off = fabs(a[p * n + q]);
-            if (off > least && off > 1e-17 * size) {
-                annihilate(a, v, n, p, q);
-                rotated = 1;
-            }
-        }
-    }
-    return rotated;
-}
-
-static double norm_of(const double *a, int64_t count)
-{
-    double sum = 0.0;
-    for (int64_t i = 0; i < count; i++) {
-        sum += a[i] * a[i];
-    }
-    return sqrt(sum);
-}
-
-typedef struct eigenpair {
-    double value;
-    int64_t row;
-} eigenpair;
-
-static int compare(const void *x, const void *y)
-{
-    double left = ((const eigenpair *)x)->value;
-    double right = ((const eigenpair *)y)->value;
-    return (left > right) - (left < right);
-}
-
-/* The rows of v are the vectors. */
-static void diagonalize(double *a, double *v, int64_t n)
-{
-    double least = norm_of(a, n * n) * 1e-17;
-    for (int64_t i = 0; i < n * n; i++) {
-        v[i] = i % (n + 1) == 0 ? 1.0 : 0.0;
-    }
-    for (int sweeps = 0; sweeps < 30 && sweep(a, v, n, least); sweeps++) {
-    }
+    fprintf(stderr, "%s:%d: %s\n", file, line, format);
+    abort();
 }
 
 static void read_triangle(double *a, const void *from, cudaDataType type, int64_t n, int64_t ld, tchi_cublas_fill uplo)
@@ -176,17 +114,6 @@ static int is_finite(const double *a, int64_t count)
     return 1;
 }
 
-static void write_pairs(const eigenpair *order, const double *v, void *a, void *w, cudaDataType type, int64_t n,
-                        int64_t ld, tchi_cusolver_job job)
-{
-    for (int64_t j = 0; j < n; j++) {
-        store_element(w, type, j, order[j].value);
-        for (int64_t i = 0; i < n && job == TCHI_CUSOLVER_VECTORS; i++) {
-            store_element(a, type, i + j * ld, v[order[j].row * n + i]);
-        }
-    }
-}
-
 typedef struct eigenproblem {
     tchi_cusolver_job job;
     tchi_cublas_fill uplo;
@@ -196,30 +123,25 @@ typedef struct eigenproblem {
     int *info;
 } eigenproblem;
 
-/* One matrix; info 1 where its numbers are not finite. */
+/* One matrix; info 1 where its numbers are not finite. Eigenvectors are the columns of v, and of a. */
 static void decompose_one(const eigenproblem *p, void *a, void *w, int *info)
 {
     int64_t n = p->n;
-    size_t count = (size_t)(n * n + 1);
-    double *copy = malloc(count * sizeof *copy);
-    double *v = malloc(count * sizeof *v);
-    eigenpair *order = malloc((size_t)(n + 1) * sizeof *order);
-    if (copy == NULL || v == NULL || order == NULL) {
-        abort();
-    }
+    double *copy = test_alloc((size_t)(2 * n * n + n) * sizeof *copy);
+    double *v = copy + n * n;
+    double *values = v + n * n;
     read_triangle(copy, a, p->type, n, p->ld, p->uplo);
     *info = is_finite(copy, n * n) ? 0 : 1;
     if (*info == 0) {
-        diagonalize(copy, v, n);
-        for (int64_t i = 0; i < n; i++) {
-            order[i] = (eigenpair){copy[i * n + i], i};
-        }
-        qsort(order, (size_t)n, sizeof *order, compare);
-        write_pairs(order, v, a, w, p->type, n, p->ld, p->job);
+        ref_eigh(n, copy, values, v);
     }
-    free(copy);
-    free(v);
-    free(order);
+    for (int64_t j = 0; j < n && *info == 0; j++) {
+        store_element(w, p->type, j, values[j]);
+        for (int64_t i = 0; i < n && p->job == TCHI_CUSOLVER_VECTORS; i++) {
+            store_element(a, p->type, i + j * p->ld, v[i * n + j]);
+        }
+    }
+    test_drop(copy);
 }
 
 static void decompose_all(void *data)
