@@ -90,31 +90,28 @@ static void sums_are_the_reference(void **state)
 /* --- one bit ----------------------------------------------------------------------------------------------------- */
 
 /* A small file of everything: types, ranks, an empty tensor, settings of each kind, a name that is escaped. */
+static const struct {
+    const char *name;
+    tch_dtype dtype;
+    int32_t ndim;
+    int64_t shape[2];
+} tensors[] = {
+    {"layer/real", {TCH_FLOAT, 64, 1}, 2, {2, 3}}, {"counts", {TCH_INT, 64, 1}, 0, {0}},
+    {"narrow", {TCH_FLOAT, 32, 1}, 1, {3}},        {"half \"\n", {TCH_BFLOAT, 16, 1}, 2, {1, 2}},
+    {"nothing", {TCH_INT, 32, 1}, 1, {0}},
+};
+
+/* What comes out of a file: the bytes of all tensors, each as 64 of them, and the settings. */
 typedef struct content {
-    double real[6];
-    int64_t count;
-    float narrow[3];
-    uint16_t half[2];
+    char bytes[TEST_COUNT(tensors)][64];
     double number;
     int64_t integer;
     char text[64];
 } content;
 
-static int64_t real_shape[] = {2, 3};
-static int64_t narrow_shape[] = {3};
-static int64_t half_shape[] = {1, 2};
-static int64_t no_shape[] = {0};
-
-#define TENSORS 5
-static const char *const names[TENSORS] = {"layer/real", "counts", "narrow", "half \"\n", "nothing"};
-
-static void views_of(content *c, tch_tensor tensors[TENSORS])
+static tch_tensor tensor_of(content *c, size_t i)
 {
-    tensors[0] = tch_tensor_view(c->real, TCH_FLOAT64, 2, real_shape);
-    tensors[1] = tch_tensor_view(&c->count, TCH_INT64, 0, NULL);
-    tensors[2] = tch_tensor_view(c->narrow, TCH_FLOAT32, 1, narrow_shape);
-    tensors[3] = tch_tensor_view(c->half, TCH_BFLOAT16, 2, half_shape);
-    tensors[4] = tch_tensor_view(NULL, TCH_INT32, 1, no_shape);
+    return tch_tensor_view(c->bytes[i], tensors[i].dtype, tensors[i].ndim, (int64_t *)tensors[i].shape);
 }
 
 static content random_content(uint64_t stream)
@@ -122,13 +119,12 @@ static content random_content(uint64_t stream)
     test_random random = test_random_stream(stream);
     content c;
     memset(&c, 0, sizeof c);
-    test_random_fill_normal(&random, c.real, 6);
-    c.count = (int64_t)(test_random_bits(&random) % 100000);
-    for (int i = 0; i < 3; i++) {
-        c.narrow[i] = (float)test_random_normal(&random);
+    for (size_t i = 0; i < TEST_COUNT(tensors); i++) {
+        tch_tensor t = tensor_of(&c, i);
+        for (size_t k = 0; k < (size_t)tch_tensor_numel(&t) * tch_dtype_size(t.dtype); k++) {
+            c.bytes[i][k] = (char)test_random_bits(&random);
+        }
     }
-    c.half[0] = (uint16_t)test_random_bits(&random);
-    c.half[1] = (uint16_t)test_random_bits(&random);
     c.number = test_random_normal(&random);
     c.integer = (int64_t)(test_random_bits(&random) >> 40);
     snprintf(c.text, sizeof c.text, "text %llx", (unsigned long long)test_random_bits(&random));
@@ -138,12 +134,11 @@ static content random_content(uint64_t stream)
 /* A file, or where the path is that of an index one beside it. */
 static void write_content(content *c, const char *path, int32_t checksums)
 {
-    tch_tensor tensors[TENSORS];
-    views_of(c, tensors);
     tch_checkpoint_writer *writer = test_checkpoint_writer();
     CHECK_OK(tch_checkpoint_writer_set_checksums(writer, checksums));
-    for (int i = 0; i < TENSORS; i++) {
-        CHECK_OK(tch_checkpoint_writer_add(writer, names[i], &tensors[i]));
+    for (size_t i = 0; i < TEST_COUNT(tensors); i++) {
+        tch_tensor t = tensor_of(c, i);
+        CHECK_OK(tch_checkpoint_writer_add(writer, tensors[i].name, &t));
     }
     CHECK_OK(tch_checkpoint_writer_set_number(writer, "number", c->number));
     CHECK_OK(tch_checkpoint_writer_set_integer(writer, "integer", c->integer));
@@ -153,75 +148,48 @@ static void write_content(content *c, const char *path, int32_t checksums)
     tch_checkpoint_writer_destroy(writer);
 }
 
-static bool take_settings(const tch_checkpoint *checkpoint, content *c)
-{
-    const char *text = tch_checkpoint_text(checkpoint, "text");
-    if (text == NULL || tch_checkpoint_number(checkpoint, "number", &c->number) != TCH_OK ||
-        tch_checkpoint_integer(checkpoint, "integer", &c->integer) != TCH_OK) {
-        return false;
-    }
-    snprintf(c->text, sizeof c->text, "%s", text);
-    return true;
-}
+/* From a view, as a copy, or by way of a layout that needs a buffer. */
+enum { BY_VIEW, BY_COPY, BY_COLUMNS, WAYS };
 
-static bool take_copies(const tch_checkpoint *checkpoint, tch_tensor tensors[TENSORS])
+static tch_status take_tensor(const tch_checkpoint *checkpoint, int way, content *c, size_t i)
 {
-    for (int i = 0; i < TENSORS; i++) {
-        if (tch_checkpoint_read(checkpoint, NULL, names[i], &tensors[i]) != TCH_OK) {
-            return false;
+    tch_tensor view;
+    tch_tensor out = tensor_of(c, i);
+    if (way != BY_VIEW) {
+        char turned[64] = {0};
+        bool by_columns = way == BY_COLUMNS && i == 0;
+        out.data = by_columns ? turned : out.data;
+        out.strides = by_columns ? (int64_t[]){1, 2} : NULL;
+        tch_status status = tch_checkpoint_read(checkpoint, NULL, tensors[i].name, &out);
+        for (int k = 0; by_columns && k < 6; k++) {
+            memcpy(c->bytes[0] + 8 * k, turned + 8 * (k / 3 + 2 * (k % 3)), 8);
         }
+        return status;
     }
-    return true;
+    tch_status status = tch_checkpoint_view(checkpoint, tensors[i].name, &view);
+    bool same = status == TCH_OK && view.ndim == out.ndim && tch_dtype_equal(view.dtype, out.dtype) &&
+                tch_tensor_numel(&view) == tch_tensor_numel(&out);
+    if (same && tch_tensor_numel(&view) > 0) {
+        memcpy(out.data, view.data, (size_t)tch_tensor_numel(&view) * tch_dtype_size(view.dtype));
+    }
+    return same ? TCH_OK : TCH_ERR_SHAPE;
 }
-
-/* The last two ways: from a view, and into a layout that needs a buffer. */
-static bool take_views(const tch_checkpoint *checkpoint, tch_tensor tensors[TENSORS])
-{
-    for (int i = 0; i < TENSORS; i++) {
-        tch_tensor view;
-        if (tch_checkpoint_view(checkpoint, names[i], &view) != TCH_OK || view.ndim != tensors[i].ndim ||
-            !tch_dtype_equal(view.dtype, tensors[i].dtype) ||
-            tch_tensor_numel(&view) != tch_tensor_numel(&tensors[i])) {
-            return false;
-        }
-        size_t bytes = (size_t)tch_tensor_numel(&view) * tch_dtype_size(view.dtype);
-        if (bytes > 0) {
-            memcpy(tensors[i].data, view.data, bytes);
-        }
-    }
-    return true;
-}
-
-static bool take_strided(const tch_checkpoint *checkpoint, content *c)
-{
-    double turned[6] = {0};
-    int64_t strides[] = {1, 2};
-    tch_tensor out = tch_tensor_view(turned, TCH_FLOAT64, 2, real_shape);
-    out.strides = strides;
-    if (tch_checkpoint_read(checkpoint, NULL, names[0], &out) != TCH_OK) {
-        return false;
-    }
-    for (int i = 0; i < 6; i++) {
-        c->real[i] = turned[i / 3 + 2 * (i % 3)];
-    }
-    return true;
-}
-
-#define WAYS 3
 
 /* Everything in the file, by one way; false when anything is refused. */
 static bool take(const char *path, int way, content *c)
 {
     tch_checkpoint *checkpoint = NULL;
-    tch_tensor tensors[TENSORS];
     memset(c, 0, sizeof *c);
-    views_of(c, tensors);
     if (tch_checkpoint_open(path, &checkpoint) != TCH_OK) {
         return false;
     }
-    bool taken = take_settings(checkpoint, c) &&
-                 (way == 0 ? take_views(checkpoint, tensors) : take_copies(checkpoint, tensors)) &&
-                 (way != 2 || take_strided(checkpoint, c));
+    const char *text = tch_checkpoint_text(checkpoint, "text");
+    bool taken = text != NULL && tch_checkpoint_number(checkpoint, "number", &c->number) == TCH_OK &&
+                 tch_checkpoint_integer(checkpoint, "integer", &c->integer) == TCH_OK;
+    for (size_t i = 0; taken && i < TEST_COUNT(tensors); i++) {
+        taken = take_tensor(checkpoint, way, c, i) == TCH_OK;
+    }
+    snprintf(c->text, sizeof c->text, "%s", text == NULL ? "" : text);
     tch_checkpoint_close(checkpoint);
     return taken;
 }
