@@ -23,7 +23,7 @@ import time
 FOLDER = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent / "checkpoint"))
 from checkpoint_interop import SKIPPED, TYPES, Library, find_safetensors, tensor_over  # noqa: E402
-from make_corpus import CORPORA  # noqa: E402
+from make_corpus import CORPORA, JSON_WORDS  # noqa: E402
 
 # A part of our message, and the rule of docs/checkpoints.md.
 STRICTER = {
@@ -125,10 +125,6 @@ class Changes:
     def __init__(self, seed):
         self.random = random.Random(seed)
         self.seeds = list(CORPORA["checkpoint"].values())
-        words = (FOLDER / "dictionaries" / "safetensors.dict").read_text(encoding="utf-8").splitlines()
-        self.words = [
-            json.loads(w[w.index('"') :].replace("\\x", "\\u00")).encode("latin-1") for w in words if '"' in w
-        ]
 
     def change_text(self, text):
         """Bytes of the header changed, removed, repeated, or replaced by a word of the format."""
@@ -137,7 +133,7 @@ class Changes:
         for _ in range(r.choice([0, 1, 1, 1, 2, 3])):
             at = r.randrange(len(text) + 1)
             end = min(len(text), at + r.choice([0, 1, 1, 2, 8]))
-            with_word = r.choice([b"", bytes([r.randrange(256)]), r.choice(self.words), bytes(text[at:end]) * 2])
+            with_word = r.choice([b"", bytes([r.randrange(256)]), r.choice(JSON_WORDS), bytes(text[at:end]) * 2])
             text[at:end] = with_word
         return bytes(text)
 

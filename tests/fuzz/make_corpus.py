@@ -1,4 +1,5 @@
-"""Writes the corpora of the fuzz targets into FOLDER/TARGET, from the texts below: make_corpus.py FOLDER.
+"""Writes the corpora of the fuzz targets into FOLDER/TARGET, from the texts below, and their dictionaries into
+FOLDER/TARGET.dict: make_corpus.py FOLDER.
 
 A corpus stays small: one file for each form that a reader knows. What a long run finds goes into this file by hand, if
 it reaches something new.
@@ -160,6 +161,42 @@ COMM = {
 }
 COMM["disagree"] = bytes((2, 1, 9, 0, 0, 0, 0, 2, 0)) + bytes(range(120, 160))
 
+# Words of each format, separated by blanks, and those that have blanks or other bytes in them.
+JSON_WORDS = [
+    *rb"""{ } [ ] , : ; / " \ ../ 0 1 24 - 1e3 null true 9223372036854775807 18446744073709551615 \u0000 \ud800 \u00e9
+    \n \ud83d\udd25 F64 F32 BF16 F16 I64 I32 U8 BOOL F4 F6_E2M3 F8_E4M3 C64 "a" "dtype" "shape":[1]
+    "data_offsets":[0,4] "data_offsets":[4,0] "__metadata__":{} "__metadata__":{"a":"b"} "torchium.crc32c/b":"00000000"
+    counts x.index.json "torchium.crc32c":"00000000" "torchium.format_version":"2" "torchium.shard/w[0:1,0:2]":"2,2;0,0"
+    w[0:1,0:2] 2,2;0,0 "weight_map":{ "metadata":{"total_size":1} a.safetensors b.safetensors""".split(),
+    *(
+        b" ",
+        b"\xff",
+        b"\xed\xa0\x80",
+        b"\xf0\x9f\x94\xa5",
+        b"\0\0\x80\x7f",
+        b"\0\0\0\0\0\0\xf0\x7f",
+        b"\xff" * 7 + b"\x7f",
+    ),
+]
+KERNEL_WORDS = [
+    *rb"""extern __shared__ __global__ __device__ void f( f [] [ ] ( ) { } < > :: , ; # %: include include_next embed
+    "a.h" <a.h> // /* */ R"x( )x" ' " \ threadIdx int unsigned size_t const 1'000 0x1p3 -D -U -I/ -std=c++17
+    --use_fast_math =1 static dynamic,bounded $$ i++; n--; ++i""".split(),
+    *(b"template <int n>", b"namespace a {", b"for (", b"i += gridDim.x * blockDim.x", b"long long", b"\t48\tstatic\n"),
+    *(b"blockIdx.x * blockDim.x + threadIdx.x", b"n = 1;", b"n += i;", b"n >>= 1;", b"\\\n", b"\n", b"\t", b"\\ "),
+]
+CSV_WORDS = [
+    *b""", ; | " "" nan inf -1e308 1e-400 0x1 label""".split(),
+    b"1,2,a\n",
+    b"\t",
+    b"\n",
+    b"\r\n",
+    b"\r",
+    b"\xef\xbb\xbf",
+]
+BYTES = [b"\0", b"\xff" * 4, b"\x80\x7f" + b"\xff" * 7, b"\x80" + b"\0" * 8, b"\x02\x20\x01"]
+DICTIONARIES = {"csv": CSV_WORDS, "dlpack": BYTES, "kernel": KERNEL_WORDS}
+
 CORPORA = {
     "comm": COMM,
     "state": STATES,
@@ -177,6 +214,9 @@ def main():
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in inputs.items():
             (folder / name).write_bytes(content)
+        words = DICTIONARIES.get(target, JSON_WORDS)
+        text = "".join('"' + "".join(f"\\x{byte:02x}" for byte in word) + '"\n' for word in words)
+        folder.with_suffix(".dict").write_text(text)
 
 
 if __name__ == "__main__":
