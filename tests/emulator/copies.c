@@ -6,7 +6,6 @@
 #include "inside.h"
 
 #include "cuda/cudaTypedefs.h"
-#include "cuda/halves.h"
 
 /* --- asynchronous copies of 16 bytes ----------------------------------------------------------------------------- */
 
@@ -111,6 +110,24 @@ static const char *operand_at(const operand *o, uint32_t address, size_t bytes)
                       o->bytes);
     }
     return o->shared + place;
+}
+
+static float float_of(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static float from_f16(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
+    uint32_t rest = h & 0x7FFFu;
+    float small = (float)rest * 0x1p-24f;
+    if (rest < 0x400u) {
+        return sign != 0 ? -small : small;
+    }
+    return float_of(sign | (rest >= 0x7C00u ? 0x7F800000u | rest << 13 : (rest << 13) + 0x38000000u));
 }
 
 static float short_of(emulator_operand type, uint16_t bits)

@@ -32,8 +32,8 @@ void fake_host_expect(const char *words);
 cudaStream_t fake_host_stream(void *state);
 void fake_host_begin_capture(cudaStream_t stream);
 void fake_host_end_capture(cudaStream_t stream);
-/* Makes the call with each of its allocations failing in turn until it succeeds; each failure must be for want of memory
- * and leave nothing. Returns how many there were. */
+/* Makes the call with each of its allocations failing in turn until it succeeds; each failure must be for want of
+ * memory and leave nothing. Returns how many there were. */
 int fake_host_fail_allocations(tch_status (*call)(void *data), void *data);
 /* Runs `body` in a child, for what a process finds out or decides only once; it must return 0. */
 void fake_host_in_a_child(int (*body)(void));
