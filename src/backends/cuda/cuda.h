@@ -59,6 +59,19 @@ static inline int tchi_cuda_kernel_fits(const tchi_cuda_state *state, tchi_kerne
     return tchi_kernel_fits(kernel, state->device.major, state->device.processors, a, c);
 }
 
+/* Whether a stream is being captured in a CUDA graph. Work can be queued then, but nothing can synchronize, and memory
+ * that is allocated would belong to the graph. CUDA refuses to answer for the legacy default stream while another
+ * stream is captured: that counts as captured too, since the same calls are forbidden. */
+static inline int tchi_cuda_is_capturing(cudaStream_t stream)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(stream, &status) == cudaErrorStreamCaptureImplicit) {
+        cudaGetLastError();
+        return 1;
+    }
+    return status != cudaStreamCaptureStatusNone;
+}
+
 TCH_BEGIN_DECLS
 
 /* What the library offers; set when the module is entered. */
@@ -69,8 +82,11 @@ extern const tch_backend_host *tchi_cuda_host;
 /* TCH_OK, or a status with the message "what: CUDA's own words"; clears the error where CUDA lets it be cleared. */
 tch_status tchi_cuda_check(cudaError_t error, const char *what);
 
-/* TCH_ERR_BACKEND, with what happened, where a kernel's fault has taken the device from this process; see faults.h. */
+/* TCH_ERR_BACKEND, with what happened, where a kernel's fault has taken the device from this process. */
 tch_status tchi_cuda_check_device(int32_t device);
+
+/* A custom kernel was launched on the device: messages of a later fault name it. */
+void tchi_cuda_remember_kernel(int32_t device, const char *name);
 
 /* After every launch. Under TORCHIUM_DEBUG_SYNC=1 it waits, so that the kernel named is the one that failed. */
 tch_status tchi_cuda_launched(const tchi_cuda_state *state, const char *kernel);
@@ -182,6 +198,13 @@ int tchi_cuda_symmetric_scaled_supported(const tchi_cuda_state *state, const tch
 tch_status tchi_cuda_symmetric_scaled(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
                                       const tch_matrices *a, const tch_matrices *b, const double *scale,
                                       int32_t exponent, const tch_matrices *c);
+/* The same for any float types, the split one included, where no faster way supports the operands. */
+tchi_symmetric_kernel tchi_cuda_symmetric_any;
+/* Makes square matrices symmetric by copying what is below the diagonal to above it. */
+tch_status tchi_cuda_mirror_lower(tchi_cuda_state *state, const tch_matrices *c);
+/* C = alpha op(A) op(B), op(A) having one column and op(B) one row; C is not read. Any float types. */
+tch_status tchi_cuda_outer(tchi_cuda_state *state, double alpha, const tch_matrices *a, int32_t transpose_a,
+                           const tch_matrices *b, int32_t transpose_b, const tch_matrices *c);
 tch_normalize_op tchi_cuda_normalize;
 int64_t tchi_cuda_newton_limit(const tchi_cuda_state *state);
 tch_newton_op tchi_cuda_newton;
@@ -193,13 +216,11 @@ void tchi_cuda_staging_destroy(tchi_cuda_staging *staging); /* NULL is allowed *
 tch_eigh_op tchi_cuda_eigh;
 int64_t tchi_cuda_eigh_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch);
 tch_divided_differences_op tchi_cuda_divided_differences;
-tch_status tchi_cuda_loewner(const tchi_cuda_state *state, const tch_spectrum_map *map, const tch_matrices *w,
-                             const tch_matrices *b, int32_t *flags);
 tch_spd_solve_op tchi_cuda_spd_solve;
 int64_t tchi_cuda_spd_solve_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t cols, int64_t batch);
 tch_scratch_bytes_op tchi_cuda_scratch_bytes;
 
-/* --- optimizers: adamw.cu, sgd.cu, lion.cu, blocks.cu, apply.cu, rows.cu, graft.cu, control.cu, products.c */
+/* --- optimizers: update/, products.c ------------------------------------------------------------------------------ */
 
 /* copy_bytes of TCH_COPY_NUMBERS */
 tch_status tchi_cuda_store_numbers(tchi_cuda_state *state, double *dst, const double *values, int64_t count);
@@ -207,9 +228,6 @@ tch_inspect_gradients_op tchi_cuda_inspect_gradients;
 tch_decide_skip_op tchi_cuda_decide_skip;
 tch_advance_op tchi_cuda_advance;
 tch_elementwise_op tchi_cuda_elementwise;
-tch_status tchi_cuda_adamw(void *state, const tch_update *update, int32_t amsgrad, int32_t l2);
-tch_status tchi_cuda_sgd(void *state, const tch_update *update, int32_t nesterov);
-tch_status tchi_cuda_lion(void *state, const tch_update *update);
 tch_gather_op tchi_cuda_gather;
 int64_t tchi_cuda_graft_scratch(int64_t elements, int64_t rects);
 tch_rotated_adam_op tchi_cuda_rotated_adam;

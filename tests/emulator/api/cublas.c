@@ -21,11 +21,10 @@ EXPORT(set_math_mode, cublasSetMathMode);
 EXPORT(set_pointer_mode, cublasSetPointerMode_v2);
 EXPORT(get_status_string, cublasGetStatusString);
 EXPORT(gemm_strided_batched_ex, cublasGemmStridedBatchedEx_64);
-EXPORT(gemm_batched_ex, cublasGemmBatchedEx_64);
-EXPORT(strsm, cublasStrsm_v2_64);
-EXPORT(dtrsm, cublasDtrsm_v2_64);
-EXPORT(strsm_batched, cublasStrsmBatched_64);
-EXPORT(dtrsm_batched, cublasDtrsmBatched_64);
+EXPORT(trsm[0], cublasStrsm_v2_64);
+EXPORT(trsm[1], cublasDtrsm_v2_64);
+EXPORT(trsm_batched[0], cublasStrsmBatched_64);
+EXPORT(trsm_batched[1], cublasDtrsmBatched_64);
 __attribute__((visibility("default"))) status cublasGetProperty(libraryPropertyType type, int *value);
 
 /* --- handles ----------------------------------------------------------------------------------------------------- */
@@ -195,22 +194,6 @@ status cublasGemmStridedBatchedEx_64(tchi_cublas_handle handle, tchi_cublas_oper
     return 0;
 }
 
-status cublasGemmBatchedEx_64(tchi_cublas_handle handle, tchi_cublas_operation trans_a, tchi_cublas_operation trans_b,
-                              int64_t m, int64_t n, int64_t k, const void *alpha, const void *const a[],
-                              cudaDataType a_type, int64_t lda, const void *const b[], cudaDataType b_type, int64_t ldb,
-                              const void *beta, void *const c[], cudaDataType c_type, int64_t ldc, int64_t batch,
-                              tchi_cublas_compute compute, tchi_cublas_algorithm algorithm)
-{
-    product p = {.m = m, .n = n, .k = k, .batch = batch, .compute = compute};
-    p.alpha = make_scalar(handle, alpha, compute);
-    p.beta = make_scalar(handle, beta, compute);
-    p.a = (matrix){NULL, a, 0, a_type, lda, trans_a};
-    p.b = (matrix){NULL, b, 0, b_type, ldb, trans_b};
-    p.c = (matrix){NULL, (const void *const *)c, 0, c_type, ldc, TCHI_CUBLAS_N};
-    emulator_submit(handle->stream, multiply_all, &p, sizeof p);
-    return 0;
-}
-
 /* --- triangular solves ------------------------------------------------------------------------------------------- */
 
 typedef struct triangle {
@@ -263,9 +246,9 @@ static void solve_all(void *data)
 #define SOLVES(real, wide, name)                                                                                       \
     status cublas##name##trsm_v2_64(tchi_cublas_handle handle, tchi_cublas_side side, tchi_cublas_fill uplo,           \
                                     tchi_cublas_operation trans, tchi_cublas_diagonal diag, int64_t m, int64_t n,      \
-                                    const real *alpha, const real *a, int64_t lda, real *b, int64_t ldb)               \
+                                    const void *alpha, const void *a, int64_t lda, void *b, int64_t ldb)               \
     {                                                                                                                  \
-        triangle t = {side, uplo, trans, diag, m, n, 1, *alpha, {a, .type = wide}, {b, .type = wide}};                 \
+        triangle t = {side, uplo, trans, diag, m, n, 1, *(const real *)alpha, {a, .type = wide}, {b, .type = wide}};   \
         t.a.ld = lda;                                                                                                  \
         t.b.ld = ldb;                                                                                                  \
         emulator_submit(handle->stream, solve_all, &t, sizeof t);                                                      \
@@ -273,10 +256,11 @@ static void solve_all(void *data)
     }                                                                                                                  \
     status cublas##name##trsmBatched_64(tchi_cublas_handle handle, tchi_cublas_side side, tchi_cublas_fill uplo,       \
                                         tchi_cublas_operation trans, tchi_cublas_diagonal diag, int64_t m, int64_t n,  \
-                                        const real *alpha, const real *const a[], int64_t lda, real *const b[],        \
-                                        int64_t ldb, int64_t batch)                                                    \
+                                        const void *alpha, void *const a[], int64_t lda, void *const b[], int64_t ldb, \
+                                        int64_t batch)                                                                 \
     {                                                                                                                  \
-        triangle t = {side, uplo, trans, diag, m, n, batch, *alpha, {NULL, .type = wide}, {NULL, .type = wide}};       \
+        triangle t = {                                                                                                 \
+            side, uplo, trans, diag, m, n, batch, *(const real *)alpha, {NULL, .type = wide}, {NULL, .type = wide}};   \
         t.a.list = (const void *const *)a;                                                                             \
         t.a.ld = lda;                                                                                                  \
         t.b.list = (const void *const *)b;                                                                             \

@@ -27,8 +27,8 @@ EXPORT(xsyev_batched_buffer_size, cusolverDnXsyevBatched_bufferSize);
 EXPORT(xsyev_batched, cusolverDnXsyevBatched);
 EXPORT(xpotrf_buffer_size, cusolverDnXpotrf_bufferSize);
 EXPORT(xpotrf, cusolverDnXpotrf);
-EXPORT(spotrf_batched, cusolverDnSpotrfBatched);
-EXPORT(dpotrf_batched, cusolverDnDpotrfBatched);
+EXPORT(potrf_batched[0], cusolverDnSpotrfBatched);
+EXPORT(potrf_batched[1], cusolverDnDpotrfBatched);
 __attribute__((visibility("default"))) status cusolverGetVersion(int *version);
 
 struct tchi_cusolver_context {
@@ -254,18 +254,18 @@ status cusolverDnXpotrf(tchi_cusolver_handle handle, tchi_cusolver_params params
     return 0;
 }
 
-status cusolverDnSpotrfBatched(tchi_cusolver_handle handle, tchi_cublas_fill uplo, int n, float *a[], int lda,
-                               int *info, int batch)
+status cusolverDnSpotrfBatched(tchi_cusolver_handle handle, tchi_cublas_fill uplo, int n, void *a[], int lda, int *info,
+                               int batch)
 {
-    factors f = {uplo, CUDA_R_32F, n, lda, batch, NULL, (void *const *)a, info};
+    factors f = {uplo, CUDA_R_32F, n, lda, batch, NULL, a, info};
     emulator_submit(handle->stream, factor_all, &f, sizeof f);
     return 0;
 }
 
-status cusolverDnDpotrfBatched(tchi_cusolver_handle handle, tchi_cublas_fill uplo, int n, double *a[], int lda,
-                               int *info, int batch)
+status cusolverDnDpotrfBatched(tchi_cusolver_handle handle, tchi_cublas_fill uplo, int n, void *a[], int lda, int *info,
+                               int batch)
 {
-    factors f = {uplo, CUDA_R_64F, n, lda, batch, NULL, (void *const *)a, info};
+    factors f = {uplo, CUDA_R_64F, n, lda, batch, NULL, a, info};
     emulator_submit(handle->stream, factor_all, &f, sizeof f);
     return 0;
 }

@@ -1,10 +1,8 @@
-/* How elementwise operations walk a batch of matrices: the grid is columns by rows by matrices, a thread takes four
- * neighboring columns of TCHI_CUDA_PATCH_STEPS rows and loads them all before it stores any, which keeps memory busy
- * and makes working in place safe. */
+/* How elementwise operations walk a batch of matrices: the grid is columns by rows by matrices, and a thread loads a
+ * patch of four columns and TCHI_CUDA_PATCH_STEPS rows before it stores any, which makes working in place safe. */
 #ifndef TCHI_CUDA_PATCHES_CUH
 #define TCHI_CUDA_PATCHES_CUH
 
-#include "backends/cuda/cuda.h"
 #include "elements.cuh"
 
 #define TCHI_CUDA_PATCH_THREADS 256 /* of a block */
@@ -19,7 +17,7 @@ typedef struct tchi_cuda_extent {
     int64_t rows, cols, batch;
 } tchi_cuda_extent;
 
-/* What one thread has in hand: rows i, i + step, ..., columns j to j + count of matrix b. */
+/* What a thread works on: rows i, i + step, ..., columns j to j + count of matrix b. */
 typedef struct tchi_cuda_patch {
     int64_t b, i, j, step, rows;
     int count;
@@ -73,6 +71,16 @@ static __device__ inline void tchi_cuda_store_patch(const tchi_cuda_operand &m, 
 
 /* --- launching --------------------------------------------------------------------------------------------------- */
 
+static inline tchi_cuda_extent tchi_cuda_extent_of(const tch_matrices *m)
+{
+    return {m->rows, m->cols, m->batch};
+}
+
+static inline bool tchi_cuda_is_empty(const tchi_cuda_extent &e)
+{
+    return e.rows == 0 || e.cols == 0 || e.batch == 0;
+}
+
 typedef struct tchi_cuda_launch_shape {
     dim3 grid, block;
 } tchi_cuda_launch_shape;
@@ -86,14 +94,25 @@ static inline tchi_cuda_launch_shape tchi_cuda_shape_for(const tchi_cuda_extent 
     return {dim3(tchi_cuda_grid(across), tchi_cuda_grid_yz(down), tchi_cuda_grid_yz(e.batch)), block};
 }
 
-static inline tchi_cuda_extent tchi_cuda_extent_of(const tch_matrices *m)
+/* Calls work(patch) for every patch. */
+template <class function>
+static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS, 3)
+    walk_kernel(tchi_cuda_extent e, const __grid_constant__ function work)
 {
-    return {m->rows, m->cols, m->batch};
+    tchi_cuda_patch p = tchi_cuda_first_patch(e);
+    for (; p.b < e.batch; p.b += gridDim.z) {
+        for (p.i = tchi_cuda_first_row(); p.i < e.rows; p.i += tchi_cuda_row_stride()) {
+            work(p);
+        }
+    }
 }
 
-static inline bool tchi_cuda_is_empty(const tchi_cuda_extent &e)
+template <class function>
+static tch_status tchi_cuda_walk(const void *state, const char *name, const tch_matrices *over, const function &work)
 {
-    return e.rows == 0 || e.cols == 0 || e.batch == 0;
+    tchi_cuda_extent e = tchi_cuda_extent_of(over);
+    tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
+    return tchi_cuda_launch(state, name, walk_kernel<function>, shape.grid, shape.block, e, work);
 }
 
 #endif

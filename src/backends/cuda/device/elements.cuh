@@ -1,7 +1,6 @@
-/* Elements of every float type inside kernels: loading them as float or double, storing them rounded once to nearest
- * even, and sums and maxima over warps and blocks in a fixed order. A kernel is compiled for float and for double only;
- * which type lies in memory is looked at while it runs, by a branch that all its threads take alike and that costs
- * nothing beside the memory it guards. */
+/* Elements of every float type inside kernels: loaded as float or double, stored rounded once to nearest even;
+ * launches; sums and maxima over warps and blocks in a fixed order. A kernel is compiled for float and for double only:
+ * which type lies in memory is a branch that all threads take alike, beside a memory access. */
 #ifndef TCHI_CUDA_ELEMENTS_CUH
 #define TCHI_CUDA_ELEMENTS_CUH
 
@@ -9,7 +8,7 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-#include <torchium/backend.h>
+#include "backends/cuda/cuda.h"
 
 /* --- types ------------------------------------------------------------------------------------------------------- */
 
@@ -28,7 +27,7 @@ static __host__ __device__ inline int64_t tchi_cuda_size(tch_scalar type)
     }
 }
 
-/* A double as a float that rounds on to 16 bits as the double itself would: cut off, with the last bit set where
+/* A double as a float that rounds on to 16 bits as the double itself would: truncated, with the last bit set where
  * anything was lost ("round to odd"). */
 static __device__ inline float tchi_cuda_to_odd(double value)
 {
@@ -57,7 +56,7 @@ static __device__ inline __half tchi_cuda_to_f16(double value)
     return __float2half_rn(tchi_cuda_to_odd(value));
 }
 
-/* A number as two bfloat16. What is left after the high part is exact; beside an infinite high part it is nothing. */
+/* A number as two bfloat16. The rest is exact, and nothing where the high part is infinite. */
 template <typename real>
 static __device__ inline void tchi_cuda_split(real value, __nv_bfloat16 *high, __nv_bfloat16 *low)
 {
@@ -291,7 +290,56 @@ static __device__ inline void tchi_cuda_store_vec4(const tchi_cuda_operand &m, i
     }
 }
 
-/* --- grids, and reductions over a block -------------------------------------------------------------------------- */
+/* --- launches, and reductions over a block ----------------------------------------------------------------------- */
+
+/* A launch of clusters of so many blocks. */
+static inline cudaLaunchConfig_t tchi_cuda_cluster_config(const tchi_cuda_state *state, dim3 grid, dim3 block,
+                                                          int64_t shared, int cluster, cudaLaunchAttribute *attribute)
+{
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = (size_t)shared;
+    config.stream = state->stream;
+    attribute->id = cudaLaunchAttributeClusterDimension;
+    attribute->val.clusterDim.x = (unsigned)cluster;
+    attribute->val.clusterDim.y = attribute->val.clusterDim.z = 1;
+    config.attrs = attribute;
+    config.numAttrs = cluster > 1 ? 1 : 0;
+    return config;
+}
+
+/* Arguments are converted to the kernel's parameters. */
+template <typename param> struct tchi_cuda_param {
+    typedef param type;
+};
+
+/* Launches a kernel on the state's stream, unless its grid is empty, and checks the launch. */
+template <typename... params>
+static tch_status tchi_cuda_launch(const void *state, const char *name, void (*kernel)(params...), dim3 grid,
+                                   dim3 block, typename tchi_cuda_param<params>::type... with)
+{
+    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) {
+        return TCH_OK;
+    }
+    kernel<<<grid, block, 0, s->stream>>>(with...);
+    return tchi_cuda_launched(s, name);
+}
+
+/* The same with dynamic shared memory, `most` bytes in any launch: the limit belongs to the kernel, not to the launch,
+ * so that threads which launch different sizes at once do not take it from each other. */
+template <typename... params>
+static tch_status tchi_cuda_launch_shared(const void *state, const char *name, void (*kernel)(params...), dim3 grid,
+                                          dim3 block, int64_t most, int64_t shared,
+                                          typename tchi_cuda_param<params>::type... with)
+{
+    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
+    TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most),
+                  name);
+    kernel<<<grid, block, (size_t)shared, s->stream>>>(with...);
+    return tchi_cuda_launched(s, name);
+}
 
 /* Kernels walk on by the size of the grid, so that any number of blocks' worth of work may be asked for. */
 static inline unsigned tchi_cuda_grid(int64_t blocks)
@@ -311,8 +359,8 @@ static inline unsigned tchi_cuda_grid_yz(int64_t blocks)
     return (unsigned)(blocks < TCHI_CUDA_MOST_BLOCKS ? blocks : TCHI_CUDA_MOST_BLOCKS);
 }
 
-/* A block over something `across` by `down`, threads along rows: as wide as needed up to a warp, then as tall as
- * needed up to `threads` in all, and wider again for flat ones. Sides are powers of two. */
+/* A block over `across` by `down`, threads along rows: as wide as needed up to a warp, then as tall as needed up to
+ * `threads` in all, and wider again for flat ones. Sides are powers of two. */
 static inline dim3 tchi_cuda_block_for(int64_t across, int64_t down, int64_t threads)
 {
     int64_t x = 1;
@@ -329,8 +377,7 @@ static inline dim3 tchi_cuda_block_for(int64_t across, int64_t down, int64_t thr
     return dim3((unsigned)x, (unsigned)y);
 }
 
-/* What the high part of a number that is split into two float16 leaves, which is exact; beside an infinite high part it
- * is nothing. */
+/* What the high part of a number split into two float16 leaves, exactly; nothing where that part is infinite. */
 static __device__ __forceinline__ float tchi_cuda_left_by(__half high, float value)
 {
     float top = __half2float(high);
@@ -356,7 +403,6 @@ static __device__ inline double tchi_cuda_warp_max(double value)
     return value;
 }
 
-/* The same of bits, in one instruction where there is one. */
 static __device__ inline uint32_t tchi_cuda_warp_max(uint32_t value)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -370,9 +416,8 @@ static __device__ inline uint32_t tchi_cuda_warp_max(uint32_t value)
 #endif
 }
 
-/* Over a block of whole warps, at most 1024 threads, numbered `thread` from 0 to `threads`; every thread gets the
- * result. `shared` holds 32 doubles and can be used again at once. Empty places count as 0, so maxima are of numbers
- * not below it. */
+/* Over a block of whole warps, numbered `thread` from 0 to `threads`; every thread gets the result. `shared` holds 32
+ * doubles and can be reused at once. Maxima are of numbers not below 0. */
 static __device__ inline double tchi_cuda_block_sum(double value, int thread, int threads, double *shared)
 {
     value = tchi_cuda_warp_sum(value);

@@ -1,6 +1,5 @@
-/* Instructions of sm_90 and sm_90a beyond those of ptx.cuh, one small function each: barriers in shared memory that
- * count arrivals and bytes, the tensor memory accelerator, which copies boxes of matrices on its own, and what its
- * kernels use beside them. They compile for no other architecture: use them in code that only sm_90a sees. */
+/* Instructions of sm_90 and sm_90a beyond those of ptx.cuh: mbarriers, the tensor memory accelerator and wgmma. They
+ * compile for no other architecture. */
 #ifndef TCHI_CUDA_HOPPER_CUH
 #define TCHI_CUDA_HOPPER_CUH
 
@@ -36,8 +35,8 @@ static __device__ __forceinline__ void tchi_threads_sync(int number, int threads
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-/* A warpgroup gives registers back, or takes what others gave. The kernel needs __launch_bounds__ with both numbers,
- * and may contain no trap: the compiler would then stay with the registers a thread has at the beginning. */
+/* A warpgroup gives registers back, or takes what others gave. The kernel needs __launch_bounds__ with both numbers and
+ * no trap. */
 template <int count> static __device__ __forceinline__ void tchi_registers_give()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
@@ -75,9 +74,8 @@ static __device__ __forceinline__ void tchi_barrier_arrive_expecting(uint64_t *b
                  : "memory");
 }
 
-/* An arrival at the barrier that has this one's place in the block of the given rank. Nothing written by threads is
- * handed over with it: asked to release to the cluster, it would come with a fence that waits for all of the thread's
- * memory operations on the GPU. */
+/* An arrival at the barrier that has this one's place in the block of the given rank. It releases nothing: a release to
+ * the cluster would fence all of the thread's memory operations. */
 static __device__ __forceinline__ void tchi_barrier_arrive_at(uint64_t *barrier, int rank)
 {
     asm volatile("{\n"
@@ -163,9 +161,8 @@ static __device__ __forceinline__ void tchi_tma_wait_read()
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/* What this thread has written to shared memory is there for the accelerator, and what it has read has been read: an
- * arrival alone does not wait for loads that are under way, and a k-tile that was given back by one was overwritten
- * under them. A barrier has to follow. */
+/* Makes this thread's writes to shared memory visible to the accelerator and completes its reads, without which a
+ * k-tile was overwritten under loads in flight. A barrier has to follow. */
 static __device__ __forceinline__ void tchi_tma_publish()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -1,6 +1,6 @@
-/* Products of a matrix with vectors, for kernels that need many of them one after another: each matrix is
- * spread by rows over the blocks of a cluster, every block keeps the vectors whole and, where asked, as many of its
- * rows as fit in shared memory, and the blocks meet once per product, which reads only the rows that did not fit. */
+/* Products of a matrix with vectors, for kernels that need many in sequence: the rows of a matrix are spread over the
+ * blocks of a cluster, each of which keeps the vectors whole and, where asked, as many rows as fit in shared memory;
+ * the blocks synchronize once per product. */
 #ifndef TCHI_CUDA_MATVEC_CUH
 #define TCHI_CUDA_MATVEC_CUH
 
@@ -57,8 +57,7 @@ static inline int tchi_cuda_spread_most(const tchi_cuda_state *state)
     return major < 9 ? 1 : major <= 10 ? TCHI_CUDA_SPREAD_MOST : 8;
 }
 
-/* As many blocks as the multiprocessors allow, up to `most`, while each has 32 KB to read: below that the meetings are
- * reckoned to cost more than the reading. */
+/* As many blocks as the multiprocessors allow, up to `most`, while each has 32 KB to read. */
 static inline int tchi_cuda_spread_blocks(const tchi_cuda_state *state, int64_t bytes, int64_t batch, int most)
 {
     int blocks = 1;
@@ -68,7 +67,7 @@ static inline int tchi_cuda_spread_blocks(const tchi_cuda_state *state, int64_t 
     return blocks;
 }
 
-/* A product of every matrix costs the bytes that no block keeps, and a meeting, which takes as long as reading this. */
+/* What a barrier of the cluster costs, as bytes read in that time. */
 #define TCHI_CUDA_MEETING_BYTES (13LL << 20)
 
 /* Rows of a slice that a block keeps where it has a multiprocessor to itself. */
@@ -90,8 +89,8 @@ static inline int64_t tchi_cuda_spread_cost(const tchi_cuda_state *state, const 
     return rounds * TCHI_CUDA_MEETING_BYTES + need->batch * read;
 }
 
-/* Where rows of large matrices are kept, clusters that have to take turns may be better than small ones that all run at
- * once: those hardly keep anything. Clusters of 8 at most, two of which are taken to fit everywhere. */
+/* Clusters that take turns may keep more rows of large matrices than small ones that all run at once: up to clusters of
+ * 8, two of which fit everywhere. */
 static inline int tchi_cuda_spread_turns(const tchi_cuda_state *state, const tchi_cuda_spread_need *need, int blocks,
                                          int most)
 {
@@ -104,8 +103,8 @@ static inline int tchi_cuda_spread_turns(const tchi_cuda_state *state, const tch
     return best;
 }
 
-/* Where there are more blocks than multiprocessors, two share one: each has half of the threads, and keeps rows only
- * in half of the shared memory. Clusters that take turns have all of it. */
+/* Two blocks share a multiprocessor where there are more than these: each has half of the threads and keeps rows in
+ * half of the shared memory. Clusters that take turns have all of it. */
 static inline tchi_cuda_spread tchi_cuda_spread_of(const tchi_cuda_state *state, const tchi_cuda_spread_need *need,
                                                    int most)
 {
@@ -129,22 +128,12 @@ static inline tchi_cuda_spread tchi_cuda_spread_of(const tchi_cuda_state *state,
 static inline cudaLaunchConfig_t tchi_cuda_spread_config(const tchi_cuda_state *state, const tchi_cuda_spread *spread,
                                                          int64_t batch, cudaLaunchAttribute *cluster)
 {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(batch * spread->blocks));
-    config.blockDim = dim3((unsigned)spread->threads);
-    config.dynamicSmemBytes = (size_t)spread->shared_bytes;
-    config.stream = state->stream;
-    cluster->id = cudaLaunchAttributeClusterDimension;
-    cluster->val.clusterDim.x = (unsigned)spread->blocks;
-    cluster->val.clusterDim.y = 1;
-    cluster->val.clusterDim.z = 1;
-    config.attrs = cluster;
-    config.numAttrs = spread->blocks > 1 ? 1 : 0;
-    return config;
+    return tchi_cuda_cluster_config(state, (unsigned)(batch * spread->blocks), spread->threads, spread->shared_bytes,
+                                    spread->blocks, cluster);
 }
 
-/* Leave for much shared memory and clusters of 16. It belongs to the kernel, not to a launch, so it is always the
- * same: a smaller one could come between another thread's leave and launch. */
+/* Permits much shared memory and clusters of 16. It belongs to the kernel, not to a launch, and so is always the
+ * same. */
 template <typename parameters>
 static cudaError_t tchi_cuda_spread_allow(const tchi_cuda_state *state, void (*kernel)(parameters))
 {
@@ -156,8 +145,7 @@ static cudaError_t tchi_cuda_spread_allow(const tchi_cuda_state *state, void (*k
     return error;
 }
 
-/* Whether all the matrices' clusters run at once. It is asked for clusters of 16, of which a group of multiprocessors
- * (16 or 18 on an H100) holds one at most, and none where fewer are left; two of 8 are taken to fit everywhere. */
+/* Whether all clusters of 16 run at once: a group of multiprocessors (16 or 18 on an H100) holds one at most. */
 template <typename parameters>
 static int tchi_cuda_spread_fits(const tchi_cuda_state *state, void (*kernel)(parameters),
                                  const tchi_cuda_spread *spread, int64_t batch)
@@ -214,9 +202,8 @@ template <typename T, int count> struct __align__(16) tchi_cuda_rect
     T v[count];
 };
 
-/* Where entry c of a vector lies. Lanes read four doubles each, two at a time, so that neighbors are 32 bytes apart
- * and lanes 4 to 7 would meet lanes 0 to 3 in their banks; two doubles of nothing after every sixteen move them
- * aside. */
+/* Where entry c of a vector lies: two doubles of padding after every sixteen keep lanes, which read four doubles each,
+ * two at a time, out of each other's banks. */
 template <typename real> static __device__ inline int tchi_cuda_place(int c)
 {
     return sizeof(real) == 8 ? c + (c >> 4) * 2 : c;
@@ -260,8 +247,8 @@ template <typename T> static __device__ void tchi_cuda_keep_rows(const tchi_cuda
 
 /* --- the product ------------------------------------------------------------------------------------------------- */
 
-/* Sums each of `count` values (a power of two, at most 32) over the warp, halving what a lane is still responsible for
- * at every exchange: lane l returns the sum of values[l / (32 / count)]. */
+/* Sums each of `count` values (a power of two, at most 32) over the warp: lane l returns the sum of values[l / (32 /
+ * count)]. */
 template <int count, int distance = 16>
 static __device__ inline double tchi_cuda_warp_fold(const double (&values)[count])
 {
@@ -285,8 +272,7 @@ static __device__ inline double tchi_cuda_warp_fold(const double (&values)[count
     }
 }
 
-/* One lane's share of TCHI_CUDA_ROWS rows times a vector. Entries are taken 16 bytes of the vector at a time, so that
- * few of a float matrix's elements are held as double at once. */
+/* One lane's share of TCHI_CUDA_ROWS rows times a vector, 16 bytes of the vector at a time. */
 template <typename T, typename real>
 static __device__ inline void tchi_cuda_dot_rows(const char *const (&rows)[TCHI_CUDA_ROWS], int n, int body,
                                                  const real *v, real (&sums)[TCHI_CUDA_ROWS])
@@ -320,8 +306,8 @@ static __device__ inline void tchi_cuda_dot_rows(const char *const (&rows)[TCHI_
     }
 }
 
-/* Multiplies the block's rows with a vector and calls store(row, sum) for every product, in some lane. Sums are made in
- * `real` within a lane and in double between lanes. */
+/* Multiplies the block's rows with a vector and calls store(row, sum) in some lane. Sums are in `real` within a lane
+ * and in double between lanes. */
 template <typename T, typename real, typename function>
 static __device__ inline void tchi_cuda_multiply(const tchi_cuda_rows &m, int n, const real *v, function store)
 {
@@ -352,7 +338,6 @@ static __device__ inline void tchi_cuda_multiply(const tchi_cuda_rows &m, int n,
     }
 }
 
-/* A barrier of the matrix's blocks, after which each sees what the others wrote to global memory, past L1. */
 static __device__ inline void tchi_cuda_meet(int blocks)
 {
     if (blocks > 1) {

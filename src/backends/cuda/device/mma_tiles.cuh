@@ -1,16 +1,12 @@
-/* Tiles of products by tensor cores, for kernels that do something else with a tile than to store it: squares of it are
- * summed, or it is multiplied with another tile. X and Y are given by rows, and the tile is one of X Y', or by columns,
- * and it is one of X' Y; in both cases what lies together in memory is copied together, 16 bytes at a time.
- *
- * The one thing to know before changing it: a k-tile in shared memory is LINES of memory (rows of X, or steps along the
- * contraction) in 16-byte chunks, permuted so that neither copies nor fragment loads meet in a bank, and the fragments
- * of float32 given by columns take rows and columns of a tile in another order than the rest: tchi_tile_row and
- * tchi_tile_col say which. Products of half types are exact, those of float32 have operands rounded to TF32; sums are
- * in float32. */
+/* Tiles of products by tensor cores, for kernels whose epilogue is not a store: squares are summed, or the tile is
+ * multiplied with another. X and Y are given by rows, for a tile of X Y', or by columns, for X' Y; what is contiguous
+ * in memory is copied together, 16 bytes at a time. A k-tile in shared memory is LINES of memory (rows of X, or steps
+ * along the contraction) in 16-byte chunks, permuted against bank conflicts; fragments of float32 given by columns take
+ * rows and columns of a tile in another order: see tchi_tile_row and tchi_tile_col. Products of half types are exact,
+ * those of float32 have operands rounded to TF32; sums are in float32. */
 #ifndef TCHI_CUDA_SAMPLE_TILES_CUH
 #define TCHI_CUDA_SAMPLE_TILES_CUH
 
-#include "backends/cuda/cuda.h"
 #include "elements.cuh"
 #include "ptx.cuh"
 
@@ -18,15 +14,12 @@
 #define TCHI_TILE_THREADS 256 /* 8 warps, two above each other and four beside */
 #define TCHI_TILE_STAGES 3    /* k-tiles in flight and in use */
 
-/* `wide` accumulators of 8 columns beside each other in a warp's share make a tile of 32 `wide` columns, 4 or 8 of
- * them. With 4, the stages take 96 KiB, what a block may have on sm_86, 89 and 120; with 8 they take 144 KiB, and fewer
- * bytes are read from shared memory for each product. */
-template <int wide> struct tchi_tile_shape {
-    static constexpr int cols = 32 * wide;
-    static constexpr int x_bytes = TCHI_TILE_ROWS * 128;
-    static constexpr int stage_bytes = x_bytes + cols * 128;
-    static constexpr int shared_bytes = TCHI_TILE_STAGES * stage_bytes;
-};
+/* A warp's share is 4 by 4 accumulators of 16 by 8; the stages take 96 KiB, what a block may have on sm_86, 89 and
+ * 120. */
+#define TCHI_TILE_COLS 128
+#define TCHI_TILE_X_BYTES (TCHI_TILE_ROWS * 128)
+#define TCHI_TILE_STAGE_BYTES (TCHI_TILE_X_BYTES + TCHI_TILE_COLS * 128)
+#define TCHI_TILE_SHARED_BYTES (TCHI_TILE_STAGES * TCHI_TILE_STAGE_BYTES)
 
 /* One operand. Sizes and distances in memory are in bytes; `end` is behind the last element of all. */
 typedef struct tchi_tile_side {
@@ -63,8 +56,8 @@ static inline bool tchi_tile_aligned(const tch_matrices *m)
 
 /* --- k-tiles ----------------------------------------------------------------------------------------------------- */
 
-/* Elements along the contraction in a k-tile of `width` rows or columns; its lines and the bytes of each; chunks of a
- * line; lines that the block's threads have at a time. */
+/* Elements along the contraction in a k-tile of `width` rows or columns, its lines, the chunks of a line, and the lines
+ * that the block's threads have at a time. */
 template <int size, bool by_rows, int width> struct tchi_tile_layout {
     static constexpr int depth = 128 / size;
     static constexpr int lines = by_rows ? width : depth;
@@ -80,8 +73,8 @@ template <int size, bool by_rows, int width> static __device__ __forceinline__ i
     return line * tchi_tile_layout<size, by_rows, width>::line_bytes + ((chunk ^ other) << 4);
 }
 
-/* Where a thread's chunks of the next k-tile come from: the first of them, and what of the tile is inside of the
- * matrix, as lines or, by columns, as bytes of a chunk. */
+/* Where a thread's chunks of the next k-tile come from, and what of the tile is inside of the matrix: lines or, by
+ * columns, bytes of a chunk. */
 typedef struct tchi_tile_source {
     const char *from;
     int inside;
@@ -152,8 +145,7 @@ static __device__ __forceinline__ uint4 tchi_tile_shift(const uint4 &low, const 
                       __funnelshift_r(w[2], w[3], bits), __funnelshift_r(w[3], w[4], bits));
 }
 
-/* The first `bytes` of 16 from any address, zeros behind them: by two aligned loads where these lie inside the operand
- * and nothing is missing, by elements elsewhere. */
+/* The first `bytes` of 16 from any address, then zeros: by two aligned loads where these lie inside the operand. */
 template <int size>
 static __device__ __forceinline__ uint4 tchi_tile_fetch(const tchi_tile_side &m, const char *from, int bytes)
 {
@@ -203,10 +195,10 @@ static __device__ __forceinline__ void tchi_tile_put(char *ktile, const uint4 *h
 
 /* --- fragments --------------------------------------------------------------------------------------------------- */
 
-/* A warp's sums, 4 by `wide` accumulators of 16 by 8. Element e of accumulator (i, j) is row tchi_tile_row(i, e / 2)
+/* A warp's sums, 4 by 4 accumulators of 16 by 8. Element e of accumulator (i, j) is row tchi_tile_row(i, e / 2)
  * and column tchi_tile_col(j, e % 2) of the tile. */
-template <int wide> struct tchi_tile_sums {
-    float v[4][wide][4];
+struct tchi_tile_sums {
+    float v[4][4][4];
 };
 
 static __device__ __forceinline__ int tchi_tile_warp_row()
@@ -214,9 +206,9 @@ static __device__ __forceinline__ int tchi_tile_warp_row()
     return (int)threadIdx.x / 128 * 64;
 }
 
-template <int wide> static __device__ __forceinline__ int tchi_tile_warp_col()
+static __device__ __forceinline__ int tchi_tile_warp_col()
 {
-    return (int)threadIdx.x / 32 % 4 * 8 * wide;
+    return (int)threadIdx.x / 32 % 4 * 32;
 }
 
 template <int size, bool by_rows> static __device__ __forceinline__ int tchi_tile_row(int i, int half)
@@ -225,11 +217,10 @@ template <int size, bool by_rows> static __device__ __forceinline__ int tchi_til
     return tchi_tile_warp_row() + (by_rows || size == 2 ? 16 * i + 8 * half + g : 32 * half + 4 * g + i);
 }
 
-template <int size, bool by_rows, int wide> static __device__ __forceinline__ int tchi_tile_col(int j, int odd)
+template <int size, bool by_rows> static __device__ __forceinline__ int tchi_tile_col(int j, int odd)
 {
     int t = (int)threadIdx.x % 4;
-    return tchi_tile_warp_col<wide>() +
-           (by_rows || size == 2 ? 8 * j + 2 * t + odd : j / 4 * 32 + 8 * t + 4 * odd + j % 4);
+    return tchi_tile_warp_col() + (by_rows || size == 2 ? 8 * j + 2 * t + odd : 8 * t + 4 * odd + j);
 }
 
 /* Step `step` of the k-tile's four along the contraction: 32 bytes of every line, or a quarter of the lines. */
@@ -263,15 +254,15 @@ static __device__ __forceinline__ void tchi_tile_load_x(uint32_t (&a)[4][4], con
     }
 }
 
-template <int size, bool by_rows, int wide>
-static __device__ __forceinline__ void tchi_tile_load_y(uint32_t (&b)[wide][2], const char *ktile, int step)
+template <int size, bool by_rows>
+static __device__ __forceinline__ void tchi_tile_load_y(uint32_t (&b)[4][2], const char *ktile, int step)
 {
-    constexpr int width = 32 * wide;
+    constexpr int width = TCHI_TILE_COLS;
     int lane = (int)threadIdx.x % 32;
-    int col = tchi_tile_warp_col<wide>();
+    int col = tchi_tile_warp_col();
     if (by_rows || size == 2) {
 #pragma unroll
-        for (int j = 0; j < wide; j += 2) {
+        for (int j = 0; j < 4; j += 2) {
             uint32_t r[4];
             if (by_rows) {
                 int line = col + 8 * j + lane / 16 * 8 + lane % 8;
@@ -284,14 +275,11 @@ static __device__ __forceinline__ void tchi_tile_load_y(uint32_t (&b)[wide][2], 
         }
     } else {
 #pragma unroll
-        for (int j = 0; j < wide; j += 4) {
-#pragma unroll
-            for (int part = 0; part < 2; part++) {
-                int k = 8 * step + part * 4 + lane % 4;
-                int chunk = col / 4 + 2 * j + lane / 4;
-                uint4 four = *(const uint4 *)(ktile + tchi_tile_place<4, false, width>(k, chunk));
-                b[j][part] = four.x, b[j + 1][part] = four.y, b[j + 2][part] = four.z, b[j + 3][part] = four.w;
-            }
+        for (int part = 0; part < 2; part++) {
+            int k = 8 * step + part * 4 + lane % 4;
+            int chunk = col / 4 + lane / 4;
+            uint4 four = *(const uint4 *)(ktile + tchi_tile_place<4, false, width>(k, chunk));
+            b[0][part] = four.x, b[1][part] = four.y, b[2][part] = four.z, b[3][part] = four.w;
         }
     }
 }
@@ -316,16 +304,16 @@ template <int count, int each> static __device__ __forceinline__ void tchi_tile_
     }
 }
 
-template <tch_scalar type, bool by_rows, int wide>
-static __device__ __forceinline__ void tchi_tile_multiply(tchi_tile_sums<wide> &sum, const char *x, const char *y)
+template <tch_scalar type, bool by_rows>
+static __device__ __forceinline__ void tchi_tile_multiply(tchi_tile_sums &sum, const char *x, const char *y)
 {
     constexpr int size = type == TCH_SCALAR_F32 ? 4 : 2;
 #pragma unroll
     for (int step = 0; step < 4; step++) {
         uint32_t a[4][4];
-        uint32_t b[wide][2];
+        uint32_t b[4][2];
         tchi_tile_load_x<size, by_rows>(a, x, step);
-        tchi_tile_load_y<size, by_rows, wide>(b, y, step);
+        tchi_tile_load_y<size, by_rows>(b, y, step);
         if (type == TCH_SCALAR_F32) {
             tchi_tile_round(a);
             tchi_tile_round(b);
@@ -333,7 +321,7 @@ static __device__ __forceinline__ void tchi_tile_multiply(tchi_tile_sums<wide> &
 #pragma unroll
         for (int i = 0; i < 4; i++) {
 #pragma unroll
-            for (int j = 0; j < wide; j++) {
+            for (int j = 0; j < 4; j++) {
                 tchi_tile_mma<type>(sum.v[i][j], a[i], b[j]);
             }
         }
@@ -349,18 +337,18 @@ typedef struct tchi_tile_walk {
     int64_t left;             /* steps of the contraction from the next k-tile on */
 } tchi_tile_walk;
 
-template <int size, bool by_rows, int wide>
+template <int size, bool by_rows>
 static __device__ __forceinline__ void tchi_tile_enter(tchi_tile_walk *at, const tchi_tile_pair &p,
                                                        const tchi_tile_work &w)
 {
     using x_layout = tchi_tile_layout<size, by_rows, TCHI_TILE_ROWS>;
-    using y_layout = tchi_tile_layout<size, by_rows, 32 * wide>;
+    using y_layout = tchi_tile_layout<size, by_rows, TCHI_TILE_COLS>;
     at->x = tchi_tile_source_of<x_layout, size, by_rows>(p.x, at->matrix, w.row);
     at->y = tchi_tile_source_of<y_layout, size, by_rows>(p.y, at->matrix, w.col);
     at->left = p.depth;
 }
 
-template <int size, bool by_rows, int wide>
+template <int size, bool by_rows>
 static __device__ __forceinline__ void tchi_tile_step(tchi_tile_walk *at, const tchi_tile_pair &p,
                                                       const tchi_tile_work &w)
 {
@@ -371,72 +359,72 @@ static __device__ __forceinline__ void tchi_tile_step(tchi_tile_walk *at, const 
     if (at->left <= 0) {
         at->matrix += w.step;
         at->matrices--;
-        tchi_tile_enter<size, by_rows, wide>(at, p, w);
+        tchi_tile_enter<size, by_rows>(at, p, w);
     }
 }
 
 /* Queues the copies of the next k-tile as one group; behind the last it is empty. */
-template <int size, bool by_rows, int wide>
+template <int size, bool by_rows>
 static __device__ __forceinline__ void tchi_tile_load(char *stage, const tchi_tile_pair &p, const tchi_tile_work &w,
                                                       tchi_tile_walk *at)
 {
     if (at->matrices > 0) {
         int left = (int)(at->left < 128 ? at->left : 128);
         tchi_tile_copy<size, by_rows, TCHI_TILE_ROWS>(stage, p.x, at->x, left);
-        tchi_tile_copy<size, by_rows, 32 * wide>(stage + tchi_tile_shape<wide>::x_bytes, p.y, at->y, left);
-        tchi_tile_step<size, by_rows, wide>(at, p, w);
+        tchi_tile_copy<size, by_rows, TCHI_TILE_COLS>(stage + TCHI_TILE_X_BYTES, p.y, at->y, left);
+        tchi_tile_step<size, by_rows>(at, p, w);
     }
     tchi_cp_async_commit();
 }
 
 /* What is on its way from memory to shared memory through a thread's registers. */
-template <int wide> struct tchi_tile_held {
-    uint4 x[4], y[wide];
+struct tchi_tile_held {
+    uint4 x[4], y[4];
 };
 
-template <int size, bool by_rows, int wide>
-static __device__ __forceinline__ void tchi_tile_hold(tchi_tile_held<wide> *held, const tchi_tile_pair &p,
+template <int size, bool by_rows>
+static __device__ __forceinline__ void tchi_tile_hold(tchi_tile_held *held, const tchi_tile_pair &p,
                                                       const tchi_tile_work &w, tchi_tile_walk *at)
 {
     if (at->matrices > 0) {
         int left = (int)(at->left < 128 ? at->left : 128);
         tchi_tile_fetch_all<size, by_rows, TCHI_TILE_ROWS>(held->x, p.x, at->x, left);
-        tchi_tile_fetch_all<size, by_rows, 32 * wide>(held->y, p.y, at->y, left);
-        tchi_tile_step<size, by_rows, wide>(at, p, w);
+        tchi_tile_fetch_all<size, by_rows, TCHI_TILE_COLS>(held->y, p.y, at->y, left);
+        tchi_tile_step<size, by_rows>(at, p, w);
     }
 }
 
-template <int size, bool by_rows, int wide>
-static __device__ __forceinline__ void tchi_tile_release(char *stage, const tchi_tile_held<wide> &held)
+template <int size, bool by_rows>
+static __device__ __forceinline__ void tchi_tile_release(char *stage, const tchi_tile_held &held)
 {
     tchi_tile_put<size, by_rows, TCHI_TILE_ROWS>(stage, held.x);
-    tchi_tile_put<size, by_rows, 32 * wide>(stage + tchi_tile_shape<wide>::x_bytes, held.y);
+    tchi_tile_put<size, by_rows, TCHI_TILE_COLS>(stage + TCHI_TILE_X_BYTES, held.y);
 }
 
-/* Calls done(sums) with the tile of each matrix in turn; the sums are cleared behind it. `shared` has shared_bytes of
- * tchi_tile_shape<wide> and may hold what all threads have done with. */
-template <tch_scalar type, bool by_rows, bool aligned, int wide, typename finish>
+/* Calls done(sums) with the tile of each matrix in turn; the sums are cleared behind it. `shared` has
+ * TCHI_TILE_SHARED_BYTES, with which all threads are done. */
+template <tch_scalar type, bool by_rows, bool aligned, typename finish>
 static __device__ __forceinline__ void tchi_tiles(char *shared, const tchi_tile_pair &p, const tchi_tile_work &w,
                                                   finish done)
 {
     constexpr int size = type == TCH_SCALAR_F32 ? 4 : 2;
-    constexpr int stage_bytes = tchi_tile_shape<wide>::stage_bytes;
+    constexpr int stage_bytes = TCHI_TILE_STAGE_BYTES;
     int64_t ktiles = tchi_cuda_ceil_div(p.depth, 128 / size);
     tchi_tile_walk at;
     at.matrix = w.first;
     at.matrices = ktiles > 0 ? w.matrices : 0;
-    tchi_tile_enter<size, by_rows, wide>(&at, p, w);
-    tchi_tile_held<wide> held = {};
-    tchi_tile_sums<wide> sum = {};
+    tchi_tile_enter<size, by_rows>(&at, p, w);
+    tchi_tile_held held = {};
+    tchi_tile_sums sum = {};
     int stage = 0;
     __syncthreads();
     if (aligned) {
         for (int s = 0; s < TCHI_TILE_STAGES - 1; s++) {
-            tchi_tile_load<size, by_rows, wide>(shared + s * stage_bytes, p, w, &at);
+            tchi_tile_load<size, by_rows>(shared + s * stage_bytes, p, w, &at);
         }
     } else {
-        tchi_tile_hold<size, by_rows, wide>(&held, p, w, &at);
-        tchi_tile_release<size, by_rows, wide>(shared, held);
+        tchi_tile_hold<size, by_rows>(&held, p, w, &at);
+        tchi_tile_release<size, by_rows>(shared, held);
     }
     for (int64_t m = 0; m < w.matrices; m++) {
         for (int64_t s = 0; s < ktiles; s++) {
@@ -447,20 +435,20 @@ static __device__ __forceinline__ void tchi_tiles(char *shared, const tchi_tile_
             __syncthreads(); /* the k-tile is there for all, and all have done with the one before it */
             if (aligned) {
                 int next = stage == 0 ? TCHI_TILE_STAGES - 1 : stage - 1;
-                tchi_tile_load<size, by_rows, wide>(shared + next * stage_bytes, p, w, &at);
+                tchi_tile_load<size, by_rows>(shared + next * stage_bytes, p, w, &at);
             } else {
-                tchi_tile_hold<size, by_rows, wide>(&held, p, w, &at);
+                tchi_tile_hold<size, by_rows>(&held, p, w, &at);
             }
-            tchi_tile_multiply<type, by_rows, wide>(sum, now, now + tchi_tile_shape<wide>::x_bytes);
+            tchi_tile_multiply<type, by_rows>(sum, now, now + TCHI_TILE_X_BYTES);
             stage = stage + 1 == TCHI_TILE_STAGES ? 0 : stage + 1;
             if (!aligned) {
-                tchi_tile_release<size, by_rows, wide>(shared + stage * stage_bytes, held);
+                tchi_tile_release<size, by_rows>(shared + stage * stage_bytes, held);
             }
         }
         done(sum);
 #pragma unroll
-        for (int i = 0; i < 16 * wide; i++) {
-            sum.v[i / 4 / wide][i / 4 % wide][i % 4] = 0.0f;
+        for (int i = 0; i < 64; i++) {
+            sum.v[i / 16][i / 4 % 4][i % 4] = 0.0f;
         }
     }
 }

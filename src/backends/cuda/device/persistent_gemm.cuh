@@ -17,7 +17,7 @@
 #ifndef TCHI_CUDA_PERSISTENT_GEMM_CUH
 #define TCHI_CUDA_PERSISTENT_GEMM_CUH
 
-#include "backends/cuda/cuda.h"
+#include "elements.cuh"
 #include "hopper.cuh"
 #include "tensor_map.h"
 
@@ -263,8 +263,7 @@ template <class gemm> static __device__ __forceinline__ void tchi_gemm_run(const
     }
 }
 
-/* As many CTAs as are resident at a time, or fewer where there are fewer items. Should the GPU not hold all clusters at
- * one time, those left over run after the others. */
+/* As many CTAs as are resident at a time, or fewer where there are fewer items. */
 template <class gemm, class problem>
 static tch_status tchi_gemm_launch(const tchi_cuda_state *state, const char *name, void (*kernel)(problem),
                                    const problem &p)
@@ -274,17 +273,9 @@ static tch_status tchi_gemm_launch(const tchi_cuda_state *state, const char *nam
                   name);
     int resident = state->device.processors / gemm::cluster * gemm::resident;
     cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = gemm::cluster;
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(gemm::cluster * (resident < p.items ? resident : p.items)));
-    config.blockDim = dim3((unsigned)gemm::threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = state->stream;
-    config.attrs = &attribute;
-    config.numAttrs = gemm::cluster > 1 ? 1 : 0;
+    cudaLaunchConfig_t config =
+        tchi_cuda_cluster_config(state, (unsigned)(gemm::cluster * (resident < p.items ? resident : p.items)),
+                                 gemm::threads, (int64_t)shared, gemm::cluster, &attribute);
     TCHI_CUDA_TRY(cudaLaunchKernelEx(&config, kernel, p), name);
     return tchi_cuda_launched(state, name);
 }

@@ -1,7 +1,5 @@
-/* Instructions that CUDA C has no name for, one small function each: asynchronous copies, fragment loads, tensor-core
- * products, clusters. Fragments are described with lane = 4 g + t, 0 <= t < 4. Every function compiles for every
- * architecture; where the instruction does not exist it is done another way, or traps: the host never launches a kernel
- * on a GPU that lacks what it uses. */
+/* Instructions that CUDA C has no name for. Fragments are described with lane = 4 g + t, 0 <= t < 4. Every function
+ * compiles for every architecture; where the instruction does not exist it is done another way, or traps. */
 #ifndef TCHI_CUDA_PTX_CUH
 #define TCHI_CUDA_PTX_CUH
 
@@ -12,8 +10,7 @@ static __device__ __forceinline__ uint32_t tchi_shared_address(const void *share
     return (uint32_t)__cvta_generic_to_shared(shared);
 }
 
-/* threadIdx.x, read anew each time: what is computed from it inside a loop is computed there, and holds no registers
- * around it. */
+/* threadIdx.x, read anew each time, so that what follows from it holds no registers around a loop. */
 static __device__ __forceinline__ int tchi_thread_index()
 {
     int index;
@@ -87,8 +84,7 @@ template <int pending> static __device__ __forceinline__ void tchi_cp_async_wait
 #endif
 }
 
-/* A double from shared memory, asked for where it is written: the compiler leaves it between the products it stands
- * between. */
+/* A double from shared memory, loaded where it is written, between products. */
 static __device__ __forceinline__ double tchi_load_shared_f64(const void *shared)
 {
     double value;

@@ -5,10 +5,12 @@
 
 #include "batch_walk.cuh"
 
-/* Sets results to zero; a NULL one is not wanted. */
-tch_status tchi_cuda_clear(const tchi_cuda_state *state, int64_t batch, double *a, double *b, double *c);
+static inline tch_status tchi_cuda_clear(const tchi_cuda_state *state, int64_t count, double *results)
+{
+    return tchi_cuda_check(cudaMemsetAsync(results, 0, (size_t)count * sizeof *results, state->stream), "clear");
+}
 
-/* Largest entry and number of entries that are not finite; either may be NULL. */
+/* Largest entry, or number of entries that are not finite; the other is NULL. */
 tch_status tchi_cuda_scan(const tchi_cuda_state *state, const tch_matrices *x, double *max_abs, double *nonfinite);
 
 tch_status tchi_cuda_frobenius(const tchi_cuda_state *state, const tch_matrices *x, double *out);

@@ -9,7 +9,6 @@
  *         }
  *     }
  */
-#include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 
 #include <stdlib.h>
@@ -85,7 +84,7 @@ static bool is_empty(const tch_array *array)
     return false;
 }
 
-/* Whether two neighboring units of `bytes` can be moved as one, everywhere. */
+/* Whether two neighboring units of `bytes` can be moved as one. */
 static bool can_pair(const copy_params *params, int64_t bytes)
 {
     const axis *inner = &params->axes[params->rank - 1];
@@ -112,8 +111,8 @@ static int64_t widen(copy_params *params)
     return bytes;
 }
 
-/* Moves the axis along which the source is contiguous next to the last one, where that is another and both are long
- * enough for tiles to pay. */
+/* Moves the axis along which the source is contiguous next to the last one, where both are long enough for tiles to
+ * pay. */
 static bool transpose_dimensions(copy_params *params)
 {
     const axis *inner = &params->axes[params->rank - 1];
@@ -145,7 +144,7 @@ static copy_params in_bytes(const copy_params *params, int64_t bytes)
 
 /* --- one element ------------------------------------------------------------------------------------------------- */
 
-/* A value on its way between types of which one is an integer. */
+/* A value converted between types of which one is an integer. */
 typedef struct number {
     double real;
     int64_t integer;
@@ -245,8 +244,7 @@ static __device__ inline places row_places(const copy_params &params, int32_t co
     return at;
 }
 
-/* Elements a thread has under way: up to 64 bytes, a block's width apart, so that any types and strides that are
- * contiguous are read and written by whole warps side by side. */
+/* Elements a thread has under way, a block's width apart, so that whole warps access contiguous memory. */
 template <typename value> static __host__ __device__ constexpr int items_of()
 {
     return sizeof(value) <= 8 ? 8 : 4;
@@ -288,13 +286,13 @@ static dim3 rows_grid(dim3 block, int64_t size, int64_t rows, int items)
                 tchi_cuda_grid_yz(tchi_cuda_ceil_div(rows, block.y)));
 }
 
-template <typename value> static void launch_rows(copy_params *params, cudaStream_t stream)
+template <typename value> static tch_status launch_rows(void *state, copy_params *params)
 {
     count_rows(params, 1);
     int64_t size = params->axes[params->rank - 1].size;
     dim3 block = tchi_cuda_block_for(size, params->rows, THREADS);
     dim3 grid = rows_grid(block, size, params->rows, items_of<value>());
-    copy_rows_kernel<value><<<grid, block, 0, stream>>>(in_bytes(params, sizeof(value)));
+    return tchi_cuda_launch(state, "copy", copy_rows_kernel<value>, grid, block, in_bytes(params, sizeof(value)));
 }
 
 /* --- turned around ----------------------------------------------------------------------------------------------- */
@@ -336,39 +334,32 @@ template <typename value> static __global__ void __launch_bounds__(THREADS, 4) c
     }
 }
 
-template <typename value> static void launch_turned(copy_params *params, cudaStream_t stream)
+template <typename value> static tch_status launch_turned(void *state, copy_params *params)
 {
     count_rows(params, 2);
     int64_t tiles = tchi_cuda_ceil_div(params->axes[params->rank - 2].size, TILE) *
                     tchi_cuda_ceil_div(params->axes[params->rank - 1].size, TILE);
     dim3 grid((unsigned)tiles, tchi_cuda_grid_yz(params->rows));
-    copy_turned_kernel<value><<<grid, dim3(TILE, LINES), 0, stream>>>(in_bytes(params, sizeof(value)));
+    return tchi_cuda_launch(state, "copy", copy_turned_kernel<value>, grid, dim3(TILE, LINES),
+                            in_bytes(params, sizeof(value)));
 }
 
-template <typename value> static void launch(copy_params *params, cudaStream_t stream)
+template <typename value> static tch_status launch(void *state, copy_params *params)
 {
-    if (transpose_dimensions(params)) {
-        launch_turned<value>(params, stream);
-    } else {
-        launch_rows<value>(params, stream);
-    }
+    return transpose_dimensions(params) ? launch_turned<value>(state, params) : launch_rows<value>(state, params);
 }
 
-static void launch_bits(copy_params *params, cudaStream_t stream)
+static tch_status launch_bits(void *state, copy_params *params)
 {
     switch (widen(params)) {
     case 16:
-        launch_rows<uint4>(params, stream);
-        break;
+        return launch_rows<uint4>(state, params);
     case 8:
-        launch<uint64_t>(params, stream);
-        break;
+        return launch<uint64_t>(state, params);
     case 4:
-        launch<uint32_t>(params, stream);
-        break;
+        return launch<uint32_t>(state, params);
     default:
-        launch<uint16_t>(params, stream);
-        break;
+        return launch<uint16_t>(state, params);
     }
 }
 
@@ -379,7 +370,6 @@ static bool is_integer(const tch_array *array)
 
 tch_status tchi_cuda_copy(void *state, const tch_array *dst, const tch_array *src)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     copy_params params = {};
     if (is_empty(dst)) {
         return TCH_OK;
@@ -390,15 +380,13 @@ tch_status tchi_cuda_copy(void *state, const tch_array *dst, const tch_array *sr
     params.dst_type = dst->type;
     params.src_type = src->type;
     if (dst->type == src->type) {
-        launch_bits(&params, s->stream);
-    } else if (is_integer(dst) || is_integer(src)) {
-        launch_rows<number>(&params, s->stream);
-    } else if (dst->type == TCH_SCALAR_F64 || src->type == TCH_SCALAR_F64) {
-        launch<double>(&params, s->stream);
-    } else {
-        launch<float>(&params, s->stream);
+        return launch_bits(state, &params);
     }
-    return tchi_cuda_launched(s, "copy");
+    if (is_integer(dst) || is_integer(src)) {
+        return launch_rows<number>(state, &params);
+    }
+    return dst->type == TCH_SCALAR_F64 || src->type == TCH_SCALAR_F64 ? launch<double>(state, &params)
+                                                                      : launch<float>(state, &params);
 }
 
 /* --- fill -------------------------------------------------------------------------------------------------------- */
@@ -426,7 +414,6 @@ template <typename bits> static __global__ void __launch_bounds__(THREADS) fill_
 
 tch_status tchi_cuda_fill(void *state, const tch_array *dst, double value)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     copy_params params = {};
     if (is_empty(dst)) {
         return TCH_OK;
@@ -439,12 +426,7 @@ tch_status tchi_cuda_fill(void *state, const tch_array *dst, double value)
     params = in_bytes(&params, tchi_cuda_size(dst->type));
     dim3 block = tchi_cuda_block_for(size, params.rows, THREADS);
     dim3 grid = rows_grid(block, size, params.rows, items_of<uint64_t>());
-    if (tchi_cuda_size(dst->type) == 8) {
-        fill_kernel<uint64_t><<<grid, block, 0, s->stream>>>(params, value);
-    } else if (tchi_cuda_size(dst->type) == 4) {
-        fill_kernel<uint32_t><<<grid, block, 0, s->stream>>>(params, value);
-    } else {
-        fill_kernel<uint16_t><<<grid, block, 0, s->stream>>>(params, value);
-    }
-    return tchi_cuda_launched(s, "fill");
+    const int64_t bytes = tchi_cuda_size(dst->type);
+    auto kernel = bytes == 8 ? fill_kernel<uint64_t> : bytes == 4 ? fill_kernel<uint32_t> : fill_kernel<uint16_t>;
+    return tchi_cuda_launch(state, "fill", kernel, grid, block, params, value);
 }

@@ -28,8 +28,8 @@ typedef struct partition {
 /* What the compiler knows of the matrices: `short_vec4s` where they are bfloat16, in rows made of aligned vec4s. */
 enum known { any_type, short_vec4s };
 
-/* Sums over one part. 64 bytes are under way in a thread at once, which a multiprocessor with 1024 of them needs to
- * draw its share from memory: 64 KB in the 700 ns that a load takes. */
+/* Sums over one part. A thread has 64 bytes under way, and a multiprocessor 64 KB: what it draws from memory in the 700
+ * ns that a load takes. */
 template <typename real>
 static __device__ inline double sum_of_vec4(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
                                             int64_t row, int64_t step, int64_t col, int64_t across, double factor)
@@ -56,8 +56,8 @@ static __device__ inline double square_of(uint32_t bits)
     return v * v;
 }
 
-/* The same for bfloat16. Rows wait in the registers as they came, two numbers in each: widened at once they would not
- * fit in the 64 registers that a thread of 1024 has. */
+/* The same for bfloat16, in registers as they came, two numbers in each: widened at once they would not fit in the 64
+ * registers that a thread of 1024 has. */
 static __device__ inline double sum_of_short_vec4(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
                                                   int64_t row, int64_t step, int64_t col, int64_t across)
 {
@@ -102,9 +102,8 @@ static __device__ inline double norm_of(double largest, double unit, double sum)
     return largest == 0 || isinf(largest) ? largest : unit * sqrt(sum);
 }
 
-/* A cluster per matrix, its blocks taking parts in turn. Squares of float64 entries beyond about 1e150 overflow and of
- * those below 1e-150 vanish, so these are divided by the largest entry, which is in `out` beforehand; entries of other
- * types cannot reach that far in float64 sums. */
+/* A cluster per matrix, its blocks taking parts in turn. Float64 entries are divided by the largest, which is in `out`
+ * beforehand: squares of those beyond about 1e150 overflow and of those below 1e-150 vanish. */
 template <typename real, known what, int threads>
 static __global__ void __launch_bounds__(threads, LARGE_THREADS / threads)
     frobenius_kernel(tchi_cuda_extent e, tchi_cuda_operand x, partition cut, double *out)
@@ -144,8 +143,7 @@ static __global__ void __launch_bounds__(threads, LARGE_THREADS / threads)
     }
 }
 
-/* Of clusters up to 8, the one with which a multiprocessor has the fewest parts to sum one after another, and of those
- * the smallest: there is less waiting within a block than from one block to the next. */
+/* Of clusters up to 8 the smallest with which a multiprocessor has the fewest parts to sum one after another. */
 static int even_cluster(const tchi_cuda_state *state, int64_t batch)
 {
     int best = 1;
@@ -162,8 +160,7 @@ static int even_cluster(const tchi_cuda_state *state, int64_t batch)
 
 /* Blocks that share a matrix: as many as there are parts while the batch leaves multiprocessors idle. Clusters of 16
  * have to be asked for, and are not to be had on every device. */
-template <typename real, known what>
-static int cluster_for(const tchi_cuda_state *state, int64_t batch, cudaLaunchConfig_t *config)
+template <typename real, known what> static int cluster_for(const tchi_cuda_state *state, int64_t batch, dim3 block)
 {
     auto kernel = frobenius_kernel<real, what, LARGE_THREADS>;
     int clusters = 0;
@@ -173,10 +170,10 @@ static int cluster_for(const tchi_cuda_state *state, int64_t batch, cudaLaunchCo
     if (batch * 8 >= state->device.processors) {
         return even_cluster(state, batch);
     }
-    config->attrs[0].val.clusterDim.x = MOST_PARTS;
-    config->gridDim = dim3(MOST_PARTS);
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = tchi_cuda_cluster_config(state, MOST_PARTS, block, 0, MOST_PARTS, &attribute);
     bool possible = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
-                    cudaOccupancyMaxActiveClusters(&clusters, kernel, config) == cudaSuccess && clusters > 0;
+                    cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess && clusters > 0;
     if (!possible) {
         cudaGetLastError();
     }
@@ -189,17 +186,10 @@ static tch_status launch_large(const tchi_cuda_state *state, const tchi_cuda_ext
 {
     partition cut = e.rows < MOST_PARTS ? partition{MOST_PARTS, MOST_PARTS, 1} : partition{MOST_PARTS, 1, MOST_PARTS};
     cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.blockDim = tchi_cuda_reduce_block(e, LARGE_THREADS);
-    config.stream = state->stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    int size = cluster_for<real, what>(state, e.batch, &config);
-    attribute.val.clusterDim.x = (unsigned)size;
-    config.numAttrs = size > 1 ? 1 : 0;
-    config.gridDim = dim3(size > 1 ? (unsigned)(e.batch * size) : tchi_cuda_grid(e.batch));
+    dim3 block = tchi_cuda_reduce_block(e, LARGE_THREADS);
+    int size = cluster_for<real, what>(state, e.batch, block);
+    unsigned grid = size > 1 ? (unsigned)(e.batch * size) : tchi_cuda_grid(e.batch);
+    cudaLaunchConfig_t config = tchi_cuda_cluster_config(state, grid, block, 0, size, &attribute);
     TCHI_CUDA_TRY(
         cudaLaunchKernelEx(&config, frobenius_kernel<real, what, LARGE_THREADS>, e, tchi_cuda_operand_of(x), cut, out),
         "frobenius");
@@ -209,15 +199,13 @@ static tch_status launch_large(const tchi_cuda_state *state, const tchi_cuda_ext
 template <typename real>
 static tch_status launch_frobenius(const tchi_cuda_state *state, const tch_matrices *x, double *out)
 {
-    tchi_cuda_extent e = {x->rows, x->cols, x->batch};
+    tchi_cuda_extent e = tchi_cuda_extent_of(x);
     if (e.rows * e.cols >= LARGE) {
         return launch_large<real, any_type>(state, e, x, out);
     }
     partition whole = {1, 1, 1};
-    frobenius_kernel<real, any_type, THREADS>
-        <<<tchi_cuda_grid(e.batch), tchi_cuda_reduce_block(e, THREADS), 0, state->stream>>>(e, tchi_cuda_operand_of(x),
-                                                                                            whole, out);
-    return tchi_cuda_launched(state, "frobenius");
+    return tchi_cuda_launch(state, "frobenius", frobenius_kernel<real, any_type, THREADS>, tchi_cuda_grid(e.batch),
+                            tchi_cuda_reduce_block(e, THREADS), e, tchi_cuda_operand_of(x), whole, out);
 }
 
 /* A block for each matrix that is at the ends of the range; as a rule there is none, and nothing is moved. */
@@ -250,18 +238,18 @@ static __global__ void __launch_bounds__(THREADS)
 
 tch_status tchi_cuda_rescale(const tchi_cuda_state *s, double eps, const tch_matrices *x, double *norm)
 {
-    tchi_cuda_extent e = {x->rows, x->cols, x->batch};
-    if (e.batch == 0 || e.rows == 0 || e.cols == 0) {
+    tchi_cuda_extent e = tchi_cuda_extent_of(x);
+    if (tchi_cuda_is_empty(e)) {
         return TCH_OK;
     }
-    rescale_kernel<<<tchi_cuda_grid(e.batch), THREADS, 0, s->stream>>>(e, tchi_cuda_operand_of(x), eps, norm);
-    return tchi_cuda_launched(s, "rescale");
+    return tchi_cuda_launch(s, "rescale", rescale_kernel, tchi_cuda_grid(e.batch), THREADS, e, tchi_cuda_operand_of(x),
+                            eps, norm);
 }
 
 tch_status tchi_cuda_frobenius(const tchi_cuda_state *state, const tch_matrices *x, double *out)
 {
     if (x->rows == 0 || x->cols == 0) {
-        return tchi_cuda_clear(state, x->batch, out, NULL, NULL);
+        return tchi_cuda_clear(state, x->batch, out);
     }
     if (x->type == TCH_SCALAR_BF16 && x->rows * x->cols >= LARGE && x->cols % 4 == 0 && tchi_cuda_operand_of(x).wide) {
         return launch_large<float, short_vec4s>(state, {x->rows, x->cols, x->batch}, x, out);

@@ -1,7 +1,8 @@
 /* The Kronecker product of each pair of a batch: out(i p + k, j q + l) = A(i, j) B(k, l) for A m by n and B p by q.
  * Writing the result is all there is to it. A thread keeps its columns of the result, so that the only divisions are
  * those that find where it begins, and walks down ROWS rows; A and B come from the nearest cache. */
-#include "backends/cuda/cuda.h"
+#include <type_traits>
+
 #include "backends/cuda/device/elements.cuh"
 
 /* On an H200, 8192 by 8192 of float32 is written in 60.9 us, which is what cudaMemset takes; 4 to 16 rows and 64 to 256
@@ -22,21 +23,10 @@ typedef struct row_pair {
     int64_t a, b;
 } row_pair;
 
-static __device__ inline row_pair row_at(const kronecker_params &params, int64_t row)
-{
-    int64_t a = row / params.p;
-    return {a, row - a * params.p};
-}
-
 static __device__ inline row_pair row_below(const kronecker_params &params, row_pair at)
 {
-    at.a += params.step_a;
-    at.b += params.step_b;
-    if (at.b >= params.p) {
-        at.b -= params.p;
-        at.a++;
-    }
-    return at;
+    bool wraps = at.b + params.step_b >= params.p;
+    return {at.a + params.step_a + (wraps ? 1 : 0), at.b + params.step_b - (wraps ? params.p : 0)};
 }
 
 /* --- one type, and rows of B in whole vectors of 16 bytes -------------------------------------------------------- */
@@ -46,28 +36,19 @@ template <typename T> struct __align__(16) vector
     T v[16 / sizeof(T)];
 };
 
-static __device__ inline double multiply_rounded(double a, double b)
+template <typename T> static __device__ inline T multiply_rounded(T a, T b)
 {
-    return a * b;
+    if constexpr (std::is_same<T, __half>::value) {
+        return __float2half_rn(__half2float(a) * __half2float(b));
+    } else if constexpr (std::is_same<T, __nv_bfloat16>::value) {
+        return __float2bfloat16_rn(__bfloat162float(a) * __bfloat162float(b));
+    } else {
+        return a * b;
+    }
 }
 
-static __device__ inline float multiply_rounded(float a, float b)
-{
-    return a * b;
-}
-
-static __device__ inline __half multiply_rounded(__half a, __half b)
-{
-    return __float2half_rn(__half2float(a) * __half2float(b));
-}
-
-static __device__ inline __nv_bfloat16 multiply_rounded(__nv_bfloat16 a, __nv_bfloat16 b)
-{
-    return __float2bfloat16_rn(__bfloat162float(a) * __bfloat162float(b));
-}
-
-/* To a result that will not be found in the cache anyway, past it. Both are intrinsics: an ordinary store is taken
- * apart by the compiler, into single elements where these have 16 bits. */
+/* Past the cache where the result does not fit in it. Both are intrinsics: the compiler would split an ordinary store
+ * into single elements where these have 16 bits. */
 template <typename T> static __device__ inline void write_scaled(T *to, T a, uint4 bits, bool stream)
 {
     vector<T> b = *(const vector<T> *)&bits;
@@ -82,20 +63,20 @@ template <typename T> static __device__ inline void write_scaled(T *to, T a, uin
     }
 }
 
-/* Rows `row`, row + blockDim.y, ... of a matrix, at most `rows` of them, in the thread's columns, at which a, b and out
+/* Rows `row`, row + blockDim.y, ... of a matrix, at most ROWS of them, in the thread's columns, at which a, b and out
  * point in the matrices' first rows. Everything is read before anything is written. */
-template <typename T, int rows>
+template <typename T>
 static __device__ inline void write_rows(const kronecker_params &params, int row, const T *a, const T *b, T *out)
 {
     int row_a = row / (int)params.p;
     int row_b = row - row_a * (int)params.p;
     int count = ((int)params.rows - row + (int)blockDim.y - 1) / (int)blockDim.y;
-    T from_a[rows];
-    uint4 from_b[rows]; /* elements of 16 bits would take a register each */
+    T from_a[ROWS];
+    uint4 from_b[ROWS]; /* elements of 16 bits would take a register each */
     a += row_a * params.a.ld;
     b += row_b * params.b.ld;
 #pragma unroll
-    for (int k = 0; k < rows; k++) {
+    for (int k = 0; k < ROWS; k++) {
         if (k < count) {
             from_a[k] = *a;
             from_b[k] = *(const uint4 *)b;
@@ -111,7 +92,7 @@ static __device__ inline void write_rows(const kronecker_params &params, int row
     }
     out += row * params.out.ld;
 #pragma unroll
-    for (int k = 0; k < rows; k++) {
+    for (int k = 0; k < ROWS; k++) {
         if (k < count) {
             write_scaled(out, from_a[k], from_b[k], params.stream);
         }
@@ -119,9 +100,7 @@ static __device__ inline void write_rows(const kronecker_params &params, int row
     }
 }
 
-/* Moves: the result, once, 16 bytes a thread and store. Does: one product per element. */
-template <typename T, int rows>
-static __global__ void __launch_bounds__(THREADS) kronecker_vector_kernel(kronecker_params params)
+template <typename T> static __global__ void __launch_bounds__(THREADS) kronecker_vector_kernel(kronecker_params params)
 {
     unsigned column = (blockIdx.x * blockDim.x + threadIdx.x) * (unsigned)(16 / sizeof(T));
     unsigned column_a = column / (unsigned)params.q;
@@ -133,9 +112,9 @@ static __global__ void __launch_bounds__(THREADS) kronecker_vector_kernel(kronec
         const T *a = (const T *)params.a.data + batch * params.a.stride + column_a;
         const T *b = (const T *)params.b.data + batch * params.b.stride + column_b;
         T *out = (T *)params.out.data + batch * params.out.stride + column;
-        for (int64_t row = blockIdx.y * blockDim.y * rows + threadIdx.y; row < params.rows;
-             row += (int64_t)gridDim.y * blockDim.y * rows) {
-            write_rows<T, rows>(params, (int)row, a, b, out);
+        for (int64_t row = blockIdx.y * blockDim.y * ROWS + threadIdx.y; row < params.rows;
+             row += (int64_t)gridDim.y * blockDim.y * ROWS) {
+            write_rows<T>(params, (int)row, a, b, out);
         }
     }
 }
@@ -190,7 +169,7 @@ template <typename real> static __global__ void __launch_bounds__(THREADS) krone
     for (int64_t batch = blockIdx.z; batch < params.batch; batch += gridDim.z) {
         for (int64_t tile = blockIdx.y; tile * blockDim.y * ROWS < params.rows; tile += gridDim.y) {
             int64_t row = tile * blockDim.y * ROWS + threadIdx.y;
-            row_pair at = row_at(params, row);
+            row_pair at = {row / params.p, row % params.p};
             for (int k = 0; k < ROWS && row < params.rows; k++) {
                 write_row_any<real>(params, batch, row, column, count, at, pairs);
                 row += blockDim.y;
@@ -202,20 +181,17 @@ template <typename real> static __global__ void __launch_bounds__(THREADS) krone
 
 /* --- launcher ---------------------------------------------------------------------------------------------------- */
 
-typedef struct launch_shape {
-    dim3 grid, block;
-} launch_shape;
-
-/* A block has whole rows as far as it can: stores then fill memory's pages one after another. */
-static launch_shape shape_for(kronecker_params *params, int64_t wide, int64_t threads, int64_t rows)
+/* A thread has `wide` columns. A block has whole rows as far as it can: stores then fill memory's pages one after
+ * another. */
+static tch_status launch_kronecker(void *state, void (*kernel)(kronecker_params), kronecker_params params, int64_t wide)
 {
-    dim3 block = tchi_cuda_block_for(tchi_cuda_ceil_div(params->cols, wide), 1, threads);
-    block.y = (unsigned)(threads / block.x);
-    params->step_a = block.y / params->p;
-    params->step_b = block.y % params->p;
-    dim3 grid(tchi_cuda_grid(tchi_cuda_ceil_div(params->cols, block.x * wide)),
-              tchi_cuda_grid_yz(tchi_cuda_ceil_div(params->rows, block.y * rows)), tchi_cuda_grid_yz(params->batch));
-    return {grid, block};
+    dim3 block = tchi_cuda_block_for(tchi_cuda_ceil_div(params.cols, wide), 1, THREADS);
+    block.y = THREADS / block.x;
+    params.step_a = block.y / params.p;
+    params.step_b = block.y % params.p;
+    dim3 grid(tchi_cuda_grid(tchi_cuda_ceil_div(params.cols, block.x * wide)),
+              tchi_cuda_grid_yz(tchi_cuda_ceil_div(params.rows, block.y * ROWS)), tchi_cuda_grid_yz(params.batch));
+    return tchi_cuda_launch(state, "kronecker", kernel, grid, block, params);
 }
 
 static bool has_vectors(const tch_matrices *m)
@@ -225,73 +201,38 @@ static bool has_vectors(const tch_matrices *m)
 }
 
 /* Rows and columns are counted in 32 bits then. */
-static bool takes_vectors(const tch_matrices *a, const tch_matrices *b, const tch_matrices *out)
+static bool vectors_supported(const tch_matrices *a, const tch_matrices *b, const tch_matrices *out)
 {
     return a->type == out->type && b->type == out->type && out->type != TCH_SCALAR_BF16X2 && has_vectors(b) &&
            has_vectors(out) && b->cols % (16 / tchi_cuda_size(out->type)) == 0 && out->rows < 0x40000000 &&
            out->cols < 0x40000000;
 }
 
-template <typename T, int rows> static void launch_vector(kronecker_params params, int64_t threads, cudaStream_t stream)
-{
-    launch_shape shape = shape_for(&params, 16 / sizeof(T), threads, rows);
-    kronecker_vector_kernel<T, rows><<<shape.grid, shape.block, 0, stream>>>(params);
-}
-
-static void launch_typed(const kronecker_params &params, cudaStream_t stream)
-{
-    switch (params.out.type) {
-    case TCH_SCALAR_F64:
-        launch_vector<double, ROWS>(params, THREADS, stream);
-        break;
-    case TCH_SCALAR_F32:
-        launch_vector<float, ROWS>(params, THREADS, stream);
-        break;
-    case TCH_SCALAR_F16:
-        launch_vector<__half, ROWS>(params, THREADS, stream);
-        break;
-    default:
-        launch_vector<__nv_bfloat16, ROWS>(params, THREADS, stream);
-        break;
-    }
-}
-
-template <typename real> static void launch_any(kronecker_params params, cudaStream_t stream)
-{
-    launch_shape shape = shape_for(&params, 4, THREADS, ROWS);
-    kronecker_any_kernel<real><<<shape.grid, shape.block, 0, stream>>>(params);
-}
-
-static kronecker_params params_of(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *b,
-                                  const tch_matrices *out)
-{
-    int64_t bytes = out->batch * out->rows * out->cols * tchi_cuda_size(out->type);
-    kronecker_params params = {};
-    params.a = tchi_cuda_operand_of(a);
-    params.b = tchi_cuda_operand_of(b);
-    params.out = tchi_cuda_operand_of(out);
-    params.rows = out->rows;
-    params.cols = out->cols;
-    params.batch = out->batch;
-    params.p = b->rows;
-    params.q = b->cols;
-    params.stream = bytes > state->device.l2_bytes;
-    return params;
-}
-
 tch_status tchi_cuda_kronecker(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *out)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
+    const int64_t size = tchi_cuda_size(out->type);
     if (out->rows == 0 || out->cols == 0 || out->batch == 0) {
         return TCH_OK;
     }
-    kronecker_params params = params_of(s, a, b, out);
-    if (takes_vectors(a, b, out)) {
-        launch_typed(params, s->stream);
-    } else if (out->type == TCH_SCALAR_F64 || a->type == TCH_SCALAR_F64 || b->type == TCH_SCALAR_F64) {
-        launch_any<double>(params, s->stream);
-    } else {
-        launch_any<float>(params, s->stream);
+    kronecker_params params = {tchi_cuda_operand_of(a),
+                               tchi_cuda_operand_of(b),
+                               tchi_cuda_operand_of(out),
+                               out->rows,
+                               out->cols,
+                               out->batch,
+                               b->rows,
+                               b->cols,
+                               0,
+                               0,
+                               out->batch * out->rows * out->cols * size > s->device.l2_bytes};
+    if (!vectors_supported(a, b, out)) {
+        bool wide = out->type == TCH_SCALAR_F64 || a->type == TCH_SCALAR_F64 || b->type == TCH_SCALAR_F64;
+        return launch_kronecker(state, wide ? kronecker_any_kernel<double> : kronecker_any_kernel<float>, params, 4);
     }
-    return tchi_cuda_launched(s, "kronecker");
+    auto kernel = out->type == TCH_SCALAR_F64   ? kronecker_vector_kernel<double>
+                  : out->type == TCH_SCALAR_F32 ? kronecker_vector_kernel<float>
+                  : out->type == TCH_SCALAR_F16 ? kronecker_vector_kernel<__half>
+                                                : kronecker_vector_kernel<__nv_bfloat16>;
+    return launch_kronecker(state, kernel, params, 16 / size);
 }

@@ -28,8 +28,8 @@ static __device__ __forceinline__ uint32_t larger(uint32_t most, float x)
     return max(most, __float_as_uint(x) & 0x7FFFFFFFu);
 }
 
-/* Of four columns in ROWS rows, from (i, j) on; `count` of the columns are inside. All rows are asked for before the
- * first is looked at, which loads that ask about their edges would not let be. */
+/* Over four columns of ROWS rows from (i, j) on, `count` of the columns being inside. All rows are loaded before the
+ * first is used, which loads with bounds checks would prevent. */
 static __device__ __forceinline__ uint32_t largest_of_rows(const narrow_problem &p, int64_t b, int64_t i, int64_t j,
                                                            int count, uint32_t most)
 {
@@ -127,8 +127,7 @@ tch_status tchi_cuda_largest_bits(const tchi_cuda_state *state, const tch_matric
 {
     narrow_problem p = {tchi_cuda_operand_of(x), {}, x->rows, x->cols, x->batch, largest, {}};
     TCHI_CUDA_TRY(cudaMemsetAsync(largest, 0, (size_t)x->batch * sizeof *largest, state->stream), "largest_bits");
-    largest_bits<<<grid_of(p, 4), THREADS, 0, state->stream>>>(p);
-    return tchi_cuda_launched(state, "largest_bits");
+    return tchi_cuda_launch(state, "largest_bits", largest_bits, grid_of(p, 4), THREADS, p);
 }
 
 tch_status tchi_cuda_narrow(const tchi_cuda_state *state, const tch_matrices *x, const uint32_t *largest,
@@ -136,6 +135,5 @@ tch_status tchi_cuda_narrow(const tchi_cuda_state *state, const tch_matrices *x,
 {
     narrow_problem p = {tchi_cuda_operand_of(x), tchi_cuda_operand_of(to),  x->rows, x->cols, x->batch,
                         (uint32_t *)largest,     tchi_tile_side_of(x, true)};
-    narrow_rows<<<grid_of(p, 8), THREADS, 0, state->stream>>>(p);
-    return tchi_cuda_launched(state, "narrow_rows");
+    return tchi_cuda_launch(state, "narrow_rows", narrow_rows, grid_of(p, 8), THREADS, p);
 }

@@ -1,7 +1,7 @@
-/* Copies of matrices for wgmma, which wants 16-bit elements and rows aligned to 16 bytes: half types as they are, and
- * float32 as float16, which keeps 11 bits like TF32 does. So that float16's smaller range does not matter, a matrix is
- * multiplied by a power of two that brings its largest element to between 2^14 and 2^15: elements down to 2^-29 of the
- * largest keep their 11 bits, and none is wrong by more than 2^-40 of the largest. */
+/* Copies of matrices for wgmma, which needs 16-bit elements and rows aligned to 16 bytes: half types as they are, and
+ * float32 as float16, which keeps 11 bits like TF32. A power of two brings a matrix's largest element to between 2^14
+ * and 2^15: elements down to 2^-29 of the largest keep their 11 bits, and none is wrong by more than 2^-40 of the
+ * largest. */
 #ifndef TCHI_CUDA_NARROW_H
 #define TCHI_CUDA_NARROW_H
 
@@ -26,8 +26,7 @@ static __device__ __forceinline__ float tchi_power_of_two(int power)
     return __uint_as_float((uint32_t)(power + 127) << 23);
 }
 
-/* That power of two, and its exponent: 1 where there is nothing but zeros, or something that is not finite, which then
- * is so in the copy. */
+/* The exponent of that power of two: 0 where all are zeros or one is not finite, which the copy preserves. */
 static __device__ __forceinline__ int tchi_narrow_power(uint32_t largest)
 {
     int exponent = (int)(largest >> 23);

@@ -15,8 +15,6 @@
  *
  * A matrix is always cut into the same PARTS, each summed by one block, and these are added up in their order: its norm
  * depends neither on the batch nor on chance. */
-#include "backends/cuda/cuda.h"
-#include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/reduce.cuh"
 
 #define THREADS 256
@@ -152,10 +150,9 @@ static tch_status find_scales(const tchi_cuda_state *s, double eps, const tch_ma
     if (e.batch == 0) {
         return TCH_OK;
     }
-    squares_kernel<<<grid, THREADS, 0, s->stream>>>(e, tchi_cuda_operand_of(x), partial);
-    TCHI_CUDA_PASS(tchi_cuda_launched(s, "squares"));
-    finish_kernel<<<grid, THREADS, 0, s->stream>>>(e, tchi_cuda_operand_of(x), partial, eps, scale);
-    return tchi_cuda_launched(s, "normalize");
+    TCHI_CUDA_PASS(tchi_cuda_launch(s, "squares", squares_kernel, grid, THREADS, e, tchi_cuda_operand_of(x), partial));
+    return tchi_cuda_launch(s, "normalize", finish_kernel, grid, THREADS, e, tchi_cuda_operand_of(x), partial, eps,
+                            scale);
 }
 
 /* With the norm for the largest eigenvalue and all of it for damping, the setup of a root gives max(|X|, eps) as its

@@ -8,7 +8,6 @@
  *
  * Packed elements may be the bfloat16 of float32 ones. A block takes a tile on or below the diagonal. Rows are read and
  * written as they lie; what is mirrored is turned around in shared memory. */
-#include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/triangle.cuh"
 
@@ -28,12 +27,7 @@ static __device__ inline int64_t packed_at(const packed_params<word, kept> &p, i
 }
 
 /* Bits as they are, or those of a float32 rounded to the upper half, and back. */
-static __device__ inline void move_element(uint64_t from, uint64_t *to)
-{
-    *to = from;
-}
-
-static __device__ inline void move_element(uint32_t from, uint32_t *to)
+template <typename word> static __device__ inline void move_element(word from, word *to)
 {
     *to = from;
 }
@@ -54,7 +48,6 @@ static __device__ inline int64_t packed_step(int64_t i)
     return ROWS * i + ROWS * (ROWS + 1) / 2;
 }
 
-/* Moves: half of every matrix in, and out. */
 template <typename word, typename kept>
 static __global__ void __launch_bounds__(TILE *ROWS) pack_kernel(packed_params<word, kept> p)
 {
@@ -85,7 +78,7 @@ static __global__ void __launch_bounds__(TILE *ROWS) pack_kernel(packed_params<w
 
 #define WARPS 8 /* of a block that unpacks; a row of a tile to each */
 
-/* Where a block's tile is: row and column of its first element. */
+/* The first element of a block's tile. */
 typedef struct tile_corner {
     int64_t row, col;
 } tile_corner;
@@ -152,8 +145,8 @@ static __device__ inline void unpack_part(const packed_params<word, kept> &p, in
     __syncthreads();
 }
 
-/* Moves: half of every matrix in, all of it out. A block takes a tile of `side` rows and columns: the wider it is, the
- * longer are the pieces of rows that it writes, below the diagonal and, turned around, above. */
+/* A block takes a tile of `side` rows and columns: the wider, the longer the pieces of rows it writes below the
+ * diagonal and, transposed, above. */
 template <typename word, typename kept, int side>
 static __global__ void __launch_bounds__(32 * WARPS) unpack_kernel(packed_params<word, kept> p)
 {
@@ -171,43 +164,20 @@ static __global__ void __launch_bounds__(32 * WARPS) unpack_kernel(packed_params
 }
 
 template <typename word, typename kept>
-static void launch_pack(const tchi_cuda_state *s, const packed_params<word, kept> &p)
-{
-    dim3 grid((unsigned)tchi_lower_tiles(tchi_cuda_ceil_div(p.n, TILE)), tchi_cuda_grid_yz(p.batch));
-    pack_kernel<word, kept><<<grid, dim3(TILE, ROWS), 0, s->stream>>>(p);
-}
-
-template <typename word, typename kept>
-static void launch_unpack(const tchi_cuda_state *s, const packed_params<word, kept> &p)
+static tch_status launch_packed(void *state, const tch_matrices *full, void *packed, bool unpacks)
 {
     constexpr int side = sizeof(kept) == 2 ? 128 : sizeof(kept) == 4 ? 64 : 32;
-    dim3 grid((unsigned)tchi_lower_tiles(tchi_cuda_ceil_div(p.n, side)), tchi_cuda_grid_yz(p.batch));
-    unpack_kernel<word, kept, side><<<grid, 32 * WARPS, 0, s->stream>>>(p);
-}
-
-template <typename word, typename kept>
-static void launch_packed(const tchi_cuda_state *s, const tch_matrices *full, void *packed, bool unpacks)
-{
     packed_params<word, kept> p = {(word *)full->data, (kept *)packed, full->rows, full->ld, full->stride, full->batch};
-    if (unpacks) {
-        launch_unpack(s, p);
-    } else {
-        launch_pack(s, p);
-    }
+    dim3 grid((unsigned)tchi_lower_tiles(tchi_cuda_ceil_div(p.n, unpacks ? side : TILE)), tchi_cuda_grid_yz(p.batch));
+    return unpacks ? tchi_cuda_launch(state, "unpack", unpack_kernel<word, kept, side>, grid, 32 * WARPS, p)
+                   : tchi_cuda_launch(state, "pack", pack_kernel<word, kept>, grid, dim3(TILE, ROWS), p);
 }
 
 tch_status tchi_cuda_pack_matrices(void *state, const tch_matrices *full, tch_scalar type, void *packed, int32_t unpack)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    if (full->batch == 0 || full->rows == 0) {
-        return TCH_OK;
-    }
     if (type == TCH_SCALAR_F64) {
-        launch_packed<uint64_t, uint64_t>(s, full, packed, unpack);
-    } else if (type == TCH_SCALAR_BF16) {
-        launch_packed<uint32_t, __nv_bfloat16>(s, full, packed, unpack);
-    } else {
-        launch_packed<uint32_t, uint32_t>(s, full, packed, unpack);
+        return launch_packed<uint64_t, uint64_t>(state, full, packed, unpack);
     }
-    return tchi_cuda_launched(s, unpack ? "unpack" : "pack");
+    return type == TCH_SCALAR_BF16 ? launch_packed<uint32_t, __nv_bfloat16>(state, full, packed, unpack)
+                                   : launch_packed<uint32_t, uint32_t>(state, full, packed, unpack);
 }

@@ -44,7 +44,6 @@ template <typename real> static __device__ inline factor_pair factors_of(const s
     return {pow(ldexp(1.0, half), f.exponent), pow(ldexp(scale, -half), f.exponent)};
 }
 
-/* The shift may be far below the rounding of the diagonal's type, so those elements are worked out in double. */
 template <typename real>
 static __device__ inline void store_diagonal(const tchi_cuda_operand &out, const tchi_cuda_patch &p,
                                              const tchi_cuda_patch_values<real> &values, double shift,
@@ -70,11 +69,8 @@ static __device__ inline void store_scaled(const tchi_cuda_operand &out, const t
     const real first = (real)factor.first;
     const real second = (real)factor.second;
 #pragma unroll
-    for (int k = 0; k < TCHI_CUDA_PATCH_STEPS; k++) {
-#pragma unroll
-        for (int l = 0; l < 4; l++) {
-            values.row[k].v[l] = values.row[k].v[l] * first * second;
-        }
+    for (int k = 0; k < 4 * TCHI_CUDA_PATCH_STEPS; k++) {
+        values.row[k / 4].v[k % 4] = values.row[k / 4].v[k % 4] * first * second;
     }
     tchi_cuda_store_patch(out, p, values);
 }
@@ -108,7 +104,6 @@ static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
 
 /* --- shift and scale of whole vec4s, from and to types that the compiler knows ----------------------------------- */
 
-/* Where a type is looked up for every row, its conversion waits for that row before the next one is asked for. */
 template <typename real, tch_scalar type, int steps>
 static __device__ inline void load_known(tchi_cuda_vec4<real> (&values)[steps], const tchi_cuda_operand &m, int64_t b,
                                          int64_t i, int64_t j, const tchi_cuda_extent &e)
@@ -150,7 +145,6 @@ static __device__ inline void store_known(const tchi_cuda_operand &m, int64_t b,
     }
 }
 
-/* Moves: every element in and out, once. Does: one product and one conversion each way. */
 template <typename real, tch_scalar source, tch_scalar target, int steps>
 static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
     shift_scale_known_kernel(tchi_cuda_extent e, tchi_cuda_operand x, shift_scale_factors f, tchi_cuda_operand out)
@@ -180,31 +174,31 @@ static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
 
 /* At most `most` blocks, beyond those that are needed across a matrix and for the batch. */
 template <tch_scalar source, tch_scalar target, int steps>
-static void launch_known(cudaStream_t stream, const tchi_cuda_extent &e, const tchi_cuda_operand &x,
-                         const shift_scale_factors &f, const tchi_cuda_operand &out, int64_t most)
+static tch_status launch_known(const void *state, const tchi_cuda_extent &e, const tchi_cuda_operand &x,
+                               const shift_scale_factors &f, const tchi_cuda_operand &out, int64_t most)
 {
     constexpr bool in_double = source == TCH_SCALAR_F64 || target == TCH_SCALAR_F64;
     typedef typename std::conditional<in_double, double, float>::type real;
     tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e, steps);
     int64_t down = most / ((int64_t)shape.grid.x * shape.grid.z);
     shape.grid.y = (unsigned)(down < 1 ? 1 : down < shape.grid.y ? down : shape.grid.y);
-    shift_scale_known_kernel<real, source, target, steps><<<shape.grid, shape.block, 0, stream>>>(e, x, f, out);
+    return tchi_cuda_launch(state, "shift_scale", shift_scale_known_kernel<real, source, target, steps>, shape.grid,
+                            shape.block, e, x, f, out);
 }
 
 template <tch_scalar source>
-static void launch_known_from(cudaStream_t stream, const tchi_cuda_extent &e, const tchi_cuda_operand &x,
-                              const shift_scale_factors &f, const tchi_cuda_operand &out, int64_t processors)
+static tch_status launch_known_from(const void *state, const tchi_cuda_extent &e, const tchi_cuda_operand &x,
+                                    const shift_scale_factors &f, const tchi_cuda_operand &out, int64_t processors)
 {
     if (out.type == TCH_SCALAR_F64) {
         constexpr bool widening = source == TCH_SCALAR_F32;
         constexpr int steps = widening ? WIDENING_STEPS : STEPS;
         int64_t most = processors * (widening ? WIDENING_BLOCKS : BLOCKS);
-        launch_known<source, TCH_SCALAR_F64, steps>(stream, e, x, f, out, most);
-    } else if (out.type == TCH_SCALAR_F32) {
-        launch_known<source, TCH_SCALAR_F32, STEPS>(stream, e, x, f, out, processors * BLOCKS);
-    } else {
-        launch_known<source, TCH_SCALAR_BF16X2, STEPS>(stream, e, x, f, out, processors * BLOCKS);
+        return launch_known<source, TCH_SCALAR_F64, steps>(state, e, x, f, out, most);
     }
+    return out.type == TCH_SCALAR_F32
+               ? launch_known<source, TCH_SCALAR_F32, STEPS>(state, e, x, f, out, processors * BLOCKS)
+               : launch_known<source, TCH_SCALAR_BF16X2, STEPS>(state, e, x, f, out, processors * BLOCKS);
 }
 
 static bool is_known(const tchi_cuda_operand &m, const tchi_cuda_extent &e)
@@ -213,36 +207,26 @@ static bool is_known(const tchi_cuda_operand &m, const tchi_cuda_extent &e)
     return type && m.wide && e.cols % 4 == 0;
 }
 
-static void launch_shift_scale(const tchi_cuda_state *s, const tchi_cuda_extent &e, const tchi_cuda_operand &x,
-                               const shift_scale_factors &f, const tchi_cuda_operand &out)
-{
-    int64_t processors = s->device.processors;
-    tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
-    if (x.type == TCH_SCALAR_BF16 && out.type == TCH_SCALAR_BF16 && x.wide && out.wide && e.cols % 4 == 0) {
-        launch_known<TCH_SCALAR_BF16, TCH_SCALAR_BF16, SHORT_STEPS>(s->stream, e, x, f, out, processors * BLOCKS);
-    } else if (is_known(x, e) && is_known(out, e)) {
-        if (x.type == TCH_SCALAR_F64) {
-            launch_known_from<TCH_SCALAR_F64>(s->stream, e, x, f, out, processors);
-        } else if (x.type == TCH_SCALAR_F32) {
-            launch_known_from<TCH_SCALAR_F32>(s->stream, e, x, f, out, processors);
-        } else {
-            launch_known_from<TCH_SCALAR_BF16X2>(s->stream, e, x, f, out, processors);
-        }
-    } else if (x.type == TCH_SCALAR_F64 || out.type == TCH_SCALAR_F64) {
-        shift_scale_kernel<double><<<shape.grid, shape.block, 0, s->stream>>>(e, x, f, out);
-    } else {
-        shift_scale_kernel<float><<<shape.grid, shape.block, 0, s->stream>>>(e, x, f, out);
-    }
-}
-
 tch_status tchi_cuda_shift_scale(void *state, const tch_matrices *x, const double *shift, const double *scale,
                                  double exponent, const tch_matrices *out)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_extent e = tchi_cuda_extent_of(out);
+    const tchi_cuda_extent e = tchi_cuda_extent_of(out);
+    const tchi_cuda_operand from = tchi_cuda_operand_of(x), to = tchi_cuda_operand_of(out);
+    const shift_scale_factors f = {shift, scale, exponent};
+    const int64_t processors = ((const tchi_cuda_state *)state)->device.processors;
     if (tchi_cuda_is_empty(e)) {
         return TCH_OK;
     }
-    launch_shift_scale(s, e, tchi_cuda_operand_of(x), {shift, scale, exponent}, tchi_cuda_operand_of(out));
-    return tchi_cuda_launched(s, "shift_scale");
+    if (x->type == TCH_SCALAR_BF16 && out->type == TCH_SCALAR_BF16 && from.wide && to.wide && e.cols % 4 == 0) {
+        return launch_known<TCH_SCALAR_BF16, TCH_SCALAR_BF16, SHORT_STEPS>(state, e, from, f, to, processors * BLOCKS);
+    }
+    if (is_known(from, e) && is_known(to, e)) {
+        return x->type == TCH_SCALAR_F64   ? launch_known_from<TCH_SCALAR_F64>(state, e, from, f, to, processors)
+               : x->type == TCH_SCALAR_F32 ? launch_known_from<TCH_SCALAR_F32>(state, e, from, f, to, processors)
+                                           : launch_known_from<TCH_SCALAR_BF16X2>(state, e, from, f, to, processors);
+    }
+    tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
+    bool wide = x->type == TCH_SCALAR_F64 || out->type == TCH_SCALAR_F64;
+    return tchi_cuda_launch(state, "shift_scale", wide ? shift_scale_kernel<double> : shift_scale_kernel<float>,
+                            shape.grid, shape.block, e, from, f, to);
 }

@@ -51,78 +51,54 @@ static __device__ inline tchi_cuda_operand float_operand(const tchi_cuda_operand
     return {m.data, TCH_SCALAR_F32, m.wide, m.ld, m.stride};
 }
 
-/* x, out (rows, cols), bias (1, cols). Moves: 8 bytes an element, 12 where z is kept. Does: a sum and the function. */
-static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
-    bias_activation_kernel(tchi_cuda_extent e, tch_activation activation, tchi_cuda_operand x_any,
-                           tchi_cuda_operand bias_any, tchi_cuda_operand out_any)
-{
-    const tchi_cuda_operand x = float_operand(x_any);
-    const tchi_cuda_operand out = float_operand(out_any);
-    tchi_cuda_patch p = tchi_cuda_first_patch(e);
-    const tchi_cuda_vec4<float> bias = tchi_cuda_load_vec4<float>(float_operand(bias_any), 0, 0, p.j, p.count);
-    for (p.i = tchi_cuda_first_row(); p.i < e.rows; p.i += tchi_cuda_row_stride()) {
-        tchi_cuda_patch_values<float> values = tchi_cuda_load_patch<float>(x, p);
+/* bias (1, cols). */
+struct bias_activation {
+    tch_activation activation;
+    tchi_cuda_operand x, bias, out;
+
+    __device__ inline void operator()(const tchi_cuda_patch &p) const
+    {
+        const tchi_cuda_vec4<float> added = tchi_cuda_load_vec4<float>(float_operand(bias), 0, 0, p.j, p.count);
+        tchi_cuda_patch_values<float> values = tchi_cuda_load_patch<float>(float_operand(x), p);
 #pragma unroll
         for (int k = 0; k < 4 * TCHI_CUDA_PATCH_STEPS; k++) {
-            values.row[k / 4].v[k % 4] += bias.v[k % 4];
+            values.row[k / 4].v[k % 4] += added.v[k % 4];
         }
         if (out.data != x.data) {
-            tchi_cuda_store_patch(x, p, values);
+            tchi_cuda_store_patch(float_operand(x), p, values);
         }
 #pragma unroll
         for (int k = 0; k < 4 * TCHI_CUDA_PATCH_STEPS; k++) {
             values.row[k / 4].v[k % 4] = activate(activation, values.row[k / 4].v[k % 4]);
         }
-        tchi_cuda_store_patch(out, p, values);
+        tchi_cuda_store_patch(float_operand(out), p, values);
     }
-}
+};
 
 tch_status tchi_cuda_bias_activation(void *state, tch_activation activation, const tch_matrices *x,
                                      const tch_matrices *bias, const tch_matrices *out)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_extent e = tchi_cuda_extent_of(x);
-    if (tchi_cuda_is_empty(e)) {
-        return TCH_OK;
-    }
-    tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
-    bias_activation_kernel<<<shape.grid, shape.block, 0, s->stream>>>(
-        e, activation, tchi_cuda_operand_of(x), tchi_cuda_operand_of(bias), tchi_cuda_operand_of(out));
-    return tchi_cuda_launched(s, "bias_activation");
+    return tchi_cuda_walk(
+        state, "bias_activation", x,
+        bias_activation{activation, tchi_cuda_operand_of(x), tchi_cuda_operand_of(bias), tchi_cuda_operand_of(out)});
 }
 
-/* kept, gradient (rows, cols). Moves: 12 bytes an element. Does: the derivative and a product. */
-static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
-    activation_backward_kernel(tchi_cuda_extent e, tch_activation activation, tchi_cuda_operand kept_any,
-                               tchi_cuda_operand gradient_any)
-{
-    const tchi_cuda_operand kept = float_operand(kept_any);
-    const tchi_cuda_operand gradient = float_operand(gradient_any);
-    tchi_cuda_patch p = tchi_cuda_first_patch(e);
-    for (p.i = tchi_cuda_first_row(); p.i < e.rows; p.i += tchi_cuda_row_stride()) {
-        tchi_cuda_patch_values<float> known = tchi_cuda_load_patch<float>(kept, p);
-        tchi_cuda_patch_values<float> values = tchi_cuda_load_patch<float>(gradient, p);
+struct activation_backward {
+    tch_activation activation;
+    tchi_cuda_operand kept, gradient;
+
+    __device__ inline void operator()(const tchi_cuda_patch &p) const
+    {
+        tchi_cuda_patch_values<float> known = tchi_cuda_load_patch<float>(float_operand(kept), p);
+        tchi_cuda_patch_values<float> values = tchi_cuda_load_patch<float>(float_operand(gradient), p);
 #pragma unroll
         for (int k = 0; k < 4 * TCHI_CUDA_PATCH_STEPS; k++) {
             float *value = &values.row[k / 4].v[k % 4];
             *value = derive(activation, known.row[k / 4].v[k % 4], *value);
         }
-        tchi_cuda_store_patch(gradient, p, values);
+        tchi_cuda_store_patch(float_operand(gradient), p, values);
     }
-}
-
-static tch_status run_backward(const tchi_cuda_state *s, tch_activation activation, const tch_matrices *kept,
-                               const tch_matrices *gradient)
-{
-    tchi_cuda_extent e = tchi_cuda_extent_of(gradient);
-    if (tchi_cuda_is_empty(e) || activation == TCH_ACTIVATION_NONE) {
-        return TCH_OK;
-    }
-    tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
-    activation_backward_kernel<<<shape.grid, shape.block, 0, s->stream>>>(e, activation, tchi_cuda_operand_of(kept),
-                                                                          tchi_cuda_operand_of(gradient));
-    return tchi_cuda_launched(s, "activation_backward");
-}
+};
 
 /* --- sums of columns --------------------------------------------------------------------------------------------- */
 
@@ -164,16 +140,18 @@ static __global__ void __launch_bounds__(COLUMNS *COLUMN_THREADS)
 tch_status tchi_cuda_bias_activation_backward(void *state, tch_activation activation, const tch_matrices *kept,
                                               const tch_matrices *gradient, const tch_matrices *bias_gradient)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    TCHI_CUDA_PASS(run_backward(s, activation, kept, gradient));
+    if (activation != TCH_ACTIVATION_NONE) {
+        TCHI_CUDA_PASS(tchi_cuda_walk(
+            state, "activation_backward", gradient,
+            activation_backward{activation, tchi_cuda_operand_of(kept), tchi_cuda_operand_of(gradient)}));
+    }
     if (bias_gradient == NULL || gradient->cols == 0) {
         return TCH_OK;
     }
     unsigned blocks = (unsigned)tchi_cuda_ceil_div(gradient->cols, COLUMNS);
     dim3 threads(COLUMNS, COLUMN_THREADS);
-    column_sums_kernel<<<blocks, threads, 0, s->stream>>>(gradient->rows, gradient->cols, (const float *)gradient->data,
-                                                          gradient->ld, (float *)bias_gradient->data);
-    return tchi_cuda_launched(s, "column_sums");
+    return tchi_cuda_launch(state, "column_sums", column_sums_kernel, blocks, threads, gradient->rows, gradient->cols,
+                            (const float *)gradient->data, gradient->ld, (float *)bias_gradient->data);
 }
 
 /* --- losses ------------------------------------------------------------------------------------------------------ */
@@ -331,10 +309,8 @@ static tch_status run_loss(tchi_cuda_state *s, const loss_call &c, const tch_los
         return TCH_OK;
     }
     loss_sums *ranges = (loss_sums *)results->scratch;
-    loss_kernel<loss><<<TCH_LOSS_RANGES, LOSS_WARPS * 32, 0, s->stream>>>(c, ranges);
-    TCHI_CUDA_PASS(tchi_cuda_launched(s, name));
-    add_totals_kernel<<<1, TCH_LOSS_RANGES, 0, s->stream>>>(c.rows, ranges, results->totals);
-    return tchi_cuda_launched(s, "add_totals");
+    TCHI_CUDA_PASS(tchi_cuda_launch(s, name, loss_kernel<loss>, TCH_LOSS_RANGES, LOSS_WARPS * 32, c, ranges));
+    return tchi_cuda_launch(s, "add_totals", add_totals_kernel, 1, TCH_LOSS_RANGES, c.rows, ranges, results->totals);
 }
 
 tch_status tchi_cuda_loss(void *state, tch_loss loss, const tch_matrices *outputs, const tch_matrices *targets,

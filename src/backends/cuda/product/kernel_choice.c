@@ -1,6 +1,6 @@
 /* The table of kernels. Of the rows of an operation the first that fits is used, if the kernel can also count and
- * describe the operands: 32-bit indices, TMA descriptors, room in the workspace. Why a limit is what it is: at the
- * kernel's launch, and in bench/ladder. */
+ * describe the operands: 32-bit indices, TMA descriptors, room in the workspace. Reasons for the limits are at the
+ * kernels' launches. */
 #include "kernel_choice.h"
 
 enum {

@@ -1,7 +1,5 @@
 /* Outer products, C = alpha x y': what a product is whose contraction has one step, such as the per-sample gradients
  * of a linear layer. There is nothing to compute: a thread keeps four elements of y and writes rows. */
-#include "outer.h"
-
 #include "backends/cuda/device/elements.cuh"
 
 #define THREADS 256
@@ -99,6 +97,5 @@ extern "C" tch_status tchi_cuda_outer(tchi_cuda_state *state, double alpha, cons
               tchi_cuda_grid_yz(tchi_cuda_ceil_div(p.rows, (int64_t)block.y * ROWS_OF_THREAD)),
               tchi_cuda_grid_yz(p.batch));
     auto kernel = c->type == TCH_SCALAR_F64 ? outer_product<double> : outer_product<float>;
-    kernel<<<grid, block, 0, state->stream>>>(p);
-    return tchi_cuda_launched(state, "outer_product");
+    return tchi_cuda_launch(state, "outer_product", kernel, grid, block, p);
 }

@@ -1,13 +1,10 @@
-/* Matrix products by cuBLAS. Our matrices are row-major and cuBLAS is column-major: what we call C is C' there, so the
- * product is asked for as C' = op(B)' op(A)', with the operands exchanged and nothing transposed that was not
- * before. */
+/* Matrix products by cuBLAS. Our matrices are row-major and cuBLAS is column-major: the product is asked for as C' =
+ * op(B)' op(A)', with the operands exchanged. */
 #include "backends/cuda/cuda.h"
 
 #include "backends/cuda/runtime/scalars.h"
 #include "backends/packed_sides.h"
 #include "factor_gram/factor_gram.h"
-#include "outer.h"
-
 /* Matrices in one call: kernels put the batch in a grid dimension that ends at 65535. */
 #define MOST_BATCH 65535
 
@@ -20,8 +17,8 @@ static int64_t leading(const tch_matrices *x)
     return x->rows > 1 ? x->ld : x->cols > 1 ? x->cols : 1;
 }
 
-/* One B for the whole batch, and the rows of the A's and C's each one after the other: a single product with tall A and
- * C, which fills the device better than many with few rows. */
+/* One B for the whole batch, and the rows of A and C contiguous: a single product with tall A and C fills the device
+ * better. */
 static int one_tall_product(const tch_matrices *a, int32_t transpose_a, const tch_matrices *b, const tch_matrices *c)
 {
     return c->batch > 1 && !transpose_a && b->stride == 0 && a->stride == a->rows * leading(a) &&
@@ -79,10 +76,8 @@ static int is_empty(const tch_matrices *x)
     return x->rows == 0 || x->cols == 0 || x->batch == 0;
 }
 
-/* Half types are accumulated in float32 and rounded once. Beyond the table's rule of one type for all three, C may be
- * of float32 where A and B are of a half type: streamed.c adds up slices of a product that way.
- *
- * 2 m n k operations a matrix; at least (m k + k n + m n) elements move. */
+/* Half types are accumulated in float32 and rounded once; C may be of float32 where A and B are of a half type
+ * (streamed.c). */
 tch_status tchi_cuda_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
                           int32_t transpose_b, double beta, int32_t rounded, const tch_matrices *c)
 {
@@ -126,10 +121,8 @@ static tch_status weigh_factor(void *state, const tch_clock *clock, const tch_ma
     return TCH_OK;
 }
 
-/* The weights are read where they lie, on the device: cuBLAS takes its scalars from there for this one product. What it
- * computes is symmetric up to rounding. A must be finite even where its weight is 0.
- *
- * 2 n n k operations a matrix; (n k + 2 n n) elements move. */
+/* The weights are read on the device. The result is symmetric up to rounding. A must be finite even where its weight is
+ * 0. */
 static tch_status update_factor(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
                                 int32_t rounded, const tch_matrices *c)
 {

@@ -63,8 +63,8 @@ static __device__ __forceinline__ bool holds(const tch_condition &c, int matrix)
     return c.of != NULL && c.of[matrix] <= c.most;
 }
 
-/* Matrices that need high parts alone are in a launch of their own: were it decided tile by tile, two loops would have
- * sums in the same registers, and the compiler lets products wait for each other then. */
+/* Matrices that need high parts alone are in a launch of their own: decided tile by tile, two loops would have sums in
+ * the same registers, and the compiler would make products wait for each other. */
 template <int low> static __device__ __forceinline__ bool is_elsewhere(const split_launch &p, int matrix)
 {
     return p.high_alone.of != NULL && holds(p.high_alone, matrix) != (low == OF_NONE);
@@ -102,8 +102,7 @@ static __device__ __forceinline__ void write_pair(double *c, int left, float2 pa
     }
 }
 
-/* Many pairs are read before one is written: the compiler does not know that they are other places, and would wait for
- * one after the other. */
+/* Many pairs are read before one is written: the compiler does not know that they do not alias. */
 template <int low, int from, int result>
 static __device__ __forceinline__ void write_floats(const split_launch &p, int matrix, int row, int col,
                                                     const split_sums &sum)
@@ -197,8 +196,7 @@ static __device__ __forceinline__ void write_rows(const split_launch &p, const s
     }
 }
 
-/* What the epilogue will read of C, on its way to the L2 cache while the tile is multiplied: of each row the 512 bytes
- * of the tile, four lines. */
+/* Prefetches what the epilogue will read of C into the L2 cache: of each row 512 bytes, four lines. */
 static __device__ __forceinline__ void prefetch_tile(const split_launch &p, const split_tile &t)
 {
     int row = t.row + (int)threadIdx.x % TILE;
@@ -326,9 +324,6 @@ static __global__ void __launch_bounds__(gemm::threads, gemm::resident)
 
 /* --- host -------------------------------------------------------------------------------------------------------- */
 
-/* With fewer pairs of tiles than a third of the multiprocessors' pairs (kernel_choice.c) cuBLAS, which cuts products
- * finer. SOAP with a period of 10, which has two or three factors of 3072 at a time, takes as long with all of them and
- * with fewer. */
 static int pairs_lie_at(const tch_matrices *m, int64_t bytes)
 {
     return (uintptr_t)m->data % (uintptr_t)bytes == 0 && m->ld % 2 == 0 && (m->batch == 1 || m->stride % 2 == 0);

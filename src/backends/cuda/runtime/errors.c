@@ -3,12 +3,80 @@
 #include "backends/cuda/cuda.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "capture.h"
-#include "faults.h"
+/* --- faults ------------------------------------------------------------------------------------------------------ */
+
+/* A kernel that faults takes its GPU away from the whole process: CUDA answers every later call with the same error. So
+ * that each of those calls can say what happened, the first error is kept, with the name of the last custom kernel that
+ * was launched before. A table with a place for each GPU, under one lock. */
+enum { DEVICES = 64, NAME_BYTES = 160 };
+
+static struct {
+    pthread_mutex_t lock;
+    atomic_int errors[DEVICES];
+    char kernels[DEVICES][NAME_BYTES];
+} faults = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* Whether CUDA keeps this error until the process ends. */
+static int is_fault(cudaError_t error)
+{
+    switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorHardwareStackError:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+/* What is launched after a fault had no part in it. */
+void tchi_cuda_remember_kernel(int32_t device, const char *name)
+{
+    if (device < 0 || device >= DEVICES) {
+        return;
+    }
+    pthread_mutex_lock(&faults.lock);
+    if (atomic_load(&faults.errors[device]) == cudaSuccess && strcmp(faults.kernels[device], name) != 0) {
+        snprintf(faults.kernels[device], NAME_BYTES, "%s", name);
+    }
+    pthread_mutex_unlock(&faults.lock);
+}
+
+static void remember_fault(int32_t device, cudaError_t error)
+{
+    int none = cudaSuccess;
+    if (device >= 0 && device < DEVICES) {
+        pthread_mutex_lock(&faults.lock);
+        atomic_compare_exchange_strong(&faults.errors[device], &none, (int)error);
+        pthread_mutex_unlock(&faults.lock);
+    }
+}
+
+/* cudaSuccess, or the error with the kernel's name, which may be empty. */
+static cudaError_t fault_of(int32_t device, char *kernel, size_t size)
+{
+    if (device < 0 || device >= DEVICES || atomic_load(&faults.errors[device]) == cudaSuccess) {
+        return cudaSuccess;
+    }
+    pthread_mutex_lock(&faults.lock);
+    snprintf(kernel, size, "%s", faults.kernels[device]);
+    pthread_mutex_unlock(&faults.lock);
+    return (cudaError_t)atomic_load(&faults.errors[device]);
+}
+
+/* --- messages ---------------------------------------------------------------------------------------------------- */
 
 /* What a message can add to CUDA's own words; empty when nothing. */
 static const char *remedy(cudaError_t error)
@@ -30,7 +98,7 @@ static const char *remedy(cudaError_t error)
 static tch_status fail_by_fault(cudaError_t error, const char *what, int32_t device)
 {
     char kernel[192] = "";
-    tchi_cuda_fault_of(device, kernel, sizeof kernel);
+    fault_of(device, kernel, sizeof kernel);
     return tchi_cuda_host->fail(TCH_ERR_BACKEND,
                                 "%s: %s (%s)%s%s%s; the GPU can be used again only by a new process, and "
                                 "TORCHIUM_DEBUG_SYNC=1 there names the kernel that failed",
@@ -43,7 +111,7 @@ tch_status tchi_cuda_check_device(int32_t device)
 {
     char kernel[192] = "";
     char what[64];
-    cudaError_t error = tchi_cuda_fault_of(device, kernel, sizeof kernel);
+    cudaError_t error = fault_of(device, kernel, sizeof kernel);
     if (error == cudaSuccess) {
         return TCH_OK;
     }
@@ -57,9 +125,9 @@ tch_status tchi_cuda_check(cudaError_t error, const char *what)
         return TCH_OK;
     }
     cudaGetLastError(); /* forget it, so that the next check does not report it a second time */
-    if (tchi_cuda_is_fault(error)) {
+    if (is_fault(error)) {
         int32_t device = tchi_cuda_entered();
-        tchi_cuda_remember_fault(device, error);
+        remember_fault(device, error);
         return fail_by_fault(error, what, device);
     }
     return tchi_cuda_host->fail(error == cudaErrorMemoryAllocation ? TCH_ERR_OUT_OF_MEMORY : TCH_ERR_BACKEND,

@@ -5,8 +5,6 @@
 #include <stdalign.h>
 #include <stddef.h>
 
-#include "capture.h"
-
 typedef struct event {
     cudaEvent_t reached;
     void *memory; /* of a readback: page-locked */

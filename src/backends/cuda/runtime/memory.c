@@ -5,8 +5,6 @@
 
 #include <pthread.h>
 
-#include "capture.h"
-
 /* --- the device's pool ------------------------------------------------------------------------------------------- */
 
 enum { MAX_DEVICES = 64 };

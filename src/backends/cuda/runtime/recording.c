@@ -12,8 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "capture.h"
-
 /* --- whether ----------------------------------------------------------------------------------------------------- */
 
 static int is_set(const char *variable, const char *value)

@@ -7,8 +7,6 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "capture.h"
-
 /* --- the current device ------------------------------------------------------------------------------------------ */
 
 /* The current device belongs to the thread, and a library that changes it would surprise its caller: each call notes

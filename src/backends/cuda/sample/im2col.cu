@@ -11,7 +11,6 @@
  *         }
  *     }
  */
-#include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 
 #define THREADS 256
@@ -172,12 +171,12 @@ static __global__ void __launch_bounds__(THREADS) im2col_kernel(const __grid_con
     }
 }
 
-template <typename bits> static void launch_patches(const tchi_cuda_state *state, const patch_call &c)
+template <typename bits> static tch_status launch_patches(const void *state, const patch_call &c)
 {
     dim3 block = tchi_cuda_block_for(tchi_cuda_ceil_div(c.cols, WIDE), tchi_cuda_ceil_div(c.rows, ROWS), THREADS);
     dim3 grid(tchi_cuda_grid(tchi_cuda_ceil_div(c.cols, (int64_t)block.x * WIDE)),
               tchi_cuda_grid_yz(tchi_cuda_ceil_div(c.rows, (int64_t)block.y * ROWS)), tchi_cuda_grid_yz(c.matrices));
-    im2col_kernel<bits><<<grid, block, 0, state->stream>>>(c);
+    return tchi_cuda_launch(state, "im2col", im2col_kernel<bits>, grid, block, c);
 }
 
 /* Coordinates inside the kernel have 32 bits. What an output sees ends `reach` behind the input's beginning. */
@@ -218,7 +217,6 @@ static patch_call call_of(const tch_patches *p, const tch_matrices *out)
 
 tch_status tchi_cuda_im2col(void *state, const tch_patches *patches, const tch_matrices *out)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     patch_call c = call_of(patches, out);
     if (c.matrices == 0 || c.rows == 0 || c.cols == 0) {
         return TCH_OK;
@@ -230,15 +228,8 @@ tch_status tchi_cuda_im2col(void *state, const tch_patches *patches, const tch_m
                 (long long)patches->size[d]);
         }
     }
-    switch (tchi_cuda_size(patches->type)) {
-    case 8:
-        launch_patches<uint64_t>(s, c);
-        break;
-    case 4:
-        launch_patches<uint32_t>(s, c);
-        break;
-    default:
-        launch_patches<uint16_t>(s, c);
-    }
-    return tchi_cuda_launched(s, "im2col");
+    const int64_t bytes = tchi_cuda_size(patches->type);
+    return bytes == 8   ? launch_patches<uint64_t>(state, c)
+           : bytes == 4 ? launch_patches<uint32_t>(state, c)
+                        : launch_patches<uint16_t>(state, c);
 }

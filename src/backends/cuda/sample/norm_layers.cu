@@ -20,20 +20,8 @@
 #define WARP_ROW 4096 /* elements of a row that a warp takes; longer ones have a block */
 #define AT_ONCE 4     /* vec4s under way in a thread */
 
-typedef struct row_stats {
-    float mean, scale; /* x^ = (x - mean) scale */
-} row_stats;
-
-typedef struct row_stats_f64 {
-    double mean, scale;
-} row_stats_f64;
-
-template <typename real> struct stats_of;
-template <> struct stats_of<float> {
-    typedef row_stats type;
-};
-template <> struct stats_of<double> {
-    typedef row_stats_f64 type;
+template <typename real> struct row_stats {
+    real mean, scale; /* x^ = (x - mean) scale */
 };
 
 /* Rows of `length` elements, one after the other. */
@@ -78,8 +66,8 @@ static __device__ inline double sum_over(double value, int thread, double *share
 }
 
 template <typename real>
-static __device__ inline typename stats_of<real>::type stats_of_row(const stats_call &c, int64_t row, int thread,
-                                                                    int threads, double *shared)
+static __device__ inline row_stats<real> stats_of_row(const stats_call &c, int64_t row, int thread, int threads,
+                                                      double *shared)
 {
     double mean = 0;
     if (c.centered) {
@@ -89,48 +77,32 @@ static __device__ inline typename stats_of<real>::type stats_of_row(const stats_
     return {(real)mean, (real)(1.0 / sqrt(squares / (double)c.length + c.eps))};
 }
 
-/* x (rows, length). Moves: x once, the second look at a row being at the cache. Does: four operations an element. */
-template <typename real>
+/* x (rows, length). Moves: x once, the second look at a row being at the cache. Does: four operations an element. A
+ * warp or a block for each row. */
+template <typename real, bool by_warps>
 static __global__ void __launch_bounds__(THREADS)
-    warp_stats_kernel(const __grid_constant__ stats_call c, typename stats_of<real>::type *stats)
-{
-    const int lane = (int)threadIdx.x % 32;
-    const int64_t warp = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
-    for (int64_t row = warp; row < c.rows; row += (int64_t)gridDim.x * (THREADS / 32)) {
-        typename stats_of<real>::type found = stats_of_row<real>(c, row, lane, 32, NULL);
-        if (lane == 0) {
-            stats[row] = found;
-        }
-    }
-}
-
-/* The same with a block for each row. */
-template <typename real>
-static __global__ void __launch_bounds__(THREADS)
-    block_stats_kernel(const __grid_constant__ stats_call c, typename stats_of<real>::type *stats)
+    row_stats_kernel(const __grid_constant__ stats_call c, row_stats<real> *stats)
 {
     __shared__ double shared[32];
-    for (int64_t row = blockIdx.x; row < c.rows; row += gridDim.x) {
-        typename stats_of<real>::type found = stats_of_row<real>(c, row, (int)threadIdx.x, THREADS, shared);
-        if (threadIdx.x == 0) {
+    const int threads = by_warps ? 32 : THREADS;
+    const int thread = (int)threadIdx.x % threads;
+    const int64_t first = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / threads;
+    for (int64_t row = first; row < c.rows; row += (int64_t)gridDim.x * (THREADS / threads)) {
+        row_stats<real> found = stats_of_row<real>(c, row, thread, threads, by_warps ? NULL : shared);
+        if (thread == 0) {
             stats[row] = found;
         }
     }
 }
 
 template <typename real>
-static tch_status run_stats(const tchi_cuda_state *state, const stats_call &c, typename stats_of<real>::type *stats)
+static tch_status run_stats(const tchi_cuda_state *state, const stats_call &c, row_stats<real> *stats)
 {
-    if (c.rows == 0 || c.length == 0) {
-        return TCH_OK;
-    }
-    if (c.length <= WARP_ROW) {
-        unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(c.rows, THREADS / 32));
-        warp_stats_kernel<real><<<blocks, THREADS, 0, state->stream>>>(c, stats);
-    } else {
-        block_stats_kernel<real><<<tchi_cuda_grid(c.rows), THREADS, 0, state->stream>>>(c, stats);
-    }
-    return tchi_cuda_launched(state, "row_stats");
+    const bool by_warps = c.length <= WARP_ROW;
+    auto kernel = by_warps ? row_stats_kernel<real, true> : row_stats_kernel<real, false>;
+    return tchi_cuda_launch(state, "row_stats", kernel,
+                            tchi_cuda_grid(c.length == 0 ? 0 : tchi_cuda_ceil_div(c.rows, by_warps ? THREADS / 32 : 1)),
+                            THREADS, c, stats);
 }
 
 /* --- features along rows ----------------------------------------------------------------------------------------- */
@@ -139,7 +111,7 @@ static tch_status run_stats(const tchi_cuda_state *state, const stats_call &c, t
 template <typename real> struct normalized_terms {
     static const int outputs = 2;
     tchi_cuda_operand x, g;
-    const typename stats_of<real>::type *stats;
+    const row_stats<real> *stats;
     int64_t positions;
 
     __device__ inline void load(int64_t b, int64_t i, int64_t j, int count, tchi_cuda_vec4<real> *values) const
@@ -148,7 +120,7 @@ template <typename real> struct normalized_terms {
             values[0] = values[1] = {};
             return;
         }
-        typename stats_of<real>::type row = stats[b * positions + i];
+        row_stats<real> row = stats[b * positions + i];
         tchi_cuda_vec4<real> seen = tchi_cuda_load_vec4<real>(x, b, i, j, count);
         values[1] = tchi_cuda_load_vec4<real>(g, b, i, j, count);
 #pragma unroll
@@ -166,14 +138,14 @@ typedef struct channel_call {
     tchi_cuda_sum_target<2> target;
 } channel_call;
 
-template <typename real> struct channel_sums {
+struct channel_sums {
     double weight, bias;
 };
 
 template <typename real>
-static __device__ inline channel_sums<real> sums_of_channel(const channel_call &c, int64_t row, real mean, real scale)
+static __device__ inline channel_sums sums_of_channel(const channel_call &c, int64_t row, real mean, real scale)
 {
-    channel_sums<real> sums = {0, 0};
+    channel_sums sums = {0, 0};
     for (int64_t j = (int64_t)threadIdx.x * 4; j < c.positions; j += (int64_t)blockDim.x * 4) {
         int count = c.positions - j < 4 ? (int)(c.positions - j) : 4;
         tchi_cuda_vec4<real> x = tchi_cuda_load_vec4<real>(c.x, 0, row, j, count);
@@ -195,17 +167,17 @@ static __device__ inline channel_sums<real> sums_of_channel(const channel_call &
  * block for each channel. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS)
-    channel_sums_kernel(const __grid_constant__ channel_call c, const typename stats_of<real>::type *stats)
+    channel_sums_kernel(const __grid_constant__ channel_call c, const row_stats<real> *stats)
 {
     __shared__ double shared[32];
     const int threads = (int)blockDim.x;
     const int64_t size = c.channels / c.groups; /* of a group */
     for (int64_t row = blockIdx.x; row < c.rows; row += gridDim.x) {
-        typename stats_of<real>::type group = {};
+        row_stats<real> group = {};
         if (c.positions > 0) {
             group = stats[row / size];
         }
-        channel_sums<real> sums = sums_of_channel<real>(c, row, group.mean, group.scale);
+        channel_sums sums = sums_of_channel<real>(c, row, group.mean, group.scale);
         double weight = tchi_cuda_block_sum(sums.weight, (int)threadIdx.x, threads, shared);
         double bias = tchi_cuda_block_sum(sums.bias, (int)threadIdx.x, threads, shared);
         if (threadIdx.x == 0) {
@@ -218,76 +190,62 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* --- the operation ----------------------------------------------------------------------------------------------- */
 
-static tch_matrices rows_of(void *data, tch_scalar type, int64_t rows, int64_t cols)
+static tchi_cuda_operand rows_of(const void *data, tch_scalar type, int64_t rows, int64_t cols, int64_t batch)
 {
-    return {data, type, rows, cols, cols, 1, rows * cols};
+    tch_matrices m = {(void *)data, type, rows, cols, cols, batch, rows * cols};
+    return tchi_cuda_operand_of(&m);
 }
 
-static tchi_cuda_sum_target<2> target_of(double scale, const tch_matrices *weight, const tch_matrices *bias)
-{
-    tchi_cuda_sum_target<2> target = {};
-    if (weight != NULL) {
-        target.out[0] = tchi_cuda_operand_of(weight);
-    }
-    if (bias != NULL) {
-        target.out[1] = tchi_cuda_operand_of(bias);
-    }
-    target.scale = scale;
-    return target;
-}
-
+/* Positions along rows: statistics of groups, then sums of channels. */
 template <typename real>
 static tch_status group_norm_sums(const tchi_cuda_state *state, const tch_normalized *layer,
-                                  const tchi_cuda_sum_target<2> &target, void *scratch)
+                                  const tchi_cuda_sum_target<2> &target, row_stats<real> *stats)
 {
-    typename stats_of<real>::type *stats = (typename stats_of<real>::type *)scratch;
-    int64_t channels = layer->samples * layer->features;
-    tch_matrices x = rows_of((void *)layer->x, layer->type, channels, layer->positions);
-    tch_matrices g = rows_of((void *)layer->g, layer->type, channels, layer->positions);
-    int64_t length = layer->features / layer->groups * layer->positions;
-    tch_matrices groups = rows_of((void *)layer->x, layer->type, layer->samples * layer->groups, length);
-    stats_call statistics = {tchi_cuda_operand_of(&groups), groups.rows, length, 1, layer->eps};
+    const int64_t channels = layer->samples * layer->features, groups = layer->samples * layer->groups;
+    const int64_t length = layer->features / layer->groups * layer->positions;
+    stats_call statistics = {rows_of(layer->x, layer->type, groups, length, 1), groups, length, 1, layer->eps};
     TCHI_CUDA_PASS(run_stats<real>(state, statistics, stats));
-    channel_call c = {tchi_cuda_operand_of(&x),
-                      tchi_cuda_operand_of(&g),
+    channel_call c = {rows_of(layer->x, layer->type, channels, layer->positions, 1),
+                      rows_of(layer->g, layer->type, channels, layer->positions, 1),
                       channels,
                       layer->features,
                       layer->positions,
                       layer->groups,
                       target};
     unsigned threads = layer->positions <= 256 ? 32 : layer->positions <= 1024 ? 64 : THREADS;
-    channel_sums_kernel<real><<<tchi_cuda_grid(channels), threads, 0, state->stream>>>(c, stats);
-    return tchi_cuda_launched(state, "channel_sums");
+    return tchi_cuda_launch(state, "channel_sums", channel_sums_kernel<real>, tchi_cuda_grid(channels), threads, c,
+                            stats);
+}
+
+/* Features along rows. */
+template <typename real>
+static tch_status feature_norm_sums(const tchi_cuda_state *state, const tch_normalized *layer,
+                                    const tchi_cuda_sum_target<2> &target, row_stats<real> *stats)
+{
+    const int64_t rows = layer->samples * layer->positions;
+    stats_call statistics = {rows_of(layer->x, layer->type, rows, layer->features, 1), rows, layer->features,
+                             layer->kind != TCH_LAYER_RMS_NORM, layer->eps};
+    TCHI_CUDA_PASS(run_stats<real>(state, statistics, stats));
+    normalized_terms<real> terms = {rows_of(layer->x, layer->type, layer->positions, layer->features, layer->samples),
+                                    rows_of(layer->g, layer->type, layer->positions, layer->features, layer->samples),
+                                    stats, layer->positions};
+    tchi_cuda_sum_extent e = tchi_cuda_sum_extent_of(layer->samples, layer->positions, layer->features);
+    return tchi_cuda_run_sums<real>(state, e, terms, target, stats + rows, "normalized_sums");
 }
 
 template <typename real>
-static tch_status feature_norm_sums(const tchi_cuda_state *state, const tch_normalized *layer,
-                                    const tchi_cuda_sum_target<2> &target, void *scratch)
+static tch_status norm_sums(const tchi_cuda_state *state, const tch_normalized *layer,
+                            const tchi_cuda_sum_target<2> &target, void *scratch)
 {
-    typename stats_of<real>::type *stats = (typename stats_of<real>::type *)scratch;
-    int64_t rows = layer->samples * layer->positions;
-    tch_matrices all = rows_of((void *)layer->x, layer->type, rows, layer->features);
-    stats_call statistics = {tchi_cuda_operand_of(&all), rows, layer->features, layer->kind != TCH_LAYER_RMS_NORM,
-                             layer->eps};
-    TCHI_CUDA_PASS(run_stats<real>(state, statistics, stats));
-    tch_matrices x = {(void *)layer->x,
-                      layer->type,
-                      layer->positions,
-                      layer->features,
-                      layer->features,
-                      layer->samples,
-                      layer->positions * layer->features};
-    tch_matrices g = x;
-    g.data = (void *)layer->g;
-    normalized_terms<real> terms = {tchi_cuda_operand_of(&x), tchi_cuda_operand_of(&g), stats, layer->positions};
-    tchi_cuda_sum_extent e = tchi_cuda_sum_extent_of(layer->samples, layer->positions, layer->features);
-    return tchi_cuda_run_sums<real>(state, e, terms, target, stats + rows, "normalized_sums");
+    row_stats<real> *stats = (row_stats<real> *)scratch;
+    return layer->kind == TCH_LAYER_GROUP_NORM ? group_norm_sums(state, layer, target, stats)
+                                               : feature_norm_sums(state, layer, target, stats);
 }
 
 /* Groups are not known here: at most as many as channels. */
 int64_t tchi_cuda_normalized_scratch(tch_scalar type, int64_t positions, int64_t features, int64_t samples)
 {
-    int64_t each = type == TCH_SCALAR_F64 ? sizeof(row_stats_f64) : sizeof(row_stats);
+    int64_t each = type == TCH_SCALAR_F64 ? sizeof(row_stats<double>) : sizeof(row_stats<float>);
     int64_t rows = positions > features ? positions : features;
     return samples * rows * each + tchi_cuda_sum_scratch(samples, positions, features, 2);
 }
@@ -295,16 +253,18 @@ int64_t tchi_cuda_normalized_scratch(tch_scalar type, int64_t positions, int64_t
 tch_status tchi_cuda_normalized_sums(void *state, const tch_normalized *layer, double scale, const tch_matrices *weight,
                                      const tch_matrices *bias, void *scratch)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_sum_target<2> target = target_of(scale, weight, bias);
-    bool wide = layer->type == TCH_SCALAR_F64;
+    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
+    tchi_cuda_sum_target<2> target = {};
     if (layer->samples == 0 || layer->features == 0) {
         return TCH_OK;
     }
-    if (layer->kind == TCH_LAYER_GROUP_NORM) {
-        return wide ? group_norm_sums<double>(s, layer, target, scratch)
-                    : group_norm_sums<float>(s, layer, target, scratch);
+    if (weight != NULL) {
+        target.out[0] = tchi_cuda_operand_of(weight);
     }
-    return wide ? feature_norm_sums<double>(s, layer, target, scratch)
-                : feature_norm_sums<float>(s, layer, target, scratch);
+    if (bias != NULL) {
+        target.out[1] = tchi_cuda_operand_of(bias);
+    }
+    target.scale = scale;
+    return layer->type == TCH_SCALAR_F64 ? norm_sums<double>(s, layer, target, scratch)
+                                         : norm_sums<float>(s, layer, target, scratch);
 }

@@ -10,7 +10,6 @@
 #ifndef TCHI_CUDA_POSITION_SUMS_CUH
 #define TCHI_CUDA_POSITION_SUMS_CUH
 
-#include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 
 #define TCHI_CUDA_SUM_THREADS 256
@@ -159,14 +158,14 @@ static tch_status tchi_cuda_run_sums(const tchi_cuda_state *state, const tchi_cu
         tchi_cuda_block_for(tchi_cuda_ceil_div(e.cols, 4), e.chunk < e.rows ? e.chunk : e.rows, TCHI_CUDA_SUM_THREADS);
     dim3 grid(tchi_cuda_grid(tchi_cuda_ceil_div(e.cols, (int64_t)block.x * 4)), (unsigned)e.chunks,
               tchi_cuda_grid_yz(e.batch));
-    position_sums_kernel<real><<<grid, block, 0, state->stream>>>(from, e, target, partial);
-    TCHI_CUDA_PASS(tchi_cuda_launched(state, name));
+    TCHI_CUDA_PASS(
+        tchi_cuda_launch(state, name, position_sums_kernel<real, terms>, grid, block, from, e, target, partial));
     if (e.chunks == 1) {
         return TCH_OK;
     }
     unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(e.batch * terms::outputs * e.cols, TCHI_CUDA_SUM_THREADS));
-    add_chunks_kernel<terms::outputs><<<blocks, TCHI_CUDA_SUM_THREADS, 0, state->stream>>>(e, target, partial);
-    return tchi_cuda_launched(state, "add_chunks");
+    return tchi_cuda_launch(state, "add_chunks", add_chunks_kernel<terms::outputs>, blocks, TCHI_CUDA_SUM_THREADS, e,
+                            target, partial);
 }
 
 #endif

@@ -13,6 +13,7 @@
  *     }
  */
 #include "backends/cuda/device/reduce.cuh"
+#include "position_sums.cuh"
 
 #define THREADS 256
 #define CHUNK 16384 /* elements of a chunk, about: 64 for each thread */
@@ -111,8 +112,8 @@ tch_status tchi_cuda_pair_dots(void *state, const tch_matrices *x, const tch_mat
     double *straight = groups * chunks == 1 ? out : nullptr;
     auto kernel =
         x->type == TCH_SCALAR_F64 || y->type == TCH_SCALAR_F64 ? pair_dots_kernel<double> : pair_dots_kernel<float>;
-    kernel<<<blocks, threads, 0, s->stream>>>(e, height, a, b, partial, scale, straight);
-    TCHI_CUDA_PASS(tchi_cuda_launched(s, "pair_dots"));
+    TCHI_CUDA_PASS(
+        tchi_cuda_launch(s, "pair_dots", kernel, blocks, threads, e, height, a, b, partial, scale, straight));
     if (straight != nullptr) {
         return TCH_OK;
     }
@@ -122,18 +123,16 @@ tch_status tchi_cuda_pair_dots(void *state, const tch_matrices *x, const tch_mat
 /* --- blocks of two matrices -------------------------------------------------------------------------------------- */
 
 typedef struct block_call {
-    tchi_cuda_operand x, y, out;
+    tchi_cuda_operand x, y;
+    tchi_cuda_sum_target<1> target;
     int64_t down, across;  /* blocks: rows and columns of out */
     int64_t height, width; /* of a block */
     int64_t chunk, chunks; /* rows of one, and chunks of a block */
-    double scale, beta;
 } block_call;
 
 static __device__ inline void put_block(const block_call &c, int64_t block, double sum)
 {
-    char *to = tchi_cuda_at(c.out, 0, block / c.across, block % c.across);
-    double before = c.beta != 0.0 ? c.beta * tchi_cuda_load<double>(c.out.type, to, 0, 0) : 0.0;
-    tchi_cuda_store<double>(c.out.type, to, 0, 0, before + c.scale * sum);
+    tchi_cuda_put_sum(c.target, 0, block / c.across, block % c.across, sum);
 }
 
 /* The sum over a small block by `lanes` neighbors in a warp, a power of two, of which this is `lane`. */
@@ -230,56 +229,40 @@ int64_t tchi_cuda_block_dots_scratch(int64_t rows, int64_t cols)
     return (rows * cols / (CHUNK / 4) + 1) * (int64_t)sizeof(double);
 }
 
-template <typename real> static tch_status run_small_blocks(const tchi_cuda_state *state, const block_call &c)
-{
-    int lanes = 1;
-    while (lanes < 32 && lanes < c.height * c.width) {
-        lanes *= 2;
-    }
-    unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(c.down * c.across * lanes, THREADS));
-    small_block_dots_kernel<real><<<blocks, THREADS, 0, state->stream>>>(c, lanes);
-    return tchi_cuda_launched(state, "small_block_dots");
-}
-
 template <typename real>
 static tch_status run_blocks(const tchi_cuda_state *state, const block_call &c, double *partial)
 {
     int64_t total = c.down * c.across;
     if (c.height * c.width <= FEW) {
-        return run_small_blocks<real>(state, c);
+        int lanes = 1;
+        while (lanes < 32 && lanes < c.height * c.width) {
+            lanes *= 2;
+        }
+        return tchi_cuda_launch(state, "small_block_dots", small_block_dots_kernel<real>,
+                                tchi_cuda_grid(tchi_cuda_ceil_div(total * lanes, THREADS)), THREADS, c, lanes);
     }
-    unsigned blocks = tchi_cuda_grid(total * c.chunks);
-    block_dots_kernel<real><<<blocks, threads_for(c.chunk, c.width), 0, state->stream>>>(c, partial);
-    TCHI_CUDA_PASS(tchi_cuda_launched(state, "block_dots"));
-    if (c.chunks == 1) {
-        return TCH_OK;
-    }
-    unsigned sums = tchi_cuda_grid(tchi_cuda_ceil_div(total, THREADS / 32));
-    add_block_chunks_kernel<<<sums, THREADS, 0, state->stream>>>(c, partial);
-    return tchi_cuda_launched(state, "add_block_chunks");
+    TCHI_CUDA_PASS(tchi_cuda_launch(state, "block_dots", block_dots_kernel<real>, tchi_cuda_grid(total * c.chunks),
+                                    threads_for(c.chunk, c.width), c, partial));
+    return c.chunks == 1
+               ? TCH_OK
+               : tchi_cuda_launch(state, "add_block_chunks", add_block_chunks_kernel,
+                                  tchi_cuda_grid(tchi_cuda_ceil_div(total, THREADS / 32)), THREADS, c, partial);
 }
 
 tch_status tchi_cuda_block_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t height,
                                 int64_t width, double scale, double beta, const tch_matrices *out, void *scratch)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    if (out->rows == 0 || out->cols == 0) {
-        return TCH_OK;
-    }
+    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
+    const int64_t chunk = chunk_rows(height, width), chunks = chunk > 0 ? tchi_cuda_ceil_div(height, chunk) : 1;
     block_call c = {tchi_cuda_operand_of(x),
                     tchi_cuda_operand_of(y),
-                    tchi_cuda_operand_of(out),
+                    {{tchi_cuda_operand_of(out)}, scale, beta},
                     out->rows,
                     out->cols,
                     height,
                     width,
-                    chunk_rows(height, width),
-                    1,
-                    scale,
-                    beta};
-    c.chunks = c.chunk > 0 ? tchi_cuda_ceil_div(height, c.chunk) : 1;
-    if (x->type == TCH_SCALAR_F64) {
-        return run_blocks<double>(s, c, (double *)scratch);
-    }
-    return run_blocks<float>(s, c, (double *)scratch);
+                    chunk,
+                    chunks};
+    return x->type == TCH_SCALAR_F64 ? run_blocks<double>(s, c, (double *)scratch)
+                                     : run_blocks<float>(s, c, (double *)scratch);
 }

@@ -54,20 +54,21 @@ tch_status tchi_cuda_sample_sums(void *state, const tch_matrices *x, double scal
     tchi_cuda_sum_extent e = tchi_cuda_sum_extent_of(x->batch, x->rows, x->cols);
     tchi_cuda_sum_target<1> target = {{tchi_cuda_operand_of(out)}, scale, beta};
     tchi_cuda_operand from = tchi_cuda_operand_of(x);
+    const char *name = "sample_sums";
     if (x->type == TCH_SCALAR_F64) {
-        return tchi_cuda_run_sums<double>(s, e, plain_terms<double>{from}, target, scratch, "sample_sums");
+        return tchi_cuda_run_sums<double>(s, e, plain_terms<double>{from}, target, scratch, name);
     }
-    bool aligned = from.wide && x->cols % 4 == 0;
-    if (aligned && x->type == TCH_SCALAR_BF16) {
-        return tchi_cuda_run_sums<float>(s, e, aligned_terms<TCH_SCALAR_BF16>{from}, target, scratch, "sample_sums");
+    if (!from.wide || x->cols % 4 != 0) {
+        return tchi_cuda_run_sums<float>(s, e, plain_terms<float>{from}, target, scratch, name);
     }
-    if (aligned && x->type == TCH_SCALAR_F16) {
-        return tchi_cuda_run_sums<float>(s, e, aligned_terms<TCH_SCALAR_F16>{from}, target, scratch, "sample_sums");
+    switch (x->type) {
+    case TCH_SCALAR_BF16:
+        return tchi_cuda_run_sums<float>(s, e, aligned_terms<TCH_SCALAR_BF16>{from}, target, scratch, name);
+    case TCH_SCALAR_F16:
+        return tchi_cuda_run_sums<float>(s, e, aligned_terms<TCH_SCALAR_F16>{from}, target, scratch, name);
+    default:
+        return tchi_cuda_run_sums<float>(s, e, aligned_terms<TCH_SCALAR_F32>{from}, target, scratch, name);
     }
-    if (aligned && x->type == TCH_SCALAR_F32) {
-        return tchi_cuda_run_sums<float>(s, e, aligned_terms<TCH_SCALAR_F32>{from}, target, scratch, "sample_sums");
-    }
-    return tchi_cuda_run_sums<float>(s, e, plain_terms<float>{from}, target, scratch, "sample_sums");
 }
 
 /* --- numbers of samples ------------------------------------------------------------------------------------------ */
@@ -94,8 +95,8 @@ tch_status tchi_cuda_add_partials(const tchi_cuda_state *state, int64_t count, i
                                   double scale, double *out)
 {
     unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(count, THREADS / 32));
-    add_partials_kernel<<<blocks, THREADS, 0, state->stream>>>(count, each, partial, scale, out);
-    return tchi_cuda_launched(state, "add_partials");
+    return tchi_cuda_launch(state, "add_partials", add_partials_kernel, blocks, THREADS, count, each, partial, scale,
+                            out);
 }
 
 /* --- weights ----------------------------------------------------------------------------------------------------- */
@@ -113,54 +114,41 @@ static __global__ void __launch_bounds__(THREADS)
 tch_status tchi_cuda_clip_weights(void *state, tch_clip_rule rule, int64_t count, const double *squares, double scale,
                                   double most, double *weights)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     if (count == 0) {
         return TCH_OK;
     }
     unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(count, THREADS));
-    clip_weights_kernel<<<blocks, THREADS, 0, s->stream>>>(rule, count, squares, scale, most, weights);
-    return tchi_cuda_launched(s, "clip_weights");
+    return tchi_cuda_launch(state, "clip_weights", clip_weights_kernel, blocks, THREADS, rule, count, squares, scale,
+                            most, weights);
 }
 
-/* x, out (rows, cols) for each sample and group. Moves: an element in and out. Does: a product, in float64: a weight
- * may be below what float32 holds. */
-template <typename real>
-static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
-    weigh_samples_kernel(tchi_cuda_extent e, tchi_cuda_operand x, int64_t groups, const double *weights,
-                         int32_t drop_only, tchi_cuda_operand out)
-{
-    tchi_cuda_patch p = tchi_cuda_first_patch(e);
-    for (; p.b < e.batch; p.b += gridDim.z) {
+/* In float64: a weight may be below what float32 holds. */
+template <typename real> struct weigh_samples {
+    tchi_cuda_operand x;
+    int64_t groups;
+    const double *weights;
+    int32_t drop_only;
+    tchi_cuda_operand out;
+
+    __device__ inline void operator()(const tchi_cuda_patch &p) const
+    {
         const double given = weights[p.b / groups];
         const double weight = drop_only && given != 0.0 ? 1.0 : given;
-        for (p.i = tchi_cuda_first_row(); p.i < e.rows; p.i += tchi_cuda_row_stride()) {
-            tchi_cuda_patch_values<real> values = tchi_cuda_load_patch<real>(x, p);
+        tchi_cuda_patch_values<real> values = tchi_cuda_load_patch<real>(x, p);
 #pragma unroll
-            for (int k = 0; k < 4 * TCHI_CUDA_PATCH_STEPS; k++) {
-                real *value = &values.row[k / 4].v[k % 4];
-                *value = weight != 0.0 ? (real)((double)*value * weight) : (real)0;
-            }
-            tchi_cuda_store_patch(out, p, values);
+        for (int k = 0; k < 4 * TCHI_CUDA_PATCH_STEPS; k++) {
+            real *value = &values.row[k / 4].v[k % 4];
+            *value = weight != 0.0 ? (real)((double)*value * weight) : (real)0;
         }
+        tchi_cuda_store_patch(out, p, values);
     }
-}
+};
 
 tch_status tchi_cuda_weigh_samples(void *state, const tch_matrices *x, int64_t groups, const double *weights,
                                    int32_t drop_only, const tch_matrices *out)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_extent e = tchi_cuda_extent_of(x);
-    if (tchi_cuda_is_empty(e)) {
-        return TCH_OK;
-    }
-    tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
-    tchi_cuda_operand from = tchi_cuda_operand_of(x);
-    tchi_cuda_operand to = tchi_cuda_operand_of(out);
-    if (x->type == TCH_SCALAR_F64 || out->type == TCH_SCALAR_F64) {
-        weigh_samples_kernel<double>
-            <<<shape.grid, shape.block, 0, s->stream>>>(e, from, groups, weights, drop_only, to);
-    } else {
-        weigh_samples_kernel<float><<<shape.grid, shape.block, 0, s->stream>>>(e, from, groups, weights, drop_only, to);
-    }
-    return tchi_cuda_launched(s, "weigh_samples");
+    tchi_cuda_operand from = tchi_cuda_operand_of(x), to = tchi_cuda_operand_of(out);
+    return x->type == TCH_SCALAR_F64 || out->type == TCH_SCALAR_F64
+               ? tchi_cuda_walk(state, "weigh_samples", x, weigh_samples<double>{from, groups, weights, drop_only, to})
+               : tchi_cuda_walk(state, "weigh_samples", x, weigh_samples<float>{from, groups, weights, drop_only, to});
 }

@@ -59,16 +59,14 @@ static __global__ void __launch_bounds__(DOTS_WARPS *WARP, BLOCKS)
 tch_status tchi_cuda_row_dots(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
                               const tch_matrices *w)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     tchi_cuda_extent e = tchi_cuda_extent_of(x);
     if (e.rows == 0 || e.batch == 0) {
         return TCH_OK;
     }
     unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(e.rows * e.batch, DOTS_WARPS));
     auto kernel = x->type == TCH_SCALAR_F64 ? row_dots_kernel<double> : row_dots_kernel<float>;
-    kernel<<<grid, DOTS_WARPS * WARP, 0, s->stream>>>(e, tchi_cuda_operand_of(x), tchi_cuda_operand_of(y), exponent,
-                                                      tchi_cuda_operand_of(w));
-    return tchi_cuda_launched(s, "row_dots_kernel");
+    return tchi_cuda_launch(state, "row_dots_kernel", kernel, grid, DOTS_WARPS * WARP, e, tchi_cuda_operand_of(x),
+                            tchi_cuda_operand_of(y), exponent, tchi_cuda_operand_of(w));
 }
 
 /* --- rows as sums of two float16 --------------------------------------------------------------------------------- */
@@ -105,23 +103,13 @@ template <typename real> static __device__ __forceinline__ split_row<real> row_o
             p.x.wide && p.rows.wide && p.high.wide && p.low.wide};
 }
 
-static __device__ __forceinline__ float4 load_wide(const float *x)
-{
-    return *(const float4 *)x;
-}
-
-static __device__ __forceinline__ float4 load_wide(const double *x)
-{
-    double2 first = *(const double2 *)x;
-    double2 second = *(const double2 *)(x + 2);
-    return make_float4((float)first.x, (float)first.y, (float)second.x, (float)second.y);
-}
-
 /* Up to four numbers from column j on, and zeros beyond the end. */
 template <typename real> static __device__ __forceinline__ float4 load_four(const split_row<real> &row, int j)
 {
+    const tch_scalar type = sizeof(real) == sizeof(double) ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
     if (row.wide && j + 4 <= row.cols) {
-        return load_wide(row.x + j);
+        tchi_cuda_vec4<float> four = tchi_cuda_load_wide<float>(type, row.x, j, 0);
+        return make_float4(four.v[0], four.v[1], four.v[2], four.v[3]);
     }
     return make_float4(j < row.cols ? (float)row.x[j] : 0.0f, j + 1 < row.cols ? (float)row.x[j + 1] : 0.0f,
                        j + 2 < row.cols ? (float)row.x[j + 2] : 0.0f, j + 3 < row.cols ? (float)row.x[j + 3] : 0.0f);
@@ -198,11 +186,6 @@ static __device__ __forceinline__ float2 as_sum(double number)
     return make_float2(high, (float)(number - (double)high));
 }
 
-static __device__ __forceinline__ float2 inverse_length(double square)
-{
-    return as_sum(square == 0.0 ? 0.0 : 1.0 / sqrt(square));
-}
-
 /* X, rows, high and low (batch, rows, cols); a block to a row, whose beginning it keeps and of which it reads the rest,
  * if there is any, once more. Bytes that must move: those of X, 4 for each of its numbers as they become, and 4 for the
  * halves. */
@@ -232,7 +215,8 @@ static __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
         for (int j = first + HELD * step; j < row.cols; j += step) {
             square += square_of(load_four(row, j));
         }
-        float2 inverse = inverse_length(tchi_cuda_block_sum(square, (int)threadIdx.x, SPLIT_THREADS, shared));
+        square = tchi_cuda_block_sum(square, (int)threadIdx.x, SPLIT_THREADS, shared);
+        float2 inverse = as_sum(square == 0.0 ? 0.0 : 1.0 / sqrt(square));
 #pragma unroll
         for (int k = 0; k < HELD; k++) {
             float4 four = scale_four(held[k], inverse);
@@ -304,36 +288,23 @@ static __global__ void __launch_bounds__(SPLIT_THREADS)
     }
 }
 
-static tch_status split_normalized(tchi_cuda_state *s, const tch_rows_to_split *p)
+template <typename real> static tch_status split_rows(tchi_cuda_state *s, const tch_rows_to_split *p)
 {
-    tchi_cuda_extent e = tchi_cuda_extent_of(p->x);
-    bool wide = p->x->type == TCH_SCALAR_F64;
-    auto kernel = p->out->low.data != NULL
-                      ? (wide ? split_normalized_kernel<double, true> : split_normalized_kernel<float, true>)
-                      : (wide ? split_normalized_kernel<double, false> : split_normalized_kernel<float, false>);
-    kernel<<<tchi_cuda_grid(e.rows * e.batch), SPLIT_THREADS, 0, s->stream>>>(
-        e, tchi_cuda_operand_of(p->x), tchi_cuda_operand_of(p->rows), (float)p->out->scale,
-        tchi_cuda_operand_of(&p->out->high), tchi_cuda_operand_of(&p->out->low), p->done);
-    return tchi_cuda_launched(s, "split_normalized_kernel");
-}
-
-template <typename real> static auto plain_kernel(const tch_rows_to_split *p)
-{
-    return p->bound != NULL ? (p->out->low.data != NULL ? split_plain_kernel<real, true, true>
-                                                        : split_plain_kernel<real, true, false>)
-                            : (p->out->low.data != NULL ? split_plain_kernel<real, false, true>
-                                                        : split_plain_kernel<real, false, false>);
-}
-
-static tch_status split_plain(tchi_cuda_state *s, const tch_rows_to_split *p)
-{
-    tchi_cuda_extent e = tchi_cuda_extent_of(p->x);
-    bool wide = p->x->type == TCH_SCALAR_F64;
-    auto kernel = wide ? plain_kernel<double>(p) : plain_kernel<float>(p);
-    kernel<<<tchi_cuda_grid(tchi_cuda_ceil_div(e.rows * e.batch, HELD)), SPLIT_THREADS, 0, s->stream>>>(
-        e, tchi_cuda_operand_of(p->x), (float)p->out->scale, tchi_cuda_operand_of(&p->out->high),
-        tchi_cuda_operand_of(&p->out->low), p->shift, p->bound);
-    return tchi_cuda_launched(s, "split_plain_kernel");
+    const tchi_cuda_extent e = tchi_cuda_extent_of(p->x);
+    const tchi_cuda_operand x = tchi_cuda_operand_of(p->x), high = tchi_cuda_operand_of(&p->out->high),
+                            low = tchi_cuda_operand_of(&p->out->low);
+    const float scale = (float)p->out->scale;
+    const bool both = p->out->low.data != NULL;
+    if (p->rows != NULL) {
+        auto kernel = both ? split_normalized_kernel<real, true> : split_normalized_kernel<real, false>;
+        return tchi_cuda_launch(s, "split_normalized_kernel", kernel, tchi_cuda_grid(e.rows * e.batch), SPLIT_THREADS,
+                                e, x, tchi_cuda_operand_of(p->rows), scale, high, low, p->done);
+    }
+    auto moved = both ? split_plain_kernel<real, true, true> : split_plain_kernel<real, true, false>;
+    auto plain = both ? split_plain_kernel<real, false, true> : split_plain_kernel<real, false, false>;
+    return tchi_cuda_launch(s, "split_plain_kernel", p->bound != NULL ? moved : plain,
+                            tchi_cuda_grid(tchi_cuda_ceil_div(e.rows * e.batch, HELD)), SPLIT_THREADS, e, x, scale,
+                            high, low, p->shift, p->bound);
 }
 
 tch_status tchi_cuda_split_rows(void *state, const tch_rows_to_split *problem)
@@ -342,7 +313,7 @@ tch_status tchi_cuda_split_rows(void *state, const tch_rows_to_split *problem)
     if (tchi_cuda_is_empty(tchi_cuda_extent_of(problem->x))) {
         return TCH_OK;
     }
-    return problem->rows != NULL ? split_normalized(s, problem) : split_plain(s, problem);
+    return problem->x->type == TCH_SCALAR_F64 ? split_rows<double>(s, problem) : split_rows<float>(s, problem);
 }
 
 /* --- order ------------------------------------------------------------------------------------------------------- */
@@ -417,19 +388,18 @@ static __global__ void __launch_bounds__(ORDER_THREADS)
 
 tch_status tchi_cuda_descending(void *state, const tch_matrices *w, const int32_t *flags, int32_t *order)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     int64_t n = w->cols, batch = w->batch;
     if (n == 0 || batch == 0) {
         return TCH_OK;
     }
     if (flags != NULL) {
         unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(n * batch, ORDER_THREADS));
-        reset_order_kernel<<<grid, ORDER_THREADS, 0, s->stream>>>(n, batch, flags, order);
-        return tchi_cuda_launched(s, "reset_order_kernel");
+        return tchi_cuda_launch(state, "reset_order_kernel", reset_order_kernel, grid, ORDER_THREADS, n, batch, flags,
+                                order);
     }
     unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(n, ORDER_ELEMENTS) * batch);
-    descending_kernel<<<grid, ORDER_THREADS, 0, s->stream>>>(n, batch, tchi_cuda_operand_of(w), order);
-    return tchi_cuda_launched(s, "descending_kernel");
+    return tchi_cuda_launch(state, "descending_kernel", descending_kernel, grid, ORDER_THREADS, n, batch,
+                            tchi_cuda_operand_of(w), order);
 }
 
 /* --- permute ----------------------------------------------------------------------------------------------------- */
@@ -451,40 +421,26 @@ static __device__ inline tchi_cuda_vec4<real> load_permuted(const tchi_cuda_oper
     return four;
 }
 
-/* out(i, j) = X(rows[i], cols[j]), both (batch, rows, cols). Every element is read and written once; columns out of
- * order are read from a row that the first-level cache holds. */
-template <typename real>
-static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS, BLOCKS)
-    permute_kernel(tchi_cuda_extent e, tchi_cuda_operand x, const int32_t *rows, const int32_t *cols,
-                   tchi_cuda_operand out)
-{
-    tchi_cuda_patch p = tchi_cuda_first_patch(e);
-    for (; p.b < e.batch; p.b += gridDim.z) {
-        const int32_t *columns = cols != NULL ? cols + p.b * e.cols : NULL;
-        for (p.i = tchi_cuda_first_row(); p.i < e.rows; p.i += tchi_cuda_row_stride()) {
-            tchi_cuda_patch_values<real> values;
+/* out(i, j) = X(rows[i], cols[j]); columns out of order are read from a row that the first-level cache holds. */
+template <typename real> struct permute {
+    tchi_cuda_operand x;
+    const int32_t *rows, *cols;
+    int64_t width; /* columns of X */
+    tchi_cuda_operand out;
+
+    __device__ inline void operator()(const tchi_cuda_patch &p) const
+    {
+        tchi_cuda_patch_values<real> values;
 #pragma unroll
-            for (int k = 0; k < TCHI_CUDA_PATCH_STEPS; k++) {
-                int64_t i = p.i + k * p.step;
-                int count = i < e.rows ? p.count : 0;
-                int64_t from = rows != NULL && i < e.rows ? rows[p.b * e.rows + i] : i;
-                values.row[k] = load_permuted<real>(x, p.b, from, p.j, count, columns);
-            }
-            tchi_cuda_store_patch(out, p, values);
+        for (int k = 0; k < TCHI_CUDA_PATCH_STEPS; k++) {
+            int64_t i = p.i + k * p.step;
+            int64_t from = rows != NULL && i < p.rows ? rows[p.b * p.rows + i] : i;
+            values.row[k] = load_permuted<real>(x, p.b, from, p.j, i < p.rows ? p.count : 0,
+                                                cols != NULL ? cols + p.b * width : NULL);
         }
+        tchi_cuda_store_patch(out, p, values);
     }
-}
-
-static __device__ __forceinline__ void store_wide(float *to, float4 four)
-{
-    *(float4 *)to = four;
-}
-
-static __device__ __forceinline__ void store_wide(double *to, float4 four)
-{
-    *(double2 *)to = make_double2((double)four.x, (double)four.y);
-    *(double2 *)(to + 2) = make_double2((double)four.z, (double)four.w);
-}
+};
 
 /* Rows of float32 alone, all aligned: a block to HELD of them, whose loads are under way before the first is written.
  * Bytes that must move: those of X and of the result, once. */
@@ -494,6 +450,7 @@ static __global__ void __launch_bounds__(SPLIT_THREADS)
 {
     const int64_t rows = e.batch * e.rows;
     for (int64_t first = (int64_t)blockIdx.x * HELD; first < rows; first += (int64_t)gridDim.x * HELD) {
+        const tch_scalar type = sizeof(real) == sizeof(double) ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
         const float *from[HELD];
         real *to[HELD];
 #pragma unroll
@@ -503,45 +460,38 @@ static __global__ void __launch_bounds__(SPLIT_THREADS)
             to[k] = (real *)tchi_cuda_at(out, r / e.rows, r % e.rows, 0);
         }
         for (int j = 4 * (int)threadIdx.x; j < (int)e.cols; j += 4 * SPLIT_THREADS) {
-            float4 held[HELD];
+            tchi_cuda_vec4<real> held[HELD];
 #pragma unroll
             for (int k = 0; k < HELD; k++) {
-                held[k] = load_wide(from[k] + j);
+                held[k] = tchi_cuda_load_wide<real>(TCH_SCALAR_F32, from[k], j, 0);
             }
 #pragma unroll
             for (int k = 0; k < HELD; k++) {
                 if (first + k < rows) {
-                    store_wide(to[k] + j, held[k]);
+                    tchi_cuda_store_wide<real>(type, to[k], j, 0, held[k]);
                 }
             }
         }
     }
 }
 
-static tch_status permute_rows(tchi_cuda_state *s, const tch_matrices *x, const int32_t *rows, const tch_matrices *out)
+static tch_status permute_rows(void *state, const tch_matrices *x, const int32_t *rows, const tch_matrices *out)
 {
     tchi_cuda_extent e = tchi_cuda_extent_of(out);
     auto kernel = out->type == TCH_SCALAR_F64 ? permute_rows_kernel<double> : permute_rows_kernel<float>;
-    kernel<<<tchi_cuda_grid(tchi_cuda_ceil_div(e.rows * e.batch, HELD)), SPLIT_THREADS, 0, s->stream>>>(
-        e, tchi_cuda_operand_of(x), rows, tchi_cuda_operand_of(out));
-    return tchi_cuda_launched(s, "permute_rows_kernel");
+    return tchi_cuda_launch(state, "permute_rows_kernel", kernel,
+                            tchi_cuda_grid(tchi_cuda_ceil_div(e.rows * e.batch, HELD)), SPLIT_THREADS, e,
+                            tchi_cuda_operand_of(x), rows, tchi_cuda_operand_of(out));
 }
 
 tch_status tchi_cuda_permute(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
                              const tch_matrices *out)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_extent e = tchi_cuda_extent_of(out);
-    if (tchi_cuda_is_empty(e)) {
-        return TCH_OK;
-    }
     tchi_cuda_operand from = tchi_cuda_operand_of(x), to = tchi_cuda_operand_of(out);
-    if (rows != NULL && cols == NULL && x->type == TCH_SCALAR_F32 && e.cols % 4 == 0 && from.wide && to.wide) {
-        return permute_rows(s, x, rows, out);
+    if (rows != NULL && cols == NULL && x->type == TCH_SCALAR_F32 && out->cols % 4 == 0 && from.wide && to.wide) {
+        return permute_rows(state, x, rows, out);
     }
-    tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
-    auto kernel = out->type == TCH_SCALAR_F64 ? permute_kernel<double> : permute_kernel<float>;
-    kernel<<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), rows, cols,
-                                                      tchi_cuda_operand_of(out));
-    return tchi_cuda_launched(s, "permute_kernel");
+    return out->type == TCH_SCALAR_F64
+               ? tchi_cuda_walk(state, "permute", out, permute<double>{from, rows, cols, out->cols, to})
+               : tchi_cuda_walk(state, "permute", out, permute<float>{from, rows, cols, out->cols, to});
 }

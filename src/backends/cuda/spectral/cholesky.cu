@@ -20,7 +20,6 @@
  * A (batch, n, n), of which the lower triangle is read, and X of the same shape. Bytes that must move: half of A's and
  * all of X's. Operations that must be done: 2/3 n^3 a matrix. What counts is the time from one step to the next;
  * bench/ladder/cuda_cholesky.md has what was measured. */
-#include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
 
@@ -588,28 +587,14 @@ static int64_t shared_bytes(int tiles)
     return (int64_t)(tiles * (tiles + 1) / 2 + 1) * TILE_ELEMENTS * (int64_t)sizeof(double);
 }
 
-static tch_status launch_tiles(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *x,
-                               int32_t *flags)
-{
-    int tiles = (int)tchi_cuda_ceil_div(a->rows, TILE);
-    /* The attribute belongs to the kernel, not to this launch: always for the largest matrix, so that threads which
-     * launch different sizes at once do not take it from each other. */
-    TCHI_CUDA_TRY(cudaFuncSetAttribute(cholesky_tiles_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       (int)shared_bytes(MAX_TILES)),
-                  "shared memory of cholesky_tiles_kernel");
-    cholesky_tiles_kernel<<<tchi_cuda_grid(a->batch), 32 * tiles, (size_t)shared_bytes(tiles), state->stream>>>(
-        (int)a->rows, a->batch, (const double *)a->data, a->ld, a->stride, (double *)x->data, x->ld, x->stride, flags);
-    return tchi_cuda_launched(state, "cholesky_tiles_kernel");
-}
-
 template <typename real>
 static tch_status launch_elements(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *x,
                                   int32_t *flags)
 {
     auto kernel = a->rows <= SMALL ? cholesky_leaf_kernel<real, SMALL / SIDE> : cholesky_leaf_kernel<real, LEAF / SIDE>;
-    kernel<<<tchi_cuda_grid(a->batch), SIDE * SIDE, 0, state->stream>>>(
-        (int)a->rows, a->batch, (const real *)a->data, a->ld, a->stride, (real *)x->data, x->ld, x->stride, flags);
-    return tchi_cuda_launched(state, "cholesky_leaf_kernel");
+    return tchi_cuda_launch(state, "cholesky_leaf_kernel", kernel, tchi_cuda_grid(a->batch), SIDE * SIDE, (int)a->rows,
+                            a->batch, (const real *)a->data, a->ld, a->stride, (real *)x->data, x->ld, x->stride,
+                            flags);
 }
 
 tch_status tchi_cuda_cholesky_leaf(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *x,
@@ -621,6 +606,12 @@ tch_status tchi_cuda_cholesky_leaf(const tchi_cuda_state *state, const tch_matri
     if (a->type != TCH_SCALAR_F64) {
         return launch_elements<float>(state, a, x, flags);
     }
-    bool by_tiles = state->device.major >= 8 && state->device.shared_per_block >= shared_bytes(MAX_TILES);
-    return by_tiles ? launch_tiles(state, a, x, flags) : launch_elements<double>(state, a, x, flags);
+    if (state->device.major < 8 || state->device.shared_per_block < shared_bytes(MAX_TILES)) {
+        return launch_elements<double>(state, a, x, flags);
+    }
+    const int tiles = (int)tchi_cuda_ceil_div(a->rows, TILE);
+    return tchi_cuda_launch_shared(state, "cholesky_tiles_kernel", cholesky_tiles_kernel, tchi_cuda_grid(a->batch),
+                                   32 * tiles, shared_bytes(MAX_TILES), shared_bytes(tiles), (int)a->rows, a->batch,
+                                   (const double *)a->data, a->ld, a->stride, (double *)x->data, x->ld, x->stride,
+                                   flags);
 }

@@ -10,7 +10,6 @@
  *         }
  *     }
  */
-#include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/rules.h"
 
@@ -51,13 +50,12 @@ tch_status tchi_cuda_root_setup(void *state, int64_t batch, const tch_root_norms
                                 double relative_eps, double margin, double symmetry, double *damping, double *bound,
                                 int32_t *flags)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     if (batch == 0) {
         return TCH_OK;
     }
     setup_rules rules = {eps, relative_eps, margin, symmetry};
-    root_setup_kernel<<<blocks_for(batch), THREADS, 0, s->stream>>>(batch, *norms, rules, damping, bound, flags);
-    return tchi_cuda_launched(s, "root_setup");
+    return tchi_cuda_launch(state, "root_setup", root_setup_kernel, blocks_for(batch), THREADS, batch, *norms, rules,
+                            damping, bound, flags);
 }
 
 static __global__ void __launch_bounds__(THREADS)
@@ -73,13 +71,11 @@ tch_status tchi_cuda_factored_damping(void *state, int64_t batch, const double *
                                       const double *trace_b, int64_t n, double damping, double *shift_a,
                                       double *shift_b)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     if (batch == 0) {
         return TCH_OK;
     }
-    factored_damping_kernel<<<blocks_for(batch), THREADS, 0, s->stream>>>(batch, trace_a, (double)m, trace_b, (double)n,
-                                                                          damping, shift_a, shift_b);
-    return tchi_cuda_launched(s, "factored_damping");
+    return tchi_cuda_launch(state, "factored_damping", factored_damping_kernel, blocks_for(batch), THREADS, batch,
+                            trace_a, (double)m, trace_b, (double)n, damping, shift_a, shift_b);
 }
 
 /* --- after it ---------------------------------------------------------------------------------------------------- */
@@ -95,8 +91,8 @@ static __global__ void __launch_bounds__(THREADS)
 tch_status tchi_cuda_root_verdict(const tchi_cuda_state *s, int64_t batch, const double *residual, double tolerance,
                                   int32_t *flags)
 {
-    root_verdict_kernel<<<blocks_for(batch), THREADS, 0, s->stream>>>(batch, residual, tolerance, flags);
-    return tchi_cuda_launched(s, "root_verdict");
+    return tchi_cuda_launch(s, "root_verdict", root_verdict_kernel, blocks_for(batch), THREADS, batch, residual,
+                            tolerance, flags);
 }
 
 /* --- powers of a spectrum ---------------------------------------------------------------------------------------- */
@@ -158,11 +154,9 @@ static __global__ void __launch_bounds__(THREADS)
 tch_status tchi_cuda_spectrum_power(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
                                     int32_t *flags)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     if (w->batch == 0 || w->cols == 0) {
         return TCH_OK;
     }
-    spectrum_power_kernel<<<tchi_cuda_grid(w->batch), THREADS, 0, s->stream>>>(*map, tchi_cuda_operand_of(w), w->cols,
-                                                                               w->batch, damping, flags);
-    return tchi_cuda_launched(s, "spectrum_power");
+    return tchi_cuda_launch(state, "spectrum_power", spectrum_power_kernel, tchi_cuda_grid(w->batch), THREADS, *map,
+                            tchi_cuda_operand_of(w), w->cols, w->batch, damping, flags);
 }

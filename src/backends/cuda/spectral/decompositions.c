@@ -284,15 +284,10 @@ static tch_status factor_batch(const tchi_cuda_state *state, const tchi_cusolver
 {
     int n = (int)a->rows;
     int lda = (int)(n > 1 ? a->ld : 1);
-    if (a->type == TCH_SCALAR_F64) {
-        TCHI_CUSOLVER_TRY(solver->dpotrf_batched(state->solver, TCHI_CUBLAS_UPPER, n,
-                                                 (double **)(s->a_addresses + first), lda, s->info + first, (int)count),
-                          "cusolverDnDpotrfBatched");
-    } else {
-        TCHI_CUSOLVER_TRY(solver->spotrf_batched(state->solver, TCHI_CUBLAS_UPPER, n,
-                                                 (float **)(s->a_addresses + first), lda, s->info + first, (int)count),
-                          "cusolverDnSpotrfBatched");
-    }
+    TCHI_CUSOLVER_TRY(solver->potrf_batched[a->type == TCH_SCALAR_F64](state->solver, TCHI_CUBLAS_UPPER, n,
+                                                                       s->a_addresses + first, lda, s->info + first,
+                                                                       (int)count),
+                      "cusolverDn potrfBatched");
     return TCH_OK;
 }
 
@@ -324,29 +319,24 @@ static tch_status triangular_solve(const tchi_cuda_state *state, tchi_cublas_ope
                                    const tch_matrices *b, const solve_buffers *s, int64_t first, int64_t count)
 {
     const tchi_cublas *blas = tchi_cublas_open(NULL);
+    const int wide = a->type == TCH_SCALAR_F64;
     const double one = 1.0;
-    const float one_f32 = 1.0f;
+    const float one_f32 = 1.0F;
+    const void *alpha = wide ? (const void *)&one : &one_f32;
     int64_t n = a->rows;
     int64_t lda = n > 1 ? a->ld : 1;
     int64_t ldb = n > 1 ? b->ld : b->cols;
-    void **as = s->a_addresses + first;
-    void **bs = s->b_addresses + first;
-    tchi_cublas_status status;
-    if (s->batched && a->type == TCH_SCALAR_F64) {
-        status = blas->dtrsm_batched(state->blas, TCHI_CUBLAS_RIGHT, TCHI_CUBLAS_UPPER, op, TCHI_CUBLAS_NON_UNIT,
-                                     b->cols, n, &one, (const double *const *)as, lda, (double *const *)bs, ldb, count);
-    } else if (s->batched) {
-        status =
-            blas->strsm_batched(state->blas, TCHI_CUBLAS_RIGHT, TCHI_CUBLAS_UPPER, op, TCHI_CUBLAS_NON_UNIT, b->cols, n,
-                                &one_f32, (const float *const *)as, lda, (float *const *)bs, ldb, count);
-    } else if (a->type == TCH_SCALAR_F64) {
-        status = blas->dtrsm(state->blas, TCHI_CUBLAS_RIGHT, TCHI_CUBLAS_UPPER, op, TCHI_CUBLAS_NON_UNIT, b->cols, n,
-                             &one, tchi_cuda_matrix_at(a, first), lda, tchi_cuda_matrix_at(b, first), ldb);
-    } else {
-        status = blas->strsm(state->blas, TCHI_CUBLAS_RIGHT, TCHI_CUBLAS_UPPER, op, TCHI_CUBLAS_NON_UNIT, b->cols, n,
-                             &one_f32, tchi_cuda_matrix_at(a, first), lda, tchi_cuda_matrix_at(b, first), ldb);
+    if (s->batched) {
+        return tchi_cublas_check(blas->trsm_batched[wide](state->blas, TCHI_CUBLAS_RIGHT, TCHI_CUBLAS_UPPER, op,
+                                                          TCHI_CUBLAS_NON_UNIT, b->cols, n, alpha,
+                                                          s->a_addresses + first, lda, s->b_addresses + first, ldb,
+                                                          count),
+                                 "cublas trsmBatched");
     }
-    return tchi_cublas_check(status, s->batched ? "cublas trsmBatched" : "cublas trsm");
+    return tchi_cublas_check(blas->trsm[wide](state->blas, TCHI_CUBLAS_RIGHT, TCHI_CUBLAS_UPPER, op,
+                                              TCHI_CUBLAS_NON_UNIT, b->cols, n, alpha, tchi_cuda_matrix_at(a, first),
+                                              lda, tchi_cuda_matrix_at(b, first), ldb),
+                             "cublas trsm");
 }
 
 /* B' becomes B' U^-1 U'^-1 = B' A^-1. */

@@ -18,7 +18,6 @@
  * that must move: those of A and X, 8 or 16 N n^2. Operations that must be done: N P n^3, half of a full product each;
  * tiles on the diagonal are computed whole, so N P n^2 (n + 16) are. Arithmetic decides from n = 16 on.
  * bench/ladder/cuda_newton_small.md has what was measured. */
-#include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
 
@@ -57,7 +56,7 @@ static __host__ __device__ inline int lower_tiles(int tiles)
 /* Where tile (row, col), row >= col, begins: tiles lie row by row. */
 static __device__ __forceinline__ int tile_at(int row, int col)
 {
-    return (row * (row + 1) / 2 + col) * TILE_ELEMENTS;
+    return (lower_tiles(row) + col) * TILE_ELEMENTS;
 }
 
 /* Where an element lies in its tile. Each row has its groups of four columns in another order, so that four rows by
@@ -371,15 +370,10 @@ tch_status tchi_cuda_newton(void *state, const tch_newton_iteration *iteration, 
     if (a->batch == 0 || a->rows == 0) {
         return TCH_OK;
     }
-    int tiles = (int)((a->rows + TILE - 1) / TILE);
+    int tiles = (int)tchi_cuda_ceil_div(a->rows, TILE);
     int warps = (lower_tiles(tiles) + WARP_TILES - 1) / WARP_TILES;
-    unsigned blocks = (unsigned)(a->batch < INT32_MAX ? a->batch : INT32_MAX);
     problem p = {*iteration, *a, *x, shift, bound, (int)a->rows, tiles};
-    /* The attribute belongs to the kernel, not to this launch: always the device's own limit, so that threads which
-     * launch different sizes at once do not take it from each other. */
-    int most = (int)shared_bytes((int)(tchi_cuda_newton_limit(s) / TILE));
-    TCHI_CUDA_TRY(cudaFuncSetAttribute(newton_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
-                  "shared memory of newton_kernel");
-    newton_kernel<<<blocks, 32 * warps, (size_t)shared_bytes(tiles), s->stream>>>(p);
-    return tchi_cuda_launched(s, "newton_kernel");
+    const int64_t most = shared_bytes((int)(tchi_cuda_newton_limit(s) / TILE));
+    return tchi_cuda_launch_shared(s, "newton_kernel", newton_kernel, tchi_cuda_grid(a->batch), 32 * warps, most,
+                                   shared_bytes(tiles), p);
 }

@@ -59,11 +59,6 @@ static __device__ inline double block_sum(double value, double *shared)
     return tchi_cuda_block_sum(value, (int)threadIdx.x, (int)blockDim.x, shared);
 }
 
-static __device__ inline double block_max(double value, double *shared)
-{
-    return tchi_cuda_block_max(value, (int)threadIdx.x, (int)blockDim.x, shared);
-}
-
 /* x = the row; returns its sum of squares. */
 template <typename real> static __device__ double load_row(const real *row, int64_t n, const work_row &r)
 {
@@ -175,8 +170,9 @@ template <typename real> static __device__ int64_t freest_column(const basis<rea
             column = j;
         }
     }
-    double found = block_max(fmax(most, 0.0), shared);
-    return q.n - (int64_t)block_max(most == found ? (double)(q.n - column) : 0.0, shared);
+    const int thread = (int)threadIdx.x, threads = (int)blockDim.x;
+    double found = tchi_cuda_block_max(fmax(most, 0.0), thread, threads, shared);
+    return q.n - (int64_t)tchi_cuda_block_max(most == found ? (double)(q.n - column) : 0.0, thread, threads, shared);
 }
 
 /* Rows of zeros, after all others are in place, become what those leave free. */
@@ -202,11 +198,13 @@ template <typename real> static __device__ void complete(real *v, int64_t n, int
  * second-level cache in the main, for 2 n^3 operations in float64. */
 template <typename real>
 static __global__ void __launch_bounds__(MOST_THREADS)
-    orthonormal_rows_kernel(real *v, int64_t n, int64_t ld, int64_t stride, int64_t batch, const real *w,
-                            const double *defects, double limit, double *rows, int32_t *flags)
+    orthonormal_rows_kernel(tch_matrices v, const void *values, const double *defects, double limit, double *rows,
+                            int32_t *flags)
 {
     __shared__ double shared[LANES];
-    for (int64_t b = blockIdx.x; b < batch; b += gridDim.x) {
+    const int64_t n = v.rows;
+    for (int64_t b = blockIdx.x; b < v.batch; b += gridDim.x) {
+        real *matrix = (real *)v.data + b * v.stride;
         double defect = defects[b];
         if (flags[b] != TCH_REPORT_OK || defect <= limit) {
             continue;
@@ -214,8 +212,8 @@ static __global__ void __launch_bounds__(MOST_THREADS)
         __syncthreads(); /* everyone has read the flag before it changes */
         if (isfinite(defect)) {
             work_row r = {rows + b * 2 * n, rows + b * 2 * n + n, shared};
-            orthonormalize(v + b * stride, n, ld, w + b * n, r);
-            complete(v + b * stride, n, ld, r);
+            orthonormalize(matrix, n, v.ld, (const real *)values + b * n, r);
+            complete(matrix, n, v.ld, r);
         } else if (threadIdx.x == 0) {
             flags[b] = TCH_REPORT_NO_CONVERGENCE;
         }
@@ -239,16 +237,7 @@ static unsigned threads_for(int64_t n)
 tch_status tchi_cuda_orthonormal_rows(const tchi_cuda_state *state, const tch_matrices *v, const void *values,
                                       const double *defects, double *rows, int32_t *flags)
 {
-    unsigned grid = tchi_cuda_grid(v->batch);
-    unsigned threads = threads_for(v->rows);
-    double limit = defect_limit(v->type, v->rows);
-    if (v->type == TCH_SCALAR_F64) {
-        orthonormal_rows_kernel<<<grid, threads, 0, state->stream>>>((double *)v->data, v->rows, v->ld, v->stride,
-                                                                     v->batch, (const double *)values, defects, limit,
-                                                                     rows, flags);
-    } else {
-        orthonormal_rows_kernel<<<grid, threads, 0, state->stream>>>(
-            (float *)v->data, v->rows, v->ld, v->stride, v->batch, (const float *)values, defects, limit, rows, flags);
-    }
-    return tchi_cuda_launched(state, "orthonormal_rows_kernel");
+    auto kernel = v->type == TCH_SCALAR_F64 ? orthonormal_rows_kernel<double> : orthonormal_rows_kernel<float>;
+    return tchi_cuda_launch(state, "orthonormal_rows_kernel", kernel, tchi_cuda_grid(v->batch), threads_for(v->rows),
+                            *v, values, defects, defect_limit(v->type, v->rows), rows, flags);
 }

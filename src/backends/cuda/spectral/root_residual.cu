@@ -425,8 +425,8 @@ static tch_status bound_errors(tchi_cuda_state *state, int32_t root, const tch_m
     TCHI_CUDA_PASS(tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, y, error));
     TCHI_CUDA_PASS(tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, x, sizes));
     unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(x->batch, THREADS));
-    divide_errors<<<blocks, THREADS, 0, state->stream>>>(x->batch, (double)x->rows, root, sizes, error);
-    return tchi_cuda_launched(state, "root_residual");
+    return tchi_cuda_launch(state, "root_residual", divide_errors, blocks, THREADS, x->batch, (double)x->rows, root,
+                            sizes, error);
 }
 
 static tch_status exact_part(tchi_cuda_state *state, int32_t root, const tch_matrices *a, const double *shift,

@@ -49,21 +49,6 @@ static __device__ apply_numbers<real> numbers_of(const tchi_cuda_rects &list, co
     return n;
 }
 
-template <typename real>
-static __device__ inline void apply_four(const apply_numbers<real> &n, int nesterov, const tchi_cuda_vec4<real> &block,
-                                         tchi_cuda_vec4<real> &buffer, tchi_cuda_vec4<real> &p)
-{
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        real d = n.scale * block.v[k];
-        if (n.momentum) {
-            buffer.v[k] = fma(n.keep, buffer.v[k], d);
-            d = nesterov ? fma(n.keep, buffer.v[k], d) : buffer.v[k];
-        }
-        p.v[k] = fma(n.decay, p.v[k], -(n.step * d));
-    }
-}
-
 template <typename real, tchi_cuda_access_path path>
 static __device__ inline void apply_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, const apply_rules &rules,
                                           apply_numbers<real> &numbers, real *tile)
@@ -83,8 +68,13 @@ static __device__ inline void apply_chunk(const tchi_cuda_chunk_ctx<real, path> 
     tchi_cuda_unpack_block(ctx, from, tile, d);
     tchi_cuda_unpack_param(ctx, p);
 #pragma unroll
-    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        apply_four(numbers, rules.nesterov, d.at[s], buffer.at[s], p.at[s]);
+    for (int k = 0; k < 4 * TCHI_CUDA_STEPS; k++) {
+        real direction = numbers.scale * d.at[k / 4].v[k % 4], *kept = &buffer.at[k / 4].v[k % 4];
+        if (numbers.momentum) {
+            *kept = fma(numbers.keep, *kept, direction);
+            direction = rules.nesterov ? fma(numbers.keep, *kept, direction) : *kept;
+        }
+        p.at[k / 4].v[k % 4] = fma(numbers.decay, p.at[k / 4].v[k % 4], -(numbers.step * direction));
     }
     if (numbers.momentum) {
         tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_2, buffer);

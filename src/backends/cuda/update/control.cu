@@ -41,8 +41,7 @@ tch_status tchi_cuda_store_numbers(tchi_cuda_state *s, double *dst, const double
     for (int64_t k = 0; k < count; k++) {
         numbers.at[k] = values[k];
     }
-    store_numbers_kernel<<<1, MOST_NUMBERS, 0, s->stream>>>(numbers, (int)count, dst);
-    return tchi_cuda_launched(s, "store_numbers");
+    return tchi_cuda_launch(s, "store_numbers", store_numbers_kernel, 1, MOST_NUMBERS, numbers, (int)count, dst);
 }
 
 static __global__ void decide_skip_kernel(const int32_t *found, const float *found_inf, const int32_t *agreement,
@@ -54,9 +53,7 @@ static __global__ void decide_skip_kernel(const int32_t *found, const float *fou
 tch_status tchi_cuda_decide_skip(void *state, const int32_t *found, const float *found_inf, const int32_t *agreement,
                                  int32_t *skip, double *counts)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    decide_skip_kernel<<<1, 1, 0, s->stream>>>(found, found_inf, agreement, skip, counts);
-    return tchi_cuda_launched(s, "decide_skip");
+    return tchi_cuda_launch(state, "decide_skip", decide_skip_kernel, 1, 1, found, found_inf, agreement, skip, counts);
 }
 
 static __global__ void update_scale_kernel(float *scale, int32_t *tracker, const float *found_inf, double growth,
@@ -68,9 +65,8 @@ static __global__ void update_scale_kernel(float *scale, int32_t *tracker, const
 tch_status tchi_cuda_update_scale(void *state, float *scale, int32_t *tracker, const float *found_inf, double growth,
                                   double backoff, int32_t interval)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    update_scale_kernel<<<1, 1, 0, s->stream>>>(scale, tracker, found_inf, growth, backoff, interval);
-    return tchi_cuda_launched(s, "update_scale");
+    return tchi_cuda_launch(state, "update_scale", update_scale_kernel, 1, 1, scale, tracker, found_inf, growth,
+                            backoff, interval);
 }
 
 /* --- clocks ------------------------------------------------------------------------------------------------------ */
@@ -96,16 +92,15 @@ static __global__ void __launch_bounds__(THREADS)
 tch_status tchi_cuda_advance(void *state, int64_t count, tch_clock *const *clocks, const tch_hyper *hyper,
                              const int32_t *skip, int32_t correct, tch_factor_rule rule)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     some_clocks some = {};
     for (int64_t first = 0; first < count; first += MOST_CLOCKS) {
         int now = (int)(count - first < MOST_CLOCKS ? count - first : MOST_CLOCKS);
         for (int k = 0; k < now; k++) {
             some.at[k] = clocks[first + k];
         }
-        advance_kernel<<<tchi_cuda_grid(tchi_cuda_ceil_div(now, THREADS)), THREADS, 0, s->stream>>>(
-            some, now, hyper, skip, correct, rule);
-        TCHI_CUDA_PASS(tchi_cuda_launched(s, "advance"));
+        TCHI_CUDA_PASS(tchi_cuda_launch(state, "advance", advance_kernel,
+                                        tchi_cuda_grid(tchi_cuda_ceil_div(now, THREADS)), THREADS, some, now, hyper,
+                                        skip, correct, rule));
     }
     return TCH_OK;
 }
@@ -117,29 +112,6 @@ typedef struct finding {
     int32_t *found;
     float *found_inf;
 } finding;
-
-static __device__ inline void report(const finding &result)
-{
-    if (result.found != NULL) {
-        *result.found = 1;
-    } else {
-        *result.found_inf = 1.0f;
-    }
-}
-
-/* Beyond a rectangle's edge there are zeros, which are finite. */
-template <typename real> static __device__ inline bool all_finite(const tchi_cuda_vec4s<real> &g)
-{
-    bool finite = true;
-#pragma unroll
-    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            finite = finite && isfinite(g.at[s].v[k]);
-        }
-    }
-    return finite;
-}
 
 /* A number as it will be stored. */
 template <typename real> static __device__ inline real rounded(tch_scalar type, real value)
@@ -156,33 +128,28 @@ template <typename real> static __device__ inline real rounded(tch_scalar type, 
     }
 }
 
-/* Rounding may overflow: what is looked at is what was stored. */
-template <typename real> static __device__ inline void round_all(tch_scalar type, tchi_cuda_vec4s<real> &g)
-{
-#pragma unroll
-    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            g.at[s].v[k] = rounded(type, g.at[s].v[k]);
-        }
-    }
-}
-
 /* What was not finite stays so when it is divided, hence one look is enough. */
 template <typename real, tchi_cuda_access_path path>
 static __device__ inline void inspect_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, bool unscale,
                                             const finding &result)
 {
+    const tch_scalar type = tchi_cuda_chunk_type(ctx, TCHI_CUDA_GRAD);
     tchi_cuda_vec4s<real> g = tchi_cuda_fetch(ctx, TCHI_CUDA_GRAD);
-    if (unscale) {
-        tchi_cuda_unpack_grad(ctx, (real)*ctx.list.grad_scale, g);
-        round_all(tchi_cuda_chunk_type(ctx, TCHI_CUDA_GRAD), g);
-        tchi_cuda_put_all(ctx, TCHI_CUDA_GRAD, g);
-    } else {
-        tchi_cuda_unpack_all(ctx, TCHI_CUDA_GRAD, g);
+    tchi_cuda_unpack_grad(ctx, unscale ? (real)*ctx.list.grad_scale : (real)1, g);
+    bool finite = true; /* as zeros beyond a rectangle's edge are */
+#pragma unroll
+    for (int k = 0; k < 4 * TCHI_CUDA_STEPS; k++) {
+        real *value = &g.at[k / 4].v[k % 4];
+        *value = unscale ? rounded(type, *value) : *value; /* rounding may overflow: what is stored counts */
+        finite = finite && isfinite(*value);
     }
-    if (!all_finite(g)) {
-        report(result);
+    if (unscale) {
+        tchi_cuda_put_all(ctx, TCHI_CUDA_GRAD, g);
+    }
+    if (!finite && result.found != NULL) {
+        *result.found = 1;
+    } else if (!finite) {
+        *result.found_inf = 1.0f;
     }
 }
 
@@ -199,6 +166,6 @@ tch_status tchi_cuda_inspect_gradients(void *state, const tch_update *update, in
                                        float *found_inf)
 {
     return tchi_cuda_launch_update<bool, finding>(state, update, TCHI_CUDA_PARAMS, "inspect_grads",
-                                                  {inspect_grads_kernel<double>, inspect_grads_kernel<float>, NULL},
+                                                  {inspect_grads_kernel<double>, inspect_grads_kernel<float>},
                                                   unscale && update->grad_scale != NULL, {found, found_inf});
 }

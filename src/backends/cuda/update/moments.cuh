@@ -1,7 +1,6 @@
-/* Moments that are kept in less than float32: as bfloat16, or as codes of eight bits with a scale for each 128
- * elements, which are what a warp has at one step. See core/codes.h for the codes, and torchium/backend/update.h for
- * the random bits: one number of the generator serves four elements of both moments. Templates over tch_moments, so
- * that float32 and float64 moments compile to what they were. */
+/* Moments in bfloat16, or in codes of eight bits with a scale for each 128 elements, which a warp has at one step. See
+ * core/codes.h for the codes, and torchium/backend/update.h for the random bits: one number of the generator serves
+ * four elements of both moments. */
 #ifndef TCHI_CUDA_MOMENTS_CUH
 #define TCHI_CUDA_MOMENTS_CUH
 
@@ -87,8 +86,8 @@ static __device__ inline void tchi_cuda_unpack_moment(int index, tchi_cuda_vec4s
 
 /* --- the way back ------------------------------------------------------------------------------------------------ */
 
-/* Of a warp's 128 elements, those beyond the end being 0: what the scale of squares or of a use follows from. `was` are
- * first moments before the step. */
+/* What the scale of a warp's 128 elements follows from, those beyond the end being 0. `was` are first moments before
+ * the step. */
 template <bool squares, tchi_code_use use>
 static __device__ inline tchi_code_extent
 tchi_cuda_code_extent(const tchi_cuda_place &place, const tchi_cuda_vec4<float> &four, const tchi_cuda_vec4<float> &was)
@@ -143,7 +142,7 @@ static __device__ inline void tchi_cuda_store_bfloats(void *data, bool wide, int
 }
 
 /* Rounds the moments of state 0 and, for AdamW, of state 1, and stores them. `was` are those of state 0 before the
- * step, which AdamW's codes do not depend on. */
+ * step. */
 template <tchi_code_use use, tch_moments kept, typename real, tchi_cuda_access_path path>
 static __device__ inline void
 tchi_cuda_put_moments(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cuda_vec4s<real> &first,
@@ -182,18 +181,6 @@ tchi_cuda_put_moments(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cud
             }
         }
     }
-}
-
-/* The kernel for how an update keeps its moments. */
-template <typename... params>
-static tchi_cuda_update_kernels<params...>
-tchi_cuda_choose_moments(const tch_update *update, tchi_cuda_update_kernels<params...> real,
-                         void (*bfloats)(tchi_cuda_rects, params...), void (*codes)(tchi_cuda_rects, params...))
-{
-    if (update->moments != TCH_MOMENTS_REAL) {
-        real.f32 = update->moments == TCH_MOMENTS_CODES ? codes : bfloats;
-    }
-    return real;
 }
 
 #endif

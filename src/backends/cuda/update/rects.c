@@ -1,6 +1,5 @@
-/* Cutting rectangles into chunks. A chunk's sides are chosen for the fewest chunks, since whatever sticks out of a
- * rectangle is threads with nothing to do; but its rows stay long enough for memory, on both sides of a
- * transposition. */
+/* Cuts rectangles into chunks: as few as possible, since what sticks out of a rectangle is idle threads, with rows long
+ * enough for memory on both sides of a transposition. */
 #include "rects.h"
 
 #include "backends/cuda/runtime/scalars.h"
@@ -74,8 +73,8 @@ int64_t tchi_cuda_chunks_of(const tch_rect *rect, int log_chunk, int blocks)
     return c.across * c.down;
 }
 
-/* Both sides of a chunk can be had at most twice as long as they must be, and four times where a side is 1 and becomes
- * 4; what sticks out of a rectangle is then at most three times the rectangle, or it is a single chunk. */
+/* A side of a chunk is at most twice as long as it must be, and four times where it is 1 and becomes 4: what sticks out
+ * is at most three times the rectangle, or it is a single chunk. */
 int64_t tchi_cuda_most_chunks(int64_t elements, int64_t rects, int log_chunk)
 {
     return ceil_shift(elements, log_chunk - LOG_FOUR) + rects;
@@ -186,8 +185,8 @@ static void *block_of(const tch_update *update, const tch_rect *rect, int k, int
 }
 
 /* No memory holds so many elements, 2^40 at least, that the chunks of a launch would not be counted by 31 bits. */
-static int32_t pack_list(const tch_update *update, int log_chunk, int blocks, void *const *fp16, int64_t *next,
-                         tchi_cuda_rects *list)
+int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, void *const *fp16, int64_t *next,
+                       tchi_cuda_rects *list)
 {
     int64_t chunks = 0;
     pack_shared(update, blocks, list);
@@ -208,15 +207,4 @@ static int32_t pack_list(const tch_update *update, int log_chunk, int blocks, vo
     }
     list->first_chunk[list->count] = (int32_t)chunks;
     return (int32_t)chunks;
-}
-
-int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, int64_t *next, tchi_cuda_rects *list)
-{
-    return pack_list(update, log_chunk, blocks, NULL, next, list);
-}
-
-int32_t tchi_cuda_pack_fp16(const tch_update *update, int log_chunk, void *const buffers[2], int64_t *next,
-                            tchi_cuda_rects *list)
-{
-    return pack_list(update, log_chunk, TCHI_CUDA_BLOCKS, buffers, next, list);
 }

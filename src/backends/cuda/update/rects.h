@@ -1,6 +1,6 @@
 /* The rectangles of an update as kernels take them: by value, as many as fit among a kernel's parameters, each cut into
- * chunks of which a block of threads takes one. How a rectangle is cut depends on the rectangle alone, so that results
- * do not depend on which rectangles share a call. */
+ * chunks, one for a block of threads. The cut depends on the rectangle alone, so that results do not depend on which
+ * rectangles share a call. */
 #ifndef TCHI_CUDA_UPDATES_RECTS_H
 #define TCHI_CUDA_UPDATES_RECTS_H
 
@@ -48,6 +48,7 @@ typedef struct tchi_cuda_rects {
     int32_t fp16;   /* or float16 */
     int32_t even;   /* every chunk is full and aligned, and no rectangle has a master copy */
     int32_t maximize, stochastic;
+    int64_t before; /* chunks of the launches before this one */
     int32_t count;
     int32_t first_chunk[TCHI_CUDA_MAX_RECTS + 1]; /* of each rectangle, and behind the last: how many there are */
     tchi_cuda_rect rect[TCHI_CUDA_MAX_RECTS];
@@ -65,13 +66,10 @@ TCH_BEGIN_DECLS
 
 /* Packs rectangles of the update from *next on, as many as one launch takes, into chunks of 2^log_chunk elements, and
  * moves *next behind them; empty ones are left out. Returns the number of chunks, 0 when nothing is left. `blocks` is a
- * tchi_cuda_use. */
-int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, int64_t *next, tchi_cuda_rects *list);
-
-/* The same of BLOCKS, whose elements are float16 at the front of the two buffers where those of the arithmetic's type
- * would have been. */
-int32_t tchi_cuda_pack_fp16(const tch_update *update, int log_chunk, void *const buffers[2], int64_t *next,
-                            tchi_cuda_rects *list);
+ * tchi_cuda_use. With `fp16`, blocks are float16 at the front of these two buffers, in which those of the arithmetic's
+ * type would have lain. */
+int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, void *const *fp16, int64_t *next,
+                       tchi_cuda_rects *list);
 
 /* Chunks of one rectangle, as tchi_cuda_pack cuts it. */
 int64_t tchi_cuda_chunks_of(const tch_rect *rect, int log_chunk, int blocks);

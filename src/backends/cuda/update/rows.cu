@@ -10,7 +10,7 @@
  * then by one block of threads over the rows of a matrix. */
 #include "backends/rules.h"
 
-#include "updates.cuh"
+#include "norms.cuh"
 
 /* --- moments ----------------------------------------------------------------------------------------------------- */
 
@@ -32,7 +32,7 @@ typedef struct row_matrix {
 typedef struct row_matrices {
     const tch_hyper *hyper;
     const int32_t *skip;
-    double *parts, *norms;
+    double *parts;
     tch_scalar type; /* of blocks */
     int32_t count;
     int32_t first_group[MOST_MATRICES + 1]; /* blocks of threads before each matrix, and in all */
@@ -40,21 +40,6 @@ typedef struct row_matrices {
 } row_matrices;
 
 static_assert(sizeof(row_matrices) <= 32000, "the matrices leave no room among a kernel's parameters");
-
-static __device__ inline int find_matrix(const row_matrices &list)
-{
-    int low = 0;
-    int high = list.count;
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (list.first_group[middle] <= (int)blockIdx.x) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
 
 template <typename real>
 static __device__ inline tchi_cuda_vec4<real> load_four(const row_matrices &list, const row_matrix &m, int64_t offset,
@@ -64,7 +49,7 @@ static __device__ inline tchi_cuda_vec4<real> load_four(const row_matrices &list
     return tchi_cuda_unpack_four(list.type, tchi_cuda_load_raw<real>(list.type, m.wide, m.block, place));
 }
 
-/* v takes the row in, as it is stored. */
+/* Updates v by a row. */
 template <typename real>
 static __device__ inline void take_row(const row_matrices &list, const row_matrix &m, int64_t row, double sum)
 {
@@ -132,13 +117,12 @@ static __device__ inline void add_columns(const row_matrices &list, const row_ma
     }
 }
 
-/* In bfloat16 2 bytes read for an element; 1 operation in double. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS)
     row_moments_kernel(const __grid_constant__ row_matrices list)
 {
     __shared__ double shared[WARPS][COLUMNS];
-    int index = find_matrix(list);
+    int index = tchi_cuda_find_item(list.first_group, list.count);
     const row_matrix &m = list.at[index];
     int64_t group = (int)blockIdx.x - list.first_group[index];
     if (list.skip != NULL && *list.skip != 0) {
@@ -148,25 +132,6 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS)
         add_rows<real>(list, m, group);
     } else {
         add_columns<real>(list, m, group, shared);
-    }
-}
-
-/* 8 bytes read for each row. */
-static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS)
-    row_norms_kernel(const __grid_constant__ row_matrices list)
-{
-    __shared__ double shared[32];
-    const row_matrix &m = list.at[blockIdx.x];
-    if (list.skip != NULL && *list.skip != 0) {
-        return;
-    }
-    double sum = 0;
-    for (int64_t i = threadIdx.x; i < m.count; i += TCHI_CUDA_UPDATE_THREADS) {
-        sum += list.parts[m.first + i];
-    }
-    sum = tchi_cuda_block_sum(sum, (int)threadIdx.x, TCHI_CUDA_UPDATE_THREADS, shared);
-    if (threadIdx.x == 0) {
-        list.norms[m.block_index] = sqrt(sum);
     }
 }
 
@@ -188,7 +153,8 @@ static row_matrix matrix_of(const tch_update *update, const tch_rect *rect, int6
 
 /* Matrices of the update from *next on, as many as one launch takes; the blocks of threads for them, 0 when none is
  * left. *first is the number of rows before them. */
-static int32_t pack_matrices(const tch_update *update, int64_t *next, int64_t *first, row_matrices *list)
+static int32_t pack_matrices(const tch_update *update, int64_t *next, int64_t *first, row_matrices *list,
+                             norm_ranges *ranges)
 {
     int64_t groups = 0;
     list->count = 0;
@@ -199,32 +165,32 @@ static int32_t pack_matrices(const tch_update *update, int64_t *next, int64_t *f
         }
         int64_t together = m.follow ? WARPS : COLUMNS;
         list->first_group[list->count] = (int32_t)groups;
+        ranges->at[list->count] = {m.first, m.count, m.block_index};
         list->at[list->count++] = m;
         groups += (m.count + together - 1) / together;
         *first += m.count;
     }
     list->first_group[list->count] = (int32_t)groups;
+    ranges->count = list->count;
     return (int32_t)groups;
 }
 
 static tch_status update_row_moments(void *state, const tch_update *update, double *norms, double *parts)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     row_matrices list;
+    norm_ranges ranges;
     int64_t next = 0;
     int64_t first = 0;
     int32_t groups;
     list.hyper = update->hyper;
     list.skip = update->skip;
     list.parts = parts;
-    list.norms = norms;
     list.type = update->block_type;
-    while ((groups = pack_matrices(update, &next, &first, &list)) > 0) {
+    while ((groups = pack_matrices(update, &next, &first, &list, &ranges)) > 0) {
         auto kernel = update->real == TCH_SCALAR_F64 ? row_moments_kernel<double> : row_moments_kernel<float>;
-        kernel<<<groups, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
-        TCHI_CUDA_PASS(tchi_cuda_launched(s, "row_moments"));
-        row_norms_kernel<<<list.count, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
-        TCHI_CUDA_PASS(tchi_cuda_launched(s, "row_norms"));
+        TCHI_CUDA_PASS(
+            tchi_cuda_launch(state, "row_moments", kernel, (unsigned)groups, TCHI_CUDA_UPDATE_THREADS, list));
+        TCHI_CUDA_PASS(launch_range_norms(state, ranges, update->skip, parts, norms));
     }
     return TCH_OK;
 }
@@ -254,7 +220,7 @@ static __device__ row_numbers<real> numbers_of(const tchi_cuda_rects &list, cons
     return n;
 }
 
-/* Where the thread's four lies in the rectangle; its rows have been left as they are. */
+/* Row and column of the thread's vec4 in the rectangle. */
 static __device__ inline tchi_cuda_corner four_corner(const tchi_cuda_rect &rect, const tchi_cuda_corner &chunk,
                                                       int step)
 {

@@ -1,14 +1,11 @@
-/* What the kernels of optimizers share. A block of threads finds its chunk of a rectangle, its threads load what they
- * need of it in vec4s, work on the vec4s in registers, and store. 16-bit numbers are loaded as bits and converted
- * afterwards: a thread has all its loads under way before it needs the first of them. Blocks that are transposed go
- * through a tile in shared memory, so that both sides are read and written along their rows.
- *
- * Where a product is added to something the kernels say fma themselves: left to the compiler, it might round one copy
- * of a formula otherwise than another, and the bits of an element would depend on where in its rectangle it lies. */
+/* What the kernels of optimizers share: a block of threads finds its chunk of a rectangle, and its threads load vec4s,
+ * work on them in registers, and store. 16-bit numbers are loaded as bits and converted afterwards, so that all loads
+ * of a thread are under way before it needs the first. Transposed blocks pass through a tile in shared memory, so that
+ * both sides are accessed along their rows. Kernels spell out fma: left to the compiler, it might round one copy of a
+ * formula otherwise than another, and the bits of an element would depend on where in its rectangle it lies. */
 #ifndef TCHI_CUDA_UPDATES_CUH
 #define TCHI_CUDA_UPDATES_CUH
 
-#include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "rects.h"
 
@@ -16,32 +13,30 @@
 
 /* vec4s of a thread. With two, a block has 8 KB under way of each array that it reads, and three blocks or more fit on
  * a processor; an H200 needs about 25 KB there to cover the latency of its memory (700 ns at 4.8 TB/s over 132). */
-#ifndef TCHI_CUDA_STEPS
 #define TCHI_CUDA_STEPS 2
-#endif
 
 /* Elements of a chunk as a power of two; steps are 1, 2 or 4. */
 #define TCHI_CUDA_LOG_CHUNK (10 + TCHI_CUDA_STEPS / 2)
 
-/* Blocks that a processor should hold: what the registers of the vec4s leave room for. */
+/* Blocks that a multiprocessor should hold. */
 template <typename real> constexpr int tchi_cuda_resident()
 {
     return sizeof(real) == sizeof(double) ? 2 : 3;
 }
 
-/* The same of kernels that know the way of all their chunks, and need no registers for the others. */
+/* The same of kernels that know the access path of all their chunks. */
 #define TCHI_CUDA_EVEN_RESIDENT 5
 
 /* --- which chunk ------------------------------------------------------------------------------------------------- */
 
-/* The rectangle of the block's chunk; block b has chunk b. */
-static __device__ inline int tchi_cuda_find_rect(const tchi_cuda_rects &list)
+/* Which of `count` items, beginning at those numbers, has number blockIdx.x. */
+static __device__ inline int tchi_cuda_find_item(const int32_t *first, int count)
 {
     int low = 0;
-    int high = list.count;
+    int high = count;
     while (high - low > 1) {
         int middle = (low + high) / 2;
-        if (list.first_chunk[middle] <= (int)blockIdx.x) {
+        if (first[middle] <= (int)blockIdx.x) {
             low = middle;
         } else {
             high = middle;
@@ -58,10 +53,9 @@ typedef struct tchi_cuda_view {
     int log_width;
 } tchi_cuda_view;
 
-/* Four elements of it: where the first is, and how many there are from it to the end of its row, of which at most four
- * count and none where that is 0 or less. (Cut down to 0 to 4, the number would be compared with 4 in a way that ptxas
- * 13.0 gets wrong for sm_90: it takes the comparison from the predicate of VIMNMX.RELU, and partial vec4s were loaded
- * whole.) */
+/* Where four elements of it begin, and how many there are from there to the end of the row; none count where that is 0
+ * or less. (Clamped to 0 to 4, the count would be compared with 4 in a way that ptxas 13.0 gets wrong for sm_90:
+ * partial vec4s were loaded whole.) */
 typedef struct tchi_cuda_place {
     int64_t offset;
     int count;
@@ -119,8 +113,8 @@ static __device__ inline tchi_cuda_view tchi_cuda_block_view_of(const tchi_cuda_
 
 /* --- how to get at it -------------------------------------------------------------------------------------------- */
 
-/* What a block of threads knows about its chunk before it compiles down to loads and stores. Nearly all chunks of large
- * parameters are plain; their loads follow each other without a branch between them. */
+/* What a block of threads knows about its chunk before it compiles down to loads and stores: those of plain chunks,
+ * nearly all, have no branch between them. */
 typedef enum tchi_cuda_access_path {
     TCHI_CUDA_ANY = 0,   /* nothing */
     TCHI_CUDA_WHOLE = 1, /* all vec4s are complete and aligned */
@@ -139,7 +133,7 @@ tchi_cuda_access_path_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect
     return list.plain && rect.data[TCHI_CUDA_MASTER] == NULL ? TCHI_CUDA_PLAIN : TCHI_CUDA_WHOLE;
 }
 
-/* A chunk in the hands of a block of threads; the type of the arithmetic and the way are known to the compiler. */
+/* Per-CTA chunk context; the type of the arithmetic and the path are known to the compiler. */
 template <typename real, tchi_cuda_access_path path> struct tchi_cuda_chunk_ctx {
     const tchi_cuda_rects &list;
     const tchi_cuda_rect &rect;
@@ -194,10 +188,9 @@ TCHI_CUDA_CHUNK_FN bool tchi_cuda_chunk_has(const tchi_cuda_chunk_ctx<real, path
 
 /* --- loading four elements --------------------------------------------------------------------------------------- */
 
-/* Everything here passes by once a step and is far more than the caches hold, so loads and stores are the streaming
- * ones (evicted first), except the stores of blocks, which are multiplied next. */
+/* Data pass by once a step and exceed the caches, so loads and stores are streaming ones, except the stores of blocks,
+ * which are multiplied next. */
 
-/* 16-bit numbers in arithmetic of float: two in a word until they are looked at. */
 template <typename real> static __device__ inline bool tchi_cuda_is_packed(tch_scalar type)
 {
     return sizeof(real) == sizeof(float) && (type == TCH_SCALAR_F16 || type == TCH_SCALAR_BF16);
@@ -368,8 +361,8 @@ static __device__ inline uint4 tchi_cuda_roll(const tchi_cuda_dice &dice, uint64
     return tchi_cuda_philox(counter, dice.key0, dice.key1);
 }
 
-/* The words of elements e to e + 3. Where e is not a multiple of four they come from two numbers of the generator, and
- * are moved down by e % 4 places in two steps, so that the words stay in registers. */
+/* The words of elements e to e + 3. Where e is not a multiple of four they come from two numbers of the generator,
+ * moved down by e % 4 places in two steps, so that they stay in registers. */
 static __device__ inline uint4 tchi_cuda_random_words(const tchi_cuda_dice &dice, uint64_t e)
 {
     uint4 a = tchi_cuda_roll(dice, e / 4);
@@ -405,7 +398,7 @@ static __device__ inline void tchi_cuda_store_randomly(bool wide, void *data, co
 
 /* --- the vec4s of a chunk ---------------------------------------------------------------------------------------- */
 
-/* Asks for a thread's share; to be unpacked when it is needed. */
+/* Loads a thread's share, to be unpacked later. */
 TCHI_CUDA_CHUNK_FN tchi_cuda_vec4s<real> tchi_cuda_fetch(const tchi_cuda_chunk_ctx<real, path> &ctx,
                                                          tchi_cuda_slot slot)
 {
@@ -418,7 +411,7 @@ TCHI_CUDA_CHUNK_FN tchi_cuda_vec4s<real> tchi_cuda_fetch(const tchi_cuda_chunk_c
     return raw;
 }
 
-/* The same, or zeros where it is not wanted. */
+/* The same, or zeros. */
 TCHI_CUDA_CHUNK_FN tchi_cuda_vec4s<real> tchi_cuda_fetch_if(bool wanted, const tchi_cuda_chunk_ctx<real, path> &ctx,
                                                             tchi_cuda_slot slot)
 {
@@ -450,7 +443,7 @@ TCHI_CUDA_CHUNK_FN void tchi_cuda_put_all(const tchi_cuda_chunk_ctx<real, path> 
 
 /* --- parameters and gradients ------------------------------------------------------------------------------------ */
 
-/* The truth of a parameter: its master copy where it has one. */
+/* The authoritative copy of a parameter: its */
 TCHI_CUDA_CHUNK_FN tchi_cuda_vec4s<real> tchi_cuda_fetch_param(const tchi_cuda_chunk_ctx<real, path> &ctx)
 {
     bool master = path < TCHI_CUDA_PLAIN && tchi_cuda_chunk_has(ctx, TCHI_CUDA_MASTER);
@@ -504,11 +497,8 @@ TCHI_CUDA_CHUNK_FN void tchi_cuda_unpack_grad(const tchi_cuda_chunk_ctx<real, pa
         return;
     }
 #pragma unroll
-    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            g.at[s].v[k] /= divisor;
-        }
+    for (int k = 0; k < 4 * TCHI_CUDA_STEPS; k++) {
+        g.at[k / 4].v[k % 4] /= divisor;
     }
 }
 
@@ -519,8 +509,8 @@ static __device__ inline bool tchi_cuda_skips(const tchi_cuda_rects &list)
 
 /* --- blocks ------------------------------------------------------------------------------------------------------ */
 
-/* Elements of the shared tile that transposes a chunk: a row of it is one longer than the chunk's, so that columns lie
- * in different banks; a chunk has at most a quarter as many rows as elements. */
+/* Elements of the shared tile that transposes a chunk, whose rows are padded by one for the banks; a chunk has at most
+ * a quarter as many rows as elements. */
 #define TCHI_CUDA_TILE ((1 << TCHI_CUDA_LOG_CHUNK) / 4 * 5)
 
 /* Where element k of a four lies in the tile, vec4s being numbered in the order of the parameter or of the block. */
@@ -533,26 +523,19 @@ static __device__ inline int tchi_cuda_in_tile(const tchi_cuda_rect &rect, bool 
     return block_order ? col * pitch + row : row * pitch + col;
 }
 
-/* Gives every thread its vec4s in the other order. All threads of a block call it together; the tile can be used again
- * at once. */
+/* Gives every thread its vec4s in the other order. All threads of a block call it; the tile can be reused at once. */
 TCHI_CUDA_CHUNK_FN void tchi_cuda_turn(const tchi_cuda_chunk_ctx<real, path> &ctx, bool to_block_order, real *tile,
                                        tchi_cuda_vec4s<real> &vec4s)
 {
     __syncthreads();
 #pragma unroll
-    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            tile[tchi_cuda_in_tile(ctx.rect, !to_block_order, tchi_cuda_number(s), k)] = vec4s.at[s].v[k];
-        }
+    for (int k = 0; k < 4 * TCHI_CUDA_STEPS; k++) {
+        tile[tchi_cuda_in_tile(ctx.rect, !to_block_order, tchi_cuda_number(k / 4), k % 4)] = vec4s.at[k / 4].v[k % 4];
     }
     __syncthreads();
 #pragma unroll
-    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            vec4s.at[s].v[k] = tile[tchi_cuda_in_tile(ctx.rect, to_block_order, tchi_cuda_number(s), k)];
-        }
+    for (int k = 0; k < 4 * TCHI_CUDA_STEPS; k++) {
+        vec4s.at[k / 4].v[k % 4] = tile[tchi_cuda_in_tile(ctx.rect, to_block_order, tchi_cuda_number(k / 4), k % 4)];
     }
 }
 
@@ -577,12 +560,11 @@ TCHI_CUDA_CHUNK_FN void tchi_cuda_put_block(const tchi_cuda_chunk_ctx<real, path
 
 /* --- kernels over chunks ----------------------------------------------------------------------------------------- */
 
-/* Calls work(ctx) for the block's chunk, compiled once for each way to get at it. Without `blocks` the chunk in the
- * blocks is not looked for. */
+/* Calls work(ctx) for the block's chunk, compiled once for each access path. */
 template <typename real, bool blocks, typename chunk_fn>
 static __device__ __forceinline__ void tchi_cuda_with_chunk(const tchi_cuda_rects &list, const chunk_fn &work)
 {
-    int index = tchi_cuda_find_rect(list);
+    int index = tchi_cuda_find_item(list.first_chunk, list.count);
     const tchi_cuda_rect &rect = list.rect[index];
     tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
     tchi_cuda_view view = tchi_cuda_view_of(rect, corner);
@@ -603,37 +585,51 @@ static __device__ __forceinline__ void tchi_cuda_with_chunk(const tchi_cuda_rect
 template <tchi_cuda_access_path path, typename chunk_fn>
 static __device__ __forceinline__ void tchi_cuda_with_even_chunk(const tchi_cuda_rects &list, const chunk_fn &work)
 {
-    int index = tchi_cuda_find_rect(list);
+    int index = tchi_cuda_find_item(list.first_chunk, list.count);
     const tchi_cuda_rect &rect = list.rect[index];
     tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
     work(tchi_cuda_chunk_ctx<float, path>{list, rect, tchi_cuda_view_of(rect, corner),
                                           tchi_cuda_block_view_of(rect, corner), corner});
 }
 
-/* The kernels of an operation, of which one takes a list: `even` and `plain`, where they are not NULL, those whose
- * chunks are all full and aligned, with blocks of bfloat16 or with nothing but float32. */
+/* The kernels of an operation, of which one takes a list: those for chunks that are all full and aligned are NULL where
+ * there is none. */
 template <typename... params> struct tchi_cuda_update_kernels {
     void (*f64)(tchi_cuda_rects, params...);
     void (*f32)(tchi_cuda_rects, params...);
-    void (*even)(tchi_cuda_rects, params...);
-    void (*plain)(tchi_cuda_rects, params...) = NULL;
+    void (*even_bf16)(tchi_cuda_rects, params...) = NULL; /* of float32, with blocks of bfloat16, */
+    void (*even_f32)(tchi_cuda_rects, params...) = NULL;  /* of float32, */
+    void (*even_fp16)(tchi_cuda_rects, params...) = NULL; /* or of float16 */
 };
+
+/* `fp16`: buffers of blocks in float16, see tchi_cuda_pack_fp16; or NULL. */
+template <typename... params>
+static tch_status tchi_cuda_launch_blocks(void *state, const tch_update *update, tchi_cuda_use use, void *const *fp16,
+                                          const char *name, tchi_cuda_update_kernels<params...> kernels, params... with)
+{
+    tchi_cuda_rects list;
+    int64_t next = 0;
+    int32_t chunks;
+    list.before = 0;
+    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, use, fp16, &next, &list)) > 0) {
+        auto even = !list.even    ? NULL
+                    : list.shorts ? kernels.even_bf16
+                    : list.fp16   ? kernels.even_fp16
+                    : list.plain  ? kernels.even_f32
+                                  : NULL;
+        auto kernel = update->real == TCH_SCALAR_F64 ? kernels.f64 : even != NULL ? even : kernels.f32;
+        TCHI_CUDA_PASS(
+            tchi_cuda_launch(state, name, kernel, (unsigned)chunks, TCHI_CUDA_UPDATE_THREADS, list, with...));
+        list.before += chunks;
+    }
+    return TCH_OK;
+}
 
 template <typename... params>
 static tch_status tchi_cuda_launch_update(void *state, const tch_update *update, tchi_cuda_use use, const char *name,
                                           tchi_cuda_update_kernels<params...> kernels, params... with)
 {
-    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
-    tchi_cuda_rects list;
-    int64_t next = 0;
-    int32_t chunks;
-    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, use, &next, &list)) > 0) {
-        auto even = !list.even ? NULL : list.shorts ? kernels.even : list.plain ? kernels.plain : NULL;
-        auto kernel = update->real == TCH_SCALAR_F64 ? kernels.f64 : even != NULL ? even : kernels.f32;
-        kernel<<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, with...);
-        TCHI_CUDA_PASS(tchi_cuda_launched(s, name));
-    }
-    return TCH_OK;
+    return tchi_cuda_launch_blocks(state, update, use, NULL, name, kernels, with...);
 }
 
 #endif

@@ -6,8 +6,6 @@
 #include <string.h>
 
 #include "backends/cuda/cuda.h"
-#include "backends/cuda/runtime/capture.h"
-#include "backends/cuda/runtime/faults.h"
 #include "kernel_text.h"
 
 /* What the text behind the source wrote down. */

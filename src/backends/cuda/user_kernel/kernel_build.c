@@ -78,6 +78,25 @@ static tch_status find_target(const tchi_cuda_state *s, const tchi_nvrtc *nvrtc,
     return TCH_OK;
 }
 
+/* From Hopper on an architecture has instructions of its own, which its successors lack: code for the very GPU may use
+ * them. */
+enum { FIRST_SPECIFIC = 90 };
+
+int tchi_cuda_choose_target(int32_t major, int32_t minor, int32_t count, const int *known, tchi_cuda_target *target)
+{
+    int32_t gpu = 10 * major + minor;
+    int32_t nearest = 0;
+    for (int32_t i = 0; i < count; i++) {
+        if (known[i] <= gpu && known[i] > nearest) {
+            nearest = known[i];
+        }
+    }
+    target->number = nearest;
+    target->code = nearest == gpu ? TCHI_CUDA_CODE_CUBIN : TCHI_CUDA_CODE_PTX;
+    target->specific = nearest == gpu && gpu >= FIRST_SPECIFIC;
+    return nearest != 0;
+}
+
 /* A file counts by its name without links, size and time: NVRTC tells no more of its version than two numbers. */
 static void add_file(tchi_sha256_state *hash, const char *file)
 {

@@ -34,7 +34,7 @@ enum { TCHI_CUDA_HEADERS = 15 };
 extern const char *const tchi_cuda_header_names[TCHI_CUDA_HEADERS];
 extern const char *const tchi_cuda_header_texts[TCHI_CUDA_HEADERS];
 
-/* --- kernel_target.c --------------------------------------------------------------------------------------------- */
+/* --- kernel_build.c ---------------------------------------------------------------------------------------------- */
 
 /* What to compile for: machine code for the GPU itself or, where NVRTC does not know the GPU yet, PTX for the newest
  * one that it knows, which the driver finishes. */

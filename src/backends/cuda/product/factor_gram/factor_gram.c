@@ -4,7 +4,6 @@
 #include "factor_gram.h"
 
 #include "backends/cuda/matrix/narrow.h"
-#include "backends/cuda/product/symmetric/symmetric_any.h"
 #include "backends/cuda/runtime/scalars.h"
 
 /* Rows, or columns where A is transposed, from `first` on, `count` of them. */

@@ -1,8 +1,7 @@
 /* A few threads that copy between pageable and page-locked memory: one alone reaches about 10 GB/s, a fraction of what
- * the link to the device takes both ways. A copy is cut into parts that are taken one at a time, so that a thread whose
- * processor is busy with something else holds up little. */
+ * the link takes. A copy is cut into parts that are taken one at a time. */
 #define _GNU_SOURCE /* sched_getaffinity */
-#include "staging.h"
+#include "streamed.h"
 
 #include <pthread.h>
 #include <sched.h>

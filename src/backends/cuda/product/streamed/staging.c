@@ -1,5 +1,5 @@
-/* Streams, events and page-locked rings between host and device: see staging.h. */
-#include "staging.h"
+/* Streams, events and page-locked rings between host and device: see streamed.h. */
+#include "streamed.h"
 
 #include <string.h>
 
@@ -18,18 +18,6 @@ static tch_status make_stream(cudaStream_t *stream)
                : tchi_cuda_check(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "cudaStreamCreate");
 }
 
-static tch_status make_slots(tchi_cuda_staging *s)
-{
-    for (int i = 0; i < 3; i++) {
-        for (int k = 0; k < 2; k++) {
-            TCHI_CUDA_PASS(make_event(&s->slots[i][k].filled));
-            TCHI_CUDA_PASS(make_event(&s->slots[i][k].used));
-            TCHI_CUDA_PASS(make_event(&s->slots[i][k].drained));
-        }
-    }
-    return TCH_OK;
-}
-
 static tch_status make_ring(tchi_cuda_staging *s, tchi_staging_ring *ring)
 {
     for (int i = 0; i < TCHI_STAGING_CHUNKS; i++) {
@@ -46,27 +34,25 @@ static tch_status make_ring(tchi_cuda_staging *s, tchi_staging_ring *ring)
     return TCH_OK;
 }
 
-static tch_status make_staging(tchi_cuda_state *state)
-{
-    if (state->staging != NULL) {
-        return TCH_OK;
-    }
-    state->staging = tchi_cuda_host->allocate(sizeof *state->staging, _Alignof(tchi_cuda_staging));
-    if (state->staging == NULL) {
-        return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY, "no host memory for streamed products");
-    }
-    memset(state->staging, 0, sizeof *state->staging);
-    return TCH_OK;
-}
-
 tch_status tchi_cuda_staging_ready(tchi_cuda_state *state, int ring_in, int ring_out)
 {
-    TCHI_CUDA_PASS(make_staging(state));
+    if (state->staging == NULL) {
+        state->staging = tchi_cuda_host->allocate(sizeof *state->staging, _Alignof(tchi_cuda_staging));
+        if (state->staging == NULL) {
+            return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY, "no host memory for streamed products");
+        }
+        memset(state->staging, 0, sizeof *state->staging);
+    }
     tchi_cuda_staging *s = state->staging;
     TCHI_CUDA_PASS(make_stream(&s->in));
     TCHI_CUDA_PASS(make_stream(&s->out));
     TCHI_CUDA_PASS(make_event(&s->start));
-    TCHI_CUDA_PASS(make_slots(s));
+    for (int i = 0; i < 6; i++) {
+        tchi_slot_events *slot = &s->slots[i / 2][i % 2];
+        TCHI_CUDA_PASS(make_event(&slot->filled));
+        TCHI_CUDA_PASS(make_event(&slot->used));
+        TCHI_CUDA_PASS(make_event(&slot->drained));
+    }
     TCHI_CUDA_PASS(ring_in ? make_ring(s, &s->inward) : TCH_OK);
     return ring_out ? make_ring(s, &s->outward) : TCH_OK;
 }
@@ -107,12 +93,10 @@ void tchi_cuda_staging_destroy(tchi_cuda_staging *s)
     tchi_copy_threads_destroy(s->threads);
     end_stream(s->in);
     end_stream(s->out);
-    for (int i = 0; i < 3; i++) {
-        for (int k = 0; k < 2; k++) {
-            end_event(s->slots[i][k].filled);
-            end_event(s->slots[i][k].used);
-            end_event(s->slots[i][k].drained);
-        }
+    for (int i = 0; i < 6; i++) {
+        end_event(s->slots[i / 2][i % 2].filled);
+        end_event(s->slots[i / 2][i % 2].used);
+        end_event(s->slots[i / 2][i % 2].drained);
     }
     end_event(s->start);
     end_ring(&s->inward);

@@ -7,11 +7,52 @@
  * so a wait must be queued after the record it is meant for. */
 #include "backends/cuda/cuda.h"
 
-#include "backends/cuda/runtime/capture.h"
 #include "backends/cuda/runtime/scalars.h"
-#include "staging.h"
-#include "streamed_blocks.h"
-#include "streamed_plan.h"
+#include "core/arith.h"
+#include "streamed.h"
+
+/* --- blocks: a tile is one, and is cut into chunks that fit into page-locked memory ------------------------------- */
+
+/* A part of a matrix, as it is stored. */
+typedef struct block {
+    int64_t row, col, rows, cols;
+} block;
+
+/* The part of op(X) at (row, col) in the order of storage. */
+static block stored_block(int64_t row, int64_t rows, int64_t col, int64_t cols, int32_t transpose)
+{
+    return transpose ? (block){col, row, cols, rows} : (block){row, col, rows, cols};
+}
+
+/* Columns and rows of a chunk: whole rows of the block where one fits in a chunk. */
+static block chunk_shape(const block *b, int64_t size)
+{
+    int64_t cols = tchi_min(b->cols, TCHI_STAGING_CHUNK_BYTES / size);
+    int64_t rows = tchi_min(b->rows, TCHI_STAGING_CHUNK_BYTES / (cols * size));
+    return (block){0, 0, rows, cols};
+}
+
+static int64_t chunk_count(const block *b, int64_t size)
+{
+    if (b->rows == 0 || b->cols == 0) {
+        return 0;
+    }
+    block shape = chunk_shape(b, size);
+    return (b->rows + shape.rows - 1) / shape.rows * ((b->cols + shape.cols - 1) / shape.cols);
+}
+
+/* Where chunk `index` of block b begins inside the block, and its size. */
+static block chunk_at(const block *b, int64_t size, int64_t index)
+{
+    block shape = chunk_shape(b, size);
+    int64_t across = (b->cols + shape.cols - 1) / shape.cols;
+    block p = {index / across * shape.rows, index % across * shape.cols, 0, 0};
+    p.rows = tchi_min(shape.rows, b->rows - p.row);
+    p.cols = tchi_min(shape.cols, b->cols - p.col);
+    return p;
+}
+
+/* --- the flow of tiles ------------------------------------------------------------------------------------------- */
 
 typedef struct slot {
     char *data;
@@ -31,7 +72,7 @@ typedef struct side {
 /* A tile of the result on its way to pageable memory, chunk by chunk. */
 typedef struct departure {
     int active;
-    tchi_block tile;
+    block tile;
     const slot *from;
     int64_t chunks, fetched, delivered;
     int64_t chunk[TCHI_STAGING_CHUNKS]; /* of the ring, by number of the chunk modulo its length */
@@ -59,16 +100,16 @@ static tch_status record_event(cudaEvent_t event, cudaStream_t stream)
 
 /* --- places ------------------------------------------------------------------------------------------------------ */
 
-static char *host_address(const side *s, const tchi_block *b)
+static char *host_address(const side *s, const block *b)
 {
     return (char *)s->whole.data + (b->row * s->whole.ld + b->col) * tchi_cuda_scalar_size(s->whole.type);
 }
 
 /* The rows of a chunk (or of the whole block) between host memory and the slot that holds the block. */
-static tchi_rows rows_in(const side *s, const tchi_block *b, const slot *at, const tchi_block *chunk)
+static tchi_rows rows_in(const side *s, const block *b, const slot *at, const block *chunk)
 {
     int64_t size = tchi_cuda_scalar_size(s->whole.type);
-    tchi_block place = {b->row + chunk->row, b->col + chunk->col, chunk->rows, chunk->cols};
+    block place = {b->row + chunk->row, b->col + chunk->col, chunk->rows, chunk->cols};
     return (tchi_rows){.to = at->data + (chunk->row * s->tiles.ld + chunk->col) * size,
                        .to_pitch = s->tiles.ld * size,
                        .from = host_address(s, &place),
@@ -77,7 +118,7 @@ static tchi_rows rows_in(const side *s, const tchi_block *b, const slot *at, con
                        .rows = chunk->rows};
 }
 
-static tchi_rows rows_out(const side *s, const tchi_block *b, const slot *at, const tchi_block *chunk)
+static tchi_rows rows_out(const side *s, const block *b, const slot *at, const block *chunk)
 {
     tchi_rows in = rows_in(s, b, at, chunk);
     return (tchi_rows){(char *)in.from, in.from_pitch, in.to, in.to_pitch, in.width, in.rows};
@@ -85,16 +126,16 @@ static tchi_rows rows_out(const side *s, const tchi_block *b, const slot *at, co
 
 /* --- in ---------------------------------------------------------------------------------------------------------- */
 
-static tch_status copy_in(flow *f, const side *s, const tchi_block *b, const slot *to)
+static tch_status copy_in(flow *f, const side *s, const block *b, const slot *to)
 {
     int64_t size = tchi_cuda_scalar_size(s->whole.type);
     if (s->direct) {
-        tchi_block all = {0, 0, b->rows, b->cols};
+        block all = {0, 0, b->rows, b->cols};
         tchi_rows rows = rows_in(s, b, to, &all);
         return tchi_cuda_staging_copy(&rows, f->staging->in);
     }
-    for (int64_t i = 0; i < tchi_chunk_count(b, size); i++) {
-        tchi_block chunk = tchi_chunk_at(b, size, i);
+    for (int64_t i = 0; i < chunk_count(b, size); i++) {
+        block chunk = chunk_at(b, size, i);
         tchi_rows rows = rows_in(s, b, to, &chunk);
         TCHI_CUDA_PASS(tchi_cuda_staging_send(f->staging, &rows));
     }
@@ -102,7 +143,7 @@ static tch_status copy_in(flow *f, const side *s, const tchi_block *b, const slo
 }
 
 /* The block in its slot, or where it lies on the device. */
-static tch_matrices matrices_in_slot(const side *s, const tchi_block *b, const slot *in)
+static tch_matrices matrices_in_slot(const side *s, const block *b, const slot *in)
 {
     tch_matrices m = {s->on_host ? in->data : host_address(s, b),
                       s->whole.type,
@@ -120,8 +161,7 @@ static slot *next_slot(side *s)
     return &s->slots[s->current];
 }
 
-/* Fills a slot behind whatever last used it, and makes the state's stream wait for it. */
-static tch_status fill_slot(flow *f, const side *s, const tchi_block *b, const slot *to, cudaEvent_t after)
+static tch_status fill_slot(flow *f, const side *s, const block *b, const slot *to, cudaEvent_t after)
 {
     TCHI_CUDA_PASS(wait_for(f->staging->in, after));
     TCHI_CUDA_PASS(copy_in(f, s, b, to));
@@ -129,7 +169,6 @@ static tch_status fill_slot(flow *f, const side *s, const tchi_block *b, const s
     return wait_for(f->state->stream, to->events->filled);
 }
 
-/* The slot that holds the tile becomes the current one. */
 static int find_slot(side *s, int64_t tile)
 {
     for (int i = 0; i < s->tiles.slots; i++) {
@@ -141,9 +180,8 @@ static int find_slot(side *s, int64_t tile)
     return 0;
 }
 
-/* Tile number `tile` of A or B, which is block b, on the device: still there from a product before, or brought now in
- * place of the one that was used longest ago. */
-static tch_status bring_tile(flow *f, side *s, const tchi_block *b, int64_t tile, tch_matrices *m)
+/* Tile number `tile` of A or B, which is block b, on the device, in place of the one that was used longest ago. */
+static tch_status bring_tile(flow *f, side *s, const block *b, int64_t tile, tch_matrices *m)
 {
     if (s->on_host && !find_slot(s, tile)) {
         slot *at = next_slot(s);
@@ -155,7 +193,7 @@ static tch_status bring_tile(flow *f, side *s, const tchi_block *b, int64_t tile
 }
 
 /* A slot for block b of C, with what C holds where it is read. */
-static tch_status bring_result(flow *f, const tchi_block *b, tch_matrices *m)
+static tch_status bring_result(flow *f, const block *b, tch_matrices *m)
 {
     if (f->c.on_host) {
         const slot *at = next_slot(&f->c);
@@ -174,7 +212,7 @@ static tch_status fetch_next(flow *f)
 {
     departure *d = &f->leaving;
     int64_t size = tchi_cuda_scalar_size(f->c.whole.type);
-    tchi_block chunk = tchi_chunk_at(&d->tile, size, d->fetched);
+    block chunk = chunk_at(&d->tile, size, d->fetched);
     tchi_rows rows = rows_out(&f->c, &d->tile, d->from, &chunk);
     TCHI_CUDA_PASS(tchi_cuda_staging_fetch(f->staging, &rows, &d->chunk[d->fetched % TCHI_STAGING_CHUNKS]));
     d->fetched++;
@@ -187,7 +225,7 @@ static tch_status finish_departure(flow *f)
     departure *d = &f->leaving;
     int64_t size = tchi_cuda_scalar_size(f->c.whole.type);
     while (d->active && d->delivered < d->chunks) {
-        tchi_block chunk = tchi_chunk_at(&d->tile, size, d->delivered);
+        block chunk = chunk_at(&d->tile, size, d->delivered);
         tchi_rows rows = rows_out(&f->c, &d->tile, d->from, &chunk);
         TCHI_CUDA_PASS(tchi_cuda_staging_deliver(f->staging, &rows, d->chunk[d->delivered % TCHI_STAGING_CHUNKS]));
         d->delivered++;
@@ -199,27 +237,27 @@ static tch_status finish_departure(flow *f)
     return TCH_OK;
 }
 
-static tch_status begin_departure(flow *f, const tchi_block *b)
+static tch_status begin_departure(flow *f, const block *b)
 {
     const slot *from = &f->c.slots[f->c.current];
     TCHI_CUDA_PASS(wait_for(f->staging->out, from->events->used));
     if (f->c.direct) {
-        tchi_block all = {0, 0, b->rows, b->cols};
+        block all = {0, 0, b->rows, b->cols};
         tchi_rows rows = rows_out(&f->c, b, from, &all);
         TCHI_CUDA_PASS(tchi_cuda_staging_copy(&rows, f->staging->out));
         return record_event(from->events->drained, f->staging->out);
     }
     departure *d = &f->leaving;
     *d = (departure){.active = 1, .tile = *b, .from = from};
-    d->chunks = tchi_chunk_count(b, tchi_cuda_scalar_size(f->c.whole.type));
-    while (d->fetched < tchi_at_most(d->chunks, TCHI_STAGING_CHUNKS)) {
+    d->chunks = chunk_count(b, tchi_cuda_scalar_size(f->c.whole.type));
+    while (d->fetched < tchi_min(d->chunks, TCHI_STAGING_CHUNKS)) {
         TCHI_CUDA_PASS(fetch_next(f));
     }
     return TCH_OK;
 }
 
 /* Called when the product of this tile is queued: the one before it is finished meanwhile. */
-static tch_status send_home(flow *f, const tchi_block *b)
+static tch_status send_home(flow *f, const block *b)
 {
     if (!f->c.on_host) {
         return TCH_OK;
@@ -241,6 +279,7 @@ static tch_status convert_tile(flow *f, const tch_matrices *to, const tch_matric
     return tchi_cuda_copy(f->state, &target, &source);
 }
 
+/* The product that reads the current slot is queued. */
 static tch_status mark_used(flow *f, const side *s)
 {
     return s->on_host ? record_event(s->slots[s->current].events->used, f->state->stream) : TCH_OK;
@@ -252,9 +291,9 @@ static tch_status multiply_slice(flow *f, int64_t i, int64_t j, int64_t slice, c
     const tchi_stream_plan *p = &f->plan;
     int64_t slices = (p->k + p->tile[2] - 1) / p->tile[2];
     int64_t from = slice * p->tile[2];
-    int64_t depth = tchi_at_most(p->tile[2], p->k - from);
-    tchi_block in_a = tchi_block_stored(i * p->tile[0], c->rows, from, depth, f->product->transpose_a);
-    tchi_block in_b = tchi_block_stored(from, depth, j * p->tile[1], c->cols, f->product->transpose_b);
+    int64_t depth = tchi_min(p->tile[2], p->k - from);
+    block in_a = stored_block(i * p->tile[0], c->rows, from, depth, f->product->transpose_a);
+    block in_b = stored_block(from, depth, j * p->tile[1], c->cols, f->product->transpose_b);
     tch_matrices a;
     tch_matrices b;
     TCHI_CUDA_PASS(bring_tile(f, &f->a, &in_a, i * slices + slice, &a));
@@ -271,7 +310,7 @@ static tch_status multiply_tile(flow *f, int64_t i, int64_t j)
     const tchi_stream_plan *p = &f->plan;
     int64_t row = i * p->tile[0];
     int64_t col = j * p->tile[1];
-    tchi_block b = {row, col, tchi_at_most(p->tile[0], p->m - row), tchi_at_most(p->tile[1], p->n - col)};
+    block b = {row, col, tchi_min(p->tile[0], p->m - row), tchi_min(p->tile[1], p->n - col)};
     tch_matrices c;
     TCHI_CUDA_PASS(bring_result(f, &b, &c));
     tch_matrices sum = f->sum;
@@ -353,18 +392,8 @@ static tch_status set_up(flow *f, char *scratch)
     return TCH_OK;
 }
 
-/* The two other streams start behind what the state's stream has been given, which may still use the scratch or be
- * computing an operand. */
-static tch_status start_flow(flow *f)
-{
-    tchi_cuda_staging *s = f->staging;
-    TCHI_CUDA_PASS(record_event(s->start, f->state->stream));
-    TCHI_CUDA_PASS(wait_for(s->in, s->start));
-    return wait_for(s->out, s->start);
-}
-
-/* The host's memory is its own again: what was to be read is read, and what was to be written is there. After a failure
- * the state's stream is waited for too, so that nothing of the product is left behind. */
+/* All copies have finished. After a failure the state's stream is waited for too, so that nothing of the product is
+ * left behind. */
 static tch_status finish_flow(flow *f, tch_status so_far)
 {
     cudaError_t in = cudaStreamSynchronize(f->staging->in);
@@ -375,16 +404,6 @@ static tch_status finish_flow(flow *f, tch_status so_far)
     TCHI_CUDA_PASS(so_far);
     TCHI_CUDA_TRY(in, "copying a streamed product's operands");
     return tchi_cuda_check(out, "copying a streamed product's result");
-}
-
-static tch_status check_budget(flow *f, int64_t scratch_bytes)
-{
-    if (tchi_stream_plan_make(f->product, scratch_bytes, &f->plan)) {
-        return TCH_OK;
-    }
-    return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY,
-                                "the product needs at least %lld bytes on the device, the budget leaves %lld",
-                                (long long)f->plan.bytes, (long long)scratch_bytes);
 }
 
 /* 2 m n k operations; over the link goes what plan.traffic says, at best every host operand once. */
@@ -399,8 +418,16 @@ tch_status tchi_cuda_streamed_product(void *state, const tch_streamed_product *p
         return tchi_cuda_host->fail(TCH_ERR_UNSUPPORTED, "a product with operands in host memory waits for them, and "
                                                          "cannot be captured in a CUDA graph");
     }
-    TCHI_CUDA_PASS(check_budget(&f, scratch_bytes));
+    if (!tchi_stream_plan_make(product, scratch_bytes, &f.plan)) {
+        return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY,
+                                    "the product needs at least %lld bytes on the device, the budget leaves %lld",
+                                    (long long)f.plan.bytes, (long long)scratch_bytes);
+    }
     TCHI_CUDA_PASS(set_up(&f, scratch));
-    tch_status status = start_flow(&f);
+    /* The two other streams start behind the work of the state's stream, which may still use the scratch or be
+     * computing an operand. */
+    tch_status status = record_event(f.staging->start, f.state->stream);
+    status = status == TCH_OK ? wait_for(f.staging->in, f.staging->start) : status;
+    status = status == TCH_OK ? wait_for(f.staging->out, f.staging->start) : status;
     return finish_flow(&f, status == TCH_OK ? multiply_tiles(&f) : status);
 }

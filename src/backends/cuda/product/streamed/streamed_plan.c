@@ -1,6 +1,6 @@
-/* The search for the tiles of a streamed product: see streamed_plan.h. Every pair of tile sizes for m and n is tried
- * with the deepest slice of k that fits, in both orders of walking over the result: a few thousand cases at most. */
-#include "streamed_plan.h"
+/* The search for the tiles of a streamed product: every pair of tile sizes for m and n with the deepest slice of k that
+ * fits, in both orders of walking over the result, a few thousand cases at most. */
+#include "streamed.h"
 
 #include "backends/cuda/runtime/scalars.h"
 #include "core/arith.h"
@@ -12,8 +12,7 @@
 /* Tile sizes above this are multiples of it, the tile of cuBLAS's own kernels. */
 #define TILE_ROUND 128
 
-/* What one more tile costs, in bytes of traffic at 55 GB/s: the last wave of its product, which leaves processors idle
- * for about 0.3 ms when k is some ten thousand. Reasoned, not measured. */
+/* What one more tile costs, in bytes of traffic at 55 GB/s: the last wave of its product, about 0.3 ms. Reasoned. */
 #define TILE_COST (INT64_C(16) << 20)
 
 static int64_t count(int64_t size, int64_t tile)
@@ -60,8 +59,7 @@ static void lay_out(const tch_streamed_product *p, tchi_stream_plan *plan)
         plan->a.slots * plan->a.bytes + plan->b.slots * plan->b.bytes + plan->c.slots * plan->c.bytes + plan->sum_bytes;
 }
 
-/* How often an operand with `tiles` tiles along the walk and `depth` slices of k is brought over, when the walk passes
- * it `passes` times: once where its tile stays from one step to the next. */
+/* How often an operand with `tiles` tiles along the walk and `depth` slices of k is brought over in `passes` passes. */
 static int64_t times_brought(int64_t tiles, int64_t depth, int64_t passes, int outer)
 {
     return depth == 1 && (outer || tiles == 1) ? 1 : passes;
@@ -79,7 +77,6 @@ static void count_traffic(const tch_streamed_product *p, tchi_stream_plan *plan)
     plan->traffic = (p->a_on_host ? a : 0) + (p->b_on_host ? b : 0) + (p->c_on_host ? c : 0);
 }
 
-/* Traffic, what has to arrive before the first product and to leave after the last, and the tiles' own cost. */
 static double score(const tchi_stream_plan *plan)
 {
     double tiles = (double)count(plan->m, plan->tile[0]) * (double)count(plan->n, plan->tile[1]) *

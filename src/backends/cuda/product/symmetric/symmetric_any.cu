@@ -13,8 +13,6 @@
  *         }
  *     }
  */
-#include "symmetric_any.h"
-
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/triangle.cuh"
 
@@ -134,8 +132,7 @@ extern "C" tch_status tchi_cuda_symmetric_any(tchi_cuda_state *state, double c0,
     }
     const unsigned grid = tchi_cuda_grid(p.blocks);
     auto kernel = a->type == TCH_SCALAR_F64 ? symmetric_any_kernel<double> : symmetric_any_kernel<float>;
-    kernel<<<grid, SIDE * SIDE, 0, state->stream>>>(p);
-    return tchi_cuda_launched(state, "symmetric_any_kernel");
+    return tchi_cuda_launch(state, "symmetric_any_kernel", kernel, grid, SIDE * SIDE, p);
 }
 
 /* --- the mirror image -------------------------------------------------------------------------------------------- */
@@ -180,6 +177,6 @@ extern "C" tch_status tchi_cuda_mirror_lower(tchi_cuda_state *state, const tch_m
     if (params.blocks == 0) {
         return TCH_OK;
     }
-    mirror_lower_kernel<<<tchi_cuda_grid(params.blocks), SQUARE * 8, 0, state->stream>>>(params);
-    return tchi_cuda_launched(state, "mirror_lower_kernel");
+    return tchi_cuda_launch(state, "mirror_lower_kernel", mirror_lower_kernel, tchi_cuda_grid(params.blocks),
+                            SQUARE * 8, params);
 }

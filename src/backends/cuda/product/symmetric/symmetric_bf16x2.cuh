@@ -8,7 +8,6 @@
 #ifndef TCHI_CUDA_SYMMETRIC_BF16X2_CUH
 #define TCHI_CUDA_SYMMETRIC_BF16X2_CUH
 
-#include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
 #include "backends/cuda/device/triangle.cuh"
@@ -252,9 +251,8 @@ static __device__ __forceinline__ void tchi_bf16x2_write_as(const tchi_bf16x2_pr
     }
 }
 
-/* Writes a staged tile to both of its places. The types of the iteration are constants in here: with a question at
- * every element, 16 x 1024 took 0.177 ms where it takes 0.145 (bench/ladder/cuda_symmetric_bf16x2.md). The staged sums
- * must be visible to all threads. */
+/* Writes a staged tile to both of its places. The types of the iteration are constants in here: looked up for every
+ * element, 16 x 1024 took 0.177 ms where it takes 0.145. */
 template <int size, int threads, int planes>
 static __device__ inline void tchi_bf16x2_write(const tchi_bf16x2_problem &p, const tchi_bf16x2_tile &tile,
                                                 float *staged)
@@ -283,14 +281,12 @@ typedef void (*tchi_bf16x2_kernel)(tchi_bf16x2_problem problem);
 static inline tch_status tchi_bf16x2_launch(tchi_cuda_state *state, tchi_bf16x2_kernel kernel, const char *name,
                                             tchi_bf16x2_problem *problem, int64_t batch, unsigned threads, int shared)
 {
-    TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
-                  name);
     int64_t most = 0x7FFFFFFF / problem->tiles;
     for (int64_t from = 0; from < batch; from += most) {
         int64_t count = batch - from < most ? batch - from : most;
         problem->first = from;
-        kernel<<<(unsigned)(count * problem->tiles), threads, (size_t)shared, state->stream>>>(*problem);
-        TCHI_CUDA_PASS(tchi_cuda_launched(state, name));
+        TCHI_CUDA_PASS(tchi_cuda_launch_shared(state, name, kernel, (unsigned)(count * problem->tiles), threads, shared,
+                                               shared, *problem));
     }
     return TCH_OK;
 }

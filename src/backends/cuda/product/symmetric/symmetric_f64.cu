@@ -42,17 +42,6 @@ template <class T> static __global__ void __launch_bounds__(T::threads, T::block
 
 /* --- launching --------------------------------------------------------------------------------------------------- */
 
-/* More than the usual 48 KB for a block, and as much as there is for the blocks that share a multiprocessor. */
-static tch_status ask_for_shared_memory(const void *kernel, int bytes)
-{
-    TCHI_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                  "cudaFuncSetAttribute");
-    TCHI_CUDA_TRY(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
-        "cudaFuncSetAttribute");
-    return TCH_OK;
-}
-
 template <class T> static int64_t tiles_of(int64_t n)
 {
     return T::rows / T::cols * tchi_lower_tiles((n + T::rows - 1) / T::rows);
@@ -60,11 +49,13 @@ template <class T> static int64_t tiles_of(int64_t n)
 
 template <class T> static tch_status launch_tiles(const tchi_cuda_state *state, problem p, int64_t batch)
 {
-    const auto kernel = symmetric_f64_kernel<T>;
     p.tiles = tiles_of<T>(p.n);
-    TCHI_CUDA_PASS(ask_for_shared_memory((const void *)kernel, T::shared_bytes));
-    kernel<<<(unsigned)(p.tiles * batch), T::threads, T::shared_bytes, state->stream>>>(p);
-    return tchi_cuda_launched(state, "symmetric_f64_kernel");
+    /* As much shared memory as there is for the blocks that share a multiprocessor. */
+    TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)symmetric_f64_kernel<T>,
+                                       cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+                  "symmetric_f64_kernel");
+    return tchi_cuda_launch_shared(state, "symmetric_f64_kernel", symmetric_f64_kernel<T>, (unsigned)(p.tiles * batch),
+                                   T::threads, T::shared_bytes, T::shared_bytes, p);
 }
 
 /* Three blocks hide each other's beginnings, barriers and ends, and the last round of a grid leaves little of the

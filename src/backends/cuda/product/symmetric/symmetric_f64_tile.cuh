@@ -4,7 +4,6 @@
 #ifndef TCHI_CUDA_SYMMETRIC_F64_TILE_CUH
 #define TCHI_CUDA_SYMMETRIC_F64_TILE_CUH
 
-#include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
 
@@ -63,8 +62,7 @@ static __device__ __forceinline__ int swizzled(int row, int byte)
     return byte ^ (row % 4 * 32);
 }
 
-/* What a thread copies of every k-tile: 16 bytes of some rows of A and of B, `copied` rows apart. Its addresses move on
- * by a k-tile, so that a copy costs one sum and no more. */
+/* What a thread copies of every k-tile: 16 bytes of some rows of A and of B, `copied` rows apart. */
 typedef struct source {
     const char *a, *b;
     uint32_t a_apart, b_apart; /* bytes from one of its rows to the next */
@@ -88,8 +86,7 @@ template <class T> static __device__ __forceinline__ source source_of(char *shar
     return s;
 }
 
-/* This thread's copies of a k-tile. Where the tile and its k-tiles are not all `inside`, rows from n on and columns
- * from k on are zeros, at several times the instructions. */
+/* This thread's copies of a k-tile. Unless all is `inside`, rows from n on and columns from k on are zeros. */
 template <class T, bool inside> static __device__ __forceinline__ void fetch_stage(source &s, int stage)
 {
     const int bytes = 8 * min(max(s.columns, 0), 2);
@@ -191,8 +188,8 @@ template <class T> static __device__ __forceinline__ bool has_lower_part(const p
 
 /* --- the loop over k --------------------------------------------------------------------------------------------- */
 
-/* The products of one step, and between them the loads for the step after it, which is number `step` of `stage`: in one
- * heap they would keep the queue to shared memory full, and the products behind them waiting. */
+/* The products of one step, interleaved with the loads for the next one, number `step` of `stage`: in one heap they
+ * would keep the queue to shared memory full. */
 template <class T>
 static __device__ __forceinline__ void multiply_step(sums<T> &sum, const fragments<T> &now, fragments<T> &next,
                                                      const reader &r, int stage, int step)
@@ -205,8 +202,7 @@ static __device__ __forceinline__ void multiply_step(sums<T> &sum, const fragmen
     }
 }
 
-/* The copies of a k-tile, if there is one, as one group: none beyond the last, so that the count to wait for stays the
- * same to the end. */
+/* The copies of a k-tile as one group, empty beyond the last. */
 template <class T> static __device__ __forceinline__ void fetch_group(source &s, int stage, bool exists, bool inside)
 {
     if (exists && inside) {
@@ -217,9 +213,8 @@ template <class T> static __device__ __forceinline__ void fetch_group(source &s,
     tchi_cp_async_commit();
 }
 
-/* sum = A B' of this warp's part. Before the last step of a k-tile all its fragments have been read, and once every
- * warp is there its stage is filled anew; copies come before loads there, or the compiler would guard each of them
- * against the loads. A warp without products still copies for the others, and all meet at the same barrier. */
+/* sum = A B' of this warp's part. A stage is refilled once every warp has read its fragments. A warp without products
+ * still copies for the others and meets their barriers. */
 template <class T>
 static __device__ __forceinline__ void accumulate(sums<T> &sum, char *shared, const problem &p, const place &at)
 {

@@ -38,10 +38,9 @@ static __device__ __forceinline__ int64_t packed_row(int64_t row)
     return row * (row + 1) / 2;
 }
 
-/* A square of a factor and its mirror image, from registers: four lanes have 32 bytes of a row, and eight those of a
- * column. C is read below the diagonal, each number by the thread that writes it. `inner` squares lie below the
- * diagonal and inside of the matrix, and ask about no element. A pair that begins left of the diagonal ends no
- * further than on it. */
+/* A square of a factor and its mirror image, from registers: four lanes have 32 bytes of a row, eight those of a
+ * column. C is read below the diagonal, each number by the thread that writes it. `inner` squares need no bounds
+ * checks. A pair that begins left of the diagonal ends no further than on it. */
 template <int from, bool inner>
 static __device__ __forceinline__ void write_factor(const pingpong_problem &p, const pingpong_factor &f, int matrix,
                                                     int row, int col, const float (&sum)[64])
@@ -139,8 +138,7 @@ static __device__ __forceinline__ void write_factor_tile(const pingpong_problem 
     }
 }
 
-/* What the epilogue will read of C, on its way to the L2 cache while the tile is multiplied: of each row the 512
- * bytes of the tile, four lines. */
+/* Prefetches what the epilogue will read of C into the L2 cache: of each row 512 bytes, four lines. */
 static __device__ __forceinline__ void prefetch_factor_tile(const pingpong_problem &p, const pingpong_tile &t)
 {
     const int row = t.row + (int)threadIdx.x % 128;

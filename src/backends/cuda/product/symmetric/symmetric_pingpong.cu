@@ -45,8 +45,7 @@ static __device__ __forceinline__ void finish(const pingpong_weights &w, float (
     }
 }
 
-/* The same for a square at (row, col) of a split D: both planes of it would not fit into registers beside the sums, nor
- * into shared memory for as long as the result takes, so it is read from memory when it is needed. */
+/* The same for a square at (row, col) of a split D, whose planes fit neither in registers nor in shared memory. */
 template <int from>
 static __device__ __forceinline__ void finish_split(const pingpong_problem &p, const pingpong_weights &w, int matrix,
                                                     int row, int col, float (&sum)[64])
@@ -79,8 +78,8 @@ template <int from> static __device__ __forceinline__ void keep_low_parts(float 
     }
 }
 
-/* Writes a plane of one square of C, on or below the diagonal, and its mirror image. One elected thread of the
- * warpgroup issues the TMA stores, and waits until they have read what was there before. */
+/* Writes a plane of one square of C and its mirror image. One elected thread of the warpgroup issues the TMA stores,
+ * and waits until they have read what was there before. */
 template <int from, tch_scalar type>
 static __device__ __forceinline__ void write_plane(const pingpong_problem &p, int z, int row, int col,
                                                    const float (&sum)[64], char (&place)[2][TCHI_SQUARE_BYTES])
@@ -280,12 +279,10 @@ static __global__ void __launch_bounds__(gemm::threads, 1)
 
 /* --- host -------------------------------------------------------------------------------------------------------- */
 
-/* Limits of the table (kernel_choice.c): matrices smaller than 256 have no tiles that share B without much of them
- * outside. Measured on an H200 from 768 on, 1.46 to 1.62 times as fast as symmetric_bf16x2_wgmma.cu; 256 and 512 are
- * reasoned. With fewer tiles than multiprocessors the small tiles of symmetric_bf16x2.cu
- * keep more of the device at work. For split operands the limit is a quarter: with 36 tiles on 132 multiprocessors, 1 x
- * 1024, these take 0.030 ms on an H200 and small tiles 0.034. C's rows are multiples of 8: the accelerator would write
- * beyond the ends of others (tchi_tma_store). */
+/* Limits of the table (kernel_choice.c): matrices smaller than 256 share too little of B. Measured on an H200 from 768
+ * on, 1.46 to 1.62 times as fast as symmetric_bf16x2_wgmma.cu. With fewer tiles than multiprocessors, for split
+ * operands than a quarter of them, small tiles keep more of the device busy: 1 x 1024 split takes 0.030 ms with these,
+ * 0.034 with small ones. C's rows are multiples of 8: see tchi_tma_store. */
 static int64_t tiles_of(int64_t n)
 {
     return tchi_lower_tiles(tchi_cuda_ceil_div(n, TILE));

@@ -2,7 +2,6 @@
 #ifndef TCHI_CUDA_SYMMETRIC_PINGPONG_CUH
 #define TCHI_CUDA_SYMMETRIC_PINGPONG_CUH
 
-#include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/persistent_gemm.cuh"
 #include "backends/cuda/device/triangle.cuh"
@@ -12,8 +11,8 @@
 #define TILE TCHI_GEMM_BOX /* rows and columns of C that a warpgroup computes at a time */
 #define STAGES 6           /* of one plane; half as many of two */
 #define CLUSTER 2
-/* Matrices whose tiles come one after the other, those on the diagonal last: so a matrix is still in the L2 cache when
- * its last tiles come, and these, which come singly, seldom leave a CTA of a cluster without one. */
+/* Matrices whose tiles come in sequence, those on the diagonal last: a matrix is still in the L2 cache when its last
+ * tiles come, and these singles seldom leave a CTA of a cluster idle. */
 #define GROUP 4
 
 typedef struct pingpong_problem {

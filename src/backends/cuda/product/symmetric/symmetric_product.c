@@ -2,7 +2,6 @@
  * compute the lower half and mirror it; cuBLAS computes all of C, symmetric up to rounding only, of which the upper
  * half is then replaced. */
 #include "backends/cuda/cuda.h"
-#include "symmetric_any.h"
 
 /* The kernels of the table's symmetric rows, in its order. */
 static const struct half_kernel {
@@ -54,17 +53,16 @@ tch_status tchi_cuda_symmetric_product(void *state, double c0, double c1, const 
     return tchi_cuda_mirror_lower(state, c);
 }
 
-/* A half kernel gives each of its tiles of C to one block for the whole of k: with few tiles and a long k most of the
- * device would look on, and cuBLAS, which divides k as well, computes the whole sooner. Reasoned: tiles have 64 rows
- * there, and half of the device is what a symmetric product can lose. */
+/* A half kernel gives each of its tiles of C to one block for the whole of k; cuBLAS divides k too, and computes the
+ * whole sooner with few tiles and a long k. Reasoned: half of the device is what a symmetric product can lose. */
 static int fills_device(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *c)
 {
     int64_t side = (c->rows + 63) / 64;
     return a->cols <= 4 * c->rows || side * (side + 1) / 2 * c->batch >= state->device.processors / 2;
 }
 
-/* With a beta only C's lower triangle counts: the half kernel for float64 takes C as its D, of which it reads the lower
- * triangle, each element in the thread that writes it; for cuBLAS, which reads the whole, C is made symmetric first. */
+/* With a beta only C's lower triangle counts: the half kernel for float64 reads it as its D; for cuBLAS, which reads
+ * the whole, C is made symmetric first. */
 tch_status tchi_cuda_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
                           int32_t rounded, const tch_matrices *c)
 {

@@ -127,9 +127,9 @@ static tch_status in_fp16(tchi_cuda_state *state, tch_sides sides, const tch_mat
     const tchi_transposed_scales first = {roots ? p->left : NULL, NULL, NULL, -power};
     const tchi_transposed_scales second = {roots ? p->right : NULL, roots ? p->left : NULL, of_x, power};
     if (roots) {
-        diagonal_bits<<<tchi_cuda_grid(2 * x->batch), THREADS, 0, state->stream>>>(
-            tchi_cuda_operand_of(left), x->rows, tchi_cuda_operand_of(right), x->cols, x->batch, p->left);
-        TCHI_CUDA_PASS(tchi_cuda_launched(state, "diagonal_bits"));
+        TCHI_CUDA_PASS(tchi_cuda_launch(state, "diagonal_bits", diagonal_bits, tchi_cuda_grid(2 * x->batch), THREADS,
+                                        tchi_cuda_operand_of(left), x->rows, tchi_cuda_operand_of(right), x->cols,
+                                        x->batch, p->left));
     }
     if (x->type == TCH_SCALAR_F32) {
         TCHI_CUDA_PASS(largest != NULL ? TCH_OK : tchi_cuda_largest_bits(state, x, p->x));
@@ -141,9 +141,9 @@ static tch_status in_fp16(tchi_cuda_state *state, tch_sides sides, const tch_mat
     if (norms == NULL) {
         return TCH_OK;
     }
-    root_of_squares<<<tchi_cuda_grid(tchi_cuda_ceil_div(x->batch * 32, THREADS)), THREADS, 0, state->stream>>>(
-        p->partial, p->each, x->batch, norms);
-    return tchi_cuda_launched(state, "root_of_squares");
+    return tchi_cuda_launch(state, "root_of_squares", root_of_squares,
+                            tchi_cuda_grid(tchi_cuda_ceil_div(x->batch * 32, THREADS)), THREADS, p->partial, p->each,
+                            x->batch, norms);
 }
 
 /* --- the choice -------------------------------------------------------------------------------------------------- */

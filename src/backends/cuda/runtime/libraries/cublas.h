@@ -56,29 +56,15 @@ typedef struct tchi_cublas {
                                                   long long stride_b, const void *beta, void *c, cudaDataType c_type,
                                                   int64_t ldc, long long stride_c, int64_t batch,
                                                   tchi_cublas_compute compute, tchi_cublas_algorithm algorithm);
-    /* The same over arrays of pointers, which lie on the device. */
-    tchi_cublas_status (*gemm_batched_ex)(tchi_cublas_handle handle, tchi_cublas_operation trans_a,
-                                          tchi_cublas_operation trans_b, int64_t m, int64_t n, int64_t k,
-                                          const void *alpha, const void *const a[], cudaDataType a_type, int64_t lda,
-                                          const void *const b[], cudaDataType b_type, int64_t ldb, const void *beta,
-                                          void *const c[], cudaDataType c_type, int64_t ldc, int64_t batch,
-                                          tchi_cublas_compute compute, tchi_cublas_algorithm algorithm);
-
-    /* op(A) X = alpha B (left) or X op(A) = alpha B (right), A triangular; X, m by n, takes B's place. */
-    tchi_cublas_status (*strsm)(tchi_cublas_handle handle, tchi_cublas_side side, tchi_cublas_fill uplo,
-                                tchi_cublas_operation trans, tchi_cublas_diagonal diag, int64_t m, int64_t n,
-                                const float *alpha, const float *a, int64_t lda, float *b, int64_t ldb);
-    tchi_cublas_status (*dtrsm)(tchi_cublas_handle handle, tchi_cublas_side side, tchi_cublas_fill uplo,
-                                tchi_cublas_operation trans, tchi_cublas_diagonal diag, int64_t m, int64_t n,
-                                const double *alpha, const double *a, int64_t lda, double *b, int64_t ldb);
-    tchi_cublas_status (*strsm_batched)(tchi_cublas_handle handle, tchi_cublas_side side, tchi_cublas_fill uplo,
-                                        tchi_cublas_operation trans, tchi_cublas_diagonal diag, int64_t m, int64_t n,
-                                        const float *alpha, const float *const a[], int64_t lda, float *const b[],
-                                        int64_t ldb, int64_t batch);
-    tchi_cublas_status (*dtrsm_batched)(tchi_cublas_handle handle, tchi_cublas_side side, tchi_cublas_fill uplo,
-                                        tchi_cublas_operation trans, tchi_cublas_diagonal diag, int64_t m, int64_t n,
-                                        const double *alpha, const double *const a[], int64_t lda, double *const b[],
-                                        int64_t ldb, int64_t batch);
+    /* op(A) X = alpha B (left) or X op(A) = alpha B (right), A triangular; X, m by n, takes B's place. [0] is for
+     * float32, [1] for float64; batched ones take arrays of pointers, which lie on the device. */
+    tchi_cublas_status (*trsm[2])(tchi_cublas_handle handle, tchi_cublas_side side, tchi_cublas_fill uplo,
+                                  tchi_cublas_operation trans, tchi_cublas_diagonal diag, int64_t m, int64_t n,
+                                  const void *alpha, const void *a, int64_t lda, void *b, int64_t ldb);
+    tchi_cublas_status (*trsm_batched[2])(tchi_cublas_handle handle, tchi_cublas_side side, tchi_cublas_fill uplo,
+                                          tchi_cublas_operation trans, tchi_cublas_diagonal diag, int64_t m, int64_t n,
+                                          const void *alpha, void *const a[], int64_t lda, void *const b[], int64_t ldb,
+                                          int64_t batch);
 
     int version;       /* major * 10000 + minor * 100 + patch */
     char library[512]; /* the file that was opened */

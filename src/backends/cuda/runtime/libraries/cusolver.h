@@ -63,11 +63,9 @@ typedef struct tchi_cusolver {
                                    int64_t n, cudaDataType a_type, void *a, int64_t lda, cudaDataType compute,
                                    void *device_buffer, size_t device_bytes, void *host_buffer, size_t host_bytes,
                                    int *info);
-    /* Over arrays of pointers, which lie on the device. */
-    tchi_cusolver_status (*spotrf_batched)(tchi_cusolver_handle handle, tchi_cublas_fill uplo, int n, float *a[],
-                                           int lda, int *info, int batch);
-    tchi_cusolver_status (*dpotrf_batched)(tchi_cusolver_handle handle, tchi_cublas_fill uplo, int n, double *a[],
-                                           int lda, int *info, int batch);
+    /* Over arrays of pointers, which lie on the device; [0] of float32, [1] of float64. */
+    tchi_cusolver_status (*potrf_batched[2])(tchi_cusolver_handle handle, tchi_cublas_fill uplo, int n, void *a[],
+                                             int lda, int *info, int batch);
 
     int version;       /* major * 1000 + minor * 100 + patch: 11701 is 11.7.1 */
     char library[512]; /* the file that was opened */

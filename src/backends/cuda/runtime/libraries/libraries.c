@@ -230,11 +230,10 @@ static const symbol cublas_symbols[] = {
     {"cublasGetStatusString", &cublas.get_status_string, 0},
     {"cublasGetProperty", &cublas_property, 0},
     {"cublasGemmStridedBatchedEx_64", &cublas.gemm_strided_batched_ex, 0},
-    {"cublasGemmBatchedEx_64", &cublas.gemm_batched_ex, 0},
-    {"cublasStrsm_v2_64", &cublas.strsm, 0},
-    {"cublasDtrsm_v2_64", &cublas.dtrsm, 0},
-    {"cublasStrsmBatched_64", &cublas.strsm_batched, 0},
-    {"cublasDtrsmBatched_64", &cublas.dtrsm_batched, 0},
+    {"cublasStrsm_v2_64", &cublas.trsm[0], 0},
+    {"cublasDtrsm_v2_64", &cublas.trsm[1], 0},
+    {"cublasStrsmBatched_64", &cublas.trsm_batched[0], 0},
+    {"cublasDtrsmBatched_64", &cublas.trsm_batched[1], 0},
 };
 
 static library cublas_library = {
@@ -287,8 +286,8 @@ static const symbol cusolver_symbols[] = {
     {"cusolverDnXsyevBatched", &cusolver.xsyev_batched, 1},
     {"cusolverDnXpotrf_bufferSize", &cusolver.xpotrf_buffer_size, 0},
     {"cusolverDnXpotrf", &cusolver.xpotrf, 0},
-    {"cusolverDnSpotrfBatched", &cusolver.spotrf_batched, 0},
-    {"cusolverDnDpotrfBatched", &cusolver.dpotrf_batched, 0},
+    {"cusolverDnSpotrfBatched", &cusolver.potrf_batched[0], 0},
+    {"cusolverDnDpotrfBatched", &cusolver.potrf_batched[1], 0},
 };
 
 static library cusolver_library = {

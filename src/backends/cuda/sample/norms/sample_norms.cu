@@ -17,7 +17,7 @@
  * is left that float32 knows. Which samples those are is found on the device, and they are done again in tile form. */
 #include "sample_norms.h"
 
-#include "backends/cuda/device/elements.cuh"
+#include "backends/cuda/device/mma_tiles.cuh"
 #include "backends/cuda/matrix/narrow.h"
 
 #define THREADS 256
@@ -54,8 +54,8 @@ static __global__ void __launch_bounds__(THREADS)
 tch_status tchi_cuda_sample_norms_add(const tchi_cuda_state *state, int64_t samples, const tchi_norms_parts *parts,
                                       double scale, double *norms)
 {
-    sample_norms_add<<<tchi_cuda_grid(samples), THREADS, 0, state->stream>>>(samples, *parts, scale, norms);
-    return tchi_cuda_launched(state, "sample_norms_add");
+    return tchi_cuda_launch(state, "sample_norms_add", sample_norms_add, tchi_cuda_grid(samples), THREADS, samples,
+                            *parts, scale, norms);
 }
 
 /* --- terms that cancel ------------------------------------------------------------------------------------------- */
@@ -126,12 +126,11 @@ static tch_status finish_norms(const tchi_cuda_state *state, const tch_matrices 
 {
     int64_t tiles = 0;
     TCHI_CUDA_TRY(cudaMemsetAsync(s->count, 0, sizeof *s->count, state->stream), "sample_norms_judge");
-    sample_norms_judge<<<tchi_cuda_grid(s->batch), THREADS, 0, state->stream>>>(*s);
-    TCHI_CUDA_PASS(tchi_cuda_launched(state, "sample_norms_judge"));
+    TCHI_CUDA_PASS(
+        tchi_cuda_launch(state, "sample_norms_judge", sample_norms_judge, tchi_cuda_grid(s->batch), THREADS, *s));
     TCHI_CUDA_PASS(tchi_cuda_sample_norms_listed(state, a, g, bias, s->list, s->count, parts, &tiles));
-    sample_norms_settle<<<tchi_cuda_grid(s->batch / s->groups), THREADS, 0, state->stream>>>(*s, parts, tiles, scale,
-                                                                                             norms);
-    return tchi_cuda_launched(state, "sample_norms_settle");
+    return tchi_cuda_launch(state, "sample_norms_settle", sample_norms_settle, tchi_cuda_grid(s->batch / s->groups),
+                            THREADS, *s, parts, tiles, scale, norms);
 }
 
 /* --- one position ------------------------------------------------------------------------------------------------ */
@@ -181,22 +180,10 @@ static tch_status single_position(const tchi_cuda_state *state, const tch_matric
                         a->batch / groups,       bias ? 1.0 : 0.0,        scale,   norms};
     unsigned grid = tchi_cuda_grid(p.samples);
     auto kernel = a->type == TCH_SCALAR_F64 ? sample_norms_single<double> : sample_norms_single<float>;
-    kernel<<<grid, THREADS, 0, state->stream>>>(p);
-    return tchi_cuda_launched(state, "sample_norms_single");
+    return tchi_cuda_launch(state, "sample_norms_single", kernel, grid, THREADS, p);
 }
 
 /* --- the choice -------------------------------------------------------------------------------------------------- */
-
-/* Operations in whole tiles of 128 of each form, for one sample. */
-static double tile_work(int64_t t, int64_t d, int64_t p)
-{
-    return 2.0 * 128.0 * 128.0 * (double)(tchi_cuda_ceil_div(p, 128) * tchi_cuda_ceil_div(d, 128)) * (double)t;
-}
-
-static double gram_work(int64_t t, int64_t d, int64_t p)
-{
-    return 2.0 * 128.0 * 128.0 * (double)tchi_lower_tiles(tchi_cuda_ceil_div(t, 128)) * (double)(d + p);
-}
 
 typedef enum norms_path { PLAIN, SPLIT, MMA, WGMMA, NARROW } norms_path;
 
@@ -207,22 +194,17 @@ typedef struct norms_rates {
     double copies; /* 0 where there are none */
 } norms_rates;
 
-/* Without rounding: the tile form has the plain kernel only. Float64 was not measured. */
-static norms_rates exact_rates(norms_path path, tch_scalar type)
-{
-    norms_rates equal = {1.0, 1.0, 0.0};
-    norms_rates single = {path == SPLIT ? 95.0 : 19.0, 29.0, 0.0};
-    return type == TCH_SCALAR_F64 ? equal : single;
-}
-
+/* Without rounding the tile form has the plain kernel only. Float64 was not measured. */
 static norms_rates rates_of(norms_path path, tch_scalar type, bool aligned)
 {
-    bool whole = type == TCH_SCALAR_F32;
-    norms_rates exact = exact_rates(path, type);
-    norms_rates mma = {whole ? 110.0 : 250.0, whole ? 100.0 : 340.0, 0.0};
-    norms_rates slow = {60.0, 70.0, 0.0};
-    norms_rates wgmma = {aligned ? mma.gram : slow.gram, 650.0, path == NARROW ? (whole ? 0.85 : 0.75) : 0.0};
-    return path == PLAIN || path == SPLIT ? exact : path == MMA ? (aligned ? mma : slow) : wgmma;
+    const bool f32 = type == TCH_SCALAR_F32;
+    if (path == PLAIN || path == SPLIT) {
+        return type == TCH_SCALAR_F64 ? norms_rates{1.0, 1.0, 0.0}
+                                      : norms_rates{path == SPLIT ? 95.0 : 19.0, 29.0, 0.0};
+    }
+    norms_rates mma =
+        aligned ? norms_rates{f32 ? 110.0 : 250.0, f32 ? 100.0 : 340.0, 0.0} : norms_rates{60.0, 70.0, 0.0};
+    return path == MMA ? mma : norms_rates{mma.gram, 650.0, path == NARROW ? (f32 ? 0.85 : 0.75) : 0.0};
 }
 
 /* Whether the Gram form takes less time. */
@@ -230,23 +212,20 @@ static bool gram_is_less(const tch_matrices *a, const tch_matrices *g, norms_pat
 {
     norms_rates rates = rates_of(path, a->type, aligned);
     double megabytes = (double)(a->rows * (a->cols + g->cols) * tchi_cuda_size(a->type)) * 1e-6;
-    double gram = gram_work(a->rows, a->cols, g->cols) * 1e-6 / rates.gram;
-    double tiles = tile_work(a->rows, a->cols, g->cols) * 1e-6 / rates.tiles + rates.copies * megabytes;
-    return gram < tiles;
-}
-
-/* Float32 that may not be rounded. Of a few columns the plain kernel is the more exact, and quick enough. */
-static norms_path exact_path(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g)
-{
-    bool many = a->cols >= 32 && g->cols >= 32;
-    return many && tchi_cuda_sample_norms_gram_supported(state, a, g) ? SPLIT : PLAIN;
+    /* operations in whole tiles of 128, for one sample */
+    double lower = (double)tchi_lower_tiles(tchi_cuda_ceil_div(a->rows, 128)) * (double)(a->cols + g->cols);
+    double whole = (double)(tchi_cuda_ceil_div(g->cols, 128) * tchi_cuda_ceil_div(a->cols, 128)) * (double)a->rows;
+    double unit = 2.0 * 128.0 * 128.0 * 1e-6;
+    return unit * lower / rates.gram < unit * whole / rates.tiles + rates.copies * megabytes;
 }
 
 static norms_path path_of(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
                           int32_t rounded)
 {
     if (!tchi_cuda_kernel_fits(state, TCHI_NORMS_MMA, a, NULL) || (a->type == TCH_SCALAR_F32 && !rounded)) {
-        return exact_path(state, a, g);
+        /* Of a few columns the plain kernel is the more exact, and quick enough. */
+        bool many = a->cols >= 32 && g->cols >= 32;
+        return many && tchi_cuda_sample_norms_gram_supported(state, a, g) ? SPLIT : PLAIN;
     }
     if (tchi_cuda_sample_norms_wgmma_supported(state, a, g)) {
         return WGMMA;
@@ -300,21 +279,6 @@ static gram_sums gram_sums_in(double *scratch, const tch_matrices *a, const tch_
     return s;
 }
 
-static tch_status norms_by_gram(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                int64_t groups, norms_path path, bool bias, double scale, double *norms,
-                                double *scratch)
-{
-    gram_sums s = gram_sums_in(scratch, a, g, groups);
-    TCHI_CUDA_PASS(compute_parts(state, a, g, path, true, bias, scratch, (double *)s.sizes, &s.tiles));
-    return finish_norms(state, a, g, bias, &s, scale, norms, scratch);
-}
-
-static bool rows_aligned(const tch_matrices *m)
-{
-    int64_t size = tchi_cuda_size(m->type);
-    return (uintptr_t)m->data % 16 == 0 && m->ld * size % 16 == 0 && m->stride * size % 16 == 0;
-}
-
 static tch_status norms_by_tiles(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                  int64_t groups, norms_path path, double scale, double *norms, double *parts)
 {
@@ -352,8 +316,10 @@ extern "C" tch_status tchi_cuda_sample_norms(void *state, const tch_matrices *a,
     }
     if (a->cols > 0) {
         norms_path path = path_of(s, a, g, groups, rounded);
-        if (gram_is_less(a, g, path, rows_aligned(a) && rows_aligned(g))) {
-            return norms_by_gram(s, a, g, groups, path, bias, scale, norms, parts);
+        if (gram_is_less(a, g, path, tchi_tile_aligned(a) && tchi_tile_aligned(g))) {
+            gram_sums sums = gram_sums_in(parts, a, g, groups);
+            TCHI_CUDA_PASS(compute_parts(s, a, g, path, true, bias, parts, (double *)sums.sizes, &sums.tiles));
+            return finish_norms(s, a, g, bias, &sums, scale, norms, parts);
         }
         TCHI_CUDA_PASS(norms_by_tiles(s, a, g, groups, path, scale, norms, parts));
     }

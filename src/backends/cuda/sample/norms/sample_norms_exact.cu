@@ -442,17 +442,12 @@ static tch_status launch_split_norms(const tchi_cuda_state *state, split_problem
     bool helped = r->cut < r->ktiles_g;
     p->kept = (split_sums *)state->blas_workspace;
     p->chunks = p->kept + r->split_tiles;
-    TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)sample_norms_split, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       (int)sizeof(split_memory)),
-                  "sample_norms_split");
     int blocks = helped || r->whole > 0 ? r->blocks : r->split_tiles;
-    sample_norms_split<<<(unsigned)blocks, THREADS, sizeof(split_memory), state->stream>>>(*p);
-    TCHI_CUDA_PASS(tchi_cuda_launched(state, "sample_norms_split"));
-    if (!helped) {
-        return TCH_OK;
-    }
-    sample_norms_join<<<(unsigned)r->split_tiles, JOIN_THREADS, 0, state->stream>>>(*p);
-    return tchi_cuda_launched(state, "sample_norms_join");
+    TCHI_CUDA_PASS(tchi_cuda_launch_shared(state, "sample_norms_split", sample_norms_split, (unsigned)blocks, THREADS,
+                                           sizeof(split_memory), sizeof(split_memory), *p));
+    return !helped ? TCH_OK
+                   : tchi_cuda_launch(state, "sample_norms_join", sample_norms_join, (unsigned)r->split_tiles,
+                                      JOIN_THREADS, *p);
 }
 
 /* Which of the two is called A does not matter: the shorter one is, whose tiles split_blocks do not share. */

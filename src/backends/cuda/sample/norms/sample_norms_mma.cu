@@ -20,7 +20,7 @@ typedef struct norms_problem {
     double *parts, *sizes;
 } norms_problem;
 
-static __device__ __forceinline__ void add_to(tchi_tile_sums<4> &x, float one)
+static __device__ __forceinline__ void add_to(tchi_tile_sums &x, float one)
 {
 #pragma unroll
     for (int i = 0; i < 64; i++) {
@@ -29,19 +29,18 @@ static __device__ __forceinline__ void add_to(tchi_tile_sums<4> &x, float one)
 }
 
 /* The inner product of two tiles, over one thread's part. */
-template <int wide>
-static __device__ __forceinline__ double dot_tile_sums(const tchi_tile_sums<wide> &x, const tchi_tile_sums<wide> &y)
+static __device__ __forceinline__ double dot_tile_sums(const tchi_tile_sums &x, const tchi_tile_sums &y)
 {
     float total[4] = {};
 #pragma unroll
-    for (int i = 0; i < 16 * wide; i++) {
-        total[i % 4] += x.v[i / 4 / wide][i / 4 % wide][i % 4] * y.v[i / 4 / wide][i / 4 % wide][i % 4];
+    for (int i = 0; i < 64; i++) {
+        total[i % 4] += x.v[i / 16][i / 4 % 4][i % 4] * y.v[i / 16][i / 4 % 4][i % 4];
     }
     return (double)((total[0] + total[1]) + (total[2] + total[3]));
 }
 
 /* The sum of the absolute values of its terms. */
-static __device__ __forceinline__ double size_of(const tchi_tile_sums<4> &x, const tchi_tile_sums<4> &y)
+static __device__ __forceinline__ double size_of(const tchi_tile_sums &x, const tchi_tile_sums &y)
 {
     float total[4] = {};
 #pragma unroll
@@ -51,11 +50,11 @@ static __device__ __forceinline__ double size_of(const tchi_tile_sums<4> &x, con
     return (double)((total[0] + total[1]) + (total[2] + total[3]));
 }
 
-/* Tile form. 2 T p d operations a sample. A block reads T (128 + 32 wide) elements for its tile; from memory (p + d) T
+/* Tile form. 2 T p d operations a sample. A block reads T 256 elements for its tile; from memory (p + d) T
  * move. For 8 samples of 768 to 3072 with T = 1024 in float32: 38.7 GFLOP, 0.097 ms at the 401 TFLOP/s of cuBLAS in
  * TF32; 126 MB, 0.03 ms at 4.19 TB/s. */
-template <tch_scalar type, bool aligned, int wide>
-static __global__ void __launch_bounds__(TCHI_TILE_THREADS, aligned &&wide == 4 ? BLOCKS : 1)
+template <tch_scalar type, bool aligned>
+static __global__ void __launch_bounds__(TCHI_TILE_THREADS, aligned ? BLOCKS : 1)
     sample_norms_tiles(const __grid_constant__ norms_problem p)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -63,11 +62,10 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, aligned &&wide == 4 
     __shared__ double sums[32];
     for (int64_t item = blockIdx.x; item < p.items; item += gridDim.x) {
         int64_t tile = item % p.tiles;
-        tchi_tile_work w = {tile / p.across * TCHI_TILE_ROWS, tile % p.across * tchi_tile_shape<wide>::cols,
-                            item / p.tiles, 0, 1};
+        tchi_tile_work w = {tile / p.across * TCHI_TILE_ROWS, tile % p.across * TCHI_TILE_COLS, item / p.tiles, 0, 1};
         double total = 0.0;
-        tchi_tiles<type, false, aligned, wide>(shared, p.first, w,
-                                               [&](tchi_tile_sums<wide> &sum) { total = dot_tile_sums(sum, sum); });
+        tchi_tiles<type, false, aligned>(shared, p.first, w,
+                                         [&](tchi_tile_sums &sum) { total = dot_tile_sums(sum, sum); });
         total = tchi_cuda_block_sum(total, (int)threadIdx.x, TCHI_TILE_THREADS, sums);
         if (threadIdx.x == 0) {
             p.parts[item] = total;
@@ -91,14 +89,14 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, 1)
         int64_t above = tchi_lower_row(tile);
         int64_t left = tile - tchi_lower_tiles(above);
         tchi_tile_work w = {above * TCHI_TILE_ROWS, left * TCHI_TILE_ROWS, item / p.tiles, 0, 1};
-        tchi_tile_sums<4> kept;
+        tchi_tile_sums kept;
         double total = 0.0;
         double size = 0.0;
-        tchi_tiles<type, true, aligned, 4>(shared, p.first, w, [&](tchi_tile_sums<4> &sum) {
+        tchi_tiles<type, true, aligned>(shared, p.first, w, [&](tchi_tile_sums &sum) {
             add_to(sum, p.one);
             kept = sum;
         });
-        tchi_tiles<type, true, aligned, 4>(shared, p.second, w, [&](tchi_tile_sums<4> &sum) {
+        tchi_tiles<type, true, aligned>(shared, p.second, w, [&](tchi_tile_sums &sum) {
             total = dot_tile_sums(kept, sum);
             size = size_of(kept, sum);
         });
@@ -116,23 +114,16 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, 1)
 
 /* --- host -------------------------------------------------------------------------------------------------------- */
 
-typedef void (*norms_kernel)(norms_problem);
-
-template <tch_scalar type> static norms_kernel kernel_of(tchi_norms_form form, bool aligned)
+template <tch_scalar type> static auto kernel_of(tchi_norms_form form, bool aligned)
 {
-    switch (form) {
-    case TCHI_NORMS_GRAM:
-        return aligned ? sample_norms_gram<type, true> : sample_norms_gram<type, false>;
-    default:
-        return aligned ? sample_norms_tiles<type, true, 4> : sample_norms_tiles<type, false, 4>;
-    }
+    return form == TCHI_NORMS_GRAM ? (aligned ? sample_norms_gram<type, true> : sample_norms_gram<type, false>)
+                                   : (aligned ? sample_norms_tiles<type, true> : sample_norms_tiles<type, false>);
 }
 
 static norms_problem mma_problem_of(const tch_matrices *a, const tch_matrices *g, tchi_norms_form form)
 {
     norms_problem p = {};
     bool gram = form == TCHI_NORMS_GRAM;
-    int cols = tchi_tile_shape<4>::cols;
     tchi_tile_side inputs = tchi_tile_side_of(a, gram);
     tchi_tile_side gradients = tchi_tile_side_of(g, gram);
     if (gram) {
@@ -141,7 +132,7 @@ static norms_problem mma_problem_of(const tch_matrices *a, const tch_matrices *g
         p.tiles = tchi_lower_tiles(tchi_cuda_ceil_div(a->rows, TCHI_TILE_ROWS));
     } else {
         p.first = {gradients, inputs, a->rows};
-        p.across = tchi_cuda_ceil_div(a->cols, cols);
+        p.across = tchi_cuda_ceil_div(a->cols, TCHI_TILE_COLS);
         p.tiles = p.across * tchi_cuda_ceil_div(g->cols, TCHI_TILE_ROWS);
     }
     p.items = p.tiles * a->batch;
@@ -152,17 +143,15 @@ tch_status tchi_cuda_sample_norms_mma(const tchi_cuda_state *state, const tch_ma
                                       tchi_norms_form form, bool bias, double *parts, double *sizes, int64_t *tiles)
 {
     bool aligned = tchi_tile_aligned(a) && tchi_tile_aligned(g);
-    norms_kernel kernel = a->type == TCH_SCALAR_F32    ? kernel_of<TCH_SCALAR_F32>(form, aligned)
-                          : a->type == TCH_SCALAR_BF16 ? kernel_of<TCH_SCALAR_BF16>(form, aligned)
-                                                       : kernel_of<TCH_SCALAR_F16>(form, aligned);
-    int shared = tchi_tile_shape<4>::shared_bytes;
+    auto kernel = a->type == TCH_SCALAR_F32    ? kernel_of<TCH_SCALAR_F32>(form, aligned)
+                  : a->type == TCH_SCALAR_BF16 ? kernel_of<TCH_SCALAR_BF16>(form, aligned)
+                                               : kernel_of<TCH_SCALAR_F16>(form, aligned);
     norms_problem p = mma_problem_of(a, g, form);
     p.one = bias ? 1.0f : 0.0f;
     p.parts = parts;
     p.sizes = sizes;
     *tiles = p.tiles;
-    TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
-                  "sample_norms");
-    kernel<<<tchi_cuda_grid(p.items), TCHI_TILE_THREADS, (size_t)shared, state->stream>>>(p);
-    return tchi_cuda_launched(state, form == TCHI_NORMS_GRAM ? "sample_norms_gram" : "sample_norms_tiles");
+    return tchi_cuda_launch_shared(state, form == TCHI_NORMS_GRAM ? "sample_norms_gram" : "sample_norms_tiles", kernel,
+                                   tchi_cuda_grid(p.items), TCHI_TILE_THREADS, TCHI_TILE_SHARED_BYTES,
+                                   TCHI_TILE_SHARED_BYTES, p);
 }

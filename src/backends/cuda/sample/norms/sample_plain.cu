@@ -306,14 +306,12 @@ static __global__ void __launch_bounds__(shape<real, groups_of<real>>::threads, 
 }
 
 template <norms_of form>
-static void launch_norms(const tchi_cuda_state *state, tch_scalar type, const norms_problem &p, int64_t blocks)
+static tch_status launch_norms(const tchi_cuda_state *state, tch_scalar type, const norms_problem &p, int64_t blocks)
 {
-    unsigned grid = tchi_cuda_grid(blocks);
-    if (type == TCH_SCALAR_F64) {
-        sample_norms_plain<double, form><<<grid, shape<double, groups_of<double>>::threads, 0, state->stream>>>(p);
-    } else {
-        sample_norms_plain<float, form><<<grid, shape<float, groups_of<float>>::threads, 0, state->stream>>>(p);
-    }
+    auto kernel = type == TCH_SCALAR_F64 ? sample_norms_plain<double, form> : sample_norms_plain<float, form>;
+    int threads =
+        type == TCH_SCALAR_F64 ? shape<double, groups_of<double>>::threads : shape<float, groups_of<float>>::threads;
+    return tchi_cuda_launch(state, "sample_norms_plain", kernel, tchi_cuda_grid(blocks), threads, p);
 }
 
 /* `ones`: columns of ones behind those of A. */
@@ -336,12 +334,7 @@ tch_status tchi_cuda_sample_norms_plain(const tchi_cuda_state *state, const tch_
     p.parts = parts;
     p.sizes = sizes;
     *tiles = p.tiles;
-    if (gram) {
-        launch_norms<GRAM>(state, a->type, p, p.items);
-    } else {
-        launch_norms<TILES>(state, a->type, p, p.items);
-    }
-    return tchi_cuda_launched(state, "sample_norms_plain");
+    return gram ? launch_norms<GRAM>(state, a->type, p, p.items) : launch_norms<TILES>(state, a->type, p, p.items);
 }
 
 /* As many blocks as a GPU holds: the list is empty nearly always, and blocks that find it so cost time too. */
@@ -356,8 +349,7 @@ tch_status tchi_cuda_sample_norms_listed(const tchi_cuda_state *state, const tch
     p.list = list;
     p.count = count;
     *tiles = p.tiles;
-    launch_norms<LISTED>(state, a->type, p, p.items < most ? p.items : most);
-    return tchi_cuda_launched(state, "sample_norms_listed");
+    return launch_norms<LISTED>(state, a->type, p, p.items < most ? p.items : most);
 }
 
 /* --- squares ----------------------------------------------------------------------------------------------------- */
@@ -420,10 +412,8 @@ tch_status tchi_cuda_sample_squares_plain(const tchi_cuda_state *state, const tc
     p.items = p.tiles * p.groups;
     p.scale = scale;
     p.beta = beta;
-    if (out->type == TCH_SCALAR_F64) {
-        sample_squares_plain<double><<<tchi_cuda_grid(p.items), shape<double, 1>::threads, 0, state->stream>>>(p);
-    } else {
-        sample_squares_plain<float><<<tchi_cuda_grid(p.items), shape<float, 1>::threads, 0, state->stream>>>(p);
-    }
-    return tchi_cuda_launched(state, "sample_squares_plain");
+    const bool wide = out->type == TCH_SCALAR_F64;
+    return tchi_cuda_launch(state, "sample_squares_plain",
+                            wide ? sample_squares_plain<double> : sample_squares_plain<float>, tchi_cuda_grid(p.items),
+                            wide ? shape<double, 1>::threads : shape<float, 1>::threads, p);
 }

@@ -46,8 +46,8 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, 1)
         int64_t group = item / p.tiles, tile = item % p.tiles;
         tchi_tile_work w = {tile / p.across * TCHI_TILE_ROWS, tile % p.across * TCHI_TILE_ROWS, group, p.groups,
                             p.samples};
-        tchi_tile_sums<4> squares = {};
-        tchi_tiles<type, false, aligned, 4>(shared, p.pair, w, [&](tchi_tile_sums<4> &sum) {
+        tchi_tile_sums squares = {};
+        tchi_tiles<type, false, aligned>(shared, p.pair, w, [&](tchi_tile_sums &sum) {
 #pragma unroll
             for (int i = 0; i < 64; i++) {
                 float value = sum.v[i / 16][i / 4 % 4][i % 4];
@@ -58,15 +58,13 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, 1)
         for (int i = 0; i < 64; i++) {
             int e = i % 4;
             store_square(p, group, w.row + tchi_tile_row<size, false>(i / 16, e / 2),
-                         w.col + tchi_tile_col<size, false, 4>(i / 4 % 4, e % 2), squares.v[i / 16][i / 4 % 4][e]);
+                         w.col + tchi_tile_col<size, false>(i / 4 % 4, e % 2), squares.v[i / 16][i / 4 % 4][e]);
         }
     }
 #endif
 }
 
-typedef void (*squares_kernel)(squares_problem);
-
-template <tch_scalar type> static squares_kernel kernel_of(bool aligned)
+template <tch_scalar type> static auto kernel_of(bool aligned)
 {
     return aligned ? sample_squares_tiles<type, true> : sample_squares_tiles<type, false>;
 }
@@ -75,9 +73,9 @@ tch_status tchi_cuda_sample_squares_mma(const tchi_cuda_state *state, const tch_
                                         double scale, double beta, const tch_matrices *out)
 {
     bool aligned = tchi_tile_aligned(a) && tchi_tile_aligned(g);
-    squares_kernel kernel = a->type == TCH_SCALAR_F32    ? kernel_of<TCH_SCALAR_F32>(aligned)
-                            : a->type == TCH_SCALAR_BF16 ? kernel_of<TCH_SCALAR_BF16>(aligned)
-                                                         : kernel_of<TCH_SCALAR_F16>(aligned);
+    auto kernel = a->type == TCH_SCALAR_F32    ? kernel_of<TCH_SCALAR_F32>(aligned)
+                  : a->type == TCH_SCALAR_BF16 ? kernel_of<TCH_SCALAR_BF16>(aligned)
+                                               : kernel_of<TCH_SCALAR_F16>(aligned);
     squares_problem p = {};
     p.pair = {tchi_tile_side_of(g, false), tchi_tile_side_of(a, false), a->rows};
     p.out = tchi_cuda_operand_of(out);
@@ -88,11 +86,8 @@ tch_status tchi_cuda_sample_squares_mma(const tchi_cuda_state *state, const tch_
     p.items = p.tiles * p.groups;
     p.scale = (float)scale;
     p.beta = (float)beta;
-    TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       tchi_tile_shape<4>::shared_bytes),
-                  "sample_squares");
-    kernel<<<tchi_cuda_grid(p.items), TCHI_TILE_THREADS, tchi_tile_shape<4>::shared_bytes, state->stream>>>(p);
-    return tchi_cuda_launched(state, "sample_squares_tiles");
+    return tchi_cuda_launch_shared(state, "sample_squares_tiles", kernel, tchi_cuda_grid(p.items), TCHI_TILE_THREADS,
+                                   TCHI_TILE_SHARED_BYTES, TCHI_TILE_SHARED_BYTES, p);
 }
 
 extern "C" tch_status tchi_cuda_sample_squares(void *state, const tch_matrices *a, const tch_matrices *g, double scale,

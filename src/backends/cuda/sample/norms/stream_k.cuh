@@ -9,7 +9,6 @@
 #ifndef TCHI_CUDA_STREAM_K_CUH
 #define TCHI_CUDA_STREAM_K_CUH
 
-#include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 
 typedef struct tchi_stream_k {

@@ -193,13 +193,10 @@ int64_t tchi_cuda_token_order_scratch(int64_t groups, int64_t length)
 static tch_status run_pass(const tchi_cuda_state *state, const pass_call &c)
 {
     unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(c.list.groups * c.chunks, WARPS));
-    count_digits_kernel<<<blocks, WARPS * 32, 0, state->stream>>>(c);
-    TCHI_CUDA_PASS(tchi_cuda_launched(state, "count_digits"));
-    add_counts_kernel<<<tchi_cuda_grid(c.list.groups), SCAN_THREADS, 0, state->stream>>>(c.list.groups,
-                                                                                         DIGITS * c.chunks, c.counts);
-    TCHI_CUDA_PASS(tchi_cuda_launched(state, "add_counts"));
-    place_digits_kernel<<<blocks, WARPS * 32, 0, state->stream>>>(c);
-    return tchi_cuda_launched(state, "place_digits");
+    TCHI_CUDA_PASS(tchi_cuda_launch(state, "count_digits", count_digits_kernel, blocks, WARPS * 32, c));
+    TCHI_CUDA_PASS(tchi_cuda_launch(state, "add_counts", add_counts_kernel, tchi_cuda_grid(c.list.groups), SCAN_THREADS,
+                                    c.list.groups, DIGITS * c.chunks, c.counts));
+    return tchi_cuda_launch(state, "place_digits", place_digits_kernel, blocks, WARPS * 32, c);
 }
 
 /* At least one pass, so that there is an order. */

@@ -3,7 +3,6 @@
 #ifndef TCHI_CUDA_TOKEN_ORDER_CUH
 #define TCHI_CUDA_TOKEN_ORDER_CUH
 
-#include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 
 /* Tokens of all samples, position n = sample * positions + position in it. They are ordered in groups of `length`

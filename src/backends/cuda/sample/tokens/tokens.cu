@@ -335,13 +335,11 @@ template <typename real, bool squared> static tch_status run_runs(const tchi_cud
 {
     int64_t items = c.list.groups * c.spans * c.chunks;
     unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(items, WARPS));
-    run_sums_kernel<real, squared><<<blocks, WARPS * 32, 0, state->stream>>>(c);
-    TCHI_CUDA_PASS(tchi_cuda_launched(state, "run_sums"));
+    TCHI_CUDA_PASS(tchi_cuda_launch(state, "run_sums", run_sums_kernel<real, squared>, blocks, WARPS * 32, c));
     if (c.spans == 1) {
         return TCH_OK;
     }
-    join_runs_kernel<real, squared><<<tchi_cuda_grid(items), WARPS * 32, 0, state->stream>>>(c);
-    return tchi_cuda_launched(state, "join_runs");
+    return tchi_cuda_launch(state, "join_runs", join_runs_kernel<real, squared>, tchi_cuda_grid(items), WARPS * 32, c);
 }
 
 tch_status tchi_cuda_token_norms(tchi_cuda_state *s, const tch_matrices *tokens, int64_t rows, int64_t padding,
@@ -356,49 +354,36 @@ tch_status tchi_cuda_token_norms(tchi_cuda_state *s, const tch_matrices *tokens,
     return tchi_cuda_add_partials(s, c.list.groups, c.spans * c.chunks, c.squares, scale, norms);
 }
 
-/* out (rows, cols). Moves: 8 bytes an element of float32, 4 where beta is 0. Does: a product. */
-template <typename real>
-static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS, 3)
-    begin_sums_kernel(tchi_cuda_extent e, tchi_cuda_operand out, real beta)
-{
-    tchi_cuda_patch p = tchi_cuda_first_patch(e);
-    for (; p.b < e.batch; p.b += gridDim.z) {
-        for (p.i = tchi_cuda_first_row(); p.i < e.rows; p.i += tchi_cuda_row_stride()) {
-            tchi_cuda_patch_values<real> values = {};
-            if (beta != 0) {
-                values = tchi_cuda_load_patch<real>(out, p);
-            }
-#pragma unroll
-            for (int k = 0; k < 4 * TCHI_CUDA_PATCH_STEPS; k++) {
-                values.row[k / 4].v[k % 4] *= beta;
-            }
-            tchi_cuda_store_patch(out, p, values);
-        }
-    }
-}
+/* out *= beta, which is not read where beta is 0. */
+template <typename real> struct begin_sums {
+    tchi_cuda_operand out;
+    real beta;
 
-static tch_status begin_sums(const tchi_cuda_state *state, const tch_matrices *out, double beta)
-{
-    tchi_cuda_extent e = tchi_cuda_extent_of(out);
-    tchi_cuda_operand to = tchi_cuda_operand_of(out);
-    if (tchi_cuda_is_empty(e) || beta == 1.0) {
-        return TCH_OK;
+    __device__ inline void operator()(const tchi_cuda_patch &p) const
+    {
+        tchi_cuda_patch_values<real> values = {};
+        if (beta != 0) {
+            values = tchi_cuda_load_patch<real>(out, p);
+        }
+#pragma unroll
+        for (int k = 0; k < 4 * TCHI_CUDA_PATCH_STEPS; k++) {
+            values.row[k / 4].v[k % 4] *= beta;
+        }
+        tchi_cuda_store_patch(out, p, values);
     }
-    tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
-    if (out->type == TCH_SCALAR_F64) {
-        begin_sums_kernel<double><<<shape.grid, shape.block, 0, state->stream>>>(e, to, beta);
-    } else {
-        begin_sums_kernel<float><<<shape.grid, shape.block, 0, state->stream>>>(e, to, (float)beta);
-    }
-    return tchi_cuda_launched(state, "begin_sums");
-}
+};
 
 tch_status tchi_cuda_token_sums(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
                                 const double *weights, double scale, double beta, int32_t apart,
                                 const tch_matrices *out, void *scratch)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
-    TCHI_CUDA_PASS(begin_sums(s, out, beta));
+    tchi_cuda_operand to = tchi_cuda_operand_of(out);
+    if (beta != 1.0) {
+        TCHI_CUDA_PASS(out->type == TCH_SCALAR_F64
+                           ? tchi_cuda_walk(s, "begin_sums", out, begin_sums<double>{to, beta})
+                           : tchi_cuda_walk(s, "begin_sums", out, begin_sums<float>{to, (float)beta}));
+    }
     if (tokens->rows == 0 || tokens->cols == 0 || g->cols == 0 || out->rows == 0) {
         return TCH_OK;
     }
@@ -406,6 +391,6 @@ tch_status tchi_cuda_token_sums(void *state, const tch_matrices *tokens, int64_t
     TCHI_CUDA_PASS(tchi_cuda_order_tokens(s, c.list, scratch, &c.order));
     c.weights = weights;
     c.scale = scale;
-    c.out = tchi_cuda_operand_of(out);
+    c.out = to;
     return g->type == TCH_SCALAR_F64 ? run_runs<double, false>(s, c) : run_runs<float, false>(s, c);
 }

@@ -1,13 +1,13 @@
-/* The ways between host and device for streamed products: two streams beside the state's own, and for host memory that
- * is not page-locked a ring of page-locked chunks each way, filled and emptied by a few threads. One product at a time
- * uses it. Everything is made when first needed and kept by the state until tchi_cuda_staging_destroy. */
-#ifndef TCHI_CUDA_STAGING_H
-#define TCHI_CUDA_STAGING_H
+/* The ways between host and device for streamed products: two streams beside the state's own, and for pageable host
+ * memory a ring of page-locked chunks each way, filled and emptied by a few threads. One product at a time uses it;
+ * everything is made when first needed and kept by the state. */
+#ifndef TCHI_CUDA_STREAMED_H
+#define TCHI_CUDA_STREAMED_H
 
 #include "backends/cuda/cuda.h"
 
-/* One chunk takes 0.3 ms on a link of 55 GB/s, long beside the 20 us or so of waking threads and queueing a copy; four
- * of them keep the link busy while the threads work. Reasoned, not measured. */
+/* One chunk takes 0.3 ms on a link of 55 GB/s, long beside the 20 us of waking threads and queueing a copy.
+ * Reasoned. */
 #define TCHI_STAGING_CHUNKS 4
 #define TCHI_STAGING_CHUNK_BYTES (INT64_C(16) << 20)
 
@@ -57,14 +57,39 @@ tch_status tchi_cuda_staging_ready(tchi_cuda_state *state, int ring_in, int ring
 /* The device's copy of rows, on `stream`. */
 tch_status tchi_cuda_staging_copy(const tchi_rows *rows, cudaStream_t stream);
 
-/* From host memory to the device through the next chunk of the ring, which holds them: waits for the chunk, not for the
- * copy. */
+/* From host memory to the device through the next chunk of the ring: waits for the chunk, not for the copy. */
 tch_status tchi_cuda_staging_send(tchi_cuda_staging *staging, const tchi_rows *rows);
 
-/* The two halves of the way back. The first queues a copy from the device to the next chunk and says in *chunk which it
- * took; the second waits for it and copies on to `to`, where rows->from is ignored. Each chunk is taken in turn, so at
- * most TCHI_STAGING_CHUNKS can be between the two. */
+/* The two halves of the way back. The first queues a copy from the device to the next chunk, *chunk; the second waits
+ * for it and copies on to `to`. At most TCHI_STAGING_CHUNKS can be between the two. */
 tch_status tchi_cuda_staging_fetch(tchi_cuda_staging *staging, const tchi_rows *rows, int64_t *chunk);
 tch_status tchi_cuda_staging_deliver(tchi_cuda_staging *staging, const tchi_rows *rows, int64_t chunk);
+
+/* --- streamed_plan.c: how a product is cut into tiles ------------------------------------------------------------ */
+
+/* Copies of a tile that the device holds, so that one can be filled or emptied while the other is worked on. */
+#define TCHI_STREAM_SLOTS 2
+
+/* The tiles of one operand, in the order in which it is stored. */
+typedef struct tchi_stream_tiles {
+    int64_t rows, cols;
+    int64_t ld;    /* of a tile on the device, in elements */
+    int64_t bytes; /* of a slot */
+    int32_t slots; /* 0: used where it lies. 1: a single tile, which stays. 2: tiles come and go */
+} tchi_stream_tiles;
+
+typedef struct tchi_stream_plan {
+    int64_t m, n, k;           /* sizes of the product */
+    int64_t tile[3];           /* tiles of m, n and k */
+    int32_t columns_outermost; /* of the result's tiles: one column of tiles after the other, else row after row */
+    tchi_stream_tiles a, b, c;
+    int64_t sum_bytes; /* of a float32 tile in which a half type's result is added up, where k is cut; or 0 */
+    int64_t bytes;     /* of scratch in all */
+    int64_t traffic;   /* bytes that cross the link, both ways */
+} tchi_stream_plan;
+
+/* The plan with the least traffic whose scratch is at most `budget`, and among those the one that starts and ends
+ * soonest. Returns 0, with the bytes of the smallest plan in plan->bytes, where none fits. */
+int tchi_stream_plan_make(const tch_streamed_product *product, int64_t budget, tchi_stream_plan *plan);
 
 #endif
