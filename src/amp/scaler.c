@@ -5,6 +5,7 @@
 #include <torchium/amp.h>
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 
 #include "core/allocator.h"
@@ -12,8 +13,6 @@
 #include "core/context.h"
 #include "core/status.h"
 #include "core/tensor.h"
-
-#include "rectangles.h"
 
 /* On the device. `decided` is what decide_skip counts in; the second number is 1 where an infinity was found. */
 typedef struct scaler_numbers {
@@ -159,22 +158,130 @@ const tch_tensor *tch_scaler_found_inf(const tch_scaler *scaler)
     return scaler == NULL ? NULL : &scaler->found_inf;
 }
 
+/* --- rectangles -------------------------------------------------------------------------------------------------- */
+
+/* Every element of a gradient is treated alike, in any order: its memory is looked at as rectangles, where signs and
+ * the order of strides do not count. */
+
+/* Sizes with rising positive strides from its lowest address, neighbors merged where one
+ * continues the other, each element once. */
+typedef struct footprint {
+    char *low;
+    int32_t order;
+    int64_t size[TCH_MAX_RANK], stride[TCH_MAX_RANK];
+} footprint;
+
+static void insert_by_stride(footprint *f, int64_t size, int64_t stride)
+{
+    int32_t k = f->order++;
+    for (; k > 0 && f->stride[k - 1] > stride; k--) {
+        f->size[k] = f->size[k - 1];
+        f->stride[k] = f->stride[k - 1];
+    }
+    f->size[k] = size;
+    f->stride[k] = stride;
+}
+
+static void merge_neighbors(footprint *f)
+{
+    int32_t last = 0;
+    for (int32_t k = 1; k < f->order; k++) {
+        if (f->stride[k] == f->stride[last] * f->size[last]) {
+            f->size[last] *= f->size[k];
+        } else {
+            f->size[++last] = f->size[k];
+            f->stride[last] = f->stride[k];
+        }
+    }
+    f->order = f->order > 0 ? last + 1 : 0;
+}
+
+static footprint footprint_of(const tch_tensor *tensor)
+{
+    const char *low;
+    const char *high;
+    footprint f = {0};
+    tchi_tensor_extent(tensor, &low, &high);
+    f.low = (char *)low;
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        int64_t stride = tchi_tensor_stride(tensor, i);
+        if (tensor->shape[i] > 1 && stride != 0) {
+            insert_by_stride(&f, tensor->shape[i], stride < 0 ? -stride : stride);
+        }
+    }
+    merge_neighbors(&f);
+    return f;
+}
+
+/* The first two dimensions are one rectangle, or, where elements do not follow each other, the first alone is a column;
+ * `used` is how many went into it. */
+static tch_rect rectangle_of(const footprint *f, int32_t *used)
+{
+    tch_rect rect = {.rows = 1, .cols = 1, .factor = 1.0};
+    bool row = f->order > 0 && f->stride[0] == 1;
+    *used = row ? 1 : 0;
+    rect.cols = row ? f->size[0] : 1;
+    if (f->order > *used) {
+        rect.rows = f->size[*used];
+        rect.stride = f->stride[*used];
+        *used += 1;
+    } else {
+        rect.stride = rect.cols;
+    }
+    return rect;
+}
+
+/* How many rectangles the tensor takes: 1 for a dense one, 0 for NULL and for one without elements. */
+static int64_t count_rectangles(const tch_tensor *tensor)
+{
+    if (tensor == NULL || tch_tensor_numel(tensor) == 0) {
+        return 0;
+    }
+    int32_t used;
+    int64_t count = 1;
+    footprint f = footprint_of(tensor);
+    (void)rectangle_of(&f, &used);
+    for (int32_t k = used; k < f.order; k++) {
+        count *= f.size[k];
+    }
+    return count;
+}
+
+/* The next place of the dimensions from `from` on, counted like the digits of a number. */
+static void advance(const footprint *f, int32_t from, int64_t *index, int64_t *offset)
+{
+    for (int32_t k = from; k < f->order; k++) {
+        *offset += f->stride[k];
+        if (++index[k] < f->size[k]) {
+            return;
+        }
+        *offset -= f->size[k] * f->stride[k];
+        index[k] = 0;
+    }
+}
+
+/* Writes them, with `grad` pointing to each; returns how many. */
+static int64_t list_rectangles(const tch_tensor *tensor, tch_rect *rects)
+{
+    int64_t count = count_rectangles(tensor);
+    if (count == 0) {
+        return 0;
+    }
+    int32_t used;
+    int64_t index[TCH_MAX_RANK] = {0};
+    int64_t offset = 0;
+    int64_t element = (int64_t)tch_dtype_size(tensor->dtype);
+    footprint f = footprint_of(tensor);
+    tch_rect rect = rectangle_of(&f, &used);
+    for (int64_t i = 0; i < count; i++) {
+        rect.grad = f.low + offset * element;
+        rects[i] = rect;
+        advance(&f, used, index, &offset);
+    }
+    return count;
+}
+
 /* --- looking at gradients --------------------------------------------------------------------------------------- */
-
-typedef tch_status (*visitor)(tch_scaler *scaler, const tch_update *update);
-
-static tch_status unscale_rects(tch_scaler *scaler, const tch_update *update)
-{
-    const tch_context *context = scaler->context;
-    return context->backend->update->inspect_gradients(context->state, update, 1, NULL,
-                                                       &scaler->numbers->flags.found_inf);
-}
-
-static tch_status find_in_rects(tch_scaler *scaler, const tch_update *update)
-{
-    const tch_context *context = scaler->context;
-    return context->backend->update->inspect_gradients(context->state, update, 0, &scaler->numbers->flags.found, NULL);
-}
 
 static tch_status reserve_rects(tch_scaler *scaler, int64_t count)
 {
@@ -191,9 +298,9 @@ static tch_status reserve_rects(tch_scaler *scaler, int64_t count)
     return TCH_OK;
 }
 
-/* All gradients of one dtype in one call. */
+/* All gradients of one dtype in one call: they are divided by the scale, or only searched for infinities. */
 static tch_status visit_type(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients, tch_scalar type,
-                             visitor visit)
+                             bool divide)
 {
     tch_update update = {.rects = scaler->rects,
                          .real = type == TCH_SCALAR_F64 ? TCH_SCALAR_F64 : TCH_SCALAR_F32,
@@ -203,22 +310,27 @@ static tch_status visit_type(tch_scaler *scaler, int32_t count, const tch_tensor
     /* There is no list where every gradient is empty. */
     for (int32_t i = 0; i < count && scaler->rects != NULL; i++) {
         if (gradients[i] != NULL && tchi_scalar_of(gradients[i]->dtype) == type) {
-            update.count += tchi_list_rectangles(gradients[i], scaler->rects + update.count);
+            update.count += list_rectangles(gradients[i], scaler->rects + update.count);
         }
     }
-    return update.count > 0 ? visit(scaler, &update) : TCH_OK;
+    if (update.count == 0) {
+        return TCH_OK;
+    }
+    return scaler->context->backend->update->inspect_gradients(scaler->context->state, &update, divide,
+                                                               divide ? NULL : &scaler->numbers->flags.found,
+                                                               divide ? &scaler->numbers->flags.found_inf : NULL);
 }
 
-static tch_status visit_all(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients, visitor visit)
+static tch_status visit_all(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients, bool divide)
 {
     static const tch_scalar types[] = {TCH_SCALAR_F32, TCH_SCALAR_F16, TCH_SCALAR_BF16, TCH_SCALAR_F64};
     int64_t rects = 0;
     for (int32_t i = 0; i < count; i++) {
-        rects += tchi_rectangle_count(gradients[i]);
+        rects += count_rectangles(gradients[i]);
     }
     TCHI_TRY(reserve_rects(scaler, rects));
     for (size_t k = 0; k < sizeof types / sizeof types[0]; k++) {
-        TCHI_TRY(visit_type(scaler, count, gradients, types[k], visit));
+        TCHI_TRY(visit_type(scaler, count, gradients, types[k], divide));
     }
     scaler->checked = 1;
     return TCH_OK;
@@ -255,7 +367,7 @@ tch_status tch_scaler_unscale(tch_scaler *scaler, int32_t count, tch_tensor *con
     if (!scaler->config.enabled) {
         return TCH_OK;
     }
-    TCHI_TRY(visit_all(scaler, count, list, unscale_rects));
+    TCHI_TRY(visit_all(scaler, count, list, true));
     scaler->unscaled = 1;
     return TCH_OK;
 }
@@ -275,7 +387,7 @@ static tch_status gather_found(tch_scaler *scaler)
 
 static tch_status look_at_all(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients)
 {
-    TCHI_TRY(visit_all(scaler, count, gradients, find_in_rects));
+    TCHI_TRY(visit_all(scaler, count, gradients, false));
     return gather_found(scaler);
 }
 

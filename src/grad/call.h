@@ -28,6 +28,8 @@ tchi_grad_function tchi_product_samples, tchi_product_norms, tchi_product_sum, t
 tchi_grad_function tchi_embedding_samples, tchi_embedding_sum, tchi_embedding_dots;
 tchi_grad_function tchi_normalizing_samples, tchi_normalizing_sum, tchi_normalizing_dots;
 
+/* gram = 0, unless the caller accumulates. */
+tch_status tchi_clear_gram(tch_context *context, int32_t accumulate, const tch_tensor *gram);
 tch_status tchi_embedding_gram(tch_context *context, const tchi_grad_call *call, const tch_tensor *gram);
 tch_status tchi_normalizing_gram(tch_context *context, const tchi_grad_call *call, const tch_tensor *gram);
 

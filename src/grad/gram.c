@@ -1,50 +1,41 @@
 /* tch_grad_gram: inner products of all pairs of samples' gradients. For linear layers and convolutions either from
- * inner products of positions (gram_positions.c) or from slices of the gradients (gram_slices.c), whichever takes fewer
- * operations: T^2 (d + p) for each pair against p d for each pair and 2 T p d for each sample. */
-#include "gram.h"
-
-#include "core/check.h"
-#include "core/status.h"
+ * inner products of positions or from slices of the gradients, whichever takes fewer operations: T^2 (d + p) for each
+ * pair against p d for each pair and 2 T p d for each sample. Both halves come out of either, the same up to rounding.
+ */
+#include "call.h"
 
 #include "core/arith.h"
-#include "call.h"
-#include "layer.h"
+#include "core/check.h"
+#include "core/status.h"
 #include "linalg/algebra.h"
 #include "linalg/batch.h"
 
-tch_matrices tchi_block(const tch_matrices *x, int64_t row, int64_t rows, int64_t col, int64_t cols)
-{
-    tch_matrices block = *x;
-    block.data = (char *)x->data + (row * x->ld + col) * tchi_scalar_size(x->type);
-    block.rows = rows;
-    block.cols = cols;
-    return block;
-}
+#include "layer.h"
+#include "positions.h"
+#include "walk.h"
 
-tch_status tchi_transpose(tch_context *context, const tch_matrices *x, const tch_matrices *out)
-{
-    const int64_t shape[2] = {out->rows, out->cols};
-    const int64_t from[2] = {1, x->ld};
-    const int64_t to[2] = {out->ld, 1};
-    tch_array source = {x->data, x->type, 2, shape, from};
-    tch_array target = {out->data, out->type, 2, shape, to};
-    return context->backend->matrix->copy(context->state, &target, &source);
-}
+typedef struct gram_call {
+    const tch_layer *layer;
+    tchi_side a, g;
+    tch_matrices gram;
+    double square;   /* of the layer's scale */
+    tch_scalar type; /* of products: float32, or float64 where the sides are */
+} gram_call;
 
 /* --- from rows, one for each sample ------------------------------------------------------------------------------ */
 
-static int64_t product_rows(const tch_context *context, const tchi_gram_call *c)
-{
-    int64_t row = c->g.samples * 2 * (int64_t)sizeof(double);
-    int64_t rows = tchi_scratch_budget(context) / 4 / row;
-    return rows < 1 ? 1 : tchi_min(rows, c->g.samples);
-}
+/* gram += square X X', with a row of X for each sample. Where the result has another type than X, some rows of the
+ * product at a time go through scratch. */
+typedef struct row_products {
+    tch_matrices products, converted;
+} row_products;
 
-tchi_row_products tchi_row_products_layout(tchi_arena *arena, const tch_context *context, const tchi_gram_call *c)
+static row_products row_products_layout(tchi_arena *arena, const tch_context *context, const gram_call *c)
 {
-    tchi_row_products p = {0};
+    row_products p = {0};
     if (c->gram.type != c->type) {
-        int64_t rows = product_rows(context, c);
+        int64_t row = c->g.samples * 2 * (int64_t)sizeof(double);
+        int64_t rows = tchi_max(1, tchi_min(tchi_scratch_budget(context) / 4 / row, c->g.samples));
         p.products = tchi_scratch_matrices(arena, c->type, 1, rows, c->g.samples);
         p.converted = tchi_scratch_matrices(arena, c->gram.type, 1, rows, c->g.samples);
     }
@@ -52,16 +43,15 @@ tchi_row_products tchi_row_products_layout(tchi_arena *arena, const tch_context 
 }
 
 /* gram += square X X' where the result is of another type than X. */
-static tch_status add_converted(tch_context *context, const tchi_gram_call *c, const tch_matrices *x,
-                                const tchi_row_products *p)
+static tch_status add_converted(tch_context *context, const gram_call *c, const tch_matrices *x, const row_products *p)
 {
     const tch_backend *t = context->backend;
     for (int64_t first = 0; first < x->rows; first += p->products.rows) {
         int64_t count = tchi_min(p->products.rows, x->rows - first);
-        tch_matrices rows = tchi_block(x, first, count, 0, x->cols);
-        tch_matrices product = tchi_block(&p->products, 0, count, 0, x->rows);
-        tch_matrices converted = tchi_block(&p->converted, 0, count, 0, x->rows);
-        tch_matrices out = tchi_block(&c->gram, first, count, 0, x->rows);
+        tch_matrices rows = tchi_matrices_block(x, first, 0, count, x->cols);
+        tch_matrices product = tchi_matrices_block(&p->products, 0, 0, count, x->rows);
+        tch_matrices converted = tchi_matrices_block(&p->converted, 0, 0, count, x->rows);
+        tch_matrices out = tchi_matrices_block(&c->gram, first, 0, count, x->rows);
         TCHI_TRY(tchi_layer_product(context, c->layer, c->square, &rows, 0, x, 1, 0.0, &product));
         TCHI_TRY(t->matrix->shift_scale(context->state, &product, NULL, NULL, 1.0, &converted));
         TCHI_TRY(t->matrix->combine(context->state, 0.0, 1.0, &out, 1.0, &converted, &out));
@@ -69,8 +59,7 @@ static tch_status add_converted(tch_context *context, const tchi_gram_call *c, c
     return TCH_OK;
 }
 
-tch_status tchi_gram_add_rows(tch_context *context, const tchi_gram_call *c, const tch_matrices *x,
-                              const tchi_row_products *p)
+static tch_status add_rows(tch_context *context, const gram_call *c, const tch_matrices *x, const row_products *p)
 {
     if (c->gram.type != c->type) {
         return add_converted(context, c, x, p);
@@ -79,9 +68,228 @@ tch_status tchi_gram_add_rows(tch_context *context, const tchi_gram_call *c, con
                              : tchi_gram(context, c->square, x, 0, 1.0, &c->gram);
 }
 
+/* --- from inner products of positions ------------------------------------------------------------------------------ */
+
+/* <a_s, a_t> <g_s, g_t> summed over the positions of two samples, in one group, for two blocks of samples at a time. */
+typedef struct pair_buffers {
+    tch_matrices a[2], g[2]; /* of two blocks of samples */
+    tch_matrices of_a, of_g; /* inner products of their positions */
+    void *scratch;
+} pair_buffers;
+
+static void pair_layout(pair_buffers *b, tchi_arena *arena, tch_context *context, const gram_call *c,
+                        const int64_t first[2], const int64_t count[2])
+{
+    int64_t rows = count[0] * c->g.positions;
+    int64_t cols = count[1] * c->g.positions;
+    for (int k = 0; k < 2; k++) {
+        b->a[k] = tchi_side_place(&c->a, arena, first[k], count[k], TCHI_TALL);
+        b->g[k] = tchi_side_place(&c->g, arena, first[k], count[k], TCHI_TALL);
+    }
+    b->of_a = tchi_scratch_matrices(arena, c->type, 1, rows, cols);
+    b->of_g = tchi_scratch_matrices(arena, c->type, 1, rows, cols);
+    b->scratch = tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_BLOCK_DOTS,
+                                                                                c->type, rows, cols, 1, 0));
+}
+
+/* Samples in a block: halved until two blocks and their inner products fit. */
+static int64_t choose_block(tch_context *context, const gram_call *c)
+{
+    int64_t budget = tchi_scratch_budget(context);
+    int64_t block = tchi_min(c->g.samples, TCHI_MOST_SIZE / c->g.positions);
+    for (;;) {
+        pair_buffers probe;
+        tchi_arena arena = {0};
+        const int64_t first[2] = {0, 0};
+        const int64_t count[2] = {block, block};
+        pair_layout(&probe, &arena, context, c, first, count);
+        if (block <= 1 || arena.used <= budget) {
+            return block < 1 ? 1 : block;
+        }
+        block = (block + 1) / 2;
+    }
+}
+
+static tch_status positions_product(tch_context *context, const gram_call *c, const tch_matrices sides[2],
+                                    const tch_matrices *out)
+{
+    tch_matrices left = tchi_tall(&sides[0]);
+    tch_matrices right = tchi_tall(&sides[1]);
+    return tchi_layer_product(context, c->layer, 1.0, &left, 0, &right, 1, 0.0, out);
+}
+
+static tch_status add_pair(tch_context *context, const gram_call *c, const int64_t first[2], const int64_t count[2])
+{
+    pair_buffers b;
+    tchi_arena arena = {0};
+    pair_layout(&b, &arena, context, c, first, count);
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    pair_layout(&b, &arena, context, c, first, count);
+    for (int k = 0; k < 2; k++) {
+        TCHI_TRY(tchi_side_read(context, &c->a, first[k], &b.a[k]));
+        TCHI_TRY(tchi_side_read(context, &c->g, first[k], &b.g[k]));
+    }
+    TCHI_TRY(positions_product(context, c, b.a, &b.of_a));
+    TCHI_TRY(positions_product(context, c, b.g, &b.of_g));
+    tch_matrices out = tchi_matrices_block(&c->gram, first[0], first[1], count[0], count[1]);
+    TCHI_TRY(context->backend->sample->block_dots(context->state, &b.of_a, &b.of_g, c->g.positions, c->g.positions,
+                                                  c->square, 1.0, &out, b.scratch));
+    if (first[0] == first[1]) {
+        return TCH_OK;
+    }
+    tch_matrices upper = tchi_matrices_block(&c->gram, first[1], first[0], count[1], count[0]);
+    return tchi_transpose(context, &out, &upper);
+}
+
+static int64_t positions_bytes(tch_context *context, const gram_call *c)
+{
+    pair_buffers probe;
+    tchi_arena arena = {0};
+    int64_t block = choose_block(context, c);
+    const int64_t first[2] = {0, 0};
+    const int64_t count[2] = {block, block};
+    pair_layout(&probe, &arena, context, c, first, count);
+    return arena.used;
+}
+
+static tch_status add_by_positions(tch_context *context, const gram_call *c)
+{
+    int64_t samples = c->g.samples;
+    int64_t block = choose_block(context, c);
+    for (int64_t i = 0; i < samples; i += block) {
+        for (int64_t j = 0; j <= i; j += block) {
+            const int64_t first[2] = {i, j};
+            const int64_t count[2] = {tchi_min(block, samples - i), tchi_min(block, samples - j)};
+            TCHI_TRY(add_pair(context, c, first, count));
+        }
+    }
+    return TCH_OK;
+}
+
+/* --- from slices of the gradients ---------------------------------------------------------------------------------- */
+
+/* Rows and columns of the weight's matrix that are formed for all samples at once: inner products of slices add up to
+ * those of gradients. */
+
+/* Rows [row, row + rows) and columns [col, col + cols) of the weight's matrix in groups [group, group + groups). */
+typedef struct slice {
+    int64_t group, groups, row, rows, col, cols;
+} slice;
+
+typedef struct slice_buffers {
+    tch_matrices formed; /* of all samples */
+    row_products products;
+    tch_matrices a, g;
+} slice_buffers;
+
+/* The largest slice that all samples can have at once: the whole gradient, or rows of one group, or part of a row. */
+static slice choose_slice(const tch_context *context, const gram_call *c)
+{
+    int64_t most = tchi_scratch_budget(context) / 2 / (c->g.samples * tchi_scalar_size(c->type));
+    int64_t rows = most / c->a.cols;
+    slice s = {.groups = 1, .rows = tchi_min(rows < 1 ? 1 : rows, c->g.cols), .cols = c->a.cols};
+    if (rows / c->g.groups >= c->g.cols) {
+        s.groups = c->g.groups;
+    } else if (rows < 1) {
+        s.cols = most < 1 ? 1 : most;
+    }
+    return s;
+}
+
+static void slice_layout(slice_buffers *b, tchi_arena *arena, const tch_context *context, const gram_call *c,
+                         const slice *s, int64_t first, int64_t count)
+{
+    b->formed = tchi_scratch_matrices(arena, c->type, c->g.samples * s->groups, s->rows, s->cols);
+    b->products = row_products_layout(arena, context, c);
+    b->a = tchi_side_place(&c->a, arena, first, count, TCHI_APART);
+    b->g = tchi_side_place(&c->g, arena, first, count, TCHI_APART);
+}
+
+/* The columns and groups of a side that a slice is made of. */
+static tch_matrices part_of_side(const tch_matrices *x, const tchi_side *side, const slice *s, int64_t col,
+                                 int64_t cols)
+{
+    tch_matrices part = *x;
+    part.data = (char *)x->data + (s->group * x->stride + col) * tchi_scalar_size(x->type);
+    part.cols = cols;
+    if (s->groups < side->groups) {
+        part.batch = x->batch / side->groups;
+        part.stride = x->stride * side->groups;
+    }
+    return part;
+}
+
+static tch_status form_slice(tch_context *context, const gram_call *c, const slice *s, const slice_buffers *b,
+                             int64_t first, int64_t count)
+{
+    TCHI_TRY(tchi_side_read(context, &c->a, first, &b->a));
+    TCHI_TRY(tchi_side_read(context, &c->g, first, &b->g));
+    tch_matrices a = part_of_side(&b->a, &c->a, s, s->col, s->cols);
+    tch_matrices g = part_of_side(&b->g, &c->g, s, s->row, s->rows);
+    tch_matrices out = tchi_matrices_new(b->formed.data, c->type, c->g.samples * s->groups, s->rows, s->cols);
+    out = tchi_matrices_part(&out, first * s->groups, count * s->groups);
+    return context->backend->matrix->gemm(context->state, 1.0, &g, 1, &a, 0, 0.0, 0, &out);
+}
+
+static tch_status add_slice(tch_context *context, const gram_call *c, const slice *s, const slice *largest, void *base,
+                            int64_t chunk)
+{
+    slice_buffers b;
+    int64_t first = 0;
+    do { /* there is a sample at least, and the buffers that all chunks have in common are wanted afterwards */
+        int64_t count = tchi_min(chunk, c->g.samples - first);
+        tchi_arena arena = {.base = base};
+        slice_layout(&b, &arena, context, c, largest, first, count);
+        TCHI_TRY(form_slice(context, c, s, &b, first, count));
+        first += chunk;
+    } while (first < c->g.samples);
+    int64_t cols = s->groups * s->rows * s->cols;
+    tch_matrices rows = tchi_matrices_new(b.formed.data, c->type, 1, c->g.samples, cols);
+    return add_rows(context, c, &rows, &b.products);
+}
+
+/* Samples whose sides are looked at at once, while the slice of all samples is there. */
+static int64_t choose_chunk(tch_context *context, const gram_call *c, const slice *s)
+{
+    slice_buffers probe;
+    tchi_arena none = {0};
+    tchi_arena one = {0};
+    slice_layout(&probe, &none, context, c, s, 0, 0);
+    slice_layout(&probe, &one, context, c, s, 0, 1);
+    return tchi_chunk_samples(context, c->g.samples, c->g.positions, one.used - none.used, none.used);
+}
+
+static int64_t slices_bytes(tch_context *context, const gram_call *c)
+{
+    slice_buffers probe;
+    tchi_arena arena = {0};
+    slice s = choose_slice(context, c);
+    slice_layout(&probe, &arena, context, c, &s, 0, choose_chunk(context, c, &s));
+    return arena.used;
+}
+
+static tch_status add_by_slices(tch_context *context, const gram_call *c)
+{
+    slice s = choose_slice(context, c);
+    const slice largest = s;
+    int64_t chunk = choose_chunk(context, c, &s);
+    tchi_arena arena = {.used = slices_bytes(context, c)};
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    for (s.group = 0; s.group < c->g.groups; s.group += s.groups) {
+        for (s.row = 0; s.row < c->g.cols; s.row += largest.rows) {
+            s.rows = tchi_min(largest.rows, c->g.cols - s.row);
+            for (s.col = 0; s.col < c->a.cols; s.col += largest.cols) {
+                s.cols = tchi_min(largest.cols, c->a.cols - s.col);
+                TCHI_TRY(add_slice(context, c, &s, &largest, arena.base, chunk));
+            }
+        }
+    }
+    return TCH_OK;
+}
+
 /* --- the parts --------------------------------------------------------------------------------------------------- */
 
-static bool positions_are_fewer(const tchi_gram_call *c)
+static bool positions_are_fewer(const gram_call *c)
 {
     double b = (double)c->g.samples;
     double t = (double)c->g.positions;
@@ -91,9 +299,9 @@ static bool positions_are_fewer(const tchi_gram_call *c)
 }
 
 typedef struct bias_call {
-    const tchi_gram_call *c;
+    const gram_call *c;
     tch_matrices sums; /* of all samples */
-    tchi_row_products products;
+    row_products products;
     tch_matrices g;
     void *scratch;
 } bias_call;
@@ -103,7 +311,7 @@ static void bias_layout(void *call, tchi_arena *arena, tch_context *context, int
     bias_call *b = call;
     const tchi_side *g = &b->c->g;
     b->sums = tchi_scratch_matrices(arena, b->c->type, g->samples * g->groups, 1, g->cols);
-    b->products = tchi_row_products_layout(arena, context, b->c);
+    b->products = row_products_layout(arena, context, b->c);
     b->g = tchi_side_place(g, arena, first, count, TCHI_APART);
     b->scratch =
         tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, g->type,
@@ -120,18 +328,18 @@ static tch_status bias_part(tch_context *context, void *call, int64_t first, int
     return context->backend->sample->sample_sums(context->state, &b->g, 1.0, 0.0, &rows, b->scratch);
 }
 
-static tchi_walk bias_walk_of(const tchi_gram_call *c)
+static tchi_walk bias_walk_of(const gram_call *c)
 {
     return (tchi_walk){.samples = c->g.samples, .positions = c->g.positions, .layout = bias_layout, .part = bias_part};
 }
 
-static tch_status bias_gram(tch_context *context, const tchi_gram_call *c)
+static tch_status bias_gram(tch_context *context, const gram_call *c)
 {
     bias_call b = {.c = c};
     const tchi_walk walk = bias_walk_of(c);
     TCHI_TRY(tchi_walk_samples(context, &walk, &b));
     tch_matrices rows = tchi_flat(&b.sums, c->g.samples);
-    return tchi_gram_add_rows(context, c, &rows, &b.products);
+    return add_rows(context, c, &rows, &b.products);
 }
 
 /* --- both halves ------------------------------------------------------------------------------------------------- */
@@ -139,23 +347,15 @@ static tch_status bias_gram(tch_context *context, const tchi_gram_call *c)
 /* Rows and columns at once: what is left to the launches of a GPU is few enough, and the scratch small. */
 #define MIRROR_BLOCK 512
 
-static tch_matrices mirror_layout(tchi_arena *arena, const tchi_gram_call *c)
+static tch_matrices mirror_layout(tchi_arena *arena, const gram_call *c)
 {
     int64_t block = tchi_min(MIRROR_BLOCK, c->gram.rows);
     return tchi_scratch_matrices(arena, c->gram.type, 1, block, block);
 }
 
-/* A block on the diagonal is symmetric up to rounding, and becomes the mean of itself and its transpose. */
-static tch_status mirror_diagonal(tch_context *context, const tch_matrices *block, const tch_matrices *scratch)
-{
-    tch_matrices transposed = tchi_block(scratch, 0, block->rows, 0, block->cols);
-    TCHI_TRY(tchi_transpose(context, block, &transposed));
-    return context->backend->matrix->combine(context->state, 0.0, 0.5, block, 0.5, &transposed, block);
-}
-
 /* Both halves are there up to rounding; above the diagonal they become the half below, to the bit, which a solver may
- * ask for. */
-static tch_status mirror_lower(tch_context *context, const tchi_gram_call *c)
+ * ask for. A block on the diagonal becomes the mean of itself and its transpose. */
+static tch_status mirror_lower(tch_context *context, const gram_call *c)
 {
     tchi_arena arena = {0};
     (void)mirror_layout(&arena, c);
@@ -164,11 +364,13 @@ static tch_status mirror_lower(tch_context *context, const tchi_gram_call *c)
     int64_t n = c->gram.rows;
     for (int64_t i = 0; i < n; i += MIRROR_BLOCK) {
         int64_t rows = tchi_min(MIRROR_BLOCK, n - i);
-        tch_matrices diagonal = tchi_block(&c->gram, i, rows, i, rows);
-        TCHI_TRY(mirror_diagonal(context, &diagonal, &scratch));
+        tch_matrices diagonal = tchi_matrices_block(&c->gram, i, i, rows, rows);
+        tch_matrices transposed = tchi_matrices_block(&scratch, 0, 0, rows, rows);
+        TCHI_TRY(tchi_transpose(context, &diagonal, &transposed));
+        TCHI_TRY(context->backend->matrix->combine(context->state, 0.0, 0.5, &diagonal, 0.5, &transposed, &diagonal));
         if (i > 0) {
-            tch_matrices lower = tchi_block(&c->gram, i, rows, 0, i);
-            tch_matrices upper = tchi_block(&c->gram, 0, i, i, rows);
+            tch_matrices lower = tchi_matrices_block(&c->gram, i, 0, rows, i);
+            tch_matrices upper = tchi_matrices_block(&c->gram, 0, i, i, rows);
             TCHI_TRY(tchi_transpose(context, &lower, &upper));
         }
     }
@@ -211,22 +413,20 @@ tch_status tchi_clear_gram(tch_context *context, int32_t accumulate, const tch_t
     return accumulate ? TCH_OK : context->backend->matrix->fill(context->state, &array, 0.0);
 }
 
-static tch_status product_gram(tch_context *context, const tchi_gram_call *c, bool weight, bool bias,
-                               int32_t accumulate, const tch_tensor *gram)
+static tch_status product_gram(tch_context *context, const gram_call *c, bool weight, bool bias, int32_t accumulate,
+                               const tch_tensor *gram)
 {
     tchi_arena all = {0};
     (void)mirror_layout(&all, c);
     bool fewer = weight && positions_are_fewer(c);
-    int64_t for_weight = fewer    ? tchi_gram_positions_bytes(context, c)
-                         : weight ? tchi_gram_slices_bytes(context, c)
-                                  : 0;
+    int64_t for_weight = fewer ? positions_bytes(context, c) : weight ? slices_bytes(context, c) : 0;
     bias_call probe = {.c = c};
     const tchi_walk walk = bias_walk_of(c);
     int64_t for_bias = bias ? tchi_walk_bytes(context, &walk, &probe) : 0;
     TCHI_TRY(tchi_reserve_first(context, tchi_max(all.used, tchi_max(for_weight, for_bias))));
     TCHI_TRY(tchi_clear_gram(context, accumulate, gram));
     if (weight) {
-        TCHI_TRY(fewer ? tchi_gram_by_positions(context, c) : tchi_gram_by_slices(context, c));
+        TCHI_TRY(fewer ? add_by_positions(context, c) : add_by_slices(context, c));
     }
     if (bias) {
         TCHI_TRY(bias_gram(context, c));
@@ -234,10 +434,10 @@ static tch_status product_gram(tch_context *context, const tchi_gram_call *c, bo
     return mirror_lower(context, c);
 }
 
-static tchi_gram_call gram_call_of(const tch_layer *layer, const tch_tensor *input, const tch_tensor *output_gradient,
-                                   const tch_tensor *gram)
+static gram_call gram_call_of(const tch_layer *layer, const tch_tensor *input, const tch_tensor *output_gradient,
+                              const tch_tensor *gram)
 {
-    tchi_gram_call c = {.layer = layer, .square = layer->scale * layer->scale};
+    gram_call c = {.layer = layer, .square = layer->scale * layer->scale};
     int64_t samples = input->shape[0];
     c.a = tchi_input_side(layer, input);
     c.g = tchi_gradient_side(layer, output_gradient);
@@ -265,7 +465,7 @@ tch_status tch_grad_gram(tch_context *context, const tch_layer *layer, const tch
     if (!tchi_layer_is_product(layer->kind)) {
         return tchi_normalizing_gram(context, &call, gram);
     }
-    tchi_gram_call c = gram_call_of(layer, input, output_gradient, gram);
+    gram_call c = gram_call_of(layer, input, output_gradient, gram);
     bool bias = (parts & TCH_GRAD_BIAS) && c.g.positions > 0 && c.g.cols > 0;
     bool weight = (parts & TCH_GRAD_WEIGHT) && c.g.positions > 0 && c.g.cols > 0 && c.a.cols > 0;
     return product_gram(context, &c, weight, bias, accumulate, gram);

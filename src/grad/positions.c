@@ -8,31 +8,6 @@
 
 #include "linalg/batch.h"
 
-/* Dimensions [from, to) of the tensor are the positions; neighbors that can be walked as one are. */
-static void merge_positions(tchi_side *side, const tch_tensor *tensor, int32_t from, int32_t to)
-{
-    side->positions = 1;
-    for (int32_t i = from; i < to; i++) {
-        int64_t size = tensor->shape[i];
-        int64_t stride = tchi_tensor_stride(tensor, i);
-        int32_t last = side->rank - 1;
-        side->positions *= size;
-        if (size == 1) {
-            continue;
-        }
-        if (last >= 0 && side->strides[last] == stride * size) {
-            side->sizes[last] *= size;
-            side->strides[last] = stride;
-        } else {
-            side->sizes[side->rank] = size;
-            side->strides[side->rank++] = stride;
-        }
-    }
-    if (side->rank == 0) {
-        side->sizes[side->rank++] = 1;
-    }
-}
-
 static tchi_side features_last(const tch_tensor *tensor)
 {
     int32_t last = tensor->ndim - 1;
@@ -41,7 +16,7 @@ static tchi_side features_last(const tch_tensor *tensor)
     side.data = tchi_tensor_data(tensor);
     side.sample_stride = tchi_tensor_stride(tensor, 0);
     side.col_stride = tchi_tensor_stride(tensor, last);
-    merge_positions(&side, tensor, 1, last);
+    side.positions = tchi_merge_dimensions(tensor, 1, last, &side.rank, side.sizes, side.strides);
     return side;
 }
 
@@ -53,7 +28,7 @@ static tchi_side channels_second(const tch_tensor *tensor, int64_t groups)
     side.sample_stride = tchi_tensor_stride(tensor, 0);
     side.col_stride = tchi_tensor_stride(tensor, 1);
     side.group_stride = side.cols * side.col_stride;
-    merge_positions(&side, tensor, 2, tensor->ndim);
+    side.positions = tchi_merge_dimensions(tensor, 2, tensor->ndim, &side.rank, side.sizes, side.strides);
     return side;
 }
 
@@ -107,20 +82,13 @@ static int64_t row_stride(const tchi_side *side)
     return side->positions > 1 ? side->strides[0] : side->cols > 0 ? side->cols : 1;
 }
 
-static bool rows_lie_apart(const tchi_side *side)
-{
-    return (side->col_stride == 1 || side->cols <= 1) && side->rank == 1 && row_stride(side) >= side->cols;
-}
-
-static bool samples_follow(const tchi_side *side)
-{
-    bool groups_fit = side->groups == 1 || side->sample_stride == side->groups * side->group_stride;
-    return side->sample_stride >= 0 && (groups_fit || side->samples <= 1);
-}
-
 bool tchi_side_in_place(const tchi_side *side, tchi_arrangement arrangement)
 {
-    if (side->patched || !rows_lie_apart(side) || !samples_follow(side)) {
+    bool rows_lie_apart =
+        (side->col_stride == 1 || side->cols <= 1) && side->rank == 1 && row_stride(side) >= side->cols;
+    bool groups_fit = side->groups == 1 || side->sample_stride == side->groups * side->group_stride;
+    bool samples_follow = side->sample_stride >= 0 && (groups_fit || side->samples <= 1);
+    if (side->patched || !rows_lie_apart || !samples_follow) {
         return false;
     }
     if (arrangement == TCHI_APART || side->samples <= 1) {

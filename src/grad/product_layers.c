@@ -82,10 +82,22 @@ static tch_status form_products(tch_context *context, const product_call *c, dou
     return context->backend->matrix->gemm(context->state, scale, &c->g, 1, &c->a, 0, 0.0, 0, out);
 }
 
-static tch_status clear_call_numbers(tch_context *context, void *call)
+static tch_status clear_numbers(tch_context *context, const product_call *c)
+{
+    return tchi_clear_numbers(context, c->call->accumulate, c->call->numbers, c->gradients.samples);
+}
+
+/* Numbers are cleared, and what directions and sums hold is read. */
+static tch_status begin_products(tch_context *context, void *call)
 {
     const product_call *c = call;
-    return tchi_clear_numbers(context, c->call->accumulate, c->call->numbers, c->gradients.samples);
+    if (c->call->numbers != NULL) {
+        TCHI_TRY(clear_numbers(context, c));
+    } else if (c->call->beta == 0.0) {
+        return TCH_OK;
+    }
+    TCHI_TRY(tchi_parameter_read(context, &c->weight, 0, &c->of_weight));
+    return tchi_parameter_read(context, &c->bias, 0, &c->of_bias);
 }
 
 /* --- gradients of samples ---------------------------------------------------------------------------------------- */
@@ -204,7 +216,7 @@ tch_status tchi_product_norms(tch_context *context, const tchi_grad_call *call)
     const tchi_side *g = &c.gradients;
     tchi_arena one = {0};
     if (g->positions == 0) {
-        return clear_call_numbers(context, &c);
+        return clear_numbers(context, &c);
     }
     norms_layout(&c, &one, context, 0, 1);
     int64_t each = one.used - norms_scratch(context, &c, 1);
@@ -212,7 +224,7 @@ tch_status tchi_product_norms(tch_context *context, const tchi_grad_call *call)
     const tchi_walk walk = {.samples = g->samples,
                             .chunk = tchi_chunk_samples(context, g->samples, g->positions, each, fixed),
                             .layout = norms_layout,
-                            .begin = clear_call_numbers,
+                            .begin = begin_products,
                             .part = norms_part};
     return tchi_walk_samples(context, &walk, &c);
 }
@@ -227,12 +239,6 @@ static void place_parameters(product_call *c, tchi_arena *arena, int64_t count)
     if (c->bias.given) {
         c->sums = place_sums(c, arena, count);
     }
-}
-
-static tch_status read_parameters(tch_context *context, const product_call *c)
-{
-    TCHI_TRY(tchi_parameter_read(context, &c->weight, 0, &c->of_weight));
-    return tchi_parameter_read(context, &c->bias, 0, &c->of_bias);
 }
 
 static int64_t dots_scratch(tch_context *context, const product_call *c, int64_t count)
@@ -263,12 +269,6 @@ static void dots_layout(void *call, tchi_arena *arena, tch_context *context, int
                                            c->formed ? c->inputs.cols : g->cols);
     }
     c->scratch = tchi_arena_take(arena, dots_scratch(context, c, count));
-}
-
-static tch_status begin_dots(tch_context *context, void *call)
-{
-    TCHI_TRY(clear_call_numbers(context, call));
-    return read_parameters(context, call);
 }
 
 static tch_status weight_dots(tch_context *context, const product_call *c, int64_t count, double *dots)
@@ -311,19 +311,12 @@ tch_status tchi_product_dots(tch_context *context, const tchi_grad_call *call)
                             .positions = c.gradients.positions,
                             .bytes_beside = dots_scratch(context, &c, c.gradients.samples),
                             .layout = dots_layout,
-                            .begin = begin_dots,
+                            .begin = begin_products,
                             .part = dots_part};
-    return walk.positions == 0 ? clear_call_numbers(context, &c) : tchi_walk_samples(context, &walk, &c);
+    return walk.positions == 0 ? clear_numbers(context, &c) : tchi_walk_samples(context, &walk, &c);
 }
 
 /* --- weighted sums ----------------------------------------------------------------------------------------------- */
-
-/* float16 has too little range for a small weight times a small gradient; bfloat16 has all of it, and rounding again
- * costs no more than rounding the first time did. */
-static tch_scalar weighed_type(tch_scalar type)
-{
-    return type == TCH_SCALAR_F16 ? TCH_SCALAR_F32 : type;
-}
 
 static int64_t sum_scratch(tch_context *context, const product_call *c, int64_t count)
 {
@@ -367,12 +360,6 @@ static void sum_layout(void *call, tchi_arena *arena, tch_context *context, int6
         }
     }
     c->scratch = tchi_arena_take(arena, sum_scratch(context, c, count));
-}
-
-static tch_status begin_sum(tch_context *context, void *call)
-{
-    const product_call *c = call;
-    return c->call->beta == 0.0 ? TCH_OK : read_parameters(context, c);
 }
 
 static tch_status add_formed(tch_context *context, const product_call *c, int64_t count, const double *weights,
@@ -432,12 +419,14 @@ static tch_status sum_part(tch_context *context, void *call, int64_t first, int6
 tch_status tchi_product_sum(tch_context *context, const tchi_grad_call *call)
 {
     product_call c = call_for(call, false);
-    c.weighed = weighed_type(c.gradients.type);
+    /* float16 has too little range for a small weight times a small gradient; bfloat16 has all of it, and rounding
+     * again costs no more than rounding the first time did. */
+    c.weighed = c.gradients.type == TCH_SCALAR_F16 ? TCH_SCALAR_F32 : c.gradients.type;
     const tchi_walk walk = {.samples = c.gradients.positions == 0 ? 0 : c.gradients.samples,
                             .positions = c.gradients.positions,
                             .bytes_beside = sum_scratch(context, &c, c.gradients.samples),
                             .layout = sum_layout,
-                            .begin = begin_sum,
+                            .begin = begin_products,
                             .part = sum_part};
     TCHI_TRY(tchi_walk_samples(context, &walk, &c));
     TCHI_TRY(tchi_parameter_write(context, &c.weight, 0, &c.of_weight));

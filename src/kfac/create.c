@@ -1,7 +1,6 @@
 /* Making KFAC: checking its layers, taking the memory, and what the state holds before anything was seen. Everything is
  * checked before anything is taken. */
 #include <stdint.h>
-#include <stdio.h>
 
 #include "core/allocator.h"
 #include "core/check.h"
@@ -10,12 +9,6 @@
 #include "linalg/batch.h"
 
 #include "kfac.h"
-
-static const char *name_of(const tch_kfac_layer *layer, int32_t index, char text[32])
-{
-    snprintf(text, 32, "layer%d", index);
-    return layer->name != NULL && layer->name[0] != '\0' ? layer->name : text;
-}
 
 static tch_status check_description(const char *function, const tch_kfac_config *config, int32_t count,
                                     const tch_kfac_layer *layers)
@@ -27,7 +20,7 @@ static tch_status check_description(const char *function, const tch_kfac_config 
     }
     for (int32_t i = 0; i < count; i++) {
         char text[32];
-        TCHI_TRY(tchi_kfac_check_layer(function, &layers[i], name_of(&layers[i], i, text)));
+        TCHI_TRY(tchi_kfac_check_layer(function, &layers[i], tchi_kfac_layer_name(&layers[i], i, text)));
     }
     return TCH_OK;
 }

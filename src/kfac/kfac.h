@@ -123,6 +123,8 @@ double tchi_kfac_option_get(const tch_kfac_config *config, int32_t index);
 void tchi_kfac_option_set(tch_kfac_config *config, int32_t index, double value);
 
 /* --- layout.c */
+/* A layer's own name, or "layerN" in `text`. */
+const char *tchi_kfac_layer_name(const tch_kfac_layer *layer, int32_t index, char text[32]);
 /* Checks one layer's description. */
 tch_status tchi_kfac_check_layer(const char *function, const tch_kfac_layer *layer, const char *name);
 /* Groups the layers into block batches and factor batches; host memory only. */

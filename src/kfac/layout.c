@@ -66,14 +66,17 @@ tch_status tchi_kfac_check_layer(const char *function, const tch_kfac_layer *lay
     return layer->layer.kind == TCH_LAYER_CONV ? check_convolution(function, layer, name) : TCH_OK;
 }
 
+const char *tchi_kfac_layer_name(const tch_kfac_layer *layer, int32_t index, char text[32])
+{
+    snprintf(text, 32, "layer%d", index);
+    return layer->name != NULL && layer->name[0] != '\0' ? layer->name : text;
+}
+
 static tch_status add_layer(tch_kfac *k, int32_t index, const tch_kfac_layer *given)
 {
     tchi_kfac_layer *layer = &k->layers[index];
-    if (given->name != NULL && given->name[0] != '\0') {
-        snprintf(layer->name, sizeof layer->name, "%s", given->name);
-    } else {
-        snprintf(layer->name, sizeof layer->name, "layer%d", index);
-    }
+    char text[32];
+    snprintf(layer->name, sizeof layer->name, "%s", tchi_kfac_layer_name(given, index, text));
     for (int32_t i = 0; i < index; i++) {
         if (strcmp(k->layers[i].name, layer->name) == 0) {
             return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "two layers are called '%s'", layer->name);

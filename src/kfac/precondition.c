@@ -267,14 +267,6 @@ static tch_status by_bases(const tch_kfac *k, const chunk *c, const tch_matrices
     return b->matrix->gemm(state, 1.0, t, 0, &a, 0, 0.0, 0, y);
 }
 
-static tch_status precondition_chunk(const tch_kfac *k, const work *w, const chunk *c, const tch_matrices *x,
-                                     const tch_matrices *y)
-{
-    tch_matrices t = rectangles(k, c, w->t);
-    TCHI_TRY(copy_chunk(k, w, c, x, READ));
-    return k->config.method == TCH_KFAC_INVERSE ? by_inverses(k, c, x, &t, y) : by_bases(k, c, x, &t, y);
-}
-
 /* --- all chunks -------------------------------------------------------------------------------------------------- */
 
 /* A pass over everything: without kl_clip one DELIVER, with it first MEASURE. In a group a MAKE of the layers that are
@@ -285,10 +277,13 @@ typedef enum pass { MAKE, MEASURE, DELIVER } pass;
 static tch_status prepare_chunk(tch_kfac *k, const work *w, const chunk *c, pass now, const tch_matrices *x,
                                 const tch_matrices *y)
 {
-    if (now == MAKE || (now == MEASURE && k->comm == NULL) || !w->keeps) {
-        return precondition_chunk(k, w, c, x, y);
+    bool computes = now == MAKE || (now == MEASURE && k->comm == NULL) || !w->keeps;
+    tch_matrices t = rectangles(k, c, w->t);
+    TCHI_TRY(computes || now == MEASURE ? copy_chunk(k, w, c, x, READ) : TCH_OK);
+    if (!computes) {
+        return TCH_OK;
     }
-    return now == MEASURE ? copy_chunk(k, w, c, x, READ) : TCH_OK;
+    return k->config.method == TCH_KFAC_INVERSE ? by_inverses(k, c, x, &t, y) : by_bases(k, c, x, &t, y);
 }
 
 static tch_status run_pass_on_chunk(tch_kfac *k, const work *w, const chunk *c, pass now)
@@ -349,13 +344,6 @@ static tch_status run_pass(tch_kfac *k, const work *w, pass now)
     return TCH_OK;
 }
 
-/* Owners make what is theirs, and then all have all of it. */
-static tch_status share_gradients(tch_kfac *k, const work *w)
-{
-    TCHI_TRY(run_pass(k, w, MAKE));
-    return tchi_kfac_note(k, tchi_kfac_exchange(k, TCHI_GRADIENTS, w->send, w->receive));
-}
-
 static tch_status find_kl_scale(tch_kfac *k, const work *w, double lr)
 {
     const tch_backend *b = k->context->backend;
@@ -372,8 +360,9 @@ tch_status tch_kfac_precondition(tch_kfac *kfac, double lr, int32_t count, tch_t
     TCHI_TRY(check_precondition(kfac, lr, count, gradients));
     work w = {.gradients = gradients, .clips = kfac->config.kl_clip > 0.0};
     TCHI_TRY(reserve_work(kfac, &w));
-    if (kfac->comm != NULL) {
-        TCHI_TRY(share_gradients(kfac, &w));
+    if (kfac->comm != NULL) { /* owners make what is theirs, and then all have all of it */
+        TCHI_TRY(run_pass(kfac, &w, MAKE));
+        TCHI_TRY(tchi_kfac_note(kfac, tchi_kfac_exchange(kfac, TCHI_GRADIENTS, w.send, w.receive)));
     }
     if (w.clips) {
         TCHI_TRY(find_kl_scale(kfac, &w, lr));

@@ -10,12 +10,6 @@
 
 #include "kfac.h"
 
-/* Whether this process has something to do for it. */
-static bool needs_refresh(const tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t factor)
-{
-    return tchi_kfac_counts(k, f->owner[factor])[TCHI_UPDATES] > 0 && tchi_kfac_is_mine(k, f->owner[factor]);
-}
-
 /* Flags of matrices that can be refreshed. One that is all zero is not among them: nothing was seen yet, its
  * observations having been rejected, or nothing but zeros, and what would be made of it is damping alone. */
 static tch_status inspect_factors(const tch_kfac *k, const tch_matrices *factors, tchi_inspection *i)
@@ -217,7 +211,8 @@ static tch_status refresh_factor_batch(tch_kfac *k, const tchi_kfac_factor_batch
     const refresh_method *method = k->config.method == TCH_KFAC_INVERSE ? &inverses : &bases;
     for (int64_t first = 0; first < f->count;) {
         int64_t end = first;
-        while (end < f->count && needs_refresh(k, f, end)) {
+        while (end < f->count && tchi_kfac_counts(k, f->owner[end])[TCHI_UPDATES] > 0 &&
+               tchi_kfac_is_mine(k, f->owner[end])) {
             end++;
         }
         if (end > first) {

@@ -92,13 +92,6 @@ static tch_status is_missing(const char *name)
                      name);
 }
 
-static tch_status is_another(const char *name, const tch_tensor *tensor)
-{
-    char text[TCHI_DESCRIBE_SIZE];
-    return tchi_fail(TCH_ERR_SHAPE, "the checkpoint's '%s' has another shape or type, expected %s %s", name,
-                     tch_dtype_name(tensor->dtype), tchi_describe_shape(tensor, text, sizeof text));
-}
-
 static tch_status check_entry(const tch_checkpoint *file, const char *name, const tch_tensor *tensor)
 {
     tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
@@ -111,7 +104,10 @@ static tch_status check_entry(const tch_checkpoint *file, const char *name, cons
     for (int32_t k = 0; same && k < tensor->ndim; k++) {
         same = info.shape[k] == tensor->shape[k];
     }
-    return same ? TCH_OK : is_another(name, tensor);
+    char text[TCHI_DESCRIBE_SIZE];
+    return same ? TCH_OK
+                : tchi_fail(TCH_ERR_SHAPE, "the checkpoint's '%s' has another shape or type, expected %s %s", name,
+                            tch_dtype_name(tensor->dtype), tchi_describe_shape(tensor, text, sizeof text));
 }
 
 /* One process has saved them whole, ranks in rows. */
@@ -127,12 +123,6 @@ static tch_status check_counts(const tch_kfac *k, const tch_checkpoint *file, co
     return status == TCH_ERR_INVALID_ARGUMENT ? is_missing(name) : status;
 }
 
-/* How many tensors a layer's state has, on its owner. */
-static int64_t states_of_layer(const tch_kfac *k)
-{
-    return k->config.method == TCH_KFAC_INVERSE ? 4 : k->config.method == TCH_KFAC_EIGEN ? 6 : TCHI_KFAC_STATES;
-}
-
 /* Whether a name behind the prefix is that of the counts, or of a row of them: those of layers have a slash. */
 static bool is_of_counts(const char *name)
 {
@@ -146,7 +136,9 @@ static tch_status check_nothing_else(const tch_kfac *k, const tch_checkpoint *fi
 {
     char start[FULL_NAME];
     int64_t count = 0;
-    int64_t expected = k->count * states_of_layer(k);
+    static const int64_t of_layer[] = {
+        [TCH_KFAC_INVERSE] = 4, [TCH_KFAC_EIGEN] = 6, [TCH_KFAC_EKFAC] = TCHI_KFAC_STATES}; /* on its owner */
+    int64_t expected = k->count * of_layer[k->config.method];
     size_t length = strlen(join_name(start, prefix, ""));
     for (int64_t i = 0; i < tch_checkpoint_count(file); i++) {
         const char *name = tch_checkpoint_name(file, i);

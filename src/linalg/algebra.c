@@ -42,6 +42,16 @@ tch_status tchi_lower_product(tch_context *context, const tch_matrices *x, const
     return TCH_OK;
 }
 
+tch_status tchi_transpose(tch_context *context, const tch_matrices *x, const tch_matrices *out)
+{
+    const int64_t shape[3] = {out->batch, out->rows, out->cols};
+    const int64_t from[3] = {x->stride, 1, x->ld};
+    const int64_t to[3] = {out->stride, out->ld, 1};
+    const tch_array source = {x->data, x->type, 3, shape, from};
+    const tch_array target = {out->data, out->type, 3, shape, to};
+    return context->backend->matrix->copy(context->state, &target, &source);
+}
+
 tch_product_rates tchi_product_rates(const tch_context *context)
 {
     tch_product_rates rates = {.f64 = 1.0, .f32 = 2.0};

@@ -18,6 +18,9 @@ tch_status tchi_symmetric_polynomial(tch_context *context, double c0, double c1,
 tch_status tchi_lower_product(tch_context *context, const tch_matrices *x, const tch_matrices *s,
                               const tch_matrices *c);
 
+/* out = X', for every matrix. */
+tch_status tchi_transpose(tch_context *context, const tch_matrices *x, const tch_matrices *out);
+
 /* What the backend says of its arithmetic; where it says nothing, float32 is twice as fast as float64. */
 tch_product_rates tchi_product_rates(const tch_context *context);
 

@@ -9,28 +9,30 @@ tch_scalar tchi_compute_type(tch_scalar type)
     return type == TCH_SCALAR_F64 ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
 }
 
-static void merge_leading(tchi_batch *b, const tch_tensor *tensor, int32_t leading)
+int64_t tchi_merge_dimensions(const tch_tensor *tensor, int32_t from, int32_t to, int32_t *rank, int64_t *sizes,
+                              int64_t *strides)
 {
-    b->count = 1;
-    for (int32_t i = 0; i < leading; i++) {
+    int64_t count = 1;
+    for (int32_t i = from; i < to; i++) {
         int64_t size = tensor->shape[i];
         int64_t stride = tchi_tensor_stride(tensor, i);
-        b->count *= size;
+        int32_t last = *rank - 1;
+        count *= size;
         if (size == 1) {
             continue;
         }
-        int32_t last = b->rank - 1;
-        if (last >= 0 && b->strides[last] == stride * size) {
-            b->sizes[last] *= size;
-            b->strides[last] = stride;
+        if (last >= 0 && strides[last] == stride * size) {
+            sizes[last] *= size;
+            strides[last] = stride;
         } else {
-            b->sizes[b->rank] = size;
-            b->strides[b->rank++] = stride;
+            sizes[*rank] = size;
+            strides[(*rank)++] = stride;
         }
     }
-    if (b->rank == 0) {
-        b->sizes[b->rank++] = 1;
+    if (*rank == 0) {
+        sizes[(*rank)++] = 1;
     }
+    return count;
 }
 
 tchi_batch tchi_batch_of(const tch_tensor *tensor, int32_t inner)
@@ -47,7 +49,7 @@ tchi_batch tchi_batch_of(const tch_tensor *tensor, int32_t inner)
         b.rows = tensor->shape[tensor->ndim - 2];
         b.row_stride = tchi_tensor_stride(tensor, tensor->ndim - 2);
     }
-    merge_leading(&b, tensor, leading);
+    b.count = tchi_merge_dimensions(tensor, 0, leading, &b.rank, b.sizes, b.strides);
     return b;
 }
 

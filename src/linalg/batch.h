@@ -17,6 +17,11 @@ typedef struct tchi_batch {
     int64_t rows, cols, row_stride, col_stride;
 } tchi_batch;
 
+/* Dimensions [from, to) of the tensor, of which neighbors that can be walked as one are merged; at least one, the arrays
+ * being zeros before. Returns how many elements they have. */
+int64_t tchi_merge_dimensions(const tch_tensor *tensor, int32_t from, int32_t to, int32_t *rank, int64_t *sizes,
+                              int64_t *strides);
+
 /* `inner` is how many trailing dimensions make one item: 2 for matrices, 1 for vectors (1 by n), 0 for numbers (1 by
  * 1). */
 tchi_batch tchi_batch_of(const tch_tensor *tensor, int32_t inner);

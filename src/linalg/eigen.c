@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "core/arith.h"
 #include "core/check.h"
 #include "core/status.h"
 
@@ -57,15 +58,6 @@ static int64_t choose_chunk(tch_context *context, tch_scalar type, int64_t batch
     return fits;
 }
 
-static tch_status reserve(eigen_buffers *e, tch_context *context, tch_scalar type, int64_t batch, int64_t n)
-{
-    tchi_arena arena = {0};
-    layout(e, &arena, context, type, batch, n);
-    TCHI_TRY(tchi_arena_reserve(context, &arena));
-    layout(e, &arena, context, type, batch, n);
-    return TCH_OK;
-}
-
 static tch_status decompose(tch_context *context, eigen_buffers *e, const tchi_batch *a, int64_t first)
 {
     TCHI_TRY(tchi_batch_read(context, a, first, &e->v));
@@ -79,8 +71,6 @@ static tch_status check_input(tch_context *context, const tch_tensor *a, const t
     TCHI_TRY(tchi_check_square(a, "a"));
     return tchi_check_report(context, report, "report", a, TCH_INT32);
 }
-
-/* --- eigenvalues and eigenvectors ------------------------------------------------------------------------------- */
 
 static tch_status check_eigh(tch_context *context, const tch_tensor *a, const tch_tensor *w, const tch_tensor *v,
                              const tch_tensor *report)
@@ -96,41 +86,6 @@ static tch_status check_eigh(tch_context *context, const tch_tensor *a, const tc
     const tchi_named outputs[] = {{w, "w"}, {v, "v"}, {report, "report"}};
     return tchi_check_all_disjoint(outputs, 3, inputs, 1);
 }
-
-static tch_status eigh_part(tch_context *context, const tchi_batch *a, const tch_tensor *w, const tch_tensor *v,
-                            const tch_tensor *report, int64_t first, int64_t count, tch_status *bad)
-{
-    eigen_buffers e;
-    TCHI_TRY(reserve(&e, context, tchi_compute_type(a->type), count, a->rows));
-    TCHI_TRY(decompose(context, &e, a, first));
-    if (a->type != e.w.type) { /* a narrower type may not hold them */
-        TCHI_TRY(context->backend->matrix->flag_overflow(context->state, &e.w, tchi_most_number(a->type),
-                                                         e.inspection.flags));
-    }
-    tchi_batch values = tchi_batch_of(w, 1);
-    TCHI_TRY(tchi_batch_select(context, &values, first, e.inspection.flags, &e.w, &e.spare));
-    if (v != NULL) {
-        tchi_batch vectors = tchi_batch_transposed(tchi_batch_of(v, 2));
-        TCHI_TRY(tchi_batch_select(context, &vectors, first, e.inspection.flags, &e.v, &e.x));
-    }
-    return tchi_report(context, report, first, count, e.inspection.flags, "a", bad);
-}
-
-tch_status tch_eigh(tch_context *context, const tch_tensor *a, tch_tensor *w, tch_tensor *v, tch_tensor *report)
-{
-    TCHI_ENTER(context, "tch_eigh");
-    TCHI_TRY(check_eigh(context, a, w, v, report));
-    tch_status bad = TCH_OK;
-    tchi_batch batch = tchi_batch_of(a, 2);
-    int64_t chunk = choose_chunk(context, tchi_compute_type(batch.type), batch.count, batch.rows, 0);
-    for (int64_t first = 0; first < batch.count; first += chunk) {
-        int64_t count = batch.count - first < chunk ? batch.count - first : chunk;
-        TCHI_TRY(eigh_part(context, &batch, w, v, report, first, count, &bad));
-    }
-    return bad;
-}
-
-/* --- powers ----------------------------------------------------------------------------------------------------- */
 
 static tch_status check_power(tch_context *context, const tch_tensor *a, double power, double eps,
                               const tch_tensor *out, const tch_tensor *report)
@@ -206,36 +161,82 @@ static tch_status sharp_power(tch_context *context, const tchi_batch *a, int64_t
     return t->matrix->shift_scale(context->state, &s->a, NULL, NULL, 1.0, &e->x);
 }
 
-/* --- the public call -------------------------------------------------------------------------------------------- */
+/* --- the public calls ------------------------------------------------------------------------------------------- */
+
+/* Eigenvalues w and, unless that is NULL, eigenvectors v; or a power. */
+typedef struct eigen_call {
+    tchi_batch a;
+    const tch_tensor *w, *v, *out, *report;
+    double power, eps;
+    bool sharp; /* the power is */
+} eigen_call;
 
 /* Both sets of buffers, the second where it is used. */
-static void layout_power(eigen_buffers *e, sharp_buffers *s, tchi_arena *arena, tch_context *context, tch_scalar type,
-                         int64_t batch, int64_t n)
+static void layout_call(const eigen_call *c, eigen_buffers *e, sharp_buffers *s, tchi_arena *arena,
+                        tch_context *context, int64_t count)
 {
-    layout(e, arena, context, type, batch, n);
-    if (sharpens(context, type)) {
-        layout_sharp(s, arena, batch, n);
+    layout(e, arena, context, tchi_compute_type(c->a.type), count, c->a.rows);
+    if (c->sharp) {
+        layout_sharp(s, arena, count, c->a.rows);
     }
 }
 
-static tch_status power_part(tch_context *context, const tchi_batch *a, double power, double eps, const tch_tensor *out,
-                             const tch_tensor *report, int64_t first, int64_t count, tch_status *bad)
+static tch_status deliver_power(tch_context *context, const eigen_call *c, int64_t first, eigen_buffers *e,
+                                sharp_buffers *s)
+{
+    tchi_batch result = tchi_batch_of(c->out, 2);
+    TCHI_TRY(c->sharp ? sharp_power(context, &c->a, first, c->power, c->eps, e, s)
+                      : plain_power(context, c->power, c->eps, e));
+    TCHI_TRY(context->backend->matrix->flag_overflow(context->state, &e->x, tchi_most_number(c->a.type),
+                                                     e->inspection.flags));
+    return tchi_batch_select(context, &result, first, e->inspection.flags, &e->x, &e->v);
+}
+
+static tch_status deliver_eigenvalues(tch_context *context, const eigen_call *c, int64_t first, eigen_buffers *e)
+{
+    if (c->a.type != e->w.type) { /* a narrower type may not hold them */
+        TCHI_TRY(context->backend->matrix->flag_overflow(context->state, &e->w, tchi_most_number(c->a.type),
+                                                         e->inspection.flags));
+    }
+    tchi_batch values = tchi_batch_of(c->w, 1);
+    TCHI_TRY(tchi_batch_select(context, &values, first, e->inspection.flags, &e->w, &e->spare));
+    if (c->v == NULL) {
+        return TCH_OK;
+    }
+    tchi_batch vectors = tchi_batch_transposed(tchi_batch_of(c->v, 2));
+    return tchi_batch_select(context, &vectors, first, e->inspection.flags, &e->v, &e->x);
+}
+
+static tch_status decompose_in_parts(tch_context *context, const eigen_call *c)
 {
     eigen_buffers e;
     sharp_buffers s = {0};
-    tchi_arena arena = {0};
-    tch_scalar type = tchi_compute_type(a->type);
-    layout_power(&e, &s, &arena, context, type, count, a->rows);
-    TCHI_TRY(tchi_arena_reserve(context, &arena));
-    layout_power(&e, &s, &arena, context, type, count, a->rows);
-    TCHI_TRY(decompose(context, &e, a, first));
-    TCHI_TRY(sharpens(context, type) ? sharp_power(context, a, first, power, eps, &e, &s)
-                                     : plain_power(context, power, eps, &e));
-    TCHI_TRY(
-        context->backend->matrix->flag_overflow(context->state, &e.x, tchi_most_number(a->type), e.inspection.flags));
-    tchi_batch result = tchi_batch_of(out, 2);
-    TCHI_TRY(tchi_batch_select(context, &result, first, e.inspection.flags, &e.x, &e.v));
-    return tchi_report(context, report, first, count, e.inspection.flags, "a", bad);
+    tchi_arena one = {0};
+    tch_status bad = TCH_OK;
+    if (c->sharp) {
+        layout_sharp(&s, &one, 1, c->a.rows);
+    }
+    int64_t chunk = choose_chunk(context, tchi_compute_type(c->a.type), c->a.count, c->a.rows, one.used);
+    for (int64_t first = 0; first < c->a.count; first += chunk) {
+        int64_t count = tchi_min(chunk, c->a.count - first);
+        tchi_arena arena = {0};
+        layout_call(c, &e, &s, &arena, context, count);
+        TCHI_TRY(tchi_arena_reserve(context, &arena));
+        layout_call(c, &e, &s, &arena, context, count);
+        TCHI_TRY(decompose(context, &e, &c->a, first));
+        TCHI_TRY(c->out != NULL ? deliver_power(context, c, first, &e, &s)
+                                : deliver_eigenvalues(context, c, first, &e));
+        TCHI_TRY(tchi_report(context, c->report, first, count, e.inspection.flags, "a", &bad));
+    }
+    return bad;
+}
+
+tch_status tch_eigh(tch_context *context, const tch_tensor *a, tch_tensor *w, tch_tensor *v, tch_tensor *report)
+{
+    TCHI_ENTER(context, "tch_eigh");
+    TCHI_TRY(check_eigh(context, a, w, v, report));
+    const eigen_call call = {.a = tchi_batch_of(a, 2), .w = w, .v = v, .report = report};
+    return decompose_in_parts(context, &call);
 }
 
 tch_status tch_matrix_power(tch_context *context, const tch_tensor *a, double power, double eps, tch_tensor *out,
@@ -243,18 +244,7 @@ tch_status tch_matrix_power(tch_context *context, const tch_tensor *a, double po
 {
     TCHI_ENTER(context, "tch_matrix_power");
     TCHI_TRY(check_power(context, a, power, eps, out, report));
-    tch_status bad = TCH_OK;
-    tchi_batch batch = tchi_batch_of(a, 2);
-    tch_scalar type = tchi_compute_type(batch.type);
-    sharp_buffers probe;
-    tchi_arena sharp = {0};
-    if (sharpens(context, type)) {
-        layout_sharp(&probe, &sharp, 1, batch.rows);
-    }
-    int64_t chunk = choose_chunk(context, type, batch.count, batch.rows, sharp.used);
-    for (int64_t first = 0; first < batch.count; first += chunk) {
-        int64_t count = batch.count - first < chunk ? batch.count - first : chunk;
-        TCHI_TRY(power_part(context, &batch, power, eps, out, report, first, count, &bad));
-    }
-    return bad;
+    eigen_call call = {.a = tchi_batch_of(a, 2), .out = out, .report = report, .power = power, .eps = eps};
+    call.sharp = sharpens(context, tchi_compute_type(call.a.type));
+    return decompose_in_parts(context, &call);
 }

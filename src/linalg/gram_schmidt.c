@@ -13,6 +13,7 @@
  * since what they miss is in the span, and the next projection takes it; Q may not, where it is subtracted. */
 #include "gram_schmidt.h"
 
+#include "core/arith.h"
 #include "core/status.h"
 #include "core/tensor.h"
 
@@ -153,11 +154,6 @@ static int64_t first_half(int64_t rows)
     return ((rows + PANEL - 1) / PANEL + 1) / 2 * PANEL;
 }
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 static int64_t projection_bytes(int64_t batch, int64_t rows, int64_t cols, int64_t done)
 {
     tchi_arena arena = {0};
@@ -173,12 +169,12 @@ static int64_t bytes_for(tch_context *context, int64_t n, int64_t batch, int64_t
         tchi_arena before = {0};
         layout_panel(&arena, context, batch, rows, n);
         layout_before(&before, batch, rows, n);
-        return larger(arena.used, before.used + projection_bytes(batch, rows, n, first));
+        return tchi_max(arena.used, before.used + projection_bytes(batch, rows, n, first));
     }
     int64_t upper = first_half(rows);
     int64_t inside =
-        larger(bytes_for(context, n, batch, first, upper), bytes_for(context, n, batch, first + upper, rows - upper));
-    return larger(inside, projection_bytes(batch, rows - upper, n, upper));
+        tchi_max(bytes_for(context, n, batch, first, upper), bytes_for(context, n, batch, first + upper, rows - upper));
+    return tchi_max(inside, projection_bytes(batch, rows - upper, n, upper));
 }
 
 /* One for each matrix, in front of everything else. */
@@ -288,11 +284,6 @@ static tch_status project_fully(const work *w, const tch_matrices *rows, int64_t
     return subtract_projection(w, rows, &p.rows, 0, &p, &full, &before);
 }
 
-static tch_status convert_matrices(tch_context *context, const tch_matrices *from, const tch_matrices *to)
-{
-    return context->backend->matrix->shift_scale(context->state, from, NULL, NULL, 1.0, to);
-}
-
 static tch_status measure_growth(const work *w, const tch_matrices *inverse)
 {
     const tch_matrix_ops *t = w->context->backend->matrix;
@@ -322,7 +313,9 @@ static tch_status orthonormalize_panel(const work *w, const tch_matrices *rows, 
     tchi_arena arena = {.base = w->scratch};
     panel p = layout_panel(&arena, w->context, rows->batch, rows->rows, rows->cols);
     const tch_matrices *result = &p.after;
-    TCHI_TRY(is_first ? convert_matrices(w->context, rows, &p.before) : TCH_OK);
+    if (is_first) {
+        TCHI_TRY(w->context->backend->matrix->shift_scale(w->context->state, rows, NULL, NULL, 1.0, &p.before));
+    }
     TCHI_TRY(by_cholesky(w, &p, &p.before, &p.after));
     if (is_first) {
         result = &p.before;

@@ -310,21 +310,15 @@ static tch_status compute_part(tch_context *context, tchi_root_plan *plan, const
     return judge_root(context, plan, call, r, x);
 }
 
-/* Before the new roots take the place of the old. */
-static tch_status measure_drift(tch_context *context, const tchi_root_plan *plan, const root_call *call, int64_t first,
-                                root_buffers *r, const tch_matrices *spare)
-{
-    TCHI_TRY(tchi_batch_read(context, &call->out, first, spare));
-    return context->backend->matrix->root_residual(context->state, plan->root, &r->a, r->inspection.damping, spare,
-                                                   plan->probes, call->drift + first, NULL, 0.0, NULL, r->scratch);
-}
-
 static tch_status deliver_part(tch_context *context, const tchi_root_plan *plan, const root_call *call, int64_t first,
                                int64_t count, root_buffers *r, const tch_matrices *x, tch_status *bad)
 {
     tch_matrices spare = spare_of(r, x->type, x);
-    if (call->drift != NULL) {
-        TCHI_TRY(measure_drift(context, plan, call, first, r, &spare));
+    if (call->drift != NULL) { /* before the new roots take the place of the old */
+        TCHI_TRY(tchi_batch_read(context, &call->out, first, &spare));
+        TCHI_TRY(context->backend->matrix->root_residual(context->state, plan->root, &r->a, r->inspection.damping,
+                                                         &spare, plan->probes, call->drift + first, NULL, 0.0, NULL,
+                                                         r->scratch));
     }
     TCHI_TRY(tchi_batch_select(context, &call->out, first, r->inspection.flags, x, &spare));
     if (call->has_residual) {

@@ -29,18 +29,14 @@ static double power(double x, int exponent)
     return result;
 }
 
-/* x q(x)^p: what the step makes of an eigenvalue x of M. */
-static double image(const double *c, int root, double x)
-{
-    return x * power(c[0] + x * (c[1] + x * (c[2] + x * (c[3] + x * c[4]))), root);
-}
-
-/* Scales q so that the images of the extremal points lie symmetrically around 1, and records their range. */
+/* Scales q so that the images of the extremal points, x q(x)^p, lie symmetrically around 1, and records their range. */
 static void center(int root, const double *points, int count, tchi_minimax_step *step)
 {
+    const double *c = step->c;
     double least = INFINITY, most = 0.0;
     for (int i = 0; i < count; i++) {
-        double g = image(step->c, root, points[i]);
+        double x = points[i];
+        double g = x * power(c[0] + x * (c[1] + x * (c[2] + x * (c[3] + x * c[4]))), root);
         least = fmin(least, g);
         most = fmax(most, g);
     }
@@ -300,12 +296,6 @@ tchi_minimax_quartic tchi_minimax_quartic_of(const double *c)
     return q;
 }
 
-static double quartic_error(int root, const tchi_minimax_quartic *q, double x)
-{
-    double s = q->s0 + x * (q->s1 + x);
-    return fabs((q->t0 + q->t1 * x + q->t2 * s * s) * pow(x, 1.0 / root) - 1.0);
-}
-
 int tchi_minimax_ending(int root, double lo, double hi, tchi_minimax_quartic *q, double *error)
 {
     if (root < 1 || root > TCHI_MINIMAX_MAX_ROOT || !(lo > 0.0 && hi - lo > NARROW * hi && isfinite(hi))) {
@@ -321,7 +311,9 @@ int tchi_minimax_ending(int root, double lo, double hi, tchi_minimax_quartic *q,
     *q = tchi_minimax_quartic_of(c);
     *error = 0.0;
     for (int i = 0; i <= SAMPLES; i++) {
-        *error = fmax(*error, quartic_error(root, q, lo + (hi - lo) * i / SAMPLES));
+        double at = lo + (hi - lo) * i / SAMPLES;
+        double s = q->s0 + at * (q->s1 + at);
+        *error = fmax(*error, fabs((q->t0 + q->t1 * at + q->t2 * s * s) * pow(at, 1.0 / root) - 1.0));
     }
     return 0;
 }

@@ -51,13 +51,6 @@ static tch_scalar fastest_type(const tch_product_rates *rates, double low, doubl
 #define CONGRUENT_TOLERANCE 6e-4
 #define CONGRUENT_LOW 1e-8
 
-static bool congruence_serves(const tchi_newton_plan *plan, const tch_product_rates *rates, double low,
-                              double tolerance)
-{
-    return plan->root % 2 == 0 && rates->bf16x2 > rates->f64 && tolerance >= CONGRUENT_TOLERANCE &&
-           low >= CONGRUENT_LOW;
-}
-
 static bool is_steep(const tchi_minimax_step *step)
 {
     return step->c[4] != 0.0;
@@ -83,7 +76,8 @@ void tchi_newton_choose_types(tchi_newton_plan *plan, const tch_product_rates *r
 {
     tch_product_rates offered = *rates;
     offered.bf16x2 = plan->degree == 2 ? rates->bf16x2 : 0.0;
-    bool congruence = congruence_serves(plan, &offered, low, tolerance);
+    bool congruence =
+        plan->root % 2 == 0 && offered.bf16x2 > offered.f64 && tolerance >= CONGRUENT_TOLERANCE && low >= CONGRUENT_LOW;
     double margin = margin_of(plan);
     for (int k = 0; k < plan->steps; k++) {
         plan->type[k] = fastest_type(&offered, k == 0 ? low : plan->step[k - 1].lo, tolerance / margin);

@@ -123,11 +123,6 @@ tch_scalar tchi_ortho_type(const tch_context *context, tch_scalar type)
  * now: one number for all devices is kept. */
 #define HALF_COST 1.0
 
-static bool runs_pay(int64_t rows, int64_t cols)
-{
-    return (1.0 + HALF_COST) * (double)cols > 3.0 * HALF_COST * (double)rows;
-}
-
 /* The first step of the run that ends before step `end`. After the first of all steps X is always multiplied: it moves
  * the singular values furthest. */
 static int32_t run_start(const tchi_ortho *ortho, int32_t end, bool fine)
@@ -148,7 +143,8 @@ static int32_t run_start(const tchi_ortho *ortho, int32_t end, bool fine)
 /* Runs are laid out from the last step backwards, each as long as may be. */
 int32_t tchi_ortho_run(const tchi_ortho *ortho, int32_t step, int64_t rows, int64_t cols, bool fine)
 {
-    if (step < ortho->longs || !runs_pay(rows, cols)) {
+    bool runs_pay = (1.0 + HALF_COST) * (double)cols > 3.0 * HALF_COST * (double)rows;
+    if (step < ortho->longs || !runs_pay) {
         return 1;
     }
     int32_t end = ortho->steps;
@@ -266,14 +262,6 @@ static tch_status commuting_product(tch_context *context, const schulz_arithmeti
     return scaled_product(context, how, 0.0, 0.0, NULL, 1.0, a, b, exponent, c);
 }
 
-/* M <- P M P, with `spare` for half of the way. */
-static tch_status update_gram_matrix(tch_context *context, const schulz_arithmetic *how, const tch_matrices *p,
-                                     const tch_matrices *m, const tch_matrices *spare)
-{
-    TCHI_TRY(commuting_product(context, how, p, m, 0, spare));
-    return commuting_product(context, how, spare, p, 0, m);
-}
-
 static void swap_matrices(tch_matrices *a, tch_matrices *b)
 {
     tch_matrices c = *a;
@@ -309,7 +297,9 @@ static tch_status accumulate_polynomials(tch_context *context, const schulz_arit
     tch_matrices p = s->p.batch > 0 ? typed(s->p, how->type) : square_in_y(s, 1, how->type);
     tch_matrices spare = square_in_y(s, 0, how->type);
     for (int32_t k = 1; k < count; k++) {
-        TCHI_TRY(update_gram_matrix(context, how, k == 1 ? &q : &p, &m, &spare));
+        const tch_matrices *before = k == 1 ? &q : &p; /* M <- P M P */
+        TCHI_TRY(commuting_product(context, how, before, &m, 0, &spare));
+        TCHI_TRY(commuting_product(context, how, &spare, before, 0, &m));
         TCHI_TRY(polynomial(context, how, step[k], &m, 0, &p));
         bool last = k + 1 == count;
         TCHI_TRY(commuting_product(context, how, &p, &q, last ? 1 : 0, last ? result : &spare));
@@ -377,6 +367,77 @@ tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ort
         swap_matrices(result, &s.y);
         s.m = s.shared ? s.y : s.m;
         k += count;
+    }
+    return TCH_OK;
+}
+
+/* --- the public call ----------------------------------------------------------------------------------------------- */
+
+/* The caller's tensors a part of the batch at a time, on the side where X X' is small. */
+static tch_matrices layout_part(tchi_arena *arena, const tchi_batch *a, const tchi_ortho *ortho, tch_scalar type,
+                                int64_t count, void **scratch)
+{
+    tch_matrices x = tchi_scratch_aligned(arena, type, count, a->rows, a->cols);
+    *scratch = tchi_arena_take(arena, tchi_orthogonalize_bytes(ortho, &x));
+    return x;
+}
+
+static tch_status ortho_part(tch_context *context, const tchi_batch *a, const tchi_batch *out, const tchi_ortho *ortho,
+                             int64_t first, int64_t count)
+{
+    void *scratch;
+    tchi_arena arena = {0};
+    tch_scalar type = tchi_ortho_type(context, a->type);
+    (void)layout_part(&arena, a, ortho, type, count, &scratch);
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    tch_matrices x = layout_part(&arena, a, ortho, type, count, &scratch);
+    tch_matrices result;
+    TCHI_TRY(tchi_batch_read(context, a, first, &x));
+    TCHI_TRY(tchi_orthogonalize_blocks(context, ortho, &x, a->count, scratch, &result));
+    return tchi_batch_write(context, out, first, &result);
+}
+
+static tch_status check_call(tch_context *context, const tch_tensor *a, int32_t steps, tch_ortho_method method,
+                             const tch_tensor *out)
+{
+    TCHI_TRY(tchi_check_matrices(context, a, "a"));
+    TCHI_TRY(tchi_check_output_like(context, out, "out", a, "a"));
+    TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
+    if (steps < 1 || steps > TCHI_ORTHO_MOST_STEPS) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "steps is %d, expected 1 to %d", steps, TCHI_ORTHO_MOST_STEPS);
+    }
+    if (method < TCH_ORTHO_POLAR_EXPRESS || method > TCH_ORTHO_MINIMAX) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "method is %d, expected one of tch_ortho_method", (int)method);
+    }
+    return TCH_OK;
+}
+
+tch_status tch_orthogonalize(tch_context *context, const tch_tensor *a, int32_t steps, tch_ortho_method method,
+                             tch_tensor *out)
+{
+    TCHI_ENTER(context, "tch_orthogonalize");
+    TCHI_TRY(check_call(context, a, steps, method, out));
+    tchi_batch from = tchi_batch_of(a, 2);
+    tchi_batch to = tchi_batch_of(out, 2);
+    if (from.rows == 0 || from.cols == 0) {
+        return TCH_OK;
+    }
+    if (from.rows > from.cols) {
+        from = tchi_batch_transposed(from);
+        to = tchi_batch_transposed(to);
+    }
+    tch_scalar type = tchi_ortho_type(context, from.type);
+    /* Only to keep a zero matrix from being divided by zero: any other is divided by its norm, which is no less than the
+     * smallest number of its type. */
+    double smallest_norm = type == TCH_SCALAR_F64 ? 0x1p-1074 : 0x1p-200;
+    tchi_ortho ortho = tchi_ortho_of(method, steps, smallest_norm);
+    void *scratch;
+    tchi_arena one = {0};
+    (void)layout_part(&one, &from, &ortho, type, 1, &scratch);
+    int64_t chunk = tchi_arena_fit(context, from.count, one.used, 0);
+    for (int64_t first = 0; first < from.count; first += chunk) {
+        int64_t count = from.count - first < chunk ? from.count - first : chunk;
+        TCHI_TRY(ortho_part(context, &from, &to, &ortho, first, count));
     }
     return TCH_OK;
 }

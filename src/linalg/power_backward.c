@@ -54,20 +54,8 @@ static int64_t choose_chunk(tch_context *context, int64_t batch, int64_t n)
 /* G = (G + G') / 2, with T for the transpose. */
 static tch_status symmetrize(tch_context *context, const tch_matrices *g, const tch_matrices *t)
 {
-    const int64_t shape[3] = {g->batch, g->rows, g->cols};
-    const int64_t across[3] = {g->stride, 1, g->ld};
-    const int64_t along[3] = {t->stride, t->ld, 1};
-    const tch_array transposed = {g->data, g->type, 3, shape, across};
-    const tch_array copy = {t->data, t->type, 3, shape, along};
-    TCHI_TRY(context->backend->matrix->copy(context->state, &copy, &transposed));
+    TCHI_TRY(tchi_transpose(context, g, t));
     return context->backend->matrix->combine(context->state, 0.0, 0.5, g, 0.5, t, g);
-}
-
-static tch_status decompose(tch_context *context, backward_buffers *p, const tchi_batch *a, int64_t first)
-{
-    TCHI_TRY(tchi_batch_read(context, a, first, &p->v));
-    TCHI_TRY(tchi_inspect(context, &p->v, a->type, &p->inspection));
-    return context->backend->matrix->eigh(context->state, &p->v, &p->w, p->inspection.flags, p->scratch);
 }
 
 static tch_status backward_part(tch_context *context, const backward_call *call, int64_t first, int64_t count,
@@ -79,7 +67,9 @@ static tch_status backward_part(tch_context *context, const backward_call *call,
     layout(&p, &arena, context, count, call->a.rows);
     TCHI_TRY(tchi_arena_reserve(context, &arena));
     layout(&p, &arena, context, count, call->a.rows);
-    TCHI_TRY(decompose(context, &p, &call->a, first));
+    TCHI_TRY(tchi_batch_read(context, &call->a, first, &p.v));
+    TCHI_TRY(tchi_inspect(context, &p.v, call->a.type, &p.inspection));
+    TCHI_TRY(t->matrix->eigh(context->state, &p.v, &p.w, p.inspection.flags, p.scratch));
     TCHI_TRY(tchi_batch_read(context, &call->grad, first, &p.g));
     TCHI_TRY(symmetrize(context, &p.g, &p.t));
     TCHI_TRY(t->matrix->gemm(context->state, 1.0, &p.v, 0, &p.g, 0, 0.0, 0, &p.t));

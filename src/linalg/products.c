@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "core/arith.h"
 #include "core/check.h"
 #include "core/status.h"
 
@@ -367,23 +368,18 @@ static tch_status multiply_tile(tch_context *context, const product *p, const op
     return context->backend->matrix->gemm(context->state, p->alpha, &x, ta, &y, tb, beta, 0, &z);
 }
 
-static int64_t at_most(int64_t size, int64_t limit)
-{
-    return size < limit ? size : limit;
-}
-
 /* One tile of out, summed over the chunks of the inner dimension. */
 static tch_status tile_of_out(tch_context *context, const product *p, const tile *t, void *const *scratch,
                               int64_t index, int64_t i, int64_t j)
 {
-    int64_t rows = at_most(p->c.rows - i, t->m);
-    int64_t cols = at_most(p->c.cols - j, t->n);
+    int64_t rows = tchi_min(p->c.rows - i, t->m);
+    int64_t cols = tchi_min(p->c.cols - j, t->n);
     operand outside = part_of(&p->c, batch_offset(p, &p->c, p->rank, index), i, rows, j, cols);
     operand c;
     TCHI_TRY(stage_tile(context, &outside, t->stage[2], p->beta != 0.0, scratch[2], p->compute, &c));
     int64_t k = 0;
     do { /* once even for an inner size of 0: out must then become beta out */
-        int64_t depth = at_most(p->a.cols - k, t->k);
+        int64_t depth = tchi_min(p->a.cols - k, t->k);
         operand a_part = part_of(&p->a, batch_offset(p, &p->a, p->rank, index), i, rows, k, depth);
         operand b_part = part_of(&p->b, batch_offset(p, &p->b, p->rank, index), k, depth, j, cols);
         operand a;

@@ -220,43 +220,24 @@ static int plan_newton(tchi_root_plan *p, double low)
     return best < 0.0 ? -1 : p->newton.steps;
 }
 
-/* A thread's last plan: a caller asks for the same root again and again, and choosing among degrees takes as long as
- * several products of a small matrix. */
-typedef struct newton_memo {
-    int32_t root;
-    int degree, found;
-    bool mixed, one_launch;
-    double low, tolerance, newton_tolerance;
-    tch_product_rates rates;
-    tchi_newton_plan newton;
-} newton_memo;
-
-static bool are_equal(const tch_product_rates *a, const tch_product_rates *b)
-{
-    return a->f64 == b->f64 && a->f32 == b->f32 && a->bf16x2 == b->bf16x2 && a->bf16 == b->bf16 && a->f16x2 == b->f16x2;
-}
-
-static bool remembers(const newton_memo *m, const tchi_root_plan *p, double low)
-{
-    return m->root == p->root && m->degree == p->newton.degree && m->mixed == p->mixed &&
-           m->one_launch == p->one_launch && m->low == low && m->tolerance == p->tolerance &&
-           are_equal(&m->rates, &p->rates);
-}
-
+/* A thread's last plan is kept: a caller asks for the same root again and again, and choosing among degrees takes as
+ * long as several products of a small matrix. */
 static int find_newton(tchi_root_plan *p, double low)
 {
-    static _Thread_local newton_memo memo;
-    if (!remembers(&memo, p, low)) {
-        memo = (newton_memo){.root = p->root,
-                             .degree = p->newton.degree,
-                             .mixed = p->mixed,
-                             .one_launch = p->one_launch,
-                             .low = low,
-                             .tolerance = p->tolerance,
-                             .rates = p->rates};
+    static _Thread_local struct {
+        double key[11];
+        int found;
+        double newton_tolerance;
+        tchi_newton_plan newton;
+    } memo;
+    const tch_product_rates *r = &p->rates;
+    const double key[] = {p->root, p->newton.degree, p->mixed,  p->one_launch, low,     p->tolerance,
+                          r->f64,  r->f32,           r->bf16x2, r->bf16,       r->f16x2};
+    if (memcmp(memo.key, key, sizeof key) != 0) {
         memo.found = plan_newton(p, low);
         memo.newton = p->newton;
         memo.newton_tolerance = p->newton_tolerance;
+        memcpy(memo.key, key, sizeof key);
     }
     p->newton = memo.newton;
     p->newton_tolerance = memo.newton_tolerance;

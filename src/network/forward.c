@@ -2,6 +2,8 @@
  * every device, and nothing on it looks at a number; every argument is checked before the first write. */
 #include "network.h"
 
+#include <math.h>
+
 #include "core/check.h"
 #include "core/status.h"
 #include "linalg/algebra.h"
@@ -46,7 +48,8 @@ static tch_status layer_backward(const tch_network *network, int32_t index, bool
                       : t->matrix->gemm(context->state, 1.0, &layer->delta, 0, &weight, 0, 0.0, 0, &layer[-1].delta);
 }
 
-tch_status tchi_network_backward(const tch_network *network, bool with_gradients)
+/* From the last layer's delta to those of all layers and, where asked for, to the gradients of the parameters. */
+static tch_status layers_backward(const tch_network *network, bool with_gradients)
 {
     for (int32_t i = network->layer_count - 1; i >= 0; i--) {
         TCHI_TRY(layer_backward(network, i, with_gradients));
@@ -206,7 +209,7 @@ static tch_status batch_loss(tch_network *network, const tch_tensor *inputs, con
     };
     TCHI_TRY(context->backend->network->loss(context->state, network->loss, &last->output, &target, &results));
     if (with_gradients) {
-        TCHI_TRY(tchi_network_backward(network, true));
+        TCHI_TRY(layers_backward(network, true));
         network->rows = rows;
     }
     return TCH_OK;
@@ -228,4 +231,123 @@ tch_status tch_network_evaluate(tch_network *network, const tch_tensor *inputs, 
     TCHI_ENTER(network->context, "tch_network_evaluate");
     TCHI_TRY(check_loss_call(network, inputs, targets, NULL, totals));
     return batch_loss(network, inputs, targets, NULL, totals, false);
+}
+
+/* --- what a batch leaves behind ------------------------------------------------------------------------------------ */
+
+/* For per-sample gradients and for curvature: views of each layer's input and delta, gradients summed anew with weights,
+ * and deltas of labels that the network draws itself. All of it stands on the deltas of the latest batch with
+ * gradients; where there is none, that is said. */
+static tch_status check_batch(const tch_network *network, const char *function)
+{
+    return network->rows >= 0 ? TCH_OK
+                              : tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                                          "%s: network has no batch at hand: call tch_network_loss_and_gradients "
+                                          "first, and nothing that takes another batch in between",
+                                          function);
+}
+
+static tch_status check_weights(const tch_network *network, const tch_tensor *weights)
+{
+    TCHI_TRY(tchi_check_input(network->context, weights, "weights"));
+    TCHI_TRY(tchi_check_dtype(weights, "weights", TCH_FLOAT64));
+    TCHI_TRY(tchi_check_shape(weights, "weights", 1, &network->rows));
+    for (int32_t i = 0; i < tch_network_parameter_count(network); i++) {
+        TCHI_TRY(tchi_check_disjoint(tch_network_gradient(network, i), tch_network_parameter_name(network, i), weights,
+                                     "weights"));
+    }
+    return TCH_OK;
+}
+
+/* --- views ------------------------------------------------------------------------------------------------------- */
+
+static const tch_tensor *view_of(const tch_network *network, const tch_matrices *rows, tchi_rows_view *view)
+{
+    view->shape[0] = rows->rows;
+    view->shape[1] = rows->cols;
+    view->strides[0] = rows->ld;
+    view->strides[1] = 1;
+    view->tensor = tch_tensor_view(rows->data, TCH_FLOAT32, 2, view->shape);
+    view->tensor.strides = view->strides;
+    view->tensor.device = network->layers[0].weight->device;
+    return &view->tensor;
+}
+
+static tch_network_layer layer_at(tch_network *network, int32_t index)
+{
+    tchi_layer *layer = &network->layers[index];
+    tch_network_layer at = TCH_NETWORK_LAYER_INIT;
+    at.layer.scale = network->rows > 0 ? (double)network->rows : 1.0;
+    at.input = view_of(network, &layer->input, &layer->input_view);
+    at.output_gradient = view_of(network, &layer->delta, &layer->delta_view);
+    return at;
+}
+
+int32_t tch_network_layer_count(const tch_network *network)
+{
+    return network == NULL ? 0 : network->layer_count;
+}
+
+tch_status tch_network_get_layer(tch_network *network, int32_t index, tch_network_layer *layer)
+{
+    TCHI_TRY(check_network(network, "tch_network_get_layer"));
+    if (layer == NULL || layer->struct_size != sizeof *layer) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_network_get_layer: layer must point to a struct set to TCH_NETWORK_LAYER_INIT");
+    }
+    if (index < 0 || index >= network->layer_count) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_network_get_layer: index is %d, expected 0 to %d", index,
+                         network->layer_count - 1);
+    }
+    TCHI_TRY(check_batch(network, "tch_network_get_layer"));
+    *layer = layer_at(network, index);
+    return TCH_OK;
+}
+
+/* --- sums with weights ------------------------------------------------------------------------------------------- */
+
+tch_status tch_network_weigh_samples(tch_network *network, const tch_tensor *weights, double scale)
+{
+    TCHI_TRY(check_network(network, "tch_network_weigh_samples"));
+    TCHI_ENTER_FOR(network->context, "tch_network_weigh_samples", sample);
+    TCHI_TRY(check_batch(network, "tch_network_weigh_samples"));
+    TCHI_TRY(weights != NULL ? check_weights(network, weights) : TCH_OK);
+    if (!isfinite(scale)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_network_weigh_samples: scale is %g, expected a finite number",
+                         scale);
+    }
+    for (int32_t i = 0; i < network->layer_count; i++) {
+        tch_network_layer at = layer_at(network, i);
+        at.layer.scale *= scale;
+        TCHI_TRY(tch_grad_weighted_sum(network->context, &at.layer, at.input, at.output_gradient, weights, 0.0,
+                                       network->layers[i].weight_gradient, network->layers[i].bias_gradient));
+    }
+    return TCH_OK;
+}
+
+/* --- labels of the network's own --------------------------------------------------------------------------------- */
+
+tch_status tch_network_draw_labels(tch_network *network, uint64_t seed)
+{
+    TCHI_TRY(check_network(network, "tch_network_draw_labels"));
+    tch_context *context = network->context;
+    TCHI_ENTER_FOR(context, "tch_network_draw_labels", network);
+    TCHI_TRY(check_batch(network, "tch_network_draw_labels"));
+    if (network->loss != TCH_LOSS_CROSS_ENTROPY) {
+        return tchi_fail(TCH_ERR_UNSUPPORTED, "tch_network_draw_labels: the network's loss is TCH_LOSS_SQUARED, which "
+                                              "has no labels; expected TCH_LOSS_CROSS_ENTROPY");
+    }
+    const tchi_layer *last = &network->layers[network->layer_count - 1];
+    const tch_loss_results results = {
+        .gradient = &last->delta,
+        .weight = network->rows > 0 ? 1.0 / (double)network->rows : 0.0,
+        .totals = network->ignored,
+        .scratch = network->scratch,
+    };
+    TCHI_TRY(
+        context->backend->device->zero_bytes(context->state, network->ignored, TCH_NETWORK_TOTALS * sizeof(double)));
+    TCHI_TRY(context->backend->network->sample_labels(context->state, &last->output, seed, network->labels));
+    const tch_matrices labels = tchi_matrices_new(network->labels, TCH_SCALAR_I32, 1, network->rows, 1);
+    TCHI_TRY(context->backend->network->loss(context->state, network->loss, &last->output, &labels, &results));
+    return layers_backward(network, false);
 }

@@ -47,19 +47,8 @@ struct tch_network {
     tchi_layer layers[];
 };
 
-/* Zeroed parameters and gradients for a layer whose sizes are set, named as number `number`, from 1. After a failure
- * tchi_layer_destroy releases what was made. */
-tch_status tchi_layer_create(tch_context *context, tchi_layer *layer, int32_t number);
-void tchi_layer_destroy(tchi_layer *layer);
-
-/* The first weights; layers of one network need different keys. */
-tch_status tchi_layer_draw(tch_context *context, const tchi_layer *layer, uint64_t key, bool is_last);
-
 /* Room for a batch of `rows`; the memory is kept as it is where that fails. Every layer's matrices are then those of
  * this batch, except the first one's input. */
 tch_status tchi_network_set_batch(tch_network *network, int64_t rows);
-
-/* From the last layer's delta to those of all layers and, where asked for, to the gradients of the parameters. */
-tch_status tchi_network_backward(const tch_network *network, bool with_gradients);
 
 #endif

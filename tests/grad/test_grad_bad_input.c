@@ -139,7 +139,7 @@ static const function functions[] = {
     {"tch_grad_gram", call_gram, {{GRAM, "gram"}, {0, NULL}, {0, NULL}}, 1},
     {"tch_grad_dots", call_dots, {{WEIGHT, "weight"}, {BIAS, "bias"}, {NUMBERS, "dots"}}, 3},
 };
-#define FUNCTIONS ((int)(sizeof functions / sizeof functions[0]))
+#define FUNCTIONS TEST_COUNT(functions)
 
 static void check_unchanged(const world *w)
 {
@@ -154,23 +154,6 @@ static void refuse(const world *w, const function *f, tch_status expected, const
 {
     test_check_refused(f->call(w), expected, argument);
     check_unchanged(w);
-}
-
-/* Runs a test for every function and kind, and then the function as it should be called. */
-static void for_everything(tch_context *context, const char *what, void (*breaks)(world *w, const function *f))
-{
-    for (int kind = 0; kind < TCH_LAYER_COUNT; kind++) {
-        for (int i = 0; i < FUNCTIONS; i++) {
-            world w;
-            world_make(&w, context, (tch_layer_kind)kind);
-            w.given = &w.layer;
-            test_case("%s of a %s layer with %s", functions[i].name, kinds[kind].name, what);
-            breaks(&w, &functions[i]);
-            w.layer = good_layer((tch_layer_kind)kind);
-            w.given = &w.layer;
-            CHECK_OK(functions[i].call(&w));
-        }
-    }
 }
 
 /* --- descriptions of layers -------------------------------------------------------------------------------------- */
@@ -265,13 +248,6 @@ static void break_description(world *w, const function *f)
 {
     w->given = NULL;
     refuse(w, f, TCH_ERR_INVALID_ARGUMENT, "layer");
-}
-
-static void options_out_of_range(void **state)
-{
-    for_everything(*state, "an option out of range", break_options);
-    for_everything(*state, "numbers that do not fit", break_numbers);
-    for_everything(*state, "no description", break_description);
 }
 
 /* --- tensors that do not fit the layer --------------------------------------------------------------------------- */
@@ -387,18 +363,35 @@ static void break_strides(world *w, const function *f)
     }
 }
 
-static void tensors_that_do_not_fit(void **state)
+/* Everything above for every function and kind, each followed by the function as it should be called. */
+static void broken_calls(void **state)
 {
-    for_everything(*state, "an output gradient of another size", break_gradient_sizes);
-    for_everything(*state, "tensors of another rank", break_ranks);
-    for_everything(*state, "tensors of another type", break_dtypes);
-    for_everything(*state, "other tensors that do not fit", break_other_tensors);
-}
-
-static void arguments_that_are_refused(void **state)
-{
-    for_everything(*state, "a bias it does not have", break_bias);
-    for_everything(*state, "numbers that do not lie together", break_strides);
+    static const struct {
+        const char *what;
+        void (*breaks)(world *w, const function *f);
+    } rows[] = {
+        {"an option out of range", break_options},
+        {"numbers that do not fit", break_numbers},
+        {"no description", break_description},
+        {"an output gradient of another size", break_gradient_sizes},
+        {"tensors of another rank", break_ranks},
+        {"tensors of another type", break_dtypes},
+        {"other tensors that do not fit", break_other_tensors},
+        {"a bias it does not have", break_bias},
+        {"numbers that do not lie together", break_strides},
+    };
+    for (size_t i = 0; i < TEST_COUNT(rows) * TCH_LAYER_COUNT * FUNCTIONS; i++) {
+        const function *f = &functions[i % FUNCTIONS];
+        tch_layer_kind kind = (tch_layer_kind)(i / FUNCTIONS % TCH_LAYER_COUNT);
+        world w;
+        world_make(&w, *state, kind);
+        w.given = &w.layer;
+        test_case("%s of a %s layer with %s", f->name, kinds[kind].name, rows[i / FUNCTIONS / TCH_LAYER_COUNT].what);
+        rows[i / FUNCTIONS / TCH_LAYER_COUNT].breaks(&w, f);
+        w.layer = good_layer(kind);
+        w.given = &w.layer;
+        CHECK_OK(f->call(&w));
+    }
 }
 
 /* --- tied weights ------------------------------------------------------------------------------------------------ */
@@ -508,9 +501,7 @@ static void natural_weights(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(options_out_of_range),
-        cmocka_unit_test(tensors_that_do_not_fit),
-        cmocka_unit_test(arguments_that_are_refused),
+        cmocka_unit_test(broken_calls),
         cmocka_unit_test(tied_norms),
         cmocka_unit_test(clipping),
         cmocka_unit_test(natural_weights),

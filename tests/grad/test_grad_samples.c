@@ -578,51 +578,43 @@ static void linear_sizes(void **state)
 static void linear_large(void **state)
 {
     const linear_size sizes[] = {{3, {2, 400, 450}, 460}, {3, {3, 300, 385}, 130}, {3, {2, 193, 300}, 257}};
-    for (size_t k = 0; k < TEST_COUNT(sizes); k++) {
-        for (int half = 0; half < 2; half++) {
-            grad_case c = linear_case(*state, &sizes[k], 200 + k);
-            c.dtype = half ? TCH_BFLOAT16 : TCH_FLOAT32;
-            test_case("large case %zu, %s", k, half ? "bfloat16" : "float32");
-            check_case(&c);
-        }
+    for (size_t k = 0; k < 2 * TEST_COUNT(sizes); k++) {
+        grad_case c = linear_case(*state, &sizes[k / 2], 200 + k / 2);
+        c.dtype = k % 2 ? TCH_BFLOAT16 : TCH_FLOAT32;
+        test_case("large case %zu, %s", k / 2, tch_dtype_name(c.dtype));
+        check_case(&c);
     }
 }
 
 /* Norms alone, around the edges of tiles, with rows that are aligned and rows that are not, and with elements of one
- * row that differ by up to 2^32: rounded to 11 bits, and not. */
-static void linear_norms(void **state)
+ * row that differ by up to 2^32: rounded to 11 bits, and not. Then gradients alone that are sums of more terms than the
+ * CPU adds up in one pass, into blocks and tiles that are not filled, a block being 256 by 1024. */
+static void linear_edges(void **state)
 {
-    const linear_size sizes[] = {{3, {1, 129, 64}, 96},  {3, {3, 33, 132}, 40},  {3, {2, 257, 36}, 33},
-                                 {3, {1, 128, 160}, 32}, {3, {2, 64, 100}, 256}, {3, {5, 2, 32}, 32},
-                                 {3, {2, 300, 32}, 36},  {3, {1, 70, 33}, 300}};
-    for (size_t k = 0; k < 4 * (TEST_COUNT(sizes)); k++) {
-        grad_case c = linear_case(*state, &sizes[k / 4], 270 + k);
+    const linear_size of_norms[] = {{3, {1, 129, 64}, 96},  {3, {3, 33, 132}, 40},  {3, {2, 257, 36}, 33},
+                                    {3, {1, 128, 160}, 32}, {3, {2, 64, 100}, 256}, {3, {5, 2, 32}, 32},
+                                    {3, {2, 300, 32}, 36},  {3, {1, 70, 33}, 300}};
+    const linear_size of_sums[] = {{3, {3, 257, 33}, 9},     {3, {2, 511, 100}, 257}, {3, {5, 513, 48}, 31},
+                                   {3, {1, 1000, 1041}, 12}, {3, {2, 1000, 64}, 300}, {3, {1, 770, 47}, 8}};
+    size_t norms = 4 * TEST_COUNT(of_norms);
+    for (size_t i = 0; i < norms + TEST_COUNT(of_sums); i++) {
+        size_t k = i < norms ? i : i - norms;
+        grad_case c =
+            i < norms ? linear_case(*state, &of_norms[k / 4], 270 + k) : linear_case(*state, &of_sums[k], 220 + k);
         c.dtype = TCH_FLOAT32;
-        c.layer.rounded = k % 2 == 0;
-        c.layer.scale = k % 3 == 0 ? -3.0 : 1.0;
-        c.spread = k / 2 % 2 == 0 ? 0 : 16;
-        test_case("norms of case %zu, rounded %d, spread %d", k / 4, c.layer.rounded, c.spread);
-        trial t = set_up(&c);
-        check_norms(&t, TCH_GRAD_WEIGHT);
-        check_norms(&t, TCH_GRAD_BOTH);
-        tear_down(&t);
-    }
-}
-
-/* Sums of more terms than the CPU adds up in one pass, into blocks and tiles that are not filled, a block being 256 by
- * 1024. */
-static void linear_long_sums(void **state)
-{
-    const linear_size sizes[] = {{3, {3, 257, 33}, 9},     {3, {2, 511, 100}, 257}, {3, {5, 513, 48}, 31},
-                                 {3, {1, 1000, 1041}, 12}, {3, {2, 1000, 64}, 300}, {3, {1, 770, 47}, 8}};
-    for (size_t k = 0; k < TEST_COUNT(sizes); k++) {
-        grad_case c = linear_case(*state, &sizes[k], 220 + k);
-        c.dtype = TCH_FLOAT32;
-        c.layer.scale = k % 2 == 0 ? 1.0 : -2.5;
+        c.layer.rounded = i < norms && k % 2 == 0;
+        c.layer.scale = i >= norms ? (k % 2 == 0 ? 1.0 : -2.5) : k % 3 == 0 ? -3.0 : 1.0;
+        c.spread = i < norms && k / 2 % 2 ? 16 : 0;
         c.output = k % 3 == 0 ? LAYOUT_CONTIGUOUS : LAYOUT_ROW_GAPS;
-        test_case("long sums, case %zu", k);
+        test_case("%s of case %zu, rounded %d, spread %d", i < norms ? "norms" : "long sums", k, c.layer.rounded,
+                  c.spread);
         trial t = set_up(&c);
-        check_samples(&t, c.dtype);
+        if (i < norms) {
+            check_norms(&t, TCH_GRAD_WEIGHT);
+            check_norms(&t, TCH_GRAD_BOTH);
+        } else {
+            check_samples(&t, c.dtype);
+        }
         tear_down(&t);
     }
 }
@@ -761,22 +753,12 @@ typedef struct kind_size {
     double mean;        /* of the inputs, whose spread is 1 */
 } kind_size;
 
+/* clang-format off */
 #define EMBEDDING(ndim, rows, cols, padding, mix, ...)                                                                 \
-    {                                                                                                                  \
-        TCH_LAYER_EMBEDDING, ndim, {__VA_ARGS__}, rows, cols, padding, mix, 0, 0, 0.0                                  \
-    }
-#define LAYER_NORM(ndim, normalized, mean, ...)                                                                        \
-    {                                                                                                                  \
-        TCH_LAYER_LAYER_NORM, ndim, {__VA_ARGS__}, 0, 0, 0, TOKENS_ANY, normalized, 0, mean                            \
-    }
-#define RMS_NORM(ndim, normalized, mean, ...)                                                                          \
-    {                                                                                                                  \
-        TCH_LAYER_RMS_NORM, ndim, {__VA_ARGS__}, 0, 0, 0, TOKENS_ANY, normalized, 0, mean                              \
-    }
-#define GROUP_NORM(ndim, groups, mean, ...)                                                                            \
-    {                                                                                                                  \
-        TCH_LAYER_GROUP_NORM, ndim, {__VA_ARGS__}, 0, 0, 0, TOKENS_ANY, 0, groups, mean                                \
-    }
+    {TCH_LAYER_EMBEDDING, ndim, {__VA_ARGS__}, rows, cols, padding, mix, 0, 0, 0.0}
+#define NORM(kind, ndim, normalized, groups, mean, ...)                                                                \
+    {TCH_LAYER_##kind, ndim, {__VA_ARGS__}, 0, 0, 0, TOKENS_ANY, normalized, groups, mean}
+/* clang-format on */
 
 static const kind_size kinds[] = {
     EMBEDDING(2, 5, 4, -1, TOKENS_ANY, 3, 7),
@@ -790,30 +772,30 @@ static const kind_size kinds[] = {
     EMBEDDING(2, 7, 33, -1, TOKENS_EQUAL, 3, 65),
     EMBEDDING(2, 5, 4, -1, TOKENS_ANY, 0, 3),
     EMBEDDING(2, 5, 4, -1, TOKENS_ANY, 3, 0),
-    LAYER_NORM(3, 1, 0.5, 3, 5, 17),
-    LAYER_NORM(2, 1, 0.5, 4, 1),
-    LAYER_NORM(4, 2, 0.0, 2, 3, 4, 5),
-    LAYER_NORM(4, 3, 0.0, 3, 3, 4, 5),
-    LAYER_NORM(5, 1, -2.0, 2, 2, 3, 2, 7),
-    LAYER_NORM(3, 1, 1e4, 2, 9, 300),
-    LAYER_NORM(3, 1, 0.0, 0, 4, 3),
-    LAYER_NORM(3, 1, 0.0, 3, 0, 4),
-    LAYER_NORM(2, 1, 0.0, 1, 768),
-    RMS_NORM(3, 1, 0.5, 3, 5, 17),
-    RMS_NORM(2, 1, 0.0, 5, 1),
-    RMS_NORM(4, 2, 3.0, 2, 3, 5, 3),
-    RMS_NORM(3, 1, 1e4, 2, 2, 257),
-    RMS_NORM(2, 1, 0.0, 0, 6),
-    GROUP_NORM(3, 1, 0.5, 3, 6, 5),
-    GROUP_NORM(3, 2, 0.5, 3, 6, 5),
-    GROUP_NORM(4, 6, 0.0, 2, 6, 3, 4),
-    GROUP_NORM(2, 2, 0.0, 3, 4),
-    GROUP_NORM(2, 4, 0.0, 3, 4), /* one element to a group: normalized to 0 */
-    GROUP_NORM(4, 2, 1.0, 2, 4, 1, 1),
-    GROUP_NORM(5, 3, -1.0, 2, 6, 3, 5, 2),
-    GROUP_NORM(3, 3, 1e4, 2, 3, 300),
-    GROUP_NORM(3, 2, 0.0, 2, 4, 0),
-    GROUP_NORM(3, 1, 0.0, 0, 4, 5),
+    NORM(LAYER_NORM, 3, 1, 0, 0.5, 3, 5, 17),
+    NORM(LAYER_NORM, 2, 1, 0, 0.5, 4, 1),
+    NORM(LAYER_NORM, 4, 2, 0, 0.0, 2, 3, 4, 5),
+    NORM(LAYER_NORM, 4, 3, 0, 0.0, 3, 3, 4, 5),
+    NORM(LAYER_NORM, 5, 1, 0, -2.0, 2, 2, 3, 2, 7),
+    NORM(LAYER_NORM, 3, 1, 0, 1e4, 2, 9, 300),
+    NORM(LAYER_NORM, 3, 1, 0, 0.0, 0, 4, 3),
+    NORM(LAYER_NORM, 3, 1, 0, 0.0, 3, 0, 4),
+    NORM(LAYER_NORM, 2, 1, 0, 0.0, 1, 768),
+    NORM(RMS_NORM, 3, 1, 0, 0.5, 3, 5, 17),
+    NORM(RMS_NORM, 2, 1, 0, 0.0, 5, 1),
+    NORM(RMS_NORM, 4, 2, 0, 3.0, 2, 3, 5, 3),
+    NORM(RMS_NORM, 3, 1, 0, 1e4, 2, 2, 257),
+    NORM(RMS_NORM, 2, 1, 0, 0.0, 0, 6),
+    NORM(GROUP_NORM, 3, 0, 1, 0.5, 3, 6, 5),
+    NORM(GROUP_NORM, 3, 0, 2, 0.5, 3, 6, 5),
+    NORM(GROUP_NORM, 4, 0, 6, 0.0, 2, 6, 3, 4),
+    NORM(GROUP_NORM, 2, 0, 2, 0.0, 3, 4),
+    NORM(GROUP_NORM, 2, 0, 4, 0.0, 3, 4), /* one element to a group: normalized to 0 */
+    NORM(GROUP_NORM, 4, 0, 2, 1.0, 2, 4, 1, 1),
+    NORM(GROUP_NORM, 5, 0, 3, -1.0, 2, 6, 3, 5, 2),
+    NORM(GROUP_NORM, 3, 0, 3, 1e4, 2, 3, 300),
+    NORM(GROUP_NORM, 3, 0, 2, 0.0, 2, 4, 0),
+    NORM(GROUP_NORM, 3, 0, 1, 0.0, 0, 4, 5),
 };
 #define KINDS ((int)TEST_COUNT(kinds))
 
@@ -957,19 +939,12 @@ int main(int argc, char **argv)
 {
     test_begin(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear_sizes),
-        cmocka_unit_test(linear_large),
-        cmocka_unit_test(linear_norms),
-        cmocka_unit_test(linear_long_sums),
-        cmocka_unit_test(linear_huge_results),
-        cmocka_unit_test(linear_layouts),
-        cmocka_unit_test(conv_sizes),
-        cmocka_unit_test(conv_layouts),
-        cmocka_unit_test(kind_sizes),
-        cmocka_unit_test(kind_layouts),
-        cmocka_unit_test(results_on_any_threads),
-        cmocka_unit_test(weight_zero_leaves_out),
-        cmocka_unit_test(little_memory),
+        cmocka_unit_test(linear_sizes),           cmocka_unit_test(linear_large),
+        cmocka_unit_test(linear_edges),           cmocka_unit_test(linear_huge_results),
+        cmocka_unit_test(linear_layouts),         cmocka_unit_test(conv_sizes),
+        cmocka_unit_test(conv_layouts),           cmocka_unit_test(kind_sizes),
+        cmocka_unit_test(kind_layouts),           cmocka_unit_test(results_on_any_threads),
+        cmocka_unit_test(weight_zero_leaves_out), cmocka_unit_test(little_memory),
     };
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);
 }

@@ -199,14 +199,9 @@ static double *solve_shifted(int64_t n, const double *a, double shift, const dou
 {
     double *w = test_zeros(n);
     double *v = test_zeros(n * n);
-    double *inverse = test_zeros(n * n);
     double *x = test_zeros(n);
     ref_eigh(n, a, w, v);
-    for (int64_t i = 0; i < n; i++) {
-        w[i] = 1.0 / (w[i] + shift);
-    }
-    ref_compose(n, v, w, inverse);
-    ref_matmul(n, n, 1, inverse, b, x);
+    ref_matmul(n, n, 1, ref_power(n, w, v, shift, -1.0), b, x);
     return x;
 }
 
@@ -214,14 +209,12 @@ static double *solve_shifted(int64_t n, const double *a, double shift, const dou
 static double *random_gram(test_random *random, int64_t n, tch_dtype dtype)
 {
     double *j = normals(random, 2 * n * n, TCH_FLOAT64);
+    double *transposed = test_zeros(2 * n * n);
     double *gram = test_zeros(n * n);
-    for (int64_t a = 0; a < n; a++) {
-        for (int64_t b = 0; b < n; b++) {
-            for (int64_t k = 0; k < 2 * n; k++) {
-                gram[a * n + b] += j[a * 2 * n + k] * j[b * 2 * n + k];
-            }
-            gram[a * n + b] = test_round(dtype, gram[a * n + b]);
-        }
+    ref_transpose(n, 2 * n, j, transposed);
+    ref_matmul(n, 2 * n, n, j, transposed, gram);
+    for (int64_t i = 0; i < n * n; i++) {
+        gram[i] = test_round(dtype, gram[i]);
     }
     return gram;
 }

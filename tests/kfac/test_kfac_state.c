@@ -598,15 +598,28 @@ static void check_refused(tch_status status, const char *says)
     CHECK(strstr(tch_last_error(), says) != NULL, "the message \"%s\" does not say \"%s\"", tch_last_error(), says);
 }
 
-#define CONFIG(member) TEST_FIELD(tch_kfac_config, member)
+static void refuse_kfac(tch_context *context, const tch_kfac_config *config, int32_t count,
+                        const tch_kfac_layer *described, const char *says)
+{
+    tch_kfac *kfac = NULL;
+    int64_t bytes;
+    test_case("refused: %s", says);
+    check_refused(tch_kfac_create(context, config, NULL, count, described, &kfac), says);
+    CHECK(kfac == NULL, "there is an object");
+    check_refused(tch_kfac_forecast(config, count, described, &bytes), says);
+}
 
-static void bad_configs_are_refused(void **state)
+#define CONFIG(member) TEST_FIELD(tch_kfac_config, member)
+#define LAYER(member) TEST_FIELD(tch_kfac_layer, member)
+
+/* Of the first table the last row has factors of float16; the fifth of the second has the name of the other layer. */
+static void bad_descriptions_are_refused(void **state)
 {
     static const struct {
         test_field field;
         double value;
         const char *says;
-    } rows[] = {
+    } configs[] = {
         {CONFIG(method), TCH_KFAC_METHOD_COUNT, "method"},
         {CONFIG(sharing), TCH_SHARING_COUNT, "sharing"},
         {CONFIG(damping), 0.0, "damping"},
@@ -616,56 +629,40 @@ static void bad_configs_are_refused(void **state)
         {CONFIG(struct_size), 8, "TCH_KFAC_CONFIG_INIT"},
         {CONFIG(accumulation), INT32_MAX, "accumulation is 2147483647, expected 1 to 1073741824"},
         {CONFIG(kl_clip), INFINITY, "kl_clip is inf, expected 0 to 1e300"},
-        {CONFIG(damping), 1.0, "factor_dtype"}, /* with factors of float16 */
+        {CONFIG(damping), 1.0, "factor_dtype"},
     };
-    tch_kfac_layer described[LAYERS];
-    test_kfac_describe(LAYERS, layers, described);
-    for (size_t i = 0; i < TEST_COUNT(rows); i++) {
-        tch_kfac *kfac = NULL;
-        int64_t bytes;
-        tch_kfac_config bad = TCH_KFAC_CONFIG_INIT;
-        bad.factor_dtype = i + 1 == TEST_COUNT(rows) ? TCH_FLOAT16 : bad.factor_dtype;
-        test_field_set(&bad, &rows[i].field, rows[i].value);
-        test_case("config: %s", rows[i].says);
-        check_refused(tch_kfac_create(*state, &bad, NULL, LAYERS, described, &kfac), rows[i].says);
-        CHECK(kfac == NULL, "there is an object");
-        check_refused(tch_kfac_forecast(&bad, LAYERS, described, &bytes), rows[i].says);
-    }
-}
-
-#define LAYER(member) TEST_FIELD(tch_kfac_layer, member)
-
-static void bad_layers_are_refused(void **state)
-{
     static const struct {
         tch_layer_kind kind;
         test_field field;
         double value;
         const char *says;
-    } rows[] = {
+    } described_badly[] = {
         {TCH_LAYER_EMBEDDING, LAYER(bias), 0, "kind"},
         {TCH_LAYER_LINEAR, LAYER(inputs), 0, "inputs"},
         {TCH_LAYER_LINEAR, LAYER(outputs), -1, "outputs"},
         {TCH_LAYER_LINEAR, LAYER(layer.struct_size), 0, "TCH_LAYER_INIT"},
-        {TCH_LAYER_LINEAR, LAYER(bias), 0, "'one'"}, /* the name of the other */
+        {TCH_LAYER_LINEAR, LAYER(bias), 0, "'one'"},
         {TCH_LAYER_CONV, LAYER(layer.kernel), 2, "multiple"},
         {TCH_LAYER_CONV, LAYER(layer.groups), 2, "groups"},
         {TCH_LAYER_LINEAR, LAYER(inputs), INT32_MAX, "inputs is 2147483647, expected 1 to 2147483646"},
         {TCH_LAYER_LINEAR, LAYER(outputs), 2147483648.0, "outputs is 2147483648, expected 1 to 2147483647"},
     };
+    const tch_kfac_config good = TCH_KFAC_CONFIG_INIT;
     tch_kfac_layer described[LAYERS];
     test_kfac_describe(LAYERS, layers, described);
-    for (size_t i = 0; i < TEST_COUNT(rows); i++) {
-        tch_kfac *kfac = NULL;
-        tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
+    for (size_t i = 0; i < TEST_COUNT(configs); i++) {
+        tch_kfac_config bad = good;
+        bad.factor_dtype = i + 1 == TEST_COUNT(configs) ? TCH_FLOAT16 : bad.factor_dtype;
+        test_field_set(&bad, &configs[i].field, configs[i].value);
+        refuse_kfac(*state, &bad, LAYERS, described, configs[i].says);
+    }
+    for (size_t i = 0; i < TEST_COUNT(described_badly); i++) {
         tch_kfac_layer all[2] = {described[0], described[1]};
-        all[1].layer.kind = rows[i].kind;
+        all[1].layer.kind = described_badly[i].kind;
         all[1].layer.dims = 1;
-        test_field_set(&all[1], &rows[i].field, rows[i].value);
-        all[1].name = strcmp(rows[i].says, "'one'") == 0 ? described[0].name : all[1].name;
-        test_case("layer: %s", rows[i].says);
-        check_refused(tch_kfac_create(*state, &config, NULL, 2, all, &kfac), rows[i].says);
-        CHECK(kfac == NULL, "there is an object");
+        test_field_set(&all[1], &described_badly[i].field, described_badly[i].value);
+        all[1].name = i == 4 ? described[0].name : all[1].name;
+        refuse_kfac(*state, &good, 2, all, described_badly[i].says);
     }
 }
 
@@ -738,8 +735,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(unseen_and_left_out_layers_stay),
         cmocka_unit_test(empty_batches_and_no_layers),
         cmocka_unit_test(the_forecast_is_what_is_taken),
-        cmocka_unit_test(bad_configs_are_refused),
-        cmocka_unit_test(bad_layers_are_refused),
+        cmocka_unit_test(bad_descriptions_are_refused),
         cmocka_unit_test(bad_calls_are_refused),
         cmocka_unit_test(bad_gradients_are_refused),
         cmocka_unit_test(without_memory),

@@ -266,14 +266,6 @@ static void bad_matrices_in_batches_of_batches(void **state)
     test_known_release();
 }
 
-/* Shifts the spectrum so that the smallest eigenvalue is well below zero. */
-static void make_indefinite(double *matrix, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) {
-        matrix[i * n + i] -= 0.3;
-    }
-}
-
 /* Every subject but eigh (to which nothing is indefinite) and powers (which clamp; see below). */
 static void not_positive(void **state)
 {
@@ -286,7 +278,9 @@ static void not_positive(void **state)
         trial t = make_trial(context, n, dtypes[i / 4 % 2]);
         test_case("%s, n = %d, %s, indefinite", s->name, (int)n, tch_dtype_name(t.dtype));
         double *expected = clean_result(context, s, &t);
-        make_indefinite(t.good + BAD * n * n, n);
+        for (int64_t k = 0; k < n; k++) { /* the smallest eigenvalue becomes -0.25 */
+            t.good[BAD * n * n + k * (n + 1)] -= 0.3;
+        }
         bool products_only = s->operation == ROOT && s->method != TCH_ROOT_EIGEN;
         check_spoiled(context, s, &t, t.good, products_only ? -1 : TCH_REPORT_NOT_POSITIVE, expected);
     }

@@ -189,9 +189,7 @@ static void step_basis(tracked *t)
 
 static void check_flag(const tracked *t, int64_t b, int32_t expected)
 {
-    int32_t *flags = device_integers(t->context, t->flags, t->batch);
-    int32_t got = flags[b];
-    assert_int_equal(got, expected);
+    assert_int_equal(device_integers(t->context, t->flags, t->batch)[b], expected);
 }
 
 static void check_orthonormal(const tracked *t, double bound)
@@ -265,10 +263,7 @@ static void check_order(const tracked *t, const double *before, const int32_t *o
 /* The library works in float64 unless the device is slow at it. */
 static bool works_in_float64(const tracked *t)
 {
-    tch_product_rates rates = {.f64 = 1.0, .f32 = 2.0};
-    if (t->context->backend->matrix->product_rates != NULL) {
-        t->context->backend->matrix->product_rates(t->context->state, &rates);
-    }
+    tch_product_rates rates = tchi_product_rates(t->context);
     return t->type == TCH_SCALAR_F64 || 2.0 * rates.f64 >= rates.f32;
 }
 
@@ -323,27 +318,26 @@ static void track_case(tch_context *context, tch_scalar type, int64_t n, int64_t
     end_tracking(&t);
 }
 
-static void follow_ranks(tch_context *context, int count)
+static void follow_ranks(tch_context *context, tch_scalar type)
 {
     static const struct {
         int64_t n, m;
     } shapes[] = {{1, 1}, {2, 1}, {5, 2}, {31, 1}, {64, 16}, {65, 65}, {100, 1}, {100, 25}, {100, 100}, {270, 30}};
-    for (int t = 0; t < count; t++) {
-        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-            track_case(context, types[t], shapes[i].n, shapes[i].m, 2, 3, check_step);
-        }
+    for (size_t i = 0; i < TEST_COUNT(shapes); i++) {
+        track_case(context, type, shapes[i].n, shapes[i].m, 2, 3, check_step);
     }
 }
 
 static void ranks_are_followed(void **state)
 {
-    follow_ranks(*state, 2);
+    follow_ranks(*state, types[0]);
+    follow_ranks(*state, types[1]);
 }
 
 /* The same where all of it is done in float32. */
 static void follow_float32(tch_context *context)
 {
-    follow_ranks(context, 1);
+    follow_ranks(context, TCH_SCALAR_F32);
 }
 
 /* --- large bases, mostly in products of float16 ------------------------------------------------------------------ */
@@ -375,13 +369,11 @@ static void check_triangular(const tracked *t, int64_t b, const double *before, 
 static double lost_by_one_pass(const tracked *t, const double *before, const int32_t *order)
 {
     double *expected = test_alloc((size_t)(t->n * t->n) * sizeof *expected);
-    double lost = 0.0;
-    for (int64_t b = 0; b < t->batch; b++) {
-        int64_t at = b * t->n * t->n;
-        double magnified = reference_step(t->n, t->a + at, before + at, order + b * t->n, expected);
-        lost = fmax(lost, 4.0 * DBL_EPSILON * magnified);
+    double magnified = reference_step(t->n, t->a, before, order, expected);
+    for (int64_t at = t->n; at < t->batch * t->n; at += t->n) {
+        magnified = fmax(magnified, reference_step(t->n, t->a + at * t->n, before + at * t->n, order + at, expected));
     }
-    return lost;
+    return 4.0 * DBL_EPSILON * magnified;
 }
 
 enum { PROBES = 4 };
@@ -424,23 +416,17 @@ static double drift_of(int64_t n, const double *a, const double *q, const double
     return sqrt(sum / (double)(PROBES * n));
 }
 
-/* Relative to the trace, by the arithmetic that the library chooses: see basis.c. */
-static double shift_of(const tracked *t)
-{
-    tch_product_rates rates = tchi_product_rates(t->context);
-    return t->type == TCH_SCALAR_F64 || 2.0 * rates.f64 >= rates.f32 ? 1e-7 : 1e-6;
-}
-
-/* `near` is how many times more or less than what is exact the drift may be. Correlations of rounding count where most
+/* The shift is relative to the trace: see basis.c. `near` is how many times more or less than what is exact the drift may be. Correlations of rounding count where most
  * of a factor is null space, and so as small as the shift: measured, 6e-5. */
 static void check_drift(const tracked *t, const double *before, double near)
 {
     double *got = test_alloc((size_t)t->batch * sizeof *got);
     double *signs = signs_of(t->context, t->n);
+    double shift = works_in_float64(t) ? SHIFT : 1e-6;
     CHECK_OK(t->context->backend->device->copy_bytes(t->context->state, got, t->drift, t->batch * (int64_t)sizeof *got,
                                                      TCH_COPY_TO_HOST));
     for (int64_t b = 0; b < t->batch; b++) {
-        double exact = drift_of(t->n, t->a + b * t->n * t->n, before + b * t->n * t->n, signs, shift_of(t));
+        double exact = drift_of(t->n, t->a + b * t->n * t->n, before + b * t->n * t->n, signs, shift);
         CHECK(got[b] * near > exact && got[b] < near * exact, "matrix %lld: a drift of %.4g, expected %.4g",
               (long long)b, got[b], exact);
     }

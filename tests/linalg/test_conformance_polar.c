@@ -38,22 +38,6 @@ static step step_of(tch_ortho_method method, int number)
     return s;
 }
 
-/* x = a x + b (x x') x + c (x x')^2 x for x n by m. */
-static void newton_schulz(int64_t n, int64_t m, step s, double *x)
-{
-    double *t = test_alloc((size_t)(n * m) * sizeof *t);
-    double *gram = test_alloc((size_t)(n * n) * sizeof *gram);
-    double *once = test_alloc((size_t)(n * m) * sizeof *once);
-    double *twice = test_alloc((size_t)(n * m) * sizeof *twice);
-    ref_transpose(n, m, x, t);
-    ref_matmul(n, m, n, x, t, gram);
-    ref_matmul(n, n, m, gram, x, once);
-    ref_matmul(n, n, m, gram, once, twice);
-    for (int64_t i = 0; i < n * m; i++) {
-        x[i] = s.a * x[i] + s.b * once[i] + s.c * twice[i];
-    }
-}
-
 static bool in_bfloat16(tch_dtype dtype)
 {
     return !test_on_cpu() && dtype.bits != 64;
@@ -74,7 +58,8 @@ static void steps_in_float64(int64_t n, int64_t m, int steps, tch_ortho_method m
         if (method == TCH_ORTHO_MINIMAX && k < REF_LONG_STEPS) {
             ref_long_step(k, n, m, x);
         } else {
-            newton_schulz(n, m, step_of(method, k), x);
+            step s = step_of(method, k);
+            ref_schulz_step(n, m, (const double[]){s.a, s.b, s.c}, x);
         }
     }
 }

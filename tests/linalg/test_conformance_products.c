@@ -421,28 +421,6 @@ static void a_thousand(void **state)
     }
 }
 
-/* The chunked product keeps its promise about memory, also where operands must be converted. */
-static void chunks_stay_inside_the_budget(void **state)
-{
-    tch_context *context = *state;
-    const int64_t budget = 1 << 20;
-    for (int d = 0; d < 4; d++) {
-        test_variation v = {.n = 900, .matrices = 1, .stream = 11};
-        test_case("budget, %s", tch_dtype_name(dtypes[d]));
-        test_tensor *a = test_case_random(context, &v, dtypes[d], 900, 900, LAYOUT_STEPPED, 11);
-        test_tensor *out = test_case_tensor(context, &v, dtypes[d], 900, 900, LAYOUT_STEPPED);
-        tch_memory_info before = TCH_MEMORY_INFO_INIT;
-        tch_memory_info after = TCH_MEMORY_INFO_INIT;
-        CHECK_OK(tch_memory_trim(context, 0));
-        CHECK_OK(tch_memory_reset_peak(context));
-        CHECK_OK(tch_memory_get_info(context, &before));
-        CHECK_OK(tch_matmul_chunked(context, &a->tensor, &a->tensor, budget, &out->tensor));
-        CHECK_OK(tch_memory_get_info(context, &after));
-        CHECK(after.peak - before.allocated <= budget, "%lld bytes with a budget of %lld",
-              (long long)(after.peak - before.allocated), (long long)budget);
-    }
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -453,7 +431,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(sums_of_nothing_are_zero),
         cmocka_unit_test(gram_matrices_of_nothing),
         cmocka_unit_test(a_thousand),
-        cmocka_unit_test(chunks_stay_inside_the_budget),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);

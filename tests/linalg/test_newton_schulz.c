@@ -104,24 +104,16 @@ static problem make_problem(int64_t batch, int64_t rows, int64_t cols, int64_t l
 /* The same steps in float64, from the same X. */
 static void reference(const tchi_ortho *ortho, int64_t rows, int64_t cols, double *x)
 {
-    size_t bytes = (size_t)(rows * cols) * sizeof(double);
-    double *t = test_alloc(bytes), *once = test_alloc(bytes), *twice = test_alloc(bytes);
-    double *gram = test_alloc((size_t)(rows * rows) * sizeof *gram);
     double norm = fmax(ref_norm(rows * cols, x), ortho->eps);
     for (int64_t i = 0; i < rows * cols; i++) {
         x[i] = norm > 0.0 ? x[i] / norm : 0.0;
     }
     for (int32_t k = 0; k < ortho->steps; k++) {
+        const tchi_schulz_step *step = &ortho->step[k];
         if (k < ortho->longs) {
             ref_long_step(k, rows, cols, x);
-            continue;
-        }
-        ref_transpose(rows, cols, x, t);
-        ref_matmul(rows, cols, rows, x, t, gram);
-        ref_matmul(rows, rows, cols, gram, x, once);
-        ref_matmul(rows, rows, cols, gram, once, twice);
-        for (int64_t i = 0; i < rows * cols; i++) {
-            x[i] = ortho->step[k].a * x[i] + ortho->step[k].b * once[i] + ortho->step[k].c * twice[i];
+        } else {
+            ref_schulz_step(rows, cols, (const double[]){step->a, step->b, step->c}, x);
         }
     }
 }

@@ -238,21 +238,24 @@ static void larger_than_the_buffers(void **state)
 
 /* --- budgets and refusals ---------------------------------------------------------------------------------------- */
 
+/* In host memory, and on the device where operands must be converted. */
 static void memory_stays_inside_the_budget(void **state)
 {
-    const int64_t budget = 1 << 18;
-    streamed_case c = {TCH_FLOAT32, 300, 310, 320, 7, 0, 0, 0, budget};
-    test_case("budget");
-    operands o = make_operands(*state, &c);
-    tch_memory_info before = TCH_MEMORY_INFO_INIT;
-    tch_memory_info after = TCH_MEMORY_INFO_INIT;
-    CHECK_OK(tch_memory_trim(*state, 0));
-    CHECK_OK(tch_memory_reset_peak(*state));
-    CHECK_OK(tch_memory_get_info(*state, &before));
-    CHECK_OK(tch_matmul_chunked(*state, &o.a->tensor, &o.b->tensor, budget, &o.out->tensor));
-    CHECK_OK(tch_memory_get_info(*state, &after));
-    CHECK(after.peak - before.allocated <= budget, "%lld bytes with a budget of %lld",
-          (long long)(after.peak - before.allocated), (long long)budget);
+    for (int i = 0; i < 2 * 4; i++) {
+        streamed_case c = {dtypes[i % 4], 300, 310, 320, i < 4 ? 7 : 0, 0, 0, 0, 1 << 18};
+        c.a = c.b = c.out = i < 4 ? LAYOUT_CONTIGUOUS : LAYOUT_STEPPED;
+        test_case("budget, %s, places %d", tch_dtype_name(c.dtype), c.places);
+        operands o = make_operands(*state, &c);
+        tch_memory_info before = TCH_MEMORY_INFO_INIT;
+        tch_memory_info after = TCH_MEMORY_INFO_INIT;
+        CHECK_OK(tch_memory_trim(*state, 0));
+        CHECK_OK(tch_memory_reset_peak(*state));
+        CHECK_OK(tch_memory_get_info(*state, &before));
+        CHECK_OK(tch_matmul_chunked(*state, &o.a->tensor, &o.b->tensor, c.budget, &o.out->tensor));
+        CHECK_OK(tch_memory_get_info(*state, &after));
+        CHECK(after.peak - before.allocated <= c.budget, "%lld bytes with a budget of %lld",
+              (long long)(after.peak - before.allocated), (long long)c.budget);
+    }
 }
 
 /* Where nothing has to be streamed a product in place needs no memory at all. */

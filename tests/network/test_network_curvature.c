@@ -32,14 +32,6 @@ static tch_network_layer layer_of(network_trial *s, int32_t index)
     return at;
 }
 
-/* A float64 tensor with a weight for each sample. */
-static test_tensor *weights_of(network_trial *s, const double *values)
-{
-    test_tensor *tensor = test_tensor_make(s->context, TCH_FLOAT64, 1, &s->rows, LAYOUT_CONTIGUOUS);
-    test_tensor_write(tensor, values);
-    return tensor;
-}
-
 /* --- views ------------------------------------------------------------------------------------------------------- */
 
 /* With one sample the bias's gradient is the output gradient g, and the weight's is g a': together they say what both
@@ -147,7 +139,8 @@ static void check_weighted(network_trial *s, test_random *random)
     for (int64_t i = 0; i < s->rows; i++) {
         weights[i] = i % 4 == 1 ? 0.0 : test_random_normal(random);
     }
-    test_tensor *tensor = weights_of(s, weights);
+    test_tensor *tensor = test_tensor_make(s->context, TCH_FLOAT64, 1, &s->rows, LAYOUT_CONTIGUOUS);
+    test_tensor_write(tensor, weights);
     network_trial_poison(s);
     CHECK_OK(tch_network_weigh_samples(s->net, &tensor->tensor, 0.7));
     test_tensor_check_unchanged(tensor, "weights");

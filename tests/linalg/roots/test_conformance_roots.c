@@ -31,11 +31,6 @@ static double usual_condition(tch_dtype dtype)
     return dtype.bits == 16 ? 10.0 : 1e3;
 }
 
-static double usual_eps(tch_dtype dtype)
-{
-    return dtype.bits == 16 ? 0.1 : 1e-3;
-}
-
 static double promised_tolerance(const tch_root_config *config, tch_dtype dtype)
 {
     double tolerance = config->tolerance > 0.0 ? config->tolerance : dtype.bits == 64 ? 1e-9 : 1e-3;
@@ -53,13 +48,6 @@ static double condition_of(const known_matrix *known, const tch_root_config *con
     return (known->w[known->n - 1] + damping) / (known->w[0] + damping);
 }
 
-/* (n + 10) u kappa / p for the method, plus composing the result. */
-static double stable_error(const known_matrix *known, int32_t root, const tch_root_config *config, tch_dtype dtype)
-{
-    double u = test_arithmetic_roundoff(dtype);
-    return (double)(known->n + 10) * u * (condition_of(known, config) / root + 1.0);
-}
-
 static void check_error(const known_matrix *known, int32_t root, const tch_root_config *config, const double *x,
                         tch_dtype dtype)
 {
@@ -67,7 +55,8 @@ static void check_error(const known_matrix *known, int32_t root, const tch_root_
     double *expected = ref_power(n, known->w, known->v, damping_of(known, config), -1.0 / root);
     double error = ref_distance(n * n, x, expected) / ref_norm(n * n, expected);
     double bound = promised_tolerance(config, dtype);
-    double stable = stable_error(known, root, config, dtype);
+    /* (n + 10) u kappa / p for the method, plus composing the result. */
+    double stable = (double)(n + 10) * test_arithmetic_roundoff(dtype) * (condition_of(known, config) / root + 1.0);
     bool may_be_eigen = config->method == TCH_ROOT_EIGEN || config->method == TCH_ROOT_AUTO;
     CHECK(error <= (may_be_eigen ? fmax(bound, stable) : bound), "relative error %.3g > %.3g promised", error, bound);
     if (config->method == TCH_ROOT_EIGEN && dtype.bits != 16) {
@@ -144,7 +133,7 @@ static tch_root_config config_with(tch_root_method method, double eps)
 static void check_layouts(tch_context *context, const test_variation *v, tch_dtype dtype)
 {
     size_t which = (size_t)v->in + (size_t)v->out + (size_t)v->stream;
-    tch_root_config config = config_with(method_at(which), usual_eps(dtype));
+    tch_root_config config = config_with(method_at(which), dtype.bits == 16 ? 0.1 : 1e-3);
     config.exact_residual = (int32_t)(which / 4 % 2);
     check_roots(context, v, usual_condition(dtype), dtype, roots[which / 2 % 6], &config);
 }

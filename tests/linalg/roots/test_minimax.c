@@ -323,13 +323,6 @@ static void quartics_are_two_products(void **state)
     }
 }
 
-static double longer(const tchi_minimax_sextic *q, double x)
-{
-    double s = q->s0 + x * (q->s1 + x);
-    double u = q->u0 + q->u1 * x + s * s;
-    return q->t0 + q->t1 * x + q->t2 * s * u;
-}
-
 /* Eight extrema of one size, alternating, show that no polynomial of degree 6 is better. */
 static void check_longer_ending(int root, double lo, double hi)
 {
@@ -340,7 +333,8 @@ static void check_longer_ending(int root, double lo, double hi)
     assert_int_equal(tchi_minimax_longer_ending(root, lo, hi, &q, &error), 0);
     for (int j = 0; j <= 20000; j++) {
         double x = spread(j, 20001, lo, hi);
-        double off = longer(&q, x) * pow(x, 1.0 / root) - 1.0;
+        double s = q.s0 + x * (q.s1 + x);
+        double off = (q.t0 + q.t1 * x + q.t2 * s * (q.u0 + q.u1 * x + s * s)) * pow(x, 1.0 / root) - 1.0;
         most = fmax(most, fabs(off));
         if (fabs(off) > 0.999 * error && off * sign <= 0.0) {
             sign = off;

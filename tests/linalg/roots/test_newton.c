@@ -172,6 +172,8 @@ static const tch_product_rates without_f64_cores = {.f64 = 0.5, .f32 = 30.0, .bf
 static const tch_product_rates without_bf16 = {.f64 = 0.5, .f32 = 16.0, .bf16x2 = 0.0, .bf16 = 0.0};
 static const tch_product_rates only_f64 = {.f64 = 1.0, .f32 = 0.0, .bf16x2 = 0.0, .bf16 = 0.0};
 
+static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
+
 static tchi_newton_plan make_plan(int32_t root, int degree, double low, double tolerance,
                                   const tch_product_rates *rates)
 {
@@ -201,25 +203,22 @@ typedef struct problem {
 /* Random matrices with spectra from `low` to 1, or of low rank and damped by `low`, and their inverse roots. */
 static problem make_problem(int64_t n, int32_t root, double low, int64_t rank)
 {
-    double *m = test_alloc((size_t)(BATCH * n * n) * sizeof *m);
-    double *expected = test_alloc((size_t)(BATCH * n * n) * sizeof *expected);
+    size_t size = (size_t)(n * n) * sizeof(double);
+    problem p = {n, test_zeros(BATCH * n * n), test_zeros(BATCH * n * n)};
     test_random random = test_random_stream((uint64_t)(n * 100 + root));
-    double *w = test_alloc((size_t)n * sizeof *w);
-    double *v = test_alloc((size_t)(n * n) * sizeof *v);
-    ref_spectrum(n, 1.0 / low, w);
+    double *spectrum = test_zeros(n);
+    double *w = test_zeros(n);
+    double *v = test_zeros(n * n);
+    ref_spectrum(n, 1.0 / low, spectrum);
     for (int64_t i = 0; i < n && rank < n; i++) {
-        w[i] = i < rank ? 0.25 + 0.75 * test_random_uniform(&random) : low;
+        spectrum[i] = i < rank ? 0.25 + 0.75 * test_random_uniform(&random) : low;
     }
-    for (int b = 0; b < BATCH; b++) {
-        ref_symmetric(&random, n, w, m + b * n * n);
-        double *values = test_alloc((size_t)n * sizeof *values);
-        ref_eigh(n, m + b * n * n, values, v);
-        for (int64_t i = 0; i < n; i++) {
-            values[i] = pow(values[i], -1.0 / root);
-        }
-        ref_compose(n, v, values, expected + b * n * n);
+    for (int64_t at = 0; at < BATCH * n * n; at += n * n) {
+        ref_symmetric(&random, n, spectrum, p.m + at);
+        ref_eigh(n, p.m + at, w, v);
+        memcpy(p.expected + at, ref_power(n, w, v, 0.0, -1.0 / root), size);
     }
-    return (problem){n, m, expected};
+    return p;
 }
 
 static tch_matrices padded(int64_t n, tch_scalar type)
@@ -249,7 +248,7 @@ static double shown_error(int64_t n, int32_t root, const double *m, const double
 }
 
 /* The largest error of the batch; `shown`, if not NULL, receives the largest that the certificate shows. */
-static double run(tch_context *context, const tchi_newton_plan *plan, const problem *p, double *shown)
+static double run_iteration(tch_context *context, const tchi_newton_plan *plan, const problem *p, double *shown)
 {
     int64_t n = p->n;
     tchi_newton_buffers buffers;
@@ -317,7 +316,6 @@ static int restore_table(void **state)
 
 static void mixed_arithmetic_keeps_its_tolerance(void **state)
 {
-    static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
     static const struct {
         const char *name;
         const tch_product_rates *rates;
@@ -336,7 +334,7 @@ static void mixed_arithmetic_keeps_its_tolerance(void **state)
             test_case("root %d, degree %d, low %g, %s", root, degree, low, devices[i % 4].name);
             tchi_newton_plan plan = degree < 3 ? make_plan(root, degree, low / 1.02, 1e-3, devices[i % 4].rates)
                                                : make_steep_plan(root, low / 1.02, 1e-3, devices[i % 4].rates);
-            double error = run(context, &plan, &p, NULL);
+            double error = run_iteration(context, &plan, &p, NULL);
             CHECK(error <= 1e-3, "error %.3g", error);
         }
     }
@@ -345,18 +343,17 @@ static void mixed_arithmetic_keeps_its_tolerance(void **state)
 /* Steps of degree 4 round no worse in one type than those of degree 2: float64, for a tolerance of 1e-9. */
 static void tight_tolerances_are_kept(void **state)
 {
-    static const int32_t roots[] = {2, 3, 4, 6, 8};
     tch_context *context = *state;
     int shorter = 0;
     for (int i = 0; i < 5 * 3; i++) {
-        int32_t root = roots[i / 3];
+        int32_t root = roots[1 + i / 3];
         double low = pow(10.0, -2.0 - i % 3);
         int64_t n = 20 + i;
         test_case("root %d, low %g", root, low);
         problem p = make_problem(n, root, low, n);
         tchi_newton_plan plan = make_steep_plan(root, low / 1.02, 1e-9, &with_f64_cores);
         shorter += plan.steps < make_plan(root, 2, low / 1.02, 1e-9, &with_f64_cores).steps;
-        double error = run(context, &plan, &p, NULL);
+        double error = run_iteration(context, &plan, &p, NULL);
         CHECK(error <= 1e-9, "error %.3g", error);
     }
     CHECK(shorter > 5, "%d plans are shorter", shorter);
@@ -365,7 +362,6 @@ static void tight_tolerances_are_kept(void **state)
 /* Matrices of low rank show most of the rounding of X, for which the plan has to leave room. */
 static void mixed_arithmetic_passes_its_certificate(void **state)
 {
-    static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
     static const double dampings[] = {1e-2, 1e-4, 1e-6};
     static const double tolerances[] = {1e-3, 1e-2, 3e-2};
     tch_context *context = *state;
@@ -380,7 +376,7 @@ static void mixed_arithmetic_passes_its_certificate(void **state)
         problem p = make_problem(n, plan.root, plan.low, i % 2 == 0 ? n / 8 : n / 2);
         test_case("root %d, damping %g, rank %d, tolerance %g", plan.root, how.relative_eps,
                   (int)(i % 2 == 0 ? n / 8 : n / 2), how.tolerance);
-        double error = run(context, &plan.newton, &p, &shown);
+        double error = run_iteration(context, &plan.newton, &p, &shown);
         CHECK(error <= how.tolerance, "error %.3g", error);
         CHECK(error <= 1.01 * shown, "the certificate shows %.6g of an error of %.6g", shown, error);
         CHECK(shown <= plan.error, "the certificate shows %.3g, and %.3g may pass", shown, plan.error);
@@ -547,7 +543,6 @@ static void check_on_numbers(const tchi_newton_plan *plan, double low, double to
  * the tolerance. */
 static void endings_save_products(void **state)
 {
-    static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
     tchi_newton_plan usual = {.root = 4, .degree = 2};
     usual.steps = tchi_minimax_plan(4, 2, 1e-6, 2.5e-4, usual.step);
     tchi_newton_shorten(&usual, 2.5e-4);
@@ -588,7 +583,6 @@ static void steps_of_degree_4_save_products(void **state)
  * as it was. */
 static void steps_of_degree_4_cost_no_more(void **state)
 {
-    static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
     static const tch_product_rates *const devices[] = {&with_f64_cores, &without_f64_cores, &without_bf16, &only_f64};
     for (int i = 0; i < 6 * 4 * 5 * 5; i++) {
         int32_t root = roots[i % 6];

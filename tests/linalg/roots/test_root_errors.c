@@ -90,17 +90,6 @@ typedef struct trial {
     double kappa; /* of what is damped */
 } trial;
 
-static double tolerance_of(const trial *t, const tch_root_config *how)
-{
-    return how->tolerance > 0.0 ? how->tolerance : t->dtype.bits == 64 ? 1e-9 : 1e-3;
-}
-
-/* What float64 leaves whatever is done. */
-static double least_error(const trial *t, int32_t root)
-{
-    return (double)(t->n + 10) * 0x1p-53 * (t->kappa / root + 1.0);
-}
-
 static void name_case(const trial *t, const char *kind, int32_t root, const tch_root_config *how)
 {
     test_case("%s, n = %lld, %s, root %d by %s, relative_eps %g, tolerance %g", kind, (long long)t->n,
@@ -127,8 +116,8 @@ static double *take_root(const trial *t, int32_t root, const tch_root_config *ho
 static void check_promise(const trial *t, int32_t root, const tch_root_config *how, const double *expected)
 {
     int64_t size = t->n * t->n;
-    double tolerance = tolerance_of(t, how);
-    double least = least_error(t, root);
+    double tolerance = how->tolerance > 0.0 ? how->tolerance : t->dtype.bits == 64 ? 1e-9 : 1e-3;
+    double least = (double)(t->n + 10) * 0x1p-53 * (t->kappa / root + 1.0); /* of float64, whatever is done */
     double bound = fmax(tolerance, least) + test_unit_roundoff(t->dtype);
     bool refused;
     double *x = take_root(t, root, how, &refused);
@@ -188,30 +177,17 @@ static void check_spectrum(tch_context *context, const settings *s, spectrum_kin
     }
 }
 
-static void check_spectra(tch_context *context, const settings *s)
+/* Of float32 around the dampings from which on each method computes in it, then with tighter tolerances; of float64. */
+static void promises_for_every_spectrum(void **state)
 {
-    for (int kind = 0; kind < SPECTRA; kind++) {
-        check_spectrum(context, s, (spectrum_kind)kind);
+    static const settings rows[] = {
+        {{TCH_FLOAT, 32, 1}, 128, 6, 1, {4e-4, 1e-4, 3e-5, 8e-6, 1e-6, 1e-7}, {0.0}},
+        {{TCH_FLOAT, 32, 1}, 72, 4, 2, {1e-2, 1e-3, 1e-4, 1e-6}, {1e-4, 1e-5}},
+        {{TCH_FLOAT, 64, 1}, 72, 4, 2, {1e-3, 1e-5, 1e-7, 1e-9}, {0.0, 1e-6}},
+    };
+    for (size_t i = 0; i < TEST_COUNT(rows) * SPECTRA; i++) {
+        check_spectrum(*state, &rows[i / SPECTRA], (spectrum_kind)(i % SPECTRA));
     }
-}
-
-/* Around the dampings from which on each method computes in float32. */
-static void promises_of_float32(void **state)
-{
-    const settings s = {TCH_FLOAT32, 128, 6, 1, {4e-4, 1e-4, 3e-5, 8e-6, 1e-6, 1e-7}, {0.0}};
-    check_spectra(*state, &s);
-}
-
-static void tighter_tolerances(void **state)
-{
-    const settings s = {TCH_FLOAT32, 72, 4, 2, {1e-2, 1e-3, 1e-4, 1e-6}, {1e-4, 1e-5}};
-    check_spectra(*state, &s);
-}
-
-static void promises_of_float64(void **state)
-{
-    const settings s = {TCH_FLOAT64, 72, 4, 2, {1e-3, 1e-5, 1e-7, 1e-9}, {0.0, 1e-6}};
-    check_spectra(*state, &s);
 }
 
 /* Steps in a type narrower than the matrices', in matrices too large for one launch. */
@@ -426,10 +402,9 @@ static void a_tight_tolerance_finds_what_the_start_hides(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(promises_of_float32),        cmocka_unit_test(tighter_tolerances),
-        cmocka_unit_test(promises_of_float64),        cmocka_unit_test(looser_tolerances),
-        cmocka_unit_test(large_matrices_of_low_rank), cmocka_unit_test(roots_beyond_a_block),
-        cmocka_unit_test(every_root_is_good),         cmocka_unit_test(a_tight_tolerance_finds_what_the_start_hides),
+        cmocka_unit_test(promises_for_every_spectrum), cmocka_unit_test(looser_tolerances),
+        cmocka_unit_test(large_matrices_of_low_rank),  cmocka_unit_test(roots_beyond_a_block),
+        cmocka_unit_test(every_root_is_good),          cmocka_unit_test(a_tight_tolerance_finds_what_the_start_hides),
     };
     test_begin(argc, argv);
     if (argc > 2) {

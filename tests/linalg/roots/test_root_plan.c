@@ -142,9 +142,7 @@ static double report_of(tch_context *context, const double *values)
     tch_status status = tch_inverse_root(context, &a->tensor, wrong.root, &how, &x->tensor, NULL, &report->tensor);
     context->backend = own;
     CHECK_OK(status);
-    double *got = test_tensor_read(report);
-    double result = *got;
-    return result;
+    return *test_tensor_read(report);
 }
 
 /* Eigenvalues 1 and, in `small` directions, 0. */
@@ -178,30 +176,6 @@ static void errors_are_seen_wherever_they_sit(void **state)
     }
 }
 
-/* |X^h (A + d I) X^(root - h) - I| / sqrt(n), h = root / 2, d the damping that was asked for relative to the largest
- * eigenvalue. */
-static double residual_of(const double *values, const double *x, int32_t root, double relative)
-{
-    static double vectors[SIZE * SIZE], product[SIZE * SIZE], next[SIZE * SIZE];
-    double w[SIZE];
-    double sum = 0.0;
-    ref_eigh(SIZE, values, w, vectors);
-    double damping = relative * fmax(w[0], w[SIZE - 1]);
-    for (int i = 0; i < SIZE * SIZE; i++) {
-        product[i] = values[i] + (i % (SIZE + 1) == 0 ? damping : 0.0);
-    }
-    for (int32_t k = 0; k < root; k++) {
-        bool left = k < root / 2;
-        ref_matmul(SIZE, SIZE, SIZE, left ? x : product, left ? product : x, next);
-        memcpy(product, next, sizeof product);
-    }
-    for (int i = 0; i < SIZE * SIZE; i++) {
-        double r = product[i] - (i % (SIZE + 1) == 0 ? 1.0 : 0.0);
-        sum += r * r;
-    }
-    return sqrt(sum / SIZE);
-}
-
 /* Of the roots that `out` held, against the matrices that have become of theirs; a root of zeros is off by 1. */
 static void drift_is_measured(void **state)
 {
@@ -215,6 +189,7 @@ static void drift_is_measured(void **state)
         test_tensor *x = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_CONTIGUOUS);
         double *old = test_alloc(SIZE * SIZE * sizeof *old);
         double *values = test_alloc(SIZE * SIZE * sizeof *values);
+        double *vectors = test_alloc(SIZE * SIZE * sizeof *vectors);
         double drift;
         void *memory;
         tch_root_config how = TCH_ROOT_CONFIG_INIT;
@@ -233,7 +208,10 @@ static void drift_is_measured(void **state)
             test_case("root %d, matrix %d", roots[i], step);
             CHECK_OK(tchi_inverse_root_measured(context, &a->tensor, roots[i], &how, &x->tensor, NULL, NULL, memory));
             CHECK_OK(device->copy_bytes(context->state, &drift, memory, sizeof drift, TCH_COPY_TO_HOST));
-            double exact = step == 0 ? 1.0 : residual_of(values, old, roots[i], how.relative_eps);
+            double w[SIZE];
+            ref_eigh(SIZE, values, w, vectors);
+            double exact =
+                step == 0 ? 1.0 : ref_root_residual(SIZE, roots[i], values, how.relative_eps * w[SIZE - 1], old);
             CHECK(fabs(drift - exact) <= 1e-6 * exact, "a drift of %.12g, expected %.12g", drift, exact);
             memcpy(old, test_tensor_read(x), SIZE * SIZE * sizeof *old);
         }

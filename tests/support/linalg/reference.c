@@ -334,6 +334,25 @@ void ref_spectrum(int64_t n, double condition, double *w)
     }
 }
 
+void ref_schulz_step(int64_t n, int64_t m, const double c[3], double *x)
+{
+    double *t = test_alloc((size_t)(n * m) * sizeof *t);
+    double *gram = test_alloc((size_t)(n * n) * sizeof *gram);
+    double *once = test_alloc((size_t)(n * m) * sizeof *once);
+    double *twice = test_alloc((size_t)(n * m) * sizeof *twice);
+    ref_transpose(n, m, x, t);
+    ref_matmul(n, m, n, x, t, gram);
+    ref_matmul(n, n, m, gram, x, once);
+    ref_matmul(n, n, m, gram, once, twice);
+    for (int64_t i = 0; i < n * m; i++) {
+        x[i] = c[0] * x[i] + c[1] * once[i] + c[2] * twice[i];
+    }
+    test_drop(t);
+    test_drop(gram);
+    test_drop(once);
+    test_drop(twice);
+}
+
 /* --- long steps of orthogonalization ----------------------------------------------------------------------------- */
 
 /* P(Y) X / top with Y = X X' / top^2, P being t2 A^2 + t1 Y + t0 I, A = U or, where there are f, A = U^2 + f1 Y + f0 I,

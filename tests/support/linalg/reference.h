@@ -47,6 +47,9 @@ void ref_symmetric(test_random *random, int64_t n, const double *w, double *a);
 /* w falls from 1 to 1/condition in equal ratios: every scale is present. n = 1 gives 1. */
 void ref_spectrum(int64_t n, double condition, double *w);
 
+/* x = a x + b (x x') x + c (x x')^2 x for x n by m, c being {a, b, c}. */
+void ref_schulz_step(int64_t n, int64_t m, const double c[3], double *x);
+
 /* --- long steps of orthogonalization ----------------------------------------------------------------------------- */
 
 /* Steps 0 to 2 of TCH_ORTHO_MINIMAX on X, n by m, in place, and their slopes at 0. */

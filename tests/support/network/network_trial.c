@@ -7,16 +7,11 @@
 #include "support/fakes/counting_allocator.h"
 #include "support/testing.h"
 
-static double rounded(double value)
-{
-    return (double)(float)value;
-}
-
 static double *random_floats(test_random *random, int64_t count, double size)
 {
     double *values = test_alloc((size_t)count * sizeof *values + 1);
     for (int64_t i = 0; i < count; i++) {
-        values[i] = rounded(size * test_random_normal(random));
+        values[i] = (double)(float)(size * test_random_normal(random));
     }
     return values;
 }
