@@ -10,9 +10,8 @@
 #include "linalg/batch.h"
 
 #include "layer.h"
-#include "parameters.h"
 #include "positions.h"
-#include "sample_rows.h"
+#include "tensor_rows.h"
 #include "walk.h"
 
 /* --- samples at hand --------------------------------------------------------------------------------------------- */
@@ -157,7 +156,7 @@ tch_status tchi_embedding_dots(tch_context *context, const tchi_grad_call *call)
     return walk_embedding(context, &e, dots_part);
 }
 
-/* --- Gram matrices ------------------------------------------------------------------------------------------------- */
+/* --- Gram matrices ------------------------------------------------------------------------------------------------ */
 
 /* The gradient of one sample at a time is formed, and the inner products of the others with it are taken at the rows of
  * their tokens alone: one gradient in memory, or as many of its columns as fit, and work that grows with the positions
@@ -291,10 +290,10 @@ tch_status tchi_embedding_gram(tch_context *context, const tchi_grad_call *call,
     return in_place ? TCH_OK : tchi_batch_write(context, &batch, 0, &b.sum);
 }
 
-/* --- tied weights -------------------------------------------------------------------------------------------------- */
+/* --- tied weights ------------------------------------------------------------------------------------------------- */
 
-/* One weight used as an embedding and as a linear layer: the part of its gradients' norms that neither use knows of. The
- * gradient of the linear layer, as many rows as the vocabulary has, is never formed; its output gradients are read
+/* One weight used as an embedding and as a linear layer: the part of its gradients' norms that neither use knows of.
+ * The gradient of the linear layer, as many rows as the vocabulary has, is never formed; its output gradients are read
  * where they lie. */
 typedef struct tied_call {
     token_source tokens;

@@ -68,7 +68,7 @@ static tch_status add_rows(tch_context *context, const gram_call *c, const tch_m
                              : tchi_gram(context, c->square, x, 0, 1.0, &c->gram);
 }
 
-/* --- from inner products of positions ------------------------------------------------------------------------------ */
+/* --- from inner products of positions ----------------------------------------------------------------------------- */
 
 /* <a_s, a_t> <g_s, g_t> summed over the positions of two samples, in one group, for two blocks of samples at a time. */
 typedef struct pair_buffers {
@@ -166,7 +166,7 @@ static tch_status add_by_positions(tch_context *context, const gram_call *c)
     return TCH_OK;
 }
 
-/* --- from slices of the gradients ---------------------------------------------------------------------------------- */
+/* --- from slices of the gradients --------------------------------------------------------------------------------- */
 
 /* Rows and columns of the weight's matrix that are formed for all samples at once: inner products of slices add up to
  * those of gradients. */

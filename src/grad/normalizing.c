@@ -7,9 +7,8 @@
 #include "linalg/algebra.h"
 #include "linalg/batch.h"
 
-#include "parameters.h"
 #include "positions.h"
-#include "sample_rows.h"
+#include "tensor_rows.h"
 #include "walk.h"
 
 /* --- gradients of some samples ----------------------------------------------------------------------------------- */
@@ -238,7 +237,7 @@ tch_status tchi_normalizing_sum(tch_context *context, const tchi_grad_call *call
     return tchi_parameter_write(context, &r.bias, 0, &r.of_bias);
 }
 
-/* --- Gram matrices ------------------------------------------------------------------------------------------------- */
+/* --- Gram matrices ------------------------------------------------------------------------------------------------ */
 
 /* Blocks of samples against blocks of samples, which are one block unless the workspace is small. Blocks below the
  * diagonal are computed and mirrored. */

@@ -14,9 +14,8 @@
 #include "core/status.h"
 #include "linalg/batch.h"
 
-#include "parameters.h"
 #include "positions.h"
-#include "sample_rows.h"
+#include "tensor_rows.h"
 #include "walk.h"
 
 typedef struct product_call {

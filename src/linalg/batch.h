@@ -17,8 +17,8 @@ typedef struct tchi_batch {
     int64_t rows, cols, row_stride, col_stride;
 } tchi_batch;
 
-/* Dimensions [from, to) of the tensor, of which neighbors that can be walked as one are merged; at least one, the arrays
- * being zeros before. Returns how many elements they have. */
+/* Dimensions [from, to) of the tensor, where neighbors that can be walked as one are merged: at least one. *rank is 0
+ * before. Returns the number of their elements. */
 int64_t tchi_merge_dimensions(const tch_tensor *tensor, int32_t from, int32_t to, int32_t *rank, int64_t *sizes,
                               int64_t *strides);
 

@@ -302,7 +302,7 @@ tch_status tch_kronecker_matmul(tch_context *context, const tch_tensor *a, const
     return multiply_x(context, a, b, x, out, matmul_layout, matmul_part);
 }
 
-/* --- the damped solve ---------------------------------------------------------------------------------------------- */
+/* --- the damped solve --------------------------------------------------------------------------------------------- */
 
 /* (A + pi sqrt(g) I)^-1 X (B + sqrt(g)/pi I)^-1, by two Cholesky factorizations. */
 typedef struct solve_buffers {

@@ -371,7 +371,7 @@ tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ort
     return TCH_OK;
 }
 
-/* --- the public call ----------------------------------------------------------------------------------------------- */
+/* --- the public call ---------------------------------------------------------------------------------------------- */
 
 /* The caller's tensors a part of the batch at a time, on the side where X X' is small. */
 static tch_matrices layout_part(tchi_arena *arena, const tchi_batch *a, const tchi_ortho *ortho, tch_scalar type,
@@ -427,8 +427,8 @@ tch_status tch_orthogonalize(tch_context *context, const tch_tensor *a, int32_t 
         to = tchi_batch_transposed(to);
     }
     tch_scalar type = tchi_ortho_type(context, from.type);
-    /* Only to keep a zero matrix from being divided by zero: any other is divided by its norm, which is no less than the
-     * smallest number of its type. */
+    /* Only to keep a zero matrix from being divided by zero: any other is divided by its norm, which is no less than
+     * the smallest number of its type. */
     double smallest_norm = type == TCH_SCALAR_F64 ? 0x1p-1074 : 0x1p-200;
     tchi_ortho ortho = tchi_ortho_of(method, steps, smallest_norm);
     void *scratch;

@@ -233,10 +233,10 @@ tch_status tch_network_evaluate(tch_network *network, const tch_tensor *inputs, 
     return batch_loss(network, inputs, targets, NULL, totals, false);
 }
 
-/* --- what a batch leaves behind ------------------------------------------------------------------------------------ */
+/* --- what a batch leaves behind ----------------------------------------------------------------------------------- */
 
-/* For per-sample gradients and for curvature: views of each layer's input and delta, gradients summed anew with weights,
- * and deltas of labels that the network draws itself. All of it stands on the deltas of the latest batch with
+/* For per-sample gradients and for curvature: views of each layer's input and delta, gradients summed anew with
+ * weights, and deltas of labels that the network draws itself. All of it stands on the deltas of the latest batch with
  * gradients; where there is none, that is said. */
 static tch_status check_batch(const tch_network *network, const char *function)
 {

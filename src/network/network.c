@@ -112,7 +112,7 @@ tch_status tchi_network_set_batch(tch_network *network, int64_t rows)
     return TCH_OK;
 }
 
-/* --- parameters ---------------------------------------------------------------------------------------------------- */
+/* --- parameters --------------------------------------------------------------------------------------------------- */
 
 /* First values are drawn on the host, from a counter, with nothing but products and a square root: the same bits on
  * every machine, whatever the device. */
@@ -273,7 +273,7 @@ void tch_network_destroy(tch_network *network)
     tchi_host_release(network, struct_bytes(network->layer_count));
 }
 
-/* --- parameters as the caller sees them -------------------------------------------------------------------------------- */
+/* --- parameters as the caller sees them --------------------------------------------------------------------------- */
 
 static const tchi_layer *layer_of(const tch_network *network, int32_t index)
 {

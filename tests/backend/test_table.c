@@ -7,8 +7,8 @@
 
 #include "core/context.h"
 #include "support/backend/table_copy.h"
+#include "support/linalg/cases.h"
 #include "support/linalg/reference.h"
-#include "support/linalg/symmetric_cases.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
 

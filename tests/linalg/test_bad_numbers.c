@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "support/linalg/cases.h"
 #include "support/linalg/reference.h"
-#include "support/linalg/symmetric_cases.h"
 #include "support/random.h"
 #include "support/testing.h"
 

@@ -416,7 +416,7 @@ static double drift_of(int64_t n, const double *a, const double *q, const double
     return sqrt(sum / (double)(PROBES * n));
 }
 
-/* The shift is relative to the trace: see basis.c. `near` is how many times more or less than what is exact the drift may be. Correlations of rounding count where most
+/* `near` is how many times more or less than what is exact the drift may be. Correlations of rounding count where most
  * of a factor is null space, and so as small as the shift: measured, 6e-5. */
 static void check_drift(const tracked *t, const double *before, double near)
 {

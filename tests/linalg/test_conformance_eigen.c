@@ -12,8 +12,8 @@
 #include <string.h>
 
 #include "support/elements.h"
+#include "support/linalg/cases.h"
 #include "support/linalg/reference.h"
-#include "support/linalg/symmetric_cases.h"
 #include "support/random.h"
 #include "support/testing.h"
 

@@ -9,7 +9,6 @@
 #include "support/elements.h"
 #include "support/linalg/cases.h"
 #include "support/linalg/reference.h"
-#include "support/linalg/symmetric_cases.h"
 #include "support/random.h"
 #include "support/testing.h"
 

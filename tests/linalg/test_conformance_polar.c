@@ -12,7 +12,6 @@
 #include "support/elements.h"
 #include "support/linalg/cases.h"
 #include "support/linalg/reference.h"
-#include "support/linalg/symmetric_cases.h"
 #include "support/testing.h"
 
 typedef struct step {

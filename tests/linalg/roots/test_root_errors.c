@@ -11,8 +11,8 @@
 #include <math.h>
 
 #include "support/elements.h"
+#include "support/linalg/cases.h"
 #include "support/linalg/reference.h"
-#include "support/linalg/symmetric_cases.h"
 #include "support/random.h"
 #include "support/tensors.h"
 #include "support/testing.h"
