@@ -87,8 +87,7 @@ static tch_status time_call(tch_context *context, timed_call call, const void *d
 
 static tch_status call_operation(tch_context *context, const void *data)
 {
-    const bench_data *d = data;
-    return d->c->operation->run(context, d);
+    return bench_run(context, data);
 }
 
 /* --- limits ------------------------------------------------------------------------------------------------------ */
@@ -106,7 +105,7 @@ static tch_status measure_product(bench *b, int bits, double *flops)
     CLI_TRY(bench_prepare(&b->contexts, &c, &data));
     tch_status status = time_call(b->contexts.device, call_operation, &data, 4.0 * b->seconds, &time);
     bench_release(&data);
-    *flops = status ? 0.0 : c.operation->flops(&c) / (1e-3 * time.least_ms);
+    *flops = status ? 0.0 : bench_flops(&c) / (1e-3 * time.least_ms);
     return status;
 }
 
@@ -189,12 +188,13 @@ static void set_time(int column, double ms)
 static void set_work(const bench *b, const bench_case *c, double seconds)
 {
     double peak = product_limit(b, c->dtype.bits);
-    if (c->operation->flops != NULL) {
-        double rate = c->operation->flops(c) / seconds;
+    double flops = bench_flops(c), bytes = bench_bytes(c);
+    if (flops > 0.0) {
+        double rate = flops / seconds;
         table_set(&t, 4, "%.1f GFLOP/s", 1e-9 * rate);
         table_set(&t, 5, "%.0f %%", 100.0 * rate / peak);
-    } else if (c->operation->bytes != NULL) {
-        double rate = c->operation->bytes(c) / seconds;
+    } else if (bytes > 0.0) {
+        double rate = bytes / seconds;
         table_set(&t, 4, "%.1f GB/s", 1e-9 * rate);
         table_set(&t, 5, "%.0f %%", 100.0 * rate / b->copy_bytes);
     } else if (c->m == c->n && c->n == c->k) {

@@ -12,6 +12,25 @@
 
 #include "try.h"
 
+typedef enum bench_kind {
+    OP_MATMUL,
+    OP_SYMMETRIC,
+    OP_GRAM,
+    OP_CHUNKED,
+    OP_EIGH,
+    OP_POWER,
+    OP_ROOT,
+    OP_ORTHOGONALIZE,
+    OP_KRONECKER,
+    OP_KRONECKER_MATMUL,
+    OP_KRONECKER_SOLVE,
+    OP_NEAREST,
+    OP_SAMPLES,
+    OP_NORMS,
+    OP_WEIGHTED_SUM,
+    OP_FACTORS
+} bench_kind;
+
 typedef struct bench_operation bench_operation;
 
 /* One thing to measure. */
@@ -42,14 +61,20 @@ typedef struct bench_data {
  * random entries; after an s they are symmetric, with eigenvalues that fall from 1 to 1e-8, so that the damping decides
  * the conditioning; after a w they are weights of a half each, in float64. */
 struct bench_operation {
+    bench_kind kind;
     const char *name;
     const char *formula; /* for the heading of its table */
     const char *in[3];   /* shapes */
     const char *out[2];
-    tch_status (*run)(tch_context *context, const bench_data *data);
-    double (*flops)(const bench_case *c); /* arithmetic that cannot be avoided, or NULL */
-    double (*bytes)(const bench_case *c); /* memory written, for operations that only write, or NULL */
 };
+
+tch_status bench_run(tch_context *context, const bench_data *data);
+
+/* Arithmetic that cannot be avoided; 0 where it depends on the method. */
+double bench_flops(const bench_case *c);
+
+/* Memory written by an operation that only writes, or 0. */
+double bench_bytes(const bench_case *c);
 
 /* The sizes of one operation in one type. */
 typedef struct bench_list {

@@ -3,6 +3,7 @@
  * it depends on the method there is no count. */
 #include "bench.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,168 +75,103 @@ static void read_size(bench_case *c)
 
 /* --- running and counting ---------------------------------------------------------------------------------------- */
 
-static const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
-
-static tch_status matmul_run(tch_context *context, const bench_data *d)
+tch_status bench_run(tch_context *context, const bench_data *d)
 {
-    return tch_matmul(context, d->in[0], d->in[1], d->out[0]);
+    static const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
+    const bench_case *c = d->c;
+    tch_tensor *const *in = d->in, *const *out = d->out;
+    switch (c->operation->kind) {
+    case OP_MATMUL:
+        return tch_matmul(context, in[0], in[1], out[0]);
+    case OP_SYMMETRIC:
+        return tch_symmetric_product(context, in[0], in[1], out[0]);
+    case OP_GRAM:
+        return tch_gram(context, 1.0 / (double)c->k, in[0], 0, 0.0, out[0]);
+    case OP_CHUNKED: /* an eighth of what widening one operand takes: the product goes in chunks */
+        return tch_matmul_chunked(context, in[0], in[1], c->m * c->k * 4 / 8, out[0]);
+    case OP_EIGH:
+        return tch_eigh(context, in[0], out[1], out[0], NULL);
+    case OP_POWER:
+        return tch_matrix_power(context, in[0], -0.25, 1e-6, out[0], NULL);
+    case OP_ROOT: {
+        const tch_root_config config = bench_root_config(c);
+        return tch_inverse_root(context, in[0], BENCH_ROOT, &config, out[0], out[1], d->report);
+    }
+    case OP_ORTHOGONALIZE:
+        return tch_orthogonalize(context, in[0], 5, TCH_ORTHO_POLAR_EXPRESS, out[0]);
+    case OP_KRONECKER:
+        return tch_kronecker_product(context, in[0], in[1], out[0]);
+    case OP_KRONECKER_MATMUL:
+        return tch_kronecker_matmul(context, in[0], in[1], in[2], out[0]);
+    case OP_KRONECKER_SOLVE:
+        return tch_kronecker_solve(context, in[0], in[1], in[2], 1e-3, out[0], NULL);
+    case OP_NEAREST:
+        return tch_nearest_kronecker(context, in[0], out[0], out[1], NULL);
+    case OP_SAMPLES:
+        return tch_grad_samples(context, &layer, in[0], in[1], out[0], out[1]);
+    case OP_NORMS:
+        return tch_grad_norms(context, &layer, in[0], in[1], TCH_GRAD_BOTH, 0, out[0]);
+    case OP_WEIGHTED_SUM:
+        return tch_grad_weighted_sum(context, &layer, in[0], in[1], in[2], 0.0, out[0], out[1]);
+    case OP_FACTORS:
+        return tch_grad_factors(context, &layer, in[0], in[1], 0, TCH_SHARING_EXPAND, 1.0, 0.0, out[0], out[1]);
+    }
+    return TCH_ERR_INTERNAL;
 }
 
-static double matmul_flops(const bench_case *c)
+double bench_flops(const bench_case *c)
 {
-    return 2.0 * (double)c->batch * (double)c->m * (double)c->n * (double)c->k;
+    double b = (double)c->batch, m = (double)c->m, n = (double)c->n, k = (double)c->k;
+    double shorter = fmin(m, n), longer = fmax(m, n);
+    switch (c->operation->kind) {
+    case OP_MATMUL:
+    case OP_CHUNKED:
+    case OP_WEIGHTED_SUM:
+        return 2.0 * b * m * n * k;
+    case OP_SYMMETRIC: /* with k = n = m */
+    case OP_GRAM:
+        return b * m * (m + 1.0) * k;
+    case OP_ORTHOGONALIZE: /* five steps: a Gram matrix and its square, half each, and one product */
+        return 5.0 * b * shorter * shorter * (3.0 * longer + shorter);
+    case OP_KRONECKER_MATMUL:
+        return 2.0 * b * k * m * n * (m + n);
+    case OP_KRONECKER_SOLVE: /* two Cholesky factorizations and two triangular solves with each */
+        return b * ((m * m * m + n * n * n) / 3.0 + 2.0 * m * n * (m + n));
+    case OP_NORMS: /* inner products of positions, half of them for symmetry, or the gradient itself */
+        return b * fmin(k * (k + 1.0) * (m + n), 2.0 * k * m * n);
+    case OP_FACTORS:
+        return b * k * (m * (m + 1.0) + n * (n + 1.0));
+    default:
+        return 0.0;
+    }
 }
 
-/* The budget is an eighth of what widening one operand whole would take, so that the product must go in chunks. */
-static tch_status chunked_run(tch_context *context, const bench_data *d)
+double bench_bytes(const bench_case *c)
 {
-    return tch_matmul_chunked(context, d->in[0], d->in[1], d->c->m * d->c->k * 4 / 8, d->out[0]);
+    double b = (double)c->batch * (double)tch_dtype_size(c->dtype), m = (double)c->m, n = (double)c->n;
+    return c->operation->kind == OP_KRONECKER ? b * m * m * n * n
+           : c->operation->kind == OP_SAMPLES ? b * m * (n + 1.0)
+                                              : 0.0;
 }
 
-static tch_status symmetric_run(tch_context *context, const bench_data *d)
-{
-    return tch_symmetric_product(context, d->in[0], d->in[1], d->out[0]);
-}
-
-static tch_status gram_run(tch_context *context, const bench_data *d)
-{
-    return tch_gram(context, 1.0 / (double)d->c->k, d->in[0], 0, 0.0, d->out[0]);
-}
-
-/* A A' of A [m, k]; also the count of a symmetric product, with k = n = m */
-static double gram_flops(const bench_case *c)
-{
-    return (double)c->batch * (double)c->m * (double)(c->m + 1) * (double)c->k;
-}
-
-static tch_status eigh_run(tch_context *context, const bench_data *d)
-{
-    return tch_eigh(context, d->in[0], d->out[1], d->out[0], NULL);
-}
-
-static tch_status power_run(tch_context *context, const bench_data *d)
-{
-    return tch_matrix_power(context, d->in[0], -0.25, 1e-6, d->out[0], NULL);
-}
-
-static tch_status root_run(tch_context *context, const bench_data *d)
-{
-    const tch_root_config config = bench_root_config(d->c);
-    return tch_inverse_root(context, d->in[0], BENCH_ROOT, &config, d->out[0], d->out[1], d->report);
-}
-
-static tch_status ortho_run(tch_context *context, const bench_data *d)
-{
-    return tch_orthogonalize(context, d->in[0], 5, TCH_ORTHO_POLAR_EXPRESS, d->out[0]);
-}
-
-/* Five steps on the short side s: a Gram matrix and its square, half each, and one product. */
-static double ortho_flops(const bench_case *c)
-{
-    double s = (double)(c->m < c->n ? c->m : c->n), l = (double)(c->m < c->n ? c->n : c->m);
-    return 5.0 * (double)c->batch * (s * s * l + s * s * s + 2.0 * s * s * l);
-}
-
-static tch_status kron_run(tch_context *context, const bench_data *d)
-{
-    return tch_kronecker_product(context, d->in[0], d->in[1], d->out[0]);
-}
-
-static double kron_bytes(const bench_case *c)
-{
-    double side = (double)(c->m * c->n);
-    return (double)c->batch * side * side * (double)tch_dtype_size(c->dtype);
-}
-
-static tch_status kron_matmul_run(tch_context *context, const bench_data *d)
-{
-    return tch_kronecker_matmul(context, d->in[0], d->in[1], d->in[2], d->out[0]);
-}
-
-static double kron_matmul_flops(const bench_case *c)
-{
-    return 2.0 * (double)c->batch * (double)c->k * (double)(c->m * c->n) * (double)(c->m + c->n);
-}
-
-static tch_status kron_solve_run(tch_context *context, const bench_data *d)
-{
-    return tch_kronecker_solve(context, d->in[0], d->in[1], d->in[2], 1e-3, d->out[0], NULL);
-}
-
-/* Two Cholesky factorizations and two triangular solves with each. */
-static double kron_solve_flops(const bench_case *c)
-{
-    double m = (double)c->m, n = (double)c->n;
-    return (double)c->batch * ((m * m * m + n * n * n) / 3.0 + 2.0 * m * n * (m + n));
-}
-
-static tch_status nearest_run(tch_context *context, const bench_data *d)
-{
-    return tch_nearest_kronecker(context, d->in[0], d->out[0], d->out[1], NULL);
-}
-
-static tch_status samples_run(tch_context *context, const bench_data *d)
-{
-    return tch_grad_samples(context, &layer, d->in[0], d->in[1], d->out[0], d->out[1]);
-}
-
-static double samples_bytes(const bench_case *c)
-{
-    return (double)c->batch * (double)c->m * (double)(c->n + 1) * (double)tch_dtype_size(c->dtype);
-}
-
-static tch_status norms_run(tch_context *context, const bench_data *d)
-{
-    return tch_grad_norms(context, &layer, d->in[0], d->in[1], TCH_GRAD_BOTH, 0, d->out[0]);
-}
-
-/* Inner products of positions, half of them for symmetry, or the gradient itself. */
-static double norms_flops(const bench_case *c)
-{
-    double m = (double)c->m, n = (double)c->n, k = (double)c->k;
-    double gram = k * (k + 1.0) * (m + n), tiles = 2.0 * k * m * n;
-    return (double)c->batch * (gram < tiles ? gram : tiles);
-}
-
-static tch_status weighted_run(tch_context *context, const bench_data *d)
-{
-    return tch_grad_weighted_sum(context, &layer, d->in[0], d->in[1], d->in[2], 0.0, d->out[0], d->out[1]);
-}
-
-static tch_status factors_run(tch_context *context, const bench_data *d)
-{
-    return tch_grad_factors(context, &layer, d->in[0], d->in[1], 0, TCH_SHARING_EXPAND, 1.0, 0.0, d->out[0], d->out[1]);
-}
-
-static double factors_flops(const bench_case *c)
-{
-    double m = (double)c->m, n = (double)c->n;
-    return (double)c->batch * (double)c->k * (m * (m + 1.0) + n * (n + 1.0));
-}
-
-/* clang-format off */
 static const bench_operation operations[] = {
-    {"matmul", "A B", {"bmk", "bkn"}, {"bmn"}, matmul_run, matmul_flops, NULL},
-    {"symmetric_product", "A B, known to be symmetric", {"sbnn", "sbnn"}, {"bnn"}, symmetric_run, gram_flops, NULL},
-    {"gram", "A A'", {"bmk"}, {"bmm"}, gram_run, gram_flops, NULL},
-    {"matmul_chunked", "A B within a memory budget", {"bmk", "bkn"}, {"bmn"}, chunked_run, matmul_flops, NULL},
-    {"eigh", "A = V diag(w) V'", {"sbnn"}, {"bnn", "bn"}, eigh_run, NULL, NULL},
-    {"matrix_power", "A^(-0.25) by eigendecomposition", {"sbnn"}, {"bnn"}, power_run, NULL, NULL},
-    {"inverse_root", "A^(-1/4)", {"sbnn"}, {"bnn", "b"}, root_run, NULL, NULL},
-    {"orthogonalize", "five Newton-Schulz steps", {"bmn"}, {"bmn"}, ortho_run, ortho_flops, NULL},
-    {"kronecker_product", "A (x) B", {"bmm", "bnn"}, {"bpp"}, kron_run, NULL, kron_bytes},
-    {"kronecker_matmul", "(A (x) B) X, not formed", {"bmm", "bnn", "bpk"}, {"bpk"},
-     kron_matmul_run, kron_matmul_flops, NULL},
-    {"kronecker_solve", "damped A^-1 X B^-1", {"sbmm", "sbnn", "bmn"}, {"bmn"}, kron_solve_run, kron_solve_flops, NULL},
-    {"nearest_kronecker", "the A (x) B nearest to M", {"bpp"}, {"bmm", "bnn"}, nearest_run, NULL, NULL},
-    {"sample_gradients", "the gradient of every sample", {"bkn", "bkm"}, {"bmn", "bm"},
-     samples_run, NULL, samples_bytes},
-    {"sample_norms", "the norm of every sample's gradient", {"bkn", "bkm"}, {"b"}, norms_run, norms_flops, NULL},
-    {"weighted_sum", "the sum of weighted gradients", {"bkn", "bkm", "wb"}, {"mn", "m"},
-     weighted_run, matmul_flops, NULL},
-    {"kfac_factors", "A'A and G'G", {"bkn", "bkm"}, {"nn", "mm"}, factors_run, factors_flops, NULL},
+    {OP_MATMUL, "matmul", "A B", {"bmk", "bkn"}, {"bmn"}},
+    {OP_SYMMETRIC, "symmetric_product", "A B, known to be symmetric", {"sbnn", "sbnn"}, {"bnn"}},
+    {OP_GRAM, "gram", "A A'", {"bmk"}, {"bmm"}},
+    {OP_CHUNKED, "matmul_chunked", "A B within a memory budget", {"bmk", "bkn"}, {"bmn"}},
+    {OP_EIGH, "eigh", "A = V diag(w) V'", {"sbnn"}, {"bnn", "bn"}},
+    {OP_POWER, "matrix_power", "A^(-0.25) by eigendecomposition", {"sbnn"}, {"bnn"}},
+    {OP_ROOT, "inverse_root", "A^(-1/4)", {"sbnn"}, {"bnn", "b"}},
+    {OP_ORTHOGONALIZE, "orthogonalize", "five Newton-Schulz steps", {"bmn"}, {"bmn"}},
+    {OP_KRONECKER, "kronecker_product", "A (x) B", {"bmm", "bnn"}, {"bpp"}},
+    {OP_KRONECKER_MATMUL, "kronecker_matmul", "(A (x) B) X, not formed", {"bmm", "bnn", "bpk"}, {"bpk"}},
+    {OP_KRONECKER_SOLVE, "kronecker_solve", "damped A^-1 X B^-1", {"sbmm", "sbnn", "bmn"}, {"bmn"}},
+    {OP_NEAREST, "nearest_kronecker", "the A (x) B nearest to M", {"bpp"}, {"bmm", "bnn"}},
+    {OP_SAMPLES, "sample_gradients", "the gradient of every sample", {"bkn", "bkm"}, {"bmn", "bm"}},
+    {OP_NORMS, "sample_norms", "the norm of every sample's gradient", {"bkn", "bkm"}, {"b"}},
+    {OP_WEIGHTED_SUM, "weighted_sum", "the sum of weighted gradients", {"bkn", "bkm", "wb"}, {"mn", "m"}},
+    {OP_FACTORS, "kfac_factors", "A'A and G'G", {"bkn", "bkm"}, {"nn", "mm"}},
 };
-/* clang-format on */
 
 static const bench_operation *find_operation(const char *name)
 {
