@@ -224,6 +224,14 @@ static void write_hostile(const char *before, const char *repeated, const char *
     CHECK(fclose(file) == 0, "the file was not written");
 }
 
+static void check_ones(const dataset *data, int64_t count)
+{
+    CHECK(data->rows * data->cols == count, "%lld rows, %lld columns", (long long)data->rows, (long long)data->cols);
+    for (int64_t i = 0; i < count; i++) {
+        CHECK(data->features[i] == 1, "feature %lld is %g", (long long)i, (double)data->features[i]);
+    }
+}
+
 static void hostile_csv_files_end_soon(void **state)
 {
     for (size_t i = 0; i < sizeof hostile_csv / sizeof hostile_csv[0]; i++) {
@@ -236,41 +244,13 @@ static void hostile_csv_files_end_soon(void **state)
             check_refused(good, &data, &error, hostile_csv[i].part);
         } else {
             CHECK(good, "it was refused: %s", error.text);
+            if (strncmp(hostile_csv[i].repeated, "1,", 2) == 0) {
+                check_ones(&data, HOSTILE / (int64_t)strlen(hostile_csv[i].repeated));
+            }
             dataset_release(&data);
         }
     }
     unlink(path_of("hostile.csv"));
-}
-
-/* A line of two hundred thousand columns, and twenty thousand lines. */
-static void large_csv_files_are_read(void **state)
-{
-    dataset data;
-    dataset_error error = {""};
-    FILE *file = fopen(path_of("wide.csv"), "wb");
-    test_case("a wide file");
-    for (int line = 0; line < 2; line++) {
-        for (int i = 0; i < 200000; i++) {
-            fprintf(file, "%d.25,", i % 1000);
-        }
-        fprintf(file, "%d\n", line);
-    }
-    fclose(file);
-    CHECK(dataset_read_csv(path_of("wide.csv"), NULL, &data, &error), "%s", error.text);
-    assert_int_equal(data.cols, 200000);
-    CHECK(data.features[399999] == 999.25F && data.classes == 2, "wrong numbers");
-    dataset_release(&data);
-    unlink(path_of("wide.csv"));
-    test_case("a long file");
-    file = fopen(path_of("long.csv"), "wb");
-    for (int i = 0; i < 20000; i++) {
-        fprintf(file, "%d,%d\n", i, i % 7);
-    }
-    fclose(file);
-    CHECK(dataset_read_csv(path_of("long.csv"), NULL, &data, &error), "%s", error.text);
-    CHECK(data.rows == 20000 && data.features[19999] == 19999 && data.labels[19999] == 19999 % 7, "wrong numbers");
-    dataset_release(&data);
-    unlink(path_of("long.csv"));
 }
 
 /* --- orders, splits, scaling ------------------------------------------------------------------------------------- */
@@ -416,40 +396,6 @@ static void digits_depend_on_seed_and_number(void **state)
     dataset_release(&other);
 }
 
-/* A classifier that knows only the mean image of each digit gets far more right than chance, and far from all. */
-static void digits_can_be_told_apart(void **state)
-{
-    enum { N = 3000, PIXELS = DIGITS_SIZE * DIGITS_SIZE };
-    dataset data;
-    dataset_error error;
-    static double means[10][PIXELS];
-    double counts[10] = {0};
-    int right = 0;
-    CHECK(digits_draw(0, 2 * N, 11, &data, &error), "%s", error.text);
-    for (int i = 0; i < N; i++) {
-        counts[data.labels[i]]++;
-        for (int k = 0; k < PIXELS; k++) {
-            means[data.labels[i]][k] += (double)data.features[i * PIXELS + k];
-        }
-    }
-    for (int i = N; i < 2 * N; i++) {
-        int best = 0;
-        double nearest = INFINITY;
-        for (int d = 0; d < 10; d++) {
-            double distance = 0;
-            for (int k = 0; k < PIXELS; k++) {
-                double gap = (double)data.features[i * PIXELS + k] - means[d][k] / counts[d];
-                distance += gap * gap;
-            }
-            best = distance < nearest ? d : best;
-            nearest = fmin(distance, nearest);
-        }
-        right += best == data.labels[i];
-    }
-    CHECK(right > N * 4 / 10 && right < N * 9 / 10, "%d of %d are nearest to their own mean", right, N);
-    dataset_release(&data);
-}
-
 static void absurd_sizes_are_refused(void **state)
 {
     dataset data = {.rows = INT64_MAX / 2, .cols = 1000, .classes = 2};
@@ -466,13 +412,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(bad_csv_files_are_refused),
         cmocka_unit_test(what_is_no_text_file_is_refused),
         cmocka_unit_test(hostile_csv_files_end_soon),
-        cmocka_unit_test(large_csv_files_are_read),
         cmocka_unit_test(orders_are_permutations),
         cmocka_unit_test(splits_deal_every_row_once),
         cmocka_unit_test(bad_splits_are_refused),
         cmocka_unit_test(columns_are_standardized),
         cmocka_unit_test(digits_depend_on_seed_and_number),
-        cmocka_unit_test(digits_can_be_told_apart),
         cmocka_unit_test(absurd_sizes_are_refused),
     };
     test_begin(argc, argv);

@@ -21,6 +21,8 @@ def try_alone():
     library.tch_version.restype = ctypes.c_char_p
     assert library.tch_version().decode() == torchium.__version__
     command = Path(sysconfig.get_path("scripts")) / "torchium"
+    if not command.exists():  # found by a path, as with `pip install --target`
+        command = Path(torchium.__file__).parent / "bin" / "torchium"
     text = subprocess.run([command, "info"], check=True, capture_output=True, text=True).stdout
     assert "Backend cpu: available" in text, text
 
