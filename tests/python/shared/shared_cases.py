@@ -1,13 +1,19 @@
 """What processes of a group do for test_optim_shared.py, and what one process does with the same gradients."""
 
+import datetime
 import functools
+import os
+import signal
+import time
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torchium.optim as optim
+from processes import join_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torchium.optim._shared.group import Group
 
 STEPS = 5
 # Matrices of several shapes, one too small for most groups, a convolution, a vector, experts.
@@ -39,15 +45,6 @@ def run(optimizer, parameters, place, steps, dtype=torch.float32):
         for p, gradient in zip(parameters, numbers(step), strict=True):
             p.grad = place(gradient.to(dtype))
         optimizer.step()
-
-
-@functools.cache
-def alone(name, steps=STEPS, dtype=torch.float32, **more):
-    """What one process comes to."""
-    parameters = [torch.nn.Parameter(value.to(dtype)) for value in numbers(-1)]
-    optimizer = make(name, parameters, **more)
-    run(optimizer, parameters, lambda gradient: gradient, range(1, steps + 1), dtype)
-    return [p.detach() for p in parameters]
 
 
 def run_model(net, optimizer, steps, device="cpu"):
@@ -107,6 +104,11 @@ def differing(expected, parameters):
     return [k for k, (a, p) in enumerate(zip(expected, parameters, strict=True)) if not torch.equal(a, whole(p))]
 
 
+def plain(value):
+    """A place that is no mesh."""
+    return value
+
+
 def train(name, place, steps=STEPS, dtype=torch.float32, **more):
     parameters = [torch.nn.Parameter(place(value.to(dtype))) for value in numbers(-1)]
     optimizer = make(name, parameters, **more)
@@ -117,22 +119,20 @@ def train(name, place, steps=STEPS, dtype=torch.float32, **more):
 # --- what is tried in each world
 
 
+@functools.cache
+def alone(name, steps=STEPS, dtype=torch.float32, **more):
+    """What one process comes to."""
+    return [p.detach() for p in train(name, plain, steps, dtype, **more)[1]]
+
+
 def equal_bits(size):
-    for name in OPTIONS:
-        expected = alone(name)
-        for way, place in ways(size):
-            _, parameters = train(name, place)
+    half = {"dtype": torch.bfloat16, "master_weights": True}
+    for name, more in [*((name, {}) for name in OPTIONS), *((name, half) for name in ("AdamW", "Shampoo", "Muon"))]:
+        expected = alone(name, **more)
+        places = [(way, place, {}) for way, place in ways(size)]
+        for way, place, group in [*places, ("as replicas", plain, {"process_group": dist.group.WORLD})]:
+            _, parameters = train(name, place, **more, **group)
             assert not differing(expected, parameters), f"{name} {way}: parameters {differing(expected, parameters)}"
-        _, parameters = train(name, lambda value: value, process_group=dist.group.WORLD)
-        assert not differing(expected, parameters), f"{name} as replicas"
-
-
-def half_precision(size):
-    for name in ("AdamW", "Shampoo", "Muon"):
-        expected = alone(name, dtype=torch.bfloat16, master_weights=True)
-        for _, place in ways(size):
-            _, parameters = train(name, place, dtype=torch.bfloat16, master_weights=True)
-            assert not differing(expected, parameters), name
 
 
 def states_divided(size):
@@ -149,71 +149,38 @@ def states_divided(size):
     assert max(map(len, every)) - min(map(len, every)) <= 6
 
 
-def resumes(size):
-    """From a state_dict of the same world: bit for bit."""
+def goes_on_from_state(size):
+    """From the state_dict of one process into any number of them, and from one of the same world."""
+    rows = dict(ways(size))["by rows"]
     for name in OPTIONS:
         expected = alone(name, 2 * STEPS)
-        place = dict(ways(size))["by rows"]
-        optimizer, parameters = train(name, place)
-        others = go_on(name, map(whole, parameters), optimizer.state_dict(), place)
-        assert not differing(expected, others), name
+        for trained, places in ((plain, ways(size)), (rows, [("by rows", rows)])):
+            optimizer, parameters = train(name, trained)
+            for way, place in places:
+                others = go_on(name, map(whole, parameters), optimizer.state_dict(), place)
+                assert not differing(expected, others), f"{name} {way}: parameters {differing(expected, others)}"
 
 
-def takes_state_of_one(size):
-    """The state of one process, into any number of them."""
-    for name in OPTIONS:
-        expected = alone(name, 2 * STEPS)
-        parameters = [torch.nn.Parameter(value) for value in numbers(-1)]
-        optimizer = make(name, parameters)
-        run(optimizer, parameters, lambda gradient: gradient, range(1, STEPS + 1))
-        for way, place in ways(size):
-            others = go_on(name, map(whole, parameters), optimizer.state_dict(), place)
-            assert not differing(expected, others), f"{name} {way}: parameters {differing(expected, others)}"
-
-
-def skips_together(size):
-    """A NaN on one rank: nobody takes the step; with "raise", everybody gets the error."""
+def refused_together(size):
+    """A NaN in the gradient of one rank, or no gradient there: nobody takes the step, and all get the same error."""
     place = dict(ways(size))["by rows"]
-    for policy in ("skip", "raise"):
-        optimizer, parameters = train("Muon", place, nonfinite=policy)
+    for policy, message in (("skip", ""), ("raise", "nothing was changed"), ("missing", "of different parameters")):
+        more = {} if policy == "missing" else {"nonfinite": policy}
+        optimizer, parameters = train("Muon", place, **more)
         before = [whole(p).clone() for p in parameters]
         for p, gradient in zip(parameters, numbers(50), strict=True):
             p.grad = place(gradient)
-        if dist.get_rank() == 0:
+        if dist.get_rank() == 0 and policy == "missing":
+            parameters[2].grad = None
+        elif dist.get_rank() == 0:
             parameters[0].grad.to_local()[0, 0] = float("nan")
         try:
             optimizer.step()
             assert policy == "skip"
         except RuntimeError as error:
-            assert policy == "raise" and "nothing was changed" in str(error), error
+            assert message and message in str(error), error
         assert not differing(before, parameters)
-        assert optimizer.stats()["skipped"] == 1
-
-
-def disagrees(size):
-    """A gradient that one rank lacks: the same error for all, and nothing is changed."""
-    place = dict(ways(size))["by rows"]
-    optimizer, parameters = train("AdamW", place)
-    before = [whole(p).clone() for p in parameters]
-    for p, gradient in zip(parameters, numbers(50), strict=True):
-        p.grad = place(gradient)
-    if dist.get_rank() == size - 1:
-        parameters[2].grad = None
-    try:
-        optimizer.step()
-        raise AssertionError("ranks with other gradients took a step")
-    except RuntimeError as error:
-        assert "gradients of different parameters" in str(error), error
-    assert not differing(before, parameters)
-
-
-def other_options(size):
-    place = dict(ways(size))["by rows"]
-    try:
-        train("Shampoo", place, weight_decay=0.1 * dist.get_rank())
-        raise AssertionError("ranks with other options were taken")
-    except RuntimeError as error:
-        assert "different models, options or placements" in str(error), error
+        assert policy == "missing" or optimizer.stats()["skipped"] == 1
 
 
 def really_trains(size):
@@ -279,7 +246,7 @@ def consolidates(size, folder):
     all of them after another step, are told what to do."""
     to = size - 1
     for name in OPTIONS:
-        optimizer, parameters = train(name, lambda value: value, process_group=dist.group.WORLD)
+        optimizer, parameters = train(name, plain, process_group=dist.group.WORLD)
         refuses_to_save(name, optimizer)
         with mock.patch.object(dist, "gather_object", side_effect=AssertionError("it unpickles what others send")):
             optimizer.consolidate_state_dict(to=to)
@@ -288,7 +255,7 @@ def consolidates(size, folder):
             torch.save(saved, f"{folder}/{name}.{size}.pt")
         else:
             refuses_to_save(name, optimizer)
-        run(optimizer, parameters, lambda gradient: gradient, [STEPS + 1])
+        run(optimizer, parameters, plain, [STEPS + 1])
         refuses_to_save(name, optimizer)
         dist.barrier()
         goes_on_from(f"{folder}/{name}.{size}.pt", name, size)
@@ -307,8 +274,8 @@ def goes_on_from(file, name, size):
     saved = torch.load(file)
     expected = alone(name, 2 * STEPS)
     for way, place, more in [
-        ("in one process", lambda value: value, {}),
-        ("as replicas", lambda value: value, {"process_group": dist.group.WORLD}),
+        ("in one process", plain, {}),
+        ("as replicas", plain, {"process_group": dist.group.WORLD}),
         ("by rows", dict(ways(size))["by rows"], {}),
     ]:
         others = go_on(name, saved["parameters"], saved["optimizer"], place, **more)
@@ -317,9 +284,7 @@ def goes_on_from(file, name, size):
 
 def failures_travel(size):
     """Failed refreshes of factors, which one process counts in a row, go to the owners of their tiles and come back."""
-    parameters = [torch.nn.Parameter(value) for value in numbers(-1)]
-    optimizer = make("Shampoo", parameters)
-    run(optimizer, parameters, lambda gradient: gradient, [1])
+    optimizer, parameters = train("Shampoo", plain, 1)
     saved = optimizer.state_dict()
     for state in saved["state"].values():
         state["counts"][3:] = torch.arange(len(state["counts"]) - 3) % 3
@@ -355,48 +320,6 @@ def replicas_by_checkpoint(size, folder):
         for net, optimizer in zip(nets, optimizers, strict=True):
             run_model(net, optimizer, range(3, 6))
         assert not differing([p.detach() for p in nets[0].parameters()], nets[1].parameters()), name
-
-
-# --- state of each rank
-
-MATRICES = [(48, 64)] * 24 + [(96, 32)] * 12  # whose rows every world below divides evenly
-LARGE = 4 * 2**20  # bytes: elementwise state below that is not divided among replicas
-
-
-def bytes_of(optimizer, parameters):
-    """Bytes of state here, those of matrices and all others, clocks among them."""
-    counts = [0, 0]
-    for p in parameters:
-        for name, value in optimizer.state[p].items():
-            if name != "counts" and not name.startswith("failures"):
-                local = value.to_local() if isinstance(value, DTensor) else value
-                counts[p.ndim < 2 or name == "step"] += local.numel() * local.element_size()
-    return counts
-
-
-def state_bytes(size):
-    """A rank has 1/W of the state of one process and 2 % more, and elementwise state below 4 MiB."""
-    blank = {"Shampoo": {"max_preconditioner_dim": 32}, "SOAP": {}, "Muon": {}}
-
-    def train_blank(name, place, **more):
-        parameters = [torch.nn.Parameter(place(torch.zeros(shape))) for shape in [*MATRICES, (96,)]]
-        optimizer = getattr(optim, name)(parameters, lr=0.1, **blank[name], **more)
-        for p in parameters:
-            p.grad = place(torch.ones(p.shape))
-        optimizer.step()
-        return bytes_of(optimizer, parameters)
-
-    for name in blank:
-        matrices, others = train_blank(name, lambda value: value)
-        assert others < LARGE
-        for way, place, more in [
-            ("as replicas", lambda value: value, {"process_group": dist.group.WORLD}),
-            ("by rows", dict(ways(size))["by rows"], {}),
-        ]:
-            every = [None] * size
-            dist.all_gather_object(every, sum(train_blank(name, place, **more)))
-            most = 1.02 * matrices / size + others
-            assert max(every) <= most, f"{name} {way}: {every} bytes on the ranks, expected {most} at most"
 
 
 # --- parameters in host memory
@@ -491,21 +414,51 @@ def nested(loaded, optimizer):
 CASES = {
     2: [
         equal_bits,
-        half_precision,
         states_divided,
-        resumes,
-        takes_state_of_one,
-        skips_together,
-        disagrees,
-        other_options,
+        goes_on_from_state,
+        refused_together,
         really_trains,
         save,
         consolidates,
         failures_travel,
         replicas_by_checkpoint,
-        state_bytes,
         offloads,
     ],
-    3: [equal_bits, states_divided, load, goes_on_with_more, consolidates, state_bytes],
-    4: [equal_bits, half_precision, really_trains, state_bytes],
+    3: [equal_bits, states_divided, load, goes_on_with_more, consolidates],
+    4: [equal_bits, really_trains],
 }
+
+
+# --- a rank that dies in the middle of a step
+
+LOST_OF, LOST, TIMEOUT = 3, 2, 4  # ranks, the one that dies, seconds
+
+
+def die_in(operation):
+    """This process ends without a word the next time that it comes to the operation."""
+    call = Group._call
+
+    def deadly(self, name, *rest):
+        if name == operation:
+            os.kill(os.getpid(), signal.SIGKILL)
+        call(self, name, *rest)
+
+    Group._call = deadly
+
+
+def lose_a_rank(rank, size, folder):
+    """Writes what a survivor was told, after how many seconds, and whether it may go on."""
+    join_group(rank, size, folder, timeout=datetime.timedelta(seconds=TIMEOUT))
+    optimizer, parameters = train("Shampoo", plain, 3, process_group=dist.group.WORLD)
+    dist.barrier()
+    if rank == LOST:
+        die_in("all_gather")
+    begin, said = time.monotonic(), []
+    for _ in range(2):
+        try:
+            run(optimizer, parameters, plain, [4])
+            said.append("")
+        except RuntimeError as error:
+            said.append(str(error))
+    torch.save({"said": said, "seconds": time.monotonic() - begin}, f"{folder}/rank{rank}.pt")
+    os._exit(0)  # the group cannot be taken down without the rank that is gone

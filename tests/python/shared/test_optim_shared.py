@@ -10,7 +10,7 @@ import pytest
 import shared_cases
 import torch
 import torchium
-from processes import check_cases
+from processes import check_cases, run_ranks
 from torchium.optim._shared.group import pack, unpack
 
 
@@ -21,6 +21,17 @@ def test_worlds(tmp_path):
 
 def test_host_memory_on_a_mesh_of_gpus(tmp_path):
     check_cases(tmp_path, 2, [shared_cases.on_a_mesh_of_gpus], "cuda:gloo")
+
+
+def test_survivors_are_told(tmp_path):
+    """kill -9 of one process in the middle of a step: the others hear of it within the group's timeout, by the names of
+    the group and the operation, and their optimizer says from then on that it has failed."""
+    ranks = run_ranks(shared_cases.lose_a_rank, shared_cases.LOST_OF, str(tmp_path), seconds=60)
+    assert ranks == [0, 0, -9]
+    for told in (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(shared_cases.LOST)):
+        assert "all_gather of ranks 0 to 2" in told["said"][0] and "resume from a checkpoint" in told["said"][0], told
+        assert "failed" in told["said"][1], told  # without another collective
+        assert told["seconds"] < shared_cases.TIMEOUT + 2, told
 
 
 def test_tensors_as_bytes():

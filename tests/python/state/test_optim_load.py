@@ -3,7 +3,6 @@ that does not fit, which raises an error that names it and changes nothing.
 """
 
 import copy
-import functools
 
 import pytest
 import torch
@@ -80,65 +79,45 @@ def test_exchange_with_torch_optim_muon(device):
         assert (a - b).norm() < 0.03 * (a - s).norm()
 
 
+def _changed(name, index, number):
+    """A state with another number among the counts, or as the step."""
+
+    def change(state, entry):
+        entry[name] = entry[name].clone() if name == "counts" else torch.full_like(entry[name], 0, dtype=torch.float64)
+        entry[name].view(-1)[index] = number
+
+    return change
+
+
+def _other_shape(state, entry):
+    name, value = next((n, v) for n, v in entry.items() if v.ndim >= 2)
+    entry[name] = value.new_zeros(*value.shape[:-1], value.shape[-1] + 1)
+
+
+# What is wrong with a state and the entry of one parameter, and what the message says.
+WRONG = [
+    (_other_shape, r"conv\.weight"),
+    (lambda state, entry: state["param_groups"][0]["params"].pop(), ""),
+    (lambda state, entry: state["param_groups"].append(copy.deepcopy(state["param_groups"][0])), ""),
+    (lambda state, entry: state["param_groups"][0].update(lr=-1.0), "lr"),
+    (lambda state, entry: state.pop("param_groups"), ""),
+]
+# Steps, on the host and on the device, and failed refreshes: they would change the training, or overflow.
+COUNTS = [("counts", k, number) for k in range(3) for number in (-1, -5, 2**63 - 1, -(2**63))]
+COUNTS += [("step", 0, number) for number in (-5.0, 0.5, 1e300, float("inf"), float("nan"))]
+FAILURES = [("counts", 3, number) for number in (-1, 3, 31 << 2, 31 << 7, 4096)]
+
+
 def test_states_that_are_refused_change_nothing(kind, device):
-    """Another number of parameters or groups, other shapes, another method: refused, with the optimizer as it was."""
-    model, optimizer, twin, beside = pair(kind, device, 3)
-    good = optimizer.state_dict()
-
-    shapes = copy.deepcopy(good)
-    conv = shapes["state"][[n for n, _ in model.named_parameters()].index("conv.weight")]
-    name, value = next((n, v) for n, v in conv.items() if v.ndim >= 2)
-    conv[name] = torch.zeros(*value.shape[:-1], value.shape[-1] + 1, device=device)
-    with pytest.raises((ValueError, RuntimeError), match=r"conv\.weight") as error:
-        optimizer.load_state_dict(shapes)
-        optimizer.step()
-    assert name in str(error.value)
-
-    fewer = copy.deepcopy(good)
-    fewer["param_groups"][0]["params"].pop()
-    with pytest.raises(ValueError):
-        optimizer.load_state_dict(fewer)
-    groups = copy.deepcopy(good)
-    groups["param_groups"].append(copy.deepcopy(groups["param_groups"][0]))
-    with pytest.raises(ValueError):
-        optimizer.load_state_dict(groups)
-    numbers = copy.deepcopy(good)
-    numbers["param_groups"][0]["lr"] = -1.0
-    with pytest.raises(ValueError, match="lr"):
-        optimizer.load_state_dict(numbers)
-    with pytest.raises((ValueError, TypeError, KeyError)):
-        optimizer.load_state_dict({"state": {}})
-    assert_go_on_alike(model, optimizer, twin, beside, steps=3)
-
-
-def _counted(saved, index, number):
-    saved["counts"] = saved["counts"].clone()
-    saved["counts"][index] = number
-
-
-def _clocked(saved, number):
-    saved["step"] = torch.full_like(saved["step"], number, dtype=torch.float64)
-
-
-def test_numbers_that_nothing_has_counted_are_refused(kind, device):
-    """Of steps, on the host and on the device, and of failed refreshes: they would change the training, or overflow."""
     model, optimizer, twin, beside = pair(kind, device, 3)
     good = optimizer.state_dict()
     which = [n for n, _ in model.named_parameters()].index("conv.weight")
-    changes = [
-        ("counts", functools.partial(_counted, index=index, number=number))
-        for index in range(3)
-        for number in (-1, -5, 2**63 - 1, -(2**63))
-    ]
-    if len(good["state"][which]["counts"]) > 3:
-        wrong = (-1, 3, 31 << 2, 31 << 7, 4096)
-        changes += [("counts", functools.partial(_counted, index=3, number=number)) for number in wrong]
-    for number in (-5.0, 0.5, 1e300, float("inf"), float("nan")):
-        changes.append(("step", functools.partial(_clocked, number=number)))
-    for name, change in changes:
+    counts = COUNTS + (FAILURES if len(good["state"][which]["counts"]) > 3 else [])
+    wrong = WRONG + [(_changed(*each), rf"'{each[0]}' of 'conv\.weight'") for each in counts]
+    for change, message in wrong:
         bad = copy.deepcopy(good)
-        change(bad["state"][which])
-        with pytest.raises(ValueError, match=rf"'{name}' of 'conv\.weight'"):
+        change(bad, bad["state"][which])
+        with pytest.raises((ValueError, TypeError, KeyError), match=message):
             optimizer.load_state_dict(bad)
     assert_go_on_alike(model, optimizer, twin, beside, steps=3)
 

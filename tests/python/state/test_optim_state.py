@@ -162,6 +162,8 @@ def test_half_precision_models_keep_float32_state(kind, dtype, master_weights, d
     train(model, optimizer, 5)
     assert floats_of(optimizer)
     assert all(v.dtype != dtype for v in floats_of(optimizer))
+    for p in model.parameters() if master_weights else ():
+        assert torch.equal(optimizer.state[p]["master"].to(dtype), p)
     twin, other = fresh(kind, model, master_weights=master_weights)
     other.load_state_dict(through_file(optimizer.state_dict()))
     assert_same_bits(tensors_of(optimizer), tensors_of(other))
