@@ -7,11 +7,12 @@ the reference to about 1e-13 of the norm, and BOUND64 leaves a factor for cancel
 """
 
 import copy
+import math
 
 import torch
 import torchium
+from models import GPT2
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 torch.backends.cudnn.allow_tf32 = False  # of float32 convolutions on a GPU, whose operands would have 11 bits
@@ -25,6 +26,19 @@ def loss_of(output, target):
     return ((output - target) ** 2).flatten(1).mean(1)
 
 
+class Parts(nn.Module):
+    """Layers by their names, and what is done with them: a function of this module and the input."""
+
+    def __init__(self, forward, **layers):
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+        self.function = forward
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
 class Add(nn.Module):
     """A parameter of its own, used in its own forward: no rule."""
 
@@ -36,15 +50,9 @@ class Add(nn.Module):
         return torch.tanh(x + self.shift)
 
 
-class First(nn.Module):
+def first_of(inner):
     """What returns a tuple, as a module that returns a tensor."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return self.inner(x)[0]
+    return Parts(lambda m, x: m.inner(x)[0], inner=inner)
 
 
 class Recurrent(nn.Module):
@@ -155,9 +163,9 @@ UNITS = {
     "transposed convolution": (lambda: nn.ConvTranspose2d(3, 2, 3, stride=2, padding=1), numbers(3, 4, 3)),
     "attention": (lambda: Attention(8, 2), numbers(5, 8)),
     "attention, sequence first": (lambda: Attention(8, 2, batch_first=False), numbers(5, 8)),
-    "lstm": (lambda: First(nn.LSTM(3, 4, batch_first=True)), numbers(5, 3)),
+    "lstm": (lambda: first_of(nn.LSTM(3, 4, batch_first=True)), numbers(5, 3)),
     "gru of two layers": (
-        lambda: First(nn.GRU(3, 4, num_layers=2, batch_first=True, bidirectional=True)),
+        lambda: first_of(nn.GRU(3, 4, num_layers=2, batch_first=True, bidirectional=True)),
         numbers(4, 3),
     ),
     "recurrent, with states": (lambda: RecurrentModel(2, 3), numbers(4, 3)),
@@ -200,48 +208,15 @@ class ConvNet(nn.Module):
         return self.head(self.features(x))
 
 
-class Block(nn.Module):
-    def __init__(self, width, heads):
+class Checkpointed(nn.Module):
+    """Its activations are computed again in backward."""
+
+    def __init__(self, inner, reentrant):
         super().__init__()
-        self.heads = heads
-        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.inner, self.reentrant = inner, reentrant
 
     def forward(self, x):
-        b, t, width = x.shape
-        q, k, v = self.qkv(self.before(x)).view(b, t, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(b, t, width))
-        return x + self.down(F.gelu(self.up(self.after(x))))
-
-
-class GPT(nn.Module):
-    """Positions are an embedding of one row of numbers for all samples. The head may have the tokens' weight."""
-
-    def __init__(self, rows=11, width=8, heads=2, layers=2, context=6, tied=True):
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(rows, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, rows, bias=False)
-        if tied:
-            self.head.weight = self.tokens.weight
-
-    def forward(self, x):
-        places = torch.arange(x.size(1), device=x.device)[None]
-        return self.head(self.norm(self.blocks(self.tokens(x) + self.positions(places))))
-
-
-class CheckpointedGPT(GPT):
-    """Activations of its blocks are computed again in backward."""
-
-    reentrant = False
-
-    def forward(self, x):
-        h = self.tokens(x) + self.positions(torch.arange(x.size(1), device=x.device)[None])
-        for block in self.blocks:
-            h = checkpoint(block, h, use_reentrant=self.reentrant)
-        return self.head(self.norm(h))
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
 
 class Reused(nn.Module):
@@ -261,64 +236,57 @@ class Reused(nn.Module):
         return x
 
 
-class TiedLinears(nn.Module):
+def with_weight(module, weight):
+    module.weight = weight
+    return module
+
+
+def tied_linears():
     """Two layers with one weight and biases of their own."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.second.weight = self.first.weight
-
-    def forward(self, x):
-        return self.second(torch.tanh(self.first(x)))
+    first = nn.Linear(4, 4)
+    second = with_weight(nn.Linear(4, 4), first.weight)
+    return Parts(lambda m, x: m.second(torch.tanh(m.first(x))), first=first, second=second)
 
 
-class TokensTwice(nn.Module):
+def tokens_twice():
     """An embedding called on two inputs, and tied to the head."""
 
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.head = nn.Embedding(7, 4, padding_idx=1), nn.Linear(4, 7)
-        self.head.weight = self.tokens.weight
+    def forward(m, x):
+        left, right = m.tokens(x), m.tokens(x.flip(1)[:, :3])
+        return m.head(torch.tanh(torch.cat([left, right * 2], 1)))
 
-    def forward(self, x):
-        left, right = self.tokens(x), self.tokens(x.flip(1)[:, :3])
-        return self.head(torch.tanh(torch.cat([left, right * 2], 1)))
+    embedding = nn.Embedding(7, 4, padding_idx=1)
+    return Parts(forward, tokens=embedding, head=with_weight(nn.Linear(4, 7), embedding.weight))
 
 
-class Mixed(nn.Module):
+def mixed():
     """A weight that a layer with a rule and a module without one share."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear, self.other = nn.Linear(4, 4), Doubled(4, 4)
-        self.other.weight = self.linear.weight
-
-    def forward(self, x):
-        return self.other(torch.tanh(self.linear(x)))
+    linear = nn.Linear(4, 4)
+    other = with_weight(Doubled(4, 4), linear.weight)
+    return Parts(lambda m, x: m.other(torch.tanh(m.linear(x))), linear=linear, other=other)
 
 
 MODELS = {
     "conv net": (ConvNet, numbers(1, 8, 8)),
-    "gpt": (lambda: GPT(tied=False), tokens(6, rows=11)),
-    "gpt with tied head": (GPT, tokens(6, rows=11)),
+    "gpt": (lambda: GPT2(11, 6, 8, tied=False), tokens(6, rows=11)),
+    "gpt with tied head": (lambda: GPT2(11, 6, 8), tokens(6, rows=11)),
     "reused modules": (Reused, numbers(5, 4)),
     "reused parameter": (lambda: nn.Sequential(*[Add(3, 4)] * 2), numbers(3, 4)),
     "layers in turns": (lambda: nn.Sequential(*[nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4)] * 3), numbers(4)),
-    "tied linear layers": (TiedLinears, numbers(6, 4)),
-    "tied linear layers on vectors": (TiedLinears, numbers(4)),
-    "embedding used twice and tied": (TokensTwice, tokens(5)),
-    "weight of a layer and a unit": (Mixed, numbers(4)),
+    "tied linear layers": (tied_linears, numbers(6, 4)),
+    "tied linear layers on vectors": (tied_linears, numbers(4)),
+    "embedding used twice and tied": (tokens_twice, tokens(5)),
+    "weight of a layer and a unit": (mixed, numbers(4)),
     "sequential with an unused layer": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), numbers(4)),
 }
 ALL = LAYERS | UNITS | MODELS
 
 
 def make_checkpointed(reentrant, device):
-    model = CheckpointedGPT().double().to(device)
-    model.reentrant = reentrant
+    model = GPT2(11, 6, 8)
+    model.transformer.h = nn.ModuleList([Checkpointed(block, reentrant) for block in model.transformer.h])
     x = torch.randint(11, (3, 6), device=device)
-    return model, x, torch.randn(3, 6, 11, dtype=torch.float64, device=device)
+    return model.double().to(device), x, torch.randn(3, 6, 11, dtype=torch.float64, device=device)
 
 
 def make(name, batch, dtype, device):
@@ -331,24 +299,22 @@ def make(name, batch, dtype, device):
     return model, x, y
 
 
-def reference(model, x, y):
-    """By name: the gradients of each sample's own loss, [B, ...] in float64, one sample after the other."""
+def reference(model, x, y, samples=None):
+    """By name: the gradients of each sample's own loss, [B, ...] in float64, one sample after the other; `samples` has
+    the arguments of each where they are not rows of x."""
     model = copy.deepcopy(model).double()
-    rows = []
-    for i in range(len(x)):
-        sample = x[i : i + 1]
-        sample = sample.double() if sample.is_floating_point() else sample
+    rows = {n: [] for n, _ in model.named_parameters()}
+    for i, arguments in enumerate([(x[i : i + 1],) for i in range(len(x))] if samples is None else samples):
         model.zero_grad()
-        loss_of(model(sample), y[i : i + 1].double()).sum().backward()
-        rows.append({n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()})
-    return {
-        n: torch.stack([row[n] for row in rows]) if rows else p.new_zeros((0, *p.shape))
-        for n, p in model.named_parameters()
-    }
+        output = model(*(a.double() if a is not None and a.is_floating_point() else a for a in arguments))
+        loss_of(output, y[i : i + 1].double()).sum().backward()
+        for n, p in model.named_parameters():
+            rows[n].append(torch.zeros_like(p) if p.grad is None else p.grad.clone())
+    return {n: torch.stack(rows[n]) if rows[n] else p.new_zeros((0, *p.shape)) for n, p in model.named_parameters()}
 
 
 def reference_norms(gradients):
-    return sum(g.reshape(len(g), -1).square().sum(1) for g in gradients.values()).sqrt()
+    return sum(g.reshape(len(g), math.prod(g.shape[1:])).square().sum(1) for g in gradients.values()).sqrt()
 
 
 def error(value, expected):
@@ -361,7 +327,7 @@ def clipped(gradients, max_norm):
     """The mean over the samples of the clipped gradients, and the norms."""
     norms = reference_norms(gradients)
     weights = (max_norm / (norms + 1e-6)).clamp(max=1.0)
-    return {name: torch.tensordot(weights, g, 1) / len(norms) for name, g in gradients.items()}, norms
+    return {name: torch.tensordot(weights, g, 1) / max(1, len(norms)) for name, g in gradients.items()}, norms
 
 
 def check(model, expected, bound):
@@ -381,7 +347,9 @@ def check_clipped(model, expected, bound):
 
 def check_all(model, expected, arguments, y, bound=BOUND64, reduction="mean"):
     """Gradients, norms and clipped sums of one batch, by GradSampleModule, per_sample_norms and GhostClipping."""
-    plain, scale = copy.deepcopy(model)(*arguments), 1 if reduction == "mean" else len(y)
+    plain = copy.deepcopy(model)(*arguments) if len(y) else y  # PyTorch refuses some empty batches
+    scale = 1 if reduction == "mean" else len(y)
+    mean = {name: scale * g.sum(0) / max(1, len(y)) for name, g in expected.items()}
     wrapped = torchium.GradSampleModule(model, loss_reduction=reduction)
     for _ in range(2):  # the first pass looks for uses beside modules, the second does not
         wrapped.zero_grad()
@@ -389,7 +357,7 @@ def check_all(model, expected, arguments, y, bound=BOUND64, reduction="mean"):
         assert output.shape == plain.shape and error(output.detach(), plain.double()) < bound
         getattr(loss_of(output, y), reduction)().backward()
         check(model, expected, bound)
-        check_clipped(model, {name: scale * g.mean(0) for name, g in expected.items()}, bound)
+        check_clipped(model, mean, bound)
     wrapped.to_standard_module()
     norms = reference_norms(expected)
     for gradients in (False, True):
@@ -398,8 +366,8 @@ def check_all(model, expected, arguments, y, bound=BOUND64, reduction="mean"):
             getattr(loss_of(model(*arguments), y), reduction)().backward()
         assert result.norms.shape == (len(y),) and error(result.norms, norms) < bound
         assert gradients or all(p.grad is None for p in model.parameters())
-    check_clipped(model, {name: scale * g.mean(0) for name, g in expected.items()}, bound)
-    limit = norms.median().item()  # so that some are clipped and some are not
+    check_clipped(model, mean, bound)
+    limit = norms.median().item() if len(y) else 0.5  # so that some are clipped and some are not
     for _ in range(2):  # as an optimizer's loop would
         model.zero_grad()
         with torchium.GhostClipping(model, limit, loss_reduction=reduction) as clipping:

@@ -8,7 +8,7 @@ class GPT2(nn.Module):
     """As nanoGPT: the head tied to the embedding, positions in an embedding of their own. There are as many positions
     as an MLP has hidden units, and as many words as that: sizes alone tell nothing."""
 
-    def __init__(self, words=256, positions=256, width=64, layers=2):
+    def __init__(self, words=256, positions=256, width=64, layers=2, tied=True):
         super().__init__()
         self.transformer = nn.ModuleDict(
             {
@@ -19,10 +19,11 @@ class GPT2(nn.Module):
             }
         )
         self.lm_head = nn.Linear(width, words, bias=False)
-        self.transformer.wte.weight = self.lm_head.weight
+        if tied:
+            self.transformer.wte.weight = self.lm_head.weight
 
     def forward(self, words):
-        x = self.transformer.wte(words) + self.transformer.wpe(torch.arange(words.shape[1], device=words.device))
+        x = self.transformer.wte(words) + self.transformer.wpe(torch.arange(words.shape[1], device=words.device)[None])
         for block in self.transformer.h:
             x = block(x)
         return self.lm_head(self.transformer.ln_f(x))

@@ -10,26 +10,6 @@ from torch import nn  # noqa: E402
 from torchium.utils.cuda_kernels import CUDAGradientOps  # noqa: E402
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("name", cases.ALL)
-def test_no_samples_of(name, reduction, device):
-    """As Poisson sampling may draw them: no norms, and a sum of nothing, which is 0 and not a number divided by 0."""
-    model, x, y = cases.make(name, 0, torch.float32, device)
-    for gradients in (False, True):
-        with torchium.per_sample_norms(model, loss_reduction=reduction, gradients=gradients) as result:
-            getattr(cases.loss_of(model(x), y), reduction)().backward()
-        assert result.norms.shape == (0,) and result.norms.dtype == torch.float32
-    assert CUDAGradientOps.per_sample_gradient_norms(model, cases.loss_of, x, y).shape == (0,)
-    model.zero_grad()
-    for times in range(2):
-        with torchium.GhostClipping(model, 0.5, loss_reduction=reduction) as clipping:
-            getattr(cases.loss_of(model(x), y), reduction)().backward()
-        assert clipping.norms.shape == (0,)
-        for parameter, p in model.named_parameters():
-            assert p.grad.shape == p.shape and (p.grad == times).all(), parameter
-            p.grad.fill_(1.0)  # which the second one adds to
-
-
 def test_samples_after_none(device):
     """One object, an empty batch between others."""
     model, x, y = cases.make("gpt with tied head", 3, torch.float64, device)
@@ -84,32 +64,14 @@ def test_a_sample_that_is_not_finite_is_left_out(name, device):
 
 def test_frozen_parameters_do_not_count(device):
     model, x, y = cases.make("gpt with tied head", 3, torch.float64, device)
-    model.tokens.weight.requires_grad_(False)
-    model.blocks[0].up.bias.requires_grad_(False)
+    model.lm_head.weight.requires_grad_(False)
+    model.transformer.h[0].mlp[0].bias.requires_grad_(False)
     gradients = cases.reference(model, x, y)
     trainable = {n: gradients[n] for n, p in model.named_parameters() if p.requires_grad}
     norms = CUDAGradientOps.per_sample_gradient_norms(model, cases.loss_of, x, y)
     assert cases.error(norms, cases.reference_norms(trainable)) < cases.BOUND64
     model.requires_grad_(False)
     assert (CUDAGradientOps.per_sample_gradient_norms(model, cases.loss_of, x, y) == 0).all()
-
-
-@pytest.mark.parametrize("name", ["conv net", "gpt", "gpt with tied head"])
-def test_autocast(name, device):
-    """bfloat16 has 8 bits: outputs, their gradients and the sums of both are right to about one percent."""
-    model, x, y = cases.make(name, 3, torch.float32, device)
-    expected = cases.reference_norms(cases.reference(model, x, y))
-    with torchium.per_sample_norms(model) as result, torch.autocast(device, dtype=torch.bfloat16):
-        cases.loss_of(model(x).float(), y).mean().backward()
-    assert ((result.norms - expected) / expected).abs().max() < 0.05
-    with torchium.GhostClipping(model, 1e9), torch.autocast(device, dtype=torch.bfloat16):
-        cases.loss_of(model(x).float(), y).mean().backward()
-    gradients = {n: p.grad for n, p in model.named_parameters()}
-    model.zero_grad()
-    with torch.autocast(device, dtype=torch.bfloat16):
-        cases.loss_of(model(x).float(), y).mean().backward()
-    for parameter, p in model.named_parameters():  # nothing was clipped
-        assert cases.error(gradients[parameter], p.grad.double()) < 0.03, parameter
 
 
 def test_half_parameters(device):

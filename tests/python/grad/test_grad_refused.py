@@ -113,48 +113,9 @@ def test_arguments_of_the_functions():
 # --- in a pass --------------------------------------------------------------------------------------------------------
 
 
-class PositionsOfAll(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(5, 3), nn.Embedding(6, 3)
-
-    def forward(self, x):
-        return self.tokens(x) + self.positions(torch.arange(x.size(1)))
-
-
-class HeadByHand(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tokens = nn.Embedding(5, 3)
-
-    def forward(self, x):
-        return F.linear(self.tokens(x), self.tokens.weight)
-
-
-class ChangesInput(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x):
-        h = self.first(x.float())
-        y = self.second(h)
-        h.add_(1.0)
-        return y
-
-
-class NoSamples(nn.Module):
+class Table(nn.Module):
     """A module with parameters and no input that says how many samples there are."""
 
-    def __init__(self):
-        super().__init__()
-        self.linear, self.table = nn.Linear(6, 3), Table()
-
-    def forward(self, x):
-        return self.linear(x.float()) + self.table()
-
-
-class Table(nn.Module):
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(3))
@@ -163,29 +124,44 @@ class Table(nn.Module):
         return self.weight
 
 
-class Single(nn.Module):
-    """Calls a layer on one sample without its dimension."""
+def changes_input(model, x):
+    h = model.first(x.float())
+    y = model.second(h)
+    h.add_(1.0)
+    return y
 
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(6, 3)
 
-    def forward(self, x):
-        return torch.stack([self.linear(row) for row in x.float()])
+# Name: the model on rows of six tokens, and what the message says.
+WRONG = {
+    "positions of all": (
+        lambda: cases.Parts(
+            lambda m, x: m.tokens(x) + m.positions(torch.arange(x.size(1))),
+            tokens=nn.Embedding(5, 3),
+            positions=nn.Embedding(6, 3),
+        ),
+        "positions.*6 samples.*has 4.*positions\\[None\\]",
+    ),
+    "head by hand": (
+        lambda: cases.Parts(lambda m, x: F.linear(m.tokens(x), m.tokens.weight), tokens=nn.Embedding(5, 3)),
+        "tokens.weight is used outside",
+    ),
+    "input changed in place": (
+        lambda: cases.Parts(changes_input, first=nn.Linear(6, 6), second=nn.Linear(6, 6)),
+        "second.*modified in place|modified by an inplace operation",
+    ),
+    "no samples": (
+        lambda: cases.Parts(lambda m, x: m.linear(x.float()) + m.table(), linear=nn.Linear(6, 3), table=Table()),
+        "table \\(Table\\).*no argument",
+    ),
+    "single samples": (
+        lambda: cases.Parts(lambda m, x: torch.stack([m.linear(row) for row in x.float()]), linear=nn.Linear(6, 3)),
+        "linear.*without a batch dimension",
+    ),
+}
 
 
 @pytest.mark.parametrize("way", ["module", "norms", "clipping", "norms with gradients", "functions"])
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (PositionsOfAll, "positions.*6 samples.*has 4.*positions\\[None\\]"),
-        (HeadByHand, "tokens.weight is used outside"),
-        (ChangesInput, "second.*modified in place|modified by an inplace operation"),
-        (NoSamples, "table \\(Table\\).*no argument"),
-        (Single, "linear.*without a batch dimension"),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
+@pytest.mark.parametrize(("model", "words"), WRONG.values(), ids=WRONG)
 def test_in_a_pass(way, model, words):
     model, x = model(), torch.randint(5, (4, 6))
     before = pictures(model)
@@ -417,43 +393,25 @@ def test_norms_before_the_end():
     ("options", "error", "words"),
     [
         ({"kind": "dense"}, ValueError, "kind must be"),
-        ({"kind": 3}, TypeError, "kind must be a string"),
         ({"kind": "conv", "kernel": (1, 1, 1, 1)}, ValueError, "kernel must have 1 to 3"),
-        ({"kind": "conv", "kernel": ()}, ValueError, "kernel must have 1 to 3"),
-        ({"kind": "conv", "kernel": 3}, TypeError, "kernel must be a sequence"),
         ({"kind": "conv", "kernel": "33"}, TypeError, "kernel must be a sequence"),
         ({"kind": "conv", "kernel": (3, 3), "stride": (1,)}, ValueError, "stride has 1 numbers, expected 2"),
         ({"kind": "conv", "kernel": (3.5,)}, TypeError, r"kernel\[0\]"),
         ({"kind": "conv", "kernel": (3,), "padding": "mirror"}, ValueError, "padding must be"),
         ({"kind": "linear", "groups": 0}, ValueError, "groups"),
-        ({"kind": "embedding", "rows": -1}, ValueError, "rows"),
-        ({"kind": "layer_norm", "normalized": 0}, ValueError, "normalized"),
         ({"kind": "layer_norm", "eps": "small"}, TypeError, "eps"),
-        ({"kind": "linear", "rounded": 1}, TypeError, "rounded"),
         ({"kind": "linear", "surplus": 1}, TypeError, "surplus"),
     ],
 )
 def test_layer(options, error, words):
     with pytest.raises(error, match=words):
         _C.Layer(**options)
-
-
-def test_layer_in_calls():
-    layer, x = _C.Layer("linear"), torch.ones(2, 3)
-    norms = torch.zeros(2, dtype=torch.float64)
+    layer, x, norms = _C.Layer("linear"), torch.ones(2, 3), torch.zeros(2, dtype=torch.float64)
     assert repr(layer) == "<torchium._C.Layer 'linear'>"
     with pytest.raises(TypeError, match=r"layer must be a torchium._C.Layer"):
         _C.grad_norms("linear", x, x, 3, False, norms)
     with pytest.raises(ValueError, match="parts must be between 1 and 3"):
         _C.grad_norms(layer, x, x, 4, False, norms)
-    with pytest.raises(TypeError, match="norms must be an array, got None"):
-        _C.grad_norms(layer, x, x, 3, False, None)
-    with pytest.raises((TypeError, ValueError), match="norms"):
-        _C.grad_norms(layer, x, x, 3, False, norms.float())
-    with pytest.raises((TypeError, ValueError), match="output_gradient"):
-        _C.grad_norms(layer, x, x.double(), 3, False, norms)
-    with pytest.raises(ValueError, match="max_norm"):
-        _C.grad_clip_weights(norms, 0.0, norms)
 
 
 def test_state_dict_takes_names():

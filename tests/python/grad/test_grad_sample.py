@@ -14,9 +14,10 @@ from torch.nn import functional as F  # noqa: E402
 from torchium.utils.cuda_kernels import CUDAGradientOps  # noqa: E402
 
 
-@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("batch", [0, 1, 5])
 @pytest.mark.parametrize("name", cases.ALL)
 def test_samples_of(name, batch, device):
+    """Batches may be empty, as Poisson sampling may draw them: then sums are 0, and not a number divided by 0."""
     model, x, y = cases.make(name, batch, torch.float64, device)
     cases.check_all(model, cases.reference(model, x, y), (x,), y)
 
@@ -38,29 +39,12 @@ def test_checkpoints(reentrant, device):
     cases.check_all(model, cases.reference(model, x, y), (x,), y)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("name", cases.ALL)
-def test_no_samples(name, reduction, device):
-    """As Poisson sampling may draw them."""
-    model, x, y = cases.make(name, 0, torch.float32, device)
-    wrapped = torchium.GradSampleModule(model, loss_reduction=reduction)
-    for _ in range(2):
-        wrapped.zero_grad()
-        output = wrapped(x)
-        assert output.shape == y.shape
-        getattr(cases.loss_of(output, y), reduction)().backward()
-        for parameter, p in model.named_parameters():
-            assert p.grad_sample.shape == (0, *p.shape) and p.grad_sample.dtype == p.dtype, parameter
-    wrapped.to_standard_module()
-    gradients = CUDAGradientOps.per_sample_gradients(model, cases.loss_of, x, y)
-    assert [g.shape for g in gradients] == [(0, *p.shape) for p in model.parameters()]
-
-
 @pytest.mark.parametrize(
     "name", ["linear on sequences", "conv net", "gpt with tied head", "reused modules", "attention"]
 )
-def test_functions_leave_the_model_alone(name, device):
-    model, x, y = cases.make(name, 3, torch.float64, device)
+@pytest.mark.parametrize("batch", [0, 3])
+def test_functions_leave_the_model_alone(name, batch, device):
+    model, x, y = cases.make(name, batch, torch.float64, device)
     expected = cases.reference(model, x, y)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
@@ -129,15 +113,7 @@ def test_frozen_parameters_have_none(device):
 
 
 def test_unused_parameters(device):
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.unused = nn.Linear(3, 3), nn.Linear(3, 3)
-
-        def forward(self, x):
-            return self.used(x)
-
-    model = Two().to(device)
+    model = cases.Parts(lambda m, x: m.used(x), used=nn.Linear(3, 3), unused=nn.Linear(3, 3)).to(device)
     wrapped = torchium.GradSampleModule(model)
     wrapped(torch.randn(4, 3, device=device)).sum().backward()
     assert model.unused.weight.grad_sample is None and model.unused.weight.grad is None
@@ -231,9 +207,13 @@ def test_two_passes_before_one_backward(device):
 
 @pytest.mark.parametrize("name", ["conv net", "gpt with tied head", "encoder layer"])
 def test_autocast(name, device):
-    """The activations and their gradients have bfloat16's 8 bits, so the result has two or three of them less."""
+    """The activations and their gradients have bfloat16's 8 bits, so results have two or three of them less."""
     model, x, y = cases.make(name, 3, torch.float32, device)
     expected = cases.reference(model, x, y)
+    with torchium.per_sample_norms(model) as result, torch.autocast(device, dtype=torch.bfloat16):
+        cases.loss_of(model(x).float(), y).mean().backward()
+    norms = cases.reference_norms(expected)
+    assert ((result.norms - norms) / norms).abs().max() < 0.05
     wrapped = torchium.GradSampleModule(model)
     with torch.autocast(device, dtype=torch.bfloat16):
         output = wrapped(x)
@@ -242,14 +222,6 @@ def test_autocast(name, device):
         assert p.grad_sample.dtype == torch.float32
         assert cases.error(p.grad_sample, expected[parameter]) < 0.1, parameter
         assert cases.error(p.grad, p.grad_sample.double().mean(0)) < 0.02, parameter
-
-
-def test_half_parameters(device):
-    model, x, y = cases.make("linear on sequences", 3, torch.bfloat16, device)
-    wrapped = torchium.GradSampleModule(model)
-    cases.loss_of(wrapped(x), y).mean().backward()
-    expected = cases.reference(model, x, y)
-    cases.check(model, expected, 0.03)  # 8 bits in the output, in its gradient, and in the result
 
 
 def test_forward_of_a_single_object(device):
@@ -286,18 +258,14 @@ def test_dropout_is_drawn_once(device):
 
 
 def test_sequence_first(device):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.tokens, self.lstm, self.norm = nn.Embedding(7, 4), nn.LSTM(4, 5), nn.LayerNorm(5)
-            self.recurrent, self.head = cases.Recurrent(3, 5, batch_first=False), nn.Linear(5, 3)
+    def forward(m, x):
+        y, (h, c) = m.lstm(m.tokens(x))
+        y, states = m.recurrent(m.norm(y), (h.expand(3, -1, -1), c.expand(3, -1, -1)))
+        return m.head(y + states["c"][0][1:2])
 
-        def forward(self, x):
-            y, (h, c) = self.lstm(self.tokens(x))
-            y, states = self.recurrent(self.norm(y), (h.expand(3, -1, -1), c.expand(3, -1, -1)))
-            return self.head(y + states["c"][0][1:2])
-
-    model = Model().double().to(device)
+    layers = {"tokens": nn.Embedding(7, 4), "lstm": nn.LSTM(4, 5), "norm": nn.LayerNorm(5)}
+    layers |= {"recurrent": cases.Recurrent(3, 5, batch_first=False), "head": nn.Linear(5, 3)}
+    model = cases.Parts(forward, **layers).double().to(device)
     x = torch.randint(7, (6, 3), device=device)
     y = torch.randn(6, 3, 3, dtype=torch.float64, device=device)
     wrapped = torchium.GradSampleModule(model, batch_first=False, loss_reduction="sum")
@@ -335,9 +303,5 @@ def test_layouts(layout, device):
         x = x.transpose(2, 3)
     else:
         x = x[:1].expand(2, -1, -1, -1)
-    with torch.no_grad():
-        y = torch.randn_like(model(x))
-    expected = cases.reference(model, x, y)
-    wrapped = torchium.GradSampleModule(model)
-    cases.loss_of(wrapped(x), y).mean().backward()
-    cases.check(model, expected, cases.BOUND64)
+    y = torch.randn_like(model(x).detach())
+    cases.check_all(model, cases.reference(model, x, y), (x,), y)

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from grad_cases import Parts
 from kfac_cases import (
     METHODS,
     Convolutions,
@@ -259,24 +260,12 @@ def test_single_samples_and_operations_in_place(device, shape, bias):
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 
-class Net(nn.Module):
-    """A layer, and what is done with it."""
-
-    def __init__(self, name, layer, forward):
-        super().__init__()
-        self.add_module(name, layer)
-        self.name, self.function = name, forward
-
-    def forward(self, x):
-        return self.function(getattr(self, self.name), x)
-
-
 USES = [
-    (KFACPreconditioner, Net("blur", nn.Conv1d(2, 2, 3, padding=1), lambda f, x: f(f(x))), (3, 2, 5),
+    (KFACPreconditioner, Parts(lambda m, x: m.blur(m.blur(x)), blur=nn.Conv1d(2, 2, 3, padding=1)), (3, 2, 5),
      NotImplementedError, "'blur', a Conv1d, was used 2 times"),
-    (KFACPreconditioner, Net("part", nn.Linear(3, 3), lambda f, x: f(x).sum() + f(x[1:]).sum()), (4, 3),
+    (KFACPreconditioner, Parts(lambda m, x: m.part(x).sum() + m.part(x[1:]).sum(), part=nn.Linear(3, 3)), (4, 3),
      RuntimeError, r"'part' was used 2 times .* for \[3, 4\] samples"),
-    (NaturalGradient, Net("norm", nn.GroupNorm(1, 2), lambda f, x: f(f(x) + 1)), (3, 2, 4),
+    (NaturalGradient, Parts(lambda m, x: m.norm(m.norm(x) + 1), norm=nn.GroupNorm(1, 2)), (3, 2, 4),
      NotImplementedError, "'norm', a GroupNorm, was used 2 times"),
 ]  # fmt: skip
 

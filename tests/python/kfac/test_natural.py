@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from grad_cases import LAYERS, loss_of, make, reference
+from grad_cases import LAYERS, Add, loss_of, make, reference, tokens_twice
 from kfac_cases import assert_close, batch, mlp, mse, natural_gradient, train, twin
 from torch import nn
 from torchium.optim import NaturalGradient
@@ -128,34 +128,16 @@ def test_layers_that_no_gradient_reaches(device):
     assert torch.equal(before, model["unused"].weight) and model["unused"].weight.grad is None
 
 
-def refused(*modules):
-    return nn.Sequential(*modules)
-
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tokens = nn.Embedding(5, 4)
-        self.head = nn.Linear(4, 5, bias=False)
-        self.head.weight = self.tokens.weight
-
-
-class Own(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-
-
 @pytest.mark.parametrize(
     "model, message",
     [
-        (refused(nn.Linear(3, 3), nn.BatchNorm1d(3)), "'1', a BatchNorm1d"),
-        (refused(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False)), "'1', which mixes the samples"),
-        (refused(nn.LSTM(3, 3), nn.PReLU()), "'0', a LSTM; '1', a PReLU"),
-        (refused(nn.ConvTranspose1d(2, 2, 2)), "ConvTranspose1d"),
-        (refused(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))), "ParametrizedLinear"),
-        (Tied(), "'tokens', which shares a parameter.*'head', which shares"),
-        (Own(), "'Own', a Own"),
+        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "'1', a BatchNorm1d"),
+        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False)), "'1', which mixes the samples"),
+        (nn.Sequential(nn.LSTM(3, 3), nn.PReLU()), "'0', a LSTM; '1', a PReLU"),
+        (nn.Sequential(nn.ConvTranspose1d(2, 2, 2)), "ConvTranspose1d"),
+        (nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))), "ParametrizedLinear"),
+        (tokens_twice(), "'tokens', which shares a parameter.*'head', which shares"),
+        (Add(), "'Add', a Add"),
     ],
     ids=["batch norm", "plain batch norm", "lstm", "transposed", "parametrized", "tied", "own"],
 )
@@ -165,7 +147,7 @@ def test_layers_are_refused_before_the_first_backward(model, message):
 
 
 def test_frozen_batch_norm_is_right():
-    model = refused(nn.Linear(5, 4), nn.BatchNorm1d(4).eval().requires_grad_(False), nn.Linear(4, 3)).double()
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4).eval().requires_grad_(False), nn.Linear(4, 3)).double()
     model[1].eval()
     optimizer = NaturalGradient(model, damping=0.05)
     x, y = batch(model, 6)
