@@ -6,6 +6,7 @@ which pytest prints at its head.
 """
 
 import functools
+import importlib.util
 import os
 import random
 import zlib
@@ -18,6 +19,13 @@ SEED = random.SystemRandom().randrange(2**31) if ASKED == "random" else int(ASKE
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: wants a GPU")
+
+
+def pytest_ignore_collect(collection_path):
+    """Files that import PyTorch at their beginning are left out where it is missing."""
+    if collection_path.suffix == ".py" and importlib.util.find_spec("torch") is None:
+        return "\nimport torch\n" in collection_path.read_text(encoding="utf-8") or None
+    return None
 
 
 def pytest_report_header(config):
@@ -42,6 +50,14 @@ def device(request):
     if request.param == "cuda" and why_no_gpu() is not None:
         pytest.skip(why_no_gpu())
     return request.param
+
+
+@pytest.fixture
+def gpu():
+    """For a test that is about GPUs, and marked so."""
+    if why_no_gpu() is not None:
+        pytest.skip(why_no_gpu())
+    return "cuda"
 
 
 def pytest_generate_tests(metafunc):
@@ -72,7 +88,7 @@ def fresh_numbers(request):
 @pytest.fixture
 def one_thread():
     """For what is small: threads would only wait for each other."""
-    torch = pytest.importorskip("torch")
+    import torch
     from torchium import _C
 
     before = torch.get_num_threads(), _C.get_num_threads()

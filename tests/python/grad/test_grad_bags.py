@@ -3,13 +3,11 @@ bags by autograd."""
 
 import copy
 
+import grad_cases as cases
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import grad_cases as cases  # noqa: E402
-import torchium  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+import torchium
+from torch import nn
 
 ROWS, WIDTH = 12, 5
 LENGTHS = (3, 0, 1, 7, 0)  # of bags that come by offsets

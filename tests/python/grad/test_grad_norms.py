@@ -1,13 +1,11 @@
 """Norms of samples' gradients that are not formed, and sums of clipped ones, against a loop over single samples."""
 
+import grad_cases as cases
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import grad_cases as cases  # noqa: E402
-import torchium  # noqa: E402
-from torch import nn  # noqa: E402
-from torchium.utils.cuda_kernels import CUDAGradientOps  # noqa: E402
+import torch
+import torchium
+from torch import nn
+from torchium.utils.cuda_kernels import CUDAGradientOps
 
 
 def test_samples_after_none(device):
@@ -115,10 +113,8 @@ def test_inputs_are_released_as_the_pass_goes(device):
 
 
 @pytest.mark.gpu
-def test_nothing_waits_for_the_device():
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    model, x, y = cases.make("gpt with tied head", 4, torch.float32, "cuda")
+def test_nothing_waits_for_the_device(gpu):
+    model, x, y = cases.make("gpt with tied head", 4, torch.float32, gpu)
     for _ in range(2):
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")

@@ -3,17 +3,15 @@
 import copy
 import re
 
+import grad_cases as cases
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import grad_cases as cases  # noqa: E402
-import torchium  # noqa: E402
-from test_grad_sample import pictures  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from torchium import _C  # noqa: E402
-from torchium.utils.cuda_kernels import CUDAGradientOps  # noqa: E402
+import torch
+import torchium
+from test_grad_sample import pictures
+from torch import nn
+from torch.nn import functional as F
+from torchium import _C
+from torchium.utils.cuda_kernels import CUDAGradientOps
 
 
 def with_layer(layer):

@@ -3,15 +3,13 @@
 import copy
 import pickle
 
+import grad_cases as cases
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import grad_cases as cases  # noqa: E402
-import torchium  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from torchium.utils.cuda_kernels import CUDAGradientOps  # noqa: E402
+import torch
+import torchium
+from torch import nn
+from torch.nn import functional as F
+from torchium.utils.cuda_kernels import CUDAGradientOps
 
 
 @pytest.mark.parametrize("batch", [0, 1, 5])

@@ -3,14 +3,12 @@ the looking is paused."""
 
 import contextlib
 
+import grad_cases as cases
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import grad_cases as cases  # noqa: E402
-import torchium  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap  # noqa: E402
+import torch
+import torchium
+from torch import nn
+from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap
 
 
 def small(device):

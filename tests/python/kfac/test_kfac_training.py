@@ -12,7 +12,6 @@ import warnings
 
 import pytest
 import torch
-import torchium
 from kfac_cases import (
     METHODS,
     assert_close,
@@ -586,9 +585,7 @@ def test_memory_report(device):
 
 
 @pytest.mark.gpu
-def test_a_model_that_is_moved_keeps_its_factors():
-    if not torch.cuda.is_available() or not torchium.is_available("cuda"):
-        pytest.skip("no GPU")
+def test_a_model_that_is_moved_keeps_its_factors(gpu):
     model = mlp()
     optimizer = KFAC(model, factor_update_steps=1, inv_update_steps=1)
     train(model, optimizer, 3)

@@ -7,9 +7,6 @@ the condition of the function, here at most 100; half types are computed in floa
 element, and their inputs are taken as they are after rounding.
 """
 
-import subprocess
-import sys
-
 import pytest
 
 numpy = pytest.importorskip("numpy")
@@ -17,6 +14,7 @@ numpy = pytest.importorskip("numpy")
 import conftest  # noqa: E402
 import torchium.linalg as linalg  # noqa: E402
 from linalg_cases import BOUND, FUNCTIONS, ROOT, arguments, close, positive, power_of, transposed, wide  # noqa: E402
+from processes import run_python  # noqa: E402
 
 
 def jax_array(x, dtype):
@@ -221,5 +219,4 @@ import sys, numpy, torchium.linalg as linalg
 assert numpy.allclose(linalg.matrix_power(4.0 * numpy.eye(3), 0.5), 2.0 * numpy.eye(3))
 assert "torch" not in sys.modules, "PyTorch was imported"
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", program)

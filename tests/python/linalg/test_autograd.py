@@ -5,11 +5,9 @@ Powers and roots take symmetric matrices only, so differences are taken through 
 """
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import torchium.linalg as linalg  # noqa: E402
-from torchium.utils.cuda_kernels import CUDAMatrixOps, CUDAMemoryOps  # noqa: E402
+import torch
+import torchium.linalg as linalg
+from torchium.utils.cuda_kernels import CUDAMatrixOps, CUDAMemoryOps
 
 gradcheck = torch.autograd.gradcheck
 gradgradcheck = torch.autograd.gradgradcheck

@@ -1,18 +1,14 @@
 """The matrix functions as operators: torch.library.opcheck, torch.compile without graph breaks, make_fx, export, fake
 and meta tensors. Compiled code must give what eager code gives, gradients included."""
 
-import subprocess
-import sys
-
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import torchium.linalg as linalg  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
-from torchium import _C  # noqa: E402
-from torchium.utils.cuda_kernels import CUDAMatrixOps, CUDAMemoryOps  # noqa: E402
+import torch
+import torchium.linalg as linalg
+from processes import run_python
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torchium import _C
+from torchium.utils.cuda_kernels import CUDAMatrixOps, CUDAMemoryOps
 
 
 def positive(*shape, device):
@@ -179,8 +175,7 @@ a = 3 * torch.eye(3)
 assert torch.allclose(compiled(a), 9 * torch.eye(3) + 1)
 assert torch.allclose(linalg.matrix_power(a, 2.0), 9 * torch.eye(3))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", program)
 
 
 # --- tracing

@@ -6,14 +6,12 @@ have files of their own.
 import math
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import torchium  # noqa: E402
-import torchium.linalg as linalg  # noqa: E402
-from linalg_cases import FUNCTIONS, PRODUCT, Case, arguments, close, positive, wide  # noqa: E402
-from torchium.utils import cuda_kernels  # noqa: E402
-from torchium.utils.cuda_kernels import CUDAMatrixOps, CUDAMemoryOps  # noqa: E402
+import torch
+import torchium
+import torchium.linalg as linalg
+from linalg_cases import FUNCTIONS, PRODUCT, Case, arguments, close, positive, wide
+from torchium.utils import cuda_kernels
+from torchium.utils.cuda_kernels import CUDAMatrixOps, CUDAMemoryOps
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -132,10 +130,8 @@ def test_mixed_dtypes_are_refused():
 
 
 @pytest.mark.gpu
-def test_mixed_devices_are_refused(device):
-    if device == "cpu":
-        pytest.skip("wants two devices")
-    a, b = torch.eye(3), torch.eye(3, device=device)
+def test_mixed_devices_are_refused(gpu):
+    a, b = torch.eye(3), torch.eye(3, device=gpu)
     for function in (
         lambda: CUDAMatrixOps.batch_matrix_multiply(a, b),
         lambda: CUDAMatrixOps.kronecker_product_approx(b, a),
@@ -254,14 +250,12 @@ def test_matmul_into(device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("pinned", [False, True])
-def test_matmul_streamed_through_a_gpu(device, pinned):
-    if device == "cpu":
-        pytest.skip("wants a GPU")
+def test_matmul_streamed_through_a_gpu(gpu, pinned):
     a, b = torch.randn(1000, 700), torch.randn(700, 500)
     if pinned:
         a, b = a.pin_memory(), b.pin_memory()
     expected = wide(a) @ wide(b)
-    for left, right, options in ((a, b, {"device": device}), (a, b.to(device), {}), (a.to(device), b, {})):
+    for left, right, options in ((a, b, {"device": gpu}), (a, b.to(gpu), {}), (a.to(gpu), b, {})):
         c = CUDAMemoryOps.memory_efficient_matmul(left, right, memory_budget=1 << 20, **options)
         assert c.device.type == left.device.type
         close(c, a, expected, bounds=PRODUCT)

@@ -23,8 +23,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -114,12 +113,9 @@ def test_outputs_are_compared():
     assert different("    loss 0.50 after 3\n", "loss 0.51 after 3\n") is None
     assert different("    {'a': 1,\n     'b': 2e-3}\n", "{'a': 1, 'b': 1.2e-03}\n") is None
     assert "shows 3 where 4" in different("    loss 0.50 after 3\n", "loss 0.50 after 4\n")
-    assert different("    loss 0.04\n", "loss 0.05\n") is None
     assert "shows 0.50 where 0.60" in different("    loss 0.50\n", "loss 0.60\n")
     assert "2e-3 where 7e-3" in different("    2e-3\n", "7e-3\n")
     assert different("    2e-3\n", "7e-3\n", "x86_64") is None
-    assert "2e-3 where 7e-2" in different("    2e-3\n", "7e-2\n", "x86_64")
-    assert "this was printed" in different("    loss 0.50\n", "error 0.50\n")
     assert sum(bool(block.shown) for page in PAGES for block in blocks(page)) > 15
 
 
@@ -143,12 +139,8 @@ def test_code_before_a_change_runs(page, number, tmp_path, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_of_a_page_runs_on_a_gpu(page, tmp_path, monkeypatch):
+def test_code_of_a_page_runs_on_a_gpu(gpu, page, tmp_path, monkeypatch):
     """The blocks that want one too; and the others, which take a GPU where there is one."""
-    from torchium import is_available
-
-    if not (torch.cuda.is_available() and is_available("cuda")):
-        pytest.skip("no GPU")
     monkeypatch.chdir(tmp_path)
     run(page, "gpu")
 

@@ -40,8 +40,8 @@ def run(*command, env=None, status=0, cwd=None):
 
 
 def clean_environment():
-    """Without what would lead to another torchium than the installed one."""
-    return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    """Without what would lead to another torchium, or libtorchium, than the installed one."""
+    return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")}
 
 
 @pytest.fixture(scope="module")
@@ -185,20 +185,12 @@ def test_libraries_are_those_of_the_package(without_torch):
         assert needs == ["scipy-openblas32>=0.3.34", "torch>=2.4; extra == 'torch'"]
 
 
+SMOKE = ROOT / "tests" / "package" / "wheel_smoke.py"
+
+
 def test_numpy_without_torch(without_torch):
     pytest.importorskip("numpy")
-    code = """
-import sys
-import numpy as np
-from torchium import linalg
-a = np.random.default_rng(0).standard_normal((3, 20, 20))
-a = a @ a.transpose(0, 2, 1) + np.eye(20)
-x = linalg.inverse_root(a, 2)
-assert type(x) is np.ndarray and x.dtype == np.float64
-assert 'torch' not in sys.modules
-print(np.abs(x @ x @ a - np.eye(20)).max())
-"""
-    assert float(without_torch.ask(code)) < 1e-10
+    run(without_torch.python, SMOKE, "numpy")
 
 
 def test_what_needs_torch_says_so(without_torch):
@@ -232,47 +224,6 @@ def test_doctor_explains_a_library_that_is_gone(without_torch, tmp_path):
     assert "install it again" in report["problems"][0]["remedy"]
 
 
-@needs_wheel
-def test_command_is_the_program_in_c(without_torch):
-    command = without_torch.python.parent / "torchium"
-    report = json.loads(run(command, "info", "--json"))
-    assert report["version"] == without_torch.ask("import torchium; print(torchium.__version__)")
-    run(command, "no-such-word", status=2)
-    assert "torchium" in run(command, "--help")
-
-
-PROGRAM = """
-#include <stdio.h>
-#include <torchium/torchium.h>
-int main(void)
-{
-    tch_context *context;
-    if (tch_context_create("cpu", &context) != TCH_OK) {
-        fprintf(stderr, "%s\\n", tch_last_error());
-        return 1;
-    }
-    tch_context_destroy(context);
-    puts(tch_version());
-    return 0;
-}
-"""
-
-
-def test_a_c_program_uses_the_installed_library(without_torch, tmp_path):
-    (tmp_path / "program.c").write_text(PROGRAM)
-    include, library, version = without_torch.ask(
-        "import torchium as t; print(t.get_include(), t.get_library_dir(), t.__version__, sep='\\n')"
-    ).splitlines()
-    program = tmp_path / "program"
-    run(
-        os.environ.get("CC", "cc"), "-std=c17", "-Wall", "-Werror", tmp_path / "program.c", "-o", program,
-        f"-I{include}", f"-L{library}", "-ltorchium", f"-Wl,-rpath,{library}",
-    )  # fmt: skip
-    assert run(program).strip() == version
-    config = Path(library) / "cmake" / "torchium" / "torchium-config.cmake"
-    assert config.is_file() and (Path(library) / "pkgconfig" / "torchium.pc").is_file()
-
-
 def test_a_cmake_project_uses_the_installed_library(without_torch, tmp_path):
     prefix = Path(without_torch.ask("import torchium as t; print(t.get_library_dir())")).parent
     version = without_torch.ask("import torchium as t; print(t.__version__)")
@@ -283,17 +234,7 @@ def test_a_cmake_project_uses_the_installed_library(without_torch, tmp_path):
 
 
 def test_optimizer_beside_torch(beside_torch):
-    code = """
-import torch, torchium
-model = torch.nn.Linear(6, 3)
-optimizer = torchium.optim.Shampoo(model.parameters(), lr=0.01)
-before = model.weight.detach().clone()
-model(torch.randn(5, 6)).square().mean().backward()
-optimizer.step()
-assert torch.isfinite(model.weight).all() and not torch.equal(before, model.weight)
-print(torchium.memory_report(optimizer)['state'] > 0)
-"""
-    assert beside_torch.ask(code) == "True"
+    run(beside_torch.python, SMOKE, "numpy", "torch")
 
 
 def test_doctor_beside_torch(beside_torch):
