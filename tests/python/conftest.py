@@ -52,6 +52,13 @@ def device(request):
     return request.param
 
 
+@pytest.fixture(autouse=True, scope="session")
+def kernel_cache(tmp_path_factory):
+    """Kernels are kept in the folder of the build, where ctest names one, and stay out of the user's."""
+    if "TORCHIUM_CACHE" not in os.environ:
+        os.environ["TORCHIUM_CACHE"] = str(tmp_path_factory.mktemp("kernels"))
+
+
 @pytest.fixture
 def gpu():
     """For a test that is about GPUs, and marked so."""

@@ -43,72 +43,48 @@ class GPT2Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-class Llama(nn.Module):
+def model_of(parts):
+    """Modules and parameters by their names, dots and all."""
+    model = nn.Module()
+    for name, part in parts.items():
+        owner = model
+        *path, last = name.split(".")
+        for word in path:
+            if not hasattr(owner, word):
+                owner.add_module(word, nn.Module())
+            owner = getattr(owner, word)
+        setattr(owner, last, part)
+    return model
+
+
+def Llama(words=96, width=32, layers=2):
     """As transformers has it: an untied lm_head beside the model, RMS norms, no biases."""
-
-    def __init__(self, words=96, width=32, layers=2):
-        super().__init__()
-        self.model = nn.ModuleDict(
-            {
-                "embed_tokens": nn.Embedding(words, width),
-                "layers": nn.ModuleList(
-                    [
-                        nn.ModuleDict(
-                            {
-                                "self_attn": nn.ModuleDict(
-                                    {f"{n}_proj": nn.Linear(width, width, bias=False) for n in "qkvo"}
-                                ),
-                                "mlp": nn.ModuleDict(
-                                    {
-                                        "gate_proj": nn.Linear(width, words, bias=False),  # as many as there are words
-                                        "up_proj": nn.Linear(width, words, bias=False),
-                                        "down_proj": nn.Linear(words, width, bias=False),
-                                    }
-                                ),
-                                "input_layernorm": nn.RMSNorm(width),
-                            }
-                        )
-                        for _ in range(layers)
-                    ]
-                ),
-                "norm": nn.RMSNorm(width),
-            }
-        )
-        self.lm_head = nn.Linear(width, words, bias=False)
+    parts = {"model.embed_tokens": nn.Embedding(words, width)}
+    for k in range(layers):
+        parts |= {f"model.layers.{k}.self_attn.{n}_proj": nn.Linear(width, width, bias=False) for n in "qkvo"}
+        # As wide as there are words.
+        parts |= {f"model.layers.{k}.mlp.{n}_proj": nn.Linear(width, words, bias=False) for n in ("gate", "up")}
+        parts[f"model.layers.{k}.mlp.down_proj"] = nn.Linear(words, width, bias=False)
+        parts[f"model.layers.{k}.input_layernorm"] = nn.RMSNorm(width)
+    return model_of(parts | {"model.norm": nn.RMSNorm(width), "lm_head": nn.Linear(width, words, bias=False)})
 
 
-class MetaLlama(nn.Module):
+def MetaLlama(words=96, width=32):
     """As Meta writes it: the head is called output."""
-
-    def __init__(self, words=96, width=32):
-        super().__init__()
-        self.tok_embeddings = nn.Embedding(words, width)
-        self.layers = nn.ModuleList([nn.ModuleDict({"wq": nn.Linear(width, width, bias=False)})])
-        self.norm = nn.RMSNorm(width)
-        self.output = nn.Linear(width, words, bias=False)
+    parts = {"tok_embeddings": nn.Embedding(words, width), "layers.0.wq": nn.Linear(width, width, bias=False)}
+    return model_of(parts | {"norm": nn.RMSNorm(width), "output": nn.Linear(width, words, bias=False)})
 
 
-class ViT(nn.Module):
+def ViT(width=32, classes=10):
     """As torchvision: patches by a convolution, a class token and positions as parameters, heads.head."""
-
-    def __init__(self, width=32, classes=10):
-        super().__init__()
-        self.conv_proj = nn.Conv2d(3, width, 4, 4)
-        self.class_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.encoder = nn.Module()
-        self.encoder.pos_embedding = nn.Parameter(torch.randn(1, 17, width))
-        self.encoder.layers = nn.Sequential(nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True))
-        self.encoder.ln = nn.LayerNorm(width)
-        self.heads = nn.Sequential()
-        self.heads.head = nn.Linear(width, classes)
+    parts = {"conv_proj": nn.Conv2d(3, width, 4, 4), "class_token": nn.Parameter(torch.zeros(1, 1, width))}
+    parts["encoder.pos_embedding"] = nn.Parameter(torch.randn(1, 17, width))
+    parts["encoder.layers.0"] = nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True)
+    return model_of(parts | {"encoder.ln": nn.LayerNorm(width), "heads.head": nn.Linear(width, classes)})
 
 
-class ResNet(nn.Module):
+def ResNet(width=8, classes=10):
     """As torchvision: convolutions, batch norms, fc."""
-
-    def __init__(self, width=8, classes=10):
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, width, 7, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.layer1 = nn.Sequential(nn.Conv2d(width, width, 3, bias=False), nn.BatchNorm2d(width))
-        self.fc = nn.Linear(width, classes)
+    parts = {"conv1": nn.Conv2d(3, width, 7, bias=False), "bn1": nn.BatchNorm2d(width)}
+    parts |= {"layer1.0": nn.Conv2d(width, width, 3, bias=False), "layer1.1": nn.BatchNorm2d(width)}
+    return model_of(parts | {"fc": nn.Linear(width, classes)})

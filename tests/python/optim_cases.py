@@ -161,11 +161,11 @@ def assert_same_bits(first, second):
 OTHER = {"lr": 1e-5, "weight_decay": 0.5}  # what a fresh optimizer has before it is loaded
 
 
-def through_file(state):
+def through_file(saved, weights_only=True):
     file = io.BytesIO()
-    torch.save(state, file)
+    torch.save(saved, file)
     file.seek(0)
-    return torch.load(file, weights_only=True)
+    return torch.load(file, weights_only=weights_only)
 
 
 def fresh(kind, model, **options):

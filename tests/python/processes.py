@@ -6,6 +6,8 @@ these is a child of a fork to it.
 import inspect
 import multiprocessing
 import os
+import subprocess
+import sys
 import traceback
 
 # What cannot be imported is left to the tests to say. The first optimizer of a process loads torch._dynamo.
@@ -59,6 +61,36 @@ def check_cases(folder, size, cases, *backend):
     said = "\n".join((folder / f"failures.{rank}").read_text() for rank in range(size))
     assert not said.strip(), said
     (folder / f"store{size}").unlink(missing_ok=True)
+
+
+def run_python(*arguments, **options):
+    """What a new Python prints, which must end well."""
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def save_checkpoint(model, optimizer, path):
+    """By torch.distributed.checkpoint: each rank saves its part."""
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save(_states_of(model, optimizer), checkpoint_id=path)
+
+
+def load_checkpoint(model, optimizer, path):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+
+    states = _states_of(model, optimizer)
+    dcp.load(states, checkpoint_id=path)
+    set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+
+
+def _states_of(model, optimizer):
+    """PyTorch takes a step of nothing where there is no state yet."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
 
 
 def run_ranks(function, size, *arguments, seconds=600):

@@ -1,4 +1,4 @@
-"""Mixed precision: GradScaler in both of its protocols, autocast, and gradients that are not finite. Half-precision
+"""Mixed precision: GradScaler in both of its protocols, and gradients that are not finite. Half-precision
 parameters are compared in C (test_optim_types.c, test_optim_halves.c, test_stochastic_rounding.c).
 
 A scale that is a power of two changes no bit of a gradient, so scaled training must give the very numbers of plain
@@ -11,7 +11,6 @@ import pytest
 import torch
 from optim_cases import (
     assert_same_bits,
-    batch,
     copies,
     loss_of,
     make,
@@ -98,23 +97,6 @@ def test_an_infinite_gradient_skips_the_step(kind, fused, unscale, device):
     assert scaler.get_scale() == SCALE / 8
     assert optimizer.stats()["skipped"] == (3 if fused else 0)  # the scaler skips the others before they see it
     assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
-
-
-def test_under_autocast(kind, device):
-    model, optimizer = trained(kind, device)
-    scaler = scaler_for(device)
-    losses = []
-    for _ in range(60):
-        x, y = batch(0, device=device)
-        optimizer.zero_grad()
-        with torch.autocast(device, torch.bfloat16):
-            loss = torch.nn.functional.mse_loss(model(x).float(), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
-    assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
 # --- gradients that are not finite

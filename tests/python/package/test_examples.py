@@ -109,14 +109,7 @@ def test_the_grammar_keeps_its_promises():
 # --- the others ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def kernels(tmp_path, monkeypatch):
-    """Kernels are kept in the folder of the build, where ctest names one, and stay out of the user's."""
-    if "TORCHIUM_CACHE" not in os.environ:
-        monkeypatch.setenv("TORCHIUM_CACHE", str(tmp_path / "kernels"))
-
-
-def test_matrix_optimizer(script, device, kernels):
+def test_matrix_optimizer(script, device):
     output = script("matrix_optimizer.py", "--steps", "40", "--device", device)
     sgd, by_kernel, by_library = (float(loss) for loss in re.findall(r"loss (\d+\.\d+)", output))
     # Roots of error 1e-3 at most, of which each step keeps the direction.
@@ -125,17 +118,17 @@ def test_matrix_optimizer(script, device, kernels):
 
 
 @pytest.fixture
-def extensions(tmp_path_factory, monkeypatch):
+def extensions(monkeypatch):
     """C++ extensions are built in one folder: a second library with the operators of the first ends the process."""
     cpp_extension = pytest.importorskip("torch.utils.cpp_extension")
     if shutil.which(os.environ.get("CXX", "c++")) is None or not cpp_extension.is_ninja_available():
         pytest.skip("a C++ extension needs a compiler and ninja")
-    folder = Path(os.environ.get("TORCHIUM_CACHE", tmp_path_factory.getbasetemp())) / "extensions"
+    folder = Path(os.environ["TORCHIUM_CACHE"]) / "extensions"
     folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
 
 
-def test_cpp_extension(script, device, kernels, extensions, recwarn):
+def test_cpp_extension(script, device, extensions, recwarn):
     output = script("cpp_extension.py", "--rows", "24", "--cols", "50", "--repeats", "1", "--device", device)
     rows = dict(re.findall(r"^(\S.*?)  +error (\S+), symmetric", output, re.MULTILINE))
     assert list(rows) == ["C++ extension", "torchium.kernel", "PyTorch"]

@@ -3,7 +3,7 @@ does, and the state of a half-precision model stays float32.
 """
 
 import copy
-import io
+import functools
 import pickle
 
 import pytest
@@ -174,14 +174,10 @@ def test_half_precision_models_keep_float32_state(kind, dtype, master_weights, d
 # --- whole optimizers
 
 
-def saved_whole(pair):
-    file = io.BytesIO()
-    torch.save(pair, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair)), saved_whole])
+@pytest.mark.parametrize(
+    "again",
+    [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair)), functools.partial(through_file, weights_only=False)],
+)
 @pytest.mark.parametrize("steps", [0, 5])
 def test_copies_of_model_and_optimizer(kind, steps, again, device):
     model, optimizer = trained(kind, device, steps)
