@@ -20,23 +20,6 @@ def mlp(device="cpu", dtype=torch.float64, bias=True, sizes=(5, 7, 4, 3)):
     return nn.Sequential(*layers[:-1]).to(device=device, dtype=dtype)
 
 
-class Convolutions(nn.Module):
-    """Groups, dilation, stride, 'same' and circular padding, in one to three dimensions."""
-
-    def __init__(self):
-        super().__init__()
-        self.one = nn.Conv1d(4, 6, 3, padding="same", groups=2)
-        self.two = nn.Conv2d(1, 3, (2, 3), stride=(1, 2), dilation=(2, 1), padding=1, padding_mode="circular")
-        self.three = nn.Conv3d(1, 2, 2, stride=2, bias=False)
-        self.out = nn.Linear(2 * 1 * 2 * 2, 3)
-
-    def forward(self, x):  # x is (B, 4, 8)
-        x = torch.tanh(self.one(x)).unsqueeze(1)  # (B, 1, 6, 8)
-        x = torch.tanh(self.two(x)).unsqueeze(1)  # (B, 1, 3, 6, 4)
-        x = torch.tanh(self.three(x))  # (B, 2, 1, 3, 2)
-        return self.out(x[..., :2, :].flatten(1))
-
-
 METHODS = ["eigen", "inverse", "ekfac"]
 mse = functional.mse_loss
 

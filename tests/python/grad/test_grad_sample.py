@@ -222,6 +222,12 @@ def test_autocast(name, device):
         assert cases.error(p.grad, p.grad_sample.double().mean(0)) < 0.02, parameter
 
 
+def test_half_parameters(device):
+    """Sums are in float32 and rounded once, to bfloat16's 8 bits, which outputs and their gradients have too."""
+    model, x, y = cases.make("linear on sequences", 3, torch.bfloat16, device)
+    cases.check_all(model, cases.reference(model, x, y), (x,), y, 0.03)
+
+
 def test_forward_of_a_single_object(device):
     """One that was put into a module beside its class's is run as it is, and is there again at the end."""
     model, x, y = cases.make("linear", 3, torch.float64, device)

@@ -10,7 +10,6 @@ import torch
 from grad_cases import Parts
 from kfac_cases import (
     METHODS,
-    Convolutions,
     assert_close,
     assert_same,
     batch,
@@ -102,49 +101,24 @@ def test_numbers_may_be_functions_of_the_step(device):
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
-def unfolded(module, x):
-    """Patches of a convolution's input by PyTorch alone, [B, positions, groups, C / groups * kernel], by probing each
-    element of the kernel with a convolution that picks it."""
-    per_group = module.weight[0].numel()
-    pick = torch.eye(per_group, dtype=x.dtype).reshape(per_group, *module.weight.shape[1:])
-    probe = copy.deepcopy(module)
-    probe.out_channels = per_group * module.groups
-    probe.weight = nn.Parameter(pick.repeat(module.groups, *[1] * (pick.ndim - 1)))
-    probe.bias = None
-    patches = probe(x).flatten(2)  # (B, groups * per_group, T)
-    return patches.reshape(len(x), module.groups, per_group, -1).permute(0, 3, 1, 2)
-
-
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
-def test_factors_of_convolutions(device, sharing):
-    """Groups, dilation, stride, 'same' and circular padding, against patches picked out by PyTorch."""
-    model = Convolutions().double().to(device)
-    x = draw(6, 4, 8, device=device)
+def test_factors_of_positions_and_groups(device, sharing):
+    """Patches of kernels are those of per-sample gradients, which test_grad_sample.py compares."""
+    model = nn.Conv1d(4, 6, 1, groups=2).double().to(device)
+    x = draw(5, 4, 7, device=device)
     kfac = KFACPreconditioner(model, sharing=sharing)
-    seen = {}
-    for name, module in model.named_children():
-
-        def hook(module, args, output, name=name):
-            output.register_hook(lambda g: seen.__setitem__(name, (args[0].detach(), g)))
-
-        module.register_forward_hook(hook)
-    model(x).square().mean().backward()
+    output = model(x)
+    output.retain_grad()
+    output.square().mean().backward()
     kfac.step()
-    states = kfac.state_dict()["layers"]
-    for name, module in twin(model).named_children():
-        inputs, g = (t.cpu() for t in seen[name])
-        linear = isinstance(module, nn.Linear)
-        a = inputs[:, None, None, :] if linear else unfolded(module, inputs)  # (B, T, groups, d)
-        if module.bias is not None:
-            a = torch.cat([a, torch.ones(*a.shape[:-1], 1, dtype=a.dtype)], -1)
-        groups = a.shape[2]
-        g = len(x) * (g[:, :, None] if linear else g.flatten(2)).reshape(len(x), groups, -1, a.shape[1])
-        if sharing == "reduce":
-            a, g = a.mean(1, keepdim=True), g.sum(-1, keepdim=True)
-        first = torch.einsum("btgi,btgj->gij", a, a) / (a.shape[0] * a.shape[1])
-        second = torch.einsum("bgit,bgjt->gij", g, g) / len(x)
-        assert_close(states[name]["input_factor"].reshape(first.shape), first.detach(), 1e-12, name)
-        assert_close(states[name]["output_factor"].reshape(second.shape), second.detach(), 1e-12, name)
+    a = x.cpu().reshape(5, 2, 2, 7).permute(0, 3, 1, 2)  # samples, positions, groups, channels
+    a = torch.cat([a, torch.ones(5, 7, 2, 1, dtype=a.dtype)], -1)
+    g = 5 * output.grad.cpu().reshape(5, 2, 3, 7)
+    if sharing == "reduce":
+        a, g = a.mean(1, keepdim=True), g.sum(-1, keepdim=True)
+    state = kfac.state_dict()["layers"]["Conv1d"]
+    assert_close(state["input_factor"], torch.einsum("btgi,btgj->gij", a, a) / a.shape[:2].numel(), 1e-12)
+    assert_close(state["output_factor"], torch.einsum("bgit,bgjt->gij", g, g) / 5, 1e-12)
 
 
 class Mixed(nn.Module):

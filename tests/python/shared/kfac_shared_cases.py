@@ -8,12 +8,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from kfac_cases import METHODS, batch, mlp, mse, train
-from torch.distributed.checkpoint.state_dict import (
-    get_optimizer_state_dict,
-    get_state_dict,
-    set_optimizer_state_dict,
-    set_state_dict,
-)
+from processes import load_checkpoint, save_checkpoint
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -113,12 +109,9 @@ def sharded_goes_on(size, folder):
         for step in range(STEPS):
             step_on_part(model, optimizer, step, size)
             if breaks and step == 3:
-                parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-                dcp.save(parts, checkpoint_id=f"{folder}/sharded.{size}")
+                save_checkpoint(model, optimizer, f"{folder}/sharded.{size}")
                 model, optimizer = fully_sharded("eigen")
-                parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-                dcp.load(parts, checkpoint_id=f"{folder}/sharded.{size}")
-                set_state_dict(model, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
+                load_checkpoint(model, optimizer, f"{folder}/sharded.{size}")
         ends.append([p.full_tensor() for p in model.parameters()])
     assert same(*ends)
 
@@ -215,17 +208,12 @@ def consolidates(size, folder):
             assert fits(method, size, train(model, optimizer, STEPS, first=STEPS), expected), f"{method} {list(more)}"
 
 
-def by_checkpoint(model, optimizer):
-    model_state, state = get_state_dict(model, optimizer)
-    return {"model": model_state, "optimizer": state}
-
-
 def saves_by_checkpoint(size, folder):
     """Each rank saves its part, between two refreshes."""
     for method in METHODS:
         model, optimizer = fresh(method, **shared())
         train(model, optimizer, STEPS)
-        dcp.save(by_checkpoint(model, optimizer), checkpoint_id=f"{folder}/{method}")
+        save_checkpoint(model, optimizer, f"{folder}/{method}")
 
 
 def resumes_by_checkpoint(size, folder):
@@ -233,9 +221,7 @@ def resumes_by_checkpoint(size, folder):
     for method in METHODS:
         expected = train(*fresh(method, **itself()), 2 * STEPS)
         model, optimizer = fresh(method, **shared())
-        state = by_checkpoint(model, optimizer)
-        dcp.load(state, checkpoint_id=f"{folder}/{method}")
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        load_checkpoint(model, optimizer, f"{folder}/{method}")
         assert optimizer.preconditioner.steps == STEPS, method
         assert fits(method, size, train(model, optimizer, STEPS, first=STEPS), expected), method
 
@@ -269,7 +255,7 @@ def averages_in_a_checkpoint(size, folder):
 def samples_labels_in_a_checkpoint(size):
     """PyTorch takes a step of nothing where there is no state yet, in which no labels can have been drawn."""
     model, optimizer = fresh("eigen", fisher="sampled", process_group=dist.group.WORLD)
-    assert "kfac" in by_checkpoint(model, optimizer)["optimizer"]["state"]["0.weight"]
+    assert "kfac" in get_optimizer_state_dict(model, optimizer)["state"]["0.weight"]
 
 
 ALL = [equal_bits, states_divided, replicas, consolidates, sharded, sharded_goes_on]

@@ -94,8 +94,6 @@ def test_no_collective_unpickles():
 
 
 @pytest.mark.gpu
-def test_parameters_offloaded_from_a_gpu(tmp_path):
+def test_parameters_offloaded_from_a_gpu(gpu, tmp_path):
     """One GPU serves both ranks: gloo's collectives for it go through host memory."""
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch finds no GPU")
     check_cases(tmp_path, 2, [shared_cases.offloads_from_a_gpu], "cuda:gloo")
