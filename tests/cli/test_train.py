@@ -25,6 +25,8 @@ import test_cli
 from test_cli import DEVICE, PLAIN, SKIPPED, run_on_terminal
 
 SMALL = ["--samples", "500", "--hidden", "24,16", "--batch", "32", "--device", DEVICE]
+LONG = ["--schedule", "constant", "--steps", "1000000", "--log-every", "5"]
+COLORS = ("red", "green", "blue")
 ALL = "shampoo,soap,muon,normuon,kfac,ekfac,natural,adamw,lion,sgd"
 
 
@@ -48,6 +50,13 @@ def read_checkpoint(path):
         first, last = entry["data_offsets"]
         tensors[name] = (entry["dtype"], entry["shape"], content[8 + length + first : 8 + length + last])
     return settings, tensors
+
+
+def checkpoint_of(header, content=b""):
+    """The bytes of a safetensors file."""
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + content
 
 
 def weights_of(path, method):
@@ -85,6 +94,24 @@ class Case(unittest.TestCase):
         for text in wanted:
             self.assertIn(text, messages, arguments)
 
+    def start(self, *arguments, preexec_fn=None):
+        """A run beside the test, unbuffered: communicate() would pass over what readline() has buffered."""
+        command = [test_cli.COMMAND, "train", *SMALL, *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0}
+        process = subprocess.Popen(command, **pipes, env=PLAIN, preexec_fn=preexec_fn)
+        self.addCleanup(process.kill)
+        return process
+
+    def end(self, process):
+        output, messages = process.communicate(timeout=300)
+        return process.returncode, output.decode(), messages.decode()
+
+    def stop(self, process, number):
+        for _ in range(4):  # it is under way
+            process.stdout.readline()
+        process.send_signal(number)
+        return self.end(process)
+
 
 def blobs(rows, classes, columns, seed):
     """Rows (features, label) around one center for each class."""
@@ -95,6 +122,14 @@ def blobs(rows, classes, columns, seed):
         label = i % classes
         result.append(([value + source.gauss(0, 0.5) for value in centers[label]], label))
     return result
+
+
+def csv_of(rows, names=None):
+    """Lines of comma-separated values; with names of the classes, under a header."""
+    text = "" if names is None else "a,b,c,d,kind\n"
+    for features, label in rows:
+        text += ",".join(f"{value:.6f}" for value in features) + f",{label if names is None else names[label]}\n"
+    return text
 
 
 class Training(Case):
@@ -256,14 +291,8 @@ class Curvature(Case):
 
 
 class Data(Case):
-    def csv(self, rows, names=("red", "green", "blue")):
-        text = "a,b,c,d,kind\n"
-        for features, label in rows:
-            text += ",".join(f"{value:.6f}" for value in features) + f",{names[label]}\n"
-        return text
-
     def test_csv(self):
-        path = self.write("blobs.csv", self.csv(blobs(300, 3, 4, seed=1)))
+        path = self.write("blobs.csv", csv_of(blobs(300, 3, 4, seed=1), COLORS))
         summary = self.train("--data", path, "--steps", "60", "--optimizer", "adamw", "--device", DEVICE)[-1]
         self.assertEqual((summary["columns"], summary["classes"]), (4, 3))
         self.assertEqual((summary["train_rows"], summary["test_rows"]), (240, 60))
@@ -289,7 +318,7 @@ class Data(Case):
 
     @unittest.skipUnless(os.path.exists("/dev/stdin"), "needs /dev/stdin")
     def test_standard_input_is_read_where_it_is_a_file(self):
-        path = self.write("rows.csv", self.csv_text(blobs(40, 2, 3, seed=8)))
+        path = self.write("rows.csv", csv_of(blobs(40, 2, 3, seed=8)))
         arguments = [test_cli.COMMAND, "train", "--data", "/dev/stdin", "--steps", "2", "--json", "--device", DEVICE]
         with open(path, "rb") as file:
             result = subprocess.run(arguments, stdin=file, capture_output=True, env=PLAIN, timeout=300)
@@ -297,10 +326,6 @@ class Data(Case):
         result = subprocess.run(arguments, input=b"a,b\n1,2\n", capture_output=True, env=PLAIN, timeout=300)
         self.assertEqual(result.returncode, 1)
         self.assertIn(b"not a regular file but a pipe", result.stderr)
-
-    @staticmethod
-    def csv_text(rows):
-        return "".join(",".join(f"{value:.6f}" for value in features) + f",{label}\n" for features, label in rows)
 
     def test_memory_is_bounded_by_the_size_of_the_file(self):
         """A line of four million cells, in a gigabyte or two: sixteen were asked for once, for rows that never came."""
@@ -324,7 +349,7 @@ class Data(Case):
         self.assert_refused(
             1, ["--data", self.write("cell.csv", rows + f"1,{hostile},y\n")], f"({shown})", f"'{shown}'"
         )
-        path = self.write(hostile + ".csv", self.csv_text(blobs(40, 2, 3, seed=9)))
+        path = self.write(hostile + ".csv", csv_of(blobs(40, 2, 3, seed=9)))
         self.assert_refused(1, ["--data", path, "--label", hostile], shown + ".csv", f"'{shown}'")
         checkpoint, plot = self.path(hostile), self.path(hostile + ".svg")
         written = ["--checkpoint", checkpoint, "--plot", plot]
@@ -341,8 +366,7 @@ class Data(Case):
     def test_settings_of_a_checkpoint_are_not_obeyed_either(self):
         for key, value in (("format", "\x1b[2J"), ("hidden", "\x1b[2J"), ("data", "/\x1b[2J"), ("seed", "\x1b[2J")):
             settings = {"train.format": "1", f"train.{key}": value}
-            header = json.dumps({"__metadata__": settings}).encode()
-            path = self.write(f"hostile-{key}", struct.pack("<Q", len(header)) + header)
+            path = self.write(f"hostile-{key}", checkpoint_of({"__metadata__": settings}))
             status, output, messages = run("--resume", path)
             self.assertIn((status, output), ((1, ""), (2, "")), key)
             self.assertIn("\\x1b[2J", messages)
@@ -350,7 +374,7 @@ class Data(Case):
 
     def test_a_checkpoint_opens_no_file(self):
         """The data are named again, at any path; that of the checkpoint is not looked at."""
-        rows = self.write("rows.csv", self.csv(blobs(40, 2, 4, seed=8)))
+        rows = self.write("rows.csv", csv_of(blobs(40, 2, 4, seed=8), COLORS))
         path, moved = self.path("some"), self.path("moved")
         common = ["--label", "kind", "--steps", "4", "--optimizer", "sgd", "--device", DEVICE]
         self.train("--data", rows, *common, "--checkpoint", path)
@@ -413,10 +437,7 @@ class Checkpoints(Case):
         metadata = header["__metadata__"]
         header["__metadata__"] = {k: v for k, v in metadata.items() if not k.startswith("torchium.crc32c")}
         self.assertLess(len(header["__metadata__"]), len(metadata))
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        with open(old, "wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text + content[8 + length :])
+        self.write("without", checkpoint_of(header, content[8 + length :]))
         status, _, messages = run("--resume", old, "--device", DEVICE, "--json")
         self.assertEqual(status, 0, messages)
         self.assertEqual(messages.count("has no checksums"), 1, messages)
@@ -452,8 +473,8 @@ class Checkpoints(Case):
         self.assert_refused(1, ["--resume", self.path("absent")], "absent")
         self.assert_refused(1, ["--resume", self.write("cut", content[: len(content) // 2])], "cut")
         self.assert_refused(1, ["--resume", self.write("noise", b"\xff" * 100)], "noise")
-        other = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-        foreign = self.write("foreign", struct.pack("<Q", len(other)) + other + b"\0\0\0\0")
+        other = checkpoint_of({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"\0\0\0\0")
+        foreign = self.write("foreign", other)
         self.assert_refused(1, ["--resume", foreign], "foreign", "not one of 'torchium train'")
         self.assert_refused(1, [*SMALL, "--steps", "2", "--checkpoint", "/no/such/folder/x"], "/no/such/folder")
 
@@ -512,23 +533,13 @@ class Outputs(Case):
         self.train(*SMALL, "--steps", "2", "--checkpoint", path)
         self.assert_refused(1, ["--resume", path, "--plot", path], "--plot", "the file of --resume")
 
-    def start(self, *arguments, most, json=True):
-        command = [test_cli.COMMAND, "train", *SMALL, *arguments, *(["--json"] if json else [])]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0}
-        process = subprocess.Popen(command, **pipes, env=PLAIN, preexec_fn=limited(most))
-        self.addCleanup(process.kill)
-        return process
-
-    def end(self, process):
-        output, messages = process.communicate(timeout=300)
-        return process.returncode, output.decode(), messages.decode()
-
     def test_a_full_disk_does_not_end_the_training(self):
         """Neither at a save on the way nor at the last one; the table is there, and the end says what is not."""
         path, plot = self.path("full"), self.path("full.svg")
         files = ["--checkpoint", path, "--checkpoint-every", "2", "--plot", plot]
         for json_lines in (False, True):
-            process = self.start("--steps", "9", "--optimizer", "adamw,sgd", *files, most=2000, json=json_lines)
+            arguments = ["--steps", "9", "--optimizer", "adamw,sgd", *files, *(["--json"] if json_lines else [])]
+            process = self.start(*arguments, preexec_fn=limited(2000))
             status, output, messages = self.end(process)
             self.assertEqual(status, 1, messages)
             if json_lines:
@@ -544,58 +555,35 @@ class Outputs(Case):
             )
             self.assertEqual(os.listdir(self.folder.name), [])
 
-    LONG = ("--schedule", "constant", "--steps", "1000000", "--log-every", "5", "--optimizer", "sgd")
-
     def test_a_disk_that_fills_up(self):
-        """The last checkpoint that could be saved stays, and the end says which it is."""
-        path = self.path("some")
-        process = self.start(*self.LONG, "--checkpoint", path, "--checkpoint-every", "3", most=resource.RLIM_INFINITY)
-        while not os.path.exists(path):
-            process.stdout.readline()
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-        self.assertIn(b"could not be saved", process.stderr.readline())
-        for _ in range(4):
-            process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        status, output, messages = self.end(process)
-        self.assertEqual(status, 1)
-        step = int(read_checkpoint(path)[0]["train.sgd.step"])
-        self.assertGreater(lines(output)[-1]["runs"][0]["steps"], step)
-        late = f"the checkpoint {path} is not from the end of the run: it holds step {step} of sgd"
-        self.assertEqual(messages, f"torchium train: {late}\n")
-        self.train("--resume", path, "--steps", str(step + 5), "--device", DEVICE)
-
-    def test_a_disk_that_is_cleared(self):
-        """Once a later save succeeds, nothing is missing."""
-        path = self.path("some")
-        process = self.start(*self.LONG, "--checkpoint", path, "--checkpoint-every", "3", most=2000)
-        self.assertIn(b"could not be saved", process.stderr.readline())
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        process.send_signal(signal.SIGTERM)
-        status, output, messages = self.end(process)
-        self.assertEqual((status, messages), (-signal.SIGTERM, ""))
-        self.assertEqual(read_checkpoint(path)[0]["train.sgd.step"], str(lines(output)[-1]["runs"][0]["steps"]))
+        """The last checkpoint that could be saved stays, and the end says which it is; once a later save succeeds,
+        nothing is missing."""
+        for cleared in (False, True):
+            path = self.path(f"some{cleared}")
+            files = ["--checkpoint", path, "--checkpoint-every", "3"]
+            process = self.start(*LONG, *files, "--optimizer", "sgd", "--json")
+            while not os.path.exists(path):
+                process.stdout.readline()
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+            self.assertIn(b"could not be saved", process.stderr.readline())
+            if cleared:
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, 2 * (resource.RLIM_INFINITY,))
+            status, output, messages = self.stop(process, signal.SIGINT)
+            step, steps = int(read_checkpoint(path)[0]["train.sgd.step"]), lines(output)[-1]["runs"][0]["steps"]
+            if cleared:
+                self.assertEqual((status, messages, step), (-signal.SIGINT, "", steps))
+            else:
+                late = f"the checkpoint {path} is not from the end of the run: it holds step {step} of sgd"
+                self.assertEqual((status, messages), (1, f"torchium train: {late}\n"))
+                self.assertGreater(steps, step)
+            self.train("--resume", path, "--steps", str(step + 5), "--device", DEVICE)
 
 
 class Stopping(Case):
-    def start(self, *arguments, steps="100000", preexec_fn=None):
-        length = ["--schedule", "constant", "--steps", steps, "--log-every", "5"]
-        command = [test_cli.COMMAND, "train", *SMALL, *length, *arguments]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        # Unbuffered: communicate() would pass over what readline() has buffered.
-        return subprocess.Popen(command, **pipes, env=PLAIN, bufsize=0, preexec_fn=preexec_fn)
-
-    def stop(self, process, number):
-        for _ in range(4):  # it is under way
-            process.stdout.readline()
-        process.send_signal(number)
-        rest, messages = process.communicate(timeout=120)
-        return process.returncode, rest.decode(), messages.decode()
-
     def test_ctrl_c_ends_with_checkpoint_and_table(self):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             path = self.path(f"stopped-{number}")
-            process = self.start("--json", "--checkpoint", path, "--optimizer", "adamw,sgd")
+            process = self.start(*LONG, "--json", "--checkpoint", path, "--optimizer", "adamw,sgd")
             status, output, messages = self.stop(process, number)
             self.assertEqual((status, messages), (-number, ""))
             summary = lines(output)[-1]
@@ -606,23 +594,8 @@ class Stopping(Case):
             self.assertEqual(settings["train.adamw.step"], str(steps))
             self.assertEqual(settings["train.sgd.step"], "0")
 
-    def test_resume_after_ctrl_c_is_exact(self):
-        path, rest, whole = self.path("stopped"), self.path("rest"), self.path("whole")
-        process = self.start("--json", "--checkpoint", path, "--optimizer", "shampoo")
-        status, output, _ = self.stop(process, signal.SIGINT)
-        self.assertEqual(status, -signal.SIGINT)
-        steps = str(lines(output)[-1]["runs"][0]["steps"] + 10)
-        self.train("--resume", path, "--steps", steps, "--checkpoint", rest, "--device", DEVICE)
-        arguments = ["--schedule", "constant", "--steps", steps, "--log-every", "5", "--optimizer", "shampoo"]
-        self.train(*SMALL, *arguments, "--checkpoint", whole)
-        tensors, wanted = read_checkpoint(rest)[1], read_checkpoint(whole)[1]
-        self.assertEqual(set(tensors), set(wanted))
-        for name in wanted:
-            if not name.endswith("/curve"):
-                self.assertEqual(tensors[name], wanted[name], name)
-
     def test_the_second_signal_ends_at_once(self):
-        process = self.start("--json", "--optimizer", "adamw")
+        process = self.start(*LONG, "--json", "--optimizer", "adamw")
         process.stdout.readline()
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
@@ -634,11 +607,8 @@ class Stopping(Case):
     def test_what_is_ignored_stays_ignored(self):
         """As nohup has it for SIGHUP, and a shell without job control for SIGINT in the background."""
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-            process = self.start(
-                *("--json", "--optimizer", "sgd"),
-                steps="400",
-                preexec_fn=lambda number=number: signal.signal(number, signal.SIG_IGN),
-            )
+            arguments = ["--steps", "400", "--log-every", "5", "--json", "--optimizer", "sgd"]
+            process = self.start(*arguments, preexec_fn=lambda number=number: signal.signal(number, signal.SIG_IGN))
             status, output, messages = self.stop(process, number)
             self.assertEqual((status, messages), (0, ""))
             summary = lines(output)[-1]
@@ -648,8 +618,8 @@ class Stopping(Case):
         """The command that is printed goes through a shell and comes back as the same path."""
         for name in ("plain", "two words", "it's", "$HOME `x`;", "\x1b[31m\n", "\u202e"):
             path = self.path(name)
-            data = self.write(name + ".csv", Data.csv_text(blobs(40, 2, 3, seed=8)))
-            process = self.start("--optimizer", "sgd", "--checkpoint", path, "--data", data)
+            data = self.write(name + ".csv", csv_of(blobs(40, 2, 3, seed=8)))
+            process = self.start(*LONG, "--optimizer", "sgd", "--checkpoint", path, "--data", data)
             status, output, messages = self.stop(process, signal.SIGINT)
             self.assertEqual((status, messages), (-signal.SIGINT, ""))
             self.assertRegex(output, r"sgd .* interrupted\n")

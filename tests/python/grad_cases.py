@@ -27,7 +27,7 @@ def loss_of(output, target):
 
 
 class Parts(nn.Module):
-    """Layers by their names, and what is done with them: a function of this module and the input."""
+    """Layers by their names, and what is done with them: a function of this module and the inputs."""
 
     def __init__(self, forward, **layers):
         super().__init__()
@@ -35,8 +35,8 @@ class Parts(nn.Module):
             self.add_module(name, layer)
         self.function = forward
 
-    def forward(self, x):
-        return self.function(self, x)
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
 
 
 class Add(nn.Module):

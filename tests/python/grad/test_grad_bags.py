@@ -13,15 +13,10 @@ ROWS, WIDTH = 12, 5
 LENGTHS = (3, 0, 1, 7, 0)  # of bags that come by offsets
 
 
-class Bagged(nn.Module):
+def bagged(**options):
     """A bag in a model whose head knows nothing of bags."""
-
-    def __init__(self, **options):
-        super().__init__()
-        self.bag, self.head = nn.EmbeddingBag(ROWS, WIDTH, **options), nn.Linear(WIDTH, 3)
-
-    def forward(self, input, offsets=None, per_sample_weights=None):
-        return torch.tanh(self.head(self.bag(input, offsets, per_sample_weights)))
+    bag, head = nn.EmbeddingBag(ROWS, WIDTH, **options), nn.Linear(WIDTH, 3)
+    return cases.Parts(lambda m, *inputs: torch.tanh(m.head(m.bag(*inputs))), bag=bag, head=head)
 
 
 def flat_batch(device, weighted=False, last=False, lengths=LENGTHS):
@@ -72,7 +67,7 @@ WEIGHTED = [{"mode": "sum", "include_last_offset": last, "padding_idx": p} for l
     ("options", "weighted"), [(o, False) for o in OPTIONS.values()] + [(o, True) for o in WEIGHTED]
 )
 def test_bags_by_offsets(options, weighted, device):
-    model = Bagged(**options).double().to(device)
+    model = bagged(**options).double().to(device)
     last = options.get("include_last_offset", False)
     batch = flat_batch(device, weighted, last)
     y = torch.randn(len(LENGTHS), 3, dtype=torch.float64, device=device)
@@ -80,7 +75,7 @@ def test_bags_by_offsets(options, weighted, device):
 
 
 def test_weights_have_their_gradient(device):
-    model = Bagged(mode="sum").double().to(device)
+    model = bagged(mode="sum").double().to(device)
     tokens, offsets, weights = flat_batch(device, weighted=True)
     weights.requires_grad_()
     model(tokens, offsets, weights).sum().backward()
@@ -91,7 +86,7 @@ def test_weights_have_their_gradient(device):
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_bags_of_one_length(options, device):
-    model = Bagged(**options).double().to(device)
+    model = bagged(**options).double().to(device)
     tokens = torch.randint(ROWS, (4, 6), device=device)
     tokens[1] = options.get("padding_idx", 2) % ROWS  # nothing but padding, or one token over and over
     y = torch.randn(4, 3, dtype=torch.float64, device=device)
@@ -102,7 +97,7 @@ def test_bags_of_one_length(options, device):
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("lengths", [(0, 0), (4,), ()])
 def test_few_bags(mode, lengths, device):
-    model = Bagged(mode=mode).double().to(device)
+    model = bagged(mode=mode).double().to(device)
     tokens, offsets, _ = flat_batch(device, lengths=lengths)
     wrapped = torchium.GradSampleModule(model, loss_reduction="sum")
     output = wrapped(tokens, offsets)
@@ -123,16 +118,9 @@ def test_indices_and_half_weights(index, device):
 
 
 def test_a_bag_tied_to_a_head(device):
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.bag, self.head = nn.EmbeddingBag(ROWS, WIDTH, mode="sum"), nn.Linear(WIDTH, ROWS, bias=False)
-            self.head.weight = self.bag.weight
-
-        def forward(self, input, offsets, per_sample_weights=None):
-            return self.head(torch.tanh(self.bag(input, offsets, per_sample_weights)))
-
-    model = Tied().double().to(device)
+    bag = nn.EmbeddingBag(ROWS, WIDTH, mode="sum")
+    head = cases.with_weight(nn.Linear(WIDTH, ROWS, bias=False), bag.weight)
+    model = cases.Parts(lambda m, *inputs: m.head(torch.tanh(m.bag(*inputs))), bag=bag, head=head).double().to(device)
     tokens, offsets, _ = flat_batch(device)
     y = torch.randn(len(LENGTHS), ROWS, dtype=torch.float64, device=device)
     expected = reference(model, single_bags(tokens, offsets, None, False), y)
@@ -140,7 +128,7 @@ def test_a_bag_tied_to_a_head(device):
 
 
 def test_a_frozen_bag(device):
-    model = Bagged(mode="sum").double().to(device)
+    model = bagged(mode="sum").double().to(device)
     model.bag.weight.requires_grad_(False)
     tokens, offsets, _ = flat_batch(device)
     wrapped = torchium.GradSampleModule(model)
@@ -152,7 +140,7 @@ def test_a_frozen_bag(device):
 @pytest.mark.parametrize("way", [torchium.GradSampleModule, torchium.per_sample_norms])
 def test_bags_that_are_refused(way):
     with pytest.raises(NotImplementedError, match=r"bag \(EmbeddingBag\).*scale_grad_by_freq=False"):
-        way(Bagged(mode="sum", scale_grad_by_freq=True))
+        way(bagged(mode="sum", scale_grad_by_freq=True))
 
 
 # --- rows of at most a given norm -------------------------------------------------------------------------------------
@@ -172,13 +160,7 @@ def test_renormalized_rows(norm_type, device):
 
 @pytest.mark.parametrize("way", [torchium.GradSampleModule, torchium.per_sample_norms])
 def test_renormalized_rows_without_a_rule(way):
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale, self.tokens = nn.Parameter(torch.ones(3)), nn.Embedding(5, 3, max_norm=1.0)
-
-        def forward(self, x):
-            return self.tokens(x) * self.scale
-
-    with pytest.raises(NotImplementedError, match=r"0 \(Scaled\).*tokens \(Embedding\).*max_norm=None"):
-        way(nn.Sequential(Scaled()))
+    scaled = nn.Sequential(nn.Embedding(5, 3, max_norm=1.0))
+    scaled.scale = nn.Parameter(torch.ones(3))
+    with pytest.raises(NotImplementedError, match=r"0 \(Sequential\).*0 \(Embedding\).*max_norm=None"):
+        way(nn.Sequential(scaled))

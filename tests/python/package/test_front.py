@@ -27,9 +27,7 @@ def test_public_names_are_there(name):
 
 
 def test_star_import():
-    assert run_python("-c", "from torchium import *; print(__version__, create_optimizer.__name__)").endswith(
-        "create_optimizer"
-    )
+    assert run_python("-c", "from torchium import *; print(create_optimizer.__name__)") == "create_optimizer"
 
 
 def test_unknown_name():
@@ -157,35 +155,18 @@ def test_create_what_looks_at_layers(name, device):
         torchium.create_optimizer(name, model, no_decay_1d=True)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_create_from_model(name, device):
-    torch.manual_seed(0)
-    model = Model().to(device)
-    optimizer = torchium.create_optimizer(
-        name, model, lr=0.01, weight_decay=0.1, use_adamw=("embedding",), no_decay_1d=True
-    )
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    tokens = torch.arange(7, device=device)
-    for _ in range(2):  # with its first gradient SOAP only finds its basis
-        loss = (model.head(model.norm(model.hidden(model.tokens(tokens)))) * model.temperature).square().mean()
-        loss.backward()
-        optimizer.step()
-    for n, p in model.named_parameters():
-        assert torch.isfinite(p).all()
-        assert not torch.equal(p, before[n]), n
-
-
 def group_of(optimizer, parameter):
     (group,) = [g for g in optimizer.param_groups if any(p is parameter for p in g["params"])]
     return group
 
 
-def test_groups_of_a_model():
+@pytest.mark.parametrize("name", NAMES)
+def test_groups_of_a_model(name):
     model = Model()
-    optimizer = torchium.create_optimizer("soap", model, weight_decay=0.1, use_adamw="embedding", no_decay_1d=True)
+    optimizer = torchium.create_optimizer(name, model, weight_decay=0.1, use_adamw="embedding", no_decay_1d=True)
     count = sum(len(group["params"]) for group in optimizer.param_groups)
     assert count == len(list(model.parameters()))
-    assert group_of(optimizer, model.tokens.weight)["use_adamw"] is True
+    assert group_of(optimizer, model.tokens.weight).get("use_adamw", True) is True  # three have no such option
     assert group_of(optimizer, model.tokens.weight)["weight_decay"] == 0.1
     assert not group_of(optimizer, model.hidden.weight).get("use_adamw")
     assert group_of(optimizer, model.hidden.weight)["weight_decay"] == 0.1

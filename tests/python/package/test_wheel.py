@@ -31,17 +31,13 @@ needs_wheel = pytest.mark.skipif(SITE is not None, reason="a package that was in
 
 
 def run(*command, env=None, status=0, cwd=None):
-    """The standard output of a program that ends with `status`."""
-    done = subprocess.run(
-        [str(word) for word in command], env=clean_environment() | (env or {}), cwd=cwd, capture_output=True, text=True
-    )
+    """The standard output of a program that ends with `status`, without what would lead it to another torchium, or
+    libtorchium, than the installed one."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")}
+    command = [str(word) for word in command]
+    done = subprocess.run(command, env=clean | (env or {}), cwd=cwd, capture_output=True, text=True)
     assert done.returncode == status, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
-
-
-def clean_environment():
-    """Without what would lead to another torchium, or libtorchium, than the installed one."""
-    return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")}
 
 
 @pytest.fixture(scope="module")
