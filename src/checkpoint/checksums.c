@@ -89,24 +89,21 @@ tch_status tchi_header_note(tchi_header *header, const char *path, const tchi_se
 
 static tch_status no_checksum(const char *path, const char *name, const char *text)
 {
-    char quoted_name[TCHI_QUOTE_SIZE];
-    char quoted[TCHI_QUOTE_SIZE];
     return tchi_fail(TCH_ERR_IO, "%.600s: the checksum of %s is \"%s\", expected %d hexadecimal digits", path,
-                     tchi_quote(name, quoted_name), tchi_quote(text, quoted), TCHI_CHECKSUM_DIGITS);
+                     tchi_quote(name).text, tchi_quote(text).text, TCHI_CHECKSUM_DIGITS);
 }
 
 static tch_status give_checksum(tchi_header *header, const char *path, const tchi_setting *noted)
 {
-    char quoted[TCHI_QUOTE_SIZE];
     int64_t number = tchi_names_find(&header->names, noted->key);
     if (number < 0) {
         return tchi_fail(TCH_ERR_IO, "%.600s: there is a checksum of \"%s\", and no such tensor", path,
-                         tchi_quote(noted->key, quoted));
+                         tchi_quote(noted->key).text);
     }
     tchi_stored *stored = (tchi_stored *)header->tensors.items + number;
     if (stored->has_checksum) {
         return tchi_fail(TCH_ERR_IO, "%.600s: the checksum of \"%s\" is there twice", path,
-                         tchi_quote(noted->key, quoted));
+                         tchi_quote(noted->key).text);
     }
     stored->has_checksum = true;
     return parse_checksum(noted->value, &stored->checksum) ? TCH_OK : no_checksum(path, noted->key, noted->value);

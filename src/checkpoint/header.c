@@ -18,11 +18,10 @@ static const char *const field_names[FIELDS] = {"dtype", "shape", "data_offsets"
 static tch_status read_dtype(tchi_json *json, tchi_stored *stored)
 {
     const char *name;
-    char quoted[TCHI_QUOTE_SIZE];
     TCHI_TRY(tchi_json_string(json, &name));
     stored->type = tchi_file_type_named(name);
     return stored->type != NULL ? TCH_OK
-                                : tchi_json_fail(json, "no element type is called \"%s\"", tchi_quote(name, quoted));
+                                : tchi_json_fail(json, "no element type is called \"%s\"", tchi_quote(name).text);
 }
 
 static tch_status read_shape(tchi_json *json, tchi_header *header, tchi_stored *stored)
@@ -53,14 +52,13 @@ static tch_status read_offsets(tchi_json *json, tchi_stored *stored)
 static tch_status read_field(tchi_json *json, tchi_header *header, tchi_stored *stored, bool seen[FIELDS])
 {
     const char *name;
-    char quoted[TCHI_QUOTE_SIZE];
     TCHI_TRY(tchi_json_string(json, &name));
     int which = 0;
     while (which < FIELDS && strcmp(name, field_names[which]) != 0) {
         which++;
     }
     if (which == FIELDS) {
-        return tchi_json_fail(json, "a tensor has the unknown member \"%s\"", tchi_quote(name, quoted));
+        return tchi_json_fail(json, "a tensor has the unknown member \"%s\"", tchi_quote(name).text);
     }
     if (seen[which]) {
         return tchi_json_fail(json, "a tensor has \"%s\" twice", name);
@@ -88,20 +86,19 @@ static int64_t bytes_of(const int64_t *sizes, int32_t ndim, int32_t bits)
 static tch_status check_extent(const tchi_json *json, const tchi_header *header, const tchi_stored *stored,
                                int64_t data_bytes)
 {
-    char quoted[TCHI_QUOTE_SIZE];
     if (stored->begin > stored->end || stored->end > data_bytes) {
-        return tchi_json_fail(json, "\"%s\" is at bytes %lld to %lld of %lld", tchi_quote(stored->name, quoted),
+        return tchi_json_fail(json, "\"%s\" is at bytes %lld to %lld of %lld", tchi_quote(stored->name).text,
                               (long long)stored->begin, (long long)stored->end, (long long)data_bytes);
     }
     const int64_t *sizes = stored->ndim > 0 ? (const int64_t *)header->sizes.items + stored->first_size : NULL;
     int64_t bytes = bytes_of(sizes, stored->ndim, stored->type->bits);
     if (bytes < 0) {
         return tchi_json_fail(json, "the shape of \"%s\" does not give a whole number of bytes below 2^63",
-                              tchi_quote(stored->name, quoted));
+                              tchi_quote(stored->name).text);
     }
     if (bytes != stored->end - stored->begin) {
         return tchi_json_fail(json, "\"%s\" has %lld bytes by its shape and %lld by its offsets",
-                              tchi_quote(stored->name, quoted), (long long)bytes,
+                              tchi_quote(stored->name).text, (long long)bytes,
                               (long long)(stored->end - stored->begin));
     }
     return TCH_OK;
@@ -111,7 +108,6 @@ static tch_status read_tensor(tchi_json *json, tchi_header *header, const char *
 {
     tchi_stored stored = {.name = name};
     bool seen[FIELDS] = {false};
-    char quoted[TCHI_QUOTE_SIZE];
     TCHI_TRY(tchi_json_expect(json, '{'));
     do {
         TCHI_TRY(read_field(json, header, &stored, seen));
@@ -119,7 +115,7 @@ static tch_status read_tensor(tchi_json *json, tchi_header *header, const char *
     TCHI_TRY(tchi_json_expect(json, '}'));
     for (int i = 0; i < FIELDS; i++) {
         if (!seen[i]) {
-            return tchi_json_fail(json, "\"%s\" has no \"%s\"", tchi_quote(name, quoted), field_names[i]);
+            return tchi_json_fail(json, "\"%s\" has no \"%s\"", tchi_quote(name).text, field_names[i]);
         }
     }
     TCHI_TRY(check_extent(json, header, &stored, data_bytes));
@@ -132,7 +128,6 @@ static tch_status read_setting(tchi_json *json, tchi_header *header)
 {
     tchi_setting setting;
     bool is_checksum = false;
-    char quoted[TCHI_QUOTE_SIZE];
     TCHI_TRY(tchi_json_string(json, &setting.key));
     TCHI_TRY(tchi_json_expect(json, ':'));
     TCHI_TRY(tchi_json_string(json, &setting.value));
@@ -141,7 +136,7 @@ static tch_status read_setting(tchi_json *json, tchi_header *header)
         return TCH_OK;
     }
     if (tchi_names_find(&header->keys, setting.key) >= 0) {
-        return tchi_json_fail(json, "the setting \"%s\" is there twice", tchi_quote(setting.key, quoted));
+        return tchi_json_fail(json, "the setting \"%s\" is there twice", tchi_quote(setting.key).text);
     }
     TCHI_TRY(tchi_list_add(&header->settings, &setting));
     return tchi_names_add(&header->keys, setting.key, header->settings.count - 1);
@@ -172,12 +167,11 @@ static tch_status check_version(const tchi_header *header, const char *path)
     if (format == NULL || strcmp(format, TCHI_FORMAT_NAME) != 0) {
         return TCH_OK;
     }
-    char quoted[TCHI_QUOTE_SIZE];
     const char *text = setting_of(header, TCHI_FORMAT_VERSION_KEY);
     int64_t version = 0;
     if (text == NULL || !tchi_integer_parse(text, &version) || version < 1) {
         return tchi_fail(TCH_ERR_IO, "%.600s: a file of Torchium whose %s is \"%s\", expected a number from 1", path,
-                         TCHI_FORMAT_VERSION_KEY, text == NULL ? "missing" : tchi_quote(text, quoted));
+                         TCHI_FORMAT_VERSION_KEY, text == NULL ? "missing" : tchi_quote(text).text);
     }
     if (version > TCHI_FORMAT_VERSION) {
         return tchi_fail(TCH_ERR_IO,
@@ -229,13 +223,12 @@ static int by_place(const void *a, const void *b)
 /* The header may list the tensors in any order; in the file they follow each other without gaps. */
 static tch_status check_cover(const tchi_header *header, const char *path, int64_t data_bytes)
 {
-    char quoted[TCHI_QUOTE_SIZE];
     const tchi_stored *tensors = header->tensors.items;
     int64_t end = 0;
     for (int64_t i = 0; i < header->tensors.count; i++) {
         if (tensors[i].begin != end) {
             return tchi_fail(TCH_ERR_IO, "%.600s: \"%s\" begins at byte %lld, and what precedes it ends at %lld", path,
-                             tchi_quote(tensors[i].name, quoted), (long long)tensors[i].begin, (long long)end);
+                             tchi_quote(tensors[i].name).text, (long long)tensors[i].begin, (long long)end);
         }
         end = tensors[i].end;
     }
@@ -248,12 +241,11 @@ static tch_status check_cover(const tchi_header *header, const char *path, int64
 
 static tch_status number_names(tchi_header *header, const char *path)
 {
-    char quoted[TCHI_QUOTE_SIZE];
     const tchi_stored *tensors = header->tensors.items;
     for (int64_t i = 0; i < header->tensors.count; i++) {
         if (tchi_names_find(&header->names, tensors[i].name) >= 0) {
             return tchi_fail(TCH_ERR_IO, "%.600s: two tensors are called \"%s\"", path,
-                             tchi_quote(tensors[i].name, quoted));
+                             tchi_quote(tensors[i].name).text);
         }
         TCHI_TRY(tchi_names_add(&header->names, tensors[i].name, i));
     }

@@ -80,10 +80,8 @@ static tch_status skip_value(tchi_json *json)
 /* The file lies beside the index, whatever the index says. */
 static tch_status check_file_name(const tchi_json *json, const char *name)
 {
-    char quoted[TCHI_QUOTE_SIZE];
     if (name[0] == '\0' || name[0] == '.' || strchr(name, '/') != NULL) {
-        return tchi_json_fail(json, "it names the file \"%s\", expected one of its own folder",
-                              tchi_quote(name, quoted));
+        return tchi_json_fail(json, "it names the file \"%s\", expected one of its own folder", tchi_quote(name).text);
     }
     return TCH_OK;
 }
@@ -186,17 +184,15 @@ static tch_status open_named(tch_checkpoint *c, const char *name)
 
 static tch_status add_tensor(tch_checkpoint *c, const mapped *entry)
 {
-    char quoted[TCHI_QUOTE_SIZE];
     tchi_header *h = &c->header;
     const tch_checkpoint *file = ((tch_checkpoint **)c->files.items)[entry->file];
     int64_t number = tchi_names_find(&file->header.names, entry->tensor);
     if (number < 0) {
         return tchi_fail(TCH_ERR_IO, "%.600s: the index %.600s says that it has \"%s\", and it has not", file->path,
-                         c->path, tchi_quote(entry->tensor, quoted));
+                         c->path, tchi_quote(entry->tensor).text);
     }
     if (tchi_names_find(&h->names, entry->tensor) >= 0) {
-        return tchi_fail(TCH_ERR_IO, "%.600s: two tensors are called \"%s\"", c->path,
-                         tchi_quote(entry->tensor, quoted));
+        return tchi_fail(TCH_ERR_IO, "%.600s: two tensors are called \"%s\"", c->path, tchi_quote(entry->tensor).text);
     }
     const tchi_stored *theirs = (const tchi_stored *)file->header.tensors.items + number;
     const int64_t *sizes = tchi_checkpoint_sizes(file, theirs);

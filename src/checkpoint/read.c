@@ -15,25 +15,23 @@
 
 static tch_status compare_checksum(const tch_checkpoint *checkpoint, const tchi_stored *stored, uint32_t found)
 {
-    char quoted[TCHI_QUOTE_SIZE];
     if (!stored->has_checksum || found == stored->checksum) {
         return TCH_OK;
     }
     return tchi_fail(TCH_ERR_IO,
                      "%.600s: the bytes of \"%s\" are not those that were written: their CRC-32C is %08x, expected "
                      "%08x; the file is damaged",
-                     checkpoint->path, tchi_quote(stored->name, quoted), (unsigned)found, (unsigned)stored->checksum);
+                     checkpoint->path, tchi_quote(stored->name).text, (unsigned)found, (unsigned)stored->checksum);
 }
 
 /* The tensor of this name; NULL where there is none, and why in `status`. */
 static tchi_stored *find_tensor(const char *function, const tch_checkpoint *checkpoint, const char *name,
                                 tch_status *status)
 {
-    char quoted[TCHI_QUOTE_SIZE];
     int64_t number = tchi_names_find(&checkpoint->header.names, name);
     if (number < 0) {
         *status = tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %.600s has no tensor with the name \"%s\"", function,
-                            checkpoint->path, tchi_quote(name, quoted));
+                            checkpoint->path, tchi_quote(name).text);
         return NULL;
     }
     return (tchi_stored *)checkpoint->header.tensors.items + number;
@@ -43,7 +41,6 @@ static tchi_stored *find_tensor(const char *function, const tch_checkpoint *chec
 static tchi_stored *find_loadable(const char *function, const tch_checkpoint *checkpoint, const char *name,
                                   tch_status *status)
 {
-    char quoted[TCHI_QUOTE_SIZE];
     tchi_stored *stored = find_tensor(function, checkpoint, name, status);
     if (stored == NULL) {
         return NULL;
@@ -51,12 +48,12 @@ static tchi_stored *find_loadable(const char *function, const tch_checkpoint *ch
     if (tch_dtype_size(stored->type->dtype) == 0) {
         *status = tchi_fail(TCH_ERR_DTYPE,
                             "%s: the tensor with the name \"%s\" is %s, a type that this library does not have",
-                            function, tchi_quote(name, quoted), stored->type->name);
+                            function, tchi_quote(name).text, stored->type->name);
         return NULL;
     }
     if (stored->ndim > TCH_MAX_RANK) {
         *status = tchi_fail(TCH_ERR_SHAPE, "%s: the tensor with the name \"%s\" has %d dimensions, this library has %d",
-                            function, tchi_quote(name, quoted), stored->ndim, TCH_MAX_RANK);
+                            function, tchi_quote(name).text, stored->ndim, TCH_MAX_RANK);
         return NULL;
     }
     return stored;
@@ -72,7 +69,6 @@ static tch_tensor tensor_of(const tch_checkpoint *checkpoint, const tchi_stored 
 tch_status tch_checkpoint_view(const tch_checkpoint *checkpoint, const char *name, tch_tensor *view)
 {
     char text[TCHI_ERRNO_SIZE];
-    char quoted[TCHI_QUOTE_SIZE];
     if (checkpoint == NULL || name == NULL || view == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_view: %s is NULL",
                          checkpoint == NULL ? "checkpoint"
@@ -93,7 +89,7 @@ tch_status tch_checkpoint_view(const tch_checkpoint *checkpoint, const char *nam
         return tchi_fail(TCH_ERR_LAYOUT,
                          "tch_checkpoint_view: the tensor with the name \"%s\" is at byte %lld of the file, which is "
                          "not aligned for %s; use tch_checkpoint_read",
-                         tchi_quote(name, quoted), (long long)(file->data_begin + stored->begin), stored->type->name);
+                         tchi_quote(name).text, (long long)(file->data_begin + stored->begin), stored->type->name);
     }
     TCHI_TRY(tchi_checkpoint_verify_once(checkpoint, stored)); /* a view costs nothing after the first */
     *view = tensor_of(checkpoint, stored, file->map + file->data_begin);
@@ -172,10 +168,9 @@ tch_status tchi_checkpoint_check_out(const char *function, const tch_context *co
 static tch_status check_out(const tch_checkpoint *checkpoint, const tch_context *context, const tchi_stored *stored,
                             const tch_tensor *out)
 {
-    char quoted[TCHI_QUOTE_SIZE];
     char name[TCHI_QUOTE_SIZE + 32];
     TCHI_TRY(tchi_checkpoint_check_out("tch_checkpoint_read", context, out));
-    snprintf(name, sizeof name, "\"%s\" in the file", tchi_quote(stored->name, quoted));
+    snprintf(name, sizeof name, "\"%s\" in the file", tchi_quote(stored->name).text);
     tch_tensor expected = tensor_of(checkpoint, stored, NULL);
     TCHI_TRY(tchi_check_same_dtype(out, "out", &expected, name));
     return tchi_check_same_shape(out, "out", &expected);

@@ -306,7 +306,6 @@ const char *tch_checkpoint_text(const tch_checkpoint *checkpoint, const char *ke
 static tch_status find_text(const char *function, const tch_checkpoint *checkpoint, const char *key, const void *value,
                             const char **text)
 {
-    char quoted[TCHI_QUOTE_SIZE];
     if (checkpoint == NULL || key == NULL || value == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is NULL", function,
                          checkpoint == NULL ? "checkpoint"
@@ -316,17 +315,15 @@ static tch_status find_text(const char *function, const tch_checkpoint *checkpoi
     *text = tch_checkpoint_text(checkpoint, key);
     if (*text == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %.600s has no setting with the key \"%s\"", function,
-                         checkpoint->path, tchi_quote(key, quoted));
+                         checkpoint->path, tchi_quote(key).text);
     }
     return TCH_OK;
 }
 
 static tch_status no_number(const tch_checkpoint *checkpoint, const char *key, const char *text, const char *expected)
 {
-    char quoted_key[TCHI_QUOTE_SIZE];
-    char quoted[TCHI_QUOTE_SIZE];
     return tchi_fail(TCH_ERR_IO, "%.600s: the setting with the key \"%s\" is \"%s\", expected %s", checkpoint->path,
-                     tchi_quote(key, quoted_key), tchi_quote(text, quoted), expected);
+                     tchi_quote(key).text, tchi_quote(text).text, expected);
 }
 
 tch_status tch_checkpoint_number(const tch_checkpoint *checkpoint, const char *key, double *value)

@@ -162,10 +162,9 @@ static const tchi_added *added_at(const tch_checkpoint_writer *writer, int64_t n
 /* A device tensor needs a context of its device. */
 static tch_status check_places(const tch_checkpoint_writer *writer, const tch_context *context)
 {
-    char quoted[TCHI_QUOTE_SIZE];
     for (int64_t i = 0; i < writer->tensors.count; i++) {
         tch_tensor tensor = tchi_added_tensor(added_at(writer, i));
-        const char *name = tchi_quote(added_at(writer, i)->name, quoted);
+        tchi_quoted name = tchi_quote(added_at(writer, i)->name);
         if (tchi_on_host(&tensor)) {
             continue;
         }
@@ -173,9 +172,9 @@ static tch_status check_places(const tch_checkpoint_writer *writer, const tch_co
             return tchi_fail(TCH_ERR_DEVICE,
                              "tch_checkpoint_writer_save: context is NULL, and tensor \"%s\" is not in host memory; "
                              "give a context of its device",
-                             name);
+                             name.text);
         }
-        TCHI_TRY(tchi_check_device(context, &tensor, name));
+        TCHI_TRY(tchi_check_device(context, &tensor, name.text));
     }
     return TCH_OK;
 }

@@ -105,8 +105,7 @@ static tch_status find_whole(tchi_shards *s, const char *shard, size_t length, i
 
 static tch_status fail_shard(const tch_checkpoint *c, const char *name, const char *why)
 {
-    char quoted[TCHI_QUOTE_SIZE];
-    return tchi_fail(TCH_ERR_IO, "%.600s: the shard \"%s\" %s", c->path, tchi_quote(name, quoted), why);
+    return tchi_fail(TCH_ERR_IO, "%.600s: the shard \"%s\" %s", c->path, tchi_quote(name).text, why);
 }
 
 static bool is_like(const tch_checkpoint *c, const tchi_whole *whole, const tchi_stored *stored, const int64_t *shape)
@@ -221,17 +220,16 @@ static const char *describe_whole(const tchi_slice *slice, char *text, size_t si
 
 static tch_status check_source(const source *s, const char *name, const tchi_slice *target, tch_dtype dtype)
 {
-    char quoted[TCHI_QUOTE_SIZE];
     char theirs[TCHI_DESCRIBE_SIZE];
     char ours[TCHI_DESCRIBE_SIZE];
     const tchi_stored *stored = stored_at(s->checkpoint, s->tensor);
     if (stored->ndim > TCH_MAX_RANK) {
         return tchi_fail(TCH_ERR_SHAPE, "\"%s\" of %.600s has %d dimensions, this library has %d",
-                         tchi_quote(name, quoted), s->checkpoint->path, stored->ndim, TCH_MAX_RANK);
+                         tchi_quote(name).text, s->checkpoint->path, stored->ndim, TCH_MAX_RANK);
     }
     tchi_slice slice = slice_of(s);
     if (!tch_dtype_equal(stored->type->dtype, dtype) || !tchi_slice_same_whole(&slice, target)) {
-        return tchi_fail(TCH_ERR_SHAPE, "\"%s\" of %.600s is %s %s, expected %s %s", tchi_quote(name, quoted),
+        return tchi_fail(TCH_ERR_SHAPE, "\"%s\" of %.600s is %s %s, expected %s %s", tchi_quote(name).text,
                          s->checkpoint->path, stored->type->name, describe_whole(&slice, theirs, sizeof theirs),
                          tch_dtype_name(dtype), describe_whole(target, ours, sizeof ours));
     }
@@ -241,9 +239,6 @@ static tch_status check_source(const source *s, const char *name, const tchi_sli
 /* Refuses a shard that has an element of one before it. */
 static tch_status check_overlap(const source *s, const char *name)
 {
-    char quoted[TCHI_QUOTE_SIZE];
-    char one[TCHI_QUOTE_SIZE];
-    char other[TCHI_QUOTE_SIZE];
     const tch_checkpoint *c = s->checkpoint;
     tchi_slice slice = slice_of(s);
     for (source before = first_source(c, name); before.tensor != s->tensor; next_source(&before)) {
@@ -252,8 +247,8 @@ static tch_status check_overlap(const source *s, const char *name)
             return tchi_fail(TCH_ERR_IO,
                              "%.600s: the shards \"%s\" and \"%s\" of \"%s\" overlap, expected each element in one of "
                              "them; save it again from shards that do not",
-                             c->path, tchi_quote(stored_at(c, s->tensor)->name, one),
-                             tchi_quote(stored_at(c, before.tensor)->name, other), tchi_quote(name, quoted));
+                             c->path, tchi_quote(stored_at(c, s->tensor)->name).text,
+                             tchi_quote(stored_at(c, before.tensor)->name).text, tchi_quote(name).text);
         }
     }
     return TCH_OK;
@@ -310,13 +305,12 @@ static tch_status check_marks(const tch_checkpoint *checkpoint, const char *name
 static tch_status check_sources(const tch_checkpoint *checkpoint, const char *name, const tchi_slice *target,
                                 tch_dtype dtype)
 {
-    char quoted[TCHI_QUOTE_SIZE];
     int64_t covered = 0;
     int32_t parts = 0;
     source s = first_source(checkpoint, name);
     if (s.tensor < 0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%.600s has no tensor with the name \"%s\", whole or in shards",
-                         checkpoint->path, tchi_quote(name, quoted));
+                         checkpoint->path, tchi_quote(name).text);
     }
     for (; s.tensor >= 0; next_source(&s)) {
         TCHI_TRY(check_source(&s, name, target, dtype));
@@ -327,7 +321,7 @@ static tch_status check_sources(const tch_checkpoint *checkpoint, const char *na
     TCHI_TRY(parts > 1 ? check_marks(checkpoint, name, target) : TCH_OK);
     if (covered != tchi_slice_count(target)) {
         return tchi_fail(TCH_ERR_IO, "%.600s: the shards of \"%s\" have %lld of %lld elements that are requested",
-                         checkpoint->path, tchi_quote(name, quoted), (long long)covered,
+                         checkpoint->path, tchi_quote(name).text, (long long)covered,
                          (long long)tchi_slice_count(target));
     }
     return TCH_OK;

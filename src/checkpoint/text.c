@@ -84,8 +84,9 @@ bool tchi_utf8_is_valid(const char *text)
     return true;
 }
 
-const char *tchi_quote(const char *name, char quoted[TCHI_QUOTE_SIZE])
+tchi_quoted tchi_quote(const char *name)
 {
+    tchi_quoted quoted;
     static const char rest[] = "...";
     int64_t room = (int64_t)strlen(name);
     size_t used = 0;
@@ -93,16 +94,16 @@ const char *tchi_quote(const char *name, char quoted[TCHI_QUOTE_SIZE])
         int length = tchi_utf8_length(name, room);
         int taken = length > 0 ? length : 1;
         if (used + (size_t)taken + sizeof rest > TCHI_QUOTE_SIZE) {
-            memcpy(quoted + used, rest, sizeof rest);
+            memcpy(quoted.text + used, rest, sizeof rest);
             return quoted;
         }
         bool plain = length > 0 && (unsigned char)name[0] >= 0x20 && name[0] != 0x7f;
-        memcpy(quoted + used, plain ? name : "?", plain ? (size_t)taken : 1);
+        memcpy(quoted.text + used, plain ? name : "?", plain ? (size_t)taken : 1);
         used += plain ? (size_t)taken : 1;
         name += taken;
         room -= taken;
     }
-    quoted[used] = '\0';
+    quoted.text[used] = '\0';
     return quoted;
 }
 

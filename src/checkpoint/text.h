@@ -16,9 +16,13 @@ int tchi_utf8_encode(uint32_t character, char *text);
 
 bool tchi_utf8_is_valid(const char *text);
 
-/* A name for a message: what does not fit is cut off behind "...", control characters become '?'. */
+/* A name for a message: what does not fit is cut off behind "...", control characters become '?'. Its `text` lives as
+ * long as the expression that tchi_quote(name).text is part of. */
 #define TCHI_QUOTE_SIZE 120
-const char *tchi_quote(const char *name, char quoted[TCHI_QUOTE_SIZE]);
+typedef struct tchi_quoted {
+    char text[TCHI_QUOTE_SIZE];
+} tchi_quoted;
+tchi_quoted tchi_quote(const char *name);
 
 #define TCHI_NUMBER_SIZE 32
 

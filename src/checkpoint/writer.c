@@ -79,9 +79,8 @@ static tch_status check_text(const char *function, const char *argument, const c
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is NULL", function, argument);
     }
     if (!tchi_utf8_is_valid(text)) {
-        char quoted[TCHI_QUOTE_SIZE];
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s \"%s\" is not UTF-8", function, argument,
-                         tchi_quote(text, quoted));
+                         tchi_quote(text).text);
     }
     return TCH_OK;
 }
@@ -90,7 +89,6 @@ static tch_status check_text(const char *function, const char *argument, const c
 
 static tch_status check_name(const tch_checkpoint_writer *writer, const char *name)
 {
-    char quoted[TCHI_QUOTE_SIZE];
     if (writer == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_add: writer is NULL");
     }
@@ -102,7 +100,7 @@ static tch_status check_name(const tch_checkpoint_writer *writer, const char *na
     if (tchi_names_find(&writer->names, name) >= 0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "tch_checkpoint_writer_add: name \"%s\" is taken by a tensor added before",
-                         tchi_quote(name, quoted));
+                         tchi_quote(name).text);
     }
     return TCH_OK;
 }
@@ -213,9 +211,8 @@ static tch_status check_shard(const char *name, const tch_tensor *tensor, const 
                                          : "tensor is a scalar, which has no shards");
     }
     if (!tchi_slice_is_sound(slice)) {
-        char quoted[TCHI_QUOTE_SIZE];
         return tchi_fail(TCH_ERR_SHAPE, "%s: tensor is not inside the whole \"%s\" of the given shape", function,
-                         tchi_quote(name, quoted));
+                         tchi_quote(name).text);
     }
     return TCH_OK;
 }
@@ -270,11 +267,10 @@ static tch_status check_key(const char *function, const tch_checkpoint_writer *w
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: key is empty", function);
     }
     if (strcmp(key, TCHI_FORMAT_KEY) == 0 || strncmp(key, TCHI_LIBRARY_PREFIX, strlen(TCHI_LIBRARY_PREFIX)) == 0) {
-        char quoted[TCHI_QUOTE_SIZE];
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "%s: key is \"%s\"; \"%s\" and what begins with \"%s\" is set by the "
                          "library",
-                         function, tchi_quote(key, quoted), TCHI_FORMAT_KEY, TCHI_LIBRARY_PREFIX);
+                         function, tchi_quote(key).text, TCHI_FORMAT_KEY, TCHI_LIBRARY_PREFIX);
     }
     return TCH_OK;
 }
