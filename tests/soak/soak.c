@@ -6,8 +6,6 @@
  *     - the pool of the context, resident memory and open files are what they were when the first rounds were over;
  *     - the same program, started again, comes to the same fingerprints (scripts/soak does so).
  *
- * How long a step of each round takes is printed, and no test.
- *
  *     soak [--device cuda] [--seconds 3600 | --rounds 8] [--folder .]
  */
 #include <dirent.h>
@@ -354,10 +352,10 @@ static figures look(const place *at)
     return f;
 }
 
-static double clock_of(clockid_t kind)
+static double seconds_now(void)
 {
     struct timespec now;
-    clock_gettime(kind, &now);
+    clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
@@ -397,20 +395,7 @@ typedef struct soak {
     run first[METHODS], second[METHODS];
     uint64_t fingerprint;
     double loss, first_loss;
-    double processor, wall; /* of the steps of this round, in seconds */
 } soak;
-
-static void train(soak *s, run *r)
-{
-    double processor = clock_of(CLOCK_PROCESS_CPUTIME_ID);
-    double wall = clock_of(CLOCK_MONOTONIC);
-    for (int i = 0; i < STEPS; i++) {
-        one_step(&s->at, r);
-    }
-    must(tch_context_synchronize(s->at.context));
-    s->processor += clock_of(CLOCK_PROCESS_CPUTIME_ID) - processor;
-    s->wall += clock_of(CLOCK_MONOTONIC) - wall;
-}
 
 static void one_round(soak *s, int64_t round)
 {
@@ -421,10 +406,11 @@ static void one_round(soak *s, int64_t round)
     tch_tensor labels = tch_tensor_view(s->data.labels, TCH_INT32, 1, label_shape);
     must(tch_tensor_copy(s->at.context, s->at.points, &points));
     must(tch_tensor_copy(s->at.context, s->at.labels, &labels));
-    s->processor = s->wall = 0.0;
     for (int m = 0; m < METHODS; m++) {
-        train(s, &s->first[m]);
-        train(s, &s->second[m]);
+        for (int i = 0; i < STEPS; i++) {
+            one_step(&s->at, &s->first[m]);
+            one_step(&s->at, &s->second[m]);
+        }
         s->fingerprint = compare(&s->at, &s->first[m], &s->second[m], s->fingerprint);
         save(&s->at, &s->first[m]);
         stop(&s->second[m]);
@@ -471,13 +457,12 @@ static void finish(soak *s)
 static void print_row(const soak *s, int64_t round, const figures *f)
 {
     totals sum = count_of(s->first);
-    double steps = 2.0 * METHODS * STEPS;
     printf(
         "round %lld: %lld steps, %lld skipped, %lld refreshes, loss %.4f; %.2f MB resident, pool %lld of %lld bytes, "
-        "%lld misses, %d files; %.1f us of processor a step, %.1f us of time\n",
+        "%lld misses, %d files\n",
         (long long)round, (long long)sum.steps, (long long)sum.skipped, (long long)sum.refreshes, s->loss,
         (double)f->resident / 1e6, (long long)f->pool.allocated, (long long)f->pool.reserved, (long long)f->misses,
-        f->files, 1e6 * s->processor / steps, 1e6 * s->wall / steps);
+        f->files);
     fflush(stdout);
 }
 
@@ -504,7 +489,7 @@ static void check_end(const soak *s, int64_t rounds, long early, long late)
 
 static void soak_for(soak *s, double seconds, int64_t rounds)
 {
-    double start_time = clock_of(CLOCK_MONOTONIC);
+    double start_time = seconds_now();
     figures early = {.pool = TCH_MEMORY_INFO_INIT};
     long resident[3] = {0}; /* at most in the first two tenths, in between, in the last */
     double share = 0.0;
@@ -516,7 +501,7 @@ static void soak_for(soak *s, double seconds, int64_t rounds)
         figures now = look(&s->at);
         now.misses = now.pool.misses - misses;
         misses = now.pool.misses;
-        share = seconds > 0 ? (clock_of(CLOCK_MONOTONIC) - start_time) / seconds : (double)(round + 1) / (double)rounds;
+        share = seconds > 0 ? (seconds_now() - start_time) / seconds : (double)(round + 1) / (double)rounds;
         early = round + 1 == WARM_ROUNDS ? now : early;
         if (round >= WARM_ROUNDS) {
             check_flat(&early, &now);
