@@ -362,12 +362,6 @@ int tchi_minimax_longer_ending(int root, double lo, double hi, tchi_minimax_sext
 
 /* --- plans -------------------------------------------------------------------------------------------------------- */
 
-/* The largest |m^(1/p) - 1| for m in [lo, hi]. */
-static double root_error(int root, double lo, double hi)
-{
-    return fmax(expm1(log(hi) / root), -expm1(log(lo) / root));
-}
-
 int tchi_minimax_plan(int root, int degree, double lo, double tolerance, tchi_minimax_step *steps)
 {
     if (root < 1 || root > TCHI_MINIMAX_MAX_ROOT || degree < 1 || degree > 2 || !steps) {
@@ -379,7 +373,8 @@ int tchi_minimax_plan(int root, int degree, double lo, double tolerance, tchi_mi
     double hi = 1.0;
     tolerance = fmax(tolerance, LEAST_TOLERANCE);
     int count = 0;
-    while (root_error(root, lo, hi) > tolerance) {
+    /* The largest |m^(1/p) - 1| for m in [lo, hi]. */
+    while (fmax(expm1(log(hi) / root), -expm1(log(lo) / root)) > tolerance) {
         if (count == TCHI_MINIMAX_MAX_STEPS || tchi_minimax_polynomial(root, degree, lo, hi, &steps[count]) != 0) {
             return -1;
         }

@@ -357,12 +357,6 @@ static double decay_rate(double lo)
     return 2.0 * PI * landen_start(sqrt(lo)).mean / landen_start(sqrt(1.0 - lo)).mean;
 }
 
-static int fewest_poles(int root, double lo, double tolerance)
-{
-    double poles = ceil(log(0.9 * 4.0 * sin(PI / root) / tolerance) / decay_rate(lo));
-    return (int)fmin(fmax(poles, 1.0), MAX_POLES);
-}
-
 /* Where the best sum would be better than doubles can hold, the system for it is singular to working precision; the
  * best sum for a slightly longer interval can be found, and is as good as rounding allows. */
 static double widen_interval(int root, int poles, double lo)
@@ -405,7 +399,8 @@ int tchi_minimax_poles(int root, double lo, double tolerance, double *shifts, do
     }
     lo = fmin(lo, LARGEST_LO);
     tolerance = fmin(fmax(tolerance, LEAST_TOLERANCE), LARGEST_TOLERANCE);
-    int first = fewest_poles(root, lo, tolerance);
+    double fewest = ceil(log(0.9 * 4.0 * sin(PI / root) / tolerance) / decay_rate(lo));
+    int first = (int)fmin(fmax(fewest, 1.0), MAX_POLES);
     *error = INFINITY;
     int best = improve(root, first, lo, -1, shifts, weights, error);
     if (*error > tolerance && first < MAX_POLES) {

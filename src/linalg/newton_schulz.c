@@ -220,12 +220,6 @@ typedef struct schulz_arithmetic {
 /* float16 ends at 65504. M has no entries above 1.5, and P M, its largest product, ends at twice that. */
 #define FINE_UNIT 256.0
 
-static schulz_arithmetic arithmetic_of(const tch_matrices *x, const double *scale, bool pending, bool alone)
-{
-    bool short_m = scale != NULL && !alone;
-    return (schulz_arithmetic){scale, pending, short_m ? TCH_SCALAR_F16 : x->type, short_m ? FINE_UNIT : 1.0};
-}
-
 /* c0 I + c1 D + c2 A B, times scale^exponent while that is pending. */
 static tch_status scaled_product(tch_context *context, const schulz_arithmetic *how, double c0, double c1,
                                  const tch_matrices *d, double c2, const tch_matrices *a, const tch_matrices *b,
@@ -361,7 +355,9 @@ tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ort
     tchi_ortho plan = ortho->longs > 0 && !fine && tchi_scalar_size(x->type) == 2 ? without_long_steps(ortho) : *ortho;
     for (int32_t k = 0; k < plan.steps;) {
         int32_t count = tchi_ortho_run(&plan, k, x->rows, x->cols, fine);
-        schulz_arithmetic how = arithmetic_of(x, fine ? s.scale : NULL, k == 0, k >= plan.longs && count == 1);
+        bool short_m = fine && (k < plan.longs || count > 1);
+        schulz_arithmetic how = {fine ? s.scale : NULL, k == 0, short_m ? TCH_SCALAR_F16 : x->type,
+                                 short_m ? FINE_UNIT : 1.0};
         TCHI_TRY(k < plan.longs ? run_long_step(context, &how, minimax + k, result, &s)
                                 : run_steps(context, &how, plan.step + k, count, result, &s));
         swap_matrices(result, &s.y);

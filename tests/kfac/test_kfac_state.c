@@ -67,6 +67,16 @@ static tch_status take_step(const test_kfac_trial *t, uint64_t stream)
     return status == TCH_OK ? precondition(t, -1) : status;
 }
 
+/* After one step. */
+static test_kfac_trial *stepped_trial(tch_context *context, int method, uint64_t stream)
+{
+    test_kfac_trial *t = trial_of(context, method);
+    test_case("method %d", method);
+    test_kfac_draw_gradients(t, LAYOUT_CONTIGUOUS);
+    CHECK_OK(take_step(t, stream));
+    return t;
+}
+
 /* All of the state one after the other. */
 static double *all_state(const test_kfac_trial *t, int64_t *count)
 {
@@ -314,16 +324,13 @@ static void observations_that_are_not_finite_are_left_out(void **state)
 {
     for (int method = 0; method < 3; method++) {
         tch_kfac_stats stats = TCH_KFAC_STATS_INIT;
-        test_kfac_trial *t = trial_of(*state, method);
-        test_kfac_draw_gradients(t, LAYOUT_CONTIGUOUS);
-        CHECK_OK(take_step(t, 440));
+        test_kfac_trial *t = stepped_trial(*state, method, 440);
         int64_t count;
         double *before = all_state(t, &count);
         test_positions batch = batch_of(*state, 1, 441);
         double *g = test_tensor_read(batch.gradient);
         g[2] = NAN;
         test_tensor_write(batch.gradient, g);
-        test_case("method %d", method);
         CHECK_OK(observe(t, 1, &batch));
         check_state(t, before, count);
         CHECK_OK(tch_kfac_get_stats(t->kfac, &stats));
@@ -340,16 +347,13 @@ static void refreshes_that_fail_keep_the_last(void **state)
 {
     for (int method = 0; method < 3; method++) {
         tch_kfac_stats stats = TCH_KFAC_STATS_INIT;
-        test_kfac_trial *t = trial_of(*state, method);
+        test_kfac_trial *t = stepped_trial(*state, method, 450);
         const char *what = method == TCH_KFAC_INVERSE ? "input_inverse" : "input_basis";
         int64_t count;
-        test_kfac_draw_gradients(t, LAYOUT_CONTIGUOUS);
-        CHECK_OK(take_step(t, 450));
         double *before = test_kfac_state(t, 1, what, &count);
         double *factor = test_kfac_state(t, 1, "input_factor", &count);
         factor[0] = method == TCH_KFAC_INVERSE ? -1e3 : NAN;
         test_kfac_put_state(t, 1, "input_factor", factor);
-        test_case("method %d", method);
         CHECK_OK(tch_kfac_refresh(t->kfac));
         double *after = test_kfac_state(t, 1, what, &count);
         CHECK(memcmp(before, after, (size_t)count * sizeof *before) == 0, "%s has changed", what);
@@ -696,23 +700,28 @@ static void bad_calls_are_refused(void **state)
 static void bad_gradients_are_refused(void **state)
 {
     test_kfac_trial *t = trial_of(*state, TCH_KFAC_EIGEN);
-    tch_tensor *arguments[2 * LAYERS];
     test_kfac_draw_gradients(t, LAYOUT_CONTIGUOUS);
-    for (int i = 0; i < 2 * LAYERS; i++) {
-        arguments[i] = t->gradients[i] == NULL ? NULL : &t->gradients[i]->tensor;
-    }
+    const struct {
+        int argument;
+        test_tensor *given;
+        const char *says;
+    } rows[] = {
+        {1, NULL, "bias of layer 'one'"},
+        {3, t->gradients[1], "bias of layer 'two'"},
+        {4, t->gradients[2], "weight of layer 'three'"},
+    };
     test_case("gradients");
-    check_refused(tch_kfac_precondition(t->kfac, 0.1, LAYERS, arguments), "expected 6");
+    for (size_t k = 0; k < TEST_COUNT(rows); k++) {
+        tch_tensor *arguments[2 * LAYERS];
+        for (int i = 0; i < 2 * LAYERS; i++) {
+            test_tensor *given = i == rows[k].argument ? rows[k].given : t->gradients[i];
+            arguments[i] = given == NULL ? NULL : &given->tensor;
+        }
+        check_refused(tch_kfac_precondition(t->kfac, 0.1, 2 * LAYERS, arguments), rows[k].says);
+        check_refused(tch_kfac_precondition(t->kfac, 0.1, LAYERS, arguments), "expected 6");
+        check_refused(tch_kfac_precondition(t->kfac, NAN, 2 * LAYERS, arguments), "lr");
+    }
     check_refused(tch_kfac_precondition(t->kfac, 0.1, 2 * LAYERS, NULL), "expected 6");
-    check_refused(tch_kfac_precondition(t->kfac, NAN, 2 * LAYERS, arguments), "lr");
-    arguments[1] = NULL;
-    check_refused(tch_kfac_precondition(t->kfac, 0.1, 2 * LAYERS, arguments), "bias of layer 'one'");
-    arguments[1] = &t->gradients[1]->tensor;
-    arguments[3] = &t->gradients[1]->tensor;
-    check_refused(tch_kfac_precondition(t->kfac, 0.1, 2 * LAYERS, arguments), "bias of layer 'two'");
-    arguments[3] = NULL;
-    arguments[4] = &t->gradients[2]->tensor;
-    check_refused(tch_kfac_precondition(t->kfac, 0.1, 2 * LAYERS, arguments), "weight of layer 'three'");
     for (int i = 0; i < 2 * LAYERS; i++) {
         if (t->gradients[i] != NULL) {
             test_tensor_check_unchanged(t->gradients[i], "a gradient");
