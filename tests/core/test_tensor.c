@@ -264,54 +264,65 @@ static void integers_keep_their_type(void **state)
     }
 }
 
+/* One side of a copy. */
+typedef struct side {
+    tch_context *context;
+    tch_dtype dtype;
+    test_layout layout;
+} side;
+
 /* `values` may be NULL: then any will do. Conversion rounds once, to nearest even. */
-static void copy_one(tch_context *context, int32_t ndim, const int64_t *shape, const tch_dtype types[2],
-                     test_layout from, test_layout to, const double *values)
+static void copy_one(tch_context *context, int32_t ndim, const int64_t *shape, side from, side to, const double *values)
 {
-    test_case("rank %d, %s %s to %s %s", ndim, tch_dtype_name(types[0]), test_layout_name(from),
-              tch_dtype_name(types[1]), test_layout_name(to));
-    test_random random = test_random_stream(11);
-    test_tensor *src = test_tensor_make(context, types[0], ndim, shape, from);
-    test_tensor *dst = test_tensor_make(context, types[1], ndim, shape, to);
-    double *drawn = test_alloc((size_t)src->count * sizeof *drawn);
-    test_random_fill_normal(&random, drawn, src->count);
-    test_tensor_write(src, values != NULL ? values : drawn);
+    test_case("rank %d, %s %s to %s %s", ndim, tch_dtype_name(from.dtype), test_layout_name(from.layout),
+              tch_dtype_name(to.dtype), test_layout_name(to.layout));
+    size_t mark = test_mark();
+    test_tensor *src = test_tensor_make(from.context, from.dtype, ndim, shape, from.layout);
+    test_tensor *dst = test_tensor_make(to.context, to.dtype, ndim, shape, to.layout);
+    if (values != NULL) {
+        test_tensor_write(src, values);
+    } else {
+        test_tensor_draw(src, 11);
+    }
     CHECK_OK(tch_tensor_copy(context, &dst->tensor, &src->tensor));
     test_tensor_check_written(dst, "dst");
     test_tensor_check_unchanged(src, "src");
     const double *source = test_tensor_read(src);
     const double *got = test_tensor_read(dst);
     for (int64_t i = 0; i < src->count; i++) {
-        double expected = test_round(types[1], source[i]);
+        double expected = test_round(to.dtype, source[i]);
         CHECK(same_number(got[i], expected), "%a became %a, expected %a", source[i], got[i], expected);
-        CHECK(values == NULL || same_number(source[i], test_round(types[0], values[i])), "the source is %a", source[i]);
+        CHECK(values == NULL || same_number(source[i], test_round(from.dtype, values[i])), "the source is %a",
+              source[i]);
     }
+    test_release_since(mark);
 }
 
 static void copies_convert(void **state)
 {
     const int64_t shape[] = {DELICATE};
     for (size_t i = 0; i < 16; i++) {
-        const tch_dtype types[] = {dtypes[i / 4], dtypes[i % 4]};
-        copy_one(*state, 1, shape, types, LAYOUT_OFFSET, LAYOUT_STEPPED, delicate);
+        const side from = {*state, dtypes[i / 4], LAYOUT_OFFSET}, to = {*state, dtypes[i % 4], LAYOUT_STEPPED};
+        copy_one(*state, 1, shape, from, to, delicate);
     }
 }
 
+static const int64_t shapes[][5] = {{1}, {70}, {1, 1}, {33, 65}, {3, 17, 5}, {2, 3, 8, 9}, {2, 1, 3, 4, 5}};
+static const int32_t ranks[] = {1, 1, 2, 2, 3, 4, 5};
+
 static void copies_follow_any_strides(void **state)
 {
-    static const int64_t shapes[][5] = {{1}, {70}, {1, 1}, {33, 65}, {3, 17, 5}, {2, 3, 8, 9}, {2, 1, 3, 4, 5}};
-    static const int32_t ranks[] = {1, 1, 2, 2, 3, 4, 5};
-    static const tch_dtype same[][2] = {{{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 32, 1}},
-                                        {{TCH_BFLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}},
-                                        {{TCH_FLOAT, 64, 1}, {TCH_FLOAT, 64, 1}}};
+    static const tch_dtype types[] = {{TCH_FLOAT, 32, 1}, {TCH_BFLOAT, 16, 1}};
     for (size_t s = 0; s < 2 * TEST_COUNT(ranks); s++) {
         for (int from = 0; from <= LAYOUT_EXPANDED; from++) {
             for (int to = 0; to < LAYOUT_COUNT; to++) {
-                copy_one(*state, ranks[s / 2], shapes[s / 2], same[s % 2], (test_layout)from, (test_layout)to, NULL);
+                copy_one(*state, ranks[s / 2], shapes[s / 2], (side){*state, types[s % 2], (test_layout)from},
+                         (side){*state, types[s % 2], (test_layout)to}, NULL);
             }
         }
     }
-    copy_one(*state, 2, (const int64_t[]){1000, 1000}, same[2], LAYOUT_ROW_GAPS, LAYOUT_TRANSPOSED, NULL);
+    copy_one(*state, 2, (const int64_t[]){1000, 1000}, (side){*state, TCH_FLOAT64, LAYOUT_ROW_GAPS},
+             (side){*state, TCH_FLOAT64, LAYOUT_TRANSPOSED}, NULL);
 }
 
 /* A tensor with negative strides reaches below its first element, and a copy into that memory is an overlap. */
@@ -337,72 +348,41 @@ static void backwards_tensors_overlap_below_their_start(void **state)
 
 /* --- between host memory and the device ------------------------------------------------------------------------- */
 
-/* A contiguous tensor in the test's own memory. */
-typedef struct host_tensor {
-    tch_tensor tensor;
-    int64_t shape[TCH_MAX_RANK];
-    unsigned char *bytes;
-    int64_t count;
-} host_tensor;
+static tch_context *host; /* of the CPU */
 
-static host_tensor *host_make(tch_dtype dtype, int32_t ndim, const int64_t *shape, const double *values)
+static int open_host(void **state)
 {
-    host_tensor *h = test_alloc(sizeof *h);
-    memcpy(h->shape, shape, (size_t)ndim * sizeof *shape);
-    h->tensor = tch_tensor_view(NULL, dtype, ndim, h->shape);
-    h->count = tch_tensor_numel(&h->tensor);
-    size_t size = tch_dtype_size(dtype);
-    h->tensor.data = h->bytes = test_alloc((size_t)h->count * size);
-    memset(h->bytes, 0xff, (size_t)h->count * size);
-    for (int64_t i = 0; values != NULL && i < h->count; i++) {
-        test_encode(dtype, values[i], h->bytes + (size_t)i * size);
-    }
-    return h;
+    return tch_context_create("cpu", &host) == TCH_OK ? test_open_context(state) : -1;
 }
 
-static double host_entry(const host_tensor *h, int64_t i)
+static int close_host(void **state)
 {
-    return test_decode(h->tensor.dtype, h->bytes + (size_t)i * tch_dtype_size(h->tensor.dtype));
+    int closed = test_close_context(state);
+    tch_context_destroy(host);
+    return closed;
 }
 
-/* The values go from a host tensor of one type to a device tensor of another, strided, and from there to the host in
- * the first type again. Each way rounds once. */
-static void cross_both_ways(tch_context *context, tch_dtype host, tch_dtype device, int32_t ndim, const int64_t *shape,
-                            test_layout layout, const double *values)
+/* From a contiguous tensor of the host to one of the device, and back. */
+static void cross_both_ways(tch_context *context, tch_dtype type, int32_t ndim, const int64_t *shape, side device,
+                            const double *values)
 {
-    test_case("%s on the host, rank %d %s %s on the device", tch_dtype_name(host), ndim, tch_dtype_name(device),
-              test_layout_name(layout));
-    host_tensor *src = host_make(host, ndim, shape, values);
-    host_tensor *back = host_make(host, ndim, shape, NULL);
-    test_tensor *t = test_tensor_make(context, device, ndim, shape, layout);
-    CHECK_OK(tch_tensor_copy(context, &t->tensor, &src->tensor));
-    test_tensor_check_written(t, "dst");
-    CHECK_OK(tch_tensor_copy(context, &back->tensor, &t->tensor));
-    double *there = test_tensor_read(t);
-    for (int64_t i = 0; i < src->count; i++) {
-        double rounded = test_round(host, values[i]);
-        double expected = test_round(device, rounded);
-        CHECK(same_number(there[i], expected), "element %d: %a became %a, expected %a", (int)i, rounded, there[i],
-              expected);
-        expected = test_round(host, expected);
-        CHECK(same_number(host_entry(back, i), expected), "element %d came back as %a, expected %a", (int)i,
-              host_entry(back, i), expected);
-    }
+    const side on_host = {host, type, LAYOUT_CONTIGUOUS};
+    device.context = context;
+    copy_one(context, ndim, shape, on_host, device, values);
+    copy_one(context, ndim, shape, device, on_host, values);
 }
 
 static void crossings_convert(void **state)
 {
     const int64_t shape[] = {DELICATE};
-    for (size_t host = 0; host < 4; host++) {
-        for (size_t device = 0; device < 4; device++) {
-            cross_both_ways(*state, dtypes[host], dtypes[device], 1, shape, LAYOUT_CONTIGUOUS, delicate);
-            cross_both_ways(*state, dtypes[host], dtypes[device], 1, shape, LAYOUT_STEPPED, delicate);
-        }
+    for (size_t i = 0; i < 16; i++) {
+        cross_both_ways(*state, dtypes[i / 4], 1, shape, (side){NULL, dtypes[i % 4], LAYOUT_CONTIGUOUS}, delicate);
+        cross_both_ways(*state, dtypes[i / 4], 1, shape, (side){NULL, dtypes[i % 4], LAYOUT_STEPPED}, delicate);
     }
 }
 
 /* Small whole numbers are the same in every type, so that only their places can go wrong. */
-static void whole_numbers(double *values, int64_t count)
+static void fill_whole_numbers(double *values, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
         values[i] = (double)(i * 37 % 251);
@@ -411,15 +391,15 @@ static void whole_numbers(double *values, int64_t count)
 
 static void crossings_follow_any_strides(void **state)
 {
-    static const int64_t shapes[][5] = {{1}, {70}, {33, 65}, {3, 17, 5}, {2, 3, 8, 9}, {2, 1, 3, 4, 5}};
-    static const int32_t ranks[] = {1, 1, 2, 3, 4, 5};
+    static const tch_dtype types[][2] = {{{TCH_FLOAT, 64, 1}, {TCH_FLOAT, 32, 1}},
+                                         {{TCH_BFLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}},
+                                         {{TCH_INT, 64, 1}, {TCH_INT, 64, 1}}};
     double values[33 * 65];
-    whole_numbers(values, 33 * 65);
+    fill_whole_numbers(values, 33 * 65);
     for (size_t s = 0; s < TEST_COUNT(ranks); s++) {
-        for (int layout = 0; layout < LAYOUT_COUNT; layout++) {
-            cross_both_ways(*state, TCH_FLOAT64, TCH_FLOAT32, ranks[s], shapes[s], (test_layout)layout, values);
-            cross_both_ways(*state, TCH_BFLOAT16, TCH_BFLOAT16, ranks[s], shapes[s], (test_layout)layout, values);
-            cross_both_ways(*state, TCH_INT64, TCH_INT64, ranks[s], shapes[s], (test_layout)layout, values);
+        for (int k = 0; k < 3 * LAYOUT_COUNT; k++) {
+            const side device = {NULL, types[k % 3][1], (test_layout)(k / 3)};
+            cross_both_ways(*state, types[k % 3][0], ranks[s], shapes[s], device, values);
         }
     }
 }
@@ -446,18 +426,18 @@ static void large_crossings_go_in_chunks(void **state)
     for (int64_t i = 0; i < count; i++) {
         values[i] = (double)i;
     }
-    tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, 2, shape);
+    tch_tensor view = tch_tensor_view(values, TCH_FLOAT64, 2, shape);
     tch_tensor *t = NULL;
     tch_memory_info before = TCH_MEMORY_INFO_INIT;
     tch_memory_info after = TCH_MEMORY_INFO_INIT;
     CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &t));
     CHECK_OK(tch_memory_get_info(context, &before));
-    CHECK_OK(tch_tensor_copy(context, t, &host));
+    CHECK_OK(tch_tensor_copy(context, t, &view));
     CHECK_OK(tch_memory_get_info(context, &after));
     CHECK(after.allocated - before.allocated <= (int64_t)64 << 20, "the workspace grew by %lld bytes",
           (long long)(after.allocated - before.allocated));
     memset(values, 0xff, (size_t)count * sizeof *values);
-    CHECK_OK(tch_tensor_copy(context, &host, t));
+    CHECK_OK(tch_tensor_copy(context, &view, t));
     for (int64_t i = 0; i < count; i++) {
         CHECK(values[i] == (double)i, "element %lld is %g", (long long)i, values[i]);
     }
@@ -469,16 +449,15 @@ static void crossings_without_scratch(void **state)
 {
     tch_context *context = *state;
     const int64_t shape[] = {5, 7};
-    double values[35];
-    whole_numbers(values, 35);
-    host_tensor *host = host_make(TCH_FLOAT64, 2, shape, values);
+    test_tensor *from = test_tensor_make(host, TCH_FLOAT64, 2, shape, LAYOUT_CONTIGUOUS);
     test_tensor *same = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_OFFSET);
     test_tensor *other = test_tensor_make(context, TCH_FLOAT32, 2, shape, LAYOUT_TRANSPOSED);
+    test_tensor_draw(from, 12);
     CHECK_OK(tch_context_set_workspace_limit(context, 1));
-    CHECK_OK(tch_tensor_copy(context, &same->tensor, &host->tensor));
-    CHECK_OK(tch_tensor_copy(context, &host->tensor, &same->tensor));
-    tch_status there = tch_tensor_copy(context, &other->tensor, &host->tensor);
-    tch_status back = test_on_cpu() ? TCH_OK : tch_tensor_copy(context, &host->tensor, &other->tensor);
+    CHECK_OK(tch_tensor_copy(context, &same->tensor, &from->tensor));
+    CHECK_OK(tch_tensor_copy(context, &from->tensor, &same->tensor));
+    tch_status there = tch_tensor_copy(context, &other->tensor, &from->tensor);
+    tch_status back = test_on_cpu() ? TCH_OK : tch_tensor_copy(context, &from->tensor, &other->tensor);
     CHECK_OK(tch_context_set_workspace_limit(context, 0));
     if (test_on_cpu()) {
         CHECK(there == TCH_OK, "the CPU needs no scratch, and gave %s", tch_status_name(there));
@@ -487,9 +466,7 @@ static void crossings_without_scratch(void **state)
         CHECK(back == TCH_ERR_OUT_OF_MEMORY, "gave %s", tch_status_name(back));
         test_tensor_check_unchanged(other, "dst");
     }
-    for (int64_t i = 0; i < 35; i++) {
-        CHECK(host_entry(host, i) == values[i], "element %d of the host is %g", (int)i, host_entry(host, i));
-    }
+    test_tensor_check_unchanged(from, "the host's tensor");
 }
 
 /* Nothing on the host's side of a link rearranges: a device refuses, by the tensor's name. */
@@ -497,22 +474,17 @@ static void strided_host_tensors(void **state)
 {
     tch_context *context = *state;
     const int64_t shape[] = {4, 4};
-    int64_t transposed[] = {1, 4};
-    double values[16];
-    whole_numbers(values, 16);
-    host_tensor *host = host_make(TCH_FLOAT32, 2, shape, values);
-    host->tensor.strides = transposed;
+    test_tensor *strided = test_tensor_make(host, TCH_FLOAT32, 2, shape, LAYOUT_TRANSPOSED);
     test_tensor *t = test_tensor_make(context, TCH_FLOAT32, 2, shape, LAYOUT_CONTIGUOUS);
+    test_tensor_draw(strided, 13);
     if (test_on_cpu()) {
-        CHECK_OK(tch_tensor_copy(context, &t->tensor, &host->tensor));
+        CHECK_OK(tch_tensor_copy(context, &t->tensor, &strided->tensor));
     } else {
-        test_check_refused(tch_tensor_copy(context, &t->tensor, &host->tensor), TCH_ERR_LAYOUT, "src");
-        test_check_refused(tch_tensor_copy(context, &host->tensor, &t->tensor), TCH_ERR_LAYOUT, "dst");
+        test_check_refused(tch_tensor_copy(context, &t->tensor, &strided->tensor), TCH_ERR_LAYOUT, "src");
+        test_check_refused(tch_tensor_copy(context, &strided->tensor, &t->tensor), TCH_ERR_LAYOUT, "dst");
         test_tensor_check_unchanged(t, "dst");
     }
-    for (int64_t i = 0; i < 16; i++) {
-        CHECK(host_entry(host, i) == values[i], "element %d of the host is %g", (int)i, host_entry(host, i));
-    }
+    test_tensor_check_unchanged(strided, "the host's tensor");
 }
 
 static void fills_round_and_stay_inside(void **state)
@@ -558,5 +530,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(fills_round_and_stay_inside),
     };
     test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+    return cmocka_run_group_tests(tests, open_host, close_host);
 }
