@@ -257,8 +257,7 @@ tch_status tchi_check_shape(const tch_tensor *out, const char *name, int32_t ndi
     if (same) {
         return TCH_OK;
     }
-    char have[TCHI_DESCRIBE_SIZE];
-    char want[TCHI_DESCRIBE_SIZE];
+    char have[TCHI_DESCRIBE_SIZE], want[TCHI_DESCRIBE_SIZE];
     tch_tensor expected = {.ndim = ndim, .shape = (int64_t *)shape};
     return tchi_fail(TCH_ERR_SHAPE, "%s has shape %s, expected %s", name, tchi_describe_shape(out, have, sizeof have),
                      tchi_describe_shape(&expected, want, sizeof want));
@@ -305,10 +304,7 @@ tch_status tchi_check_setup(const char *function, const tch_optim_setup *setup)
 
 tch_status tchi_check_disjoint(const tch_tensor *out, const char *out_name, const tch_tensor *in, const char *in_name)
 {
-    const char *out_low;
-    const char *out_high;
-    const char *in_low;
-    const char *in_high;
+    const char *out_low, *out_high, *in_low, *in_high;
     if (out == NULL || in == NULL) {
         return TCH_OK;
     }

@@ -212,9 +212,7 @@ static void load_folder(const char *folder)
         return;
     }
     for (struct dirent *item = readdir(listing); item != NULL; item = readdir(listing)) {
-        char name[32];
-        char path[PATH_MAX];
-        char reason[1024] = "";
+        char name[32], path[PATH_MAX], reason[1024] = "";
         if (!module_name(item->d_name, name, sizeof name) || tchi_registry_has(name)) {
             continue;
         }

@@ -144,8 +144,7 @@ int64_t tch_tensor_numel(const tch_tensor *tensor)
     if (tensor->ndim > 0 && tensor->shape == NULL) {
         return -1;
     }
-    bool empty = false;
-    bool overflow = false;
+    bool empty = false, overflow = false;
     int64_t count = 1;
     for (int32_t i = 0; i < tensor->ndim; i++) {
         if (tensor->shape[i] < 0) {
@@ -186,8 +185,7 @@ void tchi_tensor_extent(const tch_tensor *tensor, const char **low, const char *
     if (tch_tensor_numel(tensor) <= 0) {
         return;
     }
-    int64_t below = 0;
-    int64_t above = 0;
+    int64_t below = 0, above = 0;
     int64_t size = (int64_t)tch_dtype_size(tensor->dtype);
     for (int32_t i = 0; i < tensor->ndim; i++) {
         int64_t reach = (tensor->shape[i] - 1) * tchi_tensor_stride(tensor, i) * size;
@@ -394,8 +392,7 @@ static tch_status cross_chunk(void *user, tch_tensor *device)
 {
     crossing *c = user;
     char *host = c->host;
-    int64_t packed_strides[TCH_MAX_RANK];
-    int64_t device_strides[TCH_MAX_RANK];
+    int64_t packed_strides[TCH_MAX_RANK], device_strides[TCH_MAX_RANK];
     const tch_tensor scratch = {.data = c->scratch, .ndim = device->ndim, .dtype = c->dtype, .shape = device->shape};
     tch_array packed = tchi_array_of(&scratch, packed_strides);
     tch_array array = tchi_array_of(device, device_strides);
@@ -475,8 +472,7 @@ tch_status tch_tensor_copy(tch_context *context, tch_tensor *dst, const tch_tens
     if (tchi_on_host(dst) && !context->backend->host_memory) {
         return tchi_fail(TCH_ERR_DEVICE, "tch_tensor_copy: dst and src are both on the host; use a context of the cpu");
     }
-    int64_t dst_strides[TCH_MAX_RANK];
-    int64_t src_strides[TCH_MAX_RANK];
+    int64_t dst_strides[TCH_MAX_RANK], src_strides[TCH_MAX_RANK];
     tch_array to = tchi_array_of(dst, dst_strides);
     tch_array from = tchi_array_of(src, src_strides);
     return context->backend->matrix->copy(context->state, &to, &from);

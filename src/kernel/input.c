@@ -74,8 +74,7 @@ static tch_status check_config(const tch_kernel_config *config)
 /* "/current/folder" and "name" to one absolute name of `length` characters of `folder`. */
 static tch_status make_absolute(const char *folder, size_t length, const char *what, char absolute[PATH_MAX])
 {
-    char here[PATH_MAX] = "";
-    char text[TCHI_ERRNO_SIZE];
+    char here[PATH_MAX] = "", text[TCHI_ERRNO_SIZE];
     if (folder[0] != '/' && getcwd(here, sizeof here) == NULL) {
         return tchi_fail(TCH_ERR_IO, "tch_kernel_compile: %s is relative, and the current folder is not known: %s",
                          what, tchi_errno_text(errno, text));

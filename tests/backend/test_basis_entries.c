@@ -189,8 +189,7 @@ static void dots_case(tch_context *context, tch_scalar type, int64_t rows, int64
     CHECK_OK(context->backend->matrix->row_dots(context->state, &mx, &my, exponent, &w));
     double *got = device_values(context, &w);
     for (int64_t r = 0; r < BATCH * rows; r++) {
-        double sum = 0.0;
-        double size = 0.0;
+        double sum = 0.0, size = 0.0;
         for (int64_t k = r * cols; k < (r + 1) * cols; k++) {
             sum += x[k] * y[k];
             size += fabs(x[k] * y[k]);

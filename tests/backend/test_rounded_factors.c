@@ -57,8 +57,7 @@ static double operand(const factor_case *f, const batch *a, int64_t z, int64_t i
 static void check_element(const factor_case *f, const batch *a, const batch *c, const float *after,
                           const double weight[2], int64_t z, int64_t i, int64_t j)
 {
-    double sum = 0.0;
-    double size = 0.0;
+    double sum = 0.0, size = 0.0;
     for (int64_t k = 0; k < f->depth; k++) {
         double product = operand(f, a, z, i, k) * operand(f, a, z, j, k);
         sum += product;

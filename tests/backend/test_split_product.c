@@ -105,8 +105,7 @@ static double b_at(const trial *t, int low, int64_t z, int64_t k, int64_t j)
 /* Element (i, j) of alpha A B, and the root of the sum of its terms' squares. */
 static double expected_at(const trial *t, int64_t z, int64_t i, int64_t j, double *size)
 {
-    double sum = 0.0;
-    double squares = 0.0;
+    double sum = 0.0, squares = 0.0;
     int low = t->handled && t->high_alone.of != NULL && z % 2 == 1 ? TCH_LOW_NONE : t->low;
     int64_t depth = t->handled && t->negligible.of != NULL && z % 2 == 1 ? 0 : t->c->depth;
     for (int64_t k = 0; k < depth; k++) {

@@ -71,8 +71,7 @@ static double rounded(float value, const rounding_case *c, double number, uint64
     uint32_t counter[4] = {(uint32_t)(element / 4), (uint32_t)(element / 4 >> 32), (uint32_t)c->parameter,
                            (uint32_t)number};
     uint32_t key[2] = {(uint32_t)c->seed, (uint32_t)(c->seed >> 32)};
-    uint32_t words[4];
-    uint32_t bits;
+    uint32_t words[4], bits;
     test_philox(counter, key, words);
     memcpy(&bits, &value, sizeof bits);
     bits = (bits + (words[element % 4] & 0xFFFFu)) & 0xFFFF0000u;

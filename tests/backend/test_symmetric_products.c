@@ -88,8 +88,7 @@ static double value(const batch *b, int64_t z, int64_t i, int64_t j)
 static void check_element(const half *h, const void *got, int64_t z, int64_t i, int64_t j)
 {
     int64_t k = h->a->m.cols;
-    double sum = 0.0;
-    double magnitude = 0.0;
+    double sum = 0.0, magnitude = 0.0;
     for (int64_t l = 0; l < k; l++) {
         double product = value(h->a, z, i, l) * value(h->b, z, j, l);
         sum += product;
@@ -332,8 +331,7 @@ static void check_scaled_products(tch_context *context, double *there)
 
 static void check_norm(const batch *x, const void *after, int64_t z, double scale)
 {
-    double before = 0.0;
-    double ratio = 0.0;
+    double before = 0.0, ratio = 0.0;
     for (int64_t e = 0; e < x->m.rows * x->m.cols; e++) {
         double was = value(x, z, e / x->m.cols, e % x->m.cols);
         double now = batch_get(x, after, z, e / x->m.cols, e % x->m.cols) * scale;

@@ -115,8 +115,7 @@ static tch_status take(tch_context *context, failing_root *f, bool with_report)
 
 static void check_root(const failing_root *f)
 {
-    double powers[N];
-    double expected[N * N];
+    double powers[N], expected[N * N];
     double *got = test_tensor_read(f->out);
     double damping = 1e-3 * f->known->w[N - 1];
     for (int i = 0; i < N; i++) {

@@ -54,9 +54,7 @@ static void fill_bases(const batch *b, test_random *random)
     double *u = test_alloc((size_t)n * sizeof *u);
     double *v = test_alloc((size_t)n * sizeof *v);
     for (int64_t z = 0; z < b->m.batch; z++) {
-        double uu = 0.0;
-        double vv = 0.0;
-        double uv = 0.0;
+        double uu = 0.0, vv = 0.0, uv = 0.0;
         for (int64_t i = 0; i < n; i++) {
             u[i] = test_random_normal(random);
             v[i] = test_random_normal(random) + 0.5 * u[i];
@@ -122,8 +120,7 @@ static void check_row(const problem *p, const float *after, int64_t z, int64_t i
     row_of(p, z, i, row, squares);
     for (int s = 0; s < SAMPLES; s++) {
         int64_t j = (int64_t)((double)p->x.m.cols * test_random_uniform(random));
-        double expected = 0.0;
-        double size = 0.0;
+        double expected = 0.0, size = 0.0;
         for (int64_t k = 0; k < p->x.m.cols; k++) {
             double r = side_at(p, 1, z, j, k);
             expected += row[k] * r;

@@ -33,8 +33,7 @@ static void a_new_context_holds_nothing(void **state)
 static void figures_follow_allocation_and_release(void **state)
 {
     tch_context *context = *state;
-    void *first = NULL;
-    void *second = NULL;
+    void *first = NULL, *second = NULL;
     CHECK_OK(tch_memory_alloc(context, 100000, &first));
     tch_memory_info one = figures(context);
     assert_true(one.allocated >= 100000 && one.allocated <= 2 * 100000);
@@ -55,8 +54,7 @@ static void figures_follow_allocation_and_release(void **state)
 static void freed_memory_is_used_again(void **state)
 {
     tch_context *context = *state;
-    void *first = NULL;
-    void *second = NULL;
+    void *first = NULL, *second = NULL;
     CHECK_OK(tch_memory_alloc(context, 4096, &first));
     CHECK_OK(tch_memory_free(context, first));
     tch_memory_info before = figures(context);
@@ -95,8 +93,7 @@ static void blocks_in_use_do_not_overlap(void **state)
 static void trimming_returns_what_is_kept(void **state)
 {
     tch_context *context = *state;
-    void *held = NULL;
-    void *pointers[8];
+    void *held = NULL, *pointers[8];
     CHECK_OK(tch_memory_alloc(context, 1 << 16, &held));
     for (int i = 0; i < 8; i++) {
         CHECK_OK(tch_memory_alloc(context, 1 << 18, &pointers[i]));
@@ -120,8 +117,7 @@ static void trimming_returns_what_is_kept(void **state)
 static void the_peak_can_start_again(void **state)
 {
     tch_context *context = *state;
-    void *held = NULL;
-    void *pointer = NULL;
+    void *held = NULL, *pointer = NULL;
     CHECK_OK(tch_memory_alloc(context, 1 << 12, &held));
     CHECK_OK(tch_memory_alloc(context, 1 << 20, &pointer));
     CHECK_OK(tch_memory_free(context, pointer));

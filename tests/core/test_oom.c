@@ -37,8 +37,7 @@ static bool refuses(void *user)
 /* Finds the module that the library has loaded, and has it ask before each allocation. */
 static int watch_device(void)
 {
-    char folder[PATH_MAX];
-    char path[PATH_MAX + 32];
+    char folder[PATH_MAX], path[PATH_MAX + 32];
     failing_backend_watch_function watch = NULL;
     failing_module(folder, sizeof folder);
     snprintf(path, sizeof path, "%s/libtorchium_cuda.so", folder);
@@ -163,8 +162,7 @@ static void contexts_and_tensors(void **state)
 static void kept_memory_is_given_up_first(void **state)
 {
     tch_context *context = NULL;
-    void *kept = NULL;
-    void *wanted = NULL;
+    void *kept = NULL, *wanted = NULL;
     test_case("the pool's last resort");
     CHECK_OK(tch_context_create(test_device(), &context));
     CHECK_OK(tch_memory_alloc(context, 1 << 20, &kept));

@@ -424,8 +424,7 @@ typedef struct traced {
 static tch_status take_root(const char *device, float *root)
 {
     tch_context *context = NULL;
-    tch_tensor *a = NULL;
-    tch_tensor *out = NULL;
+    tch_tensor *a = NULL, *out = NULL;
     tch_root_config config = TCH_ROOT_CONFIG_INIT;
     int64_t shape[] = {N, N};
     float values[N * N];

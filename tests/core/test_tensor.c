@@ -428,8 +428,7 @@ static void large_crossings_go_in_chunks(void **state)
     }
     tch_tensor view = tch_tensor_view(values, TCH_FLOAT64, 2, shape);
     tch_tensor *t = NULL;
-    tch_memory_info before = TCH_MEMORY_INFO_INIT;
-    tch_memory_info after = TCH_MEMORY_INFO_INIT;
+    tch_memory_info before = TCH_MEMORY_INFO_INIT, after = TCH_MEMORY_INFO_INIT;
     CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &t));
     CHECK_OK(tch_memory_get_info(context, &before));
     CHECK_OK(tch_tensor_copy(context, t, &view));

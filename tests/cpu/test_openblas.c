@@ -116,8 +116,7 @@ static void *open_on_thread(void *argument)
 /* A child of a fork while another thread opens the library finds it opened. */
 static void fork_while_it_is_opened(void)
 {
-    int ends[2];
-    int status = -1;
+    int ends[2], status = -1;
     char text[16];
     pthread_t thread;
     tch_set_openblas_file(FAKE_OPENBLAS);

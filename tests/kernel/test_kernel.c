@@ -282,8 +282,7 @@ static const char real_source[] = "template <typename T>\n"
 
 static void run_axpy(tch_context *context, tch_kernel *kernel)
 {
-    float x[COUNT];
-    float y[COUNT];
+    float x[COUNT], y[COUNT];
     int64_t size[] = {COUNT};
     tch_tensor *on_device[2];
     tch_tensor host[] = {tch_tensor_view(y, TCH_FLOAT32, 1, size), tch_tensor_view(x, TCH_FLOAT32, 1, size)};

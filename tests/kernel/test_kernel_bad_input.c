@@ -135,8 +135,7 @@ static void strange_paths(void **state)
     assert_non_null(getcwd(here, sizeof here));
     assert_int_equal(chdir(test_path(".")), 0);
     for (size_t i = 0; i < TEST_COUNT(strange); i++) {
-        char file[100];
-        char line[PATH_MAX + 100];
+        char file[100], line[PATH_MAX + 100];
         tch_kernel *kernel = NULL;
         tch_kernel_config config = fake_config(NULL);
         test_case("%s", strange[i]);
@@ -272,8 +271,7 @@ static tch_status compile_from_file(tch_context *context, const char *path, cons
 static void no_memory(void **state)
 {
     tch_context *context = *state;
-    char path[TEST_PATH_SIZE];
-    char folder[TEST_PATH_SIZE];
+    char path[TEST_PATH_SIZE], folder[TEST_PATH_SIZE];
     snprintf(path, sizeof path, "%s", test_path("k.cu"));
     snprintf(folder, sizeof folder, "%s", test_path("."));
     test_file_write(path, FAKE_SOURCE, (int64_t)strlen(FAKE_SOURCE));

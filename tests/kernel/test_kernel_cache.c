@@ -32,8 +32,7 @@ static void write_text(const char *name, const char *text)
 static void damage_is_repaired(void **state)
 {
     tch_context *context = *state;
-    int64_t bytes;
-    int64_t again;
+    int64_t bytes, again;
     assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
     const char *entry = fake_cache_entry();
     assert_non_null(entry);
@@ -273,8 +272,7 @@ static void name_entry(char path[TEST_PATH_SIZE], const char *source)
 static void the_oldest_go_first(void **state)
 {
     tch_context *context = *state;
-    char source[32];
-    char paths[10][TEST_PATH_SIZE];
+    char source[32], paths[10][TEST_PATH_SIZE];
     fake.image_bytes = 1000;
     CHECK_OK(tch_kernel_cache_limit((int64_t)1 << 20));
     for (int i = 0; i < 10; i++) {

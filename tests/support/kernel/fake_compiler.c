@@ -186,8 +186,7 @@ int fake_cache_count(const char *suffix)
 
 const char *fake_cache_entry(void)
 {
-    char last[300];
-    char name[320];
+    char last[300], name[320];
     if (visit("", last, sizeof last) != 1) {
         return NULL;
     }

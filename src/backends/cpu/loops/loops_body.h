@@ -106,10 +106,7 @@ static int64_t count_nonfinite(int64_t n, const void *x_data)
 static void dot4(int64_t n, const void *x_data, const double *y, double sums[4])
 {
     const REAL *x = x_data;
-    double sum0 = 0;
-    double sum1 = 0;
-    double sum2 = 0;
-    double sum3 = 0;
+    double sum0 = 0, sum1 = 0, sum2 = 0, sum3 = 0;
 #pragma omp simd reduction(+ : sum0, sum1, sum2, sum3)
     for (int64_t i = 0; i < n; i++) {
         double v = (double)x[i];

@@ -95,8 +95,7 @@ static void copy_strided(int64_t n, int64_t size, char *dst, int64_t dst_stride,
 
 static void copy_run(const copy_ctx *ctx, int64_t n, char *dst, const char *src)
 {
-    char gathered[RUN * 8];
-    char converted[RUN * 8];
+    char gathered[RUN * 8], converted[RUN * 8];
     const axis *inner = &ctx->axes[ctx->rank - 1];
     const char *from = src;
     if (inner->src != 1 && n > 1) {
@@ -122,8 +121,7 @@ static void copy_rows(void *argument, int64_t from, int64_t to)
         for (int64_t column = 0; column < inner->size; column += RUN) {
             int64_t n = tchi_min(inner->size - column, RUN);
             for (int64_t row = block; row < last; row++) {
-                int64_t dst;
-                int64_t src;
+                int64_t dst, src;
                 row_offsets(ctx, row, &dst, &src);
                 copy_run(ctx, n, (char *)ctx->dst->data + (dst + column * inner->dst) * dst_size,
                          (const char *)ctx->src->data + (src + column * inner->src) * src_size);
@@ -182,8 +180,7 @@ static void fill_rows(void *argument, int64_t from, int64_t to)
     const axis *inner = &ctx->copy.axes[ctx->copy.rank - 1];
     int64_t size = tchi_cpu_size(ctx->copy.dst->type);
     for (int64_t row = from; row < to; row++) {
-        int64_t dst;
-        int64_t src;
+        int64_t dst, src;
         row_offsets(&ctx->copy, row, &dst, &src);
         char *start = (char *)ctx->copy.dst->data + dst * size;
         for (int64_t i = 0; i < inner->size; i += RUN) {

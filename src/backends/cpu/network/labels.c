@@ -46,8 +46,7 @@ static double largest_of(int64_t n, const float *x)
 static int32_t draw_label(int64_t n, const float *x, double uniform)
 {
     double top = largest_of(n, x);
-    double sum = 0;
-    double passed = 0;
+    double sum = 0, passed = 0;
     int64_t j = 0;
     if (isnan(top)) {
         return -1;

@@ -80,8 +80,7 @@ typedef struct statistics {
 /* Of `count` elements from `first` on; RMS norm leaves the mean where it is. */
 static statistics statistics_of(const tch_normalized *layer, int64_t first, int64_t count)
 {
-    double buffer[STRIP];
-    double sum = 0;
+    double buffer[STRIP], sum = 0;
     for (int64_t i = 0; i < count && layer->kind != TCH_LAYER_RMS_NORM; i += STRIP) {
         int64_t n = tchi_min(STRIP, count - i);
         sum += sum_strip(n, widen_strip(layer->x, layer->type, first + i, n, buffer));
@@ -108,8 +107,7 @@ static void store_scaled(const normalized_ctx *j, const tch_matrices *out, int64
 
 static void add_position(const tch_normalized *layer, int64_t position, double *weight, double *bias)
 {
-    double x_buffer[STRIP];
-    double g_buffer[STRIP];
+    double x_buffer[STRIP], g_buffer[STRIP];
     int64_t first = position * layer->features;
     statistics s = statistics_of(layer, first, layer->features);
     for (int64_t i = 0; i < layer->features; i += STRIP) {
@@ -143,10 +141,7 @@ static void features_last(void *argument, int64_t sample, int thread)
 static void sum_channel(const normalized_ctx *j, int64_t sample, int64_t channel, statistics s)
 {
     const tch_normalized *layer = j->layer;
-    double x_buffer[STRIP];
-    double g_buffer[STRIP];
-    double weight = 0;
-    double bias = 0;
+    double x_buffer[STRIP], g_buffer[STRIP], weight = 0, bias = 0;
     int64_t first = (sample * layer->features + channel) * layer->positions;
     for (int64_t i = 0; i < layer->positions; i += STRIP) {
         int64_t n = tchi_min(STRIP, layer->positions - i);

@@ -133,8 +133,7 @@ typedef struct norms_ctx {
 static double run_squared(const token_ctx *j, const occurrence *run, int64_t length)
 {
     const tchi_loops *loops = tchi_loops_for(TCH_SCALAR_F64);
-    double sums[STRIP];
-    double total = 0;
+    double sums[STRIP], total = 0;
     for (int64_t column = 0; column < j->g->cols; column += STRIP) {
         int64_t n = tchi_min(STRIP, j->g->cols - column);
         sum_run(j, run, length, column, n, sums);

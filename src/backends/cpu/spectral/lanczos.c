@@ -97,9 +97,7 @@ static double largest_of_tridiagonal(int k, const double *alpha, const double *b
 /* The last entry of the unit eigenvector for `value`: times beta it is the residual of the estimate. */
 static double last_entry(int k, const double *alpha, const double *beta, double value)
 {
-    double before = 0;
-    double now = 1;
-    double sum = 1;
+    double before = 0, now = 1, sum = 1;
     for (int i = 0; i + 1 < k; i++) {
         double next = ((value - alpha[i]) * now - (i > 0 ? beta[i - 1] * before : 0)) / beta[i];
         before = now;
@@ -151,9 +149,7 @@ static double estimate_in(double unit, const lanczos_ctx *j, int64_t index, doub
     double *v = scratch;
     double *before = scratch + n;
     double *w = scratch + 2 * n;
-    double alpha[MOST_STEPS];
-    double beta[MOST_STEPS];
-    double value = 0;
+    double alpha[MOST_STEPS], beta[MOST_STEPS], value = 0;
     start_vector(n, v);
     for (int64_t i = 0; i < n; i++) {
         before[i] = 0;

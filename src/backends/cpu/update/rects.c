@@ -82,8 +82,7 @@ static void do_chunk(const walk *w, const tch_rect *rect, const cut *c, int64_t 
 static void walk_range(void *argument, int64_t from, int64_t to)
 {
     const walk *w = argument;
-    int64_t at = 0;
-    int64_t number = 0;
+    int64_t at = 0, number = 0;
     for (int64_t k = 0; k < w->update->count && at < to; k++) {
         const tch_rect *rect = &w->update->rects[k];
         cut c = cut_rect(rect, w->blocks);

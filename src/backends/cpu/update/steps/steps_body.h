@@ -196,9 +196,7 @@ static void round_at_random(int64_t n, const tchi_cpu_random_run *random, const 
 static tchi_code_extent extent_of(int64_t n, const float *x, const float *was)
 {
     tchi_code_extent e = TCHI_CODE_EXTENT_INIT;
-    uint32_t largest = e.largest;
-    uint32_t least = e.least;
-    uint32_t pairs = e.pairs;
+    uint32_t largest = e.largest, least = e.least, pairs = e.pairs;
 #pragma omp simd reduction(max : largest) reduction(min : least, pairs)
     for (int64_t i = 0; i < n / 2; i++) {
         tchi_code_extent pair = tchi_code_extend(e, x + 2 * i, was + 2 * i);
