@@ -1,25 +1,46 @@
 /* Entries of the cache: found, kept, removed. An entry is a header and an image; the header has the key and a hash of
- * the image, so that half a file, or one of another program, is known for what it is. */
+ * the image, so that half a file, or one of another program, is known for what it is.
+ *
+ * Code that lies in the folder is run: whoever could write there could run anything as this user, so it is looked at
+ * each time, through the descriptor that is then used. */
+#define _GNU_SOURCE /* secure_getenv */
 #include "cache.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <torchium/kernel.h>
 #include <torchium/version.h>
 
 #include "core/allocator.h"
+#include "core/list.h"
 #include "core/status.h"
 #include "core/system.h"
 #include "file.h"
-#include "folder.h"
 
 /* Raised when the entries or the parts of the key change. */
 #define FORMAT "2"
 #define MAGIC "TCHKERN" FORMAT
 #define IMAGE_ALIGNMENT 64
+#define DEFAULT_LIMIT ((int64_t)256 << 20)
+#define MIB_MOST ((long long)1 << 40)
+#define UNSET (-1)
+
+/* Writing an entry takes milliseconds: what is still half written after this belongs to a process that is no more. */
+#define LEFTOVER_SECONDS 600
+
+/* While an entry is written it is called by this, 16 digits and the other. */
+#define PART_PREFIX ".torchium-"
+#define PART_SUFFIX ".kernel.part"
 
 typedef struct header {
     char magic[8];
@@ -72,12 +93,98 @@ static entry_name name_of(const tchi_cache_key *key)
     return name;
 }
 
+/* --- the folder -------------------------------------------------------------------------------------------------- */
+
+/* Not for a program that has more rights than its caller, who would choose what it runs. */
+static const char *read_variable(const char *name)
+{
+    const char *value = secure_getenv(name);
+    return value != NULL && value[0] != '\0' ? value : NULL;
+}
+
+static tch_status name_folder(char name[PATH_MAX])
+{
+    static const struct {
+        const char *variable, *below;
+    } places[] = {
+        {"TORCHIUM_CACHE", ""}, {"XDG_CACHE_HOME", "/torchium/kernels"}, {"HOME", "/.cache/torchium/kernels"}};
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        const char *value = read_variable(places[i].variable);
+        if (value == NULL) {
+            continue;
+        }
+        if (value[0] != '/' || snprintf(name, PATH_MAX, "%s%s", value, places[i].below) >= PATH_MAX) {
+            return tchi_fail(TCH_ERR_IO,
+                             "the cache of kernels: %s is \"%.200s\", expected an absolute path of less "
+                             "than %d bytes",
+                             places[i].variable, value, PATH_MAX);
+        }
+        return TCH_OK;
+    }
+    return tchi_fail(TCH_ERR_IO,
+                     "the cache of kernels: none of TORCHIUM_CACHE, XDG_CACHE_HOME and HOME is set, set one");
+}
+
+/* Every folder on the way that is not there; what cannot be made is noticed when the last one is opened. */
+static void make_folders(const char *name)
+{
+    char part[PATH_MAX];
+    snprintf(part, sizeof part, "%s", name);
+    for (char *slash = strchr(part + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        (void)mkdir(part, S_IRWXU);
+        *slash = '/';
+    }
+    (void)mkdir(part, S_IRWXU);
+}
+
+static tch_status check_owner(const char *name, int folder)
+{
+    struct stat found;
+    if (fstat(folder, &found) != 0 || found.st_uid != geteuid()) {
+        return tchi_fail(TCH_ERR_IO, "the cache of kernels: %.600s belongs to another user; set TORCHIUM_CACHE", name);
+    }
+    if ((found.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+        return tchi_fail(TCH_ERR_IO,
+                         "the cache of kernels: others may write to %.600s (mode %03o); take that away with chmod go-w",
+                         name, (unsigned)(found.st_mode & 0777));
+    }
+    return TCH_OK;
+}
+
+static int open_directory(const char *name)
+{
+    return open(name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+/* Made where it is not there, and opened: a folder, not a link to one, of this user, that nobody else can write to. */
+static tch_status open_folder(const char *name, int *folder)
+{
+    char text[TCHI_ERRNO_SIZE];
+    int opened = open_directory(name);
+    if (opened < 0 && errno == ENOENT) {
+        make_folders(name);
+        opened = open_directory(name);
+    }
+    if (opened < 0) {
+        return tchi_fail(TCH_ERR_IO, "the cache of kernels: %.600s cannot be used: %s", name,
+                         tchi_errno_text(errno, text));
+    }
+    tch_status status = check_owner(name, opened);
+    if (status != TCH_OK) {
+        close(opened);
+        return status;
+    }
+    *folder = opened;
+    return TCH_OK;
+}
+
 /* -1 where there is none that can be used. */
 static int open_cache_folder(void)
 {
     char name[PATH_MAX];
     int folder = -1;
-    return tchi_cache_folder_name(name) == TCH_OK && tchi_cache_folder_open(name, &folder) == TCH_OK ? folder : -1;
+    return name_folder(name) == TCH_OK && open_folder(name, &folder) == TCH_OK ? folder : -1;
 }
 
 /* --- finding ---------------------------------------------------------------------------------------------------- */
@@ -142,6 +249,103 @@ bool tchi_cache_find(const tchi_cache_key *key, tch_kernel_image *image)
     return found;
 }
 
+/* --- the limit --------------------------------------------------------------------------------------------------- */
+
+typedef struct entry {
+    entry_name name;
+    int64_t bytes;
+    struct timespec used;
+} entry;
+
+static atomic_llong limit = UNSET;
+
+static int64_t cache_limit(void)
+{
+    long long said = atomic_load(&limit);
+    const char *text = getenv("TORCHIUM_CACHE_SIZE");
+    if (said != UNSET || text == NULL || text[0] < '0' || text[0] > '9') {
+        return said != UNSET ? said : DEFAULT_LIMIT;
+    }
+    char *end;
+    long long mib = strtoll(text, &end, 10);
+    return *end != '\0' ? DEFAULT_LIMIT : mib > MIB_MOST ? INT64_MAX : (int64_t)mib << 20;
+}
+
+static bool are_hex_digits(const char *text, size_t count)
+{
+    return strspn(text, "0123456789abcdef") == count;
+}
+
+static int by_use(const void *a, const void *b)
+{
+    const struct timespec *x = &((const entry *)a)->used;
+    const struct timespec *y = &((const entry *)b)->used;
+    int64_t seconds = (int64_t)x->tv_sec - y->tv_sec;
+    int64_t order = seconds != 0 ? seconds : (int64_t)x->tv_nsec - y->tv_nsec;
+    return (order > 0) - (order < 0);
+}
+
+static void add_or_remove_file(int folder, const char *name, tchi_list *entries)
+{
+    struct stat found;
+    const size_t digits = (size_t)2 * TCHI_SHA256_BYTES, prefix = sizeof PART_PREFIX - 1;
+    bool part = strncmp(name, PART_PREFIX, prefix) == 0 && are_hex_digits(name + prefix, 16) &&
+                strcmp(name + prefix + 16, PART_SUFFIX) == 0;
+    bool whole = are_hex_digits(name, digits) && strcmp(name + digits, TCHI_CACHE_SUFFIX) == 0;
+    if ((!part && !whole) || fstatat(folder, name, &found, AT_SYMLINK_NOFOLLOW) != 0) {
+        return;
+    }
+    if (part) {
+        if (time(NULL) - found.st_mtime > LEFTOVER_SECONDS) {
+            (void)unlinkat(folder, name, 0);
+        }
+        return;
+    }
+    entry one = {.bytes = found.st_size, .used = found.st_mtim};
+    memcpy(one.name.text, name, sizeof one.name.text);
+    (void)tchi_list_add(entries, &one); /* without memory it is not counted this time */
+}
+
+/* A descriptor of its own, since reading a folder moves a position that copies would share. */
+static void list_entries(int folder, tchi_list *entries)
+{
+    int copy = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *stream = copy >= 0 ? fdopendir(copy) : NULL;
+    if (stream == NULL) {
+        if (copy >= 0) {
+            close(copy);
+        }
+        return;
+    }
+    for (struct dirent *found = readdir(stream); found != NULL; found = readdir(stream)) {
+        add_or_remove_file(folder, found->d_name, entries);
+    }
+    closedir(stream);
+}
+
+/* Removes what was used longest ago until `most` bytes are left, and what processes that were killed left behind. Only
+ * files with the names of entries are touched; any of them may be gone before it is its turn: another process trims the
+ * same folder. */
+static void trim_cache(int folder, int64_t most)
+{
+    tchi_list list = {.item_size = sizeof(entry)};
+    list_entries(folder, &list);
+    entry *entries = list.items;
+    int64_t total = 0;
+    for (int64_t i = 0; i < list.count; i++) {
+        total += entries[i].bytes;
+    }
+    if (total > most) {
+        qsort(entries, (size_t)list.count, sizeof *entries, by_use);
+    }
+    for (int64_t i = 0; i < list.count && (total > most || most == 0); i++) {
+        if (unlinkat(folder, entries[i].name.text, 0) == 0 || errno == ENOENT) {
+            total -= entries[i].bytes;
+        }
+    }
+    tchi_list_release(&list);
+}
+
 /* --- keeping ---------------------------------------------------------------------------------------------------- */
 
 static bool write_entry(int file, const tchi_cache_key *key, const tch_kernel_image *image)
@@ -158,8 +362,7 @@ static void write_into(int folder, const tchi_cache_key *key, const tch_kernel_i
 {
     entry_name name = name_of(key);
     char part[64];
-    snprintf(part, sizeof part, "%s%016llx%s", TCHI_CACHE_PREFIX, (unsigned long long)tchi_random_bits(),
-             TCHI_CACHE_PART);
+    snprintf(part, sizeof part, "%s%016llx%s", PART_PREFIX, (unsigned long long)tchi_random_bits(), PART_SUFFIX);
     int file = openat(folder, part, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR);
     if (file < 0) {
         return;
@@ -173,7 +376,7 @@ static void write_into(int folder, const tchi_cache_key *key, const tch_kernel_i
 
 void tchi_cache_keep(const tchi_cache_key *key, const tch_kernel_image *image)
 {
-    int64_t most = tchi_cache_limit();
+    int64_t most = cache_limit();
     if (most < (int64_t)sizeof(header) || image->bytes > (uint64_t)most - sizeof(header)) {
         return;
     }
@@ -182,7 +385,7 @@ void tchi_cache_keep(const tchi_cache_key *key, const tch_kernel_image *image)
         return;
     }
     write_into(folder, key, image);
-    tchi_cache_trim(folder, most);
+    trim_cache(folder, most);
     close(folder);
 }
 
@@ -193,4 +396,32 @@ void tchi_cache_remove(const tchi_cache_key *key)
         (void)unlinkat(folder, name_of(key).text, 0);
         close(folder);
     }
+}
+
+/* --- kernel.h ---------------------------------------------------------------------------------------------------- */
+
+const char *tch_kernel_cache_folder(void)
+{
+    static _Thread_local char name[PATH_MAX];
+    int folder = -1;
+    if (name_folder(name) != TCH_OK || open_folder(name, &folder) != TCH_OK) {
+        return NULL;
+    }
+    close(folder);
+    return name;
+}
+
+tch_status tch_kernel_cache_limit(int64_t bytes)
+{
+    if (bytes < 0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_kernel_cache_limit: bytes is %lld, expected 0 (keep nothing) or more", (long long)bytes);
+    }
+    atomic_store(&limit, bytes);
+    int folder = open_cache_folder();
+    if (folder >= 0) {
+        trim_cache(folder, bytes);
+        close(folder);
+    }
+    return TCH_OK;
 }

@@ -26,15 +26,7 @@ bool tchi_cache_find(const tchi_cache_key *key, tch_kernel_image *image);
 void tchi_cache_keep(const tchi_cache_key *key, const tch_kernel_image *image);
 void tchi_cache_remove(const tchi_cache_key *key);
 
-/* Removes what was used longest ago until `most` bytes are left, and what processes that were killed left behind. */
-void tchi_cache_trim(int folder, int64_t most);
-
-/* What tch_kernel_cache_limit or the environment says. */
-int64_t tchi_cache_limit(void);
-
-/* "0123...ef.kernel": 64 digits and this; while it is written, ".torchium-" and 16 digits and TCHI_CACHE_PART. */
+/* "0123...ef.kernel": 64 digits and this. */
 #define TCHI_CACHE_SUFFIX ".kernel"
-#define TCHI_CACHE_PREFIX ".torchium-"
-#define TCHI_CACHE_PART ".kernel.part"
 
 #endif

@@ -2,6 +2,8 @@
 #ifndef TCHI_KERNEL_INPUT_H
 #define TCHI_KERNEL_INPUT_H
 
+#include <stdbool.h>
+
 #include <torchium/backend.h>
 #include <torchium/kernel.h>
 
@@ -14,6 +16,18 @@ typedef struct tchi_kernel_input {
     tchi_list options;    /* const char *: without the -I */
     tchi_list includes;   /* const char *: absolute, owned */
 } tchi_kernel_input;
+
+/* These texts reach compilers, so nothing passes that is not understood here character by character. */
+
+/* "halve", "space::halve", "scale<float, 4>": identifiers, ::, and template arguments that are such names, words like
+ * "unsigned int", or numbers. */
+tch_status tchi_check_kernel_name(const char *name);
+
+/* One of the options that kernel.h lists. The folder of an -I is not looked at here. */
+tch_status tchi_check_kernel_option(const char *option, int index);
+
+/* True where the text has no control characters, and so can stand in a line of a message or a directive. */
+bool tchi_is_printable(const char *text);
 
 /* Release it also after a failure. */
 tch_status tchi_kernel_input_make(tchi_kernel_input *input, const tch_kernel_config *config);

@@ -18,4 +18,8 @@ struct tch_kernel {
     char name[];
 };
 
+/* x in a format of 16 bits with so many bits of fraction, 10 for float16 and 7 for bfloat16, rounded once, to nearest
+ * even. */
+uint16_t tchi_round16(double x, int fraction);
+
 #endif

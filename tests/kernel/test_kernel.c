@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "kernel/arguments.h"
+#include "kernel/kernel.h"
 #include "support/files.h"
 #include "support/kernel/fake_compiler.h"
 #include "support/messages.h"

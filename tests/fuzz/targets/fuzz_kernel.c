@@ -6,8 +6,8 @@
 #include "backends/cpu/user_kernel/kernel.h"
 #include "fuzz.h"
 #include "kernel/cache.h"
+#include "kernel/input.h"
 #include "kernel/macros.h"
-#include "kernel/names.h"
 
 /* A name that passes stands in the text that is compiled: nothing in it may end a line or a statement. */
 static void check_name(const char *text)
