@@ -13,23 +13,23 @@
 #include "support/backend/table_copy.h"
 #include "support/files.h"
 #include "support/optim/optim_defaults.h"
-#include "support/optim/optim_reference.h"
-#include "support/random.h"
-#include "support/tensors.h"
+#include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
 enum { PARAMETERS = 7, MOST_PARAMETERS = 9, GRADIENTS = 3 };
 
-typedef struct shape {
-    int32_t ndim;
-    int64_t size[4];
-} shape;
-
-/* Two of one shape, which share their calls as long as both have gradients; one that can lie over the other's
- * blocks. */
-static const shape shapes[MOST_PARAMETERS] = {{2, {45, 70}}, {2, {70, 33}},  {2, {45, 70}},
-                                              {2, {24, 24}}, {3, {6, 5, 7}}, {1, {77}},
-                                              {0, {0}},      {2, {30, 40}},  {1, {19}}};
+/* Two of one shape, which share their calls as long as both have gradients. The last two are a group of their own. */
+static const trial_shape shapes[MOST_PARAMETERS] = {
+    {.ndim = 2, .shape = {45, 70}},
+    {.ndim = 2, .shape = {70, 33}},
+    {.ndim = 2, .shape = {45, 70}},
+    {.ndim = 2, .shape = {24, 24}},
+    {.ndim = 3, .shape = {6, 5, 7}},
+    {.ndim = 1, .shape = {77}},
+    {.ndim = 0},
+    {.ndim = 2, .shape = {30, 40}},
+    {.ndim = 1, .shape = {19}},
+};
 
 /* --- two contexts ------------------------------------------------------------------------------------------------ */
 
@@ -72,138 +72,87 @@ static int close_contexts(void **state)
 
 /* --- the same model on both -------------------------------------------------------------------------------------- */
 
-typedef struct model {
-    tch_context *context;
-    tch_optimizer *optimizer;
-    tch_dtype dtype, gradient_dtype;
-    int count;
-    test_tensor *parameter[MOST_PARAMETERS];
-    test_tensor *gradient[GRADIENTS][MOST_PARAMETERS]; /* of the latest steps in turn */
-    test_tensor *scale[GRADIENTS], *found[GRADIENTS];
-} model;
-
 typedef struct pair {
-    model m[2];
-    uint64_t stream;
+    trial t[2];
+    test_tensor *gradients[2][GRADIENTS][MOST_PARAMETERS]; /* of the latest steps in turn */
     int steps;
 } pair;
 
-static test_tensor *tensor_of(const model *m, tch_dtype dtype, const shape *s, uint64_t stream)
+static void open_pair(pair *p, const tch_optim_config *config, tch_dtype dtype, tch_dtype gradients)
 {
-    test_tensor *t = test_tensor_make(m->context, dtype, s->ndim, s->size, LAYOUT_CONTIGUOUS);
-    test_tensor_draw(t, stream);
-    return t;
-}
-
-static test_tensor *number(const model *m, double value)
-{
-    int64_t one = 1;
-    test_tensor *t = test_tensor_make(m->context, TCH_FLOAT32, 1, &one, LAYOUT_CONTIGUOUS);
-    test_tensor_write(t, &value);
-    return t;
-}
-
-static void drop(test_tensor **t)
-{
-    if (*t != NULL) {
-        test_tensor_poison(*t);
-    }
-    *t = NULL;
-}
-
-static void add_parameters(model *m, int upto, uint64_t stream, tch_parameter *list)
-{
-    for (int i = m->count; i < upto; i++) {
-        m->parameter[i] = tensor_of(m, m->dtype, &shapes[i], stream + (uint64_t)i);
-        list[i - m->count] = (tch_parameter){.tensor = &m->parameter[i]->tensor};
-    }
-    m->count = upto;
-}
-
-static pair open_pair(const tch_optim_config *config, tch_dtype dtype, tch_dtype gradients, uint64_t stream)
-{
-    pair p = {.m = {{.context = plain}, {.context = recording}}, .stream = 1000 * stream};
-    for (int k = 0; k < 2; k++) {
-        tch_parameter list[MOST_PARAMETERS];
-        p.m[k].dtype = dtype;
-        p.m[k].gradient_dtype = gradients;
-        add_parameters(&p.m[k], PARAMETERS, p.stream, list);
-        CHECK_OK(tch_optimizer_create(p.m[k].context, config, NULL, PARAMETERS, list, &p.m[k].optimizer));
-    }
-    return p;
+    memset(p, 0, sizeof *p);
+    trial_open(&p->t[0], plain, dtype, gradients, config, PARAMETERS, shapes);
+    trial_open(&p->t[1], recording, dtype, gradients, config, PARAMETERS, shapes);
 }
 
 static void close_pair(pair *p)
 {
+    trial_close(&p->t[0]);
+    trial_close(&p->t[1]);
+}
+
+static test_tensor *number(tch_context *context, double value)
+{
+    test_tensor *t = test_tensor_make(context, TCH_FLOAT32, 0, NULL, LAYOUT_CONTIGUOUS);
+    test_tensor_write(t, &value);
+    return t;
+}
+
+/* The next gradients lie elsewhere. */
+static void move_gradients(trial *t, test_tensor **latest)
+{
+    for (int i = 0; i < t->count; i++) {
+        trial_parameter *p = &t->parameters[i];
+        if (latest[i] != NULL) {
+            test_tensor_poison(latest[i]);
+        }
+        latest[i] = p->gradient_memory;
+        p->gradient_memory =
+            test_tensor_make(t->context, t->gradient_dtype, p->shape.ndim, p->sizes, LAYOUT_CONTIGUOUS);
+        p->gradient = p->gradient_memory->tensor;
+    }
+}
+
+/* Loss scaling where `scale` is not 0. */
+static void step_scaled(pair *p, double scale, bool found_inf)
+{
     for (int k = 0; k < 2; k++) {
-        model *m = &p->m[k];
-        tch_optimizer_destroy(m->optimizer);
-        for (int g = 0; g < GRADIENTS; g++) {
-            drop(&m->scale[g]);
-            drop(&m->found[g]);
-            for (int i = 0; i < m->count; i++) {
-                drop(&m->gradient[g][i]);
-            }
+        trial *t = &p->t[k];
+        const tch_tensor *gradients[MOST_PARAMETERS];
+        const test_tensor *by = number(t->context, scale);
+        const test_tensor *found = number(t->context, found_inf);
+        move_gradients(t, p->gradients[k][p->steps % GRADIENTS]);
+        trial_draw(t);
+        trial_list_gradients(t, gradients);
+        CHECK_OK(scale == 0.0
+                     ? tch_optimizer_step(t->optimizer, t->count, gradients)
+                     : tch_optimizer_step_scaled(t->optimizer, t->count, gradients, &by->tensor, &found->tensor));
+    }
+    trial_check_same_parameters(&p->t[0], &p->t[1]);
+    for (int i = 0; i < p->t[0].count; i++) {
+        const double *values = test_tensor_read(p->t[0].parameters[i].memory);
+        for (int64_t k = 0; k < p->t[0].parameters[i].memory->count; k++) {
+            CHECK(isfinite(values[k]), "step %d, parameter %d, element %lld is %g", p->steps, i, (long long)k,
+                  values[k]);
         }
     }
-}
-
-/* `missing` has no gradient; loss scaling where `scale` is not 0. */
-static void step_model(model *m, const pair *p, int missing, double scale, bool found_inf)
-{
-    int turn = p->steps % GRADIENTS;
-    const tch_tensor *gradients[MOST_PARAMETERS];
-    drop(&m->scale[turn]);
-    drop(&m->found[turn]);
-    for (int i = 0; i < m->count; i++) {
-        drop(&m->gradient[turn][i]);
-        m->gradient[turn][i] =
-            tensor_of(m, m->gradient_dtype, &shapes[i], p->stream + (uint64_t)(20 + p->steps * MOST_PARAMETERS + i));
-        gradients[i] = i == missing ? NULL : &m->gradient[turn][i]->tensor;
-    }
-    if (scale == 0.0) {
-        CHECK_OK(tch_optimizer_step(m->optimizer, m->count, gradients));
-        return;
-    }
-    m->scale[turn] = number(m, scale);
-    m->found[turn] = number(m, found_inf);
-    CHECK_OK(
-        tch_optimizer_step_scaled(m->optimizer, m->count, gradients, &m->scale[turn]->tensor, &m->found[turn]->tensor));
-}
-
-static void compare(const pair *p)
-{
-    for (int i = 0; i < p->m[0].count; i++) {
-        double *x = test_tensor_read(p->m[0].parameter[i]);
-        double *y = test_tensor_read(p->m[1].parameter[i]);
-        for (int64_t k = 0; k < p->m[0].parameter[i]->count; k++) {
-            CHECK(x[k] == y[k] && isfinite(x[k]), "step %d, parameter %d, element %lld: %.9g, and recorded %.9g",
-                  p->steps, i, (long long)k, x[k], y[k]);
-        }
-    }
-}
-
-static void step_scaled(pair *p, int missing, double scale, bool found_inf)
-{
-    step_model(&p->m[0], p, missing, scale, found_inf);
-    step_model(&p->m[1], p, missing, scale, found_inf);
-    compare(p);
     p->steps++;
 }
 
-static void step(pair *p)
-{
-    step_scaled(p, -1, 0.0, false);
-}
-
-static void steps(pair *p, int count)
+static void take_steps(pair *p, int count)
 {
     for (int i = 0; i < count; i++) {
-        step(p);
+        step_scaled(p, 0.0, false);
     }
 }
 
 /* --- what may change between steps ------------------------------------------------------------------------------- */
+
+static void set_configs(pair *p, const tch_optim_config *config)
+{
+    trial_set_config(&p->t[0], 0, config);
+    trial_set_config(&p->t[1], 0, config);
+}
 
 static void change_numbers(pair *p, tch_optim_config *config)
 {
@@ -212,65 +161,20 @@ static void change_numbers(pair *p, tch_optim_config *config)
     config->beta2 = config->beta2 < 1.0 ? 0.9 : 1.0;
     config->grafting_eps *= 3.0;
     config->eps = 2.0 * config->eps + 1e-3;
-    for (int k = 0; k < 2; k++) {
-        CHECK_OK(tch_optimizer_set_config(p->m[k].optimizer, 0, config));
-    }
-}
-
-/* Of Shampoo's roots, and nothing else with it. */
-static void change_damping(pair *p, tch_optim_config *config)
-{
-    config->relative_eps *= 5.0;
-    for (int k = 0; k < 2; k++) {
-        CHECK_OK(tch_optimizer_set_config(p->m[k].optimizer, 0, config));
-    }
-}
-
-static void drop_filter(pair *p, tch_optim_config *config)
-{
-    config->beta1 = 0.0;
-    for (int k = 0; k < 2; k++) {
-        CHECK_OK(tch_optimizer_set_config(p->m[k].optimizer, 0, config));
-    }
+    set_configs(p, config);
 }
 
 /* To other memory; the old one becomes poison. */
 static void move_parameter(pair *p, int parameter)
 {
-    for (int k = 0; k < 2; k++) {
-        model *m = &p->m[k];
-        double *values = test_tensor_read(m->parameter[parameter]);
-        test_tensor *fresh = tensor_of(m, m->dtype, &shapes[parameter], 1);
-        test_tensor_write(fresh, values);
-        CHECK_OK(tch_optimizer_set_parameter(m->optimizer, parameter, &fresh->tensor));
-        drop(&m->parameter[parameter]);
-        m->parameter[parameter] = fresh;
-    }
-}
-
-static void add_group(pair *p, const tch_optim_config *config)
-{
-    for (int k = 0; k < 2; k++) {
-        model *m = &p->m[k];
-        tch_parameter list[MOST_PARAMETERS];
-        int before = m->count;
-        add_parameters(m, MOST_PARAMETERS, p->stream, list);
-        CHECK_OK(tch_optimizer_add_group(m->optimizer, config, MOST_PARAMETERS - before, list, NULL, NULL));
-    }
-}
-
-static void trim(const pair *p)
-{
-    for (int k = 0; k < 2; k++) {
-        CHECK_OK(tch_memory_trim(p->m[k].context, 0));
-    }
+    test_tensor_poison(trial_move_parameter(&p->t[0], parameter));
+    test_tensor_poison(trial_move_parameter(&p->t[1], parameter));
 }
 
 /* Long enough after each change for its steps to be recorded. On the CPU one configuration of a method will do. */
 static void check_all_changes(tch_optim_config config, tch_dtype dtype, tch_dtype gradients, const char *name)
 {
     enum { LONG_ENOUGH = 5 };
-    static uint64_t stream = 1;
     static int latest_kind = -1;
     if (test_on_cpu() && latest_kind == (int)config.kind) {
         return;
@@ -278,25 +182,33 @@ static void check_all_changes(tch_optim_config config, tch_dtype dtype, tch_dtyp
     latest_kind = (int)config.kind;
     test_case("%s", name);
     int before = counted;
-    pair p = open_pair(&config, dtype, gradients, stream++);
-    steps(&p, LONG_ENOUGH);
-    step_scaled(&p, 2, 0.0, false); /* from here on two blocks of one class have different clocks */
-    steps(&p, LONG_ENOUGH);
+    static pair p;
+    open_pair(&p, &config, dtype, gradients);
+    take_steps(&p, LONG_ENOUGH);
+    p.t[0].parameters[2].missing = p.t[1].parameters[2].missing = 1;
+    take_steps(&p, 1); /* from here on two blocks of one class have different clocks */
+    p.t[0].parameters[2].missing = p.t[1].parameters[2].missing = 0;
+    take_steps(&p, LONG_ENOUGH);
     change_numbers(&p, &config);
-    steps(&p, 2);
-    step_scaled(&p, -1, 4.0, false);
-    step_scaled(&p, -1, 2.0, true);
-    steps(&p, 2);
+    take_steps(&p, 2);
+    step_scaled(&p, 4.0, false);
+    step_scaled(&p, 2.0, true);
+    take_steps(&p, 2);
     move_parameter(&p, 0);
-    steps(&p, LONG_ENOUGH);
-    add_group(&p, &config);
-    steps(&p, LONG_ENOUGH + 1);
-    trim(&p);
-    steps(&p, LONG_ENOUGH);
-    drop_filter(&p, &config);
-    steps(&p, LONG_ENOUGH);
-    change_damping(&p, &config);
-    steps(&p, LONG_ENOUGH);
+    take_steps(&p, LONG_ENOUGH);
+    for (int k = 0; k < 2; k++) {
+        trial_add_group(&p.t[k], &config, MOST_PARAMETERS - PARAMETERS, shapes + PARAMETERS);
+    }
+    take_steps(&p, LONG_ENOUGH + 1);
+    CHECK_OK(tch_memory_trim(plain, 0));
+    CHECK_OK(tch_memory_trim(recording, 0));
+    take_steps(&p, LONG_ENOUGH);
+    config.beta1 = 0.0;
+    set_configs(&p, &config);
+    take_steps(&p, LONG_ENOUGH);
+    config.relative_eps *= 5.0; /* of Shampoo's roots, and nothing else with it */
+    set_configs(&p, &config);
+    take_steps(&p, LONG_ENOUGH);
     CHECK(test_on_cpu() || !ref_has_blocks(config.kind) || counted - before > p.steps, "%d replays in %d steps",
           counted - before, p.steps);
     close_pair(&p);
@@ -304,21 +216,21 @@ static void check_all_changes(tch_optim_config config, tch_dtype dtype, tch_dtyp
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-static int64_t recorded_bytes(const model *m)
+static int64_t recorded_bytes(const trial *t)
 {
     tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
-    CHECK_OK(tch_optimizer_get_memory(m->optimizer, &memory));
+    CHECK_OK(tch_optimizer_get_memory(t->optimizer, &memory));
     return memory.recorded;
 }
 
-static int64_t forecast_bytes(const model *m, const tch_optim_config *config)
+static int64_t forecast_bytes(trial *t)
 {
     tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
     tch_parameter list[MOST_PARAMETERS] = {{0}};
-    for (int i = 0; i < m->count; i++) {
-        list[i].tensor = &m->parameter[i]->tensor;
+    for (int i = 0; i < t->count; i++) {
+        list[i].tensor = &t->parameters[i].tensor;
     }
-    CHECK_OK(tch_optim_forecast(m->context, config, m->count, list, &memory));
+    CHECK_OK(tch_optim_forecast(t->context, &t->configs[0], t->count, list, &memory));
     return memory.recorded;
 }
 
@@ -326,20 +238,21 @@ static int64_t forecast_bytes(const model *m, const tch_optim_config *config)
  * are not recorded. */
 static void check_memory(tch_optim_kind kind)
 {
+    static pair p;
     tch_optim_config config = test_optim_defaults(kind);
     config.precondition_frequency = 1;
     config.relative_eps = 1e-6;
     test_case("%s", tch_optim_kind_name(kind));
-    pair p = open_pair(&config, TCH_FLOAT32, TCH_FLOAT32, 900);
-    int64_t most = forecast_bytes(&p.m[1], &config);
-    CHECK(recorded_bytes(&p.m[1]) == 0, "%lld bytes before the first step", (long long)recorded_bytes(&p.m[1]));
-    steps(&p, 5);
-    int64_t bytes = recorded_bytes(&p.m[1]);
+    open_pair(&p, &config, TCH_FLOAT32, TCH_FLOAT32);
+    int64_t most = forecast_bytes(&p.t[1]);
+    CHECK(recorded_bytes(&p.t[1]) == 0, "%lld bytes before the first step", (long long)recorded_bytes(&p.t[1]));
+    take_steps(&p, 5);
+    int64_t bytes = recorded_bytes(&p.t[1]);
     CHECK((bytes > 0 || test_on_cpu()) && bytes <= most, "%lld bytes, where %lld were forecast", (long long)bytes,
           (long long)most);
-    CHECK(recorded_bytes(&p.m[0]) == 0 && forecast_bytes(&p.m[0], &config) == 0, "of steps that are not recorded");
+    CHECK(recorded_bytes(&p.t[0]) == 0 && forecast_bytes(&p.t[0]) == 0, "of steps that are not recorded");
     move_parameter(&p, 0);
-    CHECK(recorded_bytes(&p.m[1]) == 0, "%lld bytes are left", (long long)recorded_bytes(&p.m[1]));
+    CHECK(recorded_bytes(&p.t[1]) == 0, "%lld bytes are left", (long long)recorded_bytes(&p.t[1]));
     close_pair(&p);
 }
 
@@ -449,66 +362,62 @@ static void elementwise(void **state)
 /* The third may lie where the first lay, and must not find its recordings. */
 static void two_in_turn_and_a_third(void **state)
 {
+    static pair a, b, c;
     test_case("several optimizers");
     tch_optim_config first = config_of(TCH_OPTIM_SOAP);
     tch_optim_config second = config_of(TCH_OPTIM_SHAMPOO);
-    pair a = open_pair(&first, TCH_FLOAT32, TCH_FLOAT32, 100);
-    pair b = open_pair(&second, TCH_FLOAT32, TCH_FLOAT32, 101);
+    open_pair(&a, &first, TCH_FLOAT32, TCH_FLOAT32);
+    open_pair(&b, &second, TCH_FLOAT32, TCH_FLOAT32);
     for (int i = 0; i < 6; i++) {
-        step(&a);
-        step(&b);
+        take_steps(&a, 1);
+        take_steps(&b, 1);
     }
     close_pair(&a);
-    steps(&b, 2);
+    take_steps(&b, 2);
     first.lr = 0.03;
-    pair c = open_pair(&first, TCH_FLOAT32, TCH_FLOAT32, 102);
+    open_pair(&c, &first, TCH_FLOAT32, TCH_FLOAT32);
     for (int i = 0; i < 6; i++) {
-        step(&c);
-        step(&b);
+        take_steps(&c, 1);
+        take_steps(&b, 1);
     }
     close_pair(&b);
-    steps(&c, 2);
+    take_steps(&c, 2);
     close_pair(&c);
 }
 
 /* Stochastic rounding takes the checkpoint's seed, which is an argument of kernels. */
 static void a_checkpoint_with_another_seed(void **state)
 {
+    static pair p, other;
     test_case("a checkpoint");
-    tch_checkpoint_writer *writer = NULL;
-    tch_checkpoint *checkpoint = NULL;
     tch_optim_config config = config_of(TCH_OPTIM_SOAP);
     config.stochastic_rounding = 1;
     config.seed = 7;
-    pair other = open_pair(&config, TCH_BFLOAT16, TCH_BFLOAT16, 104);
-    steps(&other, 2);
-    CHECK_OK(tch_checkpoint_writer_create(&writer));
-    CHECK_OK(tch_optimizer_save(other.m[0].optimizer, writer, "optimizer"));
-    CHECK_OK(tch_checkpoint_writer_save(writer, plain, test_path("checkpoint")));
+    open_pair(&other, &config, TCH_BFLOAT16, TCH_BFLOAT16);
+    take_steps(&other, 2);
+    trial_save(&other.t[0], test_path("checkpoint"));
     config.seed = 8;
-    pair p = open_pair(&config, TCH_BFLOAT16, TCH_BFLOAT16, 105);
-    steps(&p, 6);
-    CHECK_OK(tch_checkpoint_open(test_path("checkpoint"), &checkpoint));
-    CHECK_OK(tch_optimizer_load(p.m[0].optimizer, checkpoint, "optimizer"));
-    CHECK_OK(tch_optimizer_load(p.m[1].optimizer, checkpoint, "optimizer"));
-    steps(&p, 6);
-    tch_checkpoint_close(checkpoint);
-    tch_checkpoint_writer_destroy(writer);
+    open_pair(&p, &config, TCH_BFLOAT16, TCH_BFLOAT16);
+    take_steps(&p, 6);
+    CHECK_OK(trial_load(&p.t[0], test_path("checkpoint")));
+    CHECK_OK(trial_load(&p.t[1], test_path("checkpoint")));
+    take_steps(&p, 6);
     close_pair(&p);
     close_pair(&other);
 }
 
 static void other_streams(void **state)
 {
+    static pair p;
     test_case("the default stream, and back");
     tch_optim_config config = config_of(TCH_OPTIM_SOAP);
-    pair p = open_pair(&config, TCH_FLOAT32, TCH_FLOAT32, 103);
+    open_pair(&p, &config, TCH_FLOAT32, TCH_FLOAT32);
     void *own = tch_context_get_stream(recording);
-    steps(&p, 2);
+    take_steps(&p, 2);
     CHECK_OK(tch_context_set_stream(recording, NULL));
-    steps(&p, 4);
+    take_steps(&p, 4);
     CHECK_OK(tch_context_set_stream(recording, own));
-    steps(&p, 2);
+    take_steps(&p, 2);
     close_pair(&p);
 }
 
