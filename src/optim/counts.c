@@ -8,7 +8,7 @@
 #include "core/check.h"
 #include "core/status.h"
 
-#include "outcomes.h"
+#include "refresh.h"
 
 enum { STEPS, STEPS_SEEN, FACTORS }; /* where each begins */
 

@@ -12,7 +12,6 @@
 #include "config.h"
 #include "core/list.h"
 #include "create.h"
-#include "forecast.h"
 #include "layout.h"
 #include "method.h"
 #include "packed.h"

@@ -21,6 +21,10 @@ tch_status tchi_optim_plan(tch_optimizer *optimizer, const tch_optim_config *con
 tch_status tchi_optim_set_dims(const tch_optimizer *optimizer, tchi_param *param, const tch_parameter *parameter,
                                int32_t ndim, const int64_t *shape, tchi_dims *dims, bool *blocked);
 
+/* The least workspace with which every factor can be refreshed, the pool's rounding included, and what a refresh of all
+ * of them at once takes within the budget: see forecast.c. */
+tch_status tchi_forecast_refresh(const tch_optimizer *optimizer, int64_t *least, int64_t *most);
+
 /* Frees everything but the struct itself. */
 void tchi_optim_empty(tch_optimizer *optimizer);
 

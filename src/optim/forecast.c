@@ -1,6 +1,5 @@
-/* See forecast.h. A forecast lays out an optimizer as its making does, with arenas that only measure. */
-#include "forecast.h"
-
+/* What an optimizer takes of memory, before it is made and after. A forecast lays out an optimizer as its making does,
+ * with arenas that only measure. */
 #include "core/arith.h"
 #include "core/check.h"
 #include "core/recording.h"

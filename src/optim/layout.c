@@ -10,7 +10,7 @@
 
 #include "core/list.h"
 #include "method.h"
-#include "outcomes.h"
+#include "refresh.h"
 #include "packed.h"
 #include "rects.h"
 #include "shared/shared.h"

@@ -2,17 +2,32 @@
  *
  *     B <- momentum B + (1 - momentum) G
  *     U  = momentum B + (1 - momentum) G  (nesterov), or B
- *     p <- (1 - lr weight_decay) p - lr factor orthogonalize(U)
+ *     O  = orthogonalize(U)
+ *     p <- (1 - lr weight_decay) p - lr s O
  *
  * Matrices are gathered with their short side first and in the type that is orthogonalized, so that all of one shape,
- * wide or tall, go through as one batch. */
+ * wide or tall, are one batch.
+ *
+ * NorMuon (Li and others, 2025) divides every row of O by the root of its own second moment, so that no neuron moves
+ * much more than another.
+ *
+ *     v_i <- beta2 v_i + (1 - beta2) mean of O_ij^2 over j
+ *     D_ij = O_ij / (sqrt(v_i) + eps)
+ *     p   <- (1 - lr weight_decay) p - lr s sqrt(min(m, n)) D / |D|
+ *
+ * s is Muon's factor by muon_lr, and sqrt(min(m, n)) the norm of an orthogonal matrix, so that a step is as long as
+ * Muon's would be; with MATCH_RMS_ADAMW the product is the paper's 0.2 sqrt(m n). As in the paper v is not corrected:
+ * |D| takes its size out again. A row is one of the parameter by its shape. Blocks have their short side first and
+ * parameters may lie by columns, so the rectangles say along which side of theirs the rows are. */
 #include <math.h>
 
 #include "core/check.h"
 #include "core/status.h"
 #include "linalg/orthogonalize.h"
 
-#include "muon.h"
+#include "config.h"
+#include "method.h"
+#include "rects.h"
 #include "shape.h"
 #include "shared/shared.h"
 
@@ -28,8 +43,16 @@ static void set_muon_defaults(tch_optim_config *c)
     c->muon_method = TCH_ORTHO_MINIMAX;
 }
 
+static void set_normuon_defaults(tch_optim_config *c)
+{
+    set_muon_defaults(c);
+    c->beta2 = 0.95;
+    c->eps = 1e-8;
+    c->muon_lr = TCH_MUON_LR_MATCH_RMS_ADAMW;
+}
+
 /* B is what the table calls a filter, which goes by beta1. */
-void tchi_muon_set_numbers(const tch_optim_config *config, tchi_group_numbers *numbers)
+static void set_numbers(const tch_optim_config *config, tchi_group_numbers *numbers)
 {
     numbers->main.beta1 = config->momentum;
 }
@@ -37,33 +60,61 @@ void tchi_muon_set_numbers(const tch_optim_config *config, tchi_group_numbers *n
 /* Steps of AdamW are about lr an element. With MATCH_RMS_ADAMW a matrix's are too; otherwise its step has the norm of
  * an orthogonal matrix, and 0.02, the usual lr, is far above AdamW's. With 0.3 embeddings and biases get 0.006, the
  * best of the rates tried for the rest of a GPT (bench/results/train-lm-33m.json). */
-double tchi_muon_rest_share(const tch_optim_config *config)
+static double rest_share(const tch_optim_config *config)
 {
     return config->muon_lr == TCH_MUON_LR_MATCH_RMS_ADAMW ? 1.0 : 0.3;
 }
 
-void tchi_muon_set_dims(const tch_optim_config *config, tchi_dims *dims)
+static void set_dims(const tch_optim_config *config, tchi_dims *dims)
 {
     (void)config;
     tchi_dims_as_matrix(dims);
 }
 
-bool tchi_muon_has_blocks(const tch_optim_config *config, const tchi_dims *dims)
+static bool has_blocks(const tch_optim_config *config, const tchi_dims *dims)
 {
     (void)config;
     return dims->order >= 2;
 }
 
-void tchi_muon_moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
+static void name_moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
 {
     (void)config;
     names[0] = "momentum_buffer";
 }
 
-tchi_clock_rule tchi_muon_clock_rule(const tch_optim_config *config)
+static tchi_clock_rule clock_rule(const tch_optim_config *config)
 {
     (void)config;
     return (tchi_clock_rule){false, TCH_FACTOR_EMA};
+}
+
+/* Whether the first dimension above 1 of a parameter is the inner one of its matrix in memory. Of more than two
+ * dimensions the matrix has the outermost in memory on one side and all others on the other: its rows are those of
+ * memory. */
+static bool lies_by_columns(const tchi_param *p)
+{
+    int32_t first = -1;
+    int32_t sides = 0;
+    for (int32_t k = 0; k < p->ndim; k++) {
+        first = first < 0 && p->shape[k] > 1 ? k : first;
+        sides += p->shape[k] > 1;
+    }
+    return sides == 2 && p->strides[first] * p->shape[first] != p->count;
+}
+
+/* As many as its long side has, since wide and tall matrices share a block batch. */
+static int64_t row_moments(const tchi_block_batch *block_batch)
+{
+    return block_batch->size[1];
+}
+
+static int32_t row_moments_shape(const tchi_block_batch *block_batch, const tchi_block *block, const tchi_param *param,
+                                 int64_t *shape)
+{
+    shape[0] = lies_by_columns(param) ? tchi_block_cols(block_batch, block) : tchi_block_rows(block_batch, block);
+    shape[1] = 1;
+    return 2;
 }
 
 /* --- a run of blocks --------------------------------------------------------------------------------------------- */
@@ -79,7 +130,8 @@ static tchi_ortho ortho_of(const tch_optim_config *config)
 }
 
 /* The gathered matrices and the scratch of their orthogonalization. */
-int64_t tchi_muon_work(const tch_context *context, const tch_optim_config *config, const tchi_block_batch *block_batch)
+static int64_t muon_work(const tch_context *context, const tch_optim_config *config,
+                         const tchi_block_batch *block_batch)
 {
     tchi_ortho ortho = ortho_of(config);
     tchi_work work = tchi_work_of(block_batch, tchi_ortho_type(context, block_batch->real));
@@ -87,23 +139,44 @@ int64_t tchi_muon_work(const tch_context *context, const tch_optim_config *confi
     return tchi_work_bytes(&work, 1) + (tchi_orthogonalize_bytes(&ortho, &one) + 255) / 256 * 256;
 }
 
-tchi_muon_sides tchi_muon_sides_of(const tch_optimizer *o, const tchi_run *run, int64_t block)
+/* What each row adds to the norm of a direction lies behind what Muon works with. */
+static int64_t normuon_work(const tch_context *context, const tch_optim_config *config,
+                            const tchi_block_batch *block_batch)
 {
-    const tchi_block *b = tchi_block_at(o, run->block_batch->first + run->first + block);
-    const tchi_param *p = tchi_block_param(o, b);
+    int64_t parts = row_moments(block_batch) * (int64_t)sizeof(double);
+    return muon_work(context, config, block_batch) + (parts + 255) / 256 * 256;
+}
+
+typedef struct muon_run {
+    tch_optimizer *optimizer;
+    const tch_optim_config *config;
+    tchi_run run;
+    tchi_work work;
+} muon_run;
+
+/* A matrix of a run as m by n by its parameter's shape, in whatever order it lies in memory. */
+typedef struct sides {
+    double m, n;
+} sides;
+
+static sides sides_of(const muon_run *r, int64_t block)
+{
+    const tchi_block_batch *batch = r->run.block_batch;
+    const tchi_block *b = tchi_block_at(r->optimizer, batch->first + r->run.first + block);
+    const tchi_param *p = tchi_block_param(r->optimizer, b);
     int32_t first = 0;
     if (p->cuts != NULL || p->tile >= 0) { /* in the order of memory, which is that of the shape */
-        return (tchi_muon_sides){(double)tchi_block_rows(run->block_batch, b),
-                                 (double)tchi_block_cols(run->block_batch, b)};
+        return (sides){(double)tchi_block_rows(batch, b), (double)tchi_block_cols(batch, b)};
     }
     while (p->shape[first] == 1) {
         first++;
     }
     double m = (double)p->shape[first];
-    return (tchi_muon_sides){m, (double)p->count / m};
+    return (sides){m, (double)p->count / m};
 }
 
-double tchi_muon_step_factor(const tch_optim_config *config, double rows, double cols)
+/* What the learning rate is multiplied by for a matrix, by muon_lr. */
+static double muon_factor(const tch_optim_config *config, double rows, double cols)
 {
     switch (config->muon_lr) {
     case TCH_MUON_LR_ORIGINAL:
@@ -115,7 +188,13 @@ double tchi_muon_step_factor(const tch_optim_config *config, double rows, double
     }
 }
 
-static tch_status gather_run(const tchi_muon_run *r)
+/* Muon's, and the norm of an orthogonal matrix. */
+static double normuon_factor(const tch_optim_config *config, double rows, double cols)
+{
+    return muon_factor(config, rows, cols) * sqrt(fmin(rows, cols));
+}
+
+static tch_status gather_run(const muon_run *r)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "gather gradients");
@@ -127,7 +206,7 @@ static tch_status gather_run(const tchi_muon_run *r)
     return o->context->backend->update->gather(o->context->state, &update, &how, NULL);
 }
 
-static tch_status orthogonalize_run(const tchi_muon_run *r, tch_matrices *direction)
+static tch_status orthogonalize_run(const muon_run *r, tch_matrices *direction)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "orthogonalize");
@@ -137,85 +216,117 @@ static tch_status orthogonalize_run(const tchi_muon_run *r, tch_matrices *direct
     return tchi_orthogonalize_blocks(o->context, &ortho, &x, r->run.block_batch->all, scratch, direction);
 }
 
-tch_update tchi_muon_update(const tchi_muon_run *r, const tch_matrices *direction)
+/* The rectangles of a run with the direction in block[0]: one for each block. */
+static tch_update update_of(const muon_run *r, const tch_matrices *direction)
 {
     tch_optimizer *o = r->optimizer;
     tchi_work work = r->work;
     work.ld = direction->ld;
     work.stride = direction->stride;
     tch_update update = tchi_update_run(o, &r->run, &work, direction->data, NULL);
-    for (int64_t i = 0; i < update.count; i++) {
-        tchi_muon_sides s = tchi_muon_sides_of(o, &r->run, o->rects[i].block_index);
-        bool applied_here = !r->run.block_batch->direction;
-        o->rects[i].factor = !applied_here ? 1.0 : tchi_muon_step_factor(r->config, s.m, s.n);
+    for (int64_t i = 0; i < update.count && !r->run.block_batch->direction; i++) {
+        sides s = sides_of(r, o->rects[i].block_index);
+        o->rects[i].factor = o->method->blocks->step_factor(r->config, s.m, s.n);
     }
     return update;
 }
 
-static tch_status apply_muon(const tchi_muon_run *r, const tch_matrices *direction)
+static tch_status apply_directions(const muon_run *r, const tch_matrices *direction)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "apply");
-    tch_update update = tchi_muon_update(r, direction);
+    tch_update update = update_of(r, direction);
     return o->context->backend->update->apply(o->context->state, &update, TCH_BLOCK_AS_IS, NULL, NULL, 0, 1);
+}
+
+/* The rectangle of a block is all of a matrix, in rows. */
+static tch_status apply_rows(const muon_run *r, const tch_matrices *direction)
+{
+    tch_optimizer *o = r->optimizer;
+    TCHI_RANGE(o->context, "apply");
+    const tchi_block_batch *batch = r->run.block_batch;
+    tch_update update = update_of(r, direction);
+    char *parts = o->scratch + r->run.count * muon_work(o->context, r->config, batch);
+    for (int64_t i = 0; i < update.count; i++) {
+        tch_rect *rect = &o->rects[i];
+        const tchi_block *block = tchi_block_at(o, batch->first + r->run.first + rect->block_index);
+        rect->state[1] = batch->moment + (r->run.first + i) * row_moments(batch) * tchi_scalar_size(batch->real);
+        rect->by_column = lies_by_columns(tchi_block_param(o, block));
+        rect->rows = tchi_block_rows(batch, block);
+        rect->cols = rect->stride = tchi_block_cols(batch, block);
+        rect->block_ld = direction->ld;
+    }
+    return o->context->backend->update->apply_rows(o->context->state, &update, o->norms, (double *)(void *)parts);
 }
 
 /* All that does not look at gradients where they lie, with arguments that stay the same. */
 static tch_status finish_run(void *argument)
 {
-    const tchi_muon_run *r = argument;
+    const muon_run *r = argument;
     tch_matrices direction;
     TCHI_TRY(orthogonalize_run(r, &direction));
-    return r->apply(r, &direction);
+    return r->run.block_batch->moment != NULL ? apply_rows(r, &direction) : apply_directions(r, &direction);
 }
 
 /* Of the numbers that may change between steps eps alone is an argument; the others are read on the device. */
-static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, tchi_muon_apply apply)
+static tch_status step_run(tch_optimizer *o, const tchi_run *run)
 {
-    tchi_muon_run r = {.optimizer = o, .config = config, .run = *run, .apply = apply};
-    r.work = tchi_work_of(run->block_batch, tchi_ortho_type(o->context, run->block_batch->real));
+    const tch_optim_config *config = &tchi_group_at(o, run->block_batch->group)->config;
+    tch_scalar type = tchi_ortho_type(o->context, run->block_batch->real);
+    muon_run r = {o, config, *run, tchi_work_of(run->block_batch, type)};
     tchi_recording_key key = tchi_run_key(o, run, tchi_recording_number(config->eps));
     TCHI_TRY(gather_run(&r));
     return tchi_recorded(o->context, &o->recordings, &key, finish_run, &r);
 }
 
-tch_status tchi_muon_step(tch_optimizer *o, const tchi_step *now, int32_t group, tchi_muon_apply apply)
+static tch_status step_group(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
-    const tchi_group *g = tchi_group_at(o, group);
-    for (tchi_turn turn = {0}; tchi_next_turn(o, group, &turn);) {
-        tchi_run run;
-        TCHI_TRY(tchi_exchange_arrive(o, now, group, turn.bucket));
-        while (tchi_next_run(o, now, &turn, &run)) {
-            TCHI_TRY(step_run(o, &g->config, &run, apply));
-        }
-        TCHI_TRY(tchi_exchange_leave(o, now, group, turn.done));
-    }
-    return TCH_OK;
-}
-
-static tch_status step_muon(tch_optimizer *o, const tchi_step *now, int32_t group)
-{
-    return tchi_muon_step(o, now, group, apply_muon);
+    return tchi_for_each_run(o, now, group, true, step_run);
 }
 
 static const tchi_block_method muon_blocks = {
-    .set_dims = tchi_muon_set_dims,
-    .has_blocks = tchi_muon_has_blocks,
+    .set_dims = set_dims,
+    .has_blocks = has_blocks,
     .transposes_tall = true,
-    .moments = tchi_muon_moments,
-    .clock_rule = tchi_muon_clock_rule,
+    .moments = name_moments,
+    .clock_rule = clock_rule,
     .filtered_type = tchi_ortho_type,
     .direction_type = tchi_ortho_type,
-    .step_factor = tchi_muon_step_factor,
-    .work = tchi_muon_work,
-    .step = step_muon,
+    .step_factor = muon_factor,
+    .work = muon_work,
+    .step = step_group,
 };
 
 const tchi_optim_method tchi_method_muon = {
     .name = "muon",
     .set_defaults = set_muon_defaults,
-    .set_numbers = tchi_muon_set_numbers,
-    .rest_share = tchi_muon_rest_share,
+    .set_numbers = set_numbers,
+    .rest_share = rest_share,
     .elementwise = &tchi_adamw_of_rest,
     .blocks = &muon_blocks,
+};
+
+static const tchi_block_method normuon_blocks = {
+    .set_dims = set_dims,
+    .has_blocks = has_blocks,
+    .transposes_tall = true,
+    .moments = name_moments,
+    .block_state = row_moments,
+    .block_state_name = "exp_avg_sq",
+    .block_state_shape = row_moments_shape,
+    .clock_rule = clock_rule,
+    .filtered_type = tchi_ortho_type,
+    .step_factor = normuon_factor,
+    .work = normuon_work,
+    .step = step_group,
+};
+
+const tchi_optim_method tchi_method_normuon = {
+    .name = "normuon",
+    .set_defaults = set_normuon_defaults,
+    .check = tchi_config_check_beta2,
+    .set_numbers = set_numbers,
+    .rest_share = rest_share,
+    .elementwise = &tchi_adamw_of_rest,
+    .blocks = &normuon_blocks,
 };

@@ -123,7 +123,7 @@ typedef struct tchi_factor_batch {
     uint8_t *failures; /* how often a refresh was found failed: then more damping, then the eigen method */
     uint8_t *gap;      /* by need: 2^gap steps between two refreshes, and from the next refresh on 2^next_gap */
     uint8_t *next_gap;
-    uint8_t *unread;      /* what became of its latest refresh has not been looked at: see outcomes.h */
+    uint8_t *unread;      /* what became of its latest refresh has not been looked at: see outcomes.c */
     int32_t *block_batch; /* whose it is, and which block of that block batch */
     int64_t *block;
     int64_t *global_index; /* among all ranks' factors */

@@ -1,6 +1,7 @@
-/* See outcomes.h. */
-#include "outcomes.h"
-
+/* What became of refreshes: which roots could not be taken to the asked tolerance, and how far factors had drifted from
+ * their roots or bases. It lies on the device, and is looked at before the next refresh of the same factor, which then
+ * has more damping, or the eigen method, or comes sooner or later than the last. So what follows from it depends
+ * neither on when somebody asks for statistics nor on when the device happens to be done. */
 #include <string.h>
 
 #include "core/allocator.h"

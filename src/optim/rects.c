@@ -50,11 +50,6 @@ const tchi_param *tchi_run_param(const tch_optimizer *optimizer, const tchi_run 
     return param_of(optimizer, run->block_batch, run->first);
 }
 
-const tchi_param *tchi_run_block_param(const tch_optimizer *optimizer, const tchi_run *run, int64_t block)
-{
-    return param_of(optimizer, run->block_batch, run->first + block);
-}
-
 static bool goes_with(const tch_optimizer *o, const tchi_step *now, const tchi_param *a, const tchi_param *b)
 {
     const tchi_gradient *first = tchi_gradient_of(o, now, a);
@@ -62,7 +57,16 @@ static bool goes_with(const tch_optimizer *o, const tchi_step *now, const tchi_p
     return next->data != NULL && first->type == next->type && a->clock_id == b->clock_id;
 }
 
-bool tchi_next_run(const tch_optimizer *optimizer, const tchi_step *now, tchi_turn *turn, tchi_run *run)
+/* Blocks [at, end) of one block batch that are worked on before others are waited for: all of it, or those whose
+ * gradients travel together. `bucket` is the one they come in, `done` how many are over after them. */
+typedef struct turn {
+    int32_t block_batch, started;
+    int64_t at, end;
+    int64_t bucket, done;
+} turn;
+
+/* The next run of a turn; false at the end. */
+static bool next_run(const tch_optimizer *optimizer, const tchi_step *now, turn *turn, tchi_run *run)
 {
     tchi_block_batch *c = tchi_block_batch_at(optimizer, turn->block_batch);
     while (turn->at < turn->end && tchi_gradient_of(optimizer, now, param_of(optimizer, c, turn->at))->data == NULL) {
@@ -96,7 +100,9 @@ static int64_t blocks_before(const tch_optimizer *o, const tchi_block_batch *c, 
     return first;
 }
 
-bool tchi_next_turn(const tch_optimizer *optimizer, int32_t group, tchi_turn *turn)
+/* The turns of a group, in the same order on every rank, also those in which this one has nothing to do. The first is
+ * had from zeros; false at the end. */
+static bool next_turn(const tch_optimizer *optimizer, int32_t group, turn *turn)
 {
     const tchi_group *g = tchi_group_at(optimizer, group);
     const tchi_exchange *x = g->exchange;
@@ -109,13 +115,31 @@ bool tchi_next_turn(const tch_optimizer *optimizer, int32_t group, tchi_turn *tu
     if (batch >= g->first_block_batch + g->block_batches) {
         return false;
     }
-    *turn = (tchi_turn){batch, 1, from, tchi_block_batch_at(optimizer, batch)->count, turn->done, turn->done};
+    *turn = (struct turn){batch, 1, from, tchi_block_batch_at(optimizer, batch)->count, turn->done, turn->done};
     const tchi_bucket *b = x == NULL ? NULL : tchi_bucket_at(x, turn->bucket);
     if (b != NULL && b->end_batch == batch) {
         turn->end = blocks_before(optimizer, tchi_block_batch_at(optimizer, batch), b->end_index);
         turn->done++;
     }
     return true;
+}
+
+tch_status tchi_for_each_run(tch_optimizer *optimizer, const tchi_step *now, int32_t group, bool exchanges,
+                             tchi_run_visit visit)
+{
+    for (turn turn = {0}; next_turn(optimizer, group, &turn);) {
+        tchi_run run;
+        if (exchanges) {
+            TCHI_TRY(tchi_exchange_arrive(optimizer, now, group, turn.bucket));
+        }
+        while (next_run(optimizer, now, &turn, &run)) {
+            TCHI_TRY(visit(optimizer, &run));
+        }
+        if (exchanges) {
+            TCHI_TRY(tchi_exchange_leave(optimizer, now, group, turn.done));
+        }
+    }
+    return TCH_OK;
 }
 
 tchi_recording_key tchi_run_key(const tch_optimizer *optimizer, const tchi_run *run, int64_t variant)

@@ -26,22 +26,12 @@ typedef struct tchi_run {
     const tchi_step *now;
 } tchi_run;
 
-/* Blocks [at, end) of one block batch that are worked on before others are waited for: all of it, or those whose
- * gradients travel together. `bucket` is the one they come in, `done` how many are over after them. */
-typedef struct tchi_turn {
-    int32_t block_batch, started;
-    int64_t at, end;
-    int64_t bucket, done;
-} tchi_turn;
-
-/* The turns of a group, in the same order on every rank, also those in which this one has nothing to do. The first is
- * had from zeros; false at the end. */
-bool tchi_next_turn(const tch_optimizer *optimizer, int32_t group, tchi_turn *turn);
-
-/* The next run of a turn, no longer than the block batch's chunk; false at the end. */
-bool tchi_next_run(const tch_optimizer *optimizer, const tchi_step *now, tchi_turn *turn, tchi_run *run);
+/* Calls visit for every run of a group, none longer than the chunk of its block batch. With `exchanges`, on all ranks
+ * alike, their gradients arrive before and their results leave after the runs that travel together. */
+typedef tch_status (*tchi_run_visit)(tch_optimizer *optimizer, const tchi_run *run);
+tch_status tchi_for_each_run(tch_optimizer *optimizer, const tchi_step *now, int32_t group, bool exchanges,
+                             tchi_run_visit visit);
 const tchi_param *tchi_run_param(const tch_optimizer *optimizer, const tchi_run *run);
-const tchi_param *tchi_run_block_param(const tch_optimizer *optimizer, const tchi_run *run, int64_t block);
 
 /* What recordings of a run's work are found by; `variant` tells apart what differs from step to step. Work
  * on the run's blocks reads neither gradients nor grad_scale, which may lie elsewhere at every step. */

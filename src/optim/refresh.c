@@ -9,7 +9,6 @@
 #include "core/status.h"
 #include "linalg/inverse_root.h"
 
-#include "outcomes.h"
 #include "layout.h"
 #include "method.h"
 #include "packed.h"

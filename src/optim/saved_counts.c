@@ -7,7 +7,7 @@
 
 #include "counts.h"
 #include "create.h"
-#include "outcomes.h"
+#include "refresh.h"
 #include "saved_state.h"
 #include "shared/shared.h"
 

@@ -7,8 +7,6 @@
 #include "core/check.h"
 #include "core/status.h"
 
-#include "saved_matrix.h"
-#include "saved_moments.h"
 #include "shape.h"
 #include "shared/shared.h"
 

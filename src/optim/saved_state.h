@@ -36,6 +36,23 @@ tch_status tchi_saved_state_read(const tch_optimizer *optimizer, int64_t index, 
 int64_t tchi_saved_state_count(const tch_optimizer *optimizer, int64_t index, const tch_checkpoint *file,
                                const char *prefix);
 
+/* --- saved_forms.c ----------------------------------------------------------------------------------------------- */
+
+/* Whether the file has the symmetric matrix of this name in another form; it has it in that form, of the right size and
+ * type; reads it. */
+bool tchi_saved_matrix_differs(const tchi_state *state, const tch_checkpoint *file, const char *name);
+tch_status tchi_saved_matrix_check(const tchi_state *state, const tch_checkpoint *file, const char *name);
+tch_status tchi_saved_matrix_read(const tch_optimizer *optimizer, const tchi_state *state, const tch_checkpoint *file,
+                                  const char *name);
+
+/* How the file keeps the moment of this name, which may be in shards; it has it in this form, and of the parameter's
+ * size; it has the scales of codes, and they are of these codes; reads moment `k`, with the scales it gets. */
+tch_moments tchi_saved_moments_of(const tch_checkpoint *file, const char *name);
+tch_status tchi_saved_moment_check(const tchi_param *param, const tch_checkpoint *file, const char *name);
+tch_status tchi_saved_scales_check(const tchi_param *param, const tch_checkpoint *file, const char *name);
+tch_status tchi_saved_moment_read(const tch_optimizer *optimizer, const tchi_param *param, int32_t k,
+                                  const tch_checkpoint *file, const char *name);
+
 /* --- saved_counts.c ---------------------------------------------------------------------------------------------- */
 
 /* What the host counts, as a list of int64_t: for each parameter the steps with a gradient, then the number of steps

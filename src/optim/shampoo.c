@@ -116,9 +116,10 @@ typedef struct shampoo_run {
     bool has_roots;                 /* the direction is P */
 } shampoo_run;
 
-static shampoo_run begin_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, bool factors_done)
+static shampoo_run begin_run(tch_optimizer *o, const tchi_run *run)
 {
-    shampoo_run r = {.optimizer = o, .config = config, .run = *run, .factors_done = factors_done};
+    const tch_optim_config *config = &tchi_group_at(o, run->block_batch->group)->config;
+    shampoo_run r = {.optimizer = o, .config = config, .run = *run, .factors_done = tchi_run_needs_refresh(o, run)};
     r.work = tchi_work_of(run->block_batch, run->block_batch->real);
     r.has_roots = tchi_run_param(o, run)->steps_seen >= tchi_refresh_first(config);
     int64_t bytes = tchi_work_bytes(&r.work, run->count);
@@ -189,21 +190,14 @@ static tch_status update_factors(const shampoo_run *r)
                                    tchi_run_param(r->optimizer, &r->run)->clock);
 }
 
-/* The factors of all runs with a root to refresh, then those roots. The runs are those of the step. */
-static tch_status refresh_group(tch_optimizer *o, const tchi_step *now, int32_t group)
+static tch_status update_factors_to_refresh(tch_optimizer *o, const tchi_run *run)
 {
-    const tchi_group *g = tchi_group_at(o, group);
-    for (tchi_turn turn = {0}; tchi_next_turn(o, group, &turn);) {
-        tchi_run run;
-        while (tchi_next_run(o, now, &turn, &run)) {
-            if (tchi_run_needs_refresh(o, &run)) {
-                shampoo_run r = begin_run(o, &g->config, &run, false);
-                TCHI_TRY(gather_into(&r, TCH_FILTER_NONE, TCH_GRAFT_NONE, true, r.buffer[0], NULL));
-                TCHI_TRY(update_factors(&r));
-            }
-        }
+    if (!tchi_run_needs_refresh(o, run)) {
+        return TCH_OK;
     }
-    return tchi_refresh_roots(o, group);
+    shampoo_run r = begin_run(o, run);
+    TCHI_TRY(gather_into(&r, TCH_FILTER_NONE, TCH_GRAFT_NONE, true, r.buffer[0], NULL));
+    return update_factors(&r);
 }
 
 /* --- direction and step ------------------------------------------------------------------------------------------ */
@@ -242,32 +236,26 @@ static tch_status finish_run(void *argument)
     return apply_run(r, &direction);
 }
 
-static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, bool factors_done)
+static tch_status step_run(tch_optimizer *o, const tchi_run *run)
 {
-    shampoo_run r = begin_run(o, config, run, factors_done);
+    shampoo_run r = begin_run(o, run);
     TCHI_TRY(gather_run(&r));
     int64_t variant =
-        8 * (int64_t)r.direction.matrices.type + 4 * (config->beta1 != 0.0) + 2 * r.has_roots + factors_done;
+        8 * (int64_t)r.direction.matrices.type + 4 * (r.config->beta1 != 0.0) + 2 * r.has_roots + r.factors_done;
     tchi_recording_key key = tchi_run_key(o, run, variant);
     return tchi_recorded(o->context, &o->recordings, &key, finish_run, &r);
 }
 
+/* Ranks refresh other factors at the same step, so all gradients arrive first. */
 static tch_status step_shampoo(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
-    const tchi_group *g = tchi_group_at(o, group);
     bool refreshes = tchi_refresh_mark(o, now, group);
-    TCHI_TRY(tchi_exchange_arrive(o, now, group, TCHI_ALL_BUCKETS)); /* ranks refresh other factors at the same step */
+    TCHI_TRY(tchi_exchange_arrive(o, now, group, TCHI_ALL_BUCKETS));
     if (refreshes) {
-        TCHI_TRY(refresh_group(o, now, group));
+        TCHI_TRY(tchi_for_each_run(o, now, group, false, update_factors_to_refresh));
+        TCHI_TRY(tchi_refresh_roots(o, group));
     }
-    for (tchi_turn turn = {0}; tchi_next_turn(o, group, &turn);) {
-        tchi_run run;
-        while (tchi_next_run(o, now, &turn, &run)) {
-            TCHI_TRY(step_run(o, &g->config, &run, refreshes && tchi_run_needs_refresh(o, &run)));
-        }
-        TCHI_TRY(tchi_exchange_leave(o, now, group, turn.done));
-    }
-    return TCH_OK;
+    return tchi_for_each_run(o, now, group, true, step_run);
 }
 
 static const tchi_block_method shampoo_blocks = {

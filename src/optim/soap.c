@@ -18,7 +18,6 @@
 #include "config.h"
 #include "method.h"
 #include "packed.h"
-#include "outcomes.h"
 #include "rects.h"
 #include "refresh.h"
 #include "shape.h"
@@ -447,32 +446,19 @@ static tch_status finish_run(void *argument)
     return apply_run(r, &direction);
 }
 
-static tch_status step_run(tch_optimizer *o, const tchi_group *group, const tchi_run *run)
+static tch_status step_run(tch_optimizer *o, const tchi_run *run)
 {
-    soap_run r = begin_run(o, group, run);
+    soap_run r = begin_run(o, tchi_group_at(o, run->block_batch->group), run);
     TCHI_TRY(gather_run(&r));
     tchi_recording_key key = tchi_run_key(o, run, 2 * (int64_t)r.gradient.matrices.type + r.first);
     return tchi_recorded(o->context, &o->recordings, &key, finish_run, &r);
-}
-
-static tch_status step_blocks(tch_optimizer *o, const tchi_step *now, int32_t group)
-{
-    for (tchi_turn turn = {0}; tchi_next_turn(o, group, &turn);) {
-        tchi_run run;
-        TCHI_TRY(tchi_exchange_arrive(o, now, group, turn.bucket));
-        while (tchi_next_run(o, now, &turn, &run)) {
-            TCHI_TRY(step_run(o, tchi_group_at(o, group), &run));
-        }
-        TCHI_TRY(tchi_exchange_leave(o, now, group, turn.done));
-    }
-    return TCH_OK;
 }
 
 static tch_status step_soap(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     bool refreshes = tchi_refresh_mark(o, now, group);
     int64_t before = tchi_workspace_hold(o);
-    tch_status status = step_blocks(o, now, group);
+    tch_status status = tchi_for_each_run(o, now, group, true, step_run);
     if (status == TCH_OK && refreshes) {
         status = refresh_group(o, group);
     }

@@ -8,7 +8,6 @@
 
 #include "config.h"
 #include "core/list.h"
-#include "elementwise.h"
 #include "method.h"
 #include "rects.h"
 #include "shared/shared.h"
@@ -310,6 +309,12 @@ static tch_status read_lr(tch_optimizer *o, tchi_group *g)
     return o->context->backend->matrix->shift_scale(o->context->state, &lr, NULL, ratio, 1.0, &scalar);
 }
 
+/* Of the parameters without blocks. */
+static const tch_hyper *elementwise_numbers(const tch_optimizer *o, const tchi_group *g)
+{
+    return o->method->elementwise->of_rest ? &g->numbers->scalar : &g->numbers->main;
+}
+
 static bool waits(const tchi_block_method *blocks, const tchi_param *p)
 {
     return p->blocked && blocks->waits != NULL && blocks->waits(p);
@@ -342,7 +347,7 @@ static tch_status advance(tch_optimizer *o, const tchi_step *now, tchi_group *g)
 {
     int64_t count = list_clocks(o, now, g, false);
     TCHI_TRY(o->context->backend->update->advance(o->context->state, count, o->clock_list.items,
-                                                  tchi_elementwise_hyper(o, g), &o->control->skip, 1, TCH_FACTOR_EMA));
+                                                  elementwise_numbers(o, g), &o->control->skip, 1, TCH_FACTOR_EMA));
     return o->method->blocks == NULL ? TCH_OK : advance_blocks(o, now, g);
 }
 
@@ -360,6 +365,23 @@ static void count_step(tch_optimizer *o, const tchi_step *now)
     }
 }
 
+static tch_status update_elements(tch_optimizer *o, int32_t group, const tch_update *update)
+{
+    const tch_optim_config *config = &tchi_group_at(o, group)->config;
+    const tchi_elementwise *method = o->method->elementwise;
+    const tch_elementwise_rule rule = {method->kind, config->amsgrad && !method->of_rest, config->decay == TCH_DECAY_L2,
+                                       config->nesterov};
+    return o->context->backend->update->elementwise(o->context->state, update, &rule);
+}
+
+/* All of an optimizer without blocks, and what the others leave to AdamW: one launch for all parameters of the same
+ * types. */
+static tch_status step_elementwise(tch_optimizer *o, const tchi_step *now, int32_t group)
+{
+    TCHI_RANGE(o->context, "elementwise");
+    return tchi_for_each_type(o, now, group, false, elementwise_numbers(o, tchi_group_at(o, group)), update_elements);
+}
+
 static tch_status step_group(tch_optimizer *o, const tchi_step *now, int32_t index)
 {
     tchi_group *g = tchi_group_at(o, index);
@@ -375,7 +397,7 @@ static tch_status step_group(tch_optimizer *o, const tchi_step *now, int32_t ind
     if (g->block_batches > 0) {
         TCHI_TRY(o->method->blocks->step(o, now, index));
     }
-    TCHI_TRY(tchi_elementwise_step(o, now, index));
+    TCHI_TRY(step_elementwise(o, now, index));
     return tchi_exchange_finish(o, now, index);
 }
 

@@ -224,7 +224,7 @@ void tchi_shared_follow(tch_optimizer *optimizer, const tchi_step *now);
 
 /* The exchange of a step: gradients begin to travel; those of a bucket, and of all before it, have arrived; the tiles
  * of the first `done` buckets have their results, which may go; everything is back. All ranks call the two in the
- * middle for the same turns (see rects.h) in the same order. They do nothing where the optimizer is alone. */
+ * middle in the same order (see tchi_for_each_run). They do nothing where the optimizer is alone. */
 tch_status tchi_exchange_begin(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
 tch_status tchi_exchange_arrive(tch_optimizer *optimizer, const tchi_step *now, int32_t group, int64_t bucket);
 tch_status tchi_exchange_leave(tch_optimizer *optimizer, const tchi_step *now, int32_t group, int64_t done);

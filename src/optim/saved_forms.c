@@ -1,6 +1,6 @@
-/* See saved_moments.h. */
-#include "saved_moments.h"
-
+/* State of a checkpoint that is kept otherwise than the optimizer keeps it: symmetric matrices that are packed or
+ * whole, in bfloat16 or float32 (packed_factors, root_dtype), and moments in another type (state_dtype). It is read
+ * into host memory and from there to the form that the optimizer keeps. Only rounding to fewer bits loses anything. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,6 +10,113 @@
 #include "core/status.h"
 
 #include "saved_state.h"
+
+/* --- matrices ---------------------------------------------------------------------------------------------------- */
+
+/* A matrix as a file has it: whole or packed, and of its own type where it can be converted. */
+typedef struct matrix_form {
+    bool packed;
+    tch_dtype dtype;
+    int64_t shape[2];
+} matrix_form;
+
+static bool is_packed(const tchi_state *s)
+{
+    return s->tensor.ndim == 1;
+}
+
+static int64_t elements(int64_t n, bool packed)
+{
+    return packed ? n * (n + 1) / 2 : n * n;
+}
+
+static bool is_narrow_or_float(tch_dtype dtype)
+{
+    return tch_dtype_equal(dtype, TCH_FLOAT32) || tch_dtype_equal(dtype, TCH_BFLOAT16);
+}
+
+/* What cannot be converted has the form that the optimizer has, and is refused when it is compared with that. */
+static matrix_form matrix_form_in(const tchi_state *s, const tch_checkpoint *file, const char *name)
+{
+    tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
+    matrix_form f = {.packed = is_packed(s), .dtype = s->tensor.dtype};
+    int64_t index = s->symmetric > 0 ? tch_checkpoint_find(file, name) : -1;
+    if (index >= 0 && tch_checkpoint_get_info(file, index, &info) == TCH_OK) {
+        f.packed = info.ndim == 1 || info.ndim == 2 ? info.ndim == 1 : f.packed;
+        f.dtype = is_narrow_or_float(info.dtype) && is_narrow_or_float(f.dtype) ? info.dtype : f.dtype;
+    }
+    f.shape[0] = f.packed ? elements(s->symmetric, true) : s->symmetric;
+    f.shape[1] = s->symmetric;
+    return f;
+}
+
+static tch_tensor tensor_of(matrix_form *f, void *data)
+{
+    return tch_tensor_view(data, f->dtype, f->packed ? 1 : 2, f->shape);
+}
+
+bool tchi_saved_matrix_differs(const tchi_state *state, const tch_checkpoint *file, const char *name)
+{
+    matrix_form f = matrix_form_in(state, file, name);
+    return f.packed != is_packed(state) || !tch_dtype_equal(f.dtype, state->tensor.dtype);
+}
+
+tch_status tchi_saved_matrix_check(const tchi_state *state, const tch_checkpoint *file, const char *name)
+{
+    matrix_form f = matrix_form_in(state, file, name);
+    tch_tensor tensor = tensor_of(&f, NULL);
+    return tchi_saved_check(file, name, &tensor);
+}
+
+/* Element (i, j) of the lower triangle lies at i (i + 1) / 2 + j where it is packed. */
+static void repack(int64_t n, size_t size, bool to_packed, char *to, const char *from)
+{
+    for (int64_t i = 0, k = 0; i < n; i++) {
+        for (int64_t j = 0; j <= i; j++, k++) {
+            if (to_packed) {
+                memcpy(to + (size_t)k * size, from + (size_t)(i * n + j) * size, size);
+            } else {
+                memcpy(to + (size_t)(i * n + j) * size, from + (size_t)k * size, size);
+                memcpy(to + (size_t)(j * n + i) * size, from + (size_t)k * size, size);
+            }
+        }
+    }
+}
+
+/* The type is converted on the way to the device. */
+static tch_status read_other(const tch_optimizer *o, const tchi_state *s, const tch_checkpoint *file, const char *name,
+                             matrix_form *f, void *theirs, void *ours)
+{
+    tch_tensor saved = tensor_of(f, theirs);
+    TCHI_TRY(tch_checkpoint_read(file, NULL, name, &saved));
+    bool repacked = f->packed != is_packed(s);
+    if (repacked) {
+        repack(s->symmetric, tch_dtype_size(f->dtype), is_packed(s), ours, theirs);
+    }
+    tch_tensor host = tch_tensor_view(repacked ? ours : theirs, f->dtype, s->tensor.ndim, (int64_t *)s->shape);
+    tch_tensor device = s->tensor;
+    TCHI_TRY(tch_tensor_copy(o->context, &device, &host));
+    return tch_context_synchronize(o->context); /* the memory goes */
+}
+
+tch_status tchi_saved_matrix_read(const tch_optimizer *optimizer, const tchi_state *state, const tch_checkpoint *file,
+                                  const char *name)
+{
+    matrix_form f = matrix_form_in(state, file, name);
+    size_t size = tch_dtype_size(f.dtype);
+    size_t theirs_bytes = (size_t)elements(state->symmetric, f.packed) * size;
+    size_t ours_bytes = (size_t)elements(state->symmetric, is_packed(state)) * size;
+    void *theirs = NULL;
+    void *ours = NULL;
+    tch_status status = tchi_host_take(theirs_bytes, "a matrix to be converted", &theirs);
+    status = status == TCH_OK ? tchi_host_take(ours_bytes, "a matrix to be converted", &ours) : status;
+    status = status == TCH_OK ? read_other(optimizer, state, file, name, &f, theirs, ours) : status;
+    tchi_host_release(theirs, theirs_bytes);
+    tchi_host_release(ours, ours_bytes);
+    return status;
+}
+
+/* --- moments ----------------------------------------------------------------------------------------------------- */
 
 /* A moment in host memory, as a file or a device has it and as float32, in the order of the parameter's memory. */
 typedef struct host_moment {
@@ -31,15 +138,6 @@ static tch_status allocate_moment(host_moment *h, int64_t count)
     TCHI_TRY(tchi_host_take(h->raw_bytes, "a moment to be converted", &h->raw));
     return tchi_host_take(h->scale_bytes, "a moment to be converted", &h->scales);
 }
-
-static void release(const host_moment *h)
-{
-    tchi_host_release(h->values, h->value_bytes);
-    tchi_host_release(h->raw, h->raw_bytes);
-    tchi_host_release(h->scales, h->scale_bytes);
-}
-
-/* --- to float32 and back ----------------------------------------------------------------------------------------- */
 
 static void widen(const host_moment *h, int32_t k)
 {
@@ -89,8 +187,6 @@ static void round_to_kept(const host_moment *h, int32_t k)
     }
 }
 
-/* --- files ------------------------------------------------------------------------------------------------------- */
-
 static const char *scale_name(char text[TCHI_SAVED_NAME], const char *name)
 {
     snprintf(text, TCHI_SAVED_NAME, "%s_scale", name);
@@ -111,12 +207,12 @@ tch_moments tchi_saved_moments_of(const tch_checkpoint *file, const char *name)
 }
 
 /* The tensors of a moment, over this memory or none; `like` is laid out as the parameter. */
-typedef struct forms {
+typedef struct moment_forms {
     int64_t words, blocks;
     tch_tensor codes, scales, like;
-} forms;
+} moment_forms;
 
-static void describe(const tchi_param *p, const host_moment *h, forms *f)
+static void describe(const tchi_param *p, const host_moment *h, moment_forms *f)
 {
     f->words = tchi_ceil_div(p->count, 4);
     f->blocks = tchi_ceil_div(p->count, TCH_CODE_BLOCK);
@@ -156,7 +252,7 @@ tch_status tchi_saved_scales_check(const tchi_param *param, const tch_checkpoint
 tch_status tchi_saved_moment_check(const tchi_param *param, const tch_checkpoint *file, const char *name)
 {
     char text[TCHI_SAVED_NAME];
-    forms f;
+    moment_forms f;
     host_moment nowhere = {.kept = tchi_saved_moments_of(file, name)};
     describe(param, &nowhere, &f);
     if (nowhere.kept == TCH_MOMENTS_CODES) {
@@ -171,7 +267,7 @@ tch_status tchi_saved_moment_check(const tchi_param *param, const tch_checkpoint
 static tch_status read_form(const tchi_param *p, const tch_checkpoint *file, const char *name, host_moment *h)
 {
     char text[TCHI_SAVED_NAME];
-    forms f;
+    moment_forms f;
     describe(p, h, &f);
     if (h->kept == TCH_MOMENTS_CODES) {
         TCHI_TRY(tch_checkpoint_read(file, NULL, name, &f.codes));
@@ -179,8 +275,6 @@ static tch_status read_form(const tchi_param *p, const tch_checkpoint *file, con
     }
     return tch_checkpoint_read_shard(file, NULL, name, p->shape, beginning, &f.like);
 }
-
-/* --- the device -------------------------------------------------------------------------------------------------- */
 
 static tch_status upload(const tch_optimizer *o, const tch_tensor *host, void *to)
 {
@@ -192,7 +286,7 @@ static tch_status upload(const tch_optimizer *o, const tch_tensor *host, void *t
 
 static tch_status write_form(const tch_optimizer *o, const tchi_param *p, int32_t k, const host_moment *h)
 {
-    forms f;
+    moment_forms f;
     describe(p, h, &f);
     if (h->kept == TCH_MOMENTS_CODES) {
         TCHI_TRY(upload(o, &f.codes, p->moment[k]));
@@ -223,6 +317,8 @@ tch_status tchi_saved_moment_read(const tch_optimizer *optimizer, const tchi_par
 {
     host_moment h = {0};
     tch_status status = convert(optimizer, param, k, file, name, &h);
-    release(&h);
+    tchi_host_release(h.values, h.value_bytes);
+    tchi_host_release(h.raw, h.raw_bytes);
+    tchi_host_release(h.scales, h.scale_bytes);
     return status;
 }
