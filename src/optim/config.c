@@ -164,20 +164,16 @@ static void fill_in_rate(tch_optim_config *next, const tch_optim_config *now)
     }
 }
 
-/* Filled in while lr was 0: the ratio is right, but there is no lr that another rate could go with. */
-static bool has_no_base(const tch_optim_config *now)
-{
-    double share = rest_share(now);
-    return share != 1.0 && now->scalar_base_lr == 1.0 && now->scalar_lr == share;
-}
-
 static double base_for(const tch_optim_config *next, const tch_optim_config *now)
 {
     bool brought = now == NULL || next->scalar_lr != now->scalar_lr;
     if (brought && (now == NULL || next->lr > 0.0)) {
         return next->lr;
     }
-    return brought && has_no_base(now) ? 0.0 : now->scalar_base_lr;
+    /* filled in while lr was 0: the ratio is right, but there is no lr that another rate could go with */
+    double share = rest_share(now);
+    bool has_no_base = share != 1.0 && now->scalar_base_lr == 1.0 && now->scalar_lr == share;
+    return brought && has_no_base ? 0.0 : now->scalar_base_lr;
 }
 
 void tchi_config_fix_ratio(tch_optim_config *next, const tch_optim_config *now)

@@ -12,14 +12,6 @@
 
 enum { STEPS, STEPS_SEEN, FACTORS }; /* where each begins */
 
-/* Parameters with equal counts and equal clocks have had the same steps, as far as it matters. */
-static uint64_t clock_id_of(int64_t steps_seen, double step)
-{
-    uint64_t bits;
-    memcpy(&bits, &step, sizeof bits);
-    return ((uint64_t)steps_seen * 0x9E3779B97F4A7C15u) ^ (bits * 0xC2B2AE3D27D4EB4Fu);
-}
-
 bool tchi_is_clock(double step)
 {
     return step >= 0.0 && step <= (double)TCHI_MOST_STEPS && step == floor(step);
@@ -27,8 +19,11 @@ bool tchi_is_clock(double step)
 
 void tchi_param_resume(tchi_param *param, int64_t steps_seen, double step)
 {
+    uint64_t bits;
+    memcpy(&bits, &step, sizeof bits);
     param->steps_seen = steps_seen;
-    param->clock_id = clock_id_of(steps_seen, step);
+    /* equal for parameters with equal counts and equal clocks: they have had the same steps, as far as it matters */
+    param->clock_id = ((uint64_t)steps_seen * 0x9E3779B97F4A7C15u) ^ (bits * 0xC2B2AE3D27D4EB4Fu);
 }
 
 /* From the lowest bit on: 2 for failures, 5 for the gap, 5 for the next. */
@@ -59,61 +54,34 @@ static bool exists(const tch_optimizer *o, int32_t parameter)
     return o != NULL && parameter >= 0 && parameter < o->params.count;
 }
 
-/* Calls visit with every factor of a parameter, in order. */
-typedef void (*factor_visit)(tchi_factor_batch *f, int64_t factor, void *user);
-
-static void visit_block(const tch_optimizer *o, const tchi_block_batch *block_batch, int64_t block, factor_visit visit,
-                        void *user)
-{
-    for (int32_t k = 0; k < block_batch->order; k++) {
-        if (block_batch->factor_batch[k] >= 0) {
-            visit(tchi_factor_batch_at(o, block_batch->factor_batch[k]), block_batch->position[k] + block, user);
-        }
-    }
-}
-
-static void for_each_factor(const tch_optimizer *o, int32_t parameter, factor_visit visit, void *user)
+/* Writes the counts of every factor of a parameter to `into`, or sets them from `from`, where those are not NULL.
+ * Returns how many there are. */
+static int64_t each_factor(const tch_optimizer *o, int32_t parameter, int64_t *into, const int64_t *from)
 {
     const tchi_group *g = tchi_group_at(o, tchi_param_at(o, parameter)->group);
+    int64_t count = 0;
     for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches; i++) {
-        const tchi_block_batch *block_batch = tchi_block_batch_at(o, i);
-        for (int64_t b = 0; b < block_batch->count; b++) {
-            if (tchi_block_param(o, tchi_block_at(o, block_batch->first + b))->index == parameter) {
-                visit_block(o, block_batch, b, visit, user);
+        const tchi_block_batch *batch = tchi_block_batch_at(o, i);
+        for (int64_t b = 0; b < batch->count; b++) {
+            bool other = tchi_block_param(o, tchi_block_at(o, batch->first + b))->index != parameter;
+            for (int32_t k = 0; k < batch->order && !other; k++) {
+                tchi_factor_batch *f = tchi_factor_batch_of(o, batch, k);
+                if (f != NULL && into != NULL) {
+                    into[count] = tchi_factor_count(f, batch->position[k] + b);
+                }
+                if (f != NULL && from != NULL) {
+                    tchi_factor_resume(f, batch->position[k] + b, from[count]);
+                }
+                count += f != NULL;
             }
         }
     }
-}
-
-static void count_one(tchi_factor_batch *f, int64_t factor, void *user)
-{
-    (void)f;
-    (void)factor;
-    ++*(int64_t *)user;
-}
-
-static void read_one(tchi_factor_batch *f, int64_t factor, void *user)
-{
-    int64_t **at = user;
-    **at = tchi_factor_count(f, factor);
-    ++*at;
-}
-
-static void write_one(tchi_factor_batch *f, int64_t factor, void *user)
-{
-    const int64_t **at = user;
-    tchi_factor_resume(f, factor, **at);
-    ++*at;
+    return count;
 }
 
 int64_t tch_optimizer_counts_length(const tch_optimizer *optimizer, int32_t parameter)
 {
-    int64_t length = FACTORS;
-    if (!exists(optimizer, parameter)) {
-        return 0;
-    }
-    for_each_factor(optimizer, parameter, count_one, &length);
-    return length;
+    return exists(optimizer, parameter) ? FACTORS + each_factor(optimizer, parameter, NULL, NULL) : 0;
 }
 
 static tch_status check(const tch_optimizer *o, const char *function, int32_t parameter, int64_t length,
@@ -138,8 +106,7 @@ tch_status tch_optimizer_get_counts(tch_optimizer *optimizer, int32_t parameter,
     TCHI_TRY(tchi_outcomes_settle(optimizer));
     counts[STEPS] = optimizer->steps;
     counts[STEPS_SEEN] = tchi_param_at(optimizer, parameter)->steps_seen;
-    int64_t *at = counts + FACTORS;
-    for_each_factor(optimizer, parameter, read_one, &at);
+    each_factor(optimizer, parameter, counts + FACTORS, NULL);
     return TCH_OK;
 }
 
@@ -173,7 +140,6 @@ tch_status tch_optimizer_set_counts(tch_optimizer *optimizer, int32_t parameter,
     }
     tchi_param_resume(p, counts[STEPS_SEEN], step);
     optimizer->steps = counts[STEPS];
-    counts += FACTORS;
-    for_each_factor(optimizer, parameter, write_one, &counts);
+    each_factor(optimizer, parameter, NULL, counts + FACTORS);
     return TCH_OK;
 }

@@ -240,22 +240,6 @@ typedef struct mark {
     int64_t groups, params, blocks, block_batches, factor_batches, states, chunks, own_tiles, tiles;
 } mark;
 
-static mark mark_of(const tch_optimizer *o)
-{
-    return (mark){o->groups.count,        o->params.count,         o->blocks.count,
-                  o->block_batches.count, o->factor_batches.count, o->states.count,
-                  o->chunks.count,        o->tiles.count,          o->shared == NULL ? 0 : o->shared->tiles.count};
-}
-
-static void release_chunk(tch_optimizer *o, const tchi_chunk *chunk)
-{
-    if (chunk->is_state && o->allocator.release != NULL) {
-        o->allocator.release(o->allocator.user, chunk->pointer, chunk->bytes);
-    } else {
-        tchi_pool_free(o->context->pool, chunk->pointer);
-    }
-}
-
 static void return_to(tch_optimizer *o, const mark *m)
 {
     for (int64_t i = m->states; i < o->states.count; i++) {
@@ -274,7 +258,12 @@ static void return_to(tch_optimizer *o, const mark *m)
         tchi_host_release(p->name, p->name_bytes);
     }
     for (int64_t i = m->chunks; i < o->chunks.count; i++) {
-        release_chunk(o, (const tchi_chunk *)o->chunks.items + i);
+        const tchi_chunk *chunk = (const tchi_chunk *)o->chunks.items + i;
+        if (chunk->is_state && o->allocator.release != NULL) {
+            o->allocator.release(o->allocator.user, chunk->pointer, chunk->bytes);
+        } else {
+            tchi_pool_free(o->context->pool, chunk->pointer);
+        }
     }
     for (int64_t i = m->groups; i < o->groups.count; i++) {
         tchi_exchange_close(o, tchi_group_at(o, (int32_t)i)->exchange);
@@ -493,7 +482,9 @@ static tch_status add_group(tch_optimizer *o, const tch_optim_config *config, in
                          "the placement of parameter %d is of more than one rank or shard; the optimizer has one",
                          parted);
     }
-    mark before = mark_of(o);
+    mark before = {o->groups.count,        o->params.count,         o->blocks.count,
+                   o->block_batches.count, o->factor_batches.count, o->states.count,
+                   o->chunks.count,        o->tiles.count,          o->shared == NULL ? 0 : o->shared->tiles.count};
     int64_t state_bytes = o->state_bytes;
     tch_status status = tchi_optim_plan(o, config, count, parameters, placements, true);
     if (status == TCH_OK) {
@@ -658,6 +649,5 @@ void tch_optimizer_destroy(tch_optimizer *optimizer)
         return;
     }
     tch_context_synchronize(optimizer->context);
-    tchi_optim_empty(optimizer);
-    tchi_host_release(optimizer, sizeof *optimizer);
+    drop_optimizer(optimizer);
 }

@@ -75,40 +75,47 @@ static tch_status find_block_batch(tch_optimizer *o, const tchi_group *group, co
     return TCH_OK;
 }
 
-/* Calls visit for every block of every blocked parameter of the group. */
-typedef tch_status (*block_visit)(tch_optimizer *o, tchi_group *group, tchi_block_batch *block_batch,
-                                  const tchi_block *block);
-
-static tch_status visit_block(tch_optimizer *o, const tchi_param *param, const int64_t *size, tchi_block block,
-                              block_visit visit, int32_t *number)
+/* A block of this size joins its batch, which it says: it is counted, or, with `place`, put into the optimizer's list
+ * where it is this rank's. */
+static tch_status add_block(tch_optimizer *o, const tchi_param *param, const int64_t *size, tchi_block block,
+                            bool place, int32_t *number)
 {
-    tchi_group *group = tchi_group_at(o, param->group);
+    const tchi_group *group = tchi_group_at(o, param->group);
     tchi_block_batch like = describe(o->method->blocks, &group->config, param, size);
     block.transposed = transpose_tall(o->method->blocks, &like);
-    tchi_block_batch *block_batch;
-    TCHI_TRY(find_block_batch(o, group, &like, &block_batch));
-    *number = (int32_t)(block_batch - tchi_block_batch_at(o, 0));
-    return visit(o, group, block_batch, &block);
+    tchi_block_batch *batch;
+    TCHI_TRY(find_block_batch(o, group, &like, &batch));
+    *number = (int32_t)(batch - tchi_block_batch_at(o, 0));
+    block.global_index = batch->all;
+    batch->all += place;
+    if (block.param >= 0) {
+        if (place) {
+            *tchi_block_at(o, batch->first + batch->count) = block;
+        }
+        batch->count++;
+    }
+    return TCH_OK;
 }
 
 /* Tiles in the order in which the blocks of one process would come, those of other ranks as blocks of parameter -1. */
-static tch_status for_each_tile(tch_optimizer *o, const tchi_exchange *exchange, block_visit visit)
+static tch_status add_tiles(tch_optimizer *o, const tchi_exchange *exchange, bool place)
 {
     for (int64_t i = exchange->first_tile; i < exchange->first_tile + exchange->tiles; i++) {
         tchi_tile *tile = tchi_shared_tile(o, i);
         tchi_block block = {.param = tile->local, .number = 0};
         if (tchi_param_at(o, tile->param)->blocked) {
-            TCHI_TRY(visit_block(o, tchi_param_at(o, tile->param), tile->size, block, visit, &tile->block_batch));
+            TCHI_TRY(add_block(o, tchi_param_at(o, tile->param), tile->size, block, place, &tile->block_batch));
         }
     }
     return TCH_OK;
 }
 
-static tch_status for_each_block(tch_optimizer *o, int32_t index, block_visit visit)
+/* All blocks of the group. */
+static tch_status add_blocks(tch_optimizer *o, int32_t index, bool place)
 {
-    tchi_group *group = tchi_group_at(o, index);
+    const tchi_group *group = tchi_group_at(o, index);
     if (group->exchange != NULL) {
-        return for_each_tile(o, group->exchange, visit);
+        return add_tiles(o, group->exchange, place);
     }
     for (int32_t p = group->first_param; p < group->first_param + group->params; p++) {
         const tchi_param *param = tchi_param_at(o, p);
@@ -118,37 +125,15 @@ static tch_status for_each_block(tch_optimizer *o, int32_t index, block_visit vi
             int64_t size[TCHI_MOST_ORDER];
             int32_t block_batch;
             tchi_cut_block(&cut, number, block.start, size);
-            TCHI_TRY(visit_block(o, param, size, block, visit, &block_batch));
+            TCHI_TRY(add_block(o, param, size, block, place, &block_batch));
         }
-    }
-    return TCH_OK;
-}
-
-static tch_status count_block(tch_optimizer *o, tchi_group *group, tchi_block_batch *block_batch,
-                              const tchi_block *block)
-{
-    (void)o;
-    (void)group;
-    block_batch->count += block->param >= 0;
-    return TCH_OK;
-}
-
-static tch_status place_block(tch_optimizer *o, tchi_group *group, tchi_block_batch *block_batch,
-                              const tchi_block *block)
-{
-    (void)group;
-    int64_t global_index = block_batch->all++;
-    if (block->param >= 0) {
-        tchi_block *placed = tchi_block_at(o, block_batch->first + block_batch->count++);
-        *placed = *block;
-        placed->global_index = global_index;
     }
     return TCH_OK;
 }
 
 static tch_status make_blocks(tch_optimizer *o, int32_t index)
 {
-    TCHI_TRY(for_each_block(o, index, count_block));
+    TCHI_TRY(add_blocks(o, index, false));
     tchi_group *group = tchi_group_at(o, index);
     group->block_batches = (int32_t)o->block_batches.count - group->first_block_batch;
     int64_t total = o->blocks.count;
@@ -162,7 +147,7 @@ static tch_status make_blocks(tch_optimizer *o, int32_t index)
     while (o->blocks.count < total) {
         tchi_list_extend(&o->blocks);
     }
-    return for_each_block(o, index, place_block);
+    return add_blocks(o, index, true);
 }
 
 /* --- factor batches ---------------------------------------------------------------------------------------------- */
@@ -208,32 +193,30 @@ static tch_status join_factor_batches(tch_optimizer *o, int32_t index, tchi_bloc
     return TCH_OK;
 }
 
+/* The lists of a factor batch are one piece of memory, those of the largest items first. */
+static size_t list_bytes(const tchi_factor_batch *f)
+{
+    size_t each = sizeof *f->block + sizeof *f->global_index + sizeof *f->phase + sizeof *f->block_batch + 5;
+    return (size_t)f->count * each;
+}
+
 static tch_status take_factor_batch_lists(tchi_factor_batch *f)
 {
-    size_t n = (size_t)f->count;
-    TCHI_TRY(tchi_host_take(n * sizeof *f->phase, "a factor batch", &f->phase));
-    TCHI_TRY(tchi_host_take(n, "a factor batch", &f->refresh));
-    TCHI_TRY(tchi_host_take(n, "a factor batch", &f->failures));
-    TCHI_TRY(tchi_host_take(n, "a factor batch", &f->gap));
-    TCHI_TRY(tchi_host_take(n, "a factor batch", &f->next_gap));
-    TCHI_TRY(tchi_host_take(n, "a factor batch", &f->unread));
-    TCHI_TRY(tchi_host_take(n * sizeof *f->block_batch, "a factor batch", &f->block_batch));
-    TCHI_TRY(tchi_host_take(n * sizeof *f->global_index, "a factor batch", &f->global_index));
-    return tchi_host_take(n * sizeof *f->block, "a factor batch", &f->block);
+    TCHI_TRY(tchi_host_take(list_bytes(f), "a factor batch", &f->block));
+    f->global_index = f->block + f->count;
+    f->phase = (int32_t *)(f->global_index + f->count);
+    f->block_batch = f->phase + f->count;
+    f->refresh = (uint8_t *)(f->block_batch + f->count);
+    f->failures = f->refresh + f->count;
+    f->gap = f->failures + f->count;
+    f->next_gap = f->gap + f->count;
+    f->unread = f->next_gap + f->count;
+    return TCH_OK;
 }
 
 void tchi_layout_free_factor_batch(tchi_factor_batch *f)
 {
-    size_t n = (size_t)f->count;
-    tchi_host_release(f->phase, n * sizeof *f->phase);
-    tchi_host_release(f->refresh, n);
-    tchi_host_release(f->failures, n);
-    tchi_host_release(f->gap, n);
-    tchi_host_release(f->next_gap, n);
-    tchi_host_release(f->unread, n);
-    tchi_host_release(f->block_batch, n * sizeof *f->block_batch);
-    tchi_host_release(f->global_index, n * sizeof *f->global_index);
-    tchi_host_release(f->block, n * sizeof *f->block);
+    tchi_host_release(f->block, list_bytes(f));
 }
 
 /* Each factor knows whose it is. */
@@ -284,14 +267,6 @@ typedef struct naming {
     bool on;
 } naming;
 
-static tch_dtype dtype_of(tch_scalar type)
-{
-    return type == TCH_SCALAR_F64    ? TCH_FLOAT64
-           : type == TCH_SCALAR_BF16 ? TCH_BFLOAT16
-           : type == TCH_SCALAR_I32  ? TCH_INT32
-                                     : TCH_FLOAT32;
-}
-
 static tch_status name_state(const naming *n, int32_t param, tchi_state_kind kind, void *data, tch_scalar type,
                              int32_t ndim, const int64_t *shape, const int64_t *strides, const char *what)
 {
@@ -312,7 +287,7 @@ static tch_status name_state(const naming *n, int32_t param, tchi_state_kind kin
     s->tensor = (tch_tensor){.data = data,
                              .device = tch_context_device(o->context),
                              .ndim = ndim,
-                             .dtype = dtype_of(type),
+                             .dtype = tchi_dtype_of(type),
                              .shape = s->shape,
                              .strides = s->strides};
     for (int32_t k = 0; k < ndim; k++) {

@@ -246,6 +246,19 @@ static inline tchi_factor_batch *tchi_factor_batch_at(const tch_optimizer *o, in
 {
     return (tchi_factor_batch *)o->factor_batches.items + i;
 }
+/* Of the factors of a block batch along dimension k; NULL where it has none. */
+static inline tchi_factor_batch *tchi_factor_batch_of(const tch_optimizer *o, const tchi_block_batch *batch, int32_t k)
+{
+    return batch->factor_batch[k] < 0 ? NULL : tchi_factor_batch_at(o, batch->factor_batch[k]);
+}
+static inline tch_dtype tchi_dtype_of(tch_scalar type)
+{
+    return type == TCH_SCALAR_F64    ? TCH_FLOAT64
+           : type == TCH_SCALAR_F16  ? TCH_FLOAT16
+           : type == TCH_SCALAR_BF16 ? TCH_BFLOAT16
+           : type == TCH_SCALAR_I32  ? TCH_INT32
+                                     : TCH_FLOAT32;
+}
 static inline tchi_state *tchi_state_at(const tch_optimizer *o, int64_t i)
 {
     return ((tchi_state **)o->states.items)[i];

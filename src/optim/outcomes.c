@@ -55,12 +55,6 @@ static bool any_of(const uint8_t *marks, int64_t count)
     return count > 0 && memchr(marks, 1, (size_t)count) != NULL;
 }
 
-/* With a fixed period nothing follows from what became of bases. */
-static bool is_read(const tch_optimizer *o, const tchi_factor_batch *f)
-{
-    return f->root > 0 || tchi_refresh_by_need(&tchi_group_at(o, f->group)->config);
-}
-
 /* All outcomes of a factor batch, with a wait for everything that is queued. */
 static tch_status read_now(tch_optimizer *o, tchi_factor_batch *f)
 {
@@ -127,7 +121,8 @@ tch_status tchi_outcomes_ask(tch_optimizer *optimizer, int32_t group)
     const tchi_group *g = tchi_group_at(optimizer, group);
     for (int32_t i = g->first_factor_batch; i < g->first_factor_batch + g->factor_batches; i++) {
         tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
-        if (is_read(optimizer, f) && any_of(f->refresh, f->count)) {
+        bool is_read = f->root > 0 || tchi_refresh_by_need(&g->config); /* else nothing follows from it */
+        if (is_read && any_of(f->refresh, f->count)) {
             TCHI_TRY(ask_batch(optimizer, f));
         }
     }

@@ -44,8 +44,7 @@ int64_t tchi_unpacked_bytes(const tch_optimizer *o, const tchi_block_batch *bloc
 {
     int64_t most = 0;
     for (int32_t k = 0; k < block_batch->order; k++) {
-        const tchi_factor_batch *f =
-            block_batch->factor_batch[k] < 0 ? NULL : tchi_factor_batch_at(o, block_batch->factor_batch[k]);
+        const tchi_factor_batch *f = tchi_factor_batch_of(o, block_batch, k);
         if (f != NULL && is_any_packed(f) && square_bytes(f) > most) {
             most = square_bytes(f);
         }

@@ -50,13 +50,6 @@ const tchi_param *tchi_run_param(const tch_optimizer *optimizer, const tchi_run 
     return param_of(optimizer, run->block_batch, run->first);
 }
 
-static bool goes_with(const tch_optimizer *o, const tchi_step *now, const tchi_param *a, const tchi_param *b)
-{
-    const tchi_gradient *first = tchi_gradient_of(o, now, a);
-    const tchi_gradient *next = tchi_gradient_of(o, now, b);
-    return next->data != NULL && first->type == next->type && a->clock_id == b->clock_id;
-}
-
 /* Blocks [at, end) of one block batch that are worked on before others are waited for: all of it, or those whose
  * gradients travel together. `bucket` is the one they come in, `done` how many are over after them. */
 typedef struct turn {
@@ -77,10 +70,14 @@ static bool next_run(const tch_optimizer *optimizer, const tchi_step *now, turn 
     }
     const tchi_param *first = param_of(optimizer, c, turn->at);
     *run = (tchi_run){.block_batch = c, .first = turn->at, .now = now};
-    while (turn->at < turn->end && run->count < c->chunk &&
-           goes_with(optimizer, now, first, param_of(optimizer, c, turn->at))) {
+    for (; turn->at < turn->end && run->count < c->chunk; turn->at++) {
+        const tchi_param *p = param_of(optimizer, c, turn->at);
+        const tchi_gradient *gradient = tchi_gradient_of(optimizer, now, p);
+        if (gradient->data == NULL || gradient->type != tchi_gradient_of(optimizer, now, first)->type ||
+            p->clock_id != first->clock_id) {
+            break;
+        }
         run->count++;
-        turn->at++;
     }
     return true;
 }

@@ -190,8 +190,7 @@ bool tchi_run_needs_refresh(const tch_optimizer *optimizer, const tchi_run *run)
 {
     const tchi_block_batch *block_batch = run->block_batch;
     for (int32_t k = 0; k < block_batch->order; k++) {
-        const tchi_factor_batch *f =
-            block_batch->factor_batch[k] < 0 ? NULL : tchi_factor_batch_at(optimizer, block_batch->factor_batch[k]);
+        const tchi_factor_batch *f = tchi_factor_batch_of(optimizer, block_batch, k);
         for (int64_t b = run->first; f != NULL && b < run->first + run->count; b++) {
             if (f->refresh[block_batch->position[k] + b]) {
                 return true;
@@ -264,18 +263,9 @@ typedef struct root_run {
     tch_root_config how;
 } root_run;
 
-static tch_root_config config_of(const root_run *r)
-{
-    const tch_optimizer *o = r->optimizer;
-    const tchi_factor_batch *f = r->factor_batch;
-    const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
-    return tchi_refresh_how(config, f, relative_damping(o, config, f), f->failures[r->first]);
-}
-
 static tch_tensor tensor_of(const tch_optimizer *o, const tch_matrices *m, int64_t shape[3])
 {
-    tch_dtype type = m->type == TCH_SCALAR_F64 ? TCH_FLOAT64 : TCH_FLOAT32;
-    tch_tensor t = tch_tensor_view(m->data, type, 3, shape);
+    tch_tensor t = tch_tensor_view(m->data, tchi_dtype_of(m->type), 3, shape);
     t.device = tch_context_device(o->context);
     return t;
 }
@@ -309,22 +299,17 @@ static tch_status compute_roots(void *argument)
     return TCH_OK;
 }
 
-/* Told from the keys of runs by its first part, which is below 0. */
-static tchi_recording_key key_of(const root_run *r)
-{
-    int64_t factor_batch = r->factor_batch - tchi_factor_batch_at(r->optimizer, 0);
-    return (tchi_recording_key){{-1 - factor_batch, r->first, r->count, (int64_t)r->how.method, r->measured,
-                                 tchi_recording_number(r->how.eps), tchi_recording_number(r->how.relative_eps),
-                                 tchi_recording_number(r->how.tolerance)}};
-}
-
-/* The eigen method waits for the device, and so does damping by eps alone: neither can be recorded. */
+/* The eigen method waits for the device, and so does damping by eps alone: neither can be recorded. The first part of
+ * the key is below 0, that of runs is not. */
 static tch_status take_roots(tch_optimizer *o, tchi_factor_batch *f, int64_t first, int64_t count)
 {
+    const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
     root_run r = {.optimizer = o, .factor_batch = f, .first = first, .count = count};
-    r.measured = tchi_refresh_by_need(&tchi_group_at(o, f->group)->config);
-    r.how = config_of(&r);
-    tchi_recording_key key = key_of(&r);
+    r.measured = tchi_refresh_by_need(config);
+    r.how = tchi_refresh_how(config, f, relative_damping(o, config, f), f->failures[first]);
+    tchi_recording_key key = {{-1 - (f - tchi_factor_batch_at(o, 0)), first, count, (int64_t)r.how.method, r.measured,
+                               tchi_recording_number(r.how.eps), tchi_recording_number(r.how.relative_eps),
+                               tchi_recording_number(r.how.tolerance)}};
     bool may = r.how.method != TCH_ROOT_EIGEN && r.how.relative_eps > 0.0;
     return may ? tchi_recorded(o->context, &o->recordings, &key, compute_roots, &r) : compute_roots(&r);
 }

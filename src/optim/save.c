@@ -130,30 +130,21 @@ static tch_status check_tensors(tch_optimizer *o, const tch_checkpoint *file, co
     return check_model(o, file, prefix);
 }
 
-static bool is_among(const char *name, const char *const *names, size_t count)
+static bool is_among(const char *name, const char *const *names)
 {
-    bool found = false;
-    for (size_t i = 0; !found && i < count; i++) {
-        found = strcmp(name, names[i]) == 0;
+    while (*names != NULL && strcmp(name, *names) != 0) {
+        names++;
     }
-    return found;
+    return *names != NULL;
 }
 
 /* Options that files of earlier versions do not have: there the optimizer keeps its own. */
-static bool came_later(const char *name)
-{
-    static const char *const names[] = {"scalar_base_lr", "refresh_drift",  "refresh_budget", "world_invariant",
-                                        "state_dtype",    "packed_factors", "root_dtype"};
-    return is_among(name, names, sizeof names / sizeof names[0]);
-}
+static const char *const came_later[] = {"scalar_base_lr", "refresh_drift",  "refresh_budget", "world_invariant",
+                                         "state_dtype",    "packed_factors", "root_dtype",     NULL};
 
 /* Options that say how a step is computed on this machine, not what: these stay the optimizer's own. */
-static bool is_local(const char *name)
-{
-    static const char *const names[] = {"world_invariant", "state_dtype", "packed_factors", "root_dtype",
-                                        "memory_budget",   "nonfinite",   "precision"};
-    return is_among(name, names, sizeof names / sizeof names[0]);
-}
+static const char *const local[] = {"world_invariant", "state_dtype", "packed_factors", "root_dtype",
+                                    "memory_budget",   "nonfinite",   "precision",      NULL};
 
 /* The settings of one group as the file has them, checked; options that cannot change must be the same. */
 static tch_status read_settings(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix, int32_t group,
@@ -167,13 +158,13 @@ static tch_status read_settings(const tch_optimizer *o, const tch_checkpoint *fi
     for (int32_t i = 0; tchi_config_option(i, &name, &changes); i++) {
         double value;
         option_key(key, prefix, group, name);
-        if (came_later(name) && tch_checkpoint_text(file, key) == NULL) {
+        if (is_among(name, came_later) && tch_checkpoint_text(file, key) == NULL) {
             continue;
         }
         TCHI_TRY(tch_checkpoint_number(file, key, &value));
         snprintf(what, sizeof what, "the checkpoint's '%s'", key);
         TCHI_TRY(tchi_config_check_value(what, i, value));
-        if (!is_local(name)) {
+        if (!is_among(name, local)) {
             tchi_config_set(config, i, value);
         }
     }
@@ -305,13 +296,6 @@ static tch_status agree(const tch_optimizer *o, tch_status status, const host_si
     return tchi_loading_agree(&loading, status, otherwise);
 }
 
-static tch_status load(tch_optimizer *o, const tch_checkpoint *file, const char *prefix, host_side *read)
-{
-    TCHI_TRY(agree(o, check_all(o, file, prefix, read), read, "nothing was changed"));
-    o->failed = agree(o, load_all(o, file, prefix, read), read, "the state is not whole");
-    return o->failed;
-}
-
 tch_status tch_optimizer_load(tch_optimizer *optimizer, tch_checkpoint *checkpoint, const char *prefix)
 {
     if (optimizer == NULL) {
@@ -319,7 +303,11 @@ tch_status tch_optimizer_load(tch_optimizer *optimizer, tch_checkpoint *checkpoi
     }
     TCHI_ENTER(optimizer->context, "tch_optimizer_load");
     host_side read = {.counts = {.item_size = sizeof(int64_t)}, .clocks = {.item_size = sizeof(double)}};
-    tch_status status = load(optimizer, checkpoint, prefix, &read);
+    tch_status status = agree(optimizer, check_all(optimizer, checkpoint, prefix, &read), &read, "nothing was changed");
+    if (status == TCH_OK) {
+        status = agree(optimizer, load_all(optimizer, checkpoint, prefix, &read), &read, "the state is not whole");
+        optimizer->failed = status;
+    }
     tchi_list_release(&read.counts);
     tchi_list_release(&read.clocks);
     return status;

@@ -44,35 +44,36 @@ static void fill_counts(const tch_optimizer *o, int64_t *at)
 
 /* --- blocks ------------------------------------------------------------------------------------------------------ */
 
-/* Calls visit for every block that is here. `at` is where the counts of its factors are in the list, one for each of
- * its dimensions; -1 for those without a factor. */
-typedef tch_status (*block_visit)(void *user, int32_t param, int32_t number, int32_t order, const int64_t *at);
+/* A block that is here, and where the counts of its factors are in the list, one for each of its dimensions; -1 for
+ * those without a factor. */
+typedef struct counted_block {
+    int32_t batch, param, number, order;
+    int64_t block, factors, at[TCHI_MOST_ORDER];
+} counted_block;
 
-static tch_status visit_block_batch(const tch_optimizer *o, const tchi_block_batch *batch, const int64_t *first,
-                                    block_visit visit, void *user)
+/* The blocks in their order, the first from zeros; false at the end. */
+static bool next_block(const tch_optimizer *o, counted_block *b)
 {
-    for (int64_t b = 0; b < batch->count; b++) {
-        const tchi_block *block = tchi_block_at(o, batch->first + b);
-        int64_t at[TCHI_MOST_ORDER];
-        for (int32_t k = 0; k < batch->order; k++) {
-            at[k] = batch->factor_batch[k] < 0 ? -1 : first[k] + batch->position[k] + b;
-        }
-        TCHI_TRY(visit(user, tchi_block_param(o, block)->index, tchi_block_number(o, block), batch->order, at));
+    while (b->batch < o->block_batches.count && b->block == tchi_block_batch_at(o, b->batch)->count) {
+        b->batch++;
+        b->block = 0;
     }
-    return TCH_OK;
-}
-
-static tch_status for_each_block(const tch_optimizer *o, block_visit visit, void *user)
-{
-    for (int32_t i = 0; i < o->block_batches.count; i++) {
-        const tchi_block_batch *batch = tchi_block_batch_at(o, i);
-        int64_t first[TCHI_MOST_ORDER] = {0};
-        for (int32_t k = 0; k < batch->order; k++) {
-            first[k] = batch->factor_batch[k] < 0 ? 0 : first_of_factors(o, batch->factor_batch[k]);
-        }
-        TCHI_TRY(visit_block_batch(o, batch, first, visit, user));
+    if (b->batch == o->block_batches.count) {
+        return false;
     }
-    return TCH_OK;
+    const tchi_block_batch *batch = tchi_block_batch_at(o, b->batch);
+    const tchi_block *block = tchi_block_at(o, batch->first + b->block);
+    b->param = tchi_block_param(o, block)->index;
+    b->number = tchi_block_number(o, block);
+    b->order = batch->order;
+    b->factors = 0;
+    for (int32_t k = 0; k < batch->order; k++) {
+        bool has = batch->factor_batch[k] >= 0;
+        b->factors += has;
+        b->at[k] = has ? first_of_factors(o, batch->factor_batch[k]) + batch->position[k] + b->block : -1;
+    }
+    b->block++;
+    return true;
 }
 
 /* --- saving ------------------------------------------------------------------------------------------------------ */
@@ -84,16 +85,11 @@ static tch_status add_numbers(tch_checkpoint_writer *writer, const char *name, i
     return tch_checkpoint_writer_add(writer, name, &view);
 }
 
-/* How the counts of a block's factors are called in the file, and how many there are. */
-static int64_t name_failures(const tch_optimizer *o, const char *prefix, int32_t param, int32_t number, int32_t order,
-                             const int64_t *at, char name[TCHI_SAVED_NAME])
+/* How the counts of a block's factors and those of a parameter are called in the file of ranks. */
+static void name_failures(const tch_optimizer *o, const char *prefix, const counted_block *b,
+                          char name[TCHI_SAVED_NAME])
 {
-    int64_t factors = 0;
-    for (int32_t k = 0; k < order; k++) {
-        factors += at[k] >= 0;
-    }
-    snprintf(name, TCHI_SAVED_NAME, "%s/%s/failures.%d", prefix, tchi_param_at(o, param)->name, number);
-    return factors;
+    snprintf(name, TCHI_SAVED_NAME, "%s/%s/failures.%d", prefix, tchi_param_at(o, b->param)->name, b->number);
 }
 
 static void name_counts(const tch_optimizer *o, const char *prefix, int32_t param, char name[TCHI_SAVED_NAME])
@@ -101,44 +97,32 @@ static void name_counts(const tch_optimizer *o, const char *prefix, int32_t para
     snprintf(name, TCHI_SAVED_NAME, "%s/%s/%s", prefix, tchi_param_at(o, param)->name, counts_name);
 }
 
-typedef struct adding {
-    tch_optimizer *optimizer;
-    tch_checkpoint_writer *writer;
-    const char *prefix;
-    int64_t *next; /* where the numbers of the next tensor go */
-} adding;
-
-static tch_status add_failures(void *user, int32_t param, int32_t number, int32_t order, const int64_t *at)
+/* By name: for each parameter the steps asked for and those with its gradient, for each tile its factors'. Numbers go
+ * where `next` points. */
+static tch_status add_by_name(const tch_optimizer *o, tch_checkpoint_writer *writer, const char *prefix, int64_t *next)
 {
-    adding *a = user;
-    char name[TCHI_SAVED_NAME];
-    const int64_t *all = a->optimizer->counts.items;
-    int64_t factors = name_failures(a->optimizer, a->prefix, param, number, order, at, name);
-    int64_t *numbers = a->next;
-    for (int32_t k = 0; k < order; k++) {
-        if (at[k] >= 0) {
-            *a->next++ = all[at[k]];
-        }
-    }
-    return factors == 0 ? TCH_OK : add_numbers(a->writer, name, numbers, factors);
-}
-
-/* By name: for each parameter the steps asked for and those with its gradient, for each tile its factors'. */
-static tch_status add_by_name(adding *a)
-{
-    const tch_optimizer *o = a->optimizer;
     const int64_t *all = o->counts.items;
+    char name[TCHI_SAVED_NAME];
     for (int32_t i = 0; i < o->params.count; i++) {
-        char name[TCHI_SAVED_NAME];
         if (tchi_saves_param(o, i)) {
-            a->next[0] = o->steps;
-            a->next[1] = all[i];
-            name_counts(o, a->prefix, i, name);
-            TCHI_TRY(add_numbers(a->writer, name, a->next, 2));
-            a->next += 2;
+            next[0] = o->steps;
+            next[1] = all[i];
+            name_counts(o, prefix, i, name);
+            TCHI_TRY(add_numbers(writer, name, next, 2));
+            next += 2;
         }
     }
-    return for_each_block(o, add_failures, a);
+    for (counted_block b = {0}; next_block(o, &b);) {
+        int64_t *numbers = next;
+        for (int32_t k = 0; k < b.order; k++) {
+            if (b.at[k] >= 0) {
+                *next++ = all[b.at[k]];
+            }
+        }
+        name_failures(o, prefix, &b, name);
+        TCHI_TRY(b.factors == 0 ? TCH_OK : add_numbers(writer, name, numbers, b.factors));
+    }
+    return TCH_OK;
 }
 
 tch_status tchi_saved_counts_add(tch_optimizer *optimizer, tch_checkpoint_writer *writer, const char *prefix)
@@ -153,8 +137,7 @@ tch_status tchi_saved_counts_add(tch_optimizer *optimizer, tch_checkpoint_writer
     if (optimizer->shared == NULL) {
         return add_numbers(writer, tchi_saved_name(name, prefix, counts_name), optimizer->counts.items, length);
     }
-    adding a = {optimizer, writer, prefix, (int64_t *)optimizer->counts.items + length};
-    return add_by_name(&a);
+    return add_by_name(optimizer, writer, prefix, (int64_t *)optimizer->counts.items + length);
 }
 
 /* --- reading ----------------------------------------------------------------------------------------------------- */
@@ -199,54 +182,30 @@ static tch_status read_numbers(const tch_checkpoint *file, const char *name, int
 }
 
 /* What ranks have written. */
-typedef struct reading {
-    const tch_optimizer *optimizer;
-    const tch_checkpoint *file;
-    const char *prefix;
-    int64_t *counts;
-} reading;
-
-static tch_status read_failures(void *user, int32_t param, int32_t number, int32_t order, const int64_t *at)
+static tch_status read_by_name(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix, int64_t *counts)
 {
-    const reading *r = user;
     char name[TCHI_SAVED_NAME];
-    int64_t numbers[TCHI_MOST_ORDER];
-    int64_t factors = name_failures(r->optimizer, r->prefix, param, number, order, at, name);
-    if (factors == 0) {
-        return TCH_OK;
+    for (int32_t i = 0; i < o->params.count; i++) {
+        int64_t numbers[2];
+        name_counts(o, prefix, i, name);
+        TCHI_TRY(read_numbers(file, name, numbers, 2));
+        counts[i] = numbers[1];
+        counts[o->params.count] = numbers[0];
     }
-    TCHI_TRY(read_numbers(r->file, name, numbers, factors));
-    for (int32_t k = 0, i = 0; k < order; k++) {
-        if (at[k] >= 0) {
-            r->counts[at[k]] = numbers[i++];
+    for (counted_block b = {0}; next_block(o, &b);) {
+        int64_t numbers[TCHI_MOST_ORDER];
+        name_failures(o, prefix, &b, name);
+        TCHI_TRY(b.factors == 0 ? TCH_OK : read_numbers(file, name, numbers, b.factors));
+        for (int32_t k = 0, i = 0; k < b.order; k++) {
+            if (b.at[k] >= 0) {
+                counts[b.at[k]] = numbers[i++];
+            }
         }
     }
     return TCH_OK;
 }
 
-static tch_status read_by_name(reading *r)
-{
-    const tch_optimizer *o = r->optimizer;
-    for (int32_t i = 0; i < o->params.count; i++) {
-        char name[TCHI_SAVED_NAME];
-        int64_t numbers[2];
-        name_counts(o, r->prefix, i, name);
-        TCHI_TRY(read_numbers(r->file, name, numbers, 2));
-        r->counts[i] = numbers[1];
-        r->counts[o->params.count] = numbers[0];
-    }
-    return for_each_block(o, read_failures, r);
-}
-
 /* --- what one process has written, for ranks --------------------------------------------------------------------- */
-
-static tch_dtype dtype_of(tch_scalar type)
-{
-    return type == TCH_SCALAR_F64   ? TCH_FLOAT64
-           : type == TCH_SCALAR_F32 ? TCH_FLOAT32
-           : type == TCH_SCALAR_F16 ? TCH_FLOAT16
-                                    : TCH_BFLOAT16;
-}
 
 /* A group as one process would have it. */
 static tch_status plan_group(const tch_optimizer *o, int32_t group, tch_tensor *tensors, tch_parameter *parameters,
@@ -257,7 +216,7 @@ static tch_status plan_group(const tch_optimizer *o, int32_t group, tch_tensor *
         const tchi_param *p = tchi_param_at(o, g->first_param + i);
         const int64_t *shape;
         int32_t ndim = tchi_saved_shape(o, p->index, &shape);
-        tensors[i] = tch_tensor_view(NULL, dtype_of(p->type), ndim, (int64_t *)shape);
+        tensors[i] = tch_tensor_view(NULL, tchi_dtype_of(p->type), ndim, (int64_t *)shape);
         parameters[i] = (tch_parameter){.tensor = &tensors[i],
                                         .name = p->name,
                                         .elementwise = !p->blocked,
@@ -284,34 +243,8 @@ static tch_status plan_alone(const tch_optimizer *o, tch_optimizer *alone)
     return status;
 }
 
-/* Where one process has the counts of each block's factors. */
-typedef struct block_places {
-    const tch_optimizer *optimizer; /* the shared one */
-    int64_t (*at)[TCHI_MOST_ORDER]; /* by tile, in the order of the plan */
-    const int64_t *first_tile;      /* of each parameter */
-    const int64_t *theirs;
-    int64_t *counts;
-} block_places;
-
-static tch_status note_place(void *user, int32_t param, int32_t number, int32_t order, const int64_t *at)
-{
-    const block_places *b = user;
-    memcpy(b->at[b->first_tile[param] + number], at, (size_t)order * sizeof *at);
-    return TCH_OK;
-}
-
-static tch_status take_place(void *user, int32_t param, int32_t number, int32_t order, const int64_t *at)
-{
-    const block_places *b = user;
-    const int64_t *theirs = b->at[b->first_tile[param] + number];
-    for (int32_t k = 0; k < order; k++) {
-        if (at[k] >= 0) {
-            b->counts[at[k]] = b->theirs[theirs[k]];
-        }
-    }
-    return TCH_OK;
-}
-
+/* Memory holds the number of each parameter's first tile, then the places of each tile's factors in the list of one
+ * process, then that list. */
 static tch_status read_alone(const tch_optimizer *o, const tch_optimizer *alone, const tch_checkpoint *file,
                              const char *name, int64_t *counts)
 {
@@ -319,22 +252,29 @@ static tch_status read_alone(const tch_optimizer *o, const tch_optimizer *alone,
     int64_t tiles = o->shared->tiles.count;
     int64_t length = counts_length(alone);
     size_t bytes = (size_t)(params + TCHI_MOST_ORDER * tiles + length) * sizeof(int64_t);
-    int64_t *memory;
-    TCHI_TRY(tchi_host_take(bytes, "the counts of one process", &memory));
-    int64_t *theirs = memory + params + TCHI_MOST_ORDER * tiles;
-    block_places b = {o, (int64_t(*)[TCHI_MOST_ORDER])(memory + params), memory, theirs, counts};
+    int64_t *first_tile;
+    TCHI_TRY(tchi_host_take(bytes, "the counts of one process", &first_tile));
+    int64_t *places = first_tile + params;
+    int64_t *theirs = places + TCHI_MOST_ORDER * tiles;
     for (int64_t i = tiles - 1; i >= 0; i--) {
-        memory[tchi_shared_tile(o, i)->param] = i;
+        first_tile[tchi_shared_tile(o, i)->param] = i;
     }
     tch_status status = read_numbers(file, name, theirs, length);
     if (status == TCH_OK) {
         memcpy(counts, theirs, (size_t)(params + 1) * sizeof *counts);
-        status = for_each_block(alone, note_place, &b);
     }
-    if (status == TCH_OK) {
-        status = for_each_block(o, take_place, &b);
+    for (counted_block b = {0}; status == TCH_OK && next_block(alone, &b);) {
+        memcpy(places + TCHI_MOST_ORDER * (first_tile[b.param] + b.number), b.at, sizeof b.at);
     }
-    tchi_host_release(memory, bytes);
+    for (counted_block b = {0}; status == TCH_OK && next_block(o, &b);) {
+        const int64_t *at = places + TCHI_MOST_ORDER * (first_tile[b.param] + b.number);
+        for (int32_t k = 0; k < b.order; k++) {
+            if (b.at[k] >= 0) {
+                counts[b.at[k]] = theirs[at[k]];
+            }
+        }
+    }
+    tchi_host_release(first_tile, bytes);
     return status;
 }
 
@@ -364,8 +304,7 @@ static tch_status read_counts(const tch_optimizer *o, const tch_checkpoint *file
                               tchi_list *counts)
 {
     if (tchi_saved_by_ranks(file, prefix)) {
-        reading r = {o, file, prefix, counts->items};
-        return read_by_name(&r);
+        return read_by_name(o, file, prefix, counts->items);
     }
     return o->shared == NULL ? read_numbers(file, name, counts->items, counts->count)
                              : read_for_ranks(o, file, name, counts->items);
@@ -407,36 +346,34 @@ void tchi_saved_counts_take(tch_optimizer *optimizer, const tchi_list *counts)
 
 /* --- the model --------------------------------------------------------------------------------------------------- */
 
-static uint64_t mix_text(uint64_t hash, const char *text)
+uint64_t tchi_hash(uint64_t hash, const void *data, size_t bytes)
 {
-    do {
-        hash = (hash ^ (unsigned char)*text) * 0x100000001B3u;
-    } while (*text++ != '\0');
-    return hash;
-}
-
-static uint64_t mix_number(uint64_t hash, int64_t number)
-{
-    for (int i = 0; i < 8; i++) {
-        hash = (hash ^ ((uint64_t)number >> (8 * i) & 0xFF)) * 0x100000001B3u;
+    const unsigned char *c = data;
+    for (size_t i = 0; i < bytes; i++) {
+        hash = (hash ^ c[i]) * 0x100000001B3u;
     }
     return hash;
 }
 
+uint64_t tchi_hash_number(uint64_t hash, int64_t number)
+{
+    return tchi_hash(hash, &number, sizeof number);
+}
+
 uint64_t tchi_saved_model(const tch_optimizer *optimizer)
 {
-    uint64_t hash = 0xCBF29CE484222325u;
+    uint64_t hash = TCHI_HASH_BEGIN;
     for (int32_t i = 0; i < optimizer->params.count; i++) {
         const tchi_param *p = tchi_param_at(optimizer, i);
         const int64_t *shape;
         int32_t ndim = tchi_saved_shape(optimizer, i, &shape);
-        hash = mix_text(hash, p->name);
-        hash = mix_number(hash, p->group);
-        hash = mix_number(hash, p->type);
-        hash = mix_number(hash, p->blocked);
-        hash = mix_number(hash, ndim);
+        hash = tchi_hash(hash, p->name, strlen(p->name) + 1);
+        hash = tchi_hash_number(hash, p->group);
+        hash = tchi_hash_number(hash, p->type);
+        hash = tchi_hash_number(hash, p->blocked);
+        hash = tchi_hash_number(hash, ndim);
         for (int32_t k = 0; k < ndim; k++) {
-            hash = mix_number(hash, shape[k]);
+            hash = tchi_hash_number(hash, shape[k]);
         }
     }
     return hash;

@@ -56,14 +56,6 @@ static int64_t count_saved(const tch_optimizer *o, const tchi_state *s)
     return is_like_a_shard(o, s) ? tchi_shared_param_at(o, s->param)->held : 1;
 }
 
-static void join_name(saved *f, const char *prefix, const tchi_state *s)
-{
-    tchi_saved_name(f->name, prefix, s->name);
-    if (s->kind == TCHI_STATE_LIKE_TILE) { /* without the tile's number: it is a rectangle of the whole */
-        *strrchr(f->name, '.') = '\0';
-    }
-}
-
 /* A tile lies in the parameter's dimensions after merging. */
 static void place_tile(const tch_optimizer *o, const tchi_state *s, saved *f)
 {
@@ -92,10 +84,11 @@ static void place_shard(const tch_optimizer *o, const tchi_state *s, int64_t num
 static void find_saved(const tch_optimizer *o, const tchi_state *s, int64_t number, const char *prefix, saved *f)
 {
     *f = (saved){.tensor = s->tensor, .whole = s->shape, .mine = true};
-    join_name(f, prefix, s);
+    tchi_saved_name(f->name, prefix, s->name);
     memcpy(f->sizes, s->shape, sizeof f->sizes);
     f->tensor.shape = f->sizes;
-    if (s->kind == TCHI_STATE_LIKE_TILE) {
+    if (s->kind == TCHI_STATE_LIKE_TILE) { /* without the tile's number: it is a rectangle of the whole */
+        *strrchr(f->name, '.') = '\0';
         place_tile(o, s, f);
     } else if (is_like_a_shard(o, s)) {
         place_shard(o, s, number, f);

@@ -71,6 +71,11 @@ void tchi_saved_counts_take(tch_optimizer *optimizer, const tchi_list *counts);
 /* Whether the file was written by ranks. */
 bool tchi_saved_by_ranks(const tch_checkpoint *file, const char *prefix);
 
+/* FNV-1a over some bytes, and over a number. */
+#define TCHI_HASH_BEGIN 0xCBF29CE484222325u
+uint64_t tchi_hash(uint64_t hash, const void *data, size_t bytes);
+uint64_t tchi_hash_number(uint64_t hash, int64_t number);
+
 /* What two optimizers must have in common for one to go on with the state of the other: names, shapes, types and
  * groups. */
 uint64_t tchi_saved_model(const tch_optimizer *optimizer);

@@ -396,7 +396,7 @@ static uint32_t moved_dims(const tch_optimizer *o, const tchi_block_batch *c, in
 {
     uint32_t dims = 0;
     for (int32_t k = 0; k < c->order; k++) {
-        const tchi_factor_batch *f = c->factor_batch[k] < 0 ? NULL : tchi_factor_batch_at(o, c->factor_batch[k]);
+        const tchi_factor_batch *f = tchi_factor_batch_of(o, c, k);
         int64_t factor = c->position[k] + block;
         dims |= (uint32_t)(f != NULL && f->refresh[factor] && !is_first(o, f, factor)) << k;
     }

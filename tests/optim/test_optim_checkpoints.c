@@ -65,13 +65,6 @@ static tch_optim_config config_of(tch_optim_kind kind)
     return c;
 }
 
-static tch_optim_state state_at(const trial *t, int32_t index)
-{
-    tch_optim_state s = TCH_OPTIM_STATE_INIT;
-    CHECK_OK(tch_optimizer_get_state(t->optimizer, index, &s));
-    return s;
-}
-
 /* The state goes from the trial's optimizer to a fresh one by copies of its tensors and its counts. */
 static void replace_by_hand(trial *t, const tch_optim_config *config)
 {
@@ -80,7 +73,7 @@ static void replace_by_hand(trial *t, const tch_optim_config *config)
     int32_t states = tch_optimizer_state_count(t->optimizer);
     CHECK(states <= MOST_STATES, "%d states are too many for the test", states);
     for (int32_t i = 0; i < states; i++) {
-        const tch_tensor *from = state_at(t, i).tensor;
+        const tch_tensor *from = trial_state_at(t, i).tensor;
         CHECK_OK(tch_tensor_create(t->context, from->dtype, from->ndim, from->shape, TCH_CONTIGUOUS, &tensors[i]));
         CHECK_OK(tch_tensor_copy(t->context, tensors[i], from));
     }
@@ -92,7 +85,7 @@ static void replace_by_hand(trial *t, const tch_optim_config *config)
     trial_replace_optimizer(t, config);
     CHECK(states == tch_optimizer_state_count(t->optimizer), "another number of states");
     for (int32_t i = 0; i < states; i++) {
-        CHECK_OK(tch_tensor_copy(t->context, state_at(t, i).tensor, tensors[i]));
+        CHECK_OK(tch_tensor_copy(t->context, trial_state_at(t, i).tensor, tensors[i]));
         tch_tensor_destroy(tensors[i]);
     }
     for (int32_t p = 0; p < t->count; p++) {
@@ -260,104 +253,82 @@ static void wrong_counts_are_refused(void **state)
 
 /* --- files of others --------------------------------------------------------------------------------------------- */
 
-/* What is of this machine and not of the training stays the optimizer's own. */
-static void checkpoints_leave_the_machines_options(void **state)
+/* An optimizer of these options that goes on from another's checkpoint, in which settings were changed or, where their
+ * text is NULL, left out. */
+static void load_changed(trial *t, const tch_optim_config *config, int count, const char *const (*changes)[2])
 {
+    const char *paths[] = {test_path("saved.safetensors"), test_path("changed.safetensors")};
+    trial_save(t, paths[0]);
+    for (int i = 0; i < count; i++) {
+        char key[64];
+        snprintf(key, sizeof key, "optimizer/group0.%s", changes[i][0]);
+        test_checkpoint_set_text(paths[i % 2], paths[(i + 1) % 2], key, changes[i][1]);
+    }
+    trial_replace_optimizer(t, config);
+    CHECK_OK(trial_load(t, paths[count % 2]));
+}
+
+/* What is of this machine and not of the training stays the optimizer's own, and so does what a file of an earlier
+ * version does not have. */
+static void checkpoints_leave_other_options(void **state)
+{
+    static const char *const later[][2] = {
+        {"refresh_drift", NULL}, {"world_invariant", NULL}, {"scalar_base_lr", NULL}};
     trial t;
-    const char *path = test_path("own.safetensors");
     tch_optim_config c = trial_config(TCH_OPTIM_SHAMPOO);
     tch_optim_config now;
-    test_case("another budget, policy and precision");
+    test_case("another budget, policy and precision, and a drift that the file does not have");
     trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
     trial_step(&t);
-    trial_save(&t, path);
     c.memory_budget = 1 << 22;
     c.nonfinite = TCH_NONFINITE_RAISE;
     c.precision = TCH_PRECISION_HIGH;
-    trial_replace_optimizer(&t, &c);
-    CHECK_OK(trial_load(&t, path));
+    c.refresh_drift = 1e-9;
+    load_changed(&t, &c, 3, later);
     CHECK_OK(tch_optimizer_get_config(t.optimizer, 0, &now));
-    CHECK(now.memory_budget == c.memory_budget && now.nonfinite == c.nonfinite && now.precision == c.precision,
+    CHECK(now.memory_budget == c.memory_budget && now.nonfinite == c.nonfinite && now.precision == c.precision &&
+              now.refresh_drift == c.refresh_drift,
           "the checkpoint's were taken");
+    c.refresh_drift = 0.0; /* as the reference does */
+    trial_set_config(&t, 0, &c);
     trial_step(&t);
     trial_check(&t, trial_tolerance(TCH_OPTIM_SHAMPOO, TCH_FLOAT64));
     trial_close(&t);
 }
 
-/* Saved where a schedule has lr at 0, the ratio goes on. A file of a version that kept none leaves that which the
- * optimizer was made with. */
+/* Saved where a schedule has lr at 0, the ratio of AdamW's rate goes on. A file of a version that kept none leaves that
+ * which the optimizer was made with; where a rate was not given, it was lr itself then, and goes on so. */
 static void checkpoints_keep_the_ratio(void **state)
 {
-    for (int old = 0; old < 2; old++) {
+    static const struct {
+        const char *what;
+        double scalar_lr, lr; /* of the one that loads */
+        int changes;
+        const char *change[1][2];
+    } cases[] = {{"a ratio", 0.007, 0.5, 0, {{NULL, NULL}}},
+                 {"a ratio of an earlier version", 0.007, 0.02, 1, {{"scalar_base_lr", NULL}}},
+                 {"no share of lr in an earlier version", 0.0, 0.02, 1, {{"scalar_lr", "0"}}}};
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
         trial t;
-        const char *path = test_path("ratio.safetensors");
-        const char *older = test_path("older.safetensors");
         tch_optim_config c = trial_config(TCH_OPTIM_MUON);
-        c.scalar_lr = 0.007;
-        test_case("a ratio, %s", old ? "of an earlier version" : "saved");
+        c.scalar_lr = cases[i].scalar_lr;
+        test_case("%s", cases[i].what);
         trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, DETERMINED, shapes);
         trial_step(&t);
         t.configs[0].lr = 0.0;
         CHECK_OK(tch_optimizer_set_lr(t.optimizer, 0, 0.0));
         trial_step(&t);
-        trial_save(&t, path);
-        test_checkpoint_set_text(path, older, "optimizer/group0.scalar_base_lr", NULL);
-        c.lr = old ? c.lr : 0.5; /* what the file has is taken */
-        trial_replace_optimizer(&t, &c);
-        CHECK_OK(trial_load(&t, old ? older : path));
+        c.lr = cases[i].lr;
+        load_changed(&t, &c, cases[i].changes, cases[i].change);
+        if (c.scalar_lr == 0.0) {
+            t.configs[0].scalar_lr = 0.0; /* is lr to the reference */
+        }
         t.configs[0].lr = 0.01;
         CHECK_OK(tch_optimizer_set_lr(t.optimizer, 0, 0.01));
         trial_step(&t);
         trial_check(&t, trial_tolerance(TCH_OPTIM_MUON, TCH_FLOAT64));
         trial_close(&t);
     }
-}
-
-/* There a rate that was not given was lr itself, and it goes on so. */
-static void checkpoints_without_a_share(void **state)
-{
-    const char *path = test_path("share.safetensors");
-    const char *older = test_path("older.safetensors");
-    tch_optim_config c = trial_config(TCH_OPTIM_MUON);
-    trial t;
-    test_case("no share of lr in an earlier version");
-    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, DETERMINED, shapes);
-    trial_step(&t);
-    trial_save(&t, path);
-    test_checkpoint_set_text(path, older, "optimizer/group0.scalar_lr", "0");
-    trial_replace_optimizer(&t, &c);
-    CHECK_OK(trial_load(&t, older));
-    c.lr = 0.01;
-    CHECK_OK(tch_optimizer_set_config(t.optimizer, 0, &c));
-    t.configs[0] = c; /* 0 is lr to the reference */
-    trial_step(&t);
-    trial_check(&t, trial_tolerance(TCH_OPTIM_MUON, TCH_FLOAT64));
-    trial_close(&t);
-}
-
-/* A file without the options that came later loads, and leaves those of the optimizer. */
-static void checkpoints_of_earlier_versions(void **state)
-{
-    static const char *const later[] = {"refresh_drift", "world_invariant", "scalar_base_lr"};
-    const char *paths[] = {test_path("new.safetensors"), test_path("old.safetensors")};
-    tch_optim_config c = trial_config(TCH_OPTIM_SHAMPOO);
-    tch_optim_config now;
-    trial t;
-    test_case("options that a file does not have");
-    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
-    trial_step(&t);
-    trial_save(&t, paths[0]);
-    for (size_t i = 0; i < TEST_COUNT(later); i++) {
-        char key[64];
-        snprintf(key, sizeof key, "optimizer/group0.%s", later[i]);
-        test_checkpoint_set_text(paths[i % 2], paths[(i + 1) % 2], key, NULL);
-    }
-    c.refresh_drift = 0.25;
-    trial_replace_optimizer(&t, &c);
-    CHECK_OK(trial_load(&t, paths[TEST_COUNT(later) % 2]));
-    CHECK_OK(tch_optimizer_get_config(t.optimizer, 0, &now));
-    CHECK(now.refresh_drift == 0.25, "refresh_drift became %g", now.refresh_drift);
-    trial_close(&t);
 }
 
 /* A checkpoint of other options is refused, and the optimizer goes on as if it had not been tried. */
@@ -402,9 +373,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(training_is_resumed_bit_for_bit), cmocka_unit_test(training_is_rewound),
         cmocka_unit_test(counts_are_what_happened),        cmocka_unit_test(trouble_comes_back),
-        cmocka_unit_test(wrong_counts_are_refused),        cmocka_unit_test(checkpoints_leave_the_machines_options),
-        cmocka_unit_test(checkpoints_of_earlier_versions), cmocka_unit_test(checkpoints_keep_the_ratio),
-        cmocka_unit_test(checkpoints_without_a_share),     cmocka_unit_test(checkpoints_of_other_options),
+        cmocka_unit_test(wrong_counts_are_refused),        cmocka_unit_test(checkpoints_leave_other_options),
+        cmocka_unit_test(checkpoints_keep_the_ratio),      cmocka_unit_test(checkpoints_of_other_options),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);

@@ -9,6 +9,7 @@
 #include "optim/config.h"
 #include "optim/layout.h"
 #include "optim/method.h"
+#include "optim/saved_state.h"
 #include "optim/shape.h"
 #include "shared.h"
 
@@ -319,50 +320,36 @@ tch_status tchi_shared_plan(tch_optimizer *optimizer, int32_t group, const tchi_
 
 #define PLAN_VERSION 2
 
-static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
-{
-    const unsigned char *c = data;
-    for (size_t i = 0; i < bytes; i++) {
-        hash = (hash ^ c[i]) * 0x100000001B3u;
-    }
-    return hash;
-}
-
-static uint64_t mix_number(uint64_t hash, int64_t number)
-{
-    return mix(hash, &number, sizeof number);
-}
-
 static uint64_t mix_param(uint64_t hash, const tchi_param *p, const tchi_regions *r)
 {
-    hash = mix(hash, p->name, strlen(p->name));
-    hash = mix_number(hash, p->type);
-    hash = mix_number(hash, p->carried + 2 * p->blocked);
+    hash = tchi_hash(hash, p->name, strlen(p->name));
+    hash = tchi_hash_number(hash, p->type);
+    hash = tchi_hash_number(hash, p->carried + 2 * p->blocked);
     for (int32_t k = 0; p->carried && k < p->dims.order; k++) {
-        hash = mix_number(hash, p->dims.size[k]);
+        hash = tchi_hash_number(hash, p->dims.size[k]);
     }
-    hash = p->cuts == NULL ? hash : mix(hash, p->cuts, (size_t)p->cut_count * sizeof *p->cuts);
+    hash = p->cuts == NULL ? hash : tchi_hash(hash, p->cuts, (size_t)p->cut_count * sizeof *p->cuts);
     for (int64_t i = 0; i < r->list.count; i++) {
         const tchi_region *region = tchi_region_at(r, i);
-        hash = mix(hash, region->start, sizeof region->start);
-        hash = mix(hash, region->size, sizeof region->size);
-        hash = mix_number(hash, region->holders);
+        hash = tchi_hash(hash, region->start, sizeof region->start);
+        hash = tchi_hash(hash, region->size, sizeof region->size);
+        hash = tchi_hash_number(hash, region->holders);
     }
-    return mix(hash, r->holders.items, (size_t)r->holders.count * sizeof(int32_t));
+    return tchi_hash(hash, r->holders.items, (size_t)r->holders.count * sizeof(int32_t));
 }
 
 uint64_t tchi_shared_hash(const tch_optimizer *optimizer, int32_t group, const tchi_regions *regions)
 {
     const tchi_group *g = tchi_group_at(optimizer, group);
-    uint64_t hash = mix_number(0xCBF29CE484222325u, PLAN_VERSION);
-    hash = mix_number(hash, tch_comm_size(optimizer->shared->comm));
-    hash = mix_number(hash, tchi_comm_bucket_bytes(optimizer->shared->comm));
-    hash = mix(hash, optimizer->method->name, strlen(optimizer->method->name));
+    uint64_t hash = tchi_hash_number(TCHI_HASH_BEGIN, PLAN_VERSION);
+    hash = tchi_hash_number(hash, tch_comm_size(optimizer->shared->comm));
+    hash = tchi_hash_number(hash, tchi_comm_bucket_bytes(optimizer->shared->comm));
+    hash = tchi_hash(hash, optimizer->method->name, strlen(optimizer->method->name));
     const char *name;
     int changes;
     for (int32_t i = 0; tchi_config_option(i, &name, &changes); i++) {
         double value = tchi_config_get(&g->config, i);
-        hash = mix(hash, &value, sizeof value);
+        hash = tchi_hash(hash, &value, sizeof value);
     }
     for (int32_t i = 0; i < g->params; i++) {
         hash = mix_param(hash, tchi_param_at(optimizer, g->first_param + i), &regions[i]);

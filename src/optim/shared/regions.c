@@ -153,11 +153,6 @@ static int by_start(const void *a, const void *b)
     return order != 0 ? order : (x->first_holder > y->first_holder) - (x->first_holder < y->first_holder);
 }
 
-static bool same_rectangle(const tchi_region *a, const tchi_region *b)
-{
-    return memcmp(a->start, b->start, sizeof a->start) == 0 && memcmp(a->size, b->size, sizeof a->size) == 0;
-}
-
 /* Equal rectangles of several ranks become one with several holders. */
 static tch_status join_equal(tchi_regions *r)
 {
@@ -165,7 +160,8 @@ static tch_status join_equal(tchi_regions *r)
     int64_t kept = 0;
     for (int64_t i = 0; i < r->list.count; i++) {
         int32_t rank = items[i].first_holder;
-        bool again = kept > 0 && same_rectangle(&items[kept - 1], &items[i]);
+        bool again = kept > 0 && memcmp(items[kept - 1].start, items[i].start, sizeof items[i].start) == 0 &&
+                     memcmp(items[kept - 1].size, items[i].size, sizeof items[i].size) == 0;
         if (!again) {
             items[kept] = items[i];
             items[kept].first_holder = (int32_t)r->holders.count;
@@ -185,17 +181,10 @@ static tch_status join_equal(tchi_regions *r)
 static tch_status check_whole(const tchi_regions *r, const tchi_dims *dims, const char *name)
 {
     int64_t have = 0;
-    int64_t want = 1;
-    for (int32_t k = 0; k < dims->order; k++) {
-        want *= dims->size[k];
-    }
+    int64_t want = tchi_elements(dims->size, dims->order);
     for (int64_t i = 0; i < r->list.count; i++) {
         const tchi_region *region = tchi_region_at(r, i);
-        int64_t count = 1;
-        for (int32_t k = 0; k < dims->order; k++) {
-            count *= region->size[k];
-        }
-        have += count;
+        have += tchi_elements(region->size, dims->order);
         int64_t from[TCHI_MOST_ORDER];
         int64_t extent[TCHI_MOST_ORDER];
         if (i > 0 &&
@@ -237,16 +226,13 @@ static tch_status add_shards(const tch_placement *p, const tchi_dims *dims, cons
     for (int32_t i = 0; i < p->count; i++) {
         const tch_shard *s = &p->shards[i];
         bool here = s->rank == rank;
-        bool empty = false;
-        for (int32_t k = 0; k < p->ndim; k++) {
-            empty = empty || s->size[k] == 0;
+        if (tchi_elements(s->size, p->ndim) == 0) {
+            continue;
         }
-        if (here && !empty) {
+        if (here) {
             TCHI_TRY(check_own(p, s, tensor, name));
         }
-        if (!empty) {
-            TCHI_TRY(add_shard(p, s, dims, here ? strides : nowhere, here, &r->list, name));
-        }
+        TCHI_TRY(add_shard(p, s, dims, here ? strides : nowhere, here, &r->list, name));
     }
     if (r->list.count > 1) {
         qsort(r->list.items, (size_t)r->list.count, sizeof(tchi_region), by_start);

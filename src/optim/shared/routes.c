@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "core/allocator.h"
+#include "core/arith.h"
 #include "core/status.h"
 
 #include "shared.h"
@@ -220,13 +221,6 @@ static tchi_part part_of(const tchi_tile *tile, int64_t number, int32_t order, c
     return part;
 }
 
-static tch_status add_unsent(const route_planner *r, tchi_bucket *bucket, tchi_part part, int64_t bytes)
-{
-    part.wire = bucket->unsent_bytes;
-    bucket->unsent_bytes += bytes;
-    return r->fill ? tchi_list_add(&bucket->unsent, &part) : TCH_OK;
-}
-
 static tch_status plan_sharded(const route_planner *r, int64_t number, const tchi_region *region, tchi_part part)
 {
     const tchi_regions *regions = r->regions;
@@ -249,7 +243,9 @@ static tch_status plan_sharded(const route_planner *r, int64_t number, const tch
     }
     for (int32_t h = 0; h < region->holders && p->filters; h++) {
         if (holders[h] == r->rank && source != r->rank) {
-            TCHI_TRY(add_unsent(r, bucket, part, in));
+            part.wire = bucket->unsent_bytes;
+            bucket->unsent_bytes += in;
+            TCHI_TRY(r->fill ? tchi_list_add(&bucket->unsent, &part) : TCH_OK);
         }
     }
     for (int32_t h = 0; h < region->holders; h++) {
@@ -273,13 +269,6 @@ typedef struct scrap {
     int32_t order;
     int64_t element; /* bytes */
 } scrap;
-
-static tch_status add_scrap(const scrap *s, tchi_part part)
-{
-    TCHI_TRY(tchi_list_add(s->spread, &part));
-    part.wire += s->apart;
-    return s->local == NULL ? TCH_OK : tchi_list_add(s->local, &part);
-}
 
 /* `count` from number `first` on along dimension k, behind which a part has all of its tile. */
 static tchi_part slice_of(const scrap *s, tchi_part part, int32_t k, int64_t first, int64_t count)
@@ -309,7 +298,10 @@ static tch_status cut_scrap(const scrap *s, tchi_part part, int64_t first, int64
         TCHI_TRY(cut_scrap(s, slice_of(s, part, k, first / row, 1), first % row, row));
     }
     if (whole < end / row) {
-        TCHI_TRY(add_scrap(s, slice_of(s, part, k, whole, end / row - whole)));
+        tchi_part rows = slice_of(s, part, k, whole, end / row - whole);
+        TCHI_TRY(tchi_list_add(s->spread, &rows));
+        rows.wire += s->apart;
+        TCHI_TRY(s->local == NULL ? TCH_OK : tchi_list_add(s->local, &rows));
     }
     return end % row == 0 ? TCH_OK : cut_scrap(s, slice_of(s, part, k, end / row, 1), 0, end % row);
 }
@@ -532,15 +524,6 @@ static tch_status lay_out_segments(tchi_bucket *b, int32_t rank, int32_t ranks)
     return TCH_OK;
 }
 
-/* From what was counted to where it lies. */
-static tch_status lay_out_bucket(tchi_bucket *b, int32_t rank, int32_t ranks)
-{
-    lay_out_route(&b->in, ranks);
-    lay_out_route(&b->out, ranks);
-    b->unsent_bytes = 0;
-    return lay_out_segments(b, rank, ranks);
-}
-
 static tch_status plan_buckets(route_planner *r, int32_t first_param, const tchi_regions *regions)
 {
     tchi_exchange *x = r->exchange;
@@ -549,7 +532,11 @@ static tch_status plan_buckets(route_planner *r, int32_t first_param, const tchi
     }
     TCHI_TRY(walk_tiles(r, first_param, regions));
     for (int64_t i = 0; i < x->buckets.count; i++) {
-        TCHI_TRY(lay_out_bucket(tchi_bucket_at(x, i), r->rank, r->ranks));
+        tchi_bucket *b = tchi_bucket_at(x, i); /* from what was counted to where it lies */
+        lay_out_route(&b->in, r->ranks);
+        lay_out_route(&b->out, r->ranks);
+        b->unsent_bytes = 0;
+        TCHI_TRY(lay_out_segments(b, r->rank, r->ranks));
     }
     r->fill = true;
     return walk_tiles(r, first_param, regions);
@@ -585,11 +572,6 @@ void tchi_exchange_release(tchi_exchange *exchange)
 
 /* --- buffers ----------------------------------------------------------------------------------------------------- */
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 /* A span of an elementwise parameter is worked on where it lies: see tchi_shared_follow. */
 static void lay_out_tiles(tch_optimizer *o, int32_t group, tchi_arena *data, tchi_arena *grads)
 {
@@ -612,10 +594,10 @@ static void lay_out_wires(tchi_exchange *x, int64_t ranks, tchi_arena *beside)
         int64_t out_received = 0;
         for (int64_t i = side; i < x->buckets.count; i += 2) {
             const tchi_bucket *b = tchi_bucket_at(x, i);
-            in_sent = larger(in_sent, b->in.send_bytes + b->unsent_bytes);
-            in_received = larger(in_received, b->in.receive_bytes);
-            out_sent = larger(out_sent, b->out.send_bytes + b->segment + b->level.send_bytes);
-            out_received = larger(out_received, b->out.receive_bytes + ranks * b->segment);
+            in_sent = tchi_max(in_sent, b->in.send_bytes + b->unsent_bytes);
+            in_received = tchi_max(in_received, b->in.receive_bytes);
+            out_sent = tchi_max(out_sent, b->out.send_bytes + b->segment + b->level.send_bytes);
+            out_received = tchi_max(out_received, b->out.receive_bytes + ranks * b->segment);
         }
         x->in[side].sent = tchi_arena_take(beside, in_sent);
         x->in[side].received = tchi_arena_take(beside, in_received);

@@ -513,35 +513,36 @@ static void second_moments_are_right_on_average(void **state)
     }
 }
 
+/* One vector that begins at 0. */
+static void open_vector(trial *t, tch_context *context, const tch_optim_config *c, int64_t count)
+{
+    const trial_shape shape = {.ndim = 1, .shape = {count}};
+    trial_open(t, context, TCH_FLOAT32, TCH_FLOAT32, c, 1, &shape);
+    test_tensor_write(t->parameters[0].memory, test_zeros(count));
+}
+
 /* Constant gradients, that moments come close to by a hundredth of what is missing at every step: less than a code.
  * Always rounded to nearest, Lion's stop at 0.966 of what they should be. */
 static void first_moments_follow_slow_changes(void **state)
 {
     enum { COUNT = 4160, STEPS = 300, SIZES = 97 };
     const tch_optim_kind kinds[] = {TCH_OPTIM_LION, TCH_OPTIM_SGD};
-    const int64_t shape[] = {COUNT};
     double reached = 1.0 - pow(0.99, STEPS);
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
-        tch_optimizer *optimizer = NULL;
+        trial t;
         tch_optim_config c = config_of(kinds[k], TCH_STATE_INT8);
-        test_tensor *p = test_tensor_make(*state, TCH_FLOAT32, 1, shape, LAYOUT_CONTIGUOUS);
-        test_tensor *g = test_tensor_make(*state, TCH_FLOAT32, 1, shape, LAYOUT_CONTIGUOUS);
-        const tch_parameter entry = {.tensor = &p->tensor, .name = "parameter0"};
-        const tch_tensor *gradient = &g->tensor;
         double *values = test_zeros(COUNT);
         test_case("%s", tch_optim_kind_name(c.kind));
         c.beta2 = c.momentum = 0.99;
         c.weight_decay = 0.0;
+        open_vector(&t, *state, &c, COUNT);
         for (int i = 0; i < COUNT; i++) {
             values[i] = test_round(TCH_FLOAT32, (i % SIZES + 1.0) / SIZES);
         }
-        test_tensor_write(g, values);
-        test_tensor_write(p, test_zeros(COUNT));
-        CHECK_OK(tch_optimizer_create(*state, &c, NULL, 1, &entry, &optimizer));
+        test_tensor_write(t.parameters[0].gradient_memory, values);
         for (int step = 0; step < STEPS; step++) {
-            CHECK_OK(tch_optimizer_step(optimizer, 1, &gradient));
+            CHECK_OK(trial_step_library(&t));
         }
-        trial t = {.context = *state, .optimizer = optimizer, .parameters = {{.memory = p}}};
         double *m = moment_of(&t, 0, first_name(&c), 0);
         double full = c.kind == TCH_OPTIM_SGD ? 100.0 : 1.0;
         double ratio = 0.0;
@@ -549,7 +550,7 @@ static void first_moments_follow_slow_changes(void **state)
             ratio += m[i] / (full * reached * values[i]) / COUNT;
         }
         CHECK(fabs(ratio - 1.0) < 0.01, "moments are %.4f times what they should be", ratio);
-        tch_optimizer_destroy(optimizer);
+        trial_close(&t);
     }
 }
 
@@ -562,21 +563,13 @@ static void first_moments_follow_slow_changes(void **state)
 static void steps_have_a_bound(void **state)
 {
     enum { COUNT = 4160, STEPS = 60 };
-    const int64_t shape[] = {COUNT};
-    tch_context *context = *state;
-    tch_optimizer *optimizer = NULL;
+    trial t;
     tch_optim_config c = config_of(TCH_OPTIM_ADAMW, TCH_STATE_INT8);
     test_random random = test_random_stream(77);
-    test_tensor *p = test_tensor_make(context, TCH_FLOAT32, 1, shape, LAYOUT_CONTIGUOUS);
-    test_tensor *g = test_tensor_make(context, TCH_FLOAT32, 1, shape, LAYOUT_CONTIGUOUS);
-    const tch_parameter entry = {.tensor = &p->tensor, .name = "parameter0"};
-    const tch_tensor *gradient = &g->tensor;
     test_case("gradients of 1 and of 1e-12");
     c.eps = 0.0;
     c.weight_decay = 0.0;
-    test_tensor_write(p, test_zeros(COUNT));
-    CHECK_OK(tch_optimizer_create(context, &c, NULL, 1, &entry, &optimizer));
-    trial t = {.context = context, .optimizer = optimizer, .parameters = {{.memory = p}}};
+    open_vector(&t, *state, &c, COUNT);
     double *before = test_zeros(COUNT);
     for (int step = 0; step < STEPS; step++) {
         double *values = test_zeros(COUNT);
@@ -584,9 +577,9 @@ static void steps_have_a_bound(void **state)
             double size = i % BLOCK == 5 ? 1.0 : i % BLOCK == 6 ? 0.0 : 1e-12;
             values[i] = test_round(TCH_FLOAT32, size * test_random_normal(&random));
         }
-        test_tensor_write(g, values);
-        CHECK_OK(tch_optimizer_step(optimizer, 1, &gradient));
-        double *after = test_tensor_read(p);
+        test_tensor_write(t.parameters[0].gradient_memory, values);
+        CHECK_OK(trial_step_library(&t));
+        double *after = test_tensor_read(t.parameters[0].memory);
         double *v = moment_of(&t, 0, "exp_avg_sq", 1);
         double *m = moment_of(&t, 0, "exp_avg", 0);
         for (int i = 0; i < COUNT; i++) {
@@ -601,7 +594,7 @@ static void steps_have_a_bound(void **state)
         test_drop(m);
         before = after;
     }
-    tch_optimizer_destroy(optimizer);
+    trial_close(&t);
 }
 
 /* --- what is left as it was -------------------------------------------------------------------------------------- */
