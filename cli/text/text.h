@@ -1,4 +1,4 @@
-/* Text that somebody else wrote (cells and names of files, settings of checkpoints, the environment) on its way to a
+/* Untrusted text (cells and names of files, settings of checkpoints, the environment) on its way to a
  * terminal, which would obey some of it. */
 #ifndef CLI_TEXT_H
 #define CLI_TEXT_H

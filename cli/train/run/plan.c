@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -317,60 +318,48 @@ int train_plan_settle(train_plan *plan, int64_t rows)
     return CLI_OK;
 }
 
-static train_setting setting_text(const char *option, const char *text)
+/* The text stays empty where the option was not given. */
+__attribute__((format(printf, 4, 5))) static void add_setting(train_setting **next, const char *option, bool given,
+                                                              const char *format, ...)
 {
-    train_setting setting = {.option = option};
-    snprintf(setting.text, sizeof setting.text, "%s", text != NULL ? text : "");
-    return setting;
-}
-
-static train_setting setting_number(const char *option, double number)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%.17g", number);
-    return setting_text(option, text);
-}
-
-static train_setting setting_integer(const char *option, int64_t number)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%lld", (long long)number);
-    return setting_text(option, number > 0 ? text : NULL);
-}
-
-static train_setting setting_positive(const char *option, double number)
-{
-    return number > 0.0 ? setting_number(option, number) : setting_text(option, NULL);
+    va_list arguments;
+    va_start(arguments, format);
+    **next = (train_setting){.option = option};
+    if (given) {
+        vsnprintf((*next)->text, sizeof(*next)->text, format, arguments);
+    }
+    (*next)++;
+    va_end(arguments);
 }
 
 void train_plan_settings(const train_plan *plan, train_setting settings[TRAIN_SETTINGS])
 {
     train_setting *next = settings;
-    *next = setting_text("--data", plan->data);
-    next->free = next->path = true; /* the rows are compared, not the path */
-    next++;
-    *next++ = setting_text("--label", plan->label_column);
-    *next++ = setting_integer("--samples", plan->data == NULL ? plan->samples : 0);
-    *next++ = setting_number("--test-fraction", plan->test_fraction);
-    *next++ = setting_integer("--seed", plan->seed);
-    *next++ = setting_text("--optimizer", plan->optimizer);
-    *next++ = setting_text("--lr", plan->lr_text);
-    *next++ = setting_text("--schedule", plan->schedule);
-    *next++ = setting_integer("--warmup", plan->warmup);
-    *next++ = setting_number("--weight-decay", plan->weight_decay);
-    *next++ = setting_text("--hidden", plan->hidden_text);
-    *next++ = setting_text("--activation", plan->activation);
-    *next++ = setting_integer("--batch", plan->batch);
-    *next++ = setting_integer("--precondition-frequency", plan->precondition_frequency);
-    *next++ = setting_integer("--block", plan->block);
-    *next++ = setting_positive("--damping", plan->damping);
-    *next++ = plan->kl_clip < 0.0 ? setting_text("--kl-clip", NULL) : setting_number("--kl-clip", plan->kl_clip);
-    *next++ = setting_text("--fisher", plan->fisher);
-    *next++ = setting_positive("--per-sample-clip", plan->per_sample_clip);
-    *next = setting_integer("--steps", plan->steps);
-    next++->free = !plan->cosine; /* a constant rate does not depend on the length */
-    *next = setting_integer("--log-every", plan->log_every);
-    next->free = true;
+    const int64_t period = plan->precondition_frequency;
+    add_setting(&next, "--data", plan->data != NULL, "%s", plan->data);
+    next[-1].free = next[-1].path = true; /* the rows are compared, not the path */
+    add_setting(&next, "--label", plan->label_column != NULL, "%s", plan->label_column);
+    add_setting(&next, "--samples", plan->data == NULL, "%lld", (long long)plan->samples);
+    add_setting(&next, "--test-fraction", true, "%.17g", plan->test_fraction);
+    add_setting(&next, "--seed", plan->seed > 0, "%lld", (long long)plan->seed);
+    add_setting(&next, "--optimizer", true, "%s", plan->optimizer);
+    add_setting(&next, "--lr", true, "%s", plan->lr_text);
+    add_setting(&next, "--schedule", true, "%s", plan->schedule);
+    add_setting(&next, "--warmup", plan->warmup > 0, "%lld", (long long)plan->warmup);
+    add_setting(&next, "--weight-decay", true, "%.17g", plan->weight_decay);
+    add_setting(&next, "--hidden", true, "%s", plan->hidden_text);
+    add_setting(&next, "--activation", true, "%s", plan->activation);
+    add_setting(&next, "--batch", true, "%lld", (long long)plan->batch);
+    add_setting(&next, "--precondition-frequency", period > 0, "%lld", (long long)period);
+    add_setting(&next, "--block", plan->block > 0, "%lld", (long long)plan->block);
+    add_setting(&next, "--damping", plan->damping > 0.0, "%.17g", plan->damping);
+    add_setting(&next, "--kl-clip", plan->kl_clip >= 0.0, "%.17g", plan->kl_clip);
+    add_setting(&next, "--fisher", plan->fisher != NULL, "%s", plan->fisher);
+    add_setting(&next, "--per-sample-clip", plan->per_sample_clip > 0.0, "%.17g", plan->per_sample_clip);
+    add_setting(&next, "--steps", plan->steps > 0, "%lld", (long long)plan->steps);
+    next[-1].free = !plan->cosine; /* a constant rate does not depend on the length */
+    add_setting(&next, "--log-every", plan->log_every > 0, "%lld", (long long)plan->log_every);
+    next[-1].free = true;
 }
 
 /* --- the optimizers ---------------------------------------------------------------------------------------------- */
