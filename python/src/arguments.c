@@ -161,30 +161,33 @@ int py_take_int(PyObject *value, const char *name, int64_t low, int64_t high, in
     return 0;
 }
 
-int py_take_ints(PyObject *tuple, const char *name, int64_t low, int64_t high, int64_t *results)
+int py_take_sizes(PyObject *value, const char *name, int64_t low, int64_t high, int least, int most, int64_t *results)
 {
-    for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); i++) {
-        if (py_take_int(PyTuple_GetItem(tuple, i), name, low, high, &results[i]) < 0) {
-            return -1;
-        }
+    char label[64];
+    PyObject *items = PySequence_Check(value) && !PyUnicode_Check(value) ? PySequence_Tuple(value) : NULL;
+    if (items == NULL) {
+        return PyErr_Occurred() ? -1 : py_refuse_type(value, name, "a sequence of integers");
     }
-    return 0;
+    Py_ssize_t count = PyTuple_Size(items);
+    int failed = count < least || count > most;
+    if (failed) {
+        PyErr_Format(PyExc_ValueError, "%s must have %d to %d numbers, got %zd", name, least, most, count);
+    }
+    for (Py_ssize_t i = 0; i < count && !failed; i++) {
+        snprintf(label, sizeof label, "%s[%d]", name, (int)i);
+        failed = py_take_int(PyTuple_GetItem(items, i), label, low, high, &results[i]) < 0;
+    }
+    Py_DECREF(items);
+    return failed ? -1 : (int)count;
 }
 
-int py_take_extent(PyObject *sizes, const char *name, int64_t low, int64_t high, int64_t *results)
+PyObject *py_take_list(PyObject *value, const char *name)
 {
-    char label[32];
-    Py_ssize_t length = PyTuple_Size(sizes);
-    int failed = length < 1 || length > 3;
-    if (failed) {
-        PyErr_Format(PyExc_ValueError, "%s must have 1 to 3 numbers, got %zd", name, length);
+    if (!PyList_Check(value) || PyList_Size(value) > INT32_MAX / 2) {
+        py_refuse_type(value, name, "a list of at most 2**30 items");
+        return NULL;
     }
-    for (Py_ssize_t i = 0; i < length && !failed; i++) {
-        snprintf(label, sizeof label, "%s[%d]", name, (int)i);
-        failed = py_take_int(PyTuple_GetItem(sizes, i), label, low, high, &results[i]) < 0;
-    }
-    Py_DECREF(sizes);
-    return failed ? -1 : (int)length;
+    return PyList_AsTuple(value);
 }
 
 int py_take_bool(PyObject *value, const char *name, bool *result)

@@ -29,12 +29,11 @@ int py_take_double(PyObject *value, const char *name, double *result);
 /* An integer between `low` and `high`. */
 int py_take_int(PyObject *value, const char *name, int64_t low, int64_t high, int64_t *result);
 
-/* As many integers as the tuple has. */
-int py_take_ints(PyObject *tuple, const char *name, int64_t low, int64_t high, int64_t *results);
+/* `least` to `most` integers of a sequence, which messages name as in "kernel[0]"; returns how many. */
+int py_take_sizes(PyObject *value, const char *name, int64_t low, int64_t high, int least, int most, int64_t *results);
 
-/* One to three integers of a sequence that is to be released, with names such as "kernel[0]" in messages; returns how
- * many. */
-int py_take_extent(PyObject *sizes, const char *name, int64_t low, int64_t high, int64_t *results);
+/* The items of a list as a new tuple, which nobody changes while they are read; NULL with an exception set. */
+PyObject *py_take_list(PyObject *value, const char *name);
 
 int py_take_bool(PyObject *value, const char *name, bool *result);
 

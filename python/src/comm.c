@@ -82,15 +82,7 @@ int py_comm_open(PyObject *given, py_session *self)
 
 /* --- placements -------------------------------------------------------------------------------------------------- */
 
-/* A tuple of `count` sizes; -1 for any number of them, returned. */
-static int take_sizes(PyObject *tuple, int32_t count, int64_t *sizes)
-{
-    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) > TCH_MAX_RANK || (count >= 0 && PyTuple_Size(tuple) != count)) {
-        return py_refuse_type(tuple, "a shard's start, size and offset", "tuples, as long as the shape");
-    }
-    bool failed = py_take_ints(tuple, "a size of a placement", 0, INT64_MAX / 8, sizes) < 0;
-    return failed ? -1 : (int)PyTuple_Size(tuple);
-}
+static const int64_t largest_size = INT64_MAX / 8;
 
 static int take_shard(PyObject *tuple, int32_t ndim, tch_shard *shard)
 {
@@ -99,9 +91,9 @@ static int take_shard(PyObject *tuple, int32_t ndim, tch_shard *shard)
         return py_refuse_type(tuple, "a shard", "(rank, start, size, offset)");
     }
     if (py_take_int(PyTuple_GetItem(tuple, 0), "the rank of a shard", 0, INT32_MAX, &rank) < 0 ||
-        take_sizes(PyTuple_GetItem(tuple, 1), ndim, shard->start) < 0 ||
-        take_sizes(PyTuple_GetItem(tuple, 2), ndim, shard->size) < 0 ||
-        take_sizes(PyTuple_GetItem(tuple, 3), ndim, shard->offset) < 0) {
+        py_take_sizes(PyTuple_GetItem(tuple, 1), "a shard's start", 0, largest_size, ndim, ndim, shard->start) < 0 ||
+        py_take_sizes(PyTuple_GetItem(tuple, 2), "a shard's size", 0, largest_size, ndim, ndim, shard->size) < 0 ||
+        py_take_sizes(PyTuple_GetItem(tuple, 3), "a shard's offset", 0, largest_size, ndim, ndim, shard->offset) < 0) {
         return -1;
     }
     shard->rank = (int32_t)rank;
@@ -126,7 +118,8 @@ static int fill_placement(PyObject *entry, tch_placement *placement, int64_t *sh
     if (entry == Py_None) {
         return 0;
     }
-    int ndim = take_sizes(PyTuple_GetItem(entry, 0), -1, shape);
+    int ndim =
+        py_take_sizes(PyTuple_GetItem(entry, 0), "the shape of a placement", 0, largest_size, 0, TCH_MAX_RANK, shape);
     if (ndim < 0) {
         return -1;
     }

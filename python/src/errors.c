@@ -3,36 +3,38 @@
 #include "errors.h"
 
 #include <stdbool.h>
-#include <stdio.h>
 #include <string.h>
 
 PyObject *py_out_of_memory_error;
 PyObject *py_numeric_error;
 PyObject *py_kernel_error;
 
-static int add_exception(PyObject *module, const char *name, const char *text, PyObject *base, PyObject **exception)
-{
-    if (*exception == NULL) {
-        char qualified[64];
-        snprintf(qualified, sizeof qualified, "torchium.%s", name);
-        *exception = PyErr_NewExceptionWithDoc(qualified, text, base, NULL);
-    }
-    return *exception == NULL ? -1 : PyModule_AddObjectRef(module, name, *exception);
-}
-
 int py_errors_register(PyObject *module)
 {
-    if (add_exception(module, "OutOfMemoryError", "The device or the host has not enough memory for the call.",
-                      PyExc_MemoryError, &py_out_of_memory_error) < 0 ||
-        add_exception(module, "KernelError",
-                      "A kernel that cannot be compiled: what the compiler says of it, or that there is none.",
-                      PyExc_RuntimeError, &py_kernel_error) < 0) {
-        return -1;
+    const struct {
+        const char *name, *text;
+        PyObject *base, **exception;
+    } rows[] = {
+        {"torchium.OutOfMemoryError", "The device or the host has not enough memory for the call.", PyExc_MemoryError,
+         &py_out_of_memory_error},
+        {"torchium.KernelError",
+         "A kernel that cannot be compiled: what the compiler says of it, or that there is none.", PyExc_RuntimeError,
+         &py_kernel_error},
+        {"torchium.NumericError",
+         "The numbers do not allow it: not finite, not symmetric, not positive definite, or no convergence. The "
+         "message names the matrix.",
+         PyExc_RuntimeError, &py_numeric_error},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        PyObject **kept = rows[i].exception;
+        if (*kept == NULL) {
+            *kept = PyErr_NewExceptionWithDoc(rows[i].name, rows[i].text, rows[i].base, NULL);
+        }
+        if (*kept == NULL || PyModule_AddObjectRef(module, strchr(rows[i].name, '.') + 1, *kept) < 0) {
+            return -1;
+        }
     }
-    return add_exception(module, "NumericError",
-                         "The numbers do not allow it: not finite, not symmetric, not positive definite, or no "
-                         "convergence. The message names the matrix.",
-                         PyExc_RuntimeError, &py_numeric_error);
+    return 0;
 }
 
 static PyObject *exception_of(tch_status status)

@@ -213,8 +213,7 @@ static int take_extent(PyObject *value, const char *name, int64_t extent[3])
     if (!PyTuple_Check(value) && !PyList_Check(value)) {
         return py_take_int(value, name, 0, INT32_MAX, &extent[0]);
     }
-    PyObject *sizes = PySequence_Tuple(value); /* a list could be changed by its items while they are read */
-    return sizes == NULL || py_take_extent(sizes, name, 0, INT32_MAX, extent) < 0 ? -1 : 0;
+    return py_take_sizes(value, name, 0, INT32_MAX, 1, 3, extent) < 0 ? -1 : 0;
 }
 
 static tch_status follow_stream(py_kernel *self, void *wanted)

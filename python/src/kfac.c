@@ -50,14 +50,7 @@ static void release_layers(layer_list *layers)
 static int take_layers(PyObject *list, layer_list *layers)
 {
     *layers = (layer_list){0};
-    if (!PyList_Check(list)) {
-        return py_refuse_type(list, "layers", "a list");
-    }
-    if (PyList_Size(list) > INT32_MAX / 2) {
-        PyErr_SetString(PyExc_ValueError, "layers has more entries than can be counted");
-        return -1;
-    }
-    layers->tuples = PyList_AsTuple(list); /* which nobody changes while its items are read */
+    layers->tuples = py_take_list(list, "layers");
     if (layers->tuples == NULL) {
         return -1;
     }
@@ -176,11 +169,7 @@ static PyObject *precondition_gradients(PY_ARGUMENTS)
     if (py_take_double(v[0], "lr", &lr) < 0) {
         return NULL;
     }
-    if (!PyList_Check(v[1])) {
-        PyErr_SetString(PyExc_TypeError, "gradients must be a list");
-        return NULL;
-    }
-    PyObject *gradients = PyList_AsTuple(v[1]); /* which nobody changes while arrays are asked for */
+    PyObject *gradients = py_take_list(v[1], "gradients");
     if (gradients == NULL || py_runner_enter(&self->on) < 0) {
         Py_XDECREF(gradients);
         return NULL;

@@ -29,14 +29,7 @@ static int take_sizes(PyObject *value, const char *name, int64_t *values, int32_
     if (value == NULL || value == Py_None) {
         return 0;
     }
-    PyObject *items = PySequence_Check(value) && !PyUnicode_Check(value) ? PySequence_Tuple(value) : NULL;
-    if (items == NULL) {
-        if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_TypeError, "%s must be a sequence of 1 to 3 integers", name);
-        }
-        return -1;
-    }
-    int count = py_take_extent(items, name, INT64_MIN, INT64_MAX, values);
+    int count = py_take_sizes(value, name, INT64_MIN, INT64_MAX, 1, 3, values);
     if (count > 0 && *dims != 0 && count != *dims) {
         PyErr_Format(PyExc_ValueError, "%s has %d numbers, expected %d as kernel has", name, count, (int)*dims);
         return -1;

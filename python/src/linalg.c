@@ -210,22 +210,13 @@ static PyObject *kronecker_solve(PY_ARGUMENTS)
     return py_call_end(&call);
 }
 
-/* The shape of one matrix, given in the place of an array that is to be made. */
-static int take_size(PyObject *value, const char *name, int64_t size[2])
-{
-    if (PyTuple_Size(value) != 2) {
-        PyErr_Format(PyExc_ValueError, "%s has %zd sizes, expected those of one matrix", name, PyTuple_Size(value));
-        return -1;
-    }
-    return py_take_ints(value, name, 0, INT64_MAX, size);
-}
-
 static PyObject *nearest_kronecker(PY_ARGUMENTS)
 {
     PY_TAKE("nearest_kronecker", 4, "m", "a", "b", "error", "stream");
     int64_t size[2][2];
     bool made = PyTuple_Check(v[1]) && PyTuple_Check(v[2]);
-    if (made && (take_size(v[1], "a", size[0]) < 0 || take_size(v[2], "b", size[1]) < 0)) {
+    if (made && (py_take_sizes(v[1], "a", 0, INT64_MAX, 2, 2, size[0]) < 0 ||
+                 py_take_sizes(v[2], "b", 0, INT64_MAX, 2, 2, size[1]) < 0)) {
         return NULL;
     }
     PY_BEGIN(v[4], NULL, PY_IN(0), made ? PY_NONE(1) : PY_OUT(1), made ? PY_NONE(2) : PY_OUT(2), PY_MAYBE_OUT(3));

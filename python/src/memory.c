@@ -97,34 +97,25 @@ static void forget_capsule(PyObject *capsule)
     }
 }
 
-static PyObject *versioned_capsule(storage *s)
+/* For a consumer that knows DLPack 1, or an older one. */
+static PyObject *make_capsule(storage *s, bool versioned)
 {
-    DLManagedTensorVersioned *managed = malloc(sizeof *managed);
+    void *managed = malloc(versioned ? sizeof(DLManagedTensorVersioned) : sizeof(DLManagedTensor));
     if (managed == NULL) {
         return PyErr_NoMemory();
     }
-    *managed = (DLManagedTensorVersioned){
-        .version = {DLPACK_MAJOR, DLPACK_MINOR}, .owner = s, .deleter = delete_versioned, .tensor = s->tensor};
-    atomic_fetch_add(&s->references, 1);
-    PyObject *capsule = PyCapsule_New(managed, "dltensor_versioned", forget_capsule);
+    if (versioned) {
+        *(DLManagedTensorVersioned *)managed = (DLManagedTensorVersioned){
+            .version = {DLPACK_MAJOR, DLPACK_MINOR}, .owner = s, .deleter = delete_versioned, .tensor = s->tensor};
+    } else {
+        *(DLManagedTensor *)managed = (DLManagedTensor){.tensor = s->tensor, .owner = s, .deleter = delete_unversioned};
+    }
+    PyObject *capsule = PyCapsule_New(managed, versioned ? "dltensor_versioned" : "dltensor", forget_capsule);
     if (capsule == NULL) {
-        delete_versioned(managed);
+        free(managed);
+        return NULL;
     }
-    return capsule;
-}
-
-static PyObject *unversioned_capsule(storage *s)
-{
-    DLManagedTensor *managed = malloc(sizeof *managed);
-    if (managed == NULL) {
-        return PyErr_NoMemory();
-    }
-    *managed = (DLManagedTensor){.tensor = s->tensor, .owner = s, .deleter = delete_unversioned};
     atomic_fetch_add(&s->references, 1);
-    PyObject *capsule = PyCapsule_New(managed, "dltensor", forget_capsule);
-    if (capsule == NULL) {
-        delete_unversioned(managed);
-    }
     return capsule;
 }
 
@@ -177,15 +168,6 @@ static int check_device(const memory *self, PyObject *wanted)
     return 0;
 }
 
-static int check_copy(PyObject *copy)
-{
-    if (copy != NULL && copy != Py_None && copy != Py_False) {
-        PyErr_SetString(PyExc_BufferError, "copy must be None or False: the memory is handed out, not copied");
-        return -1;
-    }
-    return 0;
-}
-
 /* Whether the consumer knows DLPack 1. */
 static int takes_versions(PyObject *max_version, bool *result)
 {
@@ -205,11 +187,14 @@ static PyObject *memory_dlpack(PY_ARGUMENTS)
     PY_TAKE("__dlpack__", 0, "stream", "max_version", "dl_device", "copy");
     const memory *self = (memory *)object;
     bool versions;
-    if (takes_versions(v[1], &versions) < 0 || check_device(self, v[2]) < 0 || check_copy(v[3]) < 0 ||
-        order_after_filling(self, v[0]) < 0) {
+    if (v[3] != NULL && v[3] != Py_None && v[3] != Py_False) {
+        PyErr_SetString(PyExc_BufferError, "copy must be None or False: the memory is handed out, not copied");
         return NULL;
     }
-    return versions ? versioned_capsule(self->storage) : unversioned_capsule(self->storage);
+    if (takes_versions(v[1], &versions) < 0 || check_device(self, v[2]) < 0 || order_after_filling(self, v[0]) < 0) {
+        return NULL;
+    }
+    return make_capsule(self->storage, versions);
 }
 
 static PyObject *memory_dlpack_device(PY_NO_ARGUMENTS)
@@ -219,23 +204,6 @@ static PyObject *memory_dlpack_device(PY_NO_ARGUMENTS)
 }
 
 /* --- making one -------------------------------------------------------------------------------------------------- */
-
-static int take_shape(PyObject *value, int64_t *shape, int32_t *rank)
-{
-    PyObject *sizes = PySequence_Tuple(value);
-    if (sizes == NULL) {
-        return -1;
-    }
-    Py_ssize_t count = PyTuple_Size(sizes);
-    int failed = count > TCH_MAX_RANK;
-    if (failed) {
-        PyErr_Format(PyExc_ValueError, "shape has %zd dimensions, expected at most %d", count, TCH_MAX_RANK);
-    }
-    failed = failed || py_take_ints(sizes, "a size of shape", 0, INT64_MAX, shape) < 0;
-    Py_DECREF(sizes);
-    *rank = (int32_t)count;
-    return failed ? -1 : 0;
-}
 
 static PyObject *new_memory(PyTypeObject *type, storage *s, void *stream)
 {
@@ -281,11 +249,11 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     tch_dtype dtype;
     int64_t shape[TCH_MAX_RANK];
     int64_t stream = 0;
-    int32_t rank;
+    int rank = -1;
     bool channels_last = false;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO|OO:Memory", names, &v[0], &v[1], &v[2], &v[3], &v[4]) ||
-        take_shape(v[0], shape, &rank) < 0 || py_take_dtype(v[1], "dtype", &dtype) < 0 ||
-        py_take_device(v[2], "device", &device) < 0 ||
+        (rank = py_take_sizes(v[0], "shape", 0, INT64_MAX, 0, TCH_MAX_RANK, shape)) < 0 ||
+        py_take_dtype(v[1], "dtype", &dtype) < 0 || py_take_device(v[2], "device", &device) < 0 ||
         (v[3] != NULL && py_take_bool(v[3], "channels_last", &channels_last) < 0) ||
         (v[4] != NULL && v[4] != Py_None && py_take_int(v[4], "stream", 0, INT64_MAX, &stream) < 0)) {
         return NULL;

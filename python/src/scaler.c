@@ -46,11 +46,7 @@ static PyObject *unscale_gradients(PY_ARGUMENTS)
     if (v[1] != NULL && py_take_bool(v[1], "divide", &divide) < 0) {
         return NULL;
     }
-    if (!PyList_Check(v[0]) || PyList_Size(v[0]) > INT32_MAX) {
-        py_refuse_type(v[0], "gradients", "a list");
-        return NULL;
-    }
-    PyObject *tuple = PyList_AsTuple(v[0]); /* which nobody changes while arrays are asked for */
+    PyObject *tuple = py_take_list(v[0], "gradients");
     PyObject *result = NULL;
     py_operands operands;
     if (tuple != NULL && py_operands_make(&operands, (size_t)PyTuple_Size(tuple)) == 0) {

@@ -234,18 +234,15 @@ PyObject *py_session_get_counts(PY_ARGUMENTS)
     return list;
 }
 
-/* A tuple of as many counts as there are for a layer, or as the library finds right for a parameter. */
+/* As many counts as there are for a layer, or as the library finds right for a parameter. */
 static PyObject *put_counts(py_session *self, int32_t at, PyObject *tuple)
 {
-    Py_ssize_t length = PyTuple_Size(tuple);
-    if (self->kfac != NULL && length != TCH_KFAC_COUNTS) {
-        return PyErr_Format(PyExc_ValueError, "counts has %zd numbers, expected %d", length, TCH_KFAC_COUNTS);
-    }
+    int length = self->kfac != NULL ? TCH_KFAC_COUNTS : (int)PyTuple_Size(tuple);
     int64_t *counts = PyMem_Calloc((size_t)length + 1, sizeof *counts);
     PyObject *result = NULL;
     if (counts == NULL) {
         PyErr_NoMemory();
-    } else if (py_take_ints(tuple, "counts", INT64_MIN, INT64_MAX, counts) == 0) {
+    } else if (py_take_sizes(tuple, "counts", INT64_MIN, INT64_MAX, length, length, counts) == length) {
         tch_status status = self->kfac != NULL ? tch_kfac_set_counts(self->kfac, at, counts)
                                                : tch_optimizer_set_counts(self->optimizer, at, length, counts);
         result = status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);

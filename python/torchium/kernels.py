@@ -47,14 +47,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_count_fork)
 
 
-def kernel(
-    source: str | os.PathLike[str],
-    name: str | None = None,
-    options: Sequence[str] = (),
-    include_dirs: Sequence[str | os.PathLike[str]] = (),
-    cache: bool = True,
-) -> Kernel:
-    """A kernel from CUDA C source, for GPUs and the CPU.
+class Kernel:
+    """`torchium.kernel`: a kernel from CUDA C source, for GPUs and the CPU. A call launches it where its arrays are.
 
     Args:
         source: the text, or the path of a file: a str that ends in ".cu", or a Path.
@@ -67,19 +61,6 @@ def kernel(
     Examples:
         >>> halve = torchium.kernel("__global__ void halve(float *x, int n) { int i = blockIdx.x * blockDim.x + ...; }")
         >>> halve((n + 255) // 256, 256, (x, n))  # x.is_cuda: on its GPU; otherwise on the CPU
-    """
-    return Kernel(source, name, options, include_dirs, cache)
-
-
-class Kernel:
-    """What `torchium.kernel` returns: called, it launches the kernel on the device of its arrays.
-
-    Args:
-        source: as for `torchium.kernel`, and so are the others.
-        name: of the `__global__` function.
-        options: for both compilers.
-        include_dirs: where `#include "..."` is looked for.
-        cache: whether compiled code is looked for, and kept, on disk.
     """
 
     def __init__(
@@ -191,6 +172,9 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<torchium.Kernel {self.name!r}>"
+
+
+kernel = Kernel
 
 
 def elementwise(

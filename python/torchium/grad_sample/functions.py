@@ -40,6 +40,19 @@ class FormSink:
 
 
 def per_sample_gradients(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any) -> list[Tensor | None]:
+    """The gradients [batch, *p.shape] of each parameter, in the order of `model.parameters()`.
+
+    One that the loss does not depend on has zeros; one that requires no gradient has None.
+
+    Args:
+        model: any module; see `torchium.GradSampleModule` for what has a rule.
+        loss_fn: called with the model's outputs and the targets of the whole batch.
+        inputs: the model's argument, or a tuple or dictionary of several.
+        targets: passed on to `loss_fn`.
+
+    Examples:
+        >>> gradients = CUDAGradientOps.per_sample_gradients(model, torch.nn.CrossEntropyLoss(), x, y)
+    """
     sink = FormSink()
     batch, scale = run(model, Plan(model), sink, loss_fn, inputs, targets)
     made: list[Tensor | None] = []
@@ -54,6 +67,17 @@ def per_sample_gradients(model: nn.Module, loss_fn: LossFunction, inputs: Any, t
 
 
 def per_sample_gradient_norms(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any) -> Tensor:
+    """The norm of each sample's gradient over all trainable parameters, [batch], without forming the gradients.
+
+    Args:
+        model: as for `per_sample_gradients`, and so are the others.
+        loss_fn: called with the model's outputs and the targets.
+        inputs: the model's arguments.
+        targets: passed on to `loss_fn`.
+
+    Examples:
+        >>> norms = CUDAGradientOps.per_sample_gradient_norms(model, torch.nn.CrossEntropyLoss(), x, y)
+    """
     plan = Plan(model)
     sink = NormSink(plan, mean=False)
     batch, scale = run(model, plan, sink, loss_fn, inputs, targets)

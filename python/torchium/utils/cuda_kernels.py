@@ -14,13 +14,13 @@ The classes are only names to group functions by: all methods are static.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchium import _C
+from torchium import _C, linalg
 from torchium._functions import ops
 from torchium.grad_sample import functions
 
@@ -108,11 +108,11 @@ def _gpu(device: Any) -> torch.device:
 
 
 class CUDAMatrixOps:
-    """Functions of matrices. Those with a gradient say so; the others refuse tensors that require one."""
+    """Functions of torchium.linalg under other names."""
 
     @staticmethod
     def matrix_sqrt_inv_eigen(matrix: Tensor, power: float = -0.25, eps: float = 1e-8) -> Tensor:
-        """V max(w + eps, eps)^power V' for symmetric A = V diag(w) V': any real power of A + eps I, with a gradient.
+        """`torchium.linalg.matrix_power` with other defaults.
 
         Args:
             matrix: symmetric, [..., n, n].
@@ -122,117 +122,15 @@ class CUDAMatrixOps:
         Examples:
             >>> CUDAMatrixOps.matrix_sqrt_inv_eigen(torch.eye(3) * 16, power=-0.25, eps=0.0)  # 0.5 on the diagonal
         """
-        return ops.matrix_power(matrix, power, eps)
+        return linalg.matrix_power(matrix, power, eps)
 
-    @staticmethod
-    def batch_matrix_multiply(A: Tensor, B: Tensor) -> Tensor:
-        """A B, broadcast over the leading dimensions, with a gradient.
-
-        Args:
-            A: [..., m, k].
-            B: [..., k, n].
-
-        Examples:
-            >>> CUDAMatrixOps.batch_matrix_multiply(torch.rand(8, 3, 4), torch.rand(4, 5)).shape  # [8, 3, 5]
-        """
-        return ops.matmul(A, B)
-
-    @staticmethod
-    def kronecker_product_approx(A: Tensor, B: Tensor) -> Tensor:
-        """A (x) B, [..., m p, n q], with a gradient.
-
-        Args:
-            A: [..., m, n].
-            B: [..., p, q].
-
-        It is exact. Its size is why the functions below, which never form it, are to be preferred.
-
-        Examples:
-            >>> CUDAMatrixOps.kronecker_product_approx(torch.eye(2), torch.ones(2, 2))  # two blocks of ones
-        """
-        return ops.kronecker_product(A, B)
-
-    @staticmethod
-    def kronecker_matmul(A: Tensor, B: Tensor, X: Tensor) -> Tensor:
-        """(A (x) B) X without forming the product: [..., m p, r], with a gradient.
-
-        Args:
-            A: [..., m, n].
-            B: [..., p, q].
-            X: [..., n q, r].
-
-        Examples:
-            >>> CUDAMatrixOps.kronecker_matmul(torch.rand(3, 2), torch.rand(5, 4), torch.rand(8, 1)).shape  # [15, 1]
-        """
-        return ops.kronecker_matmul(A, B, X)
-
-    @staticmethod
-    def kronecker_solve(A: Tensor, B: Tensor, X: Tensor, damping: float) -> Tensor:
-        """(A + pi sqrt(damping) I)^-1 X (B + sqrt(damping)/pi I)^-1, pi = sqrt((tr A / m) / (tr B / n)), as in KFAC.
-
-        Args:
-            A: symmetric positive semidefinite, [..., m, m].
-            B: symmetric positive semidefinite, [..., n, n].
-            X: [..., m, n].
-            damping: 0 or more.
-
-        Examples:
-            >>> step = CUDAMatrixOps.kronecker_solve(A, B, weight.grad, damping=1e-3)
-        """
-        return ops.kronecker_solve(A, B, X, damping)
-
-    @staticmethod
-    def nearest_kronecker(M: Tensor, shape_a: Sequence[int], shape_b: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The A of shape_a and B of shape_b that make |M - A (x) B| least; of equal norms.
-
-        Args:
-            M: [..., m p, n q].
-            shape_a: (m, n).
-            shape_b: (p, q).
-
-        Examples:
-            >>> A, B = CUDAMatrixOps.nearest_kronecker(M, (4, 3), (5, 2))  # M is [..., 20, 6]
-        """
-        a, b = ops.nearest_kronecker(M, shape_a, shape_b)
-        return a, b
-
-    @staticmethod
-    def inverse_root(
-        matrix: Tensor,
-        root: int,
-        eps: float = 0.0,
-        relative_eps: float = 0.0,
-        method: str = "auto",
-        return_residual: bool = False,
-    ) -> Any:
-        """(A + d I)^(-1/root), d = max(eps, relative_eps * largest eigenvalue), with a gradient.
-
-        Args:
-            matrix: symmetric positive semidefinite, [..., n, n].
-            root: 1, 2, 3, 4, 6 or 8.
-            eps: damping.
-            relative_eps: damping relative to the largest eigenvalue, which bounds the cost in advance.
-            method: "auto", "eigen" or "newton"; "rational" on the CPU.
-            return_residual: also return |X^ceil(r/2) (A + d I) X^floor(r/2) - I| / sqrt(n) of each, in float64.
-
-        Examples:
-            >>> x, residual = CUDAMatrixOps.inverse_root(factor, 4, relative_eps=1e-6, return_residual=True)
-        """
-        return ops.inverse_root(matrix, root, eps, relative_eps, method, 0.0, return_residual)
-
-    @staticmethod
-    def orthogonalize(matrix: Tensor, steps: int = 5, method: str = "polar_express") -> Tensor:
-        """Near U V' for A = U S V' [..., m, n], by `steps` Newton-Schulz steps: what Muon does to a momentum.
-
-        Args:
-            matrix: any matrices, [..., m, n].
-            steps: 1 to 100. Singular values come out near 1, not at 1.
-            method: "polar_express", "muon" or "minimax".
-
-        Examples:
-            >>> direction = CUDAMatrixOps.orthogonalize(momentum)
-        """
-        return ops.orthogonalize(matrix, steps, method)
+    batch_matrix_multiply = staticmethod(linalg.matmul)
+    kronecker_product_approx = staticmethod(linalg.kronecker_product)  # which is exact
+    kronecker_matmul = staticmethod(linalg.kronecker_matmul)
+    kronecker_solve = staticmethod(linalg.kronecker_solve)
+    nearest_kronecker = staticmethod(linalg.nearest_kronecker)
+    inverse_root = staticmethod(linalg.inverse_root)
+    orthogonalize = staticmethod(linalg.orthogonalize)
 
 
 class CUDAGradientOps:
@@ -244,41 +142,8 @@ class CUDAGradientOps:
     its hooks. What cannot be right raises an error that names it, see `torchium.GradSampleModule`.
     """
 
-    @staticmethod
-    def per_sample_gradients(
-        model: torch.nn.Module, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
-    ) -> list[Tensor | None]:
-        """The gradients [batch, *p.shape] of each parameter, in the order of `model.parameters()`.
-
-        One that the loss does not depend on has zeros; one that requires no gradient has None.
-
-        Args:
-            model: any module; see `torchium.GradSampleModule` for what has a rule.
-            loss_fn: called with the model's outputs and the targets of the whole batch.
-            inputs: the model's argument, or a tuple or dictionary of several.
-            targets: passed on to `loss_fn`.
-
-        Examples:
-            >>> gradients = CUDAGradientOps.per_sample_gradients(model, torch.nn.CrossEntropyLoss(), x, y)
-        """
-        return functions.per_sample_gradients(model, loss_fn, inputs, targets)
-
-    @staticmethod
-    def per_sample_gradient_norms(
-        model: torch.nn.Module, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
-    ) -> Tensor:
-        """The norm of each sample's gradient over all trainable parameters, [batch], without forming the gradients.
-
-        Args:
-            model: any module; see `torchium.GradSampleModule` for what has a rule.
-            loss_fn: called with the model's outputs and the targets of the whole batch.
-            inputs: the model's argument, or a tuple or dictionary of several.
-            targets: passed on to `loss_fn`.
-
-        Examples:
-            >>> norms = CUDAGradientOps.per_sample_gradient_norms(model, torch.nn.CrossEntropyLoss(), x, y)
-        """
-        return functions.per_sample_gradient_norms(model, loss_fn, inputs, targets)
+    per_sample_gradients = staticmethod(functions.per_sample_gradients)
+    per_sample_gradient_norms = staticmethod(functions.per_sample_gradient_norms)
 
 
 _CHANNELS_LAST = {torch.channels_last: 4, torch.channels_last_3d: 5}

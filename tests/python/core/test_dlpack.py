@@ -140,13 +140,14 @@ def test_read_only():
 # --- producers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("options", [{}, {"deleter": False}, {"version": (1, 99)}])
 @pytest.mark.parametrize("kind", [Producer, OldProducer])
-def test_capsules_are_opened_renamed_and_given_back(kind):
-    a, b, out = (kind(x) for x in (random_array(3, 4), random_array(4, 2), poisoned(3, 2)))
+def test_capsules_are_opened_renamed_and_given_back(kind, options):
+    a, b, out = (kind(x, **options) for x in (random_array(3, 4), random_array(4, 2), poisoned(3, 2)))
     _C.matmul(a, b, out)
     close(out.array, a.array @ b.array)
     for producer in (a, b, out):
-        assert producer.deleted == 1
+        assert producer.deleted == options.get("deleter", 1)
         assert producer.was_taken()
 
 
@@ -155,12 +156,6 @@ def test_what_producers_are_asked():
     product(new, old)
     assert new.asked == [{"max_version": (1, 0)}]
     assert old.asked == [{"stream": None}]
-
-
-def test_null_deleter():
-    a = Producer(random_array(2, 2), deleter=False)
-    old = OldProducer(random_array(2, 2), deleter=False)
-    close(product(a, old), a.array @ old.array)
 
 
 def test_strides_may_be_missing_and_offsets_count():
@@ -186,11 +181,6 @@ def test_another_major_version_is_given_back_unopened(version):
     with pytest.raises(TypeError, match=r"^a \(of type producers.Producer\) gave a capsule of another DLPack"):
         product(a, random_array(2, 2))
     assert a.deleted == 1
-
-
-def test_another_minor_version_is_fine():
-    a = Producer(random_array(2, 2), version=(1, 99))
-    close(product(a, a.array), a.array @ a.array)
 
 
 @pytest.mark.parametrize("flag", [READ_ONLY, IS_COPIED])
@@ -498,22 +488,6 @@ def test_torch_without_the_table(torch):
         _C.matmul(torch.randn(3, 3, dtype=torch.complex64).conj().as_subclass(Old), a, out)
 
 
-# --- lifetime ---------------------------------------------------------------------------------------------------------
-
-
-def test_arrays_are_let_go():
-    torch = pytest.importorskip("torch")
-    arrays = [random_array(2, 2), torch.ones(2, 2, dtype=torch.float64), Producer(random_array(2, 2))]
-    for a in arrays:
-        before = sys.getrefcount(a)
-        for out in (poisoned(2, 2), poisoned(3, 3)):
-            try:
-                _C.matmul(a, np.eye(2), out)
-            except ValueError:
-                assert out.shape == (3, 3)
-            assert sys.getrefcount(a) == before
-
-
 # --- Memory -----------------------------------------------------------------------------------------------------------
 
 
@@ -618,13 +592,13 @@ def test_what_memory_is_asked():
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
-        (((2, -1), "float32", "cpu"), ValueError, "a size of shape"),
-        (((2, 2**70), "float32", "cpu"), ValueError, "a size of shape"),
+        (((2, -1), "float32", "cpu"), ValueError, r"shape\[1\] must be between"),
+        (((2, 2**70), "float32", "cpu"), ValueError, r"shape\[1\] must be between"),
         (((2**40, 2**40), "float32", "cpu"), ValueError, "shape"),
         (((2**50,), "float64", "cpu"), MemoryError, "memory"),
-        (((1,) * 9, "float32", "cpu"), ValueError, "9 dimensions"),
-        (((2.5,), "float32", "cpu"), TypeError, "a size of shape must be an integer"),
-        ((3, "float32", "cpu"), TypeError, "iterable"),
+        (((1,) * 9, "float32", "cpu"), ValueError, "shape must have 0 to 8 numbers"),
+        (((2.5,), "float32", "cpu"), TypeError, r"shape\[0\] must be an integer"),
+        ((3, "float32", "cpu"), TypeError, "shape must be a sequence of integers"),
         (((2,), "float33", "cpu"), ValueError, "dtype must be 'float64'"),
         (((2,), None, "cpu"), TypeError, "dtype must be a string"),
         (((2,), "float32", "gpu"), ValueError, "device must be 'cpu'"),

@@ -154,17 +154,19 @@ def test_devices_have_contexts_of_their_own():
     assert current.asked == [(CUDA, 0), (CUDA, 1)]
 
 
-def test_unknown_libraries_are_waited_for():
-    """A capsule's producer is told our stream, and nobody tells it when we are done: so we wait."""
-    a, out = Producer(random_array(3, 3), device=(CUDA, 0)), Producer(np.full((3, 3), np.nan), device=(CUDA, 0))
+@pytest.mark.parametrize(("kind", "stream", "told"), [(Producer, 0, 1), (Tensor, 100, 100)])
+def test_unknown_libraries_are_waited_for(kind, stream, told):
+    """A capsule's producer is told the stream of the call, and nobody tells it when the call is done: so it waits."""
+    current.stream = 100
+    a, out = Producer(random_array(3, 3), device=(CUDA, 0)), kind(np.full((3, 3), np.nan), device=(CUDA, 0))
     _C.matmul(a, a, out)
     np.testing.assert_allclose(out.array, a.array @ a.array)
-    assert a.asked == [{"max_version": (1, 0), "stream": 1}] * 2
+    assert a.asked == [{"max_version": (1, 0), "stream": told}] * 2
     entries = diary()
-    context, stream = gemm_of(entries)
-    assert stream == 0
+    context, used = gemm_of(entries)
+    assert used == stream
     assert entries[-1] == ("wait", context, 0)
-    assert (a.deleted, out.deleted) == (2, 1)
+    assert (a.deleted, getattr(out, "deleted", 1)) == (2, 1)
 
 
 def test_a_given_stream_is_left_again():
@@ -174,17 +176,6 @@ def test_a_given_stream_is_left_again():
     context, stream = gemm_of(entries)
     assert stream == 77
     assert entries == [("stream", context, 77), ("gemm", context, 77), ("stream", context, 0)]
-
-
-def test_producers_are_told_the_stream():
-    a = Producer(random_array(3, 3), device=(CUDA, 0))
-    current.stream = 100
-    out = Tensor(np.full((3, 3), np.nan))
-    _C.matmul(a, a, out)
-    assert a.asked == [{"max_version": (1, 0), "stream": 100}] * 2
-    entries = diary()
-    assert gemm_of(entries)[1] == 100
-    assert entries[-1][0] == "wait"
 
 
 def test_errors_wait_too():
@@ -206,19 +197,13 @@ def test_devices_do_not_mix():
         multiply(device=(CUDA, 5))
 
 
-def test_page_locked_memory_is_the_processors():
+@pytest.mark.parametrize("device", [(3, 0), (CPU, 3)])
+def test_page_locked_memory_and_that_of_several_processors_are_the_cpus(device):
     out = np.full((3, 3), np.nan)
-    a = Producer(random_array(3, 3), device=(3, 0))
+    a = Producer(random_array(3, 3), device=device)
     _C.matmul(a, a, out)
     np.testing.assert_allclose(out, a.array @ a.array)
     assert diary() == []
-
-
-def test_several_processors_are_one():
-    out = np.full((3, 3), np.nan)
-    a = Producer(random_array(3, 3), device=(CPU, 3))
-    _C.matmul(a, a, out)
-    np.testing.assert_allclose(out, a.array @ a.array)
 
 
 def test_threads_do_not_share_a_context():

@@ -17,31 +17,26 @@ class Mischief(Exception):
 # --- objects that lie -------------------------------------------------------------------------------------------------
 
 
-class Raises:
-    def __dlpack__(self, **_):
-        raise Mischief("from __dlpack__")
-
-    def __dlpack_device__(self):
-        return (1, 0)
-
-    def __float__(self):
-        raise Mischief("from __float__")
-
-    def __index__(self):
-        raise Mischief("from __index__")
-
-    def __bool__(self):
-        raise Mischief("from __bool__")
-
-    def __len__(self):
-        raise Mischief("from __len__")
-
-    def __iter__(self):
-        raise Mischief("from __iter__")
+PROTOCOL = ("__dlpack__", "__dlpack_device__", "__float__", "__index__", "__bool__", "__len__", "__iter__")
 
 
 def _raise_mischief(*_, **__):
     raise Mischief("from a function")
+
+
+class Raises:
+    def __dlpack_device__(self):
+        return (1, 0)
+
+
+class Recurses:
+    pass
+
+
+for _name in PROTOCOL:
+    if _name != "__dlpack_device__":
+        setattr(Raises, _name, _raise_mischief)
+    setattr(Recurses, _name, lambda self, _name=_name, **_: getattr(self, _name)())
 
 
 class Returns:
@@ -53,30 +48,12 @@ class Returns:
     def __dlpack__(self, **_):
         return self.value
 
-    def __dlpack_device__(self):
-        return self.value
-
-    def __len__(self):
-        return self.value
-
     def __getitem__(self, index):
         if isinstance(index, int) and index > 3:
             raise IndexError  # an end, as every sequence has: nobody survives reading one without
         return self.value
 
-
-class Recurses:
-    def __dlpack__(self, **_):
-        return self.__dlpack__()
-
-    def __dlpack_device__(self):
-        return self.__dlpack_device__()
-
-    def __iter__(self):
-        return iter(self)
-
-    def __float__(self):
-        return float(self)
+    __dlpack_device__ = __len__ = __dlpack__
 
 
 class Clears:
@@ -85,21 +62,21 @@ class Clears:
     def __init__(self, items):
         self.items = items
 
-    def __dlpack__(self, **_):
+    def cleared(self, value):
         self.items.clear()
-        return np.eye(3, dtype=np.float32).__dlpack__()
+        return value
+
+    def __dlpack__(self, **_):
+        return self.cleared(np.eye(3, dtype=np.float32).__dlpack__())
 
     def __dlpack_device__(self):
-        self.items.clear()
-        return (1, 0)
+        return self.cleared((1, 0))
 
     def __index__(self):
-        self.items.clear()
-        return 3
+        return self.cleared(3)
 
     def __float__(self):
-        self.items.clear()
-        return 1.0
+        return self.cleared(1.0)
 
 
 def _cleared_list(_):
