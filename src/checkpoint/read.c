@@ -69,12 +69,9 @@ static tch_tensor tensor_of(const tch_checkpoint *checkpoint, const tchi_stored 
 tch_status tch_checkpoint_view(const tch_checkpoint *checkpoint, const char *name, tch_tensor *view)
 {
     char text[TCHI_ERRNO_SIZE];
-    if (checkpoint == NULL || name == NULL || view == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_view: %s is NULL",
-                         checkpoint == NULL ? "checkpoint"
-                         : name == NULL     ? "name"
-                                            : "view");
-    }
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_view", "checkpoint", checkpoint));
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_view", "name", name));
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_view", "view", view));
     tch_status status = TCH_OK;
     tchi_stored *stored = find_loadable("tch_checkpoint_view", checkpoint, name, &status);
     if (stored == NULL) {
@@ -179,10 +176,8 @@ static tch_status check_out(const tch_checkpoint *checkpoint, const tch_context 
 tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_context *context, const char *name,
                                tch_tensor *out)
 {
-    if (checkpoint == NULL || name == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_read: %s is NULL",
-                         checkpoint == NULL ? "checkpoint" : "name");
-    }
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_read", "checkpoint", checkpoint));
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_read", "name", name));
     tch_status status = TCH_OK;
     const tchi_stored *stored = find_loadable("tch_checkpoint_read", checkpoint, name, &status);
     if (stored == NULL) {
@@ -243,9 +238,7 @@ tch_status tchi_checkpoint_verify_once(const tch_checkpoint *checkpoint, tchi_st
 tch_status tch_checkpoint_verify(const tch_checkpoint *checkpoint, const char *name)
 {
     tch_status status = TCH_OK;
-    if (checkpoint == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_verify: checkpoint is NULL");
-    }
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_verify", "checkpoint", checkpoint));
     if (name != NULL) {
         const tchi_stored *stored = find_tensor("tch_checkpoint_verify", checkpoint, name, &status);
         return stored == NULL ? status : verify_tensor(checkpoint, stored);

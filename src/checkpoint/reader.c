@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "core/allocator.h"
+#include "core/check.h"
 #include "core/status.h"
 #include "core/system.h"
 #include "format.h"
@@ -172,10 +173,8 @@ tch_status tchi_checkpoint_make(const char *path, tch_checkpoint **checkpoint)
 
 tch_status tch_checkpoint_open(const char *path, tch_checkpoint **checkpoint)
 {
-    if (path == NULL || checkpoint == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_open: %s is NULL",
-                         path == NULL ? "path" : "checkpoint");
-    }
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_open", "path", path));
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_open", "checkpoint", checkpoint));
     bool again = true;
     tch_status status = TCH_OK;
     for (int attempt = 0; attempt < MOST_ATTEMPTS && again; attempt++) {
@@ -249,10 +248,8 @@ const char *tch_checkpoint_name(const tch_checkpoint *checkpoint, int64_t index)
 
 tch_status tch_checkpoint_get_info(const tch_checkpoint *checkpoint, int64_t index, tch_checkpoint_info *info)
 {
-    if (checkpoint == NULL || info == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_get_info: %s is NULL",
-                         checkpoint == NULL ? "checkpoint" : "info");
-    }
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_get_info", "checkpoint", checkpoint));
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_get_info", "info", info));
     if (info->struct_size != sizeof *info) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "tch_checkpoint_get_info: struct_size of info is %zu, this library expects %zu",
@@ -306,12 +303,9 @@ const char *tch_checkpoint_text(const tch_checkpoint *checkpoint, const char *ke
 static tch_status find_text(const char *function, const tch_checkpoint *checkpoint, const char *key, const void *value,
                             const char **text)
 {
-    if (checkpoint == NULL || key == NULL || value == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is NULL", function,
-                         checkpoint == NULL ? "checkpoint"
-                         : key == NULL      ? "key"
-                                            : "value");
-    }
+    TCHI_TRY(tchi_check_not_null(function, "checkpoint", checkpoint));
+    TCHI_TRY(tchi_check_not_null(function, "key", key));
+    TCHI_TRY(tchi_check_not_null(function, "value", value));
     *text = tch_checkpoint_text(checkpoint, key);
     if (*text == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %.600s has no setting with the key \"%s\"", function,

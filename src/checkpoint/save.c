@@ -386,10 +386,8 @@ tch_status tchi_writer_write(const tch_checkpoint_writer *writer, tch_context *c
 tch_status tch_checkpoint_writer_save(tch_checkpoint_writer *writer, tch_context *context, const char *path)
 {
     tchi_part_file file;
-    if (writer == NULL || path == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_save: %s is NULL",
-                         writer == NULL ? "writer" : "path");
-    }
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_writer_save", "writer", writer));
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_writer_save", "path", path));
     TCHI_TRY(tchi_writer_write(writer, context, path, NULL, &file));
     tch_status status = tchi_part_file_commit(&file);
     tchi_part_file_close(&file);

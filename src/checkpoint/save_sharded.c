@@ -354,9 +354,8 @@ static tch_status finish_index(shard_save *s)
 static tch_status check_save(const shard_save *s)
 {
     static const char function[] = "tch_checkpoint_writer_save_sharded";
-    if (s->writer == NULL || s->path == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is NULL", function, s->writer == NULL ? "writer" : "path");
-    }
+    TCHI_TRY(tchi_check_not_null(function, "writer", s->writer));
+    TCHI_TRY(tchi_check_not_null(function, "path", s->path));
     if (!tchi_is_index(s->path) || s->stem == s->folder || s->path[s->folder] == '.') {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "%s: path is %.600s, expected the name of an index, such as model.safetensors%s", function,

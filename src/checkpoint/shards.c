@@ -430,12 +430,9 @@ tch_status tch_checkpoint_check_shard(const tch_checkpoint *checkpoint, const ch
                                       const int64_t *start, const tch_tensor *out)
 {
     static const char function[] = "tch_checkpoint_check_shard";
-    if (checkpoint == NULL || name == NULL || out == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is NULL", function,
-                         checkpoint == NULL ? "checkpoint"
-                         : name == NULL     ? "name"
-                                            : "out");
-    }
+    TCHI_TRY(tchi_check_not_null(function, "checkpoint", checkpoint));
+    TCHI_TRY(tchi_check_not_null(function, "name", name));
+    TCHI_TRY(tchi_check_not_null(function, "out", out));
     bool has_rank = out->ndim >= 0 && out->ndim <= TCH_MAX_RANK && (out->ndim == 0 || out->shape != NULL);
     tchi_slice target = {has_rank ? out->ndim : 0, shape, start, out->shape};
     if (!has_rank || (out->ndim > 0 && (shape == NULL || start == NULL || !tchi_slice_is_sound(&target)))) {
@@ -447,9 +444,7 @@ tch_status tch_checkpoint_check_shard(const tch_checkpoint *checkpoint, const ch
 tch_status tch_checkpoint_read_shard(const tch_checkpoint *checkpoint, tch_context *context, const char *name,
                                      const int64_t *shape, const int64_t *start, tch_tensor *out)
 {
-    if (checkpoint == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_read_shard: checkpoint is NULL");
-    }
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_read_shard", "checkpoint", checkpoint));
     TCHI_TRY(tch_checkpoint_check_shard(checkpoint, name, shape, start, out));
     TCHI_TRY(tchi_checkpoint_check_out("tch_checkpoint_read_shard", context, out));
     tchi_slice target = {out->ndim, shape, start, out->shape};

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/allocator.h"
+#include "core/check.h"
 #include "core/status.h"
 #include "format.h"
 #include "text.h"
@@ -27,9 +28,7 @@ static void release_text(char *text)
 
 tch_status tch_checkpoint_writer_create(tch_checkpoint_writer **writer)
 {
-    if (writer == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_create: writer is NULL");
-    }
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_writer_create", "writer", writer));
     tch_checkpoint_writer *made;
     TCHI_TRY(tchi_host_take(sizeof *made, "a checkpoint's writer", &made));
     *made = (tch_checkpoint_writer){
@@ -40,9 +39,7 @@ tch_status tch_checkpoint_writer_create(tch_checkpoint_writer **writer)
 
 tch_status tch_checkpoint_writer_set_checksums(tch_checkpoint_writer *writer, int32_t checksums)
 {
-    if (writer == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_set_checksums: writer is NULL");
-    }
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_writer_set_checksums", "writer", writer));
     if (checksums != 0 && checksums != 1) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "tch_checkpoint_writer_set_checksums: checksums is %d, expected 0 or 1", checksums);
@@ -75,9 +72,7 @@ void tch_checkpoint_writer_destroy(tch_checkpoint_writer *writer)
 /* `argument` is text that a file can hold. */
 static tch_status check_text(const char *function, const char *argument, const char *text)
 {
-    if (text == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is NULL", function, argument);
-    }
+    TCHI_TRY(tchi_check_not_null(function, argument, text));
     if (!tchi_utf8_is_valid(text)) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s \"%s\" is not UTF-8", function, argument,
                          tchi_quote(text).text);
@@ -89,9 +84,7 @@ static tch_status check_text(const char *function, const char *argument, const c
 
 static tch_status check_name(const tch_checkpoint_writer *writer, const char *name)
 {
-    if (writer == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_add: writer is NULL");
-    }
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_writer_add", "writer", writer));
     TCHI_TRY(check_text("tch_checkpoint_writer_add", "name", name));
     if (name[0] == '\0' || strcmp(name, TCHI_SETTINGS_NAME) == 0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
@@ -241,9 +234,7 @@ tch_status tch_checkpoint_writer_add_shard(tch_checkpoint_writer *writer, const 
 {
     tchi_slice slice = {0};
     shard_texts texts = {0};
-    if (writer == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_add_shard: writer is NULL");
-    }
+    TCHI_TRY(tchi_check_not_null("tch_checkpoint_writer_add_shard", "writer", writer));
     TCHI_TRY(check_shard(name, tensor, shape, start, &slice));
     tch_status status = take_texts(name, &slice, &texts);
     if (status == TCH_OK) {
@@ -259,9 +250,7 @@ tch_status tch_checkpoint_writer_add_shard(tch_checkpoint_writer *writer, const 
 
 static tch_status check_key(const char *function, const tch_checkpoint_writer *writer, const char *key)
 {
-    if (writer == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: writer is NULL", function);
-    }
+    TCHI_TRY(tchi_check_not_null(function, "writer", writer));
     TCHI_TRY(check_text(function, "key", key));
     if (key[0] == '\0') {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: key is empty", function);

@@ -7,6 +7,7 @@
 
 #include "core/allocator.h"
 #include "core/list.h"
+#include "core/check.h"
 #include "core/status.h"
 
 #define NAME_SIZE 64
@@ -47,9 +48,7 @@ static tch_status check_config(const tch_comm_config *config)
 
 tch_status tch_comm_create(const tch_comm_config *config, tch_comm **comm)
 {
-    if (comm == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_comm_create: comm is NULL");
-    }
+    TCHI_TRY(tchi_check_not_null("tch_comm_create", "comm", comm));
     *comm = NULL;
     TCHI_TRY(check_config(config));
     tch_comm *c;

@@ -297,9 +297,7 @@ tch_status tch_comm_nccl_id(char id[TCH_NCCL_ID_BYTES])
 {
     nccl_library library;
     nccl_id made;
-    if (id == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_comm_nccl_id: id is NULL");
-    }
+    TCHI_TRY(tchi_check_not_null("tch_comm_nccl_id", "id", id));
     TCHI_TRY(find_library(&library));
     TCHI_TRY(check_result(&library, library.get_id(&made)));
     memcpy(id, made.bytes, sizeof made.bytes);
@@ -364,9 +362,7 @@ tch_status tch_comm_create_nccl_with(tch_context *context, const char id[TCH_NCC
 {
     const tch_comm_nccl_config defaults = TCH_COMM_NCCL_CONFIG_INIT;
     config = config == NULL ? &defaults : config;
-    if (comm == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_comm_create_nccl: comm is NULL");
-    }
+    TCHI_TRY(tchi_check_not_null("tch_comm_create_nccl", "comm", comm));
     *comm = NULL;
     TCHI_TRY(check_arguments(context, id, rank, size, config));
     TCHI_ENTER(context, "tch_comm_create_nccl");

@@ -160,6 +160,11 @@ tch_status tch_tensor_check(const tch_tensor *tensor, const char *name)
     return TCH_OK;
 }
 
+tch_status tchi_check_not_null(const char *function, const char *name, const void *pointer)
+{
+    return pointer != NULL ? TCH_OK : tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is NULL", function, name);
+}
+
 tch_status tchi_check_device(const tch_context *context, const tch_tensor *tensor, const char *name)
 {
     tch_device device = tch_context_device(context);

@@ -39,6 +39,9 @@ void tchi_range_pop(tch_context *context);
 tch_context *tchi_range_open(tch_context *context, const char *name);
 void tchi_range_close(tch_context **context);
 
+/* "function: name is NULL" where it is. */
+tch_status tchi_check_not_null(const char *function, const char *name, const void *pointer);
+
 tch_status tchi_check_device(const tch_context *context, const tch_tensor *tensor, const char *name);
 
 /* A sound description on the context's device. */
