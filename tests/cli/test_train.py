@@ -269,11 +269,11 @@ class Curvature(Case):
 
     def test_per_sample_clip_bounds_the_step(self):
         """One row in fifty is a thousand times the others: without clipping it alone decides the step."""
-        text = "a,b,c,d,kind\n"
-        for i, (features, label) in enumerate(blobs(200, 3, 4, seed=5)):
-            size = 1000.0 if i % 50 == 7 else 1.0
-            text += ",".join(f"{size * value:.6f}" for value in features) + f",{label}\n"
-        path, rate, bound = self.write("outliers.csv", text), 0.5, 0.01
+        rows = [
+            ([value * (1000.0 if i % 50 == 7 else 1.0) for value in features], label)
+            for i, (features, label) in enumerate(blobs(200, 3, 4, seed=5))
+        ]
+        path, rate, bound = self.write("outliers.csv", csv_of(rows, COLORS)), 0.5, 0.01
         common = ["--data", path, "--hidden", "8", "--steps", "1", "--optimizer", "sgd", "--device", DEVICE]
         common += ["--batch", "200"]
 
@@ -659,13 +659,10 @@ class Usage(Case):
             (["--optimizer", "adamw,"], "does not know ''"),
             (["--optimizer", "sgd,sgd"], "twice"),
             (["--lr", "fast"], "--lr takes numbers", "'fast'"),
-            (["--lr", "-0.1"], "'-0.1'"),
             (["--lr", "nan"], "'nan'"),
             (["--lr", "muon=0.1"], "'muon'", "not among"),
             (["--lr", "adamw="], "'adamw='"),
             (["--hidden", "64,x"], "'x'"),
-            (["--hidden", "64,0"], "'0'"),
-            (["--hidden", "64.5"], "'64.5'"),
             (["--hidden", ",".join(17 * ["8"])], "16"),
             (["--activation", "rel"], "did you mean 'relu'"),
             (["--schedule", "cosin"], "did you mean 'cosine'"),
@@ -675,10 +672,8 @@ class Usage(Case):
             (["--test-fraction", "1"], "--test-fraction takes"),
             (["--optimizer", "kfca"], "did you mean 'kfac'"),
             (["--damping", "0"], "--damping takes"),
-            (["--damping", "nan"], "--damping takes"),
             (["--kl-clip", "-1"], "--kl-clip takes"),
             (["--per-sample-clip", "0"], "--per-sample-clip takes"),
-            (["--per-sample-clip", "-2"], "--per-sample-clip takes"),
             (["--fisher", "sample"], "did you mean 'sampled'"),
             (["--fisher", "true"], "sampled, empirical"),
             (["--label", "x"], "--data"),
@@ -690,13 +685,10 @@ class Usage(Case):
             (["--checkpoint", ""], "--checkpoint takes the name of a file, not ''"),
             (["--seed", "99999999999999999999"], "from 0 to 9000000000000000000, not '99999999999999999999'"),
             (["--steps", "2147483648"], "from 1 to 1000000000, not '2147483648'"),
-            (["--samples", "1e5"], "from 2 to 10000000, not '1e5'"),
-            (["--precondition-frequency", "2147483647"], "from 1 to 1000000000, not '2147483647'"),
             (["--block", "9223372036854775808"], "from 1 to 1000000, not '9223372036854775808'"),
             (["--threads", "1025"], "from 1 to 1024, not '1025'"),
             (["--weight-decay", "1e400"], "from 0 to 1000000, not '1e400'"),
             (["--hidden", "1e400"], "from 1 to 1000000", "'1e400'"),
-            (["--hidden", "2147483648"], "from 1 to 1000000", "'2147483648'"),
             (["--samples", "500", "--epochs", "1000000000", "--batch", "1"], "--epochs takes from 1 to 2500000"),
             (["--stpes", "5"], "did you mean '--steps'"),
         ):

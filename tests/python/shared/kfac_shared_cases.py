@@ -63,32 +63,9 @@ def equal_bits(size):
             assert optimizer.stats()["scale"] < 1, "kl_clip had nothing to do"
 
 
-def results_of_ranks(optimizer, size):
-    """What a refresh has made, by the ranks that have it: (layer, name) of each tensor."""
-    views = optimizer.preconditioner._factors.views()
-    every = [None] * size
-    dist.all_gather_object(every, [(name, key) for name in views for key in views[name] if key in RESULTS])
-    return every
-
-
-def states_divided(size):
-    """What a refresh makes is on one rank, and no rank has more than its share and one layer."""
-    for method in METHODS:
-        model, optimizer = fresh(method, process_group=dist.group.WORLD)
-        train(model, optimizer, 1)
-        every = results_of_ranks(optimizer, size)
-        owned = [item for rank in every for item in rank]
-        layers = len(optimizer.preconditioner.layers)
-        if method == "ekfac":
-            assert len(owned) == size * len(set(owned)), "a rank lacks bases"
-        else:
-            assert len(owned) == len(set(owned)) == (2 if method == "inverse" else 4) * layers, method
-            assert max(len({name for name, _ in rank}) for rank in every) <= -(-layers // size) + 1, every
-
-
 def sharded(size):
     """Under fully_shard, each rank with its part of the batch and, of three, some without a row of a layer: what one
-    process comes to up to rounding, with the layers divided."""
+    process comes to up to rounding."""
     for method in METHODS:
         model, optimizer = fully_sharded(method)
         for step in range(STEPS):
@@ -97,8 +74,6 @@ def sharded(size):
         expected = train(*fresh(method, **itself()), STEPS, size=SAMPLES)
         for a, b in zip(own, expected, strict=True):
             assert torch.allclose(a, b, rtol=1e-8, atol=1e-10), method
-        owned = [item for rank in results_of_ranks(optimizer, size) for item in rank]
-        assert len(owned) == len(set(owned)) * (size if method == "ekfac" else 1), method
 
 
 def sharded_goes_on(size, folder):
@@ -258,7 +233,7 @@ def samples_labels_in_a_checkpoint(size):
     assert "kfac" in get_optimizer_state_dict(model, optimizer)["state"]["0.weight"]
 
 
-ALL = [equal_bits, states_divided, replicas, consolidates, sharded, sharded_goes_on]
+ALL = [equal_bits, replicas, consolidates, sharded, sharded_goes_on]
 CASES = {
     2: [
         *ALL,
