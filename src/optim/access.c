@@ -5,7 +5,7 @@
 #include "core/status.h"
 
 #include "config.h"
-#include "counts.h"
+#include "refresh.h"
 #include "method.h"
 #include "shape.h"
 

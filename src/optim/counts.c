@@ -1,7 +1,6 @@
-/* See counts.h. The counts of a parameter are [steps of the optimizer, steps with its gradient, one number for each
- * factor], factors in the order of block batches, blocks and dimensions, which its sizes alone decide. */
-#include "counts.h"
-
+/* What the host keeps for a step beside the state on the device, as checkpoints and callers see it. The counts of a
+ * parameter are [steps of the optimizer, steps with its gradient, one number for each factor], factors in the order of
+ * block batches, blocks and dimensions, which its sizes alone decide. */
 #include <math.h>
 #include <string.h>
 

@@ -12,9 +12,8 @@
 #include "config.h"
 #include "core/list.h"
 #include "create.h"
-#include "layout.h"
 #include "method.h"
-#include "packed.h"
+#include "tensor_modes.h"
 #include "shape.h"
 #include "shared/shared.h"
 

@@ -6,9 +6,7 @@
 #include "core/status.h"
 #include "linalg/basis.h"
 
-#include "counts.h"
 #include "create.h"
-#include "layout.h"
 #include "refresh.h"
 
 /* Workspace for one factor of a factor batch, by products and by the eigen method, which may have to take over, and by

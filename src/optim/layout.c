@@ -1,6 +1,4 @@
-/* See layout.h. */
-#include "layout.h"
-
+/* See create.h. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,9 +7,10 @@
 #include "core/status.h"
 
 #include "core/list.h"
+#include "create.h"
 #include "method.h"
 #include "refresh.h"
-#include "packed.h"
+#include "tensor_modes.h"
 #include "rects.h"
 #include "shared/shared.h"
 #include "shape.h"

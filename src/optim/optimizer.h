@@ -111,7 +111,7 @@ typedef struct tchi_factor_batch {
     int64_t count;
     int64_t all;           /* as many as it has on all ranks */
     char *factors, *roots; /* count matrices each; roots or bases */
-    bool packed;           /* factors and roots, not bases, are lower triangles: see packed.h */
+    bool packed;           /* factors and roots, not bases, are lower triangles: see tensor_modes.h */
     bool bf16_roots;       /* roots are, and in bfloat16 */
     int32_t *flags;        /* on the device: what became of the latest refresh of each */
     double *drift;         /* behind the flags: how far roots or bases were off when refreshed by need */
@@ -204,7 +204,7 @@ struct tch_optimizer {
     int64_t scratch_bytes;
     char *scratch;      /* work buffers of a chunk */
     int64_t work_bytes; /* of the work buffers, and of those that follow */
-    char *unpacked;     /* work buffers for matrices that are kept packed: see packed.h */
+    char *unpacked;     /* work buffers for matrices that are kept packed: see tensor_modes.h */
     int64_t unpacked_bytes;
     int64_t most_rects;      /* of a chunk */
     int64_t least_workspace; /* with which a refresh can be done at all */

@@ -8,7 +8,6 @@
 #include "core/arith.h"
 #include "core/status.h"
 
-#include "counts.h"
 #include "refresh.h"
 
 /* --- where it lies ----------------------------------------------------------------------------------------------- */

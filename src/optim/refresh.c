@@ -9,9 +9,9 @@
 #include "core/status.h"
 #include "linalg/inverse_root.h"
 
-#include "layout.h"
+#include "create.h"
 #include "method.h"
-#include "packed.h"
+#include "tensor_modes.h"
 
 /* --- the plan of a period ---------------------------------------------------------------------------------------- */
 

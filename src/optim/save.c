@@ -9,7 +9,7 @@
 
 #include "config.h"
 #include "core/list.h"
-#include "counts.h"
+#include "refresh.h"
 #include "method.h"
 #include "saved_state.h"
 #include "shared/shared.h"

@@ -5,7 +5,6 @@
 #include "core/allocator.h"
 #include "core/status.h"
 
-#include "counts.h"
 #include "create.h"
 #include "refresh.h"
 #include "saved_state.h"

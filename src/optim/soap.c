@@ -17,7 +17,6 @@
 
 #include "config.h"
 #include "method.h"
-#include "packed.h"
 #include "rects.h"
 #include "refresh.h"
 #include "shape.h"

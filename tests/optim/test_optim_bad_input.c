@@ -618,35 +618,45 @@ static void refuse_checkpoint(tch_context *context, const tch_optim_config *c, i
     tch_checkpoint_close(checkpoint);
 }
 
+/* clang-format off */
+#define NONE {{NULL, 0, FIELD_REAL}, 0}
+/* clang-format on */
+#define OF(kind, saved, set) kind, kind, saved, set, SHAPES, shapes, "optimizer"
+
 static void checkpoints_of_something_else(void **state)
 {
     static const trial_shape changed[] = {
         {.ndim = 2, .shape = {6, 6}}, {.ndim = 1, .shape = {12}}, {.ndim = 2, .shape = {5, 5}, .order = {1, 0}}};
-    tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
-    tch_optim_config adamw = config_of(TCH_OPTIM_ADAMW);
-    tch_optim_config cut = c;
-    tch_optim_config grafted = c;
-    cut.max_preconditioner_dim = 4;
-    grafted.grafting = TCH_GRAFTING_ADAM;
-    const struct {
+    /* The kinds and an option of the one that saves, then of the one that loads. */
+    static const struct {
         const char *what;
-        const tch_optim_config *config;
+        tch_optim_kind saved_kind, kind;
+        trial_setting saved, set;
         int32_t count;
         const trial_shape *shapes;
         const char *prefix;
     } cases[] = {
-        {"another shape", &c, SHAPES, changed, "optimizer"},
-        {"fewer parameters", &c, SHAPES - 1, shapes, "optimizer"},
-        {"another kind", &adamw, SHAPES, shapes, "optimizer"},
-        {"another prefix", &c, SHAPES, shapes, "elsewhere"},
-        {"other blocks", &cut, SHAPES, shapes, "optimizer"},
-        {"another graft", &grafted, SHAPES, shapes, "optimizer"},
+        {"another shape", TCH_OPTIM_SHAMPOO, TCH_OPTIM_SHAMPOO, NONE, NONE, SHAPES, changed, "optimizer"},
+        {"fewer parameters", TCH_OPTIM_SHAMPOO, TCH_OPTIM_SHAMPOO, NONE, NONE, SHAPES - 1, shapes, "optimizer"},
+        {"another kind", TCH_OPTIM_SHAMPOO, TCH_OPTIM_ADAMW, NONE, NONE, SHAPES, shapes, "optimizer"},
+        {"another prefix", TCH_OPTIM_SHAMPOO, TCH_OPTIM_SHAMPOO, NONE, NONE, SHAPES, shapes, "elsewhere"},
+        {"other blocks", OF(TCH_OPTIM_SHAMPOO, NONE, SET(max_preconditioner_dim, 4))},
+        {"another graft", OF(TCH_OPTIM_SHAMPOO, NONE, SET(grafting, TCH_GRAFTING_ADAM))},
+        {"a buffer that it has no place for", OF(TCH_OPTIM_SHAMPOO, SET(momentum, 0.9), NONE)},
+        {"maximize", OF(TCH_OPTIM_SHAMPOO, SET(maximize, 1), NONE)},
+        {"maximize", OF(TCH_OPTIM_ADAMW, SET(maximize, 1), NONE)},
+        {"maximize", OF(TCH_OPTIM_LION, SET(maximize, 1), NONE)},
+        {"maximize", OF(TCH_OPTIM_NORMUON, SET(maximize, 1), NONE)},
     };
-    const char *path = test_path("shampoo.safetensors");
-    save_trained(*state, &c, STEPS, path);
+    const char *path = test_path("other.safetensors");
     for (size_t i = 0; i < TEST_COUNT(cases); i++) {
-        test_case("%s", cases[i].what);
-        refuse_checkpoint(*state, cases[i].config, cases[i].count, cases[i].shapes, cases[i].prefix, path, NULL);
+        tch_optim_config saved = config_of(cases[i].saved_kind);
+        tch_optim_config c = config_of(cases[i].kind);
+        trial_set(&saved, (const trial_setting[]){cases[i].saved, NONE});
+        trial_set(&c, (const trial_setting[]){cases[i].set, NONE});
+        save_trained(*state, &saved, STEPS, path);
+        test_case("%s, %s", tch_optim_kind_name(c.kind), cases[i].what);
+        refuse_checkpoint(*state, &c, cases[i].count, cases[i].shapes, cases[i].prefix, path, NULL);
     }
 }
 

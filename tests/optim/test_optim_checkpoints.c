@@ -331,50 +331,13 @@ static void checkpoints_keep_the_ratio(void **state)
     }
 }
 
-/* A checkpoint of other options is refused, and the optimizer goes on as if it had not been tried. */
-static void checkpoints_of_other_options(void **state)
-{
-    static const struct {
-        const char *name;
-        tch_optim_kind kind;
-        trial_setting changed[2];
-    } others[] = {
-        {"a buffer that this one has no place for", TCH_OPTIM_SHAMPOO, {SET(momentum, 0.9)}},
-        {"maximize", TCH_OPTIM_SHAMPOO, {SET(maximize, 1)}},
-        {"maximize", TCH_OPTIM_ADAMW, {SET(maximize, 1)}},
-        {"maximize", TCH_OPTIM_LION, {SET(maximize, 1)}},
-        {"maximize", TCH_OPTIM_NORMUON, {SET(maximize, 1)}},
-    };
-    for (size_t k = 0; k < TEST_COUNT(others); k++) {
-        trial t;
-        trial other;
-        const char *path = test_path("other.safetensors");
-        tch_optim_config c = trial_config(others[k].kind);
-        tch_optim_config changed = c;
-        trial_set(&changed, others[k].changed);
-        test_case("a checkpoint of another optimizer: %s", others[k].name);
-        trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
-        trial_open(&other, *state, TCH_FLOAT64, TCH_FLOAT64, &changed, SHAPES, shapes);
-        trial_step(&t);
-        trial_step(&other);
-        trial_step(&other);
-        trial_save(&other, path);
-        tch_status got = trial_load(&t, path);
-        CHECK(got == TCH_ERR_INVALID_ARGUMENT, "gave %s", tch_status_name(got));
-        trial_steps(&t, STEPS);
-        trial_check(&t, trial_tolerance(others[k].kind, TCH_FLOAT64));
-        trial_close(&other);
-        trial_close(&t);
-    }
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(training_is_resumed_bit_for_bit), cmocka_unit_test(training_is_rewound),
         cmocka_unit_test(counts_are_what_happened),        cmocka_unit_test(trouble_comes_back),
         cmocka_unit_test(wrong_counts_are_refused),        cmocka_unit_test(checkpoints_leave_other_options),
-        cmocka_unit_test(checkpoints_keep_the_ratio),      cmocka_unit_test(checkpoints_of_other_options),
+        cmocka_unit_test(checkpoints_keep_the_ratio),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);

@@ -160,6 +160,22 @@ typedef struct caller_memory {
     int64_t off; /* of what is given out, where it is not aligned: never used, nor given back */
 } caller_memory;
 
+/* State begins at zero, whatever its memory was full of. */
+static tch_status fill_with_noise(tch_context *context, void *pointer, int64_t bytes)
+{
+    static const unsigned char noise[4096] = {0xA5, 0xFF, 0x7F};
+    tch_status status = TCH_OK;
+    for (int64_t at = 0; status == TCH_OK && at < bytes; at += (int64_t)sizeof noise) {
+        int64_t size = bytes - at < (int64_t)sizeof noise ? bytes - at : (int64_t)sizeof noise;
+        tch_tensor from = tch_tensor_view((void *)noise, TCH_INT32, 1, (int64_t[]){size / 4});
+        tch_tensor to = from;
+        to.data = (char *)pointer + at;
+        to.device = tch_context_device(context);
+        status = tch_tensor_copy(context, &to, &from);
+    }
+    return status;
+}
+
 static tch_status caller_allocate(void *user, int64_t bytes, void **pointer)
 {
     caller_memory *m = user;
@@ -173,7 +189,7 @@ static tch_status caller_allocate(void *user, int64_t bytes, void **pointer)
         return status;
     }
     m->bytes += status == TCH_OK ? bytes : 0;
-    return status;
+    return status == TCH_OK ? fill_with_noise(m->context, *pointer, bytes) : status;
 }
 
 static void caller_release(void *user, void *pointer, int64_t bytes)

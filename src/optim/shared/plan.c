@@ -7,7 +7,7 @@
 #include "core/status.h"
 
 #include "optim/config.h"
-#include "optim/layout.h"
+#include "optim/create.h"
 #include "optim/method.h"
 #include "optim/saved_state.h"
 #include "optim/shape.h"

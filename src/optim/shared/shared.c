@@ -9,7 +9,6 @@
 #include "core/status.h"
 
 #include "optim/create.h"
-#include "optim/layout.h"
 #include "optim/method.h"
 #include "optim/shape.h"
 

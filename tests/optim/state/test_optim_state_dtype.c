@@ -625,44 +625,6 @@ static void skipped_steps_leave_codes(void **state)
     }
 }
 
-/* Memory of the state that was full of something else. */
-static tch_status poisoned(void *user, int64_t bytes, void **pointer)
-{
-    static const unsigned char noise[4096] = {0xA5, 0xFF, 0x7F};
-    tch_status status = tch_memory_alloc(user, bytes, pointer);
-    for (int64_t at = 0; status == TCH_OK && at < bytes; at += (int64_t)sizeof noise) {
-        int64_t size = bytes - at < (int64_t)sizeof noise ? bytes - at : (int64_t)sizeof noise;
-        tch_tensor from = tch_tensor_view((void *)noise, TCH_INT32, 1, (int64_t[]){size / 4});
-        tch_tensor to = from;
-        to.data = (char *)*pointer + at;
-        to.device = tch_context_device(user);
-        status = tch_tensor_copy(user, &to, &from);
-    }
-    return status;
-}
-
-static void release(void *user, void *pointer, int64_t bytes)
-{
-    (void)bytes;
-    (void)tch_memory_free(user, pointer);
-}
-
-static void the_state_begins_at_zero(void **state)
-{
-    for (int dtype = 0; dtype <= TCH_STATE_INT8; dtype++) {
-        trial t;
-        tch_parameter entries[SHAPES];
-        tch_optim_config c = config_of(TCH_OPTIM_ADAMW, (tch_state_dtype)dtype);
-        const tch_state_allocator allocator = {sizeof allocator, poisoned, release, *state};
-        test_case("moments in %s", dtype_names[dtype]);
-        trial_prepare(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes, entries);
-        CHECK_OK(tch_optimizer_create(*state, &c, &(tch_optim_setup){sizeof(tch_optim_setup), .allocator = &allocator},
-                                      SHAPES, entries, &t.optimizer));
-        check_step(&t, &c);
-        trial_close(&t);
-    }
-}
-
 /* --- checkpoints ------------------------------------------------------------------------------------------------- */
 
 /* What is kept as the nearest of another form: within half the distance of its neighbors. */
@@ -777,7 +739,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(first_moments_follow_slow_changes),
         cmocka_unit_test(steps_have_a_bound),
         cmocka_unit_test(skipped_steps_leave_codes),
-        cmocka_unit_test(the_state_begins_at_zero),
         cmocka_unit_test(other_forms_are_converted),
         cmocka_unit_test(earlier_codes_are_refused),
         cmocka_unit_test(float64_stays),

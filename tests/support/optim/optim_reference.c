@@ -246,35 +246,27 @@ static void multiply_all(const ref_optim *r, const ref_block *b, bool transpose,
 
 /* --- elementwise methods ----------------------------------------------------------------------------------------- */
 
-typedef struct adam_numbers {
-    double lr, decay, beta1, beta2, eps;
-    bool l2;
-} adam_numbers;
-
-static adam_numbers adam_numbers_of(const ref_optim *r, const tch_optim_config *c)
-{
-    bool l2 = c->decay == TCH_DECAY_L2 && !ref_orthogonalizes(c->kind);
-    if (!r->scalar) {
-        return (adam_numbers){c->lr, c->weight_decay, c->beta1, c->beta2, c->eps, l2};
-    }
-    double lr = c->scalar_lr != 0.0 ? c->scalar_lr * c->lr / c->scalar_base_lr : c->lr;
-    double decay = c->scalar_weight_decay >= 0.0 ? c->scalar_weight_decay : c->weight_decay;
-    return (adam_numbers){lr, decay, c->scalar_beta1, c->scalar_beta2, c->scalar_eps, l2};
-}
-
+/* Its numbers are the method's own, or those of what another method leaves. */
 static void step_adamw(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
 {
-    adam_numbers n = adam_numbers_of(r, c);
-    double correction1 = 1.0 - pow(n.beta1, (double)r->step);
-    double correction2 = 1.0 - pow(n.beta2, (double)r->step);
+    bool l2 = c->decay == TCH_DECAY_L2 && !ref_orthogonalizes(c->kind);
+    bool follows = r->scalar && c->scalar_lr != 0.0;
+    bool decays = r->scalar && c->scalar_weight_decay >= 0.0;
+    double lr = follows ? c->scalar_lr * c->lr / c->scalar_base_lr : c->lr;
+    double decay = decays ? c->scalar_weight_decay : c->weight_decay;
+    double beta1 = r->scalar ? c->scalar_beta1 : c->beta1;
+    double beta2 = r->scalar ? c->scalar_beta2 : c->beta2;
+    double eps = r->scalar ? c->scalar_eps : c->eps;
+    double correction1 = 1.0 - pow(beta1, (double)r->step);
+    double correction2 = 1.0 - pow(beta2, (double)r->step);
     for (int64_t e = 0; e < b->count; e++) {
-        g[e] += n.l2 ? n.decay * p[e] : 0.0;
-        p[e] *= n.l2 ? 1.0 : 1.0 - n.lr * n.decay;
-        b->average[e] = n.beta1 * b->average[e] + (1.0 - n.beta1) * g[e];
-        b->square[e] = n.beta2 * b->square[e] + (1.0 - n.beta2) * g[e] * g[e];
+        g[e] += l2 ? decay * p[e] : 0.0;
+        p[e] *= l2 ? 1.0 : 1.0 - lr * decay;
+        b->average[e] = beta1 * b->average[e] + (1.0 - beta1) * g[e];
+        b->square[e] = beta2 * b->square[e] + (1.0 - beta2) * g[e] * g[e];
         b->largest[e] = fmax(b->largest[e], b->square[e]);
         double v = c->amsgrad && !r->scalar ? b->largest[e] : b->square[e];
-        p[e] -= n.lr * b->average[e] / correction1 / (sqrt(v / correction2) + n.eps);
+        p[e] -= lr * b->average[e] / correction1 / (sqrt(v / correction2) + eps);
     }
 }
 
@@ -483,18 +475,6 @@ static void order_of(int64_t n, const double *q, const double *cq, int64_t *orde
  * space stays where it is (docs/numerics/soap-basis.md). */
 #define BASIS_SHIFT 1e-7
 
-static void multiply_shifted(int64_t n, const double *factor, const double *basis, double *product)
-{
-    double trace = 0.0;
-    for (int64_t i = 0; i < n; i++) {
-        trace += factor[i * n + i];
-    }
-    ref_matmul(n, n, n, factor, basis, product);
-    for (int64_t i = 0; i < n * n; i++) {
-        product[i] += BASIS_SHIFT * trace * basis[i];
-    }
-}
-
 /* One orthogonal iteration: columns ordered by their share of the factor, second moments with them, then QR of C Q. */
 static void track(const ref_optim *r, ref_block *b, int32_t k)
 {
@@ -503,7 +483,11 @@ static void track(const ref_optim *r, ref_block *b, int32_t k)
     double *product = test_zeros(n * n);
     double *square = test_zeros(b->count);
     int64_t *order = test_alloc((size_t)n * sizeof *order);
-    multiply_shifted(n, b->factor[k], b->root[k], product);
+    double shift = BASIS_SHIFT * ref_trace(n, b->factor[k]);
+    ref_matmul(n, n, n, b->factor[k], b->root[k], product);
+    for (int64_t i = 0; i < n * n; i++) {
+        product[i] += shift * b->root[k][i];
+    }
     order_of(n, b->root[k], product, order);
     for (int64_t i = 0; i < n * n; i++) {
         b->root[k][i] = product[i / n * n + order[i % n]];
@@ -658,27 +642,6 @@ static double muon_rate(const ref_optim *r, const tch_optim_config *c)
     return c->muon_lr == TCH_MUON_LR_MATCH_RMS_ADAMW ? c->lr * 0.2 * sqrt(fmax(m, n)) : c->lr;
 }
 
-/* The direction takes the gradient's place. */
-static void muon_direction(ref_optim *r, const tch_optim_config *c, ref_block *b, double *g)
-{
-    for (int64_t e = 0; e < b->count; e++) {
-        b->average[e] += (1.0 - c->momentum) * (g[e] - b->average[e]);
-        g[e] = c->nesterov ? g[e] + c->momentum * (b->average[e] - g[e]) : b->average[e];
-    }
-    ref_orthogonalize(c, r->narrow, r->dims[0], r->dims[1], g);
-}
-
-static void step_muon(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
-{
-    double lr = muon_rate(r, c);
-    muon_direction(r, c, b, g);
-    for (int64_t e = 0; e < b->count; e++) {
-        p[e] = p[e] * (1.0 - c->lr * c->weight_decay) - lr * g[e];
-    }
-}
-
-/* --- NorMuon ----------------------------------------------------------------------------------------------------- */
-
 /* Row by row of the tensor, with its second moment in b->square; element j of row i lies at (i, j) of memory or (j,
  * i). */
 static void normalize_rows(const ref_optim *r, const tch_optim_config *c, ref_block *b, double *d)
@@ -700,24 +663,32 @@ static void normalize_rows(const ref_optim *r, const tch_optim_config *c, ref_bl
     }
 }
 
-static void step_normuon(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
+/* With rows of even length for NorMuon. */
+static void step_muon(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
 {
-    muon_direction(r, c, b, g);
-    normalize_rows(r, c, b, g);
-    double rows = (double)r->dims[r->by_columns ? 1 : 0];
-    double norm = ref_norm(b->count, g);
-    double wanted = muon_rate(r, c) * sqrt(fmin(rows, (double)r->count / rows));
+    double lr = muon_rate(r, c);
     for (int64_t e = 0; e < b->count; e++) {
-        p[e] = p[e] * (1.0 - c->lr * c->weight_decay) - (norm > 0.0 ? wanted * g[e] / norm : 0.0);
+        b->average[e] += (1.0 - c->momentum) * (g[e] - b->average[e]);
+        g[e] = c->nesterov ? g[e] + c->momentum * (b->average[e] - g[e]) : b->average[e];
+    }
+    ref_orthogonalize(c, r->narrow, r->dims[0], r->dims[1], g);
+    if (r->method == TCH_OPTIM_NORMUON) {
+        double rows = (double)r->dims[r->by_columns ? 1 : 0];
+        normalize_rows(r, c, b, g);
+        double norm = ref_norm(b->count, g);
+        lr *= norm > 0.0 ? sqrt(fmin(rows, (double)r->count / rows)) / norm : 0.0;
+    }
+    for (int64_t e = 0; e < b->count; e++) {
+        p[e] = p[e] * (1.0 - c->lr * c->weight_decay) - lr * g[e];
     }
 }
 
 void ref_optim_step(ref_optim *r, const tch_optim_config *config, const double *gradient)
 {
     static void (*const steps[])(ref_optim *, const tch_optim_config *, ref_block *, double *, double *) = {
-        [TCH_OPTIM_SGD] = step_sgd,         [TCH_OPTIM_ADAMW] = step_adamw, [TCH_OPTIM_SHAMPOO] = step_shampoo,
-        [TCH_OPTIM_SOAP] = step_soap,       [TCH_OPTIM_MUON] = step_muon,   [TCH_OPTIM_LION] = step_lion,
-        [TCH_OPTIM_NORMUON] = step_normuon,
+        [TCH_OPTIM_SGD] = step_sgd,      [TCH_OPTIM_ADAMW] = step_adamw, [TCH_OPTIM_SHAMPOO] = step_shampoo,
+        [TCH_OPTIM_SOAP] = step_soap,    [TCH_OPTIM_MUON] = step_muon,   [TCH_OPTIM_LION] = step_lion,
+        [TCH_OPTIM_NORMUON] = step_muon,
     };
     r->step++;
     for (int32_t i = 0; i < r->block_count; i++) {
