@@ -22,7 +22,7 @@ typedef struct elementwise {
     int64_t grain;                  /* elements for each thread of the CPU */
     PyObject *tensor_type, *parameter_type;
     PyObject *empty_like, *increment_version;
-    PyObject *keywords; /* of empty_like: a tuple with a dictionary for each output */
+    PyObject *keywords; /* of empty_like: a tuple with a dictionary or None for each output */
 } elementwise;
 
 /* What a call has come to: it is done, is no call of this kind, or failed with an exception set. */
@@ -305,48 +305,38 @@ static PyObject *of_torch(const char *module, const char *name)
     return found;
 }
 
-/* {"dtype": ...} for each output, or None where it is that of the first tensor. */
-static PyObject *keywords_for(PyObject *dtypes)
+static int prepare_elementwise(elementwise *self)
 {
-    Py_ssize_t count = PyTuple_Size(dtypes);
-    PyObject *all = PyTuple_New(count);
-    for (Py_ssize_t i = 0; all != NULL && i < count; i++) {
-        PyObject *dtype = PyTuple_GetItem(dtypes, i);
-        PyObject *one = dtype == Py_None ? Py_NewRef(dtype) : Py_BuildValue("{sO}", "dtype", dtype);
-        if (one == NULL || PyTuple_SetItem(all, i, one) < 0) {
-            Py_CLEAR(all);
-        }
-    }
-    return all;
-}
-
-static int prepare_elementwise(elementwise *self, PyObject *dtypes)
-{
-    self->outputs = (int32_t)PyTuple_Size(dtypes);
+    self->outputs = (int32_t)PyTuple_Size(self->keywords);
     if (self->inputs < 1 || self->width < 1 || self->threads < 1 || self->blocks < 1 || self->grain < 1 ||
         self->kernel->count != BEFORE_INPUTS + self->inputs + self->outputs) {
         PyErr_SetString(PyExc_ValueError, "the numbers do not fit the kernel");
         return -1;
     }
-    self->keywords = keywords_for(dtypes);
+    for (Py_ssize_t i = 0; i < self->outputs; i++) {
+        PyObject *keywords = PyTuple_GetItem(self->keywords, i);
+        if (keywords != Py_None && !PyDict_Check(keywords)) {
+            return py_refuse_type(keywords, "keywords of an output", "a dictionary or None");
+        }
+    }
     self->tensor_type = of_torch("torch", "Tensor");
     self->parameter_type = of_torch("torch.nn", "Parameter");
     self->empty_like = of_torch("torch", "empty_like");
     self->increment_version = of_torch("torch.autograd.graph", "increment_version");
-    return self->keywords == NULL || self->tensor_type == NULL || self->parameter_type == NULL ||
-                   self->empty_like == NULL || self->increment_version == NULL
+    return self->tensor_type == NULL || self->parameter_type == NULL || self->empty_like == NULL ||
+                   self->increment_version == NULL
                ? -1
                : 0;
 }
 
 static PyObject *new_elementwise(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"kernel", "inputs", "dtypes", "width", "threads", "blocks", "grain", NULL};
-    PyObject *kernel, *dtypes;
+    static char *names[] = {"kernel", "inputs", "keywords", "width", "threads", "blocks", "grain", NULL};
+    PyObject *kernel, *options;
     int inputs;
     long long width, threads, blocks, grain;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!iO!LLLL:Elementwise", names, py_kernel_type, &kernel, &inputs,
-                                     &PyTuple_Type, &dtypes, &width, &threads, &blocks, &grain)) {
+                                     &PyTuple_Type, &options, &width, &threads, &blocks, &grain)) {
         return NULL;
     }
     elementwise *self = (elementwise *)(void *)PyType_GenericAlloc(type, 0);
@@ -354,12 +344,13 @@ static PyObject *new_elementwise(PyTypeObject *type, PyObject *args, PyObject *k
         return NULL;
     }
     self->kernel = (py_kernel *)Py_NewRef(kernel);
+    self->keywords = Py_NewRef(options);
     self->inputs = inputs;
     self->width = width;
     self->threads = threads;
     self->blocks = blocks;
     self->grain = grain;
-    if (prepare_elementwise(self, dtypes) < 0) {
+    if (prepare_elementwise(self) < 0) {
         Py_DECREF(self);
         return NULL;
     }

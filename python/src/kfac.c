@@ -82,20 +82,8 @@ static const py_field fields[] = {
 /* Fields that are missing have the defaults. */
 static int take_config(PyObject *dictionary, tch_kfac_config *config)
 {
-    PyObject *key;
-    PyObject *value;
-    Py_ssize_t at = 0;
     *config = (tch_kfac_config)TCH_KFAC_CONFIG_INIT;
-    if (!PyDict_Check(dictionary)) {
-        return py_refuse_type(dictionary, "config", "a dictionary");
-    }
-    while (PyDict_Next(dictionary, &at, &key, &value)) {
-        const py_field *field = py_find_field(key, fields, (int)(sizeof fields / sizeof fields[0]));
-        if (field == NULL || py_take_field(field, value, config) < 0) {
-            return -1;
-        }
-    }
-    return 0;
+    return py_take_config(dictionary, fields, (int)(sizeof fields / sizeof fields[0]), config);
 }
 
 /* --- what a step calls ------------------------------------------------------------------------------------------- */

@@ -2,15 +2,13 @@
  * the library's to judge. */
 #include "optim_config.h"
 
-#include <stdio.h>
-
 #include "arguments.h"
 #include "errors.h"
 
 #define AT(name) #name, offsetof(tch_optim_config, name)
 
 enum { MOST_KINDS = 32 };
-static const char *kinds[MOST_KINDS + 1]; /* the library's, when the module is made */
+static const char *kinds[MOST_KINDS + 1]; /* the library's, once they were needed */
 static const char *const decays[] = {"decoupled", "l2", NULL};
 static const char *const graftings[] = {"none", "sgd", "adagrad", "rmsprop", "adam", NULL};
 static const char *const policies[] = {"skip", "raise", "ignore", NULL};
@@ -74,9 +72,6 @@ static const py_field fields[] = {
     {AT(seed), PY_UINT64, NULL},
     {AT(memory_budget), PY_INT64, NULL},
 };
-#define FIELDS ((int)(sizeof fields / sizeof fields[0]))
-
-static PyObject *keys[FIELDS]; /* as Python strings, so that a look-up makes none */
 
 static int take_triple(PyObject *value, const char *name, double *at)
 {
@@ -109,7 +104,8 @@ static int take_int32(PyObject *value, const char *name, int64_t low, int64_t hi
     return 0;
 }
 
-int py_take_field(const py_field *f, PyObject *value, void *config)
+/* Puts a value into its field of the configuration; 0, or -1 with an exception set. */
+static int take_field(const py_field *f, PyObject *value, void *config)
 {
     void *at = (char *)config + f->offset;
     bool whole = f->kind == PY_INT32 || f->kind == PY_INT64 || f->kind == PY_UINT64;
@@ -138,80 +134,52 @@ int py_take_field(const py_field *f, PyObject *value, void *config)
     }
 }
 
-const py_field *py_find_field(PyObject *key, const py_field *among, int count)
+static const py_field *find_field(PyObject *key, const py_field *fields_of, int count)
 {
     if (!PyUnicode_Check(key)) {
         py_refuse_type(key, "the options of a config", "strings");
         return NULL;
     }
     for (int i = 0; i < count; i++) {
-        if (PyUnicode_CompareWithASCIIString(key, among[i].name) == 0) {
-            return &among[i];
+        if (PyUnicode_CompareWithASCIIString(key, fields_of[i].name) == 0) {
+            return &fields_of[i];
         }
     }
     PyErr_Format(PyExc_TypeError, "config has no option '%U'", key);
     return NULL;
 }
 
-static int refuse_unknown(PyObject *dictionary)
+int py_take_config(PyObject *dictionary, const py_field *fields_of, int count, void *config)
 {
     PyObject *key, *value;
     Py_ssize_t at = 0;
-    while (PyDict_Next(dictionary, &at, &key, &value)) {
-        if (py_find_field(key, fields, FIELDS) == NULL) {
-            return -1;
-        }
+    if (!PyDict_Check(dictionary)) {
+        return py_refuse_type(dictionary, "config", "a dictionary");
     }
-    return 0;
-}
-
-static int take_kind(PyObject *dictionary, int *kind)
-{
-    PyObject *value = PyDict_GetItemWithError(dictionary, keys[0]);
-    if (value == NULL) {
-        if (!PyErr_Occurred()) {
-            PyErr_SetString(PyExc_TypeError, "config needs the option 'kind'");
-        }
-        return -1;
+    PyObject *copy = PyDict_Copy(dictionary); /* which nobody changes while its values are read */
+    int failed = copy == NULL;
+    while (!failed && PyDict_Next(copy, &at, &key, &value)) {
+        const py_field *field = find_field(key, fields_of, count);
+        failed = field == NULL || take_field(field, value, config) < 0;
     }
-    return py_take_word(value, "kind", kinds, kind);
+    Py_XDECREF(copy);
+    return failed ? -1 : 0;
 }
 
 int py_optim_config(PyObject *dictionary, tch_optim_config *config)
 {
-    int kind;
-    Py_ssize_t found = 0;
-    if (!PyDict_Check(dictionary)) {
-        return py_refuse_type(dictionary, "config", "a dictionary");
+    PyObject *value = PyDict_Check(dictionary) ? PyDict_GetItemString(dictionary, "kind") : NULL;
+    int kind = 0;
+    for (int i = 0; i < MOST_KINDS && (i > 0 || kinds[0] == NULL); i++) {
+        kinds[i] = tch_optim_kind_name((tch_optim_kind)i);
     }
-    if (take_kind(dictionary, &kind) < 0) {
+    if (value == NULL && PyDict_Check(dictionary)) {
+        PyErr_SetString(PyExc_TypeError, "config needs the option 'kind'");
+        return -1;
+    }
+    if (value != NULL && py_take_word(value, "kind", kinds, &kind) < 0) {
         return -1;
     }
     *config = tch_optim_defaults((tch_optim_kind)kind);
-    for (int i = 0; i < FIELDS; i++) {
-        PyObject *value = PyDict_GetItemWithError(dictionary, keys[i]);
-        if (value == NULL && PyErr_Occurred()) {
-            return -1;
-        }
-        if (value != NULL) {
-            found++;
-            if (py_take_field(&fields[i], value, config) < 0) {
-                return -1;
-            }
-        }
-    }
-    return found == PyDict_Size(dictionary) ? 0 : refuse_unknown(dictionary);
-}
-
-int py_optim_config_register(void)
-{
-    for (int i = 0; i < MOST_KINDS; i++) {
-        kinds[i] = tch_optim_kind_name((tch_optim_kind)i);
-    }
-    for (int i = 0; i < FIELDS; i++) {
-        if (keys[i] == NULL && (keys[i] = PyUnicode_InternFromString(fields[i].name)) == NULL) {
-            return -1;
-        }
-    }
-    return 0;
+    return py_take_config(dictionary, fields, (int)(sizeof fields / sizeof fields[0]), config);
 }

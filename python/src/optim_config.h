@@ -23,14 +23,8 @@ typedef struct py_field {
     const char *const *words; /* of an enumeration, in its order */
 } py_field;
 
-/* Puts a value into its field of the configuration; 0, or -1 with an exception set. */
-int py_take_field(const py_field *f, PyObject *value, void *config);
-
-/* The field of that name among so many, or NULL with an exception set. */
-const py_field *py_find_field(PyObject *key, const py_field *among, int count);
-
-/* Once, when the module is made. 0, or -1 with an exception set. */
-int py_optim_config_register(void);
+/* Puts the dictionary's entries into the fields of those names. 0, or -1 with an exception set. */
+int py_take_config(PyObject *dictionary, const py_field *fields_of, int count, void *config);
 
 /* The defaults of the dictionary's "kind", changed by its other entries. Returns 0, or -1 with an exception set. */
 int py_optim_config(PyObject *dictionary, tch_optim_config *config);

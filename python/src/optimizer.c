@@ -459,8 +459,6 @@ int py_optimizer_register(PyObject *module)
         PY_METHOD("same_items", py_same_items, "Whether two lists hold the same objects."),
         PY_METHOD("optim_forecast", optim_forecast, "What an optimizer would take, before anything is allocated."),
         {NULL, NULL, 0, NULL}};
-    return py_optim_config_register() < 0 ? -1
-                                          : py_session_register(module, "torchium._C.Optimizer",
-                                                                "One tch_optimizer: all parameters of one device.",
-                                                                initialize_optimizer, methods, functions);
+    return py_session_register(module, "torchium._C.Optimizer", "One tch_optimizer: all parameters of one device.",
+                               initialize_optimizer, methods, functions);
 }

@@ -367,11 +367,11 @@ class Kernel:
 
 class Elementwise:
     """The short way through a call of torchium.elementwise, with a kernel whose parameters are the number of elements,
-    the number of packs of 16 bytes, `inputs` inputs and the outputs, which have these dtypes, or that of the first
-    tensor where it is None."""
+    the number of packs of 16 bytes, `inputs` inputs and the outputs, each made like the first tensor with `keywords` of
+    torch.empty_like, or None."""
 
     def __init__(
-        self, kernel: Kernel, inputs: int, dtypes: tuple[Any, ...], width: int, threads: int, blocks: int, grain: int
+        self, kernel: Kernel, inputs: int, keywords: tuple[Any, ...], width: int, threads: int, blocks: int, grain: int
     ) -> None: ...
     def run(self, inputs: tuple[Any, ...], out: Any) -> Any:
         """The result, or a tuple of several; None where the call is of another kind."""

@@ -124,7 +124,7 @@ def create_optimizer(
             raise ValueError("use_adamw and no_decay_1d need a model; parameter groups set their options themselves")
         return make(params_or_model, **options)
     if key in _FIRST_ORDER:
-        groups = _groups_of(params_or_model, patterns, bool(no_decay_1d))
+        groups = _grouped(params_or_model, _matching(params_or_model, patterns), bool(no_decay_1d))
         return make([_group(*kind, parameters, key) for kind, parameters in groups.items()], **options)
     reasons = _reasons(params_or_model, patterns)
     groups = _grouped(params_or_model, set(reasons), bool(no_decay_1d))
@@ -169,14 +169,6 @@ def _is_model(value: Any) -> bool:
     return isinstance(value, Module)
 
 
-def _groups_of(
-    model: torch.nn.Module, patterns: list[str | type], no_decay_1d: bool
-) -> dict[tuple[bool, bool], list[tuple[str, torch.nn.Parameter]]]:
-    """Named parameters by (with AdamW, without decay), in the model's order. A shared parameter counts once, and
-    matches when any of its owners does."""
-    return _grouped(model, _matching(model, patterns), no_decay_1d)
-
-
 def _reasons(model: torch.nn.Module, patterns: list[str | type]) -> dict[torch.Tensor, str]:
     """The parameters that get AdamW by the rules for models or by a pattern, with the reason."""
     from torchium.optim._model.choose import reasons_of
@@ -187,6 +179,7 @@ def _reasons(model: torch.nn.Module, patterns: list[str | type]) -> dict[torch.T
 def _grouped(
     model: torch.nn.Module, chosen: set[torch.nn.Parameter], no_decay_1d: bool
 ) -> dict[tuple[bool, bool], list[tuple[str, torch.nn.Parameter]]]:
+    """Named parameters by (with AdamW, without decay), in the model's order. A shared parameter counts once."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     if not names:
         raise ValueError(f"params_or_model is a {type(model).__name__!r} without parameters")

@@ -213,8 +213,8 @@ def elementwise(
 # --- the source -------------------------------------------------------------------------------------------------------
 
 
-def _read(source: Any, words: tuple[str, ...] = ("__global__",)) -> tuple[str, str | None]:
-    """The text, and the path it came from. A text has one of the words in it."""
+def _read(source: Any) -> tuple[str, str | None]:
+    """The text, and the path it came from."""
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"source must be CUDA C source or the path of a .cu file, got {type(source).__name__!r}")
     if isinstance(source, os.PathLike) or source.endswith(".cu"):
@@ -222,8 +222,8 @@ def _read(source: Any, words: tuple[str, ...] = ("__global__",)) -> tuple[str, s
         if not isinstance(path, str):
             raise TypeError("source must be a str path, got bytes")
         return Path(path).read_text(encoding="utf-8", errors="replace"), path
-    if not any(word in source for word in words):
-        raise ValueError(f"source has no {' or '.join(words)} function, and is not a path that ends in .cu")
+    if "__global__" not in source:
+        raise ValueError("source has no __global__ function, and is not a path that ends in .cu")
     return source, None
 
 

@@ -48,10 +48,11 @@ class Arrays:
             if x.dtype != first.dtype:
                 raise TypeError(f"{name} has dtype {x.dtype}, expected {first.dtype} like {first_name}")
 
-    def spread(self, shape: Sequence[int], *arrays: Array) -> list[Array]:
-        """Matrices with the leading dimensions of `shape`."""
+    def spread(self, shape: Sequence[int], *arrays: Array, whole: bool = False) -> list[Array]:
+        """Matrices with the leading dimensions of `shape`, or single ones where `whole` does not forbid it."""
         leading = tuple(shape[:-2])
-        return [x if x.shape[:-2] in (leading, ()) else self.expand(x, (*leading, *x.shape[-2:])) for x in arrays]
+        fitting = (leading,) if whole else (leading, ())
+        return [x if x.shape[:-2] in fitting else self.expand(x, (*leading, *x.shape[-2:])) for x in arrays]
 
     def matrix_power(self, a: Array, power: float, eps: float = 0.0) -> Array:
         self.check(a=a)
@@ -116,20 +117,15 @@ class Arrays:
         self.check(a=a, b=b, x=x)
         shape = shape_of(a.shape, b.shape, x.shape)
         out = self.empty(shape, x)
-        function(*self.spread(shape, a, b), self._whole(x, shape), out, self.stream(x))
+        function(*self.spread(shape, a, b), *self.spread(shape, x, whole=True), out, self.stream(x))
         return self.result(out)
 
     def kronecker_solve(self, a: Array, b: Array, x: Array, damping: float) -> Array:
         self.check(a=a, b=b, x=x)
         shape = shapes.kronecker_solve(a.shape, b.shape, x.shape)
         out = self.empty(shape, x)
-        whole = [self._whole(each, shape) for each in (a, b, x)]
-        _C.kronecker_solve(*whole, damping, out, None, self.stream(x))
+        _C.kronecker_solve(*self.spread(shape, a, b, x, whole=True), damping, out, None, self.stream(x))
         return self.result(out)
-
-    def _whole(self, x: Array, shape: Sequence[int]) -> Array:
-        leading = tuple(shape[:-2])
-        return x if x.shape[:-2] == leading else self.expand(x, (*leading, *x.shape[-2:]))
 
     def nearest_kronecker(
         self, m: Array, shape_a: Sequence[int], shape_b: Sequence[int], return_error: bool = False

@@ -250,11 +250,11 @@ class Elementwise:
         if told == {False} or not all(_is_exact(v, t, plan.shape) for v, t in zip(inputs, plan.dtypes, strict=False)):
             return
         compiled = self._kernel(plan)
-        dtypes = tuple(None if t == tensors[0].dtype else t for t in plan.dtypes[len(inputs) :])
+        keywords = tuple(None if t == tensors[0].dtype else {"dtype": t} for t in plan.dtypes[len(inputs) :])
         short = _C.Elementwise(
             compiled.kernel._on(compiled.device),
             len(inputs),
-            dtypes,
+            keywords,
             compiled.width,
             compiled.threads,
             compiled.blocks,

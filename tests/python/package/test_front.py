@@ -180,7 +180,7 @@ def test_groups_of_a_model(name):
 )
 def test_patterns_find_a_shared_matrix_by_any_owner(pattern):
     model = Model()
-    chosen = factory._groups_of(model, factory._as_patterns(pattern), False)
+    chosen = factory._grouped(model, factory._matching(model, factory._as_patterns(pattern)), False)
     assert [name for name, _ in chosen[True, False]] == ["tokens.weight"]
 
 
