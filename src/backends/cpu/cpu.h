@@ -168,11 +168,6 @@ static inline int64_t tchi_cpu_token(const tch_matrices *tokens, int64_t sample,
     return token >= 0 && token < rows && token != padding ? token : -1;
 }
 
-/* The part of token_dots that has `by`. */
-tch_status tchi_cpu_token_cross(const tchi_cpu_state *state, const tch_matrices *tokens, int64_t padding,
-                                const tch_matrices *h, const tch_matrices *a, const tch_matrices *g, double scale,
-                                double *dots, void *scratch);
-
 /* Scratch for a whole batch. */
 int64_t tchi_cpu_sample_norms_scratch(const tchi_cpu_state *state, tch_scalar type, int64_t positions, int64_t d,
                                       int64_t batch, int64_t p);

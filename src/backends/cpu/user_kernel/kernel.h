@@ -1,7 +1,6 @@
-/* Custom kernels on the CPU: what the files kernel*.c share. A kernel's way is kernel_compiler.c (which compiler),
- * kernel_source.c (the text), kernel_build.c (compiling it in a process of its own, kernel_process.c; kernel_stack.c
- * knows what its threads need), kernel_load.c (into this process) and
- * kernel_launch.c (running it, with kernel_fibers.c where threads wait for each other). */
+/* Custom kernels on the CPU: what the files kernel*.c share. A kernel goes through kernel_source.c (the text),
+ * kernel_build.c (compiling it by what kernel_compiler.c has found) and kernel_launch.c (loading and running it, with
+ * kernel_fibers.c where threads wait for each other). */
 #ifndef TCHI_CPU_KERNEL_H
 #define TCHI_CPU_KERNEL_H
 
@@ -17,8 +16,6 @@
 /* The C++ compiler's path; UNAVAILABLE, with what to install, where there is none. */
 tch_status tchi_cpu_find_compiler(char path[TCHI_PATH_SIZE]);
 
-/* --- kernel_process.c -------------------------------------------------------------------------------------------- */
-
 /* Runs a program, with no shell between, until it ends or `seconds` have passed. What it prints goes to `file` and, cut
  * off at its end with a NUL, to `log`. Returns the exit status, 256 for a signal, TCHI_PROCESS_NOT_STARTED or
  * TCHI_PROCESS_TOO_LONG. */
@@ -27,6 +24,18 @@ int tchi_process_run(char *const *arguments, const char *file, int seconds, char
 
 /* Of a clock that never goes back. */
 double tchi_seconds_now(void);
+
+/* Local variables of a thread, in bytes: twice what a GPU has for them. */
+#define TCHI_CPU_LOCAL_MOST 1048576
+
+/* What a thread's stack takes, by the lines of -fstack-usage. */
+typedef struct tchi_stack_use {
+    uint64_t largest;     /* the local variables of one function */
+    uint64_t stack_bytes; /* enough for a thread */
+} tchi_stack_use;
+
+/* Of a text with an end; NULL where the compiler wrote none. */
+tchi_stack_use tchi_stack_use_read(const char *lines);
 
 /* --- kernel_source.c --------------------------------------------------------------------------------------------- */
 
@@ -49,20 +58,6 @@ typedef struct tchi_cpu_part {
 
 #define TCHI_CPU_PARTS 10
 extern const tchi_cpu_part tchi_cpu_parts[TCHI_CPU_PARTS];
-
-/* --- kernel_stack.c ---------------------------------------------------------------------------------------------- */
-
-/* Local variables of a thread, in bytes: twice what a GPU has for them. */
-#define TCHI_CPU_LOCAL_MOST 1048576
-
-/* What a thread's stack takes, by the lines of -fstack-usage. */
-typedef struct tchi_stack_use {
-    uint64_t largest;     /* the local variables of one function */
-    uint64_t stack_bytes; /* enough for a thread */
-} tchi_stack_use;
-
-/* Of a text with an end; NULL where the compiler wrote none. */
-tchi_stack_use tchi_stack_use_read(const char *lines);
 
 /* --- kernel_fibers.c --------------------------------------------------------------------------------------------- */
 
@@ -87,7 +82,7 @@ int tchi_fibers_most(int threads);
 const char *tchi_fibers_run(tchi_fibers *fibers, const tchi_cpu_kernel_entry *entry, const tchi_cpu_launch *launch,
                             int64_t from, int64_t to);
 
-/* --- kernel_load.c ----------------------------------------------------------------------------------------------- */
+/* --- kernel_launch.c --------------------------------------------------------------------------------------------- */
 
 #define TCHI_CPU_KERNEL_MAGIC "TCHCPU3"
 

@@ -6,7 +6,6 @@
 
 #include "backends/cpu/runtime/blas/blas.h"
 #include "backends/cpu/runtime/vector_clones.h"
-#include "eigh_team.h"
 
 typedef struct back {
     const REAL_BLAS *blas;

@@ -5,6 +5,7 @@
 #include <omp.h>
 #include <stdbool.h>
 
+#include "backends/cpu/runtime/work_team.h"
 #include "eigh.h"
 
 /* Measured in bench/ladder/eigh.md. A leaf of divide and conquer has at most LEAF_ORDER rows: between 9 and 32 the time
@@ -15,6 +16,32 @@ enum { LEAF_ORDER = 24, BACK_WIDTH = 64, NARROW_UNDER = 192, BACK_SLICE = 256, R
 
 /* Orders that always have a team of one, and the multiplications in a product up to which OpenBLAS has one too. */
 enum { SERIAL_UNDER = 2 * DIVIDE_ROWS, SERIAL_PRODUCT = 262144 };
+
+/* The threads that solve one matrix together are started once per matrix, share out the work by number and then meet
+ * many times, between any two columns of the reduction. */
+
+/* One thread of a team. A team of one never meets. */
+typedef struct member {
+    work_team *team;
+    int thread, threads;
+} member;
+
+static inline void meet(const member *me)
+{
+    if (me->threads > 1) {
+        team_meet(me->team);
+    }
+}
+
+/* This member's part of count things, in whole units. */
+static inline void share(const member *me, int64_t count, int64_t unit, int64_t *begin, int64_t *end)
+{
+    int64_t units = (count + unit - 1) / unit;
+    *begin = units * me->thread / me->threads * unit;
+    *end = units * (me->thread + 1) / me->threads * unit;
+    *begin = *begin < count ? *begin : count;
+    *end = *end < count ? *end : count;
+}
 
 #include "eigh_divide_body.h"
 #include "eigh_back_body.h"

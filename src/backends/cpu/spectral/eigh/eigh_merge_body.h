@@ -2,7 +2,6 @@
  * eigenvectors of diag(d) + rho z zT, which come from the roots that eigh_secular.h finds. All of it can be shared by
  * the members of a team; between two meetings each writes only its own columns. */
 #include "eigh_deflate_body.h"
-#include "eigh_team.h"
 #include "backends/cpu/runtime/vector_clones.h"
 
 /* The packed columns: upper rows of the first two groups, lower rows of the last two, and the dropped ones whole. */

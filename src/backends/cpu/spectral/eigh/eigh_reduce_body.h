@@ -8,7 +8,6 @@
 
 #include "backends/cpu/runtime/vector_clones.h"
 #include "core/arith.h"
-#include "eigh_team.h"
 
 /* The columns are owned in blocks. The squares on the diagonal are kept whole, and rows and columns are padded with
  * zeros to full blocks, so that all loops have whole vectors. */

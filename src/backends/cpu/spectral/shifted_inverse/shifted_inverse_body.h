@@ -13,7 +13,6 @@
 #include "backends/cpu/runtime/work_team.h"
 #include "band_plan.h"
 
-#include "matrix_copy_body.h"
 #include "block_reflector_body.h"
 #include "two_sided_body.h"
 #include "band_reduction_body.h"
