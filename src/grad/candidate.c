@@ -57,15 +57,6 @@ static tch_status flag_candidates(tch_context *context, tchi_verdict *v, tchi_ca
                                  v->of.flags);
 }
 
-/* The first flag becomes that of all: where it is good the second takes its place. */
-static tch_status join_flags(tch_context *context, const tchi_verdict *v, int32_t count)
-{
-    tch_matrices first = tchi_matrices_new(v->of.flags, TCH_SCALAR_I32, 1, 1, 1);
-    tch_matrices second = tchi_matrices_new(v->of.flags + 1, TCH_SCALAR_I32, 1, 1, 1);
-    return count < MOST_CANDIDATES ? TCH_OK
-                                   : context->backend->matrix->select(context->state, v->of.flags, &second, &first);
-}
-
 static tch_status add_previous(tch_context *context, const tchi_candidate *c, double beta)
 {
     if (beta == 0.0) {
@@ -77,22 +68,15 @@ static tch_status add_previous(tch_context *context, const tchi_candidate *c, do
     return context->backend->matrix->combine(context->state, 0.0, 1.0, &c->sum, beta, &c->before, &c->sum);
 }
 
-/* The one flag, repeated for as many matrices as there are. */
-static tch_status repeat_flag(tch_context *context, const tchi_verdict *v, int64_t matrices)
-{
-    const int64_t repeat = 0;
-    const int64_t step = 1;
-    tch_array one = {v->of.flags, TCH_SCALAR_I32, 1, &matrices, &repeat};
-    tch_array all = {v->flags, TCH_SCALAR_I32, 1, &matrices, &step};
-    return context->backend->matrix->copy(context->state, &all, &one);
-}
-
+/* By the one flag, which is repeated for as many matrices as there are. */
 static tch_status keep_candidate(tch_context *context, const tchi_verdict *v, const tchi_candidate *c)
 {
     bool single = c->target.count == 1;
-    if (!single) {
-        TCHI_TRY(repeat_flag(context, v, c->target.count));
-    }
+    const int64_t repeat = 0;
+    const int64_t step = 1;
+    const tch_array one = {v->of.flags, TCH_SCALAR_I32, 1, &c->target.count, &repeat};
+    const tch_array all = {v->flags, TCH_SCALAR_I32, 1, &c->target.count, &step};
+    TCHI_TRY(single ? TCH_OK : context->backend->matrix->copy(context->state, &all, &one));
     return tchi_batch_select(context, &c->target, 0, single ? v->of.flags : v->flags, &c->sum, &c->before);
 }
 
@@ -100,7 +84,11 @@ tch_status tchi_candidates_keep(tch_context *context, tchi_verdict *verdict, tch
                                 int32_t count, double beta, int32_t *rejected)
 {
     TCHI_TRY(flag_candidates(context, verdict, candidates, count));
-    TCHI_TRY(join_flags(context, verdict, count));
+    if (count == MOST_CANDIDATES) { /* where the first flag is good the second takes its place */
+        tch_matrices first = tchi_matrices_new(verdict->of.flags, TCH_SCALAR_I32, 1, 1, 1);
+        tch_matrices second = tchi_matrices_new(verdict->of.flags + 1, TCH_SCALAR_I32, 1, 1, 1);
+        TCHI_TRY(context->backend->matrix->select(context->state, verdict->of.flags, &second, &first));
+    }
     for (int32_t i = 0; i < count; i++) {
         TCHI_TRY(add_previous(context, candidates[i], beta));
         TCHI_TRY(keep_candidate(context, verdict, candidates[i]));

@@ -359,20 +359,15 @@ static tch_status check_linear(tch_context *context, const tch_tensor *tensor, c
                      tchi_describe_shape(tensor, text, sizeof text), (long long)gradient->shape[0], (long long)cols);
 }
 
-static tch_status check_kind(const tch_layer *layer)
-{
-    TCHI_TRY(tchi_check_layer(layer));
-    if (layer->kind == TCH_LAYER_EMBEDDING) {
-        return TCH_OK;
-    }
-    return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "layer is of kind %s, expected EMBEDDING", tchi_layer_name(layer->kind));
-}
-
 static tch_status check_tied(tch_context *context, const tch_layer *layer, const tch_tensor *tokens,
                              const tch_tensor *embedding_gradient, const tch_tensor *linear_input,
                              const tch_tensor *linear_gradient, const tch_tensor *norms)
 {
-    TCHI_TRY(check_kind(layer));
+    TCHI_TRY(tchi_check_layer(layer));
+    if (layer->kind != TCH_LAYER_EMBEDDING) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "layer is of kind %s, expected EMBEDDING",
+                         tchi_layer_name(layer->kind));
+    }
     TCHI_TRY(tchi_check_input(context, tokens, "tokens"));
     TCHI_TRY(tchi_check_tokens(tokens, "tokens"));
     TCHI_TRY(tokens->ndim >= 1 ? TCH_OK : tchi_wrong_shape(tokens, "tokens", "[B, ...]"));

@@ -328,20 +328,6 @@ static tch_status bias_part(tch_context *context, void *call, int64_t first, int
     return context->backend->sample->sample_sums(context->state, &b->g, 1.0, 0.0, &rows, b->scratch);
 }
 
-static tchi_walk bias_walk_of(const gram_call *c)
-{
-    return (tchi_walk){.samples = c->g.samples, .positions = c->g.positions, .layout = bias_layout, .part = bias_part};
-}
-
-static tch_status bias_gram(tch_context *context, const gram_call *c)
-{
-    bias_call b = {.c = c};
-    const tchi_walk walk = bias_walk_of(c);
-    TCHI_TRY(tchi_walk_samples(context, &walk, &b));
-    tch_matrices rows = tchi_flat(&b.sums, c->g.samples);
-    return add_rows(context, c, &rows, &b.products);
-}
-
 /* --- both halves ------------------------------------------------------------------------------------------------- */
 
 /* Rows and columns at once: what is left to the launches of a GPU is few enough, and the scratch small. */
@@ -395,17 +381,6 @@ static tch_status check_gram(tch_context *context, const tch_tensor *gram, int64
     return TCH_OK;
 }
 
-static tch_status check_gram_call(tch_context *context, const tch_layer *layer, const tch_tensor *input,
-                                  const tch_tensor *output_gradient, tch_grad_part parts, const tch_tensor *gram)
-{
-    TCHI_TRY(tchi_check_layer_call(context, layer, input, output_gradient));
-    TCHI_TRY(tchi_check_parts(parts));
-    TCHI_TRY(check_gram(context, gram, input->shape[0]));
-    const tchi_named inputs[] = {{input, "input"}, {output_gradient, "output_gradient"}};
-    const tchi_named outputs[] = {{gram, "gram"}};
-    return tchi_check_all_disjoint(outputs, 1, inputs, 2);
-}
-
 tch_status tchi_clear_gram(tch_context *context, int32_t accumulate, const tch_tensor *gram)
 {
     int64_t strides[TCH_MAX_RANK];
@@ -420,16 +395,19 @@ static tch_status product_gram(tch_context *context, const gram_call *c, bool we
     (void)mirror_layout(&all, c);
     bool fewer = weight && positions_are_fewer(c);
     int64_t for_weight = fewer ? positions_bytes(context, c) : weight ? slices_bytes(context, c) : 0;
-    bias_call probe = {.c = c};
-    const tchi_walk walk = bias_walk_of(c);
-    int64_t for_bias = bias ? tchi_walk_bytes(context, &walk, &probe) : 0;
+    bias_call b = {.c = c};
+    const tchi_walk walk = {
+        .samples = c->g.samples, .positions = c->g.positions, .layout = bias_layout, .part = bias_part};
+    int64_t for_bias = bias ? tchi_walk_bytes(context, &walk, &b) : 0;
     TCHI_TRY(tchi_reserve_first(context, tchi_max(all.used, tchi_max(for_weight, for_bias))));
     TCHI_TRY(tchi_clear_gram(context, accumulate, gram));
     if (weight) {
         TCHI_TRY(fewer ? add_by_positions(context, c) : add_by_slices(context, c));
     }
     if (bias) {
-        TCHI_TRY(bias_gram(context, c));
+        TCHI_TRY(tchi_walk_samples(context, &walk, &b));
+        tch_matrices rows = tchi_flat(&b.sums, c->g.samples);
+        TCHI_TRY(add_rows(context, c, &rows, &b.products));
     }
     return mirror_lower(context, c);
 }
@@ -453,7 +431,11 @@ tch_status tch_grad_gram(tch_context *context, const tch_layer *layer, const tch
                          const tch_tensor *output_gradient, tch_grad_part parts, int32_t accumulate, tch_tensor *gram)
 {
     TCHI_ENTER_FOR(context, "tch_grad_gram", sample);
-    TCHI_TRY(check_gram_call(context, layer, input, output_gradient, parts, gram));
+    TCHI_TRY(tchi_check_layer_call(context, layer, input, output_gradient));
+    TCHI_TRY(tchi_check_parts(parts));
+    TCHI_TRY(check_gram(context, gram, input->shape[0]));
+    TCHI_TRY(tchi_check_disjoint(gram, "gram", input, "input"));
+    TCHI_TRY(tchi_check_disjoint(gram, "gram", output_gradient, "output_gradient"));
     const tchi_grad_call call = {layer, input, output_gradient, .parts = parts, .accumulate = accumulate};
     if (input->shape[0] == 0) {
         return TCH_OK;

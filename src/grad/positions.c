@@ -98,29 +98,17 @@ bool tchi_side_in_place(const tchi_side *side, tchi_arrangement arrangement)
                                 : side->sample_stride == side->positions * side->strides[0];
 }
 
-static tch_matrices caller_matrices(const tchi_side *side, int64_t first, int64_t count)
-{
-    int64_t batch = count * side->groups;
-    int64_t stride = side->groups > 1 ? side->group_stride : side->sample_stride;
-    int64_t ld = row_stride(side);
-    char *start = (char *)side->data + first * side->sample_stride * tchi_scalar_size(side->type);
-    return (tch_matrices){start, side->type, side->positions, side->cols, ld, batch, batch > 1 ? stride : 0};
-}
-
 tch_matrices tchi_side_place(const tchi_side *side, tchi_arena *arena, int64_t first, int64_t count,
                              tchi_arrangement arrangement)
 {
-    return tchi_side_in_place(side, arrangement)
-               ? caller_matrices(side, first, count)
-               : tchi_scratch_matrices(arena, side->type, count * side->groups, side->positions, side->cols);
-}
-
-static tch_status read_patches(tch_context *context, const tchi_side *side, int64_t first, const tch_matrices *m)
-{
-    tch_patches p = side->patches;
-    p.samples = m->batch / side->groups;
-    p.data = (const char *)p.data + first * p.strides[0] * tchi_scalar_size(p.type);
-    return context->backend->sample->im2col(context->state, &p, m);
+    int64_t batch = count * side->groups;
+    if (!tchi_side_in_place(side, arrangement)) {
+        return tchi_scratch_matrices(arena, side->type, batch, side->positions, side->cols);
+    }
+    int64_t stride = side->groups > 1 ? side->group_stride : side->sample_stride;
+    char *start = (char *)side->data + first * side->sample_stride * tchi_scalar_size(side->type);
+    return (tch_matrices){
+        start, side->type, side->positions, side->cols, row_stride(side), batch, batch > 1 ? stride : 0};
 }
 
 /* Copies with all dimensions that the side has: samples, groups where there are some, positions, columns. */
@@ -159,7 +147,10 @@ tch_status tchi_side_read(tch_context *context, const tchi_side *side, int64_t f
         return TCH_OK;
     }
     if (side->patched) {
-        return read_patches(context, side, first, m);
+        tch_patches p = side->patches;
+        p.samples = m->batch / side->groups;
+        p.data = (const char *)p.data + first * p.strides[0] * tchi_scalar_size(p.type);
+        return context->backend->sample->im2col(context->state, &p, m);
     }
     char *start = (char *)side->data + first * side->sample_stride * tchi_scalar_size(side->type);
     return m->data == start ? TCH_OK : read_strided(context, side, start, m);

@@ -37,11 +37,6 @@ typedef struct scales_call {
     void *scratch;
 } scales_call;
 
-static void place_basis(rotation *r, tchi_arena *arena, tch_scalar type)
-{
-    r->q = tchi_batch_place(&r->basis, arena, type, 0, r->basis.count, &r->q_in_place);
-}
-
 static void rotation_layout(rotation *r, tchi_arena *arena, tch_scalar type, int64_t first, int64_t count)
 {
     tchi_arrangement how = r->side.groups == 1 ? TCHI_TALL : TCHI_APART;
@@ -77,8 +72,8 @@ static void scales_layout(void *call, tchi_arena *arena, tch_context *context, i
     tchi_candidate_layout(&c->candidate, arena, c->scales, c->type, false);
     tchi_verdict_layout(&c->verdict, arena, c->a.side.groups);
     c->divisor = tchi_arena_take(arena, sizeof *c->divisor);
-    place_basis(&c->a, arena, c->type);
-    place_basis(&c->g, arena, c->type);
+    c->a.q = tchi_batch_place(&c->a.basis, arena, c->type, 0, c->a.basis.count, &c->a.q_in_place);
+    c->g.q = tchi_batch_place(&c->g.basis, arena, c->type, 0, c->g.basis.count, &c->g.q_in_place);
     rotation_layout(&c->a, arena, c->type, first, count);
     rotation_layout(&c->g, arena, c->type, first, count);
     c->scratch = tchi_arena_take(arena, squares_scratch(context, c, count));
@@ -151,11 +146,6 @@ static tch_status rotate_side(tch_context *context, const tch_layer *layer, cons
 
 /* --- the call ---------------------------------------------------------------------------------------------------- */
 
-static tch_status read_basis(tch_context *context, const rotation *r)
-{
-    return r->q_in_place ? TCH_OK : tchi_batch_read(context, &r->basis, 0, &r->q);
-}
-
 static tch_status square_elements(tch_context *context, const tch_matrices *x, void *scratch)
 {
     return context->backend->sample->block_dots(context->state, x, x, 1, 1, 1.0, 0.0, x, scratch);
@@ -165,8 +155,8 @@ static tch_status begin_scales(tch_context *context, void *call)
 {
     scales_call *c = call;
     TCHI_TRY(tchi_widen_scale(context, c->update->grad_scale, c->divisor));
-    TCHI_TRY(read_basis(context, &c->a));
-    return read_basis(context, &c->g);
+    TCHI_TRY(c->a.q_in_place ? TCH_OK : tchi_batch_read(context, &c->a.basis, 0, &c->a.q));
+    return c->g.q_in_place ? TCH_OK : tchi_batch_read(context, &c->g.basis, 0, &c->g.q);
 }
 
 static tch_status scales_part(tch_context *context, void *call, int64_t first, int64_t count)

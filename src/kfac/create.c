@@ -61,16 +61,6 @@ static tch_status allocate_memory(tch_kfac *k)
     return TCH_OK;
 }
 
-static void release_memory(tch_kfac *k)
-{
-    if (k->state.pointer != NULL && k->allocator.release != NULL) {
-        k->allocator.release(k->allocator.user, k->state.pointer, k->state.bytes);
-    } else {
-        tchi_pool_free(k->context->pool, k->state.pointer);
-    }
-    tchi_pool_free(k->context->pool, k->beside.pointer);
-}
-
 /* --- the beginning ----------------------------------------------------------------------------------------------- */
 
 static tch_status fill_numbers(const tch_kfac *k, char *data, int64_t count, double value)
@@ -106,14 +96,6 @@ static tch_status fill_state(tch_kfac *k)
     return TCH_OK;
 }
 
-static tch_status build_kfac(tch_kfac *k, const tch_kfac_layer *layers)
-{
-    TCHI_TRY(tchi_kfac_plan(k, layers));
-    TCHI_TRY(allocate_memory(k));
-    tchi_kfac_name_states(k);
-    return fill_state(k);
-}
-
 /* --- the public calls -------------------------------------------------------------------------------------------- */
 
 static tch_kfac empty_kfac(tch_context *context, const tch_kfac_config *config, int32_t count)
@@ -140,7 +122,12 @@ tch_status tch_kfac_create(tch_context *context, const tch_kfac_config *config, 
         k->comm = tch_comm_size(setup->comm) > 1 ? setup->comm : NULL;
         k->allocator = setup->allocator == NULL ? k->allocator : *setup->allocator;
     }
-    tch_status status = build_kfac(k, layers);
+    tch_status status = tchi_kfac_plan(k, layers);
+    status = status == TCH_OK ? allocate_memory(k) : status;
+    if (status == TCH_OK) {
+        tchi_kfac_name_states(k);
+        status = fill_state(k);
+    }
     if (status != TCH_OK) {
         tch_kfac_destroy(k);
         return status;
@@ -155,7 +142,12 @@ void tch_kfac_destroy(tch_kfac *kfac)
         return;
     }
     tch_context_synchronize(kfac->context);
-    release_memory(kfac);
+    if (kfac->state.pointer != NULL && kfac->allocator.release != NULL) {
+        kfac->allocator.release(kfac->allocator.user, kfac->state.pointer, kfac->state.bytes);
+    } else {
+        tchi_pool_free(kfac->context->pool, kfac->state.pointer);
+    }
+    tchi_pool_free(kfac->context->pool, kfac->beside.pointer);
     tchi_kfac_release_plan(kfac);
     tchi_host_release(kfac, sizeof *kfac);
 }

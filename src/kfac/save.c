@@ -153,16 +153,6 @@ static tch_status check_nothing_else(const tch_kfac *k, const tch_checkpoint *fi
     return TCH_OK;
 }
 
-static tch_status check_tensors(const tch_kfac *k, const tch_checkpoint *file, const char *prefix)
-{
-    char name[FULL_NAME];
-    for (int32_t i = 0; i < k->state_count; i++) {
-        TCHI_TRY(check_entry(file, join_name(name, prefix, k->states[i].name), &k->states[i].tensor));
-    }
-    TCHI_TRY(check_counts(k, file, join_name(name, prefix, counts_name))); /* behind the states, which name a layer */
-    return check_nothing_else(k, file, prefix);
-}
-
 /* The options as the file has them; what cannot change must be the same. */
 static tch_status read_options(const tch_kfac *k, const tch_checkpoint *file, const char *prefix,
                                tch_kfac_config *config)
@@ -218,9 +208,14 @@ static tch_status read_states(const tch_kfac *k, const tch_checkpoint *file, con
 static tch_status check_checkpoint(const tch_kfac *k, const tch_checkpoint *file, const char *prefix,
                                    tch_kfac_config *config, int64_t *counts)
 {
+    char name[FULL_NAME];
     TCHI_TRY(check_file("tch_kfac_load", file, "checkpoint", prefix));
     TCHI_TRY(read_options(k, file, prefix, config));
-    TCHI_TRY(check_tensors(k, file, prefix));
+    for (int32_t i = 0; i < k->state_count; i++) {
+        TCHI_TRY(check_entry(file, join_name(name, prefix, k->states[i].name), &k->states[i].tensor));
+    }
+    TCHI_TRY(check_counts(k, file, join_name(name, prefix, counts_name))); /* behind the states, which name a layer */
+    TCHI_TRY(check_nothing_else(k, file, prefix));
     return read_counts(k, file, prefix, counts);
 }
 

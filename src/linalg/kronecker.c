@@ -405,16 +405,6 @@ static tch_status solve_part(tch_context *context, const solve_call *c, int64_t 
     return tchi_report(context, c->report, first, count, s.of_a.flags, "a, b or x", bad);
 }
 
-static int64_t choose_solve_chunk(tch_context *context, const tchi_batch *x)
-{
-    solve_buffers probe;
-    tchi_arena one = {0};
-    tch_scalar type = tchi_compute_type(x->type);
-    solve_layout(&probe, &one, context, type, 1, x->rows, x->cols);
-    int64_t fixed = solve_scratch(context, type, x->count, x->rows, x->cols);
-    return tchi_arena_fit(context, x->count, one.used, fixed);
-}
-
 static tch_status check_side(tch_context *context, const tch_tensor *f, const char *name, const tch_tensor *x,
                              int64_t n)
 {
@@ -454,7 +444,12 @@ tch_status tch_kronecker_solve(tch_context *context, const tch_tensor *a, const 
     TCHI_TRY(check_solve(context, a, b, x, damping, out, report));
     solve_call c = {
         tchi_batch_of(a, 2), tchi_batch_of(b, 2), tchi_batch_of(x, 2), tchi_batch_of(out, 2), report, damping};
-    int64_t chunk = choose_solve_chunk(context, &c.x);
+    solve_buffers probe;
+    tchi_arena one = {0};
+    tch_scalar type = tchi_compute_type(c.x.type);
+    solve_layout(&probe, &one, context, type, 1, c.x.rows, c.x.cols);
+    int64_t fixed = solve_scratch(context, type, c.x.count, c.x.rows, c.x.cols);
+    int64_t chunk = tchi_arena_fit(context, c.x.count, one.used, fixed);
     tch_status bad = TCH_OK;
     for (int64_t first = 0; first < c.x.count; first += chunk) {
         int64_t count = c.x.count - first < chunk ? c.x.count - first : chunk;

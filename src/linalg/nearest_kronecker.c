@@ -245,15 +245,6 @@ static tch_status bring_near_one(nearest *s, int *exponent)
     return scale_matrix(s, &s->r, ldexp(1.0, -*exponent / 2));
 }
 
-static tch_status scale_factors(nearest *s, int exponent)
-{
-    if (exponent == 0) {
-        return TCH_OK;
-    }
-    TCHI_TRY(scale_matrix(s, &s->u, ldexp(1.0, exponent / 2)));
-    return scale_matrix(s, &s->v, ldexp(1.0, exponent / 2));
-}
-
 static tch_status write_error(nearest *s, const tch_tensor *error, int64_t index, double value)
 {
     tchi_batch numbers = tchi_batch_of(error, 0);
@@ -290,7 +281,10 @@ static tch_status nearest_one(nearest *s, const tchi_batch *m, int64_t index, tc
     TCHI_TRY(is_exact(s) ? exact_pair(s) : iterated_pair(s, &spare_left, &spare_right));
     TCHI_TRY(balance_pair(s, !is_exact(s) || s->mn <= s->pq));
     TCHI_TRY(error != NULL ? relative_error(s, &value) : TCH_OK);
-    TCHI_TRY(scale_factors(s, exponent));
+    if (exponent != 0) {
+        TCHI_TRY(scale_matrix(s, &s->u, ldexp(1.0, exponent / 2)));
+        TCHI_TRY(scale_matrix(s, &s->v, ldexp(1.0, exponent / 2)));
+    }
     TCHI_TRY(write_factor(s, a, index, &s->u));
     TCHI_TRY(write_factor(s, b, index, &s->v));
     return error != NULL ? write_error(s, error, index, value) : TCH_OK;

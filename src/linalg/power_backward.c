@@ -43,14 +43,6 @@ static void layout(backward_buffers *p, tchi_arena *arena, tch_context *context,
     p->scratch = tchi_arena_take(arena, scratch_of(context, batch, n));
 }
 
-static int64_t choose_chunk(tch_context *context, int64_t batch, int64_t n)
-{
-    backward_buffers p;
-    tchi_arena one = {0};
-    layout(&p, &one, context, 1, n);
-    return tchi_arena_fit(context, batch, one.used - scratch_of(context, 1, n), scratch_of(context, batch, n));
-}
-
 /* G = (G + G') / 2, with T for the transpose. */
 static tch_status symmetrize(tch_context *context, const tch_matrices *g, const tch_matrices *t)
 {
@@ -85,7 +77,12 @@ static tch_status backward_part(tch_context *context, const backward_call *call,
 static tch_status backward_in_parts(tch_context *context, const backward_call *call)
 {
     tch_status bad = TCH_OK;
-    int64_t chunk = choose_chunk(context, call->a.count, call->a.rows);
+    backward_buffers p;
+    tchi_arena one = {0};
+    int64_t n = call->a.rows;
+    layout(&p, &one, context, 1, n);
+    int64_t chunk = tchi_arena_fit(context, call->a.count, one.used - scratch_of(context, 1, n),
+                                   scratch_of(context, call->a.count, n));
     for (int64_t first = 0; first < call->a.count; first += chunk) {
         int64_t count = call->a.count - first < chunk ? call->a.count - first : chunk;
         TCHI_TRY(backward_part(context, call, first, count, &bad));

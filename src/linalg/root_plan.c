@@ -289,23 +289,18 @@ typedef struct pole_memo {
     double shifts[TCHI_MINIMAX_MAX_POLES], weights[TCHI_MINIMAX_MAX_POLES];
 } pole_memo;
 
-static const pole_memo *find_poles(int root, double low, double tolerance)
-{
-    static _Thread_local pole_memo memo;
-    if (memo.root != root || memo.low != low || memo.tolerance != tolerance) {
-        memo = (pole_memo){.root = root, .low = low, .tolerance = tolerance};
-        memo.count = tchi_minimax_poles(root, low, tolerance, memo.shifts, memo.weights, &memo.error);
-    }
-    return &memo;
-}
-
 static int plan_rational(tchi_root_plan *p, double low)
 {
-    const pole_memo *memo = find_poles(p->root, low, 0.25 * p->tolerance);
-    p->poles = memo->count;
-    memcpy(p->shifts, memo->shifts, sizeof p->shifts);
-    memcpy(p->weights, memo->weights, sizeof p->weights);
-    return p->poles < 1 || memo->error > p->tolerance ? -1 : p->poles;
+    static _Thread_local pole_memo memo;
+    double tolerance = 0.25 * p->tolerance;
+    if (memo.root != p->root || memo.low != low || memo.tolerance != tolerance) {
+        memo = (pole_memo){.root = p->root, .low = low, .tolerance = tolerance};
+        memo.count = tchi_minimax_poles(p->root, low, tolerance, memo.shifts, memo.weights, &memo.error);
+    }
+    p->poles = memo.count;
+    memcpy(p->shifts, memo.shifts, sizeof p->shifts);
+    memcpy(p->weights, memo.weights, sizeof p->weights);
+    return p->poles < 1 || memo.error > p->tolerance ? -1 : p->poles;
 }
 
 tch_status tchi_root_plan_finish(tchi_root_plan *plan, double low)

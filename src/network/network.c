@@ -137,14 +137,6 @@ static double bound_of(const tchi_layer *layer, bool is_last)
     return sqrt(3.0 * variance);
 }
 
-static void draw_weights(uint64_t key, int64_t first, int64_t count, double bound, float *weights)
-{
-    for (int64_t k = 0; k < count; k++) {
-        double unit = (double)(bits_of(key, (uint64_t)(first + k)) >> 11) * 0x1p-53;
-        weights[k] = (float)(bound * (2.0 * unit - 1.0));
-    }
-}
-
 static tch_status write_weights(tch_context *context, const tchi_layer *layer, uint64_t key, double bound,
                                 float *buffer)
 {
@@ -152,7 +144,10 @@ static tch_status write_weights(tch_context *context, const tchi_layer *layer, u
     int64_t count = layer->inputs * layer->outputs;
     for (int64_t first = 0; first < count; first += CHUNK) {
         int64_t n = count - first < CHUNK ? count - first : CHUNK;
-        draw_weights(key, first, n, bound, buffer);
+        for (int64_t k = 0; k < n; k++) {
+            double unit = (double)(bits_of(key, (uint64_t)(first + k)) >> 11) * 0x1p-53;
+            buffer[k] = (float)(bound * (2.0 * unit - 1.0));
+        }
         TCHI_TRY(context->backend->device->copy_bytes(context->state, to + first, buffer, n * (int64_t)sizeof *buffer,
                                                       TCH_COPY_TO_DEVICE));
     }
@@ -183,14 +178,6 @@ static tch_status create_layer(tch_context *context, tchi_layer *layer, int32_t 
     snprintf(layer->weight_name, sizeof layer->weight_name, "layer%d.weight", number);
     snprintf(layer->bias_name, sizeof layer->bias_name, "layer%d.bias", number);
     return TCH_OK;
-}
-
-static void destroy_layer(tchi_layer *layer)
-{
-    tch_tensor_destroy(layer->weight);
-    tch_tensor_destroy(layer->bias);
-    tch_tensor_destroy(layer->weight_gradient);
-    tch_tensor_destroy(layer->bias_gradient);
 }
 
 /* --- creation and destruction ------------------------------------------------------------------------------------ */
@@ -267,7 +254,10 @@ void tch_network_destroy(tch_network *network)
         return;
     }
     for (int32_t i = 0; i < network->layer_count; i++) {
-        destroy_layer(&network->layers[i]);
+        tch_tensor_destroy(network->layers[i].weight);
+        tch_tensor_destroy(network->layers[i].bias);
+        tch_tensor_destroy(network->layers[i].weight_gradient);
+        tch_tensor_destroy(network->layers[i].bias_gradient);
     }
     tchi_pool_free(network->context->pool, network->memory);
     tchi_host_release(network, struct_bytes(network->layer_count));
