@@ -69,7 +69,7 @@ static void place_tile(const tch_optimizer *o, const tchi_state *s, saved *f)
 static void place_shard(const tch_optimizer *o, const tchi_state *s, int64_t number, saved *f)
 {
     const tchi_shared_param *p = tchi_shared_param_at(o, s->param);
-    const tchi_held *held = tchi_held_at(o, p->first_held + number);
+    const tchi_held *held = (const tchi_held *)o->shared->held.items + p->first_held + number;
     int64_t offset = 0;
     for (int32_t k = 0; k < p->ndim; k++) {
         offset += held->offset[k] * s->strides[k];

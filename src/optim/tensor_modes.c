@@ -64,7 +64,8 @@ int64_t tchi_unpacked_fit(const tch_optimizer *o, const tchi_factor_batch *f, in
     return tchi_ceil_div(count, parts);
 }
 
-tch_matrices tchi_matrices_kept(const tchi_factor_batch *f, tchi_matrix_kind kind, int64_t first, int64_t count)
+/* With an `ld` of 0 where they are packed, as the table has it. */
+static tch_matrices kept_matrices(const tchi_factor_batch *f, tchi_matrix_kind kind, int64_t first, int64_t count)
 {
     tch_matrices kept = tchi_matrices_new(tchi_kept_at(f, kind, first), tchi_kept_type(f, kind), count, f->n, f->n);
     if (tchi_is_packed(f, kind)) {
@@ -123,7 +124,7 @@ tch_status tchi_matrices_begin(const tch_optimizer *o, const tchi_factor_batch *
 static tch_matrices kept_of(const tch_optimizer *o, const tchi_run *run, int32_t k, tchi_matrix_kind kind)
 {
     const tchi_factor_batch *f = tchi_factor_batch_at(o, run->block_batch->factor_batch[k]);
-    return tchi_matrices_kept(f, kind, run->block_batch->position[k] + run->first, run->count);
+    return kept_matrices(f, kind, run->block_batch->position[k] + run->first, run->count);
 }
 
 /* Blocks are matrices with the dimension along their rows or their columns, or neither. A matrix whose rows have gaps

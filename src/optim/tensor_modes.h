@@ -24,11 +24,7 @@ int64_t tchi_unpacked_bytes(const tch_optimizer *optimizer, const tchi_block_bat
 /* How many of `count` factors, with what is made of them, fit into the work buffers, in parts of about equal length. */
 int64_t tchi_unpacked_fit(const tch_optimizer *optimizer, const tchi_factor_batch *factor_batch, int64_t count);
 
-/* Matrices [first, first + count) as they are kept: with an `ld` of 0 where they are packed, as the table has it. */
-tch_matrices tchi_matrices_kept(const tchi_factor_batch *factor_batch, tchi_matrix_kind kind, int64_t first,
-                                int64_t count);
-
-/* The same, unpacked into `room` where they are not whole. */
+/* Matrices [first, first + count), unpacked into `room` where they are not kept whole. */
 tch_status tchi_matrices_open(const tch_optimizer *optimizer, const tchi_factor_batch *factor_batch,
                               tchi_matrix_kind kind, int64_t first, int64_t count, void *room, tch_matrices *matrices);
 

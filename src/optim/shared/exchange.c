@@ -1,5 +1,6 @@
-/* Moving what travels: see shared.h and routes.c. Rectangles are packed and unpacked by the operations that optimizers
- * use anyway: `gather`, which reads a rectangle of one array into another and converts its type, and `apply`. */
+/* Moving what travels: see shared.h and routes.c. Rectangles are packed and
+ * unpacked by the operations that optimizers use anyway: `gather`, which reads
+ * a rectangle of one array into another and converts its type, and `apply`. */
 #include <string.h>
 
 #include "core/check.h"
@@ -9,34 +10,30 @@
 #include "optim/rects.h"
 #include "shared.h"
 
-/* --- moving rectangles ------------------------------------------------------------------------------------------- */
+/* --- moving rectangles
+ * -------------------------------------------------------------------------------------------
+ */
+
+/* Where a part is read from or put to. */
+typedef enum place {
+    ON_WIRE,
+    STAGED,   /* the gradient of a tile */
+    IN_TILE,  /* the tile itself */
+    IN_PARAM, /* this rank's tensor */
+    WITH_ALL  /* the same, with all that belongs to the parameter: its gradient,
+               its state */
+} place;
 
 /* Where the elements of a part lie in an array. */
 typedef struct view {
+    char *data;
     int64_t at; /* elements */
     int64_t stride[TCHI_MOST_ORDER];
 } view;
 
-static view dense_view(const int64_t *size, int32_t order, int64_t at)
-{
-    view v = {.at = at};
-    int64_t stride = 1;
-    for (int32_t k = order - 1; k >= 0; k--) {
-        v.stride[k] = stride;
-        stride *= size[k];
-    }
-    return v;
-}
-
-static view tensor_view(const tchi_part *part)
-{
-    view v = {.at = part->at};
-    memcpy(v.stride, part->stride, sizeof v.stride);
-    return v;
-}
-
-/* One move of parts between two arrays, by one operation. Rectangles of `from` and `to` are those of the two innermost
- * dimensions, once for every index of the outer ones. */
+/* One move of parts between two arrays, by one operation. Rectangles of these
+ * are those of the two innermost dimensions, once for every index of the outer
+ * ones. */
 typedef struct move {
     tch_optimizer *optimizer;
     const tchi_step *now; /* NULL for what reads no gradient */
@@ -45,42 +42,65 @@ typedef struct move {
     bool second; /* the filtered gradient, which is the second block */
 } move;
 
-/* A rectangle of this rank's tensor, with all that belongs to it; or of any other array, which is read as a gradient
- * is. */
-typedef struct source {
-    const tchi_param *param; /* NULL: `data` */
-    char *data;
-    int64_t bytes; /* of an element */
-} source;
-
-static tch_status add_rects(move *m, const tchi_part *part, int32_t order, const source *from, const view *a, char *to,
-                            int64_t to_bytes, const view *b, double factor)
+static const tchi_param *param_of(const tch_optimizer *o, const tchi_part *part)
 {
+    return tchi_param_at(o, tchi_shared_tile(o, part->tile)->param);
+}
+
+static view view_of(const tch_optimizer *o, place where, const tchi_part *part, char *wire)
+{
+    const tchi_tile *tile = tchi_shared_tile(o, part->tile);
+    const tchi_param *p = param_of(o, part);
+    view v = {.data = p->data, .at = part->at};
+    if (where == IN_PARAM || where == WITH_ALL) {
+        memcpy(v.stride, part->stride, sizeof v.stride);
+        return v;
+    }
+    const int64_t *size = where == ON_WIRE ? part->size : tile->size;
+    int64_t stride = 1;
+    for (int32_t k = p->dims.order - 1; k >= 0; k--) {
+        v.stride[k] = stride;
+        stride *= size[k];
+    }
+    v.at = where == ON_WIRE ? 0 : part->in_tile;
+    v.data = where == ON_WIRE  ? wire + part->wire
+             : where == STAGED ? tchi_tile_at(o, tile->local)->staged
+                               : tchi_tile_at(o, tile->local)->data;
+    return v;
+}
+
+/* A part of `a`, which is read as a gradient is, or of the parameter, and its
+ * block in `b`, of elements of `type`. */
+static tch_status add_part(move *m, const tchi_part *part, place a_place, place b_place, char *wire, tch_scalar type,
+                           double factor)
+{
+    const tchi_param *p = param_of(m->optimizer, part);
+    view a = view_of(m->optimizer, a_place, part, wire);
+    view b = view_of(m->optimizer, b_place, part, wire);
+    int32_t order = p->dims.order;
+    int64_t bytes = tchi_scalar_size(type);
     int64_t outer = 1;
     int64_t cols = part->size[order - 1];
     int64_t rows = order > 1 ? part->size[order - 2] : 1;
+    int64_t stride = order > 1 ? a.stride[order - 2] : cols;
     for (int32_t k = 0; k + 2 < order; k++) {
         outer *= part->size[k];
     }
     for (int64_t i = 0; i < outer; i++) {
-        int64_t in_a = a->at;
-        int64_t in_b = b->at;
+        int64_t in_a = a.at;
+        int64_t in_b = b.at;
         int64_t rest = i;
         for (int32_t k = order - 3; k >= 0; k--) {
-            in_a += rest % part->size[k] * a->stride[k];
-            in_b += rest % part->size[k] * b->stride[k];
+            in_a += rest % part->size[k] * a.stride[k];
+            in_b += rest % part->size[k] * b.stride[k];
             rest /= part->size[k];
         }
-        int64_t stride = order > 1 ? a->stride[order - 2] : cols;
-        tch_rect rect = {.rows = rows, .cols = cols, .stride = stride};
-        if (from->param != NULL) {
-            const tchi_gradient *gradient = tchi_gradient_of(m->optimizer, m->now, from->param);
-            rect = tchi_rect_at(from->param, gradient, in_a, rows, cols, stride);
-        } else {
-            rect.grad = from->data + in_a * from->bytes;
+        tch_rect rect = {.rows = rows, .cols = cols, .stride = stride, .grad = a.data + in_a * bytes};
+        if (a_place == WITH_ALL) {
+            rect = tchi_rect_at(p, tchi_gradient_of(m->optimizer, m->now, p), in_a, rows, cols, stride);
         }
-        rect.block[m->second] = to + in_b * to_bytes;
-        rect.block_ld = order > 1 ? b->stride[order - 2] : cols;
+        rect.block[m->second] = b.data + in_b * bytes;
+        rect.block_ld = order > 1 ? b.stride[order - 2] : cols;
         rect.factor = factor;
         TCHI_TRY(tchi_list_add(&m->optimizer->shared->rects, &rect));
     }
@@ -114,25 +134,23 @@ static void keep_raw(move *m)
     m->update.skip = NULL;
 }
 
-static const tchi_param *param_of(const tch_optimizer *o, const tchi_part *part)
-{
-    return tchi_param_at(o, tchi_shared_tile(o, part->tile)->param);
-}
-
 static const tchi_part *parts_of(const tchi_list *list)
 {
     return list->items;
 }
 
-/* --- gradients to the wire --------------------------------------------------------------------------------------- */
+/* --- gradients to the wire
+ * ---------------------------------------------------------------------------------------
+ */
 
 static bool adds_decay(const tch_optimizer *o, int32_t group)
 {
     return tchi_adds_decay(o->method->blocks, &tchi_group_at(o, group)->config);
 }
 
-/* Gradients of this rank's tensors, of one pair of types, to the wire or, where that is NULL, straight to its tiles.
- * What is filtered here, or has decay added to it, is unscaled here too. */
+/* Gradients of this rank's tensors, of one pair of types, to the wire or, where
+ * that is NULL, straight to its tiles. What is filtered here, or has decay
+ * added to it, is unscaled here too. */
 static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list,
                                  char *wire, tch_scalar type, tch_scalar grad)
 {
@@ -142,17 +160,11 @@ static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t
     bool l2 = false;
     for (int64_t i = 0; i < list->count; i++) {
         const tchi_part *part = &parts_of(list)[i];
-        const tchi_tile *tile = tchi_shared_tile(o, part->tile);
         const tchi_param *p = param_of(o, part);
         const tchi_gradient *gradient = &now->gradients[p->index];
         if (gradient->data == NULL || p->type != type || gradient->type != grad) {
             continue;
         }
-        int32_t order = p->dims.order;
-        int64_t bytes = tchi_scalar_size(p->wire_in);
-        source from = {.param = p};
-        view a = tensor_view(part);
-        view b = wire != NULL ? dense_view(part->size, order, 0) : dense_view(tile->size, order, part->in_tile);
         if (p->filters) {
             filter = config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA;
         }
@@ -160,8 +172,7 @@ static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t
         m.second = p->filters;
         m.update.block_type = p->wire_in;
         m.update.grad_type = grad;
-        TCHI_TRY(add_rects(&m, part, order, &from, &a,
-                           wire != NULL ? wire + part->wire : tchi_tile_at(o, tile->local)->staged, bytes, &b, 1.0));
+        TCHI_TRY(add_part(&m, part, WITH_ALL, wire != NULL ? ON_WIRE : STAGED, wire, p->wire_in, 1.0));
     }
     if (filter == TCH_FILTER_NONE && !l2) {
         keep_raw(&m);
@@ -182,15 +193,9 @@ static tch_status pack_all(tch_optimizer *o, const tchi_step *now, int32_t group
     return TCH_OK;
 }
 
-/* --- parts as they are ------------------------------------------------------------------------------------------- */
-
-/* Where a part is read from or put to. */
-typedef enum place {
-    ON_WIRE,
-    STAGED,  /* the gradient of a tile */
-    IN_TILE, /* the tile itself */
-    IN_PARAM /* this rank's tensor */
-} place;
+/* --- parts as they are
+ * -------------------------------------------------------------------------------------------
+ */
 
 typedef struct copy {
     tch_optimizer *optimizer;
@@ -200,31 +205,6 @@ typedef struct copy {
     place from, to;
     char *wire;
 } copy;
-
-static char *data_of(const copy *c, place where, const tchi_part *part)
-{
-    const tchi_tile *tile = tchi_shared_tile(c->optimizer, part->tile);
-    switch (where) {
-    case ON_WIRE:
-        return c->wire + part->wire;
-    case STAGED:
-        return tchi_tile_at(c->optimizer, tile->local)->staged;
-    case IN_TILE:
-        return tchi_tile_at(c->optimizer, tile->local)->data;
-    default:
-        return tchi_param_at(c->optimizer, tile->param)->data;
-    }
-}
-
-static view view_of(const copy *c, place where, const tchi_part *part)
-{
-    const tchi_tile *tile = tchi_shared_tile(c->optimizer, part->tile);
-    int32_t order = param_of(c->optimizer, part)->dims.order;
-    if (where == IN_PARAM) {
-        return tensor_view(part);
-    }
-    return where == ON_WIRE ? dense_view(part->size, order, 0) : dense_view(tile->size, order, part->in_tile);
-}
 
 static double factor_of(const tch_optimizer *o, const tchi_param *p, const tchi_tile *tile)
 {
@@ -255,13 +235,9 @@ static tch_status apply_parts(tch_optimizer *o, const tchi_step *now, int32_t gr
         if (!takes_result(o, now, p, type, false)) {
             continue;
         }
-        source from = {.param = p};
-        view a = tensor_view(part);
-        view b = dense_view(part->size, p->dims.order, 0);
         m.update.grad_type = now->gradients[p->index].type;
         m.update.block_type = p->wire_out;
-        TCHI_TRY(add_rects(&m, part, p->dims.order, &from, &a, wire + part->wire, tchi_scalar_size(p->wire_out), &b,
-                           factor_of(o, p, tile)));
+        TCHI_TRY(add_part(&m, part, WITH_ALL, ON_WIRE, wire, p->wire_out, factor_of(o, p, tile)));
     }
     return o->shared->rects.count == 0
                ? TCH_OK
@@ -291,11 +267,7 @@ static tch_status copy_types(const copy *c, tch_scalar type, tch_scalar wire)
         if ((c->to == STAGED ? p->wire_in : p->wire_out) != wire || !is_copied(c, p, type)) {
             continue;
         }
-        int64_t bytes = tchi_scalar_size(wire);
-        source from = {NULL, data_of(c, c->from, part), bytes};
-        view a = view_of(c, c->from, part);
-        view b = view_of(c, c->to, part);
-        TCHI_TRY(add_rects(&m, part, p->dims.order, &from, &a, data_of(c, c->to, part), bytes, &b, 1.0));
+        TCHI_TRY(add_part(&m, part, c->from, c->to, c->wire, wire, 1.0));
     }
     m.update.grad_type = m.update.block_type = wire;
     keep_raw(&m);
@@ -324,10 +296,12 @@ tch_status tchi_exchange_values(tch_optimizer *optimizer, int32_t group)
     return TCH_OK;
 }
 
-/* --- collectives ------------------------------------------------------------------------------------------------- */
+/* --- collectives
+ * -------------------------------------------------------------------------------------------------
+ */
 
-/* What is sent lies in its buffer once the work queued so far is done: then the second stream goes on, and tells by an
- * event when it is done. */
+/* What is sent lies in its buffer once the work queued so far is done: then the
+ * second stream goes on, and tells by an event when it is done. */
 static tch_status begin_side(tch_optimizer *o, void **stream)
 {
     const tch_device_ops *d = o->context->backend->device;
@@ -363,9 +337,12 @@ static tch_status send_route(tch_optimizer *o, const tchi_route *route, const ch
     return tchi_comm_all_to_all(o->shared->comm, sent, received, &counts, stream);
 }
 
-/* --- a step ------------------------------------------------------------------------------------------------------ */
+/* --- a step
+ * ------------------------------------------------------------------------------------------------------
+ */
 
-/* The next bucket's gradients set out. Its buffers are free: the bucket before the last has arrived. */
+/* The next bucket's gradients set out. Its buffers are free: the bucket before
+ * the last has arrived. */
 static tch_status call_in(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     tchi_exchange *x = tchi_group_at(o, group)->exchange;

@@ -101,19 +101,9 @@ static void count_held(planner *p, const tchi_tile *tile)
         p->held[p->holding[--p->holders]] = 0;
     }
     p->elements = tchi_elements(tile->size, r->order);
-    int64_t first;
-    int64_t end;
-    tchi_regions_near(r, tile->start, tile->size, &first, &end);
-    for (int64_t i = first; i < end; i++) {
-        const tchi_region *region = tchi_region_at(r, i);
-        int64_t from[TCHI_MOST_ORDER];
-        int64_t extent[TCHI_MOST_ORDER];
-        if (region->holders < 0 || !tchi_region_meets(region, r->order, tile->start, tile->size, from, extent)) {
-            continue;
-        }
-        int64_t count = tchi_elements(extent, r->order);
-        for (int32_t h = 0; h < region->holders; h++) {
-            hold(p, tchi_region_holders(r, region)[h], count);
+    for (tchi_meeting m = tchi_meetings_of(r, tile->start, tile->size); tchi_next_meeting(&m);) {
+        for (int32_t h = 0; h < m.region->holders; h++) {
+            hold(p, tchi_region_holders(r, m.region)[h], tchi_elements(m.extent, r->order));
         }
     }
 }

@@ -178,6 +178,22 @@ static tch_status join_equal(tchi_regions *r)
     return TCH_OK;
 }
 
+static bool meets(const tchi_region *region, int32_t order, const int64_t *start, const int64_t *size, int64_t *from,
+                  int64_t *extent)
+{
+    for (int32_t k = 0; k < order; k++) {
+        int64_t a = region->start[k] > start[k] ? region->start[k] : start[k];
+        int64_t x = region->start[k] + region->size[k];
+        int64_t y = start[k] + size[k];
+        from[k] = a;
+        extent[k] = (x < y ? x : y) - a;
+        if (extent[k] <= 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static tch_status check_whole(const tchi_regions *r, const tchi_dims *dims, const char *name)
 {
     int64_t have = 0;
@@ -187,8 +203,7 @@ static tch_status check_whole(const tchi_regions *r, const tchi_dims *dims, cons
         have += tchi_elements(region->size, dims->order);
         int64_t from[TCHI_MOST_ORDER];
         int64_t extent[TCHI_MOST_ORDER];
-        if (i > 0 &&
-            tchi_region_meets(tchi_region_at(r, i - 1), dims->order, region->start, region->size, from, extent)) {
+        if (i > 0 && meets(tchi_region_at(r, i - 1), dims->order, region->start, region->size, from, extent)) {
             have = -1;
             break;
         }
@@ -273,22 +288,6 @@ void tchi_regions_release(tchi_regions *regions)
     tchi_list_release(&regions->holders);
 }
 
-bool tchi_region_meets(const tchi_region *region, int32_t order, const int64_t *start, const int64_t *size,
-                       int64_t *from, int64_t *extent)
-{
-    for (int32_t k = 0; k < order; k++) {
-        int64_t a = region->start[k] > start[k] ? region->start[k] : start[k];
-        int64_t x = region->start[k] + region->size[k];
-        int64_t y = start[k] + size[k];
-        from[k] = a;
-        extent[k] = (x < y ? x : y) - a;
-        if (extent[k] <= 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* The first of [first, end) that begins after `start` along dimension k, by which these are ordered. */
 static int64_t first_after(const tchi_regions *r, int32_t k, int64_t start, int64_t first, int64_t end)
 {
@@ -303,8 +302,8 @@ static int64_t first_after(const tchi_regions *r, int32_t k, int64_t start, int6
     return first;
 }
 
-void tchi_regions_near(const tchi_regions *regions, const int64_t *start, const int64_t *size, int64_t *first,
-                       int64_t *end)
+static void find_near(const tchi_regions *regions, const int64_t *start, const int64_t *size, int64_t *first,
+                      int64_t *end)
 {
     *first = 0;
     *end = regions->list.count;
@@ -316,4 +315,22 @@ void tchi_regions_near(const tchi_regions *regions, const int64_t *start, const 
             return; /* those that begin together are ordered along the next dimension */
         }
     }
+}
+
+tchi_meeting tchi_meetings_of(const tchi_regions *regions, const int64_t *start, const int64_t *size)
+{
+    tchi_meeting m = {.regions = regions, .start = start, .size = size};
+    find_near(regions, start, size, &m.next, &m.end);
+    return m;
+}
+
+bool tchi_next_meeting(tchi_meeting *m)
+{
+    while (m->next < m->end) {
+        m->region = tchi_region_at(m->regions, m->next++);
+        if (meets(m->region, m->regions->order, m->start, m->size, m->from, m->extent)) {
+            return true;
+        }
+    }
+    return false;
 }

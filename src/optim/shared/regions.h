@@ -47,12 +47,17 @@ static inline const int32_t *tchi_region_holders(const tchi_regions *r, const tc
     return (const int32_t *)tchi_offset(r->holders.items, region->first_holder * (int64_t)sizeof(int32_t));
 }
 
-/* The part of a block that a region has: where it begins and its sizes, in the parameter's dims; false for none. */
-bool tchi_region_meets(const tchi_region *region, int32_t order, const int64_t *start, const int64_t *size,
-                       int64_t *from, int64_t *extent);
+/* What regions have of a block, one after the other: where the part begins and its sizes, in the parameter's dims. All
+ * regions that meet the block are among [next, end): of rows or columns no others are, of a mesh few. */
+typedef struct tchi_meeting {
+    const tchi_regions *regions;
+    const int64_t *start, *size; /* of the block */
+    int64_t next, end;
+    const tchi_region *region;
+    int64_t from[TCHI_MOST_ORDER], extent[TCHI_MOST_ORDER];
+} tchi_meeting;
 
-/* All regions that meet a block are among [first, end): of rows or columns no others are, of a mesh few. */
-void tchi_regions_near(const tchi_regions *regions, const int64_t *start, const int64_t *size, int64_t *first,
-                       int64_t *end);
+tchi_meeting tchi_meetings_of(const tchi_regions *regions, const int64_t *start, const int64_t *size);
+bool tchi_next_meeting(tchi_meeting *meeting);
 
 #endif

@@ -357,19 +357,14 @@ static tch_status walk_regions(const route_planner *r, int64_t number)
     const tchi_tile *tile = tchi_shared_tile(r->optimizer, number);
     const tchi_regions *of = r->regions;
     bool all = is_whole(of) || tile->owner == r->rank;
-    int64_t first;
-    int64_t end;
-    tchi_regions_near(of, tile->start, tile->size, &first, &end);
-    first = all || first > r->first_here ? first : r->first_here;
-    end = all || end < r->end_here ? end : r->end_here;
-    for (int64_t k = first; k < end; k++) {
-        const tchi_region *region = tchi_region_at(of, k);
-        int64_t from[TCHI_MOST_ORDER];
-        int64_t extent[TCHI_MOST_ORDER];
-        if ((all || region->here) && tchi_region_meets(region, of->order, tile->start, tile->size, from, extent)) {
-            tchi_part part = part_of(tile, number, of->order, region, from, extent);
-            TCHI_TRY(region->holders < 0 ? plan_whole(r, number, of->order, part)
-                                         : plan_sharded(r, number, region, part));
+    tchi_meeting m = tchi_meetings_of(of, tile->start, tile->size);
+    m.next = all ? m.next : tchi_max(m.next, r->first_here);
+    m.end = all ? m.end : tchi_min(m.end, r->end_here);
+    while (tchi_next_meeting(&m)) {
+        if (all || m.region->here) {
+            tchi_part part = part_of(tile, number, of->order, m.region, m.from, m.extent);
+            TCHI_TRY(m.region->holders < 0 ? plan_whole(r, number, of->order, part)
+                                           : plan_sharded(r, number, m.region, part));
         }
     }
     return TCH_OK;
@@ -381,15 +376,8 @@ static bool tile_crosses(const route_planner *r, const tchi_tile *tile)
 {
     const tchi_regions *of = r->regions;
     bool crosses = r->ranks == 1;
-    int64_t first;
-    int64_t end;
-    tchi_regions_near(of, tile->start, tile->size, &first, &end);
-    for (int64_t k = first; k < end && !crosses; k++) {
-        const tchi_region *region = tchi_region_at(of, k);
-        int64_t from[TCHI_MOST_ORDER];
-        int64_t extent[TCHI_MOST_ORDER];
-        bool alone = region->holders == 1 && tchi_region_holders(of, region)[0] == tile->owner;
-        crosses = !alone && tchi_region_meets(region, of->order, tile->start, tile->size, from, extent);
+    for (tchi_meeting m = tchi_meetings_of(of, tile->start, tile->size); !crosses && tchi_next_meeting(&m);) {
+        crosses = m.region->holders != 1 || tchi_region_holders(of, m.region)[0] != tile->owner;
     }
     return crosses;
 }

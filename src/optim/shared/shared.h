@@ -157,10 +157,6 @@ static inline const tchi_shared_param *tchi_shared_param_at(const tch_optimizer 
 {
     return (const tchi_shared_param *)o->shared->params.items + i;
 }
-static inline const tchi_held *tchi_held_at(const tch_optimizer *o, int64_t i)
-{
-    return (const tchi_held *)o->shared->held.items + i;
-}
 
 /* --- making: see create.c */
 

@@ -597,7 +597,8 @@ static void ortho_step(int64_t m, int64_t n, const double *k, double *x)
     test_drop(g2);
 }
 
-void ref_orthogonalize(const tch_optim_config *config, int32_t narrow, int64_t m, int64_t n, double *x)
+/* In place. */
+static void orthogonalize(const tch_optim_config *config, int32_t narrow, int64_t m, int64_t n, double *x)
 {
     double k[3];
     double *short_side = test_zeros(m * n);
@@ -671,7 +672,7 @@ static void step_muon(ref_optim *r, const tch_optim_config *c, ref_block *b, dou
         b->average[e] += (1.0 - c->momentum) * (g[e] - b->average[e]);
         g[e] = c->nesterov ? g[e] + c->momentum * (b->average[e] - g[e]) : b->average[e];
     }
-    ref_orthogonalize(c, r->narrow, r->dims[0], r->dims[1], g);
+    orthogonalize(c, r->narrow, r->dims[0], r->dims[1], g);
     if (r->method == TCH_OPTIM_NORMUON) {
         double rows = (double)r->dims[r->by_columns ? 1 : 0];
         normalize_rows(r, c, b, g);

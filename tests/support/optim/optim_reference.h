@@ -47,7 +47,4 @@ ref_optim *ref_optim_make(const tch_optim_config *config, int32_t ndim, const in
 /* One step with a gradient in the order of memory. */
 void ref_optim_step(ref_optim *r, const tch_optim_config *config, const double *gradient);
 
-/* For tests of the parts: the orthogonalization of an m by n matrix in place, `narrow` as above. */
-void ref_orthogonalize(const tch_optim_config *config, int32_t narrow, int64_t m, int64_t n, double *x);
-
 #endif
