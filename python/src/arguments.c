@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "errors.h"
-
 int py_refuse_type(PyObject *value, const char *name, const char *expected)
 {
     PyObject *type = py_type_name(value);

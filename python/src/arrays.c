@@ -6,19 +6,8 @@
 #include <string.h>
 
 #include "arguments.h"
-#include "errors.h"
 
 /* --- refusals ---------------------------------------------------------------------------------------------------- */
-
-int py_array_refuse(PyObject *exception, const py_operand *operand, const char *why)
-{
-    PyObject *type = py_type_name(operand->object);
-    if (type != NULL) {
-        PyErr_Format(exception, "%s (of type %U) %s", operand->name, type, why);
-        Py_DECREF(type);
-    }
-    return -1;
-}
 
 /* The text of an exception up to its first line break, PyTorch's having stack traces below. NULL when there is none. */
 static PyObject *first_line(PyObject *value)
@@ -43,7 +32,7 @@ static bool is_about_array(void)
     return PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError);
 }
 
-int py_array_refuse_because(PyObject *exception, const py_operand *operand, const char *why)
+int py_array_refuse(PyObject *exception, const py_operand *operand, const char *why)
 {
     if (PyErr_Occurred() && !is_about_array()) {
         return -1;
@@ -155,7 +144,7 @@ static int refuse_shrunk(const py_array *array, const py_operand *operand)
 {
     int shrunk = (operand->use & PY_WHOLE) != 0 ? py_is_shrunk(operand->object, &array->tensor) : 0;
     if (shrunk < 0) {
-        return py_array_refuse_because(PyExc_TypeError, operand, "cannot be used as an array");
+        return py_array_refuse(PyExc_TypeError, operand, "cannot be used as an array");
     }
     return shrunk == 0 ? 0
                        : py_array_refuse(PyExc_ValueError, operand,
@@ -166,7 +155,7 @@ static int refuse_negated(const py_operand *operand)
 {
     int negated = py_is_negated(operand->object);
     if (negated < 0) {
-        return py_array_refuse_because(PyExc_TypeError, operand, "cannot be used as an array");
+        return py_array_refuse(PyExc_TypeError, operand, "cannot be used as an array");
     }
     return negated ? py_array_refuse(PyExc_TypeError, operand, "is lazily negated; use its resolve_neg()") : 0;
 }
@@ -187,7 +176,7 @@ int py_array_borrow_new(py_array *array, const py_operand *operand, const DLPack
 {
     tch_tensor given;
     if (table->borrow(operand->object, &given) != 0) {
-        return py_array_refuse_because(PyExc_TypeError, operand, "cannot be used as an array");
+        return py_array_refuse(PyExc_TypeError, operand, "cannot be used as an array");
     }
     if (py_array_adopt(array, operand, &given) < 0) {
         return -1;
@@ -263,7 +252,7 @@ int py_arrays_stream(const py_array *arrays, tch_tensor *const *tensors, const p
             continue;
         }
         if (arrays[i].table->current_stream(TCH_DEVICE_CUDA, tensors[i]->device.index, &stream->handle) != 0) {
-            return py_array_refuse_because(PyExc_RuntimeError, &operands[i], "did not tell its stream");
+            return py_array_refuse(PyExc_RuntimeError, &operands[i], "did not tell its stream");
         }
         stream->asked = true;
         return 0;
@@ -325,7 +314,7 @@ static int check_unchanged(const py_array *arrays, tch_tensor *const *tensors, c
             continue;
         }
         if (arrays[i].table->borrow(operands[i].object, &now) != 0) {
-            return py_array_refuse_because(PyExc_TypeError, &operands[i], "cannot be used as an array");
+            return py_array_refuse(PyExc_TypeError, &operands[i], "cannot be used as an array");
         }
         if (py_data_of(&now) != py_data_of(tensors[i]) || !py_same_form(&now, tensors[i])) {
             return py_array_refuse(PyExc_ValueError, &operands[i],

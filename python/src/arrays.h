@@ -118,8 +118,7 @@ int py_array_import(py_array *array, const py_operand *operand, void *stream);
 /* Copies a description into the array, after checking what the library cannot: rank, dtype, that there is memory. */
 int py_array_adopt(py_array *array, const py_operand *operand, const tch_tensor *given);
 
-/* "NAME (of type TYPE) WHY", and with the first line of the exception that is set after it. Always -1. */
+/* "NAME (of type TYPE) WHY", followed by the first line of the exception that is set, if one is. Always -1. */
 int py_array_refuse(PyObject *exception, const py_operand *operand, const char *why);
-int py_array_refuse_because(PyObject *exception, const py_operand *operand, const char *why);
 
 #endif

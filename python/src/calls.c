@@ -3,8 +3,6 @@
 
 #include <time.h>
 
-#include "errors.h"
-
 static _Thread_local int64_t in_library;
 
 int64_t py_library_time(void)

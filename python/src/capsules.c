@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "arguments.h"
-#include "errors.h"
 
 /* Made once, by py_capsules_register. */
 static struct {
@@ -48,6 +47,7 @@ static int device_kind(const py_operand *operand, int64_t *kind)
 {
     PyObject *method = PyObject_GetAttr(operand->object, constants.dlpack_device);
     if (method == NULL) {
+        PyErr_Clear();
         return py_array_refuse(PyExc_TypeError, operand,
                                "is not an array: expected a torch tensor or an array that speaks DLPack");
     }
@@ -56,7 +56,7 @@ static int device_kind(const py_operand *operand, int64_t *kind)
     PyObject *first = pair != NULL && PyTuple_Check(pair) && PyTuple_Size(pair) == 2 ? PyTuple_GetItem(pair, 0) : NULL;
     int failed = first == NULL || py_take_int(first, "the device", INT32_MIN, INT32_MAX, kind) < 0;
     Py_XDECREF(pair);
-    return failed ? py_array_refuse_because(PyExc_TypeError, operand, "does not tell its device") : 0;
+    return failed ? py_array_refuse(PyExc_TypeError, operand, "does not tell its device") : 0;
 }
 
 /* {"max_version": (1, 0)} and, for a GPU, {"stream": number}, of which the default stream's is 1. */
@@ -184,8 +184,7 @@ int py_array_import(py_array *array, const py_operand *operand, void *stream)
     }
     if (capsule == NULL) {
         bool buffer = PyErr_ExceptionMatches(PyExc_BufferError);
-        return py_array_refuse_because(buffer ? PyExc_ValueError : PyExc_TypeError, operand,
-                                       "cannot be used as an array");
+        return py_array_refuse(buffer ? PyExc_ValueError : PyExc_TypeError, operand, "cannot be used as an array");
     }
     int failed = open_capsule(array, operand, capsule);
     Py_DECREF(capsule);

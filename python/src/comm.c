@@ -3,7 +3,6 @@
 #include "session.h"
 
 #include "arguments.h"
-#include "errors.h"
 
 /* --- collectives ------------------------------------------------------------------------------------------------- */
 

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "errors.h"
-
 /* Streams of one GPU that have contexts of their own at the same time, each with workspaces for itself and cuBLAS.
  * Beyond them a context passes from the stream that was not used for longest to the new one. */
 #define MOST_STREAMS 4

@@ -7,7 +7,6 @@
 #include "arguments.h"
 #include "calls.h"
 #include "contexts.h"
-#include "errors.h"
 
 static PyObject *library_path(PY_NO_ARGUMENTS)
 {

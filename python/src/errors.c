@@ -1,6 +1,6 @@
 /* The exceptions. Each status becomes the type that a Python programmer would catch for it; the text is the
  * library's. */
-#include "errors.h"
+#include "python.h"
 
 #include <stdbool.h>
 #include <string.h>

@@ -9,7 +9,6 @@
 #include "arguments.h"
 #include "calls.h"
 #include "contexts.h"
-#include "errors.h"
 #include "module.h"
 
 enum { LOG_SIZE = 1 << 16 };

@@ -8,7 +8,6 @@
 
 #include "arguments.h"
 #include "contexts.h"
-#include "errors.h"
 
 /* --- the words for a parameter ----------------------------------------------------------------------------------- */
 

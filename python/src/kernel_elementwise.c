@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "arguments.h"
-#include "errors.h"
 #include "module.h"
 
 enum { BEFORE_INPUTS = 2 };

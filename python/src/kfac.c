@@ -5,7 +5,6 @@
 #include <stdio.h>
 
 #include "arguments.h"
-#include "errors.h"
 #include "module.h"
 #include "optim_config.h"
 

@@ -9,7 +9,6 @@
 #include "arguments.h"
 #include "contexts.h"
 #include "dlpack.h"
-#include "errors.h"
 
 typedef struct storage {
     atomic_int references;

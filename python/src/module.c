@@ -5,7 +5,6 @@
 
 #include "arrays.h"
 #include "contexts.h"
-#include "errors.h"
 
 /* Exceptions, types and contexts are kept for the whole process, so there is room for one interpreter. */
 static int check_interpreter(void)

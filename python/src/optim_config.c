@@ -3,7 +3,6 @@
 #include "optim_config.h"
 
 #include "arguments.h"
-#include "errors.h"
 
 #define AT(name) #name, offsetof(tch_optim_config, name)
 

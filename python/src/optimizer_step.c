@@ -5,7 +5,6 @@
 #include "optimizer.h"
 
 #include "arguments.h"
-#include "errors.h"
 
 enum { FITS = -1 };
 

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include "arguments.h"
-#include "errors.h"
 #include "module.h"
 
 typedef struct scaler {

@@ -7,7 +7,6 @@
 
 #include "arguments.h"
 #include "contexts.h"
-#include "errors.h"
 #include "module.h"
 
 enum { STATE_ALIGNMENT = 256 };
