@@ -8,12 +8,17 @@
 
 /* --- failures ---------------------------------------------------------------------------------------------------- */
 
+static void check_rank(const shared_training *t, int32_t rank, tch_status expected, const char *words)
+{
+    CHECK(t->statuses[rank] == expected && strstr(t->messages[rank], words) != NULL, "rank %d gave %s: %s", rank,
+          tch_status_name(t->statuses[rank]), t->messages[rank]);
+}
+
 /* Every rank must have ended as `expected`, with these words in its message. */
 static void check_all(const shared_training *t, int32_t ranks, tch_status expected, const char *words)
 {
     for (int32_t r = 0; r < ranks; r++) {
-        CHECK(t->statuses[r] == expected && strstr(t->messages[r], words) != NULL, "rank %d gave %s: %s", r,
-              tch_status_name(t->statuses[r]), t->messages[r]);
+        check_rank(t, r, expected, words);
     }
 }
 
@@ -62,54 +67,7 @@ static void nan_on_one_rank(void **state)
     }
 }
 
-static void gradient_missing_on_one_rank(void **state)
-{
-    for (size_t p = 0; p < TEST_COUNT(failing_placements); p++) {
-        test_case("placement %d", (int)p);
-        tch_optim_config c = shared_config(TCH_OPTIM_SHAMPOO);
-        c.nonfinite = TCH_NONFINITE_RAISE; /* so that the host learns of it at once on a GPU too */
-        shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
-        t.lacking_rank = 2;
-        run_bad(&t, 4, failing_placements[p], shared_train);
-        check_all(&t, 4, TCH_ERR_COMM, "gradients of different parameters");
-    }
-}
-
-/* A wrong gradient on one rank: that one has its error, the others do not wait for it, and nothing is changed. */
-static void wrong_gradient_on_one_rank(void **state)
-{
-    tch_optim_config c = shared_config(TCH_OPTIM_MUON);
-    c.nonfinite = TCH_NONFINITE_RAISE;
-    shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
-    t.wrong_rank = 1;
-    run_bad(&t, 3, placed_replicated, shared_train);
-    CHECK(t.statuses[1] == TCH_ERR_SHAPE, "%s", t.messages[1]);
-    for (int32_t r = 0; r < 3; r += 2) {
-        CHECK(t.statuses[r] == TCH_ERR_COMM && strstr(t.messages[r], "nothing was changed") != NULL, "%s",
-              t.messages[r]);
-    }
-}
-
-static double rate_of_the_first;
-
-static void other_rate_on_the_first(tch_comm *comm, int32_t rank, void *user)
-{
-    shared_training *t = user;
-    shared_training mine = *t;
-    mine.config.lr = rank == 0 ? rate_of_the_first : t->config.lr;
-    shared_train(comm, rank, &mine);
-    t->statuses[rank] = mine.statuses[rank];
-    memcpy(t->messages[rank], mine.messages[rank], sizeof mine.messages[rank]);
-}
-
-static void different_code(void **state)
-{
-    tch_optim_config c = shared_config(TCH_OPTIM_SOAP);
-    shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
-    rate_of_the_first = 0.5;
-    run_bad(&t, 3, placed_by_rows, other_rate_on_the_first);
-    check_all(&t, 3, TCH_ERR_COMM, "different models, options or placements");
-}
+/* --- what one rank or all do wrong -------------------------------------------------------------------------------- */
 
 static int32_t wrong_on_one_rank(const placed_shape *s, int32_t ranks, tch_shard *shards)
 {
@@ -117,47 +75,6 @@ static int32_t wrong_on_one_rank(const placed_shape *s, int32_t ranks, tch_shard
     shards[ranks - 1].rank = ranks;
     return ranks;
 }
-
-/* A rank that cannot make its part has its own error, and the others do not wait for it. */
-static void refused_by_one_rank(void **state)
-{
-    tch_optim_config c = shared_config(TCH_OPTIM_MUON);
-    shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
-    rate_of_the_first = -1.0;
-    run_bad(&t, 3, placed_by_rows, other_rate_on_the_first);
-    CHECK(t.statuses[0] == TCH_ERR_INVALID_ARGUMENT && strstr(t.messages[0], "lr is -1") != NULL, "%s", t.messages[0]);
-    for (int32_t r = 1; r < 3; r++) {
-        CHECK(t.statuses[r] == TCH_ERR_COMM && strstr(t.messages[r], "could not make its part") != NULL, "%s",
-              t.messages[r]);
-    }
-    run_bad(&t, 3, wrong_on_one_rank, shared_train);
-    check_all(&t, 3, TCH_ERR_INVALID_ARGUMENT, "outside the tensor or the group");
-}
-
-/* A rank dies at each of the collectives of the first steps, or its transport fails there: every other rank ends with
- * an error that names the group and the operation. */
-static void rank_that_dies(void **state)
-{
-    for (int64_t call = 1; call <= 8; call++) {
-        for (int gone = 0; gone < 2; gone++) {
-            test_case("collective %lld, %s", (long long)call, gone ? "gone" : "failing");
-            pretend_group group;
-            pretend_open(&group, 3);
-            group.timeout_s = 0.3;
-            group.ranks[1].fails_at = gone ? 0 : call;
-            group.ranks[1].gone_at = gone ? call : 0;
-            tch_optim_config c = shared_config(TCH_OPTIM_MUON);
-            shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
-            t.group = &group;
-            t.place = placed_by_rows;
-            pretend_run(&group, shared_train, &t);
-            check_all(&t, 3, TCH_ERR_COMM, "of 'pretended', rank ");
-            pretend_close(&group);
-        }
-    }
-}
-
-/* --- placements that are wrong ------------------------------------------------------------------------------------ */
 
 static int32_t overlapping(const placed_shape *s, int32_t ranks, tch_shard *shards)
 {
@@ -184,34 +101,97 @@ static int32_t beyond_the_end(const placed_shape *s, int32_t ranks, tch_shard *s
     return ranks;
 }
 
-static void bad_placements(void **state)
+static double rate_of_the_first; /* 0: that of the others */
+
+static void train_with_another_rate(tch_comm *comm, int32_t rank, void *user)
 {
+    shared_training *t = user;
+    shared_training mine = *t;
+    mine.config.lr = rank == 0 && rate_of_the_first != 0.0 ? rate_of_the_first : t->config.lr;
+    shared_train(comm, rank, &mine);
+    t->statuses[rank] = mine.statuses[rank];
+    memcpy(t->messages[rank], mine.messages[rank], sizeof mine.messages[rank]);
+}
+
+enum { NONE = -1 };
+
+/* A rank whose call is wrong has its own error, and the others do not wait for it; nothing is changed. */
+static void wrong_calls(void **state)
+{
+    static const char cover[] = "overlap without being equal, or leave elements out";
+    static const char outside[] = "outside the tensor or the group";
+    static const char apart[] = "gradients of different parameters";
     static const struct {
+        const char *name;
+        tch_optim_kind kind;
+        int32_t ranks;
         placed_how place;
+        int32_t lacking_rank, wrong_rank; /* of a gradient */
+        double rate_of_the_first;
+        tch_state_dtype moments;
+        tch_status status; /* of all ranks but one */
         const char *words;
+        int32_t at_fault; /* that one */
+        tch_status own_status;
+        const char *own_words;
     } cases[] = {
-        {overlapping, "overlap without being equal, or leave elements out"},
-        {with_a_hole, "overlap without being equal, or leave elements out"},
-        {beyond_the_end, "outside the tensor or the group"},
+        {"gradient missing", TCH_OPTIM_SHAMPOO, 4, placed_replicated, 2, NONE, 0, 0, TCH_ERR_COMM, apart, NONE, 0, ""},
+        {"gradient missing", TCH_OPTIM_SHAMPOO, 4, placed_by_rows, 2, NONE, 0, 0, TCH_ERR_COMM, apart, NONE, 0, ""},
+        {"gradient missing", TCH_OPTIM_SHAMPOO, 4, placed_by_columns, 2, NONE, 0, 0, TCH_ERR_COMM, apart, NONE, 0, ""},
+        {"gradient of another shape", TCH_OPTIM_MUON, 3, placed_replicated, NONE, 1, 0, 0, TCH_ERR_COMM,
+         "nothing was changed", 1, TCH_ERR_SHAPE, ""},
+        {"another rate", TCH_OPTIM_SOAP, 3, placed_by_rows, NONE, NONE, 0.5, 0, TCH_ERR_COMM,
+         "different models, options or placements", NONE, 0, ""},
+        {"a rate that is refused", TCH_OPTIM_MUON, 3, placed_by_rows, NONE, NONE, -1.0, 0, TCH_ERR_COMM,
+         "could not make its part", 0, TCH_ERR_INVALID_ARGUMENT, "lr is -1"},
+        {"a shard of no rank", TCH_OPTIM_MUON, 3, wrong_on_one_rank, NONE, NONE, 0, 0, TCH_ERR_INVALID_ARGUMENT,
+         outside, NONE, 0, ""},
+        {"overlapping", TCH_OPTIM_MUON, 2, overlapping, NONE, NONE, 0, 0, TCH_ERR_INVALID_ARGUMENT, cover, NONE, 0, ""},
+        {"with a hole", TCH_OPTIM_MUON, 2, with_a_hole, NONE, NONE, 0, 0, TCH_ERR_INVALID_ARGUMENT, cover, NONE, 0, ""},
+        {"beyond the end", TCH_OPTIM_MUON, 2, beyond_the_end, NONE, NONE, 0, 0, TCH_ERR_INVALID_ARGUMENT, outside, NONE,
+         0, ""},
+        {"moments in bfloat16", TCH_OPTIM_ADAMW, 2, placed_by_rows, NONE, NONE, 0, TCH_STATE_BFLOAT16,
+         TCH_ERR_UNSUPPORTED, "state_dtype is", NONE, 0, ""},
+        {"moments in int8", TCH_OPTIM_ADAMW, 2, placed_by_rows, NONE, NONE, 0, TCH_STATE_INT8, TCH_ERR_UNSUPPORTED,
+         "state_dtype is", NONE, 0, ""},
     };
     for (size_t k = 0; k < TEST_COUNT(cases); k++) {
-        test_case("case %d", (int)k);
-        tch_optim_config c = shared_config(TCH_OPTIM_MUON);
+        test_case("%s, case %d", cases[k].name, (int)k);
+        tch_optim_config c = shared_config(cases[k].kind);
+        c.nonfinite = TCH_NONFINITE_RAISE; /* so that the host learns of it at once on a GPU too */
+        c.state_dtype = cases[k].moments;
         shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
-        run_bad(&t, 2, cases[k].place, shared_train);
-        check_all(&t, 2, TCH_ERR_INVALID_ARGUMENT, cases[k].words);
+        t.lacking_rank = cases[k].lacking_rank;
+        t.wrong_rank = cases[k].wrong_rank;
+        rate_of_the_first = cases[k].rate_of_the_first;
+        run_bad(&t, cases[k].ranks, cases[k].place, train_with_another_rate);
+        for (int32_t r = 0; r < cases[k].ranks; r++) {
+            bool own = r == cases[k].at_fault;
+            check_rank(&t, r, own ? cases[k].own_status : cases[k].status, own ? cases[k].own_words : cases[k].words);
+        }
     }
 }
 
-static void moments_in_less_memory(void **state)
+/* A rank dies at each of the collectives of the first steps, or its transport fails there: every other rank ends with
+ * an error that names the group and the operation. */
+static void rank_that_dies(void **state)
 {
-    for (int dtype = TCH_STATE_BFLOAT16; dtype <= TCH_STATE_INT8; dtype++) {
-        test_case("state_dtype %d", dtype);
-        tch_optim_config c = shared_config(TCH_OPTIM_ADAMW);
-        c.state_dtype = (tch_state_dtype)dtype;
-        shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
-        run_bad(&t, 2, placed_by_rows, shared_train);
-        check_all(&t, 2, TCH_ERR_UNSUPPORTED, "state_dtype is");
+    for (int64_t call = 1; call <= 8; call++) {
+        for (int gone = 0; gone < 2; gone++) {
+            test_case("collective %lld, %s", (long long)call, gone ? "gone" : "failing");
+            pretend_group group;
+            pretend_open(&group, 3);
+            group.timeout_s = 0.3;
+            group.ranks[1].fails_at = gone ? 0 : call;
+            group.ranks[1].gone_at = gone ? call : 0;
+            tch_optim_config c = shared_config(TCH_OPTIM_MUON);
+            shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
+            t.group = &group;
+            t.place = placed_by_rows;
+            pretend_run(&group, shared_train, &t);
+            check_all(&t, 3, TCH_ERR_COMM, "of 'pretended', rank ");
+            pretend_close(&group);
+        }
     }
 }
 
@@ -220,13 +200,8 @@ int main(int argc, char **argv)
     test_begin(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nan_on_one_rank),
-        cmocka_unit_test(wrong_gradient_on_one_rank),
-        cmocka_unit_test(gradient_missing_on_one_rank),
-        cmocka_unit_test(different_code),
-        cmocka_unit_test(refused_by_one_rank),
+        cmocka_unit_test(wrong_calls),
         cmocka_unit_test(rank_that_dies),
-        cmocka_unit_test(bad_placements),
-        cmocka_unit_test(moments_in_less_memory),
     };
     return cmocka_run_group_tests(tests, shared_open, shared_close);
 }
