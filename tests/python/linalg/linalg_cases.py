@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
     shapes: tuple
     function: Callable
-    reference: Callable
+    reference: Callable | None
     bounds: dict = BOUND
     scale: float = 1.0
 
