@@ -227,9 +227,11 @@ static void tensors_may_be_destroyed_by_another_thread(void **state)
 static void *come_and_go(void *argument)
 {
     int *failures = argument;
+    int32_t count = tch_backend_count(); /* complete, whoever fills the list */
     for (int i = 0; i < 50; i++) {
         tch_context *context = NULL;
         *failures += tch_context_create(test_device(), &context) != TCH_OK;
+        *failures += count != tch_backend_count();
         tch_context_destroy(context);
     }
     return NULL;
