@@ -7,7 +7,6 @@ counts once; and whether a file is held out depends on its own text alone, so th
 """
 
 import hashlib
-import json
 import os
 import sysconfig
 from dataclasses import dataclass
@@ -169,10 +168,3 @@ def load(packages, most, vocabulary_size, cache):
         train, held_out = saved["train"], saved["held_out"]
     summary = source.summary() | {"vocabulary": words.name, "tokens": len(train), "held_out_tokens": len(held_out)}
     return Corpus(train, held_out, words.size, summary)
-
-
-if __name__ == "__main__":  # fills a cache ahead: text.py CACHE MEGABYTES VOCABULARY
-    import sys
-
-    prepared = load(True, int(float(sys.argv[2]) * 1e6), int(sys.argv[3]), sys.argv[1])
-    print(json.dumps(prepared.summary))
