@@ -7,7 +7,6 @@
 #include "core/check.h"
 #include "core/status.h"
 #include "optim/create.h"
-#include "optim/layout.h"
 #include "optim/method.h"
 #include "optim/refresh.h"
 #include "optim/shared/shared.h"

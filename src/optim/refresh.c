@@ -81,8 +81,7 @@ static void spread(tchi_factor_batch *f, double share, double *load, int32_t par
     }
 }
 
-/* Every factor of the group gets a step of the period, so that steps cost about the same. */
-static void plan_period(tch_optimizer *optimizer, int32_t group, int32_t period)
+void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period)
 {
     const double rounding = 1.0 + 1e-9; /* of the sum, which must not leave a factor out where all would fit */
     double load[MOST_PERIOD] = {0.0};
@@ -177,7 +176,7 @@ bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t g
     for (int32_t i = g->first_factor_batch; i < g->first_factor_batch + g->factor_batches; i++) {
         tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
         if (f->phases != g->config.precondition_frequency) {
-            plan_period(optimizer, group, g->config.precondition_frequency);
+            tchi_refresh_plan(optimizer, group, g->config.precondition_frequency);
         }
         for (int64_t k = 0; k < f->count; k++) {
             f->refresh[k] = needs_refresh(optimizer, now, &g->config, f, k);

@@ -6,6 +6,9 @@
 #include "optimizer.h"
 #include "rects.h"
 
+/* Assigns every factor of the group a step of the period, so that steps cost about the same. For benchmarks, too. */
+void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period);
+
 /* Marks the factors of the group to refresh at this step; false when there are none. */
 bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
 

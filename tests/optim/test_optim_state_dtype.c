@@ -603,24 +603,16 @@ static void skipped_steps_leave_codes(void **state)
 {
     for (int dtype = TCH_STATE_BFLOAT16; dtype <= TCH_STATE_INT8; dtype++) {
         trial t;
-        int64_t one = 1;
-        double yes = 1.0;
-        const tch_tensor *gradients[SHAPES];
         tch_optim_config c = config_of(TCH_OPTIM_ADAMW, (tch_state_dtype)dtype);
         test_case("moments in %s", dtype_names[dtype]);
         trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
         trial_steps(&t, 3);
-        test_tensor *found = test_tensor_make(t.context, TCH_FLOAT32, 1, &one, LAYOUT_CONTIGUOUS);
-        test_tensor_write(found, &yes);
         unsigned char *before = trial_snapshot(&t, -1);
         trial_draw(&t);
-        trial_list_gradients(&t, gradients);
-        CHECK_OK(tch_optimizer_step_scaled(t.optimizer, SHAPES, gradients, NULL, &found->tensor));
-        trial_check_snapshot(&t, -1, before);
         trial_spoil(&t, 4, (double)NAN);
-        CHECK_OK(tch_optimizer_step(t.optimizer, SHAPES, gradients));
+        CHECK_OK(trial_step_library(&t));
         trial_check_snapshot(&t, -1, before);
-        CHECK(trial_stats(&t).skipped == 2, "%lld steps were skipped", (long long)trial_stats(&t).skipped);
+        CHECK(trial_stats(&t).skipped == 1, "%lld steps were skipped", (long long)trial_stats(&t).skipped);
         trial_close(&t);
     }
 }

@@ -113,7 +113,7 @@ class Muon(SecondOrder):
         super().__init__(params, locals())
 
     def _adamw_share(self, group: dict[str, Any]) -> float | None:
-        """As the library has it for an lr that is not given: tchi_muon_rest_share in src/optim/muon.c says why."""
+        """As the library has it for an lr that is not given: rest_share in src/optim/muon.c says why."""
         return 1.0 if group["adjust_lr_fn"] == "match_rms_adamw" else 0.3
 
     def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
