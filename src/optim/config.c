@@ -227,17 +227,6 @@ tch_status tchi_config_check_beta2(const char *function, const tch_optim_config 
                                : tchi_config_refuse(function, "beta2", config->beta2, "0 or more, and below 1");
 }
 
-/* What no single option shows. */
-static tch_status check_together(const char *function, const tch_optim_config *c)
-{
-    const tchi_optim_method *method = tchi_method_of(c);
-    bool is_root = c->exponent_override != 5 && c->exponent_override != 7;
-    if (!is_root) {
-        return tchi_config_refuse(function, "exponent_override", c->exponent_override, "0, 1, 2, 3, 4, 6 or 8");
-    }
-    return method->check == NULL ? TCH_OK : method->check(function, c);
-}
-
 tch_status tchi_config_check(const char *function, const tch_optim_config *config)
 {
     if (config == NULL || config->struct_size != sizeof *config) {
@@ -251,7 +240,11 @@ tch_status tchi_config_check(const char *function, const tch_optim_config *confi
             return tchi_config_refuse(function, o->name, value, o->range);
         }
     }
-    return check_together(function, config);
+    const tchi_optim_method *method = tchi_method_of(config);
+    if (config->exponent_override == 5 || config->exponent_override == 7) {
+        return tchi_config_refuse(function, "exponent_override", config->exponent_override, "0, 1, 2, 3, 4, 6 or 8");
+    }
+    return method->check == NULL ? TCH_OK : method->check(function, config); /* what no single option shows */
 }
 
 tch_status tchi_config_check_kept(const char *name, double now, double next)

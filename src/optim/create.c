@@ -613,16 +613,6 @@ tch_status tch_optimizer_create(tch_context *context, const tch_optim_config *co
     return TCH_OK;
 }
 
-static tch_status check_group(const tch_optimizer *o, const tch_optim_config *config, int32_t count,
-                              const tch_parameter *parameters)
-{
-    TCHI_TRY(tchi_optim_check(o->context, "tch_optimizer_add_group", config, count, parameters, true));
-    return tchi_method_of(config) == o->method
-               ? TCH_OK
-               : tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_add_group: kind is %s, the optimizer is %s",
-                           tchi_method_of(config)->name, o->method->name);
-}
-
 tch_status tch_optimizer_add_group(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
                                    const tch_parameter *parameters, const tch_placement *placements, int32_t *group)
 {
@@ -630,7 +620,12 @@ tch_status tch_optimizer_add_group(tch_optimizer *optimizer, const tch_optim_con
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_add_group: optimizer is NULL");
     }
     TCHI_ENTER(optimizer->context, "tch_optimizer_add_group");
-    tch_status checked = check_group(optimizer, config, count, parameters);
+    tch_status checked =
+        tchi_optim_check(optimizer->context, "tch_optimizer_add_group", config, count, parameters, true);
+    if (checked == TCH_OK && tchi_method_of(config) != optimizer->method) {
+        checked = tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_add_group: kind is %s, the optimizer is %s",
+                            tchi_method_of(config)->name, optimizer->method->name);
+    }
     if (checked != TCH_OK) {
         tchi_shared *shared = optimizer->shared;
         return shared == NULL ? checked : tchi_shared_compare(shared->comm, optimizer->context, 0, checked);

@@ -311,13 +311,6 @@ static void moment_names(const tch_optimizer *o, const tch_optim_config *config,
     }
 }
 
-/* A copy in float32 is with those who apply directions, or with the tile that is the parameter. */
-static bool keeps_master(const tch_optim_config *config, const tchi_param *p)
-{
-    bool here = p->tile >= 0 ? p->by_value : !p->carried || !p->by_value;
-    return here && config->master_weights && tchi_scalar_size(p->type) == 2;
-}
-
 /* Something laid out like the parameter, or like one of its tiles, which is then numbered. */
 static tch_status place_like(const naming *n, const tchi_param *p, tch_scalar type, const char *name, tchi_arena *arena,
                              void **data)
@@ -340,12 +333,6 @@ static tch_status place_like(const naming *n, const tchi_param *p, tch_scalar ty
 static bool may_be_compressed(const tchi_param *p)
 {
     return !p->blocked && p->tile < 0 && p->real == TCH_SCALAR_F32 && p->count >= LEAST_NARROW;
-}
-
-static tch_moments moments_of(const tch_optim_config *config, const tchi_param *p)
-{
-    static const tch_moments kept[] = {TCH_MOMENTS_REAL, TCH_MOMENTS_BF16, TCH_MOMENTS_CODES};
-    return may_be_compressed(p) ? kept[config->state_dtype] : TCH_MOMENTS_REAL;
 }
 
 /* Marks the latest name: what a file may have in another form. */
@@ -380,12 +367,15 @@ static tch_status place_codes(const naming *n, tchi_param *p, const char *name, 
 
 static tch_status place_param(const naming *n, tchi_param *p, const tch_optim_config *config, tchi_arena *arena)
 {
+    static const tch_moments kept[] = {TCH_MOMENTS_REAL, TCH_MOMENTS_BF16, TCH_MOMENTS_CODES};
     const char *names[TCHI_MOMENTS];
-    if (keeps_master(config, p)) {
+    /* with those who apply directions, or with the tile that is the parameter */
+    bool here = p->tile >= 0 ? p->by_value : !p->carried || !p->by_value;
+    if (here && config->master_weights && tchi_scalar_size(p->type) == 2) {
         TCHI_TRY(place_like(n, p, p->real, "master", arena, &p->master));
     }
     moment_names(n->optimizer, config, p, names);
-    p->moments = moments_of(config, p);
+    p->moments = may_be_compressed(p) ? kept[config->state_dtype] : TCH_MOMENTS_REAL;
     for (int32_t k = 0; k < TCHI_MOMENTS; k++) {
         if (names[k] != NULL && p->moments == TCH_MOMENTS_CODES) {
             TCHI_TRY(place_codes(n, p, names[k], k, arena));
@@ -442,19 +432,6 @@ static tch_status name_matrix(const naming *n, const tchi_block_batch *block_bat
     return TCH_OK;
 }
 
-static tch_status name_matrices(const naming *n, const tchi_block_batch *block_batch, int64_t block, int32_t k)
-{
-    bool roots = tchi_factor_batch_at(n->optimizer, block_batch->factor_batch[k])->root != 0;
-    TCHI_TRY(name_matrix(n, block_batch, block, k, TCHI_FACTORS, "factor"));
-    return name_matrix(n, block_batch, block, k, TCHI_ROOTS, roots ? "root" : "basis");
-}
-
-/* How many numbers a method keeps for each block of a block batch. */
-static int64_t block_state_of(const tchi_block_method *blocks, const tchi_block_batch *block_batch)
-{
-    return blocks->block_state != NULL ? blocks->block_state(block_batch) : 0;
-}
-
 static tch_status name_block_state(const naming *n, const tchi_block_batch *block_batch, int64_t block)
 {
     const tchi_block_method *blocks = n->optimizer->method->blocks;
@@ -467,7 +444,7 @@ static tch_status name_block_state(const naming *n, const tchi_block_batch *bloc
         strides[k] = stride;
         stride *= shape[k];
     }
-    int64_t at = block * block_state_of(blocks, block_batch) * tchi_scalar_size(block_batch->real);
+    int64_t at = block * blocks->block_state(block_batch) * tchi_scalar_size(block_batch->real);
     char what[64];
     snprintf(what, sizeof what, "%s.%d", blocks->block_state_name, tchi_block_number(n->optimizer, b));
     return name_state(n, tchi_block_param(n->optimizer, b)->index, TCHI_STATE_OF_BLOCK, block_batch->moment + at,
@@ -479,7 +456,9 @@ static tch_status name_block_batch(const naming *n, const tchi_block_batch *bloc
     for (int64_t b = 0; n->on && b < block_batch->count; b++) {
         for (int32_t k = 0; k < block_batch->order; k++) {
             if (block_batch->factor_batch[k] >= 0) {
-                TCHI_TRY(name_matrices(n, block_batch, b, k));
+                bool roots = tchi_factor_batch_of(n->optimizer, block_batch, k)->root != 0;
+                TCHI_TRY(name_matrix(n, block_batch, b, k, TCHI_FACTORS, "factor"));
+                TCHI_TRY(name_matrix(n, block_batch, b, k, TCHI_ROOTS, roots ? "root" : "basis"));
             }
         }
         if (block_batch->moment != NULL) {

@@ -121,15 +121,6 @@ static tch_status check_model(const tch_optimizer *o, const tch_checkpoint *file
     return TCH_OK;
 }
 
-static tch_status check_tensors(tch_optimizer *o, const tch_checkpoint *file, const char *prefix)
-{
-    for (int32_t i = 0; i < o->states.count; i++) {
-        TCHI_TRY(tchi_saved_state_check(o, i, file, prefix));
-    }
-    TCHI_TRY(tchi_saved_counts_check(o, file, prefix));
-    return check_model(o, file, prefix);
-}
-
 static bool is_among(const char *name, const char *const *names)
 {
     while (*names != NULL && strcmp(name, *names) != 0) {
@@ -245,20 +236,14 @@ static tch_status read_host_side(const tch_optimizer *o, const tch_checkpoint *f
     return TCH_OK;
 }
 
-static void take_host_side(tch_optimizer *o, const host_side *read)
-{
-    const int64_t *steps_seen = read->counts.items;
-    const double *clocks = read->clocks.items;
-    for (int32_t i = 0; i < o->params.count; i++) {
-        tchi_param_resume(tchi_param_at(o, i), steps_seen[i], clocks[i]);
-    }
-    tchi_saved_counts_take(o, &read->counts);
-}
-
 static tch_status load_all(tch_optimizer *o, const tch_checkpoint *file, const char *prefix, const host_side *read)
 {
     char name[TCHI_SAVED_NAME];
-    take_host_side(o, read);
+    for (int32_t i = 0; i < o->params.count; i++) {
+        tchi_param_resume(tchi_param_at(o, i), ((const int64_t *)read->counts.items)[i],
+                          ((const double *)read->clocks.items)[i]);
+    }
+    tchi_saved_counts_take(o, &read->counts);
     for (int32_t i = 0; i < o->states.count; i++) {
         TCHI_TRY(tchi_saved_state_read(o, i, file, prefix));
     }
@@ -281,7 +266,11 @@ static tch_status check_all(tch_optimizer *o, const tch_checkpoint *file, const 
     }
     TCHI_TRY(check_prefix("tch_optimizer_load", prefix));
     TCHI_TRY(check_settings(o, file, prefix));
-    TCHI_TRY(check_tensors(o, file, prefix));
+    for (int32_t i = 0; i < o->states.count; i++) {
+        TCHI_TRY(tchi_saved_state_check(o, i, file, prefix));
+    }
+    TCHI_TRY(tchi_saved_counts_check(o, file, prefix));
+    TCHI_TRY(check_model(o, file, prefix));
     return read_host_side(o, file, prefix, read);
 }
 

@@ -299,16 +299,6 @@ bool tchi_saved_by_ranks(const tch_checkpoint *file, const char *prefix)
            tch_checkpoint_text(file, tchi_saved_name(name, prefix, "model")) != NULL;
 }
 
-static tch_status read_counts(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix, const char *name,
-                              tchi_list *counts)
-{
-    if (tchi_saved_by_ranks(file, prefix)) {
-        return read_by_name(o, file, prefix, counts->items);
-    }
-    return o->shared == NULL ? read_numbers(file, name, counts->items, counts->count)
-                             : read_for_ranks(o, file, name, counts->items);
-}
-
 tch_status tchi_saved_counts_check(const tch_optimizer *optimizer, const tch_checkpoint *file, const char *prefix)
 {
     char name[TCHI_SAVED_NAME];
@@ -327,7 +317,9 @@ tch_status tchi_saved_counts_read(const tch_optimizer *optimizer, const tch_chec
     while (counts->count < counts_length(optimizer)) {
         tchi_list_extend(counts);
     }
-    TCHI_TRY(read_counts(optimizer, file, prefix, name, counts));
+    TCHI_TRY(tchi_saved_by_ranks(file, prefix) ? read_by_name(optimizer, file, prefix, counts->items)
+             : optimizer->shared == NULL       ? read_numbers(file, name, counts->items, counts->count)
+                                               : read_for_ranks(optimizer, file, name, counts->items));
     return check_counts(optimizer, name, counts->items);
 }
 

@@ -56,16 +56,6 @@ static int64_t count_saved(const tch_optimizer *o, const tchi_state *s)
     return is_like_a_shard(o, s) ? tchi_shared_param_at(o, s->param)->held : 1;
 }
 
-/* A tile lies in the parameter's dimensions after merging. */
-static void place_tile(const tch_optimizer *o, const tchi_state *s, saved *f)
-{
-    const tchi_param *p = tchi_param_at(o, s->param);
-    int64_t size[TCHI_MOST_ORDER];
-    tchi_cut cut = tchi_shared_cut(o, p);
-    tchi_cut_block(&cut, tchi_tile_at(o, s->tile)->tile, f->start, size);
-    f->whole = p->dims.size;
-}
-
 static void place_shard(const tch_optimizer *o, const tchi_state *s, int64_t number, saved *f)
 {
     const tchi_shared_param *p = tchi_shared_param_at(o, s->param);
@@ -87,9 +77,13 @@ static void find_saved(const tch_optimizer *o, const tchi_state *s, int64_t numb
     tchi_saved_name(f->name, prefix, s->name);
     memcpy(f->sizes, s->shape, sizeof f->sizes);
     f->tensor.shape = f->sizes;
-    if (s->kind == TCHI_STATE_LIKE_TILE) { /* without the tile's number: it is a rectangle of the whole */
+    if (s->kind == TCHI_STATE_LIKE_TILE) { /* without its number: a rectangle of the whole in its merged dimensions */
         *strrchr(f->name, '.') = '\0';
-        place_tile(o, s, f);
+        const tchi_param *p = tchi_param_at(o, s->param);
+        int64_t size[TCHI_MOST_ORDER];
+        tchi_cut cut = tchi_shared_cut(o, p);
+        tchi_cut_block(&cut, tchi_tile_at(o, s->tile)->tile, f->start, size);
+        f->whole = p->dims.size;
     } else if (is_like_a_shard(o, s)) {
         place_shard(o, s, number, f);
     } else if (s->kind != TCHI_STATE_OF_BLOCK) {

@@ -14,11 +14,6 @@
 
 /* --- gradients --------------------------------------------------------------------------------------------------- */
 
-static bool is_gradient_type(tch_scalar param, tch_scalar grad)
-{
-    return grad == param || (param == TCH_SCALAR_F32 && (grad == TCH_SCALAR_F16 || grad == TCH_SCALAR_BF16));
-}
-
 static bool same_shape(const tchi_param *p, const tch_tensor *grad)
 {
     bool same = grad->ndim == p->ndim;
@@ -28,11 +23,17 @@ static bool same_shape(const tchi_param *p, const tch_tensor *grad)
     return same;
 }
 
-/* Says what is wrong with a gradient that is not as it should be. */
-static tch_status refuse_gradient(const tch_context *context, const tchi_param *p, const tch_tensor *grad)
+static tch_status check_gradient(const tch_context *context, const tchi_param *p, const tch_tensor *grad)
 {
     char text[TCHI_DESCRIBE_SIZE];
     char name[TCHI_NAME_SIZE + 32];
+    if (tchi_check_input(context, grad, p->name) == TCH_OK && same_shape(p, grad)) {
+        tch_scalar type = tchi_scalar_of(grad->dtype);
+        bool narrow = type == TCH_SCALAR_F16 || type == TCH_SCALAR_BF16;
+        if (type == p->type || (p->type == TCH_SCALAR_F32 && narrow)) {
+            return TCH_OK;
+        }
+    }
     snprintf(name, sizeof name, "the gradient of '%s'", p->name);
     TCHI_TRY(tchi_check_input(context, grad, name));
     if (!same_shape(p, grad)) {
@@ -44,13 +45,6 @@ static tch_status refuse_gradient(const tch_context *context, const tchi_param *
     }
     return tchi_fail(TCH_ERR_DTYPE, "%s is %s, expected the parameter's type (or, where that is float32, a half type)",
                      name, tchi_describe(grad, text, sizeof text));
-}
-
-static tch_status check_gradient(const tch_context *context, const tchi_param *p, const tch_tensor *grad)
-{
-    bool good = tchi_check_input(context, grad, p->name) == TCH_OK && same_shape(p, grad) &&
-                is_gradient_type(p->type, tchi_scalar_of(grad->dtype));
-    return good ? TCH_OK : refuse_gradient(context, p, grad);
 }
 
 static bool same_layout(const tchi_param *p, const tch_tensor *grad)
@@ -157,16 +151,6 @@ static tch_status find_nonfinite(tch_optimizer *o, int32_t group, const tch_upda
     return o->context->backend->update->inspect_gradients(o->context->state, update, 0, &o->control->found, NULL);
 }
 
-static tch_status look_at_all(tch_optimizer *o, const tchi_step *now)
-{
-    const tch_backend *t = o->context->backend;
-    TCHI_TRY(t->device->zero_bytes(o->context->state, &o->control->found, sizeof o->control->found));
-    for (int32_t i = 0; i < o->groups.count; i++) {
-        TCHI_TRY(tchi_for_each_type(o, now, i, true, &tchi_group_at(o, i)->numbers->main, find_nonfinite));
-    }
-    return TCH_OK;
-}
-
 /* The first parameter whose gradient is bad, for the message: the step has been refused, and time does not matter. */
 static tch_status name_nonfinite(tch_optimizer *o, const tchi_step *now)
 {
@@ -222,7 +206,10 @@ static tch_status decide(tch_optimizer *o, const tchi_step *now, const tch_tenso
     bool look = policy != TCH_NONFINITE_IGNORE && found_inf == NULL;
     const float *told = found_inf == NULL ? NULL : tchi_tensor_data(found_inf);
     if (look) {
-        TCHI_TRY(look_at_all(o, now));
+        TCHI_TRY(t->device->zero_bytes(o->context->state, &o->control->found, sizeof o->control->found));
+    }
+    for (int32_t i = 0; look && i < o->groups.count; i++) {
+        TCHI_TRY(tchi_for_each_type(o, now, i, true, &tchi_group_at(o, i)->numbers->main, find_nonfinite));
     }
     const int32_t *found = look ? &o->control->found : NULL;
     const int32_t *agreement = NULL;

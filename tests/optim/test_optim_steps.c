@@ -218,11 +218,6 @@ static void refuse_steps(tch_context *context, tch_optim_kind kind)
     }
 }
 
-static void bad_steps_are_not_taken(void **state)
-{
-    trial_for_every_kind(*state, "bad steps", refuse_steps);
-}
-
 /* Not looked for: what it touches is spoiled, and a step later the optimizer still works on the others. */
 static void bad_gradients_are_ignored(void **state)
 {
@@ -256,11 +251,6 @@ static void skipped_first(tch_context *context, tch_optim_kind kind)
     trial_steps(&t, STEPS);
     trial_check(&t, trial_tolerance(kind, TCH_FLOAT64));
     trial_close(&t);
-}
-
-static void skipped_first_steps(void **state)
-{
-    trial_for_every_kind(*state, "the first steps are skipped", skipped_first);
 }
 
 /* --- gradients that are missing, or of two types ----------------------------------------------------------------- */
@@ -298,11 +288,6 @@ static void miss_gradients(tch_context *context, tch_optim_kind kind)
     }
 }
 
-static void missing_gradients(void **state)
-{
-    trial_for_every_kind(*state, "missing gradients", miss_gradients);
-}
-
 /* float32 parameters of one shape, of which one gets its gradients in bfloat16. */
 static void two_types(tch_context *context, tch_optim_kind kind)
 {
@@ -325,11 +310,6 @@ static void two_types(tch_context *context, tch_optim_kind kind)
     }
     trial_check(&t, ref_orthogonalizes(kind) && !test_on_cpu() ? 0.05 : 1e-4);
     trial_close(&t);
-}
-
-static void equal_shapes_with_gradients_of_two_types(void **state)
-{
-    trial_for_every_kind(*state, "gradients of two types", two_types);
 }
 
 /* --- learning rates ---------------------------------------------------------------------------------------------- */
@@ -357,11 +337,6 @@ static void rates_for_the_rest(tch_context *context, tch_optim_kind kind)
         trial_check(&t, trial_tolerance(kind, TCH_FLOAT64));
         trial_close(&t);
     }
-}
-
-static void learning_rates_on_the_device(void **state)
-{
-    trial_for_every_kind(*state, "a learning rate on the device", rates_for_the_rest);
 }
 
 /* What happens to the rates of a group between two steps. */
@@ -476,11 +451,6 @@ static void rates_of_the_rest(tch_context *context, tch_optim_kind kind)
     }
 }
 
-static void learning_rates_in_proportion(void **state)
-{
-    trial_for_every_kind(*state, "a rate of AdamW's part", rates_of_the_rest);
-}
-
 /* --- the same bits ----------------------------------------------------------------------------------------------- */
 
 /* From run to run, and where there is nothing but elements by however many threads. */
@@ -512,9 +482,23 @@ static void repeat_steps(tch_context *context, tch_optim_kind kind)
     CHECK_OK(tch_set_num_threads(threads));
 }
 
-static void results_are_the_same_to_the_bit(void **state)
+static void every_kind(void **state)
 {
-    trial_for_every_kind(*state, "the same bits", repeat_steps);
+    static const struct {
+        const char *what;
+        void (*check)(tch_context *context, tch_optim_kind kind);
+    } cases[] = {
+        {"bad steps", refuse_steps},
+        {"the first steps are skipped", skipped_first},
+        {"missing gradients", miss_gradients},
+        {"gradients of two types", two_types},
+        {"a learning rate on the device", rates_for_the_rest},
+        {"a rate of AdamW's part", rates_of_the_rest},
+        {"the same bits", repeat_steps},
+    };
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        trial_for_every_kind(*state, cases[i].what, cases[i].check);
+    }
 }
 
 int main(int argc, char **argv)
@@ -523,14 +507,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(small_steps_add_up_in_a_master_copy),
         cmocka_unit_test(stochastic_rounding_is_right_on_average),
         cmocka_unit_test(blocks_are_rounded_apart),
-        cmocka_unit_test(bad_steps_are_not_taken),
         cmocka_unit_test(bad_gradients_are_ignored),
-        cmocka_unit_test(skipped_first_steps),
-        cmocka_unit_test(missing_gradients),
-        cmocka_unit_test(equal_shapes_with_gradients_of_two_types),
-        cmocka_unit_test(learning_rates_on_the_device),
-        cmocka_unit_test(learning_rates_in_proportion),
-        cmocka_unit_test(results_are_the_same_to_the_bit),
+        cmocka_unit_test(every_kind),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);

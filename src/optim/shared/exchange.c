@@ -206,15 +206,6 @@ typedef struct copy {
     char *wire;
 } copy;
 
-static double factor_of(const tch_optimizer *o, const tchi_param *p, const tchi_tile *tile)
-{
-    const tchi_block_method *blocks = o->method->blocks;
-    double rows = (double)tile->size[0];
-    int64_t rest = tchi_elements(tile->size + 1, p->dims.order - 1);
-    return blocks->step_factor == NULL ? 1.0
-                                       : blocks->step_factor(&tchi_group_at(o, p->group)->config, rows, (double)rest);
-}
-
 static bool takes_result(const tch_optimizer *o, const tchi_step *now, const tchi_param *p, tch_scalar type,
                          bool by_value)
 {
@@ -227,6 +218,8 @@ static bool takes_result(const tch_optimizer *o, const tchi_step *now, const tch
 static tch_status apply_parts(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list, char *wire,
                               tch_scalar type)
 {
+    const tchi_block_method *blocks = o->method->blocks;
+    const tch_optim_config *config = &tchi_group_at(o, group)->config;
     move m = begin_move(o, now, group, type);
     for (int64_t i = 0; i < list->count; i++) {
         const tchi_part *part = &parts_of(list)[i];
@@ -235,9 +228,12 @@ static tch_status apply_parts(tch_optimizer *o, const tchi_step *now, int32_t gr
         if (!takes_result(o, now, p, type, false)) {
             continue;
         }
+        double rows = (double)tile->size[0];
+        double rest = (double)tchi_elements(tile->size + 1, p->dims.order - 1);
+        double factor = blocks->step_factor == NULL ? 1.0 : blocks->step_factor(config, rows, rest);
         m.update.grad_type = now->gradients[p->index].type;
         m.update.block_type = p->wire_out;
-        TCHI_TRY(add_part(&m, part, WITH_ALL, ON_WIRE, wire, p->wire_out, factor_of(o, p, tile)));
+        TCHI_TRY(add_part(&m, part, WITH_ALL, ON_WIRE, wire, p->wire_out, factor));
     }
     return o->shared->rects.count == 0
                ? TCH_OK

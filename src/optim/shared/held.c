@@ -5,24 +5,17 @@
 
 #include "shared.h"
 
-static bool same_rectangle(const tch_placement *p, const tch_shard *a, const tch_shard *b)
-{
-    bool same = true;
-    for (int32_t k = 0; same && k < p->ndim; k++) {
-        same = a->start[k] == b->start[k] && a->size[k] == b->size[k];
-    }
-    return same;
-}
-
 /* Of equal rectangles on several ranks one is written, the first rank's. */
 static bool is_first(const tch_placement *p, const tch_shard *shard)
 {
-    for (int32_t i = 0; i < p->count; i++) {
-        if (p->shards[i].rank < shard->rank && same_rectangle(p, &p->shards[i], shard)) {
-            return false;
-        }
+    size_t bytes = (size_t)p->ndim * sizeof *shard->start;
+    bool first = true;
+    for (int32_t i = 0; first && i < p->count; i++) {
+        const tch_shard *other = &p->shards[i];
+        first = other->rank >= shard->rank || memcmp(other->start, shard->start, bytes) != 0 ||
+                memcmp(other->size, shard->size, bytes) != 0;
     }
-    return true;
+    return first;
 }
 
 static bool lies_inside(const tch_placement *p, const tch_shard *s, const tchi_param *param)

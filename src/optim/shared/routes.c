@@ -435,16 +435,6 @@ static tch_status open_bucket(tchi_bucket *b, int32_t ranks)
     return TCH_OK;
 }
 
-static void close_bucket(tchi_bucket *b)
-{
-    tchi_list *const lists[] = {&b->in.send, &b->in.receive, &b->out.send, &b->out.receive, &b->local,
-                                &b->unsent,  &b->spread_in,  &b->spread,   &b->level.send,  &b->shares};
-    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
-        tchi_list_release(lists[i]);
-    }
-    tchi_host_release(b->in.counts, (size_t)b->host_bytes);
-}
-
 /* --- segments ---------------------------------------------------------------------------------------------------- */
 
 /* What an owner's segment does not hold goes into those of the first ranks with room. `to` and `filled` walk over
@@ -550,7 +540,13 @@ tch_status tchi_exchange_plan(tch_optimizer *optimizer, int32_t group, const tch
 void tchi_exchange_release(tchi_exchange *exchange)
 {
     for (int64_t i = 0; exchange != NULL && i < exchange->buckets.count; i++) {
-        close_bucket(tchi_bucket_at(exchange, i));
+        tchi_bucket *b = tchi_bucket_at(exchange, i);
+        tchi_list *const lists[] = {&b->in.send, &b->in.receive, &b->out.send, &b->out.receive, &b->local,
+                                    &b->unsent,  &b->spread_in,  &b->spread,   &b->level.send,  &b->shares};
+        for (size_t k = 0; k < sizeof lists / sizeof lists[0]; k++) {
+            tchi_list_release(lists[k]);
+        }
+        tchi_host_release(b->in.counts, (size_t)b->host_bytes);
     }
     if (exchange != NULL) {
         tchi_list_release(&exchange->buckets);

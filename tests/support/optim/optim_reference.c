@@ -109,11 +109,6 @@ static void choose_method(ref_optim *r, const tch_optim_config *config, int32_t 
     }
 }
 
-static bool is_cut(const ref_optim *r, const tch_optim_config *config)
-{
-    return r->method == TCH_OPTIM_SHAMPOO || (r->method == TCH_OPTIM_SOAP && config->block);
-}
-
 static void make_block(ref_optim *r, const tch_optim_config *config, int64_t width, int64_t number, ref_block *b)
 {
     memset(b, 0, sizeof *b);
@@ -152,7 +147,8 @@ ref_optim *ref_optim_make(const tch_optim_config *config, int32_t ndim, const in
     choose_method(r, config, ndim, shape, elementwise);
     r->values = test_zeros(r->count);
     memcpy(r->values, values, (size_t)r->count * sizeof *values);
-    int64_t width = is_cut(r, config) ? config->max_preconditioner_dim : INT64_MAX / 2;
+    bool cut = r->method == TCH_OPTIM_SHAMPOO || (r->method == TCH_OPTIM_SOAP && config->block);
+    int64_t width = cut ? config->max_preconditioner_dim : INT64_MAX / 2;
     r->block_count = r->count > 0 ? 1 : 0;
     for (int32_t k = 0; k < r->order; k++) {
         r->block_count *= (int32_t)((r->dims[k] + width - 1) / width);

@@ -56,17 +56,12 @@ static bool is_permuted(const trial_shape *s)
     return permuted;
 }
 
-static int32_t memory_dimension(const trial_shape *s, int32_t d)
-{
-    return is_permuted(s) ? s->order[d] : d;
-}
-
 /* The tensor's own shape, and its strides over memory without gaps. */
 static void lay_out(trial_parameter *p)
 {
     const trial_shape *s = &p->shape;
     for (int32_t d = 0; d < s->ndim; d++) {
-        int32_t m = memory_dimension(s, d);
+        int32_t m = is_permuted(s) ? s->order[d] : d;
         p->sizes[d] = s->shape[m];
         p->strides[d] = 1;
         for (int32_t i = m + 1; i < s->ndim; i++) {
@@ -216,19 +211,14 @@ static void upload_gradient(trial_parameter *p)
 }
 
 /* Normal numbers whose size falls along the parameter, so that factors have a spectrum. */
-static void draw(trial *t, trial_parameter *p)
-{
-    for (int64_t i = 0; i < p->memory->count; i++) {
-        double share = (double)i / (double)p->memory->count;
-        p->drawn[i] = test_round(t->gradient_dtype, test_random_normal(&t->random) * (1.0 - 0.8 * share));
-    }
-    upload_gradient(p);
-}
-
 void trial_draw(trial *t)
 {
-    for (int32_t i = 0; i < t->count; i++) {
-        draw(t, &t->parameters[i]);
+    for (trial_parameter *p = t->parameters; p < t->parameters + t->count; p++) {
+        for (int64_t i = 0; i < p->memory->count; i++) {
+            double share = (double)i / (double)p->memory->count;
+            p->drawn[i] = test_round(t->gradient_dtype, test_random_normal(&t->random) * (1.0 - 0.8 * share));
+        }
+        upload_gradient(p);
     }
 }
 
