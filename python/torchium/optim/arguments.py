@@ -8,6 +8,8 @@ from typing import Any, Literal, TypedDict
 
 import torch
 
+from torchium._messages import shown
+
 __all__ = ["AdamWArguments", "MemoryArguments", "NumericsArguments"]
 
 StateDtype = Literal["float32", "bfloat16", "int8"]
@@ -118,7 +120,7 @@ def grouped_options(who: str, known: Mapping[str, Any], arguments: Mapping[str, 
         given = dict(value) if isinstance(value, Mapping) else {name: getattr(value, name) for name in names}
         for name, setting in given.items():
             if name not in names:
-                raise TypeError(f"{who}: {group} has {name!r}, expected some of {', '.join(names)}")
+                raise TypeError(f"{who}: {group} has {shown(name)}, expected some of {', '.join(names)}")
             key = _key(group, name)
             if key in known:
                 options[key] = setting
