@@ -64,20 +64,16 @@ static tch_status memory_info(void *state, int64_t *total, int64_t *free)
     return TCH_OK;
 }
 
-static int32_t usable_cores(void)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int32_t)sysconf(_SC_NPROCESSORS_ONLN);
-}
-
 static tch_status device_info(int32_t index, tch_device_info *info)
 {
     char features[128];
+    cpu_set_t usable;
+    bool known = sched_getaffinity(0, sizeof usable, &usable) == 0;
     tchi_cpu_processor_name(info->name, sizeof info->name);
     tchi_cpu_processor_features(features, sizeof features);
     snprintf(info->features, sizeof info->features, "%s%sloops: %s", features, features[0] != '\0' ? " " : "",
              tchi_loops_name());
-    info->processors = usable_cores();
+    info->processors = known ? CPU_COUNT(&usable) : (int32_t)sysconf(_SC_NPROCESSORS_ONLN);
     return memory_info(NULL, &info->total_memory, &info->free_memory);
 }
 

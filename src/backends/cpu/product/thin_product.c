@@ -72,18 +72,13 @@ static int is_resident(void *address)
     return mincore(start, (size_t)page, &answer) == 0 && (answer & 1) != 0;
 }
 
-/* Half of the last cache, where the system tells it: what fits there is found there by whoever reads it next. */
-static int64_t large_bytes(void)
-{
-    return tchi_max((int64_t)sysconf(_SC_LEVEL3_CACHE_SIZE) / 2, LARGE);
-}
-
+/* Large is half of the last cache, where the system tells it: what fits there is there for whoever reads it next. */
 static void choose_writing(thin_ctx *ctx)
 {
     const tch_matrices *c = ctx->c;
     int64_t bytes = c->batch * c->rows * c->cols * tchi_cpu_size(c->type);
     int aligned = (uintptr_t)c->data % 64 == 0 && c->ld % 16 == 0 && (c->batch < 2 || c->stride % 16 == 0);
-    if (bytes >= large_bytes()) {
+    if (bytes >= tchi_max((int64_t)sysconf(_SC_LEVEL3_CACHE_SIZE) / 2, LARGE)) {
         int resident = is_resident(tchi_cpu_row(c, c->batch / 2, c->rows / 2));
         ctx->past_caches = resident && aligned && ctx->a->rows <= ctx->product->one_pass;
         ctx->untouched = !resident;

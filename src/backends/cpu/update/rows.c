@@ -29,11 +29,6 @@ static int64_t row_length(const tch_rect *rect)
     return rect->by_column ? rect->rows : rect->cols;
 }
 
-static bool rows_follow_memory(const tch_rect *rect)
-{
-    return (rect->by_column != 0) == (rect->transposed != 0);
-}
-
 /* Elements of the block from number `first` on, in the type of the arithmetic. */
 static const void *read_block(const tch_update *u, const tch_rect *rect, int64_t first, int64_t n, void *buffer)
 {
@@ -94,7 +89,7 @@ static double take_row(const tch_update *u, const tch_rect *rect, int64_t row, d
 static void take_rows(const tch_update *u, const tch_rect *rect, int64_t from, int64_t to, double *parts)
 {
     double sums[TCHI_CPU_RUN];
-    bool follow = rows_follow_memory(rect);
+    bool follow = (rect->by_column != 0) == (rect->transposed != 0); /* elements of a row follow each other */
     for (int64_t row = from; row < to;) {
         int64_t n = follow ? 1 : tchi_min(to - row, TCHI_CPU_RUN);
         if (follow) {

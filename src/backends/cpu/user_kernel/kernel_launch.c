@@ -302,13 +302,8 @@ static tch_status check_run(const tch_kernel_run *run)
     return TCH_OK;
 }
 
-/* What a thread of somebody else's kernel costs is not known before: the first launch is divided, later ones go by what
- * a block took the last time. Two threads are worth it from 8 microseconds on: a region is started in one or two. */
-static double estimate_work(const tchi_cpu_kernel *kernel, int64_t blocks)
-{
-    return kernel->block_seconds > 0.0 ? 5e10 * kernel->block_seconds * (double)blocks : 1e12;
-}
-
+/* What a thread of a user's kernel costs is not known before: the first launch is divided, later ones go by what a
+ * block took the last time. Two threads are worth it from 8 microseconds on: a region is started in one or two. */
 tch_status tchi_cpu_kernel_launch(void *state, void *kernel, const tch_kernel_run *run)
 {
     tchi_cpu_state part = *(tchi_cpu_state *)state; /* with as many threads as take part */
@@ -330,7 +325,7 @@ tch_status tchi_cpu_kernel_launch(void *state, void *kernel, const tch_kernel_ru
         ctx.launch.grid[i] = (uint32_t)run->grid[i];
         ctx.launch.block[i] = (uint32_t)run->block[i];
     }
-    double work = estimate_work(k, blocks), start = tchi_seconds_now();
+    double work = k->block_seconds > 0.0 ? 5e10 * k->block_seconds * (double)blocks : 1e12, start = tchi_seconds_now();
     tchi_cpu_split(&part, blocks, work, run_blocks, &ctx);
     k->block_seconds =
         (tchi_seconds_now() - start) / (double)blocks * (double)(blocks < part.threads ? blocks : part.threads);
