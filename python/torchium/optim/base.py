@@ -44,7 +44,6 @@ from .options import (
     has_ratio,
     hint_for,
     keep_ratio,
-    keep_saved_ratio,
     lr_for,
     plain,
     shown,
@@ -696,14 +695,13 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def _complete_groups(self, groups: list[Group]) -> None:
         """Groups of another class or an older version lack some options, or have older names."""
         for group in groups:
-            for name in _RENAMED.keys() & group.keys() - set({option.name for option in self._options}):
+            for name in _RENAMED.keys() & group.keys() - {option.name for option in self._options}:
                 group.setdefault(_RENAMED[name], group.pop(name))
             of_another = "adamw_lr" not in group
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
             if of_another:
                 begin_share(group, self._adamw_share(group))
-            keep_saved_ratio(group)
 
     def _engines_for(self, groups: list[Group], loaded: Any) -> tuple[Engines, dict[torch.Tensor, dict[str, Any]]]:
         """Engines with this state: those there are, where they fit, or else new ones beside them."""

@@ -30,7 +30,6 @@ __all__ = [
     "hint_for",
     "keep_lr",
     "keep_ratio",
-    "keep_saved_ratio",
     "lr_for",
     "number",
     "or_else",
@@ -325,13 +324,6 @@ def keep_ratio(config: dict[str, Any], group: dict[str, Any], share: float | Non
         config["scalar_lr"], config["scalar_base_lr"] = _share_of(group, share), 1.0
     else:
         group.pop(_BASE, None)
-
-
-def keep_saved_ratio(group: dict[str, Any]) -> None:
-    """For a group of an earlier version, which may have been saved anywhere in its schedule: adamw_lr goes with the lr
-    that the schedule started from."""
-    if _BASE not in group and group.get("adamw_lr") is not None:
-        _fix_ratio(group, group.get("initial_lr"), group["lr"])
 
 
 def has_ratio(group: dict[str, Any]) -> bool:

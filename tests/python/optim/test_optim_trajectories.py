@@ -48,27 +48,6 @@ def test_groups_with_numbers_of_their_own(kind, device):
     trial.check(TOLERANCE[torch.float64][kind])
 
 
-CHANGES = {
-    "sgd": [{"momentum": 0.5}, {"dampening": 0.1}],
-    "adamw": [{"betas": (0.8, 0.95)}, {"eps": 1e-3}],
-    "shampoo": [
-        {"betas": (0.8, 0.9), "momentum": 0.3, "eps": 1e-3, "grafting_beta2": 0.9, "grafting_eps": 1e-3},
-        {"adamw_betas": (0.5, 0.9), "adamw_eps": 1e-3, "adamw_lr": 0.01, "adamw_weight_decay": 0.2},
-    ],
-    "soap": [{"betas": (0.8, 0.9), "shampoo_beta": 0.8, "eps": 1e-3}, {"adamw_lr": 0.01}],
-    "muon": [{"momentum": 0.5}, {"adamw_betas": (0.5, 0.9)}],
-    "lion": [{"betas": (0.6, 0.8), "weight_decay": 0.4}],
-    "normuon": [{"momentum": 0.5, "beta2": 0.6, "eps": 1e-2}, {"adamw_betas": (0.5, 0.9)}],
-}
-
-
-@pytest.mark.parametrize(("kind", "changes"), [(k, c) for k, v in CHANGES.items() for c in v])
-def test_numbers_are_read_at_every_step(kind, changes, device):
-    trial = Trial(kind, SHAPES, device, **exact(kind)).run(4)
-    trial.follow(**changes)
-    trial.run(6).check(TOLERANCE[torch.float64][kind])
-
-
 # --- options
 
 # An option, a value that is not that of `exact`, and the library's names of it where they are others.
