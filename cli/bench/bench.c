@@ -205,11 +205,8 @@ static void set_work(const bench *b, const bench_case *c, double seconds)
 
 static void set_root(const bench *b, const bench_case *c, const bench_row *row)
 {
-    const char *method = tch_root_method_name(c->method);
     if (c->method == TCH_ROOT_AUTO) {
-        table_set(&t, 1, "%s: %s", method, tch_root_method_name(row->used));
-    } else {
-        table_set(&t, 1, "%s", method);
+        table_set(&t, 1, "%s: %s", tch_root_method_name(c->method), tch_root_method_name(row->used));
     }
     if (!isnan(b->eigen_ms)) {
         table_set(&t, 7, "%.2f x", b->eigen_ms / row->time.least_ms);
@@ -234,6 +231,9 @@ static void run_case(bench *b, const bench_case *c)
     progress_advance(&b->bar, 1.0);
     table_row(&t);
     table_set(&t, 0, "%s", c->size);
+    if (c->damping > 0.0) {
+        table_set(&t, 1, "%s", tch_root_method_name(c->method));
+    }
     if (status == TCH_ERR_UNSUPPORTED) {
         table_set(&t, 9, "not offered");
     } else if (status != TCH_OK) {

@@ -124,8 +124,26 @@ class CUDAMatrixOps:
         """
         return linalg.matrix_power(matrix, power, eps)
 
-    batch_matrix_multiply = staticmethod(linalg.matmul)
-    kronecker_product_approx = staticmethod(linalg.kronecker_product)  # which is exact
+    @staticmethod
+    def batch_matrix_multiply(A: Tensor, B: Tensor) -> Tensor:
+        """`torchium.linalg.matmul`.
+
+        Args:
+            A: [..., m, k].
+            B: [..., k, n].
+        """
+        return linalg.matmul(A, B)
+
+    @staticmethod
+    def kronecker_product_approx(A: Tensor, B: Tensor) -> Tensor:
+        """`torchium.linalg.kronecker_product`, which is exact.
+
+        Args:
+            A: [..., m, n].
+            B: [..., p, q].
+        """
+        return linalg.kronecker_product(A, B)
+
     kronecker_matmul = staticmethod(linalg.kronecker_matmul)
     kronecker_solve = staticmethod(linalg.kronecker_solve)
     nearest_kronecker = staticmethod(linalg.nearest_kronecker)
