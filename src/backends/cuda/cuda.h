@@ -233,6 +233,7 @@ int64_t tchi_cuda_graft_scratch(int64_t elements, int64_t rects);
 tch_rotated_adam_op tchi_cuda_rotated_adam;
 tch_apply_op tchi_cuda_apply;
 tch_apply_rows_op tchi_cuda_apply_rows;
+tch_status tchi_cuda_row_moments(void *state, const tch_update *update, double *norms, double *parts);
 tch_update_scale_op tchi_cuda_update_scale;
 tch_update_factors_op tchi_cuda_update_factors;
 tch_precondition_op tchi_cuda_precondition;

@@ -290,6 +290,27 @@ static __device__ inline void tchi_cuda_store_vec4(const tchi_cuda_operand &m, i
     }
 }
 
+/* --- tiles of a lower triangle, numbered row by row: 0 is (0, 0), 1 is (1, 0), 2 is (1, 1), ... ------------------- */
+
+/* Tiles in the first `rows` rows. */
+static __host__ __device__ inline int64_t tchi_lower_tiles(int64_t rows)
+{
+    return rows * (rows + 1) / 2;
+}
+
+/* The row that a tile is in; the square root is a guess, corrected afterwards. */
+static __device__ inline int64_t tchi_lower_row(int64_t tile)
+{
+    int64_t i = (int64_t)((sqrtf(8.0f * (float)tile + 1.0f) - 1.0f) * 0.5f);
+    while (tchi_lower_tiles(i) > tile) {
+        i--;
+    }
+    while (tchi_lower_tiles(i + 1) <= tile) {
+        i++;
+    }
+    return i;
+}
+
 /* --- launches, and reductions over a block ----------------------------------------------------------------------- */
 
 /* A launch of clusters of so many blocks. */

@@ -11,7 +11,7 @@
  *     norm = sqrt(sum);
  */
 #include "backends/cuda/device/ptx.cuh"
-#include "backends/cuda/device/reduce.cuh"
+#include "backends/cuda/device/batch_walk.cuh"
 
 #define THREADS 256 /* of a block, but for large matrices */
 
@@ -96,12 +96,6 @@ static __device__ inline double sum_part(const tchi_cuda_extent &e, const tchi_c
     return sum_of_vec4<real>(e, x, b, row, step, col, across, factor);
 }
 
-/* The norm of a matrix whose largest entry is `largest`, from the sum of squares of entries divided by `unit`. */
-static __device__ inline double norm_of(double largest, double unit, double sum)
-{
-    return largest == 0 || isinf(largest) ? largest : unit * sqrt(sum);
-}
-
 /* A cluster per matrix, its blocks taking parts in turn. Float64 entries are divided by the largest, which is in `out`
  * beforehand: squares of those beyond about 1e150 overflow and of those below 1e-150 vanish. */
 template <typename real, known what, int threads>
@@ -137,7 +131,8 @@ static __global__ void __launch_bounds__(threads, LARGE_THREADS / threads)
             for (int part = 0; part < cut.parts; part++) {
                 sum += *(const double *)tchi_cluster_map(&sums[part], part % size);
             }
-            out[b] = norm_of(largest, unit, sum);
+            /* of the sum of squares of entries divided by `unit` */
+            out[b] = largest == 0 || isinf(largest) ? largest : unit * sqrt(sum);
         }
         tchi_cluster_sync();
     }
@@ -239,9 +234,6 @@ static __global__ void __launch_bounds__(THREADS)
 tch_status tchi_cuda_rescale(const tchi_cuda_state *s, double eps, const tch_matrices *x, double *norm)
 {
     tchi_cuda_extent e = tchi_cuda_extent_of(x);
-    if (tchi_cuda_is_empty(e)) {
-        return TCH_OK;
-    }
     return tchi_cuda_launch(s, "rescale", rescale_kernel, tchi_cuda_grid(e.batch), THREADS, e, tchi_cuda_operand_of(x),
                             eps, norm);
 }

@@ -6,6 +6,7 @@
 #define TCHI_CUDA_NARROW_H
 
 #include "backends/cuda/cuda.h"
+#include "core/arith.h"
 
 TCH_BEGIN_DECLS
 
@@ -18,6 +19,17 @@ tch_status tchi_cuda_narrow(const tchi_cuda_state *state, const tch_matrices *x,
                             const tch_matrices *to);
 
 TCH_END_DECLS
+
+/* The shape of such a copy at `data`. */
+static inline tch_matrices tchi_cuda_narrow_copy(void *data, const tch_matrices *m)
+{
+    tch_matrices copy = *m;
+    copy.data = data;
+    copy.type = m->type == TCH_SCALAR_F32 ? TCH_SCALAR_F16 : m->type;
+    copy.ld = tchi_round_up(m->cols, 8);
+    copy.stride = copy.rows * copy.ld;
+    return copy;
+}
 
 #ifdef __cplusplus
 /* 2^power, for -126 to 127. */

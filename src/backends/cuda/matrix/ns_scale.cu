@@ -15,7 +15,7 @@
  *
  * A matrix is always cut into the same PARTS, each summed by one block, and these are added up in their order: its norm
  * depends neither on the batch nor on chance. */
-#include "backends/cuda/device/reduce.cuh"
+#include "backends/cuda/device/batch_walk.cuh"
 
 #define THREADS 256
 #define PARTS (TCH_NORMALIZE_NUMBERS - 1)
@@ -101,15 +101,6 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-static __device__ inline double norm_of(const double *partial, int64_t b)
-{
-    double sum = 0.0;
-    for (int part = 0; part < PARTS; part++) {
-        sum += partial[b * PARTS + part];
-    }
-    return sqrt(sum);
-}
-
 /* --- what becomes of it ------------------------------------------------------------------------------------------ */
 
 /* The power of two that brings a norm between 1 and 2, or 1 where it may stay, is zero or is not finite. */
@@ -127,7 +118,11 @@ static __global__ void __launch_bounds__(THREADS)
     finish_kernel(tchi_cuda_extent e, tchi_cuda_operand x, const double *partial, double eps, double *scale)
 {
     for (int64_t b = blockIdx.y; b < e.batch; b += gridDim.y) {
-        double norm = norm_of(partial, b);
+        double sum = 0.0;
+        for (int part = 0; part < PARTS; part++) {
+            sum += partial[b * PARTS + part];
+        }
+        double norm = sqrt(sum);
         double unit = unit_of(norm);
         if (blockIdx.x == 0 && threadIdx.x == 0) {
             scale[b] = norm == 0.0 ? 1.0 : 1.0 / (fmax(norm, eps) * unit);
@@ -144,15 +139,12 @@ static __global__ void __launch_bounds__(THREADS)
 
 static tch_status find_scales(const tchi_cuda_state *s, double eps, const tch_matrices *x, double *scale)
 {
-    tchi_cuda_extent e = {x->rows, x->cols, x->batch};
+    const tchi_cuda_extent e = tchi_cuda_extent_of(x);
+    const tchi_cuda_operand from = tchi_cuda_operand_of(x);
     double *partial = scale + e.batch;
-    dim3 grid(PARTS, (unsigned)(e.batch < 65535 ? e.batch : 65535));
-    if (e.batch == 0) {
-        return TCH_OK;
-    }
-    TCHI_CUDA_PASS(tchi_cuda_launch(s, "squares", squares_kernel, grid, THREADS, e, tchi_cuda_operand_of(x), partial));
-    return tchi_cuda_launch(s, "normalize", finish_kernel, grid, THREADS, e, tchi_cuda_operand_of(x), partial, eps,
-                            scale);
+    dim3 grid(PARTS, tchi_cuda_grid_yz(e.batch));
+    TCHI_CUDA_PASS(tchi_cuda_launch(s, "squares", squares_kernel, grid, THREADS, e, from, partial));
+    return tchi_cuda_launch(s, "normalize", finish_kernel, grid, THREADS, e, from, partial, eps, scale);
 }
 
 /* With the norm for the largest eigenvalue and all of it for damping, the setup of a root gives max(|X|, eps) as its

@@ -9,7 +9,6 @@
  * Packed elements may be the bfloat16 of float32 ones. A block takes a tile on or below the diagonal. Rows are read and
  * written as they lie; what is mirrored is turned around in shared memory. */
 #include "backends/cuda/device/elements.cuh"
-#include "backends/cuda/device/triangle.cuh"
 
 #define TILE 32
 #define ROWS 8 /* of a tile at once: a warp to each */

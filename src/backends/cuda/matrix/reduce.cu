@@ -10,8 +10,7 @@
  *         }
  *     }
  */
-#include "backends/cuda/device/reduce.cuh"
-#include "backends/cuda/device/triangle.cuh"
+#include "backends/cuda/device/batch_walk.cuh"
 #include "core/arith.h"
 
 #define THREADS 256       /* of a block */
@@ -106,7 +105,6 @@ static __device__ inline void visit_elements(const tchi_cuda_extent &e, const tc
     }
 }
 
-/* Reads every element once. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS)
     scan_kernel(tchi_cuda_extent e, tchi_cuda_operand x, double *max_abs, double *nonfinite)
@@ -141,7 +139,7 @@ tch_status tchi_cuda_scan(const tchi_cuda_state *state, const tch_matrices *x, d
 
 /* --- results beyond a range -------------------------------------------------------------------------------------- */
 
-/* Reads every element once. NaN is not at most anything. */
+/* NaN is not at most anything. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS)
     overflow_kernel(tchi_cuda_extent e, tchi_cuda_operand x, double most, int32_t *flags)
@@ -238,7 +236,6 @@ static __device__ inline void inspect_pair(tally<real> &seen, const tchi_cuda_op
     __syncthreads();
 }
 
-/* Reads every element once. */
 template <typename real, bool whole>
 static __global__ void __launch_bounds__(THREADS)
     inspect_kernel(int64_t n, int64_t batch, tchi_cuda_operand x, double *max_abs, double *nonfinite, double *asymmetry)

@@ -44,82 +44,32 @@ template <typename real> static __device__ inline factor_pair factors_of(const s
     return {pow(ldexp(1.0, half), f.exponent), pow(ldexp(scale, -half), f.exponent)};
 }
 
-template <typename real>
-static __device__ inline void store_diagonal(const tchi_cuda_operand &out, const tchi_cuda_patch &p,
-                                             const tchi_cuda_patch_values<real> &values, double shift,
-                                             const factor_pair &factor)
-{
-#pragma unroll
-    for (int k = 0; k < TCHI_CUDA_PATCH_STEPS; k++) {
-        int64_t i = p.i + k * p.step;
-        int64_t l = i - p.j;
-        if (i < p.rows && l >= 0 && l < p.count) {
-            const real *v = values.row[k].v;
-            double value = (double)(l < 2 ? (l == 0 ? v[0] : v[1]) : (l == 2 ? v[2] : v[3]));
-            tchi_cuda_store<double>(out.type, tchi_cuda_at(out, p.b, i, i), 0, out.stride,
-                                    (value + shift) * factor.first * factor.second);
-        }
-    }
-}
-
-template <typename real>
-static __device__ inline void store_scaled(const tchi_cuda_operand &out, const tchi_cuda_patch &p,
-                                           tchi_cuda_patch_values<real> values, const factor_pair &factor)
-{
-    const real first = (real)factor.first;
-    const real second = (real)factor.second;
-#pragma unroll
-    for (int k = 0; k < 4 * TCHI_CUDA_PATCH_STEPS; k++) {
-        values.row[k / 4].v[k % 4] = values.row[k / 4].v[k % 4] * first * second;
-    }
-    tchi_cuda_store_patch(out, p, values);
-}
-
-/* out_b = (X_b + shift_b I) scale_b^exponent. One thread of a block takes the power, while the block's first loads are
- * on their way. */
-template <typename real>
-static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
-    shift_scale_kernel(tchi_cuda_extent e, tchi_cuda_operand x, shift_scale_factors f, tchi_cuda_operand out)
-{
-    __shared__ factor_pair factor;
-    tchi_cuda_patch p = tchi_cuda_first_patch(e);
-    for (; p.b < e.batch; p.b += gridDim.z) {
-        p.i = tchi_cuda_first_row();
-        tchi_cuda_patch_values<real> values = tchi_cuda_load_patch<real>(x, p);
-        if (threadIdx.x == 0 && threadIdx.y == 0) {
-            factor = factors_of<real>(f, p.b);
-        }
-        __syncthreads();
-        while (p.i < e.rows) {
-            store_scaled(out, p, values, factor);
-            if (f.shift != NULL) {
-                store_diagonal(out, p, values, f.shift[p.b], factor);
-            }
-            p.i += tchi_cuda_row_stride();
-            values = tchi_cuda_load_patch<real>(x, p);
-        }
-        __syncthreads();
-    }
-}
-
-/* --- shift and scale of whole vec4s, from and to types that the compiler knows ----------------------------------- */
+/* A type that is looked up for every row, whose conversion waits for that row before the next one is loaded. Others
+ * are known to the compiler, and their rows are whole aligned vec4s. */
+#define ANY_TYPE TCH_SCALAR_COUNT
 
 template <typename real, tch_scalar type, int steps>
-static __device__ inline void load_known(tchi_cuda_vec4<real> (&values)[steps], const tchi_cuda_operand &m, int64_t b,
-                                         int64_t i, int64_t j, const tchi_cuda_extent &e)
+static __device__ inline void load_rows(tchi_cuda_vec4<real> (&values)[steps], const tchi_cuda_operand &m, int64_t b,
+                                        int64_t i, int64_t j, const tchi_cuda_extent &e)
 {
-    const char *from = tchi_cuda_at(m, b, 0, min(j, e.cols - 4));
+    const char *from = tchi_cuda_at(m, b, 0, type == ANY_TYPE ? j : min(j, e.cols - 4));
 #pragma unroll
-    for (int k = 0; k < steps; k++) { /* beyond the end the last row is read again, and not stored */
-        int64_t row = min(i + (int64_t)(k * blockDim.y), e.rows - 1);
-        values[k] = tchi_cuda_load_wide<real>(type, from, row * m.ld, m.stride);
+    for (int k = 0; k < steps; k++) {
+        int64_t row = i + (int64_t)(k * blockDim.y);
+        if (type == ANY_TYPE) {
+            int count = row < e.rows && j < e.cols ? (int)min(e.cols - j, (int64_t)4) : 0;
+            values[k] = tchi_cuda_load_from<real>(m, from + row * m.ld * tchi_cuda_size(m.type), count);
+        } else { /* beyond the end the last row is read again, and not stored */
+            values[k] = tchi_cuda_load_wide<real>(type, from, min(row, e.rows - 1) * m.ld, m.stride);
+        }
     }
 }
 
+/* The diagonal is worked out in double. */
 template <typename real, tch_scalar type, int steps>
-static __device__ inline void store_known(const tchi_cuda_operand &m, int64_t b, int64_t i, int64_t j,
-                                          const tchi_cuda_extent &e, const tchi_cuda_vec4<real> (&values)[steps],
-                                          const double *shift, const factor_pair &factor)
+static __device__ inline void store_rows(const tchi_cuda_operand &m, int64_t b, int64_t i, int64_t j,
+                                         const tchi_cuda_extent &e, const tchi_cuda_vec4<real> (&values)[steps],
+                                         const double *shift, const factor_pair &factor)
 {
     const real first = (real)factor.first;
     const real second = (real)factor.second;
@@ -135,19 +85,24 @@ static __device__ inline void store_known(const tchi_cuda_operand &m, int64_t b,
         for (int l = 0; l < 4; l++) {
             four.v[l] = four.v[l] * first * second;
         }
-        tchi_cuda_store_wide<real>(type, to, row * m.ld, m.stride, four);
-        if (shift != NULL && row >= j && row < j + 4) {
+        if (type == ANY_TYPE) {
+            tchi_cuda_store_vec4<real>(m, b, row, j, (int)min(e.cols - j, (int64_t)4), four);
+        } else {
+            tchi_cuda_store_wide<real>(type, to, row * m.ld, m.stride, four);
+        }
+        if (shift != NULL && row >= j && row < j + 4 && row < e.cols) {
             const real *v = values[k].v;
             double value = (double)(row < j + 2 ? (row == j ? v[0] : v[1]) : (row == j + 2 ? v[2] : v[3]));
-            tchi_cuda_store<double>(type, to, row * m.ld + (row - j), m.stride,
+            tchi_cuda_store<double>(type == ANY_TYPE ? m.type : type, to, row * m.ld + (row - j), m.stride,
                                     (value + shift[b]) * factor.first * factor.second);
         }
     }
 }
 
+/* One thread of a block takes the power, while the block's first loads are in flight. */
 template <typename real, tch_scalar source, tch_scalar target, int steps>
 static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
-    shift_scale_known_kernel(tchi_cuda_extent e, tchi_cuda_operand x, shift_scale_factors f, tchi_cuda_operand out)
+    shift_scale_kernel(tchi_cuda_extent e, tchi_cuda_operand x, shift_scale_factors f, tchi_cuda_operand out)
 {
     __shared__ factor_pair factor;
     int64_t j = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
@@ -155,18 +110,18 @@ static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
     for (int64_t b = blockIdx.z; b < e.batch; b += gridDim.z) {
         int64_t i = (int64_t)blockIdx.y * blockDim.y * steps + threadIdx.y;
         tchi_cuda_vec4<real> values[steps];
-        load_known<real, source, steps>(values, x, b, i, j, e);
+        load_rows<real, source, steps>(values, x, b, i, j, e);
         if (threadIdx.x == 0 && threadIdx.y == 0) {
             factor = factors_of<real>(f, b);
         }
         __syncthreads();
         while (true) {
-            store_known<real, target, steps>(out, b, i, j, e, values, f.shift, factor);
+            store_rows<real, target, steps>(out, b, i, j, e, values, f.shift, factor);
             i += down;
             if (i >= e.rows) {
                 break;
             }
-            load_known<real, source, steps>(values, x, b, i, j, e);
+            load_rows<real, source, steps>(values, x, b, i, j, e);
         }
         __syncthreads();
     }
@@ -182,7 +137,7 @@ static tch_status launch_known(const void *state, const tchi_cuda_extent &e, con
     tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e, steps);
     int64_t down = most / ((int64_t)shape.grid.x * shape.grid.z);
     shape.grid.y = (unsigned)(down < 1 ? 1 : down < shape.grid.y ? down : shape.grid.y);
-    return tchi_cuda_launch(state, "shift_scale", shift_scale_known_kernel<real, source, target, steps>, shape.grid,
+    return tchi_cuda_launch(state, "shift_scale", shift_scale_kernel<real, source, target, steps>, shape.grid,
                             shape.block, e, x, f, out);
 }
 
@@ -225,8 +180,9 @@ tch_status tchi_cuda_shift_scale(void *state, const tch_matrices *x, const doubl
                : x->type == TCH_SCALAR_F32 ? launch_known_from<TCH_SCALAR_F32>(state, e, from, f, to, processors)
                                            : launch_known_from<TCH_SCALAR_BF16X2>(state, e, from, f, to, processors);
     }
+    auto kernel = x->type == TCH_SCALAR_F64 || out->type == TCH_SCALAR_F64
+                      ? shift_scale_kernel<double, ANY_TYPE, ANY_TYPE, TCHI_CUDA_PATCH_STEPS>
+                      : shift_scale_kernel<float, ANY_TYPE, ANY_TYPE, TCHI_CUDA_PATCH_STEPS>;
     tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
-    bool wide = x->type == TCH_SCALAR_F64 || out->type == TCH_SCALAR_F64;
-    return tchi_cuda_launch(state, "shift_scale", wide ? shift_scale_kernel<double> : shift_scale_kernel<float>,
-                            shape.grid, shape.block, e, from, f, to);
+    return tchi_cuda_launch(state, "shift_scale", kernel, shape.grid, shape.block, e, from, f, to);
 }

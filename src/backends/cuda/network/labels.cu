@@ -89,9 +89,6 @@ static __global__ void __launch_bounds__(WARPS * 32)
 
 tch_status tchi_cuda_sample_labels(void *state, const tch_matrices *logits, uint64_t seed, int32_t *labels)
 {
-    if (logits->rows == 0) {
-        return TCH_OK;
-    }
     unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(logits->rows, WARPS));
     return tchi_cuda_launch(state, "sample_labels", sample_labels_kernel, blocks, WARPS * 32, logits->rows,
                             logits->cols, tchi_cuda_operand_of(logits), seed, labels);

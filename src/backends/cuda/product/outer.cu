@@ -85,9 +85,6 @@ extern "C" tch_status tchi_cuda_outer(tchi_cuda_state *state, double alpha, cons
                        c->cols,
                        c->batch,
                        alpha};
-    if (p.rows == 0 || p.cols == 0 || p.batch == 0) {
-        return TCH_OK;
-    }
     unsigned x = 32;
     while (x < THREADS && 4 * (int64_t)x < p.cols) {
         x *= 2;

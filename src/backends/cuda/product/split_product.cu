@@ -50,14 +50,6 @@ typedef struct split_tile {
     int matrix, row, col;
 } split_tile;
 
-/* Those of a matrix one after the other, so that it stays in the L2 cache for as long as it is needed. */
-static __device__ inline split_tile split_tile_of(const split_launch &p, int item, int rank)
-{
-    int each = p.pairs * p.across;
-    int left = item % each;
-    return {item / each, (left % p.pairs * CLUSTER + rank) * TILE, left / p.pairs * TILE};
-}
-
 static __device__ __forceinline__ bool holds(const tch_condition &c, int matrix)
 {
     return c.of != NULL && c.of[matrix] <= c.most;
@@ -224,9 +216,12 @@ struct split_gemm : tchi_gemm<STAGES, CLUSTER, false, low != OF_NONE> {
         tchi_ring<STAGES> ring;
     };
 
+    /* Those of a matrix one after the other, so that it stays in the L2 cache for as long as it is needed. */
     static __device__ __forceinline__ split_tile tile_of(const split_launch &p, int item, int rank)
     {
-        return split_tile_of(p, item, rank);
+        int each = p.pairs * p.across;
+        int left = item % each;
+        return {item / each, (left % p.pairs * CLUSTER + rank) * TILE, left / p.pairs * TILE};
     }
 
     /* The pair's next item to be multiplied, number `i` of its own or a later one. */

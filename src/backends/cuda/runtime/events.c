@@ -11,12 +11,6 @@ typedef struct event {
     bool recorded;
 } event;
 
-static cudaError_t open_event(event *e, int64_t bytes)
-{
-    cudaError_t error = cudaEventCreateWithFlags(&e->reached, cudaEventDisableTiming);
-    return error == cudaSuccess && bytes > 0 ? cudaMallocHost(&e->memory, (size_t)bytes) : error;
-}
-
 /* Nothing happens where there is one already. */
 static tch_status make_event(void *state, int64_t bytes, void **result)
 {
@@ -30,7 +24,10 @@ static tch_status make_event(void *state, int64_t bytes, void **result)
     }
     *e = (event){0};
     cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaError_t error = open_event(e, bytes);
+    cudaError_t error = cudaEventCreateWithFlags(&e->reached, cudaEventDisableTiming);
+    if (error == cudaSuccess && bytes > 0) {
+        error = cudaMallocHost(&e->memory, (size_t)bytes);
+    }
     cudaThreadExchangeStreamCaptureMode(&mode);
     tch_status status = tchi_cuda_check(error, bytes > 0 ? "page-locked memory for a readback" : "an event");
     if (status != TCH_OK) {

@@ -45,15 +45,6 @@ struct tchi_cuda_recorded {
     bool spoiled; /* something is missing */
 };
 
-static tchi_cuda_recorded *make_recorded(void)
-{
-    tchi_cuda_recorded *recorded = tchi_cuda_host->allocate(sizeof *recorded, alignof(max_align_t));
-    if (recorded != NULL) {
-        *recorded = (tchi_cuda_recorded){0};
-    }
-    return recorded;
-}
-
 static void spoil_recording(tchi_cuda_recorded *recorded)
 {
     if (recorded != NULL) {
@@ -98,18 +89,19 @@ static void drop_graph(part *p)
 
 static void destroy_recorded(tchi_cuda_recorded *recorded)
 {
-    for (int32_t i = 0; recorded != NULL && i < recorded->count; i++) {
+    if (recorded == NULL) {
+        return;
+    }
+    for (int32_t i = 0; i < recorded->count; i++) {
         drop_graph(&recorded->parts[i]);
         if (recorded->parts[i].executable != NULL) {
             cudaGraphExecDestroy(recorded->parts[i].executable);
         }
     }
-    if (recorded != NULL && recorded->room > 0) {
+    if (recorded->room > 0) {
         tchi_cuda_host->release(recorded->parts, (size_t)recorded->room * sizeof *recorded->parts);
     }
-    if (recorded != NULL) {
-        tchi_cuda_host->release(recorded, sizeof *recorded);
-    }
+    tchi_cuda_host->release(recorded, sizeof *recorded);
 }
 
 /* --- recording --------------------------------------------------------------------------------------------------- */
@@ -163,7 +155,10 @@ static tch_status begin_recording(tchi_cuda_state *s)
         tchi_cuda_use_stream(s, recorder->main);
         return status;
     }
-    recorder->under_way = make_recorded();
+    recorder->under_way = tchi_cuda_host->allocate(sizeof *recorder->under_way, alignof(max_align_t));
+    if (recorder->under_way != NULL) {
+        *recorder->under_way = (tchi_cuda_recorded){0};
+    }
     return TCH_OK;
 }
 
@@ -212,20 +207,14 @@ void tchi_cuda_recording_range(tchi_cuda_state *s, const char *name)
 
 /* --- the end ----------------------------------------------------------------------------------------------------- */
 
-static int64_t nodes_of(const part *p)
-{
-    size_t nodes = 0;
-    return p->kind == LAUNCH && cudaGraphGetNodes(p->graph, NULL, &nodes) == cudaSuccess ? (int64_t)nodes : 0;
-}
-
 /* False where CUDA cannot; the error is forgotten. Between two ranges there is nothing, often. */
 static bool make_executable(part *p, int64_t *nodes)
 {
-    int64_t here = nodes_of(p);
-    if (here == 0) {
+    size_t here = 0;
+    if (p->kind != LAUNCH || cudaGraphGetNodes(p->graph, NULL, &here) != cudaSuccess || here == 0) {
         return true;
     }
-    *nodes += here;
+    *nodes += (int64_t)here;
     bool made = cudaGraphInstantiate(&p->executable, p->graph, 0) == cudaSuccess;
     if (!made) {
         cudaGetLastError();

@@ -145,8 +145,10 @@ tch_status tchi_cuda_synchronize(void *state)
 /* --- creation and destruction ------------------------------------------------------------------------------------ */
 
 /* Products are never rounded to TF32, and sums of bfloat16 products are kept in float32 to their end. */
-static tch_status open_blas(tchi_cuda_state *s)
+static tch_status open_device(tchi_cuda_state *s)
 {
+    TCHI_CUDA_TRY(cudaStreamCreate(&s->local), "cudaStreamCreate");
+    s->stream = s->local;
     const char *why = "";
     const tchi_cublas *blas = tchi_cublas_open(&why);
     if (blas == NULL) {
@@ -155,14 +157,6 @@ static tch_status open_blas(tchi_cuda_state *s)
     TCHI_CUDA_PASS(tchi_cuda_allocate(s, tchi_cuda_workspace_bytes(s), &s->blas_workspace));
     TCHI_CUBLAS_TRY(blas->create(&s->blas), "cublasCreate");
     TCHI_CUBLAS_TRY(blas->set_math_mode(s->blas, TCHI_CUBLAS_MATH_FULL_REDUCTIONS), "cublasSetMathMode");
-    return TCH_OK;
-}
-
-static tch_status open_device(tchi_cuda_state *s)
-{
-    TCHI_CUDA_TRY(cudaStreamCreate(&s->local), "cudaStreamCreate");
-    s->stream = s->local;
-    TCHI_CUDA_PASS(open_blas(s));
     return tchi_cuda_use_stream(s, s->local);
 }
 
@@ -190,8 +184,11 @@ tch_status tchi_cuda_state_create(int32_t index, void **state)
     return TCH_OK;
 }
 
-static void close_libraries(tchi_cuda_state *s)
+static void close_device(tchi_cuda_state *s)
 {
+    wait_for_stream(s);
+    tchi_cuda_recorder_destroy(&s->recorder);
+    tchi_cuda_staging_destroy(s->staging);
     if (s->solver_params != NULL) {
         tchi_cusolver_open(NULL)->destroy_params(s->solver_params);
     }
@@ -201,14 +198,6 @@ static void close_libraries(tchi_cuda_state *s)
     if (s->blas != NULL) {
         tchi_cublas_open(NULL)->destroy(s->blas);
     }
-}
-
-static void close_device(tchi_cuda_state *s)
-{
-    wait_for_stream(s);
-    tchi_cuda_recorder_destroy(&s->recorder);
-    tchi_cuda_staging_destroy(s->staging);
-    close_libraries(s);
     tchi_cuda_release(s, s->blas_workspace, tchi_cuda_workspace_bytes(s));
     cudaStreamSynchronize(s->local);
     cudaStreamDestroy(s->local);

@@ -179,14 +179,6 @@ template <typename bits> static tch_status launch_patches(const void *state, con
     return tchi_cuda_launch(state, "im2col", im2col_kernel<bits>, grid, block, c);
 }
 
-/* Coordinates inside the kernel have 32 bits. What an output sees ends `reach` behind the input's beginning. */
-static bool fits(const tch_patches *p, int d)
-{
-    const int64_t most = 1 << 30;
-    double reach = (double)p->outputs[d] * (double)p->stride[d] + (double)p->kernel[d] * (double)p->dilation[d];
-    return p->size[d] < most && p->before[d] < most && reach < (double)most;
-}
-
 static patch_call call_of(const tch_patches *p, const tch_matrices *out)
 {
     patch_call c = {};
@@ -218,11 +210,12 @@ static patch_call call_of(const tch_patches *p, const tch_matrices *out)
 tch_status tchi_cuda_im2col(void *state, const tch_patches *patches, const tch_matrices *out)
 {
     patch_call c = call_of(patches, out);
-    if (c.matrices == 0 || c.rows == 0 || c.cols == 0) {
-        return TCH_OK;
-    }
     for (int d = 0; d < 3; d++) {
-        if (!fits(patches, d)) {
+        /* coordinates inside the kernel have 32 bits; what an output sees ends `reach` behind the input's beginning */
+        const int64_t most = 1 << 30;
+        double reach = (double)patches->outputs[d] * (double)patches->stride[d] +
+                       (double)patches->kernel[d] * (double)patches->dilation[d];
+        if (patches->size[d] >= most || patches->before[d] >= most || reach >= (double)most) {
             return tchi_cuda_host->fail(
                 TCH_ERR_UNSUPPORTED, "a convolution over %lld elements along one dimension: at most 2^30 with padding",
                 (long long)patches->size[d]);

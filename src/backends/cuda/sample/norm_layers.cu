@@ -13,7 +13,7 @@
  *         }
  *     }
  */
-#include "backends/cuda/device/reduce.cuh"
+#include "backends/cuda/device/batch_walk.cuh"
 #include "position_sums.cuh"
 
 #define THREADS 256

@@ -126,7 +126,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_SUM_THREADS, sizeof(real) == 
     }
 }
 
-/* Moves: 8 bytes for each column of a chunk. Does: a sum each. A thread for each sum. */
+/* A thread for each sum. */
 template <int outputs>
 static __global__ void __launch_bounds__(TCHI_CUDA_SUM_THREADS)
     add_chunks_kernel(tchi_cuda_sum_extent e, const __grid_constant__ tchi_cuda_sum_target<outputs> target,

@@ -12,7 +12,7 @@
  *         out[b / groups] += scale * sum over i and j of x[b][i][j] * y[b][i][j];
  *     }
  */
-#include "backends/cuda/device/reduce.cuh"
+#include "backends/cuda/device/batch_walk.cuh"
 #include "position_sums.cuh"
 
 #define THREADS 256
@@ -63,61 +63,6 @@ static dim3 threads_for(int64_t rows, int64_t cols)
         threads /= 2;
     }
     return tchi_cuda_reduce_block({rows, cols, 1}, threads);
-}
-
-/* --- pairs of two batches ---------------------------------------------------------------------------------------- */
-
-/* x, y (rows, cols). Moves: both once. Does: a product and a sum an element. Grid: chunks of all matrices. Where `out`
- * is given, a matrix is one chunk, and out += scale times its sum. */
-template <typename real>
-static __global__ void __launch_bounds__(THREADS, 3)
-    pair_dots_kernel(tchi_cuda_extent e, int64_t height, tchi_cuda_operand x, tchi_cuda_operand y, double *partial,
-                     double scale, double *out)
-{
-    __shared__ double shared[32];
-    const int64_t chunks = tchi_cuda_ceil_div(e.rows, height);
-    for (int64_t n = blockIdx.x; n < e.batch * chunks; n += gridDim.x) {
-        int64_t b = n / chunks;
-        int64_t first = (n - b * chunks) * height;
-        int64_t rows = e.rows - first < height ? e.rows - first : height;
-        double sum = dot_of_parts<real>(part_of(x, b, first, 0), part_of(y, b, first, 0), rows, e.cols, shared);
-        if (tchi_cuda_thread_number() == 0 && out != nullptr) {
-            out[n] += scale * sum;
-        } else if (tchi_cuda_thread_number() == 0) {
-            partial[n] = sum;
-        }
-    }
-}
-
-int64_t tchi_cuda_pair_dots_scratch(int64_t rows, int64_t cols, int64_t batch)
-{
-    return rows > 0 ? batch * tchi_cuda_ceil_div(rows, chunk_rows(rows, cols)) * (int64_t)sizeof(double) : 0;
-}
-
-tch_status tchi_cuda_pair_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t groups, double scale,
-                               double *out, void *scratch)
-{
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_extent e = tchi_cuda_extent_of(x);
-    if (tchi_cuda_is_empty(e)) {
-        return TCH_OK;
-    }
-    double *partial = (double *)scratch;
-    int64_t height = chunk_rows(e.rows, e.cols);
-    int64_t chunks = tchi_cuda_ceil_div(e.rows, height);
-    unsigned blocks = tchi_cuda_grid(e.batch * chunks);
-    dim3 threads = threads_for(height, e.cols);
-    tchi_cuda_operand a = tchi_cuda_operand_of(x);
-    tchi_cuda_operand b = tchi_cuda_operand_of(y);
-    double *straight = groups * chunks == 1 ? out : nullptr;
-    auto kernel =
-        x->type == TCH_SCALAR_F64 || y->type == TCH_SCALAR_F64 ? pair_dots_kernel<double> : pair_dots_kernel<float>;
-    TCHI_CUDA_PASS(
-        tchi_cuda_launch(s, "pair_dots", kernel, blocks, threads, e, height, a, b, partial, scale, straight));
-    if (straight != nullptr) {
-        return TCH_OK;
-    }
-    return tchi_cuda_add_partials(s, e.batch / groups, groups * chunks, partial, scale, out);
 }
 
 /* --- blocks of two matrices -------------------------------------------------------------------------------------- */
@@ -183,28 +128,35 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* The same with a block of threads for each chunk of a block. */
-template <typename real>
+/* The same with a block of threads for each chunk of a block. Blocks are those of two matrices or, with `pairs`, whole
+ * matrices of two batches; sums go to `sums`, or to `partial` where it is given. */
+template <typename real, bool pairs>
 static __global__ void __launch_bounds__(THREADS, 3)
-    block_dots_kernel(const __grid_constant__ block_call c, double *partial)
+    block_dots_kernel(const __grid_constant__ block_call c, double *partial, double *sums)
 {
     __shared__ double shared[32];
     for (int64_t n = blockIdx.x; n < c.down * c.across * c.chunks; n += gridDim.x) {
         int64_t block = n / c.chunks;
         int64_t first = (n - block * c.chunks) * c.chunk;
-        int64_t i = block / c.across * c.height + first;
-        int64_t j = block % c.across * c.width;
+        int64_t b = pairs ? block : 0;
+        int64_t i = pairs ? first : block / c.across * c.height + first;
+        int64_t j = pairs ? 0 : block % c.across * c.width;
         int64_t rows = c.height - first < c.chunk ? c.height - first : c.chunk;
-        double sum = dot_of_parts<real>(part_of(c.x, 0, i, j), part_of(c.y, 0, i, j), rows, c.width, shared);
-        if (tchi_cuda_thread_number() == 0 && c.chunks > 1) {
+        double sum = dot_of_parts<real>(part_of(c.x, b, i, j), part_of(c.y, b, i, j), rows, c.width, shared);
+        if (tchi_cuda_thread_number() != 0) {
+            continue;
+        }
+        if (partial != nullptr) {
             partial[n] = sum;
-        } else if (tchi_cuda_thread_number() == 0) {
+        } else if (pairs) {
+            sums[n] += c.target.scale * sum;
+        } else {
             put_block(c, block, sum);
         }
     }
 }
 
-/* Moves: 8 bytes a chunk. Does: a sum each. A warp for each block. */
+/* A warp for each block. */
 static __global__ void __launch_bounds__(THREADS)
     add_block_chunks_kernel(const __grid_constant__ block_call c, const double *partial)
 {
@@ -241,8 +193,9 @@ static tch_status run_blocks(const tchi_cuda_state *state, const block_call &c, 
         return tchi_cuda_launch(state, "small_block_dots", small_block_dots_kernel<real>,
                                 tchi_cuda_grid(tchi_cuda_ceil_div(total * lanes, THREADS)), THREADS, c, lanes);
     }
-    TCHI_CUDA_PASS(tchi_cuda_launch(state, "block_dots", block_dots_kernel<real>, tchi_cuda_grid(total * c.chunks),
-                                    threads_for(c.chunk, c.width), c, partial));
+    TCHI_CUDA_PASS(tchi_cuda_launch(state, "block_dots", block_dots_kernel<real, false>,
+                                    tchi_cuda_grid(total * c.chunks), threads_for(c.chunk, c.width), c,
+                                    c.chunks > 1 ? partial : NULL, NULL));
     return c.chunks == 1
                ? TCH_OK
                : tchi_cuda_launch(state, "add_block_chunks", add_block_chunks_kernel,
@@ -265,4 +218,37 @@ tch_status tchi_cuda_block_dots(void *state, const tch_matrices *x, const tch_ma
                     chunks};
     return x->type == TCH_SCALAR_F64 ? run_blocks<double>(s, c, (double *)scratch)
                                      : run_blocks<float>(s, c, (double *)scratch);
+}
+
+/* --- pairs of two batches ---------------------------------------------------------------------------------------- */
+
+int64_t tchi_cuda_pair_dots_scratch(int64_t rows, int64_t cols, int64_t batch)
+{
+    return rows > 0 ? batch * tchi_cuda_ceil_div(rows, chunk_rows(rows, cols)) * (int64_t)sizeof(double) : 0;
+}
+
+tch_status tchi_cuda_pair_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t groups, double scale,
+                               double *out, void *scratch)
+{
+    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
+    if (tchi_cuda_is_empty(tchi_cuda_extent_of(x))) {
+        return TCH_OK;
+    }
+    const int64_t height = chunk_rows(x->rows, x->cols), chunks = tchi_cuda_ceil_div(x->rows, height);
+    double *partial = groups * chunks == 1 ? NULL : (double *)scratch;
+    block_call c = {tchi_cuda_operand_of(x),
+                    tchi_cuda_operand_of(y),
+                    {{}, scale, 0.0},
+                    x->batch,
+                    1,
+                    x->rows,
+                    x->cols,
+                    height,
+                    chunks};
+    auto kernel = x->type == TCH_SCALAR_F64 || y->type == TCH_SCALAR_F64 ? block_dots_kernel<double, true>
+                                                                         : block_dots_kernel<float, true>;
+    TCHI_CUDA_PASS(tchi_cuda_launch(s, "pair_dots", kernel, tchi_cuda_grid(x->batch * chunks),
+                                    threads_for(height, x->cols), c, partial, out));
+    return partial == NULL ? TCH_OK
+                           : tchi_cuda_add_partials(s, x->batch / groups, groups * chunks, partial, scale, out);
 }

@@ -73,7 +73,7 @@ tch_status tchi_cuda_sample_sums(void *state, const tch_matrices *x, double scal
 
 /* --- numbers of samples ------------------------------------------------------------------------------------------ */
 
-/* Moves: 8 bytes a part. Does: a sum each. A warp for each number of `out`. */
+/* A warp for each number of `out`. */
 static __global__ void __launch_bounds__(THREADS)
     add_partials_kernel(int64_t count, int64_t each, const double *partial, double scale, double *out)
 {
@@ -101,7 +101,6 @@ tch_status tchi_cuda_add_partials(const tchi_cuda_state *state, int64_t count, i
 
 /* --- weights ----------------------------------------------------------------------------------------------------- */
 
-/* Moves: 16 bytes a sample. Does: a root and a quotient. */
 static __global__ void __launch_bounds__(THREADS)
     clip_weights_kernel(tch_clip_rule rule, int64_t count, const double *squares, double scale, double most,
                         double *weights)
@@ -114,9 +113,6 @@ static __global__ void __launch_bounds__(THREADS)
 tch_status tchi_cuda_clip_weights(void *state, tch_clip_rule rule, int64_t count, const double *squares, double scale,
                                   double most, double *weights)
 {
-    if (count == 0) {
-        return TCH_OK;
-    }
     unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(count, THREADS));
     return tchi_cuda_launch(state, "clip_weights", clip_weights_kernel, blocks, THREADS, rule, count, squares, scale,
                             most, weights);

@@ -60,9 +60,6 @@ tch_status tchi_cuda_row_dots(void *state, const tch_matrices *x, const tch_matr
                               const tch_matrices *w)
 {
     tchi_cuda_extent e = tchi_cuda_extent_of(x);
-    if (e.rows == 0 || e.batch == 0) {
-        return TCH_OK;
-    }
     unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(e.rows * e.batch, DOTS_WARPS));
     auto kernel = x->type == TCH_SCALAR_F64 ? row_dots_kernel<double> : row_dots_kernel<float>;
     return tchi_cuda_launch(state, "row_dots_kernel", kernel, grid, DOTS_WARPS * WARP, e, tchi_cuda_operand_of(x),
@@ -231,27 +228,15 @@ static __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
     }
 }
 
-/* What is added on the diagonal of a row's matrix, and what all of it is divided by. */
-struct row_change {
-    float shift;
-    float2 inverse;
-    int diagonal;
-};
-
-static __device__ __forceinline__ row_change change_of(int64_t rows, const double *shift, const double *bound,
-                                                       int64_t r)
+/* A row of a matrix moved by `shift` I and divided by `bound`: four numbers from column j on. */
+static __device__ __forceinline__ float4 changed(float4 f, float shift, double bound, int diagonal, int j)
 {
-    return {(float)shift[r / rows], as_sum(1.0 / bound[r / rows]), (int)(r % rows)};
-}
-
-static __device__ __forceinline__ float4 changed(float4 f, const row_change &c, int j)
-{
-    int at = c.diagonal - j;
-    f.x += at == 0 ? c.shift : 0.0f;
-    f.y += at == 1 ? c.shift : 0.0f;
-    f.z += at == 2 ? c.shift : 0.0f;
-    f.w += at == 3 ? c.shift : 0.0f;
-    return scale_four(f, c.inverse);
+    int at = diagonal - j;
+    f.x += at == 0 ? shift : 0.0f;
+    f.y += at == 1 ? shift : 0.0f;
+    f.z += at == 2 ? shift : 0.0f;
+    f.w += at == 3 ? shift : 0.0f;
+    return scale_four(f, as_sum(1.0 / bound));
 }
 
 /* The same of X as it is, or of X moved and divided; a block to HELD rows, all of whose loads are under way before the
@@ -278,7 +263,8 @@ static __global__ void __launch_bounds__(SPLIT_THREADS)
 #pragma unroll
             for (int k = 0; k < HELD; k++) {
                 if (moved && first + k < rows) {
-                    held[k] = changed(held[k], change_of(e.rows, shift, bound, first + k), j);
+                    const int64_t b = (first + k) / e.rows;
+                    held[k] = changed(held[k], (float)shift[b], bound[b], (int)((first + k) % e.rows), j);
                 }
                 if (first + k < rows) {
                     write_four<both>(row[k], j, held[k], scale);
@@ -389,9 +375,6 @@ static __global__ void __launch_bounds__(ORDER_THREADS)
 tch_status tchi_cuda_descending(void *state, const tch_matrices *w, const int32_t *flags, int32_t *order)
 {
     int64_t n = w->cols, batch = w->batch;
-    if (n == 0 || batch == 0) {
-        return TCH_OK;
-    }
     if (flags != NULL) {
         unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(n * batch, ORDER_THREADS));
         return tchi_cuda_launch(state, "reset_order_kernel", reset_order_kernel, grid, ORDER_THREADS, n, batch, flags,

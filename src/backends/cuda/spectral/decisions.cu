@@ -32,17 +32,12 @@ static __device__ inline int64_t index_stride()
 
 /* --- before a root ----------------------------------------------------------------------------------------------- */
 
-typedef struct setup_rules {
-    double eps, relative_eps, margin, symmetry;
-} setup_rules;
-
 static __global__ void __launch_bounds__(THREADS)
-    root_setup_kernel(int64_t batch, tch_root_norms norms, setup_rules rules, double *damping, double *bound,
-                      int32_t *flags)
+    root_setup_kernel(int64_t batch, tch_root_norms norms, double eps, double relative_eps, double margin,
+                      double symmetry, double *damping, double *bound, int32_t *flags)
 {
     for (int64_t b = first_index(); b < batch; b += index_stride()) {
-        tchi_rule_root_setup(&norms, b, rules.eps, rules.relative_eps, rules.margin, rules.symmetry, &damping[b],
-                             &bound[b], &flags[b]);
+        tchi_rule_root_setup(&norms, b, eps, relative_eps, margin, symmetry, &damping[b], &bound[b], &flags[b]);
     }
 }
 
@@ -50,12 +45,8 @@ tch_status tchi_cuda_root_setup(void *state, int64_t batch, const tch_root_norms
                                 double relative_eps, double margin, double symmetry, double *damping, double *bound,
                                 int32_t *flags)
 {
-    if (batch == 0) {
-        return TCH_OK;
-    }
-    setup_rules rules = {eps, relative_eps, margin, symmetry};
-    return tchi_cuda_launch(state, "root_setup", root_setup_kernel, blocks_for(batch), THREADS, batch, *norms, rules,
-                            damping, bound, flags);
+    return tchi_cuda_launch(state, "root_setup", root_setup_kernel, blocks_for(batch), THREADS, batch, *norms, eps,
+                            relative_eps, margin, symmetry, damping, bound, flags);
 }
 
 static __global__ void __launch_bounds__(THREADS)
@@ -71,9 +62,6 @@ tch_status tchi_cuda_factored_damping(void *state, int64_t batch, const double *
                                       const double *trace_b, int64_t n, double damping, double *shift_a,
                                       double *shift_b)
 {
-    if (batch == 0) {
-        return TCH_OK;
-    }
     return tchi_cuda_launch(state, "factored_damping", factored_damping_kernel, blocks_for(batch), THREADS, batch,
                             trace_a, (double)m, trace_b, (double)n, damping, shift_a, shift_b);
 }
@@ -97,24 +85,6 @@ tch_status tchi_cuda_root_verdict(const tchi_cuda_state *s, int64_t batch, const
 
 /* --- powers of a spectrum ---------------------------------------------------------------------------------------- */
 
-/* What the ends of a spectrum decide before any of it is overwritten. */
-typedef struct spectrum_ends {
-    double added;
-    bool too_negative;
-} spectrum_ends;
-
-static __device__ inline spectrum_ends judge_ends(const tch_spectrum_map &map, double first, double last)
-{
-    double largest = fmax(last, 0.0);
-    double added = fmax(map.eps, map.relative_eps * largest);
-    return {added, !map.clamp && first < -fmax(map.negative * largest, added)};
-}
-
-static __device__ inline bool is_finite_as(tch_scalar type, double value)
-{
-    return type == TCH_SCALAR_F64 ? isfinite(value) : isfinite((float)value);
-}
-
 /* A block per matrix; w is (batch, 1, n) and ascending. */
 static __global__ void __launch_bounds__(THREADS)
     spectrum_power_kernel(tch_spectrum_map map, tchi_cuda_operand w, int64_t n, int64_t batch, double *damping,
@@ -125,17 +95,19 @@ static __global__ void __launch_bounds__(THREADS)
             continue;
         }
         char *row = tchi_cuda_at(w, b, 0, 0);
-        spectrum_ends ends = judge_ends(map, tchi_cuda_load<double>(w.type, row, 0, w.stride),
-                                        tchi_cuda_load<double>(w.type, row, n - 1, w.stride));
-        double least = map.clamp ? ends.added : 0.0;
-        bool bad = ends.too_negative;
+        /* what the ends of the spectrum decide before any of it is overwritten */
+        const double first = tchi_cuda_load<double>(w.type, row, 0, w.stride);
+        const double largest = fmax(tchi_cuda_load<double>(w.type, row, n - 1, w.stride), 0.0);
+        const double added = fmax(map.eps, map.relative_eps * largest);
+        double least = map.clamp ? added : 0.0;
+        bool bad = !map.clamp && first < -fmax(map.negative * largest, added);
         bool beyond = false;
         __syncthreads();
         for (int64_t i = threadIdx.x; i < n; i += THREADS) {
-            double base = tchi_cuda_load<double>(w.type, row, i, w.stride) + ends.added;
-            double place = base > least ? base : ends.added;
+            double base = tchi_cuda_load<double>(w.type, row, i, w.stride) + added;
+            double place = base > least ? base : added;
             double value = pow(place, map.power);
-            bool finite = is_finite_as(w.type, value);
+            bool finite = w.type == TCH_SCALAR_F64 ? isfinite(value) : isfinite((float)value);
             bad = bad || (!finite && !(place > 0.0));
             beyond = beyond || (!finite && place > 0.0);
             tchi_cuda_store<double>(w.type, row, i, w.stride, value);
@@ -145,7 +117,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (threadIdx.x == 0) {
             flags[b] = bad ? TCH_REPORT_NOT_POSITIVE : beyond ? TCH_REPORT_OVERFLOW : TCH_REPORT_OK;
             if (damping != NULL) {
-                damping[b] = ends.added;
+                damping[b] = added;
             }
         }
     }

@@ -4,6 +4,7 @@
 #include "backends/cuda/cuda.h"
 
 #include "backends/cuda/runtime/scalars.h"
+#include "core/arith.h"
 #include "decompositions.h"
 
 /* --- the solver and its memory ----------------------------------------------------------------------------------- */
@@ -21,8 +22,14 @@ static void *carve(carving *from, int64_t bytes)
     return chunk;
 }
 
-static tch_status create_solver(tchi_cuda_state *state, const tchi_cusolver *solver)
+/* cuSOLVER, ready to work on the state's stream. */
+static tch_status solver_ready(tchi_cuda_state *state, const tchi_cusolver **found)
 {
+    const char *reason = "cuSOLVER is missing";
+    const tchi_cusolver *solver = *found = tchi_cusolver_open(&reason);
+    if (solver == NULL) {
+        return tchi_cuda_host->fail(TCH_ERR_UNAVAILABLE, "eigendecompositions and solves need cuSOLVER: %s", reason);
+    }
     if (state->solver == NULL) {
         TCHI_CUSOLVER_TRY(solver->create(&state->solver), "cusolverDnCreate");
     }
@@ -31,17 +38,6 @@ static tch_status create_solver(tchi_cuda_state *state, const tchi_cusolver *sol
     }
     TCHI_CUSOLVER_TRY(solver->set_stream(state->solver, state->stream), "cusolverDnSetStream");
     return TCH_OK;
-}
-
-/* cuSOLVER, ready to work on the state's stream. */
-static tch_status solver_ready(tchi_cuda_state *state, const tchi_cusolver **solver)
-{
-    const char *reason = "cuSOLVER is missing";
-    *solver = tchi_cusolver_open(&reason);
-    if (*solver == NULL) {
-        return tchi_cuda_host->fail(TCH_ERR_UNAVAILABLE, "eigendecompositions and solves need cuSOLVER: %s", reason);
-    }
-    return create_solver(state, *solver);
 }
 
 /* Host memory for cuSOLVER. What is queued may still use the old one when it has to grow. */
@@ -86,13 +82,6 @@ static int eigh_is_batched(const tchi_cusolver *solver, int64_t n, int64_t batch
            batch >= n / EIGH_SIZE_PER_MATRIX;
 }
 
-static int64_t eigh_part(int64_t n, int64_t batch)
-{
-    int64_t most = EIGH_MOST_ELEMENTS / (n * n);
-    most = most < 1 ? 1 : most > EIGH_MOST_BATCH ? EIGH_MOST_BATCH : most;
-    return batch < most ? batch : most;
-}
-
 typedef struct eigh_buffers {
     int batched;
     int64_t part;       /* matrices in one call */
@@ -127,16 +116,16 @@ static tch_status eigh_work(const tchi_cuda_state *state, const tchi_cusolver *s
 static tch_status eigh_layout(tchi_cuda_state *state, const tchi_cusolver *solver, tch_scalar type, int64_t n,
                               int64_t batch, carving *scratch, eigh_buffers *e)
 {
-    e->part = e->batched ? eigh_part(n, batch) : 1;
+    int64_t most = tchi_max(tchi_min(EIGH_MOST_ELEMENTS / (n * n), EIGH_MOST_BATCH), 1);
+    e->part = e->batched ? tchi_min(batch, most) : 1;
     TCHI_CUDA_PASS(eigh_work(state, solver, type, n, e));
     e->values = carve(scratch, batch * n * tchi_cuda_scalar_size(type));
     e->exponents = carve(scratch, batch * (int64_t)sizeof *e->exponents);
     e->info = carve(scratch, batch * (int64_t)sizeof *e->info);
     e->defects = carve(scratch, batch * (int64_t)sizeof *e->defects);
     e->rows = carve(scratch, batch * 2 * n * (int64_t)sizeof *e->rows);
-    int64_t gram_bytes = e->part * n * n * tchi_cuda_scalar_size(type);
-    int64_t work_bytes = (int64_t)e->work.device_bytes;
-    e->work.device = carve(scratch, work_bytes > gram_bytes ? work_bytes : gram_bytes);
+    e->work.device =
+        carve(scratch, tchi_max((int64_t)e->work.device_bytes, e->part * n * n * tchi_cuda_scalar_size(type)));
     return host_memory(state, e->work.host_bytes);
 }
 
@@ -156,15 +145,6 @@ int64_t tchi_cuda_eigh_scratch(tchi_cuda_state *state, tch_scalar type, int64_t 
         }
     }
     return most;
-}
-
-/* Matrices [first, first + e->part), or fewer at the end of the batch. */
-static tch_matrices eigh_matrices(const tch_matrices *v, const eigh_buffers *e, int64_t first)
-{
-    tch_matrices part = *v;
-    part.data = tchi_cuda_matrix_at(v, first);
-    part.batch = v->batch - first < e->part ? v->batch - first : e->part;
-    return part;
 }
 
 /* `v` are the matrices of the call, the first of which is number `first` of the batch. */
@@ -218,7 +198,9 @@ tch_status tchi_cuda_eigh(void *state, const tch_matrices *v, const tch_matrices
     TCHI_CUDA_PASS(eigh_layout(s, solver, v->type, n, v->batch, &from, &e));
     TCHI_CUDA_PASS(tchi_cuda_eigh_prepare(s, v, e.exponents, flags));
     for (int64_t first = 0; first < v->batch; first += e.part) {
-        tch_matrices part = eigh_matrices(v, &e, first);
+        tch_matrices part = *v;
+        part.data = tchi_cuda_matrix_at(v, first);
+        part.batch = tchi_min(v->batch - first, e.part);
         TCHI_CUDA_PASS(eigh_call(s, solver, &part, &e, first));
         TCHI_CUDA_PASS(measure_defects(s, &part, &e, first));
     }
@@ -241,11 +223,6 @@ typedef struct solve_buffers {
     int32_t *info;
     work_space work;
 } solve_buffers;
-
-static int solve_is_batched(int64_t n, int64_t lda, int64_t batch)
-{
-    return batch > 1 && batch >= n / SOLVE_SIZE_PER_MATRIX && lda <= INT32_MAX;
-}
 
 static tch_status solve_layout(tchi_cuda_state *state, const tchi_cusolver *solver, tch_scalar type, int64_t n,
                                int64_t batch, carving *scratch, solve_buffers *s)
@@ -307,7 +284,7 @@ static tch_status factor(const tchi_cuda_state *state, const tchi_cusolver *solv
 {
     int64_t part = s->batched ? SOLVE_MOST_BATCH : 1;
     for (int64_t first = 0; first < a->batch; first += part) {
-        int64_t count = a->batch - first < part ? a->batch - first : part;
+        int64_t count = tchi_min(a->batch - first, part);
         TCHI_CUDA_PASS(s->batched ? factor_batch(state, solver, a, s, first, count)
                                   : factor_one(state, solver, a, s, first));
     }
@@ -345,7 +322,7 @@ static tch_status solve_factored(const tchi_cuda_state *state, const tch_matrice
 {
     int64_t part = s->batched ? SOLVE_MOST_BATCH : 1;
     for (int64_t first = 0; first < a->batch && b->cols > 0; first += part) {
-        int64_t count = a->batch - first < part ? a->batch - first : part;
+        int64_t count = tchi_min(a->batch - first, part);
         TCHI_CUDA_PASS(triangular_solve(state, TCHI_CUBLAS_N, a, b, s, first, count));
         TCHI_CUDA_PASS(triangular_solve(state, TCHI_CUBLAS_T, a, b, s, first, count));
     }
@@ -363,7 +340,7 @@ tch_status tchi_cuda_spd_solve(void *state, const tch_matrices *a, const double 
     const tchi_cusolver *solver;
     TCHI_CUDA_PASS(solver_ready(st, &solver));
     carving from = {.base = scratch};
-    solve_buffers s = {.batched = solve_is_batched(a->rows, a->ld, a->batch)};
+    solve_buffers s = {.batched = a->batch > 1 && a->batch >= a->rows / SOLVE_SIZE_PER_MATRIX && a->ld <= INT32_MAX};
     TCHI_CUDA_PASS(solve_layout(st, solver, a->type, a->rows, a->batch, &from, &s));
     TCHI_CUDA_PASS(tchi_cuda_solve_prepare(st, a, shift, b, flags, s.a_addresses, s.b_addresses));
     TCHI_CUDA_PASS(factor(st, solver, a, &s));

@@ -103,7 +103,6 @@ tch_status tchi_cuda_eigh_prepare(const tchi_cuda_state *state, const tch_matric
 
 /* --- eigendecomposition, after ----------------------------------------------------------------------------------- */
 
-/* Moves n numbers of every matrix. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS)
     eigh_finish_kernel(const void *values, const int32_t *exponents, const int32_t *info, tch_matrices w,
@@ -205,7 +204,6 @@ template <typename real> static __device__ int diagonal_is_good(const real *a, i
     return __syncthreads_and(good);
 }
 
-/* Reads the n numbers of every diagonal. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS)
     solve_verdict_kernel(tch_matrices all, const int32_t *info, int32_t *flags)

@@ -228,16 +228,13 @@ static double defect_limit(tch_scalar type, int64_t n)
     return 0.5 * (double)(n + 10) * roundoff * sqrt((double)n);
 }
 
-/* Four threads to an element of a row share its products with the others. */
-static unsigned threads_for(int64_t n)
-{
-    return n >= MOST_THREADS / 4 ? MOST_THREADS : (unsigned)tchi_cuda_ceil_div(4 * n, LANES) * LANES;
-}
-
 tch_status tchi_cuda_orthonormal_rows(const tchi_cuda_state *state, const tch_matrices *v, const void *values,
                                       const double *defects, double *rows, int32_t *flags)
 {
+    /* four threads to an element of a row share its products with the others */
+    const int64_t n = v->rows;
+    const unsigned threads = n >= MOST_THREADS / 4 ? MOST_THREADS : (unsigned)tchi_cuda_ceil_div(4 * n, LANES) * LANES;
     auto kernel = v->type == TCH_SCALAR_F64 ? orthonormal_rows_kernel<double> : orthonormal_rows_kernel<float>;
-    return tchi_cuda_launch(state, "orthonormal_rows_kernel", kernel, tchi_cuda_grid(v->batch), threads_for(v->rows),
-                            *v, values, defects, defect_limit(v->type, v->rows), rows, flags);
+    return tchi_cuda_launch(state, "orthonormal_rows_kernel", kernel, tchi_cuda_grid(v->batch), threads, *v, values,
+                            defects, defect_limit(v->type, v->rows), rows, flags);
 }

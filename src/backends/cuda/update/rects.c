@@ -149,12 +149,6 @@ static void pack_rect(const tch_update *update, const tch_rect *from, void *cons
     to->wide = wide_slots(update, to);
 }
 
-static int is_even(const tchi_cuda_rect *p)
-{
-    int64_t beyond = (p->rows & ((1 << p->log_height) - 1)) | (p->cols & ((1 << p->log_width) - 1));
-    return beyond == 0 && p->wide == 0xFF && p->data[TCHI_CUDA_MASTER] == NULL;
-}
-
 static void pack_shared(const tch_update *update, int blocks, tchi_cuda_rects *list)
 {
     list->hyper = update->hyper;
@@ -202,7 +196,9 @@ int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, void
         list->first_chunk[list->count] = (int32_t)chunks;
         void *const block[2] = {block_of(update, rect, 0, blocks, fp16), block_of(update, rect, 1, blocks, fp16)};
         pack_rect(update, rect, block, e, c, &list->rect[list->count]);
-        list->even &= is_even(&list->rect[list->count++]);
+        const tchi_cuda_rect *p = &list->rect[list->count++];
+        int64_t beyond = (p->rows & ((1 << p->log_height) - 1)) | (p->cols & ((1 << p->log_width) - 1));
+        list->even &= beyond == 0 && p->wide == 0xFF && p->data[TCHI_CUDA_MASTER] == NULL;
         chunks += c.across * c.down;
     }
     list->first_chunk[list->count] = (int32_t)chunks;

@@ -58,7 +58,6 @@ static __device__ inline void rotated_chunk(const tchi_cuda_chunk_ctx<real, path
     }
 }
 
-/* In float32, for an element: 12 bytes read, 8 written, 8 operations. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
     rotated_adam_kernel(const __grid_constant__ tchi_cuda_rects list, uint32_t *largest)

@@ -175,7 +175,8 @@ static int32_t pack_matrices(const tch_update *update, int64_t *next, int64_t *f
     return (int32_t)groups;
 }
 
-static tch_status update_row_moments(void *state, const tch_update *update, double *norms, double *parts)
+/* Of block[0], into state[1]; norms of the matrices divided by their roots. `parts` is scratch. */
+tch_status tchi_cuda_row_moments(void *state, const tch_update *update, double *norms, double *parts)
 {
     row_matrices list;
     norm_ranges ranges;
@@ -193,117 +194,4 @@ static tch_status update_row_moments(void *state, const tch_update *update, doub
         TCHI_CUDA_PASS(launch_range_norms(state, ranges, update->skip, parts, norms));
     }
     return TCH_OK;
-}
-
-/* --- the step ---------------------------------------------------------------------------------------------------- */
-
-template <typename real> struct row_numbers {
-    real decay; /* p = decay p - step (unit d / (sqrt(v) + eps)) */
-    real step;
-    real unit; /* 1 / norm: a direction is rounded before it is scaled, as one that travels between ranks is */
-    real eps;
-    int skip;
-};
-
-template <typename real>
-static __device__ row_numbers<real> numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect,
-                                               const double *norms)
-{
-    const tch_hyper *h = list.hyper;
-    double norm = norms[rect.block_index];
-    row_numbers<real> n;
-    n.decay = (real)(1.0 - h->lr * h->weight_decay);
-    n.step = (real)(h->lr * rect.factor);
-    n.unit = norm > 0.0 ? (real)(1.0 / norm) : (real)0;
-    n.eps = (real)h->eps;
-    n.skip = tchi_cuda_skips(list);
-    return n;
-}
-
-/* Row and column of the thread's vec4 in the rectangle. */
-static __device__ inline tchi_cuda_corner four_corner(const tchi_cuda_rect &rect, const tchi_cuda_corner &chunk,
-                                                      int step)
-{
-    int number = tchi_cuda_number(step);
-    return {chunk.row + (number >> rect.log_width), chunk.col + (number & ((1 << rect.log_width) - 1))};
-}
-
-template <typename real>
-static __device__ inline real scale_at(const tchi_cuda_rect &rect, const row_numbers<real> &n, int64_t row)
-{
-    real divisor = sqrt(((const real *)rect.data[TCHI_CUDA_STATE_1])[row]) + n.eps;
-    return divisor > 0 ? (real)1 / divisor : (real)0;
-}
-
-/* The scales of a four: one of its row, or one of each column; none beyond the rectangle. */
-template <typename real>
-static __device__ inline tchi_cuda_vec4<real> four_scales(const tchi_cuda_rect &rect, const row_numbers<real> &n,
-                                                          const tchi_cuda_corner &at)
-{
-    tchi_cuda_vec4<real> scale = {};
-    if (!rect.by_column) {
-        scale.v[0] = at.row < rect.rows ? scale_at(rect, n, at.row) : (real)0;
-        scale.v[1] = scale.v[2] = scale.v[3] = scale.v[0];
-        return scale;
-    }
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        scale.v[k] = at.col + k < rect.cols ? scale_at(rect, n, at.col + k) : (real)0;
-    }
-    return scale;
-}
-
-template <typename real, tchi_cuda_access_path path>
-static __device__ inline void apply_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, const double *norms,
-                                          row_numbers<real> &numbers, real *tile)
-{
-    tchi_cuda_vec4s<real> d = tchi_cuda_fetch(ctx, TCHI_CUDA_BLOCK_0);
-    tchi_cuda_vec4s<real> p = tchi_cuda_fetch_param(ctx);
-    if (threadIdx.x == 0) {
-        numbers = numbers_of<real>(ctx.list, ctx.rect, norms);
-    }
-    __syncthreads();
-    if (numbers.skip) {
-        return;
-    }
-    tchi_cuda_unpack_block(ctx, TCHI_CUDA_BLOCK_0, tile, d);
-    tchi_cuda_unpack_param(ctx, p);
-#pragma unroll
-    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        tchi_cuda_vec4<real> scale = four_scales(ctx.rect, numbers, four_corner(ctx.rect, ctx.corner, s));
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            real direction = numbers.unit * (scale.v[k] * d.at[s].v[k]);
-            p.at[s].v[k] = fma(numbers.decay, p.at[s].v[k], -(numbers.step * direction));
-        }
-    }
-    tchi_cuda_put_param(ctx, p);
-}
-
-/* In float32, for an element: 8 bytes read and 4 written; 4 operations, and a root and a quotient for four. */
-template <typename real>
-static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
-    apply_rows_kernel(const __grid_constant__ tchi_cuda_rects list, const double *norms)
-{
-    __shared__ row_numbers<real> numbers;
-    __shared__ real tile[TCHI_CUDA_TILE];
-    tchi_cuda_with_chunk<real, true>(list, [&](const auto &ctx) { apply_chunk(ctx, norms, numbers, tile); });
-}
-
-/* The same where all chunks are alike, as in `apply`: 6 bytes read and 4 written. */
-template <tchi_cuda_access_path path>
-static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVEN_RESIDENT)
-    apply_rows_even_kernel(const __grid_constant__ tchi_cuda_rects list, const double *norms)
-{
-    __shared__ row_numbers<float> numbers;
-    __shared__ float tile[TCHI_CUDA_TILE];
-    tchi_cuda_with_even_chunk<path>(list, [&](const auto &ctx) { apply_chunk(ctx, norms, numbers, tile); });
-}
-
-tch_status tchi_cuda_apply_rows(void *state, const tch_update *update, double *norms, double *parts)
-{
-    TCHI_CUDA_PASS(update_row_moments(state, update, norms, parts));
-    return tchi_cuda_launch_update<const double *>(
-        state, update, TCHI_CUDA_ROWS, "apply_rows",
-        {apply_rows_kernel<double>, apply_rows_kernel<float>, apply_rows_even_kernel<TCHI_CUDA_SHORT>}, norms);
 }

@@ -66,14 +66,6 @@ static __device__ inline int tchi_cuda_number(int step)
     return (step * TCHI_CUDA_UPDATE_THREADS + (int)threadIdx.x) * 4;
 }
 
-static __device__ inline tchi_cuda_place tchi_cuda_place_of(const tchi_cuda_view &view, int step)
-{
-    int number = tchi_cuda_number(step);
-    int i = number >> view.log_width;
-    int j = number & ((1 << view.log_width) - 1);
-    return {view.base + i * view.ld + j, i < view.rows ? view.cols - j : 0};
-}
-
 /* Where the block's chunk begins in its rectangle. */
 typedef struct tchi_cuda_corner {
     int64_t row, col;
@@ -151,8 +143,12 @@ template <typename real> struct tchi_cuda_vec4s {
 TCHI_CUDA_CHUNK_FN tchi_cuda_place tchi_cuda_chunk_place(const tchi_cuda_chunk_ctx<real, path> &ctx,
                                                          tchi_cuda_slot slot, int step)
 {
-    tchi_cuda_place place = tchi_cuda_place_of(slot >= TCHI_CUDA_BLOCK_0 ? ctx.block_view : ctx.view, step);
-    return {place.offset, path == TCHI_CUDA_ANY ? place.count : 4};
+    const tchi_cuda_view &view = slot >= TCHI_CUDA_BLOCK_0 ? ctx.block_view : ctx.view;
+    int number = tchi_cuda_number(step);
+    int i = number >> view.log_width;
+    int j = number & ((1 << view.log_width) - 1);
+    int count = i < view.rows ? view.cols - j : 0;
+    return {view.base + i * view.ld + j, path == TCHI_CUDA_ANY ? count : 4};
 }
 
 TCHI_CUDA_CHUNK_FN tch_scalar tchi_cuda_chunk_type(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot)
@@ -209,19 +205,6 @@ static __device__ inline uint2 tchi_cuda_load_packed(const unsigned short *from,
     return make_uint2(word[0], word[1]);
 }
 
-template <typename real> static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_floats(const float *from)
-{
-    float4 f = __ldcs((const float4 *)from);
-    return {{(real)f.x, (real)f.y, (real)f.z, (real)f.w}};
-}
-
-template <typename real> static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_doubles(const double *from)
-{
-    double2 a = __ldcs((const double2 *)from);
-    double2 b = __ldcs((const double2 *)from + 1);
-    return {{(real)a.x, (real)a.y, (real)b.x, (real)b.y}};
-}
-
 /* Elements beyond the place's count come out as zero. Packed ones are in the first two of the four. */
 template <typename real>
 static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_raw(tch_scalar type, bool wide, const void *data,
@@ -232,10 +215,13 @@ static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_raw(tch_scalar type
         return {{(real)__uint_as_float(bits.x), (real)__uint_as_float(bits.y), (real)0, (real)0}};
     }
     if (wide && place.count >= 4 && type == TCH_SCALAR_F32) {
-        return tchi_cuda_load_floats<real>((const float *)data + place.offset);
+        float4 f = __ldcs((const float4 *)((const float *)data + place.offset));
+        return {{(real)f.x, (real)f.y, (real)f.z, (real)f.w}};
     }
     if (wide && place.count >= 4 && type == TCH_SCALAR_F64) {
-        return tchi_cuda_load_doubles<real>((const double *)data + place.offset);
+        const double2 *from = (const double2 *)((const double *)data + place.offset);
+        double2 a = __ldcs(from), b = __ldcs(from + 1);
+        return {{(real)a.x, (real)a.y, (real)b.x, (real)b.y}};
     }
     tchi_cuda_vec4<real> four;
 #pragma unroll
@@ -243,12 +229,6 @@ static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_raw(tch_scalar type
         four.v[k] = k < place.count ? tchi_cuda_load<real>(type, data, place.offset + k, 0) : (real)0;
     }
     return four;
-}
-
-static __device__ inline float tchi_cuda_unpack(tch_scalar type, float word, int which)
-{
-    uint32_t bits = __float_as_uint(word) >> (which * 16);
-    return type == TCH_SCALAR_BF16 ? __uint_as_float(bits << 16) : __half2float(__ushort_as_half((unsigned short)bits));
 }
 
 template <typename real>
@@ -260,7 +240,9 @@ static __device__ inline tchi_cuda_vec4<real> tchi_cuda_unpack_four(tch_scalar t
     tchi_cuda_vec4<real> four;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        four.v[k] = (real)tchi_cuda_unpack(type, (float)raw.v[k / 2], k % 2);
+        uint32_t bits = __float_as_uint((float)raw.v[k / 2]) >> (k % 2 * 16);
+        four.v[k] = (real)(type == TCH_SCALAR_BF16 ? __uint_as_float(bits << 16)
+                                                   : __half2float(__ushort_as_half((unsigned short)bits)));
     }
     return four;
 }

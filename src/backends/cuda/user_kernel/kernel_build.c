@@ -50,13 +50,6 @@ static tch_status out_of_memory(size_t bytes, const char *what)
 
 /* --- the compiler and the architecture --------------------------------------------------------------------------- */
 
-static tch_status open_compiler(const tchi_nvrtc **nvrtc)
-{
-    const char *why = "";
-    *nvrtc = tchi_nvrtc_open(&why);
-    return *nvrtc != NULL ? TCH_OK : tchi_cuda_host->fail(TCH_ERR_UNAVAILABLE, "%s", why);
-}
-
 static tch_status find_target(const tchi_cuda_state *s, const tchi_nvrtc *nvrtc, tchi_cuda_target *target)
 {
     enum { ROOM = 64 }; /* NVRTC 13 knows about a dozen */
@@ -239,16 +232,6 @@ static tch_status reserve_image(option_list *list, const tch_kernel_text *text, 
     return TCH_OK;
 }
 
-static int has_standard(const tch_kernel_text *text)
-{
-    for (int32_t i = 0; i < text->option_count; i++) {
-        if (strncmp(text->options[i], "-std=", 5) == 0) {
-            return 1;
-        }
-    }
-    return 0;
-}
-
 /* Lines for profilers come with the names of their files, which NVRTC writes into the text for its assembler as they
  * are: a quote in one would end it there. */
 static int has_plain_names(const tch_kernel_text *text)
@@ -272,11 +255,13 @@ static tch_status make_options(option_list *list, const tch_kernel_text *text, c
     if (has_plain_names(text)) {
         add_option(list, "--generate-line-info", "", "");
     }
-    if (!has_standard(text)) {
-        add_option(list, "-std=c++17", "", "");
-    }
+    int has_standard = 0;
     for (int32_t i = 0; i < text->option_count; i++) {
+        has_standard |= strncmp(text->options[i], "-std=", 5) == 0;
         add_user_option(list, text->options[i]);
+    }
+    if (!has_standard) {
+        add_option(list, "-std=c++17", "", "");
     }
     for (int32_t i = 0; i < text->include_count; i++) {
         add_option(list, "--include-path=", text->includes[i], "");
@@ -290,25 +275,18 @@ static tch_status make_options(option_list *list, const tch_kernel_text *text, c
 
 /* --- compiling --------------------------------------------------------------------------------------------------- */
 
-static void append_text(char *log, size_t size, const char *words)
-{
-    size_t used = strlen(log);
-    snprintf(log + used, size - used, "%s", words);
-}
-
 /* One of CUDA's own headers is missing: the log says which, and we say where it comes from. */
 static void explain_headers(const tchi_nvrtc *nvrtc, char *log, size_t size)
 {
-    char words[1024];
+    size_t used = strlen(log);
     if (nvrtc->headers[0] != '\0' || strstr(log, "open source file \"cuda") == NULL) {
         return;
     }
     snprintf(
-        words, sizeof words,
+        log + used, size - used,
         "CUDA's headers, such as cuda_fp16.h, were not found beside %.300s nor in /usr/local/cuda/include: install "
         "them (pip install nvidia-cuda-runtime), or name the folder of a CUDA toolkit in TORCHIUM_CUDA_PATH.\n",
         nvrtc->library);
-    append_text(log, size, words);
 }
 
 /* The source is right and the name is not, where the first error is behind the source: of NVRTC's words, which quote
@@ -448,12 +426,15 @@ static tch_status build_image(const tchi_nvrtc *nvrtc, const tchi_cuda_target *t
 tch_status tchi_cuda_kernel_build(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log,
                                   size_t log_size)
 {
-    const tchi_nvrtc *nvrtc = NULL;
+    const char *why = "";
+    const tchi_nvrtc *nvrtc = tchi_nvrtc_open(&why);
     tchi_cuda_target target = {0};
     char *whole = NULL;
     size_t bytes = 0;
     log[0] = '\0';
-    TCHI_CUDA_PASS(open_compiler(&nvrtc));
+    if (nvrtc == NULL) {
+        return tchi_cuda_host->fail(TCH_ERR_UNAVAILABLE, "%s", why);
+    }
     TCHI_CUDA_PASS(find_target(state, nvrtc, &target));
     TCHI_CUDA_PASS(make_text(text, &whole, &bytes));
     tch_status status = build_image(nvrtc, &target, text, whole, image, log, log_size);

@@ -5,6 +5,7 @@
 
 #include "backends/cuda/matrix/narrow.h"
 #include "backends/cuda/runtime/scalars.h"
+#include "core/arith.h"
 
 /* Rows, or columns where A is transposed, from `first` on, `count` of them. */
 static tch_matrices part_of(const tch_matrices *a, int32_t transpose, int64_t first, int64_t count)
@@ -40,12 +41,6 @@ tch_status tchi_cuda_factor_gram_panels(tchi_cuda_state *state, int64_t panels, 
     return tchi_cuda_mirror_lower(state, c);
 }
 
-/* Panels to divide C into, by what an H200 took for n = 768 and 3072: bench/ladder/cuda_factor_gram.md. */
-static int64_t panels_for(tch_scalar type, int64_t n)
-{
-    return type == TCH_SCALAR_F32 ? (n >= 512 ? 2 : 1) : n >= 1536 ? 3 : 1;
-}
-
 /* --- through copies ---------------------------------------------------------------------------------------------- */
 
 #define MOST_COPIES 64
@@ -64,22 +59,16 @@ static int64_t even_part(int64_t total, int64_t most, int64_t unit)
     return ((total + parts - 1) / parts + unit - 1) / unit * unit;
 }
 
-/* Rows of a copy are multiples of 16 bytes. */
-static int64_t aligned_cols(int64_t cols)
-{
-    return (cols + 7) / 8 * 8;
-}
-
 /* Depth 0: not even one k-tile fits. */
 static copy_plan plan_copies(const tchi_cuda_state *state, const tch_matrices *c, int32_t transpose, int64_t depth)
 {
     int64_t room = (tchi_cuda_workspace_bytes(state) - LARGEST_BYTES) / 2; /* elements */
-    int64_t one = transpose ? depth * aligned_cols(c->rows) : c->rows * aligned_cols(depth);
+    int64_t one = transpose ? depth * tchi_round_up(c->rows, 8) : c->rows * tchi_round_up(depth, 8);
     if (one <= room) {
-        int64_t most = room / one < MOST_COPIES ? room / one : MOST_COPIES;
+        int64_t most = tchi_min(room / one, MOST_COPIES);
         return (copy_plan){even_part(c->batch, most, 1), depth};
     }
-    int64_t most = room / aligned_cols(c->rows) / 64 * 64;
+    int64_t most = room / tchi_round_up(c->rows, 8) / 64 * 64;
     return (copy_plan){1, most == 0 ? 0 : even_part(depth, most, 64)};
 }
 
@@ -92,21 +81,11 @@ static tch_matrices some_of(const tch_matrices *m, int64_t first, int64_t count)
     return some;
 }
 
-static tch_matrices copy_at(void *data, const tch_matrices *a)
-{
-    tch_matrices copy = *a;
-    copy.data = data;
-    copy.type = TCH_SCALAR_F16;
-    copy.ld = aligned_cols(a->cols);
-    copy.stride = copy.rows * copy.ld;
-    return copy;
-}
-
 static tch_status add_part(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
                            int32_t transpose, const tch_matrices *c)
 {
     uint32_t *largest = state->blas_workspace;
-    tch_matrices copy = copy_at((char *)state->blas_workspace + LARGEST_BYTES, a);
+    tch_matrices copy = tchi_cuda_narrow_copy((char *)state->blas_workspace + LARGEST_BYTES, a);
     TCHI_CUDA_PASS(tchi_cuda_largest_bits(state, a, largest));
     TCHI_CUDA_PASS(tchi_cuda_narrow(state, a, largest, &copy));
     return tchi_cuda_factor_pingpong(state, weights, &copy, transpose, largest, c);
@@ -133,11 +112,11 @@ tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights w
     const int64_t depth = transpose ? a->rows : a->cols;
     const copy_plan plan = plan_copies(state, c, transpose, depth);
     for (int64_t b = 0; b < c->batch; b += plan.matrices) {
-        int64_t count = c->batch - b < plan.matrices ? c->batch - b : plan.matrices;
+        int64_t count = tchi_min(c->batch - b, plan.matrices);
         tch_matrices some = some_of(a, b, count);
         tch_matrices out = some_of(c, b, count);
         for (int64_t first = 0; first < depth; first += plan.depth) {
-            int64_t columns = depth - first < plan.depth ? depth - first : plan.depth;
+            int64_t columns = tchi_min(depth - first, plan.depth);
             tch_matrices part = part_of(&some, !transpose, first, columns);
             weights.adds = first > 0;
             TCHI_CUDA_PASS(add_part(state, weights, &part, transpose, &out));
@@ -148,25 +127,11 @@ tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights w
 
 /* --- both factors ------------------------------------------------------------------------------------------------ */
 
-/* Where the copies of some matrices lie, after one number for each matrix. */
-typedef struct copy_room {
-    char *at;
-    int64_t matrices; /* that fit */
-} copy_room;
-
 /* That fit into so many bytes, less what brings both arrays to a multiple of 256. */
 static int64_t copies_in(const tch_matrices *a, int64_t bytes)
 {
-    int64_t one = copy_at(NULL, a).stride * (int64_t)sizeof(uint16_t);
+    int64_t one = tchi_cuda_narrow_copy(NULL, a).stride * (int64_t)sizeof(uint16_t);
     return (bytes - 2 * 256) / (one + (int64_t)sizeof(uint32_t));
-}
-
-static copy_room room_of(const tchi_cuda_state *state, const tchi_factor_pair *pair)
-{
-    int64_t own = tchi_cuda_workspace_bytes(state);
-    bool lent = pair->bytes > own;
-    int64_t most = copies_in(pair->a, lent ? pair->bytes : own);
-    return (copy_room){lent ? pair->scratch : state->blas_workspace, most < pair->a->batch ? most : pair->a->batch};
 }
 
 static char *aligned(char *at)
@@ -203,16 +168,17 @@ tch_status tchi_cuda_factor_pair(tchi_cuda_state *state, tchi_factor_weights wei
     if (pair->a->type == TCH_SCALAR_F16) {
         return from_copy(state, weights, pair->a, pair->largest, pair->rows, pair->cols);
     }
-    const copy_room room = room_of(state, pair);
-    const int64_t batch = pair->a->batch;
-    const int64_t together = even_part(batch, room.matrices, 1);
+    const int64_t workspace = tchi_cuda_workspace_bytes(state), batch = pair->a->batch;
+    char *room = pair->bytes > workspace ? pair->scratch : state->blas_workspace;
+    const int64_t most = copies_in(pair->a, tchi_max(pair->bytes, workspace));
+    const int64_t together = even_part(batch, tchi_min(most, batch), 1);
     for (int64_t b = 0; b < batch; b += together) {
         tch_matrices some = some_of(pair->a, b, batch - b < together ? batch - b : together);
         tch_matrices rows = some_of(pair->rows, b, some.batch);
         tch_matrices cols = some_of(pair->cols, b, some.batch);
-        uint32_t *looked_for = (uint32_t *)(void *)aligned(room.at);
+        uint32_t *looked_for = (uint32_t *)(void *)aligned(room);
         const uint32_t *largest = pair->largest != NULL ? pair->largest + b : looked_for;
-        tch_matrices copy = copy_at(aligned((char *)(looked_for + some.batch)), &some);
+        tch_matrices copy = tchi_cuda_narrow_copy(aligned((char *)(looked_for + some.batch)), &some);
         TCHI_CUDA_PASS(pair->largest != NULL ? TCH_OK : tchi_cuda_largest_bits(state, &some, looked_for));
         TCHI_CUDA_PASS(tchi_cuda_narrow(state, &some, largest, &copy));
         TCHI_CUDA_PASS(from_copy(state, weights, &copy, largest, &rows, &cols));
@@ -237,5 +203,7 @@ tch_status tchi_cuda_gram_rounded(tchi_cuda_state *state, double alpha, const tc
         return tchi_cuda_factor_narrow(state, (tchi_factor_weights){(float)alpha, (float)beta, NULL, 0}, a, transpose,
                                        c);
     }
-    return tchi_cuda_factor_gram_panels(state, panels_for(a->type, c->rows), alpha, a, transpose, beta, c);
+    /* panels by what an H200 took for n = 768 and 3072: bench/ladder/cuda_factor_gram.md */
+    int64_t panels = a->type == TCH_SCALAR_F32 ? (c->rows >= 512 ? 2 : 1) : c->rows >= 1536 ? 3 : 1;
+    return tchi_cuda_factor_gram_panels(state, panels, alpha, a, transpose, beta, c);
 }

@@ -99,15 +99,6 @@ void tchi_copy_threads_run(tchi_copy_threads *t, const tchi_rows *rows)
 
 /* --- beginning and end ------------------------------------------------------------------------------------------- */
 
-/* Half of the processors this process may use, the caller's own among them. */
-static int target_threads(void)
-{
-    cpu_set_t set;
-    int processors = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 2;
-    int target = processors / 2 - 1;
-    return target < 0 ? 0 : target > MOST_THREADS ? MOST_THREADS : target;
-}
-
 /* Signals are the program's: its own threads handle them. A thread that cannot be had is done without. */
 static void start_threads(tchi_copy_threads *t)
 {
@@ -115,7 +106,9 @@ static void start_threads(tchi_copy_threads *t)
     sigset_t before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int target = target_threads();
+    cpu_set_t set; /* half of the processors that this process may use, the caller's own among them */
+    int processors = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 2;
+    int target = processors / 2 - 1 < MOST_THREADS ? processors / 2 - 1 : MOST_THREADS;
     while (t->count < target && pthread_create(&t->thread[t->count], NULL, serve_copies, t) == 0) {
         t->count++;
     }

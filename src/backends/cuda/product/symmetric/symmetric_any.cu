@@ -14,7 +14,6 @@
  *     }
  */
 #include "backends/cuda/device/elements.cuh"
-#include "backends/cuda/device/triangle.cuh"
 
 #define TILE 64
 #define KTILE 16
@@ -60,12 +59,6 @@ static __device__ void multiply_ktile(real (*sum)[EACH], const real (*a)[KTILE +
     }
 }
 
-template <typename real>
-static __device__ void store_converted(const problem &p, int64_t matrix, int64_t i, int64_t j, real value)
-{
-    tchi_cuda_store(p.c.type, tchi_cuda_at(p.c, matrix, i, j), 0, p.c.stride, value);
-}
-
 /* An element of the lower triangle, and its mirror image. */
 template <typename real>
 static __device__ void store_element(const problem &p, int64_t matrix, int64_t i, int64_t j, real product)
@@ -77,12 +70,9 @@ static __device__ void store_element(const problem &p, int64_t matrix, int64_t i
     if (p.d.data != NULL) {
         value += (real)p.c1 * tchi_cuda_load<real>(p.d.type, tchi_cuda_at(p.d, matrix, i, j), 0, p.d.stride);
     }
-    if (i == j) {
-        store_converted(p, matrix, i, i, value + (real)p.c0);
-    } else {
-        store_converted(p, matrix, i, j, value);
-        store_converted(p, matrix, j, i, value);
-    }
+    value = i == j ? value + (real)p.c0 : value;
+    tchi_cuda_store(p.c.type, tchi_cuda_at(p.c, matrix, i, j), 0, p.c.stride, value);
+    tchi_cuda_store(p.c.type, tchi_cuda_at(p.c, matrix, j, i), 0, p.c.stride, value);
 }
 
 /* n^2 k operations a matrix; each tile reads 2 TILE k elements. */
@@ -127,9 +117,6 @@ extern "C" tch_status tchi_cuda_symmetric_any(tchi_cuda_state *state, double c0,
     p.c0 = c0;
     p.c1 = c1;
     p.c2 = c2;
-    if (p.blocks == 0) {
-        return TCH_OK;
-    }
     const unsigned grid = tchi_cuda_grid(p.blocks);
     auto kernel = a->type == TCH_SCALAR_F64 ? symmetric_any_kernel<double> : symmetric_any_kernel<float>;
     return tchi_cuda_launch(state, "symmetric_any_kernel", kernel, grid, SIDE * SIDE, p);
@@ -174,9 +161,6 @@ extern "C" tch_status tchi_cuda_mirror_lower(tchi_cuda_state *state, const tch_m
 {
     mirror_params params = {tchi_cuda_operand_of(c), c->rows, tchi_lower_tiles(tchi_cuda_ceil_div(c->rows, SQUARE)), 0};
     params.blocks = params.tiles * c->batch;
-    if (params.blocks == 0) {
-        return TCH_OK;
-    }
     return tchi_cuda_launch(state, "mirror_lower_kernel", mirror_lower_kernel, tchi_cuda_grid(params.blocks),
                             SQUARE * 8, params);
 }

@@ -10,7 +10,6 @@
 
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
-#include "backends/cuda/device/triangle.cuh"
 
 #define TCHI_BF16X2_ROW_BYTES 128
 #define TCHI_BF16X2_CHUNK 8 /* numbers in 16 bytes */

@@ -4,7 +4,7 @@
  * A batch of N matrices asks for N n^2 k operations (half of 2 N n^2 k), and at least 8 N (2 n k + n^2) bytes, with
  * 4 N n^2 more for D. From L2 a tile of R by C reads 8 k (R + C) bytes for its 2 R C k operations: 8 operations a byte
  * for 64 by 64. bench/ladder/cuda_symmetric_f64.md has the reasons and the measurements. */
-#include "backends/cuda/device/triangle.cuh"
+#include "backends/cuda/device/elements.cuh"
 #include "symmetric_f64_tile.cuh"
 
 /* float64 tensor cores at full rate: compute capability 8.0, 9.0 and 10.0. Elsewhere the kernel is empty. */
@@ -15,25 +15,25 @@
 /* --- which tile -------------------------------------------------------------------------------------------------- */
 
 /* With tiles `wide` times as high as wide, row i has `wide` (i + 1) of them. */
-template <class T> static __device__ __forceinline__ place place_of(const problem &p, int64_t tile)
+static __device__ __forceinline__ place place_of(const problem &p, int64_t tile)
 {
-    constexpr int wide = T::rows / T::cols;
+    constexpr int wide = tiling::rows / tiling::cols;
     int64_t t = tile % p.tiles;
     int64_t i = tchi_lower_row(t / wide);
     place at;
     at.matrix = (int)(tile / p.tiles);
-    at.row = (int)i * T::rows;
-    at.col = (int)(t - wide * tchi_lower_tiles(i)) * T::cols;
+    at.row = (int)i * tiling::rows;
+    at.col = (int)(t - wide * tchi_lower_tiles(i)) * tiling::cols;
     return at;
 }
 
-template <class T> static __global__ void __launch_bounds__(T::threads, T::blocks) symmetric_f64_kernel(const problem p)
+static __global__ void __launch_bounds__(tiling::threads, tiling::blocks) symmetric_f64_kernel(const problem p)
 {
 #ifdef HAS_F64_TENSOR_CORES
     extern __shared__ __align__(128) char shared[];
-    place at = place_of<T>(p, blockIdx.x);
+    place at = place_of(p, blockIdx.x);
     if (at.col < p.n) {
-        compute_tile<T>(shared, p, at);
+        compute_tile(shared, p, at);
     }
 #else
     (void)p;
@@ -42,25 +42,21 @@ template <class T> static __global__ void __launch_bounds__(T::threads, T::block
 
 /* --- launching --------------------------------------------------------------------------------------------------- */
 
-template <class T> static int64_t tiles_of(int64_t n)
+static int64_t tiles_of(int64_t n)
 {
-    return T::rows / T::cols * tchi_lower_tiles((n + T::rows - 1) / T::rows);
+    return tiling::rows / tiling::cols * tchi_lower_tiles((n + tiling::rows - 1) / tiling::rows);
 }
 
-template <class T> static tch_status launch_tiles(const tchi_cuda_state *state, problem p, int64_t batch)
+static tch_status launch_tiles(const tchi_cuda_state *state, problem p, int64_t batch)
 {
-    p.tiles = tiles_of<T>(p.n);
+    p.tiles = tiles_of(p.n);
     /* As much shared memory as there is for the blocks that share a multiprocessor. */
-    TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)symmetric_f64_kernel<T>,
+    TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)symmetric_f64_kernel,
                                        cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
                   "symmetric_f64_kernel");
-    return tchi_cuda_launch_shared(state, "symmetric_f64_kernel", symmetric_f64_kernel<T>, (unsigned)(p.tiles * batch),
-                                   T::threads, T::shared_bytes, T::shared_bytes, p);
+    return tchi_cuda_launch_shared(state, "symmetric_f64_kernel", symmetric_f64_kernel, (unsigned)(p.tiles * batch),
+                                   tiling::threads, tiling::shared_bytes, tiling::shared_bytes, p);
 }
-
-/* Three blocks hide each other's beginnings, barriers and ends, and the last round of a grid leaves little of the
- * device idle: larger tiles read less from L2 and were slower for all but one matrix of n = 4096. */
-typedef tiling<64, 64, 32, 32, 4, 3> usual_tiling;
 
 /* Rows for which the tiles of one matrix fit into a grid, columns that an int can count past the end, and a distance of
  * rows of which 128 are counted in bytes by 32 bits. */
@@ -82,7 +78,7 @@ extern "C" int tchi_cuda_symmetric_f64_supported(const tchi_cuda_state *state, c
                                                  const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
     return tchi_cuda_kernel_fits(state, TCHI_SYMMETRIC_F64, a, c) && state->device.minor == 0 &&
-           state->device.shared_per_block >= usual_tiling::shared_bytes && is_supported(a) && is_supported(b) &&
+           state->device.shared_per_block >= tiling::shared_bytes && is_supported(a) && is_supported(b) &&
            c->rows <= MOST_ROWS && a->cols <= MOST_COLUMNS;
 }
 
@@ -145,10 +141,10 @@ extern "C" tch_status tchi_cuda_symmetric_f64(tchi_cuda_state *state, double c0,
         return TCH_OK;
     }
     const problem p = f64_problem_of(c0, c1, d, c2, a, b, c);
-    const int64_t most = MOST_BLOCKS / tiles_of<usual_tiling>(c->rows);
+    const int64_t most = MOST_BLOCKS / tiles_of(c->rows);
     for (int64_t first = 0; first < c->batch; first += most) {
         int64_t count = c->batch - first < most ? c->batch - first : most;
-        TCHI_CUDA_PASS((launch_tiles<usual_tiling>(state, part_of(p, first), count)));
+        TCHI_CUDA_PASS(launch_tiles(state, part_of(p, first), count));
     }
     return TCH_OK;
 }

@@ -9,10 +9,11 @@
 
 /* How a tile of `rows` by `cols` is divided: warps of warp_rows by warp_cols, k-tiles of 16 columns of A and B in a
  * ring of `stages`, products of 8 columns at a time (below compute capability 9.0 of 4), whose fragments are read one
- * step ahead. `blocks` of them are meant to share a multiprocessor. */
-template <int rows_, int cols_, int warp_rows_, int warp_cols_, int stages_, int blocks_> struct tiling {
-    static constexpr int rows = rows_, cols = cols_, warp_rows = warp_rows_, warp_cols = warp_cols_;
-    static constexpr int ktile = 16, stages = stages_, blocks = blocks_;
+ * step ahead. Three CTAs on a multiprocessor hide each other's beginnings, barriers and ends; larger tiles read less
+ * from L2 and were slower for all but one matrix of n = 4096. */
+struct tiling {
+    static constexpr int rows = 64, cols = 64, warp_rows = 32, warp_cols = 32;
+    static constexpr int ktile = 16, stages = 4, blocks = 3;
     static constexpr int warps = (rows / warp_rows) * (cols / warp_cols);
     static constexpr int threads = 32 * warps;
     static constexpr int steps = ktile / 8;
@@ -71,64 +72,64 @@ typedef struct source {
     char *to;                  /* in the first stage */
 } source;
 
-template <class T> static __device__ __forceinline__ source source_of(char *shared, const problem &p, const place &at)
+static __device__ __forceinline__ source source_of(char *shared, const problem &p, const place &at)
 {
-    const int row = (int)threadIdx.x / (T::ktile / 2), column = (int)threadIdx.x % (T::ktile / 2) * 2;
+    const int row = (int)threadIdx.x / (tiling::ktile / 2), column = (int)threadIdx.x % (tiling::ktile / 2) * 2;
     source s;
     s.a = (const char *)(p.a.data + at.matrix * p.a.stride + (at.row + row) * p.a.ld + column);
     s.b = (const char *)(p.b.data + at.matrix * p.b.stride + (at.col + row) * p.b.ld + column);
-    s.a_apart = (uint32_t)(8 * T::copied * p.a.ld);
-    s.b_apart = (uint32_t)(8 * T::copied * p.b.ld);
-    s.a_rows = (p.n - at.row - row + T::copied - 1) / T::copied;
-    s.b_rows = (p.n - at.col - row + T::copied - 1) / T::copied;
+    s.a_apart = (uint32_t)(8 * tiling::copied * p.a.ld);
+    s.b_apart = (uint32_t)(8 * tiling::copied * p.b.ld);
+    s.a_rows = (p.n - at.row - row + tiling::copied - 1) / tiling::copied;
+    s.b_rows = (p.n - at.col - row + tiling::copied - 1) / tiling::copied;
     s.columns = p.k - column;
-    s.to = shared + row * 8 * T::ktile + swizzled(row, 8 * column);
+    s.to = shared + row * 8 * tiling::ktile + swizzled(row, 8 * column);
     return s;
 }
 
 /* This thread's copies of a k-tile. Unless all is `inside`, rows from n on and columns from k on are zeros. */
-template <class T, bool inside> static __device__ __forceinline__ void fetch_stage(source &s, int stage)
+template <bool inside> static __device__ __forceinline__ void fetch_stage(source &s, int stage)
 {
     const int bytes = 8 * min(max(s.columns, 0), 2);
 #pragma unroll
-    for (int copy = 0; copy < T::copies; copy++) {
-        const bool of_a = copy < T::copies_of_a;
-        const int row = of_a ? copy : copy - T::copies_of_a;
+    for (int copy = 0; copy < tiling::copies; copy++) {
+        const bool of_a = copy < tiling::copies_of_a;
+        const int row = of_a ? copy : copy - tiling::copies_of_a;
         const char *from = of_a ? s.a + (uint64_t)s.a_apart * row : s.b + (uint64_t)s.b_apart * row;
-        char *to = s.to + stage + copy * T::copied * 8 * T::ktile;
+        char *to = s.to + stage + copy * tiling::copied * 8 * tiling::ktile;
         if constexpr (inside) {
             tchi_cp_async_16(to, from);
         } else {
             tchi_cp_async_16(to, from, row < (of_a ? s.a_rows : s.b_rows) ? bytes : 0);
         }
     }
-    s.a += 8 * T::ktile;
-    s.b += 8 * T::ktile;
-    s.columns -= T::ktile;
+    s.a += 8 * tiling::ktile;
+    s.b += 8 * tiling::ktile;
+    s.columns -= tiling::ktile;
 }
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
 /* What one warp multiplies in one step, in the order of the instruction's registers. */
-template <class T> struct fragments {
-    double a[T::warp_rows / 16][4];
-    double b[T::warp_cols / 8][2];
+struct fragments {
+    double a[tiling::warp_rows / 16][4];
+    double b[tiling::warp_cols / 8][2];
 };
 
 /* Element (row, col) of a warp's part of the tile is in sum[row / 16][col / 8], at 2 (row / 8 % 2) + col % 2 of the
  * lane 4 (row % 8) + col / 2 % 4: the layout of every float64 mma. */
-template <class T> struct sums {
-    double v[T::warp_rows / 16][T::warp_cols / 8][4];
+struct sums {
+    double v[tiling::warp_rows / 16][tiling::warp_cols / 8][4];
 };
 
-template <class T> static __device__ __forceinline__ int warp_row()
+static __device__ __forceinline__ int warp_row()
 {
-    return (int)threadIdx.x / 32 / (T::cols / T::warp_cols) * T::warp_rows;
+    return (int)threadIdx.x / 32 / (tiling::cols / tiling::warp_cols) * tiling::warp_rows;
 }
 
-template <class T> static __device__ __forceinline__ int warp_col()
+static __device__ __forceinline__ int warp_col()
 {
-    return (int)threadIdx.x / 32 % (T::cols / T::warp_cols) * T::warp_cols;
+    return (int)threadIdx.x / 32 % (tiling::cols / tiling::warp_cols) * tiling::warp_cols;
 }
 
 /* Where a lane reads the first column of its first rows of A and B, in bytes from where a stage begins. */
@@ -137,31 +138,30 @@ typedef struct reader {
     int a, b;
 } reader;
 
-template <class T> static __device__ __forceinline__ reader reader_of(const char *shared)
+static __device__ __forceinline__ reader reader_of(const char *shared)
 {
     const int group = (int)threadIdx.x % 32 / 4, column = (int)threadIdx.x % 4;
-    const int first = group * 8 * T::ktile + swizzled(group, 8 * column);
+    const int first = group * 8 * tiling::ktile + swizzled(group, 8 * column);
     reader r;
     r.shared = shared;
-    r.a = first + warp_row<T>() * 8 * T::ktile;
-    r.b = first + (T::rows + warp_col<T>()) * 8 * T::ktile;
+    r.a = first + warp_row() * 8 * tiling::ktile;
+    r.b = first + (tiling::rows + warp_col()) * 8 * tiling::ktile;
     return r;
 }
 
 /* Operands number `first` to `end` - 1 of a step, B's before A's, since all rows of A wait for them. Lane 4 g + t reads
  * columns t and t + 4 of every eighth row from g on, each into the register in which the instruction wants it: two
  * columns at a time would save loads and cost moves, four to a product. */
-template <class T>
-static __device__ __forceinline__ void load_fragments(fragments<T> &f, const reader &r, int stage, int step, int first,
+static __device__ __forceinline__ void load_fragments(fragments &f, const reader &r, int stage, int step, int first,
                                                       int end)
 {
-    constexpr int of_b = T::warp_cols / 8 * 2;
+    constexpr int of_b = tiling::warp_cols / 8 * 2;
 #pragma unroll
     for (int e = first; e < end; e++) {
         const int y = e < of_b ? e / 2 : (e - of_b) / 2, part = 2 * step + e % 2;
         const int from = (stage + (e < of_b ? r.b : r.a)) ^ (32 * part);
         double *to = e < of_b ? &f.b[y][e % 2] : &f.a[y / 2][e % 2 * 2 + y % 2];
-        *to = tchi_load_shared_f64(r.shared + from + y * 64 * T::ktile);
+        *to = tchi_load_shared_f64(r.shared + from + y * 64 * tiling::ktile);
     }
 }
 
@@ -179,69 +179,67 @@ static __device__ __forceinline__ void multiply_16_by_8(double *sum, const doubl
 }
 
 /* Whether any element of this warp's part is stored. */
-template <class T> static __device__ __forceinline__ bool has_lower_part(const problem &p, const place &at)
+static __device__ __forceinline__ bool has_lower_part(const problem &p, const place &at)
 {
-    int row = at.row + warp_row<T>();
-    int col = at.col + warp_col<T>();
-    return row < p.n && col < p.n && col < row + T::warp_rows;
+    int row = at.row + warp_row();
+    int col = at.col + warp_col();
+    return row < p.n && col < p.n && col < row + tiling::warp_rows;
 }
 
 /* --- the loop over k --------------------------------------------------------------------------------------------- */
 
 /* The products of one step, interleaved with the loads for the next one, number `step` of `stage`: in one heap they
  * would keep the queue to shared memory full. */
-template <class T>
-static __device__ __forceinline__ void multiply_step(sums<T> &sum, const fragments<T> &now, fragments<T> &next,
-                                                     const reader &r, int stage, int step)
+static __device__ __forceinline__ void multiply_step(sums &sum, const fragments &now, fragments &next, const reader &r,
+                                                     int stage, int step)
 {
-    constexpr int products = T::products, across = T::warp_cols / 8;
+    constexpr int products = tiling::products, across = tiling::warp_cols / 8;
 #pragma unroll
     for (int e = 0; e < products; e++) {
         multiply_16_by_8(sum.v[e / across][e % across], now.a[e / across], now.b[e % across]);
-        load_fragments<T>(next, r, stage, step, e * T::loads / products, (e + 1) * T::loads / products);
+        load_fragments(next, r, stage, step, e * tiling::loads / products, (e + 1) * tiling::loads / products);
     }
 }
 
 /* The copies of a k-tile as one group, empty beyond the last. */
-template <class T> static __device__ __forceinline__ void fetch_group(source &s, int stage, bool exists, bool inside)
+static __device__ __forceinline__ void fetch_group(source &s, int stage, bool exists, bool inside)
 {
     if (exists && inside) {
-        fetch_stage<T, true>(s, stage);
+        fetch_stage<true>(s, stage);
     } else if (exists) {
-        fetch_stage<T, false>(s, stage);
+        fetch_stage<false>(s, stage);
     }
     tchi_cp_async_commit();
 }
 
 /* sum = A B' of this warp's part. A stage is refilled once every warp has read its fragments. A warp without products
  * still copies for the others and meets their barriers. */
-template <class T>
-static __device__ __forceinline__ void accumulate(sums<T> &sum, char *shared, const problem &p, const place &at)
+static __device__ __forceinline__ void accumulate(sums &sum, char *shared, const problem &p, const place &at)
 {
-    const int count = (p.k + T::ktile - 1) / T::ktile;
-    const bool busy = has_lower_part<T>(p, at);
-    const bool inside = at.row + T::rows <= p.n && at.col + T::cols <= p.n && p.k % T::ktile == 0;
-    const reader r = reader_of<T>(shared);
-    source s = source_of<T>(shared, p, at);
-    fragments<T> f[2];
+    const int count = (p.k + tiling::ktile - 1) / tiling::ktile;
+    const bool busy = has_lower_part(p, at);
+    const bool inside = at.row + tiling::rows <= p.n && at.col + tiling::cols <= p.n && p.k % tiling::ktile == 0;
+    const reader r = reader_of(shared);
+    source s = source_of(shared, p, at);
+    fragments f[2];
     int now = 0;
-    for (int ktile = 0; ktile < T::stages; ktile++) {
-        fetch_group<T>(s, ktile * T::stage, ktile < count, inside);
+    for (int ktile = 0; ktile < tiling::stages; ktile++) {
+        fetch_group(s, ktile * tiling::stage, ktile < count, inside);
     }
-    tchi_cp_async_wait<T::stages - 1>();
+    tchi_cp_async_wait<tiling::stages - 1>();
     __syncthreads();
-    load_fragments<T>(f[0], r, 0, 0, 0, T::loads);
+    load_fragments(f[0], r, 0, 0, 0, tiling::loads);
 #pragma unroll 1
     for (int ktile = 0; ktile < count; ktile++) {
-        const int next = now == (T::stages - 1) * T::stage ? 0 : now + T::stage;
+        const int next = now == (tiling::stages - 1) * tiling::stage ? 0 : now + tiling::stage;
         if (busy) {
-            multiply_step<T>(sum, f[0], f[1], r, now, 1);
+            multiply_step(sum, f[0], f[1], r, now, 1);
         }
-        tchi_cp_async_wait<T::stages - 2>();
+        tchi_cp_async_wait<tiling::stages - 2>();
         __syncthreads();
-        fetch_group<T>(s, now, ktile + T::stages < count, inside);
+        fetch_group(s, now, ktile + tiling::stages < count, inside);
         if (busy) {
-            multiply_step<T>(sum, f[1], f[0], r, next, 0);
+            multiply_step(sum, f[1], f[0], r, next, 0);
         }
         now = next;
     }
@@ -320,16 +318,16 @@ static __device__ __forceinline__ void store_both(const problem &p, int64_t firs
 /* D is asked for several groups of eight rows at a time, so that its latencies overlap; for the rarer types, whose
  * conversions need registers, one. It may be C itself, since an element is read by the thread that writes it and the
  * upper triangle is not read. */
-template <class T, tch_scalar type, bool inner>
-static __device__ __forceinline__ void store_sums(const sums<T> &sum, const problem &p, const place &at)
+template <tch_scalar type, bool inner>
+static __device__ __forceinline__ void store_sums(const sums &sum, const problem &p, const place &at)
 {
-    constexpr int across = T::warp_cols / 8, together = (type == TCH_SCALAR_F64 ? 2 : 1) * across;
-    const int row = at.row + warp_row<T>() + (int)threadIdx.x % 32 / 4;
-    const int col = at.col + warp_col<T>() + (int)threadIdx.x % 4 * 2;
+    constexpr int across = tiling::warp_cols / 8, together = (type == TCH_SCALAR_F64 ? 2 : 1) * across;
+    const int row = at.row + warp_row() + (int)threadIdx.x % 32 / 4;
+    const int col = at.col + warp_col() + (int)threadIdx.x % 4 * 2;
     const int64_t first = (type == TCH_SCALAR_BF16X2 ? 2 : 1) * p.c_stride * at.matrix;
     const double *d = p.d.data + at.matrix * p.d.stride;
 #pragma unroll
-    for (int from = 0; from < T::warp_rows / 8 * across; from += together) {
+    for (int from = 0; from < tiling::warp_rows / 8 * across; from += together) {
         double2 add[together] = {};
         if (p.d.data != NULL) {
 #pragma unroll
@@ -346,26 +344,26 @@ static __device__ __forceinline__ void store_sums(const sums<T> &sum, const prob
     }
 }
 
-template <class T, tch_scalar type>
-static __device__ __forceinline__ void store_tile(const sums<T> &sum, const problem &p, const place &at)
+template <tch_scalar type>
+static __device__ __forceinline__ void store_tile(const sums &sum, const problem &p, const place &at)
 {
-    if (at.row + T::rows <= p.n && at.col + T::cols <= at.row) {
-        store_sums<T, type, true>(sum, p, at);
-    } else if (has_lower_part<T>(p, at)) {
-        store_sums<T, type, false>(sum, p, at);
+    if (at.row + tiling::rows <= p.n && at.col + tiling::cols <= at.row) {
+        store_sums<type, true>(sum, p, at);
+    } else if (has_lower_part(p, at)) {
+        store_sums<type, false>(sum, p, at);
     }
 }
 
-template <class T> static __device__ __forceinline__ void compute_tile(char *shared, const problem &p, const place &at)
+static __device__ __forceinline__ void compute_tile(char *shared, const problem &p, const place &at)
 {
-    sums<T> sum = {};
-    accumulate<T>(sum, shared, p, at);
+    sums sum = {};
+    accumulate(sum, shared, p, at);
     if (p.c_type == TCH_SCALAR_F64) {
-        store_tile<T, TCH_SCALAR_F64>(sum, p, at);
+        store_tile<TCH_SCALAR_F64>(sum, p, at);
     } else if (p.c_type == TCH_SCALAR_BF16X2) {
-        store_tile<T, TCH_SCALAR_BF16X2>(sum, p, at);
+        store_tile<TCH_SCALAR_BF16X2>(sum, p, at);
     } else {
-        store_tile<T, TCH_SCALAR_F32>(sum, p, at);
+        store_tile<TCH_SCALAR_F32>(sum, p, at);
     }
 }
 

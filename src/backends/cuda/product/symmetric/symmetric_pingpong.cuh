@@ -4,7 +4,6 @@
 
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/persistent_gemm.cuh"
-#include "backends/cuda/device/triangle.cuh"
 #include "backends/cuda/product/factor_gram/factor_gram.h"
 #include "symmetric_squares.cuh"
 

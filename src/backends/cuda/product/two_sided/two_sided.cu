@@ -78,11 +78,6 @@ static tch_matrices fp16_at(void *data, int64_t rows, int64_t cols, int64_t batc
     return (tch_matrices){data, TCH_SCALAR_F16, rows, cols, cols, batch, rows * cols};
 }
 
-static int64_t workspace_for(int64_t batch, int64_t each)
-{
-    return batch * (each * (int64_t)sizeof(double) + 3 * (int64_t)sizeof(uint32_t));
-}
-
 static two_sided_plan plan_of(const tchi_cuda_state *state, const tch_matrices *x, void *other)
 {
     two_sided_plan p = {};
@@ -102,7 +97,8 @@ static int supported(const tchi_cuda_state *state, const tch_matrices *left, con
                      const tch_matrices *y, const two_sided_plan *p)
 {
     return y->type == TCH_SCALAR_F32 && state->blas_workspace != NULL && y->batch > 0 &&
-           y->stride >= y->rows * y->cols && workspace_for(y->batch, p->each) <= tchi_cuda_workspace_bytes(state) &&
+           y->stride >= y->rows * y->cols &&
+           (char *)(p->x + y->batch) - (char *)p->partial <= tchi_cuda_workspace_bytes(state) &&
            tchi_cuda_transposed_product_supported(state, left, &p->copy, &p->transposed) &&
            tchi_cuda_transposed_product_supported(state, right, &p->transposed, y);
 }

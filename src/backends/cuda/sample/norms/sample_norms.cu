@@ -30,7 +30,6 @@ static __device__ __forceinline__ double weight_of(const uint32_t *largest, int6
     return 1.0 / (scale * scale);
 }
 
-/* Reads a double for every tile. */
 static __global__ void __launch_bounds__(THREADS)
     sample_norms_add(int64_t samples, const tchi_norms_parts p, double scale, double *norms)
 {
@@ -73,7 +72,6 @@ typedef struct gram_sums {
     int32_t *count; /* of the list */
 } gram_sums;
 
-/* Reads two doubles for every tile. */
 static __global__ void __launch_bounds__(THREADS) sample_norms_judge(const gram_sums s)
 {
     __shared__ double shared[32];
@@ -97,7 +95,6 @@ static __global__ void __launch_bounds__(THREADS) sample_norms_judge(const gram_
     }
 }
 
-/* Reads a double for every matrix, and one for every tile of those that were done again. */
 static __global__ void __launch_bounds__(THREADS)
     sample_norms_settle(const gram_sums s, const double *parts, int64_t tiles, double scale, double *norms)
 {

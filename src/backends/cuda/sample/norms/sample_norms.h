@@ -1,5 +1,5 @@
-/* The ways to compute norms and squares of per-sample gradients on CUDA, which sample_norms.cu and sample_squares.cu
- * choose from, and the bench times one by one. Each norm kernel leaves in parts[b tiles + i] what tile i of sample b
+/* The ways to compute norms and squares of per-sample gradients on CUDA, which sample_norms.cu chooses from,
+ * and the bench times one by one. Each norm kernel leaves in parts[b tiles + i] what tile i of sample b
  * adds to the squared norm, in float64; they are added up afterwards in that order. In Gram form a norm is a sum of
  * terms of both signs, <a_s, a_t> <g_s, g_t>; `sizes` is NULL or gets, in the same places, the sums of their absolute
  * values, which tell how much of the terms has canceled.
@@ -11,7 +11,7 @@
 #define TCHI_CUDA_SAMPLE_NORMS_H
 
 #include "backends/cuda/cuda.h"
-#include "backends/cuda/device/triangle.cuh"
+#include "backends/cuda/device/elements.cuh"
 
 #define TCHI_SAMPLE_PLAIN_TILE 64
 
@@ -75,7 +75,4 @@ tch_status tchi_cuda_sample_norms_narrow(const tchi_cuda_state *state, const tch
 
 tch_status tchi_cuda_sample_squares_plain(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                           double scale, double beta, const tch_matrices *out);
-tch_status tchi_cuda_sample_squares_mma(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                        double scale, double beta, const tch_matrices *out);
-
 #endif

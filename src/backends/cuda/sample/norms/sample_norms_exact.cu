@@ -12,7 +12,6 @@
 
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/persistent_gemm.cuh"
-#include "backends/cuda/device/triangle.cuh"
 #include "exact_split.cuh"
 #include "stream_k.cuh"
 
@@ -427,16 +426,11 @@ bool tchi_cuda_sample_norms_gram_supported(const tchi_cuda_state *state, const t
            tchi_cuda_tensor_map_supported(g, 4);
 }
 
-static bool has_room(const tchi_cuda_state *state, const tchi_stream_k *r)
-{
-    int64_t tiles = 2 * (int64_t)r->split_tiles + r->split_blocks;
-    return state->blas_workspace != nullptr && tiles * (int64_t)sizeof(split_sums) <= tchi_cuda_workspace_bytes(state);
-}
-
 static tch_status launch_split_norms(const tchi_cuda_state *state, split_problem *p)
 {
     tchi_stream_k *r = &p->runs;
-    if (!has_room(state, r)) {
+    const int64_t room = (2 * (int64_t)r->split_tiles + r->split_blocks) * (int64_t)sizeof(split_sums);
+    if (state->blas_workspace == nullptr || room > tchi_cuda_workspace_bytes(state)) {
         r->cut = r->ktiles_g;
     }
     bool helped = r->cut < r->ktiles_g;

@@ -23,15 +23,10 @@ typedef struct narrow_plan {
     int64_t cols; /* of G */
 } narrow_plan;
 
-static int64_t aligned_cols(int64_t cols)
-{
-    return (cols + 7) / 8 * 8;
-}
-
 /* Bytes of a copy of so many columns of one sample's matrices, and of their largest elements. */
 static int64_t copied_bytes(const tch_matrices *m, int64_t groups, int64_t cols)
 {
-    return groups * (m->rows * aligned_cols(cols) * 2 + (int64_t)sizeof(uint32_t));
+    return groups * (m->rows * tchi_round_up(cols, 8) * 2 + (int64_t)sizeof(uint32_t));
 }
 
 #define SPARE_BYTES 1024 /* lost to alignment */
@@ -82,15 +77,12 @@ static tch_status prepare(const tchi_cuda_state *state, const tch_matrices *part
     if (!copied) {
         return TCH_OK;
     }
-    int64_t ld = aligned_cols(part->cols);
     if (part->type == TCH_SCALAR_F32) {
         side->largest = (uint32_t *)carve_scratch(at, part->batch * (int64_t)sizeof(uint32_t));
         TCHI_CUDA_PASS(tchi_cuda_largest_bits(state, part, side->largest));
-        side->m.type = TCH_SCALAR_F16;
     }
-    side->m.data = carve_scratch(at, part->batch * part->rows * ld * 2);
-    side->m.ld = ld;
-    side->m.stride = part->rows * ld;
+    side->m = tchi_cuda_narrow_copy(*at, part);
+    carve_scratch(at, side->m.batch * side->m.stride * 2);
     return tchi_cuda_narrow(state, part, side->largest, &side->m);
 }
 

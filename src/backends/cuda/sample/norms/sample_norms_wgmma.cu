@@ -6,7 +6,6 @@
  * the threads that multiply round a k-tile where it lies, while the previous one is being multiplied. */
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/persistent_gemm.cuh"
-#include "backends/cuda/device/triangle.cuh"
 #include "sample_norms.h"
 
 #define WARPS (TCHI_GEMM_CONSUMERS / 32)

@@ -1,5 +1,5 @@
 /* Norms and squares of per-sample gradients by plain multiplications, in float64 for float64 and in float32 for the
- * rest: for every type, size and GPU. Where speed matters, sample_norms.cu and sample_squares.cu have found a faster
+ * rest: for every type, size and GPU. Where speed matters, sample_norms.cu and sample_norms_mma.cu have found a faster
  * way before; where float32 may not be rounded, this is the way. Nothing but a tile of a gradient, or of the two Gram
  * matrices, is ever formed.
  *

@@ -64,7 +64,6 @@ static __device__ inline int32_t *count_at(const pass_call &c, const chunk_place
     return c.counts + (place.group * DIGITS + digit) * c.chunks + place.chunk;
 }
 
-/* Moves: a token and an entry for each position. Does: a count. */
 static __global__ void __launch_bounds__(WARPS * 32) count_digits_kernel(const __grid_constant__ pass_call c)
 {
     __shared__ int32_t counts[WARPS][DIGITS];
@@ -147,7 +146,6 @@ static __device__ inline unsigned equal_lanes(int digit, unsigned present)
     return equal;
 }
 
-/* Moves: a token and two entries for each position. Does: nothing but places. */
 static __global__ void __launch_bounds__(WARPS * 32) place_digits_kernel(const __grid_constant__ pass_call c)
 {
     __shared__ int32_t places[WARPS][DIGITS];

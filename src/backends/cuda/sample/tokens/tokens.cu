@@ -85,11 +85,6 @@ static __device__ inline int64_t token_at(const run_call &c, int64_t group, int6
     return tchi_cuda_token_of(c.list, position_at(c, group, e));
 }
 
-static __device__ inline bool begins_before(const run_call &c, const run_place &p)
-{
-    return p.first > 0 && token_at(c, p.group, p.first - 1) == token_at(c, p.group, p.first);
-}
-
 static __device__ inline bool goes_on(const run_call &c, const run_place &p)
 {
     return p.last < c.list.length && token_at(c, p.group, p.last) == token_at(c, p.group, p.last - 1);
@@ -205,7 +200,8 @@ static __device__ inline void walk_rows(const run_call &c, const run_place &p, c
 template <typename real, bool squared>
 static __device__ inline double walk_span(const run_call &c, const run_place &p, int lane)
 {
-    run_walk<real> walk = {token_at(c, p.group, p.first), begins_before(c, p), {}, 0.0};
+    const int64_t token = token_at(c, p.group, p.first);
+    run_walk<real> walk = {token, p.first > 0 && token_at(c, p.group, p.first - 1) == token, {}, 0.0};
     for (int64_t e = p.first; e < p.last; e += 32) {
         int live = p.last - e < 32 ? (int)(p.last - e) : 32;
         run_entry<real> mine = {-1, c.list.rows, 0};
