@@ -145,8 +145,7 @@ static int check_matrices(const trial *a, const trial *b)
     int matrices = 0;
     CHECK(tch_optimizer_state_count(a->optimizer) == tch_optimizer_state_count(b->optimizer), "other tensors of state");
     for (int32_t i = 0; i < tch_optimizer_state_count(a->optimizer); i++) {
-        tch_optim_state s = TCH_OPTIM_STATE_INIT;
-        CHECK_OK(tch_optimizer_get_state(a->optimizer, i, &s));
+        tch_optim_state s = trial_state_at(a, i);
         bool root = strstr(s.name, "/root.") != NULL;
         const tch_tensor *kept = trial_state(b, s.name);
         bool narrow = root && is_narrow(b);
@@ -214,8 +213,7 @@ static void the_numbers_are_the_same(void **state)
 static void hand_over_roots(const trial *from, const trial *to)
 {
     for (int32_t i = 0; i < tch_optimizer_state_count(to->optimizer); i++) {
-        tch_optim_state s = TCH_OPTIM_STATE_INIT;
-        CHECK_OK(tch_optimizer_get_state(to->optimizer, i, &s));
+        tch_optim_state s = trial_state_at(to, i);
         if (strstr(s.name, "/root.") != NULL) {
             int64_t n;
             double *root = matrix_of(from, s.name, &n);

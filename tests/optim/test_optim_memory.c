@@ -90,8 +90,7 @@ static void check_state_bytes(const trial *t, int64_t bytes)
     int64_t least = 0;
     int32_t count = tch_optimizer_state_count(t->optimizer);
     for (int32_t i = 0; i < count; i++) {
-        tch_optim_state s = TCH_OPTIM_STATE_INIT;
-        CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
+        tch_optim_state s = trial_state_at(t, i);
         least += tch_tensor_numel(s.tensor) * (int64_t)tch_dtype_size(s.tensor->dtype);
         CHECK(s.parameter >= 0 && s.parameter < t->count, "%s belongs to parameter %d", s.name, s.parameter);
     }
