@@ -43,6 +43,15 @@ static tch_optim_config config_of(tch_optim_kind kind, tch_state_dtype dtype)
     return c;
 }
 
+/* An optimizer of all shapes. */
+static tch_optim_config open_kept(trial *t, tch_context *context, tch_optim_kind kind, int dtype)
+{
+    tch_optim_config c = config_of(kind, (tch_state_dtype)dtype);
+    test_case("%s, moments in %s", tch_optim_kind_name(kind), dtype_names[dtype]);
+    trial_open(t, context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+    return c;
+}
+
 /* --- reading what is kept ---------------------------------------------------------------------------------------- */
 
 static tch_tensor *state_of(const trial *t, int32_t parameter, const char *what)
@@ -50,6 +59,16 @@ static tch_tensor *state_of(const trial *t, int32_t parameter, const char *what)
     char name[64];
     snprintf(name, sizeof name, "parameter%d/%s", parameter, what);
     return trial_state(t, name);
+}
+
+static float *scales_of(const trial *t, int32_t parameter, const char *what)
+{
+    char name[32];
+    snprintf(name, sizeof name, "%s_scale", what);
+    const tch_tensor *scales = state_of(t, parameter, name);
+    int64_t blocks = (t->parameters[parameter].memory->count + BLOCK - 1) / BLOCK;
+    CHECK(tch_tensor_numel(scales) == blocks, "not a scale for each block");
+    return trial_read_bytes(t, scales);
 }
 
 /* A float32's bits as a number, and between two float32 what lies linearly between theirs. */
@@ -97,27 +116,17 @@ static double *moment_of(const trial *t, int32_t parameter, const char *what, in
 {
     int64_t count = t->parameters[parameter].memory->count;
     const tch_tensor *tensor = state_of(t, parameter, what);
-    double *values = test_alloc((size_t)count * sizeof *values);
-    char name[64];
     if (!tch_dtype_equal(tensor->dtype, TCH_INT32)) {
-        tch_tensor flat = {.data = tensor->data,
-                           .byte_offset = tensor->byte_offset,
-                           .device = tensor->device,
-                           .dtype = tensor->dtype,
-                           .ndim = 1,
-                           .shape = &count};
-        char *elements = trial_read_bytes(t, &flat);
-        for (int64_t i = 0; i < count; i++) {
-            values[i] = test_decode(tensor->dtype, elements + i * (int64_t)tch_dtype_size(tensor->dtype));
-        }
-        test_drop(elements);
-        return values;
+        tch_tensor flat = *tensor;
+        flat.ndim = 1;
+        flat.shape = &count;
+        flat.strides = NULL;
+        return trial_read(t, &flat);
     }
-    snprintf(name, sizeof name, "%s_scale", what);
     CHECK(tch_tensor_numel(tensor) == (count + 3) / 4, "%lld words", (long long)tch_tensor_numel(tensor));
-    CHECK(tch_tensor_numel(state_of(t, parameter, name)) == (count + BLOCK - 1) / BLOCK, "not a scale for each block");
     unsigned char *codes = trial_read_bytes(t, tensor);
-    float *scales = trial_read_bytes(t, state_of(t, parameter, name));
+    float *scales = scales_of(t, parameter, what);
+    double *values = test_alloc((size_t)count * sizeof *values);
     for (int64_t i = 0; i < count; i++) {
         values[i] = decode(second, codes[i], scales[i / BLOCK]);
     }
@@ -288,17 +297,6 @@ static tch_state_dtype kept_as(const trial *t, int32_t i, const tch_optim_config
     return t->parameters[i].memory->count < 4096 ? TCH_STATE_FLOAT32 : c->state_dtype;
 }
 
-/* The bfloat16 at or below a number, and the one at or above it, as bits. */
-static int bfloat_below(double x)
-{
-    return (int)floor(bits_of(x) / 65536.0);
-}
-
-static int bfloat_above(double x)
-{
-    return (int)ceil(bits_of(x) / 65536.0);
-}
-
 /* top is the largest magnitude, rounded up; floor is the least, rounded down, or for first moments what the optimizer
  * needs: see src/core/codes.h. Numbers that float32 rounds may be one bfloat16 off. */
 static void check_scale(const tch_optim_config *c, int second, float scale, float squares, int64_t count,
@@ -311,7 +309,7 @@ static void check_scale(const tch_optim_config *c, int second, float scale, floa
     memcpy(&word, &scale, sizeof word);
     memcpy(&range, &squares, sizeof range);
     int top = (int)(word >> 16);
-    int floor = (int)(word & 0xFFFF);
+    int bottom = (int)(word & 0xFFFF);
     bool pairs = !second && c->kind == TCH_OPTIM_LION;
     for (int64_t k = 0; k < count; k++) {
         double size = fabs(exact[k].value);
@@ -322,23 +320,16 @@ static void check_scale(const tch_optim_config *c, int second, float scale, floa
         largest = fmax(largest, size);
         least = one > 0.0 ? fmin(least, one) : least;
     }
-    CHECK(abs(top - bfloat_above(largest)) <= 1, "top is %#x, the largest %.9g", (unsigned)top, largest);
-    int expected = second                     ? bfloat_below(least)
-                   : pairs                    ? bfloat_below(least / 4.0)
+    CHECK(fabs(top - ceil(bits_of(largest) / 65536.0)) <= 1, "top is %#x, the largest %.9g", (unsigned)top, largest);
+    double below = floor(bits_of(pairs ? least / 4.0 : least) / 65536.0);
+    int expected = second || pairs            ? (int)below
                    : c->kind == TCH_OPTIM_SGD ? top - 2 * 128
                                               : top + 128 - ((int)(range >> 16) - (int)(range & 0xFFFF)) / 2;
     int lowest = top - (second ? 48 : 24) * 128;
     int highest = top + (second ? -1 : 128);
     expected = expected < lowest ? lowest : expected > highest ? highest : expected;
-    CHECK(abs(floor - expected) <= 1, "floor is %#x, expected %#x; top is %#x", (unsigned)floor, (unsigned)expected,
+    CHECK(abs(bottom - expected) <= 1, "floor is %#x, expected %#x; top is %#x", (unsigned)bottom, (unsigned)expected,
           (unsigned)top);
-}
-
-static float *scales_of(const trial *t, int32_t i, const char *what)
-{
-    char name[64];
-    snprintf(name, sizeof name, "%s_scale", what);
-    return trial_read_bytes(t, state_of(t, i, name));
 }
 
 static void check_scales(const trial *t, int32_t i, const tch_optim_config *c, const float *scales, int second,
@@ -438,25 +429,33 @@ static void check_step(trial *t, const tch_optim_config *c)
     test_release_since(mark);
 }
 
+/* A step that is skipped leaves moments as they were. */
+static void check_skipped_step(trial *t)
+{
+    unsigned char *before = trial_snapshot(t, -1);
+    trial_draw(t);
+    trial_spoil(t, 4, (double)NAN);
+    CHECK_OK(trial_step_library(t));
+    trial_check_snapshot(t, -1, before);
+    CHECK(trial_stats(t).skipped == 1, "%lld steps were skipped", (long long)trial_stats(t).skipped);
+}
+
 /* Shampoo leaves vectors and what is elementwise to AdamW. */
 static void every_step_is_the_formula(void **state)
 {
     const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_LION, TCH_OPTIM_SGD, TCH_OPTIM_SHAMPOO};
-    for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
-        for (int dtype = 0; dtype <= TCH_STATE_INT8; dtype++) {
-            trial t;
-            tch_optim_config c = config_of(kinds[k], (tch_state_dtype)dtype);
-            test_case("%s, moments in %s", tch_optim_kind_name(kinds[k]), dtype_names[dtype]);
-            trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
-            for (int i = 0; i < 4; i++) {
-                check_step(&t, &c);
-            }
-            for (int32_t i = 0; i < SHAPES; i++) {
-                test_tensor_check_written(t.parameters[i].memory, "the parameter");
-                test_tensor_check_unchanged(t.parameters[i].gradient_memory, "the gradient");
-            }
-            trial_close(&t);
+    for (int k = 0; k < 12; k++) {
+        trial t;
+        tch_optim_config c = open_kept(&t, *state, kinds[k / 3], k % 3);
+        for (int i = 0; i < 4; i++) {
+            check_step(&t, &c);
         }
+        for (int32_t i = 0; i < SHAPES; i++) {
+            test_tensor_check_written(t.parameters[i].memory, "the parameter");
+            test_tensor_check_unchanged(t.parameters[i].gradient_memory, "the gradient");
+        }
+        check_skipped_step(&t);
+        trial_close(&t);
     }
 }
 
@@ -482,15 +481,23 @@ static void trajectories_stay_near(void **state)
     for (size_t k = 0; k < TEST_COUNT(cases); k++) {
         for (int dtype = 0; dtype <= TCH_STATE_INT8; dtype++) {
             trial t;
-            tch_optim_config c = config_of(cases[k].kind, (tch_state_dtype)dtype);
-            test_case("%s, moments in %s", tch_optim_kind_name(c.kind), dtype_names[dtype]);
-            trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+            open_kept(&t, *state, cases[k].kind, dtype);
             trial_steps(&t, 120);
             trial_check(&t, cases[k].allowed[dtype]);
             CHECK(dtype == 0 || trial_error(&t, 4, 120.0) > 1e-4, "nothing was rounded");
             trial_close(&t);
         }
     }
+}
+
+/* The mean of what is kept over what is expected. */
+static void check_mean(int64_t count, const double *kept, const double *expected)
+{
+    double ratio = 0.0;
+    for (int64_t k = 0; k < count; k++) {
+        ratio += kept[k] / expected[k] / (double)count;
+    }
+    CHECK(fabs(ratio - 1.0) < 0.01, "moments are %.4f times what they should be", ratio);
 }
 
 /* Rounding to nearest would lose what a step adds to a second moment, a thousandth, altogether. At random it is right
@@ -503,12 +510,7 @@ static void second_moments_are_right_on_average(void **state)
         test_case("moments in %s", dtype_names[dtype]);
         trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, 1, &shapes[4]);
         trial_steps(&t, 400);
-        double *kept = moment_of(&t, 0, "exp_avg_sq", 1);
-        double ratio = 0.0;
-        for (int64_t k = 0; k < 8191; k++) {
-            ratio += kept[k] / t.parameters[0].reference->blocks[0].square[k] / 8191.0;
-        }
-        CHECK(fabs(ratio - 1.0) < 0.01, "second moments are %.4f times what they should be", ratio);
+        check_mean(8191, moment_of(&t, 0, "exp_avg_sq", 1), t.parameters[0].reference->blocks[0].square);
         trial_close(&t);
     }
 }
@@ -527,7 +529,6 @@ static void first_moments_follow_slow_changes(void **state)
 {
     enum { COUNT = 4160, STEPS = 300, SIZES = 97 };
     const tch_optim_kind kinds[] = {TCH_OPTIM_LION, TCH_OPTIM_SGD};
-    double reached = 1.0 - pow(0.99, STEPS);
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
         trial t;
         tch_optim_config c = config_of(kinds[k], TCH_STATE_INT8);
@@ -543,13 +544,10 @@ static void first_moments_follow_slow_changes(void **state)
         for (int step = 0; step < STEPS; step++) {
             CHECK_OK(trial_step_library(&t));
         }
-        double *m = moment_of(&t, 0, first_name(&c), 0);
-        double full = c.kind == TCH_OPTIM_SGD ? 100.0 : 1.0;
-        double ratio = 0.0;
         for (int i = 0; i < COUNT; i++) {
-            ratio += m[i] / (full * reached * values[i]) / COUNT;
+            values[i] *= (c.kind == TCH_OPTIM_SGD ? 100.0 : 1.0) * (1.0 - pow(0.99, STEPS));
         }
-        CHECK(fabs(ratio - 1.0) < 0.01, "moments are %.4f times what they should be", ratio);
+        check_mean(COUNT, moment_of(&t, 0, first_name(&c), 0), values);
         trial_close(&t);
     }
 }
@@ -597,26 +595,6 @@ static void steps_have_a_bound(void **state)
     trial_close(&t);
 }
 
-/* --- what is left as it was -------------------------------------------------------------------------------------- */
-
-static void skipped_steps_leave_codes(void **state)
-{
-    for (int dtype = TCH_STATE_BFLOAT16; dtype <= TCH_STATE_INT8; dtype++) {
-        trial t;
-        tch_optim_config c = config_of(TCH_OPTIM_ADAMW, (tch_state_dtype)dtype);
-        test_case("moments in %s", dtype_names[dtype]);
-        trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
-        trial_steps(&t, 3);
-        unsigned char *before = trial_snapshot(&t, -1);
-        trial_draw(&t);
-        trial_spoil(&t, 4, (double)NAN);
-        CHECK_OK(trial_step_library(&t));
-        trial_check_snapshot(&t, -1, before);
-        CHECK(trial_stats(&t).skipped == 1, "%lld steps were skipped", (long long)trial_stats(&t).skipped);
-        trial_close(&t);
-    }
-}
-
 /* --- checkpoints ------------------------------------------------------------------------------------------------- */
 
 /* What is kept as the nearest of another form: within half the distance of its neighbors. */
@@ -633,17 +611,31 @@ static void check_converted(tch_state_dtype to, int second, float scale, double 
 
 static void check_conversion(const trial *a, const trial *b, int32_t i, const char *what, int second)
 {
-    char name[64];
     tch_state_dtype to = kept_as(b, i, &b->configs[0]);
     double *from = moment_of(a, i, what, second);
     double *got = moment_of(b, i, what, second);
-    snprintf(name, sizeof name, "%s_scale", what);
-    float *scales = to == TCH_STATE_INT8 ? trial_read_bytes(b, state_of(b, i, name)) : NULL;
+    float *scales = to == TCH_STATE_INT8 ? scales_of(b, i, what) : NULL;
     for (int64_t k = 0; k < a->parameters[i].memory->count; k++) {
         float scale = scales == NULL ? 1.0f : scales[k / BLOCK];
         check_converted(to, second, scale, from[k], got[k]);
         CHECK(to != TCH_STATE_FLOAT32 || from[k] == got[k], "%.9g became %.9g in float32", from[k], got[k]);
     }
+}
+
+/* Scales that are powers of two are those of earlier codes, in a state of the same form and in one to be converted. */
+static void check_earlier_codes_refused(const trial *coded, const trial *other, const char *path)
+{
+    const tch_tensor *scales = state_of(coded, 4, "exp_avg_sq_scale");
+    float power = 0x1p-20f;
+    tch_tensor one = tch_tensor_view(&power, TCH_FLOAT32, 1, (int64_t[]){1});
+    tch_tensor last = *scales;
+    last.shape = (int64_t[]){1};
+    last.byte_offset += (uint64_t)(tch_tensor_numel(scales) - 1) * sizeof(float);
+    CHECK_OK(tch_tensor_copy(coded->context, &last, &one));
+    trial_save(coded, path);
+    unsigned char *before = trial_snapshot(other, -1);
+    test_check_refused(trial_load(other, path), TCH_ERR_INVALID_ARGUMENT, "exp_avg_sq_scale");
+    trial_check_snapshot(other, -1, before);
 }
 
 static void other_forms_are_converted(void **state)
@@ -652,11 +644,9 @@ static void other_forms_are_converted(void **state)
     for (int k = 0; k < 9; k++) {
         trial a;
         trial b;
-        tch_optim_config from = config_of(TCH_OPTIM_ADAMW, (tch_state_dtype)(k / 3));
-        tch_optim_config to = config_of(TCH_OPTIM_ADAMW, (tch_state_dtype)(k % 3));
+        open_kept(&a, *state, TCH_OPTIM_ADAMW, k / 3);
+        open_kept(&b, *state, TCH_OPTIM_ADAMW, k % 3);
         test_case("%s to %s", dtype_names[k / 3], dtype_names[k % 3]);
-        trial_open(&a, *state, TCH_FLOAT32, TCH_FLOAT32, &from, SHAPES, shapes);
-        trial_open(&b, *state, TCH_FLOAT32, TCH_FLOAT32, &to, SHAPES, shapes);
         trial_steps(&a, 6);
         trial_steps(&b, 1);
         trial_save(&a, path);
@@ -666,40 +656,9 @@ static void other_forms_are_converted(void **state)
             check_conversion(&a, &b, i, "exp_avg_sq", 1);
         }
         trial_steps(&b, 1);
-        trial_close(&a);
-        trial_close(&b);
-    }
-}
-
-/* Scales that are powers of two are those of earlier codes, in a state of the same form and in one to be converted. */
-static void earlier_codes_are_refused(void **state)
-{
-    const char *path = test_path("state_dtype.safetensors");
-    for (int dtype = TCH_STATE_FLOAT32; dtype <= TCH_STATE_INT8; dtype += TCH_STATE_INT8) {
-        trial a;
-        trial b;
-        tch_checkpoint *file = NULL;
-        tch_optim_config coded = config_of(TCH_OPTIM_ADAMW, TCH_STATE_INT8);
-        tch_optim_config other = config_of(TCH_OPTIM_ADAMW, (tch_state_dtype)dtype);
-        test_case("into %s", dtype_names[dtype]);
-        trial_open(&a, *state, TCH_FLOAT32, TCH_FLOAT32, &coded, SHAPES, shapes);
-        trial_open(&b, *state, TCH_FLOAT32, TCH_FLOAT32, &other, SHAPES, shapes);
-        trial_steps(&a, 2);
-        trial_steps(&b, 1);
-        tch_tensor *scales = state_of(&a, 4, "exp_avg_sq_scale");
-        float power = 0x1p-20f;
-        tch_tensor one = tch_tensor_view(&power, TCH_FLOAT32, 1, (int64_t[]){1});
-        tch_tensor last = *scales;
-        last.shape = (int64_t[]){1};
-        last.byte_offset += (uint64_t)(tch_tensor_numel(scales) - 1) * sizeof(float);
-        CHECK_OK(tch_tensor_copy(a.context, &last, &one));
-        trial_save(&a, path);
-        unsigned char *before = trial_snapshot(&b, -1);
-        CHECK_OK(tch_checkpoint_open(path, &file));
-        test_check_refused(tch_optimizer_load(b.optimizer, file, "optimizer"), TCH_ERR_INVALID_ARGUMENT,
-                           "exp_avg_sq_scale");
-        tch_checkpoint_close(file);
-        trial_check_snapshot(&b, -1, before);
+        if (k / 3 == TCH_STATE_INT8) {
+            check_earlier_codes_refused(&a, &b, path);
+        }
         trial_close(&a);
         trial_close(&b);
     }
@@ -730,9 +689,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(second_moments_are_right_on_average),
         cmocka_unit_test(first_moments_follow_slow_changes),
         cmocka_unit_test(steps_have_a_bound),
-        cmocka_unit_test(skipped_steps_leave_codes),
         cmocka_unit_test(other_forms_are_converted),
-        cmocka_unit_test(earlier_codes_are_refused),
         cmocka_unit_test(float64_stays),
     };
     test_begin(argc, argv);
