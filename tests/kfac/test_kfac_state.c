@@ -124,13 +124,32 @@ static void check_close(const test_kfac_trial *a, const test_kfac_trial *b, int3
     }
 }
 
-static void check_same_gradients(const test_kfac_trial *a, const test_kfac_trial *b)
+static void check_counts(const test_kfac_trial *t, int64_t updates, int64_t refreshes)
+{
+    for (int32_t i = 0; i < LAYERS; i++) {
+        int64_t counts[TCH_KFAC_COUNTS];
+        CHECK_OK(tch_kfac_get_counts(t->kfac, i, counts));
+        CHECK(counts[0] == updates && counts[1] == 0 && counts[2] == refreshes && counts[3] == 0,
+              "counts are %lld %lld %lld %lld", (long long)counts[0], (long long)counts[1], (long long)counts[2],
+              (long long)counts[3]);
+    }
+}
+
+/* Returns the old value. */
+static double replace_element(test_tensor *tensor, int64_t k, double value)
+{
+    double *values = test_tensor_read(tensor);
+    double old = values[k];
+    values[k] = value;
+    test_tensor_write(tensor, values);
+    return old;
+}
+
+static void check_unchanged_gradients(const test_kfac_trial *t)
 {
     for (int i = 0; i < 2 * LAYERS; i++) {
-        if (a->gradients[i] != NULL) {
-            double *x = test_tensor_read(a->gradients[i]);
-            double *y = test_tensor_read(b->gradients[i]);
-            CHECK(memcmp(x, y, (size_t)a->gradients[i]->count * sizeof *x) == 0, "gradient %d differs", i);
+        if (t->gradients[i] != NULL) {
+            test_tensor_check_unchanged(t->gradients[i], "a gradient");
         }
     }
 }
@@ -204,11 +223,22 @@ static tch_status load(test_kfac_trial *t, const char *path)
     return status;
 }
 
-static void draw_same(test_kfac_trial *a, test_kfac_trial *b, uint64_t stream)
+/* Both take a step with the same gradients and batches, and stay the same. */
+static void step_both(test_kfac_trial *a, test_kfac_trial *b, uint64_t stream)
 {
     a->stream = b->stream = stream;
     test_kfac_draw_gradients(a, LAYOUT_CONTIGUOUS);
     test_kfac_draw_gradients(b, LAYOUT_CONTIGUOUS);
+    CHECK_OK(take_step(a, stream));
+    CHECK_OK(take_step(b, stream));
+    check_same_state(a, b);
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        if (a->gradients[i] != NULL) {
+            double *x = test_tensor_read(a->gradients[i]);
+            double *y = test_tensor_read(b->gradients[i]);
+            CHECK(memcmp(x, y, (size_t)a->gradients[i]->count * sizeof *x) == 0, "gradient %d differs", i);
+        }
+    }
 }
 
 static void checkpoints_go_on_bit_for_bit(void **state)
@@ -228,11 +258,7 @@ static void checkpoints_go_on_bit_for_bit(void **state)
         CHECK_OK(load(b, test_path("kfac.safetensors")));
         check_same_state(a, b);
         for (uint64_t i = 0; i < 3; i++) {
-            draw_same(a, b, 700 + 10 * i);
-            CHECK_OK(take_step(a, 500 + 10 * i));
-            CHECK_OK(take_step(b, 500 + 10 * i));
-            check_same_gradients(a, b);
-            check_same_state(a, b);
+            step_both(a, b, 700 + 10 * i);
         }
     }
 }
@@ -243,7 +269,7 @@ static void state_can_be_copied_by_hand(void **state)
     test_kfac_trial *a = trial_of(*state, TCH_KFAC_EKFAC);
     test_kfac_trial *b = trial_of(*state, TCH_KFAC_EKFAC);
     test_case("copied by hand");
-    draw_same(a, b, 800);
+    test_kfac_draw_gradients(a, LAYOUT_CONTIGUOUS);
     CHECK_OK(take_step(a, 420));
     for (int32_t i = 0; i < tch_kfac_state_count(a->kfac); i++) {
         tch_optim_state from = TCH_OPTIM_STATE_INIT;
@@ -253,17 +279,13 @@ static void state_can_be_copied_by_hand(void **state)
         CHECK(strcmp(from.name, to.name) == 0, "state %d is %s and %s", i, from.name, to.name);
         CHECK_OK(tch_tensor_copy(*state, to.tensor, from.tensor));
     }
+    check_counts(a, 1, 1);
     for (int32_t i = 0; i < LAYERS; i++) {
         int64_t counts[TCH_KFAC_COUNTS];
         CHECK_OK(tch_kfac_get_counts(a->kfac, i, counts));
-        CHECK(counts[0] == 1 && counts[1] == 0 && counts[2] == 1 && counts[3] == 0, "counts are %lld %lld %lld %lld",
-              (long long)counts[0], (long long)counts[1], (long long)counts[2], (long long)counts[3]);
         CHECK_OK(tch_kfac_set_counts(b->kfac, i, counts));
     }
-    draw_same(a, b, 810);
-    CHECK_OK(take_step(a, 430));
-    CHECK_OK(take_step(b, 430));
-    check_same_gradients(a, b);
+    step_both(a, b, 810);
 }
 
 static void refuse_number(test_kfac_trial *t, const char *path, const char *name)
@@ -274,11 +296,7 @@ static void refuse_number(test_kfac_trial *t, const char *path, const char *name
     CHECK(got == TCH_ERR_INVALID_ARGUMENT && strstr(tch_last_error(), name) != NULL, "gave %s (%s), expected %s named",
           tch_status_name(got), tch_last_error(), name);
     check_state(t, before, count);
-    for (int32_t i = 0; i < LAYERS; i++) {
-        int64_t counts[TCH_KFAC_COUNTS];
-        CHECK_OK(tch_kfac_get_counts(t->kfac, i, counts));
-        CHECK(counts[0] == 0 && counts[1] == 0 && counts[2] == 0 && counts[3] == 0, "the counts have changed");
-    }
+    check_counts(t, 0, 0);
 }
 
 /* Numbers that nothing has counted, and settings that are none: errors that name them before anything is written. */
@@ -328,9 +346,7 @@ static void observations_that_are_not_finite_are_left_out(void **state)
         int64_t count;
         double *before = all_state(t, &count);
         test_positions batch = batch_of(*state, 1, 441);
-        double *g = test_tensor_read(batch.gradient);
-        g[2] = NAN;
-        test_tensor_write(batch.gradient, g);
+        replace_element(batch.gradient, 2, NAN);
         CHECK_OK(observe(t, 1, &batch));
         check_state(t, before, count);
         CHECK_OK(tch_kfac_get_stats(t->kfac, &stats));
@@ -373,10 +389,7 @@ static void a_first_observation_may_fail(void **state)
         tch_kfac_stats stats = TCH_KFAC_STATS_INIT;
         test_kfac_trial *t = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
         test_positions batch = batch_of(*state, 0, 444);
-        double *x = test_tensor_read(batch.input);
-        double kept = x[0];
-        x[0] = INFINITY;
-        test_tensor_write(batch.input, x);
+        double kept = replace_element(batch.input, 0, INFINITY);
         test_kfac_draw_gradients(t, LAYOUT_CONTIGUOUS);
         double *before = test_tensor_read(t->gradients[0]);
         test_case("method %d", method);
@@ -389,8 +402,7 @@ static void a_first_observation_may_fail(void **state)
             CHECK(fabs(after[i] - before[i] / by) <= 1e-6 * fabs(before[i]), "element %lld was %g and is %g",
                   (long long)i, before[i], after[i]);
         }
-        x[0] = kept;
-        test_tensor_write(batch.input, x);
+        replace_element(batch.input, 0, kept);
         CHECK_OK(observe(t, 0, &batch));
         CHECK_OK(tch_kfac_refresh(t->kfac));
         CHECK_OK(tch_kfac_get_stats(t->kfac, &stats));
@@ -409,11 +421,7 @@ static void unseen_and_left_out_layers_stay(void **state)
     test_case("before any observation");
     CHECK_OK(tch_kfac_refresh(t->kfac));
     CHECK_OK(precondition(t, -1));
-    for (int i = 0; i < 2 * LAYERS; i++) {
-        if (t->gradients[i] != NULL) {
-            test_tensor_check_unchanged(t->gradients[i], "a gradient");
-        }
-    }
+    check_unchanged_gradients(t);
     CHECK_OK(tch_kfac_get_stats(t->kfac, &stats));
     CHECK(stats.refreshes == 0 && stats.scale == 1.0, "%lld refreshes, scale %g", (long long)stats.refreshes,
           stats.scale);
@@ -430,14 +438,12 @@ static void empty_batches_and_no_layers(void **state)
 {
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN);
     tch_kfac *none;
-    int64_t counts[TCH_KFAC_COUNTS];
     const test_layer_case empty = {"one", LINEAR, 0, 4, 3, {1}};
     test_kfac_trial *t = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
     test_positions batch = test_positions_make(*state, &empty, TCH_FLOAT32, LAYOUT_CONTIGUOUS, 470);
     test_case("no samples");
     CHECK_OK(observe(t, 0, &batch));
-    CHECK_OK(tch_kfac_get_counts(t->kfac, 0, counts));
-    CHECK(counts[0] == 0, "an empty batch was counted");
+    check_counts(t, 0, 0);
     test_case("no layers");
     CHECK_OK(tch_kfac_create(*state, &config, NULL, 0, NULL, &none));
     CHECK_OK(tch_kfac_refresh(none));
@@ -457,22 +463,6 @@ static int remove_allocator(void **state)
 {
     int closed = test_close_context(state);
     return test_counting_remove(state) == 0 ? closed : -1;
-}
-
-/* One round of all calls; TCH_OK, or the first failure, after which the others were still made. */
-static tch_status round_of_calls(const test_kfac_trial *t, const test_positions *batch)
-{
-    const tch_status results[] = {
-        observe(t, 0, batch),
-        tch_kfac_refresh(t->kfac),
-        precondition(t, -1),
-    };
-    for (int i = 0; i < 3; i++) {
-        if (results[i] != TCH_OK) {
-            return results[i];
-        }
-    }
-    return TCH_OK;
 }
 
 /* Everything three times, on a fresh context, with the k-th allocation failing: what fails says so, nothing leaks, and
@@ -495,7 +485,8 @@ static bool rounds_without(tch_kfac_method method, long long k)
     tch_status status = tch_kfac_create(context, &config, NULL, LAYERS, described, &t.kfac);
     int failures = status != TCH_OK;
     for (int i = 0; failures == 0 ? i < 3 : t.kfac != NULL && i < 4; i++) {
-        status = round_of_calls(&t, &batch);
+        tch_status results[] = {observe(&t, 0, &batch), tch_kfac_refresh(t.kfac), precondition(&t, -1)};
+        status = results[0] != TCH_OK ? results[0] : results[1] != TCH_OK ? results[1] : results[2];
         failures += status != TCH_OK;
         CHECK(status == TCH_OK || status == TCH_ERR_OUT_OF_MEMORY, "gave %s: %s", tch_status_name(status),
               tch_last_error());
@@ -722,11 +713,7 @@ static void bad_gradients_are_refused(void **state)
         check_refused(tch_kfac_precondition(t->kfac, NAN, 2 * LAYERS, arguments), "lr");
     }
     check_refused(tch_kfac_precondition(t->kfac, 0.1, 2 * LAYERS, NULL), "expected 6");
-    for (int i = 0; i < 2 * LAYERS; i++) {
-        if (t->gradients[i] != NULL) {
-            test_tensor_check_unchanged(t->gradients[i], "a gradient");
-        }
-    }
+    check_unchanged_gradients(t);
 }
 
 int main(int argc, char **argv)
