@@ -58,17 +58,11 @@ OPTIONS = {
     "sgd": [("momentum", 0.5), ("dampening", 0.3), ("nesterov", True)],
     "adamw": [("betas", (0.5, 0.6)), ("eps", 0.1), ("amsgrad", True)],
     "shampoo": [
-        *[
-            ("betas", (0.5, 0.6)),
-            ("eps", 0.5),
-            ("relative_eps", 0.5),
-            ("precondition_frequency", 2),
-            ("grafting", "sgd"),
-        ],
+        *[("betas", (0.5, 0.6)), ("eps", 0.5), ("relative_eps", 0.5), ("precondition_frequency", 2)],
         *[("weight_decay_type", "l2"), ("max_preconditioner_dim", 3), ("precondition_1d", True), ("merge_dims", False)],
         *[("start_preconditioning_step", 3), ("use_bias_correction", False), ("grafting_beta2", 0.5)],
         *[("grafting_eps", 0.5), ("momentum", 0.2), ("nesterov", True), ("exponent_override", 2)],
-        *[("grafting", None), ("grafting", "adagrad"), ("grafting", "rmsprop"), *ADAMW],
+        *[("grafting", None), ("grafting", "sgd"), ("grafting", "adagrad"), ("grafting", "rmsprop"), *ADAMW],
     ],
     "soap": [
         *[("betas", (0.5, 0.6)), ("shampoo_beta", 0.3), ("eps", 0.5), ("precondition_frequency", 3)],
