@@ -261,7 +261,7 @@ def test_lr_of_a_group_for_adamw_is_all_its_own():
     trial.check(1e-10)
 
 
-# --- state_dicts of before, without the note of what adamw_lr goes with
+# --- state_dicts
 
 
 def test_a_share_in_a_state_dict():

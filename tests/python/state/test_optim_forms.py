@@ -201,22 +201,6 @@ def test_forms_are_converted(dtype, to, device):
     steps(model, second, 1)
 
 
-def test_earlier_codes_are_refused(device):
-    """Scales that are powers of two are those of the codes before 0.1.0."""
-    model = network(device)
-    for dtype in ("int8", "float32"):
-        ours = torchium.optim.AdamW(model.parameters(), state_dtype="int8")
-        steps(model, ours, 2)
-        saved = through_file(ours.state_dict())
-        saved["state"][0]["exp_avg_sq_scale"][3] = 2.0**-20
-        saved["param_groups"][0]["state_dtype"] = dtype
-        before = copy.deepcopy(ours.state_dict()["state"])
-        with pytest.raises(ValueError, match=r"exp_avg_sq.*earlier version"):
-            ours.load_state_dict(saved)
-        for i, state in ours.state_dict()["state"].items():
-            assert_same_bits(list(before[i].values()), list(state.values()))
-
-
 def test_state_of_torch_optim(device):
     model = network(device)
     theirs = torch.optim.AdamW(model.parameters())

@@ -95,16 +95,6 @@ def encode(name: str, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return codes.view(-1)[: values.numel()].to(torch.uint8), scales
 
 
-def _check_scales(name: str, scales: torch.Tensor) -> None:
-    """The codes of versions before 0.1 had powers of two as scales, which have no floor."""
-    words = scales.float().view(torch.int32)
-    if bool(((words & 0xFFFF == 0) & (words != 0)).any()):
-        raise ValueError(
-            f"{name} has the 8-bit codes of an earlier version, which this one cannot read; remove {name} and its "
-            "scale from the state to begin it anew, or save the state as float32 with the version that wrote it"
-        )
-
-
 def _in_memory_order(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     laid = torch.empty_strided(parameter.shape, parameter.stride(), dtype=torch.float32, device=value.device)
     laid.copy_(value.detach().reshape(parameter.shape))
@@ -139,8 +129,6 @@ def adapt(parameter: torch.Tensor, views: Mapping[str, torch.Tensor], saved: dic
         if not isinstance(value, torch.Tensor):
             continue
         coded = isinstance(saved.get(scale), torch.Tensor)
-        if coded:
-            _check_scales(name, saved[scale])
         fits = value.numel() == parameter.numel() and value.is_floating_point()  # or an error names it
         if coded and scale not in views:
             adapted[name] = decode(name, value, adapted.pop(scale).to(value.device))
