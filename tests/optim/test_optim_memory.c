@@ -65,6 +65,15 @@ static tch_context *open_context(void)
     return context;
 }
 
+/* Nothing is left of the trial and of its context. */
+static void close_all(trial *t)
+{
+    tch_context *context = t->context;
+    trial_close(t);
+    tch_context_destroy(context);
+    test_counting_check_empty();
+}
+
 /* --- forecasts --------------------------------------------------------------------------------------------------- */
 
 static void check_counts(const trial *t, const tch_optim_memory *memory)
@@ -153,51 +162,6 @@ static void forecasts(void **state)
 
 /* --- the state's own memory -------------------------------------------------------------------------------------- */
 
-typedef struct caller_memory {
-    tch_context *context;
-    int64_t bytes, calls, fail_at;
-    int64_t off; /* of what is given out, where it is not aligned: never used, nor given back */
-} caller_memory;
-
-/* State begins at zero, whatever its memory was full of. */
-static tch_status fill_with_noise(tch_context *context, void *pointer, int64_t bytes)
-{
-    static const unsigned char noise[4096] = {0xA5, 0xFF, 0x7F};
-    tch_status status = TCH_OK;
-    for (int64_t at = 0; status == TCH_OK && at < bytes; at += (int64_t)sizeof noise) {
-        int64_t size = bytes - at < (int64_t)sizeof noise ? bytes - at : (int64_t)sizeof noise;
-        tch_tensor from = tch_tensor_view((void *)noise, TCH_INT32, 1, (int64_t[]){size / 4});
-        tch_tensor to = from;
-        to.data = (char *)pointer + at;
-        to.device = tch_context_device(context);
-        status = tch_tensor_copy(context, &to, &from);
-    }
-    return status;
-}
-
-static tch_status caller_allocate(void *user, int64_t bytes, void **pointer)
-{
-    caller_memory *m = user;
-    if (++m->calls == m->fail_at) {
-        return TCH_ERR_OUT_OF_MEMORY;
-    }
-    tch_status status = tch_memory_alloc(m->context, bytes, pointer);
-    if (m->off != 0) {
-        (void)tch_memory_free(m->context, *pointer);
-        *pointer = (char *)*pointer + m->off;
-        return status;
-    }
-    m->bytes += status == TCH_OK ? bytes : 0;
-    return status == TCH_OK ? fill_with_noise(m->context, *pointer, bytes) : status;
-}
-
-static void caller_release(void *user, void *pointer, int64_t bytes)
-{
-    caller_memory *m = user;
-    m->bytes -= bytes;
-    (void)tch_memory_free(m->context, pointer);
-}
-
 /* All state comes from the caller's allocator, also that of a later group; where it fails, or gives memory that is not
  * aligned, none is kept. */
 static void memory_of_the_caller(void **state)
@@ -212,8 +176,8 @@ static void memory_of_the_caller(void **state)
             tch_parameter entries[SHAPES];
             tch_optim_config c = config_of(kind);
             tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
-            caller_memory m = {.context = open_context(), .fail_at = cases[i].fail_at, .off = cases[i].off};
-            const tch_state_allocator allocator = {sizeof allocator, caller_allocate, caller_release, &m};
+            test_caller_memory m = {.context = open_context(), .fail_at = cases[i].fail_at, .off = cases[i].off};
+            const tch_state_allocator allocator = {sizeof allocator, test_caller_allocate, test_caller_release, &m};
             c.momentum = kind == TCH_OPTIM_SGD ? 0.9 : c.momentum;
             c.precision = TCH_PRECISION_HIGHEST; /* as the reference's */
             test_case("%s, memory of the caller's, case %d", tch_optim_kind_name(kind), (int)i);
@@ -244,10 +208,10 @@ static void allocators_that_are_none(void **state)
     tch_context *context = open_context();
     tch_optimizer *optimizer = NULL;
     tch_optim_config c = config_of(TCH_OPTIM_SGD);
-    caller_memory m = {.context = context};
-    const tch_state_allocator bad[] = {{sizeof *bad, NULL, caller_release, &m},
-                                       {sizeof *bad, caller_allocate, NULL, &m},
-                                       {1, caller_allocate, caller_release, &m}};
+    test_caller_memory m = {.context = context};
+    const tch_state_allocator bad[] = {{sizeof *bad, NULL, test_caller_release, &m},
+                                       {sizeof *bad, test_caller_allocate, NULL, &m},
+                                       {1, test_caller_allocate, test_caller_release, &m}};
     for (int i = 0; i < 3; i++) {
         test_case("incomplete allocator %d", i);
         tch_optim_setup setup = {.struct_size = sizeof setup, .allocator = &bad[i]};
@@ -295,9 +259,7 @@ static void nothing_is_allocated_in_the_steady_state(void **state)
         CHECK(after.requests == before.requests, "%lld requests to the pool",
               (long long)(after.requests - before.requests));
         CHECK(after.misses == before.misses && after.peak == before.peak, "the pool has grown");
-        trial_close(&t);
-        tch_context_destroy(context);
-        test_counting_check_empty();
+        close_all(&t);
     }
 }
 
@@ -405,8 +367,7 @@ static void bases_in_a_small_workspace(void **state)
     int64_t taken = memory_of(context).peak - held - memory.state - memory.scratch - 4096 /* small things */;
     CHECK(taken <= limit, "%lld bytes of workspace", (long long)taken);
     trial_check(&t, trial_tolerance(TCH_OPTIM_SOAP, TCH_FLOAT64));
-    trial_close(&t);
-    tch_context_destroy(context);
+    close_all(&t);
 }
 
 /* --- no memory --------------------------------------------------------------------------------------------------- */
@@ -437,9 +398,7 @@ static bool create_without(tch_optim_kind kind, tch_state_dtype kept, long long 
     for (int32_t i = 0; i < SHAPES; i++) {
         test_tensor_check_unchanged(t.parameters[i].memory, "a parameter");
     }
-    trial_close(&t);
-    tch_context_destroy(context);
-    test_counting_check_empty();
+    close_all(&t);
     return !reached;
 }
 
@@ -510,9 +469,7 @@ static bool step_without(tch_optim_kind kind, tch_state_dtype kept, long long k)
         check_out_of_memory(status);
         check_out_of_memory(tch_optimizer_step(t.optimizer, SHAPES, gradients));
     }
-    trial_close(&t);
-    tch_context_destroy(context);
-    test_counting_check_empty();
+    close_all(&t);
     return !reached;
 }
 
@@ -565,9 +522,7 @@ static void scalers(void **state)
             test_tensor_check_unchanged(t.parameters[0].gradient_memory, "a gradient");
         }
         tch_scaler_destroy(scaler);
-        trial_close(&t);
-        tch_context_destroy(context);
-        test_counting_check_empty();
+        close_all(&t);
     }
 }
 

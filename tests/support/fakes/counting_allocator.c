@@ -106,8 +106,7 @@ void test_fail_each_allocation(const char *what, tch_status (*call)(void *user),
         tch_status status = call(user);
         through = atomic_load(&test_counting.calls) < k;
         counting_allocator_arm(&test_counting, 0);
-        CHECK((status == TCH_OK) == through, "gave %s: %s", tch_status_name(status),
-              tch_last_error());
+        CHECK((status == TCH_OK) == through, "gave %s: %s", tch_status_name(status), tch_last_error());
         CHECK(atomic_load(&test_counting.blocks) == blocks, "%lld blocks leaked",
               atomic_load(&test_counting.blocks) - blocks);
         CHECK(atomic_load(&test_counting.mistakes) == 0, "a release does not match its allocation");
@@ -115,4 +114,43 @@ void test_fail_each_allocation(const char *what, tch_status (*call)(void *user),
             check(user, through);
         }
     }
+}
+
+/* State begins at zero, whatever its memory was full of. */
+static tch_status fill_with_noise(tch_context *context, void *pointer, int64_t bytes)
+{
+    static const unsigned char noise[4096] = {0xA5, 0xFF, 0x7F};
+    tch_status status = TCH_OK;
+    for (int64_t at = 0; status == TCH_OK && at < bytes; at += (int64_t)sizeof noise) {
+        int64_t size = bytes - at < (int64_t)sizeof noise ? bytes - at : (int64_t)sizeof noise;
+        tch_tensor from = tch_tensor_view((void *)noise, TCH_INT32, 1, (int64_t[]){size / 4});
+        tch_tensor to = from;
+        to.data = (char *)pointer + at;
+        to.device = tch_context_device(context);
+        status = tch_tensor_copy(context, &to, &from);
+    }
+    return status;
+}
+
+tch_status test_caller_allocate(void *user, int64_t bytes, void **pointer)
+{
+    test_caller_memory *m = user;
+    if (++m->calls == m->fail_at) {
+        return TCH_ERR_OUT_OF_MEMORY;
+    }
+    tch_status status = tch_memory_alloc(m->context, bytes, pointer);
+    if (m->off != 0) {
+        (void)tch_memory_free(m->context, *pointer);
+        *pointer = (char *)*pointer + m->off;
+        return status;
+    }
+    m->bytes += status == TCH_OK ? bytes : 0;
+    return status == TCH_OK ? fill_with_noise(m->context, *pointer, bytes) : status;
+}
+
+void test_caller_release(void *user, void *pointer, int64_t bytes)
+{
+    test_caller_memory *m = user;
+    m->bytes -= bytes;
+    CHECK_OK(tch_memory_free(m->context, pointer));
 }

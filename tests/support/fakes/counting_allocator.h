@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include <torchium/memory.h>
+#include <torchium/tensor.h>
 
 typedef struct counting_allocator {
     atomic_llong bytes;    /* in use */
@@ -38,5 +39,15 @@ void counting_allocator_arm(counting_allocator *counting, long long call);
  * every time leave no block behind. `check`, or NULL, is called after each call. */
 void test_fail_each_allocation(const char *what, tch_status (*call)(void *user),
                                void (*check)(void *user, bool through), void *user);
+
+/* The user of a tch_state_allocator: memory of the context, full of noise. */
+typedef struct test_caller_memory {
+    tch_context *context;
+    int64_t bytes, calls, fail_at;
+    int64_t off; /* of what is given out, where it is not aligned: never used, nor given back */
+} test_caller_memory;
+
+tch_status test_caller_allocate(void *user, int64_t bytes, void **pointer);
+void test_caller_release(void *user, void *pointer, int64_t bytes);
 
 #endif
