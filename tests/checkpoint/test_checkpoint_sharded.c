@@ -90,13 +90,8 @@ static tch_status add_rectangles(const trial *t, tch_checkpoint_writer *writer, 
     int64_t size[3];
     for (int64_t i = 0; rectangle(t->saved, i, start, size) && status == TCH_OK; i++) {
         if (i % ranks == rank) {
+            tch_tensor view = tch_tensor_view(values, TCH_FLOAT64, dimensions[t->saved->whole], size);
             values += fill(t->saved->whole, start, size, values);
-            double *first = values;
-            for (int32_t k = 0, n = 1; k < dimensions[t->saved->whole]; k++) {
-                n *= (int32_t)size[k];
-                first = values - n;
-            }
-            tch_tensor view = tch_tensor_view(first, TCH_FLOAT64, dimensions[t->saved->whole], size);
             status = tch_checkpoint_writer_add_shard(writer, "w", &view, wholes[t->saved->whole], start);
         }
     }
@@ -451,49 +446,40 @@ static void every_call_fails_once(void **state)
 
 /* --- ranks that fail --------------------------------------------------------------------------------------------- */
 
-/* A rank that cannot write, into no folder or over a folder: all fail, its own error is its own, nothing is left. */
-static void one_rank_cannot_write(void **state)
+/* A rank that cannot write, into no folder or over a folder, or whose call is wrong: all fail, its own error is its
+ * own, nobody waits, and nothing is left. */
+static void one_rank_cannot_save(void **state)
 {
-    const char *path = test_path(INDEX);
-    save_well(&cuttings[1], 3, path, "old");
-    for (int32_t bad = 0; bad < 3; bad++) {
-        test_case("rank %d", bad);
-        trial t = trial_of(&cuttings[1], path, "new");
-        t.paths[bad] = test_path("missing/" INDEX);
-        run_ranks(&t, 3, 0, 0);
-        for (int32_t r = 0; r < 3; r++) {
-            const char *words = r == bad ? "its folder cannot be opened" : "another rank could not write its file";
-            CHECK(t.status[r] == TCH_ERR_IO && strstr(t.message[r], words) != NULL, "rank %d: %s", r, t.message[r]);
+    static const char no_folder[] = "its folder cannot be opened";
+    static const char not_written[] = "another rank could not write its file";
+    static const struct {
+        int32_t ranks, bad;
+        const char *path, *bad_path;
+        tch_status status;
+        const char *own, *others;
+    } cases[] = {
+        {3, 0, INDEX, "missing/" INDEX, TCH_ERR_IO, no_folder, not_written},
+        {3, 1, INDEX, "missing/" INDEX, TCH_ERR_IO, no_folder, not_written},
+        {3, 2, INDEX, "missing/" INDEX, TCH_ERR_IO, no_folder, not_written},
+        {3, 1, INDEX, "model.safetensors", TCH_ERR_INVALID_ARGUMENT, "the name of an index", "could not begin"},
+        {2, 0, "folder." INDEX, "folder." INDEX, TCH_ERR_IO, "cannot be replaced", "could not write the index"},
+    };
+    save_well(&cuttings[1], 3, test_path(INDEX), "old");
+    CHECK(mkdir(test_path("folder." INDEX), 0700) == 0, "the test cannot make a folder");
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        int32_t bad = cases[i].bad;
+        test_case("rank %d: %s", bad, cases[i].own);
+        trial t = trial_of(&cuttings[1], test_path(cases[i].path), "new");
+        t.paths[bad] = test_path(cases[i].bad_path);
+        run_ranks(&t, cases[i].ranks, 0, 0);
+        for (int32_t r = 0; r < cases[i].ranks; r++) {
+            const char *words = r == bad ? cases[i].own : cases[i].others;
+            CHECK(t.status[r] == (r == bad ? cases[i].status : TCH_ERR_IO), "rank %d: %s", r, t.message[r]);
+            CHECK(strstr(t.message[r], words) != NULL, "rank %d: %s", r, t.message[r]);
         }
-        check_mark(path, "old");
+        check_mark(test_path(INDEX), "old");
         CHECK(count_files(".safetensors") == 3 && test_leftover_count() == 0, "files are left");
     }
-}
-
-/* The index cannot be written: where it should be is a folder. */
-static void index_cannot_be_written(void **state)
-{
-    const char *path = test_path(INDEX);
-    CHECK(mkdir(path, 0700) == 0, "the test cannot make a folder");
-    trial t = trial_of(&cuttings[1], path, "new");
-    run_ranks(&t, 2, 0, 0);
-    CHECK(t.status[0] == TCH_ERR_IO && strstr(t.message[0], "cannot be replaced") != NULL, "%s", t.message[0]);
-    CHECK(t.status[1] == TCH_ERR_IO && strstr(t.message[1], "could not write the index") != NULL, "%s", t.message[1]);
-    CHECK(count_files(".safetensors") == 0 && test_leftover_count() == 0, "files are left");
-}
-
-/* A rank whose call is wrong: the others do not wait for it. */
-static void one_rank_is_wrong(void **state)
-{
-    trial t = trial_of(&cuttings[1], test_path(INDEX), "new");
-    t.paths[1] = test_path("model.safetensors");
-    run_ranks(&t, 3, 0, 0);
-    CHECK(t.status[1] == TCH_ERR_INVALID_ARGUMENT && strstr(t.message[1], "the name of an index") != NULL, "%s",
-          t.message[1]);
-    for (int32_t r = 0; r < 3; r += 2) {
-        CHECK(t.status[r] == TCH_ERR_IO && strstr(t.message[r], "could not begin") != NULL, "%s", t.message[r]);
-    }
-    CHECK(count_files(".safetensors") == 0, "files are left");
 }
 
 /* A rank dies at each of the four meetings: the others get an error. What is there is old or new, and whole, without
@@ -546,7 +532,7 @@ static void no_memory_to_save(void **state)
     test_counting_check_empty();
 }
 
-static tch_status open_and_read(const char *path)
+static tch_status read_with_less_memory(void *path)
 {
     double got[ELEMENTS];
     static const int64_t start[3];
@@ -555,12 +541,6 @@ static tch_status open_and_read(const char *path)
     tch_status status = tch_checkpoint_open(path, &c);
     status = status != TCH_OK ? status : tch_checkpoint_read_shard(c, NULL, "w", wholes[1], start, &out);
     tch_checkpoint_close(c);
-    return status;
-}
-
-static tch_status read_with_less_memory(void *path)
-{
-    tch_status status = open_and_read(path);
     CHECK(status == TCH_OK || status == TCH_ERR_OUT_OF_MEMORY, "gave %s", tch_status_name(status));
     return status;
 }
@@ -761,31 +741,6 @@ static void more_files_than_descriptors(void **state)
     tch_checkpoint_close(c);
 }
 
-/* A file of the index is gone, is cut short, or has another byte. */
-static void damaged_files(void **state)
-{
-    char *path = (char *)test_path(INDEX);
-    save_well(&cuttings[4], 2, path, "old");
-    int64_t bytes;
-    char *text = test_file_read(path, &bytes);
-    const char *name = strstr(text, "model-");
-    char file[TEST_PATH_SIZE];
-    snprintf(file, sizeof file, "%s%.*s", test_path(""), (int)strcspn(name, "\""), name);
-    char *content = test_file_read(file, &bytes);
-    test_file_write(file, content, bytes - 1);
-    CHECK(open_and_read(path) == TCH_ERR_IO, "it was read");
-    content[bytes - 20] ^= 1; /* of the last shard */
-    test_file_write(file, content, bytes);
-    CHECK(open_and_read(path) == TCH_ERR_IO && strstr(tch_last_error(), "the file is damaged") != NULL, "it said: %s",
-          tch_last_error());
-    content[bytes - 20] ^= 1;
-    test_file_write(file, content, bytes);
-    CHECK_OK(open_and_read(path));
-    CHECK(remove(file) == 0, "the test cannot remove a file");
-    CHECK(open_and_read(path) == TCH_ERR_IO && strstr(tch_last_error(), "cannot be opened") != NULL, "it said: %s",
-          tch_last_error());
-}
-
 /* Rectangles that are not all there, or are asked for as something else. */
 static void not_what_is_there(void **state)
 {
@@ -848,9 +803,7 @@ int main(int argc, char **argv)
         IN_A_FOLDER(another_save_in_between),
         IN_A_FOLDER(local_locks),
         IN_A_FOLDER(every_call_fails_once),
-        IN_A_FOLDER(one_rank_cannot_write),
-        IN_A_FOLDER(index_cannot_be_written),
-        IN_A_FOLDER(one_rank_is_wrong),
+        IN_A_FOLDER(one_rank_cannot_save),
         IN_A_FOLDER(rank_that_dies),
         IN_A_FOLDER(no_memory_to_save),
         IN_A_FOLDER(no_memory_to_read),
@@ -859,7 +812,6 @@ int main(int argc, char **argv)
         IN_A_FOLDER(sizes_that_overflow),
         IN_A_FOLDER(damage_is_found_first),
         IN_A_FOLDER(more_files_than_descriptors),
-        IN_A_FOLDER(damaged_files),
         IN_A_FOLDER(not_what_is_there),
     };
     return cmocka_run_group_tests(tests, test_counting_install, test_counting_remove);
