@@ -25,38 +25,35 @@ static const tch_scalar types[] = {TCH_SCALAR_F32, TCH_SCALAR_F64};
 
 /* --- references -------------------------------------------------------------------------------------------------- */
 
-/* Largest |q q' - I|. */
-TEST_REFERENCE static double defect(int64_t n, const double *q)
+/* a b'. */
+static double *times_transposed(int64_t n, const double *a, const double *b)
 {
-    double worst = 0.0;
-    for (int64_t i = 0; i < n; i++) {
-        for (int64_t j = 0; j <= i; j++) {
-            double sum = i == j ? -1.0 : 0.0;
-            for (int64_t k = 0; k < n; k++) {
-                sum += q[i * n + k] * q[j * n + k];
-            }
-            worst = fabs(sum) <= worst ? worst : fabs(sum);
-        }
-    }
-    return worst;
+    double *transposed = test_alloc((size_t)(n * n) * sizeof *transposed);
+    double *product = test_alloc((size_t)(n * n) * sizeof *product);
+    ref_transpose(n, n, b, transposed);
+    ref_matmul(n, n, n, a, transposed, product);
+    test_drop(transposed);
+    return product;
+}
+
+/* q A q'. */
+static double *rotated(int64_t n, const double *q, const double *a)
+{
+    double *s = test_alloc((size_t)(n * n) * sizeof *s);
+    ref_matmul(n, n, n, q, a, s);
+    double *product = times_transposed(n, s, q);
+    test_drop(s);
+    return product;
 }
 
 /* |q A q' without its diagonal| / |A|. */
 static double off_diagonal(int64_t n, const double *q, const double *a)
 {
-    double *s = test_alloc((size_t)(n * n) * sizeof *s);
-    double sum = 0.0;
-    ref_matmul(n, n, n, q, a, s);
+    double *c = rotated(n, q, a);
     for (int64_t i = 0; i < n; i++) {
-        for (int64_t j = 0; j < n; j++) {
-            double b = 0.0;
-            for (int64_t k = 0; i != j && k < n; k++) {
-                b += s[i * n + k] * q[j * n + k];
-            }
-            sum += b * b;
-        }
+        c[i * n + i] = 0.0;
     }
-    return sqrt(sum) / ref_norm(n * n, a);
+    return ref_norm(n * n, c) / ref_norm(n * n, a);
 }
 
 /* Rows in place, by Gram and Schmidt with every projection done twice. S was L times them, of which l becomes the lower
@@ -106,14 +103,11 @@ TEST_REFERENCE static double inverse_square(int64_t n, const double *l)
 static void multiply_and_sort(int64_t n, const double *a, const double *q, const int32_t *order, double *s)
 {
     double *product = test_alloc((size_t)(n * n) * sizeof *product);
-    double trace = 0.0;
-    for (int64_t i = 0; i < n; i++) {
-        trace += a[i * n + i];
-    }
+    double shift = SHIFT * ref_trace(n, a);
     ref_matmul(n, n, n, q, a, product);
     for (int64_t i = 0; i < n * n; i++) {
         int64_t from = order[i / n] * n + i % n;
-        s[i] = product[from] + SHIFT * trace * q[from];
+        s[i] = product[from] + shift * q[from];
     }
 }
 
@@ -175,12 +169,6 @@ static void give_factors(tracked *t)
     t->device_a = device_matrices(t->context, t->type, t->batch, t->n, t->n, 1, t->a);
 }
 
-static void start_basis(tracked *t)
-{
-    CHECK_OK(tchi_basis_init(t->context, &t->device_a, &t->device_q, t->flags, t->scratch));
-    t->q = device_values(t->context, &t->device_q);
-}
-
 static void step_basis(tracked *t)
 {
     CHECK_OK(tchi_basis_track(t->context, &t->device_a, &t->device_q, t->order, t->flags, t->drift, t->scratch));
@@ -195,8 +183,13 @@ static void check_flag(const tracked *t, int64_t b, int32_t expected)
 static void check_orthonormal(const tracked *t, double bound)
 {
     for (int64_t b = 0; b < t->batch; b++) {
-        double far = defect(t->n, t->q + b * t->n * t->n);
+        double *defect = times_transposed(t->n, t->q + b * t->n * t->n, t->q + b * t->n * t->n);
+        for (int64_t i = 0; i < t->n; i++) {
+            defect[i * t->n + i] -= 1.0;
+        }
+        double far = ref_largest(t->n * t->n, defect);
         CHECK(far <= bound, "matrix %lld: |q q' - I| is %.3g, allowed %.3g", (long long)b, far, bound);
+        test_drop(defect);
     }
 }
 
@@ -206,10 +199,12 @@ static double rounding_bound(const tracked *t)
     return (4.0 * sqrt((double)t->n) + 8.0) * device_roundoff(t->type);
 }
 
-/* Of an eigensolver. */
-static double solver_bound(const tracked *t)
+/* Orthonormal whatever the factors are, as an eigensolver makes them: zeros have a basis like any other. */
+static void start_basis(tracked *t)
 {
-    return 2.0 * (double)(t->n + 10) * device_roundoff(t->type);
+    CHECK_OK(tchi_basis_init(t->context, &t->device_a, &t->device_q, t->flags, t->scratch));
+    t->q = device_values(t->context, &t->device_q);
+    check_orthonormal(t, 2.0 * (double)(t->n + 10) * device_roundoff(t->type));
 }
 
 /* A = share G G' + (1 - share) A, G n by m: what an optimizer's factor becomes in a step. */
@@ -235,24 +230,40 @@ static void add_gradient(tracked *t, test_random *random, double share, int64_t 
     give_factors(t);
 }
 
+/* With factors of random gradients of rank m, and the bases that they have. */
+static tracked start_tracking(tch_context *context, tch_scalar type, int64_t n, int64_t batch, test_random *random,
+                              int64_t m)
+{
+    tracked t = begin_tracking(context, type, n, batch);
+    test_case("%s n %lld rank %lld", device_type_name(type), (long long)n, (long long)m);
+    add_gradient(&t, random, 1.0, m);
+    start_basis(&t);
+    return t;
+}
+
+/* With factors of these eigenvalues. */
+static void give_spectrum(tracked *t, test_random *random, const double *w)
+{
+    for (int64_t b = 0; b < t->batch; b++) {
+        ref_symmetric(random, t->n, w, t->a + b * t->n * t->n);
+    }
+    give_factors(t);
+}
+
 /* An order, by which the numbers q_i' A q_i fall. */
 static void check_order(const tracked *t, const double *before, const int32_t *order)
 {
     int64_t n = t->n;
     char *seen = test_alloc((size_t)n);
-    double *s = test_alloc((size_t)(n * n) * sizeof *s);
     for (int64_t b = 0; b < t->batch; b++) {
         double last = INFINITY;
+        const double *c = rotated(n, before + b * n * n, t->a + b * n * n);
         memset(seen, 0, (size_t)n);
-        ref_matmul(n, n, n, before + b * n * n, t->a + b * n * n, s);
         for (int64_t i = 0; i < n; i++) {
             int32_t from = order[b * n + i];
             CHECK(from >= 0 && from < n && !seen[from], "row %lld comes from %d", (long long)i, from);
             seen[from] = 1;
-            double value = 0.0;
-            for (int64_t k = 0; k < n; k++) {
-                value += s[from * n + k] * before[(b * n + from) * n + k];
-            }
+            double value = c[from * n + from];
             double slack = 16.0 * (double)n * device_roundoff(t->type) * ref_largest(n * n, t->a + b * n * n);
             CHECK(value <= last + slack, "row %lld has %.9g after %.9g", (long long)i, value, last);
             last = value;
@@ -293,28 +304,18 @@ static void check_step(const tracked *t, const double *before)
 
 typedef void step_check(const tracked *t, const double *before);
 
-static void steps_of(tracked *t, test_random *random, int steps, double share, int64_t m, step_check *check)
-{
-    for (int step = 0; step < steps; step++) {
-        add_gradient(t, random, share, m);
-        double *before = t->q;
-        step_basis(t);
-        check(t, before);
-    }
-}
-
 /* Gradients of rank m: the factor's rank grows by m with every step, so that most of it is null space at first. */
 static void track_case(tch_context *context, tch_scalar type, int64_t n, int64_t m, int64_t batch, int slow_steps,
                        step_check *check)
 {
     test_random random = test_random_stream((uint64_t)(n * 1000 + m));
-    tracked t = begin_tracking(context, type, n, batch);
-    test_case("%s n %lld rank %lld", device_type_name(type), (long long)n, (long long)m);
-    add_gradient(&t, &random, 1.0, m);
-    start_basis(&t);
-    check_orthonormal(&t, solver_bound(&t));
-    steps_of(&t, &random, slow_steps, 0.05, m, check);
-    steps_of(&t, &random, 1, 0.9, m, check);
+    tracked t = start_tracking(context, type, n, batch, &random, m);
+    for (int step = 0; step <= slow_steps; step++) {
+        add_gradient(&t, &random, step < slow_steps ? 0.05 : 0.9, m);
+        double *before = t.q;
+        step_basis(&t);
+        check(&t, before);
+    }
     end_tracking(&t);
 }
 
@@ -334,12 +335,6 @@ static void ranks_are_followed(void **state)
     follow_ranks(*state, types[1]);
 }
 
-/* The same where all of it is done in float32. */
-static void follow_float32(tch_context *context)
-{
-    follow_ranks(context, TCH_SCALAR_F32);
-}
-
 /* --- large bases, mostly in products of float16 ------------------------------------------------------------------ */
 
 /* What Householder's QR in float32 satisfies whatever the condition: S = L q with a lower triangular L up to errors of
@@ -350,11 +345,8 @@ static void check_triangular(const tracked *t, int64_t b, const double *before, 
     int64_t n = t->n;
     const double *a = t->a + b * n * n;
     double *s = test_alloc((size_t)(n * n) * sizeof *s);
-    double *transposed = test_alloc((size_t)(n * n) * sizeof *transposed);
-    double *l = test_alloc((size_t)(n * n) * sizeof *l);
     multiply_and_sort(n, a, before + b * n * n, order + b * n, s);
-    ref_transpose(n, n, t->q + b * n * n, transposed);
-    ref_matmul(n, n, n, s, transposed, l);
+    const double *l = times_transposed(n, s, t->q + b * n * n);
     double size = ref_norm(n * n, a);
     for (int64_t i = 0; i < n; i++) {
         double bound = 8.0 * device_roundoff(TCH_SCALAR_F32) * (size + sqrt((double)n) * ref_norm(n, s + i * n));
@@ -369,8 +361,8 @@ static void check_triangular(const tracked *t, int64_t b, const double *before, 
 static double lost_by_one_pass(const tracked *t, const double *before, const int32_t *order)
 {
     double *expected = test_alloc((size_t)(t->n * t->n) * sizeof *expected);
-    double magnified = reference_step(t->n, t->a, before, order, expected);
-    for (int64_t at = t->n; at < t->batch * t->n; at += t->n) {
+    double magnified = 0.0;
+    for (int64_t at = 0; at < t->batch * t->n; at += t->n) {
         magnified = fmax(magnified, reference_step(t->n, t->a + at * t->n, before + at * t->n, order + at, expected));
     }
     return 4.0 * DBL_EPSILON * magnified;
@@ -378,36 +370,18 @@ static double lost_by_one_pass(const tracked *t, const double *before, const int
 
 enum { PROBES = 4 };
 
-/* The signs that the drift is measured with, n by PROBES. */
-static double *signs_of(tch_context *context, int64_t n)
+/* |C V - V| / sqrt(PROBES n), C being q A q' with its diagonal scaled to 1, A with the shift that keeps rounding out, a
+ * share of its trace. */
+static double drift_of(int64_t n, const double *a, const double *q, const double *v, double share)
 {
-    tch_matrices signs = device_matrices(context, TCH_SCALAR_F64, 1, n, PROBES, 0, NULL);
-    CHECK_OK(context->backend->matrix->random_signs(context->state, 0, &signs));
-    double *values = device_values(context, &signs);
-    device_matrices_drop(context, &signs);
-    return values;
-}
-
-/* |C V - V| / sqrt(PROBES n), C being q A q' with its diagonal scaled to 1, A with the shift that keeps rounding
- * out. */
-static double drift_of(int64_t n, const double *a, const double *q, const double *v, double shift)
-{
-    double *s = test_alloc((size_t)(n * n) * sizeof *s);
-    double *c = test_alloc((size_t)(n * n) * sizeof *c);
-    double *columns = test_alloc((size_t)(n * n) * sizeof *columns);
-    double trace = 0.0;
+    const double *c = rotated(n, q, a);
+    double shift = share * ref_trace(n, a);
     double sum = 0.0;
-    for (int64_t i = 0; i < n; i++) {
-        trace += a[i * n + i];
-    }
-    ref_transpose(n, n, q, columns);
-    ref_matmul(n, n, n, q, a, s);
-    ref_matmul(n, n, n, s, columns, c);
     for (int64_t i = 0; i < n; i++) {
         for (int64_t k = 0; k < PROBES; k++) {
             double y = 0.0;
             for (int64_t j = 0; j < n; j++) {
-                double scale = (c[i * n + i] + shift * trace) * (c[j * n + j] + shift * trace);
+                double scale = (c[i * n + i] + shift) * (c[j * n + j] + shift);
                 y += i == j ? 0.0 : c[i * n + j] / sqrt(scale) * v[j * PROBES + k];
             }
             sum += y * y;
@@ -420,16 +394,17 @@ static double drift_of(int64_t n, const double *a, const double *q, const double
  * of a factor is null space, and so as small as the shift: measured, 6e-5. */
 static void check_drift(const tracked *t, const double *before, double near)
 {
-    double *got = test_alloc((size_t)t->batch * sizeof *got);
-    double *signs = signs_of(t->context, t->n);
-    double shift = works_in_float64(t) ? SHIFT : 1e-6;
-    CHECK_OK(t->context->backend->device->copy_bytes(t->context->state, got, t->drift, t->batch * (int64_t)sizeof *got,
-                                                     TCH_COPY_TO_HOST));
+    const double *got = device_fetch(t->context, t->drift, t->batch * (int64_t)sizeof *got);
+    tch_matrices signs = device_matrices(t->context, TCH_SCALAR_F64, 1, t->n, PROBES, 0, NULL);
+    CHECK_OK(t->context->backend->matrix->random_signs(t->context->state, 0, &signs));
+    const double *v = device_values(t->context, &signs);
+    double share = works_in_float64(t) ? SHIFT : 1e-6;
     for (int64_t b = 0; b < t->batch; b++) {
-        double exact = drift_of(t->n, t->a + b * t->n * t->n, before + b * t->n * t->n, signs, shift);
+        double exact = drift_of(t->n, t->a + b * t->n * t->n, before + b * t->n * t->n, v, share);
         CHECK(got[b] * near > exact && got[b] < near * exact, "matrix %lld: a drift of %.4g, expected %.4g",
               (long long)b, got[b], exact);
     }
+    device_matrices_drop(t->context, &signs);
 }
 
 /* By panels, rows are orthonormal up to rounding whatever the condition. */
@@ -456,19 +431,19 @@ static void check_step_in_one_pass(const tracked *t, const double *before)
 }
 
 /* Whole panels and ragged ones, of full and of low rank. */
-static void follow_by_panels(tch_context *context)
+static void follow_by_panels(tch_context *context, tch_scalar type)
 {
     static const struct {
         int64_t n, m;
     } shapes[] = {{512, 100}, {513, 1}, {777, 16}};
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        track_case(context, TCH_SCALAR_F32, shapes[i].n, shapes[i].m, 1, 1, check_step_by_panels);
+    for (size_t i = 0; i < TEST_COUNT(shapes); i++) {
+        track_case(context, type, shapes[i].n, shapes[i].m, 1, 1, check_step_by_panels);
     }
 }
 
-static void follow_in_one_pass(tch_context *context)
+static void follow_in_one_pass(tch_context *context, tch_scalar type)
 {
-    track_case(context, TCH_SCALAR_F32, 515, 30, 1, 1, check_step_in_one_pass);
+    track_case(context, type, 515, 30, 1, 1, check_step_in_one_pass);
 }
 
 /* --- convergence ------------------------------------------------------------------------------------------------- */
@@ -478,10 +453,7 @@ static void drift_is_measured(void **state)
 {
     for (int k = 0; k < 2; k++) {
         test_random random = test_random_stream(4100 + (uint64_t)k);
-        tracked t = begin_tracking(*state, types[k], 61, 3);
-        test_case("drift in %s", device_type_name(types[k]));
-        add_gradient(&t, &random, 1.0, 80);
-        start_basis(&t);
+        tracked t = start_tracking(*state, types[k], 61, 3, &random, 80);
         for (int step = 0; step < 4; step++) {
             add_gradient(&t, &random, 0.05 * (step + 1), 80);
             double *before = t.q;
@@ -501,11 +473,9 @@ static void a_basis_converges(void **state)
         test_case("%s", device_type_name(types[k]));
         test_random random = test_random_stream(77);
         tracked t = begin_tracking(*state, types[k], N, 1);
-        ref_symmetric(&random, N, w, t.a);
-        give_factors(&t);
+        give_spectrum(&t, &random, w);
         start_basis(&t);
-        ref_symmetric(&random, N, w, t.a);
-        give_factors(&t);
+        give_spectrum(&t, &random, w);
         double first = off_diagonal(N, t.q, t.a);
         for (int step = 0; step < STEPS; step++) {
             step_basis(&t);
@@ -530,10 +500,7 @@ static void equal_eigenvalues_do_no_harm(void **state)
         for (int i = 0; i < N; i++) {
             w[i] = i < N / 2 ? 1.0 : 0.01;
         }
-        for (int b = 0; b < 2; b++) {
-            ref_symmetric(&random, N, w, t.a + b * N * N);
-        }
-        give_factors(&t);
+        give_spectrum(&t, &random, w);
         start_basis(&t);
         for (int step = 0; step < 6; step++) {
             double *before = t.q;
@@ -550,24 +517,13 @@ static void equal_eigenvalues_do_no_harm(void **state)
 
 /* --- the first basis, and what fails ----------------------------------------------------------------------------- */
 
-static void check_identity(int64_t n, const double *q)
-{
-    for (int64_t k = 0; k < n * n; k++) {
-        CHECK(q[k] == (k % (n + 1) == 0 ? 1.0 : 0.0), "element %lld of the identity is %g", (long long)k, q[k]);
-    }
-}
-
 static void a_first_basis_is_sorted(void **state)
 {
     static const int64_t sizes[] = {1, 2, 3, 17, 64, 130};
     for (int k = 0; k < 2 * 6; k++) {
         int64_t n = sizes[k % 6];
-        test_case("%s n %lld", device_type_name(types[k / 6]), (long long)n);
         test_random random = test_random_stream((uint64_t)(79000 + n));
-        tracked t = begin_tracking(*state, types[k / 6], n, 3);
-        add_gradient(&t, &random, 1.0, n);
-        start_basis(&t);
-        check_orthonormal(&t, solver_bound(&t));
+        tracked t = start_tracking(*state, types[k / 6], n, 3, &random, n);
         for (int64_t b = 0; b < t.batch; b++) {
             double off = off_diagonal(n, t.q + b * n * n, t.a + b * n * n);
             CHECK(off <= 8.0 * (double)n * device_roundoff(t.type), "matrix %lld: off the diagonal %.3g", (long long)b,
@@ -600,10 +556,8 @@ static void failures_case(tch_context *context, tch_scalar type, int64_t n, int6
     static const int32_t expected[FAILING] = {TCH_REPORT_OK, TCH_REPORT_NOT_POSITIVE, TCH_REPORT_NOT_FINITE,
                                               TCH_REPORT_NOT_SYMMETRIC};
     test_random random = test_random_stream(80);
-    tracked t = begin_tracking(context, type, n, FAILING);
+    tracked t = start_tracking(context, type, n, FAILING, &random, m);
     int64_t size = t.n * t.n;
-    add_gradient(&t, &random, 1.0, m);
-    start_basis(&t);
     double *before = t.q;
     add_gradient(&t, &random, 0.5, m);
     spoil(&t);
@@ -622,24 +576,22 @@ static void failures_case(tch_context *context, tch_scalar type, int64_t n, int6
 
 static void failures_keep_the_basis(void **state)
 {
-    for (int k = 0; k < 2; k++) {
-        test_case("%s", device_type_name(types[k]));
-        failures_case(*state, types[k], FAIL_N, FAIL_N);
-    }
+    failures_case(*state, types[0], FAIL_N, FAIL_N);
+    failures_case(*state, types[1], FAIL_N, FAIL_N);
 }
 
-static void failures_of_large_bases(tch_context *context)
+static void failures_of_large_bases(tch_context *context, tch_scalar type)
 {
-    failures_case(context, TCH_SCALAR_F32, 530, 20);
+    failures_case(context, type, 530, 20);
 }
 
 /* What rates a backend may give, by which the library chooses its arithmetic: float32 alone, split products for S, or
  * for everything, where the backend can split at all. */
 static const struct {
     tch_product_rates rates;
-    void (*run)(tch_context *context);
+    void (*run)(tch_context *context, tch_scalar type);
 } rated[] = {
-    {{.f64 = 1.0, .f32 = 64.0}, follow_float32},
+    {{.f64 = 1.0, .f32 = 64.0}, follow_ranks},
     {{.f64 = 1.0, .f32 = 2.0, .f16x2 = 4.0}, follow_in_one_pass},
     {{.f64 = 1.0, .f32 = 2.0, .f16x2 = 4.0}, failures_of_large_bases},
     {{.f64 = 1.0, .f32 = 2.0, .f16x2 = 16.0}, follow_by_panels},
@@ -662,7 +614,7 @@ static void rates_choose_the_arithmetic(void **state)
     for (rated_now = 0; rated_now < TEST_COUNT(rated); rated_now++) {
         if (rated[rated_now].rates.f16x2 == 0.0 || own->matrix->split_rows != NULL) {
             context->backend = &changed.backend;
-            rated[rated_now].run(context);
+            rated[rated_now].run(context, TCH_SCALAR_F32);
             context->backend = own;
         }
     }
@@ -677,9 +629,10 @@ static void failures_start_from_the_identity(void **state)
     start_basis(&t);
     check_flag(&t, NOT_FINITE, TCH_REPORT_NOT_FINITE);
     check_flag(&t, LOPSIDED, TCH_REPORT_NOT_SYMMETRIC);
-    check_identity(t.n, t.q + NOT_FINITE * t.n * t.n);
-    check_identity(t.n, t.q + LOPSIDED * t.n * t.n);
-    check_orthonormal(&t, solver_bound(&t)); /* a zero factor has a basis like any other */
+    for (int64_t k = NOT_FINITE * t.n * t.n; k < FAILING * t.n * t.n; k++) {
+        double expected = k % (t.n * t.n) % (t.n + 1) == 0 ? 1.0 : 0.0;
+        CHECK(t.q[k] == expected, "element %lld is %g, of the identity %g", (long long)k, t.q[k], expected);
+    }
     end_tracking(&t);
 }
 
@@ -727,15 +680,12 @@ static void magnitude_does_not_matter(void **state)
 
 static void nothing_is_fine(void **state)
 {
-    tch_context *context = *state;
-    tracked empty = begin_tracking(context, TCH_SCALAR_F32, 0, 3);
-    tracked none = begin_tracking(context, TCH_SCALAR_F32, 5, 0);
-    start_basis(&empty);
-    step_basis(&empty);
-    start_basis(&none);
-    step_basis(&none);
-    end_tracking(&empty);
-    end_tracking(&none);
+    for (int64_t n = 0; n <= 5; n += 5) {
+        tracked t = begin_tracking(*state, TCH_SCALAR_F32, n, n == 0 ? 3 : 0);
+        start_basis(&t);
+        step_basis(&t);
+        end_tracking(&t);
+    }
 }
 
 int main(int argc, char **argv)
