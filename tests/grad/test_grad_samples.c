@@ -10,7 +10,7 @@
  *   Gram matrices  as norms, and p d terms where slices are multiplied: (2 (T + d + p) + p d) u <M, M>
  *   inner products (T + d + p) u <M, |V|>
  * Some roundings of scale, storage and conversion are covered by adding 8 to each length. With `rounded` on a GPU the
- * four operands of a norm or Gram matrix may be rounded to 11 bits: 4 * 2^-11 of |M|^2 more; see rounded_gram_operands
+ * four operands of a norm or Gram matrix may be rounded to 11 bits: 4 * 2^-11 of |M|^2 more; see rounded_operands
  * for half types, whose elements need no rounding.
  *
  * Of embeddings and normalizing layers an element is off by at most u (16 + T + features) M: every term and every
@@ -90,13 +90,6 @@ static double draw_token(test_random *random, const grad_case *c)
     return c->mix == TOKENS_EQUAL ? 4.0 : (double)token;
 }
 
-static void put_poison(const grad_case *c, int64_t of_sample, double *values)
-{
-    for (int64_t i = 0; c->poison >= 0 && i < of_sample; i++) {
-        values[c->poison * of_sample + i] = i % 3 == 0 ? (double)INFINITY : (double)NAN;
-    }
-}
-
 static test_tensor *random_tensor(const grad_case *c, int32_t ndim, const int64_t *shape, test_layout layout,
                                   bool is_input)
 {
@@ -116,8 +109,9 @@ static test_tensor *random_tensor(const grad_case *c, int32_t ndim, const int64_
     for (int64_t i = 0; layout == LAYOUT_EXPANDED && i < t->count; i++) {
         values[i] = values[i % of_sample];
     }
-    if (!is_input || is_matrix(c)) {
-        put_poison(c, of_sample, values);
+    bool poisoned = c->poison >= 0 && (!is_input || is_matrix(c));
+    for (int64_t i = 0; poisoned && i < of_sample; i++) {
+        values[c->poison * of_sample + i] = i % 3 == 0 ? (double)INFINITY : (double)NAN;
     }
     test_tensor_write(t, values);
     return t;
@@ -149,16 +143,14 @@ static bool is_half(tch_dtype dtype)
     return dtype.bits == 16;
 }
 
-static double rounded_operands(const grad_case *c)
+/* What rounded operands of a norm or, with `gram`, of a Gram matrix may cost. Of half types only what a Gram matrix
+ * multiplies last, gradients or sums of float32, may be rounded: two operands. */
+static double rounded_operands(const grad_case *c, bool gram)
 {
-    return !test_on_cpu() && c->layer.rounded && tch_dtype_equal(c->dtype, TCH_FLOAT32) ? 4.0 * 0x1p-11 : 0.0;
-}
-
-/* Of half types only what a Gram matrix multiplies last, gradients or sums of float32, may be rounded: two operands. */
-static double rounded_gram_operands(const grad_case *c)
-{
-    bool rounded = !test_on_cpu() && c->layer.rounded && is_half(c->dtype);
-    return rounded ? 2.0 * 0x1p-11 : rounded_operands(c);
+    if (test_on_cpu() || !c->layer.rounded) {
+        return 0.0;
+    }
+    return tch_dtype_equal(c->dtype, TCH_FLOAT32) ? 4.0 * 0x1p-11 : gram && is_half(c->dtype) ? 2.0 * 0x1p-11 : 0.0;
 }
 
 static void check_near(const char *what, int64_t index, double got, double expected, double bound)
@@ -226,7 +218,7 @@ static void check_elements(const trial *t, const test_tensor *out, bool bias)
 {
     const grad_reference *r = t->reference;
     int64_t size = bias ? r->biases : r->weights;
-    double *got = test_tensor_read(out);
+    double *got = test_tensor_read_written(out, bias ? "bias" : "weight");
     for (int64_t i = 0; i < out->count; i++) {
         int64_t at = i / size * (r->weights + r->biases) + (bias ? r->weights : 0) + i % size;
         double bound = element_bound(t, r->magnitude[at]) + stored(out->tensor.dtype, r->gradient[at]);
@@ -239,16 +231,15 @@ static void check_samples(trial *t, tch_dtype dtype)
     const grad_case *c = t->c;
     test_tensor *weight = parameter_tensor(t, dtype, true, false, c->output);
     test_tensor *bias = parameter_tensor(t, dtype, true, true, c->output);
-    RUN(t, weight,
-        tch_grad_samples(c->context, &c->layer, &t->x->tensor, &t->g->tensor, &weight->tensor, tensor_or_null(bias)));
-    test_tensor_check_written(weight, "weight");
-    check_elements(t, weight, false);
-    if (bias != NULL) {
-        test_tensor_check_written(bias, "bias");
-        check_elements(t, bias, true);
+    for (int with_bias = bias != NULL; with_bias >= 0; with_bias--) {
         test_tensor_poison(weight);
-        RUN(t, weight, tch_grad_samples(c->context, &c->layer, &t->x->tensor, &t->g->tensor, &weight->tensor, NULL));
+        RUN(t, weight,
+            tch_grad_samples(c->context, &c->layer, &t->x->tensor, &t->g->tensor, &weight->tensor,
+                             with_bias ? &bias->tensor : NULL));
         check_elements(t, weight, false);
+    }
+    if (bias != NULL) {
+        check_elements(t, bias, true);
     }
 }
 
@@ -290,27 +281,37 @@ static double inner(const trial *t, int32_t parts, int64_t i, int64_t j, const t
     double sum = products(t, i, parts & TCH_GRAD_WEIGHT ? 0 : r->weights, parts & TCH_GRAD_BIAS ? all : r->weights,
                           r->gradient + j * all, r->magnitude + j * all, true, &magnitude, &each);
     double length = positions_length(t) + (gram != NULL ? (double)(r->weights + r->outputs) : 0.0);
-    double rounded = gram != NULL ? rounded_gram_operands(t->c) : rounded_operands(t->c);
+    double rounded = rounded_operands(t->c, gram != NULL);
     double storing = gram != NULL ? 4 * test_unit_roundoff(gram->tensor.dtype) : 0.0;
     *bound = is_matrix(t->c) ? (length * t->u + rounded + storing) * magnitude : each + storing * fabs(sum);
     return sum;
 }
 
+/* With `products`, each followed as many places behind by how far it may be off; a matrix is symmetric. */
+static void compare_products(const char *what, const double *products, int32_t times, const test_tensor *out)
+{
+    int64_t n = out->tensor.ndim == 2 ? out->shape[0] : 0;
+    double *got = test_tensor_read_written(out, what);
+    for (int64_t i = 0; i < out->count; i++) {
+        check_near(what, i, got[i], times * products[i], times * products[out->count + i]);
+        CHECK(n == 0 || got[i] == got[i % n * n + i / n], "%s is not symmetric", what);
+    }
+}
+
 static void check_norms(trial *t, int32_t parts)
 {
     const grad_case *c = t->c;
-    test_tensor *norms = test_tensor_make(c->context, TCH_FLOAT64, 1, &t->reference->samples, LAYOUT_CONTIGUOUS);
+    int64_t n = t->reference->samples;
+    test_tensor *norms = test_tensor_make(c->context, TCH_FLOAT64, 1, &n, LAYOUT_CONTIGUOUS);
+    double *expected = test_zeros(2 * n);
+    for (int64_t i = 0; i < n; i++) {
+        expected[i] = inner(t, parts, i, i, NULL, &expected[n + i]);
+    }
     for (int32_t times = 1; times <= 2; times++) {
         RUN(t, norms,
             tch_grad_norms(c->context, &c->layer, &t->x->tensor, &t->g->tensor, (tch_grad_part)parts, times - 1,
                            &norms->tensor));
-        test_tensor_check_written(norms, "norms");
-        double *got = test_tensor_read(norms);
-        for (int64_t i = 0; i < t->reference->samples; i++) {
-            double bound;
-            double expected = inner(t, parts, i, i, NULL, &bound);
-            check_near("norms", i, got[i], times * expected, times * bound);
-        }
+        compare_products("norms", expected, times, norms);
     }
 }
 
@@ -331,16 +332,6 @@ static double *inner_of_pairs(const trial *t, int32_t parts, const test_tensor *
     return products;
 }
 
-static void compare_gram(const double *products, int32_t times, const test_tensor *gram)
-{
-    int64_t n = gram->shape[0];
-    double *got = test_tensor_read(gram);
-    for (int64_t i = 0; i < n * n; i++) {
-        check_near("gram", i, got[i], times * products[i], times * products[n * n + i]);
-        CHECK(got[i] == got[i % n * n + i / n], "gram is not symmetric");
-    }
-}
-
 /* With a little more memory than the least there are some samples at a time, and some rows of the gradient. */
 static void check_gram(trial *t, int32_t parts, tch_dtype dtype, test_layout layout)
 {
@@ -352,14 +343,13 @@ static void check_gram(trial *t, int32_t parts, tch_dtype dtype, test_layout lay
         RUN(t, gram,
             tch_grad_gram(c->context, &c->layer, &t->x->tensor, &t->g->tensor, (tch_grad_part)parts, times - 1,
                           &gram->tensor));
-        test_tensor_check_written(gram, "gram");
-        compare_gram(products, times, gram);
+        compare_products("gram", products, times, gram);
     }
     for (int more = 2; c->little && is_matrix(c) && more <= 8; more *= 2) {
         CHECK_OK(tch_context_set_workspace_limit(c->context, more * t->limits.limit));
         CHECK_OK(
             tch_grad_gram(c->context, &c->layer, &t->x->tensor, &t->g->tensor, (tch_grad_part)parts, 0, &gram->tensor));
-        compare_gram(products, 1, gram);
+        compare_products("gram", products, 1, gram);
     }
     CHECK_OK(tch_context_set_workspace_limit(c->context, 0));
 }
@@ -397,23 +387,22 @@ static void check_dots(trial *t, tch_dtype dtype, bool with_weight, bool with_bi
     const grad_case *c = t->c;
     test_tensor *weight = with_weight ? parameter_tensor(t, dtype, false, false, c->output) : NULL;
     test_tensor *bias = with_bias ? parameter_tensor(t, dtype, false, true, c->output) : NULL;
-    test_tensor *dots = test_tensor_make(c->context, TCH_FLOAT64, 1, &t->reference->samples, LAYOUT_CONTIGUOUS);
+    int64_t n = t->reference->samples;
+    test_tensor *dots = test_tensor_make(c->context, TCH_FLOAT64, 1, &n, LAYOUT_CONTIGUOUS);
+    double *expected = test_zeros(2 * n);
     double *w = draw_parameter(t, weight, 3);
     double *b = draw_parameter(t, bias, 6);
     if (weight == NULL && bias == NULL) {
         return;
     }
+    for (int64_t i = 0; i < n; i++) {
+        expected[i] = dot_of(t, i, w, b, &expected[n + i]);
+    }
     for (int32_t times = 1; times <= 2; times++) {
         RUN(t, dots,
             tch_grad_dots(c->context, &c->layer, &t->x->tensor, &t->g->tensor, tensor_or_null(weight),
                           tensor_or_null(bias), times - 1, &dots->tensor));
-        test_tensor_check_written(dots, "dots");
-        double *got = test_tensor_read(dots);
-        for (int64_t i = 0; i < t->reference->samples; i++) {
-            double bound;
-            double expected = dot_of(t, i, w, b, &bound);
-            check_near("dots", i, got[i], times * expected, times * bound);
-        }
+        compare_products("dots", expected, times, dots);
     }
     if (weight != NULL) {
         test_tensor_check_unchanged(weight, "weight");
@@ -433,7 +422,7 @@ static void check_sum_of(const trial *t, const test_tensor *out, bool bias, cons
     double length = (double)(r->samples * (r->positions + 1)) + 8;
     double unit = t->u * (double)(4 + r->samples);
     double weighing = w != NULL && tch_dtype_equal(t->c->dtype, TCH_BFLOAT16) ? test_unit_roundoff(TCH_BFLOAT16) : 0.0;
-    double *got = test_tensor_read(out);
+    double *got = test_tensor_read_written(out, bias ? "sum of biases" : "sum");
     for (int64_t k = 0; k < out->count; k++) {
         double expected = beta == 0.0 ? 0.0 : beta * before[k];
         double magnitude = fabs(expected);
@@ -473,22 +462,17 @@ static void check_weighted_sum(trial *t, tch_dtype dtype, bool weighed, double b
     /* Where beta is 0 poison must not be read. */
     double *before_weight = beta != 0.0 ? draw_parameter(t, weight, 7) : NULL;
     double *before_bias = beta != 0.0 ? draw_parameter(t, bias, 8) : NULL;
-    RUN(t, weight,
-        tch_grad_weighted_sum(c->context, &c->layer, &t->x->tensor, &t->g->tensor, weighed ? &weights->tensor : NULL,
-                              beta, &weight->tensor, tensor_or_null(bias)));
-    test_tensor_check_written(weight, "weight");
-    check_sum_of(t, weight, false, before_weight, beta, w);
-    if (bias == NULL) {
-        return;
-    }
-    check_sum_of(t, bias, true, before_bias, beta, w);
-    if (beta == 0.0) {
-        test_tensor_poison(bias);
-        RUN(t, bias,
+    for (int alone = 0; alone <= (bias != NULL && beta == 0.0); alone++) {
+        RUN(t, alone ? bias : weight,
             tch_grad_weighted_sum(c->context, &c->layer, &t->x->tensor, &t->g->tensor,
-                                  weighed ? &weights->tensor : NULL, beta, NULL, &bias->tensor));
-        check_sum_of(t, bias, true, NULL, beta, w);
+                                  weighed ? &weights->tensor : NULL, beta, alone ? NULL : &weight->tensor,
+                                  tensor_or_null(bias)));
+        if (bias != NULL) {
+            check_sum_of(t, bias, true, before_bias, beta, w);
+            test_tensor_poison(bias);
+        }
     }
+    check_sum_of(t, weight, false, before_weight, beta, w);
 }
 
 /* --- everything, for one case ------------------------------------------------------------------------------------ */
@@ -843,17 +827,16 @@ static double *results_on_threads(const grad_case *c, int32_t threads, size_t *b
     CHECK_OK(tch_set_num_threads(threads));
     CHECK_OK(tch_context_create(test_device(), &own.context));
     trial t = set_up(&own);
-    test_tensor *out[2] = {parameter_tensor(&t, c->dtype, true, false, LAYOUT_CONTIGUOUS),
-                           parameter_tensor(&t, c->dtype, false, false, LAYOUT_CONTIGUOUS)};
-    CHECK_OK(tch_grad_samples(own.context, &own.layer, &t.x->tensor, &t.g->tensor, &out[0]->tensor, NULL));
-    CHECK_OK(
-        tch_grad_weighted_sum(own.context, &own.layer, &t.x->tensor, &t.g->tensor, NULL, 0.0, &out[1]->tensor, NULL));
-    double *got = test_alloc((size_t)(out[0]->count + out[1]->count) * sizeof *got + 1);
-    memcpy(got, test_tensor_read(out[0]), (size_t)out[0]->count * sizeof *got);
-    memcpy(got + out[0]->count, test_tensor_read(out[1]), (size_t)out[1]->count * sizeof *got);
-    *bytes = (size_t)(out[0]->count + out[1]->count) * sizeof *got;
-    test_tensor_free(out[0]);
-    test_tensor_free(out[1]);
+    test_tensor *samples = parameter_tensor(&t, c->dtype, true, false, LAYOUT_CONTIGUOUS);
+    test_tensor *sum = parameter_tensor(&t, c->dtype, false, false, LAYOUT_CONTIGUOUS);
+    CHECK_OK(tch_grad_samples(own.context, &own.layer, &t.x->tensor, &t.g->tensor, &samples->tensor, NULL));
+    CHECK_OK(tch_grad_weighted_sum(own.context, &own.layer, &t.x->tensor, &t.g->tensor, NULL, 0.0, &sum->tensor, NULL));
+    double *got = test_alloc((size_t)(samples->count + sum->count) * sizeof *got + 1);
+    memcpy(got, test_tensor_read(samples), (size_t)samples->count * sizeof *got);
+    memcpy(got + samples->count, test_tensor_read(sum), (size_t)sum->count * sizeof *got);
+    *bytes = (size_t)(samples->count + sum->count) * sizeof *got;
+    test_tensor_free(samples);
+    test_tensor_free(sum);
     tear_down(&t);
     tch_context_destroy(own.context);
     return got;
