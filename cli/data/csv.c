@@ -51,6 +51,11 @@ static bool read_stream(FILE *file, csv_table *t, dataset_error *error)
         return dataset_fail(error, "%.300s: cannot be read to its end", t->path);
     }
     t->text[t->size] = '\0';
+    const char *zero = memchr(t->text, '\0', t->size);
+    if (zero != NULL) {
+        return dataset_fail(error, "%.300s: is not text: byte %lld is zero (a file in UTF-16 must be saved as UTF-8)",
+                            t->path, (long long)(zero - t->text) + 1);
+    }
     return true;
 }
 
@@ -62,15 +67,7 @@ static bool read_file(csv_table *t, dataset_error *error)
     }
     bool good = read_stream(file, t, error);
     fclose(file);
-    if (!good) {
-        return false;
-    }
-    const char *zero = memchr(t->text, '\0', t->size);
-    if (zero != NULL) {
-        return dataset_fail(error, "%.300s: is not text: byte %lld is zero (a file in UTF-16 must be saved as UTF-8)",
-                            t->path, (long long)(zero - t->text) + 1);
-    }
-    return true;
+    return good;
 }
 
 /* The one of the usual separators that the first line has most of, outside quotes. */

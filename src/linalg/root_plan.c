@@ -233,7 +233,11 @@ static int find_newton(tchi_root_plan *p, double low)
     const tch_product_rates *r = &p->rates;
     const double key[] = {p->root, p->newton.degree, p->mixed,  p->one_launch, low,     p->tolerance,
                           r->f64,  r->f32,           r->bf16x2, r->bf16,       r->f16x2};
-    if (memcmp(memo.key, key, sizeof key) != 0) {
+    bool known = true;
+    for (size_t i = 0; i < sizeof key / sizeof *key; i++) {
+        known = known && memo.key[i] == key[i];
+    }
+    if (!known) {
         memo.found = plan_newton(p, low);
         memo.newton = p->newton;
         memo.newton_tolerance = p->newton_tolerance;

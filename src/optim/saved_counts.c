@@ -192,7 +192,7 @@ static tch_status read_by_name(const tch_optimizer *o, const tch_checkpoint *fil
         counts[o->params.count] = numbers[0];
     }
     for (counted_block b = {0}; next_block(o, &b);) {
-        int64_t numbers[TCHI_MOST_ORDER];
+        int64_t numbers[TCHI_MOST_ORDER] = {0};
         name_failures(o, prefix, &b, name);
         TCHI_TRY(b.factors == 0 ? TCH_OK : read_numbers(file, name, numbers, b.factors));
         for (int32_t k = 0, i = 0; k < b.order; k++) {

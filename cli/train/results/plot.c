@@ -207,7 +207,7 @@ static void draw_page(FILE *out, const train_session *session)
         const axis x = horizontal_axis(session, panel);
         draw_grid(out, &x, &y);
         draw_text(out, x.start - 48, TOP - 10, "start", 12, "loss");
-        draw_text(out, x.start + PANEL_WIDTH / 2, HEIGHT - 12, "middle", 12, panel == 0 ? "steps" : "seconds");
+        draw_text(out, x.start + 0.5 * PANEL_WIDTH, HEIGHT - 12, "middle", 12, panel == 0 ? "steps" : "seconds");
         for (int32_t i = 0; i < session->run_count; i++) {
             draw_curve(out, &session->runs[i], panel, &x, &y, color_of(i));
         }

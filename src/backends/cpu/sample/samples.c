@@ -20,15 +20,16 @@ static const void *element_of_row(const void *row, tch_scalar type, int64_t colu
 
 void tchi_cpu_write_sums(int64_t n, double scale, double *sums, double beta, tch_scalar type, void *out)
 {
+    const bool adds = beta != 0.0;
     double before[RUN];
     for (int64_t from = 0; from < n; from += RUN) {
         int64_t width = tchi_min(RUN, n - from);
         void *at = (char *)out + from * tchi_cpu_size(type);
-        if (beta != 0.0) {
+        if (adds) {
             tchi_convert(width, TCH_SCALAR_F64, before, type, at);
         }
         for (int64_t k = from; k < from + width; k++) {
-            sums[k] = scale * sums[k] + (beta != 0.0 ? beta * before[k - from] : 0.0);
+            sums[k] = scale * sums[k] + (adds ? beta * before[k - from] : 0.0);
         }
         tchi_convert(width, type, at, TCH_SCALAR_F64, sums + from);
     }
