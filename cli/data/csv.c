@@ -40,12 +40,14 @@ static bool read_stream(FILE *file, csv_table *t, dataset_error *error)
 {
     struct stat facts;
     if (fstat(fileno(file), &facts) != 0) {
-        return dataset_fail(error, "%.300s: %s", t->path, strerror(errno));
+        dataset_fail(error, "%.300s: %s", t->path, strerror(errno));
+        return false;
     }
     t->size = (size_t)facts.st_size;
     t->text = malloc(t->size + 1);
     if (t->text == NULL) {
-        return dataset_fail(error, "%.300s: out of memory for a file of %zu bytes", t->path, t->size);
+        dataset_fail(error, "%.300s: out of memory for a file of %zu bytes", t->path, t->size);
+        return false;
     }
     if (fread(t->text, 1, t->size, file) != t->size) {
         return dataset_fail(error, "%.300s: cannot be read to its end", t->path);
