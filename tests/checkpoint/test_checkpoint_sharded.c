@@ -547,6 +547,25 @@ static void no_memory_to_read(void **state)
 /* --- indexes that nobody should believe -------------------------------------------------------------------------- */
 
 /* With a message where it is refused; the last ones are as other programs write them, with metadata of any kind. */
+/* A file of an index that ends early, by a byte or within its header. */
+static void a_cut_file_is_refused(void **state)
+{
+    const char *path = test_path(INDEX);
+    save_well(&cuttings[4], 2, path, "old");
+    int64_t bytes;
+    const char *name = strstr(test_file_read(path, &bytes), "model-");
+    char file[TEST_PATH_SIZE];
+    snprintf(file, sizeof file, "%s%.*s", test_path(""), (int)strcspn(name, "\""), name);
+    char *content = test_file_read(file, &bytes);
+    for (int64_t cut = bytes; cut >= 1; cut = cut == bytes ? bytes - 1 : cut / 8) {
+        test_case("%lld of %lld bytes", (long long)cut, (long long)bytes);
+        test_file_write(file, content, cut);
+        tch_checkpoint *c = NULL;
+        CHECK(tch_checkpoint_open(path, &c) == (cut == bytes ? TCH_OK : TCH_ERR_IO), "it said: %s", tch_last_error());
+        tch_checkpoint_close(c);
+    }
+}
+
 static void good_and_bad_indexes(void **state)
 {
     static const struct {
@@ -798,6 +817,7 @@ int main(int argc, char **argv)
         IN_A_FOLDER(rank_that_dies),
         IN_A_FOLDER(no_memory_to_save),
         IN_A_FOLDER(no_memory_to_read),
+        IN_A_FOLDER(a_cut_file_is_refused),
         IN_A_FOLDER(good_and_bad_indexes),
         IN_A_FOLDER(overlapping_shards),
         IN_A_FOLDER(sizes_that_overflow),
