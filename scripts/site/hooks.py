@@ -28,7 +28,6 @@ import python_pages  # noqa: E402
 LINK = re.compile(r"(\]\()([^)\s]+)((?:\s+\"[^\"]*\")?\))")
 FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 OPENING = re.compile(r"^( *```)(\w+)((?: [\w.-]+)+)$", re.MULTILINE)
-SOURCES = re.compile(r"^<!-- figures:.*?-->\n", re.MULTILINE | re.DOTALL)
 LANGUAGES = {".c": "c", ".h": "c", ".cu": "cuda", ".cuh": "cuda", ".py": "python", ".cmake": "cmake", ".json": "json"}
 
 # Files of the repository that are pages of the site under another name.
@@ -274,7 +273,7 @@ def on_page_markdown(markdown, page, config, files):
     if address == "README.md":
         page.meta["hide"] = ["navigation", "toc"]
         markdown = home() + markdown[markdown.index("\n## ") :]
-    markdown = outside_code(markdown, lambda prose: PICTURE.sub(pictures, SOURCES.sub("", prose)))
+    markdown = outside_code(markdown, lambda prose: PICTURE.sub(pictures, prose))
     return OPENING.sub(opening, markdown)
 
 
