@@ -194,7 +194,7 @@ def read(path):
 
 def pages():
     """(name, text, figures, whether all of its tables need them) of each page that has figures, or must."""
-    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))):
+    for path in (ROOT / "README.md", ROOT / "scripts/site/home.md", *sorted(ROOT.glob("docs/**/*.md"))):
         name, figures = path.relative_to(ROOT).as_posix(), read(path.with_suffix(".figures"))
         if figures or name in PAGES:
             yield name, read(path), figures, name in PAGES

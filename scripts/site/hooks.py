@@ -7,10 +7,10 @@ they are left as they are; what differs on the site is made here, while it is bu
 - words behind "```python", which the tests read, as a title of the block;
 - pictures, one for the light and one for the dark: in the repository a picture follows the reader's system, and here
   the reader may choose;
-- the figures on the first page, from bench/results.
+- formulas, which KaTeX sets in the reader's browser, from files of this site.
 """
 
-import json
+import importlib.resources
 import posixpath
 import re
 import subprocess
@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 from mkdocs.structure.files import File
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
@@ -46,6 +47,7 @@ ELSEWHERE = {
 NUMBER = re.compile(r"<td([^>]*)>((?:<strong>)?-?\d[^<]{0,17}(?:</strong>)?)</td>")
 PICTURE = re.compile(r"!\[([^\]]*)\]\((\S*?)\.svg\)")
 DARK = re.compile(r"@media \(prefers-color-scheme: ?dark\) *\{((?:[^{}]*\{[^{}]*\})*\s*)\}")
+KATEX = importlib.resources.files("wagtailkatex") / "static/wagtailkatex/katex"
 two_forms = set()  # pictures that have a light and a dark form
 wanted = set()  # files outside docs/ that pages link to
 
@@ -153,6 +155,12 @@ def add_dark_pictures(files, config):
         files.append(File.generated(config, address, content=DARK.sub(lambda match: match[1], text)))
 
 
+def add_katex(files, config):
+    for path in (KATEX / "katex.min.css", KATEX / "katex.min.js", *sorted((KATEX / "fonts").glob("*.woff2"))):
+        address = path.relative_to(KATEX.parent).as_posix()
+        files.append(File.generated(config, address, abs_src_path=str(path)))
+
+
 def decisions():
     return sorted(tracked("docs/decisions"))
 
@@ -183,36 +191,10 @@ def made_pages():
         yield address, None, text
 
 
-# The comparisons of the first page: work and size of a row of optim-h200.json, and the words for it.
-SHOWN = (
-    ("optim-h200", {"work": "Muon step", "size": "GPT-2"}, "torch Muon", "a step of Muon, vs `torch.optim.Muon`"),
-    ("steps-h200", {"method": "Shampoo, blocks of 1024"}, "Meta", "240 roots of Shampoo, vs Meta's"),
-    ("steps-h200", {"method": "SOAP, whole dimensions"}, "nikhilvyas", "all bases of SOAP, vs its authors' file"),
-)
-
-
-def short(value):
-    """Three digits, and none after the point where there are more before it."""
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
-
-
-def figure(results, wanted, peer, words):
-    """A card of the first page: our milliseconds and a peer's, from rows of bench/results."""
-    rows = json.loads((ROOT / f"bench/results/{results}.json").read_text(encoding="utf-8"))["rows"]
-    rows = [row for row in rows if wanted.items() <= row.items()]
-    if results == "steps-h200":
-        times = {row["by"]: row["ms"] for row in rows if row["what"] == "all refreshed"}
-        ours, theirs = times["Torchium"], times[peer]
-    else:
-        ours, theirs = rows[0]["ours_ms"], rows[0]["anchors_ms"][peer]
-    return f"- **{theirs / ours:.2g} times faster** {words}: {short(ours)} ms vs {short(theirs)} ms"
-
-
 def home():
     """What stands on the first page above the list of pages."""
     own = "scripts/site/home.md"
-    text = relinked((ROOT / own).read_text(encoding="utf-8"), own, "README.md")
-    return text.replace("FIGURES", "\n".join(figure(*shown) for shown in SHOWN))
+    return relinked((ROOT / own).read_text(encoding="utf-8"), own, "README.md")
 
 
 # --- called by MkDocs ------------------------------------------------------------------------------------------------
@@ -251,6 +233,7 @@ def on_config(config):
 
 def on_files(files, config):
     add_dark_pictures(files, config)
+    add_katex(files, config)
     for address, origin, text in made_pages():
         files.append(File.generated(config, address, content=relinked(text, origin, address) if origin else text))
     for path in [path for path in tracked("docs") if path.endswith(".md")]:
@@ -280,3 +263,12 @@ def on_page_markdown(markdown, page, config, files):
 def on_page_content(html, page, config, files):
     """Numbers in a cell of a table, with a word at most, stay on one line."""
     return NUMBER.sub(r'<td\1 class="number">\2</td>', html)
+
+
+def on_post_page(output, page, config):
+    """A page with formulas loads what sets them."""
+    if 'class="arithmatex"' not in output:
+        return output
+    katex, own = get_relative_url("katex", page.url), get_relative_url("formulas.js", page.url)
+    load = f'<link rel="stylesheet" href="{katex}/katex.min.css"><script defer src="{katex}/katex.min.js"></script>'
+    return output.replace("</head>", f'{load}<script defer src="{own}"></script></head>', 1)
