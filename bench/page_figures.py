@@ -11,12 +11,12 @@ PAGE.figures beside PAGE.md says where its numbers come from:
     0.69 = AdamW step @ GPT-2 -> with_check_ms
 
 ROW is what its values are, or name=value, between `@`; with `min` or `max` before it, the least or the largest of
-several rows. FIELD is a path; `~` stands for the fastest of several (least, or with the least ms), and `/` and `*` take
-a field or a number. A column with several numbers has `;` between their fields. A row with columns of its own has them
-behind it, as in the line of columns; `-` skips a row; `each ROW` is for all rows that follow, with {0} for the first
-cell. `NUMBER = ROW -> FIELD` is about any number of the table or text. `from FILE LIST` begins at the top of the table
-again, with the rows of another list. A number is right when it is the measured one in as many digits as the page has.
-`table none, REASON` says why a table has nothing to compare.
+several rows; `ROW / ROW` is the ratio of two. FIELD is a path; `~` stands for the fastest of several (least, or with
+the least ms), and `/` and `*` take a field or a number. A column with several numbers has `;` between their fields. A
+row with columns of its own has them behind it, as in the line of columns; `-` skips a row; `each ROW` is for all rows
+that follow, with {0} for the first cell. `NUMBER = ROW -> FIELD` is about any number of the table or text. `from FILE
+LIST` begins at the top of the table again, with the rows of another list. A number is right when it is the measured one
+in as many digits as the page has. `table none, REASON` says why a table has nothing to compare.
 """
 
 import json
@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # Where every table of numbers has to say where they come from.
 PAGES = ("README.md", "docs/performance.md", "docs/python/performance.md")
-NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 
@@ -84,15 +84,23 @@ def measured(row, expression):
     return value
 
 
-def compare(shown, rows, row, expression):
-    """Whether a number in a page is the measured one, in its own digits."""
-    which, _, others = row.partition(" ")
+def chosen(rows, row, expression):
+    """The measured number of the row that is told, or the least or largest of several."""
+    which, _, others = row.strip().partition(" ")
     pick = {"min": min, "max": max}.get(which)
     wanted = [part.strip() for part in (others if pick else row).split("@")]
     found = [measured(r, expression) for r in rows if all(fits(r, part) for part in wanted)]
     if not found or (len(found) > 1 and not pick):
         raise Wrong(f"{len(found)} rows are {row.strip()!r}")
-    value = pick(found) if pick else found[0]
+    return pick(found) if pick else found[0]
+
+
+def compare(shown, rows, row, expression):
+    """Whether a number in a page is the measured one, in its own digits."""
+    value, *others = (chosen(rows, part, expression) for part in row.split(" / "))
+    for other in others:
+        value /= other
+    shown = shown.replace(",", "")
     mantissa, _, exponent = shown.partition("e")
     unit = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
     if abs(float(shown) - value) > 0.5001 * unit:
@@ -125,7 +133,7 @@ def check_line(rows, line, columns, body, text):
     shown, arrow, expression = line.partition(" -> ")
     if arrow:
         shown, _, row = shown.partition(" = ")
-        if shown not in NUMBER.findall(text):
+        if shown not in [number.replace(",", "") for number in NUMBER.findall(text)]:
             raise Wrong(f"{shown} is not in the text")
         return compare(shown, rows, row, expression)
     if not body:
@@ -194,7 +202,7 @@ def read(path):
 
 def pages():
     """(name, text, figures, whether all of its tables need them) of each page that has figures, or must."""
-    for path in (ROOT / "README.md", ROOT / "scripts/site/home.md", *sorted(ROOT.glob("docs/**/*.md"))):
+    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))):
         name, figures = path.relative_to(ROOT).as_posix(), read(path.with_suffix(".figures"))
         if figures or name in PAGES:
             yield name, read(path), figures, name in PAGES

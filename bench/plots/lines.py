@@ -54,7 +54,7 @@ def label(value):
 
 def panel(box, x, y, names, lines):
     """Grid, names of both axes, and the lines, in the box (left, top, right, bottom). A line has `color`, `points`, and
-    perhaps `dash`."""
+    perhaps `dash` and `width`."""
     left, top, right, bottom = box
     parts = []
     for tick in y.ticks():
@@ -68,7 +68,7 @@ def panel(box, x, y, names, lines):
     parts.append(text(left - 44, top - 10, names[1]))
     for line in lines:
         path = " ".join(f"{x.at(a, left, right):.1f},{y.at(b, bottom, top):.1f}" for a, b in line["points"])
-        parts += [f'<polyline fill="none" {look(line, 1.8)} points="{path}"/>'] if path else []
+        parts += [f'<polyline fill="none" {look(line, line.get("width", 1.8))} points="{path}"/>'] if path else []
     return parts
 
 
@@ -81,10 +81,10 @@ def legend(left, top, lines, columns=1, width=470):
     return parts
 
 
-def page(width, height, title, remark, *parts):
+def page(width, height, title, remark, *parts, font_size=12):
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="12">'
+        f'font-family="sans-serif" font-size="{font_size}">'
     )
-    said = [text(12, 22, title, font_size="16", font_weight="bold"), text(12, 42, remark)]
+    said = [text(12, 22, title, font_size="16", font_weight="bold"), text(12, 42, remark)] if title else []
     return "\n".join([head, STYLE, *said, *parts, "</svg>"]) + "\n"

@@ -2,6 +2,7 @@
 """Draws the runs of bench/train_lm.py: the loss over steps and over seconds, side by side.
 
 bench/plots/training.py bench/results/train-lm-33m.json docs/images/train-lm-33m.svg
+bench/plots/training.py bench/results/train-lm-33m.json docs/images/headline.svg headline
 """
 
 import json
@@ -11,10 +12,11 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from plots.lines import Axis, legend, page, panel
+from plots.lines import Axis, legend, page, panel, segment, text
 
 COLORS = {"adamw": "#ff725c", "muon": "#4269d0", "normuon": "#97bbf5", "shampoo": "#3ca951", "soap": "#a463f2"}
 OTHER = "#9c6b4e"
+HEADLINE = {"adamw": 5, "muon": 14, "soap": 2, "shampoo": 6}  # and how far below its end a line's name is
 DASHES = ("", "6 4", "2 3", "9 3 2 3")
 
 
@@ -54,18 +56,39 @@ def draw(figures):
     return page(960, 450 + 19 * math.ceil(len(runs) / 2), title, remark, *panels, *names)
 
 
-def write(path, figures):
+def headline(figures):
+    """Four of the lines over seconds, with their names at their ends, for a page as narrow as a phone's."""
+    runs = {run["name"]: run for run in figures["runs"] if run["name"] in HEADLINE}
+    left, top, right, bottom = box = 46, 32, 470, 290
+    x = Axis(0, max(run["curve"]["seconds"][-1] for run in runs.values()))
+    last = {name: points(run, "seconds")[-1] for name, run in runs.items()}
+    y, chosen = Axis(min(loss for _, loss in last.values()) - 0.1, 5), looks(runs.values())
+    shown = {name: [p for p in points(run, "seconds") if p[1] <= y.high] for name, run in runs.items()}
+    lines = [chosen[name] | {"points": shown[name], "width": 2.6} for name in runs]
+    parts = panel(box, x, y, ("seconds on one H200", "training loss"), lines)
+    level = y.at(last["adamw"][1], bottom, top)
+    parts.append(
+        segment(left, level, x.at(last["adamw"][0], left, right), level, 'class="axis" stroke-dasharray="2 4"')
+    )
+    parts.append(text(left + 4, level + 18, "AdamW's final loss"))
+    for name, (seconds, loss) in last.items():
+        at = x.at(seconds, left, right) + 6, y.at(loss, bottom, top) + HEADLINE[name]
+        parts.append(text(*at, runs[name]["label"], font_weight="bold"))
+    return page(560, 330, "", "", *parts, font_size=16)
+
+
+def write(path, figures, draw=draw):
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path, "w", encoding="ascii") as file:
         file.write(draw(figures))
 
 
 def main():
-    if len(sys.argv) != 3:
+    if sys.argv[3:] not in ([], ["headline"]) or len(sys.argv) < 3:
         print(__doc__)
         return 2
     with open(sys.argv[1], encoding="ascii") as file:
-        write(sys.argv[2], json.load(file))
+        write(sys.argv[2], json.load(file), headline if sys.argv[3:] else draw)
     return 0
 
 

@@ -192,9 +192,12 @@ def made_pages():
 
 
 def home():
-    """What stands on the first page above the list of pages."""
-    own = "scripts/site/home.md"
-    return relinked((ROOT / own).read_text(encoding="utf-8"), own, "README.md")
+    """What stands on the first page above the list of pages: README up to its second heading, and cards."""
+    readme, cards = (ROOT / "README.md").read_text(encoding="utf-8"), "scripts/site/home.md"
+    words, picture = readme[: readme.index("\n## ")].split("\n!", 1)
+    halves = [f"<div markdown>\n\n{half}\n\n</div>" for half in (words, "!" + picture)]
+    top = relinked('<div class="hero" markdown>\n\n' + "\n".join(halves) + "\n\n</div>\n\n", "README.md", "README.md")
+    return top + relinked((ROOT / cards).read_text(encoding="utf-8"), cards, "README.md")
 
 
 # --- called by MkDocs ------------------------------------------------------------------------------------------------

@@ -183,9 +183,15 @@ def test_when_a_loss_was_reached():
     assert reached(run, 3.9) is None
 
 
-@pytest.mark.parametrize(("name", "results"), [("gpu", "h200"), ("training", "train-lm-33m")])
-def test_pictures_of_the_pages_are_drawn_from_the_results(name, results):
-    drawing = importlib.import_module(f"plots.{name}")
-    picture = {"gpu": "performance-gpu-time", "training": "train-lm-33m"}[name]
+DRAWN = [
+    ("gpu", "draw", "h200", "performance-gpu-time"),
+    ("training", "draw", "train-lm-33m", "train-lm-33m"),
+    ("training", "headline", "train-lm-33m", "headline"),
+]
+
+
+@pytest.mark.parametrize(("module", "function", "results", "picture"), DRAWN)
+def test_pictures_of_the_pages_are_drawn_from_the_results(module, function, results, picture):
+    draw = getattr(importlib.import_module(f"plots.{module}"), function)
     figures = json.loads((FOLDER / "results" / f"{results}.json").read_text())
-    assert drawing.draw(figures) == (FOLDER.parent / "docs" / "images" / f"{picture}.svg").read_text()
+    assert draw(figures) == (FOLDER.parent / "docs" / "images" / f"{picture}.svg").read_text()

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs" / "python"
 BOTH = [ROOT / "docs" / name for name in ("kernels.md", "kfac.md", "per-sample-gradients.md")]  # C and Python
 GUIDES = [*sorted(FOLDER.glob("*.md")), *BOTH]
-PAGES = [ROOT / "README.md", ROOT / "scripts" / "site" / "home.md", *GUIDES]
+PAGES = [ROOT / "README.md", *GUIDES]
 EXAMPLES = ROOT / "examples" / "python"
 BLOCK = re.compile(r"^```(diff )?python((?: [^.\s]+)*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OUTPUT = re.compile(r"\n\n(?:[^\n ][^\n]*\bprint(?:s|ed)\b[^\n]*:\n\n)?((?:    [^\n]*\n|\n(?=    ))+)")
