@@ -1,9 +1,9 @@
 """What MkDocs does not do by itself for this site. The pages of docs/ are written for readers of the repository too, so
 they are left as they are; what differs on the site is made here, while it is built:
 
-- pages that exist only on the site: the Python and the C interface, lists of decisions and ladders, and a page for each
-  file outside docs/ that some page links to, so that a version of the site shows the sources of that version;
-- links out of docs/, turned to those pages;
+- pages that exist only on the site: the Python and C references, lists of decisions and optimization logs, and a page
+  for each linked file outside docs/, so that a version of the site shows the sources of that version;
+- links out of docs/, rewritten to those pages;
 - words behind "```python", which the tests read, as a title of the block;
 - pictures, one for the light and one for the dark: in the repository a picture follows the reader's system, and here
   the reader may choose;
@@ -38,7 +38,7 @@ ELSEWHERE = {
     "README.md": "README.md",
     "docs": "README.md",
     "docs/decisions": "decisions/index.md",
-    "bench/ladder": "ladder/index.md",
+    "bench/logs": "logs/index.md",
     "include/torchium": "api/c/index.md",
     "include/torchium/backend": "api/c/index.md",
     "examples/python": "examples/python.md",
@@ -64,8 +64,8 @@ def place(path):
         return ELSEWHERE[path]
     if path.startswith("docs/") and not path.endswith(".py"):
         return path.removeprefix("docs/")
-    if path.startswith("bench/ladder/") and path.endswith(".md"):
-        return "ladder/" + posixpath.basename(path)
+    if path.startswith("bench/logs/") and path.endswith(".md"):
+        return "logs/" + posixpath.basename(path)
     if path.startswith("include/torchium/") and path.endswith(".h"):
         return "api/c/" + path.removeprefix("include/torchium/").removesuffix(".h") + ".md"
     return f"source/{path}.md"
@@ -165,23 +165,23 @@ def decisions():
     return sorted(tracked("docs/decisions"))
 
 
-def ladders():
-    return sorted(tracked("bench/ladder"))
+def optimization_logs():
+    return sorted(tracked("bench/logs"))
 
 
 def made_pages():
     """(address, file that links are relative to or None, Markdown) of the pages that exist on the site alone."""
-    for name in ("CHANGELOG.md", "CONTRIBUTING.md", *ladders()):
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md", *optimization_logs()):
         yield place(name), name, (ROOT / name).read_text(encoding="utf-8")
     examples = "examples/python/README.md"
     yield place(examples), examples, (ROOT / examples).read_text(encoding="utf-8")
-    words = "What a newcomer would question: the question, the choice, what was measured, what would change our mind."
+    words = "Design decisions: the question, the choice, measurements, and what would change it."
     yield "decisions/index.md", None, section(decisions(), "decisions/index.md", "Decisions", words)
-    words = "How kernels came to be as they are: the plain way, the best that lost, what the library does, and why."
-    yield "ladder/index.md", None, section(ladders(), "ladder/index.md", "Optimization logs", words)
+    words = "Optimized kernels: baselines, alternatives, and the chosen variant, with measurements."
+    yield "logs/index.md", None, section(optimization_logs(), "logs/index.md", "Optimization logs", words)
     c_pages, rows = headers.pages(ROOT / "include/torchium")
-    words = "Made of the headers: each says at its head what to know, and above each declaration what it promises."
-    yield "api/c/index.md", None, f"# C API\n\n{words}\n\n| header | what it has |\n|---|---|\n{rows}\n"
+    words = "Reference of the C API, generated from the headers."
+    yield "api/c/index.md", None, f"# C API\n\n{words}\n\n| header | contents |\n|---|---|\n{rows}\n"
     for address, _, text in c_pages:
         yield address, None, text
     py_pages, rows = python_pages.pages(ROOT / "python/torchium")
@@ -214,7 +214,7 @@ def on_config(config):
     modules[at] = {"torchium.optim": [modules[at]["torchium.optim"], *optim]}
     lists = {
         "<decisions>": ["decisions/index.md", *({title_of(name): place(name)} for name in decisions())],
-        "<ladders>": ["ladder/index.md", *({title_of(name): place(name)} for name in ladders())],
+        "<logs>": ["logs/index.md", *({title_of(name): place(name)} for name in optimization_logs())],
         "<python>": ["api/python/index.md", *modules],
         "<c>": [
             "api/c/index.md",
@@ -252,7 +252,7 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     address = page.file.src_uri
-    if address.startswith(("ladder/", "decisions/", "changelog")):
+    if address.startswith(("logs/", "decisions/", "changelog")):
         page.meta["search"] = {"boost": 0.2}  # how it came to be, behind how it is used
     if page.file.generated_by is None:
         markdown = relinked(markdown, f"docs/{address}", address)

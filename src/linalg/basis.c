@@ -42,7 +42,7 @@ typedef struct method {
 
 /* And the rest, where n times that ratio is at least this: the larger n, the less of it is left in float64, in small
  * products. On an H200, where split products are put at 3.2 times float64's, panels lose at n = 1024 and win at
- * 2304 (bench/ladder/cuda_basis.md). */
+ * 2304 (bench/logs/cuda_basis.md). */
 #define PANELS_FROM 5000.0
 
 /* A, whose trace is 1, times this has numbers that float16 holds: its low parts are good to 2^-39. */

@@ -1,6 +1,6 @@
 /* Gram-Schmidt for the rows of large float32 matrices, mostly in products of float16: numbers are split into two of
  * them (tch_split_rows_op), which together are as good as float32, and a product is three of float16. For backends that
- * have `split_rows`. docs/numerics/soap-basis.md has the errors, bench/ladder/cuda_basis.md what was tried. */
+ * have `split_rows`. docs/numerics/soap-basis.md has the errors, bench/logs/cuda_basis.md what was tried. */
 #ifndef TCHI_GRAM_SCHMIDT_H
 #define TCHI_GRAM_SCHMIDT_H
 

@@ -56,7 +56,7 @@ static bool is_steep(const tchi_minimax_step *step)
     return step->c[4] != 0.0;
 }
 
-/* Plans with steps of degree 4 leave the exact types later. In the model of bench/ladder/inverse_root.md a split step
+/* Plans with steps of degree 4 leave the exact types later. In the model of bench/logs/inverse_root.md a split step
  * from low = 2e-3 or 4e-3 on shows residuals 1.4 times those of plans of degree 2 that happen to take it later. */
 #define STEEP_MARGIN 3.0
 

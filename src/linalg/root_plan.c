@@ -10,7 +10,7 @@
 #include "algebra.h"
 #include "batch.h"
 
-/* From these sizes on the rational method beats the eigen method on the CPU (bench/ladder/inverse_root.md): at once
+/* From these sizes on the rational method beats the eigen method on the CPU (bench/logs/inverse_root.md): at once
  * where few poles reach the tolerance, later where many are needed. */
 #define RATIONAL_FROM 64
 #define RATIONAL_FROM_TIGHT 768
@@ -69,7 +69,7 @@ tch_status tchi_root_check(int32_t root, const tch_root_config *c)
 
 /* A relative error u in the matrix is an error u / (p low) in the smallest eigenvalues of the root, and this is how
  * many times that the methods make of it. Measured in float32 for n = 64 to 1024, low = 1e-3 to 1e-5, p = 1 to 8 and
- * six kinds of spectra (bench/ladder/inverse_root.md): up to n = 256 at most 4.2 by the eigen method and 3.4 by the
+ * six kinds of spectra (bench/logs/inverse_root.md): up to n = 256 at most 4.2 by the eigen method and 3.4 by the
  * rational one, which has a quarter of the tolerance for its poles besides; then growing as sqrt(n) on flat spectra, to
  * 7.0 and 5.7, which the certificate catches where it matters: those errors are spread over many directions, and its
  * estimate is good. On a GPU, which is one that has rates, the eigen method makes 11 up to n = 128 and 23 at 1024, and

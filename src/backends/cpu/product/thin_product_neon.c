@@ -11,7 +11,7 @@ enum {
     ROWS = 4,
     COLS = 16,
     VECTORS = COLS / 4,
-    MOST_TERMS = 256,    /* longer sums are BLAS's: see bench/ladder/aarch64.md */
+    MOST_TERMS = 256,    /* longer sums are BLAS's: see bench/logs/aarch64.md */
     FEW_TERMS = 8,       /* so few rows of B are read where they lie */
     NEAR_BYTES = 1 << 14 /* of B that are gone through at a time: half of a nearest cache of 32 KiB */
 };

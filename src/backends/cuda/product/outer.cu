@@ -4,7 +4,7 @@
 
 #define THREADS 256
 #define ROWS 4 /* that a thread loads x for before it writes the first */
-/* Rows for each thread; a block of 256 threads across 1024 columns then writes 128 KB: bench/ladder/cuda_outer.md. */
+/* Rows for each thread; a block of 256 threads across 1024 columns then writes 128 KB: bench/logs/cuda_outer.md. */
 #define ROWS_OF_THREAD 32
 
 typedef struct outer_problem {

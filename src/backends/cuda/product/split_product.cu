@@ -13,7 +13,7 @@
  *
  * High parts alone are multiplied, or nothing, where a number of the matrix on the device says that this will do. Small
  * products have sums of their own: tensor cores cut sums off instead of rounding them, and what is added to a large sum
- * would be cut each time. How this way was chosen: bench/ladder/cuda_basis.md. */
+ * would be cut each time. How this way was chosen: bench/logs/cuda_basis.md. */
 #include <cuda_fp16.h>
 
 #include "backends/cuda/device/elements.cuh"

@@ -10,7 +10,7 @@ typedef struct capability_rates {
 /* TFLOP/s of large matrix products; ascending. Those of 9.0 were measured on an H200: float64, float32 and bfloat16
  * with cuBLAS; the split product, whose half counts for the whole, reaches 300 at 16 x 1024 and 480 at 1 x 4096, and is
  * put at less since smaller ones are slower; three products of float16 by cuBLAS make a mean of 180 over those of a
- * basis (bench/ladder/cuda_basis.md). The others come from data sheets, less a tenth or more: what a product
+ * basis (bench/logs/cuda_basis.md). The others come from data sheets, less a tenth or more: what a product
  * reaches of the peak. GPUs for graphics have one float64 unit to 64 of float32. */
 static const capability_rates table[] = {
     {7, 5, {.f64 = 0.5, .f32 = 16.0, .bf16x2 = 0.0, .bf16 = 0.0}}, /* no bfloat16 */

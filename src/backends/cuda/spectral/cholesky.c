@@ -5,7 +5,7 @@
  *         [A21  A22]        [L21  L22]        [-X22 L21 X11   X22 ]     L22 L22' = A22 - L21 L21'
  *
  * The leaves, and with them square roots and divisions, are in cholesky.cu. For the inverse only L21 of one level at a
- * time needs memory: L21 X11 takes the place of A21, which is not needed any more. bench/ladder/cuda_cholesky.md has
+ * time needs memory: L21 X11 takes the place of A21, which is not needed any more. bench/logs/cuda_cholesky.md has
  * the counts. */
 #include "backends/cuda/cuda.h"
 
@@ -177,7 +177,7 @@ static tch_status factor(tchi_cuda_state *state, const tch_matrices *a, const tc
     return TCH_OK;
 }
 
-/* For the inverse 2/3 n^3 operations a matrix must be done; about n^3 are, see the ladder. */
+/* For the inverse 2/3 n^3 operations a matrix must be done; about n^3 are, see bench/logs/cuda_cholesky.md. */
 tch_status tchi_cuda_cholesky(void *state, const tch_matrices *a, int32_t inverse, const tch_matrices *x,
                               int32_t *flags, void *scratch)
 {

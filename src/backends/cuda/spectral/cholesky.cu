@@ -19,7 +19,7 @@
  *
  * A (batch, n, n), of which the lower triangle is read, and X of the same shape. Bytes that must move: half of A's and
  * all of X's. Operations that must be done: 2/3 n^3 a matrix. What counts is the time from one step to the next;
- * bench/ladder/cuda_cholesky.md has what was measured. */
+ * bench/logs/cuda_cholesky.md has what was measured. */
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
 

@@ -19,7 +19,7 @@
  */
 #include "backends/cuda/device/matvec.cuh"
 
-/* The tolerance from which float32 matrices are multiplied in float32: bench/ladder/cuda_lanczos.md. */
+/* The tolerance from which float32 matrices are multiplied in float32: bench/logs/cuda_lanczos.md. */
 #define FLOAT_FROM 1e-6
 
 #define MOST_STEPS 96     /* as on the CPU */

@@ -17,7 +17,7 @@
  * Let N be the batch, P the number of products of an iteration (26 for a fourth root at relative damping 1e-6). Bytes
  * that must move: those of A and X, 8 or 16 N n^2. Operations that must be done: N P n^3, half of a full product each;
  * tiles on the diagonal are computed whole, so N P n^2 (n + 16) are. Arithmetic decides from n = 16 on.
- * bench/ladder/cuda_newton_small.md has what was measured. */
+ * bench/logs/cuda_newton_small.md has what was measured. */
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
 

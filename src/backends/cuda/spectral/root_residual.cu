@@ -304,7 +304,7 @@ static __device__ void write_results(const residual_parameters &p, int64_t b)
 /* Of 16 matrices of 1024 in float32 and p = 4 the products read 5 times 67 MB, of X from L2 as far as it fits there,
  * convert 84 million elements to float64, and do 0.67 G operations, twice that with the dropped vectors. Rows of X
  * kept in shared memory gained nothing there, and 64 x 256 took 42 us with them and 33 without, on an H200
- * (bench/ladder/cuda_lanczos.md). */
+ * (bench/logs/cuda_lanczos.md). */
 static __global__ void __launch_bounds__(THREADS, 1) root_residual(residual_parameters p)
 {
     extern __shared__ __align__(16) char memory[];

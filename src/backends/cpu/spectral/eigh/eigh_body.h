@@ -1,5 +1,5 @@
 /* The symmetric eigensolver, written once for the two precisions: reduce to tridiagonal form, divide and conquer,
- * transform back. Only matrix products are borrowed; why, and what each step reached, is in bench/ladder/eigh.md.
+ * transform back. Only matrix products are borrowed; why, and what each step reached, is in bench/logs/eigh.md.
  * Before including, define REAL, REAL_BLAS, REAL_FIELD and the numbers that eigh_f32.c explains. */
 #include <math.h>
 #include <omp.h>
@@ -8,7 +8,7 @@
 #include "backends/cpu/runtime/work_team.h"
 #include "eigh.h"
 
-/* Measured in bench/ladder/eigh.md. A leaf of divide and conquer has at most LEAF_ORDER rows: between 9 and 32 the time
+/* Measured in bench/logs/eigh.md. A leaf of divide and conquer has at most LEAF_ORDER rows: between 9 and 32 the time
  * is the same within the noise. BACK_WIDTH reflections are gathered into a block, half as many for orders under
  * NARROW_UNDER, and BACK_SLICE columns taken through all blocks at once. A thread is worth having for so many rows in
  * the reduction, where threads meet at each column, and in the rest. */

@@ -24,7 +24,7 @@ typedef struct band_plan {
     int64_t tiles;
 } band_plan;
 
-/* Measured on one core of two with AVX-512 (bench/ladder/shifted_inverse.md): a band of 32 against 48 and 64 costs 96,
+/* Measured on one core of two with AVX-512 (bench/logs/shifted_inverse.md): a band of 32 against 48 and 64 costs 96,
  * 99 and 109 ms at n = 1024 in double, 326, 303 and 320 ms at n = 2048 in float: the poles' share grows with the width,
  * the products' efficiency too. Groups of two panels with tiles of 128, against one panel with tiles of 64, take 45.5
  * and 48.4 ms at n = 1024 in float, 7.5 and 6.6 ms at 512; the border lies somewhere between. Vectors of 128 bits are

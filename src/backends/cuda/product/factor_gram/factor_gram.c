@@ -203,7 +203,7 @@ tch_status tchi_cuda_gram_rounded(tchi_cuda_state *state, double alpha, const tc
         return tchi_cuda_factor_narrow(state, (tchi_factor_weights){(float)alpha, (float)beta, NULL, 0}, a, transpose,
                                        c);
     }
-    /* panels by what an H200 took for n = 768 and 3072: bench/ladder/cuda_factor_gram.md */
+    /* panels by what an H200 took for n = 768 and 3072: bench/logs/cuda_factor_gram.md */
     int64_t panels = a->type == TCH_SCALAR_F32 ? (c->rows >= 512 ? 2 : 1) : c->rows >= 1536 ? 3 : 1;
     return tchi_cuda_factor_gram_panels(state, panels, alpha, a, transpose, beta, c);
 }

@@ -1,7 +1,7 @@
 /* The symmetric product of matrices in bfloat16, plain or split into high and low parts: the kernel that works on every
  * GPU from sm_80 on, by mma.sync, and the choice between it and the one for wgmma. Before changing the main loop, see
- * symmetric_bf16x2.cuh for the layout in shared memory and the rule by which tiles write C; the ladder of measurements
- * is bench/ladder/cuda_symmetric_bf16x2.md.
+ * symmetric_bf16x2.cuh for the layout in shared memory and the rule by which tiles write C; the optimization log
+ * is bench/logs/cuda_symmetric_bf16x2.md.
  *
  *     for (i = 0; i < n; i++) {
  *         for (j = 0; j <= i; j++) {

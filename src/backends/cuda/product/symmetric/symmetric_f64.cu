@@ -3,7 +3,7 @@
  *
  * A batch of N matrices asks for N n^2 k operations (half of 2 N n^2 k), and at least 8 N (2 n k + n^2) bytes, with
  * 4 N n^2 more for D. From L2 a tile of R by C reads 8 k (R + C) bytes for its 2 R C k operations: 8 operations a byte
- * for 64 by 64. bench/ladder/cuda_symmetric_f64.md has the reasons and the measurements. */
+ * for 64 by 64. bench/logs/cuda_symmetric_f64.md has the reasons and the measurements. */
 #include "backends/cuda/device/elements.cuh"
 #include "symmetric_f64_tile.cuh"
 

@@ -3,7 +3,7 @@
  * in float32, from float16 that stands for float32. A persistent GEMM (persistent_gemm.cuh) in ping-pong: one warpgroup
  * is in its epilogue while the other multiplies. The two CTAs of a cluster have tiles below each other and share B.
  *
- * How this way was chosen: bench/ladder/cuda_orthogonalize.md, and for split operands cuda_symmetric_bf16x2.md. */
+ * How this way was chosen: bench/logs/cuda_orthogonalize.md, and for split operands cuda_symmetric_bf16x2.md. */
 #include "symmetric_factor.cuh"
 #include "symmetric_pingpong.cuh"
 

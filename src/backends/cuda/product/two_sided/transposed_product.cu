@@ -2,7 +2,7 @@
  * (two_sided.cu), for sm_90. A persistent GEMM (persistent_gemm.cuh): each warpgroup multiplies 64 rows of a tile. A
  * passes through registers, where it is cast to float16: a root or a basis is kept in float32, and a copy of it would
  * have to be written and read. The two CTAs of a cluster have tiles below each other and share B. How this way was
- * chosen: bench/ladder/cuda_two_sided.md.
+ * chosen: bench/logs/cuda_two_sided.md.
  *
  *     for (each tile of 128 by 256 of C) {
  *         for (k = 0; k < depth; k += 32) {

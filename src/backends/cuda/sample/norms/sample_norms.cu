@@ -185,7 +185,7 @@ static tch_status single_position(const tchi_cuda_state *state, const tch_matric
 typedef enum norms_path { PLAIN, SPLIT, MMA, WGMMA, NARROW } norms_path;
 
 /* What an H200 reaches, in TFLOP/s of whole tiles, and what copies cost it, in microseconds a megabyte: what forms are
- * weighed by. bench/ladder/cuda_sample_norms.md. */
+ * weighed by. bench/logs/cuda_sample_norms.md. */
 typedef struct norms_rates {
     double gram, tiles;
     double copies; /* 0 where there are none */

@@ -1,6 +1,6 @@
 /* Squared norms of per-sample gradients by tensor cores, in tile form, |G' A|^2 by tiles of the gradient, and in Gram
  * form, <A A', G G'> by the lower tiles of both, of which the first is kept in registers while the second is computed.
- * The tiles are those of mma_tiles.cuh; the ladder of measurements is bench/ladder/cuda_sample_norms.md. */
+ * The tiles are those of mma_tiles.cuh; the optimization log is bench/logs/cuda_sample_norms.md. */
 #include "backends/cuda/device/mma_tiles.cuh"
 #include "sample_norms.h"
 

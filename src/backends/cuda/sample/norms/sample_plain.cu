@@ -29,7 +29,7 @@ template <typename real, int groups> struct shape {
     static constexpr int vec4s = TILE * depth / 4 / threads;    /* of a k-tile that a thread brings */
 };
 
-/* Norms of float32 and less: bench/ladder/cuda_sample_norms.md has what one group took. */
+/* Norms of float32 and less: bench/logs/cuda_sample_norms.md has what one group took. */
 template <typename real> static constexpr int groups_of = sizeof(real) == 4 ? 4 : 1;
 
 /* X Y' of rows, or X' Y of columns; element (m, k) of X is m across and k along the contraction. `ones` is
