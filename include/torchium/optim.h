@@ -400,10 +400,14 @@ typedef struct tch_optim_stats {
     int64_t refreshes;     /* of roots or bases, each factor counted */
     int64_t failed;        /* factors whose latest refresh failed; they go on with their last good root */
     double worst_residual; /* the largest certificate among the latest roots; see tch_inverse_root */
+    /* Of the factors that were refreshed since the optimizer was made or loaded, on this rank, in steps: */
+    int64_t refreshed_factors;
+    double interval_mean, interval_max;   /* from one refresh to the next, as scheduled now */
+    double staleness_mean, staleness_max; /* since the latest refresh */
 } tch_optim_stats;
 #define TCH_OPTIM_STATS_INIT                                                                                           \
     {                                                                                                                  \
-        sizeof(tch_optim_stats), 0, 0, 0, 0, 0.0                                                                       \
+        sizeof(tch_optim_stats), 0, 0, 0, 0, 0.0, 0, 0.0, 0.0, 0.0, 0.0                                                \
     }
 
 /* Waits for the device, and changes nothing: a factor whose refresh failed gets ten times the relative damping at its

@@ -346,10 +346,14 @@ static PyObject *optimizer_stats(PY_NO_ARGUMENTS)
         return NULL;
     }
     PY_UNLOCKED(status, tch_optimizer_get_stats(self->optimizer, &s));
-    PyObject *result = status != TCH_OK ? py_fail(status)
-                                        : Py_BuildValue("{sdsdsdsdsd}", "steps", (double)s.steps, "skipped",
-                                                        (double)s.skipped, "refreshes", (double)s.refreshes, "failed",
-                                                        (double)s.failed, "worst_residual", s.worst_residual);
+    PyObject *result =
+        status != TCH_OK
+            ? py_fail(status)
+            : Py_BuildValue("{sdsdsdsdsdsdsdsdsdsd}", "steps", (double)s.steps, "skipped", (double)s.skipped,
+                            "refreshes", (double)s.refreshes, "failed", (double)s.failed, "worst_residual",
+                            s.worst_residual, "refreshed_factors", (double)s.refreshed_factors, "interval_mean",
+                            s.interval_mean, "interval_max", s.interval_max, "staleness_mean", s.staleness_mean,
+                            "staleness_max", s.staleness_max);
     py_runner_leave(&self->on);
     return result;
 }

@@ -175,6 +175,23 @@ static tch_status read_factor_batch(const tch_optimizer *o, const tchi_factor_ba
     return TCH_OK;
 }
 
+/* Sums of intervals and staleness, in place of their means. */
+static void add_schedule(const tch_optimizer *o, const tchi_factor_batch *f, tch_optim_stats *stats)
+{
+    const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
+    for (int64_t k = 0; k < f->count; k++) {
+        if (f->refreshed[k] > 0) {
+            double interval = tchi_refresh_interval(config, f, k);
+            double staleness = (double)(o->steps - f->refreshed[k]);
+            stats->refreshed_factors++;
+            stats->interval_mean += interval;
+            stats->staleness_mean += staleness;
+            stats->interval_max = fmax(stats->interval_max, interval);
+            stats->staleness_max = fmax(stats->staleness_max, staleness);
+        }
+    }
+}
+
 tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_stats *stats)
 {
     if (optimizer == NULL) {
@@ -194,7 +211,11 @@ tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_stats *st
     s.refreshes = optimizer->refreshes;
     for (int32_t i = 0; i < optimizer->factor_batches.count; i++) {
         TCHI_TRY(read_factor_batch(optimizer, tchi_factor_batch_at(optimizer, i), &s));
+        add_schedule(optimizer, tchi_factor_batch_at(optimizer, i), &s);
     }
+    double count = s.refreshed_factors > 0 ? (double)s.refreshed_factors : 1.0;
+    s.interval_mean /= count;
+    s.staleness_mean /= count;
     *stats = s;
     return TCH_OK;
 }

@@ -195,7 +195,8 @@ static tch_status join_factor_batches(tch_optimizer *o, int32_t index, tchi_bloc
 /* The lists of a factor batch are one piece of memory, those of the largest items first. */
 static size_t list_bytes(const tchi_factor_batch *f)
 {
-    size_t each = sizeof *f->block + sizeof *f->global_index + sizeof *f->phase + sizeof *f->block_batch + 5;
+    size_t each = sizeof *f->block + sizeof *f->global_index + sizeof *f->refreshed + sizeof *f->phase +
+                  sizeof *f->block_batch + 5;
     return (size_t)f->count * each;
 }
 
@@ -203,7 +204,8 @@ static tch_status take_factor_batch_lists(tchi_factor_batch *f)
 {
     TCHI_TRY(tchi_host_take(list_bytes(f), "a factor batch", &f->block));
     f->global_index = f->block + f->count;
-    f->phase = (int32_t *)(f->global_index + f->count);
+    f->refreshed = f->global_index + f->count;
+    f->phase = (int32_t *)(f->refreshed + f->count);
     f->block_batch = f->phase + f->count;
     f->refresh = (uint8_t *)(f->block_batch + f->count);
     f->failures = f->refresh + f->count;

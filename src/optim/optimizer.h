@@ -127,6 +127,7 @@ typedef struct tchi_factor_batch {
     int32_t *block_batch; /* whose it is, and which block of that block batch */
     int64_t *block;
     int64_t *global_index; /* among all ranks' factors */
+    int64_t *refreshed;    /* the step of its latest refresh, counted from 1; 0 for none since it was made or loaded */
     int32_t phases;        /* the period that `phase` was made for, 0 for none yet */
     void *readback; /* of flags and drift, where the device has memory of its own; NULL until the first refresh */
 } tchi_factor_batch;

@@ -142,4 +142,5 @@ tch_status tchi_outcomes_settle(tch_optimizer *optimizer)
 void tchi_outcomes_forget(tchi_factor_batch *factor_batch, int64_t factor)
 {
     factor_batch->unread[factor] = 0;
+    factor_batch->refreshed[factor] = 0;
 }

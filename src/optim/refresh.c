@@ -142,15 +142,20 @@ uint8_t tchi_refresh_next_gap(const tch_optim_config *config, uint8_t gap, doubl
     return (uint8_t)(next < most ? next : most);
 }
 
+int32_t tchi_refresh_interval(const tch_optim_config *config, const tchi_factor_batch *factor_batch, int64_t factor)
+{
+    int32_t exponent = at_least(config, factor_batch->gap[factor]);
+    bool whole = !tchi_refresh_by_need(config) || exponent >= exponent_of(config->precondition_frequency);
+    return whole ? config->precondition_frequency : 1 << exponent;
+}
+
 static bool needs_refresh(const tch_optimizer *o, const tchi_step *now, const tch_optim_config *config,
                           const tchi_factor_batch *f, int64_t factor)
 {
     const tchi_block_batch *block_batch = tchi_block_batch_at(o, f->block_batch[factor]);
     const tchi_param *p = tchi_block_param(o, tchi_block_at(o, block_batch->first + f->block[factor]));
     int64_t first = o->method->blocks->begins(config);
-    int32_t exponent = at_least(config, f->gap[factor]);
-    bool whole = !tchi_refresh_by_need(config) || exponent >= exponent_of(config->precondition_frequency);
-    int32_t gap = whole ? config->precondition_frequency : 1 << exponent; /* steps between two refreshes */
+    int32_t gap = tchi_refresh_interval(config, f, factor);
     if (tchi_gradient_of(o, now, p)->data == NULL || p->steps_seen < first) {
         return false;
     }
@@ -174,6 +179,7 @@ bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t g
         }
         for (int64_t k = 0; k < f->count; k++) {
             f->refresh[k] = needs_refresh(optimizer, now, &g->config, f, k);
+            f->refreshed[k] = f->refresh[k] ? optimizer->steps + 1 : f->refreshed[k];
             any = any || f->refresh[k];
         }
     }

@@ -19,6 +19,9 @@ bool tchi_refresh_by_need(const tch_optim_config *config);
  * root or basis off by `drift`. */
 uint8_t tchi_refresh_next_gap(const tch_optim_config *config, uint8_t gap, double drift);
 
+/* How many steps lie between two refreshes of a factor, as scheduled now. */
+int32_t tchi_refresh_interval(const tch_optim_config *config, const tchi_factor_batch *factor_batch, int64_t factor);
+
 /* Whether a factor of the run's blocks is refreshed at this step. */
 bool tchi_run_needs_refresh(const tch_optimizer *optimizer, const tchi_run *run);
 

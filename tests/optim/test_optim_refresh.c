@@ -93,6 +93,7 @@ typedef struct watched {
     double *values;
     bool *due;
     int32_t refreshes;
+    int32_t age; /* steps since the latest refresh */
 } watched;
 
 /* Before the first step, when all are the identity. */
@@ -107,7 +108,7 @@ static int32_t watch(const trial *t, watched *all)
             (strcmp(what, "root") == 0 || strcmp(what, "basis") == 0)) {
             CHECK(found < MOST_WATCHED, "too many for the test");
             bool *due = &t->parameters[parameter].reference->blocks[block].due[k];
-            all[found] = (watched){s.tensor, trial_read(t, s.tensor), due, 0};
+            all[found] = (watched){s.tensor, trial_read(t, s.tensor), due, 0, 0};
             for (int64_t e = 0; e < tch_tensor_numel(s.tensor); e++) {
                 bool diagonal = e % (s.tensor->shape[0] + 1) == 0;
                 CHECK(all[found].values[e] == (diagonal ? 1.0 : 0.0), "%s is not the identity", s.name);
@@ -128,12 +129,30 @@ static int32_t step_and_tell(trial *t, watched *all, int32_t count)
         double *now = trial_read(t, all[i].tensor);
         *all[i].due = memcmp(now, all[i].values, (size_t)tch_tensor_numel(all[i].tensor) * sizeof *now) != 0;
         all[i].refreshes += *all[i].due;
+        all[i].age = *all[i].due ? 0 : all[i].age + 1;
         refreshes += *all[i].due;
         test_drop(all[i].values);
         all[i].values = now;
     }
     trial_step_references(t);
     return refreshes;
+}
+
+/* The schedule that the statistics tell, of factors whose intervals are all equal. */
+static void check_schedule(const trial *t, const watched *all, int32_t count, double interval)
+{
+    tch_optim_stats s = trial_stats(t);
+    double sum = 0.0;
+    double most = 0.0;
+    for (int32_t i = 0; i < count; i++) {
+        sum += all[i].age;
+        most = fmax(most, all[i].age);
+    }
+    CHECK(s.refreshed_factors == count, "%lld of %d factors were refreshed", (long long)s.refreshed_factors, count);
+    CHECK(s.interval_mean == interval && s.interval_max == interval, "intervals of %g, at most %g, expected %g",
+          s.interval_mean, s.interval_max, interval);
+    CHECK(s.staleness_mean == sum / count && s.staleness_max == most, "staleness %g, at most %g, expected %g and %g",
+          s.staleness_mean, s.staleness_max, sum / count, most);
 }
 
 /* Each once in a period, also after a change of it, and no step of one costs more than another by more than the most
@@ -157,6 +176,7 @@ static void check_period(trial *t, watched *all, int32_t count, int32_t period)
         least = fmin(least, cost);
         most = fmax(most, cost);
     }
+    check_schedule(t, all, count, period);
     for (int32_t i = 0; i < count; i++) {
         CHECK(all[i].refreshes == 1, "number %d was refreshed %d times", i, all[i].refreshes);
     }
@@ -270,6 +290,8 @@ static void gaps_by_need(void **state)
             int32_t moved = step_and_tell(&t, bases, count);
             bool due = expect_due(&expected, step, 10, cases[i].least, cases[i].change);
             CHECK(moved == (due ? count : 0), "%d bases moved at step %d, expected %d", moved, step, due ? count : 0);
+            int32_t exponent = expected.gap > cases[i].least ? expected.gap : cases[i].least;
+            check_schedule(&t, bases, count, 1 << exponent < 10 ? 1 << exponent : 10);
         }
         trial_close(&t);
     }

@@ -18,7 +18,7 @@ import sys
 import textwrap
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar, overload
 
@@ -32,7 +32,7 @@ from ._engine import state as saved_state
 from ._engine.engine import Engine, Members, profiler_enabled
 from ._engine.matrices import Role, roles_of
 from ._engine.placement import Arrival, Engines, Group, Home, arrivals, labels_of, place, placed, put_back
-from ._engine.report import MemoryReport, Summary
+from ._engine.report import MemoryReport, Method, Summary, UpdateMeter, engine_stats, rates_of
 from ._shared.consolidate import consolidate, is_divided, wanted_by_checkpoint
 from ._shared.group import Group as SharedGroup
 from ._shared.group import make_group, ranks_of
@@ -175,6 +175,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     kind: ClassVar[str] = ""
     _options: ClassVar[Options] = Options()
     _resolved: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # what groups have for defaults of None
+    _update: UpdateMeter | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -736,9 +737,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         """What a parameter gets, and why."""
         return (type(self).__name__, "parameter") if _is_trained(parameter) else ("nothing", "frozen")
 
-    def summary(self) -> Summary:
-        """Which parameters get which method, with the reason and the current learning rate; printed, a few lines."""
-        found: dict[tuple[str, str, float | None], list[tuple[str, int]]] = {}
+    def _methods(self) -> Iterator[Method]:
         labels = labels_of(self.param_groups)
         for index, group in enumerate(self.param_groups):
             config = self._config(group, lr_for(None, group["lr"])[0])
@@ -747,8 +746,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 method, reason = self._method_of(parameter, config, role)
                 adamws = method == "AdamW" and self.kind != "adamw"
                 rate = None if method == "nothing" else adamw_rate(config) if adamws else config["lr"]
-                found.setdefault((method, reason, rate), []).append((label, parameter.numel()))
-        return Summary(found)
+                yield Method(method, reason, rate, index, parameter, label)
+
+    def summary(self) -> Summary:
+        """Which parameters get which method, with the reason and the current learning rate; printed, a few lines."""
+        return Summary(self._methods())
 
     def __repr__(self) -> str:
         """The summary, and the options of the first group that are not their defaults."""
@@ -779,22 +781,20 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             parts.append(_C.optim_forecast(_device_of_forecast(arrival.home[0]), config, parameters))
         return MemoryReport(parts, forecast=True)
 
+    def measure_update(self) -> None:
+        """Makes the next step measure its update, for `stats()`. It copies the parameters, and does not synchronize."""
+        self._update = UpdateMeter(self) if self._update is None or self._update.is_measured else self._update
+
     def stats(self) -> dict[str, float]:
         """A flat dictionary for loggers. Waits for the device.
 
         steps: taken or skipped since the optimizer was made or loaded; skipped: of them; refreshes: of roots or bases,
         each factor counted; failed: factors whose latest refresh failed, which go on with their last good root;
-        worst_residual: the largest error certificate among the latest roots.
+        worst_residual: the largest error certificate among the latest roots; interval_* and staleness_*, mean and max:
+        steps between refreshes of a factor, and since the latest; lr/METHOD: after schedules, lr/METHOD/GROUP where
+        groups differ; update_rms/METHOD: of the step that `measure_update` asked for.
         """
-        parts = [engine.stats() for engine in self._engines.values()]
-        total = {name: sum(part[name] for part in parts) for name in ("refreshes", "failed")}
-        most = {
-            name: max((part[name] for part in parts), default=0.0) for name in ("steps", "skipped", "worst_residual")
-        }
-        return {
-            "steps": most["steps"],
-            "skipped": most["skipped"],
-            "refreshes": float(total["refreshes"]),
-            "failed": float(total["failed"]),
-            "worst_residual": most["worst_residual"],
-        }
+        return engine_stats([engine.stats() for engine in self._engines.values()]) | self._rates_and_updates()
+
+    def _rates_and_updates(self) -> dict[str, float]:
+        return rates_of(self._methods()) | (self._update.rms() if self._update is not None else {})

@@ -296,5 +296,7 @@ class MatrixOptimizer(SecondOrder):
         return MemoryReport([report, dict.fromkeys(report, 0) | {"state": size}], report.forecast and not matrices)
 
     def stats(self) -> dict[str, float]:
-        """`steps`, taken or skipped, and `skipped` of them, since the optimizer was made."""
-        return {"steps": float(self._taken + self._skipped), "skipped": float(self._skipped)}
+        """`steps`, taken or skipped, and `skipped` of them, since the optimizer was made; learning rates and updates as
+        of other optimizers."""
+        counted = {"steps": float(self._taken + self._skipped), "skipped": float(self._skipped)}
+        return counted | self._rates_and_updates()

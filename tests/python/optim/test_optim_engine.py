@@ -81,6 +81,41 @@ def test_arguments_of_the_handle():
     optimizer.step(p)
 
 
+def test_stats_tell_rates_updates_and_schedules(kind, device):
+    """Against copies of the parameters, and the arithmetic of a schedule."""
+    p = [*parameters(device), *parameters(device, 2, (7,))]
+    optimizer = make(kind, [{"params": p[:2]}, {"params": p[2:4], "lr": 0.03}, {"params": p[4:]}], lr=0.02)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    run(optimizer, p, 0, 3)
+    scheduler.step()
+    assert not any(name.startswith("update_rms") for name in optimizer.stats())
+    optimizer.measure_update()
+    before = copies(p)
+    run(optimizer, p, 3, 4)
+    moved = {"matrix": [], "AdamW": []}
+    for old, new in zip(before, copies(p), strict=True):
+        moved["matrix" if old.ndim == 2 else "AdamW"].append((new - old).double().flatten())
+    told = [optimizer.stats()]
+    run(optimizer, p, 4, 5)  # which measures nothing
+    told.append(optimizer.stats())
+    name = CLASSES[kind].__name__
+    first_order = {row.method for row in optimizer.summary()} == {name}
+    of_matrices = {name: moved["matrix"], "AdamW": moved["AdamW"]}
+    expected = {name: [part for parts in moved.values() for part in parts]} if first_order else of_matrices
+    for stats in told:
+        for method, parts in expected.items():
+            rms = torch.cat(parts).square().mean().sqrt().item()
+            assert stats[f"update_rms/{method}"] == pytest.approx(rms, rel=1e-5)
+    rates = {key: rate for key, rate in told[1].items() if key.startswith("lr/")}
+    share = 0.3 if kind == "muon" else 1.0
+    assert rates[f"lr/{name}/0"] == 0.01 and rates[f"lr/{name}/1"] == 0.015
+    assert rates[f"lr/{name if first_order else 'AdamW'}/2"] == pytest.approx(0.01 * share)
+    assert ("interval_mean" in told[1]) == (told[1]["refreshes"] > 0)
+    if told[1]["refreshes"] > 0:
+        assert told[1]["interval_max"] >= told[1]["interval_mean"] >= 1.0
+        assert 4.0 >= told[1]["staleness_max"] >= told[1]["staleness_mean"] >= 0.0
+
+
 def test_only_those_with_gradients_are_returned(device):
     p = parameters(device)
     optimizer = handle(device, p)

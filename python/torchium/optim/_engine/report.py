@@ -1,11 +1,17 @@
-"""What an optimizer takes, in bytes, and which parameters get what."""
+"""What an optimizer takes, in bytes, which parameters get what, and statistics for loggers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
-__all__ = ["MemoryReport", "Summary", "SummaryRow"]
+import torch
+
+from .._shared.sharding import local_tensor
+
+__all__ = ["MemoryReport", "Method", "Summary", "SummaryRow", "UpdateMeter", "engine_stats", "rates_of"]
 
 
 class MemoryReport(dict[str, int]):
@@ -39,6 +45,17 @@ class MemoryReport(dict[str, int]):
         return "\n".join(["forecast" if self.forecast else "in use", *rows, matrices])
 
 
+class Method(NamedTuple):
+    """What one parameter gets."""
+
+    method: str
+    reason: str
+    lr: float | None  # None for parameters that get nothing
+    group: int
+    parameter: torch.Tensor
+    label: str
+
+
 class SummaryRow(NamedTuple):
     """Parameters that get the same method for the same reason, at the same learning rate."""
 
@@ -53,7 +70,10 @@ class Summary(tuple[SummaryRow, ...]):
     """Which parameters get which method, why, and at which learning rate: one row for each reason and rate, in the
     order in which they come up."""
 
-    def __new__(cls, found: Mapping[tuple[str, str, float | None], list[tuple[str, int]]]) -> Summary:
+    def __new__(cls, methods: Iterable[Method]) -> Summary:
+        found: dict[tuple[str, str, float | None], list[tuple[str, int]]] = defaultdict(list)
+        for m in methods:
+            found[m.method, m.reason, m.lr].append((m.label, m.parameter.numel()))
         return super().__new__(
             cls,
             (
@@ -87,3 +107,69 @@ class Summary(tuple[SummaryRow, ...]):
 def _shortened(names: tuple[str, ...]) -> str:
     """The first and the last of many."""
     return ", ".join(names) if len(names) < 3 else f"{names[0]}, ..., {names[-1]}"
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def engine_stats(parts: list[dict[str, float]]) -> dict[str, float]:
+    """Those of several engines in one. Schedules are only there where something was refreshed."""
+    told = {}
+    for name in ("steps", "skipped", "refreshes", "failed", "worst_residual"):
+        numbers = [part[name] for part in parts]
+        told[name] = sum(numbers, 0.0) if name in ("refreshes", "failed") else max(numbers, default=0.0)
+    count = sum(part["refreshed_factors"] for part in parts)
+    for name in ("interval", "staleness") if count else ():
+        told[f"{name}_mean"] = sum(part[f"{name}_mean"] * part["refreshed_factors"] for part in parts) / count
+        told[f"{name}_max"] = max(part[f"{name}_max"] for part in parts)
+    return told
+
+
+def rates_of(methods: Iterable[Method]) -> dict[str, float]:
+    """The learning rate of each method; of each group where groups have different ones."""
+    rates: dict[str, dict[int, float]] = defaultdict(dict)
+    for m in methods:
+        if m.lr is not None:
+            rates[m.method][m.group] = m.lr
+    return {
+        f"lr/{method}" if len(set(of_groups.values())) == 1 else f"lr/{method}/{group}": rate
+        for method, of_groups in rates.items()
+        for group, rate in of_groups.items()
+    }
+
+
+class UpdateMeter:
+    """How far an optimizer's next step moves its parameters, by method; of sharded ones, this rank's part of them. A
+    step that is not taken, as a GradScaler decides, leaves that to the one after it."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.is_measured = False
+        self._before: dict[torch.Tensor, torch.Tensor] = {}
+        self._moved: list[tuple[str, int, torch.Tensor]] = []  # method, elements, sum of squares
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._keep),
+            optimizer.register_step_post_hook(self._measure),
+        ]
+
+    def _keep(self, optimizer: Any, *_: Any) -> None:
+        trained = [m.parameter for m in optimizer._methods() if m.lr is not None]
+        self._before = {p: local_tensor(p).detach().clone() for p in trained}
+
+    def _measure(self, optimizer: Any, *_: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        for m in optimizer._methods():
+            if m.parameter in self._before:
+                before = self._before[m.parameter]
+                moved = (local_tensor(m.parameter).detach() - before).double().square().sum()
+                self._moved.append((m.method, before.numel(), moved))
+        self._before = {}
+        self.is_measured = True
+
+    def rms(self) -> dict[str, float]:
+        sums: dict[str, float] = defaultdict(float)
+        counts: dict[str, int] = defaultdict(int)
+        for method, count, moved in self._moved:
+            sums[method] += moved.item()
+            counts[method] += count
+        return {f"update_rms/{method}": math.sqrt(sums[method] / max(counts[method], 1)) for method in sums}
