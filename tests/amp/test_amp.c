@@ -67,7 +67,7 @@ static void check_division(tch_context *context, tch_dtype dtype, test_layout la
     tch_scaler_destroy(scaler);
 }
 
-static void every_layout_is_divided(void **state)
+TEST(every_layout_is_divided)
 {
     const tch_dtype types[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};
     const int64_t sizes[][3] = {{3, 5, 7}, {1, 9, 1}, {2, 1, 6}, {0, 4, 4}, {4, 33, 70}};
@@ -83,7 +83,7 @@ static void every_layout_is_divided(void **state)
 
 /* One bad element, first, last or in the middle, in one gradient of several of all dtypes, is found: by the division,
  * and by a look that leaves gradients as they are. */
-static void every_infinity_is_found(void **state)
+TEST(every_infinity_is_found)
 {
     const tch_dtype types[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};
     const double bad[] = {INFINITY, -INFINITY, NAN};
@@ -164,7 +164,7 @@ static void run_machine(tch_context *context, const tch_scaler_config *config, u
     tch_scaler_destroy(scaler);
 }
 
-static void the_scale_follows_pytorchs_rule(void **state)
+TEST(the_scale_follows_pytorchs_rule)
 {
     static const tch_scaler_config configs[] = {
         {sizeof(tch_scaler_config), 65536.0, 2.0, 0.5, 4, 1},
@@ -180,7 +180,7 @@ static void the_scale_follows_pytorchs_rule(void **state)
     }
 }
 
-static void state_goes_out_and_in(void **state)
+TEST(state_goes_out_and_in)
 {
     tch_context *context = *state;
     tch_scaler *scaler = NULL;
@@ -271,7 +271,7 @@ static void run_steps(tch_context *context, tch_optim_kind kind, int unscale)
     trial_close(&t);
 }
 
-static void steps_with_scaled_gradients(void **state)
+TEST(steps_with_scaled_gradients)
 {
     for (int kind = TCH_OPTIM_SGD; kind <= TCH_OPTIM_ADAMW; kind++) {
         static const char *const names[] = {"scaled", "unscaled first", "unscaled now and then"};
@@ -284,7 +284,7 @@ static void steps_with_scaled_gradients(void **state)
 
 /* Two optimizers, one scaler: the infinity in the gradients of the second does not undo the step of the first, and the
  * scale falls once. */
-static void several_optimizers_share_a_scaler(void **state)
+TEST(several_optimizers_share_a_scaler)
 {
     tch_context *context = *state;
     trial t[2];
@@ -312,7 +312,7 @@ static void several_optimizers_share_a_scaler(void **state)
     trial_close(&t[1]);
 }
 
-static void a_disabled_scaler_does_nothing(void **state)
+TEST(a_disabled_scaler_does_nothing)
 {
     tch_scaler_config how = TCH_SCALER_CONFIG_INIT;
     tch_scaler *scaler = NULL;
@@ -342,7 +342,7 @@ static void a_disabled_scaler_does_nothing(void **state)
 
 #define FIELD(member) TEST_FIELD(tch_scaler_config, member)
 
-static void bad_configurations(void **state)
+TEST(bad_configurations)
 {
     static const test_range ranges[] = {
         {FIELD(init_scale), 0, 5, {0.0, -1.0, NAN, INFINITY, 1e39}},
@@ -367,7 +367,7 @@ static void bad_configurations(void **state)
     test_check_refused(tch_scaler_create(*state, NULL, NULL), TCH_ERR_INVALID_ARGUMENT, "scaler");
 }
 
-static void bad_calls(void **state)
+TEST(bad_calls)
 {
     static const test_flaw flaws[] = {
         {"integers", TCH_ERR_DTYPE, PART_DTYPE, 0, {TCH_INT, 32, 1}},
@@ -419,19 +419,4 @@ static void bad_calls(void **state)
     tch_scaler_destroy(scaler);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_layout_is_divided),
-        cmocka_unit_test(every_infinity_is_found),
-        cmocka_unit_test(the_scale_follows_pytorchs_rule),
-        cmocka_unit_test(state_goes_out_and_in),
-        cmocka_unit_test(steps_with_scaled_gradients),
-        cmocka_unit_test(several_optimizers_share_a_scaler),
-        cmocka_unit_test(a_disabled_scaler_does_nothing),
-        cmocka_unit_test(bad_configurations),
-        cmocka_unit_test(bad_calls),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

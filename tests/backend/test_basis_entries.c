@@ -93,7 +93,7 @@ static void inverse_case(tch_context *context, tch_scalar type, int64_t n, int64
     CHECK(residual <= 10.0 * (double)n * device_roundoff(type), "|X A X' - I| is %.3g", residual);
 }
 
-static void factors_are_inverted(void **state)
+TEST(factors_are_inverted)
 {
     static const int64_t sizes[] = {1,  2,  3,   15,  16,  17,  20,  31,  33,  48,  63, 64,
                                     65, 77, 100, 127, 128, 129, 140, 200, 257, 330, 577};
@@ -152,7 +152,7 @@ static void check_factor(int64_t n, const double *l, const double *a)
 }
 
 /* Sizes around those of leaves and bands, which an emulated device is not spared. */
-static void factors_of_float64_are_found(void **state)
+TEST(factors_of_float64_are_found)
 {
     static const int64_t sizes[] = {1, 20, 128, 129, 257, 512, 530};
     for (size_t i = 0; i < TEST_COUNT(sizes); i++) {
@@ -204,7 +204,7 @@ static void dots_case(tch_context *context, tch_scalar type, int64_t rows, int64
     device_matrices_drop(context, &w);
 }
 
-static void rows_are_multiplied(void **state)
+TEST(rows_are_multiplied)
 {
     static const int64_t sizes[] = {0, 1, 2, 5, 31, 64, 129, 300};
     static const double exponents[] = {1.0, -0.5, 0.5};
@@ -312,7 +312,7 @@ static void permute_case(tch_context *context, tch_scalar type, tch_scalar resul
     device_matrices_drop(context, &out);
 }
 
-static void numbers_are_put_in_order(void **state)
+TEST(numbers_are_put_in_order)
 {
     static const int64_t sizes[] = {0, 1, 2, 3, 7, 64, 255, 256, 257, 1000};
     for (size_t i = 0; i < 2 * TEST_COUNT(sizes); i++) {
@@ -322,7 +322,7 @@ static void numbers_are_put_in_order(void **state)
 }
 
 /* Rows of aligned vectors and not, fewer and more of them than a block takes. */
-static void matrices_are_put_in_order(void **state)
+TEST(matrices_are_put_in_order)
 {
     static const int64_t sizes[] = {1, 2, 5, 33, 130, 1032};
     for (int k = 0; k < 6 * 6 * 4 * 3; k++) {
@@ -338,13 +338,4 @@ static void matrices_are_put_in_order(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(factors_are_inverted),      cmocka_unit_test(factors_of_float64_are_found),
-        cmocka_unit_test(rows_are_multiplied),       cmocka_unit_test(numbers_are_put_in_order),
-        cmocka_unit_test(matrices_are_put_in_order),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

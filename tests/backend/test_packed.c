@@ -128,7 +128,7 @@ static void go_and_come_back(tch_context *context, const packed_case *c, const p
     device_release(context, packed.there, packed.bytes);
 }
 
-static void triangles_go_and_come_back(void **state)
+TEST(triangles_go_and_come_back)
 {
     for (int k = 0; k < (int)(TEST_COUNT(cases) * TEST_COUNT(types)); k++) {
         const packed_case *c = &cases[k / (int)TEST_COUNT(types)];
@@ -142,9 +142,4 @@ static void triangles_go_and_come_back(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(triangles_go_and_come_back)};
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

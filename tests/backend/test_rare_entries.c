@@ -24,7 +24,7 @@ static void put(const batch *b, int64_t row, int64_t col, double number)
 /* --- ranks ------------------------------------------------------------------------------------------------------- */
 
 /* The largest of a number and of its complement are complements where all ranks came with the same. */
-static void ranks_agree(void **state)
+TEST(ranks_agree)
 {
     static const int32_t cases[][4] = {
         /* the two, what was found, skip expected */
@@ -211,7 +211,7 @@ static void check_split_of_no_rows(tch_context *context)
 }
 
 /* Rows that four threads, one vector a thread, and more vectors than registers hold; aligned and not. */
-static void rows_are_split(void **state)
+TEST(rows_are_split)
 {
     static const int64_t columns[] = {0, 1, 6, 64, 1031, 4200};
     static const struct {
@@ -285,7 +285,7 @@ static void check_inspection(tch_context *context, tch_scalar type, int64_t n, i
 }
 
 /* One tile and several, whole and ragged, in rows of aligned vectors and not. */
-static void matrices_are_inspected(void **state)
+TEST(matrices_are_inspected)
 {
     static const int64_t sides[] = {1, 3, 4, 31, 64, 68, 129, 132, 192};
     for (int k = 0; k < 9 * 4; k++) {
@@ -385,7 +385,7 @@ static void check_fp16(const float *plain, const uint16_t *kept, int64_t block)
 }
 
 /* In rows as they are, transposed, and with decay and gaps between rows, which have no kernel for even chunks. */
-static void blocks_may_be_gathered_in_float16(void **state)
+TEST(blocks_may_be_gathered_in_float16)
 {
     static const tch_clock clock = {.step = 3.0, .correction1 = 0.5, .correction2 = 0.5};
     tch_context *context = *state;
@@ -418,14 +418,4 @@ static void blocks_may_be_gathered_in_float16(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_agree),
-        cmocka_unit_test(rows_are_split),
-        cmocka_unit_test(matrices_are_inspected),
-        cmocka_unit_test(blocks_may_be_gathered_in_float16),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

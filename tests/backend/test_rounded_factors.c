@@ -136,7 +136,7 @@ static void check_case(tch_context *context, const factor_case *f, const double 
     batch_drop(context, &c);
 }
 
-static void factors_take_gradients_in(void **state)
+TEST(factors_take_gradients_in)
 {
     static const double weights[][2] = {{0.25, 0.75}, {1.0, 0.0}, {0.0, 1.0}};
     for (int i = 0; i < CASES; i++) {
@@ -280,7 +280,7 @@ static void check_pair(tch_context *context, const pair_case *p, const double we
     batch_drop(context, &c[1]);
 }
 
-static void both_factors_take_gradients_in(void **state)
+TEST(both_factors_take_gradients_in)
 {
     static const double weights[][2] = {{0.25, 0.75}, {1.0, 0.0}, {0.0, 1.0}};
     for (int i = 0; i < (device_is_emulated() || test_on_cpu() ? (int)PAIR_EMULATED : (int)PAIR_CASES); i++) {
@@ -290,10 +290,4 @@ static void both_factors_take_gradients_in(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(factors_take_gradients_in),
-                                       cmocka_unit_test(both_factors_take_gradients_in)};
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

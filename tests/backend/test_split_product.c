@@ -302,7 +302,7 @@ static int count_of_cases(void)
 }
 
 /* Each case with every choice of low parts, and over all of them with every beta. */
-static void parts_multiply(void **state)
+TEST(parts_multiply)
 {
     for (int k = 0; k < count_of_cases() * 16; k++) {
         trial t = begin_trial(*state, &cases[k / 16], k / 8 % 2 ? TCH_SCALAR_BF16 : TCH_SCALAR_F16, k / 4 % 2,
@@ -312,7 +312,7 @@ static void parts_multiply(void **state)
     }
 }
 
-static void a_product_comes_out_split(void **state)
+TEST(a_product_comes_out_split)
 {
     for (int k = 0; k < count_of_cases() * 4; k++) {
         trial t = begin_trial(*state, &cases[k / 4], TCH_SCALAR_F16, k % 2, k % 4 == 0 ? 0 : 3);
@@ -332,7 +332,7 @@ static double *make_numbers(tch_context *context, int64_t count, bool poison)
 }
 
 /* Each case with either condition, into C and split, and with the largest element. */
-static void less_is_done_where_it_may(void **state)
+TEST(less_is_done_where_it_may)
 {
     tch_context *context = *state;
     for (int k = 0; k < count_of_cases() * 8; k++) {
@@ -356,10 +356,4 @@ static void less_is_done_where_it_may(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(parts_multiply), cmocka_unit_test(a_product_comes_out_split),
-                                       cmocka_unit_test(less_is_done_where_it_may)};
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

@@ -113,14 +113,14 @@ static void check_bits(tch_context *context, const rounding_case *c, uint64_t st
     }
 }
 
-static void random_bits_decide(void **state)
+TEST(random_bits_decide)
 {
     for (size_t i = 0; i < TEST_COUNT(cases); i++) {
         check_bits(*state, &cases[i], 900 + i);
     }
 }
 
-static void philox_gives_its_known_answers(void **state)
+TEST(philox_gives_its_known_answers)
 {
     static const uint32_t known[2][4] = {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
                                          {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}};
@@ -135,7 +135,7 @@ static void philox_gives_its_known_answers(void **state)
 }
 
 /* What cannot be rounded up or down is rounded to nearest: infinities stay, and every NaN is one, whatever its bits. */
-static void what_is_not_finite_stays(void **state)
+TEST(what_is_not_finite_stays)
 {
     static const uint32_t gradients[5] = {0x7f800000u, 0xff800000u, 0x7f800001u, 0x7fffffffu, 0xffc00000u};
     static const rounding_case c = {7, 1, 5, 0, 0};
@@ -154,13 +154,4 @@ static void what_is_not_finite_stays(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(philox_gives_its_known_answers),
-        cmocka_unit_test(random_bits_decide),
-        cmocka_unit_test(what_is_not_finite_stays),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

@@ -213,7 +213,7 @@ static void check_symmetric(tch_context *context, tch_scalar type, tch_scalar ou
     batch_drop(context, &h.c);
 }
 
-static void symmetric_products(void **state)
+TEST(symmetric_products)
 {
     tch_context *context = *state;
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
@@ -225,7 +225,7 @@ static void symmetric_products(void **state)
 }
 
 /* Rows of split matrices are aligned, which the table asks for. A root wants some of these products in float64. */
-static void split_products(void **state)
+TEST(split_products)
 {
     tch_context *context = *state;
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0] && tchi_product_rates(context).bf16x2 > 0.0; s++) {
@@ -251,7 +251,7 @@ static void check_gram(tch_context *context, tch_scalar type, tch_scalar out, co
 }
 
 /* No kernel for one type computes these, and neither does the BLAS. The CPU is asked for one type at a time. */
-static void products_of_mixed_types(void **state)
+TEST(products_of_mixed_types)
 {
     static const size_case mixed[] = {{2, 1, 1}, {2, 17, 2}, {2, 70, 3}};
     for (int i = 0; i < 6 && !test_on_cpu(); i++) {
@@ -262,7 +262,7 @@ static void products_of_mixed_types(void **state)
     }
 }
 
-static void gram_matrices(void **state)
+TEST(gram_matrices)
 {
     static const int64_t widths[] = {8, 64, 72, 136, 521, 1000};
     tch_context *context = *state;
@@ -345,7 +345,7 @@ static void check_norm(const batch *x, const void *after, int64_t z, double scal
 
 /* Where the division is left to the products: numbers whose squares leave float32's range, and a matrix of zeros; X
  * times scale is what is left. Small ones are emulated with all that orthogonalization does. */
-static void norms_and_products_with_a_scale(void **state)
+TEST(norms_and_products_with_a_scale)
 {
     enum { COUNT = 45, SIZE = 256, BYTES = TCH_NORMALIZE_NUMBERS * COUNT * (int)sizeof(double) };
     static const double sizes_of[] = {1.0, 1e-30, 3e25, 1e-4, 0.0, 1e9};
@@ -422,7 +422,7 @@ static void check_repeats(tch_context *context, tch_scalar type)
     batch_drop(context, &again);
 }
 
-static void large_products_are_the_same_every_time(void **state)
+TEST(large_products_are_the_same_every_time)
 {
     tch_context *context = *state;
     check_repeats(context, fastest_type(context));
@@ -431,16 +431,4 @@ static void large_products_are_the_same_every_time(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(symmetric_products),
-        cmocka_unit_test(split_products),
-        cmocka_unit_test(gram_matrices),
-        cmocka_unit_test(products_of_mixed_types),
-        cmocka_unit_test(norms_and_products_with_a_scale),
-        cmocka_unit_test(large_products_are_the_same_every_time),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

@@ -55,7 +55,7 @@ static void count_range(void *state, const char *name)
     CHECK(popped <= pushed, "a range ended that had not begun");
 }
 
-static void every_call_ends_what_it_began(void **state)
+TEST_WITH(every_call_ends_what_it_began, change_table, restore_table)
 {
     tch_context *context = *state;
     test_variation shape = {.n = 12, .matrices = 1};
@@ -133,7 +133,7 @@ static int32_t reported(const failing_root *f)
     return flag;
 }
 
-static void auto_falls_back_on_eigen(void **state)
+TEST_WITH(auto_falls_back_on_eigen, change_table, restore_table)
 {
     failing_root f = make_failing(*state, TCH_ROOT_AUTO);
     for (int with_report = 0; with_report < 2; with_report++) {
@@ -156,7 +156,7 @@ static tch_status take_as_device(tch_context *context, failing_root *f, bool wit
 }
 
 /* Without a report the call waits in any case, and can mend; with one it leaves the verdict on the device. */
-static void flags_on_a_device_are_read_only_without_a_report(void **state)
+TEST_WITH(flags_on_a_device_are_read_only_without_a_report, change_table, restore_table)
 {
     failing_root f = make_failing(*state, TCH_ROOT_AUTO);
     test_case("flags on the device, no report");
@@ -169,7 +169,7 @@ static void flags_on_a_device_are_read_only_without_a_report(void **state)
     assert_int_equal(reported(&f), TCH_REPORT_NO_CONVERGENCE);
 }
 
-static void a_method_asked_for_does_not_fall_back(void **state)
+TEST_WITH(a_method_asked_for_does_not_fall_back, change_table, restore_table)
 {
     failing_root f = make_failing(*state, TCH_ROOT_RATIONAL);
     CHECK_OK(take(*state, &f, true));
@@ -227,7 +227,7 @@ static double power_error(tch_context *context, const known_matrix *known, doubl
 
 /* At condition 1e5 a float32 eigensolver leaves an error of some u times that in a negative power; what is left after
  * the correction is of second order in it. */
-static void float32_powers_are_sharpened(void **state)
+TEST_WITH(float32_powers_are_sharpened, change_table, restore_table)
 {
     static const double exponents[] = {-0.25, -0.5, -1.0, 0.5};
     test_variation shape = {.n = 60, .matrices = 1};
@@ -292,21 +292,9 @@ static void skip_on_a_device(tch_context *context, tch_optim_kind kind)
     trial_close(&t);
 }
 
-static void skipped_steps_write_nothing(void **state)
+TEST_WITH(skipped_steps_write_nothing, change_table, restore_table)
 {
     trial_for_every_kind(*state, "skipped unknown to the host", skip_on_a_device);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(every_call_ends_what_it_began, change_table, restore_table),
-        cmocka_unit_test_setup_teardown(auto_falls_back_on_eigen, change_table, restore_table),
-        cmocka_unit_test_setup_teardown(flags_on_a_device_are_read_only_without_a_report, change_table, restore_table),
-        cmocka_unit_test_setup_teardown(a_method_asked_for_does_not_fall_back, change_table, restore_table),
-        cmocka_unit_test_setup_teardown(float32_powers_are_sharpened, change_table, restore_table),
-        cmocka_unit_test_setup_teardown(skipped_steps_write_nothing, change_table, restore_table),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_known);
-}
+TEST_MAIN(test_open_context, test_close_known)

@@ -227,7 +227,7 @@ static void check_case(tch_context *context, const sides_case *c, tch_sides side
     }
 }
 
-static void both_sides_multiply(void **state)
+TEST(both_sides_multiply)
 {
     bool small = device_is_emulated() || test_on_cpu();
     for (int i = 0; i < (small ? (int)EMULATED : (int)CASES); i++) {
@@ -237,9 +237,4 @@ static void both_sides_multiply(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(both_sides_multiply)};
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

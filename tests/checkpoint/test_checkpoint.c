@@ -72,7 +72,7 @@ static void round_trip(tch_context *context, tch_dtype dtype, int32_t ndim, cons
     test_release_since(mark);
 }
 
-static void every_type_and_layout(void **state)
+TEST(every_type_and_layout)
 {
     static const int64_t shape[] = {3, 5, 7};
     for (size_t d = 0; d < DTYPES; d++) {
@@ -84,7 +84,7 @@ static void every_type_and_layout(void **state)
     }
 }
 
-static void every_rank(void **state)
+TEST(every_rank)
 {
     static const int64_t shape[TCH_MAX_RANK] = {2, 3, 1, 2, 4, 1, 3, 2};
     for (int32_t ndim = 0; ndim <= TCH_MAX_RANK; ndim++) {
@@ -95,7 +95,7 @@ static void every_rank(void **state)
     }
 }
 
-static void channels_last(void **state)
+TEST(channels_last)
 {
     tch_context *context = *state;
     int64_t shape[] = {2, 3, 4, 5};
@@ -123,7 +123,7 @@ static void channels_last(void **state)
 }
 
 /* Larger than the buffer: in rows, in chunks of a row, and where the first dimension is 1. */
-static void large_tensors_go_in_chunks(void **state)
+TEST(large_tensors_go_in_chunks)
 {
     round_trip(*state, TCH_FLOAT64, 2, (const int64_t[]){1500, 1501}, LAYOUT_TRANSPOSED, LAYOUT_ROW_GAPS);
     round_trip(*state, TCH_FLOAT64, 2, (const int64_t[]){2, 2100001}, LAYOUT_ROW_GAPS, LAYOUT_CONTIGUOUS);
@@ -131,7 +131,7 @@ static void large_tensors_go_in_chunks(void **state)
 }
 
 /* Memory of the host is read and written as it is, whatever the context and without one. */
-static void host_tensors_need_no_context(void **state)
+TEST(host_tensors_need_no_context)
 {
     tch_context *contexts[] = {NULL, *state};
     double values[2][6] = {{1, 2, 3, 4, 5, 6}};
@@ -152,7 +152,7 @@ static void host_tensors_need_no_context(void **state)
     }
 }
 
-static void empty_tensors(void **state)
+TEST(empty_tensors)
 {
     static const int64_t shapes[][3] = {{0}, {3, 0, 2}, {0, 0, 0}};
     static const int32_t ranks[] = {1, 3, 3};
@@ -181,7 +181,7 @@ static void empty_tensors(void **state)
     tch_checkpoint_writer_destroy(writer);
 }
 
-static void a_file_of_nothing(void **state)
+TEST(a_file_of_nothing)
 {
     tch_checkpoint_writer *writer = test_checkpoint_writer();
     const char *path = test_path("nothing");
@@ -217,7 +217,7 @@ static const char *const odd_names[] = {
 };
 #define ODD_NAMES ((int64_t)(sizeof odd_names / sizeof odd_names[0]))
 
-static void any_name_and_any_text(void **state)
+TEST(any_name_and_any_text)
 {
     tch_checkpoint_writer *writer = test_checkpoint_writer();
     const char *path = test_path("names");
@@ -254,7 +254,7 @@ static void any_name_and_any_text(void **state)
 }
 
 /* Of every type by turns: the file must order them so that each is aligned. */
-static void a_thousand_tensors(void **state)
+TEST(a_thousand_tensors)
 {
     enum { COUNT = 1000 };
     static int64_t values[COUNT][4];
@@ -285,7 +285,7 @@ static void a_thousand_tensors(void **state)
     tch_checkpoint_close(checkpoint);
 }
 
-static void numbers_come_back_exactly(void **state)
+TEST(numbers_come_back_exactly)
 {
     static const double numbers[] = {0.0,      -0.0,      0.1, 1.0 / 3.0, -1e-300, 0x1p-1074, 0x1.fffffffffffffp1023,
                                      INFINITY, -INFINITY, 1e23};
@@ -324,7 +324,7 @@ static void numbers_come_back_exactly(void **state)
     tch_checkpoint_close(checkpoint);
 }
 
-static void saving_again(void **state)
+TEST(saving_again)
 {
     int32_t value = 1;
     int32_t got = 0;
@@ -356,7 +356,7 @@ static void saving_again(void **state)
 
 /* The bytes themselves, so that a change of the format is seen. The header's checksum depends on the version: see
  * test_checkpoint_checksums.c. */
-static void the_file_is_as_documented(void **state)
+TEST(the_file_is_as_documented)
 {
     static const char header[] = "{\"__metadata__\":{\"format\":\"torchium\",\"torchium.format_version\":\"1\","
                                  "\"torchium.version\":\"" TCH_VERSION_STRING "\",\"step\":\"7\","
@@ -390,28 +390,9 @@ static void the_file_is_as_documented(void **state)
     assert_memory_equal(content + 8 + padded + 8, narrow, 4);
 }
 
-static void no_temporary_file_is_left(void **state)
+TEST(no_temporary_file_is_left)
 {
     assert_int_equal(test_leftover_count(), 0);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_type_and_layout),
-        cmocka_unit_test(every_rank),
-        cmocka_unit_test(channels_last),
-        cmocka_unit_test(large_tensors_go_in_chunks),
-        cmocka_unit_test(host_tensors_need_no_context),
-        cmocka_unit_test(empty_tensors),
-        cmocka_unit_test(a_file_of_nothing),
-        cmocka_unit_test(any_name_and_any_text),
-        cmocka_unit_test(a_thousand_tensors),
-        cmocka_unit_test(numbers_come_back_exactly),
-        cmocka_unit_test(saving_again),
-        cmocka_unit_test(the_file_is_as_documented),
-        cmocka_unit_test(no_temporary_file_is_left),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);
-}
+TEST_MAIN(test_open_context_and_folder, test_close_context_and_folder)

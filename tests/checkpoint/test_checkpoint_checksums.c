@@ -41,7 +41,7 @@ static int sums(sum_function list[3])
 }
 
 /* The check value of the catalogs, and the examples of RFC 3720, B.4. */
-static void known_sums(void **state)
+TEST(known_sums)
 {
     unsigned char bytes[4][32] = {{0}};
     static const uint32_t expected[4] = {0x8a9136aa, 0x62a8ab43, 0x46dd794e, 0x113fdb5c};
@@ -62,7 +62,7 @@ static void known_sums(void **state)
 }
 
 /* Of every length around those where the ways change, beginning anywhere, in one chunk and in two. */
-static void sums_are_the_reference(void **state)
+TEST(sums_are_the_reference)
 {
     enum { MOST = 110000, ROUNDS = 400 };
     static const int64_t near[] = {0, 8, 256, 16384, 49152, 98304};
@@ -229,7 +229,7 @@ static const char *file_of_index(const char *path)
 }
 
 /* Without checksums the same search finds what it is looking for. */
-static void no_bit_changes_unseen(void **state)
+TEST(no_bit_changes_unseen)
 {
     content c = random_content(10);
     content got;
@@ -258,7 +258,7 @@ static void check_differs(tch_status status, const char *path, const char *name)
 }
 
 /* Larger than what is summed at once, and changed near its end: each way says which tensor of which file. */
-static void the_tensor_is_named(void **state)
+TEST(the_tensor_is_named)
 {
     enum { SIZE = 100003 };
     static float values[SIZE];
@@ -301,7 +301,7 @@ static void check_has(const char *path, int32_t expected)
     tch_checkpoint_close(checkpoint);
 }
 
-static void files_say_whether_they_have_them(void **state)
+TEST(files_say_whether_they_have_them)
 {
     content c = random_content(20);
     content got;
@@ -392,7 +392,7 @@ static void check_bad(tch_status status, tch_checkpoint *const *checkpoint, cons
 }
 
 /* What another writer may do: order, spelling, tensors of its own. */
-static void what_others_may_change(void **state)
+TEST(what_others_may_change)
 {
     tch_checkpoint *c = NULL;
     tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
@@ -417,7 +417,7 @@ static void what_others_may_change(void **state)
     check_good(open_made(20, &c, "{\"__metadata__\":{" SETTINGS "}," A "," B "}"), &c, 0);
 }
 
-static void what_others_may_not_change(void **state)
+TEST(what_others_may_not_change)
 {
     tch_checkpoint *c = NULL;
     by_hand h = sums_by_hand();
@@ -449,7 +449,7 @@ static void what_others_may_not_change(void **state)
 }
 
 /* Offsets that were exchanged between tensors of equal shape: the header cannot show it, the bytes do. */
-static void exchanged_places_are_seen(void **state)
+TEST(exchanged_places_are_seen)
 {
     float values[2][2] = {{1, 2}, {3, 4}};
     float got[2];
@@ -480,18 +480,4 @@ static void exchanged_places_are_seen(void **state)
     tch_checkpoint_close(checkpoint);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(known_sums),
-        cmocka_unit_test(sums_are_the_reference),
-        cmocka_unit_test(no_bit_changes_unseen),
-        cmocka_unit_test(the_tensor_is_named),
-        cmocka_unit_test(files_say_whether_they_have_them),
-        cmocka_unit_test(what_others_may_change),
-        cmocka_unit_test(what_others_may_not_change),
-        cmocka_unit_test(exchanged_places_are_seen),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_folder_make, test_folder_remove);
-}
+TEST_MAIN(test_folder_make, test_folder_remove)

@@ -108,7 +108,7 @@ static void fail_each_allocation(tch_status (*call)(const char *path, const char
     test_fail_each_allocation(path, call_with_less_memory, check_file, &c);
 }
 
-static void no_memory(void **state)
+TEST(no_memory)
 {
     const char *path = test_path("memory");
     CHECK_OK(save(path, "old"));
@@ -134,7 +134,7 @@ static tch_status save_many(const char *path, const char *mark)
     return status;
 }
 
-static void no_memory_to_grow(void **state)
+TEST(no_memory_to_grow)
 {
     const char *path = test_path("grow");
     CHECK_OK(save(path, "old"));
@@ -143,7 +143,7 @@ static void no_memory_to_grow(void **state)
 }
 
 /* A tensor refused for want of memory can be added later, and was not half there. */
-static void a_writer_survives_want_of_memory(void **state)
+TEST(a_writer_survives_want_of_memory)
 {
     tch_checkpoint *checkpoint = NULL;
     tch_tensor t = tch_tensor_view(values, TCH_FLOAT32, 2, shape);
@@ -166,7 +166,7 @@ static void a_writer_survives_want_of_memory(void **state)
 }
 
 /* The disk is full after every number of bytes in turn; the limit on the size of files stands for it. */
-static void a_full_disk(void **state)
+TEST(a_full_disk)
 {
     struct rlimit limit;
     struct rlimit small;
@@ -201,7 +201,7 @@ static void check_not_saved(const char *path, const char *message)
     check_nothing_left();
 }
 
-static void paths_that_cannot_be_written(void **state)
+TEST(paths_that_cannot_be_written)
 {
     static char longest[5000];
     char long_name[400];
@@ -226,7 +226,7 @@ static void paths_that_cannot_be_written(void **state)
 }
 
 /* In a process of its own, since root may do everything and must become somebody else first. */
-static void a_folder_without_permission(void **state)
+TEST(a_folder_without_permission)
 {
     const char *path = test_path("guarded");
     CHECK_OK(save(path, "old"));
@@ -246,7 +246,7 @@ static void a_folder_without_permission(void **state)
 }
 
 /* Each call that may fail on the way fails once: an error leaves the old file or, once it has its name, the new one. */
-static void every_call_fails_once(void **state)
+TEST(every_call_fails_once)
 {
     const char *path = test_path("calls");
     bool failed = true;
@@ -267,7 +267,7 @@ static void every_call_fails_once(void **state)
 }
 
 /* Only what has the name of a leftover, is a file of ours, is old and not locked is removed. */
-static void leftovers_are_told_from_other_files(void **state)
+TEST(leftovers_are_told_from_other_files)
 {
     static const char *const kept[] = {".torchium-0123456789abcde.part", ".torchium-0123456789abcdeg.part",
                                        ".torchium-0123456789abcdef.part~", "torchium-0123456789abcdef.part"};
@@ -304,7 +304,7 @@ static void leftovers_are_told_from_other_files(void **state)
     check_nothing_left();
 }
 
-static void a_link_is_replaced(void **state)
+TEST(a_link_is_replaced)
 {
     struct stat status;
     CHECK_OK(save(test_path("target"), "old"));
@@ -327,7 +327,7 @@ static int mode_of(const char *path)
 
 /* Whoever could open the temporary file for a moment would read all of it later: it never has more permissions than the
  * file it becomes. */
-static void nobody_sees_a_file_before_it_is_whole(void **state)
+TEST(nobody_sees_a_file_before_it_is_whole)
 {
     static const mode_t modes[] = {0600, 0400, 0640, 0644, 0666};
     const char *path = test_path("private");
@@ -362,7 +362,7 @@ static bool save_as_nobody(const char *path)
 }
 
 /* Permissions of a group are not handed to another one. Only root can try it. */
-static void groups_are_kept_or_closed(void **state)
+TEST(groups_are_kept_or_closed)
 {
     enum { GROUP = 54321 };
     static const int modes[][2] = {{0640, 0600}, {0664, 0644}, {0660, 0600}, {0666, 0666}, {0604, 0604}};
@@ -390,7 +390,7 @@ static void groups_are_kept_or_closed(void **state)
 
 /* --- arguments -------------------------------------------------------------------------------------------------- */
 
-static void bad_arguments_of_writers(void **state)
+TEST(bad_arguments_of_writers)
 {
     tch_checkpoint_writer *writer = NULL;
     tch_tensor t = tch_tensor_view(values, TCH_FLOAT32, 2, shape);
@@ -427,7 +427,7 @@ static void bad_arguments_of_writers(void **state)
 }
 
 /* Expanded tensors can describe more bytes than files have. */
-static void too_many_bytes(void **state)
+TEST(too_many_bytes)
 {
     int64_t size = (int64_t)1 << 60;
     int64_t stride = 0;
@@ -439,7 +439,7 @@ static void too_many_bytes(void **state)
     tch_checkpoint_writer_destroy(writer);
 }
 
-static void bad_arguments_of_readers(void **state)
+TEST(bad_arguments_of_readers)
 {
     tch_checkpoint *c = NULL;
     double number = 7.0;
@@ -472,7 +472,7 @@ static void bad_arguments_of_readers(void **state)
     tch_checkpoint_close(c);
 }
 
-static void tensors_that_do_not_fit(void **state)
+TEST(tensors_that_do_not_fit)
 {
     float got[600] = {0};
     int64_t other[] = {20, 30};
@@ -502,26 +502,9 @@ static void tensors_that_do_not_fit(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_memory),
-        cmocka_unit_test(no_memory_to_grow),
-        cmocka_unit_test(a_writer_survives_want_of_memory),
-        cmocka_unit_test(a_full_disk),
-        cmocka_unit_test(paths_that_cannot_be_written),
-        cmocka_unit_test(a_folder_without_permission),
-        cmocka_unit_test(every_call_fails_once),
-        cmocka_unit_test(leftovers_are_told_from_other_files),
-        cmocka_unit_test(a_link_is_replaced),
-        cmocka_unit_test(nobody_sees_a_file_before_it_is_whole),
-        cmocka_unit_test(groups_are_kept_or_closed),
-        cmocka_unit_test(bad_arguments_of_writers),
-        cmocka_unit_test(too_many_bytes),
-        cmocka_unit_test(bad_arguments_of_readers),
-        cmocka_unit_test(tensors_that_do_not_fit),
-    };
     test_begin(argc, argv);
     for (int i = 0; i < 600; i++) {
         values[i] = (float)i;
     }
-    return cmocka_run_group_tests(tests, install, uninstall);
+    return test_run(__FILE__, install, uninstall);
 }

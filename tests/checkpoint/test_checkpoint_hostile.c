@@ -150,7 +150,7 @@ static void check_refused(const char *path, const char *message)
     CHECK(strstr(tch_last_error(), path) != NULL, "does not name the file: %s", tch_last_error());
 }
 
-static void bad_headers_are_refused(void **state)
+TEST(bad_headers_are_refused)
 {
     const char *path = test_path("bad");
     for (int i = 0; i < BAD_FILES; i++) {
@@ -160,7 +160,7 @@ static void bad_headers_are_refused(void **state)
     }
 }
 
-static void bad_lengths_are_refused(void **state)
+TEST(bad_lengths_are_refused)
 {
     const char *path = test_path("length");
     static const char header[] = "{" F32("a", "[1]", 0, 4) "}";
@@ -183,7 +183,7 @@ static void bad_lengths_are_refused(void **state)
 }
 
 /* Every file that is too short by some bytes, down to none. */
-static void cut_files_are_refused(void **state)
+TEST(cut_files_are_refused)
 {
     int64_t bytes;
     const char *whole = test_path("whole");
@@ -199,7 +199,7 @@ static void cut_files_are_refused(void **state)
     }
 }
 
-static void what_is_no_file_is_refused(void **state)
+TEST(what_is_no_file_is_refused)
 {
     check_refused(test_path("absent"), "No such file");
     check_refused(test_path("."), "it is a folder, expected a file");
@@ -208,7 +208,7 @@ static void what_is_no_file_is_refused(void **state)
 }
 
 /* Control characters of a hostile name would be obeyed by a terminal. */
-static void messages_are_harmless(void **state)
+TEST(messages_are_harmless)
 {
     const char *path = test_path("harmless");
     static char header[4096];
@@ -219,7 +219,7 @@ static void messages_are_harmless(void **state)
     check_refused(path, "000...\" has 8 bytes");
 }
 
-static void unusual_files_open(void **state)
+TEST(unusual_files_open)
 {
     static const bad_file files[] = {
         {"{}", 0, NULL},
@@ -261,7 +261,7 @@ static const char foreign[] = "{\"u\":{\"dtype\":\"U8\",\"shape\":[3],\"data_off
 _Static_assert((8 + sizeof foreign - 1 + 18) % 4 != 0, "the last tensor is aligned");
 
 /* Types and ranks without tensors of ours are described and not read. */
-static void foreign_tensors_are_listed(void **state)
+TEST(foreign_tensors_are_listed)
 {
     tch_tensor t = {0};
     const char *path = test_path("foreign");
@@ -289,7 +289,7 @@ static void foreign_tensors_are_listed(void **state)
 }
 
 /* A file that becomes shorter while it is open: reading fails, and does not end the process. */
-static void cutting_an_open_file(void **state)
+TEST(cutting_an_open_file)
 {
     float values[2] = {0};
     int64_t shape[] = {2};
@@ -303,14 +303,4 @@ static void cutting_an_open_file(void **state)
     tch_checkpoint_close(checkpoint);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bad_headers_are_refused),    cmocka_unit_test(bad_lengths_are_refused),
-        cmocka_unit_test(cut_files_are_refused),      cmocka_unit_test(what_is_no_file_is_refused),
-        cmocka_unit_test(messages_are_harmless),      cmocka_unit_test(unusual_files_open),
-        cmocka_unit_test(foreign_tensors_are_listed), cmocka_unit_test(cutting_an_open_file),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_folder_make, test_folder_remove);
-}
+TEST_MAIN(test_folder_make, test_folder_remove)

@@ -179,7 +179,7 @@ static int kill_count(void)
     return text != NULL ? (int)strtol(text, NULL, 10) : KILLS;
 }
 
-static void killed_at_any_moment(void **state)
+TEST(killed_at_any_moment)
 {
     kill_often(save_file, "killed", kill_count());
 }
@@ -189,7 +189,7 @@ static void check_whole(const char *path)
     (void)version_of(path);
 }
 
-static void killed_with_an_index(void **state)
+TEST(killed_with_an_index)
 {
     kill_often(save_with_index, "shards.safetensors.index.json", kill_count() / 2);
     int files = visit_files("shards-", check_whole);
@@ -248,20 +248,14 @@ static void check_two_writers(saver save, const char *name, int files)
     tch_checkpoint_writer_destroy(writer);
 }
 
-static void two_writers(void **state)
+TEST(two_writers)
 {
     check_two_writers(save_file, "two", 1);
 }
 
-static void two_writers_of_an_index(void **state)
+TEST(two_writers_of_an_index)
 {
     check_two_writers(save_with_index, "twofold.safetensors.index.json", 3); /* with the file of the test before */
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(killed_at_any_moment), cmocka_unit_test(killed_with_an_index),
-                                       cmocka_unit_test(two_writers), cmocka_unit_test(two_writers_of_an_index)};
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_folder_make, test_folder_remove);
-}
+TEST_MAIN(test_folder_make, test_folder_remove)

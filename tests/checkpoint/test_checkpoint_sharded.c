@@ -202,7 +202,7 @@ static void check_elements(const tch_checkpoint *c, const cutting *read, bool st
     test_drop(want);
 }
 
-static void every_cutting_from_every_other(void **state)
+TEST_IN_FOLDER(every_cutting_from_every_other)
 {
     for (size_t a = 0; a < TEST_COUNT(cuttings); a++) {
         const char *path = test_path(INDEX);
@@ -231,7 +231,7 @@ static void every_cutting_from_every_other(void **state)
 }
 
 /* A plain file with the tensor whole, as one process saves it. */
-static void whole_from_one_file(void **state)
+TEST_IN_FOLDER(whole_from_one_file)
 {
     double values[ELEMENTS];
     static const int64_t start[3];
@@ -248,7 +248,7 @@ static void whole_from_one_file(void **state)
 }
 
 /* What ranks add beside shards: tensors and settings of each, and what all have is the first one's. */
-static void what_each_rank_has(void **state)
+TEST_IN_FOLDER(what_each_rank_has)
 {
     const char *path = test_path(INDEX);
     save_well(&cuttings[1], 3, path, "now");
@@ -289,7 +289,7 @@ static int count_files(const char *ending)
     return count;
 }
 
-static void earlier_files_go(void **state)
+TEST_IN_FOLDER(earlier_files_go)
 {
     static const char *const others[] = {"model-00001-of-00002.safetensors", "model.safetensors",
                                          "model-0123456789abcdef-00001-of-00002.safetensors.bak",
@@ -341,7 +341,7 @@ static int count_private(bool make_so)
 
 /* Two indexes whose files begin with the same word; and files that only their owner may read stay so, for any number of
  * ranks, whatever the umask is. */
-static void beside_another_index(void **state)
+TEST_IN_FOLDER(beside_another_index)
 {
     const char *path = test_path(INDEX);
     const char *other = test_path("model.index.json");
@@ -377,7 +377,7 @@ static void save_between(const char *name)
 
 /* Before the first file has its name, and before the index has: while this process has the lock. Then the other goes on
  * without, and no file that the index names is lost. */
-static void another_save_in_between(void **state)
+TEST_IN_FOLDER(another_save_in_between)
 {
     static const char *const names[] = {".safetensors", ".index.json"};
     snprintf(between_path, sizeof between_path, "%s", test_path(INDEX));
@@ -396,7 +396,7 @@ static void another_save_in_between(void **state)
 }
 
 /* A file system whose locks are local to each machine: the files that ranks are writing look free to the others. */
-static void local_locks(void **state)
+TEST_IN_FOLDER(local_locks)
 {
     test_local_locks = true;
     for (int i = 0; i < 5; i++) {
@@ -408,7 +408,7 @@ static void local_locks(void **state)
 
 /* Each call that may fail on the way fails once, on one rank or the other: all get an error, and the old checkpoint is
  * there; or the new one, where it has its name and its folder could not be written to the disk. */
-static void every_call_fails_once(void **state)
+TEST_IN_FOLDER(every_call_fails_once)
 {
     const char *path = test_path(INDEX);
     for (int32_t ranks = 1; ranks <= 2; ranks++) {
@@ -440,7 +440,7 @@ static void every_call_fails_once(void **state)
 
 /* A rank that cannot write, into no folder or over a folder, or whose call is wrong: all fail, its own error is its
  * own, nobody waits, and nothing is left. */
-static void one_rank_cannot_save(void **state)
+TEST_IN_FOLDER(one_rank_cannot_save)
 {
     static const char no_folder[] = "its folder cannot be opened";
     static const char not_written[] = "another rank could not write its file";
@@ -476,7 +476,7 @@ static void one_rank_cannot_save(void **state)
 
 /* A rank dies at each of the four meetings: the others get an error. What is there is old or new, and whole, without
  * files of the other. */
-static void rank_that_dies(void **state)
+TEST_IN_FOLDER(rank_that_dies)
 {
     const char *path = test_path(INDEX);
     save_well(&cuttings[1], 3, path, "old");
@@ -513,7 +513,7 @@ static void check_saved(void *user, bool through)
     check_mark(t->paths[0], through ? "new" : "old");
 }
 
-static void no_memory_to_save(void **state)
+TEST_IN_FOLDER(no_memory_to_save)
 {
     const char *path = test_path(INDEX);
     save_well(&cuttings[1], 2, path, "old");
@@ -537,7 +537,7 @@ static tch_status read_with_less_memory(void *path)
     return status;
 }
 
-static void no_memory_to_read(void **state)
+TEST_IN_FOLDER(no_memory_to_read)
 {
     const char *path = test_path(INDEX);
     save_well(&cuttings[4], 3, path, "old");
@@ -548,7 +548,7 @@ static void no_memory_to_read(void **state)
 
 /* With a message where it is refused; the last ones are as other programs write them, with metadata of any kind. */
 /* A file of an index that ends early, by a byte or within its header. */
-static void a_cut_file_is_refused(void **state)
+TEST_IN_FOLDER(a_cut_file_is_refused)
 {
     const char *path = test_path(INDEX);
     save_well(&cuttings[4], 2, path, "old");
@@ -566,7 +566,7 @@ static void a_cut_file_is_refused(void **state)
     }
 }
 
-static void good_and_bad_indexes(void **state)
+TEST_IN_FOLDER(good_and_bad_indexes)
 {
     static const struct {
         const char *text, *message;
@@ -624,7 +624,7 @@ static void add_rows(tch_checkpoint_writer *writer, double *values, int64_t from
 
 /* As many elements as the whole has, and yet a gap: refused, when read and when saved. Where it is read, the result
  * does not depend on what memory held. */
-static void overlapping_shards(void **state)
+TEST_IN_FOLDER(overlapping_shards)
 {
     static const struct {
         int64_t ends[2][2];
@@ -668,7 +668,7 @@ static void overlapping_shards(void **state)
 }
 
 /* Sizes whose product is above 2^63, but for a 0 behind them: a tensor without elements, as any other. */
-static void sizes_that_overflow(void **state)
+TEST_IN_FOLDER(sizes_that_overflow)
 {
     int64_t large[] = {(int64_t)1 << 62, 3, 0};
     int64_t none[] = {0};
@@ -687,7 +687,7 @@ static void sizes_that_overflow(void **state)
 }
 
 /* The last of several shards is damaged: nothing of the others has been written. */
-static void damage_is_found_first(void **state)
+TEST_IN_FOLDER(damage_is_found_first)
 {
     double values[] = {0, 1, 2, 3};
     double got[4] = {-1, -1, -1, -1};
@@ -713,7 +713,7 @@ static void damage_is_found_first(void **state)
 }
 
 /* A thousand files and forty descriptors. Those that cannot be held open must still be the same when they are read. */
-static void more_files_than_descriptors(void **state)
+TEST_IN_FOLDER(more_files_than_descriptors)
 {
     enum { FILES = 1000 };
     char *text = test_alloc(FILES * 64);
@@ -752,7 +752,7 @@ static void more_files_than_descriptors(void **state)
 }
 
 /* Rectangles that are not all there, or are asked for as something else. */
-static void not_what_is_there(void **state)
+TEST_IN_FOLDER(not_what_is_there)
 {
     double values[6] = {0};
     int64_t size[2] = {2, 3};
@@ -799,31 +799,4 @@ static void not_what_is_there(void **state)
                        "writer");
 }
 
-#define IN_A_FOLDER(test) cmocka_unit_test_setup_teardown(test, test_folder_make, test_folder_remove)
-
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    const struct CMUnitTest tests[] = {
-        IN_A_FOLDER(every_cutting_from_every_other),
-        IN_A_FOLDER(whole_from_one_file),
-        IN_A_FOLDER(what_each_rank_has),
-        IN_A_FOLDER(earlier_files_go),
-        IN_A_FOLDER(beside_another_index),
-        IN_A_FOLDER(another_save_in_between),
-        IN_A_FOLDER(local_locks),
-        IN_A_FOLDER(every_call_fails_once),
-        IN_A_FOLDER(one_rank_cannot_save),
-        IN_A_FOLDER(rank_that_dies),
-        IN_A_FOLDER(no_memory_to_save),
-        IN_A_FOLDER(no_memory_to_read),
-        IN_A_FOLDER(a_cut_file_is_refused),
-        IN_A_FOLDER(good_and_bad_indexes),
-        IN_A_FOLDER(overlapping_shards),
-        IN_A_FOLDER(sizes_that_overflow),
-        IN_A_FOLDER(damage_is_found_first),
-        IN_A_FOLDER(more_files_than_descriptors),
-        IN_A_FOLDER(not_what_is_there),
-    };
-    return cmocka_run_group_tests(tests, test_counting_install, test_counting_remove);
-}
+TEST_MAIN(test_counting_install, test_counting_remove)

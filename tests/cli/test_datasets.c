@@ -92,7 +92,7 @@ static void check_csv(const csv_case *c)
     CHECK(data.features == NULL && data.rows == 0, "the release left something");
 }
 
-static void csv_files_are_read(void **state)
+TEST(csv_files_are_read)
 {
     for (size_t i = 0; i < sizeof good_csv / sizeof good_csv[0]; i++) {
         test_case("good CSV %zu", i);
@@ -137,7 +137,7 @@ static const struct {
     {"a,y\n\"1\n\",0\n2,0,\n", NULL, "line 4: has 3 columns"},
 };
 
-static void bad_csv_files_are_refused(void **state)
+TEST(bad_csv_files_are_refused)
 {
     for (size_t i = 0; i < sizeof bad_csv / sizeof bad_csv[0]; i++) {
         dataset data;
@@ -160,7 +160,7 @@ static void check_no_file(const char *path, const char *part)
     check_refused(dataset_read_csv(path, NULL, &data, &error), &data, &error, part);
 }
 
-static void what_is_no_text_file_is_refused(void **state)
+TEST(what_is_no_text_file_is_refused)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     snprintf(address.sun_path, sizeof address.sun_path, "%s", path_of("socket"));
@@ -232,7 +232,7 @@ static void check_ones(const dataset *data, int64_t count)
     }
 }
 
-static void hostile_csv_files_end_soon(void **state)
+TEST(hostile_csv_files_end_soon)
 {
     for (size_t i = 0; i < sizeof hostile_csv / sizeof hostile_csv[0]; i++) {
         dataset data;
@@ -255,7 +255,7 @@ static void hostile_csv_files_end_soon(void **state)
 
 /* --- orders, splits, scaling ------------------------------------------------------------------------------------- */
 
-static void orders_are_permutations(void **state)
+TEST(orders_are_permutations)
 {
     enum { N = 1000 };
     int64_t first[N];
@@ -303,7 +303,7 @@ static void mark_rows(const dataset *part, char *seen)
     }
 }
 
-static void splits_deal_every_row_once(void **state)
+TEST(splits_deal_every_row_once)
 {
     const double fractions[] = {0.2, 0.5, 1e-9, 1 - 1e-9};
     const int64_t tested[] = {20, 51, 1, 100};
@@ -325,7 +325,7 @@ static void splits_deal_every_row_once(void **state)
     dataset_release(&all);
 }
 
-static void bad_splits_are_refused(void **state)
+TEST(bad_splits_are_refused)
 {
     const double fractions[] = {0, 1, -0.5, 2, (double)NAN};
     dataset all = counting_rows(10);
@@ -341,7 +341,7 @@ static void bad_splits_are_refused(void **state)
     dataset_release(&all);
 }
 
-static void columns_are_standardized(void **state)
+TEST(columns_are_standardized)
 {
     dataset train = counting_rows(50);
     dataset test = counting_rows(10);
@@ -364,7 +364,7 @@ static void columns_are_standardized(void **state)
 
 /* --- digits ------------------------------------------------------------------------------------------------------ */
 
-static void digits_depend_on_seed_and_number(void **state)
+TEST(digits_depend_on_seed_and_number)
 {
     dataset some;
     dataset later;
@@ -391,7 +391,7 @@ static void digits_depend_on_seed_and_number(void **state)
     dataset_release(&other);
 }
 
-static void absurd_sizes_are_refused(void **state)
+TEST(absurd_sizes_are_refused)
 {
     dataset data = {.rows = INT64_MAX / 2, .cols = 1000, .classes = 2};
     dataset_error error = {""};
@@ -400,20 +400,4 @@ static void absurd_sizes_are_refused(void **state)
     check_refused(dataset_allocate(&data, &error), &data, &error, "out of memory");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(csv_files_are_read),
-        cmocka_unit_test(bad_csv_files_are_refused),
-        cmocka_unit_test(what_is_no_text_file_is_refused),
-        cmocka_unit_test(hostile_csv_files_end_soon),
-        cmocka_unit_test(orders_are_permutations),
-        cmocka_unit_test(splits_deal_every_row_once),
-        cmocka_unit_test(bad_splits_are_refused),
-        cmocka_unit_test(columns_are_standardized),
-        cmocka_unit_test(digits_depend_on_seed_and_number),
-        cmocka_unit_test(absurd_sizes_are_refused),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests_name("datasets", tests, make_folder, remove_folder);
-}
+TEST_MAIN(make_folder, remove_folder)

@@ -33,7 +33,7 @@ static void refuses(const tch_comm_config *config, const char *words)
           tch_status_name(status), tch_last_error());
 }
 
-static void bad_configurations(void **state)
+TEST(bad_configurations)
 {
     tch_comm_config c = TCH_COMM_CONFIG_INIT;
     c.ops = &good;
@@ -61,7 +61,7 @@ static void bad_configurations(void **state)
     assert_int_equal(tch_comm_create(&c, NULL), TCH_ERR_INVALID_ARGUMENT);
 }
 
-static void what_a_group_says(void **state)
+TEST(what_a_group_says)
 {
     tch_comm_config c = TCH_COMM_CONFIG_INIT;
     tch_comm *comm;
@@ -85,7 +85,7 @@ static void what_a_group_says(void **state)
     assert_int_equal(tch_comm_size(NULL), 0);
 }
 
-static void nccl_wants_a_gpu(void **state)
+TEST(nccl_wants_a_gpu)
 {
     char id[TCH_NCCL_ID_BYTES] = {0};
     tch_comm *comm = NULL;
@@ -101,21 +101,11 @@ static void nccl_wants_a_gpu(void **state)
     tch_context_destroy(context);
 }
 
-static void no_tiles(void **state)
+TEST(no_tiles)
 {
     tch_optim_tile tile = TCH_OPTIM_TILE_INIT;
     assert_int_equal(tch_optimizer_tile_count(NULL), 0);
     assert_int_equal(tch_optimizer_get_tile(NULL, 0, &tile), TCH_ERR_INVALID_ARGUMENT);
 }
 
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bad_configurations),
-        cmocka_unit_test(what_a_group_says),
-        cmocka_unit_test(nccl_wants_a_gpu),
-        cmocka_unit_test(no_tiles),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_MAIN(NULL, NULL)

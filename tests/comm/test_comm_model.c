@@ -169,7 +169,7 @@ static void try_all(const placed_numbers *numbers, tch_optim_kind kind, tch_dtyp
     tch_context_destroy(context);
 }
 
-static void counts_are_those_of_steps(void **state)
+TEST(counts_are_those_of_steps)
 {
     placed_numbers numbers;
     placed_numbers_open(&numbers, 29, PARAMETERS, model, 1);
@@ -183,6 +183,5 @@ static void counts_are_those_of_steps(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(counts_are_those_of_steps)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(__FILE__, NULL, NULL);
 }

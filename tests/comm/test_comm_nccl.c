@@ -142,7 +142,7 @@ static tch_status make_group(tch_context *context, double timeout_s, int32_t ran
     return tch_comm_create_nccl_with(context, id, 0, ranks, &config, comm);
 }
 
-static void one_gpu(void **state)
+TEST(one_gpu)
 {
     for (int watched = 0; watched < 2; watched++) {
         tch_comm *comm;
@@ -155,7 +155,7 @@ static void one_gpu(void **state)
     }
 }
 
-static void rank_that_never_comes(void **state)
+TEST(rank_that_never_comes)
 {
     tch_comm *comm = NULL;
     if (behave != NULL) {
@@ -170,7 +170,7 @@ static void rank_that_never_comes(void **state)
     }
 }
 
-static void bad_configurations(void **state)
+TEST(bad_configurations)
 {
     char id[TCH_NCCL_ID_BYTES] = {0};
     tch_comm *comm = NULL;
@@ -195,7 +195,7 @@ static void skip_without_fake(void)
     }
 }
 
-static void too_late(void **state)
+TEST(too_late)
 {
     static const struct {
         int how;
@@ -225,7 +225,7 @@ static void too_late(void **state)
 }
 
 /* The words of each case, from the collective that meets it. */
-static void words_of_the_collective(void **state)
+TEST(words_of_the_collective)
 {
     skip_without_fake();
     tch_comm *comm;
@@ -263,12 +263,4 @@ static int find_fake(void **state)
     return test_open_context(state);
 }
 
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_gpu),  cmocka_unit_test(rank_that_never_comes),   cmocka_unit_test(bad_configurations),
-        cmocka_unit_test(too_late), cmocka_unit_test(words_of_the_collective),
-    };
-    return cmocka_run_group_tests(tests, find_fake, test_close_context);
-}
+TEST_MAIN(find_fake, test_close_context)

@@ -232,7 +232,7 @@ static void try_sequence(const tch_kfac_config *config, const int32_t *ranks, co
     test_release_since(mark);
 }
 
-static void goes_on(void **state)
+TEST_IN_FOLDER(goes_on)
 {
     for (int variant = 0; variant < 3 * TCH_KFAC_METHOD_COUNT; variant++) {
         bool wide = variant % 3 > 0;
@@ -251,7 +251,7 @@ static void goes_on(void **state)
 }
 
 /* A rank that is gone: the others have an error. */
-static void rank_that_dies(void **state)
+TEST(rank_that_dies)
 {
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT64);
     training r = training_of(&config, 3);
@@ -266,7 +266,7 @@ static void rank_that_dies(void **state)
 
 /* Ranks that have seen other samples, and another number of them: of every layer the checkpoint has what its owner
  * saw. */
-static void factors_are_the_owners(void **state)
+TEST_IN_FOLDER(factors_are_the_owners)
 {
     int32_t owners = 0;
     const char *path = test_path(INDEX);
@@ -326,7 +326,7 @@ static void widen_one(tch_kfac_layer *layers)
     layers[4].inputs++;
 }
 
-static void another_model(void **state)
+TEST_IN_FOLDER(another_model)
 {
     static const struct {
         void (*change)(tch_kfac_layer *layers);
@@ -358,7 +358,7 @@ static void another_model(void **state)
 }
 
 /* A tensor under the prefix that is not this model's, also where its name is nearly that of a row of counts. */
-static void more_than_this_model(void **state)
+TEST_IN_FOLDER(more_than_this_model)
 {
     static const char *const names[] = {"kfac/stray", "kfac/counts[0:1/input_factor", "kfac/countless"};
     tch_context *context = NULL;
@@ -398,7 +398,7 @@ static void a_part_alone(tch_comm *comm, int32_t rank, void *user)
     tch_context_destroy(context);
 }
 
-static void layers_missing(void **state)
+TEST_IN_FOLDER(layers_missing)
 {
     pretend_group group;
     const char *path = test_path("part.safetensors");
@@ -418,7 +418,7 @@ static void layers_missing(void **state)
 }
 
 /* A rank that could not open the checkpoint: no other waits for it, and none goes on alone. */
-static void one_rank_cannot_open(void **state)
+TEST_IN_FOLDER(one_rank_cannot_open)
 {
     const char *path = test_path(INDEX);
     tch_kfac_config config = config_of(TCH_KFAC_EKFAC, TCH_FLOAT32);
@@ -432,7 +432,7 @@ static void one_rank_cannot_open(void **state)
     expect(&r, 2, TCH_ERR_COMM, "another rank could not load its part; nothing was changed");
 }
 
-static void different_checkpoints(void **state)
+TEST_IN_FOLDER(different_checkpoints)
 {
     const char *const paths[] = {test_path("early.safetensors"), test_path("late.safetensors")};
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT32);
@@ -447,7 +447,7 @@ static void different_checkpoints(void **state)
 
 /* A file that is cut short does not open; one whose bytes have changed is noticed by the rank that reads them, when
  * something was written already: then KFAC has failed on all ranks until a checkpoint is loaded. */
-static void damaged_files(void **state)
+TEST_IN_FOLDER(damaged_files)
 {
     int64_t bytes;
     const char *good = test_path("good.safetensors");
@@ -514,7 +514,7 @@ static tch_status save_or_load_on_both(void *user)
     return t->status[0];
 }
 
-static void no_memory(void **state)
+TEST_IN_FOLDER(no_memory)
 {
     two_ranks *t = test_alloc(sizeof *t);
     tch_kfac_config config = config_of(TCH_KFAC_EKFAC, TCH_FLOAT32);
@@ -537,22 +537,4 @@ static void no_memory(void **state)
     pretend_close(&t->group);
 }
 
-#define IN_A_FOLDER(test) cmocka_unit_test_setup_teardown(test, test_folder_make, test_folder_remove)
-
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    const struct CMUnitTest tests[] = {
-        IN_A_FOLDER(goes_on),
-        cmocka_unit_test(rank_that_dies),
-        IN_A_FOLDER(factors_are_the_owners),
-        IN_A_FOLDER(another_model),
-        IN_A_FOLDER(more_than_this_model),
-        IN_A_FOLDER(layers_missing),
-        IN_A_FOLDER(one_rank_cannot_open),
-        IN_A_FOLDER(different_checkpoints),
-        IN_A_FOLDER(damaged_files),
-        IN_A_FOLDER(no_memory),
-    };
-    return cmocka_run_group_tests(tests, test_counting_install, test_counting_remove);
-}
+TEST_MAIN(test_counting_install, test_counting_remove)

@@ -100,7 +100,25 @@ static tch_optim_config config_of(tch_optim_kind kind)
     return c;
 }
 
-static void every_kind(void **state)
+static void *all_numbers;
+
+static int open_folder(void **state)
+{
+    *state = all_numbers;
+    return test_folder_make(state);
+}
+
+static int open_all(void **state)
+{
+    return test_counting_install(state) == 0 ? shared_open(&all_numbers) : -1;
+}
+
+static int close_all(void **state)
+{
+    return shared_close(&all_numbers) == 0 ? test_counting_remove(state) : -1;
+}
+
+TEST_WITH(every_kind, open_folder, test_folder_remove)
 {
     static const struct {
         const char *name;
@@ -135,7 +153,7 @@ static void every_kind(void **state)
 }
 
 /* Failed refreshes of single factors are remembered through all of it, and make a difference. */
-static void failures(void **state)
+TEST_WITH(failures, open_folder, test_folder_remove)
 {
     tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
     double *ends[2][SHARED_PARAMETERS];
@@ -181,7 +199,7 @@ static void expect(const shared_training *t, int32_t rank, tch_status status, co
 }
 
 /* A rank that could not open the checkpoint: no other waits for it, and none goes on alone. */
-static void one_rank_cannot_open(void **state)
+TEST_WITH(one_rank_cannot_open, open_folder, test_folder_remove)
 {
     tch_optim_config c = config_of(TCH_OPTIM_MUON);
     shared_training t = load_by(*state, &c, TCH_FLOAT32, saved_by(2, *state, &c, test_path(INDEX)));
@@ -193,7 +211,7 @@ static void one_rank_cannot_open(void **state)
 }
 
 /* Blocks of moments do not end where shards do: ranks read those in float32 alone, and say what to do. */
-static void moments_in_less_memory(void **state)
+TEST_WITH(moments_in_less_memory, open_folder, test_folder_remove)
 {
     tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
     c.state_dtype = TCH_STATE_INT8;
@@ -205,7 +223,7 @@ static void moments_in_less_memory(void **state)
     expect(&t, 1, TCH_ERR_UNSUPPORTED, "state_dtype float32");
 }
 
-static void another_model(void **state)
+TEST_WITH(another_model, open_folder, test_folder_remove)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_SHAMPOO};
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
@@ -227,7 +245,7 @@ static void another_model(void **state)
 }
 
 /* The hash tells what no single tensor does: here, that the checkpoint has a parameter more. */
-static void more_than_this_model(void **state)
+TEST_WITH(more_than_this_model, open_folder, test_folder_remove)
 {
     tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
     tch_context *context;
@@ -272,7 +290,7 @@ static tch_status load_alone(void *user)
 }
 
 /* Saving and loading with each allocation failing in turn, in a group of one: an error, and nothing is lost. */
-static void no_memory(void **state)
+TEST_WITH(no_memory, open_folder, test_folder_remove)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_SHAMPOO};
     for (size_t kind = 0; kind < TEST_COUNT(kinds); kind++) {
@@ -298,39 +316,4 @@ static void no_memory(void **state)
     }
 }
 
-/* --- all --------------------------------------------------------------------------------------------------------- */
-
-static void *all_numbers;
-
-static int open_folder(void **state)
-{
-    *state = all_numbers;
-    return test_folder_make(state);
-}
-
-static int open_all(void **state)
-{
-    return test_counting_install(state) == 0 ? shared_open(&all_numbers) : -1;
-}
-
-static int close_all(void **state)
-{
-    return shared_close(&all_numbers) == 0 ? test_counting_remove(state) : -1;
-}
-
-#define IN_A_FOLDER(test) cmocka_unit_test_setup_teardown(test, open_folder, test_folder_remove)
-
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    const struct CMUnitTest tests[] = {
-        IN_A_FOLDER(every_kind),
-        IN_A_FOLDER(failures),
-        IN_A_FOLDER(one_rank_cannot_open),
-        IN_A_FOLDER(another_model),
-        IN_A_FOLDER(more_than_this_model),
-        IN_A_FOLDER(no_memory),
-        IN_A_FOLDER(moments_in_less_memory),
-    };
-    return cmocka_run_group_tests(tests, open_all, close_all);
-}
+TEST_MAIN(open_all, close_all)

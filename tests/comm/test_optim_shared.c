@@ -119,7 +119,7 @@ static void try_all(const placed_numbers *n, const char *name, const tch_optim_c
     }
 }
 
-static void every_kind(void **state)
+TEST(every_kind)
 {
     static const struct {
         const char *name;
@@ -170,7 +170,7 @@ static void every_kind(void **state)
 }
 
 /* Block by block a GPU too comes to the same bits for any number of ranks. */
-static void world_invariant(void **state)
+TEST(world_invariant)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP, TCH_OPTIM_MUON, TCH_OPTIM_NORMUON};
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
@@ -180,7 +180,7 @@ static void world_invariant(void **state)
     }
 }
 
-static void sixty_four_ranks(void **state)
+TEST(sixty_four_ranks)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_SHAMPOO, TCH_OPTIM_MUON};
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
@@ -189,13 +189,4 @@ static void sixty_four_ranks(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_kind),
-        cmocka_unit_test(world_invariant),
-        cmocka_unit_test(sixty_four_ranks),
-    };
-    return cmocka_run_group_tests(tests, shared_open, shared_close);
-}
+TEST_MAIN(shared_open, shared_close)

@@ -38,7 +38,7 @@ static const placed_how failing_placements[] = {placed_replicated, placed_by_row
 /* A NaN that one rank alone sees: with SKIP the step is skipped by all, so that the end is the same as without the
  * step; with RAISE all get the error. Where every rank has the whole gradient, ranks disagree about its value, and all
  * the same none takes the step. */
-static void nan_on_one_rank(void **state)
+TEST(nan_on_one_rank)
 {
     const placed_numbers *n = *state;
     for (size_t p = 0; p < TEST_COUNT(failing_placements); p++) {
@@ -116,7 +116,7 @@ static void train_with_another_rate(tch_comm *comm, int32_t rank, void *user)
 enum { NONE = -1 };
 
 /* A rank whose call is wrong has its own error, and the others do not wait for it; nothing is changed. */
-static void wrong_calls(void **state)
+TEST(wrong_calls)
 {
     static const char cover[] = "overlap without being equal, or leave elements out";
     static const char outside[] = "outside the tensor or the group";
@@ -174,7 +174,7 @@ static void wrong_calls(void **state)
 
 /* A rank dies at each of the collectives of the first steps, or its transport fails there: every other rank ends with
  * an error that names the group and the operation. */
-static void rank_that_dies(void **state)
+TEST(rank_that_dies)
 {
     for (int64_t call = 1; call <= 8; call++) {
         for (int gone = 0; gone < 2; gone++) {
@@ -195,13 +195,4 @@ static void rank_that_dies(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nan_on_one_rank),
-        cmocka_unit_test(wrong_calls),
-        cmocka_unit_test(rank_that_dies),
-    };
-    return cmocka_run_group_tests(tests, shared_open, shared_close);
-}
+TEST_MAIN(shared_open, shared_close)

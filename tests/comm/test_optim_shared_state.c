@@ -15,7 +15,7 @@ static bool same_shard(const tch_shard *a, const tch_shard *b)
 
 /* Of several ranks that hold a shard one sends it, and all of them keep its moving average: a checkpoint may take it
  * from any. */
-static void replicas_keep_the_same_momentum(void **state)
+TEST(replicas_keep_the_same_momentum)
 {
     enum { RANKS = 4 };
     static const tch_optim_kind kinds[] = {TCH_OPTIM_MUON, TCH_OPTIM_NORMUON};
@@ -93,7 +93,7 @@ static void train_large(tch_comm *comm, int32_t rank, void *user)
 }
 
 /* Each rank keeps the moments of four spans at most, and the parameter is what it is alone. */
-static void state_of_large_vectors_is_divided(void **state)
+TEST(state_of_large_vectors_is_divided)
 {
     large_training l = {0};
     pretend_group group;
@@ -194,7 +194,7 @@ static void train_ranks(counted_training *t, int32_t ranks, int64_t bucket_bytes
 
 /* 14 matrices of one shape on 3 ranks, in buckets of 6 and 8. In the second two ranks have three and one has two: two
  * thirds of a matrix go to that one before all of them gather segments of equal length. */
-static void one_shape_in_buckets(void **state)
+TEST(one_shape_in_buckets)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_MUON, TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP};
     static const placed_shape shape = {.ndim = 2, .size = {EQUAL_ROWS, EQUAL_COLS}};
@@ -227,7 +227,7 @@ static void one_shape_in_buckets(void **state)
 
 /* A rank that has every parameter whole exchanges nothing; where matrices lie whole with their owners, as those of
  * experts do, only the agreement of each step goes through the group. */
-static void what_lies_whole_is_not_sent(void **state)
+TEST(what_lies_whole_is_not_sent)
 {
     static const struct {
         tch_optim_kind kind;
@@ -250,14 +250,4 @@ static void what_lies_whole_is_not_sent(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(replicas_keep_the_same_momentum),
-        cmocka_unit_test(one_shape_in_buckets),
-        cmocka_unit_test(what_lies_whole_is_not_sent),
-        cmocka_unit_test(state_of_large_vectors_is_divided),
-    };
-    return cmocka_run_group_tests(tests, shared_open, shared_close);
-}
+TEST_MAIN(shared_open, shared_close)

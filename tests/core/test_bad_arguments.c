@@ -43,7 +43,7 @@ static const test_range root_ranges[] = {
     {FIELD(struct_size), 0, 2, {0, sizeof(tch_root_config) + 8}},
 };
 
-static void roots_out_of_range(void **state)
+TEST(roots_out_of_range)
 {
     const int32_t roots[] = {0, -1, 5, 7, 9, 16, INT32_MAX, INT32_MIN};
     test_call call;
@@ -63,7 +63,7 @@ static void roots_out_of_range(void **state)
     test_call_free(&call);
 }
 
-static void plans_that_make_no_sense(void **state)
+TEST(plans_that_make_no_sense)
 {
     static const struct {
         const char *name;
@@ -133,7 +133,7 @@ static tch_status call_with(tch_context *context, const number_case *c, tch_tens
     return tch_matmul_chunked(context, t[0], t[1], (int64_t)c->value, t[2]);
 }
 
-static void numbers_out_of_range(void **state)
+TEST(numbers_out_of_range)
 {
     for (size_t i = 0; i < TEST_COUNT(number_cases); i++) {
         const number_case *c = &number_cases[i];
@@ -146,7 +146,7 @@ static void numbers_out_of_range(void **state)
     }
 }
 
-static void methods_have_names(void **state)
+TEST(methods_have_names)
 {
     assert_string_equal(tch_root_method_name(TCH_ROOT_AUTO), "auto");
     assert_string_equal(tch_root_method_name(TCH_ROOT_EIGEN), "eigen");
@@ -158,7 +158,7 @@ static void methods_have_names(void **state)
 
 /* --- creation ---------------------------------------------------------------------------------------------------- */
 
-static void impossible_creations(void **state)
+TEST(impossible_creations)
 {
     const int64_t good[] = {2, 3};
     const int64_t negative[] = {2, -3};
@@ -194,13 +194,4 @@ static void impossible_creations(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(roots_out_of_range),   cmocka_unit_test(plans_that_make_no_sense),
-        cmocka_unit_test(numbers_out_of_range), cmocka_unit_test(methods_have_names),
-        cmocka_unit_test(impossible_creations),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

@@ -238,7 +238,7 @@ static void break_operation(tch_context *context, const test_operation *operatio
     test_call_free(&call);
 }
 
-static void broken_tensors(void **state)
+TEST(broken_tensors)
 {
     for (size_t which = 0; which < TEST_COUNT(breakers); which++) {
         for (int32_t i = 0; i < test_operation_count(); i++) {
@@ -247,7 +247,7 @@ static void broken_tensors(void **state)
     }
 }
 
-static void null_contexts(void **state)
+TEST(null_contexts)
 {
     tch_context *context = *state;
     for (int32_t i = 0; i < test_operation_count(); i++) {
@@ -260,7 +260,7 @@ static void null_contexts(void **state)
     }
 }
 
-static void optional_outputs_may_be_left_out(void **state)
+TEST(optional_outputs_may_be_left_out)
 {
     tch_context *context = *state;
     for (int32_t i = 0; i < test_operation_count(); i++) {
@@ -301,7 +301,7 @@ static void run_empty(tch_context *context, const test_operation *operation, boo
     test_call_free(&call);
 }
 
-static void empty_tensors_are_valid(void **state)
+TEST(empty_tensors_are_valid)
 {
     tch_context *context = *state;
     for (int32_t i = 0; i < test_operation_count(); i++) {
@@ -315,14 +315,4 @@ static void empty_tensors_are_valid(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(broken_tensors),
-        cmocka_unit_test(null_contexts),
-        cmocka_unit_test(optional_outputs_may_be_left_out),
-        cmocka_unit_test(empty_tensors_are_valid),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

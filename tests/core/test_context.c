@@ -9,7 +9,7 @@
 #include "support/tensors.h"
 #include "support/testing.h"
 
-static void device_names_are_parsed(void **state)
+TEST(device_names_are_parsed)
 {
     static const struct {
         const char *text;
@@ -25,7 +25,7 @@ static void device_names_are_parsed(void **state)
     }
 }
 
-static void wrong_device_names_are_refused(void **state)
+TEST(wrong_device_names_are_refused)
 {
     static const char *const bad[] = {"",
                                       "gpu",
@@ -55,7 +55,7 @@ static void wrong_device_names_are_refused(void **state)
     }
 }
 
-static void auto_gives_a_working_context(void **state)
+TEST(auto_gives_a_working_context)
 {
     tch_device parsed;
     tch_context *context = NULL;
@@ -68,7 +68,7 @@ static void auto_gives_a_working_context(void **state)
     tch_context_destroy(context);
 }
 
-static void absent_devices_have_a_reason(void **state)
+TEST(absent_devices_have_a_reason)
 {
     tch_context *context = NULL;
     assert_int_equal(tch_context_create("cpu:1", &context), TCH_ERR_UNAVAILABLE);
@@ -87,7 +87,7 @@ static void absent_devices_have_a_reason(void **state)
     assert_int_equal(tch_device_count((tch_device_type)99), 0);
 }
 
-static void null_arguments_are_refused(void **state)
+TEST(null_arguments_are_refused)
 {
     tch_context *context = *state;
     tch_device device;
@@ -109,7 +109,7 @@ static void null_arguments_are_refused(void **state)
     tch_context_destroy(NULL);
 }
 
-static void structs_of_another_version_are_refused(void **state)
+TEST(structs_of_another_version_are_refused)
 {
     tch_context *context = *state;
     tch_device_info device = {0};
@@ -126,7 +126,7 @@ static void structs_of_another_version_are_refused(void **state)
     assert_int_equal(tch_backend_info_get(0, NULL), TCH_ERR_INVALID_ARGUMENT);
 }
 
-static void devices_are_described(void **state)
+TEST(devices_are_described)
 {
     tch_context *context = *state;
     tch_device_info info = TCH_DEVICE_INFO_INIT;
@@ -142,7 +142,7 @@ static void devices_are_described(void **state)
     }
 }
 
-static void the_cpu_has_no_streams(void **state)
+TEST(the_cpu_has_no_streams)
 {
     tch_context *context = *state;
     int anything;
@@ -156,7 +156,7 @@ static void the_cpu_has_no_streams(void **state)
     }
 }
 
-static void threads_can_be_counted_and_set(void **state)
+TEST(threads_can_be_counted_and_set)
 {
     int32_t usual = tch_get_num_threads();
     assert_true(usual >= 1);
@@ -287,7 +287,7 @@ static void limit_operation(tch_context *context, const test_operation *operatio
 }
 
 /* With a batch of five, which limits cut into chunks of every size. */
-static void every_operation_keeps_to_the_limit(void **state)
+TEST(every_operation_keeps_to_the_limit)
 {
     static const tch_dtype dtypes[] = {{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_BFLOAT, 16, 1}};
     for (int32_t i = 0; i < test_operation_count(); i++) {
@@ -302,7 +302,7 @@ static void every_operation_keeps_to_the_limit(void **state)
 }
 
 /* A limit below what the workspace has grown to takes effect at once, not at the next call. */
-static void a_limit_shrinks_the_workspace(void **state)
+TEST(a_limit_shrinks_the_workspace)
 {
     tch_context *context = *state;
     tch_memory_info before = TCH_MEMORY_INFO_INIT, grown = TCH_MEMORY_INFO_INIT, limited = TCH_MEMORY_INFO_INIT;
@@ -323,7 +323,7 @@ static void a_limit_shrinks_the_workspace(void **state)
     CHECK_OK(tch_context_set_workspace_limit(context, 0));
 }
 
-static void a_negative_limit_is_refused(void **state)
+TEST(a_negative_limit_is_refused)
 {
     tch_context *context = *state;
     CHECK_OK(tch_context_set_workspace_limit(context, 12345));
@@ -333,16 +333,4 @@ static void a_negative_limit_is_refused(void **state)
     CHECK_OK(tch_context_set_workspace_limit(context, 0));
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(device_names_are_parsed),        cmocka_unit_test(wrong_device_names_are_refused),
-        cmocka_unit_test(auto_gives_a_working_context),   cmocka_unit_test(absent_devices_have_a_reason),
-        cmocka_unit_test(null_arguments_are_refused),     cmocka_unit_test(structs_of_another_version_are_refused),
-        cmocka_unit_test(devices_are_described),          cmocka_unit_test(the_cpu_has_no_streams),
-        cmocka_unit_test(threads_can_be_counted_and_set), cmocka_unit_test(every_operation_keeps_to_the_limit),
-        cmocka_unit_test(a_limit_shrinks_the_workspace),  cmocka_unit_test(a_negative_limit_is_refused),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

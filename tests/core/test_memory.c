@@ -18,7 +18,7 @@ static tch_memory_info figures(tch_context *context)
     return info;
 }
 
-static void a_new_context_holds_nothing(void **state)
+TEST_WITH(a_new_context_holds_nothing, test_open_context, test_close_context)
 {
     tch_memory_info info = figures(*state);
     assert_int_equal(info.allocated, 0);
@@ -30,7 +30,7 @@ static void a_new_context_holds_nothing(void **state)
     assert_true(info.free > 0 && info.free <= info.total);
 }
 
-static void figures_follow_allocation_and_release(void **state)
+TEST_WITH(figures_follow_allocation_and_release, test_open_context, test_close_context)
 {
     tch_context *context = *state;
     void *first = NULL, *second = NULL;
@@ -51,7 +51,7 @@ static void figures_follow_allocation_and_release(void **state)
     assert_int_equal(none.peak, two.peak);
 }
 
-static void freed_memory_is_used_again(void **state)
+TEST_WITH(freed_memory_is_used_again, test_open_context, test_close_context)
 {
     tch_context *context = *state;
     void *first = NULL, *second = NULL;
@@ -67,7 +67,7 @@ static void freed_memory_is_used_again(void **state)
     CHECK_OK(tch_memory_free(context, second));
 }
 
-static void blocks_in_use_do_not_overlap(void **state)
+TEST_WITH(blocks_in_use_do_not_overlap, test_open_context, test_close_context)
 {
     tch_context *context = *state;
     enum { COUNT = 200 };
@@ -90,7 +90,7 @@ static void blocks_in_use_do_not_overlap(void **state)
     assert_int_equal(figures(context).allocated, 0);
 }
 
-static void trimming_returns_what_is_kept(void **state)
+TEST_WITH(trimming_returns_what_is_kept, test_open_context, test_close_context)
 {
     tch_context *context = *state;
     void *held = NULL, *pointers[8];
@@ -114,7 +114,7 @@ static void trimming_returns_what_is_kept(void **state)
     assert_int_equal(figures(context).reserved, 0);
 }
 
-static void the_peak_can_start_again(void **state)
+TEST_WITH(the_peak_can_start_again, test_open_context, test_close_context)
 {
     tch_context *context = *state;
     void *held = NULL, *pointer = NULL;
@@ -128,7 +128,7 @@ static void the_peak_can_start_again(void **state)
     CHECK_OK(tch_memory_free(context, held));
 }
 
-static void nothing_is_allocated_in_a_steady_state(void **state)
+TEST_WITH(nothing_is_allocated_in_a_steady_state, test_open_context, test_close_context)
 {
     tch_context *context = *state;
     for (int32_t i = 0; i < test_operation_count(); i++) {
@@ -150,7 +150,7 @@ static void nothing_is_allocated_in_a_steady_state(void **state)
     CHECK(end.allocated == 0 && end.reserved == 0, "%lld bytes are left", (long long)end.reserved);
 }
 
-static void mistakes_are_refused(void **state)
+TEST_WITH(mistakes_are_refused, test_open_context, test_close_context)
 {
     tch_context *context = *state;
     int local;
@@ -177,7 +177,7 @@ static void mistakes_are_refused(void **state)
     assert_non_null(strstr(tch_last_error(), "info"));
 }
 
-static void another_contexts_pointer_is_refused(void **state)
+TEST_WITH(another_contexts_pointer_is_refused, test_open_context, test_close_context)
 {
     tch_context *context = *state;
     tch_context *other = NULL;
@@ -190,7 +190,7 @@ static void another_contexts_pointer_is_refused(void **state)
 }
 
 /* Half of an exabyte: no machine has it, and the arithmetic on the way must not wrap. */
-static void more_than_there_is_is_out_of_memory(void **state)
+TEST_WITH(more_than_there_is_is_out_of_memory, test_open_context, test_close_context)
 {
     tch_context *context = *state;
     void *pointer = NULL;
@@ -205,7 +205,7 @@ static void more_than_there_is_is_out_of_memory(void **state)
     CHECK_OK(tch_memory_free(context, pointer));
 }
 
-static void tensors_outlive_their_context(void **state)
+TEST(tensors_outlive_their_context)
 {
     tch_context *context = NULL;
     tch_tensor *t = NULL;
@@ -230,7 +230,7 @@ static void tensors_outlive_their_context(void **state)
 
 /* --- the host allocator ------------------------------------------------------------------------------------------ */
 
-static void all_host_memory_comes_from_the_callers_allocator(void **state)
+TEST(all_host_memory_comes_from_the_callers_allocator)
 {
     counting_allocator counting = {0};
     tch_host_allocator allocator = counting_allocator_interface(&counting);
@@ -256,7 +256,7 @@ static void all_host_memory_comes_from_the_callers_allocator(void **state)
     CHECK_OK(tch_set_host_allocator(NULL));
 }
 
-static void the_allocator_is_not_changed_under_a_context(void **state)
+TEST(the_allocator_is_not_changed_under_a_context)
 {
     counting_allocator counting = {0};
     tch_host_allocator allocator = counting_allocator_interface(&counting);
@@ -276,7 +276,7 @@ static void the_allocator_is_not_changed_under_a_context(void **state)
     assert_int_equal(atomic_load(&counting.calls), 0);
 }
 
-static void broken_allocators_are_refused(void **state)
+TEST(broken_allocators_are_refused)
 {
     counting_allocator counting = {0};
     tch_host_allocator allocator = counting_allocator_interface(&counting);
@@ -293,27 +293,4 @@ static void broken_allocators_are_refused(void **state)
     assert_non_null(strstr(tch_last_error(), "release"));
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest pool[] = {
-        cmocka_unit_test_setup_teardown(a_new_context_holds_nothing, test_open_context, test_close_context),
-        cmocka_unit_test_setup_teardown(figures_follow_allocation_and_release, test_open_context, test_close_context),
-        cmocka_unit_test_setup_teardown(freed_memory_is_used_again, test_open_context, test_close_context),
-        cmocka_unit_test_setup_teardown(blocks_in_use_do_not_overlap, test_open_context, test_close_context),
-        cmocka_unit_test_setup_teardown(trimming_returns_what_is_kept, test_open_context, test_close_context),
-        cmocka_unit_test_setup_teardown(the_peak_can_start_again, test_open_context, test_close_context),
-        cmocka_unit_test_setup_teardown(nothing_is_allocated_in_a_steady_state, test_open_context, test_close_context),
-        cmocka_unit_test_setup_teardown(mistakes_are_refused, test_open_context, test_close_context),
-        cmocka_unit_test_setup_teardown(another_contexts_pointer_is_refused, test_open_context, test_close_context),
-        cmocka_unit_test_setup_teardown(more_than_there_is_is_out_of_memory, test_open_context, test_close_context),
-        cmocka_unit_test(tensors_outlive_their_context),
-    };
-    const struct CMUnitTest allocator[] = {
-        cmocka_unit_test(all_host_memory_comes_from_the_callers_allocator),
-        cmocka_unit_test(the_allocator_is_not_changed_under_a_context),
-        cmocka_unit_test(broken_allocators_are_refused),
-    };
-    test_begin(argc, argv);
-    int failed = cmocka_run_group_tests(pool, NULL, NULL);
-    return failed + cmocka_run_group_tests(allocator, NULL, NULL);
-}
+TEST_MAIN(NULL, NULL)

@@ -144,7 +144,7 @@ static void fail_each_allocation(const char *what, tch_status (*call)(trial *t),
     CHECK(k > 1 || operation != NULL, "it takes no memory");
 }
 
-static void every_operation(void **state)
+TEST(every_operation)
 {
     static const tch_dtype dtypes[] = {{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_BFLOAT, 16, 1}};
     for (int32_t n = 0; n < 3 * test_operation_count(); n++) {
@@ -152,14 +152,14 @@ static void every_operation(void **state)
     }
 }
 
-static void contexts_and_tensors(void **state)
+TEST(contexts_and_tensors)
 {
     fail_each_allocation("a context", create_context, NULL, TCH_FLOAT32);
     fail_each_allocation("a tensor", create_tensor, NULL, TCH_FLOAT32);
 }
 
 /* A pool that holds free memory gives it back before it gives up: the request succeeds the second time. */
-static void kept_memory_is_given_up_first(void **state)
+TEST(kept_memory_is_given_up_first)
 {
     tch_context *context = NULL;
     void *kept = NULL, *wanted = NULL;
@@ -182,14 +182,9 @@ static void kept_memory_is_given_up_first(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(contexts_and_tensors),
-        cmocka_unit_test(every_operation),
-        cmocka_unit_test(kept_memory_is_given_up_first),
-    };
     char folder[PATH_MAX];
     failing_module(folder, sizeof folder);
     setenv("TORCHIUM_BACKEND_PATH", folder, 1); /* before the library looks for modules; the CPU needs none */
     test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, install_allocator, test_counting_remove);
+    return test_run(__FILE__, install_allocator, test_counting_remove);
 }

@@ -91,7 +91,7 @@ static void check_figures(int begun, int kept, int replayed, int released)
 
 /* --- when -------------------------------------------------------------------------------------------------------- */
 
-static void the_third_call_records(void **state)
+TEST_WITH(the_third_call_records, open_recordings, close_recordings)
 {
     work w = work_of(*state);
     times(&w, 1, WARM);
@@ -116,7 +116,7 @@ static void hear_end(void *user)
 }
 
 /* A recording has no phases to tell of. */
-static void who_listens_to_ranges_gets_the_work(void **state)
+TEST_WITH(who_listens_to_ranges_gets_the_work, open_recordings, close_recordings)
 {
     int heard = 0;
     work w = work_of(*state);
@@ -130,7 +130,7 @@ static void who_listens_to_ranges_gets_the_work(void **state)
     check_figures(1, 1, 2, 0);
 }
 
-static void keys_have_recordings_of_their_own(void **state)
+TEST_WITH(keys_have_recordings_of_their_own, open_recordings, close_recordings)
 {
     work w[3] = {work_of(*state), work_of(*state), work_of(*state)};
     for (int i = 0; i < 6; i++) {
@@ -142,7 +142,7 @@ static void keys_have_recordings_of_their_own(void **state)
     check_figures(3, 3, 3 * (6 - WARM), 0);
 }
 
-static void the_last_part_of_a_key_counts(void **state)
+TEST_WITH(the_last_part_of_a_key_counts, open_recordings, close_recordings)
 {
     work w = work_of(*state);
     tchi_recording_key key = {0};
@@ -155,7 +155,7 @@ static void the_last_part_of_a_key_counts(void **state)
     check_figures(2, 2, 2 * (4 - WARM), 0);
 }
 
-static void a_caller_who_records_gets_the_work(void **state)
+TEST_WITH(a_caller_who_records_gets_the_work, open_recordings, close_recordings)
 {
     work w = work_of(*state);
     times(&w, 1, WARM + 1);
@@ -168,7 +168,7 @@ static void a_caller_who_records_gets_the_work(void **state)
     check_figures(1, 1, 2, 0);
 }
 
-static void without_the_entries_work_is_done(void **state)
+TEST_WITH(without_the_entries_work_is_done, open_recordings, close_recordings)
 {
     tch_context *context = *state;
     work w = work_of(context);
@@ -189,7 +189,7 @@ static void without_the_entries_work_is_done(void **state)
 /* --- the workspace ----------------------------------------------------------------------------------------------- */
 
 /* Recorded addresses are those of the workspace at that time: another one, another limit for it, another recording. */
-static void the_workspace_belongs_to_the_key(void **state)
+TEST_WITH(the_workspace_belongs_to_the_key, open_recordings, close_recordings)
 {
     tch_context *context = *state;
     work w = work_of(context);
@@ -210,7 +210,7 @@ static void the_workspace_belongs_to_the_key(void **state)
     check_figures(3, 3, 6, 0);
 }
 
-static void a_workspace_that_moves_while_recording_is_noticed(void **state)
+TEST_WITH(a_workspace_that_moves_while_recording_is_noticed, open_recordings, close_recordings)
 {
     work w = work_of(*state);
     times(&w, 1, WARM);
@@ -226,7 +226,7 @@ static void a_workspace_that_moves_while_recording_is_noticed(void **state)
 
 /* A recording that does not begin or gives nothing, a replay and work that fail: the work is done, and from then on
  * without a recording. */
-static void what_fails_is_given_up(void **state)
+TEST_WITH(what_fails_is_given_up, open_recordings, close_recordings)
 {
     static const struct {
         recording_faults fault;
@@ -252,7 +252,7 @@ static void what_fails_is_given_up(void **state)
     }
 }
 
-static void a_later_replay_that_fails(void **state)
+TEST_WITH(a_later_replay_that_fails, open_recordings, close_recordings)
 {
     work w = work_of(*state);
     times(&w, 1, WARM + 3);
@@ -264,7 +264,7 @@ static void a_later_replay_that_fails(void **state)
 }
 
 /* Part of it has been queued: to do the work again would do that part twice. */
-static void a_replay_that_breaks_off_is_an_error(void **state)
+TEST_WITH(a_replay_that_breaks_off_is_an_error, open_recordings, close_recordings)
 {
     work w = work_of(*state);
     times(&w, 1, WARM + 1);
@@ -277,7 +277,7 @@ static void a_replay_that_breaks_off_is_an_error(void **state)
     assert_int_equal(w.calls, WARM + 1);
 }
 
-static void work_that_fails_says_so(void **state)
+TEST_WITH(work_that_fails_says_so, open_recordings, close_recordings)
 {
     work w = work_of(*state);
     w.fails_at = 1;
@@ -289,7 +289,7 @@ static void work_that_fails_says_so(void **state)
     assert_int_equal(try_once(&w, 1), TCH_ERR_NUMERIC);
 }
 
-static void a_stream_that_is_lost_is_an_error(void **state)
+TEST_WITH(a_stream_that_is_lost_is_an_error, open_recordings, close_recordings)
 {
     work w = work_of(*state);
     times(&w, 1, WARM);
@@ -302,7 +302,7 @@ static void a_stream_that_is_lost_is_an_error(void **state)
 /* --- how many ---------------------------------------------------------------------------------------------------- */
 
 /* More of them in turn than there is room for: those that have a place keep it, the others are done. */
-static void too_many_do_not_drive_each_other_out(void **state)
+TEST_WITH(too_many_do_not_drive_each_other_out, open_recordings, close_recordings)
 {
     work w = work_of(*state);
     enum { KEYS = MOST + 40, ROUNDS = 3 };
@@ -314,7 +314,7 @@ static void too_many_do_not_drive_each_other_out(void **state)
     check_figures(MOST, MOST, ROUNDS * MOST, 0);
 }
 
-static void idle_ones_give_way(void **state)
+TEST_WITH(idle_ones_give_way, open_recordings, close_recordings)
 {
     work w = work_of(*state);
     for (int k = 0; k < MOST; k++) {
@@ -331,7 +331,7 @@ static void idle_ones_give_way(void **state)
     check_figures(MOST + 1, MOST + 1, MOST + IDLE + 3, 2);
 }
 
-static void what_is_cleared_is_recorded_anew(void **state)
+TEST_WITH(what_is_cleared_is_recorded_anew, open_recordings, close_recordings)
 {
     work w = work_of(*state);
     times(&w, 1, WARM + 1);
@@ -344,7 +344,7 @@ static void what_is_cleared_is_recorded_anew(void **state)
     check_figures(3, 3, 4, 2);
 }
 
-static void without_memory_they_stay_closed(void **state)
+TEST_WITH(without_memory_they_stay_closed, open_recordings, close_recordings)
 {
     tchi_recordings none = {0};
     work w = work_of(*state);
@@ -356,7 +356,7 @@ static void without_memory_they_stay_closed(void **state)
     tchi_recordings_close(*state, &none);
 }
 
-static void work_takes_no_memory(void **state)
+TEST_WITH(work_takes_no_memory, open_recordings, close_recordings)
 {
     work w = work_of(*state);
     counting_allocator_arm(&test_counting, 0);
@@ -378,30 +378,4 @@ static int close_all(void **state)
     return status == 0 ? test_counting_remove(state) : -1;
 }
 
-#define CASE(name) cmocka_unit_test_setup_teardown(name, open_recordings, close_recordings)
-
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(the_third_call_records),
-        CASE(who_listens_to_ranges_gets_the_work),
-        CASE(keys_have_recordings_of_their_own),
-        CASE(the_last_part_of_a_key_counts),
-        CASE(a_caller_who_records_gets_the_work),
-        CASE(without_the_entries_work_is_done),
-        CASE(the_workspace_belongs_to_the_key),
-        CASE(a_workspace_that_moves_while_recording_is_noticed),
-        CASE(what_fails_is_given_up),
-        CASE(a_later_replay_that_fails),
-        CASE(a_replay_that_breaks_off_is_an_error),
-        CASE(work_that_fails_says_so),
-        CASE(a_stream_that_is_lost_is_an_error),
-        CASE(too_many_do_not_drive_each_other_out),
-        CASE(idle_ones_give_way),
-        CASE(what_is_cleared_is_recorded_anew),
-        CASE(without_memory_they_stay_closed),
-        CASE(work_takes_no_memory),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, open_all, close_all);
-}
+TEST_MAIN(open_all, close_all)

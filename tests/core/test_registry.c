@@ -116,7 +116,7 @@ static void expect_present(const sight *seen)
     CHECK(seen->create == TCH_OK, "no context: %s", seen->message);
 }
 
-static void a_good_module_is_used(void **state)
+TEST(a_good_module_is_used)
 {
     sight seen = see(variant("good"), NULL);
     expect_present(&seen);
@@ -126,7 +126,7 @@ static void a_good_module_is_used(void **state)
     assert_string_equal(seen.cuda.reason, "");
 }
 
-static void every_way_of_failing_has_its_reason(void **state)
+TEST(every_way_of_failing_has_its_reason)
 {
     static const struct {
         const char *variant, *reason;
@@ -160,7 +160,7 @@ static void copy_module(int64_t most)
     test_file_write(test_path(MODULE_FILE), bytes, size < most ? size : most);
 }
 
-static void a_file_that_is_no_shared_object(void **state)
+TEST_IN_FOLDER(a_file_that_is_no_shared_object)
 {
     static const char *const texts[] = {"This is a letter, not a library.\n", "", NULL};
     for (int i = 0; i < 3; i++) {
@@ -175,7 +175,7 @@ static void a_file_that_is_no_shared_object(void **state)
 }
 
 /* dlopen would map such a file and the process would die of it. */
-static void a_module_that_was_copied_in_part(void **state)
+TEST_IN_FOLDER(a_module_that_was_copied_in_part)
 {
     /* What is loaded of any module reaches into its third page at least; what follows may be debugging information. */
     static const int64_t parts[] = {100, 1000, 4096, 8000, INT64_MAX};
@@ -192,7 +192,7 @@ static void a_module_that_was_copied_in_part(void **state)
 
 /* A module in the current folder must not be run, however the path is written; and the reason says where modules are
  * looked for. */
-static void the_current_folder_is_never_searched(void **state)
+TEST(the_current_folder_is_never_searched)
 {
     static const char *const paths[] = {
         NULL, "", ".", "./", ":", "::", "good", "./good", "../modules/good", ":.:", "/nowhere/at/all"};
@@ -234,7 +234,7 @@ static int answer_to_look(void)
 
 /* The linker knows such a program by its name only. In the current folder that is somebody else's file, and the module
  * beside it somebody else's code. */
-static void a_name_is_not_a_place(void **state)
+TEST_IN_FOLDER(a_name_is_not_a_place)
 {
     const char *folder = test_path(".");
     sight seen;
@@ -247,7 +247,7 @@ static void a_name_is_not_a_place(void **state)
           seen.cuda.reason);
 }
 
-static void the_first_folder_of_the_path_wins(void **state)
+TEST(the_first_folder_of_the_path_wins)
 {
     char path[3 * PATH_MAX];
     snprintf(path, sizeof path, "/nowhere:%s/good:%s/refuses", TEST_MODULES, TEST_MODULES);
@@ -258,7 +258,7 @@ static void the_first_folder_of_the_path_wins(void **state)
     expect_absent(&seen, "older than time");
 }
 
-static void a_very_long_path_is_harmless(void **state)
+TEST(a_very_long_path_is_harmless)
 {
     size_t length = 100000;
     char *path = test_alloc(length + PATH_MAX + 2);
@@ -321,7 +321,7 @@ static void use_fake_device(void *result)
 }
 
 /* The fake device copies and allocates; its fill fails, and chapters of the table are left out. */
-static void a_context_on_a_modules_device(void **state)
+TEST(a_context_on_a_modules_device)
 {
     static const struct {
         tch_status expected;
@@ -412,7 +412,7 @@ static void run_traced(void *result)
     t->device = best.type;
 }
 
-static void the_example_of_the_manual_runs(void **state)
+TEST(the_example_of_the_manual_runs)
 {
     traced t;
     test_case("examples/backend/traced.c");
@@ -423,25 +423,11 @@ static void the_example_of_the_manual_runs(void **state)
     assert_int_not_equal(t.device, TCH_DEVICE_EXTENSION);
 }
 
-#define IN_A_FOLDER(test) cmocka_unit_test_setup_teardown(test, test_folder_make, test_folder_remove)
-
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_good_module_is_used),
-        cmocka_unit_test(every_way_of_failing_has_its_reason),
-        IN_A_FOLDER(a_file_that_is_no_shared_object),
-        IN_A_FOLDER(a_module_that_was_copied_in_part),
-        cmocka_unit_test(the_current_folder_is_never_searched),
-        IN_A_FOLDER(a_name_is_not_a_place),
-        cmocka_unit_test(the_first_folder_of_the_path_wins),
-        cmocka_unit_test(a_very_long_path_is_harmless),
-        cmocka_unit_test(a_context_on_a_modules_device),
-        cmocka_unit_test(the_example_of_the_manual_runs),
-    };
     if (argc == 2 && strcmp(argv[1], LOOK) == 0) {
         return answer_to_look();
     }
     test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(__FILE__, NULL, NULL);
 }

@@ -54,7 +54,7 @@ static void set_variables(void)
     setenv("TORCHIUM_CXX", "/bin/sh", 1);
 }
 
-static void the_callers_variables_do_not_count(void **state)
+TEST(the_callers_variables_do_not_count)
 {
     const char *path = test_path("copy");
     int status = -1;
@@ -77,7 +77,7 @@ static void the_callers_variables_do_not_count(void **state)
 }
 
 /* What the copy must not see is what this process sees. */
-static void variables_count_otherwise(void **state)
+TEST(variables_count_otherwise)
 {
     char compiler[TCHI_PATH_SIZE];
     tch_context *context = NULL;
@@ -90,11 +90,9 @@ static void variables_count_otherwise(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_callers_variables_do_not_count),
-                                       cmocka_unit_test(variables_count_otherwise)};
     if (argc > 1 && strcmp(argv[1], "--look-around") == 0) {
         _exit(look_around()); /* without what a sanitizer does at the end, which such a program may not */
     }
     test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_folder_make, test_folder_remove);
+    return test_run(__FILE__, test_folder_make, test_folder_remove);
 }

@@ -5,7 +5,7 @@
 #include "support/testing.h"
 
 /* The numbers are part of the binary interface: bindings in other languages write them out. */
-static void numbers_do_not_move(void **state)
+TEST(numbers_do_not_move)
 {
     assert_int_equal(TCH_OK, 0);
     assert_int_equal(TCH_ERR_INVALID_ARGUMENT, 1);
@@ -24,7 +24,7 @@ static void numbers_do_not_move(void **state)
     assert_int_equal(TCH_STATUS_COUNT, 14);
 }
 
-static void every_status_has_a_name_and_a_text(void **state)
+TEST(every_status_has_a_name_and_a_text)
 {
     assert_string_equal(tch_status_name(TCH_OK), "TCH_OK");
     assert_string_equal(tch_status_name(TCH_ERR_SHAPE), "TCH_ERR_SHAPE");
@@ -38,7 +38,7 @@ static void every_status_has_a_name_and_a_text(void **state)
     }
 }
 
-static void numbers_that_are_no_status_are_harmless(void **state)
+TEST(numbers_that_are_no_status_are_harmless)
 {
     const int wild[] = {-1, TCH_STATUS_COUNT, 1000, INT32_MAX, INT32_MIN};
     for (size_t i = 0; i < sizeof wild / sizeof wild[0]; i++) {
@@ -49,7 +49,7 @@ static void numbers_that_are_no_status_are_harmless(void **state)
     }
 }
 
-static void message_stays_until_the_next_failure(void **state)
+TEST(message_stays_until_the_next_failure)
 {
     char first[512];
     tch_device device;
@@ -67,7 +67,7 @@ static void message_stays_until_the_next_failure(void **state)
 }
 
 /* A message is cut, never overrun, when an argument is longer than any message should be. */
-static void long_arguments_do_not_overrun_the_message(void **state)
+TEST(long_arguments_do_not_overrun_the_message)
 {
     static char longest[100000];
     tch_device device;
@@ -77,7 +77,7 @@ static void long_arguments_do_not_overrun_the_message(void **state)
     assert_true(strlen(tch_last_error()) < 4096);
 }
 
-static void the_library_has_the_headers_version(void **state)
+TEST(the_library_has_the_headers_version)
 {
     char expected[32];
     snprintf(expected, sizeof expected, "%d.%d.%d", TCH_VERSION_MAJOR, TCH_VERSION_MINOR, TCH_VERSION_PATCH);
@@ -85,16 +85,4 @@ static void the_library_has_the_headers_version(void **state)
     assert_string_equal(tch_version(), expected);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numbers_do_not_move),
-        cmocka_unit_test(every_status_has_a_name_and_a_text),
-        cmocka_unit_test(numbers_that_are_no_status_are_harmless),
-        cmocka_unit_test(message_stays_until_the_next_failure),
-        cmocka_unit_test(long_arguments_do_not_overrun_the_message),
-        cmocka_unit_test(the_library_has_the_headers_version),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_MAIN(NULL, NULL)

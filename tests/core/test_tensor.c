@@ -30,7 +30,7 @@ struct dl_tensor {
     uint64_t byte_offset;
 };
 
-static void layout_is_dltensors(void **state)
+TEST(layout_is_dltensors)
 {
     assert_int_equal(sizeof(tch_tensor), 48);
     assert_int_equal(sizeof(tch_tensor), sizeof(struct dl_tensor));
@@ -55,7 +55,7 @@ static void layout_is_dltensors(void **state)
     assert_int_equal(TCH_BFLOAT, 4);
 }
 
-static void a_dltensor_is_accepted_as_it_is(void **state)
+TEST(a_dltensor_is_accepted_as_it_is)
 {
     tch_context *context = *state;
     float from[6] = {1, 2, 3, 4, 5, 6};
@@ -78,7 +78,7 @@ static const tch_dtype dtypes[] = {{TCH_FLOAT, 64, 1},  {TCH_FLOAT, 32, 1}, {TCH
                                    {TCH_BFLOAT, 16, 1}, {TCH_INT, 32, 1},   {TCH_INT, 64, 1}};
 #define DTYPES (sizeof dtypes / sizeof dtypes[0])
 
-static void dtypes_have_sizes_and_names(void **state)
+TEST(dtypes_have_sizes_and_names)
 {
     static const size_t sizes[] = {8, 4, 2, 2, 4, 8};
     static const char *const names[] = {"float64", "float32", "float16", "bfloat16", "int32", "int64"};
@@ -102,7 +102,7 @@ static int64_t numel(int32_t ndim, int64_t *shape)
     return tch_tensor_numel(&t);
 }
 
-static void elements_are_counted(void **state)
+TEST(elements_are_counted)
 {
     assert_int_equal(numel(0, NULL), 1);
     assert_int_equal(numel(1, (int64_t[]){7}), 7);
@@ -127,7 +127,7 @@ static bool contiguous(int32_t ndim, int64_t *shape, int64_t *strides)
     return tch_tensor_is_contiguous(&t);
 }
 
-static void contiguity_is_recognized(void **state)
+TEST(contiguity_is_recognized)
 {
     int64_t shape[] = {2, 3, 4};
     assert_true(contiguous(3, shape, NULL));
@@ -161,7 +161,7 @@ static double *read_owned(tch_context *context, const tch_tensor *t)
 }
 
 /* The pool hands memory out again, so a first tensor is filled with ones for the second to inherit. */
-static void created_tensors_are_zero_and_aligned(void **state)
+TEST(created_tensors_are_zero_and_aligned)
 {
     tch_context *context = *state;
     const int64_t shape[] = {3, 5, 7};
@@ -185,7 +185,7 @@ static void created_tensors_are_zero_and_aligned(void **state)
     }
 }
 
-static void channels_last_strides(void **state)
+TEST(channels_last_strides)
 {
     tch_context *context = *state;
     tch_tensor *t = NULL;
@@ -201,7 +201,7 @@ static void channels_last_strides(void **state)
     tch_tensor_destroy(t);
 }
 
-static void scalars_and_empty_tensors(void **state)
+TEST(scalars_and_empty_tensors)
 {
     tch_context *context = *state;
     tch_tensor *t = NULL;
@@ -239,7 +239,7 @@ static bool same_number(double a, double b)
 }
 
 /* Integers are indices and flags: they are copied as they are, and never turned into another type on the way. */
-static void integers_keep_their_type(void **state)
+TEST(integers_keep_their_type)
 {
     tch_context *context = *state;
     const int64_t shape[] = {5};
@@ -298,7 +298,7 @@ static void copy_one(tch_context *context, int32_t ndim, const int64_t *shape, s
     test_release_since(mark);
 }
 
-static void copies_convert(void **state)
+TEST(copies_convert)
 {
     const int64_t shape[] = {DELICATE};
     for (size_t i = 0; i < 16; i++) {
@@ -310,7 +310,7 @@ static void copies_convert(void **state)
 static const int64_t shapes[][5] = {{1}, {70}, {1, 1}, {33, 65}, {3, 17, 5}, {2, 3, 8, 9}, {2, 1, 3, 4, 5}};
 static const int32_t ranks[] = {1, 1, 2, 2, 3, 4, 5};
 
-static void copies_follow_any_strides(void **state)
+TEST(copies_follow_any_strides)
 {
     static const tch_dtype types[] = {{TCH_FLOAT, 32, 1}, {TCH_BFLOAT, 16, 1}};
     for (size_t s = 0; s < 2 * TEST_COUNT(ranks); s++) {
@@ -326,7 +326,7 @@ static void copies_follow_any_strides(void **state)
 }
 
 /* A tensor with negative strides reaches below its first element, and a copy into that memory is an overlap. */
-static void backwards_tensors_overlap_below_their_start(void **state)
+TEST(backwards_tensors_overlap_below_their_start)
 {
     tch_context *context = *state;
     const int64_t whole[] = {8};
@@ -372,7 +372,7 @@ static void cross_both_ways(tch_context *context, tch_dtype type, int32_t ndim, 
     copy_one(context, ndim, shape, device, on_host, values);
 }
 
-static void crossings_convert(void **state)
+TEST(crossings_convert)
 {
     const int64_t shape[] = {DELICATE};
     for (size_t i = 0; i < 16; i++) {
@@ -389,7 +389,7 @@ static void fill_whole_numbers(double *values, int64_t count)
     }
 }
 
-static void crossings_follow_any_strides(void **state)
+TEST(crossings_follow_any_strides)
 {
     static const tch_dtype types[][2] = {{{TCH_FLOAT, 64, 1}, {TCH_FLOAT, 32, 1}},
                                          {{TCH_BFLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}},
@@ -405,7 +405,7 @@ static void crossings_follow_any_strides(void **state)
 }
 
 /* From one block of the pool, in which a row is cut in chunks, to some rows at a time. */
-static void crossings_fit_a_small_workspace(void **state)
+TEST(crossings_fit_a_small_workspace)
 {
     tch_context *context = *state;
     const int64_t limits[] = {512, 700, 2000, 9000};
@@ -417,7 +417,7 @@ static void crossings_fit_a_small_workspace(void **state)
 }
 
 /* 72 MiB, more than one chunk, with no limit set. */
-static void large_crossings_go_in_chunks(void **state)
+TEST(large_crossings_go_in_chunks)
 {
     tch_context *context = *state;
     int64_t shape[] = {3, (int64_t)3 << 20};
@@ -444,7 +444,7 @@ static void large_crossings_go_in_chunks(void **state)
 }
 
 /* Where a chunk of scratch is not to be had nothing is written; copies that need none are not concerned. */
-static void crossings_without_scratch(void **state)
+TEST(crossings_without_scratch)
 {
     tch_context *context = *state;
     const int64_t shape[] = {5, 7};
@@ -469,7 +469,7 @@ static void crossings_without_scratch(void **state)
 }
 
 /* Nothing on the host's side of a link rearranges: a device refuses, by the tensor's name. */
-static void strided_host_tensors(void **state)
+TEST(strided_host_tensors)
 {
     tch_context *context = *state;
     const int64_t shape[] = {4, 4};
@@ -486,7 +486,7 @@ static void strided_host_tensors(void **state)
     test_tensor_check_unchanged(strided, "the host's tensor");
 }
 
-static void fills_round_and_stay_inside(void **state)
+TEST(fills_round_and_stay_inside)
 {
     tch_context *context = *state;
     const int64_t shape[] = {2, 3, 9};
@@ -505,29 +505,4 @@ static void fills_round_and_stay_inside(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layout_is_dltensors),
-        cmocka_unit_test(a_dltensor_is_accepted_as_it_is),
-        cmocka_unit_test(dtypes_have_sizes_and_names),
-        cmocka_unit_test(elements_are_counted),
-        cmocka_unit_test(contiguity_is_recognized),
-        cmocka_unit_test(created_tensors_are_zero_and_aligned),
-        cmocka_unit_test(channels_last_strides),
-        cmocka_unit_test(scalars_and_empty_tensors),
-        cmocka_unit_test(copies_convert),
-        cmocka_unit_test(integers_keep_their_type),
-        cmocka_unit_test(copies_follow_any_strides),
-        cmocka_unit_test(backwards_tensors_overlap_below_their_start),
-        cmocka_unit_test(crossings_convert),
-        cmocka_unit_test(crossings_follow_any_strides),
-        cmocka_unit_test(crossings_fit_a_small_workspace),
-        cmocka_unit_test(large_crossings_go_in_chunks),
-        cmocka_unit_test(crossings_without_scratch),
-        cmocka_unit_test(strided_host_tensors),
-        cmocka_unit_test(fills_round_and_stay_inside),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, open_host, close_host);
-}
+TEST_MAIN(open_host, close_host)

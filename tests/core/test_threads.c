@@ -41,6 +41,30 @@ static void in_threads(int count, void *(*work)(void *), void *arguments, size_t
     }
 }
 
+/* The first test, in which several threads fill the registry at once. */
+static void *come_and_go(void *argument)
+{
+    int *failures = argument;
+    int32_t count = tch_backend_count(); /* complete, whoever fills the list */
+    for (int i = 0; i < 50; i++) {
+        tch_context *context = NULL;
+        *failures += tch_context_create(test_device(), &context) != TCH_OK;
+        *failures += count != tch_backend_count();
+        tch_context_destroy(context);
+    }
+    return NULL;
+}
+
+TEST(contexts_come_and_go_in_many_threads)
+{
+    enum { COUNT = 8 };
+    int failures[COUNT] = {0};
+    in_threads(COUNT, come_and_go, failures, sizeof *failures);
+    for (int i = 0; i < COUNT; i++) {
+        assert_int_equal(failures[i], 0);
+    }
+}
+
 /* The outputs of one call; they are compared to the last bit. */
 typedef struct outcome {
     tch_status status;
@@ -149,7 +173,7 @@ static void run_together(int count, tch_dtype dtype)
     pthread_barrier_destroy(&start);
 }
 
-static void contexts_in_several_threads(void **state)
+TEST_WITH(contexts_in_several_threads, list_operations, test_release)
 {
     run_together(4, TCH_FLOAT32);
     run_together(2, TCH_FLOAT64);
@@ -175,7 +199,7 @@ static void *speak(void *argument)
     return NULL;
 }
 
-static void messages_belong_to_their_thread(void **state)
+TEST(messages_belong_to_their_thread)
 {
     enum { COUNT = 4 };
     speaker speakers[COUNT] = {{{0}, 0, 0}};
@@ -204,7 +228,7 @@ static void *destroy_tensors(void *argument)
 }
 
 /* Tensors may be given back by another thread while the context goes on working, as garbage collectors do. */
-static void tensors_may_be_destroyed_by_another_thread(void **state)
+TEST(tensors_may_be_destroyed_by_another_thread)
 {
     tch_context *context = NULL;
     tch_tensor *tensors[100];
@@ -224,38 +248,4 @@ static void tensors_may_be_destroyed_by_another_thread(void **state)
     pthread_join(thread, NULL);
 }
 
-static void *come_and_go(void *argument)
-{
-    int *failures = argument;
-    int32_t count = tch_backend_count(); /* complete, whoever fills the list */
-    for (int i = 0; i < 50; i++) {
-        tch_context *context = NULL;
-        *failures += tch_context_create(test_device(), &context) != TCH_OK;
-        *failures += count != tch_backend_count();
-        tch_context_destroy(context);
-    }
-    return NULL;
-}
-
-static void contexts_come_and_go_in_many_threads(void **state)
-{
-    enum { COUNT = 8 };
-    int failures[COUNT] = {0};
-    in_threads(COUNT, come_and_go, failures, sizeof *failures);
-    for (int i = 0; i < COUNT; i++) {
-        assert_int_equal(failures[i], 0);
-    }
-}
-
-int main(int argc, char **argv)
-{
-    /* The first test is also the first to ask for a backend: the registry is filled by several threads at once. */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(contexts_come_and_go_in_many_threads),
-        cmocka_unit_test(messages_belong_to_their_thread),
-        cmocka_unit_test(tensors_may_be_destroyed_by_another_thread),
-        cmocka_unit_test_setup_teardown(contexts_in_several_threads, list_operations, test_release),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_MAIN(NULL, NULL)

@@ -289,7 +289,7 @@ static void check_both(int64_t n, matrix_kind matrix)
     check_one(&precisions[1], n, matrix, 1.0);
 }
 
-static void test_kinds(void **state)
+TEST(test_kinds)
 {
     static const int64_t sizes[] = {1, 2, 3, 4, 7, 16, 17, 24, 25, 33, 64, 65, 100, 129, 257};
     for (size_t s = 0; s < TEST_COUNT(sizes); s++) {
@@ -303,7 +303,7 @@ static void test_kinds(void **state)
 }
 
 /* Large enough for several threads to work on one matrix. */
-static void test_large(void **state)
+TEST(test_large)
 {
     static const matrix_kind some[] = {NORMAL, SECOND_DIFFERENCE, GLUED_WILKINSON, GEOMETRIC};
     for (size_t k = 0; k < TEST_COUNT(some); k++) {
@@ -311,7 +311,7 @@ static void test_large(void **state)
     }
 }
 
-static void test_huge_and_tiny(void **state)
+TEST(test_huge_and_tiny)
 {
     static const int64_t sizes[] = {1, 2, 5, 40, 130};
     for (size_t s = 0; s < TEST_COUNT(sizes); s++) {
@@ -336,7 +336,7 @@ static void check_refused(const precision *kind, int64_t n, int64_t row, int64_t
     CHECK(isnan(get_number(kind, p.w, 0)), "the eigenvalues changed");
 }
 
-static void test_not_finite(void **state)
+TEST(test_not_finite)
 {
     static const int64_t sizes[] = {1, 2, 20, 70, 300};
     static const double wrong[] = {NAN, INFINITY, -INFINITY};
@@ -351,7 +351,7 @@ static void test_not_finite(void **state)
     }
 }
 
-static void test_empty(void **state)
+TEST(test_empty)
 {
     for (int t = 0; t < PRECISIONS; t++) {
         test_case("%s, n = 0", precisions[t].name);
@@ -361,7 +361,7 @@ static void test_empty(void **state)
 }
 
 /* Inside a parallel region each call stays on its thread. */
-static void test_batch(void **state)
+TEST(test_batch)
 {
     enum { BATCH = 8 };
     static const int64_t sizes[BATCH] = {30, 64, 90, 128, 200, 256, 300, 400};
@@ -386,9 +386,5 @@ int main(int argc, char **argv)
 {
     test_begin(argc, argv);
     blas = open_blas();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_empty),         cmocka_unit_test(test_kinds),      cmocka_unit_test(test_large),
-        cmocka_unit_test(test_huge_and_tiny), cmocka_unit_test(test_not_finite), cmocka_unit_test(test_batch),
-    };
-    return cmocka_run_group_tests_name("cpu_eigh", tests, NULL, NULL);
+    return test_run(__FILE__, NULL, NULL);
 }

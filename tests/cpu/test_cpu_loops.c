@@ -243,7 +243,7 @@ static void check_thin_products(const level *l)
     }
 }
 
-static void every_level(void **state)
+TEST(every_level)
 {
     const level *l = tchi_cpu_levels;
     for (; strcmp(l->name, "plain") != 0; l++) {
@@ -262,6 +262,5 @@ static void every_level(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_level)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(__FILE__, NULL, NULL);
 }

@@ -174,7 +174,7 @@ static double expected_error(const precision *kind, int64_t n, double condition)
     return kind->unit * (8 + 2 * sqrt((double)n) + condition / 4);
 }
 
-static void test_plain_against_eigenvalues(void **state)
+TEST(test_plain_against_eigenvalues)
 {
     static const int64_t sizes[] = {1, 2, 3, 5, 17, 33, 64};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
@@ -210,7 +210,7 @@ static void check_random(int64_t n, int64_t poles, double condition)
     }
 }
 
-static void test_sizes_conditions_and_poles(void **state)
+TEST(test_sizes_conditions_and_poles)
 {
     static const int64_t sizes[] = {1,   2,   3,   5,   17,  31,  32,  33,  63,  64,  65,  95,   96,   97,
                                     100, 127, 129, 160, 161, 200, 257, 289, 511, 512, 513, 1000, 1024, 1537};
@@ -250,7 +250,7 @@ static void check_diagonal(const precision *kind, int64_t n, int which)
     }
 }
 
-static void test_diagonal_matrices(void **state)
+TEST(test_diagonal_matrices)
 {
     static const int64_t sizes[] = {1, 4, 32, 33, 64, 70, 150, 260};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
@@ -263,7 +263,7 @@ static void test_diagonal_matrices(void **state)
     }
 }
 
-static void test_low_rank(void **state)
+TEST(test_low_rank)
 {
     static const int64_t ranks[] = {1, 7, 40};
     const int64_t n = 210;
@@ -285,7 +285,7 @@ static void test_low_rank(void **state)
 }
 
 /* Rows and columns of very different size, and a matrix whose squares would leave the range of float. */
-static void test_scaling(void **state)
+TEST(test_scaling)
 {
     const int64_t n = 150;
     for (int kind = 0; kind < PRECISIONS; kind++) {
@@ -313,7 +313,7 @@ static void test_scaling(void **state)
     }
 }
 
-static void test_not_finite(void **state)
+TEST(test_not_finite)
 {
     static const int64_t sizes[] = {1, 30, 80, 200};
     static const double bad[] = {NAN, INFINITY, -INFINITY};
@@ -335,7 +335,7 @@ static void test_not_finite(void **state)
 }
 
 /* The eigenvalue -1/2 is harmless for shifts above 1/2 and fatal for those below; the first such pole is named. */
-static void test_not_positive_definite(void **state)
+TEST(test_not_positive_definite)
 {
     static const int64_t sizes[] = {1, 20, 50, 70, 180};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
@@ -361,7 +361,7 @@ static void test_not_positive_definite(void **state)
     }
 }
 
-static void test_empty(void **state)
+TEST(test_empty)
 {
     const double one_pole = 1;
     for (int kind = 0; kind < PRECISIONS; kind++) {
@@ -371,7 +371,7 @@ static void test_empty(void **state)
 }
 
 /* A batch is split over threads, each with a matrix of its own. */
-static void test_inside_a_parallel_region(void **state)
+TEST(test_inside_a_parallel_region)
 {
     enum { BATCH = 6 };
     for (int kind = 0; kind < PRECISIONS; kind++) {
@@ -400,7 +400,7 @@ static void test_inside_a_parallel_region(void **state)
 }
 
 /* Half of the smallest normal number is zero while subnormal ones are flushed, and itself before and after. */
-static void test_subnormals(void **state)
+TEST(test_subnormals)
 {
     volatile double smallest = DBL_MIN;
     volatile float smallest_float = FLT_MIN;
@@ -417,17 +417,5 @@ int main(int argc, char **argv)
 {
     test_begin(argc, argv);
     blas = open_blas();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain_against_eigenvalues),
-        cmocka_unit_test(test_sizes_conditions_and_poles),
-        cmocka_unit_test(test_diagonal_matrices),
-        cmocka_unit_test(test_low_rank),
-        cmocka_unit_test(test_scaling),
-        cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_not_positive_definite),
-        cmocka_unit_test(test_empty),
-        cmocka_unit_test(test_inside_a_parallel_region),
-        cmocka_unit_test(test_subnormals),
-    };
-    return cmocka_run_group_tests_name("cpu_shifted_inverse", tests, NULL, NULL);
+    return test_run(__FILE__, NULL, NULL);
 }

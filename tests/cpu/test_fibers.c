@@ -106,7 +106,7 @@ static tchi_fibers *make_fibers(int threads, size_t stack_bytes)
     return fibers;
 }
 
-static void everything(void **state)
+TEST(everything)
 {
     tchi_fibers *fibers = make_fibers(THREADS, STACK);
     for (int again = 0; again < 2; again++) { /* the stacks are kept from launch to launch */
@@ -125,7 +125,7 @@ static void everything(void **state)
 
 /* Every guard begins and ends with a page, is no smaller than what compilers step over, and leaves a stack what was
  * asked for, whatever a page is. */
-static void pages_of_any_size(void **state)
+TEST(pages_of_any_size)
 {
     static const size_t pages[] = {4096, 16384, 65536, 262144}, stacks[] = {1, STACK - 1, STACK, STACK + 1, 1081344};
     for (size_t i = 0; i < sizeof pages / sizeof *pages; i++) {
@@ -160,7 +160,7 @@ static void use_all(const tchi_cpu_launch *l, int32_t thread)
 }
 
 /* Stacks grow where a kernel needs larger ones, or has larger blocks, and then stay. */
-static void stacks_grow(void **state)
+TEST(stacks_grow)
 {
     tchi_fibers *fibers = make_fibers(2, 4096);
     assert_false(tchi_fibers_fit(fibers, 2, 4097));
@@ -178,7 +178,7 @@ static void stacks_grow(void **state)
 
 /* A machine of 72 cores, each with the largest block: as many as are allowed can be had, and the process has mappings
  * left for others. */
-static void many_cores(void **state)
+TEST(many_cores)
 {
     enum { CORES = 72 };
     tchi_fibers *all[CORES];
@@ -199,11 +199,5 @@ static void many_cores(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(everything),
-        cmocka_unit_test(pages_of_any_size),
-        cmocka_unit_test(stacks_grow),
-        cmocka_unit_test(many_cores),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(__FILE__, NULL, NULL);
 }

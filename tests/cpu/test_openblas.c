@@ -164,7 +164,7 @@ static int status_of_child(void (*body)(void))
     return status;
 }
 
-static void every_search_ends_as_it_should(void **state)
+TEST(every_search_ends_as_it_should)
 {
     for (size_t i = 0; i < sizeof searches / sizeof searches[0]; i++) {
         int status = status_of_child(searches[i].body);
@@ -172,9 +172,4 @@ static void every_search_ends_as_it_should(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_search_ends_as_it_should)};
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_MAIN(NULL, NULL)

@@ -11,7 +11,7 @@
 enum { ORDER = 389, SIDE = 421, DEPTH = 203, MOST_THREADS = 7 };
 
 static tchi_blas blas;
-static tchi_cpu_state state = {.blas = &blas};
+static tchi_cpu_state cpu = {.blas = &blas};
 
 /* Entries as they are in both types: multiples of 2^-8 in [-1, 1). */
 static void fill_numbers(uint64_t stream, int64_t count, double *x, float *y)
@@ -65,9 +65,9 @@ static void check_gemm(int trans_a, int trans_b)
 {
     numbers a = make_numbers(1, SIDE * SIDE), b = make_numbers(2, SIDE * SIDE), c = make_numbers(3, SIDE * SIDE),
             before = make_numbers(3, SIDE * SIDE);
-    tchi_parallel_blas_f64.gemm(&state, trans_a, trans_b, ORDER, SIDE - 7, DEPTH, 2.0, a.f64, SIDE, b.f64, SIDE, 0.5,
+    tchi_parallel_blas_f64.gemm(&cpu, trans_a, trans_b, ORDER, SIDE - 7, DEPTH, 2.0, a.f64, SIDE, b.f64, SIDE, 0.5,
                                 c.f64, SIDE);
-    tchi_parallel_blas_f32.gemm(&state, trans_a, trans_b, ORDER, SIDE - 7, DEPTH, 2.0, a.f32, SIDE, b.f32, SIDE, 0.5,
+    tchi_parallel_blas_f32.gemm(&cpu, trans_a, trans_b, ORDER, SIDE - 7, DEPTH, 2.0, a.f32, SIDE, b.f32, SIDE, 0.5,
                                 c.f32, SIDE);
     for (int64_t i = 0; i < SIDE; i++) {
         for (int64_t j = 0; j < SIDE; j++) {
@@ -83,8 +83,8 @@ static void check_syrk(int trans)
 {
     int other = trans == TCHI_TRANS ? TCHI_NO_TRANS : TCHI_TRANS;
     numbers a = make_numbers(4, SIDE * SIDE), c = make_numbers(5, SIDE * SIDE), before = make_numbers(5, SIDE * SIDE);
-    tchi_parallel_blas_f64.syrk(&state, trans, ORDER, DEPTH, -1.0, a.f64, SIDE, 1.0, c.f64, SIDE);
-    tchi_parallel_blas_f32.syrk(&state, trans, ORDER, DEPTH, -1.0, a.f32, SIDE, 1.0, c.f32, SIDE);
+    tchi_parallel_blas_f64.syrk(&cpu, trans, ORDER, DEPTH, -1.0, a.f64, SIDE, 1.0, c.f64, SIDE);
+    tchi_parallel_blas_f32.syrk(&cpu, trans, ORDER, DEPTH, -1.0, a.f32, SIDE, 1.0, c.f32, SIDE);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j < ORDER; j++) { /* above the diagonal nothing is written */
             double x = before.f64[i * SIDE + j];
@@ -114,8 +114,8 @@ static void check_symm(void)
             a.f32[j * SIDE + i] = a.f32[i * SIDE + j];
         }
     }
-    tchi_parallel_blas_f64.symm(&state, ORDER, a.f64, SIDE, a.f64, SIDE, c.f64, SIDE);
-    tchi_parallel_blas_f32.symm(&state, ORDER, a.f32, SIDE, a.f32, SIDE, c.f32, SIDE);
+    tchi_parallel_blas_f64.symm(&cpu, ORDER, a.f64, SIDE, a.f64, SIDE, c.f64, SIDE);
+    tchi_parallel_blas_f32.symm(&cpu, ORDER, a.f32, SIDE, a.f32, SIDE, c.f32, SIDE);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j <= i; j++) {
             double expected = dot_of_rows(ORDER, a.f64 + i * SIDE, a.f64 + j, SIDE);
@@ -149,8 +149,8 @@ static void check_potrf(void)
             a.f32[i * SIDE + j] = (float)sum;
         }
     }
-    assert_int_equal(tchi_parallel_blas_f64.potrf(&state, ORDER, a.f64, SIDE), 0);
-    assert_int_equal(tchi_parallel_blas_f32.potrf(&state, ORDER, a.f32, SIDE), 0);
+    assert_int_equal(tchi_parallel_blas_f64.potrf(&cpu, ORDER, a.f64, SIDE), 0);
+    assert_int_equal(tchi_parallel_blas_f32.potrf(&cpu, ORDER, a.f32, SIDE), 0);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j <= i; j++) {
             compare_both("potrf", l.f64[i * SIDE + j], a.f64[i * SIDE + j], a.f32[i * SIDE + j]);
@@ -166,8 +166,8 @@ static void check_not_positive(int64_t where)
         a.f64[i * SIDE + i] = i == where ? -1.0 : 1.0;
         a.f32[i * SIDE + i] = i == where ? -1.0F : 1.0F;
     }
-    assert_int_equal(tchi_parallel_blas_f64.potrf(&state, ORDER, a.f64, SIDE), where + 1);
-    assert_int_equal(tchi_parallel_blas_f32.potrf(&state, ORDER, a.f32, SIDE), where + 1);
+    assert_int_equal(tchi_parallel_blas_f64.potrf(&cpu, ORDER, a.f64, SIDE), where + 1);
+    assert_int_equal(tchi_parallel_blas_f32.potrf(&cpu, ORDER, a.f32, SIDE), where + 1);
 }
 
 /* Row i of L or L', up to element `count`, times column j of the solution in both types. */
@@ -186,8 +186,8 @@ TEST_REFERENCE static void multiply_back(const double *l, int trans, numbers x, 
 static void check_trsm(int trans)
 {
     numbers l = make_lower(8), b = make_numbers(9, SIDE * SIDE), x = make_numbers(9, SIDE * SIDE);
-    tchi_parallel_blas_f64.trsm(&state, trans, ORDER, DEPTH, l.f64, SIDE, x.f64, SIDE);
-    tchi_parallel_blas_f32.trsm(&state, trans, ORDER, DEPTH, l.f32, SIDE, x.f32, SIDE);
+    tchi_parallel_blas_f64.trsm(&cpu, trans, ORDER, DEPTH, l.f64, SIDE, x.f64, SIDE);
+    tchi_parallel_blas_f32.trsm(&cpu, trans, ORDER, DEPTH, l.f32, SIDE, x.f32, SIDE);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j < DEPTH; j++) {
             double f64, f32;
@@ -200,8 +200,8 @@ static void check_trsm(int trans)
 static void check_trtri(void)
 {
     numbers l = make_lower(10), x = make_lower(10);
-    assert_int_equal(tchi_parallel_blas_f64.trtri(&state, ORDER, l.f64, SIDE, x.f64, SIDE), 0);
-    assert_int_equal(tchi_parallel_blas_f32.trtri(&state, ORDER, l.f32, SIDE, x.f32, SIDE), 0);
+    assert_int_equal(tchi_parallel_blas_f64.trtri(&cpu, ORDER, l.f64, SIDE, x.f64, SIDE), 0);
+    assert_int_equal(tchi_parallel_blas_f32.trtri(&cpu, ORDER, l.f32, SIDE, x.f32, SIDE), 0);
     for (int64_t i = 0; i < ORDER; i++) {
         for (int64_t j = 0; j < ORDER; j++) {
             double f64, f32;
@@ -211,12 +211,12 @@ static void check_trtri(void)
     }
 }
 
-static void test_divided(void **unused)
+TEST(test_divided)
 {
     static const int transposes[] = {TCHI_NO_TRANS, TCHI_TRANS};
-    for (state.threads = 1; state.threads <= MOST_THREADS; state.threads += 2) {
+    for (cpu.threads = 1; cpu.threads <= MOST_THREADS; cpu.threads += 2) {
         size_t mark = test_mark();
-        test_case("%d threads", state.threads);
+        test_case("%d threads", cpu.threads);
         for (int t = 0; t < 2; t++) {
             check_gemm(transposes[t], TCHI_NO_TRANS);
             check_gemm(transposes[t], TCHI_TRANS);
@@ -238,6 +238,5 @@ int main(int argc, char **argv)
     blas = *open_blas();
     /* Whatever was opened: inside our regions each of its calls has one thread. */
     blas.threading = TCHI_BLAS_SEQUENTIAL;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_divided)};
-    return cmocka_run_group_tests_name("parallel_blas", tests, NULL, NULL);
+    return test_run(__FILE__, NULL, NULL);
 }

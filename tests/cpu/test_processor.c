@@ -30,7 +30,7 @@ static const struct {
     {"", "CPU"},
 };
 
-static void names(void **state)
+TEST(names)
 {
     for (size_t i = 0; i < sizeof processors / sizeof *processors; i++) {
         char name[128];
@@ -40,14 +40,14 @@ static void names(void **state)
 }
 
 /* As many kinds of cores as fit, and no half of one. */
-static void short_room(void **state)
+TEST(short_room)
 {
     char name[20];
     tchi_cpu_name_processor(CORE("0x41", "0xd05") CORE("0x41", "0xd0b"), name, sizeof name);
     assert_string_equal(name, "ARM Cortex-A55");
 }
 
-static void this_one(void **state)
+TEST(this_one)
 {
     char name[128], features[128];
     tchi_cpu_processor_name(name, sizeof name);
@@ -60,7 +60,5 @@ static void this_one(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(names), cmocka_unit_test(short_room),
-                                       cmocka_unit_test(this_one)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(__FILE__, NULL, NULL);
 }

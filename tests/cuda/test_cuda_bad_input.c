@@ -33,7 +33,7 @@ static void refuse_foreign(tch_context *context, tch_context *other, const test_
 }
 
 /* Copies go between the devices, and chunked products take memory of the host: those two are for that. */
-static void tensors_of_the_other_device(void **state)
+TEST(tensors_of_the_other_device)
 {
     tch_context *cpu = NULL;
     CHECK_OK(tch_context_create("cpu", &cpu));
@@ -119,7 +119,7 @@ static void check_budget(tch_context *context, int64_t batch, int64_t n)
     test_tensor_free(c.report);
 }
 
-static void a_budget_bounds_the_scratch(void **state)
+TEST(a_budget_bounds_the_scratch)
 {
     check_budget(*state, 32, 100);
     check_budget(*state, 16, 512);
@@ -270,7 +270,7 @@ static void check_huge(tch_context *context, const huge_case *c)
     CHECK_OK(tch_memory_trim(context, 0));
 }
 
-static void more_elements_than_32_bits_count(void **state)
+TEST(more_elements_than_32_bits_count)
 {
     tch_context *context = *state;
     need_memory(context, 40);
@@ -288,13 +288,4 @@ static void more_elements_than_32_bits_count(void **state)
     CHECK_OK(tch_context_set_workspace_limit(context, 0));
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tensors_of_the_other_device),
-        cmocka_unit_test(a_budget_bounds_the_scratch),
-        cmocka_unit_test(more_elements_than_32_bits_count),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

@@ -149,7 +149,7 @@ static void check_roots(tch_context *context, int64_t n, tch_root_method method)
     test_tensor_free(c.a);
 }
 
-static void roots_are_captured_and_replayed(void **state)
+TEST(roots_are_captured_and_replayed)
 {
     static const int64_t sizes[] = {17, 64, 128, 200, 512};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -197,7 +197,7 @@ static void check_bad_matrix(tch_context *context, int64_t n, tch_root_method me
     test_tensor_free(c.a);
 }
 
-static void one_bad_matrix_in_a_batch(void **state)
+TEST(one_bad_matrix_in_a_batch)
 {
     static const int64_t sizes[] = {33, 128, 160, 300, 640};
     for (size_t i = 0; i < TEST_COUNT(sizes); i++) {
@@ -293,7 +293,7 @@ static gradient_case gradients_of(tch_context *context, tch_layer_kind kind, int
     return c;
 }
 
-static void gradients_are_captured_and_replayed(void **state)
+TEST(gradients_are_captured_and_replayed)
 {
     tch_context *context = *state;
     gradient_case linear = gradients_of(context, TCH_LAYER_LINEAR, 3, (const int64_t[]){SAMPLES, 70, 33});
@@ -322,7 +322,7 @@ static void gradients_are_captured_and_replayed(void **state)
 /* --- streams ----------------------------------------------------------------------------------------------------- */
 
 /* Work queued on one stream is seen by work queued after a change of streams, without waiting in between. */
-static void a_change_of_streams_keeps_the_order(void **state)
+TEST(a_change_of_streams_keeps_the_order)
 {
     enum { N = 2048, ROUNDS = 20 };
     tch_context *context = *state;
@@ -360,7 +360,7 @@ static void a_change_of_streams_keeps_the_order(void **state)
 }
 
 /* A caller's kernel queued on the same stream before and after ours sees the order of the calls. */
-static void calls_are_ordered_on_the_callers_stream(void **state)
+TEST(calls_are_ordered_on_the_callers_stream)
 {
     enum { COUNT = 1 << 22 };
     tch_context *context = *state;
@@ -386,15 +386,4 @@ static void calls_are_ordered_on_the_callers_stream(void **state)
     tch_tensor_destroy(t);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(roots_are_captured_and_replayed),
-        cmocka_unit_test(one_bad_matrix_in_a_batch),
-        cmocka_unit_test(gradients_are_captured_and_replayed),
-        cmocka_unit_test(a_change_of_streams_keeps_the_order),
-        cmocka_unit_test(calls_are_ordered_on_the_callers_stream),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

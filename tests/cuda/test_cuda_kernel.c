@@ -65,7 +65,7 @@ static test_tensor *fresh_row(tch_context *context, int64_t n, uint64_t stream, 
 
 /* --- machine code ------------------------------------------------------------------------------------------------ */
 
-static void the_code_is_for_this_gpu(void **state)
+TEST(the_code_is_for_this_gpu)
 {
     static const char plain[] = "__global__ void ask(int *out) { *out = __CUDA_ARCH__; }";
     static const char hopper[] = "__global__ void ask(int *out)\n"
@@ -87,7 +87,7 @@ static void the_code_is_for_this_gpu(void **state)
     test_tensor_free(out);
 }
 
-static void properties(void **state)
+TEST(properties)
 {
     static const char source[] = "__global__ void plain(float *x) { x[threadIdx.x] += 1; }\n"
                                  "__global__ void __launch_bounds__(96) narrow(float *x)\n"
@@ -140,7 +140,7 @@ static void check_parameter(const tch_kernel *kernel, int32_t index, tch_kernel_
           (int)got.pointee, got.pointee_size, got.is_const, got.is_brain);
 }
 
-static void parameters(void **state)
+TEST(parameters)
 {
     static const char source[] = "struct pair { double a; int b; };\n"
                                  "struct hidden;\n"
@@ -174,7 +174,7 @@ static void parameters(void **state)
 /* --- shared memory ----------------------------------------------------------------------------------------------- */
 
 /* A row turned around through all the shared memory that a block can have: 227 KiB on Hopper. */
-static void all_the_shared_memory(void **state)
+TEST(all_the_shared_memory)
 {
     static const char source[] = "extern __shared__ float row[];\n"
                                  "__global__ void turn(const float *x, float *y, int n)\n"
@@ -237,7 +237,7 @@ static void check_added(const test_tensor *x, const double *values, int times)
 
 /* The very first launch is the captured one: the code must be on the GPU by then. What is compiled under capture is
  * refused, and does not end the capture. */
-static void a_launch_is_captured(void **state)
+TEST(a_launch_is_captured)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t executable = NULL;
@@ -282,7 +282,7 @@ static void *launch_in_thread(void *data)
 }
 
 /* One compiles and launches, another launches only: CUDA's current context belongs to the thread. */
-static void threads_that_are_new_to_cuda(void **state)
+TEST(threads_that_are_new_to_cuda)
 {
     double *values = NULL;
     test_tensor *x = fresh_row(*state, 300, 3, &values);
@@ -321,7 +321,7 @@ static void run_fault(const char *kind, const char *debug)
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the process ended with status %d", status);
 }
 
-static void faults_are_reported(void **state)
+TEST(faults_are_reported)
 {
     run_fault("address", "0");
     run_fault("address", "1");
@@ -411,15 +411,6 @@ static int has_compiler(void)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_code_is_for_this_gpu),
-        cmocka_unit_test(properties),
-        cmocka_unit_test(parameters),
-        cmocka_unit_test(all_the_shared_memory),
-        cmocka_unit_test(a_launch_is_captured),
-        cmocka_unit_test(threads_that_are_new_to_cuda),
-        cmocka_unit_test(faults_are_reported),
-    };
     test_begin(argc, argv);
     if (argc > 2) {
         return fault(argv[2]);
@@ -427,5 +418,5 @@ int main(int argc, char **argv)
     if (!has_compiler()) {
         return TEST_SKIPPED;
     }
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+    return test_run(__FILE__, test_open_context, test_close_context);
 }

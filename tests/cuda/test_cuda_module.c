@@ -109,7 +109,7 @@ static int print_libraries_loaded_before(void)
 
 /* --- the module and its reasons ---------------------------------------------------------------------------------- */
 
-static void the_module_lies_beside_the_library(void **state)
+TEST(the_module_lies_beside_the_library)
 {
     const char *const none[] = {NULL};
     const char *text = answer("backend", none);
@@ -118,7 +118,7 @@ static void the_module_lies_beside_the_library(void **state)
     expect(text, "details: CUDA runtime ");
 }
 
-static void without_a_driver_it_says_so(void **state)
+TEST(without_a_driver_it_says_so)
 {
     if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) != NULL) {
         skip();
@@ -132,7 +132,7 @@ static void without_a_driver_it_says_so(void **state)
     expect(text, "message: no cuda device can be used: no NVIDIA driver is loaded");
 }
 
-static void every_trouble_with_the_driver_has_its_reason(void **state)
+TEST(every_trouble_with_the_driver_has_its_reason)
 {
     static const struct {
         const char *variables[MAX_VARIABLES];
@@ -158,7 +158,7 @@ static void every_trouble_with_the_driver_has_its_reason(void **state)
     }
 }
 
-static void another_interface_is_refused(void **state)
+TEST(another_interface_is_refused)
 {
     char reason[512] = "";
     tch_backend_entry *enter = NULL;
@@ -178,7 +178,7 @@ static void another_interface_is_refused(void **state)
 
 /* --- CUDA's libraries -------------------------------------------------------------------------------------------- */
 
-static void libraries_are_found_where_the_user_says(void **state)
+TEST(libraries_are_found_where_the_user_says)
 {
     const char *const folder[] = {"TORCHIUM_CUDA_PATH=" FAKE_TOOLKIT, NULL};
     const char *text = answer("libraries", folder);
@@ -190,14 +190,14 @@ static void libraries_are_found_where_the_user_says(void **state)
     expect(text, "cusolver: " FAKE_TOOLKIT "/lib64/libcusolver.so.12"); /* beside cuBLAS */
 }
 
-static void what_is_loaded_already_comes_first(void **state)
+TEST(what_is_loaded_already_comes_first)
 {
     const char *const nowhere[] = {"TORCHIUM_CUDA_PATH=/nowhere", NULL};
     const char *text = answer("loaded", nowhere);
     expect(text, "cublas: " FAKE_TOOLKIT "/lib64/libcublas.so.13 130000\n");
 }
 
-static void a_library_that_cannot_be_used_is_named(void **state)
+TEST(a_library_that_cannot_be_used_is_named)
 {
     const char *const nowhere[] = {"TORCHIUM_CUBLAS=/nowhere/libcublas.so.13",
                                    "TORCHIUM_CUSOLVER=/nowhere/libcusolver.so.12", NULL};
@@ -212,7 +212,7 @@ static void a_library_that_cannot_be_used_is_named(void **state)
 }
 
 /* Where the system has a cuBLAS of its own, none can be missing. */
-static void a_missing_library_says_where_it_was_looked_for(void **state)
+TEST(a_missing_library_says_where_it_was_looked_for)
 {
     const char *const nowhere[] = {"TORCHIUM_CUDA_PATH=/nowhere", NULL};
     const char *text = answer("libraries", nowhere);
@@ -228,7 +228,7 @@ static void a_missing_library_says_where_it_was_looked_for(void **state)
 /* --- rates ------------------------------------------------------------------------------------------------------- */
 
 /* What the choice of arithmetic rests on: the order of the rates, for each kind of GPU. */
-static void rates_by_compute_capability(void **state)
+TEST(rates_by_compute_capability)
 {
     static const struct {
         int32_t major, minor;
@@ -250,17 +250,6 @@ static void rates_by_compute_capability(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_module_lies_beside_the_library),
-        cmocka_unit_test(without_a_driver_it_says_so),
-        cmocka_unit_test(every_trouble_with_the_driver_has_its_reason),
-        cmocka_unit_test(another_interface_is_refused),
-        cmocka_unit_test(libraries_are_found_where_the_user_says),
-        cmocka_unit_test(what_is_loaded_already_comes_first),
-        cmocka_unit_test(a_library_that_cannot_be_used_is_named),
-        cmocka_unit_test(a_missing_library_says_where_it_was_looked_for),
-        cmocka_unit_test(rates_by_compute_capability),
-    };
     static const struct {
         const char *word;
         int (*print)(void);
@@ -272,5 +261,5 @@ int main(int argc, char **argv)
         }
     }
     program = argv[0];
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(__FILE__, NULL, NULL);
 }

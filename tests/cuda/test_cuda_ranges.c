@@ -19,7 +19,7 @@ void tchi_cuda_recording_range(tchi_cuda_state *s, const char *name)
 }
 
 /* NVTX looks for listeners once, at the first call of a process. */
-static void without_a_profiler_no_one_listens(void **state)
+TEST(without_a_profiler_no_one_listens)
 {
     pid_t child = fork();
     if (child == 0) {
@@ -33,7 +33,7 @@ static void without_a_profiler_no_one_listens(void **state)
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
 }
 
-static void with_one_all_is_heard(void **state)
+TEST_IN_FOLDER(with_one_all_is_heard)
 {
     char heard[256] = "";
     setenv("TEST_NVTX_LOG", test_path("heard"), 1);
@@ -56,9 +56,5 @@ static void with_one_all_is_heard(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(without_a_profiler_no_one_listens),
-        cmocka_unit_test_setup_teardown(with_one_all_is_heard, test_folder_make, test_folder_remove),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(__FILE__, NULL, NULL);
 }

@@ -209,7 +209,7 @@ static void check_optimizer(const tch_optim_config *config, const char *name)
     check_replays(stream, &called, &replayed, false);
 }
 
-static void optimizers_are_captured_and_replayed(void **state)
+TEST(optimizers_are_captured_and_replayed)
 {
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         tch_optim_config config = test_optim_defaults((tch_optim_kind)kind);
@@ -233,7 +233,7 @@ static void optimizers_are_captured_and_replayed(void **state)
     check_optimizer(&config, "shampoo between refreshes");
 }
 
-static void kfac_is_captured_and_replayed(void **state)
+TEST(kfac_is_captured_and_replayed)
 {
     for (int method = 0; method < TCH_KFAC_METHOD_COUNT; method++) {
         tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
@@ -248,7 +248,7 @@ static void kfac_is_captured_and_replayed(void **state)
 }
 
 /* The decision to skip is taken on the device, inside the graph. */
-static void a_replay_skips_a_bad_gradient(void **state)
+TEST(a_replay_skips_a_bad_gradient)
 {
     test_case("NaN in a replay");
     cudaStream_t stream = test_enter_stream(recording);
@@ -278,7 +278,7 @@ static void a_replay_skips_a_bad_gradient(void **state)
 
 /* Replays of the library's, a capture, the same graph twice, and calls again: what the caller's graph holds is work,
  * not ours. */
-static void the_caller_captures_a_recorded_step(void **state)
+TEST(the_caller_captures_a_recorded_step)
 {
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
         test_case("%s", tch_optim_kind_name(kinds[k]));
@@ -300,7 +300,7 @@ static void the_caller_captures_a_recorded_step(void **state)
 
 /* --- recordings -------------------------------------------------------------------------------------------------- */
 
-static void a_graph_for_each_phase(void **state)
+TEST(a_graph_for_each_phase)
 {
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
         test_case("%s", tch_optim_kind_name(kinds[k]));
@@ -339,7 +339,7 @@ static void *capture_on_and_on(void *argument)
 }
 
 /* Steps of an optimizer that is there, recordings included, neither fail nor break what the other thread does. */
-static void another_thread_captures(void **state)
+TEST(another_thread_captures)
 {
     test_case("another thread captures");
     pthread_t thread;
@@ -363,7 +363,7 @@ static void another_thread_captures(void **state)
 }
 
 /* Nothing of it may be freed before it is done; what follows on the device must be unharmed. */
-static void destroyed_while_running(void **state)
+TEST(destroyed_while_running)
 {
     test_case("destroyed while running");
     for (int i = 0; i < 5; i++) {
@@ -379,17 +379,4 @@ static void destroyed_while_running(void **state)
     end(&t);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(optimizers_are_captured_and_replayed),
-        cmocka_unit_test(kfac_is_captured_and_replayed),
-        cmocka_unit_test(a_replay_skips_a_bad_gradient),
-        cmocka_unit_test(the_caller_captures_a_recorded_step),
-        cmocka_unit_test(a_graph_for_each_phase),
-        cmocka_unit_test(another_thread_captures),
-        cmocka_unit_test(destroyed_while_running),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, open_contexts, close_contexts);
-}
+TEST_MAIN(open_contexts, close_contexts)

@@ -65,14 +65,14 @@ static int launches_wrong(int reversed, int barrier)
     return wrong;
 }
 
-static void a_missing_barrier_is_seen(void **state)
+TEST(a_missing_barrier_is_seen)
 {
     assert_int_equal(launches_wrong(1, 1), 0);
     assert_int_equal(launches_wrong(1, 0), LAUNCHES);
 }
 
 /* Only in some orders of threads: the mixture has all of them. */
-static void a_missing_barrier_is_seen_that_one_order_hides(void **state)
+TEST(a_missing_barrier_is_seen_that_one_order_hides)
 {
     assert_int_equal(launches_wrong(0, 1), 0);
     assert_true(launches_wrong(0, 0) > 0);
@@ -118,7 +118,7 @@ static cudaError_t read_beyond(void)
     return planted_read(in, out, 1);
 }
 
-static void writes_beside_shared_memory_are_seen(void **state)
+TEST(writes_beside_shared_memory_are_seen)
 {
     assert_int_equal(planted_overrun(0, 0), cudaSuccess);
     assert_int_equal(planted_overrun(0, 1), cudaSuccess);
@@ -131,7 +131,7 @@ static void writes_beside_shared_memory_are_seen(void **state)
     }
 }
 
-static void reads_beyond_device_memory_are_seen(void **state)
+TEST(reads_beyond_device_memory_are_seen)
 {
     if (SANITIZED) {
         assert_true(dies(read_beyond));
@@ -171,7 +171,7 @@ static int mma_is_right(int swapped)
     return right;
 }
 
-static void a_wrong_fragment_is_seen(void **state)
+TEST(a_wrong_fragment_is_seen)
 {
     assert_true(mma_is_right(0));
     assert_false(mma_is_right(1));
@@ -179,7 +179,7 @@ static void a_wrong_fragment_is_seen(void **state)
 
 /* --- barriers that not all reach --------------------------------------------------------------------------------- */
 
-static void barriers_that_not_all_reach_are_errors(void **state)
+TEST(barriers_that_not_all_reach_are_errors)
 {
     expect_message(planted_barriers(TWO_PLACES), "all must reach the same barrier");
     expect_message(planted_barriers(BEHIND_SHUFFLE), "threads wait for others that never come");
@@ -190,7 +190,7 @@ static void barriers_that_not_all_reach_are_errors(void **state)
 
 /* --- copies, clusters, bounds ------------------------------------------------------------------------------------ */
 
-static void copies_come_when_they_are_waited_for(void **state)
+TEST(copies_come_when_they_are_waited_for)
 {
     float *in = numbers(1.0f);
     float *out = numbers(0.0f);
@@ -200,7 +200,7 @@ static void copies_come_when_they_are_waited_for(void **state)
     assert_true(isnan(out[0]));
 }
 
-static void clusters_see_each_other(void **state)
+TEST(clusters_see_each_other)
 {
     int out[8];
     assert_int_equal(planted_cluster(out), cudaSuccess);
@@ -209,7 +209,7 @@ static void clusters_see_each_other(void **state)
     }
 }
 
-static void launch_bounds_hold(void **state)
+TEST(launch_bounds_hold)
 {
     assert_int_equal(planted_bounds(32), cudaSuccess);
     expect_message(planted_bounds(64), "its launch bounds are 32");
@@ -226,7 +226,7 @@ static cudaStream_t make_stream(void)
 }
 
 /* Work of two streams, of which the second waits for the first and the first for the second. */
-static void a_capture_spreads_by_events(void **state)
+TEST(a_capture_spreads_by_events)
 {
     cudaStream_t main_stream = make_stream();
     cudaStream_t side = make_stream();
@@ -256,7 +256,7 @@ static void a_capture_spreads_by_events(void **state)
 }
 
 /* As CUDA forbids them: each ends the capture. */
-static void what_capture_forbids_ends_it(void **state)
+TEST(what_capture_forbids_ends_it)
 {
     void *memory = NULL;
     int device;
@@ -280,21 +280,4 @@ static void what_capture_forbids_ends_it(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_capture_spreads_by_events),
-        cmocka_unit_test(what_capture_forbids_ends_it),
-        cmocka_unit_test(a_missing_barrier_is_seen),
-        cmocka_unit_test(a_missing_barrier_is_seen_that_one_order_hides),
-        cmocka_unit_test(writes_beside_shared_memory_are_seen),
-        cmocka_unit_test(reads_beyond_device_memory_are_seen),
-        cmocka_unit_test(a_wrong_fragment_is_seen),
-        cmocka_unit_test(barriers_that_not_all_reach_are_errors),
-        cmocka_unit_test(copies_come_when_they_are_waited_for),
-        cmocka_unit_test(clusters_see_each_other),
-        cmocka_unit_test(launch_bounds_hold),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_MAIN(NULL, NULL)

@@ -364,7 +364,7 @@ static void break_strides(world *w, const function *f)
 }
 
 /* Everything above for every function and kind, each followed by the function as it should be called. */
-static void broken_calls(void **state)
+TEST(broken_calls)
 {
     static const struct {
         const char *what;
@@ -422,7 +422,7 @@ static void break_tied(world *w, int row)
     refuse_flaw(w, &tied_function, tied[row].tensor, &number, name);
 }
 
-static void tied_norms(void **state)
+TEST(tied_norms)
 {
     world w;
     world_make(&w, *state, TCH_LAYER_EMBEDDING);
@@ -448,7 +448,7 @@ static void tied_norms(void **state)
 
 /* --- clipping and natural gradient ------------------------------------------------------------------------------- */
 
-static void clipping(void **state)
+TEST(clipping)
 {
     const int64_t three = 3;
     const double bad[] = {0.0, -1.0, NAN, -INFINITY};
@@ -467,7 +467,7 @@ static void clipping(void **state)
     test_tensor_check_unchanged(weights, "weights");
 }
 
-static void natural_weights(void **state)
+TEST(natural_weights)
 {
     const int64_t square[] = {3, 3};
     const int64_t one[] = {1};
@@ -498,14 +498,4 @@ static void natural_weights(void **state)
     test_tensor_check_written(weights, "weights");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(broken_calls),
-        cmocka_unit_test(tied_norms),
-        cmocka_unit_test(clipping),
-        cmocka_unit_test(natural_weights),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

@@ -259,7 +259,7 @@ static void check_case(const cancelling_case *c)
 }
 
 /* Sizes whose norms are taken by inner products of positions on the CPU. */
-static void norms_of_what_cancels(void **state)
+TEST(norms_of_what_cancels)
 {
     const tch_dtype dtypes[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};
     const cancelling_case sizes[] = {{.groups = 1, .positions = 10, .d = 40, .p = 33},
@@ -281,9 +281,4 @@ static void norms_of_what_cancels(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(norms_of_what_cancels)};
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

@@ -156,7 +156,7 @@ static void name_trial(const test_layer_case *c, const factor_trial *t, const ch
               test_layout_name(t->layout), test_layout_name(t->factor_layout));
 }
 
-static void factors_of_every_layer(void **state)
+TEST(factors_of_every_layer)
 {
     const tch_dtype dtypes[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};
     for (int i = 0; i < LAYER_CASES * 4 * 2 * 2 * 2; i++) {
@@ -171,7 +171,7 @@ static void factors_of_every_layer(void **state)
     }
 }
 
-static void factors_of_every_layout(void **state)
+TEST(factors_of_every_layout)
 {
     for (int i = 0; i < 2 * LAYOUT_COUNT * LAYOUT_COUNT; i++) {
         const test_layer_case *c = &layer_cases[i % 2 == 0 ? 2 : 7];
@@ -203,7 +203,7 @@ static void put(test_tensor *t, int64_t index, double value)
 }
 
 /* Each factor by itself, with what the other is made of left out, is the same to the bit. */
-static void one_factor_at_a_time(void **state)
+TEST(one_factor_at_a_time)
 {
     const test_layer_case *c = &layer_cases[2];
     factor_trial t = {.factor_dtype = TCH_FLOAT32, .beta = 0.5};
@@ -284,7 +284,7 @@ static void check_scales(tch_context *context, const test_layer_case *c, const f
     check_values(scales, t, before, expected, sizes, errors + (double)(r.samples + 8) * u, "scales");
 }
 
-static void scales_of_every_layer(void **state)
+TEST(scales_of_every_layer)
 {
     const tch_dtype dtypes[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};
     for (int i = 0; i < LAYER_CASES * 4 * 2 * 2; i++) {
@@ -301,7 +301,7 @@ static void scales_of_every_layer(void **state)
     }
 }
 
-static void little_memory(void **state)
+TEST(little_memory)
 {
     for (int i = 0; i < MANY_CASES * 4; i++) {
         const test_layer_case *c = &many_cases[i / 4];
@@ -322,7 +322,7 @@ static void little_memory(void **state)
 /* --- what stays as it is ----------------------------------------------------------------------------------------- */
 
 /* Neither factor changes where what would be added to one of them is not finite, or nothing; nor do scales. */
-static void bad_and_empty_batches_change_nothing(void **state)
+TEST(bad_and_empty_batches_change_nothing)
 {
     static const test_layer_case none = {"no samples", LINEAR, 0, 4, 3, {2}};
     static const test_layer_case nowhere = {"no positions", LINEAR, 3, 4, 3, {0}};
@@ -354,7 +354,7 @@ static void bad_and_empty_batches_change_nothing(void **state)
 
 /* --- refused ----------------------------------------------------------------------------------------------------- */
 
-static void bad_arguments_are_named(void **state)
+TEST(bad_arguments_are_named)
 {
     const test_layer_case *c = &layer_cases[2];
     factor_trial t = {.factor_dtype = TCH_FLOAT32, .beta = 0.5};
@@ -385,14 +385,4 @@ static void bad_arguments_are_named(void **state)
     test_tensor_check_unchanged(f, "input_factor");
 }
 
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(factors_of_every_layer),  cmocka_unit_test(factors_of_every_layout),
-        cmocka_unit_test(little_memory),           cmocka_unit_test(bad_and_empty_batches_change_nothing),
-        cmocka_unit_test(one_factor_at_a_time),    cmocka_unit_test(scales_of_every_layer),
-        cmocka_unit_test(bad_arguments_are_named),
-    };
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

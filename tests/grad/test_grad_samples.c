@@ -526,7 +526,7 @@ static grad_case linear_case(tch_context *context, const linear_size *size, uint
 }
 
 /* In the last row of sizes there is nothing to sum over: zeros, and what is there times beta. */
-static void linear_sizes(void **state)
+TEST(linear_sizes)
 {
     const linear_size sizes[] = {
         {2, {3, 1}, 1},          {2, {5, 17}, 3},      {2, {4, 129}, 65},     {2, {1, 63}, 130},
@@ -544,7 +544,7 @@ static void linear_sizes(void **state)
 }
 
 /* Larger than the blocks that products are cut into, in either form of the norm. */
-static void linear_large(void **state)
+TEST(linear_large)
 {
     const linear_size sizes[] = {{3, {2, 400, 450}, 460}, {3, {3, 300, 385}, 130}, {3, {2, 193, 300}, 257}};
     for (size_t k = 0; k < 2 * TEST_COUNT(sizes); k++) {
@@ -557,7 +557,7 @@ static void linear_large(void **state)
 /* Norms alone, around the edges of tiles, with rows that are aligned and rows that are not, and with elements of one
  * row that differ by up to 2^32: rounded to 11 bits, and not. Then gradients alone that are sums of more terms than the
  * CPU adds up in one pass, into blocks and tiles that are not filled, a block being 256 by 1024. */
-static void linear_edges(void **state)
+TEST(linear_edges)
 {
     const linear_size of_norms[] = {{3, {1, 129, 64}, 96},  {3, {3, 33, 132}, 40},  {3, {2, 257, 36}, 33},
                                     {3, {1, 128, 160}, 32}, {3, {2, 64, 100}, 256}, {3, {5, 2, 32}, 32},
@@ -589,7 +589,7 @@ static void linear_edges(void **state)
 
 /* Results of more than 16 MB, which the CPU writes in other ways: into memory that nobody has touched yet, and
  * again. */
-static void linear_huge_results(void **state)
+TEST(linear_huge_results)
 {
     const linear_size sizes[] = {{2, {20, 528}, 516}, {3, {20, 3, 528}, 516}};
     for (size_t k = 0; k < 2; k++) {
@@ -619,7 +619,7 @@ static void linear_huge_results(void **state)
     }
 }
 
-static void linear_layouts(void **state)
+TEST(linear_layouts)
 {
     const linear_size sizes[] = {{2, {3, 5}, 4}, {3, {3, 4, 5}, 6}, {4, {2, 3, 4, 5}, 7}};
     for (size_t k = 0; k < 3; k++) {
@@ -681,7 +681,7 @@ static const conv_size convolutions[] = {
 };
 #define CONVOLUTIONS TEST_COUNT(convolutions)
 
-static void conv_sizes(void **state)
+TEST(conv_sizes)
 {
     for (size_t k = 0; k < CONVOLUTIONS; k++) {
         grad_case c = conv_case(*state, &convolutions[k], 500 + k);
@@ -692,7 +692,7 @@ static void conv_sizes(void **state)
 }
 
 /* The last of them channels last. */
-static void conv_layouts(void **state)
+TEST(conv_layouts)
 {
     for (size_t k = 0; k < CONVOLUTIONS; k++) {
         int layout = 0;
@@ -784,7 +784,7 @@ static grad_case kind_case(tch_context *context, int which, test_layout layout, 
 }
 
 /* Of every type, and in every layout. */
-static void kind_sizes(void **state)
+TEST(kind_sizes)
 {
     for (int i = 0; i < KINDS; i++) {
         for (int layout = LAYOUT_CONTIGUOUS; layout < LAYOUT_COUNT; layout++) {
@@ -824,7 +824,7 @@ static double *results_on_threads(const grad_case *c, int32_t threads, size_t *b
 }
 
 /* Products are cut into other blocks where there are more threads: the bits are the same. */
-static void results_on_any_threads(void **state)
+TEST(results_on_any_threads)
 {
     const linear_size sizes[] = {{3, {1, 300, 70}, 301}, {3, {3, 40, 97}, 77}};
     int32_t usual = tch_get_num_threads();
@@ -848,7 +848,7 @@ static void results_on_any_threads(void **state)
 /* --- a sample that is left out ----------------------------------------------------------------------------------- */
 
 /* Samples of weight 0 add nothing, even where they are not finite. */
-static void weight_zero_leaves_out(void **state)
+TEST(weight_zero_leaves_out)
 {
     const linear_size linear[] = {{2, {3, 5}, 4}, {3, {4, 6, 5}, 3}};
     const int layers = 2 + (int)CONVOLUTIONS + KINDS;
@@ -875,7 +875,7 @@ static void weight_zero_leaves_out(void **state)
 /* --- little memory ----------------------------------------------------------------------------------------------- */
 
 /* In the smallest workspace in which it gets by, a call works through its samples in chunks. */
-static void little_memory(void **state)
+TEST(little_memory)
 {
     const conv_size many[] = {{2, {19, 4, 6, 5}, 6, 1, {3, 3}, {0}, {0}, {1, 1}, {1, 1}, TCH_PADDING_ZEROS},
                               {2, {19, 4, 6, 5}, 6, 2, {3, 3}, {0}, {0}, {1, 1}, {1, 1}, TCH_PADDING_ZEROS},
@@ -898,16 +898,4 @@ static void little_memory(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear_sizes),           cmocka_unit_test(linear_large),
-        cmocka_unit_test(linear_edges),           cmocka_unit_test(linear_huge_results),
-        cmocka_unit_test(linear_layouts),         cmocka_unit_test(conv_sizes),
-        cmocka_unit_test(conv_layouts),           cmocka_unit_test(kind_sizes),
-        cmocka_unit_test(results_on_any_threads), cmocka_unit_test(weight_zero_leaves_out),
-        cmocka_unit_test(little_memory),
-    };
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

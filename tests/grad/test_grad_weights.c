@@ -137,7 +137,7 @@ static void check_tied(tied_trial *s, tch_context *context, tch_dtype dtype, boo
     }
 }
 
-static void the_cross_term_of_tied_weights(void **state)
+TEST(the_cross_term_of_tied_weights)
 {
     const tch_dtype dtypes[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};
     for (int i = 0; i < TIED_CASES; i++) {
@@ -156,7 +156,7 @@ static void the_cross_term_of_tied_weights(void **state)
 }
 
 /* The smallest workspace that does makes the call go through its samples one by one. */
-static void the_cross_term_in_chunks(void **state)
+TEST(the_cross_term_in_chunks)
 {
     tch_context *context = *state;
     tied_case c = tied_cases[2];
@@ -169,7 +169,7 @@ static void the_cross_term_in_chunks(void **state)
 
 /* --- clipping ---------------------------------------------------------------------------------------------------- */
 
-static void weights_of_clipping(void **state)
+TEST(weights_of_clipping)
 {
     const double values[] = {0.0, 1.0, 4.0, 100.0, 1e-30, 1e300, INFINITY, NAN, -1e-12, -INFINITY, 2.25};
     for (int variant = 0; variant < 4; variant++) {
@@ -246,7 +246,7 @@ static void check_natural(tch_context *context, int64_t n, tch_dtype dtype, test
     test_tensor_check_unchanged(gram, "gram");
 }
 
-static void natural_weights_of_many_sizes(void **state)
+TEST(natural_weights_of_many_sizes)
 {
     const int64_t sizes[] = {0, 1, 2, 3, 17, 64, 65, 130};
     for (int i = 0; i < 8; i++) {
@@ -273,7 +273,7 @@ static void check_reported(tch_context *context, const double *values, tch_repor
     test_tensor_check_unchanged(weights, "weights");
 }
 
-static void bad_gram_matrices(void **state)
+TEST(bad_gram_matrices)
 {
     static const struct {
         const char *what;
@@ -291,15 +291,4 @@ static void bad_gram_matrices(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_cross_term_of_tied_weights),
-        cmocka_unit_test(the_cross_term_in_chunks),
-        cmocka_unit_test(weights_of_clipping),
-        cmocka_unit_test(natural_weights_of_many_sizes),
-        cmocka_unit_test(bad_gram_matrices),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

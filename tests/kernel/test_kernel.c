@@ -17,7 +17,7 @@
 
 /* --- compiling -------------------------------------------------------------------------------------------------- */
 
-static void what_the_compiler_says(void **state)
+WITH_COMPILER(what_the_compiler_says)
 {
     tch_context *context = *state;
     tch_kernel *kernel = NULL;
@@ -53,7 +53,7 @@ static void what_the_compiler_says(void **state)
     assert_int_equal(fake.loads, fake.unloads);
 }
 
-static void what_a_kernel_knows(void **state)
+WITH_COMPILER(what_a_kernel_knows)
 {
     tch_context *context = *state;
     tch_kernel_info info = TCH_KERNEL_INFO_INIT;
@@ -109,7 +109,7 @@ static void check_rounding(int fraction)
     CHECK((tchi_round16(NAN, fraction) & 0x7fff) > infinity, "NaN became a number");
 }
 
-static void sixteen_bits(void **state)
+TEST(sixteen_bits)
 {
     check_rounding(10);
     check_rounding(7);
@@ -132,7 +132,7 @@ static void check_value(tch_context *context, tch_kernel_parameter parameter, tc
     tch_kernel_destroy(kernel);
 }
 
-static void integers(void **state)
+WITH_COMPILER(integers)
 {
     static const struct {
         tch_parameter_class what;
@@ -157,7 +157,7 @@ static void integers(void **state)
     }
 }
 
-static void reals(void **state)
+WITH_COMPILER(reals)
 {
     static const double numbers[] = {0.0, -0.0, 1.0 / 3.0, 65504.0, 1e-30, INFINITY, -INFINITY, NAN, 65519.0};
     tch_kernel_parameter brain = fake_number(TCH_PARAMETER_REAL, 2);
@@ -175,7 +175,7 @@ static void reals(void **state)
     }
 }
 
-static void tensors(void **state)
+WITH_COMPILER(tensors)
 {
     static double memory[8];
     static const struct {
@@ -216,7 +216,7 @@ static void tensors(void **state)
     check_value(*state, brain, argument, &expected);
 }
 
-static void structs(void **state)
+WITH_COMPILER(structs)
 {
     static const char bytes[] = "twelve bytes";
     uint64_t large = UINT64_MAX;
@@ -227,7 +227,7 @@ static void structs(void **state)
 }
 
 /* As many as there can be, of odd sizes: each lies where no other does, aligned for any type. */
-static void many_arguments(void **state)
+WITH_COMPILER(many_arguments)
 {
     tch_context *context = *state;
     static char bytes[64][64];
@@ -247,7 +247,7 @@ static void many_arguments(void **state)
     tch_kernel_destroy(kernel);
 }
 
-static void shapes(void **state)
+WITH_COMPILER(shapes)
 {
     tch_context *context = *state;
     tch_kernel *kernel = fake_kernel(context, "f");
@@ -316,7 +316,7 @@ static tch_kernel *compile_for_real(tch_context *context, const tch_kernel_confi
 }
 
 /* A file whose name and folder a shell, or a line of a source, would take for something else. */
-static void a_real_kernel_in_a_strange_place(void **state)
+WITH_REAL_COMPILER(a_real_kernel_in_a_strange_place)
 {
     tch_context *context = *state;
     char here[4096];
@@ -349,7 +349,7 @@ static void a_real_kernel_in_a_strange_place(void **state)
     assert_int_equal(chdir(here), 0);
 }
 
-static void a_real_kernel(void **state)
+WITH_REAL_COMPILER(a_real_kernel)
 {
     tch_context *context = *state;
     tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
@@ -365,21 +365,4 @@ static void a_real_kernel(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        WITH_COMPILER(what_the_compiler_says),
-        WITH_COMPILER(what_a_kernel_knows),
-        cmocka_unit_test(sixteen_bits),
-        WITH_COMPILER(integers),
-        WITH_COMPILER(reals),
-        WITH_COMPILER(tensors),
-        WITH_COMPILER(structs),
-        WITH_COMPILER(many_arguments),
-        WITH_COMPILER(shapes),
-        WITH_REAL_COMPILER(a_real_kernel),
-        WITH_REAL_COMPILER(a_real_kernel_in_a_strange_place),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_MAIN(NULL, NULL)

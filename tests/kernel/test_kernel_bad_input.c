@@ -28,7 +28,7 @@ static void refuse_config(tch_context *context, const tch_kernel_config *config,
 
 /* --- names ------------------------------------------------------------------------------------------------------ */
 
-static void names(void **state)
+WITH_COMPILER(names)
 {
     tch_context *context = *state;
     /* clang-format off */
@@ -65,7 +65,7 @@ static void names(void **state)
     }
 }
 
-static void long_names(void **state)
+WITH_COMPILER(long_names)
 {
     tch_context *context = *state;
     static char name[5000];
@@ -99,7 +99,7 @@ static const char *const bad_options[] = {
 };
 /* clang-format on */
 
-static void options(void **state)
+WITH_COMPILER(options)
 {
     tch_context *context = *state;
     for (size_t i = 0; i < TEST_COUNT(good_options); i++) {
@@ -126,7 +126,7 @@ static void options(void **state)
 
 /* Names that a shell or a compiler's command line would take for something else are names of files here, and their
  * folders reach the backend as absolute paths. */
-static void strange_paths(void **state)
+WITH_COMPILER(strange_paths)
 {
     tch_context *context = *state;
     static const char *const strange[] = {"with space", "quote\"s", "$(touch here)", "-o", "@x",
@@ -154,7 +154,7 @@ static void strange_paths(void **state)
     CHECK(access("here", F_OK) != 0, "a command was run");
 }
 
-static void bad_paths(void **state)
+WITH_COMPILER(bad_paths)
 {
     tch_context *context = *state;
     static char most[(16 << 20) + 1];
@@ -188,7 +188,7 @@ static void bad_paths(void **state)
     }
 }
 
-static void bad_configs(void **state)
+WITH_COMPILER(bad_configs)
 {
     tch_context *context = *state;
     tch_kernel *kernel = NULL;
@@ -223,7 +223,7 @@ static void bad_configs(void **state)
     refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "log_size");
 }
 
-static void too_many_parameters(void **state)
+WITH_COMPILER(too_many_parameters)
 {
     tch_context *context = *state;
     tch_kernel *kernel = NULL;
@@ -268,7 +268,7 @@ static tch_status compile_from_file(tch_context *context, const char *path, cons
 
 /* Every allocation fails once, with the cache empty and with the entry in it: the call fails with OUT_OF_MEMORY or goes
  * on without what only helps, nothing leaks, and the next call works. */
-static void no_memory(void **state)
+TEST_WITH(no_memory, open_counting, close_counting)
 {
     tch_context *context = *state;
     char path[TEST_PATH_SIZE], folder[TEST_PATH_SIZE];
@@ -301,18 +301,4 @@ static void no_memory(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        WITH_COMPILER(names),
-        WITH_COMPILER(long_names),
-        WITH_COMPILER(options),
-        WITH_COMPILER(strange_paths),
-        WITH_COMPILER(bad_paths),
-        WITH_COMPILER(bad_configs),
-        WITH_COMPILER(too_many_parameters),
-        cmocka_unit_test_setup_teardown(no_memory, open_counting, close_counting),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_MAIN(NULL, NULL)

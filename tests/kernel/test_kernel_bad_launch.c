@@ -27,7 +27,7 @@ static tch_kernel_parameter brain(tch_kernel_parameter parameter)
     return parameter;
 }
 
-static void numbers_that_do_not_fit(void **state)
+WITH_COMPILER(numbers_that_do_not_fit)
 {
     float numbers[3] = {0};
     const struct {
@@ -69,7 +69,7 @@ static void numbers_that_do_not_fit(void **state)
 }
 
 /* The flaw of a tensor of float32, and words of the message. */
-static void tensors_that_do_not_fit(void **state)
+WITH_COMPILER(tensors_that_do_not_fit)
 {
     const test_flaw none = {"", TCH_ERR_DTYPE, PART_OFFSET, 0, {0}};
     const test_flaw none_for_a_number = {"", TCH_ERR_INVALID_ARGUMENT, PART_OFFSET, 0, {0}};
@@ -105,7 +105,7 @@ static void tensors_that_do_not_fit(void **state)
     }
 }
 
-static void bad_shapes(void **state)
+WITH_COMPILER(bad_shapes)
 {
     tch_context *context = *state;
     static const struct {
@@ -149,7 +149,7 @@ static void bad_shapes(void **state)
     assert_int_equal(fake.launches, 0);
 }
 
-static void bad_questions(void **state)
+WITH_COMPILER(bad_questions)
 {
     tch_kernel *kernel = fake_kernel(*state, "f");
     tch_kernel_info info = TCH_KERNEL_INFO_INIT;
@@ -167,14 +167,4 @@ static void bad_questions(void **state)
     tch_kernel_destroy(kernel);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        WITH_COMPILER(numbers_that_do_not_fit),
-        WITH_COMPILER(tensors_that_do_not_fit),
-        WITH_COMPILER(bad_shapes),
-        WITH_COMPILER(bad_questions),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_MAIN(NULL, NULL)

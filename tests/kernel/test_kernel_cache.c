@@ -29,7 +29,7 @@ static void write_text(const char *name, const char *text)
 /* --- damage ----------------------------------------------------------------------------------------------------- */
 
 /* With every byte changed and at every length the entry is known to be damaged, and replaced by a good one. */
-static void damage_is_repaired(void **state)
+WITH_COMPILER(damage_is_repaired)
 {
     tch_context *context = *state;
     int64_t bytes, again;
@@ -54,7 +54,7 @@ static void damage_is_repaired(void **state)
 }
 
 /* Whole, but the backend cannot load it: another driver, say. */
-static void an_entry_that_does_not_load(void **state)
+WITH_COMPILER(an_entry_that_does_not_load)
 {
     tch_context *context = *state;
     tch_kernel *kernel = NULL;
@@ -70,7 +70,7 @@ static void an_entry_that_does_not_load(void **state)
 }
 
 /* Links, pipes and files that others could have written are no entries. */
-static void foreign_entries(void **state)
+WITH_COMPILER(foreign_entries)
 {
     tch_context *context = *state;
     char path[TEST_PATH_SIZE];
@@ -99,7 +99,7 @@ static void foreign_entries(void **state)
 
 /* --- the folder ------------------------------------------------------------------------------------------------- */
 
-static void the_environment_names_the_folder(void **state)
+WITH_COMPILER(the_environment_names_the_folder)
 {
     struct stat found;
     const char *home = test_path("home");
@@ -121,7 +121,7 @@ static void the_environment_names_the_folder(void **state)
     unsetenv("XDG_CACHE_HOME");
 }
 
-static void without_home(void **state)
+WITH_COMPILER(without_home)
 {
     tch_context *context = *state;
     unsetenv("TORCHIUM_CACHE");
@@ -143,7 +143,7 @@ static void check_refused_folder(tch_context *context, const char *because)
     assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
 }
 
-static void folders_that_are_not_trusted(void **state)
+WITH_COMPILER(folders_that_are_not_trusted)
 {
     tch_context *context = *state;
     const char *cache = fake_cache();
@@ -221,12 +221,12 @@ static int in_a_folder_for_reading(tch_context *context)
                : 1;
 }
 
-static void a_full_disk(void **state)
+WITH_COMPILER(a_full_disk)
 {
     in_child(*state, on_a_full_disk);
 }
 
-static void a_folder_for_reading(void **state)
+WITH_COMPILER(a_folder_for_reading)
 {
     tch_context *context = *state;
     assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
@@ -269,7 +269,7 @@ static void name_entry(char path[TEST_PATH_SIZE], const char *source)
 }
 
 /* Ten entries of 1080 bytes, then a limit for five: the oldest go, but for the one that was used again. */
-static void the_oldest_go_first(void **state)
+WITH_COMPILER(the_oldest_go_first)
 {
     tch_context *context = *state;
     char source[32], paths[10][TEST_PATH_SIZE];
@@ -320,13 +320,13 @@ static int with_a_limit_of_the_environment(tch_context *context)
     return good && compile_quietly(context, "e") == 1 && compile_quietly(context, "e") == 1 ? 0 : 1;
 }
 
-static void the_environment_limits(void **state)
+WITH_COMPILER(the_environment_limits)
 {
     in_child(*state, with_a_limit_of_the_environment);
 }
 
 /* Leftovers of killed processes go when they are old; what has another name stays. */
-static void leftovers_go(void **state)
+WITH_COMPILER(leftovers_go)
 {
     tch_context *context = *state;
     static const char *const kept[] = {"cache/.torchium-0123456789abcde.kernel.part", "cache/README",
@@ -370,7 +370,7 @@ static int hammer(tch_context *context, int process, int rounds)
     return fake.loads == rounds && fake.unloads == rounds ? 0 : 2;
 }
 
-static void many_processes(void **state)
+WITH_COMPILER(many_processes)
 {
     tch_context *context = *state;
     pid_t children[PROCESSES];
@@ -408,22 +408,4 @@ static void many_processes(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        WITH_COMPILER(the_environment_limits),
-        WITH_COMPILER(damage_is_repaired),
-        WITH_COMPILER(an_entry_that_does_not_load),
-        WITH_COMPILER(foreign_entries),
-        WITH_COMPILER(the_environment_names_the_folder),
-        WITH_COMPILER(without_home),
-        WITH_COMPILER(folders_that_are_not_trusted),
-        WITH_COMPILER(a_full_disk),
-        WITH_COMPILER(a_folder_for_reading),
-        WITH_COMPILER(the_oldest_go_first),
-        WITH_COMPILER(leftovers_go),
-        WITH_COMPILER(many_processes),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_MAIN(NULL, NULL)

@@ -31,7 +31,7 @@ static void check_digest(const uint8_t digest[TCHI_SHA256_BYTES], const char *ex
 }
 
 /* The examples that NIST publishes with FIPS 180-4, and the empty message. */
-static void published_digests(void **state)
+TEST(published_digests)
 {
     static const struct {
         const char *text, *digest;
@@ -65,7 +65,7 @@ static void published_digests(void **state)
 
 /* --- keys ------------------------------------------------------------------------------------------------------- */
 
-static void everything_counts(void **state)
+WITH_COMPILER(everything_counts)
 {
     tch_context *context = *state;
     static const char *const one[] = {"-DA=1", "-DB"};
@@ -104,7 +104,7 @@ static void check_cached(tch_context *context, tch_kernel_config *config, int ca
     assert_int_equal(fake_cache_count(""), cached ? 1 : -1);
 }
 
-static void sources_that_read_files(void **state)
+WITH_COMPILER(sources_that_read_files)
 {
     static const struct {
         const char *source;
@@ -150,7 +150,7 @@ static void sources_that_read_files(void **state)
 
 /* A header of the user's with the name of a system header: the source that includes it sees it and is not cached, all
  * others are compiled without the folder. */
-static void own_headers_of_the_user(void **state)
+WITH_COMPILER(own_headers_of_the_user)
 {
     const char *folders[] = {test_path("in")};
     tch_kernel_config config = fake_config("#include <math.h>\n" FAKE_SOURCE), plain = fake_config(FAKE_SOURCE);
@@ -189,7 +189,7 @@ static void expect_kernel(tch_context *context, tch_kernel_config *config, int v
 
 /* A header changes, and then one of its name appears in an earlier folder: the library is told of the folders, or only
  * the compiler finds them. */
-static void headers_that_change(void **state)
+WITH_REAL_COMPILER(headers_that_change)
 {
     static const char *const ways[] = {"includes", "options", "CPATH", "CPLUS_INCLUDE_PATH"};
     char first[TEST_PATH_SIZE + 2], second[TEST_PATH_SIZE + 2], both[2 * TEST_PATH_SIZE + 2];
@@ -220,7 +220,7 @@ static void headers_that_change(void **state)
 
 /* Without includes a kernel is cached, but for the environment that lets a header take the place of the system's. Where
  * the linker looks is a part of the key. */
-static void a_source_without_includes(void **state)
+WITH_REAL_COMPILER(a_source_without_includes)
 {
     static const char *const option[] = {"-DVALUE=7"};
     tch_kernel_config config = fake_config(KERNEL);
@@ -238,13 +238,4 @@ static void a_source_without_includes(void **state)
     expect_kernel(*state, &config, 7, 1);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_digests),     WITH_COMPILER(everything_counts),
-        WITH_COMPILER(sources_that_read_files),  WITH_COMPILER(own_headers_of_the_user),
-        WITH_REAL_COMPILER(headers_that_change), WITH_REAL_COMPILER(a_source_without_includes),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_MAIN(NULL, NULL)

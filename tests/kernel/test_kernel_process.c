@@ -57,7 +57,7 @@ static void must_end(const char *file)
     }
 }
 
-static void words_and_statuses(void **state)
+TEST_IN_FOLDER(words_and_statuses)
 {
     assert_int_equal(run_script("#!/bin/sh\necho one; echo two >&2; exit 7\n", LONG), 7);
     assert_string_equal(words, "one\ntwo\n");
@@ -70,7 +70,7 @@ static void words_and_statuses(void **state)
 }
 
 /* With its outputs open, without them, and with children of both kinds. */
-static void a_compiler_that_sleeps(void **state)
+TEST_IN_FOLDER(a_compiler_that_sleeps)
 {
     static const char *const scripts[] = {
         "#!/bin/sh\nsleep 1000 & echo $! >$1/child\necho $$ >$1/self\nsleep 1000\n",
@@ -87,7 +87,7 @@ static void a_compiler_that_sleeps(void **state)
 }
 
 /* It is done when it ends, whoever still holds its outputs, and leaves nothing running. */
-static void a_compiler_that_leaves_something(void **state)
+TEST_IN_FOLDER(a_compiler_that_leaves_something)
 {
     assert_int_equal(run_script("#!/bin/sh\nsleep 1000 & echo $! >$1/child\necho done; exit 5\n", LONG), 5);
     assert_string_equal(words, "done\n");
@@ -95,7 +95,7 @@ static void a_compiler_that_leaves_something(void **state)
 }
 
 /* Where children are collected by the system their status is not known. */
-static void a_program_that_ignores_its_children(void **state)
+TEST_IN_FOLDER(a_program_that_ignores_its_children)
 {
     void (*before)(int) = signal(SIGCHLD, SIG_IGN);
     assert_int_equal(run_script("#!/bin/sh\necho one; sleep 0.1; exit 7\n", LONG), 0);
@@ -104,7 +104,7 @@ static void a_program_that_ignores_its_children(void **state)
 }
 
 /* 32 KiB and the sum, at least 64 KiB and at most 1 MiB and 32 KiB; without a bound, or without lines, the most. */
-static void what_a_stack_needs(void **state)
+TEST(what_a_stack_needs)
 {
     static const struct {
         const char *lines;
@@ -127,15 +127,4 @@ static void what_a_stack_needs(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(words_and_statuses, test_folder_make, test_folder_remove),
-        cmocka_unit_test_setup_teardown(a_compiler_that_sleeps, test_folder_make, test_folder_remove),
-        cmocka_unit_test_setup_teardown(a_compiler_that_leaves_something, test_folder_make, test_folder_remove),
-        cmocka_unit_test_setup_teardown(a_program_that_ignores_its_children, test_folder_make, test_folder_remove),
-        cmocka_unit_test(what_a_stack_needs),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_MAIN(NULL, NULL)

@@ -68,7 +68,7 @@ static void cut_off(const char *source)
     }
 }
 
-static void cut_sources(void **state)
+TEST(cut_sources)
 {
     for (int i = 0; i < kernel_source_count; i++) {
         test_case("%s", kernel_sources[i].title);
@@ -98,7 +98,7 @@ static void repeat(const char *before, const char *unit, const char *after)
     check_text(text, used + strlen(after));
 }
 
-static void long_sources(void **state)
+TEST(long_sources)
 {
     static const char *const units[] = {
         "#/*\n",
@@ -134,8 +134,7 @@ static void long_sources(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(cut_sources), cmocka_unit_test(long_sources)};
     test_begin(argc, argv);
     (void)tch_backend_count(); /* gives the CPU's backend its allocator */
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(__FILE__, NULL, NULL);
 }

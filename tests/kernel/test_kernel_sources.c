@@ -37,7 +37,7 @@ static double *run_block(tch_context *context, const tch_kernel_config *config, 
     return test_tensor_read(y);
 }
 
-static void all_sources(void **state)
+TEST(all_sources)
 {
     for (int i = 0; i < kernel_source_count; i++) {
         kernel_trial trial = {*state, NULL, &kernel_sources[i], (uint64_t)i};
@@ -58,7 +58,7 @@ static void refuse_source(tch_context *context, const char *source, const char *
     CHECK(strstr(tch_last_error(), words) != NULL, "\"%s\" is not in: %s", words, tch_last_error());
 }
 
-static void compile_errors(void **state)
+TEST(compile_errors)
 {
     /* A place as each compiler writes it. */
     const char *first = test_on_cpu() ? "mine.cu:1" : "mine.cu(1)";
@@ -84,7 +84,7 @@ static void compile_errors(void **state)
 }
 
 /* What a GPU has and the CPU cannot do. */
-static void refused_on_the_cpu(void **state)
+TEST(refused_on_the_cpu)
 {
     static const char *const cases[][2] = {
         {"__global__ void f(int *x)\n{\n    asm volatile(\"mov.u32 %0, 1;\" : \"=r\"(*x));\n}\n", "mine.cu:3"},
@@ -115,7 +115,7 @@ static void expect_stop(tch_context *context, const char *source, int64_t blocks
     tch_kernel_destroy(kernel);
 }
 
-static void stopped_on_the_cpu(void **state)
+TEST(stopped_on_the_cpu)
 {
     static const struct {
         const char *title, *source;
@@ -166,7 +166,7 @@ static void keep_across_a_barrier(tch_context *context, int64_t count)
     }
 }
 
-static void large_stacks(void **state)
+TEST(large_stacks)
 {
     if (!test_on_cpu()) {
         skip();
@@ -185,7 +185,7 @@ static void large_stacks(void **state)
 }
 
 /* Fast arithmetic is the kernel's own: the thread that compiles and loads it keeps numbers below the normal ones. */
-static void fast_math_stays_inside(void **state)
+TEST(fast_math_stays_inside)
 {
     static const char *const options[] = {"--use_fast_math"};
     volatile float small = FLT_MIN;
@@ -198,7 +198,7 @@ static void fast_math_stays_inside(void **state)
 }
 
 /* Threads that have returned are not waited for. */
-static void returned_threads(void **state)
+TEST(returned_threads)
 {
     enum { COUNT = 40 };
     tch_kernel_config config = config_of("__global__ void f(int *y)\n{\n    if (threadIdx.x >= 40) return;\n"
@@ -213,7 +213,7 @@ static void returned_threads(void **state)
 
 /* --- what a machine may lack ------------------------------------------------------------------------------------- */
 
-static void no_compiler(void **state)
+TEST(no_compiler)
 {
     tch_kernel *kernel = NULL;
     if (!test_on_cpu()) {
@@ -241,7 +241,7 @@ static void no_compiler(void **state)
 }
 
 /* Every allocation of compiling and launching fails once; what was taken is given back. */
-static void little_memory(void **state)
+TEST_ALONE(little_memory, NULL, NULL)
 {
     static const char source[] = "__global__ void f(int n) { __syncthreads(); }\n";
     if (!test_on_cpu()) {
@@ -276,7 +276,7 @@ static void little_memory(void **state)
 /* --- beside each other ------------------------------------------------------------------------------------------- */
 
 /* Kernels of one name, alive at once, keep to their own code, also when one of them goes. */
-static void several_kernels(void **state)
+TEST(several_kernels)
 {
     enum { KERNELS = 5 };
     tch_kernel *kernels[KERNELS];
@@ -298,7 +298,7 @@ static void several_kernels(void **state)
 }
 
 /* The names that people give to macros do not reach the text around their source. */
-static void macros_of_the_source(void **state)
+TEST(macros_of_the_source)
 {
     static const char source[] =
         "#define T float\n#define P 3\n#define N 64\n#define n N\n#define INT int\n#define block 1\n"
@@ -311,18 +311,4 @@ static void macros_of_the_source(void **state)
     CHECK(got[0] == 3 + 64 + 9 + 4 + 5 + 1, "the kernel wrote %g", got[0]);
 }
 
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_sources),          cmocka_unit_test(compile_errors),
-        cmocka_unit_test(refused_on_the_cpu),   cmocka_unit_test(stopped_on_the_cpu),
-        cmocka_unit_test(returned_threads),     cmocka_unit_test(several_kernels),
-        cmocka_unit_test(macros_of_the_source), cmocka_unit_test(no_compiler),
-        cmocka_unit_test(large_stacks),         cmocka_unit_test(fast_math_stays_inside),
-    };
-    const struct CMUnitTest alone[] = {
-        cmocka_unit_test(little_memory)}; /* an allocator is set while there is no context */
-    int failed = cmocka_run_group_tests_name("kernel_sources", tests, test_open_context, test_close_context);
-    return failed + cmocka_run_group_tests_name("kernel_sources_memory", alone, NULL, NULL);
-}
+TEST_MAIN(test_open_context, test_close_context)

@@ -61,7 +61,7 @@ static tch_kfac_config config_of(int method, double damping)
     return config;
 }
 
-static void every_method_and_option(void **state)
+TEST(every_method_and_option)
 {
     const char *const methods[] = {"eigen", "inverse", "ekfac"};
     for (int i = 0; i < 3 * 2 * 2 * 2 * 2; i++) {
@@ -77,7 +77,7 @@ static void every_method_and_option(void **state)
     }
 }
 
-static void other_decays_and_dampings(void **state)
+TEST(other_decays_and_dampings)
 {
     const double decays[] = {0.0, 0.5, 1.0};
     for (int i = 0; i < 18; i++) {
@@ -88,7 +88,7 @@ static void other_decays_and_dampings(void **state)
     }
 }
 
-static void every_type(void **state)
+TEST(every_type)
 {
     const tch_dtype dtypes[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};
     for (int i = 0; i < 3 * 4 * 2; i++) {
@@ -101,7 +101,7 @@ static void every_type(void **state)
 }
 
 /* So little workspace that results are not kept, and samples, factors and layers go a few at a time. */
-static void little_workspace(void **state)
+TEST(little_workspace)
 {
     for (int i = 0; i < 6; i++) {
         tch_kfac_config config = config_of(i % 3, 1e-2);
@@ -140,7 +140,7 @@ static void empirical_fisher(const test_positions *batch, double *fisher)
 
 /* Where all samples have one output gradient, the Fisher matrix is E[a a'] (x) g g': KFAC is exact, and in the
  * eigenbasis its step is the damped natural gradient step. */
-static void eigen_steps_are_natural_gradient_steps(void **state)
+TEST(eigen_steps_are_natural_gradient_steps)
 {
     static const test_layer_case layer_case = {"layer", LINEAR, SAMPLES, D, P, {1}};
     const test_kfac_layer layer = {&layer_case, 0};
@@ -173,7 +173,7 @@ static void eigen_steps_are_natural_gradient_steps(void **state)
 
 /* Of 3 samples all but three eigenvalues of a factor are rounding errors, some of them negative and larger than this
  * damping: what is inverted must be shifted by the rounding error of the factor as well, 2 u times its trace. */
-static void rounding_errors_of_factors_are_damped(void **state)
+TEST(rounding_errors_of_factors_are_damped)
 {
     enum { N = 48 };
     static const char *const factors[] = {"input_factor", "output_factor"};
@@ -205,16 +205,4 @@ static void rounding_errors_of_factors_are_damped(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_method_and_option),
-        cmocka_unit_test(other_decays_and_dampings),
-        cmocka_unit_test(every_type),
-        cmocka_unit_test(little_workspace),
-        cmocka_unit_test(eigen_steps_are_natural_gradient_steps),
-        cmocka_unit_test(rounding_errors_of_factors_are_damped),
-    };
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

@@ -157,7 +157,7 @@ static void check_unchanged_gradients(const test_kfac_trial *t)
 /* --- loss scales and types --------------------------------------------------------------------------------------- */
 
 /* A loss scale that is a power of two changes nothing, not a bit. */
-static void loss_scales_are_divided_out(void **state)
+TEST(loss_scales_are_divided_out)
 {
     const double scale = 4096.0;
     test_kfac_trial *plain = trial_of(*state, TCH_KFAC_EKFAC);
@@ -185,7 +185,7 @@ static void loss_scales_are_divided_out(void **state)
 
 /* A float32 input with a bfloat16 gradient, as autocast leaves them: the same as with that gradient in float32, up to
  * the order of sums, which have up to 16 terms of about 1; 11 bits hold bfloat16 exactly. */
-static void inputs_and_gradients_may_differ_in_type(void **state)
+TEST(inputs_and_gradients_may_differ_in_type)
 {
     test_kfac_trial *same = trial_of(*state, TCH_KFAC_EKFAC);
     test_kfac_trial *mixed = trial_of(*state, TCH_KFAC_EKFAC);
@@ -241,7 +241,7 @@ static void step_both(test_kfac_trial *a, test_kfac_trial *b, uint64_t stream)
     }
 }
 
-static void checkpoints_go_on_bit_for_bit(void **state)
+TEST_IN_FOLDER(checkpoints_go_on_bit_for_bit)
 {
     for (int method = 0; method < 3; method++) {
         tch_kfac_config config = config_of(method);
@@ -264,7 +264,7 @@ static void checkpoints_go_on_bit_for_bit(void **state)
 }
 
 /* The same by hand: the tensors copied, then the counts set. */
-static void state_can_be_copied_by_hand(void **state)
+TEST(state_can_be_copied_by_hand)
 {
     test_kfac_trial *a = trial_of(*state, TCH_KFAC_EKFAC);
     test_kfac_trial *b = trial_of(*state, TCH_KFAC_EKFAC);
@@ -300,7 +300,7 @@ static void refuse_number(test_kfac_trial *t, const char *path, const char *name
 }
 
 /* Numbers that nothing has counted, and settings that are none: errors that name them before anything is written. */
-static void numbers_that_cannot_be_are_refused(void **state)
+TEST_IN_FOLDER(numbers_that_cannot_be_are_refused)
 {
     static const struct {
         const char *key, *text;
@@ -338,7 +338,7 @@ static void numbers_that_cannot_be_are_refused(void **state)
 
 /* --- what fails -------------------------------------------------------------------------------------------------- */
 
-static void observations_that_are_not_finite_are_left_out(void **state)
+TEST(observations_that_are_not_finite_are_left_out)
 {
     for (int method = 0; method < 3; method++) {
         tch_kfac_stats stats = TCH_KFAC_STATS_INIT;
@@ -359,7 +359,7 @@ static void observations_that_are_not_finite_are_left_out(void **state)
 }
 
 /* A factor that is not finite, or not positive where it must be, keeps its last inverse or basis. */
-static void refreshes_that_fail_keep_the_last(void **state)
+TEST(refreshes_that_fail_keep_the_last)
 {
     for (int method = 0; method < 3; method++) {
         tch_kfac_stats stats = TCH_KFAC_STATS_INIT;
@@ -381,7 +381,7 @@ static void refreshes_that_fail_keep_the_last(void **state)
 
 /* A factor that has seen nothing is not refreshed, so that gradients stay at their size: they are not divided by
  * damping alone. The next good observation makes up for it. */
-static void a_first_observation_may_fail(void **state)
+TEST(a_first_observation_may_fail)
 {
     for (int method = 0; method < 3; method++) {
         tch_kfac_config config = config_of(method);
@@ -413,7 +413,7 @@ static void a_first_observation_may_fail(void **state)
 
 /* --- what is left out -------------------------------------------------------------------------------------------- */
 
-static void unseen_and_left_out_layers_stay(void **state)
+TEST(unseen_and_left_out_layers_stay)
 {
     tch_kfac_stats stats = TCH_KFAC_STATS_INIT;
     test_kfac_trial *t = trial_of(*state, TCH_KFAC_INVERSE);
@@ -434,7 +434,7 @@ static void unseen_and_left_out_layers_stay(void **state)
     CHECK(!test_tensor_is_unchanged(t->gradients[4]), "the other layer was left out too");
 }
 
-static void empty_batches_and_no_layers(void **state)
+TEST(empty_batches_and_no_layers)
 {
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN);
     tch_kfac *none;
@@ -502,7 +502,7 @@ static bool rounds_without(tch_kfac_method method, long long k)
     return !reached;
 }
 
-static void without_memory(void **state)
+TEST(without_memory)
 {
     for (int method = 0; method < 3; method++) {
         bool through = false;
@@ -520,7 +520,7 @@ static void without_memory(void **state)
 }
 
 /* After the first steps nothing is allocated, whatever the method. */
-static void later_steps_allocate_nothing(void **state)
+TEST(later_steps_allocate_nothing)
 {
     for (int method = 0; method < 3; method++) {
         test_kfac_trial *t = trial_of(*state, method);
@@ -543,7 +543,7 @@ static void later_steps_allocate_nothing(void **state)
     }
 }
 
-static void the_forecast_is_what_is_taken(void **state)
+TEST(the_forecast_is_what_is_taken)
 {
     for (int method = 0; method < 3; method++) {
         tch_kfac_layer described[LAYERS];
@@ -588,7 +588,7 @@ static void refuse_kfac(tch_context *context, const tch_kfac_config *config, int
 #define LAYER(member) TEST_FIELD(tch_kfac_layer, member)
 
 /* Of the first table the last row has factors of float16; the fifth of the second has the name of the other layer. */
-static void bad_descriptions_are_refused(void **state)
+TEST(bad_descriptions_are_refused)
 {
     static const struct {
         test_field field;
@@ -641,7 +641,7 @@ static void bad_descriptions_are_refused(void **state)
     }
 }
 
-static void bad_calls_are_refused(void **state)
+TEST(bad_calls_are_refused)
 {
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN);
     test_kfac_trial *t = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
@@ -668,7 +668,7 @@ static void bad_calls_are_refused(void **state)
     CHECK(config.method == TCH_KFAC_EIGEN, "the configuration has changed");
 }
 
-static void bad_gradients_are_refused(void **state)
+TEST(bad_gradients_are_refused)
 {
     test_kfac_trial *t = trial_of(*state, TCH_KFAC_EIGEN);
     test_kfac_draw_gradients(t, LAYOUT_CONTIGUOUS);
@@ -696,26 +696,4 @@ static void bad_gradients_are_refused(void **state)
     check_unchanged_gradients(t);
 }
 
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(loss_scales_are_divided_out),
-        cmocka_unit_test(inputs_and_gradients_may_differ_in_type),
-        cmocka_unit_test_setup_teardown(checkpoints_go_on_bit_for_bit, test_folder_make, test_folder_remove),
-        cmocka_unit_test(state_can_be_copied_by_hand),
-        cmocka_unit_test_setup_teardown(numbers_that_cannot_be_are_refused, test_folder_make, test_folder_remove),
-        cmocka_unit_test(observations_that_are_not_finite_are_left_out),
-        cmocka_unit_test(refreshes_that_fail_keep_the_last),
-        cmocka_unit_test(a_first_observation_may_fail),
-        cmocka_unit_test(unseen_and_left_out_layers_stay),
-        cmocka_unit_test(empty_batches_and_no_layers),
-        cmocka_unit_test(the_forecast_is_what_is_taken),
-        cmocka_unit_test(bad_descriptions_are_refused),
-        cmocka_unit_test(bad_calls_are_refused),
-        cmocka_unit_test(bad_gradients_are_refused),
-        cmocka_unit_test(without_memory),
-        cmocka_unit_test(later_steps_allocate_nothing),
-    };
-    return cmocka_run_group_tests(tests, install_allocator, remove_allocator);
-}
+TEST_MAIN(install_allocator, remove_allocator)

@@ -186,7 +186,7 @@ static void spoil(const spoiling *how, double *matrix, int64_t n)
     }
 }
 
-static void not_finite_or_not_symmetric(void **state)
+TEST(not_finite_or_not_symmetric)
 {
     static const int64_t sizes[] = {2, 7, 64, 97};
     const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64};
@@ -206,7 +206,7 @@ static void not_finite_or_not_symmetric(void **state)
 /* Asymmetry within the tolerance is no complaint, and either triangle may be the one that is read: a difference E of
  * the input, |E| <= 2 delta, comes out magnified by the steepest of these functions, the inverse at the smallest
  * eigenvalue 1/20, or by the inverse of the smallest gap, which is less. */
-static void slight_asymmetry_is_accepted(void **state)
+TEST(slight_asymmetry_is_accepted)
 {
     tch_context *context = *state;
     const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64};
@@ -228,7 +228,7 @@ static void slight_asymmetry_is_accepted(void **state)
 }
 
 /* Batches of several dimensions and outputs of every layout: the verdict must find its own matrix. */
-static void bad_matrices_in_batches_of_batches(void **state)
+TEST(bad_matrices_in_batches_of_batches)
 {
     enum { N = 10, SIZE = N * N, LAST_BUT_ONE = 2 };
     tch_context *context = *state;
@@ -267,7 +267,7 @@ static void bad_matrices_in_batches_of_batches(void **state)
 }
 
 /* Every subject but eigh (to which nothing is indefinite) and powers (which clamp; see below). */
-static void not_positive(void **state)
+TEST(not_positive)
 {
     tch_context *context = *state;
     static const int64_t sizes[] = {2, 7, 64, 97};
@@ -287,7 +287,7 @@ static void not_positive(void **state)
 }
 
 /* Relative damping of a zero matrix is zero: there is no inverse root. */
-static void zero_matrices_without_damping(void **state)
+TEST(zero_matrices_without_damping)
 {
     tch_context *context = *state;
     for (size_t i = 1; i < subject_count(); i++) {
@@ -303,7 +303,7 @@ static void zero_matrices_without_damping(void **state)
 }
 
 /* (0 + eps I)^(-1/p) = eps^(-1/p) I, by every method. */
-static void zero_matrices_with_damping(void **state)
+TEST(zero_matrices_with_damping)
 {
     tch_context *context = *state;
     const tch_root_method methods[] = {TCH_ROOT_AUTO, TCH_ROOT_EIGEN, TCH_ROOT_NEWTON, TCH_ROOT_RATIONAL};
@@ -330,7 +330,7 @@ static void zero_matrices_with_damping(void **state)
 }
 
 /* The eigenvalues of a bad matrix are left alone as its eigenvectors are. */
-static void eigenvalues_of_a_bad_matrix_are_kept(void **state)
+TEST(eigenvalues_of_a_bad_matrix_are_kept)
 {
     tch_context *context = *state;
     for (int with_vectors = 0; with_vectors < 2; with_vectors++) {
@@ -349,7 +349,7 @@ static void eigenvalues_of_a_bad_matrix_are_kept(void **state)
 }
 
 /* Where there is no report a NaN goes through, to its own matrix and no other. */
-static void nan_stays_in_its_matrix(void **state)
+TEST(nan_stays_in_its_matrix)
 {
     tch_context *context = *state;
     const int64_t shape[] = {BATCH, 5, 5};
@@ -375,14 +375,4 @@ static void nan_stays_in_its_matrix(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(not_finite_or_not_symmetric),          cmocka_unit_test(slight_asymmetry_is_accepted),
-        cmocka_unit_test(bad_matrices_in_batches_of_batches),   cmocka_unit_test(not_positive),
-        cmocka_unit_test(zero_matrices_without_damping),        cmocka_unit_test(zero_matrices_with_damping),
-        cmocka_unit_test(eigenvalues_of_a_bad_matrix_are_kept), cmocka_unit_test(nan_stays_in_its_matrix),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

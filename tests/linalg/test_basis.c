@@ -329,7 +329,7 @@ static void follow_ranks(tch_context *context, tch_scalar type)
     }
 }
 
-static void ranks_are_followed(void **state)
+TEST(ranks_are_followed)
 {
     follow_ranks(*state, types[0]);
     follow_ranks(*state, types[1]);
@@ -445,7 +445,7 @@ static void follow_in_one_pass(tch_context *context, tch_scalar type)
 /* --- convergence ------------------------------------------------------------------------------------------------- */
 
 /* More after a larger change, and little where nothing has changed but by an iteration. */
-static void drift_is_measured(void **state)
+TEST(drift_is_measured)
 {
     for (int k = 0; k < 2; k++) {
         test_random random = test_random_stream(4100 + (uint64_t)k);
@@ -461,7 +461,7 @@ static void drift_is_measured(void **state)
 }
 
 /* With gaps of a factor of ten, every step on one factor takes what is off the diagonal down by ten, to rounding. */
-static void a_basis_converges(void **state)
+TEST(a_basis_converges)
 {
     enum { N = 6, STEPS = 12 };
     static const double w[N] = {1.0, 0.1, 0.01, 0.001, 1e-4, 1e-4};
@@ -485,7 +485,7 @@ static void a_basis_converges(void **state)
 }
 
 /* Equal eigenvalues have no vectors of their own, but the basis stays one: it spans what they span. */
-static void equal_eigenvalues_do_no_harm(void **state)
+TEST(equal_eigenvalues_do_no_harm)
 {
     enum { N = 40 };
     for (int k = 0; k < 2; k++) {
@@ -513,7 +513,7 @@ static void equal_eigenvalues_do_no_harm(void **state)
 
 /* --- the first basis, and what fails ----------------------------------------------------------------------------- */
 
-static void a_first_basis_is_sorted(void **state)
+TEST(a_first_basis_is_sorted)
 {
     static const int64_t sizes[] = {1, 2, 3, 17, 64, 130};
     for (int k = 0; k < 2 * 6; k++) {
@@ -570,7 +570,7 @@ static void failures_case(tch_context *context, tch_scalar type, int64_t n, int6
     end_tracking(&t);
 }
 
-static void failures_keep_the_basis(void **state)
+TEST(failures_keep_the_basis)
 {
     failures_case(*state, types[0], FAIL_N, FAIL_N);
     failures_case(*state, types[1], FAIL_N, FAIL_N);
@@ -600,7 +600,7 @@ static void rates_now(void *state, tch_product_rates *rates)
     *rates = rated[rated_now].rates;
 }
 
-static void rates_choose_the_arithmetic(void **state)
+TEST(rates_choose_the_arithmetic)
 {
     tch_context *context = *state;
     const tch_backend *own = context->backend;
@@ -616,7 +616,7 @@ static void rates_choose_the_arithmetic(void **state)
     }
 }
 
-static void failures_start_from_the_identity(void **state)
+TEST(failures_start_from_the_identity)
 {
     test_random random = test_random_stream(81);
     tracked t = begin_tracking(*state, TCH_SCALAR_F32, FAIL_N, FAILING);
@@ -633,7 +633,7 @@ static void failures_start_from_the_identity(void **state)
 }
 
 /* Zeros have no direction to be made orthonormal. */
-static void a_basis_that_is_none_is_kept(void **state)
+TEST(a_basis_that_is_none_is_kept)
 {
     test_random random = test_random_stream(82);
     tracked t = start_tracking(*state, TCH_SCALAR_F32, 20, 1, &random, 20);
@@ -646,7 +646,7 @@ static void a_basis_that_is_none_is_kept(void **state)
 }
 
 /* Factors of any magnitude that their type holds give the same basis. */
-static void magnitude_does_not_matter(void **state)
+TEST(magnitude_does_not_matter)
 {
     enum { N = 33 };
     test_random random = test_random_stream(83);
@@ -671,7 +671,7 @@ static void magnitude_does_not_matter(void **state)
     end_tracking(&t);
 }
 
-static void nothing_is_fine(void **state)
+TEST(nothing_is_fine)
 {
     for (int64_t n = 0; n <= 5; n += 5) {
         tracked t = begin_tracking(*state, TCH_SCALAR_F32, n, n == 0 ? 3 : 0);
@@ -681,21 +681,4 @@ static void nothing_is_fine(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_are_followed),
-        cmocka_unit_test(drift_is_measured),
-        cmocka_unit_test(a_basis_converges),
-        cmocka_unit_test(equal_eigenvalues_do_no_harm),
-        cmocka_unit_test(a_first_basis_is_sorted),
-        cmocka_unit_test(failures_keep_the_basis),
-        cmocka_unit_test(rates_choose_the_arithmetic),
-        cmocka_unit_test(failures_start_from_the_identity),
-        cmocka_unit_test(a_basis_that_is_none_is_kept),
-        cmocka_unit_test(magnitude_does_not_matter),
-        cmocka_unit_test(nothing_is_fine),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

@@ -185,7 +185,7 @@ static void check_clamped(tch_context *context, const double *spectrum, double p
 }
 
 /* max(w + eps, eps)^power whatever the signs: of a matrix without a positive eigenvalue it is eps^power I. */
-static void powers_of_clamped_matrices(void **state)
+TEST(powers_of_clamped_matrices)
 {
     static const double powers_with_eps[] = {-1.0, -0.5, -1.0 / 3, 0.0, 0.5, 1.0, 2.0};
     static const double eps[] = {1e-3, 0.25, 2.0};
@@ -205,7 +205,7 @@ static const test_conformance operations[] = {
     {"matrix_power", 200, 65, check_power},
 };
 
-static void every_layout_and_size(void **state)
+TEST(every_layout_and_size)
 {
     test_for_each_operation(*state, operations, TEST_COUNT(operations));
 }
@@ -233,7 +233,7 @@ static void check_matrices(tch_context *context, const char *name, int64_t count
     }
 }
 
-static void a_thousand(void **state)
+TEST(a_thousand)
 {
     const int64_t n = 1000;
     double *spectrum = test_alloc((size_t)n * sizeof *spectrum);
@@ -272,7 +272,7 @@ static void fill_awkward(int which, int64_t n, double huge, double *a)
     }
 }
 
-static void awkward_matrices(void **state)
+TEST(awkward_matrices)
 {
     static const int64_t sizes[] = {1, 2, 3, 17, 64, 100};
     double *a = test_alloc(100 * 100 * sizeof *a);
@@ -302,7 +302,7 @@ static void add_low_rank(test_random *random, int64_t n, int64_t rank, double *a
 }
 
 /* Each size alone and in a batch, where ranks one and three take turns. */
-static void low_rank(void **state)
+TEST(low_rank)
 {
     static const int64_t sizes[] = {5, 17, 33, 64, 100, 257, 320};
     enum { COUNT = 4 };
@@ -324,7 +324,7 @@ static void low_rank(void **state)
 }
 
 /* What one thread computes, two compute too. */
-static void thread_counts_agree(void **state)
+TEST(thread_counts_agree)
 {
     tch_context *context = *state;
     int32_t usual = tch_get_num_threads();
@@ -341,13 +341,4 @@ static void thread_counts_agree(void **state)
     CHECK_OK(tch_set_num_threads(usual));
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_layout_and_size), cmocka_unit_test(a_thousand),
-        cmocka_unit_test(awkward_matrices),      cmocka_unit_test(low_rank),
-        cmocka_unit_test(thread_counts_agree),   cmocka_unit_test(powers_of_clamped_matrices),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_known);
-}
+TEST_MAIN(test_open_context, test_close_known)

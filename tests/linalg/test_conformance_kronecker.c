@@ -329,7 +329,7 @@ static void check_nearest(tch_context *context, const test_variation *v, tch_dty
 }
 
 /* A zero matrix is the product of zeros. */
-static void zeros_are_products(void **state)
+TEST(zeros_are_products)
 {
     const test_variation v = {.matrices = 1};
     const double zeros[120] = {0};
@@ -356,12 +356,12 @@ static const test_conformance operations[] = {
     {"nearest_kronecker", 65, 33, check_nearest},
 };
 
-static void every_layout_and_size(void **state)
+TEST(every_layout_and_size)
 {
     test_for_each_operation(*state, operations, TEST_COUNT(operations));
 }
 
-static void shared_factors(void **state)
+TEST(shared_factors)
 {
     for (int d = 0; d < 4; d++) {
         for (int shared = 1; shared < 4; shared++) {
@@ -371,13 +371,4 @@ static void shared_factors(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_layout_and_size),
-        cmocka_unit_test(shared_factors),
-        cmocka_unit_test(zeros_are_products),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_known);
-}
+TEST_MAIN(test_open_context, test_close_known)

@@ -110,7 +110,7 @@ static void check_shapes(tch_context *context, const test_variation *v, tch_dtyp
     check_steps(context, v, dtype, v->m, v->n);
 }
 
-static void steps(void **state)
+TEST(steps)
 {
     test_for_each_dtype(*state, "orthogonalize", 200, 33, check_shapes);
 }
@@ -140,7 +140,7 @@ static void check_long(tch_context *context, tch_dtype dtype, int64_t matrices, 
     }
 }
 
-static void long_matrices(void **state)
+TEST(long_matrices)
 {
     static const int64_t shapes[][2] = {{1, 9}, {5, 7}, {7, 40}, {24, 67}, {50, 33}, {33, 132}, {130, 65}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
@@ -155,7 +155,7 @@ static void long_matrices(void **state)
 
 /* Batches that fill a GPU go another way than small ones: X is divided by its norm in the products, and the Gram
  * matrices of several steps are float16. The CPU has one way for all sizes. */
-static void large_batches(void **state)
+TEST(large_batches)
 {
     static const int64_t shapes[][3] = {{45, 256, 264}, {45, 256, 520}, {14, 600, 512}, {45, 776, 264}};
     for (size_t i = 0; !test_on_cpu() && i < sizeof shapes / sizeof shapes[0]; i++) {
@@ -211,7 +211,7 @@ static void check_polar_factor(tch_context *context, const known_matrix *known, 
 /* For symmetric A = V diag(w) V' the polar factor is V diag(sign w) V'. With singular values above a hundredth of the
  * norm, five Muon steps leave them between 0.68 and 1.14, five of Polar Express between 0.86 and 1.13, eight at 1. The
  * arithmetic adds its own rounding: in bfloat16 a few units of the last place. */
-static void singular_values_come_near_one(void **state)
+TEST(singular_values_come_near_one)
 {
     static const near_one cases[] = {{TCH_ORTHO_MUON, 5, 0.68, 1.14},          {TCH_ORTHO_MUON, 12, 0.68, 1.14},
                                      {TCH_ORTHO_POLAR_EXPRESS, 5, 0.86, 1.13}, {TCH_ORTHO_POLAR_EXPRESS, 8, 1.0, 1.0},
@@ -254,7 +254,7 @@ static void check_scaled(tch_context *context, tch_dtype dtype, int exponent, tc
 
 /* The result depends on directions only, from the smallest numbers of a type to the largest. A GPU's bfloat16 has the
  * range of float32 and fewer digits below its normal numbers, at 2^-126: there float32 is not what is computed with. */
-static void scale_does_not_matter(void **state)
+TEST(scale_does_not_matter)
 {
     static const struct {
         tch_dtype dtype;
@@ -276,7 +276,7 @@ static void scale_does_not_matter(void **state)
 
 /* Two numbers, the smallest that there are: their norm is none that the type holds. And zeros, which have no direction:
  * they stay zero, and are no division by zero. */
-static void smallest_numbers_and_zeros(void **state)
+TEST(smallest_numbers_and_zeros)
 {
     const tch_dtype dtypes[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};
     const double smallest[] = {0x1p-1074, 0x1p-149, 0x1p-24, 0x1p-133};
@@ -300,16 +300,4 @@ static void smallest_numbers_and_zeros(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steps),
-        cmocka_unit_test(long_matrices),
-        cmocka_unit_test(large_batches),
-        cmocka_unit_test(singular_values_come_near_one),
-        cmocka_unit_test(scale_does_not_matter),
-        cmocka_unit_test(smallest_numbers_and_zeros),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_known);
-}
+TEST_MAIN(test_open_context, test_close_known)

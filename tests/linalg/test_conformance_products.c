@@ -209,7 +209,7 @@ static const test_conformance operations[] = {
     {"matmul_chunked", 200, 65, check_chunked},
 };
 
-static void every_layout_and_size(void **state)
+TEST(every_layout_and_size)
 {
     test_for_each_operation(*state, operations, TEST_COUNT(operations));
 }
@@ -264,7 +264,7 @@ static void check_broadcast(tch_context *context, const broadcast_case *c, tch_d
     }
 }
 
-static void broadcasting(void **state)
+TEST(broadcasting)
 {
     static const broadcast_case cases[] = {
         {2, 3, 3, {4, 3}, {6, 3, 5}, {6, 4, 5}},
@@ -288,7 +288,7 @@ static void broadcasting(void **state)
     }
 }
 
-static void shapes_that_do_not_broadcast(void **state)
+TEST(shapes_that_do_not_broadcast)
 {
     tch_context *context = *state;
     const int64_t shapes[][4] = {{2, 4, 3, 0}, {3, 3, 5, 0}, {2, 4, 5, 0}, {3, 4, 5, 0}};
@@ -304,7 +304,7 @@ static void shapes_that_do_not_broadcast(void **state)
 /* --- special numbers --------------------------------------------------------------------------------------------- */
 
 /* With k = 0 a product is a sum of nothing: zeros, or beta times what was there. */
-static void sums_of_nothing_are_zero(void **state)
+TEST(sums_of_nothing_are_zero)
 {
     tch_context *context = *state;
     const int64_t a_shape[] = {2, 3, 0};
@@ -333,7 +333,7 @@ static void sums_of_nothing_are_zero(void **state)
 }
 
 /* A Gram matrix of no columns: beta times the lower triangle of what was there, mirrored. */
-static void gram_matrices_of_nothing(void **state)
+TEST(gram_matrices_of_nothing)
 {
     tch_context *context = *state;
     const int64_t a_shape[] = {2, 3, 0};
@@ -371,7 +371,7 @@ static void check_samples(const double *a, const double *b, const double *c, int
     }
 }
 
-static void a_thousand(void **state)
+TEST(a_thousand)
 {
     tch_context *context = *state;
     for (int d = 0; d < 4; d++) {
@@ -393,13 +393,4 @@ static void a_thousand(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_layout_and_size),        cmocka_unit_test(broadcasting),
-        cmocka_unit_test(shapes_that_do_not_broadcast), cmocka_unit_test(sums_of_nothing_are_zero),
-        cmocka_unit_test(gram_matrices_of_nothing),     cmocka_unit_test(a_thousand),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

@@ -249,7 +249,7 @@ static void check_nearest(trial *t)
     }
 }
 
-static void every_size_of_number(void **state)
+TEST(every_size_of_number)
 {
     static void (*const checks[])(trial * t) = {check_eigh,     check_power, check_roots,
                                                 check_gradient, check_solve, check_nearest};
@@ -319,7 +319,7 @@ static void check_overflow(tch_context *context, const overflowing *c)
           "without a report it gave %s: %s", tch_status_name(status), tch_last_error());
 }
 
-static void results_too_large(void **state)
+TEST(results_too_large)
 {
     static const overflowing cases[] = {
         {"power", {TCH_FLOAT, 32, 1}, 1e-4, POWER},       {"power", {TCH_FLOAT, 64, 1}, 1e-16, POWER},
@@ -336,7 +336,7 @@ static void results_too_large(void **state)
 }
 
 /* All entries of n by n matrices alike: an eigenvalue n times as large, which the type does not hold. */
-static void eigenvalues_too_large(void **state)
+TEST(eigenvalues_too_large)
 {
     tch_context *context = *state;
     const double entries[DTYPES] = {1e308, 2e38, 4e4, 2e38};
@@ -414,7 +414,7 @@ static void check_empty_reports(const nothing *e)
 }
 
 /* Matrices without rows, alone, in a batch, and batches without matrices. */
-static void nothing_at_all(void **state)
+TEST(nothing_at_all)
 {
     static const int64_t shapes[][3] = {{3, 0, 0}, {0, 4, 4}, {0, 0, 0}, {1, 0, 0}};
     for (int i = 0; i < 4 * DTYPES; i++) {
@@ -431,14 +431,4 @@ static void nothing_at_all(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_size_of_number),
-        cmocka_unit_test(results_too_large),
-        cmocka_unit_test(eigenvalues_too_large),
-        cmocka_unit_test(nothing_at_all),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

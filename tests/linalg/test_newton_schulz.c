@@ -57,7 +57,7 @@ static void check_runs(const tchi_ortho *ortho, int64_t cols, bool fine, const i
     assert_int_equal(step, ortho->steps);
 }
 
-static void runs_are_as_measured(void **state)
+TEST(runs_are_as_measured)
 {
     for (size_t i = 0; i < TEST_COUNT(plans); i++) {
         test_case("plan %zu", i);
@@ -69,7 +69,7 @@ static void runs_are_as_measured(void **state)
 }
 
 /* A user's coefficients, the gentlest and the wildest: every step is in one run, and nothing in it is endless. */
-static void any_coefficients_have_a_plan(void **state)
+TEST(any_coefficients_have_a_plan)
 {
     const double slopes[] = {0.0, 1.0, 1.5, -3.0, 1e9, HUGE_VAL, NAN};
     for (size_t i = 0; i < 2 * (sizeof slopes / sizeof slopes[0]); i++) {
@@ -167,7 +167,7 @@ static void check_blocks(tch_context *context, const tchi_ortho *ortho, int64_t 
 }
 
 /* Rows padded or not, and not at whole 16 bytes either. */
-static void blocks_of_any_shape(void **state)
+TEST(blocks_of_any_shape)
 {
     static const int64_t shapes[][3] = {{1, 1, 1},    {3, 3, 3},    {5, 7, 7},    {5, 7, 8},   {9, 31, 33},
                                         {16, 64, 64}, {17, 18, 24}, {21, 29, 29}, {40, 90, 96}};
@@ -187,7 +187,7 @@ static void blocks_of_any_shape(void **state)
 }
 
 /* Below eps a matrix is divided by eps and stays small. */
-static void eps_bounds_the_norm_from_below(void **state)
+TEST(eps_bounds_the_norm_from_below)
 {
     const double scales[] = {1e-12, 1e-9, 1e-3, 1e3};
     tchi_ortho ortho = tchi_ortho_repeating(muon, 3, 1e-7);
@@ -359,7 +359,7 @@ static void check_with_table(tch_context *context, const tch_backend *table, int
     }
 }
 
-static void bfloat16_keeps_the_singular_values(void **state)
+TEST_WITH(bfloat16_keeps_the_singular_values, NULL, restore_table)
 {
     static table_copy rounded;
     make_rounding_table(*state, &rounded);
@@ -428,7 +428,7 @@ static tch_status modeled_product(void *state, double c0, double c1, const tch_m
 }
 
 /* A division by the norm, or a Gram matrix of X, outside of the products above would be a mistake here. */
-static void float16_keeps_the_singular_values(void **state)
+TEST_WITH(float16_keeps_the_singular_values, NULL, restore_table)
 {
     static table_copy modeled;
     make_rounding_table(*state, &modeled);
@@ -439,16 +439,4 @@ static void float16_keeps_the_singular_values(void **state)
     check_with_table(*state, &modeled.backend, 3);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(runs_are_as_measured),
-        cmocka_unit_test(any_coefficients_have_a_plan),
-        cmocka_unit_test(blocks_of_any_shape),
-        cmocka_unit_test(eps_bounds_the_norm_from_below),
-        cmocka_unit_test_teardown(bfloat16_keeps_the_singular_values, restore_table),
-        cmocka_unit_test_teardown(float16_keeps_the_singular_values, restore_table),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

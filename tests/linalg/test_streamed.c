@@ -87,7 +87,7 @@ static void check_case(tch_context *context, const streamed_case *c)
 /* The smallest budget cuts m, n and k; the largest holds everything; 0 leaves it to the library. */
 static const int64_t budgets[] = {4096, 20000, 1 << 22, 0};
 
-static void every_mix_of_places(void **state)
+TEST(every_mix_of_places)
 {
     static const int64_t sizes[][3] = {{37, 53, 41}, {1, 130, 5}, {129, 1, 67}, {64, 64, 64}};
     for (int d = 0; d < 4; d++) {
@@ -103,7 +103,7 @@ static void every_mix_of_places(void **state)
 }
 
 /* Rows, columns and gaps in each operand; the result by columns is the transposed product. */
-static void every_layout_of_lines(void **state)
+TEST(every_layout_of_lines)
 {
     static const test_layout layouts[] = {LAYOUT_CONTIGUOUS, LAYOUT_TRANSPOSED, LAYOUT_ROW_GAPS, LAYOUT_OFFSET};
     for (int i = 0; i < 4 * 4 * 4; i++) {
@@ -119,7 +119,7 @@ static void every_layout_of_lines(void **state)
 }
 
 /* What neither rows nor columns can be read from is refused where it would have to be streamed, and done elsewhere. */
-static void layouts_without_lines(void **state)
+TEST(layouts_without_lines)
 {
     static const test_layout layouts[] = {LAYOUT_STEPPED, LAYOUT_REVERSED};
     static const char *const names[] = {"a", "b", "out"};
@@ -142,7 +142,7 @@ static void layouts_without_lines(void **state)
 /* --- batches and nothing ----------------------------------------------------------------------------------------- */
 
 /* [3, 1, 5, 6] times [2, 6, 7]: every pair of the two. */
-static void batches_broadcast(void **state)
+TEST(batches_broadcast)
 {
     const int64_t shape_a[4] = {3, 1, 5, 6};
     const int64_t shape_b[3] = {2, 6, 7};
@@ -166,7 +166,7 @@ static void batches_broadcast(void **state)
     }
 }
 
-static void sums_of_nothing(void **state)
+TEST(sums_of_nothing)
 {
     static const int64_t sizes[][3] = {{4, 0, 3}, {0, 5, 3}, {4, 5, 0}, {0, 0, 0}};
     for (int s = 0; s < 4; s++) {
@@ -209,7 +209,7 @@ static double tall_expected(int64_t i, int64_t j, int64_t k)
     return sum;
 }
 
-static void larger_than_the_buffers(void **state)
+TEST(larger_than_the_buffers)
 {
     enum { m = 330001, k = 64, n = 64 };
     int64_t shape_a[2] = {m, k};
@@ -239,7 +239,7 @@ static void larger_than_the_buffers(void **state)
 /* --- budgets and refusals ---------------------------------------------------------------------------------------- */
 
 /* In host memory, and on the device where operands must be converted. */
-static void memory_stays_inside_the_budget(void **state)
+TEST(memory_stays_inside_the_budget)
 {
     for (int i = 0; i < 2 * 4; i++) {
         streamed_case c = {dtypes[i % 4], 300, 310, 320, i < 4 ? 7 : 0, 0, 0, 0, 1 << 18};
@@ -259,7 +259,7 @@ static void memory_stays_inside_the_budget(void **state)
 }
 
 /* Where nothing has to be streamed a product in place needs no memory at all. */
-static void budgets_that_are_too_small(void **state)
+TEST(budgets_that_are_too_small)
 {
     static const int64_t small[] = {1, 8, 100, 1000};
     streamed_case c = {TCH_FLOAT32, 20, 20, 20, 7, 0, 0, 0, 0};
@@ -274,7 +274,7 @@ static void budgets_that_are_too_small(void **state)
 }
 
 /* Only the chunked product reaches into host memory; and a tensor of another device is nobody's. */
-static void other_places_are_refused(void **state)
+TEST(other_places_are_refused)
 {
     streamed_case c = {TCH_FLOAT32, 6, 6, 6, 1, 0, 0, 0, 0};
     test_case("other places");
@@ -291,19 +291,4 @@ static void other_places_are_refused(void **state)
     test_check_refused(tch_matmul_chunked(*state, &o.a->tensor, &o.b->tensor, 0, &o.out->tensor), TCH_ERR_DEVICE, "b");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_mix_of_places),
-        cmocka_unit_test(every_layout_of_lines),
-        cmocka_unit_test(layouts_without_lines),
-        cmocka_unit_test(batches_broadcast),
-        cmocka_unit_test(sums_of_nothing),
-        cmocka_unit_test(larger_than_the_buffers),
-        cmocka_unit_test(memory_stays_inside_the_budget),
-        cmocka_unit_test(budgets_that_are_too_small),
-        cmocka_unit_test(other_places_are_refused),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, open_contexts, close_contexts);
-}
+TEST_MAIN(open_contexts, close_contexts)

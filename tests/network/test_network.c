@@ -41,7 +41,7 @@ static void small_trial(network_trial *s, tch_context *context, uint64_t stream,
 
 /* --- creation ---------------------------------------------------------------------------------------------------- */
 
-static void parameters_have_names_and_shapes(void **state)
+TEST(parameters_have_names_and_shapes)
 {
     const char *const names[] = {"layer1.weight", "layer1.bias", "layer2.weight", "layer2.bias"};
     const int64_t shapes[][2] = {{5, 7}, {5, 0}, {3, 5}, {3, 0}};
@@ -74,7 +74,7 @@ static void parameters_have_names_and_shapes(void **state)
 /* The numbers were computed from the generator's definition by another program, for RELU: hidden layers have He's
  * uniform distribution up to sqrt(6 / inputs). For TANH it is Glorot's, up to sqrt(6 / (inputs + outputs)), with the
  * same random numbers. */
-static void first_weights_are_the_same_everywhere(void **state)
+TEST(first_weights_are_the_same_everywhere)
 {
     static const int64_t wide[] = {300};
     static const struct {
@@ -157,7 +157,7 @@ static void check_shape(tch_context *context, const tch_network_config *config, 
     }
 }
 
-static void gradients_agree_with_float64(void **state)
+TEST(gradients_agree_with_float64)
 {
     const int64_t wide[] = {40, 33};
     for (int activation = 0; activation < TCH_ACTIVATION_COUNT; activation++) {
@@ -180,7 +180,7 @@ static void gradients_agree_with_float64(void **state)
 
 /* --- totals, scales, odd batches --------------------------------------------------------------------------------- */
 
-static void totals_add_up(void **state)
+TEST(totals_add_up)
 {
     double once[TCH_NETWORK_TOTALS];
     double twice[TCH_NETWORK_TOTALS];
@@ -197,7 +197,7 @@ static void totals_add_up(void **state)
 }
 
 /* Powers of two change no digit. */
-static void loss_scale_multiplies_gradients(void **state)
+TEST(loss_scale_multiplies_gradients)
 {
     for (int loss = 0; loss < TCH_LOSS_COUNT; loss++) {
         tch_network_config config = network_trial_small_config();
@@ -221,7 +221,7 @@ static void loss_scale_multiplies_gradients(void **state)
     }
 }
 
-static void labels_that_are_no_class_are_skipped(void **state)
+TEST(labels_that_are_no_class_are_skipped)
 {
     const double bad[] = {-1, 3, 4, INT32_MAX, INT32_MIN, 1000000};
     double totals[TCH_NETWORK_TOTALS];
@@ -240,7 +240,7 @@ static void labels_that_are_no_class_are_skipped(void **state)
 }
 
 /* With zero weights all outputs are equal: the first class is the answer. */
-static void the_first_of_equal_outputs_is_the_answer(void **state)
+TEST(the_first_of_equal_outputs_is_the_answer)
 {
     network_trial s;
     small_trial(&s, *state, 430, 12);
@@ -258,7 +258,7 @@ static void the_first_of_equal_outputs_is_the_answer(void **state)
 }
 
 /* A number that is not finite shows in the loss and in the gradients, and no such row is an answer. */
-static void bad_numbers_show(void **state)
+TEST(bad_numbers_show)
 {
     const double bad[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
     for (int k = 0; k < 3 * TCH_ACTIVATION_COUNT; k++) {
@@ -283,7 +283,7 @@ static void bad_numbers_show(void **state)
     }
 }
 
-static void an_empty_batch_is_nothing(void **state)
+TEST(an_empty_batch_is_nothing)
 {
     for (int loss = 0; loss < TCH_LOSS_COUNT; loss++) {
         tch_network_config config = network_trial_small_config();
@@ -300,7 +300,7 @@ static void an_empty_batch_is_nothing(void **state)
 }
 
 /* Two runs of the same calls give the same bits, and take no memory after the first. */
-static void calls_repeat_themselves(void **state)
+TEST(calls_repeat_themselves)
 {
     const int64_t hidden[] = {100, 50};
     tch_network_config config = network_trial_small_config();
@@ -339,7 +339,7 @@ static void refuse_config(tch_context *context, const tch_network_config *config
 
 #define FIELD(member) TEST_FIELD(tch_network_config, member)
 
-static void bad_configs_are_refused(void **state)
+TEST(bad_configs_are_refused)
 {
     const int64_t zero_width[] = {4, 0};
     const int64_t too_wide[] = {(int64_t)INT32_MAX + 1};
@@ -375,7 +375,7 @@ static void bad_configs_are_refused(void **state)
 }
 
 /* Memory for more rows than 64 bits can count is refused as memory that is not there. */
-static void absurd_batches_are_refused(void **state)
+TEST(absurd_batches_are_refused)
 {
     const int64_t hidden[] = {INT32_MAX, 1};
     tch_network_config config = network_trial_small_config();
@@ -412,7 +412,7 @@ static void refuse_call(network_trial *s, const bad_call *bad, const tch_tensor 
     }
 }
 
-static void bad_tensors_are_refused(void **state)
+TEST(bad_tensors_are_refused)
 {
     const bad_call classes[] = {
         {"inputs", TCH_ERR_SHAPE, TCH_FLOAT32, 2, {6, 8}, LAYOUT_CONTIGUOUS},
@@ -447,7 +447,7 @@ static void bad_tensors_are_refused(void **state)
     test_tensor_check_unchanged(s.totals, "totals");
 }
 
-static void missing_tensors_are_refused(void **state)
+TEST(missing_tensors_are_refused)
 {
     network_trial s;
     small_trial(&s, *state, 510, 6);
@@ -468,7 +468,7 @@ static void missing_tensors_are_refused(void **state)
     test_tensor_check_unchanged(s.totals, "totals");
 }
 
-static void outputs_may_not_overlap(void **state)
+TEST(outputs_may_not_overlap)
 {
     int64_t shape[] = {6, 3};
     network_trial s;
@@ -540,36 +540,10 @@ static bool batch_without(long long allocation)
     return through;
 }
 
-static void calls_without_memory(void **state)
+TEST_ALONE(calls_without_memory, test_counting_install, test_counting_remove)
 {
     network_trial_each_allocation(creation_without);
     network_trial_each_allocation(batch_without);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parameters_have_names_and_shapes),
-        cmocka_unit_test(first_weights_are_the_same_everywhere),
-        cmocka_unit_test(gradients_agree_with_float64),
-        cmocka_unit_test(totals_add_up),
-        cmocka_unit_test(loss_scale_multiplies_gradients),
-        cmocka_unit_test(labels_that_are_no_class_are_skipped),
-        cmocka_unit_test(the_first_of_equal_outputs_is_the_answer),
-        cmocka_unit_test(bad_numbers_show),
-        cmocka_unit_test(an_empty_batch_is_nothing),
-        cmocka_unit_test(calls_repeat_themselves),
-        cmocka_unit_test(bad_configs_are_refused),
-        cmocka_unit_test(absurd_batches_are_refused),
-        cmocka_unit_test(bad_tensors_are_refused),
-        cmocka_unit_test(missing_tensors_are_refused),
-        cmocka_unit_test(outputs_may_not_overlap),
-    };
-    const struct CMUnitTest memory_tests[] = {
-        cmocka_unit_test(calls_without_memory),
-    };
-    test_begin(argc, argv);
-    int failed = cmocka_run_group_tests_name("network", tests, test_open_context, test_close_context);
-    return failed +
-           cmocka_run_group_tests_name("network_memory", memory_tests, test_counting_install, test_counting_remove);
-}
+TEST_MAIN(test_open_context, test_close_context)

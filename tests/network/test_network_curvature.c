@@ -79,7 +79,7 @@ static void check_layers(network_trial *s)
     }
 }
 
-static void layers_are_those_of_each_sample(void **state)
+TEST(layers_are_those_of_each_sample)
 {
     const int64_t batches[] = {5, 1, 19, 3, 0};
     const test_layout layouts[] = {LAYOUT_CONTIGUOUS, LAYOUT_ROW_GAPS, LAYOUT_OFFSET};
@@ -153,7 +153,7 @@ static void check_weighted(network_trial *s, test_random *random)
     check_layers(s);
 }
 
-static void weighted_gradients_are_sums_over_single_samples(void **state)
+TEST(weighted_gradients_are_sums_over_single_samples)
 {
     const int64_t batches[] = {6, 1, 33, 0};
     for (int loss = 0; loss < TCH_LOSS_COUNT; loss++) {
@@ -225,7 +225,7 @@ static void check_drawn(network_trial *s, uint64_t seed)
     }
 }
 
-static void drawn_labels_follow_the_convention(void **state)
+TEST(drawn_labels_follow_the_convention)
 {
     const uint64_t seeds[] = {0, 1, 0x123456789abcdef0u};
     const int64_t batches[] = {40, 1, 17, 0};
@@ -254,7 +254,7 @@ static void drawn_labels_follow_the_convention(void **state)
 }
 
 /* A row whose outputs are not finite has no softmax: its gradient is 0, and the others' are as ever. */
-static void rows_that_are_not_finite_draw_nothing(void **state)
+TEST(rows_that_are_not_finite_draw_nothing)
 {
     const double bad[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
     for (int k = 0; k < 3; k++) {
@@ -286,7 +286,7 @@ static void check_no_batch(network_trial *s)
     assert_null(at.input);
 }
 
-static void without_a_batch_everything_is_refused(void **state)
+TEST(without_a_batch_everything_is_refused)
 {
     tch_network_config config = tanh_config();
     const int64_t shape[] = {6, 3};
@@ -307,7 +307,7 @@ static void without_a_batch_everything_is_refused(void **state)
     check_layers(&s);
 }
 
-static void bad_arguments_are_refused(void **state)
+TEST(bad_arguments_are_refused)
 {
     tch_network_config config = tanh_config();
     const int64_t seven = 7, six[] = {6, 1};
@@ -347,16 +347,4 @@ static void bad_arguments_are_refused(void **state)
     check_layers(&s);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layers_are_those_of_each_sample),
-        cmocka_unit_test(weighted_gradients_are_sums_over_single_samples),
-        cmocka_unit_test(drawn_labels_follow_the_convention),
-        cmocka_unit_test(rows_that_are_not_finite_draw_nothing),
-        cmocka_unit_test(without_a_batch_everything_is_refused),
-        cmocka_unit_test(bad_arguments_are_refused),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

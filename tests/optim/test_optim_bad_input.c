@@ -125,7 +125,7 @@ static void refuse_create(tch_context *context, const tch_optim_config *c, int32
     CHECK(optimizer == NULL, "an optimizer was returned");
 }
 
-static void options_out_of_range(void **state)
+TEST(options_out_of_range)
 {
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         for (size_t i = 0; i < TEST_COUNT(ranges); i++) {
@@ -145,7 +145,7 @@ static void options_out_of_range(void **state)
 }
 
 /* What only the combination shows. */
-static void options_that_do_not_go_together(void **state)
+TEST(options_that_do_not_go_together)
 {
     static const struct {
         const char *what, *name;
@@ -188,7 +188,7 @@ static double another_value(const tch_optim_config *c, const test_field *f)
 }
 
 /* Every field that is not marked (step) is refused when it changes; and bad values of the others are. */
-static void changes_that_are_refused(void **state)
+TEST(changes_that_are_refused)
 {
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         trial t;
@@ -216,7 +216,7 @@ static void changes_that_are_refused(void **state)
 }
 
 /* Numbers for which nothing was kept when the optimizer was made. */
-static void numbers_that_begin_at_zero(void **state)
+TEST(numbers_that_begin_at_zero)
 {
     static const struct {
         tch_optim_kind kind;
@@ -247,7 +247,7 @@ static void refuse_parameters(tch_context *context, int32_t count, const tch_par
     refuse_create(context, &c, count, entries, expected, name);
 }
 
-static void parameters_that_are_not_dense(void **state)
+TEST(parameters_that_are_not_dense)
 {
     const test_layout layouts[] = {LAYOUT_ROW_GAPS, LAYOUT_BATCH_GAPS, LAYOUT_STEPPED, LAYOUT_REVERSED,
                                    LAYOUT_EXPANDED};
@@ -262,7 +262,7 @@ static void parameters_that_are_not_dense(void **state)
 }
 
 /* The same memory, or its last element, or a part inside; and names that are taken. */
-static void parameters_that_share(void **state)
+TEST(parameters_that_share)
 {
     const int64_t size[] = {4, 5};
     int64_t two[] = {2};
@@ -287,7 +287,7 @@ static void parameters_that_share(void **state)
 }
 
 /* No parameters at all, then some: a group may be empty, and a step without gradients takes nothing. */
-static void optimizers_without_parameters(void **state)
+TEST(optimizers_without_parameters)
 {
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         trial t;
@@ -304,7 +304,7 @@ static void optimizers_without_parameters(void **state)
 }
 
 /* A group that is refused leaves the optimizer as it was. */
-static void groups_that_are_refused(void **state)
+TEST(groups_that_are_refused)
 {
     trial t;
     int32_t group = 77;
@@ -401,7 +401,7 @@ static const test_flaw gradient_flaws[] = {
     {"strides out of the address space", TCH_ERR_LAYOUT, PART_STRIDE, INT64_MAX / 2, {0}},
 };
 
-static void broken_tensors(void **state)
+TEST(broken_tensors)
 {
     static const struct {
         const char *name;
@@ -438,7 +438,7 @@ static void broken_tensors(void **state)
 }
 
 /* float64 takes its own type only, and half types theirs. */
-static void gradients_of_other_types(void **state)
+TEST(gradients_of_other_types)
 {
     const tch_dtype types[] = {TCH_FLOAT64, TCH_FLOAT16, TCH_BFLOAT16};
     const tch_dtype others[] = {TCH_FLOAT32, TCH_BFLOAT16, TCH_FLOAT32};
@@ -453,7 +453,7 @@ static void gradients_of_other_types(void **state)
     }
 }
 
-static void parameters_that_cannot_move(void **state)
+TEST(parameters_that_cannot_move)
 {
     trial t;
     test_broken b;
@@ -474,7 +474,7 @@ static void parameters_that_cannot_move(void **state)
 
 /* --- other arguments --------------------------------------------------------------------------------------------- */
 
-static void wrong_numbers(void **state)
+TEST(wrong_numbers)
 {
     trial t;
     const double rates[] = {-1e-3, NAN, INFINITY};
@@ -512,7 +512,7 @@ static void wrong_numbers(void **state)
     go_on(&t, 1e-5);
 }
 
-static void missing_arguments(void **state)
+TEST(missing_arguments)
 {
     trial t;
     int32_t group;
@@ -566,7 +566,7 @@ static void missing_arguments(void **state)
 }
 
 /* A view of the state is good as long as the optimizer, whatever is added to it. */
-static void views_of_the_state_stay(void **state)
+TEST(views_of_the_state_stay)
 {
     trial t;
     test_case("a view, then more groups");
@@ -618,7 +618,7 @@ static void refuse_checkpoint(tch_context *context, const tch_optim_config *c, i
 /* clang-format on */
 #define OF(kind, saved, set) kind, kind, saved, set, SHAPES, shapes, "optimizer"
 
-static void checkpoints_of_something_else(void **state)
+TEST(checkpoints_of_something_else)
 {
     static const trial_shape changed[] = {
         {.ndim = 2, .shape = {6, 6}}, {.ndim = 1, .shape = {12}}, {.ndim = 2, .shape = {5, 5}, .order = {1, 0}}};
@@ -656,7 +656,7 @@ static void checkpoints_of_something_else(void **state)
 }
 
 /* Numbers that were never counted, on the host or on the device: they would change the training, or overflow. */
-static void numbers_that_cannot_be(void **state)
+TEST(numbers_that_cannot_be)
 {
     static const int64_t counts[] = {-1, -5, INT64_MAX, INT64_MIN, ((int64_t)1 << 53) + 1};
     static const int64_t trouble[] = {-1, 3, 31 << 2, 31 << 7, 4096, INT64_MAX}; /* failures, gaps, all */
@@ -713,26 +713,4 @@ static void numbers_that_cannot_be(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(options_out_of_range),
-        cmocka_unit_test(options_that_do_not_go_together),
-        cmocka_unit_test(changes_that_are_refused),
-        cmocka_unit_test(numbers_that_begin_at_zero),
-        cmocka_unit_test(parameters_that_are_not_dense),
-        cmocka_unit_test(parameters_that_share),
-        cmocka_unit_test(optimizers_without_parameters),
-        cmocka_unit_test(groups_that_are_refused),
-        cmocka_unit_test(broken_tensors),
-        cmocka_unit_test(gradients_of_other_types),
-        cmocka_unit_test(parameters_that_cannot_move),
-        cmocka_unit_test(wrong_numbers),
-        cmocka_unit_test(missing_arguments),
-        cmocka_unit_test(views_of_the_state_stay),
-        cmocka_unit_test(checkpoints_of_something_else),
-        cmocka_unit_test(numbers_that_cannot_be),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);
-}
+TEST_MAIN(test_open_context_and_folder, test_close_context_and_folder)

@@ -142,7 +142,7 @@ static void resume(tch_context *context, tch_optim_kind kind)
     }
 }
 
-static void training_is_resumed_bit_for_bit(void **state)
+TEST(training_is_resumed_bit_for_bit)
 {
     trial_for_every_kind(*state, "resumed", resume);
 }
@@ -176,14 +176,14 @@ static void rewind_training(tch_context *context, tch_optim_kind kind)
     trial_close(&t[1]);
 }
 
-static void training_is_rewound(void **state)
+TEST(training_is_rewound)
 {
     trial_for_every_kind(*state, "rewound", rewind_training);
 }
 
 /* --- counts ------------------------------------------------------------------------------------------------------ */
 
-static void counts_are_what_happened(void **state)
+TEST(counts_are_what_happened)
 {
     trial t;
     int64_t counts[MOST_COUNTS];
@@ -209,7 +209,7 @@ static void counts_are_what_happened(void **state)
 }
 
 /* Each factor of a ragged parameter keeps the number it was given. */
-static void trouble_comes_back(void **state)
+TEST(trouble_comes_back)
 {
     trial t;
     tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
@@ -225,7 +225,7 @@ static void trouble_comes_back(void **state)
     trial_close(&t);
 }
 
-static void wrong_counts_are_refused(void **state)
+TEST(wrong_counts_are_refused)
 {
     trial t;
     tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
@@ -270,7 +270,7 @@ static void load_changed(trial *t, const tch_optim_config *config, int count, co
 
 /* What is of this machine and not of the training stays the optimizer's own, and so does what a file of an earlier
  * version does not have. */
-static void checkpoints_leave_other_options(void **state)
+TEST(checkpoints_leave_other_options)
 {
     static const char *const later[][2] = {
         {"refresh_drift", NULL}, {"world_invariant", NULL}, {"scalar_base_lr", NULL}};
@@ -298,7 +298,7 @@ static void checkpoints_leave_other_options(void **state)
 
 /* Saved where a schedule has lr at 0, the ratio of AdamW's rate goes on. A file of a version that kept none leaves that
  * which the optimizer was made with; where a rate was not given, it was lr itself then, and goes on so. */
-static void checkpoints_keep_the_ratio(void **state)
+TEST(checkpoints_keep_the_ratio)
 {
     static const struct {
         const char *what;
@@ -331,14 +331,4 @@ static void checkpoints_keep_the_ratio(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(training_is_resumed_bit_for_bit), cmocka_unit_test(training_is_rewound),
-        cmocka_unit_test(counts_are_what_happened),        cmocka_unit_test(trouble_comes_back),
-        cmocka_unit_test(wrong_counts_are_refused),        cmocka_unit_test(checkpoints_leave_other_options),
-        cmocka_unit_test(checkpoints_keep_the_ratio),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);
-}
+TEST_MAIN(test_open_context_and_folder, test_close_context_and_folder)

@@ -192,7 +192,7 @@ static void compare_forms(tch_context *context, tch_optim_kind kind, tch_dtype d
 
 /* On a GPU a product of a column and a row in float64 need not be symmetric to the last bit, and of a vector's factor
  * most of SOAP's basis is made of such bits. */
-static void the_numbers_are_the_same(void **state)
+TEST(the_numbers_are_the_same)
 {
     const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64, TCH_BFLOAT16};
     int types_of_soap = test_on_cpu() ? 3 : 1;
@@ -225,7 +225,7 @@ static void hand_over_roots(const trial *from, const trial *to)
     CHECK_OK(tch_context_synchronize(to->context));
 }
 
-static void steps_multiply_by_what_is_kept(void **state)
+TEST(steps_multiply_by_what_is_kept)
 {
     trial whole;
     trial rounded;
@@ -261,7 +261,7 @@ static void exchange(tch_context *context, tch_optim_kind kind, const kept_form 
     close_both(&a, &b);
 }
 
-static void checkpoints_are_exchanged(void **state)
+TEST(checkpoints_are_exchanged)
 {
     for (int k = 0; k < FORMS * FORMS; k++) {
         exchange(*state, TCH_OPTIM_SHAMPOO, &forms[k / FORMS], &forms[k % FORMS]);
@@ -272,7 +272,7 @@ static void checkpoints_are_exchanged(void **state)
 }
 
 /* Refused by a backend that cannot pack; and not to be changed later. */
-static void a_backend_that_cannot_pack(void **state)
+TEST(a_backend_that_cannot_pack)
 {
     static const char *const words[] = {"packed_factors", "root_dtype is bfloat16"};
     static const char *const names[] = {"packed_factors", "root_dtype"};
@@ -407,7 +407,7 @@ static void check_options(tch_context *context, const tch_optim_config *config, 
     }
 }
 
-static void fp16_blocks_change_no_bit(void **state)
+TEST(fp16_blocks_change_no_bit)
 {
     tch_optim_config c = test_optim_defaults(TCH_OPTIM_SHAMPOO);
     c.grafting = TCH_GRAFTING_ADAM;
@@ -415,7 +415,7 @@ static void fp16_blocks_change_no_bit(void **state)
     check_options(*state, &c, shampoo_blocks);
 }
 
-static void fp16_blocks_change_no_bit_of_soap(void **state)
+TEST(fp16_blocks_change_no_bit_of_soap)
 {
     tch_optim_config c = test_optim_defaults(TCH_OPTIM_SOAP);
     c.block = 1;
@@ -423,13 +423,4 @@ static void fp16_blocks_change_no_bit_of_soap(void **state)
     check_options(*state, &c, soap_blocks);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_numbers_are_the_same),  cmocka_unit_test(steps_multiply_by_what_is_kept),
-        cmocka_unit_test(checkpoints_are_exchanged), cmocka_unit_test(a_backend_that_cannot_pack),
-        cmocka_unit_test(fp16_blocks_change_no_bit), cmocka_unit_test(fp16_blocks_change_no_bit_of_soap),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);
-}
+TEST_MAIN(test_open_context_and_folder, test_close_context_and_folder)

@@ -122,7 +122,7 @@ static void check_stack(tch_context *context, const stack *s, tch_dtype dtype, c
     tch_optimizer_destroy(t.of_own);
 }
 
-static void equal_to_parameters_of_their_own(void **state)
+TEST(equal_to_parameters_of_their_own)
 {
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         for (size_t i = 0; i < TEST_COUNT(stacks); i++) {
@@ -137,7 +137,7 @@ static void equal_to_parameters_of_their_own(void **state)
 }
 
 /* Every option that looks at the shape of a matrix. */
-static void options_go_by_the_matrix(void **state)
+TEST(options_go_by_the_matrix)
 {
     for (int lr = 0; lr < 3; lr++) {
         tch_optim_config c = config_of(lr == 2 ? TCH_OPTIM_NORMUON : TCH_OPTIM_MUON);
@@ -163,7 +163,7 @@ static void options_go_by_the_matrix(void **state)
 }
 
 /* A checkpoint names blocks by their number in the tensor. */
-static void state_is_numbered(void **state)
+TEST(state_is_numbered)
 {
     twins t;
     int32_t roots = 0;
@@ -187,7 +187,7 @@ static void state_is_numbered(void **state)
     tch_optimizer_destroy(t.of_own);
 }
 
-static void bad_arguments(void **state)
+TEST(bad_arguments)
 {
     static const struct {
         const char *what;
@@ -227,14 +227,4 @@ static void bad_arguments(void **state)
     test_check_refused(tch_optimizer_create(*state, &c, NULL, 1, &entry, &o), TCH_ERR_INVALID_ARGUMENT, "cuts");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(equal_to_parameters_of_their_own),
-        cmocka_unit_test(options_go_by_the_matrix),
-        cmocka_unit_test(state_is_numbered),
-        cmocka_unit_test(bad_arguments),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

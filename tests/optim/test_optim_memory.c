@@ -148,7 +148,7 @@ static void forecast(tch_optim_kind kind, tch_dtype dtype, tch_state_dtype kept)
     test_counting_check_empty();
 }
 
-static void forecasts(void **state)
+TEST(forecasts)
 {
     const tch_dtype types[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_BFLOAT16};
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
@@ -164,7 +164,7 @@ static void forecasts(void **state)
 
 /* All state comes from the caller's allocator, also that of a later group; where it fails, or gives memory that is not
  * aligned, none is kept. */
-static void memory_of_the_caller(void **state)
+TEST(memory_of_the_caller)
 {
     static const struct {
         int64_t fail_at, off;
@@ -203,7 +203,7 @@ static void memory_of_the_caller(void **state)
     }
 }
 
-static void allocators_that_are_none(void **state)
+TEST(allocators_that_are_none)
 {
     tch_context *context = open_context();
     tch_optimizer *optimizer = NULL;
@@ -241,7 +241,7 @@ static void step_with_gaps(trial *t)
 }
 
 /* A step of whatever kind, with a gradient missing now and then, asks neither the host nor the device for memory. */
-static void nothing_is_allocated_in_the_steady_state(void **state)
+TEST(nothing_is_allocated_in_the_steady_state)
 {
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         trial t;
@@ -310,7 +310,7 @@ static void run_budget(tch_optim_kind kind, int64_t budget, int64_t *taken, doub
 
 /* On a GPU other kernels are chosen for other numbers of matrices at once, and products are rounded to TF32 (Shampoo,
  * SOAP) or bfloat16 (Muon): 2^-11 and 2^-8 of elements near 1, times a few steps. */
-static void budgets_are_kept(void **state)
+TEST(budgets_are_kept)
 {
     const double allowed = test_on_cpu() ? 1e-5 : 1e-2;
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
@@ -339,7 +339,7 @@ static void budgets_are_kept(void **state)
 
 /* Within a small workspace a few bases are made and followed at a time, to the same end. On the CPU: the eigensolver of
  * a GPU needs more for one basis than bases of these sizes take in all. */
-static void bases_in_a_small_workspace(void **state)
+TEST(bases_in_a_small_workspace)
 {
     if (!test_on_cpu()) {
         skip();
@@ -473,7 +473,7 @@ static bool step_without(tch_optim_kind kind, tch_state_dtype kept, long long k)
     return !reached;
 }
 
-static void every_allocation(void **state)
+TEST(every_allocation)
 {
     static const struct {
         const char *what;
@@ -495,7 +495,7 @@ static void every_allocation(void **state)
     }
 }
 
-static void scalers(void **state)
+TEST(scalers)
 {
     bool through = false;
     for (long long k = 1; !through; k++) {
@@ -526,18 +526,4 @@ static void scalers(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forecasts),
-        cmocka_unit_test(memory_of_the_caller),
-        cmocka_unit_test(allocators_that_are_none),
-        cmocka_unit_test(nothing_is_allocated_in_the_steady_state),
-        cmocka_unit_test(budgets_are_kept),
-        cmocka_unit_test(bases_in_a_small_workspace),
-        cmocka_unit_test(every_allocation),
-        cmocka_unit_test(scalers),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_counting_install, test_counting_remove);
-}
+TEST_MAIN(test_counting_install, test_counting_remove)

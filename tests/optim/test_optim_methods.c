@@ -432,7 +432,7 @@ static void check_method(tch_context *context, const method *m, tch_dtype dtype,
     }
 }
 
-static void every_option(void **state)
+TEST(every_option)
 {
     for (const method *m = methods; m < methods + TEST_COUNT(methods); m++) {
         check_method(*state, m, TCH_FLOAT64, TCH_PRECISION_HIGHEST);
@@ -453,7 +453,7 @@ static const method *method_of(tch_optim_kind kind)
 }
 
 /* Every grafting, with and without a filter, before and after the first refresh. */
-static void graftings(void **state)
+TEST(graftings)
 {
     const method *m = method_of(TCH_OPTIM_SHAMPOO);
     for (int i = 0; i < 4 * (TCH_GRAFTING_ADAM + 1); i++) {
@@ -469,7 +469,7 @@ static void graftings(void **state)
 }
 
 /* Defaults as they are, and those of Shampoo's paper, but for a refresh within the test. */
-static void defaults_of_shampoo_in_float32(void **state)
+TEST(defaults_of_shampoo_in_float32)
 {
     const method *m = method_of(TCH_OPTIM_SHAMPOO);
     for (int paper = 0; paper < 2; paper++) {
@@ -484,7 +484,7 @@ static void defaults_of_shampoo_in_float32(void **state)
 
 /* Three groups of two configurations, the last one added in the middle, whose clocks begin at their own first step.
  * Numbers of all of them change, one by tch_optimizer_set_lr, and a parameter moves to other memory. */
-static void groups_and_changing_numbers(void **state)
+TEST(groups_and_changing_numbers)
 {
     for (const method *m = methods; m < methods + TEST_COUNT(methods); m++) {
         trial t;
@@ -557,7 +557,7 @@ static void check_zeros(tch_context *context, const method *m, const tch_optim_c
     trial_close(&t);
 }
 
-static void zero_gradients(void **state)
+TEST(zero_gradients)
 {
     for (const method *m = methods; m < methods + TEST_COUNT(methods); m++) {
         tch_optim_config c = base_of(m);
@@ -575,7 +575,7 @@ static void zero_gradients(void **state)
 }
 
 /* However small a gradient is, Lion's step has the length lr. */
-static void steps_of_lion_have_one_length(void **state)
+TEST(steps_of_lion_have_one_length)
 {
     enum { COUNT = 5 };
     static const double gradients[COUNT] = {1e-30, -1e-30, 1e30, -1e30, 0.0};
@@ -596,16 +596,4 @@ static void steps_of_lion_have_one_length(void **state)
     trial_close(&t);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_option),
-        cmocka_unit_test(graftings),
-        cmocka_unit_test(defaults_of_shampoo_in_float32),
-        cmocka_unit_test(groups_and_changing_numbers),
-        cmocka_unit_test(zero_gradients),
-        cmocka_unit_test(steps_of_lion_have_one_length),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

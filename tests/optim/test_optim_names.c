@@ -7,7 +7,7 @@
 #include "support/testing.h"
 
 /* One moment beside Lion's clock; of NorMuon a number for every row of the tensor, however it lies. */
-static void state_has_its_names(void **state)
+TEST(state_has_its_names)
 {
     static const struct {
         tch_optim_kind kind;
@@ -36,7 +36,7 @@ static void state_has_its_names(void **state)
     }
 }
 
-static void names_and_defaults(void **state)
+TEST(names_and_defaults)
 {
     static const char *const names[] = {"sgd", "adamw", "shampoo", "soap", "muon", "lion", "normuon"};
     test_case("names");
@@ -54,7 +54,7 @@ static void names_and_defaults(void **state)
 }
 
 /* PyTorch's, and those of the papers. */
-static void defaults(void **state)
+TEST(defaults)
 {
     static const struct {
         tch_optim_kind kind;
@@ -131,7 +131,7 @@ static void note_pop(void *user)
     ((record *)user)->depth--;
 }
 
-static void phases_have_names(void **state)
+TEST(phases_have_names)
 {
     static const struct {
         tch_optim_kind kind;
@@ -168,7 +168,7 @@ static void phases_have_names(void **state)
 }
 
 /* A call that fails has closed its ranges too. */
-static void ranges_of_a_refused_call(void **state)
+TEST(ranges_of_a_refused_call)
 {
     trial t;
     record r = {0};
@@ -183,12 +183,4 @@ static void ranges_of_a_refused_call(void **state)
     trial_close(&t);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(state_has_its_names), cmocka_unit_test(names_and_defaults),       cmocka_unit_test(defaults),
-        cmocka_unit_test(phases_have_names),   cmocka_unit_test(ranges_of_a_refused_call),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

@@ -256,7 +256,7 @@ static void check_memory(tch_optim_kind kind)
     close_pair(&p);
 }
 
-static void memory_of_recordings(void **state)
+TEST(memory_of_recordings)
 {
     check_memory(TCH_OPTIM_SHAMPOO);
     check_memory(TCH_OPTIM_SOAP);
@@ -282,7 +282,7 @@ static tch_optim_config config_of(tch_optim_kind kind)
     return config;
 }
 
-static void soap(void **state)
+TEST(soap)
 {
     tch_optim_config config = config_of(TCH_OPTIM_SOAP);
     check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "soap");
@@ -297,7 +297,7 @@ static void soap(void **state)
     check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "soap in blocks, few at a time");
 }
 
-static void shampoo(void **state)
+TEST(shampoo)
 {
     tch_optim_config config = config_of(TCH_OPTIM_SHAMPOO);
     check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "shampoo");
@@ -321,7 +321,7 @@ static void shampoo(void **state)
     check_all_changes(config, TCH_BFLOAT16, TCH_BFLOAT16, "shampoo with stochastic rounding");
 }
 
-static void muon(void **state)
+TEST(muon)
 {
     tch_optim_config config = config_of(TCH_OPTIM_MUON);
     config.eps = 20.0; /* above the norms, so that a change of it is seen */
@@ -335,7 +335,7 @@ static void muon(void **state)
     check_all_changes(config, TCH_BFLOAT16, TCH_BFLOAT16, "muon, bfloat16 with master weights");
 }
 
-static void normuon(void **state)
+TEST(normuon)
 {
     tch_optim_config config = config_of(TCH_OPTIM_NORMUON);
     check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "normuon");
@@ -350,7 +350,7 @@ static void normuon(void **state)
     check_all_changes(config, TCH_BFLOAT16, TCH_BFLOAT16, "normuon, bfloat16 with master weights");
 }
 
-static void elementwise(void **state)
+TEST(elementwise)
 {
     check_all_changes(config_of(TCH_OPTIM_ADAMW), TCH_FLOAT32, TCH_FLOAT32, "adamw");
     check_all_changes(config_of(TCH_OPTIM_SGD), TCH_FLOAT32, TCH_FLOAT32, "sgd");
@@ -360,7 +360,7 @@ static void elementwise(void **state)
 /* --- several optimizers on one context --------------------------------------------------------------------------- */
 
 /* The third may lie where the first lay, and must not find its recordings. */
-static void two_in_turn_and_a_third(void **state)
+TEST(two_in_turn_and_a_third)
 {
     static pair a, b, c;
     test_case("several optimizers");
@@ -386,7 +386,7 @@ static void two_in_turn_and_a_third(void **state)
 }
 
 /* Stochastic rounding takes the checkpoint's seed, which is an argument of kernels. */
-static void a_checkpoint_with_another_seed(void **state)
+TEST_IN_FOLDER(a_checkpoint_with_another_seed)
 {
     static pair p, other;
     test_case("a checkpoint");
@@ -406,7 +406,7 @@ static void a_checkpoint_with_another_seed(void **state)
     close_pair(&other);
 }
 
-static void other_streams(void **state)
+TEST(other_streams)
 {
     static pair p;
     test_case("the default stream, and back");
@@ -423,20 +423,9 @@ static void other_streams(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(soap),
-        cmocka_unit_test(shampoo),
-        cmocka_unit_test(muon),
-        cmocka_unit_test(normuon),
-        cmocka_unit_test(elementwise),
-        cmocka_unit_test(two_in_turn_and_a_third),
-        cmocka_unit_test(memory_of_recordings),
-        cmocka_unit_test_setup_teardown(a_checkpoint_with_another_seed, test_folder_make, test_folder_remove),
-        cmocka_unit_test(other_streams),
-    };
     test_begin(argc, argv);
     if (argc > 2) {
         cmocka_set_test_filter(argv[2]);
     }
-    return cmocka_run_group_tests(tests, open_contexts, close_contexts);
+    return test_run(__FILE__, open_contexts, close_contexts);
 }

@@ -39,7 +39,7 @@ static tch_optim_config config_of(tch_optim_kind kind)
 
 /* A side over 100 times as long as the rest of its block has no factor; at 100 it has one. A side of 12000 would have
  * twelve factors of 1024. Dimensions are merged from the innermost out, never to a vector, and to at most four. */
-static void shapes_decide_about_factors(void **state)
+TEST(shapes_decide_about_factors)
 {
     static const struct {
         trial_shape shape;
@@ -183,7 +183,7 @@ static void check_period(trial *t, watched *all, int32_t count, int32_t period)
     CHECK(most - least <= largest * (1.0 + 1e-12), "a step costs %g to %g, the largest %g", least, most, largest);
 }
 
-static void staggered_refreshes(void **state)
+TEST(staggered_refreshes)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP};
     static const int32_t periods[] = {6, 3, 7};
@@ -212,7 +212,7 @@ static void staggered_refreshes(void **state)
 
 /* Vectors have one factor each. A step with a large root, the first parameter's among them, has nothing else to do, and
  * small ones come together: eight roots of 8 are as much work as one of 16. */
-static void roots_of_one_size_come_together(void **state)
+TEST(roots_of_one_size_come_together)
 {
     static const struct {
         int32_t period, count, together;
@@ -268,7 +268,7 @@ static bool expect_due(expected_gap *e, int32_t step, int32_t period, int32_t le
     return true;
 }
 
-static void gaps_by_need(void **state)
+TEST(gaps_by_need)
 {
     static const struct {
         double drift, budget;
@@ -298,7 +298,7 @@ static void gaps_by_need(void **state)
 }
 
 /* Each has its turn also where gaps are the factors' own: in the end once in a period. */
-static void staggered_gaps_by_need(void **state)
+TEST(staggered_gaps_by_need)
 {
     static watched bases[MOST_WATCHED];
     trial t;
@@ -429,7 +429,7 @@ static void check_failed_roots(tch_context *context, bool restart, int looks)
     trial_close(&t);
 }
 
-static void failed_roots_go_another_way(void **state)
+TEST(failed_roots_go_another_way)
 {
     for (int i = 0; i < 4; i++) {
         check_failed_roots(*state, i % 2 == 1, i < 2 ? 0 : 256);
@@ -437,7 +437,7 @@ static void failed_roots_go_another_way(void **state)
 }
 
 /* The largest certificate among all roots. */
-static void the_worst_residual(void **state)
+TEST(the_worst_residual)
 {
     trial t;
     double worst = 0.0;
@@ -456,7 +456,7 @@ static void the_worst_residual(void **state)
 }
 
 /* relative_eps is taken as at least 2 u sqrt(gradients in the factor). Factors of low rank show what it is. */
-static void damping_covers_rounding(void **state)
+TEST(damping_covers_rounding)
 {
     const double beta2[] = {1.0, 0.5};
     const trial_shape tall[] = {{.ndim = 2, .shape = {24, 2}}};
@@ -481,7 +481,7 @@ static void damping_covers_rounding(void **state)
 }
 
 /* The first gradient only prepares: matrices stay where they are, to the bit, and the others take their step. */
-static void the_first_gradient_prepares(void **state)
+TEST(the_first_gradient_prepares)
 {
     trial t;
     tch_optim_config c = config_of(TCH_OPTIM_SOAP);
@@ -549,7 +549,7 @@ static void adopt_bases(trial *t)
     }
 }
 
-static void tall_and_wide_matrices(void **state)
+TEST(tall_and_wide_matrices)
 {
     static const trial_shape open[] = {
         {.ndim = 2, .shape = {13, 5}},
@@ -580,7 +580,7 @@ static void tall_and_wide_matrices(void **state)
 
 /* With bases followed at every step from rank 1 on nothing is determined but this: they stay orthonormal, and every
  * number stays finite. */
-static void bases_stay_orthonormal(void **state)
+TEST(bases_stay_orthonormal)
 {
     static const trial_shape open[] = {{.ndim = 2, .shape = {24, 3}}, {.ndim = 2, .shape = {2, 31}}};
     trial t;
@@ -601,21 +601,4 @@ static void bases_stay_orthonormal(void **state)
     trial_close(&t);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes_decide_about_factors),
-        cmocka_unit_test(staggered_refreshes),
-        cmocka_unit_test(roots_of_one_size_come_together),
-        cmocka_unit_test(gaps_by_need),
-        cmocka_unit_test(staggered_gaps_by_need),
-        cmocka_unit_test(failed_roots_go_another_way),
-        cmocka_unit_test(the_worst_residual),
-        cmocka_unit_test(damping_covers_rounding),
-        cmocka_unit_test(the_first_gradient_prepares),
-        cmocka_unit_test(tall_and_wide_matrices),
-        cmocka_unit_test(bases_stay_orthonormal),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);
-}
+TEST_MAIN(test_open_context_and_folder, test_close_context_and_folder)

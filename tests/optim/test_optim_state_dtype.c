@@ -441,7 +441,7 @@ static void check_skipped_step(trial *t)
 }
 
 /* Shampoo leaves vectors and what is elementwise to AdamW. */
-static void every_step_is_the_formula(void **state)
+TEST(every_step_is_the_formula)
 {
     const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_LION, TCH_OPTIM_SGD, TCH_OPTIM_SHAMPOO};
     for (int k = 0; k < 12; k++) {
@@ -467,7 +467,7 @@ static void every_step_is_the_formula(void **state)
  * that: 0.006 was measured, and twice as much is allowed. Codes of three bits of fraction are off by 0.03. SGD and Lion
  * round larger changes to nearest: 0.0032 and, some signs being wrong, 0.016 were measured, 0.0045 and 0.020 without
  * that. float32 is there to show that the rest of the test has an error far below. */
-static void trajectories_stay_near(void **state)
+TEST(trajectories_stay_near)
 {
     const struct {
         tch_optim_kind kind;
@@ -502,7 +502,7 @@ static void check_mean(int64_t count, const double *kept, const double *expected
 
 /* Rounding to nearest would lose what a step adds to a second moment, a thousandth, altogether. At random it is right
  * on average: over 8191 elements with an error of about 15 % each, within 1 %. */
-static void second_moments_are_right_on_average(void **state)
+TEST(second_moments_are_right_on_average)
 {
     for (int dtype = TCH_STATE_BFLOAT16; dtype <= TCH_STATE_INT8; dtype++) {
         trial t;
@@ -525,7 +525,7 @@ static void open_vector(trial *t, tch_context *context, const tch_optim_config *
 
 /* Constant gradients, that moments come close to by a hundredth of what is missing at every step: less than a code.
  * Always rounded to nearest, Lion's stop at 0.966 of what they should be. */
-static void first_moments_follow_slow_changes(void **state)
+TEST(first_moments_follow_slow_changes)
 {
     enum { COUNT = 4160, STEPS = 300, SIZES = 97 };
     const tch_optim_kind kinds[] = {TCH_OPTIM_LION, TCH_OPTIM_SGD};
@@ -558,7 +558,7 @@ static void first_moments_follow_slow_changes(void **state)
  * largest, have no code. They keep the least one, the square of 2^-24 of the largest root. Their steps stay below
  * AdamW's own bound, |m| <= 7.3 sqrt(v): the least first moment above 0 is 0.37 2^-24 of the largest. eps is 0: nothing
  * else bounds them. */
-static void steps_have_a_bound(void **state)
+TEST(steps_have_a_bound)
 {
     enum { COUNT = 4160, STEPS = 60 };
     trial t;
@@ -638,7 +638,7 @@ static void check_earlier_codes_refused(const trial *coded, const trial *other, 
     trial_check_snapshot(other, -1, before);
 }
 
-static void other_forms_are_converted(void **state)
+TEST(other_forms_are_converted)
 {
     const char *path = test_path("state_dtype.safetensors");
     for (int k = 0; k < 9; k++) {
@@ -665,7 +665,7 @@ static void other_forms_are_converted(void **state)
 }
 
 /* float64 parameters keep float64, whatever was asked for, and so to the bit what they did. */
-static void float64_stays(void **state)
+TEST(float64_stays)
 {
     double *got[2];
     for (int k = 0; k < 2; k++) {
@@ -681,17 +681,4 @@ static void float64_stays(void **state)
     CHECK(memcmp(got[0], got[1], 4096 * sizeof(double)) == 0, "the option has changed float64 parameters");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_step_is_the_formula),
-        cmocka_unit_test(trajectories_stay_near),
-        cmocka_unit_test(second_moments_are_right_on_average),
-        cmocka_unit_test(first_moments_follow_slow_changes),
-        cmocka_unit_test(steps_have_a_bound),
-        cmocka_unit_test(other_forms_are_converted),
-        cmocka_unit_test(float64_stays),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);
-}
+TEST_MAIN(test_open_context_and_folder, test_close_context_and_folder)

@@ -65,7 +65,7 @@ static double *step_from_one_and_a_half(tch_context *context, const tch_optim_co
 }
 
 /* A thousand steps of a thousandth of the spacing each: a master copy adds them up, rounding to nearest loses all. */
-static void small_steps_add_up_in_a_master_copy(void **state)
+TEST(small_steps_add_up_in_a_master_copy)
 {
     for (int32_t master = 0; master < 2; master++) {
         tch_optim_config c = tch_optim_defaults(TCH_OPTIM_SGD);
@@ -90,7 +90,7 @@ static double *round_at_random(tch_context *context, uint64_t seed, int32_t stoc
     return step_from_one_and_a_half(context, &c, 40);
 }
 
-static void stochastic_rounding_is_right_on_average(void **state)
+TEST(stochastic_rounding_is_right_on_average)
 {
     test_case("the mean of %d parameters", MANY);
     double *got = round_at_random(*state, 5, 1);
@@ -114,7 +114,7 @@ static void stochastic_rounding_is_right_on_average(void **state)
 }
 
 /* Two blocks with the same numbers and gradients: the same steps, but not rounded by the same random numbers. */
-static void blocks_are_rounded_apart(void **state)
+TEST(blocks_are_rounded_apart)
 {
     enum { ROWS = 8, COLS = 16 };
     const trial_shape wide[] = {{.ndim = 2, .shape = {ROWS, COLS}}};
@@ -219,7 +219,7 @@ static void refuse_steps(tch_context *context, tch_optim_kind kind)
 }
 
 /* Not looked for: what it touches is spoiled, and a step later the optimizer still works on the others. */
-static void bad_gradients_are_ignored(void **state)
+TEST(bad_gradients_are_ignored)
 {
     trial t;
     tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
@@ -482,7 +482,7 @@ static void repeat_steps(tch_context *context, tch_optim_kind kind)
     CHECK_OK(tch_set_num_threads(threads));
 }
 
-static void every_kind(void **state)
+TEST(every_kind)
 {
     static const struct {
         const char *what;
@@ -501,15 +501,4 @@ static void every_kind(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(small_steps_add_up_in_a_master_copy),
-        cmocka_unit_test(stochastic_rounding_is_right_on_average),
-        cmocka_unit_test(blocks_are_rounded_apart),
-        cmocka_unit_test(bad_gradients_are_ignored),
-        cmocka_unit_test(every_kind),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

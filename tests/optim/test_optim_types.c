@@ -134,13 +134,13 @@ static void every_type(tch_context *context, tch_optim_kind kind)
     }
 }
 
-static void types_and_sizes(void **state)
+TEST(types_and_sizes)
 {
     trial_for_every_kind(*state, "every type", every_type);
 }
 
 /* Square blocks, whose bases SOAP's first gradient determines. */
-static void blocks_of_soap(void **state)
+TEST(blocks_of_soap)
 {
     static const trial_shape cut[] = {{.ndim = 2, .shape = {128, 192}},
                                       {.ndim = 2, .shape = {64, 64}, .order = {1, 0}}};
@@ -168,14 +168,14 @@ static void many(tch_context *context, tch_optim_kind kind)
     run(context, &c, &types[0], COUNT + 1, small, 4);
 }
 
-static void many_parameters(void **state)
+TEST(many_parameters)
 {
     trial_for_every_kind(*state, "many parameters", many);
 }
 
 /* One element of one gradient, first, in the middle or last, keeps every parameter where it is; gaps hold NaN all the
  * time. */
-static void every_bad_gradient_is_found(void **state)
+TEST(every_bad_gradient_is_found)
 {
     static const double bad[] = {NAN, INFINITY, -INFINITY};
     for (size_t k = 0; k < TEST_COUNT(types); k += 2) {
@@ -211,15 +211,9 @@ static void every_bad_gradient_is_found(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(types_and_sizes),
-        cmocka_unit_test(blocks_of_soap),
-        cmocka_unit_test(many_parameters),
-        cmocka_unit_test(every_bad_gradient_is_found),
-    };
     test_begin(argc, argv);
     if (argc > 2) {
         cmocka_set_test_filter(argv[2]);
     }
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+    return test_run(__FILE__, test_open_context, test_close_context);
 }

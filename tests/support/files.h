@@ -12,6 +12,7 @@
 /* Fixtures of cmocka: a fresh folder, removed with all its files. One at a time. */
 int test_folder_make(void **state);
 int test_folder_remove(void **state);
+#define TEST_IN_FOLDER(test) TEST_WITH(test, test_folder_make, test_folder_remove)
 
 /* The same with a context on the device under test, which *state is. */
 int test_open_context_and_folder(void **state);

@@ -196,3 +196,50 @@ int test_release(void **state)
     room = 0;
     return 0;
 }
+
+/* --- the tests of each file -------------------------------------------------------------------------------------- */
+
+static struct {
+    const char *file;
+    int line, alone;
+    struct CMUnitTest test;
+} tests[200];
+static size_t test_count;
+
+void test_add(const char *file, int line, int alone, struct CMUnitTest test)
+{
+    size_t at = test_count++;
+    if (at == TEST_COUNT(tests)) {
+        abort();
+    }
+    for (; at > 0 && tests[at - 1].line > line; at--) {
+        tests[at] = tests[at - 1];
+    }
+    tests[at].file = file;
+    tests[at].line = line;
+    tests[at].alone = alone;
+    tests[at].test = test;
+}
+
+static size_t select_tests(const char *file, int alone, struct CMUnitTest *selected)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < test_count; i++) {
+        if (tests[i].alone == alone && strcmp(tests[i].file, file) == 0) {
+            selected[count++] = tests[i].test;
+        }
+    }
+    return count;
+}
+
+int test_run(const char *file, CMFixtureFunction setup, CMFixtureFunction teardown)
+{
+    struct CMUnitTest selected[TEST_COUNT(tests)];
+    size_t count = select_tests(file, 0, selected);
+    int failed = _cmocka_run_group_tests(file, selected, count, setup, teardown);
+    size_t alone = select_tests(file, 1, selected);
+    if (alone > 0) {
+        failed += _cmocka_run_group_tests(file, selected, alone, NULL, NULL);
+    }
+    return count == 0 ? EXIT_FAILURE : failed;
+}

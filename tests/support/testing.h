@@ -74,10 +74,34 @@ void test_own(void *thing, void (*release)(void *thing));
 size_t test_mark(void);
 void test_release_since(size_t mark);
 
-/* The teardown of every test that has none of its own, which calls it; closing a context does so as well. */
+/* The teardown of TEST; other teardowns call it, and closing a context does so as well. */
 int test_release(void **state);
 
-#undef cmocka_unit_test
-#define cmocka_unit_test(test) cmocka_unit_test_teardown(test, test_release)
+/* Tests. `TEST(what_holds) { ... }` defines a test with the parameter `void **state` and adds it to those of its file,
+ * which run in the order of their lines. TEST_WITH has fixtures of its own. TEST_ALONE runs after the others, outside
+ * the fixtures of the file. */
+#define TEST(test) TEST_WITH(test, NULL, test_release)
+#define TEST_WITH(test, setup, teardown) TEST_ADDED(test, setup, teardown, 0)
+#define TEST_ALONE(test, setup, teardown) TEST_ADDED(test, setup, teardown, 1)
+#define TEST_ADDED(test, setup, teardown, alone)                                                                       \
+    static void test(void **state);                                                                                    \
+    __attribute__((constructor)) static void test_add_##test(void)                                                     \
+    {                                                                                                                  \
+        test_add(__FILE__, __LINE__, alone, (struct CMUnitTest){#test, test, setup, teardown, NULL});                  \
+    }                                                                                                                  \
+    static void test(void **state)
+
+/* The main of a file whose tests need no other: *state is what `setup` leaves there. */
+#define TEST_MAIN(setup, teardown)                                                                                     \
+    int main(int argc, char **argv)                                                                                    \
+    {                                                                                                                  \
+        test_begin(argc, argv);                                                                                        \
+        return test_run(__FILE__, setup, teardown);                                                                    \
+    }
+
+void test_add(const char *file, int line, int alone, struct CMUnitTest test);
+
+/* Runs the tests of a file; returns how many failed, for main. */
+int test_run(const char *file, CMFixtureFunction setup, CMFixtureFunction teardown);
 
 #endif

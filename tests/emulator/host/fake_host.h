@@ -23,7 +23,7 @@ void fake_host_reset(void);
 /* Fixtures: after a reset *state is a state on device 1; it leaves everything clean. */
 int fake_host_open(void **state);
 int fake_host_close(void **state);
-#define FAKE_HOST_TEST(test) cmocka_unit_test_setup_teardown(test, fake_host_open, fake_host_close)
+#define FAKE_HOST_TEST(test) TEST_WITH(test, fake_host_open, fake_host_close)
 /* Whether everything was given back and left as it was: memory, streams, graphs, the device, errors. */
 int fake_host_is_clean(void);
 /* That the latest message has these words. */

@@ -85,14 +85,14 @@ static int say_what_is_missing_in_it(void)
                                                                                                                  : 1;
 }
 
-static void a_missing_compiler_is_explained(void **state)
+TEST(a_missing_compiler_is_explained)
 {
     fake_host_in_a_child(say_what_to_install);
     fake_host_in_a_child(say_where_it_was_looked_for);
     fake_host_in_a_child(say_what_is_missing_in_it);
 }
 
-static void the_line_names_gpu_and_compiler(void **state)
+FAKE_HOST_TEST(the_line_names_gpu_and_compiler)
 {
     char again[256];
     assert_int_equal(tchi_cuda_kernel_compiler(*state, words, sizeof words), TCH_OK);
@@ -111,7 +111,7 @@ static void a_target(int major, int minor, tchi_cuda_code code, int number, int 
     assert_int_equal(target.specific, own);
 }
 
-static void targets_by_gpu(void **state)
+TEST(targets_by_gpu)
 {
     static const int newer[] = {100, 120};
     tchi_cuda_target target;
@@ -125,7 +125,7 @@ static void targets_by_gpu(void **state)
     assert_int_equal(tchi_cuda_choose_target(9, 0, 0, NULL, &target), 0);
 }
 
-static void a_gpu_newer_than_the_compiler_gets_ptx(void **state)
+TEST(a_gpu_newer_than_the_compiler_gets_ptx)
 {
     void *newer = open_device(130);
     tch_kernel_image image = {NULL, 0};
@@ -138,7 +138,7 @@ static void a_gpu_newer_than_the_compiler_gets_ptx(void **state)
     assert_int_equal(fake_host_close(&newer), 0);
 }
 
-static void a_gpu_too_old_for_the_compiler(void **state)
+TEST(a_gpu_too_old_for_the_compiler)
 {
     void *older = open_device(75);
     tch_kernel_image image = {NULL, 0};
@@ -167,7 +167,7 @@ static void refuse_to_build(void *state, const tch_kernel_text *text, size_t roo
 }
 
 /* Macros go before the source: on the command line they would change NVRTC's own headers. */
-static void options_go_where_they_belong(void **state)
+FAKE_HOST_TEST(options_go_where_they_belong)
 {
     static const char *const options[] = {"-DN=3", "-DON", "-UQ", "-std=c++20", "--use_fast_math", "-O2"};
     static const char *const includes[] = {"/a folder", "/-b"};
@@ -186,7 +186,7 @@ static void options_go_where_they_belong(void **state)
 }
 
 /* Messages carry the user's lines, and nothing of the file's name ends the directive. */
-static void the_source_keeps_its_lines(void **state)
+FAKE_HOST_TEST(the_source_keeps_its_lines)
 {
     build_and_drop(*state, &plain);
     assert_string_equal(words, "");
@@ -196,7 +196,7 @@ static void the_source_keeps_its_lines(void **state)
     expect_in(seen, "tchi_signature");
 }
 
-static void the_compilers_words_are_kept(void **state)
+FAKE_HOST_TEST(the_compilers_words_are_kept)
 {
     tch_kernel_text text = {.source = "BE_WRONG", .file = "f.cu", .name = "f"};
     refuse_to_build(*state, &text, sizeof words);
@@ -210,7 +210,7 @@ static void the_compilers_words_are_kept(void **state)
 }
 
 /* The lines of our own text behind the source are nobody's business. */
-static void a_name_that_is_not_there(void **state)
+FAKE_HOST_TEST(a_name_that_is_not_there)
 {
     const tch_kernel_text text = {.source = "plain", .file = "f.cu", .name = "missing"};
     refuse_to_build(*state, &text, sizeof words);
@@ -290,7 +290,7 @@ static int find_beside_cublas(void)
     return told_of(folder, "cuda_nvrtc/lib/../../cuda_runtime/include") && status == TCH_OK ? 0 : 1;
 }
 
-static void headers_are_found_or_asked_for(void **state)
+TEST(headers_are_found_or_asked_for)
 {
     fake_host_in_a_child(lack_headers);
     fake_host_in_a_child(have_headers);
@@ -308,7 +308,7 @@ static tch_status build_and_release(void *state)
     return status;
 }
 
-static void memory_that_runs_out(void **state)
+FAKE_HOST_TEST(memory_that_runs_out)
 {
     assert_int_equal(fake_host_fail_allocations(build_and_release, *state), 5);
 }
@@ -334,7 +334,7 @@ static tch_status load_image(void *state, const tch_kernel_image *image, void **
     return tchi_cuda_kernel_load(state, image, kernel, &info, 0, NULL);
 }
 
-static void a_kernel_is_described(void **state)
+FAKE_HOST_TEST(a_kernel_is_described)
 {
     tch_kernel_image image = build(*state);
     tch_kernel_info info = TCH_KERNEL_INFO_INIT;
@@ -360,7 +360,7 @@ static void a_kernel_is_described(void **state)
 }
 
 /* Every byte of the header and the names, changed; then every length. */
-static void damaged_images_are_refused(void **state)
+FAKE_HOST_TEST(damaged_images_are_refused)
 {
     tch_kernel_image image = build(*state);
     tchi_cuda_image header;
@@ -384,7 +384,7 @@ static void damaged_images_are_refused(void **state)
     tchi_cuda_host->release(image.data, image.bytes);
 }
 
-static void signatures_that_do_not_fit(void **state)
+FAKE_HOST_TEST(signatures_that_do_not_fit)
 {
     tch_kernel_image image = build(*state);
     void *kernel = NULL;
@@ -402,7 +402,7 @@ static void signatures_that_do_not_fit(void **state)
     tchi_cuda_host->release(image.data, image.bytes);
 }
 
-static void capture_forbids_loading(void **state)
+FAKE_HOST_TEST(capture_forbids_loading)
 {
     const tchi_cuda_state *s = *state;
     tch_kernel_image image = build(*state);
@@ -430,7 +430,7 @@ static tch_status load_and_unload(void *data)
     return status;
 }
 
-static void memory_that_runs_out_while_loading(void **state)
+FAKE_HOST_TEST(memory_that_runs_out_while_loading)
 {
     loading l = {*state, build(*state)};
     assert_int_equal(fake_host_fail_allocations(load_and_unload, &l), 2);
@@ -439,7 +439,7 @@ static void memory_that_runs_out_while_loading(void **state)
 
 /* --- launching --------------------------------------------------------------------------------------------------- */
 
-static void a_launch_goes_to_the_stream(void **state)
+FAKE_HOST_TEST(a_launch_goes_to_the_stream)
 {
     const tchi_cuda_state *s = *state;
     tch_kernel_image image = build(*state);
@@ -513,34 +513,14 @@ static int fault(void)
     return 0;
 }
 
-static void after_a_fault_everything_says_so(void **state)
+TEST(after_a_fault_everything_says_so)
 {
     fake_host_in_a_child(fault);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_missing_compiler_is_explained),
-        cmocka_unit_test(headers_are_found_or_asked_for),
-        cmocka_unit_test(after_a_fault_everything_says_so),
-        cmocka_unit_test(targets_by_gpu),
-        cmocka_unit_test(a_gpu_newer_than_the_compiler_gets_ptx),
-        cmocka_unit_test(a_gpu_too_old_for_the_compiler),
-        FAKE_HOST_TEST(the_line_names_gpu_and_compiler),
-        FAKE_HOST_TEST(options_go_where_they_belong),
-        FAKE_HOST_TEST(the_source_keeps_its_lines),
-        FAKE_HOST_TEST(the_compilers_words_are_kept),
-        FAKE_HOST_TEST(a_name_that_is_not_there),
-        FAKE_HOST_TEST(memory_that_runs_out),
-        FAKE_HOST_TEST(a_kernel_is_described),
-        FAKE_HOST_TEST(damaged_images_are_refused),
-        FAKE_HOST_TEST(signatures_that_do_not_fit),
-        FAKE_HOST_TEST(capture_forbids_loading),
-        FAKE_HOST_TEST(memory_that_runs_out_while_loading),
-        FAKE_HOST_TEST(a_launch_goes_to_the_stream),
-    };
     setenv("TORCHIUM_CUBLAS", EMULATED_CUBLAS, 1);
     setenv("TORCHIUM_NVRTC", FAKE_NVRTC, 1);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(__FILE__, NULL, NULL);
 }

@@ -103,7 +103,7 @@ static void record_and_replay(void *state, cudaStream_t stream)
     assert_int_equal(emulated.executables, 0);
 }
 
-static void work_goes_to_a_stream_of_its_own_and_back(void **state)
+TEST_WITH(work_goes_to_a_stream_of_its_own_and_back, open_state, close_state)
 {
     record_and_replay(*state, fake_host_stream(*state));
     int streams = emulated.streams;
@@ -112,7 +112,7 @@ static void work_goes_to_a_stream_of_its_own_and_back(void **state)
 }
 
 /* In whole steps of 2 MiB; for as many kernels as were measured what was measured. */
-static void bytes_are_an_estimate(void **state)
+TEST_WITH(bytes_are_an_estimate, open_state, close_state)
 {
     assert_int_equal(tchi_cuda_recording_bytes(*state, 0), 0);
     assert_int_equal(tchi_cuda_recording_bytes(*state, 1), 2 << 20);
@@ -120,7 +120,7 @@ static void bytes_are_an_estimate(void **state)
     assert_int_equal(tchi_cuda_recording_bytes(*state, 1449), 6 << 20);
 }
 
-static void the_default_stream_will_do(void **state)
+TEST_WITH(the_default_stream_will_do, open_state, close_state)
 {
     void *none = NULL;
     assert_int_equal(tchi_cuda_stream(*state, 1, &none), TCH_OK);
@@ -136,14 +136,14 @@ static tch_status allocate_and_wait(void *state)
     return TCH_OK;
 }
 
-static void nothing_is_allocated_or_waited_for(void **state)
+TEST_WITH(nothing_is_allocated_or_waited_for, open_state, close_state)
 {
     void *recording = record(*state, allocate_and_wait);
     assert_non_null(recording); /* nothing has ended the capture */
     tchi_cuda_recording_release(*state, recording);
 }
 
-static void a_release_enters_the_device_by_itself(void **state)
+TEST_WITH(a_release_enters_the_device_by_itself, open_state, close_state)
 {
     int device = -1;
     void *recording = record(*state, queue_some_work);
@@ -156,7 +156,7 @@ static void a_release_enters_the_device_by_itself(void **state)
 
 /* --- what goes wrong --------------------------------------------------------------------------------------------- */
 
-static void a_capture_that_does_not_begin(void **state)
+TEST_WITH(a_capture_that_does_not_begin, open_state, close_state)
 {
     emulated.fault = (emulator_fault){"cudaStreamBeginCapture", cudaErrorStreamCaptureUnsupported, 0, 1};
     assert_null(record(*state, queue_some_work)); /* which would fail: nothing is captured */
@@ -169,14 +169,14 @@ static tch_status fail_to_work(void *state)
     return TCH_ERR_UNSUPPORTED;
 }
 
-static void work_that_fails(void **state)
+TEST_WITH(work_that_fails, open_state, close_state)
 {
     assert_null(record(*state, fail_to_work));
     assert_int_equal(emulated.executables, 0);
 }
 
 /* A capture that was ended by something else, and a graph that cannot be made. */
-static void what_cannot_be_recorded_leaves_nothing(void **state)
+TEST_WITH(what_cannot_be_recorded_leaves_nothing, open_state, close_state)
 {
     static const emulator_fault faults[] = {{"cudaStreamEndCapture", cudaErrorStreamCaptureInvalidated, 0, INT_MAX},
                                             {"cudaGraphInstantiate", cudaErrorMemoryAllocation, 0, INT_MAX}};
@@ -186,7 +186,7 @@ static void what_cannot_be_recorded_leaves_nothing(void **state)
     }
 }
 
-static void a_replay_that_fails_is_reported_once(void **state)
+TEST_WITH(a_replay_that_fails_is_reported_once, open_state, close_state)
 {
     int32_t begun = 0;
     void *recording = record(*state, queue_some_work);
@@ -221,7 +221,7 @@ static void with_phases(void *state)
     ((tchi_cuda_state *)state)->recorder.phases = 1;
 }
 
-static void each_phase_is_a_graph_in_its_range(void **state)
+TEST_WITH(each_phase_is_a_graph_in_its_range, open_state, close_state)
 {
     with_phases(*state);
     void *recording = record(*state, queue_ranges);
@@ -233,7 +233,7 @@ static void each_phase_is_a_graph_in_its_range(void **state)
     record_and_replay(*state, fake_host_stream(*state)); /* on the streams there are */
 }
 
-static void without_a_profiler_it_is_one_graph(void **state)
+TEST_WITH(without_a_profiler_it_is_one_graph, open_state, close_state)
 {
     check_replay(*state, record(*state, queue_ranges), "launch, ");
 }
@@ -250,7 +250,7 @@ static tch_status queue_range_without_capture(void *state)
 }
 
 /* Nothing is done meanwhile: what is queued stays where the capture is. */
-static void a_phase_that_cannot_begin_stays_with_the_one_before(void **state)
+TEST_WITH(a_phase_that_cannot_begin_stays_with_the_one_before, open_state, close_state)
 {
     with_phases(*state);
     check_replay(*state, record(*state, queue_range_without_capture), "push factors, launch, pop, ");
@@ -265,7 +265,7 @@ static tch_status queue_ended_range(void *state)
     return TCH_OK;
 }
 
-static void a_phase_that_was_ended_leaves_no_recording(void **state)
+TEST_WITH(a_phase_that_was_ended_leaves_no_recording, open_state, close_state)
 {
     with_phases(*state);
     assert_null(record(*state, queue_ended_range));
@@ -273,7 +273,7 @@ static void a_phase_that_was_ended_leaves_no_recording(void **state)
 }
 
 /* The ranges that were opened are closed. */
-static void a_replay_that_fails_in_the_middle_says_so(void **state)
+TEST_WITH(a_replay_that_fails_in_the_middle_says_so, open_state, close_state)
 {
     int32_t begun = 0;
     with_phases(*state);
@@ -286,7 +286,7 @@ static void a_replay_that_fails_in_the_middle_says_so(void **state)
 }
 
 /* For every allocation that may fail nothing is kept, and nothing is left. */
-static void no_memory_for_a_recording(void **state)
+TEST_WITH(no_memory_for_a_recording, open_state, close_state)
 {
     with_phases(*state);
     for (int left = 0; left < 4; left++) {
@@ -300,7 +300,7 @@ static void no_memory_for_a_recording(void **state)
 
 /* --- when nothing is recorded ------------------------------------------------------------------------------------ */
 
-static void not_while_the_caller_captures(void **state)
+TEST_WITH(not_while_the_caller_captures, open_state, close_state)
 {
     fake_host_begin_capture(fake_host_stream(*state));
     assert_false(can_record(*state));
@@ -323,7 +323,7 @@ static tchi_cuda_recorder recorder_with(const char *variable, const char *value,
     return recorder;
 }
 
-static void phases_where_a_profiler_listens(void **state)
+TEST(phases_where_a_profiler_listens)
 {
     assert_false(recorder_with("TORCHIUM_CUDA_RECORD", "", 0).phases);
     assert_true(recorder_with("TORCHIUM_CUDA_RECORD", "", 1).phases);
@@ -331,7 +331,7 @@ static void phases_where_a_profiler_listens(void **state)
     assert_false(recorder_with("TORCHIUM_CUDA_RECORD", "whole", 1).phases);
 }
 
-static void not_where_the_environment_says_so(void **state)
+TEST(not_where_the_environment_says_so)
 {
     assert_false(recorder_with("TORCHIUM_CUDA_RECORD", "0", 0).enabled);
     assert_true(recorder_with("TORCHIUM_CUDA_RECORD", "1", 0).enabled);
@@ -339,30 +339,8 @@ static void not_where_the_environment_says_so(void **state)
     assert_true(recorder_with("TORCHIUM_DEBUG_SYNC", "0", 0).enabled);
 }
 
-#define CASE(name) cmocka_unit_test_setup_teardown(name, open_state, close_state)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        CASE(work_goes_to_a_stream_of_its_own_and_back),
-        CASE(the_default_stream_will_do),
-        CASE(bytes_are_an_estimate),
-        CASE(nothing_is_allocated_or_waited_for),
-        CASE(a_release_enters_the_device_by_itself),
-        CASE(a_capture_that_does_not_begin),
-        CASE(work_that_fails),
-        CASE(what_cannot_be_recorded_leaves_nothing),
-        CASE(a_replay_that_fails_is_reported_once),
-        CASE(each_phase_is_a_graph_in_its_range),
-        CASE(without_a_profiler_it_is_one_graph),
-        CASE(a_phase_that_cannot_begin_stays_with_the_one_before),
-        CASE(a_phase_that_was_ended_leaves_no_recording),
-        CASE(a_replay_that_fails_in_the_middle_says_so),
-        CASE(no_memory_for_a_recording),
-        cmocka_unit_test(phases_where_a_profiler_listens),
-        CASE(not_while_the_caller_captures),
-        cmocka_unit_test(not_where_the_environment_says_so),
-    };
     setenv("TORCHIUM_CUBLAS", EMULATED_CUBLAS, 1);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(__FILE__, NULL, NULL);
 }

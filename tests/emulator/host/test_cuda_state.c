@@ -27,13 +27,13 @@ static int count_without_cublas(void)
            strstr(reason, "/nowhere/libcublas.so.13") == NULL;
 }
 
-static void without_cublas_no_device_counts(void **state)
+TEST(without_cublas_no_device_counts)
 {
     fake_host_reset();
     fake_host_in_a_child(count_without_cublas); /* the library is looked for once per process */
 }
 
-static void old_gpus_are_told_apart(void **state)
+TEST(old_gpus_are_told_apart)
 {
     void *none = NULL;
     char reason[1024] = "";
@@ -49,7 +49,7 @@ static void old_gpus_are_told_apart(void **state)
     assert_int_equal(fake_host.bytes, 0);
 }
 
-static void asking_about_a_device_leaves_the_current_one(void **state)
+FAKE_HOST_TEST(asking_about_a_device_leaves_the_current_one)
 {
     tch_device_info info = TCH_DEVICE_INFO_INIT;
     assert_int_equal(tchi_cuda_device_info(0, &info), TCH_OK);
@@ -59,7 +59,7 @@ static void asking_about_a_device_leaves_the_current_one(void **state)
     assert_int_equal(current_device(), 0);
 }
 
-static void every_call_gives_the_device_back(void **state)
+FAKE_HOST_TEST(every_call_gives_the_device_back)
 {
     assert_int_equal(current_device(), 0);
     assert_int_equal(tchi_cuda_begin(*state), TCH_OK);
@@ -95,7 +95,7 @@ static cudaStream_t make_stream(int device)
     return stream;
 }
 
-static void a_new_stream_follows_the_old(void **state)
+FAKE_HOST_TEST(a_new_stream_follows_the_old)
 {
     tchi_cuda_state *s = *state;
     cudaStream_t local = make_stream(1);
@@ -123,7 +123,7 @@ static void a_new_stream_follows_the_old(void **state)
     cudaStreamDestroy(foreign);
 }
 
-static void capture_forbids_waiting_and_allocating(void **state)
+FAKE_HOST_TEST(capture_forbids_waiting_and_allocating)
 {
     tchi_cuda_state *s = *state;
     void *block = NULL;
@@ -153,7 +153,7 @@ static void capture_forbids_waiting_and_allocating(void **state)
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-static void memory_that_runs_out(void **state)
+FAKE_HOST_TEST(memory_that_runs_out)
 {
     void *block = NULL;
     assert_int_equal(tchi_cuda_begin(*state), TCH_OK);
@@ -168,7 +168,7 @@ static void memory_that_runs_out(void **state)
     tchi_cuda_end(*state);
 }
 
-static void memory_is_given_back_from_anywhere(void **state)
+FAKE_HOST_TEST(memory_is_given_back_from_anywhere)
 {
     const tchi_cuda_state *s = *state;
     void *block = NULL;
@@ -181,7 +181,7 @@ static void memory_is_given_back_from_anywhere(void **state)
     tchi_cuda_release(*state, NULL, 0);
 }
 
-static void a_failed_launch_is_reported_once(void **state)
+FAKE_HOST_TEST(a_failed_launch_is_reported_once)
 {
     emulated.fault = (emulator_fault){"cudaGetLastError", cudaErrorNoKernelImageForDevice, 0, 1};
     assert_int_equal(tchi_cuda_launched(*state, "some_kernel"), TCH_ERR_BACKEND);
@@ -190,7 +190,7 @@ static void a_failed_launch_is_reported_once(void **state)
     assert_int_equal(tchi_cuda_launched(*state, "some_kernel"), TCH_OK);
 }
 
-static void a_state_that_cannot_be_made_leaves_nothing(void **state)
+TEST(a_state_that_cannot_be_made_leaves_nothing)
 {
     void *none = NULL;
     fake_host_reset();
@@ -201,18 +201,6 @@ static void a_state_that_cannot_be_made_leaves_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(without_cublas_no_device_counts),
-        cmocka_unit_test(old_gpus_are_told_apart),
-        cmocka_unit_test(a_state_that_cannot_be_made_leaves_nothing),
-        FAKE_HOST_TEST(asking_about_a_device_leaves_the_current_one),
-        FAKE_HOST_TEST(every_call_gives_the_device_back),
-        FAKE_HOST_TEST(a_new_stream_follows_the_old),
-        FAKE_HOST_TEST(capture_forbids_waiting_and_allocating),
-        FAKE_HOST_TEST(memory_that_runs_out),
-        FAKE_HOST_TEST(memory_is_given_back_from_anywhere),
-        FAKE_HOST_TEST(a_failed_launch_is_reported_once),
-    };
     setenv("TORCHIUM_CUBLAS", EMULATED_CUBLAS, 1);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(__FILE__, NULL, NULL);
 }

@@ -138,7 +138,7 @@ static void check_layouts(tch_context *context, const test_variation *v, tch_dty
     check_roots(context, v, usual_condition(dtype), dtype, roots[which / 2 % 6], &config);
 }
 
-static void layouts(void **state)
+TEST(layouts)
 {
     test_for_each_dtype(*state, "inverse_root", 200, 65, check_layouts);
 }
@@ -152,7 +152,7 @@ static void name_root(const char *what, int64_t n, tch_dtype dtype, int32_t root
 
 /* Every root by every method at sizes small, odd and around the edges. The larger of the two dampings counts, and only
  * that one. */
-static void every_root_by_every_method(void **state)
+TEST(every_root_by_every_method)
 {
     static const int64_t sizes[] = {1, 2, 3, 17, 33, 64, 129};
     static const double dampings[][2] = {{0.0, 1e-3}, {1e-2, 2e-3}, {2e-3, 1e-2}}; /* eps, relative_eps */
@@ -172,7 +172,7 @@ static void every_root_by_every_method(void **state)
 }
 
 /* Without a config there is no damping, and a well conditioned matrix needs none. */
-static void defaults_work(void **state)
+TEST(defaults_work)
 {
     tch_context *context = *state;
     const tch_root_config defaults = TCH_ROOT_CONFIG_INIT;
@@ -191,7 +191,7 @@ static void defaults_work(void **state)
 
 /* A previous root stays where the new one is not good enough. Here nothing is known of the spectrum, and its small end
  * lies below what float64 can tell from rounding. */
-static void the_previous_root_is_kept(void **state)
+TEST(the_previous_root_is_kept)
 {
     tch_root_config config = config_with(TCH_ROOT_NEWTON, 0.0);
     test_variation v = {.n = 64, .matrices = 1};
@@ -204,7 +204,7 @@ static void the_previous_root_is_kept(void **state)
 
 /* Methods say before they start that they cannot reach a tolerance whatever the numbers are, and that the device does
  * not have them. */
-static void refused_calls_write_nothing(void **state)
+TEST(refused_calls_write_nothing)
 {
     for (int method = TCH_ROOT_NEWTON; method <= TCH_ROOT_RATIONAL; method++) {
         bool offered = test_offers_method((tch_root_method)method);
@@ -223,7 +223,7 @@ static void refused_calls_write_nothing(void **state)
 }
 
 /* The plan names the method that `auto` takes, and is itself when a method was chosen. */
-static void plans(void **state)
+TEST(plans)
 {
     tch_context *context = *state;
     for (int i = 0; i < 4; i++) {
@@ -239,13 +239,4 @@ static void plans(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layouts),       cmocka_unit_test(every_root_by_every_method),
-        cmocka_unit_test(defaults_work), cmocka_unit_test(the_previous_root_is_kept),
-        cmocka_unit_test(plans),         cmocka_unit_test(refused_calls_write_nothing),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_known);
-}
+TEST_MAIN(test_open_context, test_close_known)

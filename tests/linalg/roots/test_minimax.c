@@ -152,7 +152,7 @@ static bool quartic_exists(double ratio)
     return ratio >= 1e-9 && ratio <= 0.8;
 }
 
-static void steps_alternate_degree_plus_two_times(void **state)
+TEST(steps_alternate_degree_plus_two_times)
 {
     static const double more[] = {0.8, 0.3, 0.03, 1e-5, 1e-7, 1e-9};
     for (int i = 0; i < TCHI_MINIMAX_MAX_ROOT * (RATIO_COUNT + 6); i++) {
@@ -187,7 +187,7 @@ static void check_image(int root, double lo, const tchi_minimax_step *step)
     }
 }
 
-static void steps_stay_positive_and_in_their_interval(void **state)
+TEST(steps_stay_positive_and_in_their_interval)
 {
     for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
         for (int i = 0; i < 60; i++) {
@@ -202,7 +202,7 @@ static void steps_stay_positive_and_in_their_interval(void **state)
 
 /* Close to convergence the step tends to Taylor's polynomial of x^(-1/p) at 1, whose coefficients must not drown in the
  * cancellation of an ever shorter interval: rounding puts eigenvalues outside of it. */
-static void short_intervals_give_taylor_polynomials(void **state)
+TEST(short_intervals_give_taylor_polynomials)
 {
     for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
         double a = 1.0 / root;
@@ -248,7 +248,7 @@ static int check_plan(int root, int degree, double lo, double tolerance)
     return count;
 }
 
-static void plans_reach_their_tolerance(void **state)
+TEST(plans_reach_their_tolerance)
 {
     const double tolerances[] = {2.0, 1e-1, 1e-3, 1e-6, 1e-10, 1e-14};
     const double more[] = {1.0, 1e-13, 1e-15};
@@ -265,7 +265,7 @@ static void plans_reach_their_tolerance(void **state)
 }
 
 /* What an ending is off by is what it says, on a finer grid than its own. */
-static void endings_say_their_error(void **state)
+TEST(endings_say_their_error)
 {
     tchi_minimax_quartic q;
     double error;
@@ -288,7 +288,7 @@ static void endings_say_their_error(void **state)
 }
 
 /* Two products give what the coefficients say. */
-static void quartics_are_two_products(void **state)
+TEST(quartics_are_two_products)
 {
     for (int i = 0; i < 200; i++) {
         tchi_minimax_step step = make_step(1 + i % 16, 4, spread(i, 200, 1e-6, 0.8), 1.0);
@@ -323,7 +323,7 @@ static void check_longer_ending(int root, double lo, double hi)
     assert_int_equal(turns, 8);
 }
 
-static void longer_endings_are_the_best(void **state)
+TEST(longer_endings_are_the_best)
 {
     for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
         for (int i = 0; i < 10; i++) {
@@ -371,7 +371,7 @@ static void check_error_is_true(const sum *s)
     CHECK(largest <= s->error * (1.0 + 1e-6) + 1e-16, "an error of %Lg where %g was stated", largest, s->error);
 }
 
-static void sums_alternate_at_all_points(void **state)
+TEST(sums_alternate_at_all_points)
 {
     const double tolerances[] = {3e-1, 1e-1, 1e-2, 1e-3, 1e-5, 1e-7, 1e-9};
     for (int root = 2; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
@@ -387,7 +387,7 @@ static void sums_alternate_at_all_points(void **state)
 }
 
 /* Asking for slightly less than what k poles reach must give k + 1, asking for exactly that must give k. */
-static void sums_have_the_fewest_poles(void **state)
+TEST(sums_have_the_fewest_poles)
 {
     const int roots[] = {2, 3, 4, 6, 8, 16};
     const double ends[] = {0.99, 0.5, 1e-1, 1e-3, 1e-6, 1e-10, 1e-14};
@@ -405,7 +405,7 @@ static void sums_have_the_fewest_poles(void **state)
     }
 }
 
-static void sums_stop_at_their_limits(void **state)
+TEST(sums_stop_at_their_limits)
 {
     sum s = make_sum(4, 1e-14, 1e-13); /* would take 55 poles */
     assert_int_equal(s.count, TCHI_MINIMAX_MAX_POLES);
@@ -421,7 +421,7 @@ static void sums_stop_at_their_limits(void **state)
     }
 }
 
-static void root_one_is_one_exact_pole(void **state)
+TEST(root_one_is_one_exact_pole)
 {
     double shift = NAN, weight = NAN, error = NAN;
     assert_int_equal(tchi_minimax_poles(1, 1e-6, 1e-3, &shift, &weight, &error), 1);
@@ -457,7 +457,7 @@ static int call_function(function f, int root, int degree, double lo, double end
 
 /* `end` is the upper end of the interval or, of plans and sums, the tolerance. The last two endings would be rounding,
  * or of no use. */
-static void bad_arguments_are_refused(void **state)
+TEST(bad_arguments_are_refused)
 {
     static const struct {
         function f;
@@ -498,22 +498,4 @@ static void bad_arguments_are_refused(void **state)
     assert_int_equal(tchi_minimax_poles(4, 1e-3, 1e-3, r.shifts, r.weights, NULL), -1);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steps_alternate_degree_plus_two_times),
-        cmocka_unit_test(steps_stay_positive_and_in_their_interval),
-        cmocka_unit_test(short_intervals_give_taylor_polynomials),
-        cmocka_unit_test(plans_reach_their_tolerance),
-        cmocka_unit_test(endings_say_their_error),
-        cmocka_unit_test(quartics_are_two_products),
-        cmocka_unit_test(longer_endings_are_the_best),
-        cmocka_unit_test(sums_alternate_at_all_points),
-        cmocka_unit_test(sums_have_the_fewest_poles),
-        cmocka_unit_test(sums_stop_at_their_limits),
-        cmocka_unit_test(root_one_is_one_exact_pole),
-        cmocka_unit_test(bad_arguments_are_refused),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_MAIN(NULL, NULL)

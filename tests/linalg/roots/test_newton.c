@@ -314,7 +314,7 @@ static int restore_table(void **state)
     return 0;
 }
 
-static void mixed_arithmetic_keeps_its_tolerance(void **state)
+TEST_WITH(mixed_arithmetic_keeps_its_tolerance, use_model, restore_table)
 {
     static const struct {
         const char *name;
@@ -341,7 +341,7 @@ static void mixed_arithmetic_keeps_its_tolerance(void **state)
 }
 
 /* Steps of degree 4 round no worse in one type than those of degree 2: float64, for a tolerance of 1e-9. */
-static void tight_tolerances_are_kept(void **state)
+TEST_WITH(tight_tolerances_are_kept, use_model, restore_table)
 {
     tch_context *context = *state;
     int shorter = 0;
@@ -360,7 +360,7 @@ static void tight_tolerances_are_kept(void **state)
 }
 
 /* Matrices of low rank show most of the rounding of X, for which the plan has to leave room. */
-static void mixed_arithmetic_passes_its_certificate(void **state)
+TEST_WITH(mixed_arithmetic_passes_its_certificate, use_gpu_model, restore_table)
 {
     static const double dampings[] = {1e-2, 1e-4, 1e-6};
     static const double tolerances[] = {1e-3, 1e-2, 3e-2};
@@ -396,7 +396,7 @@ static tchi_root_plan plan_of(tch_context *context, double damping, double toler
 }
 
 /* Degree 1 would take as many products here, but none of them in the split type. */
-static void the_cheaper_degree_is_chosen(void **state)
+TEST_WITH(the_cheaper_degree_is_chosen, use_gpu_model, restore_table)
 {
     tch_context *context = *state;
     tchi_root_plan plan = plan_of(context, 1e-3, 1e-2);
@@ -407,7 +407,7 @@ static void the_cheaper_degree_is_chosen(void **state)
 }
 
 /* A tolerance beyond 1e-2 saves no steps, and keeps its promise. */
-static void loose_tolerances_are_planned_as_tighter_ones(void **state)
+TEST_WITH(loose_tolerances_are_planned_as_tighter_ones, use_gpu_model, restore_table)
 {
     tch_context *context = *state;
     tchi_root_plan loose = plan_of(context, 1e-6, 3e-2);
@@ -440,7 +440,7 @@ static tch_status never_called(void *state, const tch_newton_iteration *iteratio
 }
 
 /* A degree that was asked for is the degree of all steps, and where all are done in one launch there is no other. */
-static void degree_4_is_for_those_who_leave_it_open(void **state)
+TEST_WITH(degree_4_is_for_those_who_leave_it_open, use_gpu_model, restore_table)
 {
     tch_context *context = *state;
     tchi_root_plan plan = plan_of(context, 1e-6, 1e-3);
@@ -476,7 +476,7 @@ static void check_types(int32_t root, double low, double tolerance, const tch_pr
 
 /* Float64 cores serve the early steps, and alone what has a tight tolerance; odd roots have no congruence. Where
  * float64 is slow, float32 takes the early steps that it can, and without bfloat16 the late ones. */
-static void types_are_chosen(void **state)
+TEST(types_are_chosen)
 {
     check_types(4, 1e-6, 1e-3, &with_f64_cores, "BBbbb");
     check_types(4, 1e-6, 1e-9, &with_f64_cores, "dddddd");
@@ -492,7 +492,7 @@ static void types_are_chosen(void **state)
 }
 
 /* The last step has only a little left to do, for which degree 1 is enough; but not when it is the only one. */
-static void the_last_step_is_short(void **state)
+TEST(the_last_step_is_short)
 {
     tchi_newton_plan plan = {.root = 4, .degree = 2};
     plan.steps = tchi_minimax_plan(4, 2, 1e-6, 2.5e-4, plan.step);
@@ -541,7 +541,7 @@ static void check_on_numbers(const tchi_newton_plan *plan, double low, double to
 
 /* Three products in place of the six of two steps, and never more than without; what they leave of the error is within
  * the tolerance. */
-static void endings_save_products(void **state)
+TEST(endings_save_products)
 {
     tchi_newton_plan usual = {.root = 4, .degree = 2};
     usual.steps = tchi_minimax_plan(4, 2, 1e-6, 2.5e-4, usual.step);
@@ -567,7 +567,7 @@ static void endings_save_products(void **state)
 }
 
 /* For p = 4 at 1e-6 18 symmetric products in place of 20, beside Cholesky, K L and K T, which count as 0.85, 1, 2. */
-static void steps_of_degree_4_save_products(void **state)
+TEST(steps_of_degree_4_save_products)
 {
     tchi_newton_plan usual = make_plan(4, 2, 1e-6 / 1.02, 1e-3, &with_f64_cores);
     tchi_newton_plan steep = make_steep_plan(4, 1e-6 / 1.02, 1e-3, &with_f64_cores);
@@ -581,7 +581,7 @@ static void steps_of_degree_4_save_products(void **state)
 
 /* Never at a higher price, always within the tolerance, and with degree 2 first; where nothing is found the plan stays
  * as it was. */
-static void steps_of_degree_4_cost_no_more(void **state)
+TEST(steps_of_degree_4_cost_no_more)
 {
     static const tch_product_rates *const devices[] = {&with_f64_cores, &without_f64_cores, &without_bf16, &only_f64};
     for (int i = 0; i < 6 * 4 * 5 * 5; i++) {
@@ -601,21 +601,4 @@ static void steps_of_degree_4_cost_no_more(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(mixed_arithmetic_keeps_its_tolerance, use_model, restore_table),
-        cmocka_unit_test_setup_teardown(tight_tolerances_are_kept, use_model, restore_table),
-        cmocka_unit_test_setup_teardown(mixed_arithmetic_passes_its_certificate, use_gpu_model, restore_table),
-        cmocka_unit_test_setup_teardown(the_cheaper_degree_is_chosen, use_gpu_model, restore_table),
-        cmocka_unit_test_setup_teardown(loose_tolerances_are_planned_as_tighter_ones, use_gpu_model, restore_table),
-        cmocka_unit_test_setup_teardown(degree_4_is_for_those_who_leave_it_open, use_gpu_model, restore_table),
-        cmocka_unit_test(types_are_chosen),
-        cmocka_unit_test(the_last_step_is_short),
-        cmocka_unit_test(endings_save_products),
-        cmocka_unit_test(steps_of_degree_4_save_products),
-        cmocka_unit_test(steps_of_degree_4_cost_no_more),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

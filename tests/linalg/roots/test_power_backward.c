@@ -159,7 +159,7 @@ static void check_gradient(tch_context *context, const test_variation *v, tch_dt
     }
 }
 
-static void follows_the_formula(void **state)
+TEST(follows_the_formula)
 {
     test_for_each_case(*state, "backward", TCH_FLOAT64, 130, check_gradient);
     test_for_each_case(*state, "backward", TCH_FLOAT32, 65, check_gradient);
@@ -208,7 +208,7 @@ static void symmetric_part(const double *grad, double factor, double *out)
 
 /* A multiple of the identity, exactly and up to the last few bits, where a quotient of differences has no digit
  * right. */
-static void equal_eigenvalues(void **state)
+TEST(equal_eigenvalues)
 {
     static const double apart[] = {0.0, 1e-15, 1e-12, 1e-9};
     const function f = {.power = -0.25, .eps = 0.5};
@@ -231,7 +231,7 @@ static void equal_eigenvalues(void **state)
 
 /* Where several eigenvalues are the largest, each has its share in the relative damping, so that the gradient does not
  * depend on which basis of their space the eigensolver chose. */
-static void equal_largest_eigenvalues(void **state)
+TEST(equal_largest_eigenvalues)
 {
     const function f = {.root = 2, .relative_eps = 0.25};
     test_random random = test_random_stream(421);
@@ -255,7 +255,7 @@ static void equal_largest_eigenvalues(void **state)
 }
 
 /* Rank one: eight eigenvalues are zero up to rounding, of either sign, and all have the derivative from above. */
-static void low_rank(void **state)
+TEST(low_rank)
 {
     const function f = {.power = -0.5, .eps = 0.125};
     test_random random = test_random_stream(422);
@@ -281,7 +281,7 @@ static void low_rank(void **state)
 }
 
 /* Far apart and extreme: no overflow on the way to a finite result. */
-static void wide_spectra(void **state)
+TEST(wide_spectra)
 {
     static const double powers[] = {-2.0, -0.25, 0.5, 3.0};
     for (size_t k = 0; k < sizeof powers / sizeof powers[0]; k++) {
@@ -312,7 +312,7 @@ static void wide_spectra(void **state)
 /* --- bad numbers ------------------------------------------------------------------------------------------------- */
 
 /* What is not finite in the gradient above is nobody's error: it comes out below. */
-static void gradients_that_are_not_finite(void **state)
+TEST(gradients_that_are_not_finite)
 {
     const function f = {.power = -0.5, .eps = 0.1};
     double grad[N * N] = {0};
@@ -322,7 +322,7 @@ static void gradients_that_are_not_finite(void **state)
     CHECK(isnan(out[0]), "a NaN in the gradient was lost");
 }
 
-static void wrong_numbers(void **state)
+TEST(wrong_numbers)
 {
     static const struct {
         function f;
@@ -344,17 +344,4 @@ static void wrong_numbers(void **state)
     test_tensor_check_unchanged(out, "out");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(follows_the_formula),
-        cmocka_unit_test(equal_eigenvalues),
-        cmocka_unit_test(equal_largest_eigenvalues),
-        cmocka_unit_test(low_rank),
-        cmocka_unit_test(wide_spectra),
-        cmocka_unit_test(gradients_that_are_not_finite),
-        cmocka_unit_test(wrong_numbers),
-    };
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_known);
-}
+TEST_MAIN(test_open_context, test_close_known)

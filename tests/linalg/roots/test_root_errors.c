@@ -178,7 +178,7 @@ static void check_spectrum(tch_context *context, const settings *s, spectrum_kin
 }
 
 /* Of float32 around the dampings from which on each method computes in it, then with tighter tolerances; of float64. */
-static void promises_for_every_spectrum(void **state)
+TEST(promises_for_every_spectrum)
 {
     static const settings rows[] = {
         {{TCH_FLOAT, 32, 1}, 128, 6, 1, {4e-4, 1e-4, 3e-5, 8e-6, 1e-6, 1e-7}, {0.0}},
@@ -191,7 +191,7 @@ static void promises_for_every_spectrum(void **state)
 }
 
 /* Steps in a type narrower than the matrices', in matrices too large for one launch. */
-static void looser_tolerances(void **state)
+TEST(looser_tolerances)
 {
     const settings s = {TCH_FLOAT64, 136, 2, 2, {1e-2, 1e-4}, {1e-1, 1e-2}};
     check_spectrum(*state, &s, RANK_ONE);
@@ -277,7 +277,7 @@ static void check_low_rank(tch_context *context, int64_t n, int64_t rank, int32_
     test_release_since(mark);
 }
 
-static void large_matrices_of_low_rank(void **state)
+TEST(large_matrices_of_low_rank)
 {
     static const double dampings[] = {8e-6, 3e-5, 1.2e-4, 2e-4, 1e-6, 1e-4};
     for (int m = 0; m < METHODS; m++) {
@@ -293,7 +293,7 @@ static void large_matrices_of_low_rank(void **state)
 }
 
 /* Above 512 rows a GPU goes another way; this one is small enough for an emulated GPU, too. */
-static void roots_beyond_a_block(void **state)
+TEST(roots_beyond_a_block)
 {
     static const double damping = 1e-6;
     check_low_rank(*state, 520, 5, 4, TCH_ROOT_NEWTON, &damping, 1);
@@ -346,7 +346,7 @@ static void check_many(tch_context *context, int64_t n, int64_t rank)
     test_check_report_ok(report);
 }
 
-static void every_root_is_good(void **state)
+TEST(every_root_is_good)
 {
     check_many(*state, 21, 3);
     check_many(*state, 13, 4);
@@ -377,7 +377,7 @@ static void start_and_other(double *start, double *u)
 
 /* The largest eigenvalue, 1.05, belongs to u, and the start is nearly the eigenvector of the next, 1: its residual of
  * 1.5e-6 passes unless a tight tolerance asks for less. Scaled by 1 the root would diverge. */
-static void a_tight_tolerance_finds_what_the_start_hides(void **state)
+TEST(a_tight_tolerance_finds_what_the_start_hides)
 {
     const int64_t shape[] = {SIZE, SIZE};
     double start[SIZE];
@@ -399,16 +399,12 @@ static void a_tight_tolerance_finds_what_the_start_hides(void **state)
 }
 
 /* A second argument names the one test to run. */
+
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(promises_for_every_spectrum), cmocka_unit_test(looser_tolerances),
-        cmocka_unit_test(large_matrices_of_low_rank),  cmocka_unit_test(roots_beyond_a_block),
-        cmocka_unit_test(every_root_is_good),          cmocka_unit_test(a_tight_tolerance_finds_what_the_start_hides),
-    };
     test_begin(argc, argv);
     if (argc > 2) {
         cmocka_set_test_filter(argv[2]);
     }
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+    return test_run(__FILE__, test_open_context, test_close_context);
 }

@@ -39,7 +39,7 @@ static double error_at(tch_context *context, double relative_eps)
 
 /* The figures are those of root_plan.c: at low = 1e-6 good roots showed residuals up to 0.057, which is up to 0.028 in
  * the bound on the error, at large low rounding shows nothing, and above 0.2 / root a root is nonsense. */
-static void plans_allow_for_rounding(void **state)
+TEST(plans_allow_for_rounding)
 {
     test_case("errors by damping");
     double error = error_at(*state, 1e-6);
@@ -158,7 +158,7 @@ static double *two_clusters(int small)
     return values;
 }
 
-static void errors_are_seen_wherever_they_sit(void **state)
+TEST(errors_are_seen_wherever_they_sit)
 {
     static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
     static const int smalls[] = {1, SIZE / 2, SIZE - 1};
@@ -177,7 +177,7 @@ static void errors_are_seen_wherever_they_sit(void **state)
 }
 
 /* Of the roots that `out` held, against the matrices that have become of theirs; a root of zeros is off by 1. */
-static void drift_is_measured(void **state)
+TEST(drift_is_measured)
 {
     static const int32_t roots[] = {1, 2, 3, 4, 8};
     const int64_t shape[] = {SIZE, SIZE};
@@ -219,10 +219,4 @@ static void drift_is_measured(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(plans_allow_for_rounding), cmocka_unit_test(drift_is_measured),
-                                       cmocka_unit_test(errors_are_seen_wherever_they_sit)};
-    test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

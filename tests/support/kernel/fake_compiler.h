@@ -36,11 +36,11 @@ void fake_compiler_reset(void);
 int fake_compiler_open(void **state);
 int fake_compiler_close(void **state);
 
-#define WITH_COMPILER(test) cmocka_unit_test_setup_teardown(test, fake_compiler_open, fake_compiler_close)
+#define WITH_COMPILER(test) TEST_WITH(test, fake_compiler_open, fake_compiler_close)
 
 /* The same with the compiler of the device under test. */
 int real_compiler_open(void **state);
-#define WITH_REAL_COMPILER(test) cmocka_unit_test_setup_teardown(test, real_compiler_open, fake_compiler_close)
+#define WITH_REAL_COMPILER(test) TEST_WITH(test, real_compiler_open, fake_compiler_close)
 
 /* A parameter, for the list. */
 tch_kernel_parameter fake_number(tch_parameter_class what, int32_t size);
