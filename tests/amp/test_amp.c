@@ -1,7 +1,5 @@
 /* Loss scaling: the state machine against PyTorch's rules written out here, the division and the search over every
  * layout and dtype, and steps that are skipped where an infinity was found and taken as if unscaled where none was. */
-#include <math.h>
-#include <string.h>
 
 #include <torchium/amp.h>
 

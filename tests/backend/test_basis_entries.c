@@ -1,8 +1,6 @@
 /* Entries of the operations table that bases and roots are made of: Cholesky factors and their inverses, dot products
  * of rows, and orders. At small sizes an emulated device runs their kernels too. */
 #include <float.h>
-#include <math.h>
-#include <string.h>
 
 #include "support/backend/device_matrices.h"
 #include "support/linalg/reference.h"

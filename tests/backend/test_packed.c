@@ -2,9 +2,6 @@
  * after row, whatever they mean, or rounds float32 to bfloat16, and reads nothing above it; `unpack` writes both
  * triangles; neither writes beside its result. Sizes around a tile, rows with gaps between them, more matrices than a
  * grid has rows. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/backend/device_matrices.h"
 #include "support/random.h"
 #include "support/testing.h"

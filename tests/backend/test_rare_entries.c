@@ -1,9 +1,6 @@
 /* Entries of the operations table that a step reaches only with several ranks, large matrices or mixed types, here at
  * small sizes, so that an emulated device runs their kernels too. Where a backend does not have an entry, there is
  * nothing to check. */
-#include <math.h>
-#include <string.h>
-
 #include "support/backend/device_matrices.h"
 #include "support/elements.h"
 #include "support/random.h"

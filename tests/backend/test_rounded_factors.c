@@ -5,8 +5,6 @@
  * also for numbers whose squares leave little of float32's range; nothing beside the matrices is read or written;
  * with a beta of 0 C is not read; and a step that is skipped leaves C to the bit. */
 #include <float.h>
-#include <math.h>
-#include <string.h>
 
 #include "support/backend/device_matrices.h"
 #include "support/random.h"

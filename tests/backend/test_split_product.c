@@ -5,8 +5,6 @@
  * up to the rounding of sums in float32, which is far less than what any part contributes; nothing beside the result is
  * written; and a result that comes out split is what split_rows would make of it. Where a condition holds of a matrix,
  * a kernel leaves out what it may. */
-#include <math.h>
-
 #include "core/tensor.h"
 #include "linalg/gram_schmidt.h"
 #include "support/backend/device_matrices.h"

@@ -1,9 +1,6 @@
 /* Stochastic rounding of bfloat16 parameters, to the bit: SGD through the operations table, with steps that float32
  * adds without rounding, so that the random bits of torchium/backend/update.h decide alone. That their mean is right
  * follows from the known answers of the generator, which test_optim_steps.c checks for an optimizer as well. */
-#include <math.h>
-#include <string.h>
-
 #include "support/backend/device_matrices.h"
 #include "support/elements.h"
 #include "support/tensors.h"

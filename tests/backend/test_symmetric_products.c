@@ -7,9 +7,6 @@
  * the matrices is written, not even between their rows; and a second call is bitwise-identical, as do a hundred where
  * the device is busy with large ones. The same holds, on devices that have them, of the products that orthogonalization
  * of large matrices asks for, with a scale for each matrix and in float16 as well. */
-#include <math.h>
-#include <string.h>
-
 #include "linalg/algebra.h"
 #include "support/backend/device_matrices.h"
 #include "support/elements.h"

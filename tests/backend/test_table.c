@@ -1,10 +1,6 @@
 /* What the library does above the operations table when the table behaves in ways the CPU's never does: fails a
  * certificate, keeps its flags on a device, wants its calls bracketed, offers sharpened powers. Each case puts a
  * changed copy of the CPU's table into a context. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "core/context.h"
 #include "support/backend/table_copy.h"
 #include "support/linalg/cases.h"

@@ -4,9 +4,6 @@
  * What must hold: elements chosen at random are the float64 sums up to that rounding, also where the numbers of X or of
  * roots are very large or small; norms are those of what was written; nothing beside the matrices is written; and no
  * bit depends on how a batch of large matrices is divided, or on whether the largest elements are known. */
-#include <math.h>
-#include <string.h>
-
 #include "support/backend/device_matrices.h"
 #include "support/random.h"
 #include "support/testing.h"

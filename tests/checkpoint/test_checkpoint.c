@@ -1,8 +1,5 @@
 /* Checkpoints that go well: what was saved comes back, bit by bit, from every layout into every other, by copy and by
  * view; and what the file looks like in between. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "support/files.h"

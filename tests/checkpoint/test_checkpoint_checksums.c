@@ -2,8 +2,6 @@
  * becomes of files whose checksums are missing, wrong, or kept by a program that changed the rest. The reference is the
  * definition: one bit after the other. */
 #include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "checkpoint/crc32c.h"

@@ -1,7 +1,5 @@
 /* Files that nobody should believe: each is refused, with a message that says why, and nothing is leaked. And files
  * that are unusual and right, by the rules of the format: they open. */
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "support/files.h"

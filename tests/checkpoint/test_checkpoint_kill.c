@@ -4,9 +4,6 @@
  * have their names. TORCHIUM_TEST_KILLS asks for another number of kills. And two processes that want the same file. */
 #include <dirent.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>

@@ -3,8 +3,6 @@
  * threads. */
 #include <dirent.h>
 #include <glob.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>

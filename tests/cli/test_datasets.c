@@ -1,9 +1,5 @@
 /* Data sets of the command: CSV files, right and wrong ones, random orders and splits, scaling, and the digits
  * that are drawn. Files are written into a separate folder. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>

@@ -1,5 +1,4 @@
 /* Groups that are made wrongly, and what a group says of itself. */
-#include <string.h>
 
 #include <torchium/comm.h>
 

@@ -5,10 +5,6 @@
  * Run with support/cuda/fake_nccl.c, an NCCL and a CUDA that only pretend, it also tries what goes wrong: whatever
  * never comes ends in an error that names the group, the operation and the reason. */
 #include <dlfcn.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include <torchium/comm.h>

@@ -2,9 +2,6 @@
  * of them, gradients are bitwise those of one process that was never interrupted, and what a refresh makes has one
  * owner. Ranks are threads, and the group a pretended one. And what must not go on: the checkpoint of
  * another model, one that a rank cannot read, or not all of it. */
-#include <stdio.h>
-#include <string.h>
-
 #include "support/comm/pretend_group.h"
 #include "support/comm/shared_kfac.h"
 #include "support/fakes/counting_allocator.h"

@@ -1,9 +1,6 @@
 /* Training that is interrupted and goes on with other ranks: on the CPU the end is bitwise that of one process that was
  * never interrupted, for every optimizer and placement. The parameters are in the same checkpoint as the optimizer's
  * state. Ranks are threads. And what must not go on: the checkpoint of another model, one that a rank cannot read. */
-#include <stdio.h>
-#include <string.h>
-
 #include "support/comm/shared_trial.h"
 #include "support/fakes/counting_allocator.h"
 #include "support/files.h"

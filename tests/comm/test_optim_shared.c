@@ -4,9 +4,6 @@
  * roots are asked for within 1e-5 in each of two dimensions, by either of two ways. An eigensolver may take any basis
  * of a null space, so SOAP on a GPU is compared where there is none: the others have moved as far, give or take a
  * half. */
-#include <math.h>
-#include <string.h>
-
 #include "support/comm/shared_trial.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"

@@ -1,8 +1,5 @@
 /* What goes wrong on one rank of a shared optimizer: no other waits for it, none goes on alone, and every rank gets an
  * error that says what happened. Placements that are wrong are refused by all. */
-#include <math.h>
-#include <string.h>
-
 #include "support/comm/shared_trial.h"
 #include "support/testing.h"
 

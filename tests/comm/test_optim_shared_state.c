@@ -1,7 +1,5 @@
 /* What each rank of a shared optimizer keeps and sends: momentum that is the same on all replicas of a shard, the state
  * of large vectors divided, and nothing sent where matrices lie whole with their owners. */
-#include <string.h>
-
 #include "support/comm/shared_trial.h"
 #include "support/random.h"
 #include "support/testing.h"

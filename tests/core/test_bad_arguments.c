@@ -1,8 +1,5 @@
 /* Bad arguments that are not tensors: every number outside its range, configs of another version, and tensors that
  * cannot be created. Each refusal has its status, names the argument, and leaves every tensor as it was. */
-#include <math.h>
-#include <string.h>
-
 #include "support/bad_input.h"
 #include "support/linalg/operations.h"
 #include "support/testing.h"

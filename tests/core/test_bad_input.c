@@ -1,8 +1,6 @@
 /* Bad tensors. Every operation of the table is called with each of its tensors broken in each way; each refusal has its
  * status, names the argument, and leaves every tensor as it was. Numbers out of range are in test_bad_arguments.c, bad
  * numbers inside good tensors in test_bad_numbers.c. */
-#include <string.h>
-
 #include "support/bad_input.h"
 #include "support/linalg/operations.h"
 #include "support/testing.h"

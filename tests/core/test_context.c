@@ -1,8 +1,4 @@
 /* Contexts: naming a device, streams, threads, and the limit on scratch memory. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/elements.h"
 #include "support/linalg/operations.h"
 #include "support/linalg/reference.h"

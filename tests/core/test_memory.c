@@ -1,7 +1,4 @@
 /* The memory pool: figures, reuse, trimming, mistakes of the caller, and the host allocator below it. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/fakes/counting_allocator.h"
 #include "support/linalg/operations.h"
 #include "support/tensors.h"

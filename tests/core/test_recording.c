@@ -1,7 +1,5 @@
 /* Recorded work, by a table that writes down what is queued (support/backend/recording_backend.h): when it is recorded,
  * what its key is, and that everything that goes wrong with it ends in the work being done, once and as it should. */
-#include <string.h>
-
 #include "core/recording.h"
 #include "core/status.h"
 #include "support/backend/recording_backend.h"

@@ -2,9 +2,6 @@
  * of its own, forked before the library was asked anything; the child sends back what it saw. */
 #define _GNU_SOURCE
 #include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

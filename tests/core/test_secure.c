@@ -2,9 +2,6 @@
  * what is loaded, run or trusted are not looked at. The test makes a copy of itself that belongs to another user, which
  * only root can; elsewhere, and where the file system does not know the bit, it is skipped. */
 #define _GNU_SOURCE
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/auxv.h>
 #include <sys/stat.h>
 #include <sys/wait.h>

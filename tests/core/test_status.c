@@ -1,7 +1,4 @@
 /* Status codes, their names, and the thread's message. */
-#include <stdio.h>
-#include <string.h>
-
 #include "support/testing.h"
 
 /* The numbers are part of the binary interface: bindings in other languages write them out. */

@@ -1,7 +1,4 @@
 /* Tensors: the layout shared with DLPack, creation, questions, copies with conversion, and fills. */
-#include <math.h>
-#include <string.h>
-
 #include "support/elements.h"
 #include "support/messages.h"
 #include "support/random.h"

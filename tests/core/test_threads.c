@@ -2,8 +2,6 @@
  * by returning; what they found is judged by the main thread, since a failed check cannot leave another's stack. */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "support/linalg/operations.h"
 #include "support/testing.h"

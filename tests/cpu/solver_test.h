@@ -2,9 +2,6 @@
 #ifndef TORCHIUM_TESTS_SOLVER_TEST_H
 #define TORCHIUM_TESTS_SOLVER_TEST_H
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "backends/cpu/runtime/blas/blas.h"
 #include "support/elements.h"
 #include "support/testing.h"

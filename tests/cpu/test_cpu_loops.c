@@ -2,10 +2,6 @@
  * numbers must agree in every bit: conversions, |x|, products with one factor, transposes. Sums of n terms are added
  * up in another order and, at most, in fewer roundings: two of them differ by no more than 2 n u times the sum of
  * the sizes of the terms. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "backends/cpu/loops/loops.h"
 #include "backends/cpu/update/steps/steps.h"
 #include "support/random.h"

@@ -3,8 +3,6 @@
  * The file under test is included, so that test_fibers_guards.c can give it the guards of older kernels. */
 #include "backends/cpu/user_kernel/kernel_fibers.c"
 
-#include <stdlib.h>
-
 #include "support/testing.h"
 
 enum { THREADS = 75, ROUNDS = 5, NUMBERS = 12 }; /* two warps and a part of one */

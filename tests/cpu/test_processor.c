@@ -1,6 +1,4 @@
 /* The processor's name as /proc/cpuinfo of different kernels tells it. */
-#include <string.h>
-
 #include "backends/cpu/runtime/processor.h"
 #include "support/testing.h"
 

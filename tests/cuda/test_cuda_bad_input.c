@@ -1,9 +1,5 @@
 /* What can go wrong only where there is a GPU: tensors of another device, batches with more elements than 32 bits
  * count, and a budget for the scratch of large matrices. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/linalg/operations.h"
 #include "support/linalg/reference.h"
 #include "support/messages.h"

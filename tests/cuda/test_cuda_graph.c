@@ -1,9 +1,6 @@
 /* CUDA graphs and streams. A root, and what is done with the per-sample gradients, is captured from the caller's
  * stream after it was called once, and replayed on other numbers: nothing in it may wait for the device, allocate, or
  * depend on what the host read. */
-#include <math.h>
-#include <string.h>
-
 #include "support/cuda/graphs.h"
 #include "support/linalg/operations.h"
 #include "support/linalg/reference.h"

@@ -3,9 +3,6 @@
  * process of their own, this program started again with the kind of fault as its second argument. */
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,8 +1,5 @@
 /* Ranges for a profiler, by one that only listens (support/cuda/nvtx_listener.c): whether somebody listens, what is
  * heard, and that a recording is told of every range from inside of it. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

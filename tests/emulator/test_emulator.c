@@ -1,9 +1,6 @@
 /* The emulated multiprocessor itself, by tiny kernels (planted.cu): the right ones give what they should, and each
  * fault that was planted is noticed: by a wrong result, by the message of a launch that failed, or by
  * AddressSanitizer. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

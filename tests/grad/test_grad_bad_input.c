@@ -1,8 +1,6 @@
 /* Bad input to the functions of grad.h, for every kind of layer. Every refusal has its status and names what was wrong,
  * a number with its value; nothing is written; and afterwards the same call works. Tensors that are broken in ways that
  * do not depend on the kind are in test_bad_input.c. */
-#include <math.h>
-#include <string.h>
 
 #include <torchium/grad.h>
 

@@ -16,7 +16,6 @@
  *
  * Sums on a GPU may take K for more than it is, and rounding may bring a sample over the limit: up to K = 512 S either
  * way is right, and the larger bound counts. */
-#include <math.h>
 
 #include <torchium/grad.h>
 

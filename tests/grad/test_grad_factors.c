@@ -5,9 +5,6 @@
  * themselves, (N + 2 T + 8) u. A scale is a mean of squares of Q_G S Q_A': each coordinate is off by at most e = (d + p
  * + T + 8) u M with M the same product of sizes, and its square by 3 e M. Where operands may be rounded to 11 bits,
  * 2^-11 for each: 2^-10 for a factor, 2^-8 for a coordinate, which is a product of products. */
-#include <math.h>
-#include <string.h>
-
 #include "support/elements.h"
 #include "support/grad/layer_positions.h"
 #include "support/linalg/reference.h"

@@ -17,8 +17,6 @@
  * addition is rounded once, and a statistic over n features is off by n u at most. What is made of the gradients is
  * off by what these errors make of it and by its own rounding. On the CPU, where float32 and half types have float64
  * statistics, M has |x - m| / s in place of (|x| + |m|) / s: a mean far larger than the spread costs nothing. */
-#include <math.h>
-#include <string.h>
 
 #include <torchium/grad.h>
 

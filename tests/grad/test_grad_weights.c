@@ -1,6 +1,5 @@
 /* What comes after the norms: the cross term of tied weights against both gradients formed in full, clipping, and the
  * weights of the natural gradient against a dense solve. */
-#include <math.h>
 
 #include <torchium/grad.h>
 

@@ -1,10 +1,6 @@
 /* Kernels: what the library does around a pretended compiler (messages, logs, arguments as the kernel sees them), and
  * one small kernel with the real compiler of the device under test. */
 #define _GNU_SOURCE
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -2,9 +2,6 @@
  * no sense, no memory. Whatever it is, the compiler is not asked. */
 #define _GNU_SOURCE
 #include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

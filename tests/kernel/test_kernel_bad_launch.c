@@ -1,7 +1,5 @@
 /* Launching kernels with bad input: arguments that do not fit their parameters, shapes that no GPU has. Whatever it is,
  * the message says which argument and what was expected, and nothing is launched. */
-#include <string.h>
-
 #include "support/bad_input.h"
 #include "support/kernel/fake_compiler.h"
 #include "support/testing.h"

@@ -2,9 +2,6 @@
  * source which reads files has none. The compiler is a pretended one that counts how often it is asked, except in the
  * last tests. */
 #define _GNU_SOURCE
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

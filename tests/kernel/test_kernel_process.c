@@ -2,9 +2,6 @@
  * nothing that it started goes on. The compilers are scripts. And what its report says of stacks. */
 #define _GNU_SOURCE
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -2,8 +2,6 @@
  * the compiler or in an error; fuzz_kernel_source changes them at random. Under the sanitizers every read and write is
  * checked, so sources lie in memory of exactly their size. And it must end soon: texts of megabytes that go back over
  * themselves take no longer than others. */
-#include <string.h>
-
 #include "backends/cpu/user_kernel/kernel.h"
 #include "kernel/cache.h"
 #include "support/kernel/kernel_sources.h"

@@ -1,9 +1,6 @@
 /* Kernels as people write them, on the device under test: the list of support/kernel/kernel_sources.c, and what a
  * compiler or a running kernel says when something is wrong with one. */
 #include <float.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "support/fakes/counting_allocator.h"
 #include "support/kernel/kernel_sources.h"

@@ -1,9 +1,6 @@
 /* KFAC over twenty steps of observing, refreshing and preconditioning against a plain float64 version of it, for every
  * method and combination of options; support/grad/kfac_trial.c has the reference and the bounds. Then against a dense
  * solve with the Fisher matrix, and with factors whose rounding errors are larger than the damping. */
-#include <math.h>
-#include <string.h>
-
 #include "support/grad/kfac_trial.h"
 #include "support/linalg/reference.h"
 #include "support/testing.h"

@@ -1,9 +1,5 @@
 /* What KFAC keeps and what it refuses: loss scales, checkpoints that go on bit for bit, observations and
  * refreshes that fail, layers left out, memory that is not there, and bad arguments. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "support/bad_input.h"
 #include "support/fakes/counting_allocator.h"
 #include "support/files.h"

@@ -1,8 +1,5 @@
 /* Bad numbers in good tensors: one matrix of a batch is not finite, not symmetric or not positive. Only that one is
  * reported and keeps what its output held; the others come out as if it had not been there. */
-#include <math.h>
-#include <string.h>
-
 #include "support/linalg/cases.h"
 #include "support/linalg/reference.h"
 #include "support/random.h"

@@ -4,10 +4,6 @@
  * I), s being the shift that the iteration adds; a factor that fails leaves its basis as it was. Nothing here depends
  * on the device, which may be named on the command line. */
 #include <float.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "core/context.h"
 #include "core/tensor.h"

@@ -7,10 +7,6 @@
  *     |f(A) - V f(W) V'| for a power f   <=  (n + 10) u (|A| max|f'| + |f(A)|)  +  r |f(A)|  +  n t
  * in Frobenius norms, max|f'| over the damped spectrum being how f magnifies an error of its argument, and t half of
  * the smallest number of the type. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "support/elements.h"
 #include "support/linalg/cases.h"
 #include "support/linalg/reference.h"

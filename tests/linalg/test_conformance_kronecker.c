@@ -3,9 +3,6 @@
  * A Kronecker product has one multiplication per element: exact up to one rounding. Sums obey the bound of
  * test_conformance_products.c with the lengths of both sums added. The solve is checked by its residual: with A' and B'
  * the damped factors, two stable solves leave |A' Y B' - X| <= (m + n + 20) u |A'| |Y| |B'|. */
-#include <math.h>
-#include <string.h>
-
 #include "support/elements.h"
 #include "support/linalg/cases.h"
 #include "support/linalg/reference.h"

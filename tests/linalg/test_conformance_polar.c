@@ -6,9 +6,6 @@
  * arithmetic. A GPU computes all but float64 in bfloat16 with sums in float32: there u is bfloat16's, and a step rounds
  * four times (X, its Gram matrix, the polynomial and the new X), each of them up to twice as far as the input of the
  * step, whatever the sizes. */
-#include <math.h>
-#include <string.h>
-
 #include "support/elements.h"
 #include "support/linalg/cases.h"
 #include "support/linalg/reference.h"

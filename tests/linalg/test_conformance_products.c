@@ -2,9 +2,6 @@
  * any order and with or without fused multiply-add, differs from the exact one by at most gamma(k) |A||B| with
  * gamma(k) = k u / (1 - k u); scaling, accumulation and the reference's own float64 rounding add a few u more. Half
  * types are computed wider and rounded once, which adds one rounding of the result. */
-#include <math.h>
-#include <string.h>
-
 #include "support/elements.h"
 #include "support/linalg/cases.h"
 #include "support/linalg/reference.h"

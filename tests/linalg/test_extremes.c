@@ -6,9 +6,6 @@
  * below the normal range is off by up to half of the smallest one, t; relative to a matrix of size 2^k that is t / 2^k,
  * and so is damping. */
 #include <float.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "support/elements.h"
 #include "support/linalg/reference.h"

@@ -5,10 +5,6 @@
  *
  * In bfloat16 the singular values must lie where those of the exact iteration lie, up to a few units of the last place,
  * whichever steps share a Gram matrix. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "core/context.h"
 #include "linalg/orthogonalize.h"
 #include "support/backend/table_copy.h"

@@ -1,9 +1,6 @@
 /* Chunked products with operands in host memory, in every mix of places, against plain float64 sums. On the CPU host
  * memory is the device's own and these are plain chunked products; on a GPU they are streamed. Rounding errors are
  * bounded as in test_conformance_products.c: gamma(k) |A||B|, and one rounding of the result to its type. */
-#include <math.h>
-#include <string.h>
-
 #include "support/elements.h"
 #include "support/linalg/reference.h"
 #include "support/messages.h"

@@ -1,8 +1,5 @@
 /* Networks: their first weights, outputs and gradients against plain float64 loops, totals that add up, bad labels and
  * numbers, bad arguments, and memory that is taken once or not at all. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include <torchium/network.h>
 

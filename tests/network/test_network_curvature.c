@@ -1,7 +1,5 @@
 /* What a batch leaves behind in a network: each layer's input and output gradient against single samples in float64,
  * gradients summed anew with weights, and labels drawn by the network. test_network.c has calls without memory. */
-#include <math.h>
-#include <string.h>
 
 #include <torchium/network.h>
 

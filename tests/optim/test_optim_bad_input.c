@@ -1,9 +1,6 @@
 /* Bad input to optimizers. Every refusal has its status, names what was wrong and, for a number, gives its value; and
  * after all of them the optimizer goes on as the reference does, because nothing has changed. */
 #include <limits.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "support/bad_input.h"
 #include "support/files.h"

@@ -1,9 +1,6 @@
 /* Checkpoints of optimizers: a training that is resumed goes on bit for bit, from a file and from state that a caller
  * keeps himself, tensors copied by hand and counts; and files that are loaded into an optimizer unlike the one that
  * wrote them. */
-#include <stdio.h>
-#include <string.h>
-
 #include "support/files.h"
 #include "support/messages.h"
 #include "support/optim/optim_trial.h"

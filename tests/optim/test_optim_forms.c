@@ -9,9 +9,6 @@
  * choose kernels by how many matrices there are, which differs, and by how they are aligned. With `world_invariant` it
  * is one at a time, and with sizes that are multiples of 4 all lie at multiples of 16 bytes: so bits are compared there
  * too. */
-#include <math.h>
-#include <string.h>
-
 #include "core/context.h"
 #include "core/status.h"
 #include "support/backend/table_copy.h"

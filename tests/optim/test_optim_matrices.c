@@ -1,9 +1,6 @@
 /* Several matrices in one tensor: experts by batch_dims, Q, K and V or heads by cuts. Beside an optimizer that has each
  * of them as a parameter of its own, with the same numbers: they are the same blocks in the same batches, so every bit
  * is equal, on a GPU too. */
-#include <stdio.h>
-#include <string.h>
-
 #include "support/bad_input.h"
 #include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"

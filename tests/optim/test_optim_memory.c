@@ -3,7 +3,6 @@
  *
  * Host allocations are counted and refused through support/fakes/counting_allocator.c, which on the CPU is all memory
  * there is; the state's own memory also through tch_state_allocator, on every device. */
-#include <string.h>
 
 #include <torchium/amp.h>
 

@@ -19,8 +19,6 @@
  * SOAP's trajectory is determined only where the first gradient determines the bases, up to signs: every dimension that
  * has a factor is at most as large as all others together. In float32 a basis is known to u |C| / gap; gaps of these
  * factors are a hundredth and more, and what they do to a direction is second order in neighboring second moments. */
-#include <string.h>
-
 #include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
 #include "support/elements.h"

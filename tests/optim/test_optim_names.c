@@ -1,7 +1,4 @@
 /* Names: of optimizers, their defaults and their state; and the hook that names a step's phases. */
-#include <stdio.h>
-#include <string.h>
-
 #include "support/messages.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"

@@ -3,11 +3,6 @@
  *
  * The one context is made with TORCHIUM_CUDA_RECORD=0. On the CPU, which has no need to record, the other one gets a
  * table that never begins to (support/backend/recording_backend.h), so that sanitizers see the way to there. */
-#include <math.h>
-#include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "core/context.h"
 #include "support/backend/recording_backend.h"
 #include "support/backend/table_copy.h"

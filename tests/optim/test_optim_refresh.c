@@ -1,9 +1,5 @@
 /* Roots and bases: which factors blocks have, when they are refreshed, what becomes of refreshes that fail, and bases
  * that the first gradient leaves open. Trajectories with every option are in test_optim_methods.c. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "support/files.h"
 #include "support/linalg/reference.h"
 #include "support/optim/optim_trial.h"

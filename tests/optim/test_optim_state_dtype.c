@@ -5,11 +5,6 @@
  *
  * Codes are decoded by their definition in torchium/backend/update.h, and random bits come from the tests' own
  * generator. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/elements.h"
 #include "support/files.h"
 #include "support/messages.h"

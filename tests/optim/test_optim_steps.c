@@ -1,10 +1,6 @@
 /* Steps at their limits, for every kind of optimizer: what a master copy and stochastic rounding are for, gradients
  * that are not finite, missing or of two types, learning rates that change, and results that are the same to the bit:
  * from run to run and by however many threads. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "support/elements.h"
 #include "support/linalg/reference.h"
 #include "support/optim/optim_trial.h"

@@ -1,9 +1,6 @@
 /* Every kind of optimizer with every type of parameters and gradients, at the sizes at which a backend divides work:
  * around its chunks, long and thin, blocks with gaps between their rows, transposed, in memory that is aligned for
  * vectors and not, and more rectangles than one launch takes. Beside the references, and nothing else is written. */
-#include <math.h>
-#include <stdlib.h>
-
 #include "support/elements.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"

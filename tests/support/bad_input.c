@@ -1,10 +1,6 @@
 /* Values are doubles in every row, exact for all that is written in one. */
 #include "bad_input.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "testing.h"
 
 void test_field_set(void *config, const test_field *field, double value)

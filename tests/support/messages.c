@@ -2,7 +2,6 @@
 #include "messages.h"
 
 #include <ctype.h>
-#include <string.h>
 
 #include "testing.h"
 

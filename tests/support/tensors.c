@@ -2,9 +2,6 @@
  * without touching device memory. Poison is all bits set: NaN in every floating type, -1 in the integers. */
 #include "tensors.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "elements.h"
 #include "testing.h"
 

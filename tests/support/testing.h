@@ -4,11 +4,17 @@
 #ifndef TORCHIUM_TESTS_TESTING_H
 #define TORCHIUM_TESTS_TESTING_H
 
-/* cmocka.h wants these four before it. */
+/* cmocka.h needs the first four before it; most tests use the others. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 

@@ -1,9 +1,5 @@
 /* cuSOLVER for the emulated device: eigenvalues by the tests' own solver and Cholesky factors, in double whatever the
  * matrices are, column-major. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "backends/cuda/runtime/libraries/cusolver.h"
 
 #include "elements.h"

@@ -3,9 +3,6 @@
  * a kernel has faulted. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "backends/cuda/cuda.h"

@@ -2,8 +2,6 @@
  * when nothing is recorded. */
 #define _GNU_SOURCE
 #include <limits.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backends/cuda/cuda.h"
 

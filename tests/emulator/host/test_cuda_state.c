@@ -2,8 +2,6 @@
  * what graph capture forbids, and how memory runs out. */
 #define _GNU_SOURCE
 #include <limits.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backends/cuda/cuda.h"
 

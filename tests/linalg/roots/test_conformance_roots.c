@@ -5,9 +5,6 @@
  * magnified by the steepness of x^(-1/p) at the smallest eigenvalue: relative to |X| at most (n + 10) u kappa / p, plus
  * (n + 10) u for composing the result, kappa being the condition number after damping. Where that is more than the
  * tolerance, the eigen method is not asked for better. */
-#include <math.h>
-#include <string.h>
-
 #include "support/elements.h"
 #include "support/linalg/cases.h"
 #include "support/linalg/reference.h"

@@ -1,8 +1,6 @@
 /* The coefficients of polynomial steps and of sums of poles, against the theory that characterizes them: the best ones,
  * and no others, alternate, and what they promise holds on a fine grid in long double arithmetic. */
 #include <float.h>
-#include <math.h>
-#include <string.h>
 
 #include "linalg/minimax.h"
 #include "support/testing.h"

@@ -4,9 +4,6 @@
  *
  * The error of the result against the float64 root must be within the tolerance the plan was made for, and what the
  * certificate shows of it within what the plan lets pass. */
-#include <math.h>
-#include <string.h>
-
 #include "core/context.h"
 #include "linalg/newton.h"
 #include "linalg/root_plan.h"

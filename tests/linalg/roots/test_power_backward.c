@@ -6,8 +6,6 @@
  *     |out - reference|  <=  4 (n + 10) u (|A| max|f''| + max|f'|) |G|  +  r |out|
  * in Frobenius norms. */
 #include <float.h>
-#include <math.h>
-#include <string.h>
 
 #include "support/elements.h"
 #include "support/linalg/cases.h"

@@ -8,8 +8,6 @@
  * stable eigensolver in float64 leaves, kappa the condition number after damping, and u the rounding to the tensor's
  * type. Nothing is given up needlessly either: where the second term is far below the tolerance every method has to
  * deliver, unless it says beforehand that it cannot. */
-#include <math.h>
-
 #include "support/elements.h"
 #include "support/linalg/cases.h"
 #include "support/linalg/reference.h"

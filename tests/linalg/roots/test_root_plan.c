@@ -1,9 +1,6 @@
 /* What a root may be off by when it is let pass. First by the plan alone: a table with the rates of a GPU stands before
  * the one of the CPU, and nothing is computed. Then by the verdict on roots of a backend that are off by a known
  * amount in known directions: twice the tolerance is refused wherever it sits, and nine tenths of it pass. */
-#include <math.h>
-#include <string.h>
-
 #include "support/backend/table_copy.h"
 #include "support/linalg/reference.h"
 #include "support/random.h"

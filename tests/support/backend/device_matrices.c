@@ -2,9 +2,6 @@
 #include "device_matrices.h"
 
 #include <float.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "support/elements.h"
 #include "support/random.h"

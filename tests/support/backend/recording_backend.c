@@ -1,8 +1,6 @@
 /* See recording_backend.h. */
 #include "recording_backend.h"
 
-#include <stdlib.h>
-
 #include "core/status.h"
 #include "support/testing.h"
 #include "table_copy.h"

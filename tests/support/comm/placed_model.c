@@ -1,10 +1,6 @@
 /* See placed_model.h. */
 #include "placed_model.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/random.h"
 #include "support/testing.h"
 

@@ -3,7 +3,6 @@
 #include "pretend_group.h"
 
 #include <errno.h>
-#include <string.h>
 #include <time.h>
 
 #include "support/testing.h"

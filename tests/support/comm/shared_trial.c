@@ -1,11 +1,6 @@
 /* See shared_trial.h. */
 #include "shared_trial.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/optim/optim_defaults.h"
 #include "support/testing.h"
 

@@ -4,8 +4,6 @@
 #define TORCHIUM_TESTS_GRAPHS_H
 
 #include <cuda_runtime_api.h>
-#include <math.h>
-#include <stdio.h>
 
 #include "support/tensors.h"
 #include "support/testing.h"

@@ -3,8 +3,6 @@
 #include "counting_allocator.h"
 
 #include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "support/testing.h"
 

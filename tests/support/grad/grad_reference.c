@@ -1,10 +1,6 @@
 /* See grad_reference.h. */
 #include "grad_reference.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "layer_positions.h"
 #include "support/testing.h"
 

@@ -1,11 +1,6 @@
 /* See kfac_trial.h. */
 #include "kfac_trial.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/elements.h"
 #include "support/linalg/reference.h"
 #include "support/random.h"

@@ -1,10 +1,6 @@
 /* See layer_positions.h. */
 #include "layer_positions.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/elements.h"
 #include "support/random.h"
 #include "support/testing.h"

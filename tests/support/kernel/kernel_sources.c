@@ -2,9 +2,6 @@
  * the round-off of float32. Outputs are poisoned before a launch, and their surroundings checked after it. */
 #include "support/kernel/kernel_sources.h"
 
-#include <math.h>
-#include <string.h>
-
 #include "support/random.h"
 #include "support/tensors.h"
 #include "support/testing.h"

@@ -1,7 +1,4 @@
 /* Operands for the rows of operations.c, and what is checked of them. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "operations.h"
 #include "reference.h"
 #include "support/testing.h"

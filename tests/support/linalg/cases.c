@@ -2,11 +2,6 @@
  * meets every layout on either side. */
 #include "cases.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "reference.h"
 #include "support/elements.h"
 #include "support/random.h"

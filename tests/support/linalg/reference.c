@@ -1,10 +1,6 @@
 /* Sums run in the order that is kind to the cache, four terms at a time, and that is all the tuning there is. */
 #include "reference.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/testing.h"
 
 /* c += a row of the product: `k` factors times as many rows of b. */

@@ -1,10 +1,6 @@
 /* See network_trial.h. */
 #include "network_trial.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/fakes/counting_allocator.h"
 #include "support/testing.h"
 

@@ -2,10 +2,6 @@
  * Along dimension k such an array is `before` by size[k] by `after`; products along it are written once, for all. */
 #include "optim_reference.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/linalg/reference.h"
 #include "support/testing.h"
 

@@ -2,10 +2,6 @@
  * keep them; what the library sees is a view of the same memory with its dimensions in another order. */
 #include "optim_trial.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/elements.h"
 #include "support/linalg/reference.h"
 #include "support/optim/optim_defaults.h"
