@@ -1,11 +1,10 @@
 """What the tests of torchium.optim share: the classes by name, options under which every part of them works within a
-few steps, a small network, and a trial that steps an optimizer beside its references on the same gradients.
+few steps, a small network, and a trial that steps an optimizer beside optimizers of single parameters.
 """
 
 import copy
 import io
 
-import references
 import torch
 import torchium.optim
 
@@ -32,14 +31,13 @@ LIVELY = {
     "lion": {"lr": 0.005, "weight_decay": 0.1},
     "normuon": {"lr": 0.05, "weight_decay": 0.1},
 }
-# As the references have it: roots to rounding, all refreshed at once. Products in float32 on a GPU too.
+# The same for one parameter as for many: roots to rounding, all refreshed at once. Products in float32 on a GPU too.
 EXACT = {
     "shampoo": {"root_method": "eigen", "stagger": False, "relative_eps": 1e-3, "precision": "highest"},
     "soap": {"stagger": False, "precision": "highest"},
     "muon": {"method": "muon"},
     "normuon": {"method": "muon"},
 }
-NOT_FOR_REFERENCE = ("root_method", "stagger", "precision")
 NAMES = ["SGD", "AdamW", "Shampoo", "SOAP", "Muon", "Lion", "NorMuon"]
 KINDS = [name.lower() for name in NAMES]
 CLASSES = {name.lower(): getattr(torchium.optim, name) for name in NAMES}
@@ -51,7 +49,7 @@ def make(kind, params, **options):
 
 
 def exact(kind, **options):
-    """Options under which an optimizer follows its reference to rounding."""
+    """Options under which parameters together are updated as each by itself, to rounding."""
     return LIVELY[kind] | EXACT.get(kind, {}) | options
 
 
@@ -184,7 +182,7 @@ def tensors_of(optimizer):
     return [s[name] for s in optimizer.state_dict()["state"].values() for name in sorted(s)]
 
 
-# --- beside the references
+# --- beside optimizers of one parameter
 
 
 def draw(shape, generator):
@@ -193,40 +191,62 @@ def draw(shape, generator):
     return x * torch.linspace(1.0, 0.2, x.numel()).reshape(x.shape)
 
 
+class Reference:
+    """A copy of a parameter in an optimizer of its own, torchium's AdamW for what AdamW updates, with every number set
+    before each step. Tests in C compare the steps of each method with float64 references. `way` is the length of all
+    steps."""
+
+    def __init__(self, kind, parameter, **options):
+        self.kind, self.options, self.way = kind, options, 0.0
+        self.by_adamw = kind in SECOND_ORDER and (parameter.ndim < 2 or not parameter.numel())
+        self.values = torch.nn.Parameter(parameter.detach().clone())
+        self.optimizer = CLASSES["adamw" if self.by_adamw else kind]([self.values], **self.numbers())
+
+    def numbers(self):
+        o = self.options
+        if not self.by_adamw:
+            return {k: float(v) if k == "lr" else v for k, v in o.items() if not k.startswith("adamw_")}
+        lr, decay = o.get("adamw_lr"), o.get("adamw_weight_decay")
+        if lr is None:  # of an lr on Muon's scale a share
+            adjust = o.get("adjust_lr_fn", None if self.kind == "muon" else "match_rms_adamw")
+            lr = (1.0 if adjust == "match_rms_adamw" else 0.3) * float(o["lr"])
+        return {"lr": lr, "weight_decay": o.get("weight_decay", 0.0) if decay is None else decay}
+
+    def step(self, gradient):
+        before = self.values.detach().clone()
+        self.optimizer.param_groups[0].update(self.numbers())
+        self.values.grad = gradient.clone()
+        self.optimizer.step()
+        self.way += (self.values.detach() - before).norm().item()
+
+
 class Trial:
-    """Parameters of several shapes, their references, and one optimizer over them."""
+    """Parameters of several shapes in float64, their references, and one optimizer over them."""
 
-    def __init__(self, kind, shapes, device="cpu", dtype=torch.float64, elementwise=(), **options):
+    def __init__(self, kind, shapes, device="cpu", **options):
         self.generator = torch.Generator().manual_seed(torch.initial_seed() % 2**31)  # another for each test and run
-        self.kind, self.device, self.dtype = kind, device, dtype
+        self.kind, self.device = kind, device
         self.params, self.references = [], []
-        self.steps = 0
-        self.optimizer = CLASSES[kind](self.add(shapes, elementwise, options), **options)
+        self.optimizer = CLASSES[kind]([self.add(shapes, options)], **options)
 
-    def add(self, shapes, elementwise, options):
-        """New parameters with their references, as param_groups."""
-        started = len(self.params)
-        known = {k: v for k, v in options.items() if k not in NOT_FOR_REFERENCE}
-        for i, shape in enumerate(shapes):
-            p = shape if isinstance(shape, torch.Tensor) else 0.5 * draw(shape, self.generator)
-            p = p.to(device=self.device, dtype=self.dtype, memory_format=torch.preserve_format)
-            self.params.append(torch.nn.Parameter(p))
-            self.references.append(references.Reference(self.kind, p, i in elementwise, **known))
-        marked = [p for i, p in enumerate(self.params[started:]) if i in elementwise]
-        plain = [p for i, p in enumerate(self.params[started:]) if i not in elementwise]
-        return [{"params": plain}] + ([{"params": marked, "use_adamw": True}] if marked else [])
+    def add(self, shapes, options):
+        """New parameters with their references, as a group."""
+        added = [torch.nn.Parameter(0.5 * draw(shape, self.generator).double().to(self.device)) for shape in shapes]
+        self.params += added
+        self.references += [Reference(self.kind, p, **options) for p in added]
+        return {"params": added}
 
     def add_group(self, shapes, **options):
         """A group in the middle of training, whose numbers are those of the first where not given."""
-        self.optimizer.add_param_group(self.add(shapes, (), self.references[0].options | options)[0] | options)
+        self.optimizer.add_param_group(self.add(shapes, self.references[0].options | options) | options)
 
     def step(self, missing=()):
         for i, (p, r) in enumerate(zip(self.params, self.references, strict=True)):
-            g = draw(p.shape, self.generator)
-            p.grad = None if i in missing else g.to(device=self.device, dtype=self.dtype)
-            r.step(None if i in missing else g)
+            g = draw(p.shape, self.generator).to(p)
+            p.grad = None if i in missing else g
+            if i not in missing:
+                r.step(g)
         self.optimizer.step()
-        self.steps += 1
 
     def run(self, steps):
         for _ in range(steps):
@@ -240,17 +260,9 @@ class Trial:
         for r in self.references:
             r.options.update(numbers)
 
-    def error(self, i):
-        """The distance of a parameter from its reference, as a share of the way that has gone. Each step rounds the
-        parameter itself, which is much of the way where that is short beside it: so much is taken off."""
-        p, r = self.params[i], self.references[i]
-        distance = (p.detach().cpu().double() - r.values).norm().item()
-        rounding = self.steps * torch.finfo(self.dtype).eps / 2 * r.values.norm().item()
-        distance = max(0.0, distance - rounding)
-        return distance / r.way if r.way else distance
-
     def check(self, tolerance):
-        for i, p in enumerate(self.params):
-            error = self.error(i)
+        """The distance of each parameter from its reference, as a share of the way."""
+        for i, (p, r) in enumerate(zip(self.params, self.references, strict=True)):
+            error = (p - r.values).norm().item() / (r.way or 1.0)
             stats = self.optimizer.stats()
             assert error < tolerance, f"parameter {i} of shape {tuple(p.shape)} is {error:.2g} of its way off; {stats}"

@@ -5,7 +5,6 @@ import warnings
 
 import numpy as np
 import pytest
-import references
 import torch
 import torchium.optim
 from optim_cases import CLASSES, LIVELY, assert_same_bits, copies, make, small, train, trained
@@ -17,12 +16,40 @@ def matrix(*shape, device="cpu"):
 
 # --- construction
 
+DEFAULTS = {
+    "sgd": {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False},
+    "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "maximize": False,
+              "amsgrad": False},
+    "shampoo": {
+        "lr": 1e-3, "eps": 1e-12, "relative_eps": 1e-6, "precondition_frequency": None,
+        "weight_decay": 0.0, "betas": (0.9, 0.95),
+        "weight_decay_type": "decoupled", "max_preconditioner_dim": 1024, "start_preconditioning_step": -1,
+        "use_bias_correction": True, "grafting": "adam", "grafting_beta2": 0.999, "grafting_eps": 1e-8, "momentum": 0.0,
+        "nesterov": False, "exponent_override": 0, "merge_dims": True, "precondition_1d": False, "maximize": False,
+    },
+    "soap": {
+        "lr": 3e-3, "betas": (0.95, 0.95), "shampoo_beta": -1, "eps": 1e-8, "weight_decay": 0.01,
+        "weight_decay_type": "decoupled", "precondition_frequency": None, "max_preconditioner_dim": 10000,
+        "merge_dims": False, "precondition_1d": False, "normalize_grads": False, "use_bias_correction": True,
+        "maximize": False,
+    },
+    "muon": {
+        "lr": 0.02, "weight_decay": 0.1, "momentum": 0.95, "nesterov": True, "ns_coefficients": None, "eps": 1e-7,
+        "ns_steps": 3, "adjust_lr_fn": None, "method": "minimax", "maximize": False,
+    },
+    "normuon": {
+        "lr": 1e-3, "weight_decay": 0.1, "momentum": 0.95, "beta2": 0.95, "nesterov": True, "ns_coefficients": None,
+        "eps": 1e-8, "ns_steps": 3, "adjust_lr_fn": "match_rms_adamw", "method": "minimax", "maximize": False,
+    },
+    "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0, "maximize": False},
+}  # fmt: skip
+
 
 def test_defaults(kind):
     optimizer = CLASSES[kind]([matrix()])
     group = optimizer.param_groups[0]
     assert isinstance(optimizer, torch.optim.Optimizer)
-    for name, value in (references.DEFAULTS[kind] | {"master_weights": False, "stochastic_rounding": False}).items():
+    for name, value in (DEFAULTS[kind] | {"master_weights": False, "stochastic_rounding": False}).items():
         assert group[name] == value, name
         assert optimizer.defaults[name] == value, name
     assert CLASSES[kind].__name__ in repr(optimizer)

@@ -82,7 +82,7 @@ def test_groups_that_are_rearranged(kind, device):
     trial.add_group([(4, 4), (7,)], lr=0.003)
     trial.run(4)
     first, second = trial.optimizer.param_groups
-    (added,) = trial.add([(3, 3)], (), exact(kind))
+    added = trial.add([(3, 3)], exact(kind))
     first["params"].extend(added["params"])
     trial.run(4)
     second["params"].append(first["params"].pop(0))

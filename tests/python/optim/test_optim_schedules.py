@@ -249,9 +249,7 @@ def test_the_share_is_the_library_s(kind, adjust, monkeypatch):
 def test_lr_of_a_group_for_adamw_is_all_its_own():
     """As with `use_muon=False`: whoever gives a group of embeddings an lr means AdamW's."""
     trial = Trial("muon", SHAPES, **exact("muon", lr=LR))
-    trial.optimizer.add_param_group(
-        trial.add(SHAPES[2:], (), {"adamw_lr": LR / 8})[0] | {"use_adamw": True, "lr": LR / 8}
-    )
+    trial.optimizer.add_param_group(trial.add(SHAPES[2:], {"adamw_lr": LR / 8}) | {"use_adamw": True, "lr": LR / 8})
     assert {row.lr for row in trial.optimizer.summary() if row.method == "AdamW"} == {0.3 * LR, LR / 8}
     for factor in (1.0, 0.5):
         trial.optimizer.param_groups[1]["lr"] = factor * LR / 8
