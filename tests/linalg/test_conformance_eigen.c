@@ -241,19 +241,31 @@ TEST(a_thousand)
     check_matrices(*state, "random", 1, n, a, TCH_FLOAT64);
 }
 
-/* Matrices at which eigensolvers stumble: nothing to do, everything equal, clusters, tridiagonal with tiny couplings,
- * one large entry, rank one, and entries near the ends of the range, whose squares leave it. */
-enum { AWKWARD = 11 };
+/* Matrices that are hard for eigensolvers: nothing to do, everything equal, clusters, tridiagonal with tiny couplings,
+ * one large entry, rank one, entries near the ends of the range, whose squares leave it, close pairs of eigenvalues
+ * (Wilkinson's matrix of order 21, glued together), the identity and rank one, entries that fall by thirty orders of
+ * magnitude; and the last by their eigenvalues: a cluster, two values, and values that fall by twelve orders. */
+enum { ENTRIES = 15, AWKWARD = ENTRIES + 3 };
 
 static void fill_awkward(int which, int64_t n, double huge, double *a)
 {
-    for (int64_t i = 0; i < n * n; i++) {
+    test_random random = test_random_stream(500 + (uint64_t)n);
+    double *g = test_alloc((size_t)(n * n) * sizeof *g);
+    double *w = test_alloc((size_t)n * sizeof *w);
+    test_random_fill_normal(&random, g, n * n);
+    for (int64_t i = 0; i < n; i++) {
+        const double values[] = {1.0 + 1e-9 * g[i], i < n / 2 ? -1.0 : 1.0, pow(10.0, -12.0 * (double)i / (double)n)};
+        w[i] = values[which < ENTRIES ? 0 : which - ENTRIES];
+    }
+    for (int64_t i = 0; i < n * n && which < ENTRIES; i++) {
         int64_t row = i / n;
         int64_t col = i % n;
         double diagonal = row == col;
         double neighbor = row - col == 1 || col - row == 1;
         double apart = (double)(row > col ? row - col : col - row);
-        const double values[AWKWARD] = {0.0,
+        double graded = pow(10.0, -30.0 * (double)(row + col) / (double)(2 * n));
+        bool glued = (row > col ? row : col) % 21 == 0;
+        const double values[ENTRIES] = {0.0,
                                         diagonal,
                                         diagonal * (double)(row / 8),
                                         diagonal * (double)row + 1e-9 * neighbor,
@@ -263,24 +275,34 @@ static void fill_awkward(int which, int64_t n, double huge, double *a)
                                         1.0 / (1.0 + (double)row + (double)col),
                                         diagonal + 1e-12 * (1.0 - diagonal),
                                         huge / (1.0 + apart),
-                                        (1.0 + apart) / huge};
+                                        (1.0 + apart) / huge,
+                                        diagonal * fabs((double)(row % 21 - 10)) + neighbor * (glued ? 1e-7 : 1.0),
+                                        g[row] * g[col] + diagonal,
+                                        (g[i] + g[col * n + row]) * graded,
+                                        (g[i] + g[col * n + row]) * 1e-30 / graded};
         a[i] = values[which];
+    }
+    if (which >= ENTRIES) {
+        ref_symmetric(&random, n, w, a);
     }
 }
 
+/* The largest for several threads to work on one matrix. */
 TEST(awkward_matrices)
 {
-    static const int64_t sizes[] = {1, 2, 3, 17, 64, 100};
-    double *a = test_alloc(100 * 100 * sizeof *a);
-    for (int which = 0; which < AWKWARD; which++) {
-        for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
-            fill_awkward(which, sizes[s], 1e30, a);
-            char name[32];
-            snprintf(name, sizeof name, "awkward %d", which);
-            check_matrices(*state, name, 1, sizes[s], a, TCH_FLOAT32);
-            fill_awkward(which, sizes[s], 1e200, a);
-            check_matrices(*state, name, 1, sizes[s], a, TCH_FLOAT64);
-        }
+    static const int64_t sizes[] = {1, 2, 3, 4, 7, 16, 17, 24, 25, 33, 64, 65, 100, 129, 257, 450};
+    for (size_t i = 0; i < AWKWARD * TEST_COUNT(sizes); i++) {
+        int64_t n = sizes[i / AWKWARD];
+        int which = (int)(i % AWKWARD);
+        size_t mark = test_mark();
+        double *a = test_alloc((size_t)(n * n) * sizeof *a);
+        char name[32];
+        snprintf(name, sizeof name, "awkward %d", which);
+        fill_awkward(which, n, 1e30, a);
+        check_matrices(*state, name, 1, n, a, TCH_FLOAT32);
+        fill_awkward(which, n, 1e200, a);
+        check_matrices(*state, name, 1, n, a, TCH_FLOAT64);
+        test_release_since(mark);
     }
 }
 
