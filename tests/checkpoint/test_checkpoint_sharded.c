@@ -84,8 +84,7 @@ static tch_status add_rectangles(const trial *t, tch_checkpoint_writer *writer, 
                                  double *values)
 {
     tch_status status = TCH_OK;
-    int64_t start[3];
-    int64_t size[3];
+    int64_t start[3], size[3];
     for (int64_t i = 0; rectangle(t->saved, i, start, size) && status == TCH_OK; i++) {
         if (i % ranks == rank) {
             tch_tensor view = tch_tensor_view(values, TCH_FLOAT64, dimensions[t->saved->whole], size);
@@ -177,8 +176,7 @@ static void check_elements(const tch_checkpoint *c, const cutting *read, bool st
 {
     double *got = test_alloc(2 * ELEMENTS * sizeof(double));
     double *want = test_alloc(ELEMENTS * sizeof(double));
-    int64_t start[3];
-    int64_t size[3];
+    int64_t start[3], size[3];
     for (int64_t i = 0; rectangle(read, i, start, size); i++) {
         int32_t ndim = dimensions[read->whole];
         int64_t strides[3] = {0};
@@ -544,7 +542,6 @@ TEST_IN_FOLDER(no_memory_to_read)
 
 /* --- indexes that nobody should believe -------------------------------------------------------------------------- */
 
-/* With a message where it is refused; the last ones are as other programs write them, with metadata of any kind. */
 /* A file of an index that ends early, by a byte or within its header. */
 TEST_IN_FOLDER(a_cut_file_is_refused)
 {
@@ -564,6 +561,7 @@ TEST_IN_FOLDER(a_cut_file_is_refused)
     }
 }
 
+/* With a message where it is refused; the last ones are as other programs write them, with metadata of any kind. */
 TEST_IN_FOLDER(good_and_bad_indexes)
 {
     static const struct {

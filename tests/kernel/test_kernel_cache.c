@@ -23,6 +23,52 @@ static void write_text(const char *name, const char *text)
     test_file_write(test_path(name), text, (int64_t)strlen(text));
 }
 
+/* In a process of its own: root may write everywhere, and a limit on the size of files lasts. */
+static void in_child(tch_context *context, int (*work)(tch_context *context))
+{
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        _exit(work(context));
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with wait status %d", status);
+}
+
+static int compile_quietly(tch_context *context, const char *source)
+{
+    tch_kernel *kernel = NULL;
+    tch_kernel_config config = fake_config(source);
+    tch_kernel_info info = TCH_KERNEL_INFO_INIT;
+    if (tch_kernel_compile(context, &config, &kernel) != TCH_OK) {
+        return -1;
+    }
+    tch_kernel_get_info(kernel, &info);
+    tch_kernel_destroy(kernel);
+    return !info.from_cache;
+}
+
+/* Only before tch_kernel_cache_limit is called for the first time: this test is the first. */
+static int with_a_limit_of_the_environment(tch_context *context)
+{
+    fake.image_bytes = 600 << 10;
+    setenv("TORCHIUM_CACHE_SIZE", "1", 1);
+    int good = compile_quietly(context, "a") == 1 && compile_quietly(context, "b") == 1 && fake_cache_count("") == 1;
+    setenv("TORCHIUM_CACHE_SIZE", "nonsense", 1);
+    good = good && compile_quietly(context, "c") == 1 && fake_cache_count("") == 2;
+    setenv("TORCHIUM_CACHE_SIZE", "99999999999999999999", 1);
+    good = good && compile_quietly(context, "d") == 1 && fake_cache_count("") == 3;
+    setenv("TORCHIUM_CACHE_SIZE", "0", 1);
+    return good && compile_quietly(context, "e") == 1 && compile_quietly(context, "e") == 1 ? 0 : 1;
+}
+
+WITH_COMPILER(the_environment_limits)
+{
+    in_child(*state, with_a_limit_of_the_environment);
+}
+
 /* --- damage ----------------------------------------------------------------------------------------------------- */
 
 /* With every byte changed and at every length the entry is known to be damaged, and replaced by a good one. */
@@ -169,33 +215,6 @@ WITH_COMPILER(folders_that_are_not_trusted)
     assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 0);
 }
 
-/* In a process of its own: root may write everywhere, and a limit on the size of files lasts. */
-static void in_child(tch_context *context, int (*work)(tch_context *context))
-{
-    fflush(NULL);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        _exit(work(context));
-    }
-    int status = -1;
-    waitpid(child, &status, 0);
-    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with wait status %d", status);
-}
-
-static int compile_quietly(tch_context *context, const char *source)
-{
-    tch_kernel *kernel = NULL;
-    tch_kernel_config config = fake_config(source);
-    tch_kernel_info info = TCH_KERNEL_INFO_INIT;
-    if (tch_kernel_compile(context, &config, &kernel) != TCH_OK) {
-        return -1;
-    }
-    tch_kernel_get_info(kernel, &info);
-    tch_kernel_destroy(kernel);
-    return !info.from_cache;
-}
-
 static int on_a_full_disk(tch_context *context)
 {
     struct rlimit small = {256, 256};
@@ -301,25 +320,6 @@ WITH_COMPILER(the_oldest_go_first)
     assert_int_equal(fake_cache_count(""), 0);
     test_check_refused(tch_kernel_cache_limit(-1), TCH_ERR_INVALID_ARGUMENT, "bytes");
     CHECK_OK(tch_kernel_cache_limit((int64_t)256 << 20));
-}
-
-/* Only before tch_kernel_cache_limit is called for the first time: this test comes before all that do. */
-static int with_a_limit_of_the_environment(tch_context *context)
-{
-    fake.image_bytes = 600 << 10;
-    setenv("TORCHIUM_CACHE_SIZE", "1", 1);
-    int good = compile_quietly(context, "a") == 1 && compile_quietly(context, "b") == 1 && fake_cache_count("") == 1;
-    setenv("TORCHIUM_CACHE_SIZE", "nonsense", 1);
-    good = good && compile_quietly(context, "c") == 1 && fake_cache_count("") == 2;
-    setenv("TORCHIUM_CACHE_SIZE", "99999999999999999999", 1);
-    good = good && compile_quietly(context, "d") == 1 && fake_cache_count("") == 3;
-    setenv("TORCHIUM_CACHE_SIZE", "0", 1);
-    return good && compile_quietly(context, "e") == 1 && compile_quietly(context, "e") == 1 ? 0 : 1;
-}
-
-WITH_COMPILER(the_environment_limits)
-{
-    in_child(*state, with_a_limit_of_the_environment);
 }
 
 /* Leftovers of killed processes go when they are old; what has another name stays. */

@@ -89,6 +89,86 @@ TEST(a_missing_compiler_is_explained)
     fake_host_in_a_child(say_what_is_missing_in_it);
 }
 
+static int lack_headers(void)
+{
+    const tch_kernel_text text = {.source = "LACK_HEADER", .file = "f.cu", .name = "f"};
+    void *state = open_device(90);
+    tch_kernel_image image;
+    unsetenv("TORCHIUM_CUDA_PATH");
+    tch_status status = tchi_cuda_kernel_build(state, &text, &image, words, sizeof words);
+    int has_toolkit = access("/usr/local/cuda/include/cuda_fp16.h", R_OK) == 0;
+    int explained = strstr(words, "pip install nvidia-cuda-runtime") != NULL;
+    return status == TCH_ERR_INVALID_ARGUMENT && explained == !has_toolkit ? 0 : 1;
+}
+
+/* A fresh folder in which `script` has been run; 0 where that failed. */
+static int make_folder(char folder[256], const char *script)
+{
+    char command[2048];
+    const char *place = getenv("TMPDIR");
+    snprintf(folder, 256, "%.200s/torchium-test-XXXXXX", place != NULL && place[0] != '\0' ? place : "/tmp");
+    if (mkdtemp(folder) == NULL) {
+        return 0;
+    }
+    snprintf(command, sizeof command, "cd '%s' && %s", folder, script);
+    return system(command) == 0;
+}
+
+/* Whether the compiler was told of folder/sub; the folder is removed. */
+static int told_of(const char *folder, const char *sub)
+{
+    char option[512];
+    char command[512];
+    snprintf(option, sizeof option, "--include-path=%s/%s\n", folder, sub);
+    snprintf(command, sizeof command, "rm -r '%s'", folder);
+    int found = strstr(told("fake_nvrtc_options"), option) != NULL;
+    return system(command) == 0 && found;
+}
+
+static int have_headers(void)
+{
+    char folder[256];
+    tch_kernel_image image;
+    void *state = open_device(90);
+    if (!make_folder(folder, "mkdir include && touch include/cuda_fp16.h")) {
+        return 2;
+    }
+    setenv("TORCHIUM_CUDA_PATH", folder, 1);
+    tch_status status = tchi_cuda_kernel_build(state, &plain, &image, words, sizeof words);
+    return told_of(folder, "include") && status == TCH_OK ? 0 : 1;
+}
+
+/* pip's packages for CUDA 12 are a folder each. */
+static int find_beside_cublas(void)
+{
+    char folder[256];
+    char path[512];
+    tch_kernel_image image;
+    if (!make_folder(folder,
+                     "mkdir -p cublas/lib cuda_nvrtc/lib cuda_runtime/include && "
+                     "cp " EMULATED_CUBLAS " cublas/lib/libcublas.so.12 && "
+                     "cp " FAKE_NVRTC " cuda_nvrtc/lib/libnvrtc.so.12 && touch cuda_runtime/include/cuda_fp16.h")) {
+        return 2;
+    }
+    snprintf(path, sizeof path, "%s/cublas/lib/libcublas.so.12", folder);
+    setenv("TORCHIUM_CUBLAS", path, 1);
+    unsetenv("TORCHIUM_NVRTC");
+    unsetenv("TORCHIUM_CUDA_PATH");
+    void *state = open_device(90);
+    tch_status status = tchi_cuda_kernel_build(state, &plain, &image, words, sizeof words);
+    snprintf(path, sizeof path, "%s/cuda_nvrtc/lib/libnvrtc.so.12", folder);
+    nvrtc_file = path;
+    return told_of(folder, "cuda_nvrtc/lib/../../cuda_runtime/include") && status == TCH_OK ? 0 : 1;
+}
+
+/* Before a test of this process has loaded the compiler. */
+TEST(headers_are_found_or_asked_for)
+{
+    fake_host_in_a_child(lack_headers);
+    fake_host_in_a_child(have_headers);
+    fake_host_in_a_child(find_beside_cublas);
+}
+
 FAKE_HOST_TEST(the_line_names_gpu_and_compiler)
 {
     char again[256];
@@ -213,85 +293,6 @@ FAKE_HOST_TEST(a_name_that_is_not_there)
     refuse_to_build(*state, &text, sizeof words);
     expect_in(words, "the name is not that of one __global__ function: \"missing\" is undefined; expected");
     assert_null(strstr(words, "(84)"));
-}
-
-static int lack_headers(void)
-{
-    const tch_kernel_text text = {.source = "LACK_HEADER", .file = "f.cu", .name = "f"};
-    void *state = open_device(90);
-    tch_kernel_image image;
-    unsetenv("TORCHIUM_CUDA_PATH");
-    tch_status status = tchi_cuda_kernel_build(state, &text, &image, words, sizeof words);
-    int has_toolkit = access("/usr/local/cuda/include/cuda_fp16.h", R_OK) == 0;
-    int explained = strstr(words, "pip install nvidia-cuda-runtime") != NULL;
-    return status == TCH_ERR_INVALID_ARGUMENT && explained == !has_toolkit ? 0 : 1;
-}
-
-/* A fresh folder in which `script` has been run; 0 where that failed. */
-static int make_folder(char folder[256], const char *script)
-{
-    char command[2048];
-    const char *place = getenv("TMPDIR");
-    snprintf(folder, 256, "%.200s/torchium-test-XXXXXX", place != NULL && place[0] != '\0' ? place : "/tmp");
-    if (mkdtemp(folder) == NULL) {
-        return 0;
-    }
-    snprintf(command, sizeof command, "cd '%s' && %s", folder, script);
-    return system(command) == 0;
-}
-
-/* Whether the compiler was told of folder/sub; the folder is removed. */
-static int told_of(const char *folder, const char *sub)
-{
-    char option[512];
-    char command[512];
-    snprintf(option, sizeof option, "--include-path=%s/%s\n", folder, sub);
-    snprintf(command, sizeof command, "rm -r '%s'", folder);
-    int found = strstr(told("fake_nvrtc_options"), option) != NULL;
-    return system(command) == 0 && found;
-}
-
-static int have_headers(void)
-{
-    char folder[256];
-    tch_kernel_image image;
-    void *state = open_device(90);
-    if (!make_folder(folder, "mkdir include && touch include/cuda_fp16.h")) {
-        return 2;
-    }
-    setenv("TORCHIUM_CUDA_PATH", folder, 1);
-    tch_status status = tchi_cuda_kernel_build(state, &plain, &image, words, sizeof words);
-    return told_of(folder, "include") && status == TCH_OK ? 0 : 1;
-}
-
-/* pip's packages for CUDA 12 are a folder each. */
-static int find_beside_cublas(void)
-{
-    char folder[256];
-    char path[512];
-    tch_kernel_image image;
-    if (!make_folder(folder,
-                     "mkdir -p cublas/lib cuda_nvrtc/lib cuda_runtime/include && "
-                     "cp " EMULATED_CUBLAS " cublas/lib/libcublas.so.12 && "
-                     "cp " FAKE_NVRTC " cuda_nvrtc/lib/libnvrtc.so.12 && touch cuda_runtime/include/cuda_fp16.h")) {
-        return 2;
-    }
-    snprintf(path, sizeof path, "%s/cublas/lib/libcublas.so.12", folder);
-    setenv("TORCHIUM_CUBLAS", path, 1);
-    unsetenv("TORCHIUM_NVRTC");
-    unsetenv("TORCHIUM_CUDA_PATH");
-    void *state = open_device(90);
-    tch_status status = tchi_cuda_kernel_build(state, &plain, &image, words, sizeof words);
-    snprintf(path, sizeof path, "%s/cuda_nvrtc/lib/libnvrtc.so.12", folder);
-    nvrtc_file = path;
-    return told_of(folder, "cuda_nvrtc/lib/../../cuda_runtime/include") && status == TCH_OK ? 0 : 1;
-}
-
-TEST(headers_are_found_or_asked_for)
-{
-    fake_host_in_a_child(lack_headers);
-    fake_host_in_a_child(have_headers);
-    fake_host_in_a_child(find_beside_cublas);
 }
 
 static tch_status build_and_release(void *state)
