@@ -551,8 +551,8 @@ TEST(linear_large)
 
 /* Norms alone, around the edges of tiles, with rows that are aligned and rows that are not, and with elements of one
  * row that differ by up to 2^32: rounded to 11 bits, and not. Then gradients alone that are sums of more terms than the
- * CPU adds up in one pass, into blocks and tiles that are not filled, a block being 256 by 1024; and results of more than
- * 16 MB, which the CPU writes past its caches. */
+ * CPU adds up in one pass, into blocks and tiles that are not filled, a block being 256 by 1024; and results of more
+ * than 16 MB, whose pages the CPU populates first. */
 TEST(linear_edges)
 {
     const linear_size of_norms[] = {{3, {1, 129, 64}, 96},  {3, {3, 33, 132}, 40},  {3, {2, 257, 36}, 33},
