@@ -1,8 +1,12 @@
 """The pages of the Python interface. What is public is what `__all__` of a module names: a new name gets its place here
-by itself. The words are the docstrings', read from the sources by mkdocstrings; nothing is imported or built.
+by itself. The words are the docstrings', read from the sources by mkdocstrings; nothing is imported or built. The page
+of an optimizer goes on with what its class leaves to others: the arguments in groups and the inherited methods.
 """
 
 import ast
+import re
+
+import griffe
 
 # A page for each module, made of this file.
 MODULES = {
@@ -18,6 +22,16 @@ APART = "torchium.optim"  # a page for each of its classes, which have long list
 # Names of the top that are modules, or are shown with their module.
 ELSEWHERE = {"__version__", "amp", "grad_sample", "linalg", "optim", "utils"}
 ERRORS = ("KernelError", "NumericError", "OutOfMemoryError")  # of the extension, which has stubs and no sources
+# Classes of grouped arguments, and the fields that have another key in parameter groups.
+GROUPED = {"adamw": "AdamWArguments", "memory": "MemoryArguments", "numerics": "NumericsArguments"}
+KEYS = {"params": "use_adamw", "budget": "memory_budget", "damping": "relative_eps"} | {
+    name: f"root_{name}" for name in ("tolerance", "method")
+}
+BASE = "TorchiumOptimizer"
+# Where the guides have the formula and the state of a class.
+GUIDES = {"MatrixOptimizer": "optimizers.md#matrixoptimizer-writing-an-optimizer", "KFAC": "../kfac.md"} | {
+    name: f"optimizers.md#{name.lower()}" for name in ("Shampoo", "SOAP", "Muon", "NorMuon", "Lion", "AdamW", "SGD")
+}
 
 
 def public(path):
@@ -45,9 +59,70 @@ def about(module):
     return f"::: {module}\n    options:\n" + "\n".join(f"      {option}" for option in options)
 
 
+def one_line(text):
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def sentence(text):
+    """The first one."""
+    return one_line(re.split(r"(?<=\.)\s", text)[0])
+
+
+def grouped(optim, cls, group):
+    """A table of what the class takes in a group of arguments."""
+    about, listed = optim[GROUPED[group]].final_target.docstring.parsed[:2]
+    typed = (
+        re.search(r"Unpack\[(\w+)\]", str(cls.parameters["options"].annotation))
+        if "options" in cls.parameters
+        else None
+    )
+    taken = optim[f"arguments.{typed[1]}"].all_members if typed else None
+    rows = []
+    for field in listed.value:
+        key = KEYS.get(field.name, f"adamw_{field.name}" if group == "adamw" else field.name)
+        if taken is None or key in taken:
+            rows.append(f"| `{field.name}` | `{key}` | `{field.default}` | {one_line(field.description)} |")
+    words = f"[`{GROUPED[group]}`]({GROUPED[group]}.md), or a dictionary. {sentence(about.value)}"
+    head = f"## Arguments in `{group}=`\n\n{words}\n"
+    return "\n".join([head, "| argument | key in groups | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def inherited(optim, cls):
+    """A table of the methods that the class has from others."""
+    rows, base = [], optim[BASE].final_target.members
+    for name, member in cls.inherited_members.items():
+        method = member.final_target
+        if name.startswith("_") or name == "profile_hook_step" or not (method.is_function and method.docstring):
+            continue
+        link = f"[`{name}()`]({BASE}.md#torchium.optim.{BASE}.{name})" if name in base else f"`{name}()`"
+        rows.append(f"| {link} | {sentence(method.docstring.value)} |")
+    head = "## Inherited methods\n\nAnd those of `torch.optim.Optimizer`: `zero_grad()`, hooks and so on."
+    return "\n".join([head, "", "| method | |", "|---|---|", *rows])
+
+
+def optimizer(optim, name):
+    """What follows the docstring of an optimizer."""
+    cls = optim[name].final_target
+    if GUIDES.get(name):
+        yield f"Formula, state, and differences from other implementations: [guide](../../../python/{GUIDES[name]})."
+    if BASE not in [base.name for base in cls.mro()]:
+        return
+    yield from (grouped(optim, cls, group) for group in GROUPED if group in cls.parameters)
+    common = re.findall(r"^- `(\w+)`: (.*\n(?:  .*\n?)*)", optim[BASE].final_target.docstring.value, re.MULTILINE)
+    rest = [
+        f"- `{word}`: {one_line(words)}" for word, words in common if word in cls.parameters and word not in GROUPED
+    ]
+    if rest:
+        yield "## Arguments of all optimizers\n\n" + "\n".join(rest)
+    yield inherited(optim, cls)
+
+
 def pages(package):
     """(address, title, Markdown) of every page, the table of modules first."""
     made, rows = [], []
+    optim = griffe.load("torchium", search_paths=[package.parent], docstring_parser="google", allow_inspection=False)[
+        "optim"
+    ]
     for module, file in MODULES.items():
         path = package / file
         names = [name for name in public(path) if not (module == "torchium" and name in ELSEWHERE)]
@@ -56,7 +131,8 @@ def pages(package):
             listed = []
             for name in sorted(names, key=str.lower):
                 page = f"api/python/optim/{name}.md"
-                made.append((page, name, block(f"{module}.{name}", 1) + "\n"))
+                further = optimizer(optim, name) if optim[name].is_class else ()
+                made.append((page, name, "\n\n".join([block(f"{module}.{name}", 1), *further]) + "\n"))
                 listed.append(f"- [{name}](optim/{name}.md)")
             text.append("\n".join(listed))
         else:
