@@ -44,7 +44,7 @@ ELSEWHERE = {
     "examples/python": "examples/python.md",
     "examples/python/README.md": "examples/python.md",
 }
-NUMBER = re.compile(r"<td([^>]*)>((?:<strong>)?-?\d[^<]{0,17}(?:</strong>)?)</td>")
+CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
 PICTURE = re.compile(r"!\[([^\]]*)\]\((\S*?)\.svg\)")
 DARK = re.compile(r"@media \(prefers-color-scheme: ?dark\) *\{((?:[^{}]*\{[^{}]*\})*\s*)\}")
 KATEX = importlib.resources.files("wagtailkatex") / "static/wagtailkatex/katex"
@@ -264,8 +264,14 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Numbers in a cell of a table, with a word at most, stay on one line."""
-    return NUMBER.sub(r'<td\1 class="number">\2</td>', html)
+    """Cells of tables get a class: numbers, with a word at most, stay on one line, and sentences have room."""
+
+    def cell(match):
+        words = re.sub(r"<[^>]*>", "", match[2])
+        kind = "number" if re.fullmatch(r"-?\d.{0,17}", words) else "prose" if len(words) > 45 else ""
+        return f'<td{match[1]} class="{kind}">{match[2]}</td>' if kind else match[0]
+
+    return CELL.sub(cell, html)
 
 
 def on_post_page(output, page, config):
