@@ -19,7 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchium import amp, grad_sample, linalg, optim, utils
+    from torchium import amp, grad_sample, integrations, linalg, optim, utils
     from torchium._C import KernelError, NumericError, OutOfMemoryError
     from torchium._C import version as __version__
     from torchium.factory import create_optimizer, list_optimizers
@@ -49,6 +49,7 @@ __all__ = [
     "get_library_dir",
     "grad_sample",
     "include_paths",
+    "integrations",
     "is_available",
     "kernel",
     "library_paths",
@@ -61,7 +62,7 @@ __all__ = [
     "utils",
 ]
 
-_MODULES = ("amp", "grad_sample", "linalg", "optim", "optimizers", "utils")
+_MODULES = ("amp", "grad_sample", "integrations", "linalg", "optim", "optimizers", "utils")
 # Where each other name is: its module, and its name there.
 _NAMES = {
     "GhostClipping": ("grad_sample", "GhostClipping"),

@@ -16,11 +16,12 @@ MODULES = {
     "torchium.grad_sample": "grad_sample/__init__.py",
     "torchium.kernels": "kernels.py",
     "torchium.amp": "amp.py",
+    "torchium.integrations": "integrations.py",
     "torchium.utils.cuda_kernels": "utils/cuda_kernels.py",
 }
 APART = "torchium.optim"  # a page for each of its classes, which have long lists of arguments
 # Names of the top that are modules, or are shown with their module.
-ELSEWHERE = {"__version__", "amp", "grad_sample", "linalg", "optim", "utils"}
+ELSEWHERE = {"__version__", "amp", "grad_sample", "integrations", "linalg", "optim", "utils"}
 ERRORS = ("KernelError", "NumericError", "OutOfMemoryError")  # of the extension, which has stubs and no sources
 # Classes of grouped arguments, and the fields that have another key in parameter groups.
 GROUPED = {"adamw": "AdamWArguments", "memory": "MemoryArguments", "numerics": "NumericsArguments"}

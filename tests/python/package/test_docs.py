@@ -201,8 +201,8 @@ def arguments_of(modules):
 
 def test_options_in_the_text_exist():
     """`name=value` in a sentence or a table, which no sample runs."""
-    modules = ("torchium", "torchium.amp", "torchium.kernels", "torchium.linalg", "torchium.optim")
-    modules = [importlib.import_module(name) for name in (*modules, "torchium.utils.cuda_kernels")]
+    modules = ("torchium", "torchium.amp", "torchium.integrations", "torchium.kernels", "torchium.linalg")
+    modules = [importlib.import_module(name) for name in (*modules, "torchium.optim", "torchium.utils.cuda_kernels")]
     optim = importlib.import_module("torchium.optim")
     classes = [value for value in vars(optim).values() if hasattr(value, "_options")]
     keys = {option.name for cls in classes for option in cls._options}

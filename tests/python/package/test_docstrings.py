@@ -12,6 +12,7 @@ MODULES = (
     "torchium",
     "torchium.amp",
     "torchium.grad_sample",
+    "torchium.integrations",
     "torchium.kernels",
     "torchium.linalg",
     "torchium.optim",
