@@ -113,19 +113,19 @@ static void run(tch_context *context, const tch_optim_config *config, const type
     test_release_since(mark);
 }
 
-/* Every grafting has some of the types. Half types have all but the largest shapes, and so has an emulated device, in
- * two steps. */
+/* Every grafting has some of the types. Half types have all but the largest shapes, and so have, in two steps, an
+ * emulated device and a CPU that uses the loops of an older one. */
 static void every_type(tch_context *context, tch_optim_kind kind)
 {
     tch_optim_config c = config_of(kind);
-    bool emulated = getenv("TORCHIUM_EMULATOR_CAPABILITY") != NULL;
+    bool brief = getenv("TORCHIUM_EMULATOR_CAPABILITY") != NULL || getenv("TORCHIUM_CPU") != NULL;
     for (size_t i = 0; i < TEST_COUNT(types); i++) {
         bool open = kind == TCH_OPTIM_LION && types[i].dtype.bits != 64;
         c.grafting = kind == TCH_OPTIM_SHAMPOO ? (tch_grafting)(TCH_GRAFTING_SGD + i % 4) : c.grafting;
         c.start_preconditioning_step = kind == TCH_OPTIM_SHAMPOO && i % 3 == 1 ? 2 : -1;
-        int32_t count = open ? OF_LION : emulated || types[i].dtype.bits == 16 ? SOME : (int32_t)TEST_COUNT(shapes);
-        run(context, &c, &types[i], count, shapes, emulated ? 2 : 3);
-        if (!emulated) {
+        int32_t count = open ? OF_LION : brief || types[i].dtype.bits == 16 ? SOME : (int32_t)TEST_COUNT(shapes);
+        run(context, &c, &types[i], count, shapes, brief ? 2 : 3);
+        if (!brief) {
             run(context, &c, &types[i], SMALL, shapes, 24);
         }
     }
