@@ -44,6 +44,7 @@ ELSEWHERE = {
     "examples/python": "examples/python.md",
     "examples/python/README.md": "examples/python.md",
 }
+LIST = re.compile(r"(?:^- .*\n(?:  .*\n)*)+", re.MULTILINE)
 CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
 PICTURE = re.compile(r"!\[([^\]]*)\]\((\S*?)\.svg\)")
 DARK = re.compile(r"@media \(prefers-color-scheme: ?dark\) *\{((?:[^{}]*\{[^{}]*\})*\s*)\}")
@@ -191,13 +192,13 @@ def made_pages():
         yield address, None, text
 
 
-def home():
-    """What stands on the first page above the list of pages: README up to its second heading, and cards."""
-    readme, cards = (ROOT / "README.md").read_text(encoding="utf-8"), "scripts/site/home.md"
-    words, picture = readme[: readme.index("\n## ")].split("\n!", 1)
-    halves = [f"<div markdown>\n\n{half}\n\n</div>" for half in (words, "!" + picture)]
-    top = relinked('<div class="hero" markdown>\n\n' + "\n".join(halves) + "\n\n</div>\n\n", "README.md", "README.md")
-    return top + relinked((ROOT / cards).read_text(encoding="utf-8"), cards, "README.md")
+def home(pages):
+    """The first page: README up to its second heading, and the list of pages as cards."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    halves = readme[: readme.index("\n## ")].replace("\n![", "\n</div><div markdown>\n\n![")
+    top = f'<div class="hero" markdown><div markdown>\n\n{halves}\n\n</div></div>\n\n'
+    cards = LIST.sub(r'<div class="grid cards" markdown>\n\n\g<0>\n</div>\n', pages[pages.index("\n## ") :])
+    return relinked(top, "README.md", "README.md") + cards
 
 
 # --- called by MkDocs ------------------------------------------------------------------------------------------------
@@ -258,7 +259,7 @@ def on_page_markdown(markdown, page, config, files):
         markdown = relinked(markdown, f"docs/{address}", address)
     if address == "README.md":
         page.meta["hide"] = ["navigation", "toc"]
-        markdown = home() + markdown[markdown.index("\n## ") :]
+        markdown = home(markdown)
     markdown = outside_code(markdown, lambda prose: PICTURE.sub(pictures, prose))
     return OPENING.sub(opening, markdown)
 
