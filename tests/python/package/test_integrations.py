@@ -197,13 +197,11 @@ def test_llamafactory(monkeypatch):
 
     class OptimizerPlugin:
         def __init__(self, name):
-            self.name = name
-
-        def register(self):
-            return lambda function: registry.setdefault(self.name, function)
+            self.register = lambda: lambda function: registry.setdefault(name, function)
+            self.made = registry.get(name)
 
         def __call__(self, *given):
-            return registry[self.name](*given)
+            return self.made(*given)
 
     plugins = provided(
         "llamafactory.v1.plugins.trainer_plugins.optimizer", monkeypatch, OptimizerPlugin=OptimizerPlugin
