@@ -7,6 +7,7 @@ start in the first column, and declarations that end at an empty line outside br
 
 import posixpath
 import re
+import textwrap
 from pathlib import PurePosixPath
 
 SKIPPED = re.compile(
@@ -72,13 +73,15 @@ def chunks(text):
         yield comment, code
 
 
+def unexported(match):
+    """The declaration of a function without the export macro, in lines that fit a page, which end at commas."""
+    words = re.sub(r"(?<!,) ", "\0", " ".join(match[1].split()))
+    return textwrap.fill(words, 84, subsequent_indent=" " * 8).replace("\0", " ")
+
+
 def without_bodies(code):
     """Declarations as a reader wants them: no export macro, and no bodies of inline functions."""
-    text = "\n".join(code)
-    # What is broken over lines is set in by the macro's length too.
-    text = re.sub(
-        r"^TCH_API [^;]*;", lambda match: match[0][8:].replace("\n" + " " * 8, "\n"), text, flags=re.MULTILINE
-    )
+    text = re.sub(r"^TCH_API ([^;]*;)", unexported, "\n".join(code), flags=re.MULTILINE)
     text = re.sub(r"^(static inline [^{;]*?\))\n\{\n.*?^\}", r"\1;", text, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r" +\\$", " \\\\", text, flags=re.MULTILINE)
 
