@@ -49,7 +49,7 @@ from .options import (
     shown,
 )
 
-__all__ = ["TorchiumOptimizer", "outside"]
+__all__ = ["TorchiumOptimizer", "is_trained", "outside"]
 
 _Loss = TypeVar("_Loss")
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -99,7 +99,7 @@ def outside() -> int:
     return level
 
 
-def _is_trained(parameter: torch.Tensor) -> bool:
+def is_trained(parameter: torch.Tensor) -> bool:
     return parameter.requires_grad or parameter.grad is not None
 
 
@@ -139,7 +139,7 @@ def _shield(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dic
         raise ValueError("a state_dict must have 'state', a dictionary, and 'param_groups', a list")
     if not all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups):
         raise ValueError("each of a state_dict's 'param_groups' must be a dictionary with 'params', a list")
-    kinds, who = saved_state.kinds_of(state_dict), type(optimizer).__name__
+    kinds, who = saved_state.kinds_of(state_dict, optimizer._kinds_are_guessed), type(optimizer).__name__
     if kinds and optimizer.kind not in kinds:
         others = " or ".join(sorted(class_of(kind) for kind in kinds))
         raise ValueError(
@@ -173,6 +173,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     """
 
     kind: ClassVar[str] = ""
+    _kinds_are_guessed: ClassVar[bool] = True  # where a state_dict does not say of which kind it is
     _options: ClassVar[Options] = Options()
     _resolved: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # what groups have for defaults of None
     _update: UpdateMeter | None = None
@@ -438,7 +439,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     def _admit(self) -> None:
         """Places for all that require a gradient or have one."""
-        newcomers = self._arrivals(self._engines, self.param_groups, self.state, _is_trained)
+        newcomers = self._arrivals(self._engines, self.param_groups, self.state, is_trained)
         try:
             self._engines, state = self._place(self._engines, newcomers, self.param_groups, self.state, strict=False)
         except BaseException:
@@ -628,13 +629,16 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._collect_counts()
         self._consolidated = consolidate(self._engines.values(), self.state, to)
 
+    def _is_divided(self) -> bool:
+        return is_divided(self._engines.values())
+
     def state_dict(self) -> dict[str, Any]:
         """As every optimizer's. Where ranks of `process_group` have divided the state, only after
         `consolidate_state_dict()`, on the rank that was named there, or for torch.distributed.checkpoint."""
         self._collect_counts()
         if self._consolidated is not None:
             return self._packed(self._consolidated)
-        if is_divided(self._engines.values()) and not wanted_by_checkpoint():
+        if self._is_divided() and not wanted_by_checkpoint():
             raise RuntimeError(
                 f"{type(self).__name__}: the ranks of process_group have divided the state, and this one has a part of "
                 "it: call consolidate_state_dict(to=RANK) on all ranks after the latest step and state_dict() on that "
@@ -735,7 +739,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     def _method_of(self, parameter: torch.Tensor, config: dict[str, Any], role: Role) -> tuple[str, str]:
         """What a parameter gets, and why."""
-        return (type(self).__name__, "parameter") if _is_trained(parameter) else ("nothing", "frozen")
+        return (type(self).__name__, "parameter") if is_trained(parameter) else ("nothing", "frozen")
 
     def _methods(self) -> Iterator[Method]:
         labels = labels_of(self.param_groups)
@@ -770,7 +774,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         if self._engines:
             return MemoryReport((engine.memory() for engine in self._engines.values()), forecast=False)
         parts = []
-        for arrival in self._arrivals({}, self.param_groups, self.state, _is_trained):
+        for arrival in self._arrivals({}, self.param_groups, self.state, is_trained):
             group = self.param_groups[arrival.index]
             roles = self._roles(self.param_groups, arrival.index)
             parameters = [

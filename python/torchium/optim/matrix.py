@@ -6,19 +6,25 @@ parameter, as slices of the stacks that the last step left, so that the next one
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
 from torchium import _C
 
+from ._engine.matrices import Role
 from ._engine.placement import Arrival, Engines, Group, labels_of
 from ._engine.report import MemoryReport
-from ._shared.sharding import is_sharded
+from ._shared.group import Group as SharedGroup
+from ._shared.sharding import is_sharded, local_tensor, shards_here, whole_tensor
 from .arguments import AdamWArguments, Nonfinite
+from .base import is_trained
 from .options import ADAMW, COMMON, Options, lr_for, plain
 from .second_order import SecondOrder
 
@@ -26,6 +32,64 @@ __all__ = ["MatrixOptimizer"]
 
 _READ = {"lr", "weight_decay", "maximize", "nonfinite", "use_adamw"}
 _READ |= {"adamw_lr", "adamw_betas", "adamw_eps", "adamw_weight_decay"}
+_STEP = "step"  # the state that this class keeps
+
+
+@dataclass(eq=False)
+class _Piece:
+    """Matrices of one shape in one parameter: all that it has, or those of one of its cuts."""
+
+    parameter: torch.Tensor
+    suffix: str  # of the names of its state
+    lead: tuple[int, ...]  # the dimensions that number matrices
+    dim: int  # the dimension that is cut, from start on
+    start: int
+    rows: int
+    sides: tuple[int, int]
+    group: SharedGroup | None = None  # the ranks that share the parameter, and which of them computes this
+    owner: int = 0
+    shards: list[Any] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.lead)
+
+    @property
+    def is_here(self) -> bool:
+        return self.group is None or self.group.rank == self.owner
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """Its matrices in a tensor of the parameter's shape: [count, m, n]."""
+        return whole.narrow(self.dim, self.start, self.rows).reshape(self.count, *self.sides)
+
+    def own(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What of a parameter's state is this piece's, by the names that a subclass gave it."""
+        end = len(self.suffix)
+        return {
+            name[: len(name) - end]: value.reshape(self.count, *value.shape[len(self.lead) :])
+            for name, value in state.items()
+            if name != _STEP and name.endswith(self.suffix)
+        }
+
+    def update(self, step: torch.Tensor, decay: Any) -> None:
+        """Takes a step with the matrices, in what this rank has of the parameter."""
+        shape = self.parameter.shape
+        step = step.reshape(*shape[: self.dim], self.rows, *shape[self.dim + 1 :])
+        if not is_sharded(self.parameter):
+            part = self.parameter.narrow(self.dim, self.start, self.rows)
+            part.copy_(part.to(step.dtype) * decay - step)
+            return
+        local = local_tensor(self.parameter)
+        for starts, offsets, sizes in self.shards:
+            first = max(starts[self.dim], self.start)
+            size = min(starts[self.dim] + sizes[self.dim], self.start + self.rows) - first
+            if size > 0:
+                here, there = ([slice(a, a + n) for a, n in zip(x, sizes, strict=True)] for x in (offsets, starts))
+                skipped = first - starts[self.dim]
+                here[self.dim] = slice(offsets[self.dim] + skipped, offsets[self.dim] + skipped + size)
+                there[self.dim] = slice(first - self.start, first - self.start + size)
+                part = local[tuple(here)]
+                part.copy_(part.to(step.dtype) * decay - step[tuple(there)])
 
 
 def _matrix_of(shape: Sequence[int]) -> tuple[int, int] | None:
@@ -35,20 +99,30 @@ def _matrix_of(shape: Sequence[int]) -> tuple[int, int] | None:
     return (sizes[0], math.prod(sizes[1:])) if len(sizes) > 1 and 0 not in sizes else None
 
 
-def _stacked(slices: list[torch.Tensor]) -> torch.Tensor:
+def _pieces_of(p: torch.Tensor, role: Role) -> list[_Piece]:
+    """None where AdamW has it."""
+    elementwise, dim, cuts = role
+    if elementwise or 0 in p.shape or _matrix_of(p.shape[dim:]) is None:
+        return []
+    sizes = memoryview(cuts).cast("q").tolist() or [p.shape[dim]]
+    pieces = []
+    for number, (start, rows) in enumerate(zip(itertools.accumulate(sizes, initial=0), sizes, strict=False)):
+        rest = p.shape[dim + 1 :]
+        sides = _matrix_of((rows, *rest)) or (1, math.prod(rest))
+        pieces.append(_Piece(p, f".{number}" if len(sizes) > 1 else "", tuple(p.shape[:dim]), dim, start, rows, sides))
+    return pieces
+
+
+def _joined(slices: list[torch.Tensor]) -> torch.Tensor:
     """One tensor of them: the stack that they are slices of, or else a copy."""
-    first, size = slices[0], slices[0].numel()
-    memory, offset = first.untyped_storage().data_ptr(), first.storage_offset()
-    if all(
-        s.shape == first.shape
-        and s.dtype == first.dtype
-        and s.is_contiguous()
-        and s.untyped_storage().data_ptr() == memory
-        and s.storage_offset() == offset + i * size
-        for i, s in enumerate(slices)
-    ):
-        return first.as_strided((len(slices), *first.shape), (size, *first.stride()), offset)
-    return torch.stack(slices)
+    first = slices[0]
+    memory, end = first.untyped_storage().data_ptr(), first.storage_offset()
+    for part in slices:
+        alike = part.shape[1:] == first.shape[1:] and part.dtype == first.dtype and part.is_contiguous()
+        if not alike or part.untyped_storage().data_ptr() != memory or part.storage_offset() != end:
+            return torch.cat(slices)
+        end += part.numel()
+    return first.as_strided((sum(map(len, slices)), *first.shape[1:]), first.stride(), first.storage_offset())
 
 
 class MatrixOptimizer(SecondOrder):
@@ -59,6 +133,8 @@ class MatrixOptimizer(SecondOrder):
 
     In tensors of more dimensions all but the first are merged, as by `Muon`. Vectors, scalars and `use_adamw`
     parameters get AdamW. float16 and bfloat16 gradients come as float32, and the parameter is rounded after the step.
+    Ranks that share parameters, as DTensors or as replicas of `process_group`, divide the matrices among them: each is
+    computed whole on one rank, which keeps its state.
 
     Args:
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
@@ -68,7 +144,8 @@ class MatrixOptimizer(SecondOrder):
         adamw: an `AdamWArguments`, or a dictionary of its arguments; its learning rate of None means lr.
         maximize: maximize the objective.
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
-            or 'ignore'. The first two synchronize with the device.
+            which synchronizes with the device, or 'ignore'. For 'skip' `direction` gets zeros and a copy of the state,
+            and nothing of what it does is kept.
         hyperparameters: further defaults of groups, which `direction` finds in `group`; also `adamw_lr` and so on.
 
     Examples:
@@ -79,8 +156,8 @@ class MatrixOptimizer(SecondOrder):
     """
 
     _options: ClassVar = Options(*(option for option in (*ADAMW, *COMMON) if option.name in _READ))
-    _taken = 0
-    _skipped = 0
+    _kinds_are_guessed = False
+    _counts: torch.Tensor | None = None  # steps taken or skipped, and skipped ones, on the device
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -96,6 +173,7 @@ class MatrixOptimizer(SecondOrder):
         adamw: AdamWArguments | Mapping[str, Any] | None = None,
         maximize: bool = False,
         nonfinite: Nonfinite = "skip",
+        process_group: Any = None,
         **hyperparameters: Any,
     ) -> None:
         if type(self).direction is MatrixOptimizer.direction:
@@ -103,7 +181,7 @@ class MatrixOptimizer(SecondOrder):
         arguments = {name: value for name, value in locals().items() if name in _READ or name == "adamw"}
         options = {name: value for name, value in hyperparameters.items() if name in _READ}
         defaults = self._options.defaults(type(self).__name__, arguments | {"options": options})
-        super().__init__(params, defaults | {"step": 0} | hyperparameters)
+        super().__init__(params, defaults | {"step": 0} | hyperparameters | {"process_group": process_group})
 
     def init_state(self, gradients: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.Tensor]:
         """The state of matrices before their first step: none, unless a subclass has some.
@@ -113,7 +191,7 @@ class MatrixOptimizer(SecondOrder):
             group: the options of their group.
 
         Returns:
-            Tensors by name, each with the batch as its first dimension.
+            Tensors by name, each with the batch as its first dimension. The name "step" is taken.
         """
         return {}
 
@@ -122,8 +200,10 @@ class MatrixOptimizer(SecondOrder):
 
         Args:
             gradients: of all matrices of one shape in a group, [batch, m, n]; it may be written to.
-            state: what `init_state` has made: to be written to, or given other tensors under the same names.
-            group: the options of the group. `group["step"]` is the number of its steps before this one.
+            state: what `init_state` has made: to be written to, or given other tensors of the same shapes. In addition
+                `state["step"]`, [batch]: the steps of each matrix, this one included, counted on the device.
+            group: the options of the group. `group["step"]` is the number of its steps before this one, counted on the
+                host, skipped ones included.
 
         Returns:
             A tensor of the shape of `gradients`.
@@ -133,7 +213,7 @@ class MatrixOptimizer(SecondOrder):
     # --- which parameters are the matrices
 
     def _defaults_of(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return arguments
+        return {name: value for name, value in arguments.items() if name != "process_group"}
 
     def _config(self, group: Group, lr: float) -> dict[str, Any]:
         """Muon's, for its AdamW."""
@@ -142,22 +222,12 @@ class MatrixOptimizer(SecondOrder):
     def _adamw_share(self, group: Group) -> float | None:
         return 1.0
 
-    def _check_group(self, index: int, groups: list[Group]) -> None:
-        group, who = groups[index], type(self).__name__
-        if any(map(is_sharded, group["params"])):
-            raise NotImplementedError(f"{who}: group {index} has DTensors, which a MatrixOptimizer does not support")
-        if group.get("batch_dims") or group.get("cuts") is not None:
-            raise NotImplementedError(
-                f"{who}: a MatrixOptimizer does not support batch_dims and cuts, as of group {index}"
-            )
-        super()._check_group(index, groups)
-
-    def _matrices(self, groups: list[Group]) -> set[torch.Tensor]:
+    def _matrices(self, groups: list[Group]) -> dict[torch.Tensor, list[_Piece]]:
         return {
-            p
+            p: pieces
             for index, group in enumerate(groups)
-            for p, elementwise in zip(group["params"], self._elementwise(group, index), strict=True)
-            if not elementwise and _matrix_of(p.shape)
+            for p, role in zip(group["params"], self._roles(groups, index), strict=True)
+            if (pieces := _pieces_of(p, role))
         }
 
     def _arrivals(
@@ -169,107 +239,227 @@ class MatrixOptimizer(SecondOrder):
 
     def _look_at_groups(self) -> None:
         super()._look_at_groups()
-        self._here = self._matrices(self.param_groups)
-        self._outside = [p for p in self._outside if p not in self._here]
+        self._pieces = self._matrices(self.param_groups)
+        self._outside = [p for p in self._outside if p not in self._pieces]
+        homes = {p: self._home_of(p) for group in self.param_groups for p in group["params"]}
+        # The largest last: who is also in a smaller one has heard of its gradients by then.
+        shared = sorted({home for home in homes.values() if home[1]}, key=lambda h: (len(h[1]), h[1], str(h[0])))
+        self._sharing = [self._shared_groups[home] for home in shared]
+        # Matrices are dealt to the ranks in turn, those of one shape one after the other; who has one keeps it.
+        dealt = dict.fromkeys(homes.values(), 0)
+        order = [(piece.sides, p, k, piece) for p in homes for k, piece in enumerate(self._pieces.get(p, ()))]
+        for _, p, k, piece in sorted(order, key=operator.itemgetter(0)):
+            home = homes[p]
+            piece.group = self._shared_groups.get(home)
+            piece.shards = shards_here(p) if is_sharded(p) else []
+            piece.owner = self._owners.setdefault((p, k), dealt[home] % max(1, len(home[1])))
+            dealt[home] += 1
 
     # --- a step
 
     def _take_step(self) -> None:
         if self._groups_changed():
             self._look_at_groups()
-        if self._may_step():
-            with torch.no_grad():
-                for group in self.param_groups:
-                    self._step_group(group)
-            super()._take_step()
-            self._taken += 1
+        with torch.no_grad():
+            found = self._nonfinite()
+            if found is True:
+                return
+            for group in self.param_groups:
+                self._step_group(group, found)
+            if found is not None:  # for AdamW's part, as GradScaler does it
+                self.found_inf = found.float()
+            try:
+                super()._take_step()
+            finally:
+                self.__dict__.pop("found_inf", None)
 
-    def _may_step(self) -> bool:
-        """Whether the gradients are finite, of AdamW's parameters too: a step is skipped as a whole."""
+    def _nonfinite(self) -> torch.Tensor | bool | None:
+        """Whether a gradient is not finite, AdamW's and those of other ranks too, as the device has it: a step is
+        skipped as a whole. True where that is known here; None where it is not asked for."""
         given = [
-            (index, k, p.grad)
+            (index, k, p)
             for index, group in enumerate(self.param_groups)
             for k, p in enumerate(group["params"])
             if p.grad is not None
         ]
         who, policy = type(self).__name__, self.param_groups[0]["nonfinite"]
-        for index, k, gradient in given:
-            if gradient.layout is not torch.strided:
+        for index, k, p in given:
+            if p.grad.layout is not torch.strided:
                 label = labels_of(self.param_groups)[index][k]
-                raise RuntimeError(f"{who} does not support sparse gradients: that of {label!r} is {gradient.layout}")
+                raise RuntimeError(f"{who} does not support sparse gradients: that of {label!r} is {p.grad.layout}")
         if policy == "ignore" or not given:
-            return True
-        finite = [gradient.isfinite().all() for *_, gradient in given]
-        results = torch.stack([result.to(finite[0].device) for result in finite]).tolist()
-        if all(results):
-            return True
-        if policy == "raise":
-            index, k, _ = given[results.index(False)]
+            self._count(None)
+            return None
+        flags = self._flags(p.grad for *_, p in given)
+        found = flags.amax() > 0
+        self._count(found)
+        # State must not begin with a gradient that is not finite, so that the first step asks.
+        fresh = any(p in self._pieces and _STEP not in self.state.get(p, ()) for *_, p in given)
+        results = flags.tolist() if fresh or policy == "raise" else []
+        if any(results) and policy == "raise":
+            index, k, _ = given[results.index(1)]
             label = labels_of(self.param_groups)[index][k]
             raise _C.NumericError(f"{who}: the gradient of {label!r} is not finite; nothing was changed")
-        self._skipped += 1
-        return False
+        return found if not results else any(results) or None
 
-    def _step_group(self, group: Group) -> None:
-        batches: dict[tuple[Any, ...], list[torch.Tensor]] = defaultdict(list)
-        for p in group["params"]:
-            if p.grad is not None and p in self._here:
-                dtype = torch.promote_types(p.dtype, torch.float32)
-                batches[_matrix_of(p.shape), p.device, dtype].append(p)
-        for (sides, _, dtype), parameters in batches.items():
-            gradients = torch.stack([p.grad.to(dtype).reshape(sides) for p in parameters])
-            self._step_batch(parameters, gradients.neg_() if group["maximize"] else gradients, group)
-        group["step"] += bool(batches)
+    def _flags(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+        """One for each gradient that is not finite on some rank, otherwise zero."""
+        finite = [local_tensor(gradient).isfinite().all() for gradient in gradients]
+        flags = torch.stack([each.to(finite[0].device) for each in finite]).logical_not().int()
+        for group in self._sharing:
+            told = flags.to(group.device)
+            group.reduce_max(told)
+            flags = told.to(flags.device)
+        return flags
 
-    def _step_batch(self, parameters: list[torch.Tensor], gradients: torch.Tensor, group: Group) -> None:
-        shape, device, dtype = gradients.shape, gradients.device, gradients.dtype
-        state = self._stacked_state(parameters, gradients, group)
-        names = set(state)
+    def _count(self, found: torch.Tensor | None) -> None:
+        if self._counts is None:
+            device = self.param_groups[0]["params"][0].device if found is None else found.device
+            self._counts = torch.zeros(2, dtype=torch.int64, device=device)
+        self._counts[0] += 1
+        if found is not None:
+            self._counts[1] += found.to(self._counts.device)
+
+    def _step_group(self, group: Group, found: torch.Tensor | None) -> None:
+        given = [p for p in group["params"] if p.grad is not None and p in self._pieces]
+        batches: dict[tuple[Any, ...], list[_Piece]] = defaultdict(list)
+        clocks: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
+        for p in given:
+            for piece in self._pieces[p]:
+                batches[piece.sides, p.device, torch.promote_types(p.dtype, torch.float32)].append(piece)
+            clocks[p.device].append(p)
+        steps, at = {}, {}
+        for device, members in clocks.items():  # the steps that each has had, in one stack
+            none = torch.zeros((), dtype=torch.float64, device=device)
+            past = [self.state.get(p, {}).get(_STEP, none) for p in members]
+            steps[device] = _joined([each.to(device, torch.float64).reshape(1) for each in past])
+            at |= dict(zip(members, steps[device], strict=True))
+        for (_, device, dtype), pieces in batches.items():
+            self._step_batch(pieces, at, dtype, group, None if found is None else found.to(device))
+        for device, stack in steps.items():
+            stack += 1 if found is None else found.to(device).logical_not()
+            for p in clocks[device]:
+                self.state[p][_STEP] = at[p]
+        group["step"] += bool(given)
+
+    def _step_batch(
+        self,
+        pieces: list[_Piece],
+        steps: Mapping[torch.Tensor, torch.Tensor],
+        dtype: torch.dtype,
+        group: Group,
+        found: torch.Tensor | None,
+    ) -> None:
+        device = pieces[0].parameter.device
+        number, tensor = lr_for(device, group["lr"])
+        lr = number if tensor is None else tensor.reshape(())
+        decay = plain(group["weight_decay"])
+        decay = 1 - lr * decay * (1 if found is None else found.logical_not().double()) if decay else 1.0
+        here, given, whole = [piece for piece in pieces if piece.is_here], [], None
+        for last, piece in zip([None, *pieces], pieces, strict=False):
+            if last is None or last.parameter is not piece.parameter:
+                whole = whole_tensor(piece.parameter.grad).to(device)
+            given += [piece.of(whole).to(dtype)] if piece.is_here else []
+        moves = {}
+        if here:
+            gradients = torch.cat(given)
+            if group["maximize"]:
+                gradients.neg_()
+            if found is not None:
+                gradients.masked_fill_(found, 0)
+            times = torch.cat([steps[piece.parameter].expand(piece.count) + 1 for piece in here]).to(dtype)
+            computed = self._directions(here, gradients, times, group, found, lr)
+            moves = dict(zip(here, computed.split([piece.count for piece in here]), strict=True))
+        for piece in pieces:
+            move = moves.get(piece)
+            if move is None:
+                move = torch.empty(piece.count, *piece.sides, dtype=dtype, device=device)
+            if piece.group is not None:
+                piece.group.broadcast(move, piece.owner)
+            piece.update(move, decay)
+
+    def _directions(
+        self,
+        pieces: list[_Piece],
+        gradients: torch.Tensor,
+        steps: torch.Tensor,
+        group: Group,
+        found: torch.Tensor | None,
+        lr: Any,
+    ) -> torch.Tensor:
+        """lr times the directions of these pieces, contiguous; and their state after the step."""
+        shape, dtype = gradients.shape, gradients.dtype
+        kept = self._state_of(pieces, gradients, group)
+        state = kept if found is None else {name: stack.clone() for name, stack in kept.items()}
+        state = state | {_STEP: steps}
         directions = self.direction(gradients, state, group)
         if not isinstance(directions, torch.Tensor) or directions.shape != shape:
             raise self._wrong("direction", "a tensor", shape, directions)
-        self._check_state_of("direction", state, names, len(parameters))
-        number, tensor = lr_for(device, group["lr"])
-        lr = number if tensor is None else tensor.reshape(())
-        decay = 1 - lr * plain(group["weight_decay"])
-        steps = directions.to(dtype) * lr
-        for i, p in enumerate(parameters):
-            self.state[p] = {name: stack[i] for name, stack in state.items()}
-            p.copy_(p.to(dtype) * decay - steps[i].reshape(p.shape))
+        state.pop(_STEP, None)
+        self._check_state_of("direction", state, kept, shape[0])
+        moves = (directions.to(dtype) * lr).contiguous()
+        # The stacks stay where they are, as a CUDA graph needs it.
+        if found is not None:
+            moves.masked_fill_(found, 0)
+            for name, stack in kept.items():
+                torch.where(found, stack, state[name].to(stack.dtype), out=stack)
+            return moves
+        others = {name: value.clone() for name, value in state.items() if value is not kept[name]}
+        for name, value in others.items():
+            kept[name].copy_(value)
+        return moves
 
     # --- state
 
-    def _stacked_state(
-        self, parameters: list[torch.Tensor], gradients: torch.Tensor, group: Group
-    ) -> dict[str, torch.Tensor]:
-        """The state of these parameters, begun for those that have none."""
-        fresh = [i for i, p in enumerate(parameters) if p not in self.state]
+    def _state_of(self, pieces: list[_Piece], gradients: torch.Tensor, group: Group) -> dict[str, torch.Tensor]:
+        """The state of these pieces in stacks, begun for those that have none; `self.state` has slices of them."""
+        who, sizes = type(self).__name__, [piece.count for piece in pieces]
+        states = [piece.own(self.state.get(piece.parameter, {})) for piece in pieces]
+        fresh = [i for i, saved in enumerate(states) if not saved]
         if fresh:
-            begun = self.init_state(gradients if len(fresh) == len(parameters) else gradients[fresh], group)
-            self._check_state_of("init_state", begun, None, len(fresh))
+            parts = gradients.split(sizes)
+            given = gradients if len(fresh) == len(pieces) else torch.cat([parts[i] for i in fresh])
+            begun = self.init_state(given, group)
+            self._check_state_of("init_state", begun, None, len(given))
+            if begun and any(_STEP in self.state.get(pieces[i].parameter, ()) for i in fresh):
+                raise ValueError(
+                    f"{who}: the state has a step but not {sorted(begun)}: it is a part, as a rank has it of DTensors; "
+                    "save with torch.distributed.checkpoint or after consolidate_state_dict()"
+                )
             begun = {name: stack.clone(memory_format=torch.contiguous_format) for name, stack in begun.items()}
+            cut = {name: stack.split([sizes[i] for i in fresh]) for name, stack in begun.items()}
             for k, i in enumerate(fresh):
-                self.state[parameters[i]] = {name: stack[k] for name, stack in begun.items()}
-        states = [self.state[p] for p in parameters]
-        forms = [{name: (value.dtype, value.shape) for name, value in saved.items()} for saved in states]
+                states[i] = {name: rows[k] for name, rows in cut.items()}
+        forms = [{name: (value.dtype, value.shape[1:]) for name, value in saved.items()} for saved in states]
         if any(form != forms[0] for form in forms):
             raise ValueError(
-                f"{type(self).__name__}: parameters of one shape have different states: {forms[0]} and "
+                f"{who}: parameters of one shape have different states: {forms[0]} and "
                 f"{next(form for form in forms if form != forms[0])}; del optimizer.state[parameter] begins anew"
             )
-        return {name: _stacked([saved[name].to(gradients.device) for saved in states]) for name in forms[0]}
+        stacks = {}
+        for name in forms[0]:
+            slices = [saved[name].to(gradients.device) for saved in states]
+            stacks[name] = stack = _joined(slices)
+            if not fresh and stack.data_ptr() == states[0][name].data_ptr():
+                continue
+            for piece, part in zip(pieces, stack.split(sizes), strict=True):
+                self.state[piece.parameter][name + piece.suffix] = part.reshape((*piece.lead, *part.shape[1:]))
+        return stacks
 
-    def _check_state_of(self, method: str, state: Any, names: set[str] | None, batch: int) -> None:
+    def _check_state_of(self, method: str, state: Any, kept: Mapping[str, Any] | None, batch: int) -> None:
         who = type(self).__name__
-        if not isinstance(state, dict):
-            raise TypeError(f"{who}.{method} returned {type(state).__name__!r}, expected a dictionary of tensors")
-        if names is not None and set(state) != names:
-            raise ValueError(
-                f"{who}.{method} left the state {sorted(state)}, expected {sorted(names)} as of init_state"
-            )
+        if not isinstance(state, dict) or (kept is None and _STEP in state):
+            found = f"a state {_STEP!r}, which is taken" if isinstance(state, dict) else repr(type(state).__name__)
+            raise TypeError(f"{who}.{method} returned {found}, expected a dictionary of tensors")
+        if kept is not None and state.keys() != kept.keys():
+            raise ValueError(f"{who}.{method} left the state {sorted(state)}, expected {sorted(kept)} as of init_state")
         for name, value in state.items():
-            if not isinstance(value, torch.Tensor) or value.shape[:1] != (batch,):
-                raise self._wrong(method, f"a state {name!r}", (batch, "..."), value)
+            shape = (batch, "...") if kept is None else kept[name].shape
+            right = isinstance(value, torch.Tensor) and (
+                value.shape[:1] == (batch,) if kept is None else value.shape == shape
+            )
+            if not right:
+                raise self._wrong(method, f"a state {name!r}", shape, value)
 
     def _wrong(self, method: str, what: str, shape: Sequence[Any], found: Any) -> Exception:
         expected = f"[{', '.join(map(str, shape))}]"
@@ -281,22 +471,71 @@ class MatrixOptimizer(SecondOrder):
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """What was loaded is copied: steps write to the state, and must not write to a state_dict."""
+        """What was loaded is copied, since steps write to it; of matrices that other ranks compute, the step alone."""
         super().__setstate__(state)
-        for p in self._matrices(self.param_groups) & self.state.keys():
-            self.state[p] = {name: value.to(p.device, copy=True) for name, value in self.state[p].items()}
+        if "defaults" in state:  # a pickle or a deepcopy
+            return
+        for p in self._pieces.keys() & self.state.keys():
+            saved = self.state[p]
+            names = {name + piece.suffix for piece in self._pieces[p] if piece.is_here for name in piece.own(saved)}
+            self.state[p] = {name: saved[name].to(p.device, copy=True) for name in saved if name in names | {_STEP}}
+
+    def _forget_engines(self) -> None:
+        super()._forget_engines()
+        self._pieces: dict[torch.Tensor, list[_Piece]] = {}
+        self._owners: dict[Any, int] = self.__dict__.get("_owners", {})
+        self._sharing: list[SharedGroup] = []
+
+    def _is_divided(self) -> bool:
+        away = (p for p, pieces in self._pieces.items() if not all(piece.is_here for piece in pieces))
+        return super()._is_divided() or not all(map(is_sharded, away))
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Brings the state that ranks have divided together on rank `to` of the world, where `state_dict()` then has
+        all of it, in host memory and in the form of one process. All ranks call this, before each save.
+
+        Args:
+            to: the rank that gets all of it.
+        """
+        super().consolidate_state_dict(to)
+        for group in self._sharing:
+            shared = [p for p, pieces in self._pieces.items() if pieces[0].group is group]
+            mine = {
+                f"{i}/{name}": value
+                for i, p in enumerate(shared)
+                for name, value in self.state.get(p, {}).items()
+                if name != _STEP
+            }
+            for part in group.gather(mine, to) or ():
+                for name, value in part.items():
+                    i, _, name = name.partition("/")
+                    self._consolidated[shared[int(i)]][name] = value
 
     # --- reports
 
     def memory_report(self) -> MemoryReport:
-        """Bytes of state and scratch. The state of matrices is counted after the first step, and what `direction` takes
-        is not."""
-        report, matrices = super().memory_report(), self._matrices(self.param_groups) & self.state.keys()
-        size = sum(value.nbytes for p in matrices for value in self.state[p].values())
-        return MemoryReport([report, dict.fromkeys(report, 0) | {"state": size}], report.forecast and not matrices)
+        """Bytes of state and scratch; before the first step by `init_state` for one matrix of each shape. Scratch is
+        what steps take for gradients, directions and copies of the state, without what `direction` itself takes."""
+        report = super().memory_report()
+        if not self._pieces:
+            self._look_at_groups()
+        copies, forecast, total, blocks = self.param_groups[0]["nonfinite"] == "skip", report.forecast, 0, 0
+        scratch: dict[Any, int] = defaultdict(int)
+        for index, group in enumerate(self.param_groups):
+            for p in (p for p in group["params"] if is_trained(p) and p in self._pieces):
+                dtype, begun = torch.promote_types(p.dtype, torch.float32), p in self.state
+                forecast = forecast and not begun
+                for piece in (piece for piece in self._pieces[p] if piece.is_here):
+                    one = torch.zeros(1, *piece.sides, dtype=dtype, device=p.device)
+                    state = piece.own(self.state[p]) if begun else self.init_state(one, group)
+                    size = piece.count * sum(value[:1].nbytes for value in state.values())
+                    scratch[index, piece.sides, p.device, dtype] += 3 * piece.count * one.nbytes + copies * size
+                    total, blocks = total + size, blocks + piece.count
+        more = {"state": total, "scratch": max(scratch.values(), default=0), "blocks": blocks}
+        return MemoryReport([report, dict.fromkeys(report, 0) | more], forecast)
 
     def stats(self) -> dict[str, float]:
         """`steps`, taken or skipped, and `skipped` of them, since the optimizer was made; learning rates and updates as
-        of other optimizers."""
-        counted = {"steps": float(self._taken + self._skipped), "skipped": float(self._skipped)}
-        return counted | self._rates_and_updates()
+        of other optimizers. Waits for the device."""
+        steps, skipped = (0, 0) if self._counts is None else self._counts.tolist()
+        return {"steps": float(steps), "skipped": float(skipped)} | self._rates_and_updates()

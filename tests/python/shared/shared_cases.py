@@ -14,6 +14,7 @@ from processes import join_group, load_checkpoint, save_checkpoint
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torchium import linalg
 from torchium.optim._shared.group import Group
 from torchium.optim._shared.sharding import local_tensor, wrap_like
 
@@ -21,7 +22,24 @@ STEPS = 5
 # Matrices of several shapes, one too small for most groups, a convolution, a vector, experts.
 SHAPES = [(24, 17), (24, 17), (40, 9), (31,), (10, 3, 3, 2), (2, 6), (6, 5, 8), (1, 12)]
 
+
+class Whitened(optim.MatrixOptimizer):
+    """One in Python: a momentum, and one side of Shampoo."""
+
+    def init_state(self, gradients, group):
+        gram = gradients @ gradients.mT
+        return {"exp_avg": torch.zeros_like(gradients), "factor": torch.zeros_like(gram), "root": gram}
+
+    def direction(self, gradients, state, group):
+        state["exp_avg"].lerp_(gradients, 0.2)
+        state["factor"] = 0.9 * state["factor"] + linalg.gram(gradients)
+        if group["step"] % 2 == 0:
+            state["root"] = linalg.inverse_root(state["factor"], 2, eps=1e-30, relative_eps=1e-3)
+        return state["root"] @ state["exp_avg"] / (1 - 0.8 ** state["step"][:, None, None])
+
+
 OPTIONS = {
+    "Whitened": {"lr": 0.02},
     "SGD": {"lr": 0.1, "momentum": 0.9},
     "AdamW": {"lr": 0.01},
     "Lion": {"lr": 0.01},
@@ -39,7 +57,8 @@ def numbers(step):
 
 
 def make(name, parameters, **more):
-    return getattr(optim, name)(parameters, **OPTIONS[name], **more)
+    cls = Whitened if name == "Whitened" else getattr(optim, name)
+    return cls(parameters, **OPTIONS[name], **more)
 
 
 def run(optimizer, parameters, place, steps, dtype=torch.float32):
@@ -128,6 +147,25 @@ def equal_bits(size):
             assert not differing(expected, parameters), f"{name} {way}: parameters {differing(expected, parameters)}"
 
 
+def several_in_a_shard(size):
+    """Cuts, and experts, whose borders are not those of the shards."""
+
+    def trained(place, **group):
+        values = numbers(-1)
+        parameters = [torch.nn.Parameter(place(values[k])) for k in (0, 6)]
+        groups = [{"params": parameters[:1], "cuts": (5, 7, 12)}, {"params": parameters[1:], "batch_dims": 1}]
+        optimizer = make("Whitened", groups, **group)
+        for step in range(STEPS):
+            for p, k in zip(parameters, (0, 6), strict=True):
+                p.grad = place(numbers(step)[k])
+            optimizer.step()
+        return parameters
+
+    expected = [p.detach() for p in trained(plain)]
+    for way, place, group in ways(size):
+        assert not differing(expected, trained(place, **group)), way
+
+
 def moments_lie_like_their_parameter(size):
     optimizer, parameters = train("Muon", by_rows(size))
     assert isinstance(optimizer.state[parameters[0]]["momentum_buffer"], DTensor)
@@ -147,9 +185,11 @@ def goes_on_from_state(size):
 def refused_together(size):
     """A NaN in the gradient of one rank, or no gradient there: nobody takes the step, and all get the same error."""
     place = by_rows(size)
-    for policy, message in (("skip", ""), ("raise", "nothing was changed"), ("missing", "of different parameters")):
+    policies = [("skip", ""), ("raise", "nothing was changed")]
+    cases = [("Muon", *p) for p in [*policies, ("missing", "of different parameters")]]
+    for name, policy, message in cases + [("Whitened", *p) for p in policies]:
         more = {} if policy == "missing" else {"nonfinite": policy}
-        optimizer, parameters = train("Muon", place, **more)
+        optimizer, parameters = train(name, place, **more)
         before = [whole(p).clone() for p in parameters]
         for p, gradient in zip(parameters, numbers(50), strict=True):
             p.grad = place(gradient)
@@ -186,7 +226,7 @@ def really_trains(size):
 
     # Norms of shards are rounded otherwise than one of the whole: eight samples leave factors singular, and with less
     # damping their roots would make 2 % of a last bit.
-    for name, more in (("Muon", {}), ("Shampoo", {"relative_eps": 1e-3}), ("AdamW", {})):
+    for name, more in (("Muon", {}), ("Shampoo", {"relative_eps": 1e-3}), ("AdamW", {}), ("Whitened", {})):
         one, many = model(), model()
         steps(one, make(name, one.parameters(), **more))
         mesh = init_device_mesh("cpu", (size,))
@@ -266,7 +306,7 @@ def failures_travel(size):
 def replicas_by_checkpoint(size, folder):
     """get_state_dict calls state_dict() on every rank, and gets each rank's part of replicas."""
     group = {"process_group": dist.group.WORLD}
-    for name in ("Shampoo", "Muon"):
+    for name in ("Shampoo", "Muon", "Whitened"):
         path = f"{folder}/replicas/{name}"
         optimizer, parameters = train(name, plain, **group)
         save_checkpoint(torch.nn.ParameterList(parameters), optimizer, path)
@@ -339,6 +379,7 @@ def on_a_mesh_of_gpus(size):
 CASES = {
     2: [
         equal_bits,
+        several_in_a_shard,
         moments_lie_like_their_parameter,
         goes_on_from_state,
         refused_together,
@@ -348,8 +389,8 @@ CASES = {
         failures_travel,
         replicas_by_checkpoint,
     ],
-    3: [equal_bits, load, consolidates],
-    4: [equal_bits, really_trains],
+    3: [equal_bits, several_in_a_shard, load, consolidates],
+    4: [equal_bits, several_in_a_shard, really_trains],
 }
 
 

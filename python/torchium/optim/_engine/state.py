@@ -68,10 +68,10 @@ _MAY_BE_MISSING = ("step", "master", "momentum_buffer", "momentum_buffer_scale")
 _RESIZED = "; a parameter that was resized begins anew after `del optimizer.state[parameter]`"
 
 
-def kinds_of(state_dict: Mapping[str, Any]) -> set[str]:
+def kinds_of(state_dict: Mapping[str, Any], guess: bool) -> set[str]:
     """The kinds of optimizer that may have written it; empty where nothing tells."""
-    if KIND in state_dict:
-        return {str(state_dict[KIND])}
+    if KIND in state_dict or not guess:
+        return {str(state_dict[KIND])} if KIND in state_dict else set()
     options = {name for group in state_dict["param_groups"] for name in group}
     found = {kind for kind, names in _OPTIONS_OF.items() if names <= options}
     if "normuon" in found:

@@ -111,6 +111,13 @@ class Group:
                 self._at(receive, sum(received)), self._at(send, sum(sent)), received, sent, group=group
             )
 
+    def reduce_max(self, tensor: torch.Tensor) -> None:
+        self._dist.all_reduce(tensor, op=self._dist.ReduceOp.MAX, group=self._process_group)
+
+    def broadcast(self, tensor: torch.Tensor, owner: int) -> None:
+        """From the rank of this number in the group to the others."""
+        self._dist.broadcast(tensor, self.ranks[owner], group=self._process_group)
+
     def is_at(self, rank: int) -> bool:
         """Whether this process is that rank of the world."""
         return self.ranks[self.rank] == rank

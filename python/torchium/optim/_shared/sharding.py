@@ -22,6 +22,7 @@ __all__ = [
     "local_tensor",
     "placement_of",
     "same_layout",
+    "shards_here",
     "whole_tensor",
     "wrap_like",
 ]
@@ -95,8 +96,7 @@ def local_part(value: Any, like: Any) -> torch.Tensor:
         return local_tensor(value)
     part = local_tensor(like).new_empty(local_tensor(like).shape)
     whole = (value if isinstance(value, torch.Tensor) else torch.tensor(value, device="cpu")).reshape(like.shape)
-    sides, at = tuple(like.device_mesh.mesh.shape), tuple(like.device_mesh.get_coordinate())
-    for start, offset, size in _shards_at(tuple(like.shape), tuple(like.placements), sides, at):
+    for start, offset, size in shards_here(like):
         there = tuple(slice(a, a + n) for a, n in zip(offset, size, strict=True))
         part[there] = whole[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))]
     return part
@@ -135,6 +135,12 @@ def _shards_at(shape: tuple[int, ...], placements: tuple[Any, ...], sides: tuple
             indices[placement.dim] = _cut(indices[placement.dim], placement, parts, part)
     for runs in itertools.product(*map(_intervals, indices)):
         yield tuple(zip(*runs, strict=True)) if runs else ((), (), ())
+
+
+def shards_here(tensor: Any) -> list[Any]:
+    """The rectangles of a DTensor that this rank has: (start, offset, size) each."""
+    sides, at = tuple(tensor.device_mesh.mesh.shape), tuple(tensor.device_mesh.get_coordinate())
+    return list(_shards_at(tuple(tensor.shape), tuple(tensor.placements), sides, at))
 
 
 @functools.lru_cache(maxsize=4096)
