@@ -144,7 +144,7 @@ class UpdateMeter:
 
     def __init__(self, optimizer: Any) -> None:
         self.is_measured = False
-        self._before: dict[torch.Tensor, torch.Tensor] = {}
+        self._before: list[tuple[Method, torch.Tensor]] = []
         self._moved: list[tuple[str, int, torch.Tensor]] = []  # method, elements, sum of squares
         self._hooks = [
             optimizer.register_step_pre_hook(self._keep),
@@ -152,18 +152,16 @@ class UpdateMeter:
         ]
 
     def _keep(self, optimizer: Any, *_: Any) -> None:
-        trained = [m.parameter for m in optimizer._methods() if m.lr is not None]
-        self._before = {p: local_tensor(p).detach().clone() for p in trained}
+        trained = [m for m in optimizer._methods() if m.lr is not None]
+        self._before = [(m, local_tensor(m.parameter).detach().clone()) for m in trained]
 
-    def _measure(self, optimizer: Any, *_: Any) -> None:
+    def _measure(self, *_: Any) -> None:
         for hook in self._hooks:
             hook.remove()
-        for m in optimizer._methods():
-            if m.parameter in self._before:
-                before = self._before[m.parameter]
-                moved = (local_tensor(m.parameter).detach() - before).double().square().sum()
-                self._moved.append((m.method, before.numel(), moved))
-        self._before = {}
+        for m, before in self._before:
+            moved = (local_tensor(m.parameter).detach() - before).double().square().sum()
+            self._moved.append((m.method, before.numel(), moved))
+        self._before = []
         self.is_measured = True
 
     def rms(self) -> dict[str, float]:
