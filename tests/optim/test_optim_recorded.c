@@ -432,11 +432,4 @@ TEST(other_streams)
     close_pair(&p);
 }
 
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    if (argc > 2) {
-        cmocka_set_test_filter(argv[2]);
-    }
-    return test_run(__FILE__, open_contexts, close_contexts);
-}
+TEST_MAIN(open_contexts, close_contexts)

@@ -206,11 +206,4 @@ TEST(every_bad_gradient_is_found)
     }
 }
 
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    if (argc > 2) {
-        cmocka_set_test_filter(argv[2]);
-    }
-    return test_run(__FILE__, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

@@ -171,18 +171,13 @@ void test_tensor_write(test_tensor *t, const double *values)
     to_device(t);
 }
 
-void test_tensor_draw_from(test_tensor *t, test_random *random)
-{
-    double *values = test_alloc((size_t)t->count * sizeof *values);
-    test_random_fill_normal(random, values, t->count);
-    test_tensor_write(t, values);
-    test_drop(values);
-}
-
 void test_tensor_draw(test_tensor *t, uint64_t stream)
 {
     test_random random = test_random_stream(stream);
-    test_tensor_draw_from(t, &random);
+    double *values = test_alloc((size_t)t->count * sizeof *values);
+    test_random_fill_normal(&random, values, t->count);
+    test_tensor_write(t, values);
+    test_drop(values);
 }
 
 void test_tensor_poison(test_tensor *t)

@@ -43,9 +43,8 @@ void test_tensor_free(test_tensor *t); /* before the test ends */
 /* Stores row-major values, rounded to the dtype. */
 void test_tensor_write(test_tensor *t, const double *values);
 
-/* Stores standard normal numbers: those of a stream that is its own, or the next of a generator. */
+/* Stores standard normal numbers, those of a stream that is its own. */
 void test_tensor_draw(test_tensor *t, uint64_t stream);
-void test_tensor_draw_from(test_tensor *t, test_random *random);
 
 /* Poisons the elements again. */
 void test_tensor_poison(test_tensor *t);

@@ -47,6 +47,9 @@ void test_begin(int argc, char **argv)
     if (seed != NULL && seed[0] != '\0') {
         test_random_set_seed(strtoull(seed, NULL, 0));
     }
+    if (argc > 2) {
+        cmocka_set_test_filter(argv[2]);
+    }
     look_at_device();
 }
 

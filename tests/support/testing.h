@@ -23,9 +23,10 @@
 /* The exit status that says "not run here"; ctest shows such a test as skipped. */
 #define TEST_SKIPPED 77
 
-/* Reads the device from the first argument or TORCHIUM_TEST_DEVICE ("cpu" if neither is given) and the seed from
- * TORCHIUM_TEST_SEED. The first line of every main. Where the device cannot be used the program ends here, with the
- * reason and TEST_SKIPPED; with TORCHIUM_TEST_REQUIRE_DEVICE set, on machines that must have it, it fails instead. */
+/* Reads the device from the first argument or TORCHIUM_TEST_DEVICE ("cpu" if neither is given), a pattern of tests to
+ * run from the second, and the seed from TORCHIUM_TEST_SEED. The first line of every main. Where the device cannot be
+ * used the program ends here, with the reason and TEST_SKIPPED; with TORCHIUM_TEST_REQUIRE_DEVICE set, on machines that
+ * must have it, it fails instead. */
 void test_begin(int argc, char **argv);
 
 const char *test_device(void);

@@ -398,11 +398,4 @@ TEST(a_tight_tolerance_finds_what_the_start_hides)
 
 /* A second argument names the one test to run. */
 
-int main(int argc, char **argv)
-{
-    test_begin(argc, argv);
-    if (argc > 2) {
-        cmocka_set_test_filter(argv[2]);
-    }
-    return test_run(__FILE__, test_open_context, test_close_context);
-}
+TEST_MAIN(test_open_context, test_close_context)

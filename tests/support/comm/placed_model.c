@@ -171,7 +171,7 @@ void placed_take(const placed_model *model, int32_t parameter, const double *who
     }
 }
 
-void placed_put(const placed_model *model, int32_t parameter, double *whole, const double *part)
+static void placed_put(const placed_model *model, int32_t parameter, double *whole, const double *part)
 {
     const placed_shape *shape = &model->shapes[parameter];
     const tch_shard *own = &model->own[parameter];

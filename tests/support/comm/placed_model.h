@@ -74,10 +74,9 @@ typedef struct placed_model {
 void placed_open(placed_model *model, const placed_config *config, tch_context *context, int32_t rank, int32_t ranks);
 void placed_close(placed_model *model);
 
-/* The rank's part of a parameter's values: out of the whole into `part`, and back. Elements outside the whole, of a
- * shard that is wrong on purpose, are 0. */
+/* The rank's part of a parameter's values, out of the whole. Elements outside the whole, of a shard that is wrong on
+ * purpose, are 0. */
 void placed_take(const placed_model *model, int32_t parameter, const double *whole, double *part);
-void placed_put(const placed_model *model, int32_t parameter, double *whole, const double *part);
 
 /* The parameters as they are now, into `end`. */
 void placed_read(const placed_model *model, tch_context *context, double *const *end);

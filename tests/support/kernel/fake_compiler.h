@@ -28,9 +28,6 @@ typedef struct fake_compiler {
 
 extern fake_compiler fake;
 
-/* Everything as at the start: no parameters, "fake 1", 1024 threads, nothing seen. */
-void fake_compiler_reset(void);
-
 /* A context of the CPU with this compiler; *state of a cmocka fixture. The cache is a fresh folder, "cache" below the
  * test's own. */
 int fake_compiler_open(void **state);

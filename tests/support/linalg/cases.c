@@ -85,8 +85,10 @@ void test_for_each_operation(tch_context *context, const test_conformance *rows,
     }
 }
 
-int32_t test_shape(const test_variation *v, int64_t rows, int64_t cols, int64_t *shape)
+test_tensor *test_case_tensor(tch_context *context, const test_variation *v, tch_dtype dtype, int64_t rows,
+                              int64_t cols, test_layout layout)
 {
+    int64_t shape[TCH_MAX_RANK];
     int32_t rank = v->batch_rank;
     memcpy(shape, v->batch, sizeof v->batch);
     if (rows >= 0) {
@@ -95,14 +97,6 @@ int32_t test_shape(const test_variation *v, int64_t rows, int64_t cols, int64_t 
     if (cols >= 0) {
         shape[rank++] = cols;
     }
-    return rank;
-}
-
-test_tensor *test_case_tensor(tch_context *context, const test_variation *v, tch_dtype dtype, int64_t rows,
-                              int64_t cols, test_layout layout)
-{
-    int64_t shape[TCH_MAX_RANK];
-    int32_t rank = test_shape(v, rows, cols, shape);
     return test_tensor_make(context, dtype, rank, shape, layout);
 }
 

@@ -38,10 +38,7 @@ typedef struct test_conformance {
 } test_conformance;
 void test_for_each_operation(tch_context *context, const test_conformance *rows, size_t count);
 
-/* A shape: the batch of the case followed by up to two sizes (-1: left out). Returns the rank. */
-int32_t test_shape(const test_variation *v, int64_t rows, int64_t cols, int64_t *shape);
-
-/* A tensor of the batch's shape followed by rows and cols, as test_shape. */
+/* A tensor of the batch's shape followed by rows and cols (-1: left out). */
 test_tensor *test_case_tensor(tch_context *context, const test_variation *v, tch_dtype dtype, int64_t rows,
                               int64_t cols, test_layout layout);
 

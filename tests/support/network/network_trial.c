@@ -6,7 +6,8 @@
 
 /* --- the reference ------------------------------------------------------------------------------------------------ */
 
-reference_network reference_network_make(const tch_network_config *config)
+/* Parameters and gradients of the config's shapes, all 0. */
+static reference_network reference_network_make(const tch_network_config *config)
 {
     reference_network net = {
         .layers = config->hidden_count + 1, .activation = config->activation, .loss = config->loss};
@@ -207,7 +208,7 @@ static double *random_floats(test_random *random, int64_t count, double size)
     return values;
 }
 
-void network_trial_write(tch_context *context, tch_tensor *tensor, const double *values)
+static void network_trial_write(tch_context *context, tch_tensor *tensor, const double *values)
 {
     tch_tensor view = tch_tensor_view((void *)(uintptr_t)values, TCH_FLOAT64, tensor->ndim, tensor->shape);
     tch_context *host = NULL;

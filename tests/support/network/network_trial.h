@@ -19,9 +19,6 @@ typedef struct reference_network {
     double *gradient[2 * REFERENCE_MOST_LAYERS];
 } reference_network;
 
-/* Parameters and gradients of the config's shapes, all 0. */
-reference_network reference_network_make(const tch_network_config *config);
-
 /* Elements of parameter `index`. */
 int64_t reference_network_count(const reference_network *net, int index);
 
@@ -65,8 +62,7 @@ void network_trial_poison(network_trial *s); /* gradients = NaN */
 /* How often the pool has been asked for memory. */
 int64_t network_trial_requests(tch_context *context);
 
-/* The elements of a float32 tensor, from and to double. */
-void network_trial_write(tch_context *context, tch_tensor *tensor, const double *values);
+/* The elements of a float32 tensor. */
 double *network_trial_read(tch_context *context, const tch_tensor *tensor);
 
 /* Calls without memory: `call` runs with the k-th allocation failing, for k from 1 until it says that the k-th was
