@@ -32,7 +32,7 @@ from ._engine import state as saved_state
 from ._engine.engine import Engine, Members, profiler_enabled
 from ._engine.matrices import Role, roles_of
 from ._engine.placement import Arrival, Engines, Group, Home, arrivals, labels_of, place, placed, put_back
-from ._engine.report import MemoryReport, Method, Summary, UpdateMeter, engine_stats, rates_of
+from ._engine.report import MemoryReport, Method, Summary, UpdateMeter, device_of_forecast, engine_stats, rates_of
 from ._shared.consolidate import consolidate, is_divided, wanted_by_checkpoint
 from ._shared.group import Group as SharedGroup
 from ._shared.group import make_group, ranks_of
@@ -101,13 +101,6 @@ def outside() -> int:
 
 def is_trained(parameter: torch.Tensor) -> bool:
     return parameter.requires_grad or parameter.grad is not None
-
-
-def _device_of_forecast(device: torch.device) -> str:
-    """A model on "meta", made to ask how much it would take, is taken to be meant for a GPU where there is one."""
-    if device.type != "meta":
-        return str(device)
-    return "cuda" if _C.device_count("cuda") > 0 else "cpu"
 
 
 def _documented(cls: type) -> str | None:
@@ -782,7 +775,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 for p, k in zip(arrival.parameters, arrival.positions, strict=True)
             ]
             config = self._config(group, lr_for(None, group["lr"])[0])
-            parts.append(_C.optim_forecast(_device_of_forecast(arrival.home[0]), config, parameters))
+            parts.append(_C.optim_forecast(device_of_forecast(arrival.home[0]), config, parameters))
         return MemoryReport(parts, forecast=True)
 
     def measure_update(self) -> None:

@@ -9,9 +9,27 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchium import _C
+
 from .._shared.sharding import local_tensor
 
-__all__ = ["MemoryReport", "Method", "Summary", "SummaryRow", "UpdateMeter", "engine_stats", "rates_of"]
+__all__ = [
+    "MemoryReport",
+    "Method",
+    "Summary",
+    "SummaryRow",
+    "UpdateMeter",
+    "device_of_forecast",
+    "engine_stats",
+    "rates_of",
+]
+
+
+def device_of_forecast(device: torch.device) -> str:
+    """A model on "meta", made to ask how much it would take, is taken to be meant for a GPU where there is one."""
+    if device.type != "meta":
+        return str(device)
+    return "cuda" if _C.device_count("cuda") > 0 else "cpu"
 
 
 class MemoryReport(dict[str, int]):
