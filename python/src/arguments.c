@@ -92,7 +92,7 @@ static int check_readable(PyObject *value, const char *name)
     Py_XDECREF(storage);
     Py_XDECREF(bytes);
     if (is_hollow) {
-        PyErr_Format(PyExc_TypeError, "%s must be a number, got a tensor that has no memory", name);
+        PyErr_Format(PyExc_TypeError, "%s must be a number, got a tensor without storage", name);
         return -1;
     }
     return 0;

@@ -1,9 +1,9 @@
-"""libtorchium, as the package sees it. Private: the public names are in torchium, torchium.linalg, torchium.optim.
+"""Bindings of libtorchium. Private: the public names are in torchium, torchium.linalg, torchium.optim.
 
-Arrays are anything that speaks DLPack: torch tensors (parameters that require gradients included), NumPy, CuPy, JAX.
-An output is written in place, must be writable and must not overlap an input. The device of a call is that of its
-arrays; a call on a GPU is queued on the stream its arrays' library is working on, and `stream` says another one.
-For torch tensors a result may be None: then it is made, contiguous, and returned (in eigh both, where w is None).
+Arrays support DLPack: torch tensors (including parameters that require gradients), NumPy, CuPy, JAX. An output is
+written in place, must be writable and must not overlap an input. A call runs on the device of its arrays, on a GPU on
+`stream`, by default the current stream of their library. For torch tensors an output may be None: then a contiguous one
+is allocated and returned (in eigh both, if w is None).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ Role = bool | tuple[bool, int, bytes]
 version: str
 
 class NumericError(RuntimeError):
-    """Numbers that do not allow it: not finite, not symmetric, not positive definite, no convergence."""
+    """A matrix that is not finite, not symmetric or not positive definite, overflow, or no convergence."""
 
 class KernelError(RuntimeError):
-    """A kernel that cannot be compiled: what the compiler says of it, or that there is none."""
+    """A kernel that cannot be compiled, with the compiler's message, or no compiler."""
 
 class OutOfMemoryError(MemoryError):
     """The device or the host has not enough memory for the call."""
@@ -29,20 +29,20 @@ def library_path() -> str:
     """The file of libtorchium."""
 
 def library_time() -> int:
-    """Nanoseconds this thread has spent inside matrix functions of the library: the rest of a call is Python's."""
+    """Nanoseconds spent in the library's matrix functions in this thread, excluding Python."""
 
 # --- devices and memory -----------------------------------------------------------------------------------------------
 
 def device_count(kind: str) -> int: ...
 def devices() -> list[dict[str, Any]]:
-    """Of each usable device: device, name, features, total_memory, free_memory, capability, processors."""
+    """For each usable device: device, name, features, total_memory, free_memory, capability, processors."""
 
 def backends() -> list[dict[str, Any]]:
-    """Of each backend: name, available, devices, library, details, and the reason where it cannot be used."""
+    """For each backend: name, available, devices, library, details, and the reason if it cannot be used."""
 
 def memory_info(device: str) -> dict[str, int]:
-    """total and free of the device; allocated, reserved, peak, requests, misses of the pools that calls here use, those
-    at work in another thread left out."""
+    """total and free of the device; allocated, reserved, peak, requests, misses of the idle pools of these
+    functions."""
 
 def trim_pool(device: str, keep: int = 0) -> None: ...
 def synchronize(device: str) -> None: ...
@@ -50,7 +50,7 @@ def set_num_threads(count: int) -> None: ...
 def get_num_threads() -> int: ...
 
 class Memory:
-    """A zero-filled tensor in memory of the pool, for from_dlpack of any library, given back after its last user."""
+    """A zero-filled tensor from the pool, for from_dlpack of any library."""
 
     def __init__(
         self, shape: Sequence[int], dtype: str, device: str, channels_last: bool = False, stream: Stream = None
@@ -60,7 +60,7 @@ class Memory:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-# --- which way a call with PyTorch tensors goes -----------------------------------------------------------------------
+# --- dispatch of calls with PyTorch tensors ---------------------------------------------------------------------------
 
 def set_listeners(
     types: tuple[type, ...],
@@ -68,10 +68,10 @@ def set_listeners(
     attributes: tuple[tuple[Any, str, Any], ...],
     is_recorded: Callable[[], bool],
 ) -> None:
-    """What `recorded` asks, with the answers that mean that nobody listens. Only the first call counts."""
+    """Sets the checks of `recorded`, with their results in the ordinary case. Only the first call has an effect."""
 
 def recorded(*tensors: Any) -> bool | None:
-    """Whether autograd records a call with these tensors; None where it must go through its operator."""
+    """Whether autograd records a call with these tensors; None if it must use the operator."""
 
 # --- matrix functions, one for each of linalg.h -----------------------------------------------------------------------
 
@@ -120,14 +120,14 @@ def kronecker_solve(
 def nearest_kronecker(
     m: Array, a: Array | tuple[int, int], b: Array | tuple[int, int], error: Maybe, stream: Stream = None
 ) -> tuple[Array, Array] | None:
-    """Where a and b are given as the shapes of one matrix of each, they are made, and returned."""
+    """If a and b are shapes of one matrix each, allocates and returns them."""
 
-# --- gradients of samples, one for each of grad.h ---------------------------------------------------------------------
+# --- per-sample gradients, one for each of grad.h ---------------------------------------------------------------------
 
 class Layer:
     """A tch_layer without its scale, which is an argument of each call: a kind ("linear", "conv", "embedding",
-    "layer_norm", "rms_norm", "group_norm") and the options it has. A convolution has as many dimensions as `kernel` has
-    numbers."""
+    "layer_norm", "rms_norm", "group_norm") and its options. The length of `kernel` is the number of dimensions of a
+    convolution."""
 
     def __init__(
         self,
@@ -220,15 +220,15 @@ def grad_natural_weights(
 def optim_forecast(
     device: str, config: dict[str, Any], parameters: list[tuple[Sequence[int], str, Role]]
 ) -> dict[str, int]:
-    """What an optimizer would take: parameters as (shape, dtype, role)."""
+    """Memory of an optimizer for parameters given as (shape, dtype, role)."""
 
 def same_items(a: list[Any], b: list[Any]) -> bool:
-    """Whether two lists hold the same objects."""
+    """Whether two lists contain the same objects."""
 
 class Optimizer:
     """One tch_optimizer: all parameters of one device. A `config` has the fields of tch_optim_config by name,
-    enumerations as their words; "kind" must be there, missing ones have the kind's defaults. `allocate(bytes)` returns
-    (owner, address): memory on the device that becomes part of the state's and lives as long as the owner."""
+    enumerations as strings; "kind" is required, others have the kind's defaults. `allocate(bytes)` returns (owner,
+    address): device memory for state that lives as long as the owner."""
 
     def __init__(
         self,
@@ -236,9 +236,9 @@ class Optimizer:
         allocate: Callable[[int], tuple[Any, int]] | None = None,
         group: tuple[str, int, int, Callable[[str, int, int, Any, int], None]] | None = None,
     ) -> None:
-        """A `group` is (name, rank, size, collective): the optimizer is shared by its ranks. The collective is called
-        with "all_gather", "all_to_all" or "reduce_max", the addresses to send from and receive at, the bytes, the four
-        lists of offsets and bytes, or the number of int32, and the stream."""
+        """A `group` (name, rank, size, collective) shards the optimizer. The collective is called with "all_gather",
+        "all_to_all" or "reduce_max", the send and receive addresses, the bytes, the four lists of offsets and bytes, or
+        the number of int32, and the stream."""
 
     def add_group(
         self,
@@ -250,8 +250,8 @@ class Optimizer:
         placements: tuple[Any, ...] | None = None,
     ) -> int:
         """A role is whether the parameter is elementwise, or (elementwise, batch_dims, cuts), those as int64 in bytes.
-        `placements`, of a shared optimizer: for each parameter None, where every rank has all of it, or (shape,
-        shards), a shard being (rank, start, size, offset in that rank's tensor)."""
+        `placements` of a sharded optimizer: for each parameter None if it is replicated, or (shape, shards), with
+        shards (rank, start, size, offset in that rank's tensor)."""
 
     def set_config(self, group: int, config: dict[str, Any]) -> None: ...
     def set_lr(self, group: int, lr: float) -> None: ...
@@ -264,19 +264,17 @@ class Optimizer:
         found_inf: Maybe = None,
         stream: Stream = None,
     ) -> int | list[Array] | None:
-        """Parameters of all groups in order, with these gradients or with those in their attribute `grad`. None where
-        all had one, else the list of those that had: nothing is done where that is empty. Parameters whose memory has
-        moved are followed; the number of one that is another tensor now (shape, dtype, layout, device) is returned, and
-        nothing has changed."""
+        """Parameters of all groups in order, with the given gradients or those in `.grad`. Returns None if all had one,
+        else the list of those that had one; an empty list means that nothing was done. Parameters may have moved in
+        memory; if one has changed shape, dtype, layout or device, returns its number, and nothing has changed."""
 
     def states(self) -> list[tuple[str, int, Memory]]:
-        """(name without its parameter's, parameter, view) of each tensor; the views keep the memory alive."""
+        """(name without the parameter's, parameter, view) of each tensor; the views keep the memory alive."""
 
     def get_counts(self, number: int) -> list[int]: ...
     def set_counts(self, number: int, counts: Sequence[int]) -> None: ...
     def tiles(self) -> list[tuple[int, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-        """What the ranks of a group divide, on every rank alike: (parameter, number, owner, dims of the parameter,
-        start, size) of each tile."""
+        """The tiles, equal on all ranks: (parameter, number, owner, dims of the parameter, start, size)."""
 
     def memory(self) -> dict[str, int]: ...
     def stats(self) -> dict[str, float]: ...
@@ -285,12 +283,12 @@ class Optimizer:
 # --- curvature --------------------------------------------------------------------------------------------------------
 
 def kfac_forecast(config: dict[str, Any], layers: list[tuple[Layer, int, int, bool, str]]) -> int:
-    """Bytes of state that a Kfac would take."""
+    """Bytes of state of a Kfac."""
 
 class Kfac:
     """One tch_kfac: the layers of a model on one device, as (layer, inputs, outputs, bias, name). A `config` has the
-    fields of tch_kfac_config by name, enumerations as their words; missing ones have the defaults. `allocate` and
-    `group` as for Optimizer."""
+    fields of tch_kfac_config by name, enumerations as strings; others have the defaults. `allocate` and `group` as for
+    Optimizer."""
 
     def __init__(
         self,
@@ -311,11 +309,11 @@ class Kfac:
     ) -> None: ...
     def refresh(self) -> None: ...
     def precondition(self, lr: float, gradients: list[Maybe], stream: Stream = None) -> None:
-        """In place: the gradients of weight and bias of each layer in turn, None for those there are not."""
+        """Preconditions in place the gradients of weight and bias of each layer; None for missing ones."""
 
     def set_config(self, config: dict[str, Any]) -> None: ...
     def states(self) -> list[tuple[str, int, Memory]]:
-        """(name without its layer's, layer, view) of each tensor; the views keep the memory alive."""
+        """(name without the layer's, layer, view) of each tensor; the views keep the memory alive."""
 
     def get_counts(self, number: int) -> list[int]: ...
     def set_counts(self, number: int, counts: Sequence[int]) -> None: ...
@@ -331,7 +329,7 @@ class Scaler:
     def scale(self) -> Memory: ...
     def found_inf(self) -> Memory: ...
     def unscale(self, gradients: list[Maybe], divide: bool = True) -> None:
-        """Divides by the scale and checks for infinities in one pass; only checks where divide is False."""
+        """Divides by the scale and checks for infinities in one pass; only checks if divide is False."""
 
     def update(self) -> None:
         """Ends the iteration: adjusts the scale and clears the flag."""
@@ -339,8 +337,8 @@ class Scaler:
 # --- custom kernels ---------------------------------------------------------------------------------------------
 
 class Kernel:
-    """One tch_kernel, compiled when it is made, of `source` or, where that is None, of the file `path`; with a context
-    of its own."""
+    """One tch_kernel with its context, compiled at construction from `source` or, if that is None, from the file
+    `path`."""
 
     def __init__(
         self,
@@ -366,15 +364,15 @@ class Kernel:
         """registers, shared_bytes, local_bytes, max_threads, suggested_threads, suggested_blocks, from_cache."""
 
 class Elementwise:
-    """The short way through a call of torchium.elementwise, with a kernel whose parameters are the number of elements,
-    the number of packs of 16 bytes, `inputs` inputs and the outputs, each made like the first tensor with `keywords` of
+    """The fast path of torchium.elementwise, with a kernel whose parameters are the number of elements, the number of
+    16-byte packs, `inputs` inputs and the outputs, each allocated like the first tensor with `keywords` of
     torch.empty_like, or None."""
 
     def __init__(
         self, kernel: Kernel, inputs: int, keywords: tuple[Any, ...], width: int, threads: int, blocks: int, grain: int
     ) -> None: ...
     def run(self, inputs: tuple[Any, ...], out: Any) -> Any:
-        """The result, or a tuple of several; None where the call is of another kind."""
+        """The result, or a tuple of several; None if the call needs the general path."""
 
 def kernel_cache_folder() -> str:
-    """Where compiled kernels are kept. An OSError where there is no folder that can be used."""
+    """The folder of compiled kernels. Raises OSError if none can be used."""

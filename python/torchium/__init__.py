@@ -4,13 +4,12 @@
     optimizer = torchium.optim.Shampoo(model, lr=1e-3)
     optimizer = torchium.create_optimizer("muon", model, lr=0.02)
 
-`torchium.linalg` has the matrix functions for PyTorch, NumPy, CuPy and JAX arrays. `torchium.optim`, `torchium.amp` and
-`torchium.utils` are for PyTorch, and it is they that import it; so is `torchium.grad_sample`, for gradients of single
-samples, with GradSampleModule, per_sample_norms and GhostClipping. `torchium.kernel` and `torchium.elementwise` compile
-custom kernels. `python -m torchium` tells what was found here.
+`torchium.linalg` has matrix functions for PyTorch, NumPy, CuPy and JAX arrays. `torchium.optim`, `torchium.amp`,
+`torchium.utils` and `torchium.grad_sample` (GradSampleModule, per_sample_norms, GhostClipping) import PyTorch.
+`torchium.kernel` and `torchium.elementwise` compile custom kernels. `python -m torchium` checks the installation.
 
-Nothing is loaded by `import torchium` itself, neither PyTorch nor the C library: a name is looked up when it is first
-used. So the doctor starts where the library does not.
+`import torchium` loads neither PyTorch nor the C library: names are resolved on first use, so `python -m torchium`
+works even if the library does not load.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ __all__ = [
 ]
 
 _MODULES = ("amp", "grad_sample", "integrations", "linalg", "optim", "optimizers", "utils")
-# Where each other name is: its module, and its name there.
+# The module and attribute of each other name.
 _NAMES = {
     "GhostClipping": ("grad_sample", "GhostClipping"),
     "GradSampleModule": ("grad_sample", "GradSampleModule"),

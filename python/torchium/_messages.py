@@ -1,4 +1,4 @@
-"""What messages say of a value that somebody gave."""
+"""Formatting of values in messages."""
 
 from __future__ import annotations
 

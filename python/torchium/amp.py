@@ -1,8 +1,7 @@
-"""Loss scaling for float16. `GradScaler` is PyTorch's, with its state machine, its state_dict and its errors; only the
-passes over the gradients are Torchium's. For casting use torch.autocast: there is nothing to add to it.
+"""Loss scaling for float16. `GradScaler` is a subclass of PyTorch's that processes gradients in fewer launches. For
+casts use torch.autocast.
 
-PyTorch keeps those passes in one method, `_unscale_grads_`, whose name is private: it is overridden here and nowhere
-else. A PyTorch that renames it goes on with its own passes, and nothing else changes.
+It overrides the private method `_unscale_grads_`. If a version of PyTorch renames it, PyTorch's implementation is used.
 """
 
 from __future__ import annotations
@@ -16,28 +15,29 @@ from torchium._functions.ops import is_hollow
 
 __all__ = ["GradScaler"]
 
-# Dividing float16 gradients would lose what the scale was for: PyTorch refuses it, in words of its own.
+# PyTorch raises an error for float16 gradients, which must not be unscaled.
 _TO_DIVIDE = (torch.float32, torch.bfloat16, torch.float64)
 _TO_LOOK_AT = (*_TO_DIVIDE, torch.float16)
 
 
 class GradScaler(torch.amp.GradScaler):
-    """torch.amp.GradScaler, to be used in its place with any optimizer.
+    """A replacement for torch.amp.GradScaler, for any optimizer.
 
-    The loss is multiplied by a scale S, gradients are divided by it. At an infinity or a NaN the step is skipped and
-    S becomes backoff_factor S; after growth_interval good steps in a row it becomes growth_factor S.
+    The loss is multiplied by a scale S, gradients are divided by it. If a gradient has an infinity or NaN, the step is
+    skipped and S is multiplied by backoff_factor; after growth_interval successful steps in a row it is multiplied by
+    growth_factor.
 
-    `unscale_` divides all gradients of one type in one launch, in any layout. `step` with an optimizer that was made
-    with fused=True reads the gradients once to look for infinities and leaves them as they are: the optimizer divides
-    inside its step, and skips it on the device.
+    `unscale_` divides all gradients of one type in one launch, in any layout. With an optimizer with fused=True, `step`
+    only checks the gradients for infinities: the optimizer unscales, and skips if necessary, inside its step on the
+    device.
 
     Args:
         device: "cuda" or "cpu".
-        init_scale: the scale S to begin with.
-        growth_factor: of S after growth_interval good steps in a row.
-        backoff_factor: of S at an infinity or a NaN.
-        growth_interval: good steps in a row before S grows.
-        enabled: False makes everything here do nothing.
+        init_scale: the initial scale S.
+        growth_factor: of S after growth_interval successful steps in a row.
+        backoff_factor: of S after an infinity or NaN.
+        growth_interval: successful steps in a row before S grows.
+        enabled: False disables scaling.
 
     Examples:
         >>> scaler = torchium.amp.GradScaler("cuda")
@@ -63,18 +63,18 @@ class GradScaler(torch.amp.GradScaler):
             "enabled": enabled,
         }
         for name, number in numbers.items():
-            if is_hollow(number):  # PyTorch would compare it, and read memory that is gone
-                raise TypeError(f"{name} must be a number, got a tensor that has no memory")
+            if is_hollow(number):  # PyTorch would read freed memory
+                raise TypeError(f"{name} must be a number, got a tensor without storage")
         try:
             super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
-        except AssertionError as wrong:  # as PyTorch has it, which python -O would leave out
+        except AssertionError as wrong:  # which python -O would disable
             raise ValueError(str(wrong)) from None
 
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
     ) -> dict[torch.device, torch.Tensor]:
-        """Multiplies the gradients by `inv_scale` and returns the flag of each device. PyTorch calls it with
-        `allow_fp16` and an inv_scale of 1 when it only wants to know whether there are infinities."""
+        """Multiplies the gradients by `inv_scale` and returns the flag of each device. With `allow_fp16` and an
+        inv_scale of 1 PyTorch only checks for infinities."""
         only_look = allow_fp16
         gradients = _gradients_by_device(optimizer, _TO_LOOK_AT if only_look else _TO_DIVIDE)
         if gradients is None:
@@ -90,14 +90,14 @@ class GradScaler(torch.amp.GradScaler):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        state.pop("_workers", None)  # memory of this process; made again when needed
+        state.pop("_workers", None)  # memory of this process; created again when needed
         return state
 
 
 def _gradients_by_device(
     optimizer: torch.optim.Optimizer, dtypes: tuple[torch.dtype, ...]
 ) -> dict[torch.device, list[torch.Tensor]] | None:
-    """None where a gradient is PyTorch's own affair: of another type, sparse, a subclass, on another kind of device."""
+    """None if PyTorch must handle a gradient: an unsupported type or device, sparse, a subclass."""
     gradients: dict[torch.device, list[torch.Tensor]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -112,8 +112,8 @@ def _gradients_by_device(
 
 
 class _Worker:
-    """The library's scaler of one device, of which only the pass over gradients is used: PyTorch keeps the scale. Its
-    two numbers are tensors here that share its memory, so nothing waits for the device."""
+    """The library's scaler of one device, used only for the pass over gradients: PyTorch keeps the scale. Scale and
+    flag are tensors that share its memory, so nothing synchronizes."""
 
     def __init__(self, device: torch.device) -> None:
         self.scaler = _C.Scaler(str(device))
@@ -122,10 +122,10 @@ class _Worker:
 
     @torch.no_grad()
     def inspect(self, gradients: list[torch.Tensor], inv_scale: torch.Tensor | None) -> torch.Tensor:
-        """1 where any gradient is not finite, as a tensor of this call alone; divides where inv_scale is given."""
+        """A new tensor, 1 if any gradient is not finite; divides if inv_scale is given."""
         if inv_scale is not None:
             self.scale.copy_(inv_scale.double().reciprocal(), non_blocking=True)
         self.scaler.unscale(gradients, divide=inv_scale is not None)
         found_inf = self.found_inf.clone()
-        self.scaler.update()  # clears the flag; the scale it changes is written again before it is used
+        self.scaler.update()  # clears the flag; the scale is overwritten before use
         return found_inf

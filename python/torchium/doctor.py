@@ -1,8 +1,7 @@
-"""The doctor, `python -m torchium`: what is installed, what was loaded from where, which devices can be used, and
-whether they compute.
+"""`python -m torchium`: installed packages, loaded libraries, usable devices, and a test of each.
 
-A report is a plain dict (`examine`), printed as text or as JSON. Every part is looked at even when another one failed:
-nothing here may raise, and what is wrong ends up in report["problems"] with what to do about it.
+A report is a plain dict (`examine`), printed as text or JSON. Every part is examined even if another one failed:
+nothing raises, and report["problems"] lists all problems with remedies.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from torchium import selftest
 
 Report = dict[str, Any]
 
-# What pip calls this package. The name of its folder belongs to another project on PyPI.
+# The name of this package on PyPI, where the name of its folder belongs to another project.
 _DISTRIBUTION = "torchium-native"
 _NAMESAKE = "torchium"
 
-# Libraries whose file matters when something is slow or clashes: how their file names begin.
+# Prefixes of the file names of relevant libraries.
 _LIBRARIES = (
     "libtorchium",
     "libopenblas",
@@ -35,7 +34,7 @@ _LIBRARIES = (
     "libcusolver.",
     "libnvrtc.",
 )
-# What each missing library is called where people can get it.
+# Packages of missing libraries.
 _PACKAGES = {
     "libgomp": "it comes with gcc; Debian and Ubuntu: apt-get install libgomp1",
     "libtorchium": f"the package is incomplete: install it again (pip install --force-reinstall {_DISTRIBUTION})",
@@ -64,7 +63,7 @@ _VARIABLES = (
 
 
 def examine() -> Report:
-    """Everything the doctor knows, as a dict of plain values; `problems` is empty when all is well."""
+    """The report as a dict of plain values; `problems` is empty if there are none."""
     report: Report = {
         "python": {"version": platform.python_version(), "executable": sys.executable, "platform": platform.platform()},
         "package": {"folder": str(Path(__file__).parent), "installed_version": _installed_version(_DISTRIBUTION)},
@@ -72,7 +71,7 @@ def examine() -> Report:
         "problems": [],
     }
     _look_for_namesake(report)
-    # PyTorch first, as in most programs: its CUDA libraries then serve both.
+    # PyTorch first, as in most programs, to share its CUDA libraries.
     report["numpy"] = _examine_numpy(report)
     report["torch"] = _examine_torch(report)
     report["library"] = _examine_library(report)
@@ -86,14 +85,14 @@ def examine() -> Report:
 
 
 def loaded_libraries() -> dict[str, list[str]]:
-    """The files of the libraries of interest that this process has mapped, by the beginning of their names."""
+    """The mapped files of the libraries above, by prefix."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return {}
     files = sorted({line.split(maxsplit=5)[5] for line in lines if line.count("/") > 0})
     found = {prefix.rstrip("."): [f for f in files if Path(f).name.startswith(prefix)] for prefix in _LIBRARIES}
-    # PyTorch's wheels carry a libgomp under a name of their own.
+    # PyTorch's wheels contain a renamed libgomp.
     return {name: places for name, places in found.items() if places}
 
 
@@ -109,8 +108,7 @@ def _installed_version(distribution: str) -> str | None:
 
 
 def _look_for_namesake(report: Report) -> None:
-    """Both distributions own files in the folder torchium, so that the one installed last has written over the other's,
-    and removing either damages the other."""
+    """Both distributions install into the folder torchium and overwrite each other's files."""
     ours, theirs = report["package"]["installed_version"], _installed_version(_NAMESAKE)
     if theirs is not None:
         beside = f"beside {_DISTRIBUTION} {ours}" if ours is not None else f"and {_DISTRIBUTION} is not"
@@ -124,13 +122,13 @@ def _look_for_namesake(report: Report) -> None:
 
 
 def _import(report: Report, name: str) -> Any:
-    """A module, or None where it is not installed. One that is there and does not start is a problem."""
+    """A module, or None if it is not installed. An installed module that cannot be imported is a problem."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             _problem(report, f"{name} does not start: {error}", f"install {name} again")
-    except Exception as error:  # whatever an import may raise: it is what the doctor is asked about
+    except Exception as error:  # an import may raise anything
         _problem(report, f"{name} does not start: {type(error).__name__}: {error}", f"install {name} again")
     return None
 
@@ -188,7 +186,7 @@ def _compare_versions(report: Report) -> None:
 
 
 def _compare_cuda(report: Report) -> None:
-    """A GPU that PyTorch uses and Torchium does not is what people come to the doctor with."""
+    """Reports GPUs that PyTorch can use but Torchium cannot."""
     torch = report["torch"]
     cuda = next((b for b in report["library"]["backends"] if b["name"] == "cuda"), None)
     if torch is None or not torch["gpus"] or (cuda is not None and cuda["available"]):

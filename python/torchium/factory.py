@@ -1,5 +1,5 @@
-"""Optimizers by name, for configuration files and command lines. Given a model instead of parameters, the factory makes
-the groups that people make by hand: which parameters get the second-order method, and which get no weight decay."""
+"""Optimizers by name, for configuration files and command lines. For a model, create_optimizer makes the usual
+parameter groups: AdamW for embeddings and output layers, optionally no weight decay for vectors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torchium.optim import KFAC, SGD, SOAP, AdamW, Lion, Muon, NaturalGradient, NorMuon, Shampoo, TorchiumOptimizer
 
-# The name people write, and the class of torchium.optim.
+# Name and class of torchium.optim.
 _CLASSES = {
     "adamw": "AdamW",
     "kfac": "KFAC",
@@ -27,11 +27,11 @@ _CLASSES = {
     "soap": "SOAP",
 }
 _ALIASES = {"naturalgradient": "natural", "natural_gradient": "natural"}
-# What is found by name but not listed: another's defaults.
+# Not listed: a class with different defaults.
 _VARIANTS = {"cudashampoo": "CUDAShampoo"}
-# These look at a model's layers, and are made from the model itself.
+# Constructed from the model, whose layers they observe.
 _OF_MODEL = ("kfac", "natural")
-# These treat every parameter elementwise in any case.
+# These update all parameters elementwise.
 _FIRST_ORDER = ("adamw", "lion", "sgd")
 
 
@@ -94,19 +94,18 @@ def create_optimizer(
     no_decay_1d: bool = False,
     **options: Any,
 ) -> Any:
-    """An optimizer of torchium.optim by its name, in any case: "shampoo", "soap", "muon", "normuon", "kfac",
+    """Creates an optimizer of torchium.optim by name, ignoring case: "shampoo", "soap", "muon", "normuon", "kfac",
     "natural", "adamw", "lion", "sgd".
 
     Args:
         name: of the optimizer.
-        params_or_model: parameters or groups as every optimizer takes them, passed on as they are; or a model, which
-            "kfac" and "natural" want. Of a model embeddings and output layers get AdamW, as where the class itself is
-            given the model: `optimizer.summary()` tells.
-        use_adamw: for a model, further matrices that get AdamW. A class of modules, or a pattern compared, in any
-            case, with the name of a parameter, the name of its module ("transformer.wte"), the last part of that
-            ("wte") and the name of the module's class ("Embedding").
-        no_decay_1d: for a model, whether parameters with fewer than two dimensions go without weight decay.
-        options: the optimizer's own, such as lr and weight_decay.
+        params_or_model: a model, or parameters or groups, which "kfac" and "natural" do not accept. Embeddings and
+            output layers of a model get AdamW, as shown by `optimizer.summary()`.
+        use_adamw: for a model, further matrices that get AdamW: module classes, or patterns that match, ignoring case,
+            the name of a parameter, the name of its module ("transformer.wte"), the last part of that ("wte") or the
+            module's class ("Embedding").
+        no_decay_1d: for a model, no weight decay for parameters with fewer than two dimensions.
+        options: arguments of the optimizer, such as lr and weight_decay.
 
     Examples:
         >>> optimizer = torchium.create_optimizer("muon", model, lr=0.02, no_decay_1d=True)
@@ -191,8 +190,7 @@ def _grouped(
 
 
 def _matching(model: torch.nn.Module, patterns: list[str | type]) -> set[torch.nn.Parameter]:
-    """The parameters that any of the patterns chooses. A pattern without one is an error: it would be a spelling
-    mistake that shows only in the loss."""
+    """The parameters that match any of the patterns. A pattern without a match is an error: it is probably misspelt."""
     owned = [
         (parameter, f"{path}.{own}".lstrip("."), path, module)
         for path, module in model.named_modules(remove_duplicate=False)

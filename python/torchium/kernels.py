@@ -1,8 +1,7 @@
 """Custom kernels: CUDA C source, compiled by NVRTC for a GPU and by the system's C++ compiler for the CPU.
 
-`kernel` is here, `elementwise` is in torchium._functions.elementwise and stands on it. Nothing here imports PyTorch: a
-kernel takes NumPy, CuPy and JAX arrays as well. A source is compiled when it first meets a device, and kept on disk
-then.
+`elementwise` (torchium._functions.elementwise) is built on `kernel`. This module does not import PyTorch: kernels also
+accept NumPy, CuPy and JAX arrays. A source is compiled on first use on a device, and cached on disk.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Kernel", "KernelError", "elementwise", "kernel"]
 
-# Comments and literals, of which one that has no end takes the rest: every character is in one match, and none is read
-# twice. An apostrophe behind a digit is part of a number.
+# Comments and literals; unterminated ones extend to the end. An apostrophe after a digit is part of a number.
 _COMMENT = re.compile(
     r"""//[^\n]*|/\*.*?(?:\*/|\Z)|\b(?:u8|[uUL])?R"(?P<raw>[^()\\\s]{0,16})\(.*?(?:\)(?P=raw)"|\Z)"""
     r"""|"(?:\\.|[^"\\\n])*"?|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])*'?""",
@@ -34,7 +32,7 @@ _COMMENT = re.compile(
 )
 _TOKEN = re.compile(_COMMENT.pattern + r"|(?P<code>\w+|\S)", re.DOTALL)
 
-# How many forks this process came by. A child compiles anew: what the parent has belongs to the parent's threads.
+# The number of forks. A child recompiles, since compiled kernels belong to the parent's threads.
 _forks = 0
 
 
@@ -48,15 +46,16 @@ if hasattr(os, "register_at_fork"):
 
 
 class Kernel:
-    """`torchium.kernel`: a kernel from CUDA C source, for GPUs and the CPU. A call launches it where its arrays are.
+    """`torchium.kernel`: a kernel from CUDA C source, for GPUs and CPUs. A call launches it on the device of its
+    arrays.
 
     Args:
         source: the text, or the path of a file: a str that ends in ".cu", or a Path.
-        name: of the `__global__` function; of a template with its arguments, "scale<float, 4>". It may be left out
-            where the source has one kernel and that is no template.
+        name: of the `__global__` function; for a template with its arguments, "scale<float, 4>". Optional if the source
+            has a single kernel that is not a template.
         options: for both compilers: -DNAME=VALUE, -UNAME, -IFOLDER, -std=c++17, --use_fast_math, -O3.
-        include_dirs: where `#include "..."` is looked for, besides the folder of the file.
-        cache: whether compiled code is looked for, and kept, on disk.
+        include_dirs: folders for `#include "..."`, in addition to that of the file.
+        cache: whether to cache compiled code on disk.
 
     Examples:
         >>> halve = torchium.kernel("__global__ void halve(float *x, int n) { int i = blockIdx.x * blockDim.x + ...; }")
@@ -100,36 +99,35 @@ class Kernel:
         Args:
             grid: blocks, a number or up to three.
             block: threads of a block, a number or up to three.
-            args: one object for each parameter: an array for a pointer (None for a NULL pointer), a Python or NumPy
-                number, a ctypes or NumPy struct or bytes for a struct. They are compared with the parameters before
-                anything happens.
+            args: one object per parameter: an array for a pointer (None for NULL), a Python or NumPy number, a ctypes
+                or NumPy struct or bytes for a struct. They are checked before the launch.
             shared_mem: bytes of dynamic shared memory.
-            stream: a torch or CuPy stream, or its number; None for the one that the arrays' library works on.
-            allow_strided: True where the kernel knows about arrays with gaps; otherwise they are an error.
+            stream: a torch or CuPy stream, or its handle; None for the current stream of the arrays' library.
+            allow_strided: accept noncontiguous arrays, which the kernel must handle.
 
-        A tensor that requires a gradient is only read, `const`, unless gradients are off. On a GPU the launch is
-        queued, and nothing is waited for.
+        Tensors that require gradients are only accepted for `const` pointers, unless gradients are disabled. On a GPU
+        the launch is asynchronous.
         """
         if type(args) is not tuple:
             args = _as_tuple(args)
         number = None if stream is None else _stream_number(stream)
         self._on(_device_of(args)).launch(grid, block, args, shared_mem, number, allow_strided)
         for i in self._written:
-            if hasattr(args[i], "is_cuda"):  # a tensor of PyTorch's
+            if hasattr(args[i], "is_cuda"):  # a PyTorch tensor
                 _count_write(args[i])
 
     def compile(self, device: Any = None) -> Kernel:
-        """Compiles for a device ahead of the first launch, and returns the kernel itself.
+        """Compiles for a device ahead of the first launch, and returns the kernel.
 
         Args:
-            device: None for a GPU where there is one, otherwise for the CPU.
+            device: None for the GPU if there is one, else the CPU.
         """
         self._on(_full_name(device))
         return self
 
     def info(self, device: Any = None) -> dict[str, Any]:
-        """What the compiler made: parameters (as C writes their types), registers, shared_bytes and local_bytes,
-        max_threads, suggested_threads and suggested_blocks, and whether it came from the cache.
+        """Properties of the compiled kernel: parameters (as C types), registers, shared_bytes and local_bytes,
+        max_threads, suggested_threads and suggested_blocks, from_cache.
 
         Args:
             device: as for `compile`.
@@ -139,10 +137,10 @@ class Kernel:
         return {"name": self.name, "device": name, "parameters": compiled.parameters(), **compiled.info()}
 
     def suggest(self, n: int, device: Any = None) -> tuple[int, int]:
-        """Grid and block for a thread for each of n elements, with the block that fills the device best.
+        """Grid and block for one thread per element, with the block size of the highest occupancy.
 
         Args:
-            n: how many elements.
+            n: the number of elements.
             device: as for `compile`.
         """
         if isinstance(n, bool) or not isinstance(n, int):
@@ -186,16 +184,16 @@ def elementwise(
     options: Sequence[str] = (),
     preamble: str = "",
 ) -> Elementwise:
-    """A function of tensors from what it does to one element, for GPUs and the CPU.
+    """Compiles an elementwise function of tensors, for GPUs and CPUs.
 
     Args:
-        inputs: types and names, as in "float x, float p": float, double, int, long, half, bfloat16, or T, which is the
-            type that PyTorch would promote all inputs of type T to. half and bfloat16 are computed as float.
+        inputs: types and names, as in "float x, float p": float, double, int, long, half, bfloat16, or T, the promoted
+            type of all inputs of type T. half and bfloat16 are computed as float.
         outputs: types and names of the results, likewise.
         operation: statements in CUDA C that set the outputs.
         name: of the kernel, for profilers.
-        derivative: the gradient of each input by its name, as an expression of the inputs, the outputs and `grad`, the
-            gradient of the output (grad_NAME where there are several); or a sequence with one for each input.
+        derivative: the gradient of each input by name, as an expression of the inputs, the outputs and `grad`, the
+            gradient of the output (grad_NAME if there are several); or a sequence with one per input.
         options: as for `torchium.kernel`.
         preamble: text before the kernel: functions, constants, #include.
 
@@ -214,7 +212,7 @@ def elementwise(
 
 
 def _read(source: Any) -> tuple[str, str | None]:
-    """The text, and the path it came from."""
+    """The text, and its path or None."""
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"source must be CUDA C source or the path of a .cu file, got {type(source).__name__!r}")
     if isinstance(source, os.PathLike) or source.endswith(".cu"):
@@ -228,7 +226,7 @@ def _read(source: Any) -> tuple[str, str | None]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """Words and single characters, without comments, literals and what __launch_bounds__ has in parentheses."""
+    """Words and single characters, without comments, literals and arguments of __launch_bounds__."""
     last, bounds = "", 0  # parentheses that are open
     for match in _TOKEN.finditer(text):
         if (word := match["code"]) is None:
@@ -241,7 +239,7 @@ def _words(text: str) -> Iterator[str]:
 
 
 def _only_kernel(text: str) -> str:
-    """The name of the one kernel of a source: the word before the first parenthesis behind __global__."""
+    """The name of the single kernel of a source: the word before the first parenthesis after __global__."""
     names, templates = set(), set()
     last, is_kernel, is_template = "", False, False
     for token in _words(text):
@@ -286,9 +284,9 @@ def _full_name(device: Any) -> str:
 
 
 def _device_of(args: tuple[Any, ...]) -> str:
-    """Of the first array. Whether the others are there too is seen at the launch."""
+    """The device of the first array. The launch checks the others."""
     for a in args:
-        if (on_gpu := getattr(a, "is_cuda", None)) is not None:  # PyTorch's, asked without a call
+        if (on_gpu := getattr(a, "is_cuda", None)) is not None:  # PyTorch's, without a call
             return f"cuda:{a.get_device()}" if on_gpu else _cpu_only(a)
         if (ask := getattr(a, "__dlpack_device__", None)) is not None:
             kind, index = ask()
@@ -310,7 +308,7 @@ def _stream_number(stream: Any) -> int:
 
 
 def _count_write(tensor: Any) -> None:
-    """As an operator in place does: a backward pass that needs the old values says so."""
+    """Marks the tensor as modified in place for autograd."""
     sys.modules["torch"].autograd.graph.increment_version(tensor)
 
 

@@ -1,5 +1,5 @@
-"""The C library behind the package: where it lies, what it can use here, what its memory pools hold. Nothing here
-imports PyTorch, and devices are named as text: "cpu", "cuda", "cuda:1" (a torch.device will do)."""
+"""The C library: paths, available devices, memory pools. Does not import PyTorch; devices are "cpu", "cuda", "cuda:1"
+or a torch.device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def get_include() -> str:
 
     cc program.c $(python -c "import torchium as t; print(f'-I{t.get_include()} -L{t.get_library_dir()}')") -ltorchium
     """
-    # Beside this file in a build tree, beside the library's folder once installed.
+    # Next to this file in a build tree, next to the library's folder once installed.
     places = [Path(__file__).parent / "include", Path(get_library_dir()).parent / "include"]
     for place in places:
         if (place / "torchium" / "torchium.h").is_file():
@@ -28,7 +28,7 @@ def get_include() -> str:
 
 
 def get_library_dir() -> str:
-    """The folder of libtorchium: to link with (-L), to run with (-Wl,-rpath), with cmake and pkgconfig files in it."""
+    """The folder of libtorchium, for -L and -Wl,-rpath; contains cmake and pkgconfig files."""
     return str(Path(_C.library_path()).resolve().parent)
 
 
@@ -49,7 +49,7 @@ def library_paths() -> list[str]:
 
 
 def is_available(device: Any = "cuda") -> bool:
-    """Whether the library can compute on a device here. `python -m torchium` tells why not.
+    """Whether the library can use a device. `python -m torchium` shows why not.
 
     Args:
         device: "cpu", "cuda", "cuda:1", or a torch.device.
@@ -62,7 +62,7 @@ def is_available(device: Any = "cuda") -> bool:
 
 
 def _device_name(device: Any) -> str:
-    # Known by its type's name, so that PyTorch need not be there.
+    # By the type's name, to avoid importing PyTorch.
     kind = type(device)
     if isinstance(device, str) or (kind.__module__, kind.__name__) == ("torch", "device"):
         return str(device)
@@ -74,12 +74,12 @@ def _usable_devices() -> list[str]:
 
 
 def memory_report(optimizer: TorchiumOptimizer | None = None, *, device: Any = None) -> dict[str, Any]:
-    """What an optimizer takes, in bytes; without one, what the library's pools hold on each device.
+    """The memory of an optimizer in bytes, or without one of the library's pools on each device.
 
     Args:
-        optimizer: one of torchium.optim, for its `memory_report()`: a forecast before its first step, figures after it.
-        device: without an optimizer, the one device whose pool is asked for; None for each by its name. A pool has
-            total, free, allocated, reserved, peak and so on.
+        optimizer: one of torchium.optim, for its `memory_report()`: a forecast before its first step.
+        device: without an optimizer, the device of a single pool; None for all, by name. A pool has total, free,
+            allocated, reserved, peak and so on.
 
     Examples:
         >>> torchium.memory_report(device="cuda")["peak"]

@@ -4,21 +4,20 @@
     a = numpy.cov(numpy.random.randn(8, 100))
     x = torchium.linalg.inverse_root(a, 4, relative_eps=1e-6)     # (A + damping I)^(-1/4)
 
-The arrays of a call are of one kind and on one device, and so is the result; inputs are never written to. A batch of
-matrices, `[..., m, n]`, has any number of leading dimensions. Types are float32, float64, float16 and bfloat16; the two
-narrow ones are computed wider and rounded once. Transposed, sliced and expanded arrays are read as they are.
+All arrays of a call have the same library, dtype and device, as does the result; inputs are never modified. A batch of
+matrices, `[..., m, n]`, has any number of leading dimensions. Types are float32, float64, float16 and bfloat16; the
+last two are computed in higher precision and rounded once. Transposed, sliced and expanded arrays are not copied.
 
-A matrix that is not finite, not symmetric where it must be, or not positive where it must be, is a
-`torchium.NumericError` that names its number in the batch; so is one whose eigenvalues, power, root or solution is too
-large for its type. In products, `orthogonalize` and gradients what is too large is an infinity.
+A matrix that is not finite, not symmetric or not positive definite where required, or whose eigenvalues, power, root or
+solution overflow, raises a `torchium.NumericError` with its index in the batch. Products, `orthogonalize` and gradients
+overflow to infinity.
 
-With PyTorch the functions can be differentiated where a gradient is defined, and seen by `torch.compile` as operators
-`torch.ops.torchium.*`. A function without a gradient refuses tensors that require one. With CUDA tensors work is queued
-on the current stream.
+PyTorch's autograd works where a gradient is defined; other functions raise an error for tensors that require one.
+`torch.compile` sees operators `torch.ops.torchium.*`. CUDA tensors use the current stream.
 """
 
-# This file only says what the functions do and finds out whose arrays they got: torchium._functions.ops is for
-# PyTorch's, and torchium._functions.arrays for the others. It does not import PyTorch.
+# Documentation and dispatch by array library: torchium._functions.ops for PyTorch, torchium._functions.arrays for the
+# others. Does not import PyTorch.
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ __all__ = [
 
 
 class _NoTensor:
-    """Stands for torch.Tensor as long as nobody has imported PyTorch."""
+    """Stands for torch.Tensor while PyTorch is not imported."""
 
 
 _Tensor: Any = _NoTensor
@@ -57,7 +56,7 @@ _torch_functions: Any = None
 
 
 def _find_torch() -> bool:
-    """Looks whether PyTorch has come, and if so remembers it."""
+    """Whether PyTorch has been imported since the last call."""
     global _Tensor, _torch_functions
     torch = sys.modules.get("torch")
     if _torch_functions is not None or torch is None or not hasattr(torch, "Tensor"):
@@ -85,11 +84,11 @@ def matrix_power(a: Array, power: float, eps: float = 0.0) -> Array:
     Args:
         a: symmetric matrices, [..., n, n].
         power: any real number.
-        eps: damping, 0 or more. Eigenvalues that it leaves below eps are raised to it, negative ones among them. With
-            0, a negative power of a matrix with eigenvalues that are not positive is a NumericError.
+        eps: damping, 0 or more. Shifted eigenvalues below eps, including negative ones, are clamped to it. With 0, a
+            negative power of a matrix that is not positive definite is a NumericError.
 
     The gradient with respect to A is V (K o V' (G + G')/2 V) V' with K the divided differences of the function; it is
-    computed in float64, and cannot be differentiated once more.
+    computed in float64, and has no second derivative.
 
     Examples:
         >>> x = matrix_power(a, -0.25, eps=1e-8)
@@ -137,15 +136,15 @@ def inverse_root(
         a: [..., n, n].
         root: 1, 2, 3, 4, 6 or 8; `matrix_power` takes any power.
         eps: damping.
-        relative_eps: damping relative to the largest eigenvalue. It bounds the cost in advance: prefer it.
-        method: "auto", the fastest that reaches the tolerance; "eigen", by eigenvalues; "newton", products only;
+        relative_eps: damping relative to the largest eigenvalue, preferred: it bounds the cost in advance.
+        method: "auto", the fastest that reaches the tolerance; "eigen", by eigendecomposition; "newton", only products;
             "rational", shifted inverses (CPU only).
         tolerance: the largest error of the result relative to its norm; 0 means 1e-9 for float64, 1e-3 for the others.
         return_residual: also return the certificate |X^ceil(r/2) (A + d I) X^floor(r/2) - I| / sqrt(n) of each result,
             as float64 of the batch's shape.
 
-    The gradient, in the manner of `matrix_power`, includes the dependence of d on the largest eigenvalue. The residual
-    has none.
+    The gradient, as that of `matrix_power`, includes the dependence of d on the largest eigenvalue. The residual has
+    none.
 
     Examples:
         >>> x, residual = inverse_root(a, 4, relative_eps=1e-6, return_residual=True)
@@ -181,12 +180,12 @@ def matmul(a: Array, b: Array) -> Array:
 
 
 def gram(a: Array, transpose: bool = False, alpha: float = 1.0) -> Array:
-    """alpha A A', or alpha A' A with transpose: symmetric to the last bit, for half the work of a product.
+    """alpha A A', or alpha A' A with transpose: exactly symmetric, with half the work of a product.
 
     Args:
         a: any matrices, [..., m, n].
-        transpose: A' A in place of A A'.
-        alpha: a factor of the result.
+        transpose: A' A instead of A A'.
+        alpha: scale of the result.
 
     Examples:
         >>> covariance = gram(x, transpose=True, alpha=1 / len(x))
@@ -195,7 +194,7 @@ def gram(a: Array, transpose: bool = False, alpha: float = 1.0) -> Array:
 
 
 def symmetric_product(a: Array, b: Array) -> Array:
-    """A B for symmetric A and B that commute, such as powers of one matrix: the result is symmetric to the last bit.
+    """A B for symmetric A and B that commute, such as powers of one matrix: the result is exactly symmetric.
 
     Args:
         a: symmetric matrices, [..., n, n].
@@ -208,13 +207,13 @@ def symmetric_product(a: Array, b: Array) -> Array:
 
 
 def orthogonalize(a: Array, steps: int = 5, method: _PolarMethod = "polar_express") -> Array:
-    """Near U V' for A = U S V' [..., m, n]: the closest semi-orthogonal matrix, by Newton-Schulz steps as Muon uses it.
+    """Approximately U V' for A = U S V' [..., m, n], the closest semi-orthogonal matrix, by Newton-Schulz steps.
 
     Args:
         a: any matrices.
-        steps: 1 to 100. Singular values come out near 1, not at 1; five steps are usual.
-        method: "polar_express", coefficients chosen step by step, "muon", the same ones at every step, or "minimax",
-            three steps of higher degree, which end nearer to 1 for less work; further ones as of "polar_express".
+        steps: 1 to 100. Singular values are close to 1; five steps are usual.
+        method: "polar_express", different coefficients in each step, "muon", the same in every step, or "minimax",
+            three steps of higher degree, more accurate at lower cost, and further ones as in "polar_express".
 
     There is no gradient.
 
@@ -225,7 +224,7 @@ def orthogonalize(a: Array, steps: int = 5, method: _PolarMethod = "polar_expres
 
 
 def kronecker_product(a: Array, b: Array) -> Array:
-    """A (x) B, [..., m p, n q]. Mind its size: the functions below never form it.
+    """A (x) B, [..., m p, n q]. The functions below do not form it.
 
     Args:
         a: [..., m, n].
@@ -287,7 +286,7 @@ def kronecker_solve(a: Array, b: Array, x: Array, damping: float) -> Array:
 def nearest_kronecker(
     m: Array, shape_a: Sequence[int], shape_b: Sequence[int], return_error: bool = False
 ) -> tuple[Array, ...]:
-    """The A of shape_a and B of shape_b that make |M - A (x) B| least.
+    """The A of shape_a and B of shape_b that minimize |M - A (x) B|.
 
     Args:
         m: [..., m p, n q].

@@ -72,7 +72,7 @@ def _check_printable(operator: Any, args: Sequence[Any]) -> None:
     """Where an argument does not fit its schema PyTorch prints it, and reads memory that is gone."""
     for argument, value in zip(operator._schema.arguments, args, strict=False):
         if str(argument.type) != "Tensor" and is_hollow(value):
-            raise TypeError(f"{argument.name} must be a {argument.type}, got a tensor that has no memory")
+            raise TypeError(f"{argument.name} must be a {argument.type}, got a tensor without storage")
 
 
 def _through(operator: Any, *args: Any) -> Any:

@@ -95,7 +95,7 @@ def run(model: nn.Module, plan: Plan, sink: Any, loss_fn: LossFunction, inputs: 
         raise TypeError(f"loss_fn must be callable, got {type(loss_fn).__name__}")
     for name, given in (("inputs", inputs), ("targets", targets)):
         if is_hollow(list(given.values()) if isinstance(given, dict) else given):  # PyTorch would read what is gone
-            raise TypeError(f"{name} must be tensors, got one that has no memory")
+            raise TypeError(f"{name} must be tensors, got one without storage")
     capture = Capture(model, plan, sink, batch_first=True, gradients=False)
     capture.install()
     try:

@@ -1,10 +1,10 @@
-"""Optimizers for PyTorch: Shampoo, SOAP, Muon, NorMuon, AdamW, Lion and SGD, drop-in for those of torch.optim.
+"""Optimizers for PyTorch: Shampoo, SOAP, Muon, NorMuon, AdamW, Lion and SGD, drop-in replacements for torch.optim.
 
     optimizer = torchium.optim.Shampoo(model, lr=1e-3)
 
-Matrices get the second-order method; embeddings, the output layer and everything else get AdamW in the same optimizer.
-KFAC and NaturalGradient look at a model's layers and are made from the model; KFACPreconditioner turns the gradients
-for any optimizer. MatrixOptimizer is a base class for other methods, written in Python.
+The second-order method updates matrices; AdamW, in the same optimizer, updates embeddings, the output layer and all
+other parameters. KFAC and NaturalGradient observe the layers of a model; KFACPreconditioner preconditions gradients for
+any optimizer. MatrixOptimizer is a base class for optimizers written in Python.
 
     optimizer = torchium.optim.KFAC(model, lr=0.01)
 """

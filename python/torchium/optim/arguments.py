@@ -1,4 +1,4 @@
-"""The groups of arguments that optimizers share, and the types of their keywords."""
+"""Shared groups of arguments, and the types of keywords."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ WeightDecayType = Literal["decoupled", "l2"]
 
 @dataclass(frozen=True)
 class AdamWArguments:
-    """What AdamW does with vectors, scalars and `params`, as the argument `adamw` of an optimizer of matrices. In
-    parameter groups each has its own key: `adamw_lr`, `adamw_betas`, `adamw_eps`, `adamw_weight_decay`, `use_adamw`.
+    """Hyperparameters of AdamW for vectors, scalars and `params`: the argument `adamw` of an optimizer of matrices. The
+    keys in parameter groups are `adamw_lr`, `adamw_betas`, `adamw_eps`, `adamw_weight_decay`, `use_adamw`.
 
     Args:
-        lr: learning rate; None follows the optimizer's rule. It keeps its ratio to the optimizer's lr: a scheduler that
-            halves lr halves it, too.
+        lr: learning rate; None for the optimizer's default. It keeps its ratio to the optimizer's lr under schedulers.
         betas: decay rates of both moments.
         eps: added to the square root of the second moment.
         weight_decay: decoupled weight decay; None means the optimizer's.
-        params: True for all, or patterns of names such as `("*embed*",)`: parameters that get AdamW whatever their
-            shape. Keyed `use_adamw` in groups.
+        params: True for all, or patterns of names such as `("*embed*",)`: parameters that get AdamW regardless of
+            shape. The key in groups is `use_adamw`.
     """
 
     lr: float | None = None
@@ -42,8 +41,8 @@ class AdamWArguments:
 
 @dataclass(frozen=True)
 class MemoryArguments:
-    """How state is stored, as the argument `memory` of an optimizer. Parameter groups have the same keys, and
-    `memory_budget` for `budget`.
+    """Storage of state: the argument `memory` of an optimizer. Parameter groups have the same keys, and `memory_budget`
+    for `budget`.
 
     Args:
         state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of elementwise updates, rounded
@@ -53,8 +52,8 @@ class MemoryArguments:
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
         stochastic_rounding: unbiased stochastic rounding of bfloat16 parameters without a float32 copy.
         seed: of stochastic rounding.
-        budget: bytes of scratch that a step may use; None means an eighth of the state, and at least 2 GiB and a 32nd
-            of the GPU's memory.
+        budget: limit of a step's scratch in bytes; None means 1/8 of the state, and at least 2 GiB and 1/32 of the
+            GPU's memory.
     """
 
     state_dtype: StateDtype | torch.dtype = "float32"
@@ -68,17 +67,19 @@ class MemoryArguments:
 
 @dataclass(frozen=True)
 class NumericsArguments:
-    """How accurate a step is and what it does with a bad gradient, as the argument `numerics` of an optimizer. In
-    parameter groups `damping`, `tolerance` and `method` are `relative_eps`, `root_tolerance` and `root_method`.
+    """Accuracy of a step and handling of non-finite gradients: the argument `numerics` of an optimizer. In parameter
+    groups `damping`, `tolerance` and `method` are `relative_eps`, `root_tolerance` and `root_method`.
 
     Args:
-        precision: of products with float32 gradients on a GPU: 'high' rounds to 11 bits, as TF32; 'highest' does not.
-        damping: Shampoo's least damping relative to the largest eigenvalue of a factor; bounds the cost of a root.
-        tolerance: residual that a root of Shampoo has to reach; 0 for the default.
+        precision: of products with float32 gradients on a GPU: 'high' rounds operands to 11 bits, as TF32; 'highest'
+            does not.
+        damping: Shampoo's minimum damping relative to the largest eigenvalue of a factor; bounds the cost of a root.
+        tolerance: largest residual of Shampoo's roots; 0 for the default.
         method: of Shampoo's roots: 'auto', 'eigen', 'newton' or 'rational'.
-        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' the step (`stats()` counts them),
-            'raise', or 'ignore'.
-        world_invariant: update every matrix by itself, so that on a GPU the number of processes changes no bit; slower.
+        nonfinite: handling of infinities and NaN in gradients: 'skip' the step (counted in `stats()`), 'raise', or
+            'ignore'.
+        world_invariant: update every matrix separately, for bitwise-identical results with any number of processes on
+            GPUs; slower.
     """
 
     precision: Literal["high", "highest"] = "high"
@@ -90,7 +91,7 @@ class NumericsArguments:
 
 
 _CLASSES = {"adamw": AdamWArguments, "memory": MemoryArguments, "numerics": NumericsArguments}
-# Fields that have another name in parameter groups.
+# Fields with a different name in parameter groups.
 _KEYS = {
     "adamw": {field.name: f"adamw_{field.name}" for field in fields(AdamWArguments)} | {"params": "use_adamw"},
     "memory": {"budget": "memory_budget"},

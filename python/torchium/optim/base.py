@@ -1,10 +1,8 @@
-"""The optimizer as PyTorch knows it: groups, hooks, closures, state_dict. What a step does is in the C library; here is
-who takes part in it.
+"""The interface to torch.optim: groups, hooks, closures, state_dict. The C library performs the step.
 
-Parameters come to an engine (one for each device) with the first gradient that anybody has, all that require one at
-once, or later when they get theirs. `self.state` holds views of the engines' memory. Whenever an engine no longer fits
-(a model was moved, an option that decides about memory was changed) it is given up, and another is made from
-`self.state`.
+Parameters join the engine of their device with the first gradient, all that require one at once, or later with their
+first gradient. `self.state` contains views of the engines' memory. When an engine no longer fits (a model was moved, an
+option that determines memory was changed) it is replaced by a new one with the state of `self.state`.
 """
 
 from __future__ import annotations
@@ -79,10 +77,10 @@ def _increment_versions(parameters: list[torch.Tensor]) -> None:
         _increment_version(parameter)
 
 
-# Tells autograd that parameters were written to, as every operation of PyTorch does.
+# Marks parameters as modified for autograd.
 _mark_changed: Callable[[list[torch.Tensor]], None] = _increment_version if _takes_many() else _increment_versions
 
-# Hooks for the steps of every optimizer. Where PyTorch keeps them elsewhere, there may always be some.
+# Global step hooks; if this version of PyTorch keeps them elsewhere, assume that there are some.
 try:
     from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
@@ -92,7 +90,7 @@ except ImportError:
 
 
 def outside() -> int:
-    """The stacklevel of the user's line: of the first caller that is neither ours nor PyTorch's."""
+    """The stacklevel of the first caller outside of Torchium and PyTorch."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("torchium", "torch"):
         level, frame = level + 1, frame.f_back
@@ -104,7 +102,7 @@ def is_trained(parameter: torch.Tensor) -> bool:
 
 
 def _documented(cls: type) -> str | None:
-    """The class's docstring, in whose list of arguments those that it leaves to TorchiumOptimizer are filled in."""
+    """The class's docstring, with the shared arguments of TorchiumOptimizer added."""
     text = inspect.cleandoc(cls.__doc__ or "") + "\n"
     section = re.search(r"^Args:\n(?:    .*\n)+", text, re.MULTILINE)
     if not section:
@@ -126,7 +124,7 @@ class _Shielded:
 
 
 def _shield(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The last hook before loading: looks whether it is a state_dict, and shields its state."""
+    """The last hook before loading: checks the state_dict, and shields its state."""
     groups, state = state_dict.get("param_groups"), state_dict.get("state")
     if not isinstance(groups, list) or not isinstance(state, Mapping):
         raise ValueError("a state_dict must have 'state', a dictionary, and 'param_groups', a list")
@@ -136,33 +134,32 @@ def _shield(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dic
     if kinds and optimizer.kind not in kinds:
         others = " or ".join(sorted(class_of(kind) for kind in kinds))
         raise ValueError(
-            f"{who}: the state_dict is of {others}, and {who} cannot continue from that. To begin anew, load no "
-            "state_dict into a new optimizer; what is to be kept, such as a learning rate, goes into its constructor"
+            f"{who}: the state_dict is of {others}, which {who} cannot load. To start fresh, create a new "
+            "optimizer without loading a state_dict, and pass options such as lr to its constructor"
         )
     return {**state_dict, "state": {key: _Shielded(value) for key, value in state.items()}}
 
 
 class TorchiumOptimizer(torch.optim.Optimizer):
-    """What all optimizers of torchium.optim have in common; not for direct use.
+    """Base class of all optimizers of torchium.optim; not for direct use.
 
-    Besides the contract of torch.optim.Optimizer they have `summary()`, `memory_report()` and `stats()`.
+    In addition to the interface of torch.optim.Optimizer they have `summary()`, `memory_report()` and `stats()`.
 
-    Arguments that several have:
+    Shared arguments:
 
-    - `adamw`: an `AdamWArguments`, or a dictionary of its arguments: what AdamW does with vectors, scalars and the
-      parameters that `params` names.
-    - `memory`: a `MemoryArguments`, or a dictionary of its arguments: type of the state, packed factors, master
+    - `adamw`: an `AdamWArguments`, or a dictionary of its arguments: hyperparameters of AdamW for vectors, scalars and
+      the parameters that `params` names.
+    - `memory`: a `MemoryArguments`, or a dictionary of its arguments: dtype of the state, packed factors, master
       weights, stochastic rounding, scratch.
     - `numerics`: a `NumericsArguments`, or a dictionary of its arguments: precision, damping, accuracy of roots,
-      gradients that are not finite.
+      non-finite gradients.
     - `process_group`: the torch.distributed group whose ranks have the same parameters and gradients, as under
-      DistributedDataParallel: they divide the work and the state. DTensors need none.
-    - `options`: any key of a parameter group as a keyword, such as `adamw_lr`; `maximize`; and `fused`,
-      of which True lets a GradScaler leave unscaling and skipping to the step. `foreach` and `capturable` are accepted
-      for compatibility: a step is fused and can be captured in any case.
+      DistributedDataParallel, to divide work and state among them. DTensors need none.
+    - `options`: any key of a parameter group as a keyword, such as `adamw_lr`; `maximize`; and `fused=True`: the step
+      does the unscaling and skipping of a GradScaler. `foreach` and `capturable` are accepted for compatibility.
 
-    A parameter group may also have `batch_dims` and `cuts`: its parameters are several matrices each, experts [E, m, n]
-    with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with `cuts=head_dim`.
+    Parameter groups may have `batch_dims` and `cuts` for parameters that contain several matrices: experts [E, m, n]
+    with `batch_dims=1`, fused Q, K and V with `cuts=(d, d, d)`, heads with `cuts=head_dim`.
     """
 
     kind: ClassVar[str] = ""
@@ -177,11 +174,10 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             cls.__doc__ = _documented(cls)
 
     def __init__(self, params: Any, arguments: dict[str, Any]) -> None:
-        """`arguments` are those of a class's own constructor, by name; what is no option among them is left alone."""
+        """`arguments` are the locals() of a subclass's constructor; names that are not options are ignored."""
         if not self.kind or not isinstance(arguments, dict):
             raise TypeError(
-                "TorchiumOptimizer is what Shampoo, AdamW and the others of torchium.optim have in common; make one of "
-                "these"
+                "TorchiumOptimizer is an abstract base class; use Shampoo, AdamW or another class of torchium.optim"
             )
         self._forget_engines()
         self._told: set[str] = set()  # keys of groups that were warned of
@@ -198,9 +194,8 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._take_fused()
 
     def _take_fused(self) -> None:
-        """With fused=True GradScaler leaves the scaling and the skipping to the step, as for PyTorch's own. Frameworks
-        do not clip the gradients of an optimizer that says so, since they are still scaled: others are unscaled by
-        GradScaler, and their steps skipped by it."""
+        """With fused=True the step unscales and skips, as PyTorch's fused optimizers do. Frameworks refuse to clip such
+        gradients, which are still scaled."""
         self._step_supports_amp_scaling = bool(self.defaults.get("fused"))
 
     def _defaults_of(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -220,7 +215,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         return config
 
     def _adamw_share(self, group: Group) -> float | None:
-        """What AdamW gets of lr in a group that has no adamw_lr, by the rule of the class; None: all of it."""
+        """The default of adamw_lr relative to lr; None means lr."""
         return None
 
     def _check_config(self, config: dict[str, Any]) -> None:
@@ -229,10 +224,10 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     # --- groups
 
     def add_param_group(self, param_group: Group) -> None:
-        """Adds a group, also in the middle of training.
+        """Adds a group, also during training.
 
         Args:
-            param_group: a dictionary with 'params' and options; those it does not name have the defaults.
+            param_group: a dictionary with 'params' and options; others have the defaults.
         """
         if isinstance(param_group, dict):
             if "params" not in param_group:
@@ -249,7 +244,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             raise
 
     def _warn_of_unknown(self, group: Group) -> None:
-        """Keys of a group that are probably meant for an option, once each; others may be of a framework."""
+        """Warns once of each key that is probably a misspelt option; other keys may belong to frameworks."""
         who, options = type(self).__name__, [option.name for option in self._options]
         for key in group:
             what = hint_for(key, options) if isinstance(key, str) and key not in options else None
@@ -261,7 +256,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 warnings.warn(text, UserWarning, stacklevel=outside())
 
     def _warn_of_patterns(self, chosen: Any, groups: list[Group]) -> None:
-        """Patterns of use_adamw without a match: probably misspelt, which would show in the loss alone."""
+        """Warns of patterns of use_adamw without a match, which are probably misspelt."""
         patterns = [chosen] if isinstance(chosen, str) else chosen if isinstance(chosen, (tuple, list)) else ()
         names = [name for group in groups for name in group.get("param_names") or () if isinstance(name, str)]
         for pattern in patterns if names else ():
@@ -270,7 +265,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 warnings.warn(f"{type(self).__name__}: {text}", UserWarning, stacklevel=outside())
 
     def _listed(self, params: Any) -> Any:
-        """Parameters in a list; what is not iterable is refused with what to give instead."""
+        """Parameters as a list; an error if they are not iterable."""
         if isinstance(params, (torch.Tensor, dict, set)):  # which PyTorch refuses, or takes
             return params
         if isinstance(params, Iterable):
@@ -302,7 +297,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             if group.get(name) != groups[0].get(name):
                 raise ValueError(
                     f"{who}: {name} is {shown(group[name])} in group {index}, expected {shown(groups[0][name])} as in "
-                    "group 0: it is of the whole optimizer"
+                    "group 0: it applies to the whole optimizer"
                 )
         self._roles(groups, index)
         required = [position for position, parameter in enumerate(group["params"]) if parameter.requires_grad]
@@ -321,7 +316,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             )
 
     def _elementwise(self, group: Group, index: int) -> list[bool]:
-        """Which parameters of a group get AdamW whatever their shape: all, none, or those whose names match."""
+        """Which parameters of a group get AdamW regardless of shape: all, none, or those whose names match."""
         chosen, who = group.get("use_adamw", False), type(self).__name__
         if isinstance(chosen, bool):
             return [chosen] * len(group["params"])
@@ -341,11 +336,10 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         elementwise = self._elementwise(group, index)
         return roles_of(group, elementwise, labels_of(groups)[index], group["params"], type(self).__name__)
 
-    # --- who takes part
+    # --- engines
 
     def _home_of(self, parameter: torch.Tensor) -> Home:
-        """DTensors are shared by the ranks of their mesh; plain tensors are replicas only where a process group was
-        named."""
+        """DTensors belong to the ranks of their mesh; plain tensors are replicas only with a process group."""
         ranks = ranks_of(parameter, self._process_group)
         home = parameter.device, ranks
         if ranks and home not in self._shared_groups:
@@ -361,10 +355,10 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._shared_groups: dict[Home, SharedGroup] = {}
         self._option_values = operator.itemgetter(*self._options.names)  # of a group, which every step compares
         self._outside: list[torch.Tensor] = []  # parameters that have no place in an engine
-        self._seen: list[list[torch.Tensor]] = []  # the parameters of each group when they were last looked at
+        self._seen: list[list[torch.Tensor]] = []  # the parameters of each group at the last check
 
     def _give_up_engines(self) -> None:
-        """Whatever they have counted stays; the next step makes new ones."""
+        """Keeps their counts; the next step creates new ones."""
         self._collect_counts()
         self._forget_engines()
 
@@ -377,7 +371,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         return False
 
     def _look_at_groups(self) -> None:
-        """Notes who is there. Engines with a parameter that has left, or is in another group now, are given up."""
+        """Records the parameters. Drops engines with a parameter that was removed or moved to another group."""
         index_of = {id(p): index for index, group in enumerate(self.param_groups) for p in group["params"]}
         for engine in self._engines.values():
             if any(index_of.get(id(p)) != members.index for members in engine.groups for p in members.parameters):
@@ -413,7 +407,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             if arrival.home[0].type == "meta":
                 raise ValueError(
                     f"{type(self).__name__}: {labels[arrival.index][arrival.positions[0]]!r} is on the meta device and "
-                    "has no memory: model.to_empty(device=...) gives it some, before steps and load_state_dict"
+                    "has no storage: call model.to_empty(device=...) before steps and load_state_dict"
                 )
         return place(
             engines,
@@ -427,11 +421,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def _arrivals(
         self, engines: Engines, groups: list[Group], state: Mapping[Any, Any], wanted: Callable[[torch.Tensor], bool]
     ) -> list[Arrival]:
-        """Parameters without a place in these engines that are wanted, or have state."""
+        """Parameters outside of these engines that are wanted, or have state."""
         return arrivals(engines, groups, state, wanted, self._home_of)
 
     def _admit(self) -> None:
-        """Places for all that require a gradient or have one."""
+        """Adds all parameters that require a gradient or have one to engines."""
         newcomers = self._arrivals(self._engines, self.param_groups, self.state, is_trained)
         try:
             self._engines, state = self._place(self._engines, newcomers, self.param_groups, self.state, strict=False)
@@ -445,8 +439,8 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     @staticmethod
     def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
-        """What PyTorch makes of `step`: it calls hooks, and names a range for profilers. The range takes longer than
-        all else that Python does for a step of few parameters, so it is left out where nobody listens."""
+        """Wraps `step` as PyTorch does, to call hooks and mark a profiler range, but only if there are hooks or a
+        profiler: the range dominates the host time of a step of few parameters."""
         heard = torch.optim.Optimizer.profile_hook_step(func)
 
         @functools.wraps(func)
@@ -471,10 +465,10 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     @untraced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step with the gradients there are; parameters without one stay as they are.
+        """Performs a step; parameters without gradients are unchanged.
 
         Args:
-            closure: computes the loss and its gradients anew and returns the loss, which is then returned from here.
+            closure: reevaluates the model and returns the loss, which `step` returns.
         """
         loss = None
         if closure is not None:
@@ -484,9 +478,9 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         return loss
 
     def _take_step(self) -> None:
-        """The step itself, with the gradients that there are now."""
+        """The step itself, with the current gradients."""
         self._consolidated = None
-        if self._engines and not self.state:  # somebody has cleared it, to begin anew
+        if self._engines and not self.state:  # cleared, to restart
             self._forget_engines()
         if self._groups_changed():
             self._look_at_groups()
@@ -496,10 +490,10 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         if not self._step_engines(done):
             self._replace_engines()
             if not self._step_engines(done):
-                raise RuntimeError(f"{type(self).__name__}: the parameters change while they are looked at")
+                raise RuntimeError(f"{type(self).__name__}: parameters were modified during step()")
 
     def _replace_engines(self) -> None:
-        """New engines with the state of those there are, for parameters or options that are others now."""
+        """Replaces the engines after parameters or options have changed, keeping their state."""
         changes = self._option_changes()
         self._give_up_engines()
         self._look_at_groups()
@@ -509,11 +503,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             if not changes:
                 raise
             raise ValueError(
-                f"{type(self).__name__}: {changes}, which does not fit the state there is: {error}"
+                f"{type(self).__name__}: {changes}, which is incompatible with the existing state: {error}"
             ) from error
 
     def _option_changes(self) -> str:
-        """The options of groups that the engines do not have, in words."""
+        """Describes the options of groups that differ from the engines'."""
         changes = [
             f"{name} was changed from {shown(old)} to {shown(new)}"
             for engine in self._engines.values()
@@ -524,7 +518,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         return ", ".join(dict.fromkeys(changes))
 
     def _step_engines(self, done: set[int]) -> bool:
-        """Steps what is not done yet. False where an engine no longer fits its parameters or options."""
+        """Steps the remaining engines. False if an engine no longer fits its parameters or options."""
         for engine in self._engines.values():
             for members in engine.groups:
                 if not self._configure(engine, members):
@@ -541,7 +535,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     def _step_engine(self, engine: Engine, done: set[int]) -> list[torch.Tensor] | None:
         gradients = [None if id(p) in done else p.grad for p in engine.parameters] if done else None
-        # What GradScaler leaves on an optimizer for the length of a step.
+        # Set by GradScaler during a step.
         scale, found = self.__dict__.get("grad_scale"), self.__dict__.get("found_inf")
         if scale is not None:
             scale = scale.to(engine.device, non_blocking=True)
@@ -560,7 +554,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             raise
 
     def _explain_gradients(self, engine: Engine) -> None:
-        """Says of a refused step what PyTorch says of it."""
+        """Raises PyTorch's error for sparse gradients."""
         for label, p in zip(engine.labels, engine.parameters, strict=True):
             if p.grad is not None and p.grad.layout is not torch.strided:
                 raise RuntimeError(
@@ -569,7 +563,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 ) from None
 
     def _configure(self, engine: Engine, members: Members) -> bool:
-        """Brings what has changed in a group to the engine. False where the engine would have to be another one."""
+        """Passes changes of a group to the engine. False if the engine must be replaced."""
         group = self.param_groups[members.index]
         lr = group["lr"]
         if type(lr) is not float or members.lr_tensor:
@@ -596,7 +590,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     # --- saving and loading
 
     def _collect_counts(self) -> None:
-        """What the engines count on the host, into the state."""
+        """Copies the engines' host counts to the state."""
         for engine in self._engines.values():
             for i, p in enumerate(engine.parameters):
                 counts = {saved_state.COUNTS: [engine.generation_of(i), *engine.counts(i)]} | engine.failures(i)
@@ -604,7 +598,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                     self.state[p][name] = torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
     def _check_state(self) -> None:
-        """Refuses state that was resized by its user: what would be saved could not be loaded."""
+        """Raises an error for resized state, which could not be loaded."""
         for engine in self._engines.values():
             for label, p, views in zip(engine.labels, engine.parameters, engine.states(), strict=True):
                 for name, value in self.state[p].items() if p in self.state else ():
@@ -612,12 +606,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                         saved_state.check_form(label, name, views[name], value)
 
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Brings the state that ranks have divided together on rank `to` of the world, where `state_dict()` then has
-        all of it, in host memory and in the form of one process: any number of ranks can load it. All ranks call this,
-        before each save.
+        """Gathers sharded state on global rank `to`, where `state_dict()` then returns the full state, in host memory,
+        as from one process: any number of ranks can load it. All ranks must call this before each save.
 
         Args:
-            to: the rank that gets all of it.
+            to: the rank that gets the full state.
         """
         self._collect_counts()
         self._consolidated = consolidate(self._engines.values(), self.state, to)
@@ -626,22 +619,22 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         return is_divided(self._engines.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """As every optimizer's. Where ranks of `process_group` have divided the state, only after
-        `consolidate_state_dict()`, on the rank that was named there, or for torch.distributed.checkpoint."""
+        """The state of the optimizer. If ranks of `process_group` divide the state, call `consolidate_state_dict()`
+        before, and this on the rank given there, or use torch.distributed.checkpoint."""
         self._collect_counts()
         if self._consolidated is not None:
             return self._packed(self._consolidated)
         if self._is_divided() and not wanted_by_checkpoint():
             raise RuntimeError(
-                f"{type(self).__name__}: the ranks of process_group have divided the state, and this one has a part of "
-                "it: call consolidate_state_dict(to=RANK) on all ranks after the latest step and state_dict() on that "
-                "one alone, or save with torch.distributed.checkpoint (get_state_dict and dcp.save)"
+                f"{type(self).__name__}: the state is sharded over the ranks of process_group: call "
+                "consolidate_state_dict(to=RANK) on all ranks after the latest step and state_dict() only on that "
+                "rank, or save with torch.distributed.checkpoint (get_state_dict and dcp.save)"
             )
         self._check_state()
         return super().state_dict() | {saved_state.KIND: self.kind}
 
     def _packed(self, state: dict[Any, Any]) -> dict[str, Any]:
-        """A state_dict with other state than there is here."""
+        """A state_dict with the given state."""
         own = self.state
         self.state = defaultdict(dict, state)
         try:
@@ -650,11 +643,10 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             self.state = own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes groups and state from a `state_dict()`. State keeps its own precision, whatever the parameters have.
-        After an error nothing has changed.
+        """Loads groups and state from a `state_dict()`. State keeps its precision. After an error nothing has changed.
 
         Args:
-            state_dict: of this class, or of its namesake in torch.optim.
+            state_dict: of this class, or of the class of the same name in torch.optim.
         """
         if not isinstance(state_dict, dict):
             raise TypeError(f"state_dict must be a dictionary, got an object of type {type(state_dict).__name__}")
@@ -669,7 +661,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "defaults" in state:  # from a pickle or a deepcopy: engines come with the next step
+        if "defaults" in state:  # from a pickle or a deepcopy: the next step creates engines
             self._forget_engines()
             self._told, self._process_group = set(), None
             super().__setstate__(state)
@@ -691,7 +683,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._look_at_groups()
 
     def _complete_groups(self, groups: list[Group]) -> None:
-        """Groups of another class or an older version lack some options, or have older names."""
+        """Adds options missing in groups of other classes or older versions, and renames old ones."""
         for group in groups:
             for name in _RENAMED.keys() & group.keys() - {option.name for option in self._options}:
                 group.setdefault(_RENAMED[name], group.pop(name))
@@ -702,7 +694,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 begin_share(group, self._adamw_share(group))
 
     def _engines_for(self, groups: list[Group], loaded: Any) -> tuple[Engines, dict[torch.Tensor, dict[str, Any]]]:
-        """Engines with this state: those there are, where they fit, or else new ones beside them."""
+        """Engines with this state: the current ones if they fit, or else new ones."""
         newcomers = self._arrivals({}, groups, loaded, lambda p: False)
         wanted = [(str(a.home), a.generation, a.index, [id(p) for p in a.parameters]) for a in newcomers]
         present = [
@@ -716,14 +708,14 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         return self._place({}, newcomers, groups, loaded, strict=True)
 
     def _take_options(self, groups: list[Group]) -> bool:
-        """Whether the engines there are can have the options of these groups."""
+        """Whether the current engines support the options of these groups."""
         for engine in self._engines.values():
             for members in engine.groups:
                 group = groups[members.index]
                 lr, tensor = lr_for(engine.device, group["lr"])
                 engine.set_lr_tensor(members, tensor)
                 fits = self._reconfigure(engine, members, group, lr)
-                members.options = None  # whatever comes of it, the next step compares anew
+                members.options = None  # so that the next step compares again
                 if not fits:
                     return False
         return True
@@ -731,7 +723,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     # --- reports
 
     def _method_of(self, parameter: torch.Tensor, config: dict[str, Any], role: Role) -> tuple[str, str]:
-        """What a parameter gets, and why."""
+        """The method of a parameter, and the reason."""
         return (type(self).__name__, "parameter") if is_trained(parameter) else ("nothing", "frozen")
 
     def _methods(self) -> Iterator[Method]:
@@ -746,11 +738,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 yield Method(method, reason, rate, index, parameter, label)
 
     def summary(self) -> Summary:
-        """Which parameters get which method, with the reason and the current learning rate; printed, a few lines."""
+        """Which method updates which parameter, with the reason and the current learning rate. Prints as a table."""
         return Summary(self._methods())
 
     def __repr__(self) -> str:
-        """The summary, and the options of the first group that are not their defaults."""
+        """The summary, and the non-default options of the first group."""
         usual = {option.name: GROUPED_DEFAULTS.get(option.name, option.default) for option in self._options}
         for cls in reversed(type(self).__mro__[:-1]):
             parameters = inspect.signature(cls.__init__).parameters if "__init__" in vars(cls) else {}
@@ -763,7 +755,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         return "\n".join([*textwrap.wrap(title, 118, max_lines=3), *rows])
 
     def memory_report(self) -> MemoryReport:
-        """Bytes of state, scratch and refreshes: a forecast before the first step, figures after it."""
+        """Bytes of state, scratch and refreshes; a forecast before the first step."""
         if self._engines:
             return MemoryReport((engine.memory() for engine in self._engines.values()), forecast=False)
         parts = []
@@ -783,13 +775,13 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._update = UpdateMeter(self) if self._update is None or self._update.is_measured else self._update
 
     def stats(self) -> dict[str, float]:
-        """A flat dictionary for loggers. Waits for the device.
+        """A flat dictionary for loggers. Synchronizes.
 
-        steps: taken or skipped since the optimizer was made or loaded; skipped: of them; refreshes: of roots or bases,
-        each factor counted; failed: factors whose latest refresh failed, which go on with their last good root;
-        worst_residual: the largest error certificate among the latest roots; interval_* and staleness_*, mean and max:
-        steps between refreshes of a factor, and since the latest; lr/METHOD: after schedules, lr/METHOD/GROUP where
-        groups differ; update_rms/METHOD: of the step that `measure_update` asked for.
+        steps: all steps, including skipped ones; skipped: skipped steps; refreshes: of roots or bases, per factor;
+        failed: factors whose latest refresh failed, which keep their previous root; worst_residual: the largest
+        residual of the latest roots; interval_* and staleness_*, mean and max: steps between refreshes of a factor, and
+        since the latest; lr/METHOD: current learning rates, lr/METHOD/GROUP if groups differ; update_rms/METHOD: of the
+        step for which `measure_update` was called.
         """
         return engine_stats([engine.stats() for engine in self._engines.values()]) | self._rates_and_updates()
 

@@ -25,10 +25,10 @@ class SGD(TorchiumOptimizer):
     Args:
         params: a model, parameters, groups of them, or `model.named_parameters()`.
         lr: learning rate, a number or a tensor of one element.
-        momentum: share of the buffer b that stays from step to step; 0 keeps no buffer.
-        dampening: share of the gradient that does not enter the buffer.
-        weight_decay: added to the gradient, times the parameter.
-        nesterov: look ahead with the momentum.
+        momentum: decay rate of the buffer b; 0 allocates no buffer.
+        dampening: share of the gradient not added to the buffer.
+        weight_decay: L2 regularization.
+        nesterov: Nesterov momentum.
 
     Examples:
         >>> optimizer = torchium.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -100,19 +100,19 @@ class AdamW(TorchiumOptimizer):
 
 
 class Lion(TorchiumOptimizer):
-    """Lion: every element moves by the learning rate, in the direction of a sign; all parameters in one launch.
+    """Lion: sign updates with momentum; all parameters in one launch.
 
         c  = beta1 m + (1 - beta1) g
         p <- (1 - lr weight_decay) p - lr sign(c)
         m <- beta2 m + (1 - beta2) g
 
-    Its steps are longer than those of AdamW at the same lr: take a third to a tenth of AdamW's, and a weight_decay as
-    many times larger. The state is one copy of the parameters, half of AdamW's.
+    Use a third to a tenth of AdamW's lr, and a weight_decay larger by the same factor. The state is one copy of the
+    parameters, half of AdamW's.
 
     Args:
         params: a model, parameters, groups of them, or `model.named_parameters()`.
         lr: learning rate, a number or a tensor of one element.
-        betas: beta1 and beta2, of the gradient's average in the direction and from step to step.
+        betas: beta1 of the direction, beta2 of the average m.
         weight_decay: decoupled weight decay.
 
     Examples:

@@ -35,25 +35,24 @@ class KFAC(OfModel):
     names them. After a step `p.grad` holds v.
 
     Args:
-        model: the model, whose layers get hooks; `remove()` takes them off.
+        model: the model, whose layers get hooks; `remove()` removes them.
         lr: learning rate, a number or a tensor of one element.
         momentum: of the preconditioned gradient: b above.
-        weight_decay: added to the preconditioned gradient, times the parameter.
+        weight_decay: times the parameter, added to the preconditioned gradient.
         damping: added to the products of eigenvalues.
-        factor_update_steps: steps from one update of the factors to the next.
-        inv_update_steps: steps from one update of what is made of the factors to the next.
+        factor_update_steps: steps between updates of the factors.
+        inv_update_steps: steps between updates of their inverses or eigenbases.
         fisher: 'empirical' or 'sampled', see `KFACPreconditioner`.
         method: 'eigen', 'inverse' or 'ekfac': `compute_method` of `KFACPreconditioner`.
         sharing: 'expand' or 'reduce', see `KFACPreconditioner`.
-        kl_clip: bound of the step's length in the curvature, see `KFACPreconditioner`.
+        kl_clip: limit of the update's norm in the curvature, see `KFACPreconditioner`.
         factor_decay: of the moving averages.
-        nesterov: look ahead with the momentum.
-        skip_layers: regular expressions; a layer whose name or class one is found in is left out.
-        accumulation_steps: backward passes before each step, whose losses have been divided by their number; more
-            raise an error.
-        grad_scaler: the GradScaler that steps this optimizer, if one does.
-        process_group: processes that divide the layers among them, see `KFACPreconditioner`.
-        options: `nonfinite`, 'skip', 'raise' or 'ignore': what a step does with an infinity or a NaN in a gradient; and
+        nesterov: Nesterov momentum.
+        skip_layers: regular expressions; layers whose name or class matches are not preconditioned.
+        accumulation_steps: backward passes per step, with losses divided by their number; more raise an error.
+        grad_scaler: the GradScaler that steps this optimizer, if any.
+        process_group: processes that divide the layers, see `KFACPreconditioner`.
+        options: `nonfinite`, 'skip', 'raise' or 'ignore': handling of infinities and NaN in gradients; and
             `loss_reduction`, `precision`, `factor_dtype` and `average_factors` of `KFACPreconditioner`.
 
     lr, momentum, weight_decay, damping, kl_clip, factor_decay, factor_update_steps and inv_update_steps are in
@@ -65,7 +64,7 @@ class KFAC(OfModel):
         >>> optimizer.step()
     """
 
-    # With the names that the preconditioner has for them.
+    # By their names in the preconditioner.
     _turning: ClassVar = Options(*same("damping", "factor_update_steps", "inv_update_steps", "kl_clip", "factor_decay"))
 
     def __init__(
@@ -132,22 +131,22 @@ class KFAC(OfModel):
         """With fisher='sampled', after the forward pass: see `KFACPreconditioner.observe_sampled`.
 
         Args:
-            outputs: what the model has computed.
+            outputs: outputs of the model.
             loss: 'cross_entropy' or 'mse'.
         """
         self.preconditioner.observe_sampled(outputs, loss)
 
     def paused(self) -> Any:
-        """A context whose forward and backward passes are not looked at."""
+        """A context whose forward and backward passes are not observed."""
         return self.preconditioner.paused()
 
     def remove(self) -> None:
-        """Takes the hooks off the model."""
+        """Removes the hooks from the model."""
         self.preconditioner.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """As every optimizer's, with the factors in 'kfac'. torch.distributed.checkpoint keeps the state of parameters
-        alone: for it each layer's factors are in the state of its weight, under 'kfac' there."""
+        """The state of the optimizer, with the factors in 'kfac'. torch.distributed.checkpoint only stores the state of
+        parameters: for it each layer's factors are in the state of its weight, under 'kfac'."""
         state, kfac = super().state_dict(), self.preconditioner.state_dict()
         return self._spread(state, kfac) if wanted_by_checkpoint() else state | {"kfac": kfac}
 
@@ -162,7 +161,7 @@ class KFAC(OfModel):
         return state
 
     def _gathered(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The factors of such a state_dict under 'kfac'; as it is where it has none."""
+        """The state_dict with such factors moved to 'kfac', if it has any."""
         try:
             pairs = zip(state_dict["param_groups"], self.param_groups, strict=True)
             keys = [pair for saved, own in pairs for pair in zip(saved["params"], own["params"], strict=True)]
@@ -178,16 +177,16 @@ class KFAC(OfModel):
         return {**state_dict, "state": state, "kfac": {"steps": steps[0], "layers": layers}}
 
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Before `state_dict()` where processes have divided the layers: see `KFACPreconditioner`.
+        """Required before `state_dict()` if processes divide the layers: see `KFACPreconditioner`.
 
         Args:
-            to: the rank that gets all of it.
+            to: the rank that gets the full state.
         """
         super().consolidate_state_dict(to)
         self.preconditioner.consolidate_state_dict(to)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a `state_dict()` to the bit. After an error nothing has changed.
+        """Loads a `state_dict()`, from which training resumes bitwise-identically. After an error nothing has changed.
 
         Args:
             state_dict: of an optimizer for the same model.
@@ -200,11 +199,11 @@ class KFAC(OfModel):
         self.preconditioner._load(state_dict["kfac"], lambda: super(KFAC, self).load_state_dict(others))
 
     def memory_report(self) -> MemoryReport:
-        """Bytes of state and scratch, the factors' state among them: a forecast before the first step."""
+        """Bytes of state and scratch, including the factors: a forecast before the first step."""
         steps = super().memory_report()
         return MemoryReport([steps, self.preconditioner._memory()], forecast=steps.forecast)
 
     def stats(self) -> dict[str, float]:
-        """Those of the steps and of the preconditioner in one flat dictionary. Waits for the device."""
+        """Statistics of steps and preconditioner in one flat dictionary. Synchronizes."""
         steps = super().stats()
         return steps | self.preconditioner.stats() | {"steps": steps["steps"]}

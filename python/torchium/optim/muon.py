@@ -28,8 +28,8 @@ def _coefficients(name: str, value: Any) -> Any:
 
 
 def usual_steps(method: str | None, steps: int | None, coefficients: Any) -> tuple[str, int]:
-    """The method and its number of steps, where the caller left them open. A number of steps means other polynomials
-    than the default's, which has three and no others: said, where nobody asked for them by name."""
+    """Resolves the defaults of method and ns_steps. ns_steps without a method selects 'polar_express', with a warning,
+    since 'minimax' always has three polynomials."""
     if method is None:
         if steps and coefficients is None:
             warnings.warn(
@@ -43,33 +43,32 @@ def usual_steps(method: str | None, steps: int | None, coefficients: Any) -> tup
 
 
 class Muon(SecondOrder):
-    """Muon: the momentum of a matrix, made orthogonal, is its step.
+    """Muon: the update of a matrix is its orthogonalized momentum.
 
         B <- momentum B + (1 - momentum) G
         U  = momentum B + (1 - momentum) G with nesterov, B without
         p <- (1 - lr weight_decay) p - lr s orthogonal(U)
 
-    with s = sqrt(max(1, m / n)) for a matrix of m by n. In tensors of more dimensions all but the first are merged.
+    with s = sqrt(max(1, m / n)) for an m by n matrix. In tensors of more dimensions all but the first are merged.
     Vectors and scalars get AdamW, at a smaller learning rate: see `adamw`.
 
     Args:
-        params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
-            of them, or `model.named_parameters()`.
+        params: a model, whose embeddings and output layer get AdamW, as shown by `summary()`; or parameters, groups of
+            them, or `model.named_parameters()`.
         lr: learning rate, a number or a tensor of one element.
         weight_decay: decoupled weight decay.
-        momentum: of the average B.
-        nesterov: look ahead with the momentum: U above.
+        momentum: decay rate of the average B.
+        nesterov: Nesterov momentum: U above.
         ns_coefficients: three numbers (a, b, c) of the polynomial a X + b X X' X + c X X' X X' X, repeated `ns_steps`
-            times, as torch.optim.Muon has it; given, they are used instead of `method`.
-        eps: the least norm that a matrix is divided by before the first step.
-        ns_steps: number of Newton-Schulz steps; None or 0 for as many as the method usually takes, 3 or 5.
+            times, as in torch.optim.Muon; overrides `method`.
+        eps: lower bound of the norm that a matrix is divided by before the first step.
+        ns_steps: number of Newton-Schulz steps; None or 0 for the method's default, 3 or 5.
         adjust_lr_fn: s: None or 'original' as above, 'match_rms_adamw' for 0.2 sqrt(max(m, n)).
-        method: 'minimax', with polynomials of degree 17, 17 and 9, 'polar_express', with one of degree 5 for each step,
-            or 'muon', with (3.4445, -4.7750, 2.0315) at each. None means 'minimax', or, with a warning,
+        method: 'minimax', polynomials of degree 17, 17 and 9, 'polar_express', a different one of degree 5 in each
+            step, or 'muon', (3.4445, -4.7750, 2.0315) in every step. None means 'minimax', or, with a warning,
             'polar_express' if `ns_steps` is given.
-        adamw: an `AdamWArguments`, or a dictionary of its arguments. Its lr of None means 0.3 lr, or lr itself with
-            adjust_lr_fn='match_rms_adamw'. The lr of a
-            group with use_adamw=True is AdamW's own.
+        adamw: an `AdamWArguments`, or a dictionary of its arguments. Its default lr is 0.3 lr, or lr with
+            adjust_lr_fn='match_rms_adamw'. The lr of a group with use_adamw=True is AdamW's.
 
     Examples:
         >>> optimizer = torchium.optim.Muon(model.named_parameters(), lr=0.02, use_adamw=("*embed*",))
@@ -113,13 +112,13 @@ class Muon(SecondOrder):
         super().__init__(params, locals())
 
     def _adamw_share(self, group: dict[str, Any]) -> float | None:
-        """As the library has it for an lr that is not given: rest_share in src/optim/muon.c says why."""
+        """The library's default, see rest_share in src/optim/muon.c."""
         return 1.0 if group["adjust_lr_fn"] == "match_rms_adamw" else 0.3
 
     def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
         config = super()._config(group, lr)
         if config["muon_coefficients"] is None:
             del config["muon_coefficients"]
-        else:  # which are those of one method
+        else:  # coefficients imply this method
             config["muon_method"] = "muon"
         return config

@@ -1,7 +1,7 @@
 """The exact damped natural gradient in the span of a batch.
 
 With J the per-sample gradients of m samples as rows, (J'J/m + damping I)^-1 times their mean is J'w, where w solves a
-system with the m by m Gram matrix JJ'. That is added up layer by layer from inputs and output gradients: J is never
+system with the m by m Gram matrix JJ'. It is accumulated layer by layer from inputs and output gradients: J is never
 formed.
 """
 
@@ -37,25 +37,23 @@ class NaturalGradient(OfModel):
         p <- p - lr (F + damping I)^-1 (mean over i of g_i)
            = p - lr (sum over i of w_i g_i),  w = (J J' + m damping I)^-1 1
 
-    for the gradients g_i of the m samples' losses, the rows of J. It takes m² numbers, and the inputs and output
+    for the gradients g_i of the m samples' losses, the rows of J. It stores m² numbers, and the inputs and output
     gradients of all layers until the step. All trainable layers must be linear, convolution, embedding, layer norm, RMS
     norm, group norm or instance norm; others raise an error that names them. After a step `p.grad` holds the natural
     gradient.
 
     Args:
-        model: the model, whose layers get hooks; `remove()` takes them off.
+        model: the model, whose layers get hooks; `remove()` removes them.
         lr: learning rate, a number or a tensor of one element.
         damping: added to the Fisher matrix, above 0.
-        update_freq: steps for which a batch's span is kept: between, the batch's own gradient is solved for with the
-            kept Fisher matrix.
+        update_freq: steps between updates of the Fisher matrix; in between it is used with the new gradients.
         momentum: as in `SGD`, of the natural gradient.
         weight_decay: as in `SGD`.
-        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
-            or 'ignore'.
-        loss_reduction: 'mean' or 'sum': what the loss is over the samples.
-        accumulation_steps: backward passes before each step, whose samples count as one batch, and whose losses have
-            been divided by their number.
-        grad_scaler: the GradScaler that steps this optimizer, if one does.
+        nonfinite: handling of infinities and NaN in gradients: 'skip' the step (counted in `stats()`), 'raise', or
+            'ignore'.
+        loss_reduction: 'mean' or 'sum': reduction of the loss over the samples.
+        accumulation_steps: backward passes per step, with losses divided by their number; their samples form one batch.
+        grad_scaler: the GradScaler that steps this optimizer, if any.
 
     Examples:
         >>> optimizer = torchium.optim.NaturalGradient(model, lr=0.1, damping=1e-2)
@@ -103,11 +101,11 @@ class NaturalGradient(OfModel):
         self._captured = {layer: [] for layer in self._layers}
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Forward and backward passes inside are not looked at."""
+        """A context whose forward and backward passes are not observed."""
         return self._watch.paused()
 
     def remove(self) -> None:
-        """Takes the hooks off the model."""
+        """Removes the hooks from the model."""
         self._watch.remove()
 
     # --- a step
@@ -147,8 +145,8 @@ class NaturalGradient(OfModel):
     # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """As every optimizer's, with the number of steps in 'natural'. The span of the last batch is not kept: the
-        first step after a restart takes a new one."""
+        """The state of the optimizer, with the number of steps in 'natural'. It does not contain the Fisher matrix: the
+        first step after loading computes a new one."""
         return super().state_dict() | {"natural": {"steps": self._count}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -171,7 +169,7 @@ def _check_damping(damping: Any) -> float:
 
 
 def _layers_of(model: nn.Module) -> list[Part]:
-    """All layers with trainable parameters. Those whose per-sample gradients cannot be had are refused, all at once."""
+    """All layers with trainable parameters. Raises an error that names all unsupported ones."""
     modules = [(name or type(module).__name__, module) for name, module in model.named_modules()]
     trainable = [(n, m) for n, m in modules if any(p.requires_grad for p in m.parameters(recurse=False))]
     owners = Counter(id(p) for _, module in trainable for p in module.parameters(recurse=False))

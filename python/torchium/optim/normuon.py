@@ -30,8 +30,8 @@ class NorMuon(Muon):
     AdamW carry over. The state is Muon's and one number for each row.
 
     Args:
-        params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
-            of them, or `model.named_parameters()`.
+        params: a model, whose embeddings and output layer get AdamW, as shown by `summary()`; or parameters, groups of
+            them, or `model.named_parameters()`.
         lr: learning rate, a number or a tensor of one element.
         weight_decay: decoupled weight decay.
         momentum: of U, see `Muon`.

@@ -56,7 +56,7 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or is_hollow(value):
-            why = f"of shape {list(value.shape)}" if value.numel() != 1 else "that has no memory"
+            why = f"of shape {list(value.shape)}" if value.numel() != 1 else "without storage"
             raise ValueError(f"a hyperparameter is a tensor {why}, expected one number")
         return value.item()
     if isinstance(value, (tuple, list)):
@@ -69,7 +69,7 @@ def lr_for(device: torch.device | None, lr: Any) -> tuple[Any, torch.Tensor | No
     if not isinstance(lr, torch.Tensor):
         return lr, None
     if lr.numel() != 1 or is_hollow(lr):
-        why = f"of shape {list(lr.shape)}" if lr.numel() != 1 else "that has no memory"
+        why = f"of shape {list(lr.shape)}" if lr.numel() != 1 else "without storage"
         raise ValueError(f"lr is a tensor {why}, expected one number")
     if lr.device.type != "cpu" and lr.device == device:
         return 0.0, lr.detach()

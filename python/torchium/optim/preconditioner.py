@@ -1,8 +1,8 @@
-"""KFAC as a preconditioner: it watches a model's layers, keeps their factors, and turns the gradients in place before
-any optimizer's step.
+"""KFAC as a preconditioner: observes a model's layers, accumulates their factors, and preconditions gradients in place
+before any optimizer's step.
 
-Whether a step updates factors or refreshes inverses is known before it begins, from the number of steps taken; so the
-hooks do nothing in the other steps. Nothing here waits for the device.
+The step count determines whether a step updates factors or refreshes inverses; in other steps the hooks do nothing.
+Nothing synchronizes with the device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["KFACPreconditioner", "loss_scale_of", "whole", "word"]
 
 Number = float | Callable[[int], float]
 
-# What may be a function of the number of steps taken, and what the library is told.
+# Arguments that may be functions of the step count, and options of the library.
 _NUMBERS = ("factor_update_steps", "inv_update_steps", "damping", "factor_decay", "kl_clip", "lr")
 _OPTIONS = Options(
     Option("compute_method", "method"),
@@ -50,42 +50,41 @@ _OPTIONS = Options(
 class KFACPreconditioner:
     """Kronecker-factored curvature of linear and convolution layers, for any optimizer.
 
-    Of each layer with inputs a (with a 1 for the bias) and output gradients g two factors are kept as moving averages,
-    and the gradient of its weight and bias becomes, in the eigenbases of the factors,
+    For a layer with inputs a (with a 1 appended for the bias) and output gradients g, with moving averages A and G,
 
         A     = E[a a'] = Q_A' diag(w_A) Q_A,   G = E[g g'] = Q_G' diag(w_G) Q_G
         grad <- Q_G' [(Q_G grad Q_A') / (w_G w_A' + damping)] Q_A,  divided element by element
 
-    Other trainable layers keep their gradients; `left_out` names them.
+    Gradients of other layers are unchanged; `left_out` names them.
 
     Args:
-        model: the model, whose layers get hooks; `remove()` takes them off.
-        factor_update_steps: steps from one update of the factors to the next.
-        inv_update_steps: steps from one update of what is made of the factors to the next.
+        model: the model, whose layers get hooks; `remove()` removes them.
+        factor_update_steps: steps between updates of the factors.
+        inv_update_steps: steps between updates of their inverses or eigenbases.
         damping: added to the products of eigenvalues.
         factor_decay: of the moving averages.
         kl_clip: the gradients of all layers are scaled by min(1, sqrt(kl_clip / |lr^2 sum <new, old>|)); None or 0
-            leaves it out.
-        lr: that of the optimizer, for kl_clip alone.
-        accumulation_steps: backward passes before each step, whose losses have been divided by their number.
-        compute_method: 'eigen'; 'inverse', G^-1 grad A^-1 with factored damping; or 'ekfac', which has the mean
-            squares of the gradient's own coordinates in place of w_G w_A'.
-        skip_layers: regular expressions; a layer whose name or class one is found in is left out.
-        grad_scaler: the GradScaler that scales the loss, if one does.
+            disables it.
+        lr: of the optimizer, used only for kl_clip.
+        accumulation_steps: backward passes per step, with losses divided by their number.
+        compute_method: 'eigen'; 'inverse', G^-1 grad A^-1 with factored damping; or 'ekfac', with the mean squares of
+            the gradient's coordinates instead of w_G w_A'.
+        skip_layers: regular expressions; layers whose name or class matches are left out.
+        grad_scaler: the GradScaler that scales the loss, if any.
         factor_dtype: torch.float32 or torch.float64; None: float32, float64 for float64 models.
-        fisher: 'empirical', with the gradients of the loss; or 'sampled', with labels that the model draws itself: see
+        fisher: 'empirical', with the gradients of the loss; or 'sampled', with labels sampled from the model: see
             `observe_sampled`.
-        sharing: 'expand' or 'reduce': whether the positions of a sample (of sequences, of images) count as samples of
-            their own, or are averaged first.
-        loss_reduction: 'mean' or 'sum': what the loss is over the samples.
-        precision: 'high': on a GPU with TF32, float32 factors are made of products in it; 'highest': in float32.
-        process_group: processes with replicas of the model, as DistributedDataParallel's, which divide the layers among
-            them: one refreshes a layer and keeps what comes of it, and the preconditioned gradients are gathered (of
-            'ekfac' the bases). Without it every process does all of it, where torch.distributed is initialized.
-        average_factors: over the processes before a refresh. With False a layer goes by the samples of the process that
-            has it, which saves the traffic; it wants a process_group.
+        sharing: 'expand' or 'reduce': whether the positions of a sample (sequences, images) count as separate samples
+            or are averaged.
+        loss_reduction: 'mean' or 'sum': reduction of the loss over the samples.
+        precision: 'high': float32 factors are computed in TF32 on GPUs that support it; 'highest': in float32.
+        process_group: processes with replicas of the model, as in DistributedDataParallel, to divide the layers: a
+            layer's owner refreshes and stores it, and preconditioned gradients (with 'ekfac' bases) are gathered.
+            Without it every process refreshes all layers.
+        average_factors: average factors over processes before a refresh. False uses only the samples of a layer's
+            owner, which saves communication, and requires a process_group.
 
-    damping, factor_decay, kl_clip, lr and the two numbers of steps may be functions of the number of steps taken.
+    damping, factor_decay, kl_clip, lr, factor_update_steps and inv_update_steps may be functions of the step count.
 
     Examples:
         >>> kfac = torchium.optim.KFACPreconditioner(model, lr=0.1)
@@ -139,15 +138,15 @@ class KFACPreconditioner:
         self._layers = layers
         self._factors = Factors(layers, _checked_dtype(factor_dtype), process_group)
         self._prepare()
-        # The labels of a sampled Fisher matrix are not the loss's, and have no gradients that could add up.
+        # The gradients of sampled labels do not accumulate.
         accumulation = None if fisher == "sampled" else self._accumulation
         self._watch = PassWatch(model, layers, self._wanted, self._listening, self._complete, accumulation)
 
-    # --- numbers of a step
+    # --- hyperparameters
 
     @property
     def layers(self) -> list[str]:
-        """The names of the layers that are taken."""
+        """The names of the preconditioned layers."""
         return [layer.name for layer in self._layers]
 
     @property
@@ -163,13 +162,13 @@ class KFACPreconditioner:
         return self._steps % whole(name, self._number(name)) == 0
 
     def _prepare(self) -> None:
-        """Brings the numbers of the step that begins to the library, which looks at them."""
+        """Passes the hyperparameters of the step to the library, which checks them."""
         numbers = {name: self._number(name) for name in _OPTIONS.names if name in _NUMBERS}
         config = _OPTIONS.config(self._fixed | numbers)
         _OPTIONS.check(lambda: _C.kfac_forecast(config, []), "KFAC")
         self._factors.configure(config)
 
-    # --- watching
+    # --- observation
 
     def _wanted(self, module: nn.Module) -> bool:
         return module.training and self._is_due("factor_update_steps")
@@ -187,18 +186,18 @@ class KFACPreconditioner:
         self._observed += 1
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Forward and backward passes inside are not looked at."""
+        """A context whose forward and backward passes are not observed."""
         return self._watch.paused()
 
     def observe_sampled(self, outputs: torch.Tensor, loss: str = "cross_entropy") -> None:
-        """Shows the factors the gradients for labels drawn from the model itself, with fisher='sampled'.
+        """Updates the factors with gradients for labels sampled from the model, with fisher='sampled'.
 
-        To be called after the forward pass and before the loss's own backward pass, which it leaves alone: no `grad`
-        changes. In steps that update no factors it does nothing.
+        Call it after the forward pass and before the backward pass of the loss. It does not change `.grad`, and does
+        nothing in steps that do not update factors.
 
         Args:
-            outputs: what the model has computed: for 'cross_entropy' logits with the classes in dimension 1, as
-                torch.nn.functional.cross_entropy takes them; for 'mse' predictions of any shape, samples first.
+            outputs: outputs of the model: for 'cross_entropy' logits with the classes in dimension 1, as in
+                torch.nn.functional.cross_entropy; for 'mse' predictions of any shape, samples first.
             loss: 'cross_entropy' or 'mse'.
         """
         word("loss", loss, ("cross_entropy", "mse"))
@@ -227,7 +226,7 @@ class KFACPreconditioner:
     @torch.no_grad()
     @untraced
     def step(self) -> None:
-        """Updates what is due, and preconditions the gradients in place."""
+        """Updates factors and inverses if due, and preconditions the gradients in place."""
         self._consolidated = None
         self._watch.flush()
         self._check_seen()
@@ -246,11 +245,10 @@ class KFACPreconditioner:
         self._steps += 1
 
     def _check_seen(self) -> None:
-        """That a step which updates the factors has something to update them with. Without any factors it would be a
-        step with plain gradients."""
+        """Raises an error, or warns if there are factors, if a step that updates the factors has observed nothing."""
         if self._observed > 0 or not self._is_due("factor_update_steps"):
             return
-        if wanted_by_checkpoint():  # which takes a step of nothing, to see what state there is
+        if wanted_by_checkpoint():  # performs an empty step to create state
             return
         if self._fisher == "sampled":
             raise RuntimeError(
@@ -268,11 +266,11 @@ class KFACPreconditioner:
         warnings.warn(f"{message}. The step uses the factors of earlier steps", stacklevel=outside())
 
     def _world(self) -> int:
-        """How many processes keep factors of the same layers."""
+        """The number of processes with factors of the same layers."""
         return dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
 
     def _average(self, names: tuple[str, ...]) -> None:
-        """Over all processes, so that replicas that average their gradients stay the same."""
+        """Averages over all processes, so that replicas stay identical."""
         size = self._world()
         if not names or size == 1:
             return
@@ -283,49 +281,48 @@ class KFACPreconditioner:
             tensor.div_(size)
 
     def remove(self) -> None:
-        """Takes the hooks off the model."""
+        """Removes the hooks from the model."""
         self._watch.remove()
 
     # --- state and reports
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive a restart: tensors, numbers and names. Where processes have divided the layers,
-        only after `consolidate_state_dict()`, on the process that was named there, or for torch.distributed.checkpoint,
-        which asks every process and keeps what each has."""
+        """The state for a checkpoint. If processes divide the layers, call `consolidate_state_dict()` before, and this
+        on the rank given there, or use torch.distributed.checkpoint."""
         if wanted_by_checkpoint():
             return {"steps": self._steps, "layers": self._part()}
         if self._consolidated is not None:
             return {"steps": self._steps, "layers": self._consolidated}
         if self._factors.groups():
             raise RuntimeError(
-                f"{type(self).__name__}: the processes of process_group have divided the layers, and this one has a "
-                "part of the state: call consolidate_state_dict(to=RANK) on all of them after the latest step, and "
-                "state_dict() on that one alone, or save with torch.distributed.checkpoint"
+                f"{type(self).__name__}: the state is sharded over the processes of process_group: call "
+                "consolidate_state_dict(to=RANK) on all of them after the latest step and state_dict() only on that "
+                "rank, or save with torch.distributed.checkpoint"
             )
         return {"steps": self._steps, "layers": self._factors.state() if self._factors.made() else {}}
 
     def _part(self) -> dict[str, Any]:
-        """What this process has of every layer. Its tensors are there before the first step too: that is where
-        torch.distributed.checkpoint loads what it finds."""
+        """This process's part of every layer. Allocated before the first step too, since torch.distributed.checkpoint
+        loads in place."""
         self._factors.settle()
         size = self._world()
         return self._factors.state() if size == 1 else self._factors.agreed(size, self._averages)
 
     def _weights(self) -> dict[str, nn.Parameter]:
-        """Of the layers, by their names."""
+        """The weights of the layers by name."""
         return {layer.name: layer.module.weight for layer in self._layers}
 
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Brings the layers that processes have divided together on rank `to` of the world, where `state_dict()` then
-        has all of them; any number of processes can load that. All processes call this, before each save.
+        """Gathers the layers on global rank `to`, where `state_dict()` then returns all of them; any number of
+        processes can load it. All processes must call this before each save.
 
         Args:
-            to: the rank that gets all of it.
+            to: the rank that gets the full state.
         """
         self._consolidated = self._factors.consolidate(to, self._averages)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from a `state_dict()` to the bit. After an error nothing has changed.
+        """Loads a `state_dict()`, from which training resumes bitwise-identically. After an error nothing has changed.
 
         Args:
             state_dict: of a preconditioner for the same model.
@@ -333,8 +330,7 @@ class KFACPreconditioner:
         self._load(state_dict, lambda: None)
 
     def _load(self, state_dict: Any, load_others: Callable[[], None]) -> None:
-        """`load_others` is called when nothing of this can fail any more, and before anything is written: what it
-        raises leaves everything as it was."""
+        """Calls `load_others` after all checks and before the first write: if it raises, nothing has changed."""
         if not isinstance(state_dict, Mapping) or not {"steps", "layers"} <= state_dict.keys():
             raise ValueError("a state_dict of KFAC must have 'steps' and 'layers'")
         steps, layers = state_dict["steps"], state_dict["layers"]
@@ -355,18 +351,17 @@ class KFACPreconditioner:
         self._watch.forget()
 
     def stats(self) -> dict[str, float]:
-        """A flat dictionary for loggers. Waits for the device.
+        """A flat dictionary for loggers. Synchronizes.
 
-        steps; layers and left_out: how many are taken, and not (`left_out` has their names); observations and
-        refreshes, each layer counted; rejected: batches that were not finite; failed: layers whose latest refresh
-        failed, which go on with the last good one; worst_residual: of the latest inverses; scale: what kl_clip gave
-        last.
+        steps; layers and left_out: numbers of layers; observations and refreshes, per layer; rejected: non-finite
+        batches; failed: layers whose latest refresh failed, which keep the previous one; worst_residual: of the latest
+        inverses; scale: the latest factor of kl_clip.
         """
         counted = {"steps": self._steps, "layers": len(self._layers), "left_out": len(self.left_out)}
         return {name: float(value) for name, value in counted.items()} | self._factors.stats()
 
     def memory_report(self) -> MemoryReport:
-        """Bytes of state: a forecast before the first step, figures after it. Scratch is not counted."""
+        """Bytes of state without scratch; a forecast before the first step."""
         return MemoryReport([self._memory()], forecast=not self._factors.made())
 
     def _memory(self) -> dict[str, int]:
@@ -380,13 +375,13 @@ class KFACPreconditioner:
 
     def __getstate__(self) -> Any:
         raise TypeError(
-            f"{type(self).__name__} has hooks on its model and cannot be copied or pickled: make one for the other "
-            "model, and give it this one's state_dict()"
+            f"{type(self).__name__} has hooks on its model and cannot be copied or pickled: create one for the other "
+            "model and load this one's state_dict()"
         )
 
 
 def loss_scale_of(scaler: Any) -> torch.Tensor | None:
-    """The scale of the loss, on the device. `get_scale()` would wait for it, and there is no other public way."""
+    """The loss scale on the device. The public `get_scale()` would synchronize."""
     if scaler is None or not scaler.is_enabled():
         return None
     scale = getattr(scaler, "_scale", None)

@@ -1,5 +1,5 @@
-"""What Shampoo, SOAP, Muon and NorMuon have in common: they take matrices, and leave the rest to AdamW. Here is who
-gets what: from a model, from groups as other implementations write them, and told in a summary.
+"""Base of Shampoo, SOAP, Muon and NorMuon: which method updates which parameter, chosen from a model or from parameter
+groups, including those of other implementations, and reported in a summary.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .options import keep_lr, shown
 
 __all__ = ["SecondOrder"]
 
-# A matrix with so many rows or columns, and so many times as many as the other way, is taken for an embedding.
+# A matrix with a dimension above the first number, and above the second times the other, is probably an embedding.
 _VOCABULARY, _TIMES = 10_000, 8
 
 
 class SecondOrder(TorchiumOptimizer):
-    """What the optimizers of matrices have in common; not for direct use."""
+    """Base class of the optimizers of matrices; not for direct use."""
 
-    # Why parameters of a model get AdamW; empty for an optimizer that was made from parameters.
+    # Why parameters of a model get AdamW; empty for an optimizer constructed from parameters.
     _reasons: Mapping[torch.Tensor, str] = MappingProxyType({})
     _warned = False  # of a matrix as large as a vocabulary
 
     def _groups_of(self, model: nn.Module) -> list[Group]:
-        """The parameters of a model by name, those that get AdamW by the rules of `choose` in a group of their own."""
+        """The parameters of a model by name; those that get AdamW by the rules of `choose` are in a second group."""
         named = super()._groups_of(model)[0]["params"]
         self._reasons = reasons_of(model)
         groups: list[Group] = [
@@ -44,11 +44,11 @@ class SecondOrder(TorchiumOptimizer):
         return [group for group in groups if group["params"]]
 
     def add_param_group(self, param_group: Group) -> None:
-        """Adds a group, also in the middle of training.
+        """Adds a group, also during training.
 
         Args:
-            param_group: a dictionary with 'params' and options; those it does not name have the defaults. `use_muon`
-                and `algorithm`, as other implementations have them in groups, are understood.
+            param_group: a dictionary with 'params' and options; others have the defaults. `use_muon` and `algorithm` of
+                other implementations are supported.
         """
         if isinstance(param_group, dict):
             self._understand(param_group)
@@ -57,7 +57,7 @@ class SecondOrder(TorchiumOptimizer):
         super().add_param_group(param_group)
         self._warn_of_vocabulary(len(self.param_groups) - 1)
 
-    # --- groups as others write them
+    # --- groups of other implementations
 
     def _understand(self, group: Group) -> None:
         """`use_muon=False` and `algorithm="adamw"` are `use_adamw=True`, and the group's numbers are then AdamW's."""
@@ -94,10 +94,10 @@ class SecondOrder(TorchiumOptimizer):
             )
         return [name == self.kind]
 
-    # --- who gets what
+    # --- methods of parameters
 
     def _warn_of_vocabulary(self, index: int) -> None:
-        """Once, where what is probably an embedding gets the second-order method."""
+        """Warns once if a probable embedding gets the second-order method."""
         group = self.param_groups[index]
         for position, (parameter, alone) in enumerate(
             zip(group["params"], self._elementwise(group, index), strict=True)
@@ -116,7 +116,7 @@ class SecondOrder(TorchiumOptimizer):
             )
 
     def _method_of(self, parameter: torch.Tensor, config: dict[str, Any], role: Role) -> tuple[str, str]:
-        """What a parameter gets, as the library decides it, and why."""
+        """The method of a parameter, as the library decides it, and the reason."""
         if not (parameter.requires_grad or parameter.grad is not None):
             return "nothing", "frozen"
         described = (tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."), role)

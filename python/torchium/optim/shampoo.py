@@ -16,42 +16,42 @@ __all__ = ["CUDAShampoo", "Shampoo"]
 
 
 class Shampoo(SecondOrder):
-    """Shampoo: each dimension of a gradient is multiplied by an inverse root of its second moment.
+    """Shampoo: preconditions each dimension of a gradient with an inverse root of its second moment.
 
-    For a matrix, with F the filtered gradient and L, R averaged, or summed where beta2 = 1:
+    For a matrix, with F the moving average of the gradient and factors L, R (averages, or sums if beta2 = 1):
 
         L <- beta2 L + (1 - beta2) G G'
         R <- beta2 R + (1 - beta2) G' G
         p <- (1 - lr weight_decay) p - lr (L + eps I)^(-1/4) F (R + eps I)^(-1/4)
 
-    Factors are updated at every step, roots when they have drifted, or every `precondition_frequency` steps, staggered.
-    Vectors and scalars get AdamW.
+    Factors are updated in every step, roots adaptively or every `precondition_frequency` steps, staggered. Vectors and
+    scalars get AdamW.
 
     Args:
-        params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
-            of them, or `model.named_parameters()`.
+        params: a model, whose embeddings and output layer get AdamW, as shown by `summary()`; or parameters, groups of
+            them, or `model.named_parameters()`.
         lr: learning rate, a number or a tensor of one element.
-        betas: decay rates of the filtered gradient (0: none) and of the factors (1: a sum).
-        eps: damping, added to the factors where it exceeds `numerics.damping` times their largest eigenvalue.
+        betas: decay rates of the gradient's average (0: none) and of the factors (1: a sum).
+        eps: absolute damping of the factors, used if it exceeds `numerics.damping` times the largest eigenvalue.
         weight_decay: decoupled, or of `weight_decay_type`.
         precondition_frequency: steps between two refreshes of a root; None refreshes adaptively, at least
             every 100 steps.
         max_preconditioner_dim: larger dimensions are split into blocks of at most this size.
-        grafting: None, 'sgd', 'adagrad', 'rmsprop' or 'adam': the method whose step length is used.
+        grafting: None, 'sgd', 'adagrad', 'rmsprop' or 'adam': the method whose update norm is used.
         momentum: of the preconditioned direction.
-        nesterov: Nesterov's form of that momentum.
+        nesterov: Nesterov momentum.
         use_bias_correction: of both averages.
         options: also any key of a parameter group:
 
             - `weight_decay_type`: 'decoupled', or 'l2', added to the gradient;
-            - `merge_dims=True`: merge small neighboring dimensions, as those of a convolution;
+            - `merge_dims=True`: merge small adjacent dimensions, such as those of a convolution;
             - `precondition_1d=False`: precondition vectors;
-            - `start_preconditioning_step=-1`: the grafted method alone before this step;
+            - `start_preconditioning_step=-1`: use only the grafted method before this step;
             - `grafting_beta2=0.999`, `grafting_eps=1e-8`: of the grafted method;
-            - `exponent_override=0`: the root, where it is not twice the number of dimensions: 1, 2, 3, 4, 6 or 8;
-            - `refresh_drift`: residual of the old root with the new factor at which an adaptive refresh is due. The
-              interval, 1 at first, doubles where the residual was less than half of this and halves where it was more.
-              None means 10 without `precondition_frequency`, and 0, a fixed interval, with it; with both,
+            - `exponent_override=0`: the root, if not twice the number of dimensions: 1, 2, 3, 4, 6 or 8;
+            - `refresh_drift`: target residual of the old root with the new factor at an adaptive refresh. The interval
+              starts at 1, doubles if the residual is less than half of this and halves if it is more. None means
+              10 without `precondition_frequency`, and 0, a fixed interval, with it; with both,
               `precondition_frequency` is the longest interval;
             - `refresh_budget=1.0`: largest share of all roots that one step refreshes adaptively;
             - `stagger=True`: spread the refreshes over the steps of an interval.
@@ -103,14 +103,14 @@ class Shampoo(SecondOrder):
 
 
 class CUDAShampoo(Shampoo):
-    """Shampoo with other defaults, those of a class of this name that people come from: lr=0.03, eps=1e-4,
-    update_freq=100, factors that are summed (betas=(0.9, 1.0)) and no grafting.
+    """Shampoo with the defaults of an existing class of this name, for compatibility: lr=0.03, eps=1e-4,
+    update_freq=100, summed factors (betas=(0.9, 1.0)) and no grafting.
 
     Args:
         params: as for `Shampoo`.
         lr: learning rate, a number or a tensor of one element.
         eps: damping.
-        update_freq: steps between refreshes of a root; None refreshes by need.
+        update_freq: steps between refreshes of a root; None refreshes adaptively.
         weight_decay: decoupled weight decay.
         options: further arguments of `Shampoo`.
     """

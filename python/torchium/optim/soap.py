@@ -22,12 +22,12 @@ class SOAP(SecondOrder):
 
         p <- (1 - lr weight_decay) p - lr Q_L Adam(Q_L' G Q_R) Q_R'
 
-    The bases follow the factors when these have drifted, or every `precondition_frequency` steps. At its first gradient
-    a parameter only finds its bases. Vectors and scalars get AdamW.
+    Bases are refreshed adaptively or every `precondition_frequency` steps. The first gradient of a parameter only
+    initializes its bases. Vectors and scalars get AdamW.
 
     Args:
-        params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
-            of them, or `model.named_parameters()`.
+        params: a model, whose embeddings and output layer get AdamW, as shown by `summary()`; or parameters, groups of
+            them, or `model.named_parameters()`.
         lr: learning rate, a number or a tensor of one element.
         betas: of Adam.
         eps: of Adam.
@@ -40,13 +40,13 @@ class SOAP(SecondOrder):
         options: also any key of a parameter group:
 
             - `weight_decay_type`: 'decoupled', or 'l2', added to the gradient;
-            - `merge_dims=False`: merge small neighboring dimensions, as those of a convolution;
+            - `merge_dims=False`: merge small adjacent dimensions, such as those of a convolution;
             - `precondition_1d=False`: precondition vectors;
             - `block=False`: split dimensions larger than `max_preconditioner_dim` into blocks;
-            - `normalize_grads=False`: scale every step of a matrix to a mean square of 1;
-            - `refresh_drift`: correlations of the factor in the old basis at which an adaptive refresh is due. The
-              interval, 1 at first, doubles where they were less than half of this and halves where they were more. None
-              means 2.5 without `precondition_frequency`, and 0, a fixed interval, with it; with both,
+            - `normalize_grads=False`: scale every update of a matrix to a mean square of 1;
+            - `refresh_drift`: target correlation of the factor in the old basis at an adaptive refresh. The interval
+              starts at 1, doubles if it is less than half of this and halves if it is more. None means
+              2.5 without `precondition_frequency`, and 0, a fixed interval, with it; with both,
               `precondition_frequency` is the longest interval;
             - `refresh_budget=1.0`: largest share of all bases that one step refreshes adaptively;
             - `stagger=True`: spread the refreshes over the steps of an interval; the reference has False.

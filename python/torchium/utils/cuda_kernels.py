@@ -1,14 +1,14 @@
-"""Matrix functions and memory for PyTorch tensors, under the names that programs written for CUDA kernels use.
+"""Compatibility API: matrix functions and memory for PyTorch tensors.
 
     from torchium.utils.cuda_kernels import CUDAMatrixOps
     root = CUDAMatrixOps.matrix_sqrt_inv_eigen(factor, power=-0.25, eps=1e-8)
 
-A CUDA tensor is worked on by the CUDA module, on PyTorch's current stream, and a CPU tensor on the CPU, with the same
-results. Types are float32 and float64, and float16 and bfloat16 which are computed wider. A batch of matrices,
-`[..., n, n]`, has any number of leading dimensions. Inputs are never modified and may be transposed, sliced, expanded.
-torchium.linalg has the same functions for other kinds of arrays, with the details of each.
+Calls run on the device of their tensors, on PyTorch's current stream. Types are float32 and float64, and float16 and
+bfloat16, which are computed in higher precision. A batch of matrices, `[..., n, n]`, has any number of leading
+dimensions. Inputs are never modified and may be transposed, sliced, expanded. See torchium.linalg for details and other
+arrays.
 
-The classes are only names to group functions by: all methods are static.
+All methods are static.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ __all__ = [
 
 
 def is_cuda_available() -> bool:
-    """Whether Torchium's CUDA module is loaded and a GPU answers. `python -m torchium` tells why not."""
+    """Whether Torchium's CUDA module is loaded and a GPU works. `python -m torchium` shows why not."""
     return get_cuda_device_count() > 0
 
 
 def get_cuda_device_count() -> int:
-    """How many GPUs the CUDA module can use."""
+    """The number of GPUs that the CUDA module can use."""
     return _C.device_count("cuda")
 
 
 def get_optimal_device() -> torch.device:
-    """The GPU with the most free memory, or the CPU where Torchium and PyTorch have no GPU in common.
+    """The GPU with the most free memory, or the CPU if there is no GPU that both Torchium and PyTorch can use.
 
     Examples:
         >>> model.to(get_optimal_device())
@@ -63,9 +63,9 @@ def cuda_memory_info(device: Any = None) -> dict[str, Any]:
     Args:
         device: an index, a name or a torch.device; None for the current one.
 
-    `total_memory` and `free_memory` are the GPU's own. `allocated_memory` is what PyTorch's tensors and Torchium's take
-    in this process, and `cached_memory` what the pools of both hold, that included. Without a GPU all of them are 0,
-    `available` is False, `device` is None and `reason` says why.
+    `total_memory` and `free_memory` are the GPU's. `allocated_memory` is that of PyTorch's and Torchium's tensors in
+    this process, and `cached_memory` that of the pools of both, including allocated memory. Without a GPU all of them
+    are 0, `available` is False, `device` is None and `reason` says why.
 
     Examples:
         >>> cuda_memory_info(0)["free_memory"]
@@ -108,7 +108,7 @@ def _gpu(device: Any) -> torch.device:
 
 
 class CUDAMatrixOps:
-    """Functions of torchium.linalg under other names."""
+    """Compatibility names of functions of torchium.linalg."""
 
     @staticmethod
     def matrix_sqrt_inv_eigen(matrix: Tensor, power: float = -0.25, eps: float = 1e-8) -> Tensor:
@@ -117,7 +117,7 @@ class CUDAMatrixOps:
         Args:
             matrix: symmetric, [..., n, n].
             power: any real number.
-            eps: damping, 0 or more; eigenvalues that it leaves below eps are raised to it.
+            eps: damping, 0 or more; shifted eigenvalues below eps are clamped to it.
 
         Examples:
             >>> CUDAMatrixOps.matrix_sqrt_inv_eigen(torch.eye(3) * 16, power=-0.25, eps=0.0)  # 0.5 on the diagonal
@@ -152,12 +152,12 @@ class CUDAMatrixOps:
 
 
 class CUDAGradientOps:
-    """Gradients of the single samples of a batch, from one forward and one backward pass.
+    """Per-sample gradients from one forward and one backward pass.
 
-    A loss is called as people write it, `loss_fn(outputs, targets)` for the whole batch. A scalar is taken for the mean
-    over the samples, or for their sum where `loss_fn.reduction` is "sum"; a vector of the samples' losses is added up.
-    `inputs` is a tensor, or a tuple or dictionary of arguments. The model is left as it was: its gradients, its modes,
-    its hooks. What cannot be right raises an error that names it, see `torchium.GradSampleModule`.
+    `loss_fn(outputs, targets)` is called once for the batch. A scalar is interpreted as the mean over the samples, or
+    as their sum if `loss_fn.reduction` is "sum"; per-sample losses are summed. `inputs` is a tensor, or a tuple or
+    dictionary of arguments. Gradients, modes and hooks of the model are unchanged. Unsupported layers raise an error,
+    see `torchium.GradSampleModule`.
     """
 
     per_sample_gradients = staticmethod(functions.per_sample_gradients)
@@ -168,7 +168,7 @@ _CHANNELS_LAST = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
 
 class CUDAMemoryOps:
-    """Tensors from Torchium's pool, products that fit into little memory, and what the pools hold."""
+    """Tensors from Torchium's memory pool, products in bounded memory, and pool statistics."""
 
     @staticmethod
     def efficient_tensor_creation(
@@ -177,7 +177,7 @@ class CUDAMemoryOps:
         dtype: torch.dtype,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> Tensor:
-        """A zero-filled tensor in memory of the pool, which takes it back when the tensor is gone.
+        """A zero-filled tensor from the memory pool.
 
         Args:
             shape: one size or several.
@@ -208,17 +208,16 @@ class CUDAMemoryOps:
         *,
         device: Any = None,
     ) -> Tensor:
-        """A B in bounded memory: worked through in tiles, and streamed where operands or result are in host memory.
+        """A B in bounded memory, in tiles, streamed if operands or result are in host memory.
 
-        Where a tensor is on a GPU the product is computed there; those in host memory may be larger than the GPU's, and
-        are copied while it computes. Tensors that are all in host memory go through a GPU with `device`, and are
-        multiplied on the CPU without it. The result lies where A does, or in `out`. There is a gradient, except with
-        `out`.
+        If a tensor is on a GPU, or with `device`, the product is computed there; tensors in host memory may be larger
+        than GPU memory and are copied during computation. Otherwise it is computed on the CPU. The result is on A's
+        device, or in `out`. There is a gradient, except with `out`.
 
         Args:
             A: [..., m, k]. Page-locked host memory (`tensor.pin_memory()`) is copied fastest.
             B: [..., k, n].
-            memory_budget: bytes of extra memory at most; None lets the library choose.
+            memory_budget: limit of extra memory in bytes; None lets the library choose.
             out: where to write the product.
             device: the GPU to compute on.
 
@@ -233,7 +232,7 @@ class CUDAMemoryOps:
 
     @staticmethod
     def pool_stats() -> dict[str, dict[str, int]]:
-        """What each device's pool holds, in bytes: total, free, allocated, reserved, peak; and how often it was asked.
+        """Statistics of each device's pool: total, free, allocated, reserved and peak in bytes, requests, misses.
 
         Examples:
             >>> CUDAMemoryOps.pool_stats()["cpu"]["peak"]
@@ -242,13 +241,13 @@ class CUDAMemoryOps:
 
     @staticmethod
     def trim_pool() -> None:
-        """Gives memory that the pools keep but nobody uses back to the devices."""
+        """Releases unused cached memory."""
         for device in _C.devices():
             _C.trim_pool(device["device"])
 
 
 def _where_to_compute(device: Any, **tensors: Any) -> str:
-    """The GPU that a tensor is on, or the one that was asked for; "" for the CPU."""
+    """The GPU of the tensors, or the requested one; "" for the CPU."""
     places = {}
     for name, t in tensors.items():
         if t is None:

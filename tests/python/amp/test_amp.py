@@ -172,7 +172,7 @@ def test_a_number_without_memory_is_named(name):
     """PyTorch compares it with 1 and ends the process."""
     hollow = torch.ones(())
     hollow.untyped_storage().resize_(0)
-    with pytest.raises(TypeError, match=f"{name} must be a number, got a tensor that has no memory"):
+    with pytest.raises(TypeError, match=f"{name} must be a number, got a tensor without storage"):
         amp.GradScaler("cpu", **{name: hollow})
 
 

@@ -428,7 +428,7 @@ def test_a_tensor_without_memory_is_named(name, which):
     given = {"inputs": torch.ones(4, 3), "targets": torch.ones(4, 2)}
     given[which].untyped_storage().resize_(0)
     function = getattr(CUDAGradientOps, name)
-    with pytest.raises(TypeError, match=f"{which} must be tensors, got one that has no memory"):
+    with pytest.raises(TypeError, match=f"{which} must be tensors, got one without storage"):
         function(nn.Linear(3, 2), F.mse_loss, given["inputs"], given["targets"])
     if which == "inputs":
         with pytest.raises(TypeError, match="inputs must be tensors"):

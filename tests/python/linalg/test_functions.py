@@ -293,5 +293,5 @@ def test_numbers_without_memory():
     hollow.untyped_storage().resize_(0)
     meta = torch.empty(3, 3, device="meta")  # which goes by the operator
     for numbers in (hollow, [3, hollow]):
-        with pytest.raises(TypeError, match=r"shape_a must be a List.* got a tensor that has no memory"):
+        with pytest.raises(TypeError, match=r"shape_a must be a List.* got a tensor without storage"):
             torchium.linalg.nearest_kronecker(meta, numbers, [1, 3])

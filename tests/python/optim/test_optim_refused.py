@@ -273,11 +273,11 @@ def test_tensors_without_memory_are_not_read():
     model = torch.nn.Linear(3, 2)
     with pytest.raises(ValueError, match=r"factor_dtype must be .* got an object of type Tensor"):
         torchium.optim.KFAC(model, factor_dtype=hollow(3, 3))
-    with pytest.raises(ValueError, match="a hyperparameter is a tensor that has no memory"):
+    with pytest.raises(ValueError, match="a hyperparameter is a tensor without storage"):
         optimizer = torchium.optim.AdamW(model.parameters(), lr=0.1, eps=hollow())
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
-    with pytest.raises(TypeError, match="power must be a number, got a tensor that has no memory"):
+    with pytest.raises(TypeError, match="power must be a number, got a tensor without storage"):
         _C.matrix_power(torch.eye(3), hollow(), 0.0, torch.empty(3, 3), None)
 
 

@@ -145,7 +145,7 @@ def test_state_of_another_kind_is_refused(kind, steps, device):
             states.append({"state": state["state"], "param_groups": bare})
         names = CLASSES[kind].__name__, source.__name__
         for refused in states:
-            with pytest.raises(ValueError, match=rf"^{names[0]}: the state_dict is of {names[1]},.* begin anew"):
+            with pytest.raises(ValueError, match=rf"^{names[0]}: the state_dict is of {names[1]},.* start fresh"):
                 optimizer.load_state_dict(refused)
     assert_go_on_alike(model, optimizer, twin, beside, steps=2)
     again, other = fresh(kind, model)
@@ -164,7 +164,7 @@ def test_state_that_was_resized(kind, left, device):
     for name in good["state"][1]:
         bad = copy.deepcopy(good)
         bad["state"][1][name].untyped_storage().resize_(left if name != "step" else 0)
-        with pytest.raises(ValueError, match=rf"'{name}' of 'conv\.weight' has no memory"):
+        with pytest.raises(ValueError, match=rf"'{name}' of 'conv\.weight' has no storage"):
             optimizer.load_state_dict(bad)
     train(model, optimizer, 1)
     name = next(name for name, value in optimizer.state[p].items() if value.ndim > 1)

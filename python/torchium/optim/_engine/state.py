@@ -142,7 +142,7 @@ def check_counts(what: str, given: Any, most: Sequence[int]) -> None:
 def check_memory(label: str, saved: Mapping[str, Any]) -> None:
     for name, value in saved.items():
         if is_hollow(value):
-            raise ValueError(f"the state {name!r} of {label!r} has no memory: its storage was resized")
+            raise ValueError(f"the state {name!r} of {label!r} has no storage: it was resized")
 
 
 def check_form(label: str, name: str, view: torch.Tensor, value: Any, remedy: str = "") -> torch.Tensor:

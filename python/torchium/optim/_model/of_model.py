@@ -32,7 +32,7 @@ class OfModel(SGD):
         if not isinstance(model, nn.Module):
             raise TypeError(
                 f"{type(self).__name__}: model must be a torch.nn.Module, got an object of type "
-                f"{type(model).__name__}: it looks at layers, not at parameters alone"
+                f"{type(model).__name__}: it observes the layers of a model"
             )
         self._scaler = arguments["grad_scaler"]
         super().__init__(model, **{row.name: arguments[row.name] for row in SGD._options if row.name in arguments})
@@ -69,7 +69,7 @@ class OfModel(SGD):
         if getattr(self, "found_inf", None) is not None and self._scaler is None:
             raise RuntimeError(
                 f"{type(self).__name__} is stepped by a GradScaler, whose scale it must know in the backward pass: "
-                "give it grad_scaler=scaler when it is made"
+                "pass grad_scaler=scaler to its constructor"
             )
         with torch.no_grad():
             if scale is not None:
@@ -92,6 +92,6 @@ class OfModel(SGD):
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            f"{type(self).__name__} has hooks on its model and cannot be copied or pickled: make one for the other "
-            "model, and give it this one's state_dict()"
+            f"{type(self).__name__} has hooks on its model and cannot be copied or pickled: create one for the other "
+            "model and load this one's state_dict()"
         )
