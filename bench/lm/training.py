@@ -14,7 +14,7 @@ import torch
 from lm.model import GPT
 
 EVERY = 5  # steps that a point of a curve is the mean of
-LAST = 4  # points that a run's last loss is the mean of: batches differ by a twentieth from point to point
+LAST = 4  # points averaged for the final loss: single batches vary by 5 %
 WARM_UP = 0.1  # of the steps
 CLIP = 1.0
 HELD_OUT = 8  # batches

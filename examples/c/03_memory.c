@@ -20,7 +20,7 @@ static int64_t scratch_of_roots(tch_context *context, const tch_tensor *a, const
     return figures(context).peak - before;
 }
 
-/* A batch whose scratch would pass the limit is worked through in chunks; the results are the same. */
+/* A batch whose scratch would pass the limit is processed in chunks; the results are the same. */
 static int limited_roots(tch_context *context)
 {
     int64_t shape[] = {BATCH, N, N}, one_matrix;

@@ -139,7 +139,7 @@ def measure(model: nn.Module, batches: list[Batch], autocast: contextlib.Abstrac
 
 
 def schedule(steps: int) -> Callable[[int], float]:
-    """A twentieth of the steps to warm up, then a cosine down to 0."""
+    """5 % of the steps for warm-up, then a cosine schedule to 0."""
     warmup = max(1, steps // 20)
     return lambda step: min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps)))
 

@@ -53,7 +53,7 @@ TCH_API tch_status tch_gram(tch_context *context, double alpha, const tch_tensor
                             tch_tensor *out);
 
 /* out = A B as tch_matmul, with at most `memory_budget` bytes of extra memory (0: the context's workspace limit):
- * worked through in tiles when converting or packing the operands whole would take more.
+ * processed in tiles when converting or packing the operands whole would take more.
  *
  * On a GPU a, b and out may each lie in host memory (TCH_DEVICE_CPU, or TCH_DEVICE_CUDA_HOST for page-locked), and may
  * be larger than the device. Each matrix then lies by rows or by columns. The budget is device memory for tiles, 0

@@ -273,7 +273,7 @@ TCH_API tch_status tch_optimizer_create(tch_context *context, const tch_optim_co
                                         const tch_optim_setup *setup, int32_t count, const tch_parameter *parameters,
                                         tch_optimizer **optimizer);
 
-/* Another group, of the same kind, also in the middle of training. Its parameters are numbered after those there
+/* Another group, of the same kind, also during training. Its parameters are numbered after those there
  * are. `placements` as in tch_optim_setup; `group`, its number, may be NULL. */
 TCH_API tch_status tch_optimizer_add_group(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
                                            const tch_parameter *parameters, const tch_placement *placements,

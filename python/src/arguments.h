@@ -32,7 +32,7 @@ int py_take_int(PyObject *value, const char *name, int64_t low, int64_t high, in
 /* `least` to `most` integers of a sequence, which messages name as in "kernel[0]"; returns how many. */
 int py_take_sizes(PyObject *value, const char *name, int64_t low, int64_t high, int least, int most, int64_t *results);
 
-/* The items of a list as a new tuple, which nobody changes while they are read; NULL with an exception set. */
+/* The items of a list as a new tuple, which cannot change while they are read; NULL with an exception set. */
 PyObject *py_take_list(PyObject *value, const char *name);
 
 int py_take_bool(PyObject *value, const char *name, bool *result);

@@ -95,7 +95,7 @@ int py_array_adopt(py_array *array, const py_operand *operand, const tch_tensor 
         return py_array_refuse(PyExc_TypeError, operand, "gave an array without a shape");
     }
     if (given->data == NULL && tch_tensor_numel(given) != 0) {
-        return py_array_refuse(PyExc_TypeError, operand, "has no memory to work on");
+        return py_array_refuse(PyExc_TypeError, operand, "has no storage");
     }
     array->tensor = *given;
     if (given->device.type == TCH_DEVICE_CPU) {

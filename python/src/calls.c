@@ -148,7 +148,7 @@ static PyObject *result_of(py_call *call)
     return result;
 }
 
-/* Nobody orders his work after ours: it must be done before the arrays are given back. */
+/* Other work is not ordered after this call, which must finish before the arrays are released. */
 static void wait_for_results(py_call *call)
 {
     PyObject *kind, *value, *trace;

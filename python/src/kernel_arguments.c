@@ -83,7 +83,7 @@ void py_launch_free(py_launch *launch)
 
 /* --- numbers and structs ----------------------------------------------------------------------------------------- */
 
-/* NumPy's bool is an integer to nobody but C. */
+/* only C treats NumPy's bool as an integer. */
 static bool is_numpy_bool(PyObject *object)
 {
     PyObject *type = py_type_name(object);

@@ -1,6 +1,6 @@
-/* Whether a call with PyTorch tensors may go straight to the library: nobody but the caller looks at it, and the
- * tensors are ordinary ones. Every call of torchium._ops begins with this question, and PyTorch has no single answer to
- * it: so there is a list of smaller questions with the answers that mean "nobody", which torchium._ops gives once. */
+/* Whether a call with PyTorch tensors may bypass the dispatcher: nothing records or intercepts it, and the tensors are
+ * ordinary ones. PyTorch has no single check for this, so torchium._ops sets a list of checks, with the results that
+ * permit it. */
 #include "module.h"
 
 #include "arguments.h"

@@ -1,6 +1,5 @@
-/* The type Memory: memory of a pool, or of somebody else's, handed out by DLPack. What is handed out is counted in a
- * struct of its own, so that it may outlive the Python object and be released by any thread, with or without the
- * GIL. */
+/* The type Memory: memory of a pool or another library, exported by DLPack. Exports are counted in a separate struct,
+ * so that they may outlive the Python object and be released by any thread, with or without the GIL. */
 #include "module.h"
 
 #include <stdatomic.h>
@@ -86,7 +85,7 @@ static void delete_unversioned(DLManagedTensor *managed)
     free(managed);
 }
 
-/* A capsule that nobody opened still has its first name, and what is in it. */
+/* An unconsumed capsule still has its first name, and its contents. */
 static void forget_capsule(PyObject *capsule)
 {
     if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {

@@ -155,7 +155,7 @@ int py_take_config(PyObject *dictionary, const py_field *fields_of, int count, v
     if (!PyDict_Check(dictionary)) {
         return py_refuse_type(dictionary, "config", "a dictionary");
     }
-    PyObject *copy = PyDict_Copy(dictionary); /* which nobody changes while its values are read */
+    PyObject *copy = PyDict_Copy(dictionary); /* which cannot change while its values are read */
     int failed = copy == NULL;
     while (!failed && PyDict_Next(copy, &at, &key, &value)) {
         const py_field *field = find_field(key, fields_of, count);

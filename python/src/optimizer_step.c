@@ -132,8 +132,8 @@ static bool ask_gradient(py_place *place, PyObject *gradient, const tch_tensor *
     return true;
 }
 
-/* The tensor of a gradient, which has the shape and the strides of its parameter's where they are the same. Nobody owns
- * it: the caller holds all gradients. False where it must be taken as any array is, perhaps with an exception set. */
+/* The tensor of a gradient, with the shape and the strides of its parameter if they agree. It is not owned: the caller
+ * holds all gradients. False if it must be read as an ordinary array, perhaps with an exception set. */
 static bool take_gradient(py_session *self, int32_t i, PyObject *gradient, bool *asked)
 {
     int32_t at = self->count + i;
@@ -225,7 +225,7 @@ static PyObject *take_list(const py_session *self, PyObject *list, const char *n
                      "%s must be a list with an entry for each of the %d parameters", name, (int)self->count);
         return NULL;
     }
-    return PyList_AsTuple(list); /* which nobody changes while arrays are asked for */
+    return PyList_AsTuple(list); /* which cannot change while arrays are requested */
 }
 
 static PyObject *take_parameters(const py_session *self, PyObject *list)

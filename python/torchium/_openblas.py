@@ -12,7 +12,7 @@ PACKAGE = "scipy_openblas32"
 
 def find() -> bytes | None:
     """The library in the package scipy-openblas32, wherever Python would import it from, as C names files. The package
-    is not imported: it would load the library by itself, with threads that nobody needs."""
+    is not imported: it would load the library, with unneeded threads."""
     try:
         spec = importlib.util.find_spec(PACKAGE)
     except (ImportError, ValueError):  # shadowed by something that is no package

@@ -283,7 +283,7 @@ static tch_status begin_part(tch_context *context, const tchi_root_plan *plan, c
     return prepare_part(context, plan, call->a.type, r);
 }
 
-/* A plan that waited for the smallest eigenvalues may come out as another method, which begins anew with its own
+/* A plan that waited for the smallest eigenvalues may come out as another method, which restarts with its own
  * scratch. */
 static tch_status finish_plan(tch_context *context, tchi_root_plan *plan, const root_call *call, int64_t first,
                               int64_t count, root_buffers *r)

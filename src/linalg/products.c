@@ -1,5 +1,5 @@
 /* Products. Operands that BLAS can read where they lie are used in place; others are first copied to scratch in the
- * type to compute in. When that scratch would pass a budget, the product is worked through in tiles. Where the backend
+ * type to compute in. When that scratch would pass a budget, the product is processed in tiles. Where the backend
  * streams products, operands of the chunked one may lie in host memory. */
 #include <torchium/linalg.h>
 

@@ -52,8 +52,8 @@ tch_status tchi_forecast_refresh(const tch_optimizer *o, int64_t *least, int64_t
  * counted on the emulated device, Shampoo has 9, SOAP 12, Muon 22 and NorMuon 24. */
 #define RUN_KERNELS 24
 
-/* How many parts the refreshes of a factor batch may be recorded in. Parts of a period stay the same; by need they may
- * be of any factors. */
+/* How many parts the refreshes of a factor batch may be recorded in. Parts of a fixed interval stay the same; adaptive
+ * ones may be of any factors. */
 static int64_t refresh_parts(const tch_optimizer *o, const tchi_factor_batch *f)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;

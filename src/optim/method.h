@@ -10,7 +10,7 @@ typedef struct tchi_elementwise {
     /* What its moments are called, NULL for those that are not kept; all are NULL before. */
     void (*moments)(const tch_optim_config *config, const char *names[TCHI_MOMENTS]);
     tch_elementwise_kind kind;
-    bool of_rest; /* its numbers are scalar_lr and the like, without amsgrad: it is what another optimizer leaves */
+    bool of_rest; /* its hyperparameters are scalar_*, without amsgrad: the AdamW part of another optimizer */
 } tchi_elementwise;
 
 /* AdamW for what an optimizer with blocks leaves: adamw.c. */

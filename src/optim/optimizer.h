@@ -114,14 +114,14 @@ typedef struct tchi_factor_batch {
     bool packed;           /* factors and roots, not bases, are lower triangles: see tensor_modes.h */
     bool bf16_roots;       /* roots are, and in bfloat16 */
     int32_t *flags;        /* on the device: what became of the latest refresh of each */
-    double *drift;         /* behind the flags: how far roots or bases were off when refreshed by need */
+    double *drift;         /* behind the flags: how far roots or bases were off at adaptive refreshes */
     double *residuals;
     int32_t *orders; /* on the device: how the latest tracking permuted each basis */
     /* on the host, one per factor */
     int32_t *phase;    /* the step of a period in which it is refreshed */
     uint8_t *refresh;  /* at this step */
     uint8_t *failures; /* how often a refresh was found failed: then more damping, then the eigen method */
-    uint8_t *gap;      /* by need: 2^gap steps between two refreshes, and from the next refresh on 2^next_gap */
+    uint8_t *gap;      /* adaptive: 2^gap steps between two refreshes, and from the next refresh on 2^next_gap */
     uint8_t *next_gap;
     uint8_t *unread;      /* what became of its latest refresh has not been looked at: see outcomes.c */
     int32_t *block_batch; /* whose it is, and which block of that block batch */

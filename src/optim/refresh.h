@@ -12,7 +12,7 @@ void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period);
 /* Marks the factors of the group to refresh at this step; false when there are none. */
 bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
 
-/* Whether factors are refreshed by need. */
+/* Whether factors are refreshed adaptively. */
 bool tchi_refresh_by_need(const tch_optim_config *config);
 
 /* How many steps, as a power of two, lie between refreshes from now on, where they were 2^gap and the last one found a
@@ -61,7 +61,7 @@ void tchi_outcomes_forget(tchi_factor_batch *factor_batch, int64_t factor);
 
 #define TCHI_MOST_FAILURES 2 /* failed refreshes of a factor that make a difference: see refresh.c */
 
-/* What is kept of a factor, as one number: its failures, and the gaps of refreshes by need. One that is not such a
+/* What is kept of a factor, as one number: its failures, and the gaps of adaptive refreshes. One that is not such a
  * number says false. Files of earlier versions have failures alone. */
 #define TCHI_MOST_FACTOR_COUNT 0xFFF
 int64_t tchi_factor_count(const tchi_factor_batch *factor_batch, int64_t factor);

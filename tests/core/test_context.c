@@ -168,7 +168,7 @@ TEST(threads_can_be_counted_and_set)
 
 /* --- the limit on scratch ---------------------------------------------------------------------------------------- */
 
-/* Bytes in use; the peak begins anew. */
+/* Bytes in use; the peak is reset. */
 static int64_t begin_peak(tch_context *context)
 {
     tch_memory_info before = TCH_MEMORY_INFO_INIT;

@@ -88,7 +88,7 @@ static int64_t scratch_of(tch_context *context, const root_case *c)
     return after.peak - before.allocated;
 }
 
-/* A batch is worked through in parts that keep the scratch within the limit, and comes out the same up to rounding:
+/* A batch is processed in parts that keep the scratch within the limit, and comes out the same up to rounding:
  * which kernel multiplies, and so the order of its sums, depends on how many matrices there are at once. Both results
  * are within the tolerance of the root; they are to be within a tenth of it of each other. */
 static void check_budget(tch_context *context, int64_t batch, int64_t n)

@@ -53,7 +53,7 @@ static const kept_form forms[] = {
 
 static const trial_option options[] = {
     {.name = "defaults"},
-    {"by need",
+    {"adaptive",
      {SET(refresh_drift, 5.0), SET(precondition_frequency, 8)}}, /* not with rounded roots, which drift more */
     {"at every step, without a filter", {SET(beta1, 0), SET(precondition_frequency, 1)}},
     {"spread over a period", {SET(stagger, 1), SET(precondition_frequency, 3)}},

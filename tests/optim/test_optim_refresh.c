@@ -279,7 +279,7 @@ TEST(gaps_by_need)
         c.precondition_frequency = 10;
         c.refresh_drift = cases[i].drift;
         c.refresh_budget = cases[i].budget;
-        test_case("gaps by need, drift %g, budget %g", cases[i].drift, cases[i].budget);
+        test_case("adaptive gaps, drift %g, budget %g", cases[i].drift, cases[i].budget);
         trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
         int32_t count = watch(&t, bases);
         for (int32_t step = 1; step <= 45; step++) {
@@ -302,7 +302,7 @@ TEST(staggered_gaps_by_need)
     c.stagger = 1;
     c.precondition_frequency = 10;
     c.refresh_drift = 1e6;
-    test_case("staggered gaps by need");
+    test_case("staggered adaptive gaps");
     trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
     int32_t count = watch(&t, bases);
     int64_t moved[2] = {0};

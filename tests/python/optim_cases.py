@@ -237,7 +237,7 @@ class Trial:
         return {"params": added}
 
     def add_group(self, shapes, **options):
-        """A group in the middle of training, whose numbers are those of the first where not given."""
+        """A group added during training, whose numbers are those of the first where not given."""
         self.optimizer.add_param_group(self.add(shapes, self.references[0].options | options) | options)
 
     def step(self, missing=()):

@@ -32,5 +32,5 @@ _innermost = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_st
 
 
 def in_transform() -> bool:
-    """Inside torch.func.grad, vmap, jvp, jacrev and the like."""
+    """Whether a transform of torch.func is active, such as grad, vmap, jvp or jacrev."""
     return not torch.compiler.is_compiling() and _innermost() is not None

@@ -38,7 +38,7 @@ class Use:
 
 
 class Sink(Protocol):
-    """Who gets what is seen. Called in the backward pass, except for `made`."""
+    """An observer. Called in the backward pass, except for `made`."""
 
     def made(self, use: Use) -> None:
         """A part was called: its gradients may come."""

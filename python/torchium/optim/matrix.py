@@ -434,7 +434,7 @@ class MatrixOptimizer(SecondOrder):
         if any(form != forms[0] for form in forms):
             raise ValueError(
                 f"{who}: parameters of one shape have different states: {forms[0]} and "
-                f"{next(form for form in forms if form != forms[0])}; del optimizer.state[parameter] begins anew"
+                f"{next(form for form in forms if form != forms[0])}; del optimizer.state[parameter] resets it"
             )
         stacks = {}
         for name in forms[0]:

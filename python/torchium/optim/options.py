@@ -43,7 +43,7 @@ __all__ = [
 
 # The library takes a learning rate of 0 for "as the others"; this one moves nothing.
 _STILL = 1e-300
-# Steps between two refreshes at most, where they come by need.
+# The longest interval of adaptive refreshes.
 _MOST_GAP = 100
 
 
@@ -51,7 +51,7 @@ _MOST_GAP = 100
 
 
 def plain(value: Any) -> Any:
-    """The value with tensors read as numbers, which waits for those that are on a GPU."""
+    """The value with tensors as numbers, which synchronizes if they are on a GPU."""
     if type(value) is float:
         return value
     if isinstance(value, torch.Tensor):
@@ -65,7 +65,7 @@ def plain(value: Any) -> Any:
 
 
 def lr_for(device: torch.device | None, lr: Any) -> tuple[Any, torch.Tensor | None]:
-    """The learning rate as a number; or, where it is a tensor on this GPU, 0 and the tensor. Nothing waits for that."""
+    """The learning rate as a number, or 0 and the tensor if it is a tensor on this GPU, without synchronization."""
     if not isinstance(lr, torch.Tensor):
         return lr, None
     if lr.numel() != 1 or is_hollow(lr):

@@ -200,7 +200,7 @@ CHANGED = [{"memory_format": torch.channels_last}] + [{"dtype": d} for d in (tor
 
 @pytest.mark.parametrize("change", CHANGED, ids=str)
 def test_layout_or_dtype_changed_between_steps(kind, change, device):
-    """model.half() and the like: goes on with the state, or an error names the parameter."""
+    """model.half() and similar: continues with the state, or an error names the parameter."""
     model, optimizer = trained(kind, device, 4)
     model.to(**change)
     before = copies(model.parameters())

@@ -28,7 +28,7 @@ from optim_cases import (
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
 def test_exchange_with_torch_optim(kind, device):
-    """Into torchium and back, in the middle of training: as if nothing had changed, to rounding."""
+    """Into torchium and back, during training: as if nothing had changed, to rounding."""
     theirs = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[kind]
     options = LIVELY[kind]
     model = small(device, torch.float64)

@@ -6,7 +6,7 @@
 
 #define GUARD 2048 /* elements before and behind the matrices of a batch */
 
-/* Whether the CPU stands in for a GPU, which wants small cases. */
+/* Whether the CPU replaces a GPU, which wants small cases. */
 bool device_is_emulated(void);
 
 void *device_copy(tch_context *context, const void *bytes, int64_t count);

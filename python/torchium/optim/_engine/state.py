@@ -65,7 +65,7 @@ _NUMBERED = (
 )
 # What may be missing: a clock follows from the rest, a master copy from the parameter, and SGD begins without momentum.
 _MAY_BE_MISSING = ("step", "master", "momentum_buffer", "momentum_buffer_scale")
-_RESIZED = "; a parameter that was resized begins anew after `del optimizer.state[parameter]`"
+_RESIZED = "; `del optimizer.state[parameter]` resets the state of a resized parameter"
 
 
 def kinds_of(state_dict: Mapping[str, Any], guess: bool) -> set[str]:
@@ -100,7 +100,7 @@ def generation_of(saved: Any) -> int | None:
 
 
 def check(label: str, views: Mapping[str, torch.Tensor], saved: Mapping[str, Any], counts: int, strict: bool) -> None:
-    """Refuses state that does not fit, by name. Where not strict, some may be missing and then begins anew."""
+    """Raises an error that names incompatible state. If not strict, missing state is initialized."""
     for name, view in views.items():
         value = saved.get(name)
         if value is None:

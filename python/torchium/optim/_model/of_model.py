@@ -1,4 +1,4 @@
-"""Optimizers that are made from a model because they look at its layers: SGD on gradients that have been turned first.
+"""Optimizers that observe the layers of a model: SGD on preconditioned gradients.
 
 Loss scaling ends before the turning, since that is not linear in the gradient where anything is clipped; the step
 itself still skips what the scaler has found not to be finite, on the device.
@@ -42,7 +42,7 @@ class OfModel(SGD):
             group.update(turning)
 
     def _take_fused(self) -> None:
-        """Always: a GradScaler that nobody has told of would go unnoticed otherwise."""
+        """Always set, to detect a GradScaler that was not passed to the constructor."""
         self._step_supports_amp_scaling = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:

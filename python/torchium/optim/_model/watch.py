@@ -159,7 +159,7 @@ class PassWatch(Watch):
             raise RuntimeError(
                 f"{len(seen) + 1} backward passes have gone through layer {part.name!r} since the last step, expected "
                 f"accumulation_steps = {self._accumulation}: set accumulation_steps to their number and divide each "
-                "loss by it, call zero_grad() before a pass that begins anew, and put passes that are not the loss's "
+                "loss by it, call zero_grad() before a new accumulation, and put passes that are not the loss's "
                 "inside `with optimizer.paused():`"
             )
         if is_full or not gradients:
@@ -167,7 +167,7 @@ class PassWatch(Watch):
         seen.add(number)
 
     def begin(self) -> None:
-        """Gradients begin anew: after a step, or when they have been cleared."""
+        """Starts a new accumulation: after a step, or when gradients have been cleared."""
         self._backward.clear()
 
     def flush(self) -> None:
@@ -176,7 +176,7 @@ class PassWatch(Watch):
             together.hand_over()
 
     def forget(self) -> None:
-        """Begins anew: what is on its way no longer counts."""
+        """Resets: pending passes no longer count."""
         self._passes.clear()
         self.partial.clear()
         self.begin()

@@ -23,8 +23,7 @@ State = dict[str, Any]
 
 
 def is_divided(engines: Iterable[Any]) -> bool:
-    """Whether replicas have given the state of some of their tiles to other ranks. Sharded parameters do not count:
-    nobody takes a rank's part of them for the whole."""
+    """Whether the state of replicated parameters is divided among ranks. Sharded parameters do not count."""
     for engine in engines:
         if engine.group is not None:
             for parameter, _, owner, *_ in engine.all_tiles():

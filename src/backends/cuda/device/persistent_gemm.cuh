@@ -12,7 +12,7 @@
  *     compute(p, m, t, group, i, at)      one tile: tchi_gemm_multiply, tchi_gemm_finish, and the epilogue
  *
  * A barrier tells apart only the phase that has just ended and the one before, so no thread may wait for a k-tile
- * before the previous k-tile of that stage is certain to have landed: in ping-pong, the warpgroup whose turn it is has
+ * before the previous k-tile of that stage is certain to have landed: in ping-pong, the active warpgroup has
  * seen all k-tiles of the tile before. */
 #ifndef TCHI_CUDA_PERSISTENT_GEMM_CUH
 #define TCHI_CUDA_PERSISTENT_GEMM_CUH
