@@ -15,6 +15,7 @@ import posixpath
 import re
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
 
 from mkdocs.structure.files import File
@@ -45,6 +46,8 @@ ELSEWHERE = {
     "examples/python/README.md": "examples/python.md",
 }
 LIST = re.compile(r"(?:^- .*\n(?:  .*\n)*)+", re.MULTILINE)
+# A formula of a docstring.
+PLAIN = re.compile(r'<div class="highlight"><pre><span></span><code>[^<]*&lt;-[^<]*</code></pre></div>')
 CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
 PICTURE = re.compile(r"!\[([^\]]*)\]\((\S*?)\.svg\)")
 DARK = re.compile(r"@media \(prefers-color-scheme: ?dark\) *\{((?:[^{}]*\{[^{}]*\})*\s*)\}")
@@ -272,7 +275,16 @@ def on_page_content(html, page, config, files):
         kind = "number" if re.fullmatch(r"-?\d.{0,17}", words) else "prose" if len(words) > 45 else ""
         return f'<td{match[1]} class="{kind}">{match[2]}</td>' if kind else match[0]
 
-    return CELL.sub(cell, html)
+    html = CELL.sub(cell, html)
+    address = page.file.src_uri
+    if address.startswith("api/python/optim/"):
+        guide = (ROOT / "docs/python/optimizers.md").read_text(encoding="utf-8")
+        tex = escape(python_pages.formula(guide, posixpath.basename(address).removesuffix(".md")))
+        words = "with G the gradient, [gamma] the learning rate, [lambda] the weight decay, [mu] the momentum"
+        words = re.sub(r"\[(\w+)\]", r'<span class="arithmatex">\\(\\\1\\)</span>', words)
+        set_as_math = f'<div class="arithmatex">\\[{tex}\\]</div><p>{words}.</p>'
+        html = PLAIN.sub(lambda match: set_as_math, html, count=1) if tex else html
+    return html
 
 
 def on_post_page(output, page, config):

@@ -101,6 +101,15 @@ def inherited(optim, cls):
     return "\n".join([head, "", "| method | |", "|---|---|", *rows])
 
 
+def formula(guide, name):
+    """The TeX of the first formula in a class's section of the guide, or nothing."""
+    section = re.search(rf"^## {name}\b.*?(?=^## |\Z)", guide, re.MULTILINE | re.DOTALL)
+    found = (
+        re.search(r"^(?:\$\$|```math\n)(.*?)(?:\$\$|\n```)$", section[0], re.MULTILINE | re.DOTALL) if section else None
+    )
+    return found[1] if found else ""
+
+
 def optimizer(optim, name):
     """What follows the docstring of an optimizer."""
     cls = optim[name].final_target
